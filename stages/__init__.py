@@ -1,0 +1,63 @@
+"""The rungs of the ladder, one file each, and the one place that finds and loads them.
+
+This package also decides, alone and before triton is imported, whether Triton kernels run
+compiled (a GPU is there) or in Triton's interpreter (there is none). It asks NVML, so that
+importing a rung never initialises CUDA.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+HERE = Path(__file__).parent
+
+
+def files() -> list[Path]:
+    """The files of the built-in rungs, lowest first: every ``stages/sNN_*.py``."""
+    return sorted(HERE.glob("s[0-9][0-9]_*.py"))
+
+
+def load(path: str | os.PathLike[str]) -> ModuleType:
+    """Import the rung in the file `path`, one of ours or anyone's.
+
+    Returns the module, which has a ``STAGE`` and an ``attend``. Raises ValueError where either is
+    missing, and whatever the file itself raises while it is imported.
+    """
+    from stages.contract import Stage
+
+    path = Path(path).resolve()
+    if path.parent == HERE.resolve():
+        module = importlib.import_module(f"stages.{path.stem}")
+    else:
+        name = f"rung_{path.stem}"
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ValueError(f"{path.name}: not a Python file; a rung is one .py file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # Triton and pickle look a function's module up by name
+        spec.loader.exec_module(module)
+    if not isinstance(getattr(module, "STAGE", None), Stage):
+        raise ValueError(
+            f"{path.name}: no STAGE; a rung declares STAGE = Stage(number=..., name=..., title=..., idea=...)"
+        )
+    if not callable(getattr(module, "attend", None)):
+        raise ValueError(f"{path.name}: no attend; a rung defines attend(q, k, v)")
+    return module
+
+
+def by_number(number: int) -> ModuleType:
+    """The built-in rung `number`, imported. Raises KeyError where there is none."""
+    for path in files():
+        if int(path.stem[1:3]) == number:
+            return load(path)
+    raise KeyError(number)

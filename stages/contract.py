@@ -1,0 +1,207 @@
+"""The contract that every rung answers to: what it declares, and the checks of its input.
+
+    attend(q, k, v) -> out
+        q (B, H, Nq, d), k and v (B, H, Nk, d), any strides, one device -> out (B, H, Nq, d)
+        in q's dtype, on q's device, scale = d ** -0.5; the inputs are never written to.
+
+Rungs whose STAGE.options name them also take, keyword-only, `causal` (query i sees keys up to
+i + Nk - Nq) and `seqlens_k` ((B,) int32, valid keys a batch entry); 'gqa' means that k and v may
+have fewer heads, any number that divides H. A row that may see no key is 0, and so is its gradient.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from stages import machine
+
+MAX_HEAD_DIM = 256
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+DEVICES = ("cpu", "cuda")
+OPTIONS = ("causal", "seqlens_k", "gqa")
+NEEDS = ("triton", "extension", "cuda")
+
+
+class StageUnavailable(RuntimeError):
+    """This rung can't run on this machine; the message says why."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a rung says of itself, once, in its own file. Only the first four have no default.
+
+    number        its place on the ladder (ours 0-99, peers from 100)
+    name          a short identifier; records are keyed by (number, name)
+    title         what a table shows
+    idea          the one idea, in a sentence
+    still_hurts   what the next rung mends
+    needs         of 'triton', 'extension' (ours, in C++), 'cuda'
+    capability    the least CUDA compute capability, such as (9, 0)
+    devices       where it computes
+    dtypes        dtypes of q, k, v that it gets right
+    options       of 'causal', 'seqlens_k', 'gqa'
+    gradients     whether out.backward() fills q.grad, k.grad and v.grad
+    exact_up_to   the largest Nk at which it is exact; None: at any
+    worth_up_to   device -> the largest N that the tour gives it; a missing device: any N
+    """
+
+    number: int
+    name: str
+    title: str
+    idea: str
+    still_hurts: str = ""
+    needs: tuple[str, ...] = ()
+    capability: tuple[int, int] | None = None
+    devices: tuple[str, ...] = DEVICES
+    dtypes: tuple[str, ...] = DTYPES
+    options: tuple[str, ...] = ()
+    gradients: bool = False
+    exact_up_to: int | None = None
+    worth_up_to: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.number, bool) or not isinstance(self.number, int) or self.number < 0:
+            raise ValueError(f"Stage.number: got {self.number!r}, expected an int of at least 0")
+        for what in ("name", "title", "idea"):
+            value = getattr(self, what)
+            if not isinstance(value, str) or not value.strip():
+                raise ValueError(f"Stage.{what}: got {value!r}, expected a text")
+        for what, allowed in (
+            ("needs", NEEDS),
+            ("devices", DEVICES),
+            ("dtypes", DTYPES),
+            ("options", OPTIONS),
+        ):
+            for value in getattr(self, what):
+                if value not in allowed:
+                    raise ValueError(
+                        f"Stage.{what}: got {value!r}, expected some of {', '.join(allowed)}"
+                    )
+
+    def mode(self, device: str) -> str:
+        """How it runs on `device`: 'native', or for Triton 'compiled' (cuda) or 'interpreted' (cpu)."""
+        if "triton" not in self.needs:
+            return "native"
+        return "compiled" if device == "cuda" else "interpreted"
+
+
+def why_not(stage: Stage, device: str) -> str | None:
+    """Why `stage` can't run on `device` ('cpu' or 'cuda') of this machine, or None where it can."""
+    if device not in stage.devices:
+        return f"computes on {' or '.join(stage.devices)} only"
+    if device == "cuda" or "cuda" in stage.needs:
+        if reason := machine.why_no_gpu():
+            return reason
+        if stage.capability and (have := torch.cuda.get_device_capability()) < stage.capability:
+            need, got = (f"{major}.{minor}" for major, minor in (stage.capability, have))
+            return f"needs compute capability {need}; this GPU has {got}"
+    if "triton" in stage.needs and (reason := machine.why_no_triton(device)):
+        return reason
+    if "extension" in stage.needs and (reason := machine.why_no_extension()):
+        return reason
+    return None
+
+
+def why_not_dtype(stage: Stage, dtype: str, device: str) -> str | None:
+    """Why `stage` refuses `dtype` (such as 'bfloat16') on `device`, or None where it takes it."""
+    if dtype not in stage.dtypes:
+        return f"{dtype} is not among the dtypes that it gets right: {', '.join(stage.dtypes)}"
+    if dtype == "bfloat16" and stage.mode(device) == "interpreted":
+        return "bfloat16 is refused in Triton's interpreter, whose tl.dot is silently wrong in it; use float16 or float32"
+    return None
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """'float32' for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def check_inputs(
+    stage: Stage,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    seqlens_k: torch.Tensor | None = None,
+) -> None:
+    """Hold the arguments of `stage`'s attend to the contract.
+
+    Raises ValueError that names the argument, what came and what was expected, and
+    StageUnavailable where the input is good but this machine can't run the rung.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            raise ValueError(
+                f"{name}: got {type(x).__name__}, expected a torch.Tensor of shape (B, H, N, d)"
+            )
+        if x.ndim != 4:
+            raise ValueError(
+                f"{name}: got {x.ndim} dimensions, shape {tuple(x.shape)}, expected 4: (B, H, N, d)"
+            )
+        if not x.dtype.is_floating_point:
+            raise ValueError(
+                f"{name}: got dtype {dtype_name(x.dtype)}, expected a floating-point one: {', '.join(stage.dtypes)}"
+            )
+        for size, what in zip(x.shape, ("B", "H", "N", "d"), strict=True):
+            if size < 1:
+                raise ValueError(
+                    f"{name}: got shape {tuple(x.shape)}, expected {what} to be at least 1"
+                )
+    B, H, _, d = q.shape
+    if d > MAX_HEAD_DIM:
+        raise ValueError(f"q: got head dimension d = {d}, expected 1 to {MAX_HEAD_DIM}")
+    for name, x in (("k", k), ("v", v)):
+        if x.shape[0] != B:
+            raise ValueError(f"{name}: got batch B = {x.shape[0]}, expected q's {B}")
+        if x.shape[3] != d:
+            raise ValueError(f"{name}: got head dimension d = {x.shape[3]}, expected q's {d}")
+        if x.dtype != q.dtype:
+            raise ValueError(
+                f"{name}: got dtype {dtype_name(x.dtype)}, expected q's {dtype_name(q.dtype)}"
+            )
+        if x.device != q.device:
+            raise ValueError(f"{name}: got device {x.device}, expected q's {q.device}")
+    Hk = k.shape[1]
+    if v.shape[1] != Hk:
+        raise ValueError(f"v: got {v.shape[1]} heads, expected k's {Hk}")
+    if "gqa" in stage.options:
+        if H % Hk:
+            raise ValueError(f"k: got {Hk} heads, expected a number that divides q's {H}")
+    elif Hk != H:
+        raise ValueError(
+            f"k: got {Hk} heads, expected q's {H} (rung {stage.number} has no grouped heads)"
+        )
+    if v.shape[2] != k.shape[2]:
+        raise ValueError(f"v: got Nk = {v.shape[2]} keys, expected k's {k.shape[2]}")
+    if seqlens_k is not None:
+        check_seqlens(seqlens_k, B, k.shape[2], q.device)
+    for option, wanted in (("causal", causal), ("seqlens_k", seqlens_k is not None)):
+        if wanted and option not in stage.options:
+            raise ValueError(
+                f"{option}: got it set, but rung {stage.number} ({stage.name}) does not take it"
+            )
+    if reason := why_not_dtype(stage, dtype_name(q.dtype), q.device.type):
+        raise ValueError(f"q: got dtype {dtype_name(q.dtype)}: {reason}")
+    # where it computes is the rung's own affair: a CPU rung takes a GPU's tensors and gives them back there
+    device = q.device.type if q.device.type in stage.devices else stage.devices[0]
+    if reason := why_not(stage, device):
+        raise StageUnavailable(f"rung {stage.number} ({stage.name}) can't run here: {reason}")
+
+
+def check_seqlens(seqlens_k: torch.Tensor, batch: int, keys: int, device: torch.device) -> None:
+    """Raise ValueError unless `seqlens_k` is (batch,) int32 on `device`, each entry in 0..keys."""
+    expected = f"an int32 tensor of shape ({batch},) on {device}"
+    if not isinstance(seqlens_k, torch.Tensor):
+        raise ValueError(f"seqlens_k: got {type(seqlens_k).__name__}, expected {expected}")
+    if seqlens_k.shape != (batch,) or seqlens_k.dtype != torch.int32 or seqlens_k.device != device:
+        got = (
+            f"{dtype_name(seqlens_k.dtype)} of shape {tuple(seqlens_k.shape)} on {seqlens_k.device}"
+        )
+        raise ValueError(f"seqlens_k: got {got}, expected {expected}")
+    # on a GPU the values stay unread: looking would wait for the device at each call; kernels clamp them
+    if device.type == "cpu" and (int(seqlens_k.min()) < 0 or int(seqlens_k.max()) > keys):
+        raise ValueError(
+            f"seqlens_k: got {seqlens_k.tolist()}, expected each in 0..{keys}, the number of keys"
+        )

@@ -1,0 +1,90 @@
+"""What this machine offers a rung: a GPU, Triton, the built extension, and why not."""
+
+import importlib.util
+import os
+import platform
+import re
+import sys
+from typing import Any
+
+import torch
+
+EXTENSION = "ladder_value_graph"
+
+
+class NoTriton:
+    """Stands in for `triton` and `triton.language` where there is no wheel of it.
+
+    It lets a rung's file be imported: decorators return the function as it is, types are empty.
+    The kernels are never called, since `attend` has raised before.
+    """
+
+    @staticmethod
+    def jit(fn: Any) -> Any:
+        return fn
+
+    def __getattr__(self, name: str) -> Any:
+        return None
+
+
+no_triton = NoTriton()
+
+
+def version_tuple(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: '2.13.0+cpu' -> (2, 13, 0)."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()
+
+
+def has_module(name: str) -> bool:
+    """Whether `name` can be imported, without importing it."""
+    if name in sys.modules:
+        return sys.modules[name] is not None
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def interpreting() -> bool:
+    """Whether Triton kernels run in Triton's interpreter in this process."""
+    return os.environ.get("TRITON_INTERPRET", "0") in {"1", "true", "on", "yes", "y"}
+
+
+def why_no_gpu() -> str | None:
+    """Why no rung can run on a GPU here, or None where one can."""
+    if torch.cuda.is_available():
+        return None
+    if not torch.backends.cuda.is_built():
+        return f"no GPU: this torch ({torch.__version__}) is built without CUDA"
+    return "no GPU: torch sees no CUDA device"
+
+
+def why_no_triton(device: str) -> str | None:
+    """Why Triton kernels can't run on `device` ('cpu' or 'cuda') here, or None where they can."""
+    if not has_module("triton"):
+        hint = "Linux has wheels, macOS has none, on Windows it is triton-windows"
+        return f"no triton for {platform.system()} {platform.machine()} ({hint})"
+    if device == "cuda":
+        if interpreting():
+            return "TRITON_INTERPRET is set: kernels would be interpreted, not compiled; unset it"
+        return None
+    if not interpreting():
+        return "a GPU is there, so kernels are compiled: set TRITON_INTERPRET=1 to interpret them on the CPU"
+    import numpy
+    import triton
+
+    if version_tuple(triton.__version__) < (3, 7) and version_tuple(numpy.__version__) >= (2, 4):
+        return f"Triton {triton.__version__}'s interpreter fails with NumPy {numpy.__version__}: take triton >= 3.7 or numpy < 2.4"
+    return None
+
+
+def why_no_extension() -> str | None:
+    """Why the C++ extension can't be used here, or None where it can."""
+    if not has_module(EXTENSION):
+        return "the C++ extension is not built: run `pip install -e .` (needs a C++ compiler)"
+    try:
+        importlib.import_module(EXTENSION)
+    except ImportError as error:
+        return f"the C++ extension was built for another Python or machine ({error}): run `pip install -e .` again"
+    return None
