@@ -48,7 +48,8 @@ def load(path: str | os.PathLike[str]) -> ModuleType:
         spec.loader.exec_module(module)
     if not isinstance(getattr(module, "STAGE", None), Stage):
         raise ValueError(
-            f"{path.name}: no STAGE; a rung declares STAGE = Stage(number=..., name=..., title=..., idea=...)"
+            f"{path.name}: no STAGE; a rung declares "
+            "STAGE = Stage(number=..., name=..., title=..., idea=...)"
         )
     if not callable(getattr(module, "attend", None)):
         raise ValueError(f"{path.name}: no attend; a rung defines attend(q, k, v)")

@@ -80,7 +80,7 @@ class Stage:
                     )
 
     def mode(self, device: str) -> str:
-        """How it runs on `device`: 'native', or for Triton 'compiled' (cuda) or 'interpreted' (cpu)."""
+        """How it runs on `device`: 'native', or Triton 'compiled' (cuda) or 'interpreted' (cpu)."""
         if "triton" not in self.needs:
             return "native"
         return "compiled" if device == "cuda" else "interpreted"
@@ -108,7 +108,10 @@ def why_not_dtype(stage: Stage, dtype: str, device: str) -> str | None:
     if dtype not in stage.dtypes:
         return f"{dtype} is not among the dtypes that it gets right: {', '.join(stage.dtypes)}"
     if dtype == "bfloat16" and stage.mode(device) == "interpreted":
-        return "bfloat16 is refused in Triton's interpreter, whose tl.dot is silently wrong in it; use float16 or float32"
+        return (
+            "bfloat16 is refused in Triton's interpreter, whose tl.dot is silently wrong in it; "
+            "use float16 or float32"
+        )
     return None
 
 
@@ -142,7 +145,8 @@ def check_inputs(
             )
         if not x.dtype.is_floating_point:
             raise ValueError(
-                f"{name}: got dtype {dtype_name(x.dtype)}, expected a floating-point one: {', '.join(stage.dtypes)}"
+                f"{name}: got dtype {dtype_name(x.dtype)}, "
+                f"expected a floating-point one: {', '.join(stage.dtypes)}"
             )
         for size, what in zip(x.shape, ("B", "H", "N", "d"), strict=True):
             if size < 1:
@@ -184,7 +188,7 @@ def check_inputs(
             )
     if reason := why_not_dtype(stage, dtype_name(q.dtype), q.device.type):
         raise ValueError(f"q: got dtype {dtype_name(q.dtype)}: {reason}")
-    # where it computes is the rung's own affair: a CPU rung takes a GPU's tensors and gives them back there
+    # where it computes is its own affair: a CPU rung takes a GPU's tensors and answers there
     device = q.device.type if q.device.type in stage.devices else stage.devices[0]
     if reason := why_not(stage, device):
         raise StageUnavailable(f"rung {stage.number} ({stage.name}) can't run here: {reason}")
@@ -200,8 +204,22 @@ def check_seqlens(seqlens_k: torch.Tensor, batch: int, keys: int, device: torch.
             f"{dtype_name(seqlens_k.dtype)} of shape {tuple(seqlens_k.shape)} on {seqlens_k.device}"
         )
         raise ValueError(f"seqlens_k: got {got}, expected {expected}")
-    # on a GPU the values stay unread: looking would wait for the device at each call; kernels clamp them
+    # on a GPU the values stay unread: looking would wait for the device at each call
     if device.type == "cpu" and (int(seqlens_k.min()) < 0 or int(seqlens_k.max()) > keys):
         raise ValueError(
             f"seqlens_k: got {seqlens_k.tolist()}, expected each in 0..{keys}, the number of keys"
         )
+
+
+def input_precision(x: torch.Tensor) -> str:
+    """'ieee' or 'tf32': how a kernel multiplies float32 `x`, as torch's own switch has it.
+
+    Reads torch.backends.cuda.matmul.fp32_precision (allow_tf32 in older torch). On a CPU, and for
+    any other dtype, it is 'ieee'.
+    """
+    if x.device.type != "cuda" or x.dtype != torch.float32:
+        return "ieee"
+    switch = torch.backends.cuda.matmul
+    if hasattr(switch, "fp32_precision"):
+        return "tf32" if switch.fp32_precision == "tf32" else "ieee"
+    return "tf32" if switch.allow_tf32 else "ieee"

@@ -70,12 +70,18 @@ def why_no_triton(device: str) -> str | None:
             return "TRITON_INTERPRET is set: kernels would be interpreted, not compiled; unset it"
         return None
     if not interpreting():
-        return "a GPU is there, so kernels are compiled: set TRITON_INTERPRET=1 to interpret them on the CPU"
+        return (
+            "a GPU is there, so kernels are compiled; "
+            "set TRITON_INTERPRET=1 to interpret them on the CPU"
+        )
     import numpy
     import triton
 
     if version_tuple(triton.__version__) < (3, 7) and version_tuple(numpy.__version__) >= (2, 4):
-        return f"Triton {triton.__version__}'s interpreter fails with NumPy {numpy.__version__}: take triton >= 3.7 or numpy < 2.4"
+        return (
+            f"Triton {triton.__version__}'s interpreter fails with NumPy {numpy.__version__}: "
+            "take triton >= 3.7 or numpy < 2.4"
+        )
     return None
 
 
@@ -86,5 +92,8 @@ def why_no_extension() -> str | None:
     try:
         importlib.import_module(EXTENSION)
     except ImportError as error:
-        return f"the C++ extension was built for another Python or machine ({error}): run `pip install -e .` again"
+        return (
+            f"the C++ extension was built for another Python or machine ({error}): "
+            "run `pip install -e .` again"
+        )
     return None

@@ -63,8 +63,8 @@ def attend(
     if not causal and seqlens_k is None:
         p = torch.softmax(s, dim=-1)  # (B, H, Nq, Nk)
     else:
-        # the dtype's lowest number instead of -inf: a row that sees nothing is then uniform, not NaN,
-        # and the second fill makes it 0, forward and backward
+        # the dtype's lowest number instead of -inf: a row that sees nothing is then uniform, not
+        # NaN, and the second fill makes it 0, forward and backward
         hidden = hidden_keys(q, k, causal, seqlens_k)
         p = torch.softmax(s.masked_fill(hidden, torch.finfo(s.dtype).min), dim=-1)
         p = p.masked_fill(hidden, 0.0)  # (B, H, Nq, Nk)

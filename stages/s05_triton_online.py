@@ -1,0 +1,138 @@
+"""Rung 5, Triton "Online": the running max, the running sum and the correction. Exact.
+
+    one program: BLOCK_M query rows of one head
+    q  stays on the chip; m_i = -inf, l_i = 0, acc = 0
+    for each tile of BLOCK_N keys:
+        s = q k^T * scale                (BLOCK_M, BLOCK_N), never leaves the chip
+        m_new = max(m_i, max s)
+        alpha = exp(m_i - m_new)         what the past is worth under the new max
+        p = exp(s - m_new)
+        l_i = l_i * alpha + sum p
+        acc = acc * alpha + p v
+    o = acc / l_i
+
+Cost: 4 B H Nq Nk d FLOPs; q and o cross the bus once, k and v once a q block (mostly from L2);
+extra memory: none.
+What it bought: exact for any N, ten lines away from rung 4 (Milakov & Gimelshein 2018, algorithm
+3; FlashAttention, Dao et al. 2022, algorithm 1, dividing once at the end as FlashAttention-2 does).
+Still hurts: every tile is visited with the tail's mask on, causal and padding masks are
+unsupported, and one head alone fills few multiprocessors. Rung 6 goes on.
+"""
+
+import torch
+
+from stages.contract import Stage, check_inputs, input_precision
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # the file imports all the same; attend says why it can't run
+    from stages.machine import no_triton as tl
+    from stages.machine import no_triton as triton
+
+STAGE = Stage(
+    number=5,
+    name="triton_online",
+    title="Triton Online",
+    idea="running max, running sum, correction: exact",
+    still_hurts="every tile is visited, masks unsupported",
+    needs=("triton",),
+    dtypes=("float16", "bfloat16", "float32"),
+    worth_up_to={"cpu": 1024},
+)
+
+BLOCK_N = 64  # keys a tile
+
+
+@triton.jit
+def attention_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr,
+    stride_qb, stride_qh, stride_qm, stride_qd,
+    stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_vb, stride_vh, stride_vn, stride_vd,
+    stride_ob, stride_oh, stride_om, stride_od,
+    H, Nq, Nk, d, scale,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    # int64: a pointer offset passes 2^31 in a large tensor, and int32 would wrap silently
+    b = (tl.program_id(1) // H).to(tl.int64)
+    h = (tl.program_id(1) % H).to(tl.int64)
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
+    offs_n = tl.arange(0, BLOCK_N).to(tl.int64)  # (BLOCK_N,)
+    offs_d = tl.arange(0, BLOCK_D)  # (BLOCK_D,), a power of two: d is padded with zeros
+    q_ptr += b * stride_qb + h * stride_qh
+    k_ptr += b * stride_kb + h * stride_kh
+    v_ptr += b * stride_vb + h * stride_vh
+    o_ptr += b * stride_ob + h * stride_oh
+
+    q_mask = (offs_m[:, None] < Nq) & (offs_d[None, :] < d)
+    q_ptrs = q_ptr + offs_m[:, None] * stride_qm + offs_d[None, :] * stride_qd
+    q = tl.load(q_ptrs, mask=q_mask, other=0.0)  # (BLOCK_M, BLOCK_D)
+    k_ptrs = k_ptr + offs_n[:, None] * stride_kn + offs_d[None, :] * stride_kd  # (BLOCK_N, BLOCK_D)
+    v_ptrs = v_ptr + offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd  # (BLOCK_N, BLOCK_D)
+    m_i = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)  # running max of each row's scores
+    l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of exp(s - m_i)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+
+    for start_n in range(0, Nk, BLOCK_N):
+        in_range = start_n + offs_n < Nk  # (BLOCK_N,)
+        kv_mask = in_range[:, None] & (offs_d[None, :] < d)
+        k = tl.load(k_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
+        v = tl.load(v_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale  # (BLOCK_M, BLOCK_N)
+        s = tl.where(in_range[None, :], s, float("-inf"))
+        m_new = tl.maximum(m_i, tl.max(s, 1))  # (BLOCK_M,)
+        alpha = tl.exp(m_i - m_new)  # (BLOCK_M,), 0 at the first tile
+        p = tl.exp(s - m_new[:, None])  # (BLOCK_M, BLOCK_N)
+        l_i = l_i * alpha + tl.sum(p, 1)
+        acc = acc * alpha[:, None]
+        acc += tl.dot(p.to(v.dtype), v, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)
+        m_i = m_new
+        k_ptrs += BLOCK_N * stride_kn
+        v_ptrs += BLOCK_N * stride_vn
+
+    acc = acc / l_i[:, None]
+    o_ptrs = o_ptr + offs_m[:, None] * stride_om + offs_d[None, :] * stride_od
+    tl.store(o_ptrs, acc.to(o_ptr.dtype.element_ty), mask=q_mask)
+
+
+def launch_config(d: int, dtype: torch.dtype) -> dict[str, int]:
+    """BLOCK_M, BLOCK_N, BLOCK_D, num_warps and num_stages for a head dimension and a dtype.
+
+    Float32 in IEEE runs on no matrix unit and its operands sit in registers, so its tiles are
+    small and its warps many. Each choice fits the shared memory of sm_80 and sm_90, and spills no
+    register up to d = 128 (tests/stages/test_cubins.py holds it to that).
+    """
+    BLOCK_D = max(16, 1 << (d - 1).bit_length())  # tl.dot refuses an inner dimension under 16
+    if dtype == torch.float32:
+        BLOCK_M = 32 if BLOCK_D <= 128 else 16
+        num_warps = 4 if BLOCK_D <= 32 else 8 if BLOCK_D == 64 else 16
+    else:
+        BLOCK_M, num_warps = (128, 4) if BLOCK_D <= 64 else (64, 8)
+    return {
+        "BLOCK_M": BLOCK_M,
+        "BLOCK_N": BLOCK_N,
+        "BLOCK_D": BLOCK_D,
+        "num_warps": num_warps,
+        "num_stages": 2,
+    }
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Exact attention by the online softmax. Forward only.
+
+    q (B, H, Nq, d), k and v (B, H, Nk, d), float16, bfloat16 or float32 -> (B, H, Nq, d).
+    Raises ValueError on input that breaks the contract (stages/contract.py), StageUnavailable
+    where there is no Triton.
+    """
+    check_inputs(STAGE, q, k, v)
+    B, H, Nq, d = q.shape
+    Nk = k.shape[2]
+    o = torch.empty((B, H, Nq, d), dtype=q.dtype, device=q.device)
+    config = launch_config(d, q.dtype)
+    grid = (triton.cdiv(Nq, config["BLOCK_M"]), B * H)
+    attention_kernel[grid](
+        q, k, v, o, *q.stride(), *k.stride(), *v.stride(), *o.stride(),
+        H, Nq, Nk, d, d**-0.5, PRECISION=input_precision(q), **config,
+    )  # fmt: skip
+    return o
