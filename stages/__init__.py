@@ -5,6 +5,7 @@ compiled (a GPU is there) or in Triton's interpreter (there is none). It asks NV
 importing a rung never initialises CUDA.
 """
 
+import dataclasses
 import importlib
 import importlib.util
 import os
@@ -53,7 +54,15 @@ def load(path: str | os.PathLike[str]) -> ModuleType:
         )
     if not callable(getattr(module, "attend", None)):
         raise ValueError(f"{path.name}: no attend; a rung defines attend(q, k, v)")
+    if "triton" not in module.STAGE.needs and holds_kernels(module):
+        # said or not, its kernels are interpreted without a GPU, and such a time is no speed
+        module.STAGE = dataclasses.replace(module.STAGE, needs=(*module.STAGE.needs, "triton"))
     return module
+
+
+def holds_kernels(module: ModuleType) -> bool:
+    """Whether `module` defines or imports Triton kernels, compiled or interpreted."""
+    return any(type(x).__module__.startswith("triton.runtime.") for x in vars(module).values())
 
 
 def by_number(number: int) -> ModuleType:

@@ -1,0 +1,515 @@
+"""The `ladder` command. Exit codes: 0 all well, 1 a cell failed, 2 bad arguments.
+
+All cells ok, skipped or wrong by design is well; wrong, crashed, timed out or out of memory is not.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from harness import diff as diff_view
+from harness import doctor as doctor_view
+from harness import environment, plots, table
+from harness.problem import DEVICES, DTYPES, INPUTS, PRECISIONS, REAL_D, Problem
+from harness.real_inputs import HEADS, LAYERS, MAX_N
+from harness.results import FAILURES, BadRecord, Writer, key, read
+from harness.roster import BadRung, Rung, read_rungs
+from harness.runner import (
+    SEED,
+    Cell,
+    Limits,
+    Record,
+    default_memory,
+    plan_grid,
+    plan_tour,
+    run,
+)
+
+MAX_D = 256
+RUNS = Path("runs")
+INTERRUPTED = 130
+PRINTED_LINES = 20  # of what a rung prints, shown a cell
+
+SHORT_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+app = typer.Typer(
+    help="Exact attention, each rung faster than the last, all measured by one harness.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+class UserError(Exception):
+    """Bad arguments: one clear line for the person who typed them, and exit code 2."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit. Whatever the user got wrong is one line, never a traceback."""
+    try:
+        result = app(args=arguments, standalone_mode=False, prog_name="ladder")
+        code = result if isinstance(result, int) else 0
+    except (UserError, BadRung, BadRecord) as error:
+        code = complain(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
+    except BrokenPipeError:  # `ladder table FILE | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # typer's own usage errors have it
+            raise
+        message = error.format_message()
+        # no message where there was no command at all: the help has been printed
+        code = complain(message) if message else 2
+    sys.exit(code)
+
+
+def complain(message: str) -> int:
+    """Say what was wrong in one line on stderr; returns the exit code for it."""
+    print(f"ladder: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+def integers(text: str, option: str, least: int, most: int | None = None) -> list[int]:
+    """'8,16,32' -> [8, 16, 32], each in least..most, each once."""
+    bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+    expected = f"expected whole numbers {bounds}, with commas between them"
+    numbers: list[int] = []
+    for part in text.split(","):
+        if not re.fullmatch(r"\s*\d{1,9}\s*", part):
+            raise UserError(f"{option}: got {text!r}, {expected}")
+        value = int(part)
+        if value < least or (most is not None and value > most):
+            raise UserError(f"{option}: got {value}, {expected}")
+        if value not in numbers:
+            numbers.append(value)
+    return numbers
+
+
+def one_of(value: str, option: str, allowed: Sequence[str]) -> str:
+    """`value`, where it is one of the allowed."""
+    if value not in allowed:
+        raise UserError(f"{option}: got {value!r}, expected one of {', '.join(allowed)}")
+    return value
+
+
+def size(text: str) -> int:
+    """'200M', '4GiB' or a number of bytes -> bytes."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", text.lower())
+    if not match or not float(match[1]):
+        raise UserError(f"--memory: got {text!r}, expected a size such as 500M or 4G")
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def make_problem(arguments: dict[str, Any], device: str) -> Problem:
+    """The problem that the arguments of `ladder run` describe, its N still 1."""
+    inputs = one_of(arguments["inputs"], "--inputs", INPUTS)
+    dtype = SHORT_DTYPES.get(arguments["dtype"], arguments["dtype"])
+    one_of(dtype, "--dtype", DTYPES)
+    precision = one_of(arguments["precision"], "--precision", PRECISIONS)
+    if dtype != "float32":
+        if precision == "tf32":
+            raise UserError(f"--precision: got tf32 with {dtype}, expected it with float32")
+        precision = dtype
+    d = arguments["d"] or (REAL_D if inputs == "real" else 64)
+    b, h = arguments["b"], arguments["h"]
+    for option, value, most in (("--d", d, MAX_D), ("--b", b, None), ("--h", h, None)):
+        integers(str(value), option, 1, most)
+    if inputs == "real":
+        if d != REAL_D:
+            raise UserError(f"--d: got {d}, real inputs have {REAL_D}")
+        for option, value, most in (("--b", b, LAYERS), ("--h", h, HEADS)):
+            if value > most:
+                raise UserError(f"{option}: got {value}, real inputs have at most {most}")
+    return Problem(
+        inputs=inputs, seed=arguments["seed"], b=b, h=h, hk=h, nq=1, nk=1, d=d,
+        dtype=dtype, precision=precision, causal=arguments["causal"], seqlens_k=None,
+        device=device,
+    )  # fmt: skip
+
+
+def make_cells(arguments: dict[str, Any], rungs: Sequence[Rung], device: str) -> list[Cell]:
+    """The cells that the arguments ask for: the tour where no problem is described."""
+    base = make_problem(arguments, device)
+    described = [name for name in SHAPE if arguments[name] != DEFAULTS[name]]
+    if not described:
+        return plan_tour(rungs, base)
+    sizes = integers(arguments["n"] or "64", "--n", 1)
+    if base.inputs == "real" and max(sizes) > MAX_N:
+        raise UserError(f"--n: got {max(sizes)}, real inputs have at most {MAX_N} tokens")
+    nq = arguments["nq"]
+    if nq is not None:
+        integers(str(nq), "--nq", 1, MAX_N if base.inputs == "real" else None)
+    return plan_grid(rungs, [replace(base, nq=nq or n, nk=n) for n in sizes])
+
+
+SHAPE = ("n", "nq", "d", "b", "h", "dtype", "precision", "causal", "inputs")
+DEFAULTS: dict[str, Any] = {
+    "stages": None, "n": None, "nq": None, "d": None, "b": 1, "h": 1, "dtype": "float32",
+    "precision": "ieee", "causal": False, "inputs": "normal", "device": None, "seed": SEED,
+    "budget": 60.0, "memory": None,
+}  # fmt: skip
+
+
+@app.command("run")
+def run_command(
+    stages: Annotated[
+        str | None, typer.Option(help="rungs by number, such as 0,1,5; all of ours by default")
+    ] = DEFAULTS["stages"],
+    n: Annotated[str | None, typer.Option(help="numbers of keys, such as 8,16,32")] = DEFAULTS["n"],
+    nq: Annotated[int | None, typer.Option(help="number of queries; N by default")] = DEFAULTS[
+        "nq"
+    ],
+    d: Annotated[
+        int | None, typer.Option(help="head dimension, 1 to 256; 64 by default, 32 for real inputs")
+    ] = DEFAULTS["d"],
+    b: Annotated[int, typer.Option(help="batch size")] = DEFAULTS["b"],
+    h: Annotated[int, typer.Option(help="number of heads")] = DEFAULTS["h"],
+    dtype: Annotated[str, typer.Option(help=", ".join(DTYPES))] = DEFAULTS["dtype"],
+    precision: Annotated[
+        str, typer.Option(help="how float32 is multiplied on a GPU: ieee or tf32")
+    ] = DEFAULTS["precision"],
+    causal: Annotated[
+        bool, typer.Option("--causal", help="query i sees keys up to i + Nk - Nq")
+    ] = DEFAULTS["causal"],
+    inputs: Annotated[str, typer.Option(help="normal, peaky or real")] = DEFAULTS["inputs"],
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; cuda by default where there is a GPU")
+    ] = DEFAULTS["device"],
+    seed: Annotated[int, typer.Option(help="the one seed of all inputs", min=0)] = DEFAULTS["seed"],
+    budget: Annotated[
+        float, typer.Option(help="seconds that a cell may take from its first call on")
+    ] = DEFAULTS["budget"],
+    memory: Annotated[
+        str | None,
+        typer.Option(help="memory of a cell, such as 2G; by default 4 GiB or half the machine's"),
+    ] = DEFAULTS["memory"],
+    stage: Annotated[
+        list[Path] | None,
+        typer.Option(help="a rung's file, as one more row; may be repeated", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="where the records go; a new file under runs/ by default")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="finish the run that this file holds, as it was begun")
+    ] = None,
+) -> int:
+    """Measure rungs on problems. With no option at all: the tour."""
+    given = {
+        "stages": stages, "n": n, "nq": nq, "d": d, "b": b, "h": h, "dtype": dtype,
+        "precision": precision, "causal": causal, "inputs": inputs, "device": device,
+        "seed": seed, "budget": budget, "memory": memory,
+    }  # fmt: skip
+    if not budget > 0:
+        raise UserError(f"--budget: got {budget:g}, expected a number of seconds above 0")
+    if resume is not None:
+        if out is not None:
+            raise UserError("--out: a resumed run goes on in its own file; leave --out away")
+        return resume_run(resume, given, stage or [])
+    return new_run(given, stage or [], out)
+
+
+def new_run(given: dict[str, Any], own: Sequence[Path], out: Path | None) -> int:
+    """Plan a run, write its env line, and carry it out."""
+    if out is not None and out.exists():
+        raise UserError(f"--out: {out} is there already: --resume goes on with it, or name another")
+    device = settle_device(given["device"])
+    limits = make_limits(given)
+    # what can be known to be wrong is said before seconds are spent on looking at the rungs
+    make_cells(given, [], device or "cpu")
+    rungs = read_rungs(own)
+    device = device or best_device(rungs)
+    chosen = choose(rungs, given["stages"], own)
+    cells = make_cells(given, chosen, device)
+    env = environment.make_env(
+        device,
+        [cell.to_json() for cell in cells],
+        [rung.to_json() for rung in chosen],
+        {**given, "stage": [rung.name for rung in chosen if rung.path in resolved(own)]},
+    )
+    if out is None:
+        out = RUNS / f"{datetime.now():%Y%m%d-%H%M%S}.jsonl"
+    try:
+        writer = Writer.create(out, env)
+    except OSError as error:
+        raise UserError(f"--out: {out} can't be written: {error.strerror}") from None
+    with writer:
+        return carry_out(cells, env, [], writer, limits)
+
+
+def resume_run(path: Path, given: dict[str, Any], own: Sequence[Path]) -> int:
+    """Go on with the run in `path`: same arguments, device, software and commit, or not at all."""
+    if not path.is_file():
+        raise UserError(f"--resume: {path}: no such file")
+    try:
+        writer = Writer.reopen(path)
+    except BlockingIOError:
+        raise UserError(f"--resume: {path} is being written by another run") from None
+    except OSError as error:
+        raise UserError(f"--resume: {path} can't be written: {error.strerror}") from None
+    with writer:
+        env, done = read(path)
+        before = env["arguments"]
+        for name, value in given.items():
+            if value not in (DEFAULTS[name], before[name]):
+                raise UserError(
+                    f"--resume: --{name} was {before[name]} when {path} was begun and is {value} "
+                    "now; a run goes on as it was begun, so leave it away"
+                )
+        given = {name: before[name] for name in given}
+        settle_device(env["device"])
+        rungs = read_rungs(own)
+        chosen = match_rungs(path, env, rungs)
+        plan = [(cell["stage"], cell["name"], Problem.from_json(cell)) for cell in env["plan"]]
+        cells = [Cell(chosen[number, name], problem) for number, name, problem in plan]
+        same_machine(path, env)
+        return carry_out(cells, env, done, writer, make_limits(given))
+
+
+def match_rungs(path: Path, env: Record, rungs: Sequence[Rung]) -> dict[tuple[int, str], Rung]:
+    """The rungs that a run's env line names, each unchanged since."""
+    known = {(rung.number, rung.name): rung for rung in rungs}
+    for rung in env["rungs"]:
+        found = known.get((rung["stage"], rung["name"]))
+        if found is None:
+            raise UserError(
+                f"--resume: rung {rung['stage']} ({rung['name']}) of {path} is not one of ours; "
+                "name its file with --stage"
+            )
+        if found.sha256 != rung["sha256"]:
+            raise UserError(
+                f"--resume: {found.path.name} has changed since {path} was begun; start a new run"
+            )
+    return known
+
+
+def same_machine(path: Path, env: Record) -> None:
+    """Raise UserError where the machine, its software or the code is not what began the run."""
+    now = environment.make_env(env["device"], [], [], {})
+    for field in ("device_name", "cpu", "cores", "python", "torch", "triton", "numpy", "driver",
+                  "commit", "sources"):  # fmt: skip
+        if now[field] != env[field]:
+            raise UserError(
+                f"--resume: {path} was begun with {field.replace('_', ' ')} {env[field]}, here it "
+                f"is {now[field]}; start a new run"
+            )
+
+
+def settle_device(device: str | None) -> str | None:
+    """Check --device; with 'cpu' hide the GPUs from all that follows, so that kernels interpret."""
+    if device is not None:
+        one_of(device, "--device", DEVICES)
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    return device
+
+
+def best_device(rungs: Sequence[Rung]) -> str:
+    """'cuda' where the yardstick runs there, else 'cpu'."""
+    yardstick = [rung for rung in rungs if rung.number == table.YARDSTICK]
+    return "cuda" if any(rung.unavailable["cuda"] is None for rung in yardstick) else "cpu"
+
+
+def make_limits(given: dict[str, Any]) -> Limits:
+    """The limits of a cell from --budget and --memory."""
+    memory = given["memory"]
+    return Limits(
+        given["budget"],
+        size(memory) if memory is not None else default_memory(environment.memory_bytes()),
+    )
+
+
+def resolved(paths: Sequence[Path]) -> list[Path]:
+    return [*paths, *(path.resolve() for path in paths)]
+
+
+def choose(rungs: Sequence[Rung], wanted: str | None, own: Sequence[Path]) -> list[Rung]:
+    """The rungs that --stages names, and always those of --stage."""
+    if wanted is None:
+        return list(rungs)
+    numbers = integers(wanted, "--stages", 0)
+    known = {rung.number for rung in rungs}
+    if missing := [number for number in numbers if number not in known]:
+        there = ", ".join(str(number) for number in sorted(known))
+        raise UserError(f"--stages: got {missing[0]}, expected some of {there}")
+    return [rung for rung in rungs if rung.number in numbers or rung.path in own]
+
+
+def carry_out(
+    cells: Sequence[Cell], env: Record, done: list[Record], writer: Writer, limits: Limits
+) -> int:
+    """Measure what is left, show progress, and end with the table. Returns the exit code."""
+    if env["device"] == "cuda" and all(cell.rung.unavailable["cuda"] for cell in cells):
+        raise UserError(f"--device: got cuda, but {cells[0].rung.unavailable['cuda']}")
+    records = list(done)
+    progress = Monitor(len(cells), len(done))
+    interrupted = False
+    try:
+        with progress:
+            run(
+                cells,
+                done,
+                writer,
+                limits,
+                lambda record, text: progress.tell(record, text, records),
+            )
+    except KeyboardInterrupt:
+        interrupted = True
+    order = {key(cell.to_json()): index for index, cell in enumerate(cells)}
+    records.sort(key=lambda record: order[key(record)])
+    console = Console()
+    if records:
+        table.show(env, records, "rich", console)
+    console.print(Text(f"records: {writer.path}"), soft_wrap=True)
+    if interrupted:
+        left = len(cells) - len(records)
+        print(f"interrupted, {left} of {len(cells)} cells left: "
+              f"ladder run --resume {writer.path}", file=sys.stderr)  # fmt: skip
+        return INTERRUPTED
+    if not any(env["arguments"][name] != DEFAULTS[name] for name in SHAPE):
+        try:
+            written = plots.plot(env, records, writer.path.with_suffix(""))
+            shown = ", ".join(str(path) for path in written)
+            console.print(Text(f"plots:   {shown}"), soft_wrap=True)
+        except ImportError as error:
+            console.print(Text(f"no plot: {error}"), soft_wrap=True)
+    return 1 if any(record["status"] in FAILURES for record in records) else 0
+
+
+class Monitor:
+    """Progress on stderr: a bar on a terminal, a line a cell elsewhere; and what rungs print."""
+
+    def __init__(self, total: int, done: int) -> None:
+        self.total, self.done = total, done
+        self.console = Console(stderr=True)
+        self.bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TimeElapsedColumn(), console=self.console, transient=True,
+            disable=not self.console.is_terminal,
+        )  # fmt: skip
+        self.task = self.bar.add_task("measuring", total=total, completed=done)
+
+    def __enter__(self) -> "Monitor":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def tell(self, record: Record, printed: str, records: list[Record]) -> None:
+        """One cell is done."""
+        records.append(record)
+        self.done += 1
+        what = f"{record['stage']} {record['name']}, N = {record['nk']}"
+        self.bar.update(self.task, completed=self.done, description=what)
+        if not self.console.is_terminal:
+            time = table.show_time(record["time_ms"])
+            line = (
+                f"[{self.done}/{self.total}] {what}, d = {record['d']}: {record['status']} {time}"
+            )
+            print(line, file=sys.stderr, flush=True)
+        lines = printed.splitlines()
+        if len(lines) > PRINTED_LINES:
+            lines = [f"... {len(lines) - PRINTED_LINES} lines before", *lines[-PRINTED_LINES:]]
+        for line in lines:
+            clean = "".join(c for c in line if c.isprintable())
+            self.console.print(Text(f"{record['name']} | {clean}", style="dim"), soft_wrap=True)
+
+
+@app.command("table")
+def table_command(
+    file: Annotated[Path, typer.Argument(help="a results file, JSONL")],
+    form: Annotated[str, typer.Option("--format", help="rich, markdown, csv or json")] = "rich",
+) -> int:
+    """Show the tables of a run again, from its records alone."""
+    one_of(form, "--format", table.FORMATS)
+    env, cells = open_results(file)
+    table.show(env, cells, form, Console())
+    return 0
+
+
+@app.command("plot")
+def plot_command(
+    file: Annotated[Path, typer.Argument(help="a results file, JSONL")],
+    out: Annotated[Path, typer.Option(help="the folder for time.png, memory.png, error.png")],
+) -> int:
+    """Plot time, memory and error against N, from records alone."""
+    env, cells = open_results(file)
+    try:
+        written = plots.plot(env, cells, out)
+    except ImportError as error:
+        raise UserError(f"plots need matplotlib: {error}; pip install matplotlib") from None
+    except OSError as error:
+        raise UserError(f"--out: {out}: {error.strerror}") from None
+    if not written:
+        raise UserError(f"{file}: no cell in it has anything to plot")
+    for path in written:
+        print(path)
+    return 0
+
+
+def open_results(file: Path) -> tuple[Record, list[Record]]:
+    """The env and the cells of a results file; UserError where it can't be read."""
+    try:
+        return read(file)
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}") from None
+
+
+@app.command("list")
+def list_command() -> int:
+    """List the rungs: number, name and idea."""
+    shown = Table(box=None, padding=(0, 1), pad_edge=False, header_style="underline")
+    for header in ("#", "rung", "the one idea", "still hurts"):
+        shown.add_column(header, justify="right" if header == "#" else "left")
+    for rung in read_rungs():
+        shown.add_row(str(rung.number), Text(rung.title), Text(rung.idea), Text(rung.still_hurts))
+    Console().print(shown)
+    return 0
+
+
+@app.command("doctor")
+def doctor_command() -> int:
+    """Say what runs on this machine and what doesn't, and why."""
+    rungs = read_rungs()
+    doctor_view.show(rungs, Console())
+    return 0 if doctor_view.healthy(rungs) else 1
+
+
+@app.command("diff")
+def diff_command(
+    old: Annotated[int, typer.Argument(help="a rung's number")],
+    new: Annotated[int, typer.Argument(help="another's")],
+) -> int:
+    """Show what changed from one rung to another: the lesson."""
+    files = {int(path.stem[1:3]): path for path in built_in()}
+    for number in (old, new):
+        if number not in files:
+            there = ", ".join(str(number) for number in files)
+            raise UserError(f"diff: got {number}, expected some of {there}")
+    console = Console()
+    for line in diff_view.changes(files[old], files[new]):
+        console.print(line, soft_wrap=True)
+    return 0
+
+
+def built_in() -> list[Path]:
+    """The built-in rungs' files, without loading one."""
+    from harness.roster import built_in_files
+
+    return built_in_files()

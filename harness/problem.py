@@ -1,0 +1,59 @@
+"""A problem: what every rung is asked, said in full by plain values. No torch in here."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+INPUTS = ("normal", "peaky", "real")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+PRECISIONS = ("ieee", "tf32")
+DEVICES = ("cpu", "cuda")
+ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+REAL_D = 32  # the head dimension of the captured model
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Attention of q (b, h, nq, d) over k, v (b, hk, nk, d), all made from one seed.
+
+    `inputs` is 'normal', 'peaky' or 'real'; `precision` is 'ieee' or 'tf32' for float32 and the
+    dtype's own name for any other; `seqlens_k` None or a valid key length a batch entry.
+    """
+
+    inputs: str
+    seed: int
+    b: int
+    h: int
+    hk: int
+    nq: int
+    nk: int
+    d: int
+    dtype: str
+    precision: str
+    causal: bool
+    seqlens_k: tuple[int, ...] | None
+    device: str
+    direction: str = "fwd"
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as a dict that JSON can hold."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> "Problem":
+        """The problem that `to_json` wrote; fields that are no problem's are passed over."""
+        fields = {name: data[name] for name in Problem.__dataclass_fields__}
+        if fields["seqlens_k"] is not None:
+            fields["seqlens_k"] = tuple(fields["seqlens_k"])
+        return Problem(**fields)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options of the contract that this problem asks for."""
+        asked = {
+            "causal": self.causal,
+            "seqlens_k": self.seqlens_k is not None,
+            "gqa": self.hk != self.h,
+        }
+        return tuple(name for name, wanted in asked.items() if wanted)

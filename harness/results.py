@@ -1,0 +1,203 @@
+"""Records: their schema, in this one place, and the JSONL file that holds a run.
+
+A run is a JSON object a line: first the env line, with the whole plan, then a line a cell, each
+appended and flushed when it is measured. A run killed at any moment loses the cell under way at
+the most; a torn last line is dropped when the run is resumed.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from harness.problem import DEVICES, DTYPES, INPUTS, PRECISIONS
+
+SCHEMA_VERSION = 1
+
+STATUSES = ("ok", "wrong", "wrong-by-design", "skipped", "crashed", "timeout", "out-of-memory")
+FAILURES = ("wrong", "crashed", "timeout", "out-of-memory")
+MODES = ("native", "interpreted", "compiled")
+METERS = ("cuda-allocator", "process-rss")
+DIRECTIONS = ("fwd", "bwd", "train")
+
+number = (int, float)
+nothing = type(None)
+
+# field -> the types that its value may have, and the values it may take where they are few
+CELL: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
+    "kind": ((str,), ("cell",)),
+    "stage": ((int,), None),
+    "name": ((str,), None),
+    "inputs": ((str,), INPUTS),
+    "seed": ((int,), None),
+    "b": ((int,), None),
+    "h": ((int,), None),
+    "hk": ((int,), None),
+    "nq": ((int,), None),
+    "nk": ((int,), None),
+    "d": ((int,), None),
+    "dtype": ((str,), DTYPES),
+    "causal": ((bool,), None),
+    "seqlens_k": ((list, nothing), None),
+    "device": ((str,), DEVICES),
+    "mode": ((str,), MODES),
+    "status": ((str,), STATUSES),
+    "reason": ((str,), None),  # empty where there is nothing to explain
+    "time_ms": ((*number, nothing), None),  # median of a call
+    "time_iqr_ms": ((*number, nothing), None),  # null where there was one sample
+    "samples": ((int,), None),
+    "first_call_ms": ((*number, nothing), None),  # holds compilation
+    "peak_bytes": ((int, nothing), None),  # above the inputs
+    "memory_meter": ((str, nothing), METERS),
+    "precision": ((str,), (*PRECISIONS, *DTYPES)),
+    "err_stage3_max": ((*number, nothing), None),
+    "err_stage3_rel": ((*number, nothing), None),
+    "err_f64_max": ((*number, nothing), None),
+    "err_f64_rel": ((*number, nothing), None),
+    "flops": ((int,), None),
+    "hbm_bytes": ((int,), None),
+    "direction": ((str,), DIRECTIONS),
+    "paired": ((bool,), None),
+}
+
+ENV: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
+    "kind": ((str,), ("env",)),
+    "schema": ((int,), None),
+    "plan": ((list,), None),  # a dict a cell: stage, name, and the problem's fields
+    "rungs": ((list,), None),  # number, name, title, sha256 ... of each rung in the plan
+    "arguments": ((dict,), None),
+    "device": ((str,), DEVICES),
+    "device_name": ((str,), None),
+    "cpu": ((str,), None),
+    "cores": ((int,), None),
+    "memory_bytes": ((int, nothing), None),
+    "python": ((str,), None),
+    "torch": ((str, nothing), None),
+    "triton": ((str, nothing), None),
+    "numpy": ((str, nothing), None),
+    "driver": ((str, nothing), None),
+    "system": ((str,), None),
+    "commit": ((str, nothing), None),
+    "sources": ((str,), None),  # a digest of the project's code, for a tree without git
+    "date": ((str,), None),
+}
+
+
+class BadRecord(ValueError):
+    """A line of a results file is not a record; the message says which line and why."""
+
+
+def check_record(record: Mapping[str, Any]) -> None:
+    """Raise BadRecord unless `record` is an env or a cell with just the schema's fields."""
+    schema = {"env": ENV, "cell": CELL}.get(str(record.get("kind")))
+    if schema is None:
+        raise BadRecord(f"kind: got {record.get('kind')!r}, expected 'env' or 'cell'")
+    if missing := [field for field in schema if field not in record]:
+        raise BadRecord(f"no field {missing[0]!r}")
+    if strange := [field for field in record if field not in schema]:
+        raise BadRecord(f"unknown field {strange[0]!r}")
+    for field, (types, choices) in schema.items():
+        value = record[field]
+        # bool is an int to Python, not here
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            names = " or ".join("null" if t is nothing else t.__name__ for t in types)
+            raise BadRecord(f"{field}: got {value!r}, expected {names}")
+        if choices and value is not None and value not in choices:
+            raise BadRecord(f"{field}: got {value!r}, expected one of {', '.join(choices)}")
+
+
+def key(cell: Mapping[str, Any]) -> str:
+    """What a cell is, as text: rung and problem, the same for a planned and a measured cell."""
+    fields = ("stage", "name", "inputs", "seed", "b", "h", "hk", "nq", "nk", "d", "dtype")
+    fields += ("precision", "causal", "seqlens_k", "device", "direction")
+    return json.dumps([cell[field] for field in fields])
+
+
+def dump_line(record: Mapping[str, Any]) -> bytes:
+    """A checked record as a line of JSON. NaN and infinity have no place in it."""
+    check_record(record)
+    return (json.dumps(record, allow_nan=False) + "\n").encode()
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The env record and the cells of a results file; a torn last line is passed over.
+
+    Raises BadRecord where any other line is no record, OSError where there is no such file.
+    """
+    data = Path(path).read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    records = []
+    for count, line in enumerate(whole.splitlines(), start=1):
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise BadRecord(f"got {type(record).__name__}, expected an object")
+            check_record(record)
+        except (BadRecord, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise BadRecord(f"{path}: line {count} is not a record of ours: {error}") from error
+        if (record["kind"] == "env") != (count == 1):
+            raise BadRecord(f"{path}: line {count} is a record of kind {record['kind']!r}")
+        records.append(record)
+    if not records:
+        raise BadRecord(f"{path}: no whole line in it: nothing was measured, start the run again")
+    return records[0], records[1:]
+
+
+class Writer:
+    """Appends records to a results file: one writer a file at a time, each line flushed to disk."""
+
+    def __init__(self, path: Path, handle: int) -> None:
+        self.path = path
+        self.handle = handle
+
+    @classmethod
+    def create(cls, path: Path, env: Mapping[str, Any]) -> "Writer":
+        """A new file with its env line. Raises FileExistsError rather than write over a run."""
+        if path.exists():
+            raise FileExistsError(f"{path} is there already")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # whole or not at all: a run killed here leaves no file that has a torn env line
+        draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
+        draft.write_bytes(dump_line(env))
+        draft.replace(path)
+        return cls.reopen(path)
+
+    @classmethod
+    def reopen(cls, path: Path) -> "Writer":
+        """An existing file, less a torn last line. Raises BlockingIOError while it is written."""
+        handle = os.open(path, os.O_RDWR | os.O_APPEND)
+        try:
+            lock(handle)
+        except OSError:
+            os.close(handle)
+            raise
+        data = path.read_bytes()
+        os.ftruncate(handle, data.rfind(b"\n") + 1)
+        return cls(path, handle)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write one record as one line, and wait until it is on the disk."""
+        os.write(self.handle, dump_line(record))
+        os.fsync(self.handle)
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self.handle)
+
+
+def lock(handle: int) -> None:
+    """Take the file for this process until it ends; BlockingIOError where another has it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: two writers of one file are the user's own affair
+        return
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

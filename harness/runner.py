@@ -1,0 +1,258 @@
+"""Plans a run and carries it out: a process a cell, a judge a problem, a record a cell.
+
+Data flows one way: problem, cell, measurement, record. Nothing here touches a tensor.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from harness import cost
+from harness.problem import REAL_D, Problem
+from harness.processes import START_LIMIT, Child, ChildFailed
+from harness.results import Writer, key
+from harness.roster import Rung
+from harness.worker import contest, judge
+
+SEED = 20_260_101
+JUDGE_LIMIT = 600.0  # seconds for an oracle
+SMALL_N, SMALL_D = 64, 16  # the tour's small part goes up to so many keys
+SAMPLE_SECONDS = 0.2  # of sampling a cell
+
+Record = dict[str, Any]
+Report = Callable[[Record, str], None]  # told of each cell's record and of what the rung printed
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one cell may take: `budget` seconds from the first call on, `memory` bytes."""
+
+    budget: float = 60.0
+    memory: int = 4 << 30
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One rung on one problem."""
+
+    rung: Rung
+    problem: Problem
+
+    def to_json(self) -> Record:
+        """The cell as the env line's plan has it."""
+        return {"stage": self.rung.number, "name": self.rung.name, **self.problem.to_json()}
+
+
+def plan_grid(rungs: Sequence[Rung], problems: Iterable[Problem]) -> list[Cell]:
+    """Every rung on every problem, problem by problem."""
+    return [Cell(rung, problem) for problem in problems for rung in rungs]
+
+
+def plan_tour(rungs: Sequence[Rung], base: Problem) -> list[Cell]:
+    """What a newcomer sees: small problems for all, larger ones and real input for the faster.
+
+    Rungs come in up to the N that they call worth running; `base` gives seed, dtype and device.
+    """
+    sizes = [("normal", n, SMALL_D) for n in (8, 16, 32, SMALL_N)]
+    sizes += [("normal", n, 64) for n in (64, 128, 256, 512, 1024)]
+    sizes += [("real", n, REAL_D) for n in (128, 256, 512)]
+    cells = []
+    for inputs, n, d in sizes:
+        problem = replace(base, inputs=inputs, nq=n, nk=n, d=d)
+        # a rung that isn't worth more than the small part is spared the rest
+        least = n if d == SMALL_D else max(n, SMALL_N + 1)
+        cells += [
+            Cell(rung, problem)
+            for rung in rungs
+            if least <= rung.worth_up_to.get(problem.device, least)
+        ]
+    return cells
+
+
+def run(
+    cells: Sequence[Cell], done: Iterable[Record], writer: Writer, limits: Limits, report: Report
+) -> list[Record]:
+    """Measure the cells that aren't in `done`, append each to `writer`, tell `report` of each.
+
+    Returns the new records. A cell that fails costs itself only.
+    """
+    have = {key(record) for record in done}
+    left = [cell for cell in cells if key(cell.to_json()) not in have]
+    records = []
+    with tempfile.TemporaryDirectory(prefix="ladder-") as folder:
+        for problem, group in groupby(left, key=lambda cell: cell.problem):
+            for record, printed in run_problem(problem, list(group), limits, Path(folder)):
+                writer.append(record)
+                records.append(record)
+                report(record, printed)
+    return records
+
+
+def run_problem(
+    problem: Problem, cells: Sequence[Cell], limits: Limits, folder: Path
+) -> Iterator[tuple[Record, str]]:
+    """The records of the cells of one problem, one after another, with what each rung printed."""
+    with Judge(problem, folder) as court:
+        for cell in cells:
+            record = blank_record(cell)
+            log = folder / "log"
+            log.write_bytes(b"")
+            if reason := cell.rung.why_skip(problem):
+                record |= {"status": "skipped", "reason": reason}
+            else:
+                try:
+                    measure(cell, court, limits, folder, record)
+                except ChildFailed as error:
+                    record |= {"status": error.status, "reason": error.reason}
+            yield record, log.read_bytes().decode(errors="replace")
+
+
+def blank_record(cell: Cell) -> Record:
+    """The record of a cell before anything is measured."""
+    problem = cell.problem
+    measured = ("time_ms", "time_iqr_ms", "first_call_ms", "peak_bytes", "memory_meter")
+    errors = ("err_stage3_max", "err_stage3_rel", "err_f64_max", "err_f64_rel")
+    return {
+        "kind": "cell",
+        **cell.to_json(),
+        "seqlens_k": list(problem.seqlens_k) if problem.seqlens_k is not None else None,
+        "mode": cell.rung.modes[problem.device],
+        "status": "crashed",
+        "reason": "",
+        "samples": 0,
+        **dict.fromkeys(measured),
+        **dict.fromkeys(errors),
+        "flops": cost.flops(problem),
+        "hbm_bytes": cost.hbm_bytes(problem),
+        "paired": False,
+    }
+
+
+def measure(cell: Cell, court: "Judge", limits: Limits, folder: Path, record: Record) -> None:
+    """Fill `record` with what the cell's own process measures and its judge finds.
+
+    Raises ChildFailed where the cell comes to nothing.
+    """
+    out = folder / "out"
+    order = cell.to_json() | {"memory": limits.memory, "seconds": SAMPLE_SECONDS}
+    court.open()  # the oracle first: what can't be checked isn't run
+    try:
+        with Child(contest, str(cell.rung.path), order, str(out), log=folder / "log") as child:
+            expect(child.receive(START_LIMIT, "loading the rung and its inputs"), "ready")
+            child.limit_memory(limits.memory)
+            child.send({"event": "start"})
+            budget = Stopwatch(limits.budget)
+            what = f"the budget of {limits.budget:.3g} s was spent: it"
+            message = expect(child.receive(budget.left(), what), "output")
+            budget.stop()
+            for field in ("mode", "first_call_ms", "peak_bytes", "memory_meter"):
+                record[field] = message[field]
+            hold(record, court.verdict(out.with_suffix(".first"), negated=False), cell)
+            go = record["status"] in ("ok", "wrong-by-design")
+            budget.start()
+            child.send({"event": "order", "go": go, "seconds_left": budget.left()})
+            if not go:
+                return
+            message = expect(child.receive(budget.left(), what), "done")
+            if message["again"]:
+                again = court.verdict(out.with_suffix(".again"), negated=True)
+                if not again["exact"] and cell.rung.exact(cell.problem):
+                    why = "its output after v changed is not the new v's: " + again["why"]
+                    record |= {"status": "wrong", "reason": why}
+                    return
+            for field in ("time_ms", "time_iqr_ms", "samples"):
+                record[field] = message[field]
+    finally:
+        for path in folder.glob("out.*"):
+            path.unlink()
+
+
+def expect(message: Record, event: str) -> Record:
+    """`message`, where it is the `event` that is due; ChildFailed otherwise."""
+    if message["event"] == "failed":
+        raise ChildFailed(message["status"], message["reason"])
+    if message["event"] != event:
+        raise ChildFailed("crashed", f"its process said {message['event']!r} out of turn")
+    return message
+
+
+def hold(record: Record, verdict: Record, cell: Cell) -> None:
+    """Set the record's status and errors by the judge's verdict."""
+    for field in ("err_f64_max", "err_f64_rel", "err_stage3_max", "err_stage3_rel"):
+        record[field] = verdict.get(field)
+    if verdict["exact"]:
+        record["status"] = "ok"
+    else:
+        record |= {"status": "wrong", "reason": verdict["why"]}
+    if not cell.rung.exact(cell.problem) and verdict["finite"]:
+        reason = f"declared exact up to Nk = {cell.rung.exact_up_to} only"
+        record |= {"status": "wrong-by-design", "reason": reason}
+
+
+class Judge:
+    """The process that holds one problem's oracle; started when the first output is due."""
+
+    def __init__(self, problem: Problem, folder: Path) -> None:
+        self.problem = problem
+        self.log = folder / "judge.log"
+        self.child: Child | None = None
+
+    def open(self) -> Child:
+        """Start it, once, and wait until the oracle is made."""
+        if self.child is None:
+            self.child = Child(judge, self.problem.to_json(), log=self.log)
+            try:
+                message = self.child.receive(START_LIMIT + JUDGE_LIMIT, "computing the oracle")
+                expect(message, "ready")
+            except ChildFailed as error:
+                self.close()
+                raise ChildFailed("skipped", f"can't be checked: {error.reason}") from None
+        return self.child
+
+    def verdict(self, path: Path, negated: bool) -> Record:
+        """What the judge finds of the output in the file `path`; `negated`: it was of -v."""
+        child = self.open()
+        child.send({"event": "check", "path": str(path), "negated": negated})
+        return expect(child.receive(JUDGE_LIMIT, "comparing the output"), "verdict")
+
+    def close(self) -> None:
+        """End its process."""
+        if self.child is not None:
+            self.child.end()
+            self.child = None
+
+    def __enter__(self) -> "Judge":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Stopwatch:
+    """What is left of a number of seconds; it can be stopped while somebody else works."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.since: float | None = time.monotonic()
+
+    def left(self) -> float:
+        """The seconds left, at least a hundredth, so that an answer already there is heard."""
+        running = time.monotonic() - self.since if self.since is not None else 0.0
+        return max(0.01, self.seconds - running)
+
+    def stop(self) -> None:
+        """Stand still."""
+        self.seconds, self.since = self.left(), None
+
+    def start(self) -> None:
+        """Go on."""
+        self.since = time.monotonic()
+
+
+def default_memory(machine_bytes: int | None) -> int:
+    """The memory that a cell may take unless told: the smaller of 4 GiB and half the machine's."""
+    return min(4 << 30, machine_bytes // 2) if machine_bytes else 4 << 30

@@ -1,0 +1,244 @@
+"""Tables from records alone: one a problem, a row a rung."""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from harness.processes import show_bytes
+
+Record = Mapping[str, Any]
+
+FORMATS = ("rich", "markdown", "csv", "json")
+YARDSTICK = 3
+PEERS_FROM = 100  # rungs from this number on are peers, not steps of the ladder
+WIDTH = 100
+FULL_WIDTH = 92  # columns that a whole row takes at the most
+SMALL_PEAK = 1 << 20  # bytes below which a process's resident set tells nothing
+
+LEGEND = (
+    "ok: exact by the float64 rule. wrong: misses it. wrong-by-design: declared inexact above its "
+    "N. skipped, crashed, timeout, out-of-memory: no figure. interpreted: Triton without a GPU, "
+    "no speed, never compared. ~: ratio of unpaired medians, a process a cell; errors are against "
+    "stage 3."
+)
+
+PROBLEM = ("inputs", "seed", "b", "h", "hk", "nq", "nk", "d", "dtype", "precision", "causal")
+PROBLEM += ("seqlens_k", "device", "direction")
+HEADERS = ("#", "rung", "time", "vs before", "vs #3", "peak", "max err", "rel err", "status")
+
+
+def by_problem(cells: Sequence[Record]) -> list[list[Record]]:
+    """The cells grouped by problem in the order of their first coming, rungs by number within."""
+    groups: dict[str, list[Record]] = {}
+    for cell in cells:
+        groups.setdefault(json.dumps([cell[field] for field in PROBLEM]), []).append(cell)
+    return [
+        sorted(group, key=lambda cell: (cell["stage"], cell["name"])) for group in groups.values()
+    ]
+
+
+def problem_title(cell: Record) -> str:
+    """What a problem is, in a line; what is as usual isn't said."""
+    n = f"N = {cell['nk']}"
+    if cell["nq"] != cell["nk"]:
+        n = f"Nq = {cell['nq']}, Nk = {cell['nk']}"
+    parts = [n, f"d = {cell['d']}"]
+    if (cell["b"], cell["h"]) != (1, 1):
+        parts.append(f"b = {cell['b']}, h = {cell['h']}")
+    if cell["hk"] != cell["h"]:
+        parts.append(f"hk = {cell['hk']}")
+    parts.append(cell["dtype"])
+    if cell["precision"] == "tf32":
+        parts.append("tf32")
+    parts.append({"real": "real input"}.get(cell["inputs"], f"{cell['inputs']} input"))
+    if cell["causal"]:
+        parts.append("causal")
+    if cell["seqlens_k"] is not None:
+        parts.append("padded")
+    if cell["direction"] != "fwd":
+        parts.append(cell["direction"])
+    parts.append(cell["device"])
+    return ", ".join(parts)
+
+
+def comparable(cell: Record) -> bool:
+    """Whether a cell's time may stand in a ratio: right, and not interpreted."""
+    return cell["status"] == "ok" and cell["mode"] != "interpreted" and cell["time_ms"] is not None
+
+
+def ratios(group: Sequence[Record], cell: Record) -> tuple[float | None, float | None]:
+    """How many times faster `cell` is than the rung before it, and than stage 3.
+
+    The rung before is the next lower one of the ladder whose time may be compared. None where there
+    is nothing to compare.
+    """
+    if not comparable(cell):
+        return None, None
+    others = [other for other in group if comparable(other) and other is not cell]
+    lower = [other for other in others if other["stage"] < cell["stage"] < PEERS_FROM]
+    stage3 = [other for other in others if other["stage"] == YARDSTICK]
+    before = lower[-1]["time_ms"] / cell["time_ms"] if lower else None
+    return before, stage3[0]["time_ms"] / cell["time_ms"] if stage3 else None
+
+
+def show_time(ms: float | None) -> str:
+    """A time for people, three digits: 12.3 us, 4.56 ms, 1.23 s."""
+    if ms is None:
+        return "-"
+    for factor, unit in ((1e3, "us"), (1.0, "ms")):
+        if ms * factor < 999.5:
+            return f"{significant(ms * factor)} {unit}"
+    return f"{significant(ms / 1e3)} s"
+
+
+def significant(x: float, digits: int = 3) -> str:
+    """`x` with so many digits and no exponent: 1234, 12.3, 0.00123."""
+    text = f"{x:.{digits}g}"
+    return f"{float(text):.0f}" if "e+" in text else text
+
+
+def show_ratio(ratio: float | None) -> str:
+    """A ratio of unpaired medians, two digits: ~12x, ~0.51x."""
+    return "-" if ratio is None else f"~{significant(ratio, 2)}x"
+
+
+def show_peak(cell: Record) -> str:
+    """The peak; an honest '<1 MB' where the process's resident set can't tell more."""
+    peak = cell["peak_bytes"]
+    if peak is None:
+        return "-"
+    if cell["memory_meter"] == "process-rss" and peak < SMALL_PEAK:
+        return "<1 MB"
+    return show_bytes(peak)
+
+
+def show_error(error: float | None) -> str:
+    """An error, two digits; 0 is said as it is."""
+    return "-" if error is None else "0" if error == 0 else f"{error:.1e}"
+
+
+def titles(env: Record) -> dict[tuple[int, str], str]:
+    """(stage, name) -> title, as the run's env line keeps them."""
+    return {(rung["stage"], rung["name"]): rung["title"] for rung in env["rungs"]}
+
+
+def row(group: Sequence[Record], cell: Record, title: str) -> list[str]:
+    """The texts of one row, in the order of HEADERS."""
+    before, stage3 = ratios(group, cell)
+    interpreted = cell["mode"] == "interpreted" and cell["time_ms"] is not None
+    return [
+        str(cell["stage"]),
+        title,
+        show_time(cell["time_ms"]),
+        "interpreted" if interpreted else show_ratio(before),
+        show_ratio(stage3),
+        show_peak(cell),
+        show_error(cell["err_stage3_max"]),
+        show_error(cell["err_stage3_rel"]),
+        cell["status"],
+    ]
+
+
+STYLES = {"ok": "green", "wrong-by-design": "yellow", "skipped": "dim"}
+
+
+def rich_tables(env: Record, cells: Sequence[Record], width: int) -> RenderableType:
+    """A rich table a problem, the reasons of what isn't ok below it, the legend at the end.
+
+    Below 92 columns the relative error gives way.
+    """
+    names = titles(env)
+    narrow = width < FULL_WIDTH
+    shown = [index for index, header in enumerate(HEADERS) if not (narrow and header == "rel err")]
+    parts: list[RenderableType] = []
+    for group in by_problem(cells):
+        rows = [row(group, cell, names[cell["stage"], cell["name"]]) for cell in group]
+        parts.append(Text(problem_title(group[0]), style="bold"))
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="underline")
+        for index in shown:
+            header = HEADERS[index]
+            widest = 15 if narrow else 22
+            longest = max(len(texts[index]) for texts in [list(HEADERS), *rows])
+            table.add_column(
+                header,
+                justify="left" if header in ("rung", "status") else "right",
+                no_wrap=True,
+                width=min(longest, widest) if header == "rung" else longest,
+            )
+        for cell, texts in zip(group, rows, strict=True):
+            style = "dim" if cell["mode"] == "interpreted" else ""
+            styles = [style] * (len(texts) - 1) + [STYLES.get(cell["status"], "bold red")]
+            table.add_row(*(Text(texts[index], style=styles[index]) for index in shown))
+        parts += [table, *(Text(line, style="dim") for line in reasons(group)), Text("")]
+    parts.append(Text(LEGEND, style="dim"))
+    return Group(*parts)
+
+
+def reasons(group: Sequence[Record]) -> list[str]:
+    """Why cells are not ok, a line a reason with the rungs that it is true of."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for cell in group:
+        if cell["reason"]:
+            found.setdefault((cell["status"], cell["reason"]), []).append(str(cell["stage"]))
+    return [
+        f"  {status} #{', #'.join(stages)}: {reason}" for (status, reason), stages in found.items()
+    ]
+
+
+def markdown(env: Record, cells: Sequence[Record]) -> str:
+    """The tables in Markdown."""
+    names = titles(env)
+    lines = []
+    for group in by_problem(cells):
+        lines += [f"**{problem_title(group[0])}**", ""]
+        lines.append(f"| {' | '.join(HEADERS)} |")
+        marks = ["---" if header in ("rung", "status") else "---:" for header in HEADERS]
+        lines.append(f"| {' | '.join(marks)} |")
+        for cell in group:
+            texts = row(group, cell, names[cell["stage"], cell["name"]])
+            lines.append(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |")
+        lines.append("")
+    return "\n".join([*lines, LEGEND])
+
+
+def flat_rows(env: Record, cells: Sequence[Record]) -> list[dict[str, Any]]:
+    """A dict a cell: the record, its rung's title and both ratios, unrounded."""
+    names = titles(env)
+    rows = []
+    for group in by_problem(cells):
+        for cell in group:
+            before, stage3 = ratios(group, cell)
+            title = names[cell["stage"], cell["name"]]
+            rows.append({**cell, "title": title, "vs_before": before, "vs_stage3": stage3})
+    return rows
+
+
+def as_csv(env: Record, cells: Sequence[Record]) -> str:
+    """One CSV table of all cells, a header line first."""
+    rows = flat_rows(env, cells)
+    out = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return out.getvalue().rstrip("\n")
+
+
+def show(env: Record, cells: Sequence[Record], form: str, console: Console) -> None:
+    """Print the tables in one of FORMATS, at most 100 columns wide where it is for people."""
+    if form == "rich":
+        width = min(WIDTH, console.width) if console.is_terminal else WIDTH
+        console.print(rich_tables(env, cells, width), width=width)
+        return
+    render = {
+        "markdown": markdown,
+        "csv": as_csv,
+        "json": lambda env, cells: json.dumps(flat_rows(env, cells), indent=1),
+    }[form]
+    console.file.write(render(env, cells) + "\n")

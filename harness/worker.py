@@ -1,0 +1,259 @@
+"""What runs in a cell's own process: one rung, one problem.
+
+The contestant loads the rung, makes the inputs, calls it once under the memory meter, writes the
+output to a file and waits. Only when the judge, another process, has found the output right (or
+wrong by design) is it told to go on to timing: an unchecked time is never taken. After timing it
+negates v and calls once more, so that a rung which remembers its answer is found out: attention
+is linear in v, and changing a sign is exact in floating point.
+"""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from harness.problem import Problem
+from harness.processes import hear, say
+
+WARM_UP_ROWS = 16
+MEMORY_SLACK = 1 << 29  # bytes: stacks of torch's threads, the interpreter's own growth
+
+
+def set_data_limit(memory: int) -> None:
+    """Let an allocation far beyond `memory` bytes fail at once, where the kernel can (Linux).
+
+    The parent watches the resident set; this keeps a single huge allocation from being tried.
+    """
+    if sys.platform != "linux":
+        return
+    import resource
+
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmData:"):
+            limit = 1024 * int(line.split()[1]) + memory + MEMORY_SLACK
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+
+
+def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -> None:
+    """Run one cell: the rung in the file `path` on the problem in `cell`, outputs to files `out`.*.
+
+    Says 'ready', then 'output' when the first output is written, then, when told to go on, 'done'
+    with the timing; or 'failed' with a status and a reason at any point.
+    """
+    from harness.accuracy import set_precision
+    from harness.inputs import make_inputs
+    from harness.memory import measure_peak
+    from harness.timing import time_call, time_once
+
+    problem = Problem.from_json(cell)
+    device = problem.device
+    try:
+        import stages
+
+        module = stages.load(path)
+        if device == "cuda" and problem.dtype == "float32":
+            set_precision(problem.precision)
+        q, k, v = make_inputs(problem)
+        attend = bind(module.attend, problem)
+        mode = module.STAGE.mode(device)
+        if device == "cpu":
+            set_data_limit(cell["memory"])
+    except BaseException as error:
+        say(connection, "failed", **blame(error, problem))
+        return
+    say(connection, "ready")
+    hear(connection)
+
+    try:
+        if device == "cpu":
+            warm_up(attend, q, k, v)
+            ((o, first_ms), peak, meter) = measure_peak(
+                lambda: time_once(lambda: attend(q, k, v), device), device
+            )
+        else:
+            # the first call compiles and fetches cuBLAS's workspace: neither is the rung's memory
+            o, first_ms = time_once(lambda: attend(q, k, v), device)
+            del o
+            o, peak, meter = measure_peak(lambda: attend(q, k, v), device)
+        write_output(o, q, f"{out}.first")
+        del o
+        check_unwritten(problem, q, k, v)
+    except BaseException as error:
+        say(connection, "failed", **blame(error, problem))
+        return
+    measured = {"first_call_ms": first_ms, "peak_bytes": peak, "memory_meter": meter}
+    say(connection, "output", mode=mode, **measured)
+
+    order = hear(connection)
+    if not order["go"]:
+        return
+    try:
+        samples, again = [first_ms], False
+        iqr = None
+        if mode != "interpreted" and 1e-3 * first_ms < order["seconds_left"] / 4:
+            seconds = min(max(cell["seconds"], 5e-3 * first_ms), order["seconds_left"] / 2)
+            timing = time_call(lambda: attend(q, k, v), device, seconds)
+            samples, iqr, again = timing.samples_ms, timing.iqr_ms, True
+            median = timing.median_ms
+            v.neg_()
+            write_output(attend(q, k, v), q, f"{out}.again")
+            v.neg_()
+            check_unwritten(problem, q, k, v)
+        else:
+            median = first_ms
+    except BaseException as error:
+        say(connection, "failed", **blame(error, problem))
+        return
+    say(
+        connection, "done", time_ms=median, time_iqr_ms=iqr, samples=len(samples), again=again
+    )  # fmt: skip
+
+
+class WrongOutput(Exception):
+    """What a rung gave back is no output of this problem, or it changed its inputs."""
+
+
+def bind(attend: Callable[..., Any], problem: Problem) -> Callable[..., Any]:
+    """`attend` with the problem's options; without options it is called as attend(q, k, v)."""
+    import torch
+
+    options: dict[str, Any] = {"causal": True} if problem.causal else {}
+    if problem.seqlens_k is not None:
+        lengths = torch.tensor(problem.seqlens_k, dtype=torch.int32, device=problem.device)
+        options["seqlens_k"] = lengths
+    if not options:
+        return attend
+    return lambda q, k, v: attend(q, k, v, **options)
+
+
+def warm_up(attend: Callable[..., Any], q: Any, k: Any, v: Any) -> None:
+    """One tiny call, so that what a rung sets up once is not taken for the memory of a call.
+
+    What it raises is no matter here: a rung may have its reasons against tiny inputs.
+    """
+    with contextlib.suppress(Exception):
+        attend(*(x[:1, :, :WARM_UP_ROWS].contiguous() for x in (q, k, v)))
+
+
+def write_output(o: Any, q: Any, path: str) -> None:
+    """Write the bytes of `o` to a file for the judge; WrongOutput where it is not like q."""
+    import torch
+
+    if not isinstance(o, torch.Tensor):
+        raise WrongOutput(f"returned {type(o).__name__}, expected a tensor")
+    for what in ("shape", "dtype", "device"):
+        got, expected = getattr(o, what), getattr(q, what)
+        if got != expected:
+            raise WrongOutput(f"returned {what} {show(got)}, expected {show(expected)}")
+    flat = o.detach().cpu().contiguous().reshape(-1)
+    Path(path).write_bytes(flat.view(torch.uint8).numpy().tobytes())
+
+
+def show(value: Any) -> str:
+    """A shape, dtype or device as people write it."""
+    return str(tuple(value)) if hasattr(value, "numel") else str(value).removeprefix("torch.")
+
+
+def check_unwritten(problem: Problem, q: Any, k: Any, v: Any) -> None:
+    """Raise WrongOutput where an input is not, bit for bit, what its seed makes."""
+    import torch
+
+    from harness.inputs import make_inputs
+
+    for name, now, fresh in zip("qkv", (q, k, v), make_inputs(problem), strict=True):
+        if now.shape != fresh.shape or not torch.equal(now, fresh):
+            raise WrongOutput(f"changed its input {name}")
+
+
+def blame(error: BaseException, problem: Problem) -> dict[str, str]:
+    """Status and reason of a failed cell, from what was raised."""
+    import torch
+
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    if isinstance(error, WrongOutput):
+        return {"status": "wrong", "reason": str(error)}
+    out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    if out_of_memory or "can't allocate memory" in str(error):
+        return {"status": "out-of-memory", "reason": text}
+    return {"status": "crashed", "reason": text}
+
+
+def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
+    """Hold outputs of one problem against its oracle, in a process that no rung ever enters.
+
+    Says 'ready' once the oracle is made; then, for each {'path', 'negated'}, 'verdict' with the
+    errors, whether all is finite, whether it is exact, and why not.
+    """
+    import numpy
+    import torch
+
+    from harness.accuracy import Error, explain, make_oracle, set_precision
+
+    problem = Problem.from_json(problem_json)
+    try:
+        if problem.device == "cuda" and problem.dtype == "float32":
+            set_precision(problem.precision)
+        oracle = make_oracle(problem)
+    except BaseException as error:
+        say(connection, "failed", **blame(error, problem))
+        return
+    say(connection, "ready")
+    while True:
+        order = hear(connection)
+        data = numpy.fromfile(order["path"], dtype=numpy.uint8)
+        sign = -1.0 if order["negated"] else 1.0
+        o = torch.from_numpy(data).view(getattr(torch, problem.dtype)).double() * sign
+        if o.numel() != oracle.out64.numel():
+            say(connection, "verdict", finite=True, exact=False, why="its output was cut short")
+            continue
+        o = o.view(oracle.out64.shape)
+        if not torch.isfinite(o).all():
+            bad = int((~torch.isfinite(o)).sum())
+            why = f"{bad} of {o.numel()} outputs are NaN or infinite"
+            say(connection, "verdict", finite=False, exact=False, why=why)
+            continue
+        error = Error.between(o, oracle.out64)
+        error3 = Error.between(o, oracle.out3)
+        exact = error.within(oracle.bound)
+        say(
+            connection, "verdict", finite=True, exact=exact,
+            why="" if exact else explain(error, oracle.bound),
+            err_f64_max=error.max, err_f64_rel=error.rel,
+            err_stage3_max=error3.max, err_stage3_rel=error3.rel,
+        )  # fmt: skip
+
+
+def describe(connection: Connection, paths: list[str]) -> None:
+    """Load the rungs in `paths` and say, a message each, what each is and what it can do here.
+
+    Says 'rung' with its STAGE, where it runs and why not, or 'failed' with the reason; then 'end'.
+    """
+    import hashlib
+
+    import stages
+    from harness.problem import DEVICES, DTYPES
+    from stages.contract import why_not, why_not_dtype
+
+    for path in paths:
+        try:
+            stage = stages.load(path).STAGE
+            fields = asdict(stage)
+            fields["worth_up_to"] = dict(stage.worth_up_to)
+            say(
+                connection, "rung", **fields,
+                sha256=hashlib.sha256(Path(path).read_bytes()).hexdigest(),
+                modes={device: stage.mode(device) for device in DEVICES},
+                unavailable={device: why_not(stage, device) for device in DEVICES},
+                refused={
+                    device: {dtype: why_not_dtype(stage, dtype, device) for dtype in DTYPES}
+                    for device in DEVICES
+                },
+            )  # fmt: skip
+        except BaseException as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            say(connection, "failed", reason=text)
+    say(connection, "end", seconds=time.process_time())

@@ -1,0 +1,126 @@
+"""The committed real inputs: shapes, order, bounds, and what their note says of them."""
+
+import re
+
+import numpy as np
+import pytest
+
+from harness import real_inputs
+
+
+def test_shapes_and_dtype():
+    q, k, v = real_inputs.load(2, 12, 512, 512)
+    full = (real_inputs.LAYERS, real_inputs.HEADS, real_inputs.MAX_N, real_inputs.D)
+    for x in (q, k, v):
+        assert x.shape == full
+        assert x.dtype == np.float32
+        assert x.flags.c_contiguous
+        assert np.isfinite(x).all()
+        assert x.std() > 0.1
+
+
+def test_smaller_problems_are_slices_of_the_full_one():
+    full_q, full_k, full_v = real_inputs.load(2, 12, 512, 512)
+    q, k, v = real_inputs.load(1, 3, 5, 77)
+    np.testing.assert_array_equal(q, full_q[:1, :3, :5])
+    np.testing.assert_array_equal(k, full_k[:1, :3, :77])
+    np.testing.assert_array_equal(v, full_v[:1, :3, :77])
+
+
+def test_the_caller_owns_what_it_gets():
+    q, _, _ = real_inputs.load(1, 1, 4, 4)
+    q[:] = 0
+    assert real_inputs.load(1, 1, 4, 4)[0].any()
+
+
+def test_heads_come_sharpest_first():
+    q, k, _ = real_inputs.load(2, 12, 512, 512)
+    measured = _sharpness(q, k)
+    assert (np.diff(measured, axis=1) <= 0).all()
+    assert measured[0, 0] == measured.max()
+    told = [[head.sharpness for head in layer] for layer in real_inputs.heads()]
+    np.testing.assert_allclose(measured, told, rtol=np.finfo(np.float32).eps)
+
+
+def test_heads_tell_where_they_sat():
+    with np.load(real_inputs.FIXTURE) as fixture:
+        layers, stored = fixture["layers"].tolist(), fixture["q"]
+    q, _, _ = real_inputs.load(2, 12, 512, 512)
+    for b, layer in enumerate(real_inputs.heads()):
+        assert sorted(head.head for head in layer) == list(range(12))
+        for h, head in enumerate(layer):
+            assert head.layer == layers[b]
+            np.testing.assert_array_equal(q[b, h], stored[b, head.head].astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((3, 1, 8, 8), "--b: got 3, real inputs have at most 2 layers"),
+        ((1, 13, 8, 8), "--h: got 13, real inputs have at most 12 heads"),
+        ((1, 1, 1024, 1024), "--n: got 1024, real inputs have at most 512 tokens"),
+        ((1, 1, 513, 8), "--nq: got 513, real inputs have at most 512 tokens"),
+        ((0, 1, 8, 8), "--b: got 0, expected 1 to 2 layers of real inputs"),
+        ((1, -1, 8, 8), "--h: got -1, expected 1 to 12 heads of real inputs"),
+        ((1, 1, 8, 0), "--n: got 0, expected 1 to 512 tokens of real inputs"),
+        ((1, 1, 0, 8), "--nq: got 0, expected 1 to 512 tokens of real inputs"),
+    ],
+)
+def test_out_of_range_says_what_came_and_what_was_expected(arguments, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        real_inputs.load(*arguments)
+
+
+def test_the_fixture_is_what_the_note_says():
+    note = (real_inputs.FIXTURE.parent / "README.md").read_text(encoding="utf-8")
+    # spaces in the patterns stand for line breaks too: the note is wrapped by hand
+    figure = r"largest score is \*\*([\d.]+)\*\* \(layer (\d+), head (\d+)\)".replace(" ", r"\s+")
+    found = re.search(figure, note)
+    assert found, "the note no longer states the largest score"
+    sharpest = real_inputs.heads()[0][0]
+    assert found.group(1) == f"{sharpest.sharpness:.1f}"
+    assert (int(found.group(2)), int(found.group(3))) == (sharpest.layer, sharpest.head)
+    rows = re.findall(
+        r"^\| (\d) \| ([\d.]+) \(head (\d+)\) \| ([\d.]+) \(head (\d+)\) \| yes", note, re.M
+    )
+    told = [(int(a), b, int(c), d, int(e)) for a, b, c, d, e in rows]
+    assert told == [
+        (x[0].layer, f"{x[0].sharpness:.1f}", x[0].head, f"{x[-1].sharpness:.1f}", x[-1].head)
+        for x in real_inputs.heads()
+    ]
+
+
+def test_the_file_is_small_and_made_of_the_promised_arrays():
+    assert real_inputs.FIXTURE.stat().st_size <= 3_000_000
+    with np.load(real_inputs.FIXTURE) as fixture:
+        assert {name: (x.shape, x.dtype.name) for name, x in fixture.items()} == {
+            "layers": ((2,), "int64"),
+            "sharpness": ((2, 12), "float32"),
+            "q": ((2, 12, 512, 32), "float16"),
+            "k": ((2, 12, 512, 32), "float16"),
+            "v": ((2, 12, 512, 32), "float16"),
+        }
+
+
+def test_the_input_does_its_job_softmax_per_tile_fails_on_it():
+    """What the fixture is for: Lite's mistake must show on real input, more so with every tile."""
+    errors = []
+    for n in (64, 128, 256, 512):
+        q, k, v = (x[0, 0].astype(np.float64) for x in real_inputs.load(1, 1, n, n))
+        s = q @ k.T * real_inputs.D**-0.5  # (n, n)
+        tiles = [_softmax(s[:, t : t + 64]) @ v[t : t + 64] for t in range(0, n, 64)]
+        errors.append(np.abs(sum(tiles) - _softmax(s) @ v).max())
+    assert errors[0] == 0
+    assert errors[1] > 1
+    assert (np.diff(errors) > 1).all()
+
+
+def _sharpness(q, k):
+    """(B, H, N, d) twice -> (B, H): the largest |q.k| * d**-0.5 in float64."""
+    s = q.astype(np.float64) @ k.astype(np.float64).swapaxes(-1, -2)  # (B, H, N, N)
+    return np.abs(s).max(axis=(-2, -1)) * q.shape[-1] ** -0.5
+
+
+def _softmax(s):
+    p = np.exp(s - s.max(axis=-1, keepdims=True))
+    return p / p.sum(axis=-1, keepdims=True)
