@@ -20,7 +20,7 @@ from rich.text import Text
 
 from harness import diff as diff_view
 from harness import doctor as doctor_view
-from harness import environment, plots, table
+from harness import environment, plots, readme, table
 from harness.problem import DEVICES, DTYPES, INPUTS, PRECISIONS, REAL_D, Problem
 from harness.real_inputs import HEADS, LAYERS, MAX_N
 from harness.results import FAILURES, BadRecord, Writer, key, read
@@ -73,8 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not hasattr(error, "format_message"):  # typer's own usage errors have it
             raise
         message = error.format_message()
-        # no message where there was no command at all: the help has been printed
-        code = complain(message) if message else 2
+        if type(error).__name__ == "NoArgsIsHelpError":  # `ladder` alone: the message is the help
+            print(message, file=sys.stderr)
+            code = 2
+        else:
+            code = complain(message)
     sys.exit(code)
 
 
@@ -372,7 +375,7 @@ def carry_out(
         interrupted = True
     order = {key(cell.to_json()): index for index, cell in enumerate(cells)}
     records.sort(key=lambda record: order[key(record)])
-    console = Console()
+    console = table.page()
     if records:
         table.show(env, records, "rich", console)
     console.print(Text(f"records: {writer.path}"), soft_wrap=True)
@@ -439,7 +442,7 @@ def table_command(
     """Show the tables of a run again, from its records alone."""
     one_of(form, "--format", table.FORMATS)
     env, cells = open_results(file)
-    table.show(env, cells, form, Console())
+    table.show(env, cells, form, table.page())
     return 0
 
 
@@ -479,7 +482,7 @@ def list_command() -> int:
         shown.add_column(header, justify="right" if header == "#" else "left")
     for rung in read_rungs():
         shown.add_row(str(rung.number), Text(rung.title), Text(rung.idea), Text(rung.still_hurts))
-    Console().print(shown)
+    table.page().print(shown)
     return 0
 
 
@@ -487,7 +490,7 @@ def list_command() -> int:
 def doctor_command() -> int:
     """Say what runs on this machine and what doesn't, and why."""
     rungs = read_rungs()
-    doctor_view.show(rungs, Console())
+    doctor_view.show(rungs, table.page())
     return 0 if doctor_view.healthy(rungs) else 1
 
 
@@ -502,9 +505,26 @@ def diff_command(
         if number not in files:
             there = ", ".join(str(number) for number in files)
             raise UserError(f"diff: got {number}, expected some of {there}")
-    console = Console()
+    console = table.page()
     for line in diff_view.changes(files[old], files[new]):
         console.print(line, soft_wrap=True)
+    return 0
+
+
+@app.command("readme")
+def readme_command(
+    check: Annotated[
+        bool, typer.Option("--check", help="write nothing; exit code 1 where README is stale")
+    ] = False,
+) -> int:
+    """Make README's tables again from the committed records under results/."""
+    before = readme.README.read_text()
+    after = readme.generate(before)
+    if check:
+        if before != after:
+            print("README.md differs from results/: run `ladder readme`", file=sys.stderr)
+        return int(before != after)
+    readme.README.write_text(after)
     return 0
 
 

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.table import PROBLEM, titles
+from harness.results import PROBLEM
+from harness.table import titles
 
 Record = Mapping[str, Any]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from harness.problem import DEVICES, DTYPES, INPUTS, PRECISIONS
+from harness.problem import DEVICES, DTYPES, INPUTS, PRECISIONS, Problem
 
 SCHEMA_VERSION = 1
 
@@ -21,6 +21,9 @@ FAILURES = ("wrong", "crashed", "timeout", "out-of-memory")
 MODES = ("native", "interpreted", "compiled")
 METERS = ("cuda-allocator", "process-rss")
 DIRECTIONS = ("fwd", "bwd", "train")
+
+# what makes a problem: harness/problem.py's fields
+PROBLEM = tuple(Problem.__dataclass_fields__)
 
 number = (int, float)
 nothing = type(None)
@@ -110,9 +113,7 @@ def check_record(record: Mapping[str, Any]) -> None:
 
 def key(cell: Mapping[str, Any]) -> str:
     """What a cell is, as text: rung and problem, the same for a planned and a measured cell."""
-    fields = ("stage", "name", "inputs", "seed", "b", "h", "hk", "nq", "nk", "d", "dtype")
-    fields += ("precision", "causal", "seqlens_k", "device", "direction")
-    return json.dumps([cell[field] for field in fields])
+    return json.dumps([cell[field] for field in ("stage", "name", *PROBLEM)])
 
 
 def dump_line(record: Mapping[str, Any]) -> bytes:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.processes import show_bytes
+from harness.results import PROBLEM
 
 Record = Mapping[str, Any]
 
@@ -28,8 +29,6 @@ LEGEND = (
     "stage 3."
 )
 
-PROBLEM = ("inputs", "seed", "b", "h", "hk", "nq", "nk", "d", "dtype", "precision", "causal")
-PROBLEM += ("seqlens_k", "device", "direction")
 HEADERS = ("#", "rung", "time", "vs before", "vs #3", "peak", "max err", "rel err", "status")
 
 
@@ -120,7 +119,7 @@ def show_peak(cell: Record) -> str:
 
 def show_error(error: float | None) -> str:
     """An error, two digits; 0 is said as it is."""
-    return "-" if error is None else "0" if error == 0 else f"{error:.1e}"
+    return "-" if error is None else "0" if error == 0 else f"{error:.2g}"
 
 
 def titles(env: Record) -> dict[tuple[int, str], str]:
@@ -230,11 +229,17 @@ def as_csv(env: Record, cells: Sequence[Record]) -> str:
     return out.getvalue().rstrip("\n")
 
 
+def page() -> Console:
+    """Standard output, at most 100 columns wide, and just so where it is no terminal."""
+    console = Console()
+    console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
+    return console
+
+
 def show(env: Record, cells: Sequence[Record], form: str, console: Console) -> None:
-    """Print the tables in one of FORMATS, at most 100 columns wide where it is for people."""
+    """Print the tables in one of FORMATS: 'rich' is for people, the others for programs."""
     if form == "rich":
-        width = min(WIDTH, console.width) if console.is_terminal else WIDTH
-        console.print(rich_tables(env, cells, width), width=width)
+        console.print(rich_tables(env, cells, console.width))
         return
     render = {
         "markdown": markdown,

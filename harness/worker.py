@@ -216,13 +216,13 @@ def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
             why = f"{bad} of {o.numel()} outputs are NaN or infinite"
             say(connection, "verdict", finite=False, exact=False, why=why)
             continue
-        error = Error.between(o, oracle.out64)
+        error64 = Error.between(o, oracle.out64)
         error3 = Error.between(o, oracle.out3)
-        exact = error.within(oracle.bound)
+        exact = error64.within(oracle.bound)
         say(
             connection, "verdict", finite=True, exact=exact,
-            why="" if exact else explain(error, oracle.bound),
-            err_f64_max=error.max, err_f64_rel=error.rel,
+            why="" if exact else explain(error64, oracle.bound),
+            err_f64_max=error64.max, err_f64_rel=error64.rel,
             err_stage3_max=error3.max, err_stage3_rel=error3.rel,
         )  # fmt: skip
 

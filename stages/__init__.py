@@ -54,9 +54,10 @@ def load(path: str | os.PathLike[str]) -> ModuleType:
         )
     if not callable(getattr(module, "attend", None)):
         raise ValueError(f"{path.name}: no attend; a rung defines attend(q, k, v)")
-    if "triton" not in module.STAGE.needs and holds_kernels(module):
+    stage: Stage = module.STAGE
+    if "triton" not in stage.needs and holds_kernels(module):
         # said or not, its kernels are interpreted without a GPU, and such a time is no speed
-        module.STAGE = dataclasses.replace(module.STAGE, needs=(*module.STAGE.needs, "triton"))
+        vars(module)["STAGE"] = dataclasses.replace(stage, needs=(*stage.needs, "triton"))
     return module
 
 

@@ -29,7 +29,7 @@ except ImportError:  # the file imports all the same; attend says why it can't r
 STAGE = Stage(
     number=4,
     name="triton_lite",
-    title="Triton Lite, local softmax",
+    title="Triton Lite",
     idea="fuse: S and P never leave the chip",
     still_hurts="softmax per tile: wrong for N > 64, on purpose",
     needs=("triton",),

@@ -31,7 +31,7 @@ def resources(cubin: bytes) -> dict[str, int]:
 
 
 def compile_for(stage: str, d: int, dtype: str, sm: int) -> dict[str, object]:
-    """Compile `stage`'s kernel as a launch on contiguous tensors would, for compute capability `sm`."""
+    """Compile `stage`'s kernel for capability `sm`, as a launch on contiguous tensors would."""
     import importlib
 
     import torch

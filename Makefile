@@ -1,0 +1,43 @@
+# Two commands: `make ladder` shows the whole ladder measured, `make test` passes the tests.
+# Each sets up .venv first: exact versions from constraints.txt, the C++ extension built.
+# Other words: make build (the extension again), make lint, make clean.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+# the pins hold for what the build itself needs, too
+PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check
+
+.PHONY: ladder test lint build clean
+
+ladder: $(VENV)/ladder.stamp
+	@$(BIN)/ladder run
+
+test: $(VENV)/test.stamp lint
+	$(BIN)/python -m pytest -n 2 -m "not timing"
+	$(BIN)/python -m pytest -m timing
+
+lint: $(VENV)/test.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+build:
+	rm -f $(VENV)/*.stamp
+	$(MAKE) $(VENV)/ladder.stamp
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { echo "no venv: on Debian and Ubuntu, apt install python3-venv"; rm -rf $(VENV); exit 1; }
+
+$(VENV)/ladder.stamp: $(SOURCES) | $(BIN)/python
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/test.stamp: $(SOURCES) | $(BIN)/python
+	$(PIP) --editable '.[test]'
+	@touch $@ $(VENV)/ladder.stamp
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
