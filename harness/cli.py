@@ -157,14 +157,15 @@ def make_cells(arguments: dict[str, Any], rungs: Sequence[Rung], device: str) ->
     nq = arguments["nq"]
     if nq is not None:
         integers(str(nq), "--nq", 1, MAX_N if base.inputs == "real" else None)
-    return plan_grid(rungs, [replace(base, nq=nq or n, nk=n) for n in sizes])
+    problems = [replace(base, nq=nq or n, nk=n) for n in sizes]
+    return plan_grid(rungs, problems, arguments["paired"])
 
 
 SHAPE = ("n", "nq", "d", "b", "h", "dtype", "precision", "causal", "inputs")
 DEFAULTS: dict[str, Any] = {
     "stages": None, "n": None, "nq": None, "d": None, "b": 1, "h": 1, "dtype": "float32",
     "precision": "ieee", "causal": False, "inputs": "normal", "device": None, "seed": SEED,
-    "budget": 60.0, "memory": None,
+    "budget": 60.0, "memory": None, "paired": False,
 }  # fmt: skip
 
 
@@ -201,6 +202,10 @@ def run_command(
         str | None,
         typer.Option(help="memory of a cell, such as 2G; by default 4 GiB or half the machine's"),
     ] = DEFAULTS["memory"],
+    paired: Annotated[
+        bool,
+        typer.Option("--paired", help="also time the rungs in turns, in one process, for ratios"),
+    ] = DEFAULTS["paired"],
     stage: Annotated[
         list[Path] | None,
         typer.Option(help="a rung's file, as one more row; may be repeated", show_default=False),
@@ -216,7 +221,7 @@ def run_command(
     given = {
         "stages": stages, "n": n, "nq": nq, "d": d, "b": b, "h": h, "dtype": dtype,
         "precision": precision, "causal": causal, "inputs": inputs, "device": device,
-        "seed": seed, "budget": budget, "memory": memory,
+        "seed": seed, "budget": budget, "memory": memory, "paired": paired,
     }  # fmt: skip
     if not budget > 0:
         raise UserError(f"--budget: got {budget:g}, expected a number of seconds above 0")
@@ -236,6 +241,8 @@ def new_run(given: dict[str, Any], own: Sequence[Path], out: Path | None) -> int
     # what can be known to be wrong is said before seconds are spent on looking at the rungs
     make_cells(given, [], device or "cpu")
     rungs = read_rungs(own)
+    if device == "cuda" and (reason := why_no_cuda(rungs)):
+        raise UserError(f"--device: got cuda, but {reason}")
     device = device or best_device(rungs)
     chosen = choose(rungs, given["stages"], own)
     cells = make_cells(given, chosen, device)
@@ -278,8 +285,13 @@ def resume_run(path: Path, given: dict[str, Any], own: Sequence[Path]) -> int:
         settle_device(env["device"])
         rungs = read_rungs(own)
         chosen = match_rungs(path, env, rungs)
-        plan = [(cell["stage"], cell["name"], Problem.from_json(cell)) for cell in env["plan"]]
-        cells = [Cell(chosen[number, name], problem) for number, name, problem in plan]
+        plan = [
+            (cell["stage"], cell["name"], Problem.from_json(cell), cell["paired"])
+            for cell in env["plan"]
+        ]
+        cells = [
+            Cell(chosen[stage, name], problem, paired) for stage, name, problem, paired in plan
+        ]
         same_machine(path, env)
         return carry_out(cells, env, done, writer, make_limits(given))
 
@@ -322,10 +334,15 @@ def settle_device(device: str | None) -> str | None:
     return device
 
 
+def why_no_cuda(rungs: Sequence[Rung]) -> str | None:
+    """Why the yardstick can't run on a GPU, or None where it can."""
+    yardstick = next(rung for rung in rungs if rung.number == table.YARDSTICK)
+    return yardstick.unavailable["cuda"]
+
+
 def best_device(rungs: Sequence[Rung]) -> str:
     """'cuda' where the yardstick runs there, else 'cpu'."""
-    yardstick = [rung for rung in rungs if rung.number == table.YARDSTICK]
-    return "cuda" if any(rung.unavailable["cuda"] is None for rung in yardstick) else "cpu"
+    return "cpu" if why_no_cuda(rungs) else "cuda"
 
 
 def make_limits(given: dict[str, Any]) -> Limits:
@@ -357,8 +374,6 @@ def carry_out(
     cells: Sequence[Cell], env: Record, done: list[Record], writer: Writer, limits: Limits
 ) -> int:
     """Measure what is left, show progress, and end with the table. Returns the exit code."""
-    if env["device"] == "cuda" and all(cell.rung.unavailable["cuda"] for cell in cells):
-        raise UserError(f"--device: got cuda, but {cells[0].rung.unavailable['cuda']}")
     records = list(done)
     progress = Monitor(len(cells), len(done))
     interrupted = False
@@ -418,7 +433,8 @@ class Monitor:
         """One cell is done."""
         records.append(record)
         self.done += 1
-        what = f"{record['stage']} {record['name']}, N = {record['nk']}"
+        turns = ", in turns" if record["paired"] else ""
+        what = f"{record['stage']} {record['name']}, N = {record['nk']}{turns}"
         self.bar.update(self.task, completed=self.done, description=what)
         if not self.console.is_terminal:
             time = table.show_time(record["time_ms"])

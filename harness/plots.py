@@ -55,7 +55,7 @@ def points(cells: Sequence[Record], measure: str) -> list[tuple[int, float, bool
     found = []
     for cell in cells:
         value = cell[field]
-        if not value or cell["status"] not in ("ok", "wrong-by-design"):
+        if not value or cell["paired"] or cell["status"] not in ("ok", "wrong-by-design"):
             continue
         if measure == "time" and (cell["mode"] == "interpreted" or cell["status"] != "ok"):
             continue

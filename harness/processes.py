@@ -60,11 +60,11 @@ class Child:
         with contextlib.suppress(OSError):
             self.connection.send_bytes(json.dumps(message).encode())
 
-    def receive(self, seconds: float, what: str) -> Message:
+    def receive(self, seconds: float, late: str) -> Message:
         """The child's next message, awaited for `seconds` while its memory is watched.
 
         Raises ChildFailed where the child ends first (crashed), says nothing in time (timeout,
-        while it was at `what`), outgrows its memory (out-of-memory) or says what is no JSON.
+        whose reason is `late`), outgrows its memory (out-of-memory) or says what is no JSON.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -76,7 +76,7 @@ class Child:
             self.check_memory()
             if time.monotonic() > deadline:
                 self.end()
-                raise ChildFailed("timeout", f"{what} took more than {seconds:.3g} s")
+                raise ChildFailed("timeout", late)
 
     def parse(self) -> Message:
         try:

@@ -113,7 +113,7 @@ def check_record(record: Mapping[str, Any]) -> None:
 
 def key(cell: Mapping[str, Any]) -> str:
     """What a cell is, as text: rung and problem, the same for a planned and a measured cell."""
-    return json.dumps([cell[field] for field in ("stage", "name", *PROBLEM)])
+    return json.dumps([cell[field] for field in ("stage", "name", "paired", *PROBLEM)])
 
 
 def dump_line(record: Mapping[str, Any]) -> bytes:
@@ -178,9 +178,9 @@ class Writer:
         os.ftruncate(handle, data.rfind(b"\n") + 1)
         return cls(path, handle)
 
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Write one record as one line, and wait until it is on the disk."""
-        os.write(self.handle, dump_line(record))
+    def append(self, *records: Mapping[str, Any]) -> None:
+        """Write records, a line each, in one go, and wait until they are on the disk."""
+        os.write(self.handle, b"".join(dump_line(record) for record in records))
         os.fsync(self.handle)
 
     def __enter__(self) -> "Writer":

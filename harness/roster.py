@@ -110,9 +110,9 @@ def describe_files(paths: Sequence[Path]) -> list[Rung]:
         with Child(describe, [str(path.resolve()) for path in paths], log=log) as child:
             for path in paths:
                 try:
-                    message = child.receive(START_LIMIT, "loading it")
+                    message = child.receive(START_LIMIT, f"took more than {START_LIMIT:g} s")
                 except ChildFailed as error:
-                    raise BadRung(f"{path.name}: {error.reason} while it was loaded") from None
+                    raise BadRung(f"{path.name}: while it was loaded: {error.reason}") from None
                 if message["event"] == "failed":
                     raise BadRung(f"{path.name}: {message['reason']}")
                 rungs.append(Rung.from_message(path, message))

@@ -5,7 +5,7 @@ Data flows one way: problem, cell, measurement, record. Nothing here touches a t
 
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -16,12 +16,13 @@ from harness.problem import REAL_D, Problem
 from harness.processes import START_LIMIT, Child, ChildFailed
 from harness.results import Writer, key
 from harness.roster import Rung
-from harness.worker import contest, judge
+from harness.worker import contest, duel, judge
 
 SEED = 20_260_101
 JUDGE_LIMIT = 600.0  # seconds for an oracle
 SMALL_N, SMALL_D = 64, 16  # the tour's small part goes up to so many keys
 SAMPLE_SECONDS = 0.2  # of sampling a cell
+TURN_SECONDS = 0.3  # of sampling a contestant, in turns
 
 Record = dict[str, Any]
 Report = Callable[[Record, str], None]  # told of each cell's record and of what the rung printed
@@ -37,19 +38,24 @@ class Limits:
 
 @dataclass(frozen=True)
 class Cell:
-    """One rung on one problem."""
+    """One rung on one problem; `paired`: timed in turns with the other rungs, in one process."""
 
     rung: Rung
     problem: Problem
+    paired: bool = False
 
     def to_json(self) -> Record:
         """The cell as the env line's plan has it."""
-        return {"stage": self.rung.number, "name": self.rung.name, **self.problem.to_json()}
+        identity = {"stage": self.rung.number, "name": self.rung.name, "paired": self.paired}
+        return identity | self.problem.to_json()
 
 
-def plan_grid(rungs: Sequence[Rung], problems: Iterable[Problem]) -> list[Cell]:
-    """Every rung on every problem, problem by problem."""
-    return [Cell(rung, problem) for problem in problems for rung in rungs]
+def plan_grid(
+    rungs: Sequence[Rung], problems: Iterable[Problem], paired: bool = False
+) -> list[Cell]:
+    """Every rung on every problem, problem by problem; with `paired`, once more in turns."""
+    turns = (False, True) if paired else (False,)
+    return [Cell(rung, problem, turn) for problem in problems for turn in turns for rung in rungs]
 
 
 def plan_tour(rungs: Sequence[Rung], base: Problem) -> list[Cell]:
@@ -80,35 +86,48 @@ def run(
 
     Returns the new records. A cell that fails costs itself only.
     """
-    have = {key(record) for record in done}
-    left = [cell for cell in cells if key(cell.to_json()) not in have]
-    records = []
+    measured = {key(record): record for record in done}
+    left = [cell for cell in cells if key(cell.to_json()) not in measured]
+    records: list[Record] = []
     with tempfile.TemporaryDirectory(prefix="ladder-") as folder:
         for problem, group in groupby(left, key=lambda cell: cell.problem):
-            for record, printed in run_problem(problem, list(group), limits, Path(folder)):
-                writer.append(record)
-                records.append(record)
-                report(record, printed)
+            with Judge(problem, Path(folder)) as court:
+                for batch, printed in run_problem(list(group), measured, court, limits):
+                    writer.append(*batch)
+                    for record in batch:
+                        records.append(record)
+                        measured[key(record)] = record
+                        report(record, printed)
+                        printed = ""
     return records
 
 
 def run_problem(
-    problem: Problem, cells: Sequence[Cell], limits: Limits, folder: Path
-) -> Iterator[tuple[Record, str]]:
-    """The records of the cells of one problem, one after another, with what each rung printed."""
-    with Judge(problem, folder) as court:
-        for cell in cells:
-            record = blank_record(cell)
-            log = folder / "log"
-            log.write_bytes(b"")
-            if reason := cell.rung.why_skip(problem):
-                record |= {"status": "skipped", "reason": reason}
-            else:
-                try:
-                    measure(cell, court, limits, folder, record)
-                except ChildFailed as error:
-                    record |= {"status": error.status, "reason": error.reason}
-            yield record, log.read_bytes().decode(errors="replace")
+    cells: Sequence[Cell], measured: Mapping[str, Record], court: "Judge", limits: Limits
+) -> Iterator[tuple[list[Record], str]]:
+    """The records of the cells of one problem, with what the rungs printed.
+
+    First a cell at a time; then those to be paired together, in one process, if each of them was
+    found right by itself.
+    """
+    log = court.folder / "log"
+    for cell in cells:
+        if cell.paired:
+            continue
+        record = blank_record(cell)
+        log.write_bytes(b"")
+        if reason := cell.rung.why_skip(cell.problem):
+            record |= {"status": "skipped", "reason": reason}
+        else:
+            try:
+                measure(cell, court, limits, record)
+            except ChildFailed as error:
+                record |= {"status": error.status, "reason": error.reason}
+        yield [record], log.read_bytes().decode(errors="replace")
+    if in_turns := [cell for cell in cells if cell.paired]:
+        log.write_bytes(b"")
+        records = measure_in_turns(in_turns, measured, court, limits)
+        yield records, log.read_bytes().decode(errors="replace")
 
 
 def blank_record(cell: Cell) -> Record:
@@ -128,26 +147,28 @@ def blank_record(cell: Cell) -> Record:
         **dict.fromkeys(errors),
         "flops": cost.flops(problem),
         "hbm_bytes": cost.hbm_bytes(problem),
-        "paired": False,
     }
 
 
-def measure(cell: Cell, court: "Judge", limits: Limits, folder: Path, record: Record) -> None:
+def measure(cell: Cell, court: "Judge", limits: Limits, record: Record) -> None:
     """Fill `record` with what the cell's own process measures and its judge finds.
 
     Raises ChildFailed where the cell comes to nothing.
     """
-    out = folder / "out"
+    out = court.folder / "out"
     order = cell.to_json() | {"memory": limits.memory, "seconds": SAMPLE_SECONDS}
     court.open()  # the oracle first: what can't be checked isn't run
     try:
-        with Child(contest, str(cell.rung.path), order, str(out), log=folder / "log") as child:
-            expect(child.receive(START_LIMIT, "loading the rung and its inputs"), "ready")
+        with Child(
+            contest, str(cell.rung.path), order, str(out), log=court.folder / "log"
+        ) as child:
+            late = f"did not load in {START_LIMIT:g} s"
+            expect(child.receive(START_LIMIT, late), "ready")
             child.limit_memory(limits.memory)
             child.send({"event": "start"})
             budget = Stopwatch(limits.budget)
-            what = f"the budget of {limits.budget:.3g} s was spent: it"
-            message = expect(child.receive(budget.left(), what), "output")
+            late = f"took more than its budget of {limits.budget:g} s"
+            message = expect(child.receive(budget.left(), late), "output")
             budget.stop()
             for field in ("mode", "first_call_ms", "peak_bytes", "memory_meter"):
                 record[field] = message[field]
@@ -157,7 +178,7 @@ def measure(cell: Cell, court: "Judge", limits: Limits, folder: Path, record: Re
             child.send({"event": "order", "go": go, "seconds_left": budget.left()})
             if not go:
                 return
-            message = expect(child.receive(budget.left(), what), "done")
+            message = expect(child.receive(budget.left(), late), "done")
             if message["again"]:
                 again = court.verdict(out.with_suffix(".again"), negated=True)
                 if not again["exact"] and cell.rung.exact(cell.problem):
@@ -167,8 +188,52 @@ def measure(cell: Cell, court: "Judge", limits: Limits, folder: Path, record: Re
             for field in ("time_ms", "time_iqr_ms", "samples"):
                 record[field] = message[field]
     finally:
-        for path in folder.glob("out.*"):
-            path.unlink()
+        court.sweep()
+
+
+def measure_in_turns(
+    cells: Sequence[Cell], measured: Mapping[str, Record], court: "Judge", limits: Limits
+) -> list[Record]:
+    """The paired records of the cells of one problem: all contestants in one process, in turns.
+
+    Only rungs that were right by themselves, and not interpreted, compete; the others are skipped.
+    """
+    records = [blank_record(cell) for cell in cells]
+    competing = []
+    for cell, record in zip(cells, records, strict=True):
+        single = measured.get(key(replace(cell, paired=False).to_json()))
+        if single is None or single["status"] != "ok":
+            record |= {"status": "skipped", "reason": "not ok by itself: not compared"}
+        elif single["mode"] == "interpreted":
+            record |= {"status": "skipped", "reason": "interpreted: no speed to compare"}
+        else:
+            competing.append((cell, record))
+    if not competing:
+        return records
+    order = cells[0].problem.to_json() | {"seconds": TURN_SECONDS * len(competing)}
+    paths = [str(cell.rung.path) for cell, _ in competing]
+    outs = [court.folder / f"out.{index}" for index in range(len(competing))]
+    try:
+        court.open()
+        child = Child(duel, paths, order, [str(out) for out in outs], log=court.folder / "log")
+        with child:
+            late = f"did not load in {START_LIMIT:g} s"
+            expect(child.receive(START_LIMIT, late), "ready")
+            child.limit_memory(limits.memory)
+            child.send({"event": "start"})
+            seconds = limits.budget * len(competing)
+            late = f"took more than their budgets of {limits.budget:g} s together"
+            message = expect(child.receive(seconds, late), "done")
+        for (cell, record), out, timing in zip(competing, outs, message["timings"], strict=True):
+            hold(record, court.verdict(out, negated=False), cell)
+            if record["status"] == "ok":
+                record |= timing
+    except ChildFailed as error:
+        for _, record in competing:
+            record |= {"status": error.status, "reason": error.reason}
+    finally:
+        court.sweep()
+    return records
 
 
 def expect(message: Record, event: str) -> Record:
@@ -198,6 +263,7 @@ class Judge:
 
     def __init__(self, problem: Problem, folder: Path) -> None:
         self.problem = problem
+        self.folder = folder
         self.log = folder / "judge.log"
         self.child: Child | None = None
 
@@ -206,7 +272,8 @@ class Judge:
         if self.child is None:
             self.child = Child(judge, self.problem.to_json(), log=self.log)
             try:
-                message = self.child.receive(START_LIMIT + JUDGE_LIMIT, "computing the oracle")
+                late = f"the oracle took more than {JUDGE_LIMIT:g} s"
+                message = self.child.receive(START_LIMIT + JUDGE_LIMIT, late)
                 expect(message, "ready")
             except ChildFailed as error:
                 self.close()
@@ -217,7 +284,13 @@ class Judge:
         """What the judge finds of the output in the file `path`; `negated`: it was of -v."""
         child = self.open()
         child.send({"event": "check", "path": str(path), "negated": negated})
-        return expect(child.receive(JUDGE_LIMIT, "comparing the output"), "verdict")
+        late = f"comparing its output took more than {JUDGE_LIMIT:g} s"
+        return expect(child.receive(JUDGE_LIMIT, late), "verdict")
+
+    def sweep(self) -> None:
+        """Remove outputs that were written for it: no later rung may find them."""
+        for path in self.folder.glob("out.*"):
+            path.unlink()
 
     def close(self) -> None:
         """End its process."""

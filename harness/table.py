@@ -25,7 +25,8 @@ SMALL_PEAK = 1 << 20  # bytes below which a process's resident set tells nothing
 LEGEND = (
     "ok: exact by the float64 rule. wrong: misses it. wrong-by-design: declared inexact above its "
     "N. skipped, crashed, timeout, out-of-memory: no figure. interpreted: Triton without a GPU, "
-    "no speed, never compared. ~: ratio of unpaired medians, a process a cell; errors are against "
+    "no speed, never compared. ~: ratio of unpaired medians, a process a cell (without ~: paired, "
+    "one process, in turns); errors are against "
     "stage 3."
 )
 
@@ -79,11 +80,31 @@ def ratios(group: Sequence[Record], cell: Record) -> tuple[float | None, float |
     """
     if not comparable(cell):
         return None, None
-    others = [other for other in group if comparable(other) and other is not cell]
+    others = [
+        other
+        for other in group
+        if comparable(other) and other["paired"] == cell["paired"] and other is not cell
+    ]
     lower = [other for other in others if other["stage"] < cell["stage"] < PEERS_FROM]
     stage3 = [other for other in others if other["stage"] == YARDSTICK]
     before = lower[-1]["time_ms"] / cell["time_ms"] if lower else None
     return before, stage3[0]["time_ms"] / cell["time_ms"] if stage3 else None
+
+
+def rows_of(group: Sequence[Record]) -> list[Record]:
+    """The cells of a problem that have a row: one a rung, the unpaired one where there are both."""
+    rows = {(cell["stage"], cell["name"]): cell for cell in group if cell["paired"]}
+    rows |= {(cell["stage"], cell["name"]): cell for cell in group if not cell["paired"]}
+    return [rows[rung] for rung in sorted(rows)]
+
+
+def in_turns(group: Sequence[Record], cell: Record) -> Record | None:
+    """The paired cell of the same rung, where it was measured."""
+    for other in group:
+        same = (other["stage"], other["name"]) == (cell["stage"], cell["name"])
+        if same and other["paired"] and comparable(other):
+            return other
+    return None
 
 
 def show_time(ms: float | None) -> str:
@@ -102,9 +123,11 @@ def significant(x: float, digits: int = 3) -> str:
     return f"{float(text):.0f}" if "e+" in text else text
 
 
-def show_ratio(ratio: float | None) -> str:
-    """A ratio of unpaired medians, two digits: ~12x, ~0.51x."""
-    return "-" if ratio is None else f"~{significant(ratio, 2)}x"
+def show_ratio(ratio: float | None, paired: bool) -> str:
+    """A ratio: of paired medians 12.3x, three digits; of unpaired ones ~12x, two."""
+    if ratio is None:
+        return "-"
+    return f"{significant(ratio)}x" if paired else f"~{significant(ratio, 2)}x"
 
 
 def show_peak(cell: Record) -> str:
@@ -129,14 +152,15 @@ def titles(env: Record) -> dict[tuple[int, str], str]:
 
 def row(group: Sequence[Record], cell: Record, title: str) -> list[str]:
     """The texts of one row, in the order of HEADERS."""
-    before, stage3 = ratios(group, cell)
+    turn = in_turns(group, cell)
+    before, stage3 = ratios(group, turn or cell)
     interpreted = cell["mode"] == "interpreted" and cell["time_ms"] is not None
     return [
         str(cell["stage"]),
         title,
         show_time(cell["time_ms"]),
-        "interpreted" if interpreted else show_ratio(before),
-        show_ratio(stage3),
+        "interpreted" if interpreted else show_ratio(before, turn is not None),
+        show_ratio(stage3, turn is not None),
         show_peak(cell),
         show_error(cell["err_stage3_max"]),
         show_error(cell["err_stage3_rel"]),
@@ -157,7 +181,8 @@ def rich_tables(env: Record, cells: Sequence[Record], width: int) -> RenderableT
     shown = [index for index, header in enumerate(HEADERS) if not (narrow and header == "rel err")]
     parts: list[RenderableType] = []
     for group in by_problem(cells):
-        rows = [row(group, cell, names[cell["stage"], cell["name"]]) for cell in group]
+        shown_cells = rows_of(group)
+        rows = [row(group, cell, names[cell["stage"], cell["name"]]) for cell in shown_cells]
         parts.append(Text(problem_title(group[0]), style="bold"))
         table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="underline")
         for index in shown:
@@ -170,11 +195,11 @@ def rich_tables(env: Record, cells: Sequence[Record], width: int) -> RenderableT
                 no_wrap=True,
                 width=min(longest, widest) if header == "rung" else longest,
             )
-        for cell, texts in zip(group, rows, strict=True):
+        for cell, texts in zip(shown_cells, rows, strict=True):
             style = "dim" if cell["mode"] == "interpreted" else ""
             styles = [style] * (len(texts) - 1) + [STYLES.get(cell["status"], "bold red")]
             table.add_row(*(Text(texts[index], style=styles[index]) for index in shown))
-        parts += [table, *(Text(line, style="dim") for line in reasons(group)), Text("")]
+        parts += [table, *(Text(line, style="dim") for line in reasons(shown_cells)), Text("")]
     parts.append(Text(LEGEND, style="dim"))
     return Group(*parts)
 
@@ -199,7 +224,7 @@ def markdown(env: Record, cells: Sequence[Record]) -> str:
         lines.append(f"| {' | '.join(HEADERS)} |")
         marks = ["---" if header in ("rung", "status") else "---:" for header in HEADERS]
         lines.append(f"| {' | '.join(marks)} |")
-        for cell in group:
+        for cell in rows_of(group):
             texts = row(group, cell, names[cell["stage"], cell["name"]])
             lines.append(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |")
         lines.append("")

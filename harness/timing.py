@@ -1,19 +1,25 @@
 """How time is measured, and nothing else.
 
-On a CPU by torch.utils.benchmark.Timer, with all of torch's threads and Python's garbage collector
-off, as timeit has it. On a GPU by a pair of CUDA events a call, with the L2 cache flushed before
+On a CPU by torch.utils.benchmark.Timer, as it has it: one thread (the rungs before torch have no
+more, and two that wait for each other on a busy machine waste a hundred times what they gain), and
+Python's garbage collector off. On a GPU by a pair of CUDA events a call, with the L2 cache flushed before
 each. A call is timed in samples; the figure is their median, the spread their interquartile range.
 """
 
+import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.utils.benchmark import Timer
 
 Call = Callable[[], object]
+
+LEAST_ROUNDS = 5
+HEAD_START_CYCLES = 400_000  # of the GPU's clock, 0.2 to 0.4 ms: longer than a launch from Python
+SAMPLE_SECONDS = 0.002  # a sample of alternating CPU contestants is at least so long
 
 
 @dataclass(frozen=True)
@@ -52,27 +58,83 @@ def time_call(call: Call, device: str, seconds: float) -> Timing:
 
 def time_cpu(call: Call, seconds: float) -> Timing:
     """Samples by torch.utils.benchmark, each of enough calls to drown the clock's own cost."""
-    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+    timer = Timer("call()", globals={"call": call})
     measurement = timer.blocked_autorange(min_run_time=seconds)
     return Timing([1e3 * sample for sample in measurement.times])
 
 
 def time_cuda(call: Call, seconds: float) -> Timing:
     """One sample a call, between two events, the L2 cache overwritten before each."""
-    l2_bytes = torch.cuda.get_device_properties().L2_cache_size
-    flush = torch.empty(2 * l2_bytes, dtype=torch.int8, device="cuda")
+    sample = cuda_sampler(call)
     samples: list[float] = []
     deadline = time.perf_counter() + seconds
     while not samples or time.perf_counter() < deadline:
+        samples.append(sample())
+    return Timing(samples)
+
+
+def alternate(calls: Sequence[Call], devices: Sequence[str], seconds: float) -> list[Timing]:
+    """Time contestants in turns, all warmed up already: round after round, one sample each.
+
+    Each round starts one contestant later than the last, so that none always follows the same
+    other. The clocks of the machine sag for all alike, so that the ratio of two medians is fair.
+    """
+    samplers = [
+        cuda_sampler(call) if device == "cuda" else cpu_sampler(call)
+        for call, device in zip(calls, devices, strict=True)
+    ]
+    samples: list[list[float]] = [[] for _ in calls]
+    deadline = time.perf_counter() + seconds
+    first = 0
+    while len(samples[0]) < LEAST_ROUNDS or time.perf_counter() < deadline:
+        for offset in range(len(calls)):
+            index = (first + offset) % len(calls)
+            samples[index].append(samplers[index]())
+        first += 1
+    return [Timing(each) for each in samples]
+
+
+def cpu_sampler(call: Call) -> Callable[[], float]:
+    """A function that takes one sample of `call`, ms a call, of at least 2 ms together."""
+    timer = Timer("call()", globals={"call": call})
+    number = max(1, round(SAMPLE_SECONDS / max(timer.timeit(1).mean, 1e-7)))
+
+    def sample() -> float:
+        gc_was_on = gc.isenabled()
+        gc.disable()  # as timeit has it
+        try:
+            start = time.perf_counter()
+            for _ in range(number):
+                call()
+            return 1e3 * (time.perf_counter() - start) / number
+        finally:
+            if gc_was_on:
+                gc.enable()
+
+    return sample
+
+
+def cuda_sampler(call: Call) -> Callable[[], float]:
+    """A function that takes one sample of `call` between two events, the L2 cache flushed.
+
+    The GPU is kept busy while Python launches `call`, so that the figure is the device's own time:
+    what a stream of work would see, not what an idle GPU waits for the interpreter.
+    """
+    l2_bytes = torch.cuda.get_device_properties().L2_cache_size
+    flush = torch.empty(2 * l2_bytes, dtype=torch.int8, device="cuda")
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
+
+    def sample() -> float:
+        torch.cuda._sleep(HEAD_START_CYCLES)
         flush.zero_()
-        start = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
         start.record()
         call()
         end.record()
         end.synchronize()
-        samples.append(start.elapsed_time(end))
-    return Timing(samples)
+        return start.elapsed_time(end)
+
+    return sample
 
 
 def synchronize(device: str) -> None:

@@ -8,6 +8,7 @@ is linear in v, and changing a sign is exact in floating point.
 """
 
 import contextlib
+import functools
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from harness.problem import Problem
 from harness.processes import hear, say
 
 WARM_UP_ROWS = 16
+WARM_UP_CALLS = 2
 MEMORY_SLACK = 1 << 29  # bytes: stacks of torch's threads, the interpreter's own growth
 
 
@@ -44,22 +46,26 @@ def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -
     Says 'ready', then 'output' when the first output is written, then, when told to go on, 'done'
     with the timing; or 'failed' with a status and a reason at any point.
     """
+    import torch
+
     from harness.accuracy import set_precision
     from harness.inputs import make_inputs
     from harness.memory import measure_peak
     from harness.timing import time_call, time_once
 
     problem = Problem.from_json(cell)
-    device = problem.device
     try:
         import stages
 
         module = stages.load(path)
-        if device == "cuda" and problem.dtype == "float32":
+        # where it works says how it is measured: a CPU rung takes a GPU's tensors
+        device = module.STAGE.computes_on(problem.device)
+        torch.set_num_threads(1)  # timing.py says why
+        if problem.device == "cuda" and problem.dtype == "float32":
             set_precision(problem.precision)
         q, k, v = make_inputs(problem)
         attend = bind(module.attend, problem)
-        mode = module.STAGE.mode(device)
+        mode = module.STAGE.mode(problem.device)
         if device == "cpu":
             set_data_limit(cell["memory"])
     except BaseException as error:
@@ -110,6 +116,50 @@ def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -
         return
     say(
         connection, "done", time_ms=median, time_iqr_ms=iqr, samples=len(samples), again=again
+    )  # fmt: skip
+
+
+def duel(connection: Connection, paths: list[str], order: dict[str, Any], outs: list[str]) -> None:
+    """Time the rungs in `paths` against each other: one process, in turns, on one problem.
+
+    Each has been found right in a process of its own. Says 'ready', then 'done' with a timing a
+    rung, its output of the last call in the file of `outs` for the judge; or 'failed'.
+    """
+    import torch
+
+    import stages
+    from harness.accuracy import set_precision
+    from harness.inputs import make_inputs
+    from harness.timing import alternate
+
+    problem = Problem.from_json(order)
+    try:
+        modules = [stages.load(path) for path in paths]
+        devices = [module.STAGE.computes_on(problem.device) for module in modules]
+        torch.set_num_threads(1)
+        if problem.device == "cuda" and problem.dtype == "float32":
+            set_precision(problem.precision)
+        q, k, v = make_inputs(problem)
+        attends = [bind(module.attend, problem) for module in modules]
+        say(connection, "ready")
+        hear(connection)
+        for attend in attends:
+            for _ in range(WARM_UP_CALLS):
+                attend(q, k, v)
+        calls = [functools.partial(attend, q, k, v) for attend in attends]
+        timings = alternate(calls, devices, order["seconds"])
+        for call, out in zip(calls, outs, strict=True):
+            write_output(call(), q, out)
+        check_unwritten(problem, q, k, v)
+    except BaseException as error:
+        say(connection, "failed", **blame(error, problem))
+        return
+    say(
+        connection, "done",
+        timings=[
+            {"time_ms": t.median_ms, "time_iqr_ms": t.iqr_ms, "samples": len(t.samples_ms)}
+            for t in timings
+        ],
     )  # fmt: skip
 
 
