@@ -118,7 +118,7 @@ def with_rounded_p(round_p: Callable[[torch.Tensor], torch.Tensor]) -> Attend:
         scale = q.shape[-1] ** -0.5
         k = k.repeat_interleave(groups, dim=1)
         v = v.repeat_interleave(groups, dim=1)
-        s = q @ k.transpose(-2, -1) * scale
+        s = (q * scale) @ k.transpose(-2, -1)
         hidden = stages.by_number(YARDSTICK).hidden_keys(
             q, k, bool(options.get("causal", False)), options.get("seqlens_k")
         )

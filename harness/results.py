@@ -88,15 +88,19 @@ ENV: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
 }
 
 
+# kind of record -> its schema; a file is an env line, then lines of one other kind
+SCHEMAS = {"env": ENV, "cell": CELL}
+
+
 class BadRecord(ValueError):
     """A line of a results file is not a record; the message says which line and why."""
 
 
 def check_record(record: Mapping[str, Any]) -> None:
     """Raise BadRecord unless `record` is an env or a cell with just the schema's fields."""
-    schema = {"env": ENV, "cell": CELL}.get(str(record.get("kind")))
+    schema = SCHEMAS.get(str(record.get("kind")))
     if schema is None:
-        raise BadRecord(f"kind: got {record.get('kind')!r}, expected 'env' or 'cell'")
+        raise BadRecord(f"kind: got {record.get('kind')!r}, expected one of {', '.join(SCHEMAS)}")
     if missing := [field for field in schema if field not in record]:
         raise BadRecord(f"no field {missing[0]!r}")
     if strange := [field for field in record if field not in schema]:
@@ -122,10 +126,12 @@ def dump_line(record: Mapping[str, Any]) -> bytes:
     return (json.dumps(record, allow_nan=False) + "\n").encode()
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The env record and the cells of a results file; a torn last line is passed over.
+def read(
+    path: str | os.PathLike[str], kind: str = "cell"
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The env record of a results file and its records, all of `kind`.
 
-    Raises BadRecord where any other line is no record, OSError where there is no such file.
+    A torn last line is passed over. Raises BadRecord where any other line is no such record, OSError where there is no such file.
     """
     data = Path(path).read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
@@ -138,8 +144,10 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], list[dict[str, A
             check_record(record)
         except (BadRecord, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise BadRecord(f"{path}: line {count} is not a record of ours: {error}") from error
-        if (record["kind"] == "env") != (count == 1):
-            raise BadRecord(f"{path}: line {count} is a record of kind {record['kind']!r}")
+        expected = "env" if count == 1 else kind
+        if record["kind"] != expected:
+            got = record["kind"]
+            raise BadRecord(f"{path}: line {count} is of kind {got!r}, expected {expected!r}")
         records.append(record)
     if not records:
         raise BadRecord(f"{path}: no whole line in it: nothing was measured, start the run again")

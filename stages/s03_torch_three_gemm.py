@@ -1,6 +1,6 @@
 """Rung 3, three kernels in torch: GEMM, softmax, GEMM. The yardstick, and in float64 the oracle.
 
-    S = Q K^T * scale      (Nq, Nk) written to memory
+    S = (Q * scale) K^T    (Nq, Nk) written to memory
     P = softmax(S)         read, written
     O = P V                read again
 
@@ -59,7 +59,8 @@ def attend(
     if k.shape[1] != q.shape[1]:  # grouped heads: each key head serves H / Hk query heads
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)  # (B, H, Nk, d)
         v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)  # (B, H, Nk, d)
-    s = q @ k.transpose(-2, -1) * scale  # (B, H, Nq, Nk)
+    # q is scaled, not S: one kernel over N x d instead of one more over N x N
+    s = (q * scale) @ k.transpose(-2, -1)  # (B, H, Nq, Nk)
     if not causal and seqlens_k is None:
         p = torch.softmax(s, dim=-1)  # (B, H, Nq, Nk)
     else:
