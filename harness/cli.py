@@ -24,7 +24,7 @@ from harness import environment, plots, readme, table
 from harness.problem import DEVICES, DTYPES, INPUTS, PRECISIONS, REAL_D, Problem
 from harness.real_inputs import HEADS, LAYERS, MAX_N
 from harness.results import FAILURES, BadRecord, Writer, key, read
-from harness.roster import BadRung, Rung, read_rungs
+from harness.roster import PEERS_FROM, BadRung, Rung, read_rungs
 from harness.runner import (
     SEED,
     Cell,
@@ -35,6 +35,7 @@ from harness.runner import (
     plan_tour,
     run,
 )
+from harness.suites import SUITES
 
 MAX_D = 256
 RUNS = Path("runs")
@@ -149,6 +150,11 @@ def make_cells(arguments: dict[str, Any], rungs: Sequence[Rung], device: str) ->
     """The cells that the arguments ask for: the tour where no problem is described."""
     base = make_problem(arguments, device)
     described = [name for name in SHAPE if arguments[name] != DEFAULTS[name]]
+    if arguments["suite"] is not None:
+        one_of(arguments["suite"], "--suite", tuple(SUITES))
+        if described:
+            raise UserError(f"--{described[0]}: a suite's problems are its own; leave it away")
+        return SUITES[arguments["suite"]](rungs, base)
     if not described:
         return plan_tour(rungs, base)
     sizes = integers(arguments["n"] or "64", "--n", 1)
@@ -165,7 +171,7 @@ SHAPE = ("n", "nq", "d", "b", "h", "dtype", "precision", "causal", "inputs")
 DEFAULTS: dict[str, Any] = {
     "stages": None, "n": None, "nq": None, "d": None, "b": 1, "h": 1, "dtype": "float32",
     "precision": "ieee", "causal": False, "inputs": "normal", "device": None, "seed": SEED,
-    "budget": 60.0, "memory": None, "paired": False,
+    "budget": 60.0, "memory": None, "paired": False, "suite": None,
 }  # fmt: skip
 
 
@@ -206,6 +212,9 @@ def run_command(
         bool,
         typer.Option("--paired", help="also time the rungs in turns, in one process, for ratios"),
     ] = DEFAULTS["paired"],
+    suite: Annotated[
+        str | None, typer.Option(help=f"the problems of a source's table: {', '.join(SUITES)}")
+    ] = DEFAULTS["suite"],
     stage: Annotated[
         list[Path] | None,
         typer.Option(help="a rung's file, as one more row; may be repeated", show_default=False),
@@ -222,6 +231,7 @@ def run_command(
         "stages": stages, "n": n, "nq": nq, "d": d, "b": b, "h": h, "dtype": dtype,
         "precision": precision, "causal": causal, "inputs": inputs, "device": device,
         "seed": seed, "budget": budget, "memory": memory, "paired": paired,
+        "suite": suite,
     }  # fmt: skip
     if not budget > 0:
         raise UserError(f"--budget: got {budget:g}, expected a number of seconds above 0")
@@ -244,7 +254,9 @@ def new_run(given: dict[str, Any], own: Sequence[Path], out: Path | None) -> int
     if device == "cuda" and (reason := why_no_cuda(rungs)):
         raise UserError(f"--device: got cuda, but {reason}")
     device = device or best_device(rungs)
-    chosen = choose(rungs, given["stages"], own)
+    # others' kernels come into suites and the tour, elsewhere when they are asked for
+    peers = all(given[name] == DEFAULTS[name] for name in SHAPE)
+    chosen = choose(rungs, given["stages"], own, peers)
     cells = make_cells(given, chosen, device)
     env = environment.make_env(
         device,
@@ -358,10 +370,12 @@ def resolved(paths: Sequence[Path]) -> list[Path]:
     return [*paths, *(path.resolve() for path in paths)]
 
 
-def choose(rungs: Sequence[Rung], wanted: str | None, own: Sequence[Path]) -> list[Rung]:
-    """The rungs that --stages names, and always those of --stage."""
+def choose(
+    rungs: Sequence[Rung], wanted: str | None, own: Sequence[Path], peers: bool
+) -> list[Rung]:
+    """The rungs that --stages names, and always those of --stage; by default ours, and `peers`."""
     if wanted is None:
-        return list(rungs)
+        return [rung for rung in rungs if peers or rung.number < PEERS_FROM]
     numbers = integers(wanted, "--stages", 0)
     known = {rung.number for rung in rungs}
     if missing := [number for number in numbers if number not in known]:
@@ -399,7 +413,7 @@ def carry_out(
         print(f"interrupted, {left} of {len(cells)} cells left: "
               f"ladder run --resume {writer.path}", file=sys.stderr)  # fmt: skip
         return INTERRUPTED
-    if not any(env["arguments"][name] != DEFAULTS[name] for name in SHAPE):
+    if all(env["arguments"][name] == DEFAULTS[name] for name in SHAPE):
         try:
             written = plots.plot(env, records, writer.path.with_suffix(""))
             shown = ", ".join(str(path) for path in written)

@@ -131,7 +131,8 @@ def read(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The env record of a results file and its records, all of `kind`.
 
-    A torn last line is passed over. Raises BadRecord where any other line is no such record, OSError where there is no such file.
+    A torn last line is passed over. Raises BadRecord where any other line is no such record,
+    OSError where there is no such file.
     """
     data = Path(path).read_bytes()
     whole = data[: data.rfind(b"\n") + 1]

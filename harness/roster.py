@@ -14,6 +14,8 @@ from harness.processes import START_LIMIT, Child, ChildFailed, Message
 from harness.worker import describe
 
 STAGES = Path(__file__).parent.parent / "stages"
+PEERS = Path(__file__).parent / "peers"
+PEERS_FROM = 100  # rungs from this number on are peers: others' kernels, no steps of the ladder
 
 
 class BadRung(ValueError):
@@ -81,11 +83,13 @@ def built_in_files() -> list[Path]:
 
 
 def read_rungs(own: Sequence[Path] = ()) -> list[Rung]:
-    """The built-in rungs and those in the files `own`, by number.
+    """The built-in rungs, those in the files `own`, and the peers that run here, by number.
 
     Raises BadRung where a file can't be loaded, or two rungs share number and name.
     """
     rungs = describe_files(built_in_files())
+    peers = describe_files(sorted(PEERS.glob("p*.py")))
+    rungs += [peer for peer in peers if peer.unavailable["cuda"] is None]
     for path in own:
         rungs += describe_files([path])  # a process each: one bad file blames itself alone
     seen: dict[tuple[int, str], Path] = {}

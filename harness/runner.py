@@ -15,11 +15,12 @@ from harness import cost
 from harness.problem import REAL_D, Problem
 from harness.processes import START_LIMIT, Child, ChildFailed
 from harness.results import Writer, key
-from harness.roster import Rung
+from harness.roster import PEERS_FROM, Rung
 from harness.worker import contest, duel, judge
 
 SEED = 20_260_101
 JUDGE_LIMIT = 600.0  # seconds for an oracle
+GPU_SIZES = (1024, 2048, 4096, 8192, 16384)
 SMALL_N, SMALL_D = 64, 16  # the tour's small part goes up to so many keys
 SAMPLE_SECONDS = 0.2  # of sampling a cell
 TURN_SECONDS = 0.3  # of sampling a contestant, in turns
@@ -61,11 +62,14 @@ def plan_grid(
 def plan_tour(rungs: Sequence[Rung], base: Problem) -> list[Cell]:
     """What a newcomer sees: small problems for all, larger ones and real input for the faster.
 
-    Rungs come in up to the N that they call worth running; `base` gives seed, dtype and device.
+    A GPU gets a part of its own, up to N = 16384, with the peers. Rungs come in up to the N that
+    they call worth running; `base` gives seed, dtype and device.
     """
     sizes = [("normal", n, SMALL_D) for n in (8, 16, 32, SMALL_N)]
     sizes += [("normal", n, 64) for n in (64, 128, 256, 512, 1024)]
     sizes += [("real", n, REAL_D) for n in (128, 256, 512)]
+    if base.device == "cuda":
+        sizes += [("normal", n, d) for d in (64, 128) for n in GPU_SIZES if (n, d) != (1024, 64)]
     cells = []
     for inputs, n, d in sizes:
         problem = replace(base, inputs=inputs, nq=n, nk=n, d=d)
@@ -75,8 +79,14 @@ def plan_tour(rungs: Sequence[Rung], base: Problem) -> list[Cell]:
             Cell(rung, problem)
             for rung in rungs
             if least <= rung.worth_up_to.get(problem.device, least)
+            and (rung.number < PEERS_FROM or peer_joins(rung, problem))
         ]
     return cells
+
+
+def peer_joins(peer: Rung, problem: Problem) -> bool:
+    """Whether a peer has a row: on the larger problems that it takes."""
+    return problem.nk >= GPU_SIZES[0] and peer.why_skip(problem) is None
 
 
 def run(

@@ -12,12 +12,12 @@ from rich.text import Text
 
 from harness.processes import show_bytes
 from harness.results import PROBLEM
+from harness.roster import PEERS_FROM
 
 Record = Mapping[str, Any]
 
 FORMATS = ("rich", "markdown", "csv", "json")
 YARDSTICK = 3
-PEERS_FROM = 100  # rungs from this number on are peers, not steps of the ladder
 WIDTH = 100
 FULL_WIDTH = 92  # columns that a whole row takes at the most
 SMALL_PEAK = 1 << 20  # bytes below which a process's resident set tells nothing

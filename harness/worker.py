@@ -223,9 +223,13 @@ def blame(error: BaseException, problem: Problem) -> dict[str, str]:
     """Status and reason of a failed cell, from what was raised."""
     import torch
 
+    from stages.contract import StageUnavailable
+
     text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
     if isinstance(error, WrongOutput):
         return {"status": "wrong", "reason": str(error)}
+    if isinstance(error, StageUnavailable):
+        return {"status": "skipped", "reason": str(error)}
     out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     if out_of_memory or "can't allocate memory" in str(error):
         return {"status": "out-of-memory", "reason": text}

@@ -79,6 +79,11 @@ class Stage:
                         f"Stage.{what}: got {value!r}, expected some of {', '.join(allowed)}"
                     )
 
+    def computes_on(self, device: str) -> str:
+        """Where it does its work when its input is on `device`: a CPU rung takes a GPU's tensors,
+        works on the CPU and answers on the GPU."""
+        return device if device in self.devices else self.devices[0]
+
     def mode(self, device: str) -> str:
         """How it runs on `device`: 'native', or Triton 'compiled' (cuda) or 'interpreted' (cpu)."""
         if "triton" not in self.needs:
@@ -88,8 +93,8 @@ class Stage:
 
 def why_not(stage: Stage, device: str) -> str | None:
     """Why `stage` can't run on `device` ('cpu' or 'cuda') of this machine, or None where it can."""
-    if device not in stage.devices:
-        return f"computes on {' or '.join(stage.devices)} only"
+    if device == "cpu" and "cpu" not in stage.devices:
+        return "computes on a GPU only"
     if device == "cuda" or "cuda" in stage.needs:
         if reason := machine.why_no_gpu():
             return reason
@@ -188,9 +193,7 @@ def check_inputs(
             )
     if reason := why_not_dtype(stage, dtype_name(q.dtype), q.device.type):
         raise ValueError(f"q: got dtype {dtype_name(q.dtype)}: {reason}")
-    # where it computes is its own affair: a CPU rung takes a GPU's tensors and answers there
-    device = q.device.type if q.device.type in stage.devices else stage.devices[0]
-    if reason := why_not(stage, device):
+    if reason := why_not(stage, q.device.type):
         raise StageUnavailable(f"rung {stage.number} ({stage.name}) can't run here: {reason}")
 
 

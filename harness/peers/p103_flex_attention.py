@@ -15,7 +15,7 @@ STAGE = Stage(
     idea="a kernel generated from a description of the scores",
     needs=("cuda",),
     devices=("cuda",),
-    dtypes=("float16", "bfloat16", "float32"),
+    dtypes=("float16", "bfloat16"),
     options=("causal", "gqa"),
     gradients=True,
 )
@@ -43,7 +43,7 @@ def causal_mask(Nq: int, Nk: int) -> Any:
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False
 ) -> torch.Tensor:
-    """FlexAttention; float32 in IEEE or TF32 as torch is set.
+    """FlexAttention, its causal mask as ours.
 
     q (B, H, Nq, d), k and v (B, Hk, Nk, d) -> (B, H, Nq, d).
     """
