@@ -132,6 +132,8 @@ def server() -> Any:
     """The multiprocessing context whose fork server has torch imported (spawn on Windows)."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
+    # torch.utils.benchmark looks for a GPU as it is imported; by NVML, that doesn't initialise CUDA
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.utils.benchmark", "numpy"])
     return context

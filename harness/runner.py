@@ -287,7 +287,7 @@ class Judge:
                 expect(message, "ready")
             except ChildFailed as error:
                 self.close()
-                raise ChildFailed("skipped", f"can't be checked: {error.reason}") from None
+                raise ChildFailed(error.status, f"can't be checked: {error.reason}") from None
         return self.child
 
     def verdict(self, path: Path, negated: bool) -> Record:
