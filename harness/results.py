@@ -21,6 +21,7 @@ FAILURES = ("wrong", "crashed", "timeout", "out-of-memory")
 MODES = ("native", "interpreted", "compiled")
 METERS = ("cuda-allocator", "process-rss")
 DIRECTIONS = ("fwd", "bwd", "train")
+CEILINGS = ("matmul", "copy")
 
 # what makes a problem: harness/problem.py's fields
 PROBLEM = tuple(Problem.__dataclass_fields__)
@@ -87,9 +88,25 @@ ENV: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
     "date": ((str,), None),
 }
 
+# what a machine can do at the best: harness/ceilings.py
+CEILING: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
+    "kind": ((str,), ("ceiling",)),
+    "what": ((str,), CEILINGS),
+    "dtype": ((str, nothing), DTYPES),  # null for a copy: bytes are bytes
+    "precision": ((str, nothing), (*PRECISIONS, *DTYPES)),
+    "threads": ((int, nothing), None),  # of a CPU; null on a GPU
+    "size": ((int,), None),  # matmul: the side of the square matrices; copy: bytes read + written
+    "value": (number, None),
+    "unit": ((str,), ("TFLOP/s", "TB/s")),
+    "time_ms": (number, None),  # median of a call
+    "time_iqr_ms": ((*number, nothing), None),
+    "samples": ((int,), None),
+    "device": ((str,), DEVICES),
+}
+
 
 # kind of record -> its schema; a file is an env line, then lines of one other kind
-SCHEMAS = {"env": ENV, "cell": CELL}
+SCHEMAS = {"env": ENV, "cell": CELL, "ceiling": CEILING}
 
 
 class BadRecord(ValueError):
@@ -97,7 +114,7 @@ class BadRecord(ValueError):
 
 
 def check_record(record: Mapping[str, Any]) -> None:
-    """Raise BadRecord unless `record` is an env or a cell with just the schema's fields."""
+    """Raise BadRecord unless `record` is of a kind of ours, with just its schema's fields."""
     schema = SCHEMAS.get(str(record.get("kind")))
     if schema is None:
         raise BadRecord(f"kind: got {record.get('kind')!r}, expected one of {', '.join(SCHEMAS)}")

@@ -38,6 +38,7 @@ class Rung:
     gradients: bool
     exact_up_to: int | None
     worth_up_to: Mapping[str, int]
+    traffic: str  # what it moves through memory at the least (harness/cost.py)
     sha256: str
     modes: Mapping[str, str]  # device -> native, compiled or interpreted
     unavailable: Mapping[str, str | None]  # device -> why it can't run there

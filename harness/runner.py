@@ -156,7 +156,7 @@ def blank_record(cell: Cell) -> Record:
         **dict.fromkeys(measured),
         **dict.fromkeys(errors),
         "flops": cost.flops(problem),
-        "hbm_bytes": cost.hbm_bytes(problem),
+        "hbm_bytes": cost.hbm_bytes(problem, cell.rung.traffic),
     }
 
 

@@ -19,7 +19,7 @@ from torch.utils.benchmark import Timer
 Call = Callable[[], object]
 
 LEAST_ROUNDS = 5
-HEAD_START_CYCLES = 400_000  # of the GPU's clock, 0.2 to 0.4 ms: longer than a launch from Python
+HEAD_START_CYCLES = 2_000_000  # of the GPU's clock, about 1 ms: longer than launches from Python
 SAMPLE_SECONDS = 0.002  # a sample of alternating CPU contestants is at least so long
 
 

@@ -75,33 +75,36 @@ def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -
     hear(connection)
 
     try:
+        first_ms = None
         if device == "cpu":
             warm_up(attend, q, k, v)
-            ((o, first_ms), peak, meter) = measure_peak(
-                lambda: time_once(lambda: attend(q, k, v), device), device
-            )
         else:
             # the first call compiles and fetches cuBLAS's workspace: neither is the rung's memory
-            o, first_ms = time_once(lambda: attend(q, k, v), device)
-            del o
-            o, peak, meter = measure_peak(lambda: attend(q, k, v), device)
+            _, first_ms = time_once(lambda: attend(q, k, v), device)
+        (o, call_ms), peak, meter = measure_peak(
+            lambda: time_once(lambda: attend(q, k, v), device), device
+        )
         write_output(o, q, f"{out}.first")
         del o
         check_unwritten(problem, q, k, v)
     except BaseException as error:
         say(connection, "failed", **blame(error, problem))
         return
-    measured = {"first_call_ms": first_ms, "peak_bytes": peak, "memory_meter": meter}
+    measured = {
+        "first_call_ms": call_ms if first_ms is None else first_ms,
+        "peak_bytes": peak,
+        "memory_meter": meter,
+    }
     say(connection, "output", mode=mode, **measured)
 
     order = hear(connection)
     if not order["go"]:
         return
     try:
-        samples, again = [first_ms], False
+        samples, again = [call_ms], False
         iqr = None
-        if mode != "interpreted" and 1e-3 * first_ms < order["seconds_left"] / 4:
-            seconds = min(max(cell["seconds"], 5e-3 * first_ms), order["seconds_left"] / 2)
+        if mode != "interpreted" and 1e-3 * call_ms < order["seconds_left"] / 4:
+            seconds = min(max(cell["seconds"], 5e-3 * call_ms), order["seconds_left"] / 2)
             timing = time_call(lambda: attend(q, k, v), device, seconds)
             samples, iqr, again = timing.samples_ms, timing.iqr_ms, True
             median = timing.median_ms
@@ -110,7 +113,7 @@ def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -
             v.neg_()
             check_unwritten(problem, q, k, v)
         else:
-            median = first_ms
+            median = call_ms
     except BaseException as error:
         say(connection, "failed", **blame(error, problem))
         return

@@ -21,6 +21,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 DEVICES = ("cpu", "cuda")
 OPTIONS = ("causal", "seqlens_k", "gqa")
 NEEDS = ("triton", "extension", "cuda")
+TRAFFICS = ("fused", "three-kernel")
 
 
 class StageUnavailable(RuntimeError):
@@ -44,6 +45,8 @@ class Stage:
     gradients     whether out.backward() fills q.grad, k.grad and v.grad
     exact_up_to   the largest Nk at which it is exact; None: at any
     worth_up_to   device -> the largest N that the tour gives it; a missing device: any N
+    traffic       what crosses memory at the least: 'fused' (q, k, v and o, once each) or
+                  'three-kernel' (S and P too, written and read)
     """
 
     number: int
@@ -59,6 +62,7 @@ class Stage:
     gradients: bool = False
     exact_up_to: int | None = None
     worth_up_to: Mapping[str, int] = field(default_factory=dict)
+    traffic: str = "fused"
 
     def __post_init__(self) -> None:
         if isinstance(self.number, bool) or not isinstance(self.number, int) or self.number < 0:
@@ -78,6 +82,10 @@ class Stage:
                     raise ValueError(
                         f"Stage.{what}: got {value!r}, expected some of {', '.join(allowed)}"
                     )
+        if self.traffic not in TRAFFICS:
+            raise ValueError(
+                f"Stage.traffic: got {self.traffic!r}, expected one of {', '.join(TRAFFICS)}"
+            )
 
     def computes_on(self, device: str) -> str:
         """Where it does its work when its input is on `device`: a CPU rung takes a GPU's tensors,

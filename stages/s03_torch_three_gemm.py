@@ -22,6 +22,7 @@ STAGE = Stage(
     still_hurts="N x N through memory, twice",
     options=("causal", "seqlens_k", "gqa"),
     gradients=True,
+    traffic="three-kernel",
 )
 
 
