@@ -86,25 +86,27 @@ def attention_kernel(
     tl.store(o_ptrs, acc.to(o_ptr.dtype.element_ty), mask=q_mask)
 
 
-def launch_config(d: int, dtype: torch.dtype) -> dict[str, int]:
+def launch_config(d: int, dtype: torch.dtype, precision: str) -> dict[str, int]:
     """BLOCK_M, BLOCK_N, BLOCK_D, num_warps and num_stages for a head dimension and a dtype.
 
-    Float32 in IEEE runs on no matrix unit and its operands sit in registers, so its tiles are
-    small and its warps many. Each choice fits the shared memory of sm_80 and sm_90, and spills no
-    register up to d = 128 (tests/stages/test_cubins.py holds it to that).
+    Measured on one H200 among a few dozen. Float32 in IEEE runs on no matrix unit and its operands
+    sit in registers, so its tiles are small. Each choice fits the shared memory of sm_80 and sm_90,
+    and spills no register up to d = 128 (tests/stages/test_cubins.py holds it to that).
     """
     BLOCK_D = max(16, 1 << (d - 1).bit_length())  # tl.dot refuses an inner dimension under 16
-    if dtype == torch.float32:
-        BLOCK_M = 32 if BLOCK_D <= 128 else 16
-        num_warps = 4 if BLOCK_D <= 32 else 8 if BLOCK_D == 64 else 16
+    size = 0 if BLOCK_D <= 64 else 1 if BLOCK_D == 128 else 2
+    if dtype != torch.float32:
+        BLOCK_M, num_warps, num_stages = ((128, 8, 3), (64, 4, 3), (64, 8, 2))[size]
+    elif precision == "tf32":
+        BLOCK_M, num_warps, num_stages = ((128, 8, 3), (64, 8, 2), (16, 4, 2))[size]
     else:
-        BLOCK_M, num_warps = (128, 4) if BLOCK_D <= 64 else (64, 8)
+        BLOCK_M, num_warps, num_stages = ((32, 8, 3), (32, 16, 2), (16, 16, 2))[size]
     return {
         "BLOCK_M": BLOCK_M,
         "BLOCK_N": BLOCK_N,
         "BLOCK_D": BLOCK_D,
         "num_warps": num_warps,
-        "num_stages": 2,
+        "num_stages": num_stages,
     }
 
 
@@ -119,10 +121,11 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     B, H, Nq, d = q.shape
     Nk = k.shape[2]
     o = torch.empty((B, H, Nq, d), dtype=q.dtype, device=q.device)
-    config = launch_config(d, q.dtype)
+    precision = input_precision(q)
+    config = launch_config(d, q.dtype, precision)
     grid = (triton.cdiv(Nq, config["BLOCK_M"]), B * H)
     attention_kernel[grid](
         q, k, v, o, *q.stride(), *k.stride(), *v.stride(), *o.stride(),
-        H, Nq, Nk, d, d**-0.5, PRECISION=input_precision(q), **config,
+        H, Nq, Nk, d, d**-0.5, PRECISION=precision, **config,
     )  # fmt: skip
     return o

@@ -31,7 +31,10 @@ def resources(cubin: bytes) -> dict[str, int]:
 
 
 def compile_for(stage: str, d: int, dtype: str, sm: int) -> dict[str, object]:
-    """Compile `stage`'s kernel for capability `sm`, as a launch on contiguous tensors would."""
+    """Compile `stage`'s kernel for capability `sm`, as a launch on contiguous tensors would.
+
+    `dtype` 'tf32' is float32 with its dots in TF32.
+    """
     import importlib
 
     import torch
@@ -40,11 +43,14 @@ def compile_for(stage: str, d: int, dtype: str, sm: int) -> dict[str, object]:
     from triton.compiler import ASTSource
 
     module = importlib.import_module(f"stages.{stage}")
-    config = module.launch_config(d, getattr(torch, dtype))
+    precision = "ieee"
+    if dtype == "tf32":
+        dtype, precision = "float32", "tf32"
+    config = module.launch_config(d, getattr(torch, dtype), precision)
     options = {key: config.pop(key) for key in ("num_warps", "num_stages")}
     pointer = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}[dtype]
     kernel = module.attention_kernel
-    constants = {"PRECISION": "ieee", **config}
+    constants = {"PRECISION": precision, **config}
     signature, constexprs, attrs = {}, {}, {}
     for index, name in enumerate(kernel.arg_names):
         if name in constants:
@@ -55,12 +61,13 @@ def compile_for(stage: str, d: int, dtype: str, sm: int) -> dict[str, object]:
             signature[name], constexprs[name] = "constexpr", 1  # a launch specialises on 1
         else:
             signature[name] = "fp32" if name == "scale" else "i32"
-            if name.startswith("stride_") and d % 16 == 0:
+            # a launch specialises on multiples of 16: wider loads, and more of them in flight
+            if (name.startswith("stride_") or name in ("d", "Nq", "Nk")) and d % 16 == 0:
                 attrs[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constexprs=constexprs, attrs=attrs)
     compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
     return {
-        "stage": stage, "d": d, "dtype": dtype, "sm": sm,
+        "stage": stage, "d": d, "dtype": dtype, "precision": precision, "sm": sm,
         "shared": compiled.metadata.shared,
         "cubin_bytes": len(compiled.asm["cubin"]),
         "ptx_target": re.search(r"\.target (\w+)", compiled.asm["ptx"]).group(1),
