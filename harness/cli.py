@@ -18,10 +18,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from harness import ceilings, environment, plots, readme, roofline, table
 from harness import diff as diff_view
 from harness import doctor as doctor_view
-from harness import environment, plots, readme, table
+from harness import model as real_model
 from harness.problem import DEVICES, DTYPES, INPUTS, PRECISIONS, REAL_D, Problem
+from harness.processes import ChildFailed
 from harness.real_inputs import HEADS, LAYERS, MAX_N
 from harness.results import FAILURES, BadRecord, Writer, key, read
 from harness.roster import PEERS_FROM, BadRung, Rung, read_rungs
@@ -456,12 +458,98 @@ class Monitor:
                 f"[{self.done}/{self.total}] {what}, d = {record['d']}: {record['status']} {time}"
             )
             print(line, file=sys.stderr, flush=True)
-        lines = printed.splitlines()
-        if len(lines) > PRINTED_LINES:
-            lines = [f"... {len(lines) - PRINTED_LINES} lines before", *lines[-PRINTED_LINES:]]
-        for line in lines:
-            clean = "".join(c for c in line if c.isprintable())
-            self.console.print(Text(f"{record['name']} | {clean}", style="dim"), soft_wrap=True)
+        show_printed(self.console, record["name"], printed)
+
+
+def show_printed(console: Console, name: str, printed: str) -> None:
+    """The last lines of what a rung printed, its name before each."""
+    lines = printed.splitlines()
+    if len(lines) > PRINTED_LINES:
+        lines = [f"... {len(lines) - PRINTED_LINES} lines before", *lines[-PRINTED_LINES:]]
+    for line in lines:
+        clean = "".join(c for c in line if c.isprintable())
+        console.print(Text(f"{name} | {clean}", style="dim"), soft_wrap=True)
+
+
+@app.command("model")
+def model_command(
+    stage: Annotated[
+        list[str],
+        typer.Option(help="a rung by number, or a rung's file; may be repeated"),
+    ],
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; cuda by default where there is a GPU")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help=", ".join(real_model.DTYPES))] = "float32",
+    text: Annotated[
+        Path | None, typer.Option(help="a text, its first 512 tokens, instead of ours")
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="the model from a file that tools/pack_model_weights.py made"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="where the records go; a new file under runs/ by default")
+    ] = None,
+) -> int:
+    """Put rungs into a real model, MiniLM, as its attention: embeddings, differences, times."""
+    dtype = one_of(SHORT_DTYPES.get(dtype, dtype), "--dtype", real_model.DTYPES)
+    by_number = [value for value in stage if re.fullmatch(r"[\d,\s]*", value)]
+    numbers = integers(",".join(by_number), "--stage", 0) if by_number else []
+    own = [Path(value) for value in stage if value not in by_number]
+    if out is not None and out.exists():
+        raise UserError(f"--out: {out} is there already: name another")
+    if text is not None and weights is not None:
+        raise UserError("--text: got --weights too, whose file has our texts and no tokenizer")
+    device = settle_device(device)
+    try:
+        version = real_model.check_transformers()
+        found = real_model.packed_weights(weights) if weights else real_model.package_weights()
+        given = [real_model.text_of(text)] if text is not None else None
+        rungs = read_rungs(own)
+        if device == "cuda" and (reason := why_no_cuda(rungs)):
+            raise UserError(f"--device: got cuda, but {reason}")
+        device = device or best_device(rungs)
+        known = [rung.number for rung in rungs]
+        if missing := [number for number in numbers if number not in known]:
+            there = ", ".join(str(number) for number in sorted({*known}))
+            raise UserError(f"--stage: got {missing[0]}, expected a file or some of {there}")
+        chosen = [rung for rung in rungs if rung.number in numbers or rung.path in own]
+        texts = given or real_model.our_texts(found, device)
+        cells = real_model.make_cells(chosen, texts, dtype, device)
+        env = environment.make_env(
+            device,
+            [cell.to_json() for cell in cells],
+            [rung.to_json() for rung in chosen],
+            {
+                "stage": [rung.name for rung in chosen], "device": device, "dtype": dtype,
+                "text": "ours" if text is None else "given",
+                "weights": found.origin, "transformers": version,
+            },
+        )  # fmt: skip
+        out = out or RUNS / f"model-{datetime.now():%Y%m%d-%H%M%S}.jsonl"
+        console = Console(stderr=True)
+
+        def create() -> Writer:
+            try:
+                return Writer.create(out, env)
+            except OSError as error:
+                raise UserError(f"--out: {out} can't be written: {error.strerror}") from None
+
+        def tell(record: Record, printed: str) -> None:
+            what = f"{record['stage']} {record['name']}, {record['tokens']} tokens"
+            time = table.show_time(record["time_ms"])
+            print(f"{what}: {record['status']} {time}", file=sys.stderr, flush=True)
+            show_printed(console, record["name"], printed)
+
+        memory = make_limits(DEFAULTS).memory
+        records = real_model.run(cells, found, memory, create, tell)
+    except real_model.ModelError as error:
+        raise UserError(str(error)) from None
+    page = table.page()
+    page.print(real_model.rich_tables(env, records, page.width))
+    page.print(Text(f"records: {out}"), soft_wrap=True)
+    return 1 if any(record["status"] in FAILURES for record in records) else 0
 
 
 @app.command("table")
@@ -496,12 +584,89 @@ def plot_command(
     return 0
 
 
-def open_results(file: Path) -> tuple[Record, list[Record]]:
-    """The env and the cells of a results file; UserError where it can't be read."""
+def open_results(file: Path, kind: str = "cell") -> tuple[Record, list[Record]]:
+    """The env and the records of `kind` of a results file; UserError where it can't be read."""
     try:
-        return read(file)
+        return read(file, kind)
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}") from None
+
+
+@app.command("ceilings")
+def ceilings_command(
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; cuda by default where there is a GPU")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="where the records go; a new file under runs/ by default")
+    ] = None,
+) -> int:
+    """Measure what this machine can do at the best: matrix products and copies."""
+    if out is not None and out.exists():
+        raise UserError(f"--out: {out} is there already: name another")
+    device = settle_device(device)
+    try:
+        reason = ceilings.why_no_gpu() if device != "cpu" else None
+    except ChildFailed as error:
+        reason = f"the GPU can't be asked: {error.reason}"
+    if device == "cuda" and reason:
+        raise UserError(f"--device: got cuda, but {reason}")
+    device = device or ("cpu" if reason else "cuda")
+    env = environment.make_env(device, [], [], {"command": "ceilings", "device": device})
+    if out is None:
+        out = RUNS / f"ceilings-{datetime.now():%Y%m%d-%H%M%S}.jsonl"
+    try:
+        writer = Writer.create(out, env)
+    except OSError as error:
+        raise UserError(f"--out: {out} can't be written: {error.strerror}") from None
+    wanted = ceilings.plan(device)
+    records = []
+    with writer:
+        for index, (ceiling, found) in enumerate(zip(wanted, ceilings.measure(wanted)), start=1):
+            if isinstance(found, str):
+                said = f"failed: {found}"
+            else:
+                writer.append(found)
+                records.append(found)
+                said = ceilings.show_rate(found["value"], found["unit"])
+            print(f"[{index}/{len(wanted)}] {ceiling.title}: {said}", file=sys.stderr, flush=True)
+    console = table.page()
+    ceilings.show(env, records, console)
+    console.print(Text(f"records: {out}"), soft_wrap=True)
+    return int(len(records) < len(wanted))
+
+
+@app.command("roofline")
+def roofline_command(
+    file: Annotated[Path, typer.Argument(help="a results file, JSONL")],
+    ceilings_file: Annotated[
+        Path, typer.Option("--ceilings", help="what `ladder ceilings` wrote on the same machine")
+    ],
+    out: Annotated[Path, typer.Option(help="the folder for roofline.png, or roofline-dark.png")],
+    dark: Annotated[
+        bool, typer.Option("--dark", help="for a dark page: light ink, no background")
+    ] = False,
+) -> int:
+    """Put every rung of a run under the roofs of its machine, from records alone."""
+    env, cells = open_results(file)
+    ceilings_env, roofs = open_results(ceilings_file, "ceiling")
+    try:
+        roofline.same_machine(env, ceilings_env)
+    except roofline.NoRoof as error:
+        raise UserError(f"--ceilings: {ceilings_file}: {error}") from None
+    panels = roofline.panels(cells, roofs)
+    if not panels:
+        raise UserError(f"{file}: no cell in it has a place under a roof: ok, and not interpreted")
+    try:
+        written = roofline.draw(env, panels, out, dark)
+    except ImportError as error:
+        raise UserError(f"plots need matplotlib: {error}; pip install matplotlib") from None
+    except OSError as error:
+        raise UserError(f"--out: {out}: {error.strerror}") from None
+    console = table.page()
+    roofline.show(env, panels, console)
+    console.print(Text(f"plot: {written}"), soft_wrap=True)
+    return 0
 
 
 @app.command("list")

