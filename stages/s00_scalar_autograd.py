@@ -30,7 +30,7 @@ from stages.contract import Stage, check_inputs
 STAGE = Stage(
     number=0,
     name="scalar_autograd",
-    title="scalar autograd in Python",
+    title="scalar autograd",
     idea="every * and + is a Value node; gradients for free",
     still_hurts="an object an operation",
     devices=("cpu",),

@@ -19,11 +19,11 @@ from stages.contract import Stage, check_inputs
 STAGE = Stage(
     number=1,
     name="raw_python",
-    title="raw Python floats",
+    title="raw Python",
     idea="the same loops on plain floats",
     still_hurts="the interpreter",
     devices=("cpu",),
-    worth_up_to={"cpu": 64, "cuda": 256},
+    worth_up_to={"cpu": 64, "cuda": 64},
 )
 
 Matrix = list[list[float]]

@@ -30,13 +30,13 @@ except ImportError:  # not built here, or for another Python: check_inputs tells
 STAGE = Stage(
     number=2,
     name="cpp_value_graph",
-    title="Value graph in C++",
+    title="C++ Value graph",
     idea="the Value graph compiled, its nodes in an arena",
     still_hurts="one thread, a node an operation",
     needs=("extension",),
     devices=("cpu",),
     gradients=True,
-    worth_up_to={"cpu": 256, "cuda": 256},
+    worth_up_to={"cpu": 64, "cuda": 64},
 )
 
 _nodes_made = 0  # by the last attend
