@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from harness import ceilings, environment, plots, readme, roofline, table
+from harness import ceilings, environment, plots, readme, roofline, table, traffic
 from harness import diff as diff_view
 from harness import doctor as doctor_view
 from harness import model as real_model
@@ -666,6 +666,57 @@ def roofline_command(
     console = table.page()
     roofline.show(env, panels, console)
     console.print(Text(f"plot: {written}"), soft_wrap=True)
+    return 0
+
+
+@app.command("io")
+def io_command(
+    stages: Annotated[str, typer.Option(help="rungs by number")] = "3,4,5",
+    n: Annotated[str, typer.Option(help="numbers of keys and queries")] = "1024,4096",
+    d: Annotated[int, typer.Option(help="head dimension", min=1, max=MAX_D)] = 64,
+    b: Annotated[int, typer.Option(help="batch size", min=1)] = 8,
+    h: Annotated[int, typer.Option(help="number of heads: GPT-2's by default", min=1)] = 12,
+    dtype: Annotated[str, typer.Option(help=", ".join(DTYPES))] = "float16",
+    out: Annotated[
+        Path | None, typer.Option(help="where the records go; a new file under runs/ by default")
+    ] = None,
+) -> int:
+    """Count the bytes that rungs really move, beside those predicted (needs ncu)."""
+    if out is not None and out.exists():
+        raise UserError(f"--out: {out} is there already: name another")
+    sizes = integers(n, "--n", 1)
+    shape = {**DEFAULTS, "d": d, "b": b, "h": h, "dtype": dtype}
+    base = make_problem(shape, "cuda")
+    rungs = read_rungs()
+    if reason := why_no_cuda(rungs):
+        raise UserError(f"io: a GPU is needed, but {reason}")
+    chosen = choose(rungs, stages, (), False)
+    arguments = {"command": "io", "n": n, "d": d, "b": b, "h": h, "dtype": dtype}
+    env = environment.make_env("cuda", [], [rung.to_json() for rung in chosen], arguments)
+    path = out or RUNS / f"io-{datetime.now():%Y%m%d-%H%M%S}.jsonl"
+    records: list[Record] = []
+    with Writer.create(path, env) as writer:
+        for problem in (replace(base, nq=size, nk=size) for size in sizes):
+            for rung in chosen:
+                if why := rung.why_skip(problem):
+                    print(f"{rung.number} {rung.name}: skipped: {why}", file=sys.stderr)
+                    continue
+                try:
+                    found = list(traffic.profile(rung, problem))
+                except traffic.NoProfiler as error:
+                    raise UserError(f"io: {error}") from None
+                writer.append(*found)
+                records += found
+    console = table.page()
+    names = table.titles(env)
+    console.print(traffic.show_table(records, names))
+    console.print(Text(f"records: {path}"), soft_wrap=True)
+    try:
+        picture = path.with_suffix(".png")
+        traffic.plot(records, names, picture)
+        console.print(Text(f"plot:    {picture}"), soft_wrap=True)
+    except ImportError as error:
+        console.print(Text(f"no plot: {error}"), soft_wrap=True)
     return 0
 
 

@@ -1,28 +1,208 @@
 """README's tables, generated from committed records between markers, and nothing else.
 
-A part of README.md lies between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``.
+A part of README.md lies between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. The sources'
+figures stand beside ours; they are the only figures in here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from harness import table
+from harness.cost import source_intensity
 from harness.results import read
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 RESULTS = ROOT / "results"
+GPU = RESULTS / "h200"
+
+Record = Mapping[str, Any]
+
+# the sources' table 4.1, ms: the first two columns are one query row, the others all rows
+SOURCE_4_1 = {
+    0: (0.209, 0.446, 0.886, 1.551),
+    1: (0.018, 0.032, 0.061, 0.100),
+    2: (0.001, 0.005, 0.017, 0.063),
+    3: (0.054, 0.049, 0.054, 0.056),
+    4: (0.025, 0.034, 0.020, 0.036),
+}
+# table 4.2: N -> ms of PyTorch and Flash, extra MB of both
+SOURCE_4_2 = {
+    1024: (0.081, 0.039, 8, 0.25),
+    2048: (0.258, 0.158, 32, 0.5),
+    4096: (1.668, 0.462, 128, 1.0),
+}
+# table 4.3: N -> max error of Lite and Online
+SOURCE_4_3 = {
+    64: (0.002, 0.002),
+    128: (0.761, 0.002),
+    256: (1.292, 0.002),
+    512: (2.287, 0.001),
+    1024: (3.491, 0.001),
+}
+# table 4.4: N -> FLOP per byte of standard and Flash
+SOURCE_4_4 = {1024: (15.4, 261), 4096: (16.1, 1044)}
+
+
+def rows(header: Sequence[str], body: Iterable[Sequence[object]]) -> str:
+    """A Markdown table, its first column to the left and the others to the right."""
+    lines = [f"| {' | '.join(header)} |", f"|---|{'---:|' * (len(header) - 1)}"]
+    lines += [f"| {' | '.join(str(cell) for cell in row)} |" for row in body]
+    return "\n".join(lines)
+
+
+def find(cells: Sequence[Record], **fields: object) -> Record:
+    """The one record with those fields. Raises KeyError where there is none, or more."""
+    found = [c for c in cells if all(c[name] == value for name, value in fields.items())]
+    if len(found) != 1:
+        raise KeyError(f"{len(found)} records with {fields}")
+    return found[0]
+
+
+def machine(env: Record) -> str:
+    """Where a file was measured, in a line."""
+    where = env["device_name"]
+    if env["device"] == "cpu":
+        where += f", {env['cores']} cores"
+    versions = [f"torch {env['torch']}"] + [f"Triton {env['triton']}"] * bool(env["triton"])
+    return f"Measured on: {where}; {', '.join(versions)}; {env['date'][:10]}."
+
+
+def ms(cell: Record) -> str:
+    """A time in ms, three digits; the status where there is none."""
+    time = cell["time_ms"]
+    return cell["status"] if time is None else table.significant(time)
+
+
+def times(cells: Sequence[Record], **fields: object) -> str:
+    """How many times faster rung 5 is than stage 3, from times taken in turns."""
+    three, five = (find(cells, stage=s, paired=True, **fields) for s in (3, 5))
+    if not (table.comparable(three) and table.comparable(five)):
+        return "-"
+    return f"{table.significant(three['time_ms'] / five['time_ms'])}x"
 
 
 def first_table() -> str:
     """All rungs at N = 64, d = 16, as the tour measured them on a CPU."""
     env, cells = read(RESULTS / "cpu" / "tour.jsonl")
     chosen = [c for c in cells if (c["nk"], c["d"], c["inputs"]) == (64, 16, "normal")]
-    machine = f"{env['device_name']}, {env['cores']} cores, torch {env['torch']}"
-    return f"{table.markdown(env, chosen)}\n\nMeasured on: {machine}."
+    return f"{table.markdown(env, chosen)}\n\n{machine(env)}"
 
 
-PARTS: dict[str, Callable[[], str]] = {"first-table": first_table}
+def table_4_1() -> str:
+    """Every rung at d = 16, one query row and all, beside the source's figures."""
+    env, cells = read(GPU / "table-4.1.jsonl")
+    names = table.titles(env)
+    body = []
+    for (stage, name), title in names.items():
+        for what in ("source", "one row", "all rows"):
+            if what == "source":
+                if stage not in SOURCE_4_1:
+                    continue
+                figures = [table.significant(x) for x in SOURCE_4_1[stage]]
+                what = "source, one row" if stage < 2 else "source, all rows"
+            else:
+                sizes = [(1 if what == "one row" else n, n) for n in (8, 16, 32, 64)]
+                figures = [
+                    ms(find(cells, stage=stage, name=name, nq=nq, nk=nk, paired=False))
+                    for nq, nk in sizes
+                ]
+            body.append([f"{stage} {title}", what, *figures])
+    header = ["rung", "work", "N = 8", "16", "32", "64"]
+    return f"{rows(header, body)}\n\nTimes in ms, d = 16, float32. {machine(env)}"
+
+
+def table_4_2() -> str:
+    """Rung 5 against stage 3 at d = 64: the speed-up and the memory, precision by precision."""
+    env, cells = read(GPU / "table-4.2.jsonl")
+    kinds = {"IEEE": "ieee", "TF32": "tf32", "fp16": "float16"}
+    parts = []
+    for h, heads in ((1, "one head"), (32, "32 heads")):
+        body = []
+        for n in (1024, 2048, 4096, 8192, 16384):
+            source = SOURCE_4_2.get(n)
+            row: list[object] = [n, f"{source[0] / source[1]:.1f}x" if source else "-"]
+            for precision in kinds.values():
+                at = {"nk": n, "h": h, "precision": precision}
+                three, five = (find(cells, stage=s, paired=True, **at) for s in (3, 5))
+                row += [f"{ms(three)} / {ms(five)}", f"**{times(cells, **at)}**"]
+            body.append(row)
+        header = ["N", "source"]
+        for kind in kinds:
+            header += [f"{kind}: #3 / #5, ms", "#5 faster"]
+        parts.append(f"**Time, {heads}** (paired)\n\n{rows(header, body)}")
+    parts.append(f"**Against the peers, fp16, 32 heads** (paired, ms)\n\n{peers(env, cells)}")
+    parts.append(f"**Peak memory above the inputs, one head, float32**\n\n{memory(cells)}")
+    return "\n\n".join([*parts, machine(env)])
+
+
+def peers(env: Record, cells: Sequence[Record]) -> str:
+    """Times of all contestants in turns at fp16, 32 heads."""
+    sizes = (1024, 2048, 4096, 8192, 16384)
+    body = []
+    for (stage, name), title in table.titles(env).items():
+        at = {"stage": stage, "name": name, "h": 32, "dtype": "float16", "paired": True}
+        body.append([f"{stage} {title}", *(ms(find(cells, nk=n, **at)) for n in sizes)])
+    return rows(["contestant", *(f"N = {n}" for n in sizes)], body)
+
+
+def memory(cells: Sequence[Record]) -> str:
+    """Peak memory of stage 3 and rung 5, and their ratio, beside the source's."""
+    body = []
+    for n in (1024, 2048, 4096, 8192, 16384):
+        at = {"nk": n, "h": 1, "precision": "ieee", "paired": False}
+        three, five = (find(cells, stage=s, **at) for s in (3, 5))
+        source = SOURCE_4_2.get(n)
+        said = f"{source[2]} / {source[3]} MB, {source[2] / source[3]:.0f}x" if source else "-"
+        ratio = three["peak_bytes"] / five["peak_bytes"]
+        body.append([n, said, table.show_peak(three), table.show_peak(five), f"{ratio:.0f}x"])
+    return rows(["N", "source", "#3", "#5", "#5 less"], body)
+
+
+def table_4_3() -> str:
+    """The error of Lite and Online against stage 3 as N grows."""
+    env, cells = read(GPU / "table-4.3.jsonl")
+    body = []
+    for n, (lite, online) in SOURCE_4_3.items():
+        row: list[object] = [n, lite, online]
+        for precision in ("tf32", "ieee"):
+            for stage in (4, 5):
+                cell = find(cells, stage=stage, nk=n, precision=precision)
+                row.append(table.show_error(cell["err_stage3_max"]))
+        body.append(row)
+    header = ["N", "source: Lite", "Online", "TF32: Lite", "Online", "IEEE: Lite", "Online"]
+    return f"{rows(header, body)}\n\nMax error, d = 64, N(0, 1), one head. {machine(env)}"
+
+
+def table_4_4() -> str:
+    """Arithmetic intensity by the source's count and by ours, and what was achieved."""
+    env, cells = read(GPU / "table-4.4.jsonl")
+    body = []
+    for n in (1024, 2048, 4096, 8192):
+        three, five = (find(cells, stage=s, nk=n, paired=True) for s in (3, 5))
+        source = SOURCE_4_4.get(n, ("-", "-"))
+        row: list[object] = [n, f"{source[0]} / {source[1]}"]
+        counted = source_intensity(n, 64)
+        standard, flash = counted["standard"], counted["flash"]
+        row.append(f"{table.significant(standard)} / {table.significant(flash, 4)}")
+        ours = [c["flops"] / c["hbm_bytes"] for c in (three, five)]
+        row.append(f"{table.significant(ours[0])} / {table.significant(ours[1], 4)}")
+        achieved = [c["flops"] / c["time_ms"] / 1e9 for c in (three, five)]
+        row.append(" / ".join(f"{x:.1f}" for x in achieved))
+        body.append(row)
+    header = ["N", "source", "its count", "ours: products alone", "achieved TFLOP/s"]
+    note = "FLOP per byte of memory, stage 3 / rung 5; d = 64, float32 IEEE, one head."
+    return f"{rows(header, body)}\n\n{note} {machine(env)}"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "first-table": first_table,
+    "table-4.1": table_4_1,
+    "table-4.2": table_4_2,
+    "table-4.3": table_4_3,
+    "table-4.4": table_4_4,
+}
 
 
 def generate(text: str) -> str:

@@ -53,6 +53,7 @@ CELL: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
     "time_iqr_ms": ((*number, nothing), None),  # null where there was one sample
     "samples": ((int,), None),
     "first_call_ms": ((*number, nothing), None),  # holds compilation
+    "sm_clock_mhz": ((int, nothing), None),  # of the GPU, right after the samples
     "peak_bytes": ((int, nothing), None),  # above the inputs
     "memory_meter": ((str, nothing), METERS),
     "precision": ((str,), (*PRECISIONS, *DTYPES)),
@@ -129,8 +130,21 @@ MODEL: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
 }
 
 
+# one kernel of one call of a rung, as the profiler counted it (harness/traffic.py)
+IO: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
+    "kind": ((str,), ("io",)),
+    **{field: CELL[field] for field in ("stage", "name", *PROBLEM)},
+    "launch": ((int,), None),  # its place among the call's kernels
+    "kernel": ((str,), None),
+    "time_ms": (number, None),
+    "dram_read_bytes": ((int,), None),
+    "dram_write_bytes": ((int,), None),
+    "l2_write_bytes": ((int,), None),
+    "predicted_bytes": ((int,), None),  # of the whole call, harness/cost.py
+}
+
 # kind of record -> its schema; a file is an env line, then lines of one other kind
-SCHEMAS = {"env": ENV, "cell": CELL, "ceiling": CEILING, "model": MODEL}
+SCHEMAS = {"env": ENV, "cell": CELL, "ceiling": CEILING, "model": MODEL, "io": IO}
 
 
 class BadRecord(ValueError):

@@ -143,7 +143,7 @@ def run_problem(
 def blank_record(cell: Cell) -> Record:
     """The record of a cell before anything is measured."""
     problem = cell.problem
-    measured = ("time_ms", "time_iqr_ms", "first_call_ms", "peak_bytes", "memory_meter")
+    measured = ("time_ms", "time_iqr_ms", "first_call_ms", "sm_clock_mhz", "peak_bytes")
     errors = ("err_stage3_max", "err_stage3_rel", "err_f64_max", "err_f64_rel")
     return {
         "kind": "cell",
@@ -153,7 +153,7 @@ def blank_record(cell: Cell) -> Record:
         "status": "crashed",
         "reason": "",
         "samples": 0,
-        **dict.fromkeys(measured),
+        **dict.fromkeys((*measured, "memory_meter")),
         **dict.fromkeys(errors),
         "flops": cost.flops(problem),
         "hbm_bytes": cost.hbm_bytes(problem, cell.rung.traffic),
@@ -195,7 +195,7 @@ def measure(cell: Cell, court: "Judge", limits: Limits, record: Record) -> None:
                     why = "its output after v changed is not the new v's: " + again["why"]
                     record |= {"status": "wrong", "reason": why}
                     return
-            for field in ("time_ms", "time_iqr_ms", "samples"):
+            for field in ("time_ms", "time_iqr_ms", "samples", "sm_clock_mhz"):
                 record[field] = message[field]
     finally:
         court.sweep()

@@ -18,6 +18,7 @@ from torch.utils.benchmark import Timer
 
 Call = Callable[[], object]
 
+CLOCK_SECONDS = 0.02  # of calls before the GPU is asked for its clock
 LEAST_ROUNDS = 5
 HEAD_START_CYCLES = 2_000_000  # of the GPU's clock, about 1 ms: longer than launches from Python
 SAMPLE_SECONDS = 0.002  # a sample of alternating CPU contestants is at least so long
@@ -136,6 +137,26 @@ def cuda_sampler(call: Call) -> Callable[[], float]:
         return start.elapsed_time(end)
 
     return sample
+
+
+def sm_clock_mhz(call: Call, device: str) -> int | None:
+    """The clock of the GPU's multiprocessors while `call` runs, MHz: it sags under load.
+
+    None on a CPU, and where torch can't ask (it needs nvidia-ml-py).
+    """
+    if device != "cuda":
+        return None
+    start = time.perf_counter()
+    while time.perf_counter() < start + CLOCK_SECONDS:
+        call()
+        torch.cuda.synchronize()
+    call()
+    try:
+        return int(torch.cuda.clock_rate())
+    except (ModuleNotFoundError, RuntimeError):
+        return None
+    finally:
+        torch.cuda.synchronize()
 
 
 def synchronize(device: str) -> None:

@@ -51,7 +51,7 @@ def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -
     from harness.accuracy import set_precision
     from harness.inputs import make_inputs
     from harness.memory import measure_peak
-    from harness.timing import time_call, time_once
+    from harness.timing import sm_clock_mhz, time_call, time_once
 
     problem = Problem.from_json(cell)
     try:
@@ -80,7 +80,7 @@ def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -
             warm_up(attend, q, k, v)
         else:
             # the first call compiles and fetches cuBLAS's workspace: neither is the rung's memory
-            _, first_ms = time_once(lambda: attend(q, k, v), device)
+            first_ms = time_once(lambda: attend(q, k, v), device)[1]
         (o, call_ms), peak, meter = measure_peak(
             lambda: time_once(lambda: attend(q, k, v), device), device
         )
@@ -102,12 +102,13 @@ def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -
         return
     try:
         samples, again = [call_ms], False
-        iqr = None
+        iqr = clock = None
         if mode != "interpreted" and 1e-3 * call_ms < order["seconds_left"] / 4:
             seconds = min(max(cell["seconds"], 5e-3 * call_ms), order["seconds_left"] / 2)
             timing = time_call(lambda: attend(q, k, v), device, seconds)
             samples, iqr, again = timing.samples_ms, timing.iqr_ms, True
             median = timing.median_ms
+            clock = sm_clock_mhz(lambda: attend(q, k, v), device)
             v.neg_()
             write_output(attend(q, k, v), q, f"{out}.again")
             v.neg_()
@@ -118,7 +119,8 @@ def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -
         say(connection, "failed", **blame(error, problem))
         return
     say(
-        connection, "done", time_ms=median, time_iqr_ms=iqr, samples=len(samples), again=again
+        connection, "done", time_ms=median, time_iqr_ms=iqr, samples=len(samples),
+        sm_clock_mhz=clock, again=again,
     )  # fmt: skip
 
 
@@ -133,7 +135,7 @@ def duel(connection: Connection, paths: list[str], order: dict[str, Any], outs: 
     import stages
     from harness.accuracy import set_precision
     from harness.inputs import make_inputs
-    from harness.timing import alternate
+    from harness.timing import alternate, sm_clock_mhz
 
     problem = Problem.from_json(order)
     try:
@@ -151,6 +153,7 @@ def duel(connection: Connection, paths: list[str], order: dict[str, Any], outs: 
                 attend(q, k, v)
         calls = [functools.partial(attend, q, k, v) for attend in attends]
         timings = alternate(calls, devices, order["seconds"])
+        clock = sm_clock_mhz(calls[-1], devices[-1])
         for call, out in zip(calls, outs, strict=True):
             write_output(call(), q, out)
         check_unwritten(problem, q, k, v)
@@ -160,7 +163,12 @@ def duel(connection: Connection, paths: list[str], order: dict[str, Any], outs: 
     say(
         connection, "done",
         timings=[
-            {"time_ms": t.median_ms, "time_iqr_ms": t.iqr_ms, "samples": len(t.samples_ms)}
+            {
+                "time_ms": t.median_ms,
+                "time_iqr_ms": t.iqr_ms,
+                "samples": len(t.samples_ms),
+                "sm_clock_mhz": clock,
+            }
             for t in timings
         ],
     )  # fmt: skip

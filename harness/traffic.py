@@ -1,0 +1,177 @@
+"""The bytes that a rung really moves: measured by Nsight Compute, beside those that are predicted.
+
+ncu runs each kernel of one call with the caches emptied before it, and counts the bytes that DRAM
+read and wrote while it ran. What a kernel writes last may still be in the L2 cache when it ends,
+in nobody's count: so the bytes written to L2 stand beside (`l2_write_bytes`), and the larger of the
+two is what the kernel wrote.
+"""
+
+import csv
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from harness import cost, table
+from harness.problem import Problem
+from harness.processes import show_bytes
+from harness.roster import Rung
+
+Record = dict[str, Any]
+
+ROOT = Path(__file__).parent.parent
+LIMIT = 300.0  # seconds for one rung under the profiler
+METRICS = {  # what is counted: ncu's metric, and what one of its units is
+    "dram_read_bytes": ("dram__bytes_read.sum", 1),
+    "dram_write_bytes": ("dram__bytes_write.sum", 1),
+    "l2_write_bytes": ("lts__t_sectors_op_write.sum", 32),  # sectors of 32 bytes
+    "time_ns": ("gpu__time_duration.sum", 1),
+}
+
+
+class NoProfiler(RuntimeError):
+    """ncu is missing or refuses; the message says which, in one line."""
+
+
+def profile(rung: Rung, problem: Problem) -> Iterator[Record]:
+    """The records, kind 'io', of each kernel that one call of `rung` on `problem` launches.
+
+    Raises NoProfiler where ncu can't count.
+    """
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        raise NoProfiler("ncu (Nsight Compute) is not on this machine: traffic can't be measured")
+    metrics = ",".join(metric for metric, _ in METRICS.values())
+    command = [
+        ncu, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none",
+        "--profile-from-start", "off", "--metrics", metrics,
+        sys.executable, "-m", "harness.traffic_probe", str(rung.path),
+        json.dumps(problem.to_json()),
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        raise NoProfiler(f"ncu took more than {LIMIT:g} s on rung {rung.number}") from None
+    rows = parse(done.stdout)
+    if done.returncode or not rows:
+        said = [line for line in done.stdout.splitlines() if line.startswith("==ERROR==")]
+        last = (said or done.stderr.splitlines() or ["it counted no kernel"])[-1]
+        raise NoProfiler(f"ncu failed on rung {rung.number} ({rung.name}): {last.strip()}")
+    fields = problem.to_json()
+    for index, counts in enumerate(rows):
+        yield {
+            "kind": "io",
+            "stage": rung.number,
+            "name": rung.name,
+            **fields,
+            "seqlens_k": None,
+            "launch": index,
+            "kernel": counts["kernel"],
+            "time_ms": counts["time_ns"] / 1e6,
+            **{name: round(counts[name]) for name in METRICS if name != "time_ns"},
+            "predicted_bytes": cost.hbm_bytes(problem, rung.traffic),
+        }
+
+
+def parse(text: str) -> list[dict[str, Any]]:
+    """ncu's raw CSV page -> a dict a kernel launch: its name and METRICS, in base units.
+
+    Lines of ncu's own start with '=='; the header's next line holds units.
+    """
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    rows = list(csv.DictReader(io.StringIO("\n".join(lines))))
+    found = []
+    for line in rows[1:]:
+        counts: dict[str, Any] = {"kernel": line["Kernel Name"]}
+        for name, (metric, unit) in METRICS.items():
+            if metric not in line:
+                raise NoProfiler(f"ncu counts no {metric} on this GPU")
+            counts[name] = unit * float(line[metric].replace(",", ""))
+        found.append(counts)
+    return found
+
+
+def moved(record: Mapping[str, Any]) -> int:
+    """Bytes that one kernel moved: read from DRAM, and written to it or left in L2 for it."""
+    return int(
+        record["dram_read_bytes"] + max(record["dram_write_bytes"], record["l2_write_bytes"])
+    )
+
+
+def short(kernel: str) -> str:
+    """A kernel's name for people: no namespaces, templates or arguments."""
+    name = kernel.split("(")[0].split("<")[0].strip()
+    return name.removeprefix("void ").split("::")[-1]
+
+
+def by_rung(records: Sequence[Record]) -> list[list[Record]]:
+    """The records of each (rung, problem), in the order of their first coming."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        identity = [record["stage"], record["name"], record["b"], record["h"], record["nk"]]
+        groups.setdefault(json.dumps([*identity, record["d"], record["dtype"]]), []).append(record)
+    return list(groups.values())
+
+
+def show_table(records: Sequence[Record], titles: Mapping[tuple[int, str], str]) -> Table:
+    """A row a kernel, then a row a rung with its sum beside the prediction."""
+    shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="underline")
+    for header in ("#", "kernel", "time", "read", "written", "TB/s", "predicted", "moved/pred."):
+        shown.add_column(header, justify="left" if header == "kernel" else "right", no_wrap=True,
+                         max_width=34 if header == "kernel" else None)  # fmt: skip
+    for group in by_rung(records):
+        for record in group:
+            written = max(record["dram_write_bytes"], record["l2_write_bytes"])
+            rate = moved(record) / record["time_ms"] / 1e9
+            shown.add_row(
+                "", Text(short(record["kernel"]), style="dim"),
+                table.show_time(record["time_ms"]), show_bytes(record["dram_read_bytes"]),
+                show_bytes(written), f"{rate:.2f}",
+            )  # fmt: skip
+        first = group[0]
+        total, milliseconds = sum(map(moved, group)), sum(r["time_ms"] for r in group)
+        predicted = first["predicted_bytes"]
+        shown.add_row(
+            str(first["stage"]),
+            Text(f"{titles[first['stage'], first['name']]}, {table.problem_title(first)}"[:34]),
+            table.show_time(milliseconds), "", show_bytes(total),
+            f"{total / milliseconds / 1e9:.2f}", show_bytes(predicted), f"{total / predicted:.2f}",
+        )  # fmt: skip
+    return shown
+
+
+def plot(records: Sequence[Record], titles: Mapping[tuple[int, str], str], path: Path) -> None:
+    """Bars of time, kernel by kernel: rung 3's pieces stacked, a fused rung's one piece beside."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    from harness.plots import COLOURS
+
+    groups = by_rung(records)
+    figure, axis = pyplot.subplots(figsize=(8, 0.7 * len(groups) + 1.4))
+    hatches = ("", "//", "..", "xx", "\\\\", "++")
+    for height, group in enumerate(groups):
+        left = 0.0
+        for piece, record in enumerate(group):
+            axis.barh(height, record["time_ms"], left=left, color=COLOURS[1 + piece % 7],
+                      edgecolor="black", hatch=hatches[piece % len(hatches)])  # fmt: skip
+            left += record["time_ms"]
+        names = " + ".join(short(record["kernel"])[:24] for record in group)
+        axis.text(left, height, f"  {names}", va="center", fontsize=7)
+    labels = [f"{g[0]['stage']} {titles[g[0]['stage'], g[0]['name']]}\nN = {g[0]['nk']}"
+              for g in groups]  # fmt: skip
+    axis.set_yticks(range(len(groups)), labels, fontsize=8)
+    axis.invert_yaxis()
+    axis.set_xlabel("time of each kernel, one after another (ms)")
+    axis.margins(x=0.35)
+    figure.savefig(path, dpi=110, bbox_inches="tight", facecolor="white")
+    pyplot.close(figure)

@@ -1,0 +1,25 @@
+"""GPU tests run where there is a GPU, and are left out, by name, where there is none."""
+
+import pytest
+import torch
+
+
+def pytest_collection_modifyitems(config, items):
+    if torch.cuda.is_available():
+        return
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu:
+        config.hook.pytest_deselected(items=gpu)
+        items[:] = [item for item in items if item not in gpu]
+
+
+def pytest_report_header(config):
+    return None if torch.cuda.is_available() else "no GPU here: the tests in tests/gpu are left out"
+
+
+@pytest.fixture(autouse=True)
+def ieee_float32():
+    """Each test begins with torch's own default for float32 products."""
+    from harness.accuracy import set_precision
+
+    set_precision("ieee")

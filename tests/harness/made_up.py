@@ -1,0 +1,51 @@
+"""Records made up by hand, so that the views are tested on records alone."""
+
+import json
+
+from harness.results import check_record
+
+
+def make_cell(stage=3, name="torch_three_gemm", **changes):
+    """A valid cell record: stage 3, ok, at N = 128; `n` sets nq and nk at once."""
+    if "n" in changes:
+        changes["nq"] = changes["nk"] = changes.pop("n")
+    cell = {
+        "kind": "cell", "stage": stage, "name": name, "inputs": "normal", "seed": 1,
+        "b": 1, "h": 1, "hk": 1, "nq": 128, "nk": 128, "d": 64, "dtype": "float32",
+        "causal": False, "seqlens_k": None, "device": "cpu", "mode": "native", "status": "ok",
+        "reason": "", "time_ms": 1.0, "time_iqr_ms": 0.01, "samples": 7, "first_call_ms": 2.0,
+        "peak_bytes": 3 << 20, "memory_meter": "process-rss", "precision": "ieee",
+        "err_stage3_max": 1e-7, "err_stage3_rel": 2e-7, "err_f64_max": 3e-7, "err_f64_rel": 4e-7,
+        "flops": 4194304, "hbm_bytes": 131072, "direction": "fwd", "paired": False,
+    }  # fmt: skip
+    assert changes.keys() <= cell.keys(), "a field that no record has"
+    cell |= changes
+    check_record(cell)
+    return cell
+
+
+def make_env(cells, titles=None, **changes):
+    """A valid env record for a run of `cells`; `titles`: name -> title, else the name."""
+    rungs = sorted({(cell["stage"], cell["name"]) for cell in cells})
+    env = {
+        "kind": "env", "schema": 1, "plan": [],
+        "rungs": [
+            {"stage": stage, "name": name, "title": (titles or {}).get(name, name),
+             "exact_up_to": None, "sha256": "0" * 64}
+            for stage, name in rungs
+        ],
+        "arguments": {}, "device": "cpu", "device_name": "a processor", "cpu": "a processor",
+        "cores": 2, "memory_bytes": 1 << 34, "python": "3.11.0", "torch": "2.13.0",
+        "triton": None, "numpy": "2.4.0", "driver": None, "system": "linux x86_64",
+        "commit": None, "sources": "0" * 16, "date": "2026-01-01T00:00:00+00:00",
+    }  # fmt: skip
+    assert changes.keys() <= env.keys(), "a field that no record has"
+    env |= changes
+    check_record(env)
+    return env
+
+
+def write_run(path, env, cells):
+    """A results file of these records; returns its path."""
+    path.write_text("".join(json.dumps(record) + "\n" for record in [env, *cells]))
+    return path

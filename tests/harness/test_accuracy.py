@@ -1,0 +1,204 @@
+"""The judge: row blocks are the whole, and the bounds are those of the design."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from test_inputs import problem, scores
+
+import stages
+from harness import accuracy
+from harness.accuracy import Error, Oracle, in_blocks, make_oracle, row_blocks
+from harness.inputs import make_inputs
+
+stage3 = stages.by_number(3).attend
+
+SHAPES = [
+    {"nq": 100, "nk": 37},
+    {"nq": 37, "nk": 100},
+    {"nq": 64, "nk": 64, "causal": True},
+    {"nq": 100, "nk": 37, "causal": True},
+    {"nq": 37, "nk": 100, "causal": True},
+    {"nq": 50, "nk": 40, "b": 3, "seqlens_k": (40, 0, 17)},
+    {"nq": 50, "nk": 60, "b": 2, "seqlens_k": (60, 5), "causal": True},
+    {"nq": 60, "nk": 50, "b": 2, "seqlens_k": (1, 33), "causal": True, "h": 4, "hk": 2},
+    {"nq": 40, "nk": 40, "h": 6, "hk": 2},
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_row_blocks_are_the_whole(monkeypatch, shape):
+    asked = problem(**{"d": 16, **shape})
+    if asked.hk == 1:
+        asked = problem(**{"d": 16, **shape, "hk": asked.h})
+    q, k, v = (x.double() for x in make_inputs(asked))
+    options = {"causal": asked.causal}
+    if asked.seqlens_k is not None:
+        options["seqlens_k"] = torch.tensor(asked.seqlens_k, dtype=torch.int32)
+    whole = stage3(q, k, v, **options)
+    monkeypatch.setattr(accuracy, "BLOCK_BYTES", 7 * 8 * asked.b * asked.h * asked.nk)
+    assert len(list(row_blocks(asked))) > 5
+    in_parts = in_blocks(stage3, asked, q, k, v)
+    assert in_parts.shape == whole.shape
+    torch.testing.assert_close(in_parts, whole, rtol=1e-12, atol=1e-13)
+    # and the largest score is that of the whole, masked or not
+    largest = accuracy.largest_score(asked, q, k)
+    assert largest == pytest.approx(scores(q, k).abs().max().item(), rel=1e-12)
+
+
+def test_blocks_never_hold_n_by_n():
+    """An oracle in float64 at N = 65536 would be 32 GiB a head; a block is 64 MiB at most."""
+    asked = problem(nq=65536, nk=65536)
+    blocks = list(row_blocks(asked))
+    assert blocks[0][0] == 0 and blocks[-1][1] == 65536
+    assert all(end == start for (_, end), (start, _) in itertools.pairwise(blocks))
+    assert max(end - start for start, end in blocks) * 65536 * 8 <= 1 << 26
+
+
+def test_a_row_that_sees_no_key_is_zero():
+    asked = problem(nq=5, nk=3, causal=True, d=4)
+    q, k, v = make_inputs(asked)
+    o = in_blocks(stage3, asked, q.double(), k.double(), v.double())
+    assert (o[:, :, :2] == 0).all() and (o[:, :, 2:] != 0).any(-1).all()
+
+
+def test_errors_are_what_they_are_called():
+    a = torch.tensor([3.0, 0.0, 4.5])
+    b = torch.tensor([3.0, 0.0, 4.0])
+    assert Error.between(a, b) == Error(0.5, 0.5 / 5.0)
+    assert Error.between(b, b) == Error(0.0, 0.0)
+    zero = torch.zeros(3)
+    assert Error.between(zero, zero) == Error(0.0, 0.0)
+    assert Error.between(a, zero).rel == math.inf
+    # float32 outputs are compared in float64: 1 + 2^-40 is not 1
+    close = Error.between(torch.ones(2), torch.ones(2).double() + 2**-40)
+    assert close.max == 2**-40
+
+
+def test_nan_and_infinity_are_never_within():
+    for bad in (math.nan, math.inf):
+        a = torch.ones(4)
+        a[2] = bad
+        assert not Error.between(a, torch.ones(4)).within(Error(1e300, 1e300))
+    assert not Error(math.nan, 0.0).within(Error(1.0, 1.0))
+    assert not Error(0.0, math.nan).within(Error(1.0, 1.0))
+    assert Error(1.0, 1.0).within(Error(1.0, 1.0))
+    assert not Error(1.1, 1.0).within(Error(1.0, 1.0))
+    assert not Error(1.0, 1.1).within(Error(1.0, 1.0))
+
+
+def figures(o, truth):
+    """(max, relative) error by numpy, independently of the code under test."""
+    difference = o.double().numpy() - truth.double().numpy()
+    return np.abs(difference).max(), np.linalg.norm(difference) / np.linalg.norm(truth.numpy())
+
+
+def mixed(q, k, v, dtype):
+    """Float32 scores and softmax, P rounded, float32 P V, the output rounded."""
+    q, k, v = q.float(), k.float(), v.float()
+    p = torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1)
+    return (p.to(dtype).float() @ v).to(dtype)
+
+
+@pytest.mark.parametrize("inputs", ["normal", "peaky"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_the_bound_is_the_designs(dtype, inputs):
+    asked = problem(inputs=inputs, dtype=dtype)
+    kind = getattr(torch, dtype)
+    q, k, v = make_inputs(asked)
+    truth = stage3(q.double(), k.double(), v.double())
+    u, largest_v = torch.finfo(kind).eps, v.double().abs().max().item()
+    if dtype in ("float16", "bfloat16"):
+        yardstick, floor = figures(mixed(q, k, v, kind), truth), u
+    else:
+        s_max = scores(q, k).abs().max().item()
+        yardstick, floor = figures(stage3(q, k, v), truth), 4 * u * (1 + s_max)
+    oracle = make_oracle(asked)
+    # what two honest orders of summation differ by, and no more
+    slack = {"rel": 0.35} if dtype in ("float32", "float64") else {"rel": 0.05}
+    assert oracle.bound.max == pytest.approx(2 * yardstick[0] + floor * largest_v, **slack)
+    assert oracle.bound.rel == pytest.approx(2 * yardstick[1] + floor, **slack)
+    torch.testing.assert_close(oracle.out64, truth, rtol=1e-10, atol=1e-11)
+    assert oracle.out64.dtype == torch.float64 and oracle.out3.dtype == kind
+    torch.testing.assert_close(oracle.out3, stage3(q, k, v))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_judged_by_the_mixed_yardstick_not_by_stage_3(dtype):
+    """On near-ties stage 3 in half precision is far worse than a good kernel."""
+    asked = problem(inputs="peaky", dtype=dtype, nq=512, nk=512)
+    q, k, v = make_inputs(asked)
+    oracle = make_oracle(asked)
+    good = mixed(q, k, v, getattr(torch, dtype))
+    assert Error.between(good, oracle.out64).within(oracle.bound)
+    assert not Error.between(oracle.out3, oracle.out64).within(oracle.bound)
+
+
+def test_tf32_is_judged_by_truncated_operands(monkeypatch):
+    """On a CPU the switch does nothing, so that the truncated yardstick alone makes the bound."""
+    switched = []
+    monkeypatch.setattr(accuracy, "set_precision", switched.append)
+    asked = problem(precision="tf32", nq=256, nk=256)
+    q, k, v = make_inputs(asked)
+
+    def truncate(x):
+        return torch.from_numpy(
+            (x.numpy().view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+        )
+
+    tq, tk, tv = map(truncate, (q, k, v))
+    p = torch.softmax(tq @ tk.mT * 64**-0.5, -1)
+    truth = stage3(q.double(), k.double(), v.double())
+    yardstick = figures(truncate(p) @ tv, truth)
+    u, s_max = torch.finfo(torch.float32).eps, scores(q, k).abs().max().item()
+    bound = make_oracle(asked).bound
+    floor = 4 * u * (1 + s_max)
+    expected = 2 * yardstick[0] + floor * v.abs().max().item()
+    assert bound.max == pytest.approx(expected, rel=0.05)
+    assert bound.rel == pytest.approx(2 * yardstick[1] + floor, rel=0.05)
+    # far wider than float32's, and the yardstick itself was computed in IEEE
+    assert bound.max > 20 * make_oracle(problem(nq=256, nk=256)).bound.max
+    assert switched == ["ieee", "tf32"]
+
+
+def test_truncation_clears_thirteen_bits():
+    x = torch.tensor([1 + 2**-10, 1 + 2**-11, -(1 + 2**-10 + 2**-12), 3.0])
+    expected = torch.tensor([1 + 2**-10, 1.0, -(1 + 2**-10), 3.0])
+    assert torch.equal(accuracy.truncate_to_tf32(x), expected)
+
+
+def test_what_missed_which_bound_is_said():
+    bound = Error(1.0, 0.5)
+    assert "max error 2" in accuracy.explain(Error(2.0, 0.1), bound)
+    assert "relative error 0.7" in accuracy.explain(Error(0.5, 0.7), bound)
+
+
+def no_rescale(q, k, v):
+    """An online softmax that forgets to rescale acc when the max grows."""
+    scale = q.shape[-1] ** -0.5
+    m_i = torch.full((*q.shape[:-1], 1), -math.inf)
+    l_i, acc = torch.zeros_like(m_i), torch.zeros_like(q)
+    for start in range(0, k.shape[2], 64):
+        s = q @ k[:, :, start : start + 64].mT * scale
+        m_new = torch.maximum(m_i, s.amax(-1, keepdim=True))
+        p = (s - m_new).exp()
+        l_i = l_i * (m_i - m_new).exp() + p.sum(-1, keepdim=True)
+        acc = acc + p @ v[:, :, start : start + 64]
+        m_i = m_new
+    return acc / l_i
+
+
+@pytest.mark.parametrize("inputs", ["normal", "peaky", "real"])
+def test_an_honest_rung_is_exact_and_one_that_forgets_to_rescale_is_not(inputs):
+    asked = problem(inputs=inputs, nq=200, nk=200, d=32)
+    q, k, v = make_inputs(asked)
+    oracle = make_oracle(asked)
+    assert isinstance(oracle, Oracle)
+    honest = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    assert Error.between(honest, oracle.out64).within(oracle.bound)
+    mutant = Error.between(no_rescale(q, k, v), oracle.out64)
+    assert not mutant.within(oracle.bound)
+    # not by a hair: the bound leaves room for honest rounding, and this is no rounding
+    assert mutant.max > 100 * oracle.bound.max

@@ -1,0 +1,237 @@
+"""Bad arguments: one clear line on stderr, exit code 2, no traceback, nothing written."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from ladder_command import PATIENCE, environ, fakes, ladder
+from made_up import make_cell, make_env, write_run
+
+STAGE = "from stages.contract import Stage\n"
+DECLARED = STAGE + 'STAGE = Stage(number=90, name="bad", title="bad", idea="bad")\n'
+ATTEND = "def attend(q, k, v):\n    return q\n"
+
+
+def refused(folder, *arguments, says, env=None):
+    """`ladder ARGUMENTS`, run in `folder`, is refused with one line that holds `says`."""
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    done = ladder(*arguments, cwd=folder, env=env)
+    assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
+    assert done.stdout == ""
+    assert done.stderr.startswith("ladder: ") and done.stderr.count("\n") == 1, done.stderr
+    assert says.lower() in done.stderr.lower()
+    after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert after == before
+
+
+BAD_OPTIONS = {
+    "--n 0": "--n: got 0, expected whole numbers of at least 1",
+    "--n -8": "--n",
+    "--n eight": "--n: got 'eight'",
+    "--n 8,,16": "--n: got '8,,16'",
+    "--n 8.5": "--n: got '8.5'",
+    "--n=": "--n",
+    "--nq 0 --n 8": "--nq: got 0",
+    "--nq many": "--nq",
+    "--d 0": "--d: got 0, expected whole numbers from 1 to 256",
+    "--d 257": "--d: got 257, expected whole numbers from 1 to 256",
+    "--d wide": "--d",
+    "--b 0": "--b: got 0",
+    "--h 0": "--h: got 0",
+    "--h -1": "--h",
+    "--dtype float8": "--dtype: got 'float8', expected one of float16, bfloat16, float32, float64",
+    "--inputs spiky": "--inputs: got 'spiky', expected one of normal, peaky, real",
+    "--precision high": "--precision: got 'high', expected one of ieee, tf32",
+    "--precision tf32 --dtype fp16": "--precision: got tf32 with float16",
+    "--device tpu": "--device: got 'tpu', expected one of cpu, cuda",
+    "--memory 0": "--memory: got '0', expected a size",
+    "--memory 0.0000001": "--memory",
+    "--memory plenty": "--memory: got 'plenty', expected a size such as 500M or 4G",
+    "--budget 0": "--budget: got 0, expected a number of seconds above 0",
+    "--budget -1": "--budget",
+    "--budget nan": "--budget",
+    "--budget inf": "--budget",
+    "--seed -1": "--seed",
+    "--seed 18446744073709551616": "--seed",
+    "--seed x": "--seed",
+    "--stages three": "--stages: got 'three'",
+    "--stages 88": "--stages: got 88, expected some of 0, 1, 2, 3",
+    "--inputs real --n 513": "--n: got 513, real inputs have at most 512 tokens",
+    "--inputs real --n 8 --nq 513": "--nq: got 513",
+    "--inputs real --d 64": "--d: got 64, real inputs have 32",
+    "--inputs real --b 3": "--b: got 3, real inputs have at most 2",
+    "--inputs real --h 13": "--h: got 13, real inputs have at most 12",
+    "--colour red": "--colour",
+    "8": "8",
+}
+
+
+@pytest.mark.parametrize("options", BAD_OPTIONS)
+def test_a_bad_option_of_run(tmp_path, options):
+    arguments = ("run", "--stages", 3, "--out", "run.jsonl", *options.split(" "))
+    refused(tmp_path, *arguments, says=BAD_OPTIONS[options])
+
+
+def test_no_gpu_for_device_cuda(tmp_path):
+    env = environ(CUDA_VISIBLE_DEVICES="")
+    refused(tmp_path, "run", "--device", "cuda", "--n", 8, says="--device: got cuda, but", env=env)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["climb"], "climb"),
+        (["table"], "FILE"),
+        (["table", "nothing.jsonl"], "nothing.jsonl: No such file"),
+        (["table", "."], "Is a directory"),
+        (["plot", "nothing.jsonl"], "--out"),
+        (["plot", "nothing.jsonl", "--out", "here"], "nothing.jsonl: No such file"),
+        (["diff", "4"], "NEW"),
+        (["diff", "4", "77"], "diff: got 77, expected some of 0, 1, 2, 3"),
+        (["diff", "four", "5"], "old"),
+        (["list", "--loud"], "--loud"),
+    ],
+)
+def test_a_bad_command(tmp_path, arguments, says):
+    refused(tmp_path, *arguments, says=says)
+
+
+def test_a_table_of_another_format_and_of_no_run_of_ours(tmp_path):
+    cells = [make_cell()]
+    run = write_run(tmp_path / "run.jsonl", make_env(cells), cells)
+    refused(tmp_path, "table", run, "--format", "latex", says="--format: got 'latex'")
+    strange = tmp_path / "strange.jsonl"
+    strange.write_text('{"kind": "env"}\n')
+    refused(tmp_path, "table", strange, says="line 1 is not a record of ours")
+    strange.write_text("")
+    refused(tmp_path, "table", strange, says="no whole line in it")
+    strange.write_bytes(b"\xff\xfe\n")
+    refused(tmp_path, "plot", strange, "--out", "plots", says="line 1 is not a record of ours")
+
+
+def test_plots_that_can_not_be_written_or_would_be_empty(tmp_path):
+    cells = [make_cell(status="crashed", time_ms=None, peak_bytes=None, err_f64_max=None)]
+    run = write_run(tmp_path / "run.jsonl", make_env(cells), cells)
+    refused(tmp_path, "plot", run, "--out", run, says="--out")
+    refused(tmp_path, "plot", run, "--out", tmp_path / "plots", says="anything to plot")
+
+
+def test_where_the_records_go(tmp_path):
+    there = tmp_path / "there.jsonl"
+    there.write_text("somebody's\n")
+    refused(tmp_path, "run", "--n", 8, "--out", there, says="is there already")
+    under_a_file = there / "run.jsonl"
+    refused(tmp_path, "run", "--n", 8, "--out", under_a_file, says="--out")
+
+
+def test_resume_of_nothing_of_something_else_and_with_out(tmp_path):
+    refused(tmp_path, "run", "--resume", "nothing.jsonl", says="--resume: nothing.jsonl")
+    # nothing of what isn't ours is written to, not even a last line that looks torn
+    for content in (b"no line at all", b'{"a": 1}\n{"b"', b"", b"\x00\xff\n\x00"):
+        strange = tmp_path / "strange"
+        strange.write_bytes(content)
+        refused(tmp_path, "run", "--resume", strange, says="strange")
+        refused(tmp_path, "run", "--resume", strange, "--out", "x.jsonl", says="--out")
+
+
+BAD_RUNGS = {
+    "syntax.py": ("def attend(q, k, v:\n", "SyntaxError"),
+    "no_stage.py": (ATTEND, "no STAGE"),
+    "stage_of_another_kind.py": ("STAGE = {'number': 90}\n" + ATTEND, "no STAGE"),
+    "no_attend.py": (DECLARED, "no attend"),
+    "exits.py": ("import sys\nsys.exit(0)\n", "SystemExit"),
+    "ends.py": ("import os\nos._exit(0)\n", "exit code 0"),
+    "needs_more.py": ("import no_such_module\n", "no_such_module"),
+    "bad_number.py": (
+        STAGE + 'STAGE = Stage(number=-1, name="bad", title="bad", idea="bad")\n' + ATTEND,
+        "Stage.number: got -1",
+    ),
+    "twice.py": (
+        STAGE
+        + 'STAGE = Stage(number=3, name="torch_three_gemm", title="mine", idea="mine")\n'
+        + ATTEND,
+        "number 3, name 'torch_three_gemm'",
+    ),
+}
+
+
+EACH_IN_TURN = """
+import json, sys
+from harness.cli import main
+
+if __name__ == "__main__":
+    for stages in json.loads(sys.argv[1]):
+        try:
+            main(["run", "--stages", "3", "--n", "8", "--out", "run.jsonl", *stages])
+        except SystemExit as end:
+            print("exit code", end.code, file=sys.stderr, flush=True)
+"""
+
+
+def test_bad_rung_files(tmp_path):
+    """Each is refused with a line that names it; in one process, since start-up is most of it."""
+    cases = []
+    for name, (text, says) in BAD_RUNGS.items():
+        (tmp_path / name).write_text(text)
+        cases.append((["--stage", name], f"{name}: ", says))
+    (tmp_path / "rung.txt").write_text(DECLARED + ATTEND)
+    cases += [
+        (["--stage", "none.py"], "none.py: ", "no such file"),
+        (["--stage", str(tmp_path)], f"{tmp_path}: ", "no such file"),
+        (["--stage", "rung.txt"], "rung.txt: ", "not a Python file"),
+        (fakes("modest", "modest"), "modest.py: ", "number 90, name 'modest'"),
+    ]
+    script = tmp_path / "each_in_turn.py"
+    script.write_text(EACH_IN_TURN)
+    done = subprocess.run(
+        [sys.executable, script, json.dumps([stages for stages, _, _ in cases])],
+        cwd=tmp_path,
+        env=environ(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    lines = done.stderr.splitlines()
+    assert len(lines) == 2 * len(cases), done.stderr
+    for (_, name, says), line, code in zip(cases, lines[::2], lines[1::2]):
+        assert line.startswith(f"ladder: {name}")
+        assert says in line
+        assert code == "exit code 2"
+    assert done.stdout == ""
+    assert not (tmp_path / "run.jsonl").exists()
+
+
+def test_ladder_alone_is_the_help():
+    done = ladder()
+    assert done.returncode == 2
+    for word in ("run", "table", "plot", "list", "doctor", "diff"):
+        assert f" {word} " in done.stderr
+    assert "Traceback" not in done.stderr
+    helped = ladder("run", "--help")
+    assert helped.returncode == 0
+    assert "--resume" in helped.stdout
+
+
+def test_good_sizes_are_understood(tmp_path):
+    """What --memory takes, in powers of 1024, as the env line keeps it."""
+    from harness.cli import size
+
+    assert size("500M") == 500 << 20
+    assert size("4GiB") == size("4g") == size(" 4 GB ") == 4 << 30
+    assert size("1.5k") == 1536
+    assert size("123") == 123
+
+
+def test_a_tour_whose_file_has_no_ending_does_not_stumble_over_its_plots(tmp_path):
+    """The plots' folder is named after the file: a file without .jsonl is its own folder."""
+    from harness import cli
+    from harness.results import Writer, read
+    from harness.runner import Limits
+
+    cells = [make_cell()]
+    out = tmp_path / "tour"
+    env = make_env(cells, arguments=dict(cli.DEFAULTS))
+    with Writer.create(out, env) as writer:
+        assert cli.carry_out([], env, [], writer, Limits()) == 0
+    assert json.loads(out.read_text()) == read(out)[0] == env

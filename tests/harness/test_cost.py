@@ -1,0 +1,194 @@
+"""What a problem costs, held against counting pairs one by one."""
+
+import itertools
+
+import pytest
+from test_inputs import problem
+
+from harness.cost import (
+    TRAFFIC,
+    flash_bytes,
+    flops,
+    fused_bytes,
+    half_fused_bytes,
+    hbm_bytes,
+    intensity,
+    score_bytes,
+    source_intensity,
+    three_kernel_bytes,
+    visible_pairs,
+)
+from harness.roster import read_rungs
+from harness.runner import Cell, blank_record
+from stages.contract import TRAFFICS, Stage
+
+
+def seen(asked, batch):
+    """The (i, j) of one head of batch entry `batch` that the masks leave, one by one."""
+    valid = asked.nk if asked.seqlens_k is None else asked.seqlens_k[batch]
+    return [
+        (i, j)
+        for i, j in itertools.product(range(asked.nq), range(asked.nk))
+        if j < valid and not (asked.causal and j > i + asked.nk - asked.nq)
+    ]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("nq", "nk", "seqlens_k"),
+    [(5, 5, None), (7, 4, None), (4, 7, None), (1, 9, None), (9, 1, None), (5, 5, (5, 0)),
+     (6, 8, (3, 8)), (8, 6, (6, 1))],
+)  # fmt: skip
+def test_flops_are_four_d_a_visible_pair(nq, nk, seqlens_k, causal):
+    asked = problem(b=2, h=3, hk=3, nq=nq, nk=nk, d=10, causal=causal, seqlens_k=seqlens_k)
+    pairs = len(seen(asked, 0)) + len(seen(asked, 1))
+    assert visible_pairs(asked) == pairs
+    assert flops(asked) == 4 * 3 * 10 * pairs
+
+
+def test_flops_of_the_source_and_of_both_directions():
+    whole = {"b": 2, "h": 3, "hk": 3, "nq": 64, "nk": 128, "d": 32}
+    assert flops(problem(**whole)) == 4 * 2 * 3 * 64 * 128 * 32
+    assert flops(problem(**whole, direction="bwd")) == 10 * 2 * 3 * 64 * 128 * 32
+    assert flops(problem(**whole, direction="train")) == 14 * 2 * 3 * 64 * 128 * 32
+    grouped = {**whole, "h": 6, "hk": 2}
+    assert flops(problem(**grouped)) == 4 * 2 * 6 * 64 * 128 * 32
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("float16", 2), ("bfloat16", 2), ("float32", 4), ("float64", 8)]
+)
+def test_bytes_are_q_k_v_read_and_o_written(dtype, size):
+    asked = problem(b=2, h=6, hk=2, nq=5, nk=7, d=10, dtype=dtype)
+    q = o = 2 * 6 * 5 * 10
+    k = v = 2 * 2 * 7 * 10
+    assert hbm_bytes(asked) == (q + k + v + o) * size
+
+
+MASKS = [
+    (5, 5, None), (7, 4, None), (4, 7, None), (1, 9, None), (9, 1, None), (5, 5, (5, 0)),
+    (6, 8, (3, 8)), (8, 6, (6, 1)), (8, 6, (0, 0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("nq", "nk", "seqlens_k"), MASKS)
+def test_the_least_bytes_are_the_rows_that_anybody_looks_at(nq, nk, seqlens_k, causal):
+    asked = problem(
+        b=2, h=6, hk=2, nq=nq, nk=nk, d=10, causal=causal, seqlens_k=seqlens_k, dtype="float16"
+    )
+    elements = 2 * 6 * nq * 10  # o, whole
+    for batch in range(2):
+        pairs = seen(asked, batch)
+        elements += 6 * len({i for i, _ in pairs}) * 10  # q
+        elements += 2 * 2 * len({j for _, j in pairs}) * 10  # k and v
+    assert fused_bytes(asked) == hbm_bytes(asked) == 2 * elements
+
+
+@pytest.mark.parametrize("block_m", [1, 2, 3, 4, 16])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("nq", "nk", "seqlens_k"), MASKS)
+def test_flash_reads_k_and_v_once_a_q_block(nq, nk, seqlens_k, causal, block_m):
+    asked = problem(b=2, h=6, hk=2, nq=nq, nk=nk, d=10, causal=causal, seqlens_k=seqlens_k)
+    elements = 2 * (2 * 6 * nq * 10)  # q and o
+    for batch in range(2):
+        tiles = {(i // block_m, j) for i, j in seen(asked, batch)}
+        elements += 6 * len(tiles) * 2 * 10  # a key's k and v, for each block that sees it
+    assert flash_bytes(asked, block_m) == 4 * elements
+
+
+def test_flash_with_one_block_is_the_least():
+    asked = problem(b=2, h=3, hk=3, nq=48, nk=80, d=16)
+    assert flash_bytes(asked, 48) == flash_bytes(asked, 64) == fused_bytes(asked)
+    assert flash_bytes(asked, 24) == fused_bytes(asked) + 2 * 2 * 3 * 80 * 16 * 4
+    with pytest.raises(ValueError, match="block_m: got 0"):
+        flash_bytes(asked, 0)
+
+
+def test_flash_is_n2_d2_over_m():
+    """The docstring's derivation: a q block and its accumulator fill a chip of M elements."""
+    n, d, on_chip = 4096, 64, 16384
+    asked = problem(nq=n, nk=n, d=d)
+    block_m = on_chip // (2 * d)
+    assert flash_bytes(asked, block_m) == 4 * (4 * n * n * d * d // on_chip + 2 * n * d)
+
+
+def test_three_kernels_move_s_and_p_twice():
+    asked = problem(b=2, h=6, hk=2, nq=5, nk=7, d=10, dtype="float16")
+    q = o = 2 * 6 * 5 * 10
+    k = v = 2 * 2 * 7 * 10
+    s = p = 2 * 6 * 5 * 7
+    assert score_bytes(asked) == 2 * s
+    assert three_kernel_bytes(asked) == {
+        "Q K^T": 2 * (q + k + s), "softmax": 2 * (s + p), "P V": 2 * (p + v + o),
+    }  # fmt: skip
+    assert half_fused_bytes(asked) == {
+        "softmax(Q K^T)": 2 * (q + k + p), "P V": 2 * (p + v + o),
+    }  # fmt: skip
+    assert hbm_bytes(asked, "three-kernel") == 2 * (4 * s + q + k + v + o)
+    half = sum(half_fused_bytes(asked).values())
+    assert hbm_bytes(asked, "three-kernel") - half == half - hbm_bytes(asked) == 2 * 2 * s
+
+
+def test_masks_take_nothing_from_s_and_p():
+    whole = problem(b=2, nq=6, nk=8)
+    masked = problem(b=2, nq=6, nk=8, causal=True, seqlens_k=(3, 8))
+    assert three_kernel_bytes(masked) == three_kernel_bytes(whole)
+    assert half_fused_bytes(masked) == half_fused_bytes(whole)
+    assert fused_bytes(masked) < fused_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    ("n", "size"), [(1024, 2 << 20), (4096, 32 << 20), (8192, 128 << 20), (32768, 2 << 30)]
+)
+def test_s_has_the_size_of_source_003(n, size):
+    assert score_bytes(problem(nq=n, nk=n, dtype="float16")) == size
+    assert score_bytes(problem(nq=n, nk=n, h=16, hk=16, dtype="float16")) == 16 * size
+
+
+@pytest.mark.parametrize(
+    ("n", "softmax", "standard", "flash"),
+    [(1024, True, "15.4", "261"), (4096, True, "16.1", "1044"),
+     (1024, False, "15.1", "256"), (4096, False, "15.8", "1024")],
+)  # fmt: skip
+def test_the_intensities_of_source_000(n, softmax, standard, flash):
+    found = source_intensity(n, 64, softmax)
+    assert f"{found['standard']:.1f}" == standard
+    assert found["flash"] == int(flash)
+
+
+@pytest.mark.parametrize("n", [1024, 2048, 4096, 16384])
+def test_our_intensity_is_the_source_s_without_its_softmax(n):
+    asked = problem(nq=n, nk=n, d=64)
+    source = source_intensity(n, 64, softmax=False)
+    assert intensity(flops(asked), hbm_bytes(asked, "three-kernel")) == source["standard"]
+    assert intensity(flops(asked), hbm_bytes(asked)) == source["flash"]
+
+
+def test_rung_3_is_flat_and_a_fused_rung_grows_with_n():
+    """As the module says: (N d / (N + d)) / e, and N / e."""
+    for n in (64, 1024, 65536):
+        asked = problem(nq=n, nk=n, d=64, dtype="float16")
+        assert intensity(flops(asked), hbm_bytes(asked)) == n / 2
+        three = intensity(flops(asked), hbm_bytes(asked, "three-kernel"))
+        assert three == n * 64 / (n + 64) / 2 < 64 / 2
+
+
+def test_a_rung_declares_its_traffic():
+    assert set(TRAFFIC) == set(TRAFFICS)
+    words = {"number": 90, "name": "mine", "title": "mine", "idea": "an idea"}
+    assert Stage(**words).traffic == "fused"
+    for bad in ("half-fused", "", None, ["fused"]):
+        with pytest.raises(ValueError, match=r"Stage\.traffic: got .*expected one of fused, three"):
+            Stage(**words, traffic=bad)
+
+
+def test_records_hold_a_rung_to_what_it_declares():
+    asked = problem(nq=64, nk=64, d=16)
+    found = {
+        rung.number: blank_record(Cell(rung, asked))["hbm_bytes"]
+        for rung in read_rungs()
+        if rung.number in (1, 3, 4, 5)
+    }
+    least, three = 4 * 4 * 64 * 16, 4 * (4 * 64 * 64 + 4 * 64 * 16)
+    assert found == {1: least, 3: three, 4: least, 5: least}

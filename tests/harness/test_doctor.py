@@ -1,0 +1,110 @@
+"""`ladder doctor`: what runs here and what doesn't, and why; on poorer machines, too."""
+
+import re
+import shutil
+import sys
+
+import pytest
+from ladder_command import ROOT, environ, ladder
+
+
+def without(folder, *modules):
+    """An environment in which `modules` can't be imported, as if they were not installed."""
+    folder.mkdir(exist_ok=True)
+    lines = [f"sys.modules[{name!r}] = None" for name in modules]
+    (folder / "sitecustomize.py").write_text("import sys\n" + "\n".join(lines) + "\n")
+    usual = environ()
+    return {**usual, "PYTHONPATH": f"{folder}:{usual['PYTHONPATH']}"}
+
+
+def rows(text):
+    """number -> the row of a rung in the table, broken lines joined."""
+    found = {}
+    for line in text.splitlines():
+        if match := re.match(r" ?(\d+) ", line):
+            found[int(match[1])] = line
+            last = int(match[1])
+        elif found and line.startswith("     "):
+            found[last] += " " + line.strip()
+    return found
+
+
+def test_it_says_what_the_machine_has_and_what_runs():
+    done = ladder("doctor")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert f"python  {sys.version.split()[0]}" in done.stdout
+    for package in ("torch", "triton", "numpy", "rich", "typer"):
+        assert re.search(rf"\b{package} (\d|missing)", done.stdout)
+    said = rows(done.stdout)
+    assert set(said) >= {0, 1, 2, 3, 4, 5}
+    assert "native" in said[3] and "native" in said[1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="triton has wheels for Linux only")
+def test_without_a_gpu_kernels_are_interpreted_and_refuse_bfloat16(tmp_path):
+    env = environ(CUDA_VISIBLE_DEVICES="")
+    done = ladder("doctor", env=env)
+    assert done.returncode == 0, done.stderr
+    said = rows(done.stdout)
+    for number in (4, 5):
+        assert "interpreted, no bfloat16" in said[number]
+    assert "no GPU" in done.stdout
+
+
+def test_without_triton_and_the_extension_their_rungs_say_so_and_the_rest_runs(tmp_path):
+    env = without(tmp_path / "poor", "triton", "ladder_value_graph")
+    done = ladder("doctor", env=env)
+    assert done.returncode == 0, done.stderr
+    said = rows(done.stdout)
+    assert "no triton" in said[4] and "no triton" in said[5]
+    assert "extension is not built" in said[2] and "pip install" in said[2]
+    assert "native" in said[3] and "native" in said[1]
+
+    out = tmp_path / "run.jsonl"
+    run = ladder("run", "--n", 4, "--d", 4, "--out", out, env=env)
+    assert run.returncode == 0, run.stderr
+    statuses = dict(re.findall(r"\] (\d+) \S+, N = 4, d = 4: (\S+)", run.stderr))
+    expected = {"0": "ok", "1": "ok", "2": "skipped", "3": "ok", "4": "skipped", "5": "skipped"}
+    assert {number: statuses[number] for number in expected} == expected
+    assert "no triton" in run.stdout and "extension is not built" in run.stdout
+
+
+def test_a_minimal_machine_runs_from_a_checkout(tmp_path):
+    """Torch, numpy, rich and typer; nothing for plots, tests or processes."""
+    env = without(tmp_path / "poor", "matplotlib", "psutil", "hypothesis", "pytest")
+    out = tmp_path / "run.jsonl"
+    done = ladder("run", "--stages", 3, "--n", 8, "--out", out, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "torch, three GEMMs" in done.stdout
+    done = ladder("table", out, env=env)
+    assert done.returncode == 0 and "torch, three GEMMs" in done.stdout
+    done = ladder("plot", out, "--out", tmp_path / "plots", env=env)
+    assert done.returncode == 2
+    assert done.stderr.startswith("ladder: plots need matplotlib") and done.stderr.count("\n") == 1
+    assert not (tmp_path / "plots").exists()
+
+
+def test_without_torch_it_says_so(tmp_path):
+    """The one thing that nothing runs without."""
+    done = ladder("doctor", env=without(tmp_path / "poor", "torch"))
+    assert done.returncode == 1, (done.returncode, done.stderr)
+    assert "torch" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_it_fails_where_stage_3_can_not_run(tmp_path):
+    """In a copy of the checkout whose stage 3 needs compute capability 99."""
+    for name in ("stages", "harness"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    stage3 = tmp_path / "stages" / "s03_torch_three_gemm.py"
+    text = stage3.read_text()
+    broken = text.replace(
+        "STAGE = Stage(\n", 'STAGE = Stage(\n    needs=("cuda",), capability=(99, 0),\n'
+    )
+    assert broken != text
+    stage3.write_text(broken)
+    env = environ(PYTHONPATH=str(tmp_path))
+    done = ladder("doctor", cwd=tmp_path, env=env)
+    assert done.returncode == 1, (done.returncode, done.stderr)
+    assert "native" in rows(done.stdout)[1]  # the others are still told

@@ -1,0 +1,169 @@
+"""Rungs that misbehave in every way cost their own cell, and nothing else."""
+
+import os
+import re
+import signal
+
+import pytest
+from ladder_command import by_name, fakes, gone, ladder
+
+QUICK = ("--n", "32,48", "--budget", "2", "--memory", "300M")
+YARDSTICK = "torch_three_gemm"
+
+
+def hold_to(path, expected):
+    """Each rung's cells, at both N, have the status expected and a reason that matches.
+
+    `expected`: name -> (status, pattern of the reason). Stage 3, before, between and after the
+    others, is unharmed.
+    """
+    cells = by_name(path)
+    assert cells.keys() == {YARDSTICK, *expected}
+    assert [cell["nk"] for cell in cells[YARDSTICK]] == [32, 48]
+    for cell in cells[YARDSTICK]:
+        assert (cell["status"], cell["reason"]) == ("ok", "")
+        assert cell["time_ms"] > 0 and cell["samples"] > 1
+    got = {name: [cell["status"] for cell in cells[name]] for name in expected}
+    assert got == {name: [status] * 2 for name, (status, _) in expected.items()}
+    for name, (status, pattern) in expected.items():
+        for cell in cells[name]:
+            assert re.search(pattern, cell["reason"]), f"{name}: {cell['reason']}"
+            # an unchecked time is not kept
+            assert (cell["time_ms"] is None) == (status not in ("ok", "wrong-by-design")), name
+
+
+def test_what_ends_hangs_or_takes_all_the_memory(tmp_path):
+    expected = {
+        "aborts": ("crashed", "SIGABRT"),
+        "segfaults": ("crashed", "SIGSEGV"),
+        "hangs": ("timeout", "2 s"),
+        "hoards": ("out-of-memory", "300 MB|MemoryError"),
+        "asks_too_much": ("out-of-memory", "can't allocate memory|300 MB"),
+        "exits_well": ("crashed", "SystemExit"),
+        "exits_at_once": ("crashed", "exit code 0"),
+        "exits_with_3": ("crashed", "exit code 3"),
+        "interrupts": ("crashed", "KeyboardInterrupt"),
+        "raises": ("crashed", "FileNotFoundError: no such kernel"),
+    }
+    out = tmp_path / "run.jsonl"
+    done = ladder("run", "--stages", 3, *QUICK, *fakes(*expected), "--out", out)
+    assert done.returncode == 1, done.stderr
+    hold_to(out, expected)
+    assert "Traceback" not in done.stderr
+
+
+def test_what_answers_wrongly(tmp_path):
+    """One that claims to be exact up to 64 and isn't is `wrong`; one that is infinite is, too."""
+    expected = {
+        "gives_nan": ("wrong", "1 of (2048|3072) outputs are NaN"),
+        "gives_inf": ("wrong", "NaN or infinite"),
+        "wrong_shape": ("wrong", r"shape \(1, 1, (32|48), 63\), expected \(1, 1, (32|48), 64\)"),
+        "wrong_dtype": ("wrong", "dtype float64, expected float32"),
+        "gives_a_list": ("wrong", "list, expected a tensor"),
+        "writes_to_q": ("wrong", "changed its input q"),
+        "writes_to_k": ("wrong", "changed its input k"),
+        "writes_to_v": ("wrong", "changed its input v"),
+        "remembers": ("wrong", "after v changed"),
+        "ignores_v": ("wrong", "max error"),
+        "claims_too_much": ("wrong", "max error"),
+        "modest": ("wrong-by-design", "exact up to Nk = 16"),
+        "barely_wrong": ("wrong", "max error"),
+        "barely_right": ("ok", "^$"),
+        "faintly_wrong": ("wrong", "relative error"),
+        "faintly_right": ("ok", "^$"),
+    }
+    out = tmp_path / "run.jsonl"
+    done = ladder("run", "--stages", 3, *QUICK, *fakes(*expected), "--out", out)
+    assert done.returncode == 1, done.stderr
+    hold_to(out, expected)
+    cells = by_name(out)
+    # what could be compared at all keeps its errors, so that the table can show how wrong it is
+    assert all(cell["err_f64_max"] > 1e-3 for cell in cells["claims_too_much"])
+    assert all(cell["err_f64_max"] is None for cell in cells["gives_nan"] + cells["gives_inf"])
+    assert "Traceback" not in done.stderr
+
+
+def test_a_rung_that_remembers_by_torchs_own_version_counter(tmp_path):
+    out = tmp_path / "run.jsonl"
+    ladder("run", "--stages", 3, *QUICK, *fakes("remembers_versions"), "--out", out)
+    hold_to(out, {"remembers_versions": ("wrong", "after v changed")})
+
+
+def test_what_talks_to_the_harness(tmp_path):
+    """Whatever a rung sends down the pipe, whole, half or forged, it sends for itself alone."""
+    names = ("garbage", "endlessly", "hugely", "half", "forged")
+    expected = {f"talks_{name}": ("crashed|timeout", ".") for name in names}
+    out = tmp_path / "run.jsonl"
+    done = ladder("run", "--stages", 3, *QUICK, *fakes(*expected), "--out", out)
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    cells = by_name(out)
+    # whether it is the pipe or the clock that ends a half message is no matter
+    found = {name: (cells[name][0]["status"], ".") for name in expected}
+    assert {status for status, _ in found.values()} <= {"crashed", "timeout"}
+    hold_to(out, found)
+
+
+def test_what_writes_into_every_open_file(tmp_path):
+    """It comes first: the judge of its problem, and what the others print, must survive it."""
+    out = tmp_path / "run.jsonl"
+    done = ladder("run", "--stages", 3, *QUICK, *fakes("writes_everywhere"), "--out", out)
+    assert done.returncode == 1, done.stderr
+    hold_to(out, {"writes_everywhere": ("crashed", ".")})
+    lines = [line for line in out.read_text().splitlines() if "writes_everywhere" in line]
+    assert len(lines) == 3  # the plan and its two cells: nothing of what it forged
+    assert "Traceback" not in done.stderr
+
+
+def test_what_a_rung_prints_is_shown_as_its_own_and_never_recorded(tmp_path):
+    out = tmp_path / "run.jsonl"
+    done = ladder("run", "--stages", 3, *QUICK, *fakes("prints_records"), "--out", out)
+    hold_to(out, {"prints_records": ("wrong", "max error")})
+    assert "1e-9" not in out.read_text() and "1e-9" not in done.stdout
+    printed = [line for line in done.stderr.splitlines() if "1e-9" in line]
+    assert printed and all(line.startswith("prints_records | ") for line in printed)
+    assert "\x1b" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("name", ["leaves_a_child", "leaves_a_daemon"])
+def test_what_a_rung_starts_ends_with_its_cell(tmp_path, name):
+    out = tmp_path / "run.jsonl"
+    done = ladder("run", "--stages", 3, *QUICK, *fakes(name), "--out", out)
+    hold_to(out, {name: ("wrong", "max error")})
+    pids = [int(pid) for pid in re.findall(r"lingers as (\d+)", done.stderr)]
+    assert len(pids) == 2
+    left = [pid for pid in pids if not gone(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
+
+
+def test_a_rung_declared_inexact_is_judged_below_its_n_and_excused_above(tmp_path):
+    """Exit code 0: what is ok, skipped or wrong by design is no failure."""
+    out = tmp_path / "run.jsonl"
+    done = ladder("run", "--stages", 3, "--n", "16,17", *fakes("modest"), "--out", out)
+    assert done.returncode == 0, done.stderr
+    statuses = [cell["status"] for cell in by_name(out)["modest"]]
+    assert statuses == ["ok", "wrong-by-design"]
+
+
+def test_a_rung_is_skipped_where_it_takes_no_such_option(tmp_path):
+    out = tmp_path / "run.jsonl"
+    done = ladder(
+        "run", "--stages", 3, "--n", 16, "--causal", *fakes("modest", "aborts"), "--out", out
+    )
+    assert done.returncode == 0, done.stderr
+    cells = by_name(out)
+    assert [cell["status"] for cell in cells[YARDSTICK]] == ["ok"]
+    for name in ("modest", "aborts"):
+        assert [(cell["status"], cell["reason"]) for cell in cells[name]] == [
+            ("skipped", "takes no causal")
+        ]
+
+
+def test_a_rung_wrong_below_its_declared_n_fails_and_is_excused_above(tmp_path):
+    out = tmp_path / "run.jsonl"
+    done = ladder("run", "--stages", 3, "--n", "32,128", *fakes("claims_too_much"), "--out", out)
+    assert done.returncode == 1
+    statuses = [cell["status"] for cell in by_name(out)["claims_too_much"]]
+    assert statuses == ["wrong", "wrong-by-design"]

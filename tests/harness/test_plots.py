@@ -1,0 +1,143 @@
+"""Plots, from records made up by hand."""
+
+import matplotlib
+import pytest
+
+matplotlib.use("Agg")
+from ladder_command import ladder
+from made_up import make_cell, make_env, write_run
+from matplotlib import pyplot
+
+from harness import plots
+
+
+def cells_of_a_ladder():
+    cells = []
+    for n in (64, 128, 256):
+        by_design = "ok" if n == 64 else "wrong-by-design"
+        cells += [
+            make_cell(1, "raw_python", n=n, time_ms=n / 4),
+            make_cell(3, "torch_three_gemm", n=n, time_ms=n / 1e3, err_f64_max=3e-7),
+            make_cell(4, "lite", n=n, mode="compiled", status=by_design, err_f64_max=n / 100),
+            make_cell(5, "online", n=n, mode="interpreted", time_ms=7.0 * n),
+        ]
+    return cells
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """name of the file -> the figure that was saved into it."""
+    saved = {}
+    save = matplotlib.figure.Figure.savefig
+
+    def remember(figure, path, **options):
+        saved[path.name] = figure
+        save(figure, path, **options)
+
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", remember)
+    monkeypatch.setattr(pyplot, "close", lambda figure: None)
+    yield saved
+    monkeypatch.undo()
+    pyplot.close("all")
+
+
+def test_three_plots_with_units_and_log_axes(tmp_path, figures):
+    cells = cells_of_a_ladder()
+    written = plots.plot(make_env(cells), cells, tmp_path / "plots")
+    assert [path.name for path in written] == ["time.png", "memory.png", "error.png"]
+    for path in written:
+        assert path.read_bytes().startswith(b"\x89PNG")
+        axis = figures[path.name].axes[0]
+        assert axis.get_xscale() == axis.get_yscale() == "log"
+        assert axis.get_xlabel() == "N (keys)"
+        assert [float(x) for x in axis.get_xticks()] == [64, 128, 256]
+    labels = {name: figure.axes[0].get_ylabel() for name, figure in figures.items()}
+    assert "(ms)" in labels["time.png"] and "(MB)" in labels["memory.png"]
+    assert "float64" in labels["error.png"]
+
+
+def lines_in(figure):
+    """label -> (N, values) of each rung's line."""
+    found = {}
+    for line in figure.axes[0].get_lines():
+        if len(line.get_xdata()):
+            found.setdefault(line.get_color(), []).append(line)
+    legend = {line.get_color(): line.get_label() for line in figure.axes[0].get_lines()
+              if not len(line.get_xdata())}  # fmt: skip
+    return {
+        legend[colour]: (list(lines[0].get_xdata()), list(lines[0].get_ydata()))
+        for colour, lines in found.items()
+    }
+
+
+def test_the_lines_are_the_records(tmp_path, figures):
+    cells = cells_of_a_ladder()
+    plots.plot(make_env(cells, {"raw_python": "raw"}), cells, tmp_path)
+    time = lines_in(figures["time.png"])
+    # no line for what is interpreted, no point for what is wrong by design
+    assert time == {
+        "1 raw": ([64, 128, 256], [16.0, 32.0, 64.0]),
+        "3 torch_three_gemm": ([64, 128, 256], [0.064, 0.128, 0.256]),
+        "4 lite": ([64], [1.0]),
+    }
+    memory = lines_in(figures["memory.png"])
+    assert memory["5 online"] == ([64, 128, 256], [3.0, 3.0, 3.0])
+    error = lines_in(figures["error.png"])
+    assert error["4 lite"] == ([64, 128, 256], [0.64, 1.28, 2.56])
+    legends = [text.get_text() for text in figures["error.png"].legends[0].get_texts()]
+    assert legends == ["1 raw", "3 torch_three_gemm", "4 lite", "5 online"]
+    notes = " ".join(text.get_text() for text in figures["time.png"].axes[0].texts)
+    assert "interpreted" in notes
+
+
+def test_lines_are_told_apart_without_colour(tmp_path, figures):
+    cells = [
+        make_cell(number, f"rung{number}", n=n, time_ms=float(number + 1))
+        for number in range(8)
+        for n in (64, 128)
+    ]
+    plots.plot(make_env(cells), cells, tmp_path)
+    lines = [line for line in figures["time.png"].axes[0].get_lines() if not len(line.get_xdata())]
+    assert len(lines) == 8
+    assert len({line.get_marker() for line in lines}) == 8
+    assert len({str(line._dash_pattern) for line in lines}) == 8
+    assert len({line.get_color() for line in lines}) == 8
+
+
+def test_points_leave_out_what_has_no_place():
+    def points(measure, **changes):
+        return plots.points([make_cell(n=64, **changes)], measure)
+
+    assert points("time", time_ms=2.0) == [(64, 2.0, True)]
+    assert points("time", time_ms=2.0, mode="interpreted") == []
+    assert points("time", time_ms=2.0, status="wrong-by-design") == []
+    assert points("time", time_ms=None, status="crashed") == []
+    for status in ("wrong", "skipped", "timeout", "out-of-memory"):
+        for measure in plots.MEASURES:
+            assert points(measure, status=status) == []
+    assert points("memory", peak_bytes=5 << 20) == [(64, 5.0, True)]
+    assert points("memory", peak_bytes=0) == []  # no logarithm
+    assert points("memory", mode="interpreted") == [(64, 3.0, True)]
+    assert points("error", err_f64_max=0.5, status="wrong-by-design") == [(64, 0.5, False)]
+    assert points("error", err_f64_max=0.0) == []
+    assert points("time", paired=True) == []
+
+
+def test_a_panel_for_each_kind_of_problem(tmp_path, figures):
+    cells = [make_cell(n=n) for n in (64, 128)]
+    cells += [make_cell(n=n, d=16) for n in (8, 16)]
+    cells += [make_cell(n=n, inputs="real", d=32) for n in (128, 256)]
+    plots.plot(make_env(cells), cells, tmp_path)
+    titles = [axis.get_title() for axis in figures["time.png"].axes]
+    assert len(titles) == 3
+    assert all(word in title for word, title in zip(("d = 64", "d = 16", "real input"), titles))
+
+
+def test_the_command_writes_and_names_them(tmp_path):
+    cells = cells_of_a_ladder()
+    path = write_run(tmp_path / "run.jsonl", make_env(cells), cells)
+    done = ladder("plot", path, "--out", tmp_path / "new" / "plots")
+    assert done.returncode == 0 and done.stderr == ""
+    names = [line.rsplit("/", 1)[1] for line in done.stdout.split()]
+    assert names == ["time.png", "memory.png", "error.png"]
+    assert all((tmp_path / "new" / "plots" / name).stat().st_size > 10_000 for name in names)

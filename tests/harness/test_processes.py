@@ -1,0 +1,98 @@
+"""The processes: who imports torch, who computes, and what a child says."""
+
+import json
+import subprocess
+import sys
+
+from ladder_command import PATIENCE, ROOT, by_name, environ, fakes, ladder
+
+
+def python(code, *arguments):
+    """The output of a script that is run from the checkout, as JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=ROOT,
+        env=environ(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_command_line_and_the_runner_import_no_torch():
+    loaded = python(
+        "import json, sys\nimport harness.cli, harness.runner, harness.table, harness.doctor\n"
+        "import harness.plots, harness.processes, harness.worker\n"
+        "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    )
+    assert not {"torch", "triton", "matplotlib", "stages"} & set(loaded)
+
+
+SERVER = """
+import json, multiprocessing.forkserver, sys, tempfile
+from pathlib import Path
+from harness.processes import Child
+from harness.worker import describe
+
+stage3 = next(Path("stages").glob("s03_*.py")).resolve()
+with tempfile.TemporaryDirectory() as folder:
+    with Child(describe, [str(stage3)], log=Path(folder) / "log") as child:
+        said = child.receive(120, "no answer")
+        server = multiprocessing.forkserver._forkserver
+        status = Path(f"/proc/{server._forkserver_pid}/status").read_text()
+        maps = Path(f"/proc/{server._forkserver_pid}/maps").read_text()
+        print(json.dumps({"event": said["event"], "status": status, "torch": "libtorch" in maps,
+                          "triton": "triton" in maps, "preload": server._preload_modules}))
+"""
+
+
+def test_the_fork_server_has_torch_and_runs_no_operation():
+    """An operation would leave threads behind, which a child's copy of it then waits for."""
+    said = python(SERVER)
+    assert said["event"] == "rung"
+    assert said["torch"]
+    threads = [line for line in said["status"].splitlines() if line.startswith("Threads:")]
+    assert threads == ["Threads:\t1"]
+    # neither a rung nor what a rung needs is in it
+    assert not said["triton"]
+    assert {name.split(".")[0] for name in said["preload"]} == {"torch", "numpy"}
+
+
+def test_each_cell_has_a_process_of_its_own_and_no_rung_meets_another(tmp_path):
+    """What a rung leaves in its process, or in torch, is gone for the next one."""
+    spoiler = tmp_path / "spoiler.py"
+    spoiler.write_text(
+        "import os\nimport torch\nimport stages\nfrom stages.contract import Stage\n"
+        'STAGE = Stage(number=2, name="spoiler", title="spoiler", idea="spoils torch")\n'
+        "calls = []\n\n\n"
+        "def attend(q, k, v):\n"
+        "    o = stages.by_number(3).attend(q, k, v)\n"
+        "    calls.append(1)\n"
+        '    print("process", os.getpid(), flush=True) if len(calls) == 2 else None\n'
+        "    stages.by_number(3).attend = torch.softmax = lambda *a, **b: 1 / 0\n"
+        "    return o\n"
+    )
+    out = tmp_path / "run.jsonl"
+    done = ladder("run", "--stages", 3, "--n", "20,32", "--stage", spoiler, "--out", out)
+    cells = by_name(out)
+    assert [cell["status"] for cell in cells["torch_three_gemm"]] == ["ok", "ok"]
+    assert [cell["status"] for cell in cells["spoiler"]] == ["crashed", "crashed"]
+    assert "ZeroDivisionError" in cells["spoiler"][0]["reason"], done.stderr
+
+
+def test_paired_cells_hold_their_own_times_and_only_right_rungs_compete(tmp_path):
+    out = tmp_path / "run.jsonl"
+    arguments = ("--stages", "1,3", "--n", 8, "--paired", *fakes("ignores_v", "naps"))
+    done = ladder("run", *arguments, "--out", out)
+    assert done.returncode == 1, done.stderr
+    cells = by_name(out)
+    for name in ("raw_python", "torch_three_gemm", "naps"):
+        assert [cell["paired"] for cell in cells[name]] == [False, True]
+        assert [cell["status"] for cell in cells[name]] == ["ok", "ok"]
+        assert cells[name][1]["time_ms"] > 0 and cells[name][1]["samples"] >= 5
+    assert cells["naps"][1]["time_ms"] > 15
+    wrong, turn = cells["ignores_v"]
+    assert (wrong["status"], turn["status"]) == ("wrong", "skipped")
+    assert "not ok by itself" in turn["reason"] and turn["time_ms"] is None

@@ -1,0 +1,214 @@
+"""A run that is killed, torn or interrupted is finished by --resume, each cell there once."""
+
+import json
+import os
+import random
+import signal
+import time
+
+import pytest
+from ladder_command import Started, by_name, fakes, ladder
+
+from harness.results import key, read
+
+KILLS = 10
+SMALL = ("run", "--stages", "1,3", "--n", "8,16", "--budget", "20")
+
+
+def lines(path):
+    """How many whole lines `path` has; 0 where it isn't there."""
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def hold_complete(path):
+    """The file validates, and each planned cell is in it exactly once; returns the cells."""
+    assert path.read_bytes().endswith(b"\n")
+    env, cells = read(path)
+    assert sorted(key(cell) for cell in cells) == sorted(key(cell) for cell in env["plan"])
+    assert len({key(cell) for cell in cells}) == len(cells)
+    return cells
+
+
+def test_ten_kills_at_random_moments(tmp_path):
+    seed = int(os.environ.get("LADDER_TEST_SEED") or random.SystemRandom().getrandbits(32))
+    print(f"LADDER_TEST_SEED={seed} repeats these moments")
+    chance = random.Random(seed)
+    path = tmp_path / "run.jsonl"
+    sizes = ",".join(str(n) for n in range(4, 60, 4))
+    begin = ("run", "--stages", "1,3", "--n", sizes, *fakes("naps"), "--out", path)
+    resume = ("run", "--resume", path, *fakes("naps"))
+    kills = 0
+    for kill in range(KILLS):
+        before = lines(path)
+        with Started(*(resume if before else begin), log=tmp_path / "log") as run:
+            if kill % 3:  # in the middle of its cells, else in the middle of its start
+                run.wait_for(lambda before=before: lines(path) > max(1, before), "its first cell")
+                time.sleep(chance.uniform(0, 0.6))
+            else:
+                time.sleep(chance.uniform(0, 3))
+            kills += run.process.poll() is None
+            run.process.send_signal(signal.SIGKILL)
+            run.process.wait()
+            assert run.wait_until_gone() == []
+        if chance.random() < 0.5 and path.exists():
+            # what a kill in the middle of a write, or a power cut, leaves
+            whole = path.read_bytes().splitlines(keepends=True)[-1]
+            with path.open("ab") as file:
+                file.write(whole[: chance.randrange(1, len(whole))])
+    assert kills == KILLS, "the run is too short: it was over before it was killed so often"
+    done = ladder(*resume)
+    assert done.returncode == 0, done.stderr
+    cells = hold_complete(path)
+    assert len(cells) == 3 * len(sizes.split(","))
+    assert {cell["status"] for cell in cells} == {"ok"}
+    # the table at the end is that of the whole run, not of its last part
+    assert done.stdout.count("naps") == len(sizes.split(","))
+
+
+def test_nothing_is_left_behind_by_a_killed_run_whose_rung_hangs(tmp_path):
+    arguments = ("run", "--stages", 3, "--n", 32, *fakes("hangs"), "--out", tmp_path / "run.jsonl")
+    with Started(*arguments, log=tmp_path / "log") as run:
+        run.wait_for(lambda: "[1/2]" in run.text(), "its first cell")
+        time.sleep(1.5)  # by now the rung that hangs is under way
+        assert len(run.left_behind()) >= 3
+        run.process.send_signal(signal.SIGKILL)
+        run.process.wait()
+        assert run.wait_until_gone() == []
+
+
+def test_ctrl_c_leaves_a_valid_file_and_a_table_of_what_is_done(tmp_path):
+    """And a second run may not write to the file meanwhile."""
+    path = tmp_path / "run.jsonl"
+    arguments = ("run", "--stages", 3, "--n", "8,16", *fakes("hangs"), "--out", path)
+    with Started(*arguments, log=tmp_path / "log") as run:
+        run.wait_for(lambda: "[1/4]" in run.text(), "its first cell")
+        other = ladder("run", "--resume", path, *fakes("hangs"))
+        assert other.returncode == 2
+        assert other.stderr.startswith("ladder: ") and other.stderr.count("\n") == 1
+        assert "being written by another run" in other.stderr
+        run.process.send_signal(signal.SIGINT)
+        assert run.process.wait(30) == 130
+        assert run.wait_until_gone() == []
+        text = run.text()
+    assert "Traceback" not in text
+    assert "torch, three GEMMs" in text
+    assert f"interrupted, 3 of 4 cells left: ladder run --resume {path}" in " ".join(text.split())
+    cells = by_name(path)
+    assert list(cells) == ["torch_three_gemm"] and len(cells["torch_three_gemm"]) == 1
+    # only the cells themselves were lost: what the run was is all there
+    assert len(read(path)[0]["plan"]) == 4
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The bytes of a finished run of SMALL."""
+    path = tmp_path_factory.mktemp("finished") / "run.jsonl"
+    done = ladder(*SMALL, "--out", path)
+    assert done.returncode == 0, done.stderr
+    return path.read_bytes()
+
+
+def test_a_torn_last_line_is_dropped_and_measured_again(tmp_path, finished):
+    path = tmp_path / "run.jsonl"
+    whole = finished.splitlines(keepends=True)
+    torn = b"".join(whole[:-1]) + whole[-1][:40]
+    path.write_bytes(torn)
+    assert len(read(path)[1]) == 3  # a view passes it over
+    assert path.read_bytes() == torn  # and leaves it
+    done = ladder("run", "--resume", path)
+    assert done.returncode == 0, done.stderr
+    hold_complete(path)
+    # what was there is not measured again
+    assert path.read_bytes().startswith(b"".join(whole[:-1]))
+    assert "[4/4]" in done.stderr and "[3/4]" not in done.stderr
+    # and a finished run has nothing left to do
+    before = path.read_bytes()
+    again = ladder("run", "--resume", path)
+    assert again.returncode == 0
+    assert path.read_bytes() == before
+
+
+def edited(path, finished, **changes):
+    """A file at `path`: the run `finished`, less its last cell, its env line changed."""
+    first, *rest = finished.splitlines()
+    env = json.loads(first)
+    assert changes.keys() <= env.keys()
+    env |= changes
+    path.write_bytes(b"\n".join([json.dumps(env).encode(), *rest[:-1]]) + b"\n")
+
+
+def refuses(path, *arguments, says):
+    before = path.read_bytes()
+    done = ladder("run", "--resume", path, *arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("ladder: --") and done.stderr.count("\n") == 1
+    assert says in done.stderr
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"commit": "0" * 40},
+        {"sources": "0" * 16},
+        {"device_name": "another processor"},
+        {"torch": "1.0.0"},
+        {"device_name": "NVIDIA H100", "device": "cuda"},
+    ],
+    ids=lambda change: "-".join(change),
+)
+def test_another_commit_source_device_or_torch_is_refused(tmp_path, finished, change):
+    path = tmp_path / "run.jsonl"
+    edited(path, finished, **change)
+    refuses(path, says=next(iter(change)).replace("_", " "))
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--n 8,16,32", "--stages 3", "--d 16", "--budget 3", "--seed 5", "--inputs peaky", "--causal",
+     "--dtype fp16", "--nq 1", "--memory 1G", "--b 2", "--h 2"],
+)  # fmt: skip
+def test_other_arguments_are_refused(tmp_path, finished, option):
+    path = tmp_path / "run.jsonl"
+    edited(path, finished)
+    refuses(path, *option.split(), says=option.split()[0])
+
+
+def test_the_same_arguments_said_again_are_fine(tmp_path, finished):
+    path = tmp_path / "run.jsonl"
+    edited(path, finished)
+    done = ladder(*SMALL, "--resume", path)
+    assert done.returncode == 0, done.stderr
+    hold_complete(path)
+
+
+def test_a_rung_of_somebodys_must_be_there_and_unchanged(tmp_path):
+    rung = tmp_path / "mine.py"
+    rung.write_text(
+        "import stages\nfrom stages.contract import Stage\n"
+        'STAGE = Stage(number=95, name="mine", title="mine", idea="mine")\n'
+        "def attend(q, k, v):\n    return stages.by_number(3).attend(q, k, v)\n"
+    )
+    path = tmp_path / "run.jsonl"
+    done = ladder("run", "--stages", 3, "--n", 8, "--stage", rung, "--out", path)
+    assert done.returncode == 0, done.stderr
+    edited(path, path.read_bytes())
+    refuses(path, says="rung 95 (mine)")
+    rung.write_text(rung.read_text() + "\n# better now\n")
+    refuses(path, "--stage", rung, says="mine.py has changed")
+
+
+def test_the_env_line_tells_nothing_of_the_host_the_user_or_their_paths(tmp_path, finished):
+    """Nor do the cells."""
+    import getpass
+    import socket
+    from pathlib import Path
+
+    text = finished.decode()
+    secrets = {socket.gethostname(), str(Path.cwd()), str(Path.home()), "/tmp", "/work", "python -"}
+    # a user called root, or a home that is /, is in every text
+    secrets |= {getpass.getuser()} - {"root"}
+    for secret in secrets:
+        if len(secret) > 2:
+            assert secret not in text, secret
+    assert "/" not in text.replace("a/b", "").replace("N/A", "")

@@ -1,0 +1,384 @@
+"""The roofline, from records made up by hand."""
+
+import math
+
+import matplotlib
+import pytest
+
+matplotlib.use("Agg")
+from ladder_command import ladder
+from made_up import make_cell, make_env, write_run
+from matplotlib import pyplot
+from test_ceilings import make_ceiling
+
+from harness import roofline
+from harness.roofline import Panel, Point, Roof, panels, place, roof_of, share
+
+# 100 TFLOP/s and 4 TB/s: they meet at 25 FLOP/byte
+GPU = {"device": "cuda", "memory_meter": "cuda-allocator", "mode": "compiled"}
+HALF = {"dtype": "float16", "precision": "float16"}
+
+
+def ceiling(value, what="matmul", **changes):
+    """A ceiling record of that value, in 10^12 a second."""
+    return make_ceiling(what, **changes) | {"value": value}
+
+
+def gpu_ceilings():
+    return [
+        ceiling(100.0, **HALF),
+        ceiling(50.0, dtype="float32", precision="ieee"),
+        ceiling(4.0, "copy"),
+    ]
+
+
+def gpu_run():
+    """Rung 3, flat at 10 FLOP/byte, and rung 5, growing: in float16 and IEEE float32."""
+    cells = []
+    for kind in (HALF, {"dtype": "float32", "precision": "ieee"}):
+        for n in (1024, 4096):
+            three = {"flops": 10 * n * 10**6, "hbm_bytes": n * 10**6, "time_ms": n / 2048}
+            online = {"flops": n * 10**9, "hbm_bytes": 10**9, "time_ms": n / 25.0 / 1024}
+            cells += [
+                make_cell(3, "three", n=n, **GPU, **kind, **three),
+                make_cell(5, "online", n=n, **GPU, **kind, **online),
+            ]
+    return cells
+
+
+def gpu_env(cells, **changes):
+    return make_env(cells, device="cuda", device_name="a GPU", **changes)
+
+
+def test_a_roof_is_the_lower_of_its_two_parts():
+    roof = Roof(matrix=100.0, bandwidth=4.0)
+    assert roof.ridge == 25.0
+    assert [roof.at(x) for x in (1.0, 10.0, 25.0, 1000.0)] == [4.0, 40.0, 100.0, 100.0]
+    assert [Roof(None, 4.0).at(x) for x in (10.0, 1000.0)] == [40.0, 4000.0]
+    assert Roof(100.0, None).at(1.0) == 100.0
+    assert Roof(None, None).at(1.0) is Roof(None, 4.0).ridge is Roof(100.0, None).ridge is None
+
+
+def test_a_point_is_flops_over_bytes_and_over_time():
+    cell = make_cell(flops=6_000_000_000, hbm_bytes=200_000_000, time_ms=2.0)
+    point = place(cell)
+    assert (point.x, point.y) == (30.0, 3.0)  # 6 GFLOP in 2 ms are 3 TFLOP/s
+    assert share(point, Roof(100.0, 4.0)) == 3.0 / 100.0
+    assert share(point, Roof(1000.0, 4.0)) == 3.0 / 120.0
+    assert share(point, Roof(None, 4.0)) is share(point, Roof(100.0, None)) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"status": "wrong"}, {"status": "wrong-by-design"}, {"mode": "interpreted"}, {"paired": True},
+     {"status": "skipped", "time_ms": None}, {"time_ms": None}, {"direction": "train"},
+     {"device": "cuda", "memory_meter": "process-rss"}, {"flops": 0}],
+)  # fmt: skip
+def test_what_has_no_place(changes):
+    assert place(make_cell()) is not None
+    assert place(make_cell(**GPU)) is not None
+    assert place(make_cell(**changes)) is None
+
+
+def test_the_roof_is_of_the_cell_s_own_dtype_precision_device_and_threads():
+    ceilings = [
+        ceiling(1.0, dtype="float32", precision="tf32"),
+        ceiling(2.0, dtype="float32", precision="ieee"),
+        ceiling(3.0, **HALF),
+        ceiling(4.0, "copy"),
+        ceiling(5.0, dtype="float32", precision="ieee", device="cpu", threads=1),
+        ceiling(6.0, dtype="float32", precision="ieee", device="cpu", threads=8),
+        ceiling(7.0, "copy", device="cpu", threads=1),
+        ceiling(8.0, "copy", device="cpu", threads=8),
+    ]
+    expected = {
+        ("cuda", "float32", "tf32"): Roof(1.0, 4.0),
+        ("cuda", "float32", "ieee"): Roof(2.0, 4.0),
+        ("cuda", "float16", "float16"): Roof(3.0, 4.0),
+        ("cuda", "bfloat16", "bfloat16"): Roof(None, 4.0),
+        # rungs are timed with one thread of a CPU
+        ("cpu", "float32", "ieee"): Roof(5.0, 7.0),
+        ("cpu", "float64", "float64"): Roof(None, 7.0),
+    }
+    for order in (ceilings, ceilings[::-1]):
+        for (device, dtype, precision), roof in expected.items():
+            cell = make_cell(device=device, dtype=dtype, precision=precision)
+            assert roof_of(cell, order) == roof
+    assert roof_of(make_cell(), ceilings[:4]) == Roof(None, None)
+
+
+def test_a_panel_a_dtype_and_precision():
+    cells = [
+        *gpu_run(),
+        make_cell(3, "three", n=1024, d=128, **GPU, **HALF),
+        make_cell(3, "three", n=1024, **GPU, precision="tf32"),
+        make_cell(5, "online", n=1024, **GPU, dtype="bfloat16", precision="bfloat16",
+                  status="wrong"),
+    ]  # fmt: skip
+    found = panels(cells, gpu_ceilings())
+    assert [panel.kind for panel in found] == ["float16", "float32 ieee", "float32 tf32"]
+    assert [panel.roof.matrix for panel in found] == [100.0, 50.0, None]
+    assert {panel.roof.bandwidth for panel in found} == {4.0}
+    half = found[0]
+    shown = [[(p.rung[0], p.cell["nk"], p.cell["d"]) for p in group] for group in half.groups]
+    assert shown == [
+        [(3, 1024, 64), (3, 4096, 64), (5, 1024, 64), (5, 4096, 64)], [(3, 1024, 128)],
+    ]  # fmt: skip
+    assert panels([make_cell(status="wrong")], gpu_ceilings()) == []
+
+
+def test_ceilings_of_another_machine_are_refused():
+    env = gpu_env([])
+    roofline.same_machine(env, gpu_env([]))
+    for changes in ({"device": "cpu"}, {"device_name": "another GPU"}):
+        with pytest.raises(roofline.NoRoof, match="the run on"):
+            roofline.same_machine(env, env | changes)
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """name of the file -> the figure that was saved into it."""
+    saved = {}
+    save = matplotlib.figure.Figure.savefig
+
+    def remember(figure, path, **options):
+        saved[path.name] = figure
+        save(figure, path, **options)
+
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", remember)
+    monkeypatch.setattr(pyplot, "close", lambda figure: None)
+    yield saved
+    monkeypatch.undo()
+    pyplot.close("all")
+
+
+def drawn_lines(axis):
+    """(x, y) -> style of each line that has points."""
+    return {
+        (tuple(map(float, line.get_xdata())), tuple(map(float, line.get_ydata()))): (
+            line.get_color(), line.get_marker(), line.get_linestyle(),
+        )
+        for line in axis.get_lines()
+        if len(line.get_xdata())
+    }  # fmt: skip
+
+
+def test_the_picture_is_the_records(tmp_path, figures):
+    cells = [*gpu_run(), make_cell(3, "three", n=1024, d=128, **GPU, **HALF)]
+    found = panels(cells, gpu_ceilings())
+    path = roofline.draw(gpu_env(cells), found, tmp_path / "plots")
+    assert path == tmp_path / "plots" / "roofline.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
+    half, single = figures["roofline.png"].axes
+    for axis in (half, single):
+        assert axis.get_xscale() == axis.get_yscale() == "log"
+        assert "FLOP per HBM byte" in axis.get_xlabel() and "TFLOP/s" in axis.get_ylabel()
+    lines = drawn_lines(half)
+    three = lines.pop(((10.0, 10.0), (20.48, 20.48)))  # 10.24 GFLOP in half a ms
+    online = lines.pop(((1024.0, 4096.0), (25.0 * 1024, 25.0 * 1024)))
+    assert three[0] != online[0] and three[1] != online[1]  # told apart in grey too
+    other = place(cells[-1])
+    thick = lines.pop(((other.x,), (other.y,)))
+    assert thick[:2] == three[:2] and thick[2] != three[2]  # the same rung, another family
+    low, high = half.get_xlim()
+    assert set(lines) == {((low, 25.0), (4.0 * low, 100.0)), ((25.0, high), (100.0, 100.0))}
+    texts = [text.get_text() for text in half.texts]
+    assert "copy 4 TB/s" in texts and "float16 products 100 TFLOP/s" in texts
+    assert texts.count("1024") >= 1 and "4096" in texts
+    assert {text.get_text() for text in half.get_legend().get_texts()} == {"d = 64", "d = 128"}
+    assert "d = 64" not in half.get_title() and "d = 64" in single.get_title()
+    labels = [text.get_text() for text in figures["roofline.png"].legends[0].get_texts()]
+    assert labels == ["3 three", "5 online"]
+
+
+def test_every_point_and_the_ridge_are_inside(tmp_path, figures):
+    cells = gpu_run()
+    found = panels(cells, gpu_ceilings())
+    roofline.draw(gpu_env(cells), found, tmp_path)
+    for axis, panel in zip(figures["roofline.png"].axes, found, strict=True):
+        (left, right), (bottom, top) = axis.get_xlim(), axis.get_ylim()
+        points = [point for group in panel.groups for point in group]
+        for x, y in [(p.x, p.y) for p in points] + [(panel.roof.ridge, panel.roof.matrix)]:
+            assert left < x < right and bottom < y < top
+
+
+def test_a_cpu_is_drawn_in_gflops(tmp_path, figures):
+    cells = [make_cell(flops=6_000_000, hbm_bytes=200_000, time_ms=2.0)]
+    roofs = [
+        ceiling(0.1, dtype="float32", precision="ieee", device="cpu", threads=1),
+        ceiling(0.02, "copy", device="cpu", threads=1),
+    ]
+    roofline.draw(make_env(cells), panels(cells, roofs), tmp_path)
+    [axis] = figures["roofline.png"].axes
+    assert "GFLOP/s" in axis.get_ylabel()
+    low, high = axis.get_xlim()
+    assert set(drawn_lines(axis)) == {
+        ((30.0,), (3.0,)),  # 6 MFLOP in 2 ms
+        ((low, 5.0), (1e3 * 0.02 * low, 100.0)),
+        ((5.0, high), (100.0, 100.0)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("roofs", "lines", "said"),
+    [([ceiling(4.0, "copy")], 1, "no matrix rate for float16"),
+     ([ceiling(100.0, **HALF)], 1, "no copy among the ceilings"),
+     ([ceiling(1.0, dtype="float32", precision="tf32")], 0, "no matrix rate for float16")],
+)  # fmt: skip
+def test_a_missing_ceiling_is_said_and_the_rest_drawn(tmp_path, figures, roofs, lines, said):
+    cells = [make_cell(n=1024, **GPU, **HALF)]
+    found = panels(cells, roofs)
+    roofline.draw(gpu_env(cells), found, tmp_path)
+    [axis] = figures["roofline.png"].axes
+    point = place(cells[0])
+    own = drawn_lines(axis)
+    del own[(point.x,), (point.y,)]
+    assert len(own) == lines
+    for xs, ys in own:
+        assert xs == axis.get_xlim()
+        bandwidth, matrix = found[0].roof.bandwidth, found[0].roof.matrix
+        assert ys == tuple(matrix or bandwidth * x for x in xs)
+    assert any(said in text.get_text() for text in axis.texts)
+
+
+def test_an_odd_panel_leaves_no_empty_frame(tmp_path, figures):
+    cells = [*gpu_run(), make_cell(n=1024, **GPU, precision="tf32")]
+    roofline.draw(gpu_env(cells), panels(cells, gpu_ceilings()), tmp_path)
+    assert [axis.get_visible() for axis in figures["roofline.png"].axes] == [True] * 3 + [False]
+
+
+def test_rungs_are_told_apart_by_marker_and_colour():
+    for dark in (False, True):
+        looks = [roofline.style(index, dark) for index in range(20)]
+        assert len(set(looks)) == 20
+    assert all(colour != "#000000" for colour, _ in (roofline.style(i, True) for i in range(20)))
+
+
+def test_names_cover_neither_each_other_nor_a_marker(tmp_path, figures):
+    """Twenty rungs in one place: the names that remain are apart."""
+    cells = [
+        make_cell(s, f"rung{s}", n=n, **GPU, **HALF, flops=n * 10**9, hbm_bytes=10**9,
+                  time_ms=n / 1024 * (1 + s / 200))
+        for s in range(20)
+        for n in (1024, 2048, 4096)
+    ]  # fmt: skip
+    found = panels(cells, gpu_ceilings())
+    roofline.draw(gpu_env(cells), found, tmp_path)
+    figure = figures["roofline.png"]
+    [axis] = figure.axes
+    names = [text for text in axis.texts if text.get_text().isdigit()]
+    assert {text.get_text() for text in names} >= {"1024", "4096"}
+    boxes = [text.get_window_extent(figure.canvas.get_renderer()) for text in names]
+    for index, box in enumerate(boxes):
+        for other in boxes[:index]:
+            assert not box.overlaps(other)
+        for group in found[0].groups:
+            for x, y in axis.transData.transform([(p.x, p.y) for p in group]):
+                assert not (box.x0 < x < box.x1 and box.y0 < y < box.y1)
+
+
+def luminance(pixel):
+    return 0.2126 * pixel[0] + 0.7152 * pixel[1] + 0.0722 * pixel[2]
+
+
+def test_on_a_dark_page_the_ground_is_clear_and_the_ink_light(tmp_path):
+    cells = gpu_run()
+    found = panels(cells, gpu_ceilings())
+    light = pyplot.imread(roofline.draw(gpu_env(cells), found, tmp_path))
+    path = roofline.draw(gpu_env(cells), found, tmp_path, dark=True)
+    assert path.name == "roofline-dark.png"
+    dark = pyplot.imread(path)
+    assert light[0, 0].tolist() == [1, 1, 1, 1]
+    assert dark[0, 0, 3] == 0
+    # the strip below the axes holds nothing but words
+    words = dark[-60:].reshape(-1, 4)
+    words = words[words[:, 3] > 0.9]
+    assert len(words) and max(map(luminance, words)) > 0.8
+    assert (light[..., 3] == 1).all()
+    ink = light[-60:].reshape(-1, 4)
+    assert min(map(luminance, ink)) < 0.2
+    # inside the panels the page shows through: most of the picture is clear
+    assert (dark[..., 3] == 0).mean() > 0.5
+
+
+def files(tmp_path, cells, roofs, **changes):
+    run = write_run(tmp_path / "run.jsonl", gpu_env(cells), cells)
+    return run, write_run(tmp_path / "ceilings.jsonl", gpu_env([]) | changes, roofs)
+
+
+def test_the_command_prints_the_table_and_draws(tmp_path):
+    cells = [*gpu_run(), make_cell(0, "scalar", n=64, device="cuda", flops=12345)]
+    run, roofs = files(tmp_path, cells, gpu_ceilings())
+    done = ladder("roofline", run, "--ceilings", roofs, "--out", tmp_path / "plots")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    # 20.5 of 40 TFLOP/s at 10 FLOP/byte, as far as memory lets it
+    assert ["3", "three", "1024", "10", "20.5", "TFLOP/s", "51%", "memory"] in rows
+    assert "roof of float16: 100 TFLOP/s, 4 TB/s, they meet at 25 FLOP/byte" in done.stdout
+    assert "roof of float32 ieee: 50 TFLOP/s" in done.stdout
+    assert "scalar" not in done.stdout  # a CPU rung has no place under a GPU's roof
+    assert "above 100%" in done.stdout  # rung 5 is made up to be
+    assert (tmp_path / "plots" / "roofline.png").is_file()
+    dark = ladder("roofline", run, "--ceilings", roofs, "--out", tmp_path / "plots", "--dark")
+    assert dark.returncode == 0 and (tmp_path / "plots" / "roofline-dark.png").is_file()
+    assert "roofline-dark.png" in dark.stdout
+
+
+def test_the_command_says_what_it_has_no_roof_for(tmp_path):
+    cells = [make_cell(n=1024, **GPU, precision="tf32", flops=10**9, hbm_bytes=10**8)]
+    run, roofs = files(tmp_path, cells, gpu_ceilings())
+    done = ladder("roofline", run, "--ceilings", roofs, "--out", tmp_path)
+    assert done.returncode == 0
+    said = "no matrix rate for float32 tf32 among the ceilings: the bandwidth roof alone"
+    assert said in done.stdout
+    assert ["3", "torch_three_gemm", "1024", "10", "1", "TFLOP/s", "-", "-"] in [
+        line.split() for line in done.stdout.splitlines()
+    ]
+    assert "%" not in done.stdout.replace("% of the roof", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [(("run.jsonl", "--ceilings", "none.jsonl"), "none.jsonl: No such file"),
+     (("none.jsonl", "--ceilings", "ceilings.jsonl"), "none.jsonl: No such file"),
+     (("run.jsonl", "--ceilings", "run.jsonl"), "line 2 is of kind 'cell', expected 'ceiling'"),
+     (("ceilings.jsonl", "--ceilings", "ceilings.jsonl"), "kind 'ceiling', expected 'cell'"),
+     (("run.jsonl", "--ceilings", "other.jsonl"), "measured on another GPU, the run on a GPU"),
+     (("wrong.jsonl", "--ceilings", "ceilings.jsonl"), "no cell in it has a place under a roof"),
+     (("run.jsonl",), "--ceilings"),
+     (("run.jsonl", "--ceilings", "ceilings.jsonl", "--out", "run.jsonl"), "--out: run.jsonl: ")],
+)  # fmt: skip
+def test_bad_arguments_are_one_line(tmp_path, arguments, why):
+    cells = [make_cell(n=1024, **GPU)]
+    files(tmp_path, cells, gpu_ceilings())
+    other = gpu_env([]) | {"device_name": "another GPU"}
+    write_run(tmp_path / "other.jsonl", other, gpu_ceilings())
+    wrong = [make_cell(n=1024, status="wrong", **GPU)]
+    write_run(tmp_path / "wrong.jsonl", gpu_env(wrong), wrong)
+    if "--out" not in arguments:
+        arguments = (*arguments, "--out", "plots")
+    done = ladder("roofline", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert why in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "plots").exists()
+
+
+def test_the_slope_s_words_run_along_it(tmp_path, figures):
+    cells = gpu_run()
+    roofline.draw(gpu_env(cells), panels(cells, gpu_ceilings()), tmp_path)
+    figure = figures["roofline.png"]
+    axis = figure.axes[0]
+    [words] = [text for text in axis.texts if text.get_text().startswith("copy")]
+    (x0, y0), (x1, y1) = axis.transData.transform([(1.0, 4.0), (10.0, 40.0)])
+    assert words.get_rotation() == pytest.approx(math.degrees(math.atan2(y1 - y0, x1 - x0)))
+
+
+def test_titles_share_what_they_have_in_common():
+    assert roofline.differences(["a, h = 1, c", "a, h = 32, c"]) == ("a, c", ["h = 1", "h = 32"])
+    assert roofline.differences(["a, c"]) == ("a, c", [""])
+
+
+def test_the_ends_of_a_line_are_named_first():
+    group = [Point(make_cell(n=n), float(n), 1.0) for n in (1, 2, 3, 4)]
+    panel = Panel("float32 ieee", "cpu", Roof(None, None), [group, group[:1]])
+    assert [point.cell["nk"] for point in roofline.by_weight(panel)] == [1, 4, 1, 2, 3]

@@ -1,0 +1,246 @@
+"""Tables, from records made up by hand."""
+
+import csv
+import io
+import json
+
+import pytest
+from ladder_command import ladder
+from made_up import make_cell, make_env, write_run
+from rich.console import Console
+
+from harness import table
+
+TITLES = {
+    "raw_python": "raw Python floats",
+    "torch_three_gemm": "torch, three GEMMs",
+    "triton_lite": "Triton Lite",
+    "slow": "a title that just fits",
+    "triton_online": "Triton Online, with a title that is longer than any table has room for",
+}
+
+
+def ladder_cells(**changes):
+    """Five rungs of one problem: ok, ok, interpreted and wrong by design, interpreted, crashed."""
+    interpreted = {"mode": "interpreted", "time_iqr_ms": None, "samples": 1}
+    nothing = {"time_ms": None, "time_iqr_ms": None, "samples": 0, "peak_bytes": None,
+               "memory_meter": None, "err_stage3_max": None, "err_stage3_rel": None}  # fmt: skip
+    return [
+        make_cell(1, "raw_python", time_ms=50.0, peak_bytes=1000, **changes),
+        make_cell(3, "torch_three_gemm", time_ms=0.5, err_stage3_max=0.0, **changes),
+        make_cell(4, "triton_lite", status="wrong-by-design", reason="declared exact up to 64",
+                  time_ms=0.001, err_stage3_max=0.37, **interpreted, **changes),
+        make_cell(5, "triton_online", time_ms=900.0, **interpreted, **changes),
+        make_cell(90, "mine", status="crashed", reason="killed by SIGSEGV", **nothing, **changes),
+    ]  # fmt: skip
+
+
+def shown(cells, width=100, colours=False):
+    """The lines of the rich tables on a page of `width` columns."""
+    system = "truecolor" if colours else None
+    console = Console(width=width, file=io.StringIO(), force_terminal=colours, color_system=system)
+    table.show(make_env(cells, TITLES), cells, "rich", console)
+    return console.file.getvalue().splitlines()
+
+
+def line_of(lines, start):
+    [line] = [line for line in lines if line.split()[:1] == [start]]
+    return line
+
+
+EXTREMES = {
+    "slow": {"time_ms": 123_456.0, "peak_bytes": 1000 << 20},
+    "fast": {"time_ms": 0.0123, "peak_bytes": 999},
+    "wide": {"status": "out-of-memory", "err_stage3_max": 1.2e-10, "err_stage3_rel": 3.4e12},
+    "design": {"status": "wrong-by-design", "mode": "interpreted", "time_ms": 999.4},
+}
+
+
+@pytest.mark.parametrize("width", [100, 92, 80])
+def test_no_line_is_wider_than_the_page_and_no_figure_is_cut(width):
+    cells = ladder_cells() + ladder_cells(n=512)
+    cells.append(make_cell(n=16384, time_ms=1.0))
+    cells += [make_cell(90 + i, name, n=16384, **EXTREMES[name]) for i, name in enumerate(EXTREMES)]
+    cells.append(make_cell(1, "raw_python", status="crashed", reason="a very long reason " * 15))
+    lines = shown(cells, width)
+    assert max(map(len, lines)) <= width
+    text = "\n".join(lines)
+    for cell in cells:
+        if cell["nk"] == 16384:
+            line = line_of(lines[text[: text.index("N = 16384")].count("\n") :], str(cell["stage"]))
+            assert cell["status"] in line
+            assert table.show_time(cell["time_ms"]) in line
+            assert table.show_error(cell["err_stage3_max"]) in line
+            assert table.show_peak(cell) in line
+    # the relative error is what gives way
+    assert "rel err" in text if width == 100 else "rel err" not in text or width > 80
+
+
+def test_a_table_a_problem_and_one_legend():
+    lines = shown(ladder_cells() + ladder_cells(n=512))
+    titles = [line for line in lines if line.startswith("N = ")]
+    assert [title.split(",")[0] for title in titles] == ["N = 128", "N = 512"]
+    assert sum("vs before" in line for line in lines) == 2
+    text = " ".join(" ".join(lines).split())
+    assert text.count(" ".join(table.LEGEND.split())) == 1
+    for word in ("ok", "wrong", "wrong-by-design", "skipped", "crashed", "timeout",
+                 "out-of-memory", "interpreted"):  # fmt: skip
+        assert f"{word}" in table.LEGEND
+    assert "killed by SIGSEGV" in text and "declared exact up to 64" in text
+
+
+def test_only_ok_rows_are_compared_and_interpreted_ones_never():
+    lines = shown(ladder_cells())
+    assert (
+        line_of(lines, "1").split()[-7:]
+        == ["ms", "-", "~0.01x", "<1", "MB", *["1e-07", "2e-07", "ok"]][-7:]
+    )
+    assert "~100x" in line_of(lines, "3")  # against rung 1, which is before it
+    for number in ("4", "5"):
+        line = line_of(lines, number)
+        assert " interpreted " in line and "x " not in line
+    assert "x" not in line_of(lines, "90").replace("mine", "")
+
+
+def test_a_wrong_rung_however_fast_is_nobodys_measure():
+    cells = [
+        make_cell(1, "raw_python", time_ms=8.0),
+        make_cell(2, "wrong", status="wrong", reason="x", time_ms=1e-3),
+        make_cell(3, "torch_three_gemm", time_ms=2.0),
+        make_cell(4, "design", status="wrong-by-design", reason="x", time_ms=1e-3),
+        make_cell(5, "interpreted", mode="interpreted", time_ms=1e-3),
+        make_cell(6, "flash", mode="compiled", time_ms=0.5),
+        make_cell(7, "timeout", status="timeout", reason="x", time_ms=None),
+        make_cell(101, "peer", time_ms=0.25),
+    ]
+    found = {cell["stage"]: table.ratios(cells, cell) for cell in cells}
+    nothing = (None, None)
+    assert found == {
+        1: (None, 0.25), 2: nothing, 3: (4.0, None), 4: nothing, 5: nothing, 6: (4.0, 4.0),
+        7: nothing, 101: (None, 8.0),
+    }  # fmt: skip
+
+
+def test_without_an_ok_stage_3_nothing_is_compared_with_it():
+    cells = [make_cell(1, "raw_python"), make_cell(status="timeout", reason="x", time_ms=9.0)]
+    assert table.ratios(cells, cells[0]) == (None, None)
+
+
+def test_ratios_of_paired_cells_are_told_from_those_of_unpaired_ones():
+    cells = [
+        make_cell(1, "raw_python", time_ms=8.0),
+        make_cell(3, "torch_three_gemm", time_ms=1.0),
+        make_cell(1, "raw_python", time_ms=6.0, paired=True),
+        make_cell(3, "torch_three_gemm", time_ms=2.0, paired=True),
+    ]
+    # a paired time is held against paired ones only
+    assert table.ratios(cells, cells[2]) == (None, 2.0 / 6.0)
+    assert table.ratios(cells, cells[1]) == (8.0, None)
+    lines = shown(cells)
+    row = line_of(lines, "3")
+    assert " 3x " in row and "~" not in row
+    assert "1 ms" in row  # the absolute figure stays that of a process of its own
+    assert "~8x" in line_of(shown(cells[:2]), "3")
+
+
+def test_interpreted_rows_are_dimmed_and_failures_stand_out():
+    lines = shown(ladder_cells(), colours=True)
+    dim, red = "\x1b[2m", "\x1b[1;31m"
+    rows = [line for line in lines if "interpreted" in line and "ok:" not in line]
+    assert [line for line in rows if "Triton" in line] and all(dim in line for line in rows)
+    assert len([line for line in rows if line.lstrip(dim).lstrip()[0] in "45"]) == 2
+    assert dim not in next(line for line in lines if "three GEMMs" in line)
+    assert red in next(line for line in lines if "mine" in line)
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [(None, "-"), (1.23e-4, "0.123 us"), (0.0123, "12.3 us"), (0.9994, "999 us"), (0.9999, "1 ms"),
+     (4.561, "4.56 ms"), (999.4, "999 ms"), (999.6, "1 s"), (12345.0, "12.3 s"), (2e6, "2000 s")],
+)  # fmt: skip
+def test_times_for_people(ms, text):
+    assert table.show_time(ms) == text
+
+
+@pytest.mark.parametrize(
+    ("peak", "meter", "text"),
+    [(None, None, "-"), (0, "process-rss", "<1 MB"), ((1 << 20) - 1, "process-rss", "<1 MB"),
+     (1 << 20, "process-rss", "1 MB"), (512, "cuda-allocator", "512 B"),
+     (200 << 20, None, "200 MB"),
+     (1000 << 20, None, "1000 MB"), (1023 << 20, None, "1023 MB"), (3 << 29, None, "1.5 GB"),
+     (1010 << 10, "cuda-allocator", "1010 KB")],
+)  # fmt: skip
+def test_peaks_for_people(peak, meter, text):
+    assert table.show_peak(make_cell(peak_bytes=peak, memory_meter=meter)) == text
+
+
+def test_errors_and_ratios_for_people():
+    assert [table.show_error(x) for x in (None, 0.0, 0.37, 1.26e-7, 15.0)] == [
+        "-", "0", "0.37", "1.3e-07", "15"
+    ]  # fmt: skip
+    assert [table.show_ratio(x, False) for x in (None, 123.4, 0.512)] == ["-", "~120x", "~0.51x"]
+    assert table.show_ratio(123.4, True) == "123x"
+
+
+def test_a_problem_says_what_is_unusual_in_it():
+    assert table.problem_title(make_cell()) == "N = 128, d = 64, float32, normal input, cpu"
+    unusual = make_cell(
+        nq=1, nk=99, b=2, h=8, hk=2, dtype="float32", precision="tf32", inputs="real",
+        causal=True, seqlens_k=[9, 99], device="cuda", direction="train",
+    )  # fmt: skip
+    assert table.problem_title(unusual) == (
+        "Nq = 1, Nk = 99, d = 64, b = 2, h = 8, hk = 2, float32, tf32, real input, causal, padded, "
+        "train, cuda"
+    )
+
+
+def output(path, form):
+    done = ladder("table", path, "--format", form)
+    assert done.returncode == 0 and done.stderr == ""
+    return done.stdout
+
+
+def test_every_format_holds_what_the_records_hold(tmp_path):
+    cells = ladder_cells() + ladder_cells(n=512)
+    cells[-1]["reason"] = 'a "quoted", reason | with bars\nand two lines'
+    path = write_run(tmp_path / "run.jsonl", make_env(cells, TITLES), cells)
+
+    rows = json.loads(output(path, "json"))
+    assert len(rows) == len(cells)
+    for row, cell in zip(rows, cells):
+        assert {name: row[name] for name in cell} == cell
+        assert row["title"] == TITLES.get(cell["name"], "mine")
+    assert [row["vs_before"] for row in rows[:5]] == [None, 100.0, None, None, None]
+    assert [row["vs_stage3"] for row in rows[:5]] == [0.01, None, None, None, None]
+
+    rows = list(csv.DictReader(io.StringIO(output(path, "csv"))))
+    assert len(rows) == len(cells)
+    for row, cell in zip(rows, cells):
+        for name, value in cell.items():
+            assert row[name] == ("" if value is None else str(value)), name
+
+    lines = output(path, "markdown").splitlines()
+    tables = [line for line in lines if line.startswith("|")]
+    assert len(tables) == 2 * 2 + len(cells)
+    for line in tables:
+        assert line.count("|") - line.count("\\|") == len(table.HEADERS) + 1
+    assert "**N = 512, d = 64, float32, normal input, cpu**" in lines
+    assert [cell.strip() for cell in tables[3].split("|")[1:4]] == [
+        "3", "torch, three GEMMs", "500 us"
+    ]  # fmt: skip
+    assert lines[-1] == table.LEGEND
+
+    text = output(path, "rich")
+    assert max(map(len, text.splitlines())) <= 100
+    assert "torch, three GEMMs" in text
+
+
+def test_a_title_can_not_break_a_table():
+    cells = [make_cell(90, "mine")]
+    env = make_env(cells, {"mine": "[red]a|b[/red]"})
+    console = Console(width=100, file=io.StringIO())
+    table.show(env, cells, "rich", console)
+    assert "[red]a|b[/red]" in console.file.getvalue()
+    console = Console(width=100, file=io.StringIO())
+    table.show(env, cells, "markdown", console)
+    assert "| [red]a\\|b[/red] |" in console.file.getvalue()

@@ -1,0 +1,76 @@
+"""`ladder run` without any option is the tour: what a newcomer sees, and no more than fits."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from ladder_command import PATIENCE, ROOT, environ
+
+PLAN = """
+import json, sys
+from harness.cli import DEFAULTS, make_cells
+from harness.roster import read_rungs
+
+if __name__ == "__main__":
+    rungs = [rung for rung in read_rungs() if rung.number < 100]
+    given = {**DEFAULTS, **json.loads(sys.argv[1])}
+    print(json.dumps([cell.to_json() for cell in make_cells(given, rungs, "cpu")]))
+"""
+
+
+def plan(**given):
+    """The cells that `ladder run` plans on a CPU, as the env line has them."""
+    done = subprocess.run(
+        [sys.executable, "-c", PLAN, json.dumps(given)],
+        cwd=ROOT,
+        env=environ(CUDA_VISIBLE_DEVICES=""),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def tour():
+    return plan()
+
+
+def test_the_tour_is_the_designs(tour):
+    # rungs from 6 on, once they are there, are the GPU's
+    got = {(c["inputs"], c["d"], c["nk"], c["stage"]) for c in tour if c["stage"] <= 5}
+    small = {("normal", 16, n, stage) for n in (8, 16, 32, 64) for stage in range(6)}
+    large = {("normal", 64, n, stage) for n in (64, 128, 256, 512, 1024) for stage in (3, 4, 5)}
+    real = {("real", 32, n, stage) for n in (128, 256, 512) for stage in (3, 4, 5)}
+    assert got >= small | large | real
+    # rung 2 may go on to where stage 3 leaves it behind
+    assert {(n <= 256, stage) for _, _, n, stage in got - small - large - real} <= {(True, 2)}
+    assert len(tour) == len({json.dumps(cell) for cell in tour})
+
+
+def test_the_tour_is_one_seed_and_plain_otherwise(tour):
+    for cell in tour:
+        assert (cell["b"], cell["h"], cell["hk"]) == (1, 1, 1)
+        assert cell["nq"] == cell["nk"]
+        assert (cell["dtype"], cell["precision"], cell["direction"]) == ("float32", "ieee", "fwd")
+        assert (cell["causal"], cell["seqlens_k"], cell["device"]) == (False, None, "cpu")
+        assert not cell["paired"]
+    assert len({cell["seed"] for cell in tour}) == 1
+
+
+def test_a_described_problem_is_one_cell_a_rung_and_n(tour):
+    cells = plan(n="8,16", nq=1, seed=5)
+    assert len(cells) == 2 * len({cell["stage"] for cell in cells})
+    assert {(c["nk"], c["nq"], c["d"], c["seed"], c["inputs"]) for c in cells} == {
+        (8, 1, 64, 5, "normal"), (16, 1, 64, 5, "normal")
+    }  # fmt: skip
+    assert {cell["stage"] for cell in cells} >= set(range(6))
+    # asked for by name is tried, whatever a rung calls worth its while
+    far = plan(n="4096")
+    assert {cell["stage"] for cell in far} >= set(range(6))
+
+
+def test_real_inputs_have_their_own_width():
+    assert {(cell["d"], cell["nk"]) for cell in plan(inputs="real", n="64")} == {(32, 64)}

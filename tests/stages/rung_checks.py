@@ -1,0 +1,245 @@
+"""What the tests of all rungs share: the rungs, sizes that each can bear, tensors and bounds."""
+
+import gc
+import math
+import sys
+from contextlib import contextmanager
+from itertools import product
+
+import pytest
+import torch
+
+import stages
+from harness.accuracy import YARDSTICK, Error, explain
+from stages.contract import why_not
+from stages.machine import has_module
+
+RUNGS = [stages.load(path) for path in stages.files()]
+MARGIN = 1 << 17  # elements around a tensor: further than a wrong stride or mask reaches here
+UNTOUCHED = 1.625  # a number of every dtype that no kernel writes
+RAGGED_N = (1, 63, 64, 65, 127)
+RAGGED_D = (1, 16, 40, 59, 64)
+
+
+def rung_id(rung):
+    return rung.__name__.rpartition(".")[2]
+
+
+def for_each(rungs):
+    """Parametrise a test by `rung`; a rung that is in `stages/` tomorrow is among them."""
+    assert rungs, "no rung is left to test"
+    return pytest.mark.parametrize("rung", rungs, ids=rung_id)
+
+
+every_rung = for_each(RUNGS)
+
+
+def device_of(rung):
+    """Where `rung` runs here: the CPU if it can.
+
+    Skips only what no machine of this kind can run. A rung that should run here and can't fails.
+    """
+    stage = rung.STAGE
+    reasons = {device: why_not(stage, device) for device in ("cpu", "cuda")}
+    for device, reason in reasons.items():
+        if reason is None:
+            return device
+    if not torch.cuda.is_available() and ("cuda" in stage.needs or stage.devices == ("cuda",)):
+        pytest.skip(reasons["cuda"])
+    if sys.platform != "linux" and "triton" in stage.needs and not has_module("triton"):
+        pytest.skip(reasons["cpu"])
+    return pytest.fail(f"rung {stage.number} runs nowhere here: {reasons}")
+
+
+def budget(rung, device):
+    """How large a b * h * nq * nk * d `rung` can bear: up to a tenth of a second or so.
+
+    The tour's largest cell of d = 16; 192 stands in for whatever is larger.
+    """
+    return 16 * min(192, rung.STAGE.worth_up_to.get(device, 192)) ** 2
+
+
+def most_keys(rung, wanted):
+    """`wanted` keys, or as many as `rung` is exact up to."""
+    return min(wanted, rung.STAGE.exact_up_to or wanted)
+
+
+def shapes(rung, device):
+    """Every (b, h, nq, nk, d) of ragged sizes that `rung` can bear, and is exact at."""
+    return [
+        shape
+        for shape in product((1, 2, 3), (1, 2, 3), RAGGED_N, RAGGED_N, RAGGED_D)
+        if math.prod(shape) <= budget(rung, device) and shape[3] == most_keys(rung, shape[3])
+    ]
+
+
+def normal(shape, seed, dtype=torch.float32, device="cpu"):
+    """q, k, v and a dO ~ N(0, 1) for a shape (b, h, nq, nk, d)."""
+    b, h, nq, nk, d = shape
+    g = torch.Generator().manual_seed(seed)
+    return tuple(
+        torch.randn(b, h, n, d, generator=g, dtype=torch.float64).to(device, dtype)
+        for n in (nq, nk, nk, nq)
+    )
+
+
+def in_nan(x, order=(0, 1, 2, 3), steps=(1, 1, 1, 1)):
+    """`x`'s values in a storage of NaN, whose axes go in `order` and have NaN between elements.
+
+    Axis a takes every steps[a]-th place. Whoever reads what isn't x's gets a NaN for it.
+    """
+    sizes = [x.shape[a] * steps[a] for a in order]
+    size = math.prod(sizes)
+    storage = torch.full((size + 2 * MARGIN,), math.nan, dtype=x.dtype, device=x.device)
+    y = storage[MARGIN : MARGIN + size].view(sizes)
+    y = y.permute([order.index(a) for a in range(4)])
+    y = y[tuple(slice(None, None, step) for step in steps)]
+    return y.copy_(x)
+
+
+@contextmanager
+def guarded_outputs():
+    """torch.empty gives NaN, with a margin around it; what is written into the margin shows.
+
+    An output made by other means is not looked after.
+    """
+    plain, margins = torch.empty, []
+
+    def empty(*size, dtype=None, device=None):
+        shape = torch.Size(*size) if isinstance(size[0], (tuple, list)) else torch.Size(size)
+        dtype = dtype or torch.get_default_dtype()
+        size = shape.numel()
+        # not NaN around, too: that is what a kernel that reads where it shouldn't writes
+        storage = torch.full((size + 2 * MARGIN,), UNTOUCHED, dtype=dtype, device=device)
+        margins.extend((storage[:MARGIN], storage[MARGIN + size :]))
+        return storage[MARGIN : MARGIN + size].fill_(math.nan).view(shape)
+
+    torch.empty = empty
+    try:
+        yield
+    finally:
+        torch.empty = plain
+    for margin in margins:
+        assert (margin == UNTOUCHED).all(), "the rung wrote outside its output"
+
+
+@contextmanager
+def without_collector():
+    """Without the garbage collector, which takes ten times rung 0's own time for nothing."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def attend(rung, q, k, v, **options):
+    """`rung`'s attend, its output looked after."""
+    with without_collector(), guarded_outputs():
+        return rung.attend(q, k, v, **options)
+
+
+def truth(q, k, v, hidden=None):
+    """Attention in float64, plainly; `hidden` (B or 1, 1, Nq, Nk) is True where a key isn't seen.
+
+    Written apart from rung 3, which is itself held to it. Differentiable.
+    """
+    groups = q.shape[1] // k.shape[1]
+    q, k, v = (x.double() for x in (q, k, v))
+    k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+    s = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(q.shape[-1])
+    if hidden is None:
+        hidden = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=q.device)
+    m = s.detach().masked_fill(hidden, -math.inf).amax(-1, keepdim=True)
+    # hidden before exp, not after: the gradient of an exp that overflows is NaN, even times 0
+    e = (s - m.clamp_min(-1e300)).masked_fill(hidden, -math.inf).exp()
+    total = e.sum(-1, keepdim=True)
+    return torch.einsum("bhij,bhjd->bhid", e / total.masked_fill(total == 0, 1.0), v)
+
+
+def options_of(problem):
+    """The keyword arguments that `problem` asks of an attend."""
+    options = {"causal": True} if problem.causal else {}
+    if problem.seqlens_k is not None:
+        lengths = torch.tensor(problem.seqlens_k, dtype=torch.int32, device=problem.device)
+        options["seqlens_k"] = lengths
+    return options
+
+
+def hidden_keys(problem):
+    """The mask of `problem`, (b, 1, nq, nk), True where a key is not seen; straight from words."""
+    late = problem.nk - problem.nq if problem.causal else problem.nk
+    lengths = problem.seqlens_k or (problem.nk,) * problem.b
+    hidden = [
+        [[[j > i + late or j >= n for j in range(problem.nk)] for i in range(problem.nq)]]
+        for n in lengths
+    ]
+    return torch.tensor(hidden, device=problem.device)
+
+
+def relative_rounding(q, k):
+    """How far off, of itself, an honest probability may be in q's dtype, the largest of them.
+
+    No number goes through more than n = d + Nk + Nq + 10 roundings in any sum that it is part of,
+    the rescales of a running sum included. So scores are off by n u S, where S is the largest
+    sum_c |q k| scale, and a probability by 2 n u (1 + S) of itself: once for p and once for the sum
+    that it is divided by. eps is 2 u.
+    """
+    n = q.shape[3] + k.shape[2] + q.shape[2] + 10
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    S = (q.double().abs() @ k.double().abs().transpose(-2, -1)).max() * q.shape[3] ** -0.5
+    E = (n * torch.finfo(q.dtype).eps * (1 + S)).item()
+    assert E < 0.1, f"a bound of {E:.2g} would let anything pass: take smaller tensors"
+    return E
+
+
+def rounding(q, k, v):
+    """How far an honest output in q's dtype may be from the truth: o is a sum weighted by p."""
+    return relative_rounding(q, k) * v.abs().max().item()
+
+
+def gradient_rounding(q, k, v, dO):
+    """How far honest dq, dk, dv may be from the truth.
+
+    dS = p (dP - D), where |dP| and |D| are both up to G, is off by up to 4 E G p; dq and dk are
+    sums of dS times k or q, dv of p times dO; those of dk and dv are over the group's queries too.
+    """
+    E, scale = relative_rounding(q, k), q.shape[3] ** -0.5
+    rows = q.shape[2] * (q.shape[1] // k.shape[1])
+    q_max, k_max, v_max, dO_max = (x.abs().max().item() for x in (q, k, v, dO))
+    G = q.shape[3] * dO_max * v_max
+    return scale * k_max * 4 * E * G, scale * q_max * 4 * E * G * rows, E * rows * dO_max
+
+
+def assert_close(got, want, bound, what="o"):
+    """|got - want| <= bound everywhere, and no NaN."""
+    error = (got.double() - want.double()).abs().max().item()
+    assert error <= bound, f"{what} is off by {error:.2e}, an honest one by {bound:.2e} at most"
+
+
+def assert_exact(o, oracle):
+    """`o` is exact by design.md's rule."""
+    error = Error.between(o.cpu(), oracle.out64)
+    assert error.within(oracle.bound), explain(error, oracle.bound)
+
+
+def gradients(rung, q, k, v, dO, **options):
+    """o, dq, dk, dv of `rung`, by backward()."""
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    with without_collector():
+        o = attend(rung, q, k, v, **options)
+        o.backward(dO)
+    return o.detach(), q.grad, k.grad, v.grad
+
+
+def true_gradients(q, k, v, dO, hidden=None):
+    """o, dq, dk, dv in float64, by torch's autograd of the plain formula."""
+    q, k, v = (x.detach().double().requires_grad_() for x in (q, k, v))
+    o = truth(q, k, v, hidden)
+    return o.detach(), *torch.autograd.grad(o, (q, k, v), dO.double())
+
+
+def is_yardstick(rung):
+    return rung.STAGE.number == YARDSTICK

@@ -1,0 +1,438 @@
+"""The contract: what every rung refuses, and how it says so; what it gives; what a Stage takes."""
+
+import dataclasses
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from rung_checks import (
+    RUNGS,
+    attend,
+    device_of,
+    every_rung,
+    for_each,
+    gradients,
+    in_nan,
+    normal,
+    rung_id,
+)
+
+import stages
+from stages import contract, machine
+from stages.contract import Stage, StageUnavailable, check_inputs, input_precision, why_not
+
+B, H, NQ, NK, D = 2, 2, 3, 4, 8
+SHAPE = (B, H, NQ, NK, D)
+SIZES = {"q": (B, H, NQ, D), "k": (B, H, NK, D), "v": (B, H, NK, D)}
+
+
+def good(**changes):
+    """Good q, k, v; `changes` gives other sizes (a tuple), another dtype, or another thing."""
+    made = {}
+    for name, size in SIZES.items():
+        change = changes.get(name, size)
+        if isinstance(change, tuple):
+            made[name] = torch.zeros(change)
+        elif isinstance(change, torch.dtype):
+            made[name] = torch.zeros(size, dtype=change)
+        else:
+            made[name] = change
+    return made
+
+
+def all_three(**changes):
+    """Good q, k, v with (say) d=0 or nk=0 in every tensor that has it."""
+    size = {"b": B, "h": H, "nq": NQ, "nk": NK, "d": D} | changes
+    b, h, nq, nk, d = size.values()
+    return good(q=(b, h, nq, d), k=(b, h, nk, d), v=(b, h, nk, d))
+
+
+def meta(size):
+    return torch.zeros(size, device=torch.device("meta"))
+
+
+# case: the arguments, which of them is at fault, what came, what was expected
+BAD = {
+    "q of rank 3": (good(q=(H, NQ, D)), "q", "3 dimensions, shape (2, 3, 8)", "4: (B, H, N, d)"),
+    "k of rank 5": (good(k=(1, B, H, NK, D)), "k", "5 dimensions", "4: (B, H, N, d)"),
+    "v of rank 0": (good(v=()), "v", "0 dimensions, shape ()", "4: (B, H, N, d)"),
+    "q a list": (good(q=[[[[1.0]]]]), "q", "list", "a torch.Tensor of shape (B, H, N, d)"),
+    "k an array": (good(k=np.zeros(SIZES["k"])), "k", "ndarray", "a torch.Tensor"),
+    "v None": (good(v=None), "v", "NoneType", "a torch.Tensor"),
+    "all int64": (
+        good(q=torch.int64, k=torch.int64, v=torch.int64), "q", "dtype int64", "a floating-point",
+    ),
+    "k int32": (good(k=torch.int32), "k", "dtype int32", "a floating-point one"),
+    "v bool": (good(v=torch.bool), "v", "dtype bool", "a floating-point one"),
+    "q complex": (good(q=torch.complex64), "q", "dtype complex64", "a floating-point one"),
+    "B = 0": (all_three(b=0), "q", "shape (0, 2, 3, 8)", "B to be at least 1"),
+    "H = 0": (all_three(h=0), "q", "shape (2, 0, 3, 8)", "H to be at least 1"),
+    "Nq = 0": (all_three(nq=0), "q", "shape (2, 2, 0, 8)", "N to be at least 1"),
+    "Nk = 0": (all_three(nk=0), "k", "shape (2, 2, 0, 8)", "N to be at least 1"),
+    "v without keys": (good(v=(B, H, 0, D)), "v", "shape (2, 2, 0, 8)", "N to be at least 1"),
+    "d = 0": (all_three(d=0), "q", "shape (2, 2, 3, 0)", "d to be at least 1"),
+    "d = 257": (all_three(d=257), "q", "head dimension d = 257", "1 to 256"),
+    "k of another d": (good(k=(B, H, NK, 9)), "k", "head dimension d = 9", "q's 8"),
+    "v of another d": (good(v=(B, H, NK, 1)), "v", "head dimension d = 1", "q's 8"),
+    "k of another B": (good(k=(1, H, NK, D)), "k", "batch B = 1", "q's 2"),
+    "v of another B": (good(v=(4, H, NK, D)), "v", "batch B = 4", "q's 2"),
+    "three heads for two": (good(k=(B, 3, NK, D), v=(B, 3, NK, D)), "k", "3 heads", "q's 2"),
+    "four heads for two": (good(k=(B, 4, NK, D), v=(B, 4, NK, D)), "k", "4 heads", "q's 2"),
+    "v of other heads": (good(v=(B, 1, NK, D)), "v", "1 heads", "k's 2"),
+    "k of another dtype": (good(k=torch.float16), "k", "dtype float16", "q's float32"),
+    "v of another dtype": (good(v=torch.float64), "v", "dtype float64", "q's float32"),
+    "k on another device": (good(k=meta(SIZES["k"])), "k", "device meta", "q's cpu"),
+    "v on another device": (good(v=meta(SIZES["v"])), "v", "device meta", "q's cpu"),
+    "q on another device": (good(q=meta(SIZES["q"])), "k", "device cpu", "q's meta"),
+    "v of another Nk": (good(v=(B, H, NK + 1, D)), "v", "Nk = 5 keys", "k's 4"),
+}  # fmt: skip
+
+
+@every_rung
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_named(rung, case):
+    tensors, name, got, expected = BAD[case]
+    with pytest.raises(ValueError) as error:
+        rung.attend(**tensors)
+    message = str(error.value)
+    assert message.startswith(f"{name}: got "), message
+    came, _, wanted = message.partition(", expected ")
+    assert got in came, message
+    assert expected in wanted, message
+
+
+def with_or_without(option, wanted):
+    return for_each([rung for rung in RUNGS if (option in rung.STAGE.options) == wanted])
+
+
+@with_or_without("gqa", False)
+def test_fewer_key_heads_are_refused_without_gqa(rung):
+    tensors = good(k=(B, 1, NK, D), v=(B, 1, NK, D))
+    with pytest.raises(ValueError, match=r"^k: got 1 heads, expected q's 2"):
+        rung.attend(**tensors)
+
+
+@with_or_without("gqa", True)
+def test_key_heads_must_divide_with_gqa(rung):
+    q = torch.zeros(1, 6, 2, 4)
+    for heads in (1, 2, 3, 6):
+        k = torch.zeros(1, heads, 3, 4)
+        check_inputs(rung.STAGE, q, k, k)
+    for heads in (4, 5, 12):
+        k = torch.zeros(1, heads, 3, 4)
+        with pytest.raises(ValueError, match=f"^k: got {heads} heads, expected .* divides q's 6"):
+            rung.attend(q, k, k)
+
+
+@with_or_without("causal", False)
+def test_causal_is_refused_where_it_is_not_taken(rung):
+    with pytest.raises((TypeError, ValueError), match="causal"):
+        rung.attend(**good(), causal=True)
+    with pytest.raises(ValueError, match=r"^causal: got it set, but rung"):
+        check_inputs(rung.STAGE, *good().values(), causal=True)
+
+
+@with_or_without("seqlens_k", False)
+def test_seqlens_k_is_refused_where_it_is_not_taken(rung):
+    lengths = torch.full((B,), NK, dtype=torch.int32)
+    with pytest.raises((TypeError, ValueError), match="seqlens_k"):
+        rung.attend(**good(), seqlens_k=lengths)
+    with pytest.raises(ValueError, match=r"^seqlens_k: got it set, but rung"):
+        check_inputs(rung.STAGE, *good().values(), seqlens_k=lengths)
+
+
+@with_or_without("causal", True)
+def test_options_are_keyword_only(rung):
+    with pytest.raises(TypeError, match="positional"):
+        rung.attend(*good().values(), True)
+
+
+def lengths(*values, dtype=torch.int32, **kw):
+    return torch.tensor(values, dtype=dtype, **kw)
+
+
+@with_or_without("seqlens_k", True)
+@pytest.mark.parametrize(
+    ("seqlens_k", "got"),
+    [
+        ([1, 2], "list"),
+        (lengths(1), "int32 of shape (1,) on cpu"),
+        (lengths(1, 2, 3), "int32 of shape (3,) on cpu"),
+        (torch.zeros(B, 1, dtype=torch.int32), "int32 of shape (2, 1) on cpu"),
+        (lengths(1, 2, dtype=torch.int64), "int64 of shape (2,) on cpu"),
+        (lengths(1, 2, dtype=torch.float32), "float32 of shape (2,) on cpu"),
+        (lengths(1, 2, device="meta"), "int32 of shape (2,) on meta"),
+        (lengths(-1, 2), "[-1, 2]"),
+        (lengths(0, NK + 1), "[0, 5]"),
+    ],
+    ids=str,
+)
+def test_bad_seqlens_k_is_named(rung, seqlens_k, got):
+    with pytest.raises(ValueError) as error:
+        rung.attend(**good(), seqlens_k=seqlens_k)
+    message = str(error.value)
+    assert message.startswith(f"seqlens_k: got {got}, expected "), message
+    wanted = "each in 0..4" if got.startswith("[") else "an int32 tensor of shape (2,) on cpu"
+    assert wanted in message
+
+
+INTERPRETED = [rung for rung in RUNGS if rung.STAGE.mode("cpu") == "interpreted"]
+
+
+@for_each([rung for rung in INTERPRETED if "cpu" in rung.STAGE.devices])
+def test_bfloat16_is_refused_in_the_interpreter(rung):
+    tensors = good(q=torch.bfloat16, k=torch.bfloat16, v=torch.bfloat16)
+    with pytest.raises(ValueError) as error:
+        rung.attend(**tensors)
+    message = str(error.value)
+    assert message.startswith("q: got dtype bfloat16: ")
+    assert "interpreter" in message and "float16 or float32" in message
+
+
+FOREIGN = [
+    (rung, dtype)
+    for rung in RUNGS
+    for dtype in ("float64", "float32", "float16", "bfloat16", "float8_e5m2")
+    if dtype not in rung.STAGE.dtypes
+]
+
+
+@pytest.mark.parametrize(("rung", "dtype"), FOREIGN, ids=lambda x: getattr(x, "__name__", x))
+def test_other_dtypes_are_refused_with_those_that_are_taken(rung, dtype):
+    dtype = getattr(torch, dtype)
+    with pytest.raises(ValueError) as error:
+        rung.attend(**good(q=dtype, k=dtype, v=dtype))
+    message = str(error.value)
+    assert message.startswith(f"q: got dtype {contract.dtype_name(dtype)}: ")
+    assert message.endswith(", ".join(rung.STAGE.dtypes))
+
+
+def test_float64_is_refused_by_the_triton_rungs():
+    assert {rung.STAGE.number for rung, dtype in FOREIGN if dtype == "float64"} >= {4, 5}
+
+
+# ---- what comes out
+
+
+TAKEN = [(rung, dtype) for rung in RUNGS for dtype in rung.STAGE.dtypes]
+
+
+@pytest.mark.parametrize(
+    ("rung", "dtype"), TAKEN, ids=[f"{rung_id(rung)}-{dtype}" for rung, dtype in TAKEN]
+)
+def test_the_output_is_like_q_and_the_inputs_stay(rung, dtype):
+    device = device_of(rung)
+    if dtype == "bfloat16" and rung.STAGE.mode(device) == "interpreted":
+        return  # refused: test_bfloat16_is_refused_in_the_interpreter
+    tensors = [
+        in_nan(x, order=(2, 0, 3, 1), steps=(1, 2, 1, 2))
+        for x in normal(SHAPE, 0, getattr(torch, dtype), device)[:3]
+    ]
+    before = [(x.clone(), x._version, x._base.clone()) for x in tensors]
+    o = attend(rung, *tensors)
+    assert (o.shape, o.dtype, o.device) == (SIZES["q"], tensors[0].dtype, tensors[0].device)
+    assert not o.requires_grad
+    for x, (values, version, storage) in zip(tensors, before, strict=True):
+        assert torch.equal(x, values)
+        assert x._version == version
+        assert torch.equal(x._base.nan_to_num(nan=7.0), storage.nan_to_num(nan=7.0))
+        assert x.data_ptr() != o.data_ptr()
+
+
+@for_each([rung for rung in RUNGS if rung.STAGE.gradients])
+def test_backward_fills_the_gradients_and_leaves_the_rest(rung):
+    q, k, v, dO = normal(SHAPE, 0, device=device_of(rung))
+    q, k, v, dO = (in_nan(x, order=(3, 1, 2, 0)) for x in (q, k, v, dO))
+    before = [x._base.nan_to_num(nan=7.0) for x in (q, k, v, dO)]
+    _, *grads = gradients(rung, q, k, v, dO)
+    for x, grad in zip((q, k, v), grads, strict=True):
+        assert (grad.shape, grad.dtype, grad.device) == (x.shape, x.dtype, x.device)
+        assert grad.abs().max() > 0
+    for x, values in zip((q, k, v, dO), before, strict=True):
+        assert torch.equal(x._base.nan_to_num(nan=7.0), values)
+
+
+@for_each([rung for rung in RUNGS if not rung.STAGE.gradients])
+def test_no_gradient_is_promised_where_there_is_none(rung):
+    q, k, v, _ = (x.requires_grad_() for x in normal(SHAPE, 0, device=device_of(rung)))
+    assert not attend(rung, q, k, v).requires_grad
+
+
+@every_rung
+def test_one_output_does_not_change_with_the_next_call(rung):
+    device = device_of(rung)
+    first = attend(rung, *normal(SHAPE, 0, device=device)[:3])
+    kept = first.clone()
+    attend(rung, *normal(SHAPE, 1, device=device)[:3])
+    assert torch.equal(first, kept)
+
+
+# ---- Stage
+
+
+FOUR = {"number": 90, "name": "mine", "title": "Mine", "idea": "an idea"}
+
+
+def test_a_stage_needs_four_fields_only():
+    stage = Stage(**FOUR)
+    assert stage.devices == ("cpu", "cuda")
+    assert stage.dtypes == ("float16", "bfloat16", "float32", "float64")
+    assert (stage.needs, stage.options, stage.gradients) == ((), (), False)
+    assert (stage.exact_up_to, stage.capability, dict(stage.worth_up_to)) == (None, None, {})
+    for name in FOUR:
+        with pytest.raises(TypeError, match=name):
+            Stage(**{key: value for key, value in FOUR.items() if key != name})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        *[("number", x, "an int of at least 0") for x in (-1, True, "5", 5.0, None)],
+        *[(name, x, "a text") for name in ("name", "title", "idea") for x in ("", "  ", None, 5)],
+        ("needs", ("gpu",), "some of triton, extension, cuda"),
+        ("devices", ("tpu",), "some of cpu, cuda"),
+        ("dtypes", ("float32", "int8"), "some of float16, bfloat16, float32, float64"),
+        ("dtypes", (torch.float32,), "some of float16, bfloat16, float32, float64"),
+        ("options", ("dropout",), "some of causal, seqlens_k, gqa"),
+        ("options", "causal", "some of causal, seqlens_k, gqa"),  # a text isn't a tuple of one
+    ],
+)
+def test_a_stage_refuses(name, value, expected):
+    with pytest.raises(ValueError) as error:
+        Stage(**(FOUR | {name: value}))
+    message = str(error.value)
+    assert message.startswith(f"Stage.{name}: got "), message
+    assert message.endswith(f", expected {expected}"), message
+
+
+def test_a_stage_is_not_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Stage(**FOUR).number = 5
+
+
+def test_mode():
+    native, triton = Stage(**FOUR), Stage(**FOUR, needs=("triton",))
+    assert [native.mode(x) for x in ("cpu", "cuda")] == ["native", "native"]
+    assert [triton.mode(x) for x in ("cpu", "cuda")] == ["interpreted", "compiled"]
+
+
+def test_the_built_in_rungs_go_by_their_files():
+    numbers = [rung.STAGE.number for rung in RUNGS]
+    assert numbers == sorted(set(numbers))
+    assert numbers[:6] == [0, 1, 2, 3, 4, 5]
+    for path, rung in zip(stages.files(), RUNGS, strict=True):
+        assert path.stem == f"s{rung.STAGE.number:02d}_{rung.STAGE.name}"
+        assert stages.by_number(rung.STAGE.number) is rung
+    with pytest.raises(KeyError):
+        stages.by_number(99)
+
+
+# ---- where a rung can run
+
+
+def test_a_rung_for_another_device():
+    gpu, cpu = Stage(**FOUR, devices=("cuda",)), Stage(**FOUR, devices=("cpu",))
+    assert re.fullmatch("computes on .* only", why_not(gpu, "cpu"))
+    assert why_not(cpu, "cpu") is None
+    # a CPU rung takes a GPU's tensors, and works on the CPU
+    assert [cpu.computes_on(x) for x in ("cpu", "cuda")] == ["cpu", "cpu"]
+    assert [Stage(**FOUR).computes_on(x) for x in ("cpu", "cuda")] == ["cpu", "cuda"]
+
+
+def test_a_gpu_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(machine, "why_no_gpu", lambda: "no GPU: it is at the cleaner's")
+    assert why_not(Stage(**FOUR), "cuda") == "no GPU: it is at the cleaner's"
+    assert why_not(Stage(**FOUR), "cpu") is None
+    # whatever device its tensors are on
+    assert why_not(Stage(**FOUR, needs=("cuda",)), "cpu") == "no GPU: it is at the cleaner's"
+
+
+def test_a_gpu_that_is_too_old(monkeypatch):
+    monkeypatch.setattr(machine, "why_no_gpu", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 6))
+    hopper = Stage(**FOUR, needs=("cuda",), capability=(9, 0))
+    assert why_not(hopper, "cuda") == "needs compute capability 9.0; this GPU has 8.6"
+    for capability in ((8, 6), (8, 0)):
+        assert why_not(dataclasses.replace(hopper, capability=capability), "cuda") is None
+
+
+def test_good_input_that_this_machine_cannot_run(monkeypatch):
+    monkeypatch.setattr(machine, "why_no_triton", lambda device: "triton is on holiday")
+    stage = Stage(**FOUR, needs=("triton",))
+    with pytest.raises(StageUnavailable, match=r"mine.*: triton is on holiday"):
+        check_inputs(stage, *good().values())
+    # what is wrong with the input is said first: it is wrong everywhere
+    with pytest.raises(ValueError, match=r"^k: "):
+        check_inputs(stage, *good(k=torch.float16).values())
+
+
+@pytest.mark.parametrize(
+    ("triton", "numpy", "runs"),
+    [
+        ("3.6.0", "2.4.0", False),
+        ("3.6.0", "2.5.1", False),
+        ("3.6.0", "2.3.9", True),
+        ("3.7.1", "2.4.6", True),
+        ("3.10.0", "2.4.0", True),
+    ],
+)
+def test_versions_whose_interpreter_is_broken(monkeypatch, triton, numpy, runs):
+    pytest.importorskip("triton", reason="no wheel of triton for this machine")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr("triton.__version__", triton)
+    monkeypatch.setattr("numpy.__version__", numpy)
+    reason = machine.why_no_triton("cpu")
+    assert (reason is None) == runs
+    assert runs or (triton in reason and numpy in reason)
+
+
+@pytest.mark.parametrize(
+    ("device", "interpret", "reason"),
+    [("cpu", "0", "set TRITON_INTERPRET=1"), ("cuda", "1", "unset it"), ("cuda", "0", None)],
+)
+def test_interpreted_or_compiled_not_both(monkeypatch, device, interpret, reason):
+    pytest.importorskip("triton", reason="no wheel of triton for this machine")
+    monkeypatch.setenv("TRITON_INTERPRET", interpret)
+    got = machine.why_no_triton(device)
+    assert got is None if reason is None else reason in got
+
+
+# ---- TF32 is torch's switch
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "switch", "precision"),
+    [
+        ("cuda", torch.float32, "ieee", "ieee"),
+        ("cuda", torch.float32, "tf32", "tf32"),
+        ("cuda", torch.float16, "tf32", "ieee"),
+        ("cpu", torch.float32, "tf32", "ieee"),
+    ],
+)
+@pytest.mark.parametrize("torch_is", ["new", "old"])
+def test_input_precision_follows_torch(monkeypatch, torch_is, device, dtype, switch, precision):
+    state = {"fp32_precision": switch} if torch_is == "new" else {"allow_tf32": switch == "tf32"}
+    monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(**state))
+    x = SimpleNamespace(device=torch.device(device), dtype=dtype)
+    assert input_precision(x) == precision
+
+
+@for_each(INTERPRETED)
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_triton_rungs_state_their_precision(rung, monkeypatch, precision):
+    # tl.dot's own default on a GPU is TF32; the interpreter knows one precision, and can't tell
+    dots = re.findall(r"tl\.dot\(.*", Path(rung.__file__).read_text(encoding="utf-8"))
+    assert dots and all("input_precision=PRECISION" in dot for dot in dots)
+    launched = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *args, **kwargs: launched.append(kwargs["PRECISION"])
+
+    monkeypatch.setattr(rung, "input_precision", lambda x: precision)
+    monkeypatch.setattr(rung, "attention_kernel", Kernel())
+    attend(rung, *normal(SHAPE, 0, device=device_of(rung))[:3])
+    assert launched == [precision]

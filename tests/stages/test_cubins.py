@@ -1,0 +1,67 @@
+"""The Triton kernels compile for GPUs that are not here, fit them, and spill nothing.
+
+What doesn't fit a GPU's shared memory still compiles, and only its launch would fail; what spills
+still runs, slowly. So the numbers are read from the cubins (cubins.py, a process of its own, since
+kernels are interpreted in this one).
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+from cubins import SHARED_LIMIT
+from rung_checks import RUNGS, rung_id
+
+ROOT = Path(__file__).parents[2]
+STAGES = [rung_id(rung) for rung in RUNGS if "triton" in rung.STAGE.needs]
+DTYPES = ("float32", "tf32", "float16", "bfloat16")
+JOBS = list(product(STAGES, (16, 32, 64, 128, 256), DTYPES, (80, 90)))  # stage, d, dtype, sm
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" and importlib.util.find_spec("triton") is None,
+    reason="no wheel of triton for this machine",
+)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """For each of JOBS, what cubins.py says of it."""
+    environment = os.environ | {
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")),  # compiled now, not last month
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
+    }
+    jobs = [",".join(map(str, job)) for job in JOBS]
+    command = [sys.executable, str(Path(__file__).with_name("cubins.py")), *jobs]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    reports = map(json.loads, done.stdout.splitlines())
+    return dict(zip(JOBS, reports, strict=True))
+
+
+def test_every_kernel_is_compiled_and_fits(compiled):
+    assert STAGES, "no rung needs triton: this test tests nothing"
+    faults = []
+    for job, report in compiled.items():
+        stage, d, dtype, sm = job
+        assert (report["stage"], report["d"], report["sm"]) == (stage, d, sm)
+        assert dtype in (report["dtype"], report["precision"])
+        limit = SHARED_LIMIT[sm]
+        if not 0 < report["shared"] <= limit:
+            faults.append(f"{job}: {report['shared']} bytes of shared memory, at most {limit} fit")
+        if d <= 128 and (report["STACK"] or report["LOCAL"]):
+            spilled = f"{report['STACK']} + {report['LOCAL']} bytes a thread"
+            faults.append(f"{job}: {spilled} on the stack and in local memory, expected none")
+        # sm_90a: that of the wgmma instructions, which sm_90 itself has not
+        if report["ptx_target"] not in (f"sm_{sm}", f"sm_{sm}a"):
+            faults.append(f"{job}: compiled for {report['ptx_target']}")
+        if not 0 < report["REG"] <= 255:
+            faults.append(f"{job}: {report['REG']} registers a thread")
+        if not report["cubin_bytes"] > 0:
+            faults.append(f"{job}: an empty cubin")
+    assert not faults, "\n".join(faults)

@@ -1,0 +1,247 @@
+"""Rungs import on every machine, load from anywhere, and say what they miss; each in a process."""
+
+import ast
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import stages
+
+ROOT = Path(__file__).parents[2]
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+needs_triton = pytest.mark.skipif(
+    not HAS_TRITON and sys.platform != "linux", reason="no wheel of triton for this machine"
+)
+
+# prints, a rung: why_not on the CPU, and what attend says (None: it gave an output)
+EVERY_RUNG = """
+import json
+import torch
+import stages
+from stages.contract import StageUnavailable, why_not
+
+said = {}
+for path in stages.files():
+    rung = stages.load(path)
+    try:
+        o = rung.attend(*torch.ones(3, 1, 1, 2, 4))
+        error = None if torch.allclose(o, torch.ones(1)) else "wrong"
+    except StageUnavailable as unavailable:
+        error = str(unavailable)
+    said[rung.STAGE.number] = [list(rung.STAGE.needs), why_not(rung.STAGE, "cpu"), error]
+print(json.dumps(said))
+"""
+
+
+def run(code, **environment):
+    """The JSON that `code` prints in a process of its own, which sees no GPU."""
+    path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("TRITON")}
+    clean |= {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""} | environment
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=clean, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("missing", "need", "reason"),
+    [
+        ("triton", "triton", "no triton for"),
+        ("ladder_value_graph", "extension", "the C++ extension is not built"),
+    ],
+)
+def test_every_rung_imports_without(missing, need, reason):
+    said = run(f"import sys\nsys.modules[{missing!r}] = None\n{EVERY_RUNG}")
+    assert len(said) == len(stages.files())
+    without = [number for number, (needs, _, _) in said.items() if need in needs]
+    assert without, f"no rung needs {need}: this test tests nothing"
+    for number in without:
+        _, why, error = said[number]
+        assert why.startswith(reason)
+        assert error.startswith(f"rung {number} (")
+        assert error.endswith(f") can't run here: {why}")
+    others = [(why, error) for number, (_, why, error) in said.items() if number not in without]
+    assert others
+    for why, error in others:
+        assert error is None if why is None else error.endswith(why)
+
+
+def test_an_extension_of_another_python_is_said_to_be_one(tmp_path):
+    (tmp_path / "ladder_value_graph.py").write_text("raise ImportError('wrong ELF class')\n")
+    said = run(f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n{EVERY_RUNG}")
+    _, why, error = said["2"]
+    assert "another Python or machine (wrong ELF class)" in why
+    assert error.endswith(why)
+
+
+# a torch without CUDA can't start it, so it is the attempt that is watched
+WATCH_CUDA = """
+import json, os, sys
+import torch
+
+started = []
+torch.cuda.init = torch.cuda._lazy_init = lambda: started.append(True)
+torch._C._cuda_getDeviceCount = lambda: started.append(True) or 0
+{before}
+import stages
+early = ["triton" in sys.modules, os.environ.get("TRITON_INTERPRET")]
+for path in stages.files():
+    stages.load(path)
+print(json.dumps({{
+    "triton early": early[0],
+    "interpret": early[1],
+    "interpret after": os.environ.get("TRITON_INTERPRET"),
+    "started": bool(started) or torch.cuda.is_initialized(),
+    "nvml": os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK"),
+}}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "set_to", "interpret"),
+    [
+        ("torch.cuda.is_available = lambda: False", None, "1"),
+        ("torch.cuda.is_available = lambda: True", None, None),
+        # who sets it knows why
+        ("torch.cuda.is_available = lambda: False", "0", "0"),
+        ("torch.cuda.is_available = lambda: True", "1", "1"),
+    ],
+)
+def test_stages_decides_on_interpreting_and_starts_no_cuda(before, set_to, interpret):
+    environment = {} if set_to is None else {"TRITON_INTERPRET": set_to}
+    said = run(WATCH_CUDA.format(before=before), **environment)
+    assert said == {
+        "triton early": False,
+        "interpret": interpret,
+        "interpret after": interpret,
+        "started": False,
+        "nvml": "1",
+    }
+
+
+def imported(tree):
+    """The names of all modules that a file imports, wherever in it, by statement or by call."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            function = node.func
+            name = getattr(function, "attr", getattr(function, "id", ""))
+            if name in ("import_module", "__import__", "find_spec"):
+                yield node.args[0].value
+
+
+def imports_harness(path):
+    names = imported(ast.parse(path.read_text(encoding="utf-8")))
+    return any(name.split(".")[0] == "harness" for name in names)
+
+
+@pytest.mark.parametrize("path", sorted(stages.HERE.rglob("*.py")), ids=lambda path: path.name)
+def test_nothing_in_stages_imports_the_harness(path):
+    assert not imports_harness(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import harness",
+        "import os, harness.problem as problem",
+        "from harness.problem import Problem",
+        "def f():\n    from harness import cost",
+        "import importlib\nimportlib.import_module('harness.cost')",
+    ],
+)
+def test_an_import_of_the_harness_would_be_seen(tmp_path, line):
+    path = tmp_path / "stage.py"
+    path.write_text(line + "\n")
+    assert imports_harness(path)
+
+
+# ---- files of others
+
+
+FOUR = """
+import torch
+from stages.contract import Stage
+STAGE = Stage(number=90, name="mine", title="Mine", idea="the mean of v, for equal keys")
+"""
+ATTEND = """
+def attend(q, k, v):
+    return v.mean(2, keepdim=True).expand(q.shape)
+"""
+KERNEL = """
+import triton
+@triton.jit
+def kernel(x_ptr):
+    pass
+"""
+
+
+def a_file(tmp_path, name, *parts):
+    path = tmp_path / f"{name}.py"
+    path.write_text("".join(parts))
+    return path
+
+
+def test_a_file_of_four_fields_is_a_rung(tmp_path):
+    rung = stages.load(a_file(tmp_path, "foreign_four", FOUR, ATTEND))
+    assert (rung.STAGE.number, rung.STAGE.name, rung.STAGE.needs) == (90, "mine", ())
+    v = torch.arange(8.0).view(1, 1, 4, 2)
+    assert rung.attend(torch.ones(1, 1, 1, 2), torch.ones(1, 1, 4, 2), v).tolist() == [[[[3, 4]]]]
+    assert stages.load(str(tmp_path / "foreign_four.py")).STAGE == rung.STAGE  # a text does, too
+
+
+def test_a_file_without_what_a_rung_has(tmp_path):
+    with pytest.raises(ValueError, match=r"^foreign_no_stage.py: no STAGE; .*STAGE = Stage\("):
+        stages.load(a_file(tmp_path, "foreign_no_stage", ATTEND))
+    with pytest.raises(ValueError, match=r"^foreign_other_stage.py: no STAGE"):
+        stages.load(a_file(tmp_path, "foreign_other_stage", "STAGE = {'number': 90}\n", ATTEND))
+    with pytest.raises(ValueError, match=r"^foreign_no_attend.py: no attend; .*attend\(q, k, v\)"):
+        stages.load(a_file(tmp_path, "foreign_no_attend", FOUR))
+    with pytest.raises(ValueError, match=r"^foreign_value.py: no attend"):
+        stages.load(a_file(tmp_path, "foreign_value", FOUR, "attend = 5\n"))
+
+
+def test_a_file_that_is_no_module(tmp_path):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("not Python")
+    with pytest.raises(ValueError, match=r"^notes.txt: not a Python file"):
+        stages.load(notes)
+    with pytest.raises(FileNotFoundError):
+        stages.load(tmp_path / "foreign_absent.py")
+    with pytest.raises(ZeroDivisionError):  # its own errors are its own
+        stages.load(a_file(tmp_path, "foreign_raises", "1 / 0\n"))
+
+
+@needs_triton
+def test_kernels_need_triton_whether_said_or_not(tmp_path):
+    own = stages.load(a_file(tmp_path, "foreign_kernel", FOUR, ATTEND, KERNEL))
+    assert own.STAGE.needs == ("triton",)
+    assert own.STAGE.mode("cpu") == "interpreted"
+    borrowed = "from stages.s05_triton_online import attention_kernel\n"
+    other = stages.load(a_file(tmp_path, "foreign_borrowed", FOUR, ATTEND, borrowed))
+    assert other.STAGE.needs == ("triton",)
+    said = FOUR.replace("idea=", "needs=('extension', 'triton'), idea=")
+    assert stages.load(a_file(tmp_path, "foreign_said", said, ATTEND, KERNEL)).STAGE.needs == (
+        "extension",
+        "triton",
+    )
+    unused = stages.load(a_file(tmp_path, "foreign_unused", FOUR, ATTEND, "import triton\n"))
+    assert unused.STAGE.needs == ()
+
+
+@needs_triton
+def test_a_kernel_is_seen_where_it_is_compiled_too(tmp_path):
+    path = a_file(tmp_path, "foreign_compiled", FOUR, ATTEND, KERNEL)
+    code = f"import json, stages\nprint(json.dumps(stages.load({str(path)!r}).STAGE.needs))"
+    assert run(code, TRITON_INTERPRET="0") == ["triton"]
