@@ -106,10 +106,11 @@ PYBIND11_MODULE(ladder_value_graph, m) {
           "q (B, H, Nq, d), k and v (B, H, Nk, d), float64 -> (o (B, H, Nq, d), AttentionGraph).\n"
           "Computes without the GIL. Raises ValueError on other shapes, and MemoryError.");
     m.def("chain", &chain, "n"_a,
-          "Build a chain of n nodes on one leaf x, run backward, free it -> d(last)/dx, which is n.");
+          "Build a chain of n nodes on one leaf x, run backward, free it -> d(last)/dx: n.\n"
+          "Raises ValueError where n is 0, and MemoryError.");
     m.def("arena_stats", &arena_stats,
-          "Memory of all graphs in this process: `chunks_live` are held by graphs, `chunks_free` are\n"
-          "kept for the next one, `bytes` is the size of both together.");
+          "Memory of all graphs in this process: `chunks_live` are held by graphs, `chunks_free`\n"
+          "are kept for the next one, `bytes` is the size of both together.");
     m.def("arena_trim", [] { ChunkPool::shared().trim(); },
           "Return the free chunks to the system.");
     m.attr("MAX_FREE_CHUNKS") = ChunkPool::max_free;

@@ -37,8 +37,8 @@ struct Chunk {
     Value nodes[nodes_each];
 };
 
-// Chunks come from the system itself. malloc would keep many of them for the process: once glibc has
-// seen a block of this size freed, it no longer returns such blocks one by one.
+// Chunks come from the system itself. malloc would keep many of them for the process: once glibc
+// has seen a block of this size freed, it no longer returns such blocks one by one.
 // Throws std::bad_alloc. The memory is not touched, so that a small graph costs a few pages only.
 inline Chunk* new_chunk() {
 #ifdef _WIN32
@@ -69,8 +69,8 @@ struct ArenaStats {
 // system after its first step.
 //
 // The list keeps at most 256 MiB. That holds the graph of N = 256, d = 16 (211 MB), the largest at
-// which this rung is worth its time. What one huge graph took beyond it goes back to the system with
-// that graph, and trim() returns the rest.
+// which this rung is worth its time. What one huge graph took beyond it goes back to the system
+// with that graph, and trim() returns the rest.
 class ChunkPool {
 public:
     static constexpr std::size_t max_free = (std::size_t{256} << 20) / sizeof(Chunk);

@@ -3,6 +3,7 @@
 All cells ok, skipped or wrong by design is well; wrong, crashed, timed out or out of memory is not.
 """
 
+import math
 import os
 import re
 import sys
@@ -40,6 +41,7 @@ from harness.runner import (
 from harness.suites import SUITES
 
 MAX_D = 256
+MAX_SEED = 2**63 - 1  # the largest that torch's generator takes for sure
 RUNS = Path("runs")
 INTERRUPTED = 130
 PRINTED_LINES = 20  # of what a rung prints, shown a cell
@@ -116,7 +118,7 @@ def one_of(value: str, option: str, allowed: Sequence[str]) -> str:
 def size(text: str) -> int:
     """'200M', '4GiB' or a number of bytes -> bytes."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", text.lower())
-    if not match or not float(match[1]):
+    if not match or float(match[1]) * UNITS[match[2]] < 1:
         raise UserError(f"--memory: got {text!r}, expected a size such as 500M or 4G")
     return int(float(match[1]) * UNITS[match[2]])
 
@@ -131,7 +133,7 @@ def make_problem(arguments: dict[str, Any], device: str) -> Problem:
         if precision == "tf32":
             raise UserError(f"--precision: got tf32 with {dtype}, expected it with float32")
         precision = dtype
-    d = arguments["d"] or (REAL_D if inputs == "real" else 64)
+    d = arguments["d"] if arguments["d"] is not None else REAL_D if inputs == "real" else 64
     b, h = arguments["b"], arguments["h"]
     for option, value, most in (("--d", d, MAX_D), ("--b", b, None), ("--h", h, None)):
         integers(str(value), option, 1, most)
@@ -159,13 +161,13 @@ def make_cells(arguments: dict[str, Any], rungs: Sequence[Rung], device: str) ->
         return SUITES[arguments["suite"]](rungs, base)
     if not described:
         return plan_tour(rungs, base)
-    sizes = integers(arguments["n"] or "64", "--n", 1)
+    sizes = integers("64" if arguments["n"] is None else arguments["n"], "--n", 1)
     if base.inputs == "real" and max(sizes) > MAX_N:
         raise UserError(f"--n: got {max(sizes)}, real inputs have at most {MAX_N} tokens")
     nq = arguments["nq"]
     if nq is not None:
         integers(str(nq), "--nq", 1, MAX_N if base.inputs == "real" else None)
-    problems = [replace(base, nq=nq or n, nk=n) for n in sizes]
+    problems = [replace(base, nq=n if nq is None else nq, nk=n) for n in sizes]
     return plan_grid(rungs, problems, arguments["paired"])
 
 
@@ -235,8 +237,10 @@ def run_command(
         "seed": seed, "budget": budget, "memory": memory, "paired": paired,
         "suite": suite,
     }  # fmt: skip
-    if not budget > 0:
+    if not 0 < budget < math.inf:
         raise UserError(f"--budget: got {budget:g}, expected a number of seconds above 0")
+    if seed > MAX_SEED:
+        raise UserError(f"--seed: got {seed}, expected a whole number from 0 to {MAX_SEED}")
     if resume is not None:
         if out is not None:
             raise UserError("--out: a resumed run goes on in its own file; leave --out away")
@@ -417,7 +421,7 @@ def carry_out(
         return INTERRUPTED
     if all(env["arguments"][name] == DEFAULTS[name] for name in SHAPE):
         try:
-            written = plots.plot(env, records, writer.path.with_suffix(""))
+            written = plots.plot(env, records, writer.path.with_name(f"{writer.path.stem}-plots"))
             shown = ", ".join(str(path) for path in written)
             console.print(Text(f"plots:   {shown}"), soft_wrap=True)
         except ImportError as error:
@@ -735,7 +739,12 @@ def list_command() -> int:
 @app.command("doctor")
 def doctor_command() -> int:
     """Say what runs on this machine and what doesn't, and why."""
-    rungs = read_rungs()
+    try:
+        rungs = read_rungs()
+    except BadRung as error:
+        doctor_view.show([], table.page())
+        print(f"no rung runs here: {error}", file=sys.stderr)
+        return 1
     doctor_view.show(rungs, table.page())
     return 0 if doctor_view.healthy(rungs) else 1
 

@@ -611,6 +611,7 @@ LEGEND = (
     "interpreted: Triton without a GPU, no speed, never compared. wrong-by-design: declared "
     "inexact above its N."
 )
+FULL_WIDTH = 92  # columns that a whole row takes
 HEADERS = ("#", "rung", "cosine", "max diff", "rel diff", "time", "SDPA", "vs SDPA", "status")
 
 
@@ -645,7 +646,7 @@ def rich_tables(
     Below 92 columns the relative difference gives way.
     """
     titles = table.titles(env)
-    narrow = width < table.FULL_WIDTH
+    narrow = width < FULL_WIDTH
     shown = [index for index, header in enumerate(HEADERS) if not (narrow and header == "rel diff")]
     parts: list[RenderableType] = []
     for tokens in sorted({record["tokens"] for record in records}):

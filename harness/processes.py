@@ -10,16 +10,24 @@ import ctypes
 import json
 import multiprocessing
 import os
+import queue
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
-from multiprocessing.connection import Connection, wait
+import uuid
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 START_LIMIT = 180.0  # seconds for a child to start: the first waits for the server's own import
 POLL = 0.02  # seconds between two looks at a child's memory
+LONGEST_MESSAGE = 1 << 20  # bytes; a rung that announces more is cut off
+MARK = "LADDER_CELL"  # in the environment of whatever a child starts
+
+NO_MESSAGE = "what its process reported is not the harness's own message"
 
 Message = dict[str, Any]
 
@@ -42,13 +50,26 @@ class Child:
     def __init__(self, target: Callable[..., None], *arguments: object, log: Path) -> None:
         context = server()
         self.connection, theirs = context.Pipe()
+        self.ended = False
+        self.mark = uuid.uuid4().hex
         self.process = context.Process(
-            target=enter, args=(target, theirs, str(log), arguments), daemon=True
+            target=enter, args=(target, theirs, str(log), self.mark, arguments), daemon=True
         )
         self.process.start()
         theirs.close()
         self.base_bytes: int | None = None
         self.memory: int | None = None
+        # a thread reads: a rung may announce a message that never comes
+        self.inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        threading.Thread(target=self.listen, daemon=True).start()
+
+    def listen(self) -> None:
+        """Put what the child says into the inbox; None at the end, or at what is no message."""
+        try:
+            while True:
+                self.inbox.put(self.connection.recv_bytes(LONGEST_MESSAGE))
+        except (EOFError, OSError, MemoryError, ValueError):
+            self.inbox.put(None)
 
     def limit_memory(self, memory: int) -> None:
         """From now on, allow `memory` bytes above what the child holds at this moment."""
@@ -68,30 +89,30 @@ class Child:
         """
         deadline = time.monotonic() + seconds
         while True:
-            ready = wait([self.connection, self.process.sentinel], timeout=POLL)
-            if self.connection in ready:
-                return self.parse()
-            if ready:
+            with contextlib.suppress(queue.Empty):
+                data = self.inbox.get(timeout=POLL)
+                if data is not None:
+                    return self.parse(data)
                 raise ChildFailed(*self.how_it_ended())
+            if self.inbox.empty() and not self.process.is_alive():
+                self.process.join(1.0)
+                if self.inbox.empty():
+                    raise ChildFailed(*self.how_it_ended())
             self.check_memory()
             if time.monotonic() > deadline:
                 self.end()
                 raise ChildFailed("timeout", late)
 
-    def parse(self) -> Message:
-        try:
-            data = self.connection.recv_bytes()
-        except (EOFError, OSError):
-            self.process.join(1.0)
-            raise ChildFailed(*self.how_it_ended()) from None
+    def parse(self, data: bytes) -> Message:
+        """The message in `data`; ChildFailed where it is none."""
         try:
             message = json.loads(data)
             if isinstance(message, dict) and isinstance(message.get("event"), str):
                 return message
-        except ValueError:
+        except (ValueError, RecursionError):
             pass
         self.end()
-        raise ChildFailed("crashed", "what its process reported is not the harness's own message")
+        raise ChildFailed("crashed", NO_MESSAGE)
 
     def check_memory(self) -> None:
         if self.memory is None or self.base_bytes is None:
@@ -105,19 +126,27 @@ class Child:
         """Status and reason of a child that ended without its last message."""
         self.process.join(1.0)
         code = self.process.exitcode
-        if code is not None and code < 0:
+        if code is None:  # it lives, but what came from it can't be read
+            self.end()
+            return "crashed", NO_MESSAGE
+        if code < 0:
             with contextlib.suppress(ValueError):
                 return "crashed", f"killed by {signal.Signals(-code).name}"
         return "crashed", f"its process ended (exit code {code}) before it answered"
 
     def end(self) -> None:
         """End the child, and whatever it has started, now."""
-        pid = self.process.pid
+        if self.process.pid is None or self.ended:
+            return
+        self.ended = True
+        started = list(marked(self.mark))
         with contextlib.suppress(ProcessLookupError, PermissionError, AttributeError):
-            if pid is not None:
-                os.killpg(pid, signal.SIGKILL)  # it leads a group of its own once it runs
+            os.killpg(self.process.pid, signal.SIGKILL)  # it leads a group of its own once it runs
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
+        for pid in started:  # what has left the group
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
         self.process.join(5.0)
         self.connection.close()
 
@@ -140,9 +169,15 @@ def server() -> Any:
 
 
 def enter(
-    target: Callable[..., None], connection: Connection, log: str, arguments: tuple[object, ...]
+    target: Callable[..., None],
+    connection: Connection,
+    log: str,
+    mark: str,
+    arguments: tuple[object, ...],
 ) -> None:
     """What every child does first: leave the terminal, and die with its server."""
+    os.environ[MARK] = mark
+    leave_the_server()
     if hasattr(os, "setsid"):
         os.setsid()  # a Ctrl-C is the parent's to hear; and it can be ended with all it starts
     die_with_parent()
@@ -151,6 +186,32 @@ def enter(
     os.dup2(handle, 2)
     os.close(handle)
     target(connection, *arguments)
+
+
+def leave_the_server() -> None:
+    """Close what multiprocessing hands to every child, so that it could start children of its own.
+
+    While a child holds the server's lifeline, the server outlives a killed parent, and the child
+    the server; and a rung that writes into every open file would bring the server down.
+    """
+    for owner, name in (
+        (getattr(forkserver, "_forkserver", None), "_forkserver_alive_fd"),
+        (getattr(resource_tracker, "_resource_tracker", None), "_fd"),
+    ):
+        handle = getattr(owner, name, None)
+        if isinstance(handle, int):
+            with contextlib.suppress(OSError):
+                os.close(handle)
+            setattr(owner, name, None)
+
+
+def marked(mark: str) -> Iterator[int]:
+    """The processes that a child with this mark has started, wherever they are (Linux)."""
+    sign = f"{MARK}={mark}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if sign in (folder / "environ").read_bytes().split(b"\0"):
+                yield int(folder.name)
 
 
 def die_with_parent() -> None:
@@ -197,4 +258,4 @@ def show_bytes(size: float) -> str:
         if size < 1024 or unit == "GB":
             break
         size /= 1024
-    return f"{size:.3g} {unit}"
+    return f"{size:.0f} {unit}" if size >= 1000 else f"{size:.3g} {unit}"

@@ -231,11 +231,16 @@ class Writer:
 
     @classmethod
     def reopen(cls, path: Path) -> "Writer":
-        """An existing file, less a torn last line. Raises BlockingIOError while it is written."""
+        """An existing file, less a torn last line.
+
+        Raises BlockingIOError while another writes it, BadRecord where it is no run: a file that
+        is not ours is left as it is.
+        """
         handle = os.open(path, os.O_RDWR | os.O_APPEND)
         try:
             lock(handle)
-        except OSError:
+            read(path)
+        except (OSError, BadRecord):
             os.close(handle)
             raise
         data = path.read_bytes()

@@ -13,8 +13,8 @@ from typing import Any
 
 from harness import cost
 from harness.problem import REAL_D, Problem
-from harness.processes import START_LIMIT, Child, ChildFailed
-from harness.results import Writer, key
+from harness.processes import NO_MESSAGE, START_LIMIT, Child, ChildFailed
+from harness.results import BadRecord, Writer, check_record, key
 from harness.roster import PEERS_FROM, Rung
 from harness.worker import contest, duel, judge
 
@@ -133,6 +133,12 @@ def run_problem(
                 measure(cell, court, limits, record)
             except ChildFailed as error:
                 record |= {"status": error.status, "reason": error.reason}
+            except (KeyError, TypeError):  # a message without its figures, or none at all
+                record = forged(cell)
+            try:
+                check_record(record)
+            except BadRecord:  # figures that are none
+                record = forged(cell)
         yield [record], log.read_bytes().decode(errors="replace")
     if in_turns := [cell for cell in cells if cell.paired]:
         log.write_bytes(b"")
@@ -158,6 +164,11 @@ def blank_record(cell: Cell) -> Record:
         "flops": cost.flops(problem),
         "hbm_bytes": cost.hbm_bytes(problem, cell.rung.traffic),
     }
+
+
+def forged(cell: Cell) -> Record:
+    """The record of a cell whose process reported what no process of ours would."""
+    return blank_record(cell) | {"status": "crashed", "reason": NO_MESSAGE}
 
 
 def measure(cell: Cell, court: "Judge", limits: Limits, record: Record) -> None:
@@ -238,9 +249,14 @@ def measure_in_turns(
             hold(record, court.verdict(out, negated=False), cell)
             if record["status"] == "ok":
                 record |= timing
+        for _, record in competing:
+            check_record(record)
     except ChildFailed as error:
         for _, record in competing:
             record |= {"status": error.status, "reason": error.reason}
+    except (KeyError, TypeError, ValueError):  # BadRecord is one
+        for cell, record in competing:
+            record |= forged(cell)
     finally:
         court.sweep()
     return records

@@ -19,7 +19,7 @@ Record = Mapping[str, Any]
 FORMATS = ("rich", "markdown", "csv", "json")
 YARDSTICK = 3
 WIDTH = 100
-FULL_WIDTH = 92  # columns that a whole row takes at the most
+SHORTEST_TITLE, LONGEST_TITLE = 12, 24  # columns of a rung's title
 SMALL_PEAK = 1 << 20  # bytes below which a process's resident set tells nothing
 
 LEGEND = (
@@ -31,6 +31,7 @@ LEGEND = (
 )
 
 HEADERS = ("#", "rung", "time", "vs before", "vs #3", "peak", "max err", "rel err", "status")
+RUNG, REL_ERR = HEADERS.index("rung"), HEADERS.index("rel err")
 
 
 def by_problem(cells: Sequence[Record]) -> list[list[Record]]:
@@ -174,34 +175,51 @@ STYLES = {"ok": "green", "wrong-by-design": "yellow", "skipped": "dim"}
 def rich_tables(env: Record, cells: Sequence[Record], width: int) -> RenderableType:
     """A rich table a problem, the reasons of what isn't ok below it, the legend at the end.
 
-    Below 92 columns the relative error gives way.
+    No figure is ever cut: what is too wide for `width` columns costs the rungs' titles their ends,
+    then the column of relative errors.
     """
     names = titles(env)
-    narrow = width < FULL_WIDTH
-    shown = [index for index, header in enumerate(HEADERS) if not (narrow and header == "rel err")]
+    groups = [rows_of(group) for group in by_problem(cells)]
+    # ratios are among all cells of a problem, paired ones too, which have no row of their own
+    texts_of = [
+        [row(group, cell, names[cell["stage"], cell["name"]]) for cell in chosen]
+        for group, chosen in zip(by_problem(cells), groups, strict=True)
+    ]
+    shown, widths = layout([texts for rows in texts_of for texts in rows], width)
     parts: list[RenderableType] = []
-    for group in by_problem(cells):
-        shown_cells = rows_of(group)
-        rows = [row(group, cell, names[cell["stage"], cell["name"]]) for cell in shown_cells]
+    for group, rows in zip(groups, texts_of, strict=True):
         parts.append(Text(problem_title(group[0]), style="bold"))
         table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="underline")
         for index in shown:
-            header = HEADERS[index]
-            widest = 15 if narrow else 22
-            longest = max(len(texts[index]) for texts in [list(HEADERS), *rows])
+            left = HEADERS[index] in ("rung", "status")
             table.add_column(
-                header,
-                justify="left" if header in ("rung", "status") else "right",
+                HEADERS[index],
+                justify="left" if left else "right",
                 no_wrap=True,
-                width=min(longest, widest) if header == "rung" else longest,
+                width=widths[index],
             )
-        for cell, texts in zip(shown_cells, rows, strict=True):
+        for cell, texts in zip(group, rows, strict=True):
             style = "dim" if cell["mode"] == "interpreted" else ""
             styles = [style] * (len(texts) - 1) + [STYLES.get(cell["status"], "bold red")]
             table.add_row(*(Text(texts[index], style=styles[index]) for index in shown))
-        parts += [table, *(Text(line, style="dim") for line in reasons(shown_cells)), Text("")]
+        parts += [table, *(Text(line, style="dim") for line in reasons(group)), Text("")]
     parts.append(Text(LEGEND, style="dim"))
     return Group(*parts)
+
+
+def layout(rows: Sequence[Sequence[str]], width: int) -> tuple[list[int], list[int]]:
+    """Which columns are shown, and the width of each, the same for all tables of a run."""
+    widths = [max(len(texts[i]) for texts in [HEADERS, *rows]) for i in range(len(HEADERS))]
+    shown = list(range(len(HEADERS)))
+
+    def excess() -> int:
+        return sum(widths[i] + 1 for i in shown) - 1 - width
+
+    widths[RUNG] = min(LONGEST_TITLE, widths[RUNG])
+    if excess() > widths[RUNG] - SHORTEST_TITLE:
+        shown.remove(REL_ERR)
+    widths[RUNG] = max(min(SHORTEST_TITLE, widths[RUNG]), widths[RUNG] - max(0, excess()))
+    return shown, widths
 
 
 def reasons(group: Sequence[Record]) -> list[str]:

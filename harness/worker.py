@@ -109,9 +109,9 @@ def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -
             samples, iqr, again = timing.samples_ms, timing.iqr_ms, True
             median = timing.median_ms
             clock = sm_clock_mhz(lambda: attend(q, k, v), device)
-            v.neg_()
+            v.data.neg_()  # through .data: not even torch's version counter tells
             write_output(attend(q, k, v), q, f"{out}.again")
-            v.neg_()
+            v.data.neg_()
             check_unwritten(problem, q, k, v)
         else:
             median = call_ms
@@ -299,10 +299,13 @@ def describe(connection: Connection, paths: list[str]) -> None:
     """
     import hashlib
 
-    import stages
-    from harness.problem import DEVICES, DTYPES
-    from stages.contract import why_not, why_not_dtype
-
+    try:
+        import stages
+        from harness.problem import DEVICES, DTYPES
+        from stages.contract import why_not, why_not_dtype
+    except ImportError as error:
+        say(connection, "failed", reason=f"nothing runs without {error.name}: {error}")
+        return
     for path in paths:
         try:
             stage = stages.load(path).STAGE

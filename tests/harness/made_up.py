@@ -14,7 +14,8 @@ def make_cell(stage=3, name="torch_three_gemm", **changes):
         "b": 1, "h": 1, "hk": 1, "nq": 128, "nk": 128, "d": 64, "dtype": "float32",
         "causal": False, "seqlens_k": None, "device": "cpu", "mode": "native", "status": "ok",
         "reason": "", "time_ms": 1.0, "time_iqr_ms": 0.01, "samples": 7, "first_call_ms": 2.0,
-        "peak_bytes": 3 << 20, "memory_meter": "process-rss", "precision": "ieee",
+        "sm_clock_mhz": None, "peak_bytes": 3 << 20, "memory_meter": "process-rss",
+        "precision": "ieee",
         "err_stage3_max": 1e-7, "err_stage3_rel": 2e-7, "err_f64_max": 3e-7, "err_f64_rel": 4e-7,
         "flops": 4194304, "hbm_bytes": 131072, "direction": "fwd", "paired": False,
     }  # fmt: skip

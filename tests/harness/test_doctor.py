@@ -104,6 +104,11 @@ def test_it_fails_where_stage_3_can_not_run(tmp_path):
     )
     assert broken != text
     stage3.write_text(broken)
+    # an editable install of the checkout would come before the copy
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "sys.meta_path[:] = [f for f in sys.meta_path if 'Redirecting' not in type(f).__name__]\n"
+    )
     env = environ(PYTHONPATH=str(tmp_path))
     done = ladder("doctor", cwd=tmp_path, env=env)
     assert done.returncode == 1, (done.returncode, done.stderr)

@@ -51,7 +51,7 @@ DESIGN = [
 
 
 def test_the_schema_has_the_fields_of_the_design():
-    assert set(results.CELL) == {"kind", *DESIGN}
+    assert set(results.CELL) == {"kind", "sm_clock_mhz", *DESIGN}
     assert set(results.STATUSES) == {
         "ok", "wrong", "wrong-by-design", "skipped", "crashed", "timeout", "out-of-memory"
     }  # fmt: skip

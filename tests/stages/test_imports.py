@@ -74,9 +74,24 @@ def test_every_rung_imports_without(missing, need, reason):
         assert error is None if why is None else error.endswith(why)
 
 
+# an editable install's finder comes before sys.path, so this one comes before that
+BROKEN_EXTENSION = """
+import importlib.util, sys
+
+class Broken:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "ladder_value_graph":
+            return importlib.util.spec_from_file_location(name, {path!r})
+
+sys.meta_path.insert(0, Broken)
+"""
+
+
 def test_an_extension_of_another_python_is_said_to_be_one(tmp_path):
-    (tmp_path / "ladder_value_graph.py").write_text("raise ImportError('wrong ELF class')\n")
-    said = run(f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n{EVERY_RUNG}")
+    path = tmp_path / "ladder_value_graph.py"
+    path.write_text("raise ImportError('wrong ELF class')\n")
+    said = run(BROKEN_EXTENSION.format(path=str(path)) + EVERY_RUNG)
     _, why, error = said["2"]
     assert "another Python or machine (wrong ELF class)" in why
     assert error.endswith(why)

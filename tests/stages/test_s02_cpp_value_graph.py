@@ -129,7 +129,7 @@ def test_memory_is_flat_over_100_calls():
     arena, rss = ladder_value_graph.arena_stats()["bytes"], psutil.Process().memory_info().rss
     for _ in range(100):
         call()
-    assert ladder_value_graph.arena_stats()["bytes"] == arena
+    assert ladder_value_graph.arena_stats()["bytes"] <= arena
     assert psutil.Process().memory_info().rss - rss < one_graph
 
 
