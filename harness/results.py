@@ -139,7 +139,6 @@ IO: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
     "time_ms": (number, None),
     "dram_read_bytes": ((int,), None),
     "dram_write_bytes": ((int,), None),
-    "l2_write_bytes": ((int,), None),
     "predicted_bytes": ((int,), None),  # of the whole call, harness/cost.py
 }
 

@@ -7,10 +7,11 @@ before each. A call is timed in samples; the figure is their median, the spread 
 range.
 """
 
+import contextlib
 import gc
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,10 +48,11 @@ class Timing:
 def time_once(call: Call, device: str) -> tuple[object, float]:
     """What `call` returns and how many ms it took, the device's work waited for."""
     synchronize(device)
-    start = time.perf_counter()
-    result = call()
-    synchronize(device)
-    return result, 1e3 * (time.perf_counter() - start)
+    with without_collector():
+        start = time.perf_counter()
+        result = call()
+        synchronize(device)
+        return result, 1e3 * (time.perf_counter() - start)
 
 
 def time_call(call: Call, device: str, seconds: float) -> Timing:
@@ -102,18 +104,25 @@ def cpu_sampler(call: Call) -> Callable[[], float]:
     number = max(1, round(SAMPLE_SECONDS / max(timer.timeit(1).mean, 1e-7)))
 
     def sample() -> float:
-        gc_was_on = gc.isenabled()
-        gc.disable()  # as timeit has it
-        try:
+        with without_collector():
             start = time.perf_counter()
             for _ in range(number):
                 call()
             return 1e3 * (time.perf_counter() - start) / number
-        finally:
-            if gc_was_on:
-                gc.enable()
 
     return sample
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Python's garbage collector off, as timeit has it, and on again if it was."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def cuda_sampler(call: Call) -> Callable[[], float]:

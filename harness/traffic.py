@@ -1,9 +1,10 @@
 """The bytes that a rung really moves: measured by Nsight Compute, beside those that are predicted.
 
 ncu runs each kernel of one call with the caches emptied before it, and counts the bytes that DRAM
-read and wrote while it ran. What a kernel writes last may still be in the L2 cache when it ends,
-in nobody's count: so the bytes written to L2 stand beside (`l2_write_bytes`), and the larger of the
-two is what the kernel wrote.
+read and wrote while it ran. What a kernel wrote last is still in the L2 cache when it ends, in
+nobody's count: up to some tens of MB, which is much of a small output and nothing beside S and P.
+(The L2's own count of writes is no help: on an H200 it comes out 1.5 times too large, since what
+crosses to the other half of the cache is counted in both.)
 """
 
 import csv
@@ -28,11 +29,10 @@ Record = dict[str, Any]
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 300.0  # seconds for one rung under the profiler
-METRICS = {  # what is counted: ncu's metric, and what one of its units is
-    "dram_read_bytes": ("dram__bytes_read.sum", 1),
-    "dram_write_bytes": ("dram__bytes_write.sum", 1),
-    "l2_write_bytes": ("lts__t_sectors_op_write.sum", 32),  # sectors of 32 bytes
-    "time_ns": ("gpu__time_duration.sum", 1),
+METRICS = {  # what is counted, by ncu's name for it, in its base units
+    "dram_read_bytes": "dram__bytes_read.sum",
+    "dram_write_bytes": "dram__bytes_write.sum",
+    "time_ns": "gpu__time_duration.sum",
 }
 
 
@@ -48,7 +48,7 @@ def profile(rung: Rung, problem: Problem) -> Iterator[Record]:
     ncu = shutil.which("ncu")
     if ncu is None:
         raise NoProfiler("ncu (Nsight Compute) is not on this machine: traffic can't be measured")
-    metrics = ",".join(metric for metric, _ in METRICS.values())
+    metrics = ",".join(METRICS.values())
     command = [
         ncu, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none",
         "--profile-from-start", "off", "--metrics", metrics,
@@ -90,25 +90,23 @@ def parse(text: str) -> list[dict[str, Any]]:
     found = []
     for line in rows[1:]:
         counts: dict[str, Any] = {"kernel": line["Kernel Name"]}
-        for name, (metric, unit) in METRICS.items():
+        for name, metric in METRICS.items():
             if metric not in line:
                 raise NoProfiler(f"ncu counts no {metric} on this GPU")
-            counts[name] = unit * float(line[metric].replace(",", ""))
+            counts[name] = float(line[metric].replace(",", ""))
         found.append(counts)
     return found
 
 
 def moved(record: Mapping[str, Any]) -> int:
-    """Bytes that one kernel moved: read from DRAM, and written to it or left in L2 for it."""
-    return int(
-        record["dram_read_bytes"] + max(record["dram_write_bytes"], record["l2_write_bytes"])
-    )
+    """Bytes that DRAM read and wrote for one kernel."""
+    return int(record["dram_read_bytes"] + record["dram_write_bytes"])
 
 
 def short(kernel: str) -> str:
     """A kernel's name for people: no namespaces, templates or arguments."""
-    name = kernel.split("(")[0].split("<")[0].strip()
-    return name.removeprefix("void ").split("::")[-1]
+    plain = kernel.removeprefix("void ").replace("<unnamed>::", "")
+    return plain.split("(")[0].split("<")[0].strip().split("::")[-1]
 
 
 def by_rung(records: Sequence[Record]) -> list[list[Record]]:
@@ -128,20 +126,20 @@ def show_table(records: Sequence[Record], titles: Mapping[tuple[int, str], str])
                          max_width=34 if header == "kernel" else None)  # fmt: skip
     for group in by_rung(records):
         for record in group:
-            written = max(record["dram_write_bytes"], record["l2_write_bytes"])
             rate = moved(record) / record["time_ms"] / 1e9
             shown.add_row(
                 "", Text(short(record["kernel"]), style="dim"),
                 table.show_time(record["time_ms"]), show_bytes(record["dram_read_bytes"]),
-                show_bytes(written), f"{rate:.2f}",
+                show_bytes(record["dram_write_bytes"]), f"{rate:.2f}",
             )  # fmt: skip
         first = group[0]
         total, milliseconds = sum(map(moved, group)), sum(r["time_ms"] for r in group)
         predicted = first["predicted_bytes"]
+        reads = sum(record["dram_read_bytes"] for record in group)
         shown.add_row(
             str(first["stage"]),
-            Text(f"{titles[first['stage'], first['name']]}, {table.problem_title(first)}"[:34]),
-            table.show_time(milliseconds), "", show_bytes(total),
+            Text(f"{titles[first['stage'], first['name']]}, N = {first['nk']}", style="bold"),
+            table.show_time(milliseconds), show_bytes(reads), show_bytes(total - reads),
             f"{total / milliseconds / 1e9:.2f}", show_bytes(predicted), f"{total / predicted:.2f}",
         )  # fmt: skip
     return shown

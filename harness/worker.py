@@ -110,7 +110,7 @@ def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -
             median = timing.median_ms
             clock = sm_clock_mhz(lambda: attend(q, k, v), device)
             v.data.neg_()  # through .data: not even torch's version counter tells
-            write_output(attend(q, k, v), q, f"{out}.again")
+            write_output(time_once(lambda: attend(q, k, v), device)[0], q, f"{out}.again")
             v.data.neg_()
             check_unwritten(problem, q, k, v)
         else:
@@ -135,7 +135,7 @@ def duel(connection: Connection, paths: list[str], order: dict[str, Any], outs: 
     import stages
     from harness.accuracy import set_precision
     from harness.inputs import make_inputs
-    from harness.timing import alternate, sm_clock_mhz
+    from harness.timing import alternate, sm_clock_mhz, time_once
 
     problem = Problem.from_json(order)
     try:
@@ -148,14 +148,14 @@ def duel(connection: Connection, paths: list[str], order: dict[str, Any], outs: 
         attends = [bind(module.attend, problem) for module in modules]
         say(connection, "ready")
         hear(connection)
-        for attend in attends:
-            for _ in range(WARM_UP_CALLS):
-                attend(q, k, v)
         calls = [functools.partial(attend, q, k, v) for attend in attends]
+        for call, device in zip(calls, devices, strict=True):
+            for _ in range(WARM_UP_CALLS):
+                time_once(call, device)
         timings = alternate(calls, devices, order["seconds"])
         clock = sm_clock_mhz(calls[-1], devices[-1])
-        for call, out in zip(calls, outs, strict=True):
-            write_output(call(), q, out)
+        for call, device, out in zip(calls, devices, outs, strict=True):
+            write_output(time_once(call, device)[0], q, out)
         check_unwritten(problem, q, k, v)
     except BaseException as error:
         say(connection, "failed", **blame(error, problem))
