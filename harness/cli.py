@@ -772,7 +772,7 @@ def readme_command(
         bool, typer.Option("--check", help="write nothing; exit code 1 where README is stale")
     ] = False,
 ) -> int:
-    """Make README's tables again from the committed records under results/."""
+    """Make README's tables and pictures again from the committed records under results/."""
     before = readme.README.read_text()
     after = readme.generate(before)
     if check:
@@ -780,6 +780,8 @@ def readme_command(
             print("README.md differs from results/: run `ladder readme`", file=sys.stderr)
         return int(before != after)
     readme.README.write_text(after)
+    for path in readme.draw(readme.ROOT / "docs" / "figures"):
+        print(path.relative_to(readme.ROOT))
     return 0
 
 

@@ -69,6 +69,12 @@ def plot(env: Record, cells: Sequence[Record], folder: Path) -> list[Path]:
 
     A measure that no cell has is not drawn. Raises ImportError where matplotlib is missing.
     """
+    found = [measure for measure in MEASURES if any_point(cells, measure)]
+    return [plot_measure(env, cells, measure, folder) for measure in found]
+
+
+def plot_measure(env: Record, cells: Sequence[Record], measure: str, folder: Path) -> Path:
+    """Write one of MEASURES against N into `folder`, a panel a family of problems."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -76,27 +82,22 @@ def plot(env: Record, cells: Sequence[Record], folder: Path) -> list[Path]:
 
     names = titles(env)
     rungs = sorted({(cell["stage"], cell["name"]) for cell in cells})
+    panels = [group for group in families(cells) if any_point(group, measure)]
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(4.6 * len(panels) + 0.6, 4.6), squeeze=False, sharey=True
+    )
+    for axis, group in zip(axes[0], panels, strict=True):
+        for index, rung in enumerate(rungs):
+            own = [cell for cell in group if (cell["stage"], cell["name"]) == rung]
+            draw(axis, points(own, measure), index, f"{rung[0]} {names[rung]}")
+        finish(axis, group, measure)
+    axes[0][0].set_ylabel(MEASURES[measure][1])
+    legend(figure, axes[0])
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for measure, (_, label) in MEASURES.items():
-        panels = [group for group in families(cells) if any_point(group, measure)]
-        if not panels:
-            continue
-        figure, axes = pyplot.subplots(
-            1, len(panels), figsize=(4.6 * len(panels) + 0.6, 4.6), squeeze=False, sharey=True
-        )
-        for axis, group in zip(axes[0], panels, strict=True):
-            for index, rung in enumerate(rungs):
-                own = [cell for cell in group if (cell["stage"], cell["name"]) == rung]
-                draw(axis, points(own, measure), index, f"{rung[0]} {names[rung]}")
-            finish(axis, group, measure)
-        axes[0][0].set_ylabel(label)
-        legend(figure, axes[0])
-        path = folder / f"{measure}.png"
-        figure.savefig(path, dpi=110, bbox_inches="tight", facecolor="white")
-        pyplot.close(figure)
-        written.append(path)
-    return written
+    path = folder / f"{measure}.png"
+    figure.savefig(path, dpi=110, bbox_inches="tight", facecolor="white")
+    pyplot.close(figure)
+    return path
 
 
 def any_point(group: Sequence[Record], measure: str) -> bool:

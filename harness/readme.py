@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import table
+from harness import plots, roofline, table, traffic
 from harness.cost import source_intensity
+from harness.processes import show_bytes
 from harness.results import read
 
 ROOT = Path(__file__).parent.parent
@@ -60,6 +61,11 @@ def find(cells: Sequence[Record], **fields: object) -> Record:
     return found[0]
 
 
+def there(cells: Sequence[Record]) -> list[tuple[int, str]]:
+    """The rungs that have cells, lowest first."""
+    return sorted({(cell["stage"], cell["name"]) for cell in cells})
+
+
 def machine(env: Record) -> str:
     """Where a file was measured, in a line."""
     where = env["device_name"]
@@ -95,7 +101,8 @@ def table_4_1() -> str:
     env, cells = read(GPU / "table-4.1.jsonl")
     names = table.titles(env)
     body = []
-    for (stage, name), title in names.items():
+    for stage, name in there(cells):
+        title = names[stage, name]
         for what in ("source", "one row", "all rows"):
             if what == "source":
                 if stage not in SOURCE_4_1:
@@ -141,7 +148,9 @@ def peers(env: Record, cells: Sequence[Record]) -> str:
     """Times of all contestants in turns at fp16, 32 heads."""
     sizes = (1024, 2048, 4096, 8192, 16384)
     body = []
-    for (stage, name), title in table.titles(env).items():
+    names = table.titles(env)
+    for stage, name in there([cell for cell in cells if cell["dtype"] == "float16"]):
+        title = names[stage, name]
         at = {"stage": stage, "name": name, "h": 32, "dtype": "float16", "paired": True}
         body.append([f"{stage} {title}", *(ms(find(cells, nk=n, **at)) for n in sizes)])
     return rows(["contestant", *(f"N = {n}" for n in sizes)], body)
@@ -196,12 +205,103 @@ def table_4_4() -> str:
     return f"{rows(header, body)}\n\n{note} {machine(env)}"
 
 
+def steps() -> str:
+    """What each rung bought over the one before it: factors of times taken in turns."""
+    cpu_env, cpu = read(RESULTS / "cpu" / "steps.jsonl")
+    gpu_env, gpu = read(GPU / "table-4.2.jsonl")
+
+    def faster(cells: Sequence[Record], old: int, new: int, **at: object) -> str:
+        before, after = (find(cells, stage=s, paired=True, **at) for s in (old, new))
+        return f"{table.significant(before['time_ms'] / after['time_ms'], 2)}x"
+
+    at = {"nk": 4096, "h": 32, "precision": "float16"}
+    three, five = (find(gpu, stage=s, paired=False, **at) for s in (3, 5))
+    less = f"{three['peak_bytes'] / five['peak_bytes']:.0f}x less memory"
+    body = [
+        ["0 to 1", "no object an operation", faster(cpu, 0, 1, nk=64), "the interpreter"],
+        ["1 to 2", "compiled, the graph recorded", faster(cpu, 1, 2, nk=64), "a node an operation"],
+        ["2 to 3", "whole matrices", faster(cpu, 2, 3, nk=256), "S and P through memory"],
+        ["3 to 5", "one fused kernel, exact", f"{faster(gpu, 3, 5, **at)}, {less}", "no masks"],
+    ]
+    header = ["step", "what it solved", "measured", "what remains"]
+    note = (
+        "Paired. 0 to 2: N = 64, 2 to 3: N = 256, both d = 16 on the CPU. 3 to 5: N = 4096, "
+        "d = 64, 32 heads, fp16 on the GPU; rung 4, which lies between, is fast and wrong."
+    )
+    return f"{rows(header, body)}\n\n{note} {machine(cpu_env)} {machine(gpu_env)}"
+
+
+def traffic_table() -> str:
+    """Bytes that rungs moved, by the profiler, beside those predicted."""
+    env, records = read(GPU / "io.jsonl", "io")
+    names = table.titles(env)
+    body = []
+    for group in traffic.by_rung(records):
+        first = group[0]
+        total = sum(map(traffic.moved, group))
+        milliseconds = sum(record["time_ms"] for record in group)
+        predicted = first["predicted_bytes"]
+        body.append([
+            f"{first['stage']} {names[first['stage'], first['name']]}, N = {first['nk']}",
+            len(group), show_bytes(total), show_bytes(predicted), f"{total / predicted:.2f}",
+            f"{total / milliseconds / 1e9:.2f} TB/s",
+        ])  # fmt: skip
+    header = ["rung", "kernels", "DRAM moved", "predicted", "ratio", "bandwidth"]
+    note = f"{table.problem_title(first).split(', ', 1)[1]}."
+    return f"{rows(header, body)}\n\n{note} {machine(env)}"
+
+
+def model_table() -> str:
+    """MiniLM with its attention replaced, as its embeddings and hidden states take it."""
+    env, records = read(GPU / "model-float32.jsonl", "model")
+    names = table.titles(env)
+    body = []
+    for tokens in (64, 65, 128, 512):
+        for cell in (c for c in records if c["tokens"] == tokens):
+            body.append([
+                f"{tokens} tokens, {cell['stage']} {names[cell['stage'], cell['name']]}",
+                f"{cell['cosine']:.4f}", table.show_error(cell["max_hidden_diff"]),
+                cell["status"],
+            ])  # fmt: skip
+    header = ["text and rung", "cosine of the embedding", "largest hidden difference", "status"]
+    return f"{rows(header, body)}\n\nAgainst SDPA, float32. {machine(env)}"
+
+
+def occupancy() -> str:
+    """Why one head is too few: programs of rung 5 against the card's multiprocessors."""
+    body = []
+    for n in (1024, 2048, 4096, 8192, 16384):
+        body.append([n, *(f"{-(-n // rows_each) * h}" for h in (1, 32) for rows_each in (32, 128))])
+    header = ["N", "1 head, IEEE", "1 head, TF32 and fp16", "32 heads, IEEE", "TF32 and fp16"]
+    return rows(header, body)
+
+
+def draw(folder: Path) -> list[Path]:
+    """README's pictures, from the same records, into `folder`."""
+    env, cells = read(GPU / "table-4.2.jsonl")
+    many = [cell for cell in cells if cell["h"] == 32]
+    written = [path for path in plots.plot(env, many, folder) if path.stem != "error"]
+    (folder / "error.png").unlink(missing_ok=True)
+    error_env, error_cells = read(GPU / "table-4.3.jsonl")
+    written.append(plots.plot_measure(error_env, error_cells, "error", folder))
+    io_env, records = read(GPU / "io.jsonl", "io")
+    traffic.plot(records, table.titles(io_env), folder / "traffic.png")
+    _, ceilings = read(GPU / "ceilings.jsonl", "ceiling")
+    for dark in (False, True):
+        written.append(roofline.draw(env, roofline.panels(many, ceilings), folder, dark))
+    return [*written, folder / "traffic.png"]
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "first-table": first_table,
     "table-4.1": table_4_1,
     "table-4.2": table_4_2,
     "table-4.3": table_4_3,
     "table-4.4": table_4_4,
+    "steps": steps,
+    "traffic": traffic_table,
+    "model": model_table,
+    "occupancy": occupancy,
 }
 
 

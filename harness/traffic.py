@@ -145,31 +145,51 @@ def show_table(records: Sequence[Record], titles: Mapping[tuple[int, str], str])
     return shown
 
 
+def piece(kernel: str) -> str:
+    """What a kernel does for attention, by its name: scale, softmax, fused, or else a GEMM."""
+    name = short(kernel).lower()
+    for word, what in (("elementwise", "scale q"), ("softmax", "softmax"), ("attention", "fused")):
+        if word in name:
+            return what
+    return "GEMM"
+
+
+PIECES = {"scale q": ("#8C8C00", ""), "GEMM": ("#56B4E9", "//"), "softmax": ("#E69F00", ".."),
+          "fused": ("#009E73", "xx")}  # fmt: skip
+
+
 def plot(records: Sequence[Record], titles: Mapping[tuple[int, str], str], path: Path) -> None:
-    """Bars of time, kernel by kernel: rung 3's pieces stacked, a fused rung's one piece beside."""
+    """Bars of time, kernel by kernel, a panel an N: rung 3's pieces against one fused bar."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.patches import Patch
 
-    from harness.plots import COLOURS
-
-    groups = by_rung(records)
-    figure, axis = pyplot.subplots(figsize=(8, 0.7 * len(groups) + 1.4))
-    hatches = ("", "//", "..", "xx", "\\\\", "++")
-    for height, group in enumerate(groups):
-        left = 0.0
-        for piece, record in enumerate(group):
-            axis.barh(height, record["time_ms"], left=left, color=COLOURS[1 + piece % 7],
-                      edgecolor="black", hatch=hatches[piece % len(hatches)])  # fmt: skip
-            left += record["time_ms"]
-        names = " + ".join(short(record["kernel"])[:24] for record in group)
-        axis.text(left, height, f"  {names}", va="center", fontsize=7)
-    labels = [f"{g[0]['stage']} {titles[g[0]['stage'], g[0]['name']]}\nN = {g[0]['nk']}"
-              for g in groups]  # fmt: skip
-    axis.set_yticks(range(len(groups)), labels, fontsize=8)
-    axis.invert_yaxis()
-    axis.set_xlabel("time of each kernel, one after another (ms)")
-    axis.margins(x=0.35)
+    sizes = sorted({record["nk"] for record in records})
+    figure, axes = pyplot.subplots(1, len(sizes), figsize=(4.6 * len(sizes), 2.6), squeeze=False)
+    for axis, n in zip(axes[0], sizes, strict=True):
+        groups = by_rung([record for record in records if record["nk"] == n])
+        for height, group in enumerate(groups):
+            left = 0.0
+            for record in group:
+                colour, hatch = PIECES[piece(record["kernel"])]
+                axis.barh(height, record["time_ms"], left=left, color=colour, edgecolor="black",
+                          hatch=hatch, linewidth=0.8)  # fmt: skip
+                left += record["time_ms"]
+            axis.text(left, height, f" {table.show_time(left)}", va="center", fontsize=8)
+        labels = [f"{group[0]['stage']} {titles[group[0]['stage'], group[0]['name']]}"
+                  for group in groups]  # fmt: skip
+        axis.set_yticks(range(len(groups)), labels, fontsize=8)
+        axis.invert_yaxis()
+        axis.set_xlabel("kernels, one after another (ms)", fontsize=9)
+        axis.set_title(table.problem_title(next(r for r in records if r["nk"] == n)), fontsize=8)
+        axis.margins(x=0.25)
+    there = {piece(record["kernel"]) for record in records}
+    handles = [Patch(facecolor=colour, edgecolor="black", hatch=hatch, label=what)
+               for what, (colour, hatch) in PIECES.items() if what in there]  # fmt: skip
+    figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncol=4,
+                  frameon=False, fontsize=9)  # fmt: skip
+    figure.tight_layout()
     figure.savefig(path, dpi=110, bbox_inches="tight", facecolor="white")
     pyplot.close(figure)

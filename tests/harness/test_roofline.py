@@ -191,8 +191,11 @@ def test_the_picture_is_the_records(tmp_path, figures):
     assert labels == ["3 three", "5 online"]
 
 
-def test_every_point_and_the_ridge_are_inside(tmp_path, figures):
-    cells = gpu_run()
+@pytest.mark.parametrize("hbm_bytes", [None, 10**6, 10**9, 10**11])
+def test_every_point_and_the_ridge_are_inside(tmp_path, figures, hbm_bytes):
+    """Also where one slow point lies far to the left or the right of the ridge."""
+    slow = make_cell(n=1024, **GPU, **HALF, flops=10**9, hbm_bytes=hbm_bytes or 1, time_ms=1e4)
+    cells = gpu_run() if hbm_bytes is None else [slow]
     found = panels(cells, gpu_ceilings())
     roofline.draw(gpu_env(cells), found, tmp_path)
     for axis, panel in zip(figures["roofline.png"].axes, found, strict=True):
@@ -277,6 +280,23 @@ def test_names_cover_neither_each_other_nor_a_marker(tmp_path, figures):
                 assert not (box.x0 < x < box.x1 and box.y0 < y < box.y1)
 
 
+def test_a_name_gives_way_to_a_marker(tmp_path, figures):
+    """The second point lies where the first one's name would."""
+    first, second = {"n": 1024, "time_ms": 1.0}, {"n": 2048, "time_ms": 1.065}
+    cells = [
+        make_cell(3, "three", **GPU, **HALF, flops=10**9, hbm_bytes=11 * 10**6, **first),
+        make_cell(5, "online", **GPU, **HALF, flops=10**9, hbm_bytes=10**7, **second),
+    ]
+    [panel] = panels(cells, [])
+    roofline.draw(gpu_env(cells), [panel], tmp_path)
+    [axis] = figures["roofline.png"].axes
+    points = [point for group in panel.groups for point in group]
+    (x0, y0), (x1, y1) = axis.transData.transform([(p.x, p.y) for p in points])
+    assert 6 < x1 - x0 < 30 and 6 < y0 - y1 < 15
+    names = [text.get_text() for text in axis.texts if text.get_text().isdigit()]
+    assert names == ["2048"]
+
+
 def luminance(pixel):
     return 0.2126 * pixel[0] + 0.7152 * pixel[1] + 0.0722 * pixel[2]
 
@@ -290,10 +310,12 @@ def test_on_a_dark_page_the_ground_is_clear_and_the_ink_light(tmp_path):
     dark = pyplot.imread(path)
     assert light[0, 0].tolist() == [1, 1, 1, 1]
     assert dark[0, 0, 3] == 0
-    # the strip below the axes holds nothing but words
-    words = dark[-60:].reshape(-1, 4)
-    words = words[words[:, 3] > 0.9]
-    assert len(words) and max(map(luminance, words)) > 0.8
+    # legend and labels lie below and left of the panels: no dark ink in them
+    for strip in (dark[-60:], dark[:, :60]):
+        words = strip.reshape(-1, 4)
+        words = words[words[:, 3] > 0.9]
+        assert max(map(luminance, words)) > 0.8
+        assert min(map(luminance, words)) > 0.2
     assert (light[..., 3] == 1).all()
     ink = light[-60:].reshape(-1, 4)
     assert min(map(luminance, ink)) < 0.2

@@ -1,0 +1,103 @@
+"""`ladder io`: what ncu prints is read, added up and shown; where it can't be, a line says so."""
+
+import io
+
+import pytest
+from ladder_command import environ, ladder
+from made_up import make_cell
+from rich.console import Console
+
+from harness import traffic
+from harness.results import CELL, PROBLEM, check_record
+
+CSV = """==PROF== Connected to process 7
+"ID","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum","gpu__time_duration.sum"
+"","","byte","byte","ns"
+"0","void at::native::vectorized_elementwise_kernel<8, F>(int)","1,000","0","2,000"
+"1","attention_kernel","3000000","1000000","4000000"
+==PROF== Disconnected
+"""
+TITLES = {(3, "torch_three_gemm"): "torch, three GEMMs", (5, "triton_online"): "Triton Online"}
+
+
+def io_record(kernel, stage=5, name="triton_online", **changes):
+    cell = make_cell(stage, name)
+    fields = {field: cell[field] for field in ("stage", "name", *PROBLEM)}
+    record = {
+        "kind": "io", **fields, "launch": 0, "kernel": kernel, "time_ms": 2.0,
+        "dram_read_bytes": 3 << 30, "dram_write_bytes": 1 << 30, "predicted_bytes": 4 << 30,
+    }  # fmt: skip
+    check_record(record | changes)
+    return record | changes
+
+
+def test_ncus_page_is_read_in_base_units():
+    assert traffic.parse(CSV) == [
+        {
+            "kernel": "void at::native::vectorized_elementwise_kernel<8, F>(int)",
+            "dram_read_bytes": 1000.0, "dram_write_bytes": 0.0, "time_ns": 2000.0,
+        },
+        {
+            "kernel": "attention_kernel",
+            "dram_read_bytes": 3e6, "dram_write_bytes": 1e6, "time_ns": 4e6,
+        },
+    ]  # fmt: skip
+
+
+def test_a_counter_that_ncu_lacks_is_named():
+    with pytest.raises(traffic.NoProfiler, match="dram__bytes_write"):
+        traffic.parse(CSV.replace("dram__bytes_write.sum", "something.else"))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "short", "piece"),
+    [
+        ("void at::vectorized_elementwise_kernel<8, at::F<x>>(int)",
+         "vectorized_elementwise_kernel", "scale q"),
+        ("void <unnamed>::softmax_warp_forward<c10::Half, c1>(x)", "softmax_warp_forward",
+         "softmax"),
+        ("void at::<unnamed>::cunn_SoftMaxForwardReg<c10::Ha", "cunn_SoftMaxForwardReg", "softmax"),
+        ("nvjet_sm90_hsh_64x256_64x5", "nvjet_sm90_hsh_64x256_64x5", "GEMM"),
+        ("attention_kernel", "attention_kernel", "fused"),
+    ],
+)  # fmt: skip
+def test_kernels_have_names_for_people(kernel, short, piece):
+    assert traffic.short(kernel) == short
+    assert traffic.piece(kernel) == piece
+
+
+def test_the_table_adds_a_rungs_kernels_up():
+    records = [
+        io_record("gemm", 3, "torch_three_gemm"),
+        io_record("softmax", 3, "torch_three_gemm", launch=1),
+        io_record("attention_kernel"),
+    ]
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(traffic.show_table(records, TITLES))
+    lines = console.export_text().splitlines()
+    three = next(line for line in lines if line.startswith("3 "))
+    # 6 GB read, 2 GB written in 4 ms, twice what was predicted
+    assert three.split()[-8:] == ["6", "GB", "2", "GB", "2.15", "4", "GB", "2.00"]
+    assert next(line for line in lines if line.startswith("5 ")).split()[-1] == "1.00"
+    assert max(map(len, lines)) <= 100
+
+
+def test_the_picture_is_drawn(tmp_path):
+    records = [
+        io_record("gemm", 3, "torch_three_gemm"),
+        io_record("softmax", 3, "torch_three_gemm"),
+        io_record("attention_kernel"),
+    ]
+    traffic.plot(records, TITLES, tmp_path / "io.png")
+    assert (tmp_path / "io.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path):
+    done = ladder("io", "--out", tmp_path / "io.jsonl", env=environ(CUDA_VISIBLE_DEVICES=""))
+    assert done.returncode == 2
+    assert done.stderr.startswith("ladder: io: a GPU is needed") and done.stderr.count("\n") == 1
+    assert not (tmp_path / "io.jsonl").exists()
+
+
+def test_its_records_say_their_problem_as_cells_do():
+    assert {field: CELL[field] for field in PROBLEM}.keys() <= io_record("k").keys()
