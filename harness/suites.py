@@ -42,13 +42,16 @@ def table_4_2(rungs: Sequence[Rung], base: Problem) -> list[Cell]:
         for dtype, precision in (IEEE, TF32, HALF):
             sizes = (1024, 2048, 4096, 8192, 16384)
             problems += sized(base, sizes, d=64, h=h, hk=h, dtype=dtype, precision=precision)
-    # what a contestant can't take isn't one: no row that says "skipped" thirty times
     cells = plan_grid(contestants, problems, paired=True)
-    return [
-        cell
-        for cell in cells
-        if cell.rung.number < PEERS_FROM or cell.rung.why_skip(cell.problem) is None
-    ]
+    return [cell for cell in cells if cell.rung.number < PEERS_FROM or like_for_like(cell)]
+
+
+def like_for_like(cell: Cell) -> bool:
+    """Whether a peer is a contestant: it takes the problem, and at the precision asked for.
+
+    No peer follows torch's TF32 switch: the one that takes float32 is the same with it and without.
+    """
+    return cell.rung.why_skip(cell.problem) is None and cell.problem.precision != "tf32"
 
 
 def table_4_3(rungs: Sequence[Rung], base: Problem) -> list[Cell]:
