@@ -24,6 +24,7 @@ from typing import Any
 
 START_LIMIT = 180.0  # seconds for a child to start: the first waits for the server's own import
 POLL = 0.02  # seconds between two looks at a child's memory
+LAST_WORDS = 5.0  # seconds for what an ended child has said to be read
 LONGEST_MESSAGE = 1 << 20  # bytes; a rung that announces more is cut off
 MARK = "LADDER_CELL"  # in the environment of whatever a child starts
 
@@ -67,7 +68,8 @@ class Child:
         """Put what the child says into the inbox; None at the end, or at what is no message."""
         try:
             while True:
-                self.inbox.put(self.connection.recv_bytes(LONGEST_MESSAGE))
+                # an empty message is none of ours; it is passed on as one that can't be parsed
+                self.inbox.put(self.connection.recv_bytes(LONGEST_MESSAGE) or b"null")
         except (EOFError, OSError, MemoryError, ValueError):
             self.inbox.put(None)
 
@@ -89,15 +91,16 @@ class Child:
         """
         deadline = time.monotonic() + seconds
         while True:
-            with contextlib.suppress(queue.Empty):
-                data = self.inbox.get(timeout=POLL)
-                if data is not None:
-                    return self.parse(data)
+            # a child that has ended may have spoken before: what it said is still on its way
+            ended = not self.process.is_alive()
+            try:
+                data = self.inbox.get(timeout=LAST_WORDS if ended else POLL)
+            except queue.Empty:
+                data = None if ended else b""
+            if data is None:
                 raise ChildFailed(*self.how_it_ended())
-            if self.inbox.empty() and not self.process.is_alive():
-                self.process.join(1.0)
-                if self.inbox.empty():
-                    raise ChildFailed(*self.how_it_ended())
+            if data:
+                return self.parse(data)
             self.check_memory()
             if time.monotonic() > deadline:
                 self.end()

@@ -38,6 +38,7 @@ def test_what_ends_hangs_or_takes_all_the_memory(tmp_path):
         "segfaults": ("crashed", "SIGSEGV"),
         "hangs": ("timeout", "2 s"),
         "hoards": ("out-of-memory", "300 MB|MemoryError"),
+        "hoards_shared": ("out-of-memory", "300 MB"),
         "asks_too_much": ("out-of-memory", "can't allocate memory|300 MB"),
         "exits_well": ("crashed", "SystemExit"),
         "exits_at_once": ("crashed", "exit code 0"),
