@@ -62,16 +62,23 @@ class Child:
         self.memory: int | None = None
         # a thread reads: a rung may announce a message that never comes
         self.inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.closing = threading.Lock()
         threading.Thread(target=self.listen, daemon=True).start()
 
     def listen(self) -> None:
-        """Put what the child says into the inbox; None at the end, or at what is no message."""
+        """Put what the child says into the inbox; None at the end, or at what is no message.
+
+        The connection is closed here and nowhere else: were it closed under a thread that waits in
+        it, its number could be another file's by the time that the thread reads.
+        """
         try:
             while True:
                 # an empty message is none of ours; it is passed on as one that can't be parsed
                 self.inbox.put(self.connection.recv_bytes(LONGEST_MESSAGE) or b"null")
         except (EOFError, OSError, MemoryError, ValueError):
             self.inbox.put(None)
+        with self.closing:
+            self.connection.close()
 
     def limit_memory(self, memory: int) -> None:
         """From now on, allow `memory` bytes above what the child holds at this moment."""
@@ -80,7 +87,7 @@ class Child:
 
     def send(self, message: Message) -> None:
         """Say something to the child; one that has ended doesn't hear it."""
-        with contextlib.suppress(OSError):
+        with self.closing, contextlib.suppress(OSError):
             self.connection.send_bytes(json.dumps(message).encode())
 
     def receive(self, seconds: float, late: str) -> Message:
@@ -150,8 +157,7 @@ class Child:
         for pid in started:  # what has left the group
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        self.process.join(5.0)
-        self.connection.close()
+        self.process.join(5.0)  # the connection ends with it, and the thread that reads it
 
     def __enter__(self) -> "Child":
         return self

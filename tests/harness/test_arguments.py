@@ -111,9 +111,11 @@ def test_a_table_of_another_format_and_of_no_run_of_ours(tmp_path):
 
 
 def test_plots_that_can_not_be_written_or_would_be_empty(tmp_path):
-    cells = [make_cell(status="crashed", time_ms=None, peak_bytes=None, err_f64_max=None)]
+    cells = [make_cell()]
     run = write_run(tmp_path / "run.jsonl", make_env(cells), cells)
     refused(tmp_path, "plot", run, "--out", run, says="--out")
+    cells = [make_cell(status="crashed", time_ms=None, peak_bytes=None, err_f64_max=None)]
+    run = write_run(tmp_path / "nothing.jsonl", make_env(cells), cells)
     refused(tmp_path, "plot", run, "--out", tmp_path / "plots", says="anything to plot")
 
 
