@@ -275,7 +275,7 @@ def new_run(given: dict[str, Any], own: Sequence[Path], out: Path | None) -> int
     try:
         writer = Writer.create(out, env)
     except OSError as error:
-        raise UserError(f"--out: {out} can't be written: {error.strerror}") from None
+        raise UserError(f"--out: {out} can't be written: {error.strerror or error}") from None
     with writer:
         return carry_out(cells, env, [], writer, limits)
 
@@ -289,7 +289,7 @@ def resume_run(path: Path, given: dict[str, Any], own: Sequence[Path]) -> int:
     except BlockingIOError:
         raise UserError(f"--resume: {path} is being written by another run") from None
     except OSError as error:
-        raise UserError(f"--resume: {path} can't be written: {error.strerror}") from None
+        raise UserError(f"--resume: {path} can't be written: {error.strerror or error}") from None
     with writer:
         env, done = read(path)
         before = env["arguments"]
@@ -424,7 +424,7 @@ def carry_out(
             written = plots.plot(env, records, writer.path.with_name(f"{writer.path.stem}-plots"))
             shown = ", ".join(str(path) for path in written)
             console.print(Text(f"plots:   {shown}"), soft_wrap=True)
-        except ImportError as error:
+        except (ImportError, OSError) as error:
             console.print(Text(f"no plot: {error}"), soft_wrap=True)
     return 1 if any(record["status"] in FAILURES for record in records) else 0
 
@@ -538,7 +538,9 @@ def model_command(
             try:
                 return Writer.create(out, env)
             except OSError as error:
-                raise UserError(f"--out: {out} can't be written: {error.strerror}") from None
+                raise UserError(
+                    f"--out: {out} can't be written: {error.strerror or error}"
+                ) from None
 
         def tell(record: Record, printed: str) -> None:
             what = f"{record['stage']} {record['name']}, {record['tokens']} tokens"
@@ -622,7 +624,7 @@ def ceilings_command(
     try:
         writer = Writer.create(out, env)
     except OSError as error:
-        raise UserError(f"--out: {out} can't be written: {error.strerror}") from None
+        raise UserError(f"--out: {out} can't be written: {error.strerror or error}") from None
     wanted = ceilings.plan(device)
     records = []
     with writer:

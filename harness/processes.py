@@ -25,7 +25,8 @@ from typing import Any
 START_LIMIT = 180.0  # seconds for a child to start: the first waits for the server's own import
 POLL = 0.02  # seconds between two looks at a child's memory
 LAST_WORDS = 5.0  # seconds for what an ended child has said to be read
-LONGEST_MESSAGE = 1 << 20  # bytes; a rung that announces more is cut off
+LONGEST_MESSAGE = 1 << 16  # bytes; a rung that announces more is cut off
+MOST_MESSAGES = 64  # unread; a rung that floods the pipe is cut off, too
 MARK = "LADDER_CELL"  # in the environment of whatever a child starts
 
 NO_MESSAGE = "what its process reported is not the harness's own message"
@@ -61,7 +62,7 @@ class Child:
         self.base_bytes: int | None = None
         self.memory: int | None = None
         # a thread reads: a rung may announce a message that never comes
-        self.inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.inbox: queue.Queue[bytes | None] = queue.Queue(MOST_MESSAGES)
         self.closing = threading.Lock()
         threading.Thread(target=self.listen, daemon=True).start()
 
@@ -74,9 +75,10 @@ class Child:
         try:
             while True:
                 # an empty message is none of ours; it is passed on as one that can't be parsed
-                self.inbox.put(self.connection.recv_bytes(LONGEST_MESSAGE) or b"null")
-        except (EOFError, OSError, MemoryError, ValueError):
-            self.inbox.put(None)
+                self.inbox.put_nowait(self.connection.recv_bytes(LONGEST_MESSAGE) or b"null")
+        except (EOFError, OSError, MemoryError, ValueError, queue.Full):
+            with contextlib.suppress(queue.Full):
+                self.inbox.put_nowait(None)
         with self.closing:
             self.connection.close()
 
@@ -232,8 +234,11 @@ def die_with_parent() -> None:
 
 
 def say(connection: Connection, event: str, **fields: Any) -> None:
-    """Send the parent a message from a child."""
-    connection.send_bytes(json.dumps({"event": event, **fields}).encode())
+    """Send the parent a message from a child; one whose parent no longer listens ends here."""
+    try:
+        connection.send_bytes(json.dumps({"event": event, **fields}).encode())
+    except OSError:
+        os._exit(1)
 
 
 def hear(connection: Connection) -> Message:
