@@ -23,7 +23,24 @@ from harness import ceilings, environment, plots, readme, roofline, table, traff
 from harness import diff as diff_view
 from harness import doctor as doctor_view
 from harness import model as real_model
-from harness.problem import DEVICES, DTYPES, INPUTS, PRECISIONS, REAL_D, Problem
+from harness.arguments import (
+    MAX_D,
+    RUNS,
+    SHORT_DTYPES,
+    UserError,
+    best_device,
+    check_out,
+    complain,
+    create,
+    default_out,
+    integers,
+    one_of,
+    open_results,
+    settle_device,
+    size,
+    why_no_cuda,
+)
+from harness.problem import DTYPES, INPUTS, PRECISIONS, REAL_D, Problem
 from harness.processes import ChildFailed
 from harness.real_inputs import HEADS, LAYERS, MAX_N
 from harness.results import FAILURES, BadRecord, Writer, key, read
@@ -40,14 +57,9 @@ from harness.runner import (
 )
 from harness.suites import SUITES
 
-MAX_D = 256
 MAX_SEED = 2**63 - 1  # the largest that torch's generator takes for sure
-RUNS = Path("runs")
 INTERRUPTED = 130
 PRINTED_LINES = 20  # of what a rung prints, shown a cell
-
-SHORT_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
-UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 app = typer.Typer(
     help="Exact attention, each rung faster than the last, all measured by one harness.",
@@ -56,10 +68,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-
-class UserError(Exception):
-    """Bad arguments: one clear line for the person who typed them, and exit code 2."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -84,43 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             code = complain(message)
     sys.exit(code)
-
-
-def complain(message: str) -> int:
-    """Say what was wrong in one line on stderr; returns the exit code for it."""
-    print(f"ladder: {' '.join(message.split())}", file=sys.stderr)
-    return 2
-
-
-def integers(text: str, option: str, least: int, most: int | None = None) -> list[int]:
-    """'8,16,32' -> [8, 16, 32], each in least..most, each once."""
-    bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-    expected = f"expected whole numbers {bounds}, with commas between them"
-    numbers: list[int] = []
-    for part in text.split(","):
-        if not re.fullmatch(r"\s*\d{1,9}\s*", part):
-            raise UserError(f"{option}: got {text!r}, {expected}")
-        value = int(part)
-        if value < least or (most is not None and value > most):
-            raise UserError(f"{option}: got {value}, {expected}")
-        if value not in numbers:
-            numbers.append(value)
-    return numbers
-
-
-def one_of(value: str, option: str, allowed: Sequence[str]) -> str:
-    """`value`, where it is one of the allowed."""
-    if value not in allowed:
-        raise UserError(f"{option}: got {value!r}, expected one of {', '.join(allowed)}")
-    return value
-
-
-def size(text: str) -> int:
-    """'200M', '4GiB' or a number of bytes -> bytes."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", text.lower())
-    if not match or float(match[1]) * UNITS[match[2]] < 1:
-        raise UserError(f"--memory: got {text!r}, expected a size such as 500M or 4G")
-    return int(float(match[1]) * UNITS[match[2]])
 
 
 def make_problem(arguments: dict[str, Any], device: str) -> Problem:
@@ -272,11 +243,7 @@ def new_run(given: dict[str, Any], own: Sequence[Path], out: Path | None) -> int
     )
     if out is None:
         out = RUNS / f"{datetime.now():%Y%m%d-%H%M%S}.jsonl"
-    try:
-        writer = Writer.create(out, env)
-    except OSError as error:
-        raise UserError(f"--out: {out} can't be written: {error.strerror or error}") from None
-    with writer:
+    with create(out, env) as writer:
         return carry_out(cells, env, [], writer, limits)
 
 
@@ -341,26 +308,6 @@ def same_machine(path: Path, env: Record) -> None:
                 f"--resume: {path} was begun with {field.replace('_', ' ')} {env[field]}, here it "
                 f"is {now[field]}; start a new run"
             )
-
-
-def settle_device(device: str | None) -> str | None:
-    """Check --device; with 'cpu' hide the GPUs from all that follows, so that kernels interpret."""
-    if device is not None:
-        one_of(device, "--device", DEVICES)
-    if device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    return device
-
-
-def why_no_cuda(rungs: Sequence[Rung]) -> str | None:
-    """Why the yardstick can't run on a GPU, or None where it can."""
-    yardstick = next(rung for rung in rungs if rung.number == table.YARDSTICK)
-    return yardstick.unavailable["cuda"]
-
-
-def best_device(rungs: Sequence[Rung]) -> str:
-    """'cuda' where the yardstick runs there, else 'cpu'."""
-    return "cpu" if why_no_cuda(rungs) else "cuda"
 
 
 def make_limits(given: dict[str, Any]) -> Limits:
@@ -501,8 +448,7 @@ def model_command(
     by_number = [value for value in stage if re.fullmatch(r"[\d,\s]*", value)]
     numbers = integers(",".join(by_number), "--stage", 0) if by_number else []
     own = [Path(value) for value in stage if value not in by_number]
-    if out is not None and out.exists():
-        raise UserError(f"--out: {out} is there already: name another")
+    check_out(out)
     if text is not None and weights is not None:
         raise UserError("--text: got --weights too, whose file has our texts and no tokenizer")
     device = settle_device(device)
@@ -531,16 +477,8 @@ def model_command(
                 "weights": found.origin, "transformers": version,
             },
         )  # fmt: skip
-        out = out or RUNS / f"model-{datetime.now():%Y%m%d-%H%M%S}.jsonl"
+        out = out or default_out("model")
         console = Console(stderr=True)
-
-        def create() -> Writer:
-            try:
-                return Writer.create(out, env)
-            except OSError as error:
-                raise UserError(
-                    f"--out: {out} can't be written: {error.strerror or error}"
-                ) from None
 
         def tell(record: Record, printed: str) -> None:
             what = f"{record['stage']} {record['name']}, {record['tokens']} tokens"
@@ -549,7 +487,7 @@ def model_command(
             show_printed(console, record["name"], printed)
 
         memory = make_limits(DEFAULTS).memory
-        records = real_model.run(cells, found, memory, create, tell)
+        records = real_model.run(cells, found, memory, lambda: create(out, env), tell)
     except real_model.ModelError as error:
         raise UserError(str(error)) from None
     page = table.page()
@@ -590,14 +528,6 @@ def plot_command(
     return 0
 
 
-def open_results(file: Path, kind: str = "cell") -> tuple[Record, list[Record]]:
-    """The env and the records of `kind` of a results file; UserError where it can't be read."""
-    try:
-        return read(file, kind)
-    except OSError as error:
-        raise UserError(f"{file}: {error.strerror}") from None
-
-
 @app.command("ceilings")
 def ceilings_command(
     device: Annotated[
@@ -608,8 +538,7 @@ def ceilings_command(
     ] = None,
 ) -> int:
     """Measure what this machine can do at the best: matrix products and copies."""
-    if out is not None and out.exists():
-        raise UserError(f"--out: {out} is there already: name another")
+    check_out(out)
     device = settle_device(device)
     try:
         reason = ceilings.why_no_gpu() if device != "cpu" else None
@@ -619,12 +548,8 @@ def ceilings_command(
         raise UserError(f"--device: got cuda, but {reason}")
     device = device or ("cpu" if reason else "cuda")
     env = environment.make_env(device, [], [], {"command": "ceilings", "device": device})
-    if out is None:
-        out = RUNS / f"ceilings-{datetime.now():%Y%m%d-%H%M%S}.jsonl"
-    try:
-        writer = Writer.create(out, env)
-    except OSError as error:
-        raise UserError(f"--out: {out} can't be written: {error.strerror or error}") from None
+    out = out or default_out("ceilings")
+    writer = create(out, env)
     wanted = ceilings.plan(device)
     records = []
     with writer:
@@ -688,8 +613,7 @@ def io_command(
     ] = None,
 ) -> int:
     """Count the bytes that rungs really move, beside those predicted (needs ncu)."""
-    if out is not None and out.exists():
-        raise UserError(f"--out: {out} is there already: name another")
+    check_out(out)
     sizes = integers(n, "--n", 1)
     shape = {**DEFAULTS, "d": d, "b": b, "h": h, "dtype": dtype}
     base = make_problem(shape, "cuda")
@@ -699,9 +623,9 @@ def io_command(
     chosen = choose(rungs, stages, (), False)
     arguments = {"command": "io", "n": n, "d": d, "b": b, "h": h, "dtype": dtype}
     env = environment.make_env("cuda", [], [rung.to_json() for rung in chosen], arguments)
-    path = out or RUNS / f"io-{datetime.now():%Y%m%d-%H%M%S}.jsonl"
+    path = out or default_out("io")
     records: list[Record] = []
-    with Writer.create(path, env) as writer:
+    with create(path, env) as writer:
         for problem in (replace(base, nq=size, nk=size) for size in sizes):
             for rung in chosen:
                 if why := rung.why_skip(problem):

@@ -1,0 +1,108 @@
+"""What the commands share: reading arguments, and one clear line for whatever is wrong in them."""
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from harness import table
+from harness.problem import DEVICES
+from harness.results import Writer, read
+from harness.roster import Rung
+from harness.runner import Record
+
+MAX_D = 256
+RUNS = Path("runs")
+
+SHORT_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+class UserError(Exception):
+    """Bad arguments: one clear line for the person who typed them, and exit code 2."""
+
+
+def complain(message: str) -> int:
+    """Say what was wrong in one line on stderr; returns the exit code for it."""
+    print(f"ladder: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+def integers(text: str, option: str, least: int, most: int | None = None) -> list[int]:
+    """'8,16,32' -> [8, 16, 32], each in least..most, each once."""
+    bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+    expected = f"expected whole numbers {bounds}, with commas between them"
+    numbers: list[int] = []
+    for part in text.split(","):
+        if not re.fullmatch(r"\s*\d{1,9}\s*", part):
+            raise UserError(f"{option}: got {text!r}, {expected}")
+        value = int(part)
+        if value < least or (most is not None and value > most):
+            raise UserError(f"{option}: got {value}, {expected}")
+        if value not in numbers:
+            numbers.append(value)
+    return numbers
+
+
+def one_of(value: str, option: str, allowed: Sequence[str]) -> str:
+    """`value`, where it is one of the allowed."""
+    if value not in allowed:
+        raise UserError(f"{option}: got {value!r}, expected one of {', '.join(allowed)}")
+    return value
+
+
+def size(text: str) -> int:
+    """'200M', '4GiB' or a number of bytes -> bytes."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", text.lower())
+    if not match or float(match[1]) * UNITS[match[2]] < 1:
+        raise UserError(f"--memory: got {text!r}, expected a size such as 500M or 4G")
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def settle_device(device: str | None) -> str | None:
+    """Check --device; with 'cpu' hide the GPUs from all that follows, so that kernels interpret."""
+    if device is not None:
+        one_of(device, "--device", DEVICES)
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    return device
+
+
+def why_no_cuda(rungs: Sequence[Rung]) -> str | None:
+    """Why the yardstick can't run on a GPU, or None where it can."""
+    yardstick = next(rung for rung in rungs if rung.number == table.YARDSTICK)
+    return yardstick.unavailable["cuda"]
+
+
+def best_device(rungs: Sequence[Rung]) -> str:
+    """'cuda' where the yardstick runs there, else 'cpu'."""
+    return "cpu" if why_no_cuda(rungs) else "cuda"
+
+
+def open_results(file: Path, kind: str = "cell") -> tuple[Record, list[Record]]:
+    """The env and the records of `kind` of a results file; UserError where it can't be read."""
+    try:
+        return read(file, kind)
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}") from None
+
+
+def check_out(out: Path | None) -> None:
+    """Raise UserError where the file that --out names is there already."""
+    if out is not None and out.exists():
+        raise UserError(f"--out: {out} is there already: name another")
+
+
+def default_out(command: str) -> Path:
+    """A new file under runs/, named by the command and the time."""
+    return RUNS / f"{command}-{datetime.now():%Y%m%d-%H%M%S}.jsonl"
+
+
+def create(out: Path, env: Record) -> Writer:
+    """A new results file with its env line; UserError where it can't be written."""
+    try:
+        return Writer.create(out, env)
+    except OSError as error:
+        raise UserError(f"--out: {out} can't be written: {error.strerror or error}") from None
