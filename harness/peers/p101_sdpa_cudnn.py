@@ -1,10 +1,10 @@
 """Peer: torch's SDPA with its cuDNN backend alone. A row, never the yardstick."""
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.attention import SDPBackend
 
-from stages.contract import Stage, StageUnavailable, check_inputs
+from harness.peers.sdpa import attend_on
+from stages.contract import Stage
 
 STAGE = Stage(
     number=101,
@@ -22,19 +22,5 @@ STAGE = Stage(
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False
 ) -> torch.Tensor:
-    """SDPA on that backend alone; StageUnavailable where the backend won't take the problem.
-
-    q (B, H, Nq, d), k and v (B, Hk, Nk, d) -> (B, H, Nq, d). SDPA's causal mask starts at the top
-    left corner, ours ends at the bottom right: with Nq != Nk they differ, and ValueError is raised.
-    """
-    check_inputs(STAGE, q, k, v, causal=causal)
-    if causal and q.shape[2] != k.shape[2]:
-        raise ValueError(f"causal: got Nq = {q.shape[2]}, Nk = {k.shape[2]}; expected them equal")
-    grouped = q.shape[1] != k.shape[1]
-    try:
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
-    except RuntimeError as error:
-        if "No available kernel" not in str(error):
-            raise
-        raise StageUnavailable(f"torch's {STAGE.title} does not take this problem") from error
+    """SDPA on its cuDNN backend: shapes and errors as in harness/peers/sdpa.py."""
+    return attend_on(SDPBackend.CUDNN_ATTENTION, STAGE, q, k, v, causal)

@@ -1,0 +1,37 @@
+"""What the peers p100 to p102 share: torch's SDPA, held to one of its backends. No rung by itself.
+
+A backend is a row of its own, so that a table says which kernel was measured.
+"""
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from stages.contract import Stage, StageUnavailable, check_inputs
+
+
+def attend_on(
+    backend: SDPBackend,
+    stage: Stage,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+) -> torch.Tensor:
+    """SDPA on `backend` alone; StageUnavailable where the backend won't take the problem.
+
+    q (B, H, Nq, d), k and v (B, Hk, Nk, d) -> (B, H, Nq, d). SDPA's causal mask starts at the top
+    left corner, ours ends at the bottom right: with Nq != Nk they differ, and ValueError is raised.
+    `stage` is the peer that asks: its inputs are held to what it declares.
+    """
+    check_inputs(stage, q, k, v, causal=causal)
+    if causal and q.shape[2] != k.shape[2]:
+        raise ValueError(f"causal: got Nq = {q.shape[2]}, Nk = {k.shape[2]}; expected them equal")
+    grouped = q.shape[1] != k.shape[1]
+    try:
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+    except RuntimeError as error:
+        if "No available kernel" not in str(error):
+            raise
+        raise StageUnavailable(f"torch's {stage.title} does not take this problem") from error
