@@ -1,0 +1,159 @@
+"""Which launch configuration of a kernel is the fastest here: tried once, then kept on disk.
+
+Triton's own autotuner needs a driver even where kernels are interpreted, times with a buffer of its
+own (which the harness's memory meter would count as the rung's) and keeps its choices where nobody
+looks. So a kernel's candidates are timed in turns at the first call of their kind, on the caller's
+own tensors, and the choice goes to a small JSON file, which `ladder doctor` shows: a process a cell
+doesn't tune again. Where nothing can be timed (in the interpreter, while a CUDA graph is captured)
+the first candidate runs.
+"""
+
+import contextlib
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Config = dict[str, int]  # BLOCK_M, ..., num_warps, num_stages: keyword arguments of a launch
+Launch = Callable[[Config], None]
+
+ROUNDS = 7
+HEAD_START_CYCLES = 1_000_000  # the GPU is busy while Python launches: see harness/timing.py
+
+chosen: dict[tuple[Any, ...], Config] = {}  # of this process
+
+
+def cache_file() -> Path:
+    """Where choices are kept: $LADDER_CACHE_DIR, else the user's cache folder."""
+    base = os.environ.get("LADDER_CACHE_DIR")
+    if base is None:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        base = str(Path(home) / "attention-ladder")
+    return Path(base) / "autotune.json"
+
+
+def bucket(n: int) -> int:
+    """The power of two that is at least `n`: sizes that share a choice."""
+    return 1 << (n - 1).bit_length()
+
+
+def choose(
+    kernel: Any, candidates: Sequence[Config], launch: Launch, *,
+    like: torch.Tensor, precision: str, d: int, causal: bool, n: int,
+) -> Config:  # fmt: skip
+    """The configuration to launch `kernel` with, one of `candidates`.
+
+    kernel     the Triton kernel; a change of its source voids what was chosen for it
+    candidates the surest first: the one that runs where nothing can be timed
+    launch     runs the kernel with a configuration, its outputs the same for each
+    like       a tensor on the device and of the dtype in question
+    n          the number of keys; sizes up to the same power of two share a choice
+    """
+    if like.device.type != "cuda" or len(candidates) == 1:
+        return candidates[0]
+    key = (kernel, like.device.index, like.dtype, precision, d, causal, bucket(n))
+    if key in chosen:
+        return chosen[key]
+    if torch.cuda.is_current_stream_capturing():
+        return candidates[0]
+    kept = {
+        "kernel": kernel.__name__,
+        "source": kernel.cache_key[:16],
+        "device": torch.cuda.get_device_name(like.device),
+        "triton": triton_version(),
+        "dtype": str(like.dtype).removeprefix("torch."),
+        "precision": precision,
+        "d": d,
+        "causal": causal,
+        "n": bucket(n),
+    }
+    for choice in read():
+        if all(choice.get(name) == value for name, value in kept.items()):
+            config = choice.get("config")
+            if config in candidates:  # else the candidates have changed since
+                chosen[key] = config
+                return config
+    with torch.cuda.device(like.device):
+        times = time_each(candidates, launch)
+    best = min(times, key=lambda index: times[index])
+    chosen[key] = candidates[best]
+    tried = [{"config": candidates[i], "time_ms": round(ms, 5)} for i, ms in times.items()]
+    keep(kept, kept | {"config": candidates[best], "time_ms": round(times[best], 5), "of": tried})
+    return candidates[best]
+
+
+def time_each(candidates: Sequence[Config], launch: Launch) -> dict[int, float]:
+    """Index of each candidate that this GPU can launch -> median of its times in turns, ms."""
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    able, refusals = [], []
+    for index, config in enumerate(candidates):
+        try:
+            launch(config)  # compiles
+            able.append(index)
+        except (OutOfResources, PTXASError) as error:  # too large for this GPU
+            refusals.append(str(error))
+    if not able:
+        raise RuntimeError(f"none of {len(candidates)} configurations fits this GPU: {refusals[0]}")
+    samples: dict[int, list[float]] = {index: [] for index in able}
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(ROUNDS):
+        for index in able:
+            torch.cuda._sleep(HEAD_START_CYCLES)
+            start.record()
+            launch(candidates[index])
+            end.record()
+            end.synchronize()
+            samples[index].append(start.elapsed_time(end))
+    return {index: statistics.median(times) for index, times in samples.items()}
+
+
+def triton_version() -> str:
+    """The version of Triton: another compiler may have another favourite."""
+    import triton
+
+    return str(triton.__version__)
+
+
+def read() -> list[dict[str, Any]]:
+    """The choices kept on disk; none where there is no file, or one that isn't ours."""
+    try:
+        choices = json.loads(cache_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    if not isinstance(choices, list):
+        return []
+    return [choice for choice in choices if isinstance(choice, dict)]
+
+
+def keep(identity: dict[str, Any], choice: dict[str, Any]) -> None:
+    """Write `choice` in place of any with the same `identity`; a disk that won't is no error."""
+    path = cache_file()
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.with_suffix(".lock")):
+            others = [c for c in read() if any(c.get(k) != v for k, v in identity.items())]
+            # whole or not at all: another process may be reading
+            with tempfile.NamedTemporaryFile(
+                "w", dir=path.parent, suffix=".draft", delete=False, encoding="utf-8"
+            ) as file:
+                json.dump([*others, choice], file, indent=1)
+            Path(file.name).replace(path)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock file `path`, where the system has such locks."""
+    with path.open("w") as file:
+        try:
+            import fcntl
+        except ImportError:  # Windows: the last one to write wins
+            yield
+            return
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,319 @@
+"""Rung 6, Triton "Flash 2": no tile is visited in vain, and few of those visited need a mask.
+
+    one program: BLOCK_M query rows of one head; heads share k and v where there are fewer of those
+    |<- all of these rows see all of it ->|<- some see some ->|<- nobody sees it ->|
+       [0, full): tiles without a mask       [full, end): masked   never loaded, only counted
+    for each tile:
+        s = q k^T                        (BLOCK_M, BLOCK_N), not scaled
+        m_new = max(m_i, max s * qk_scale)            qk_scale = scale * log2(e), folded once
+        p = 2^(s * qk_scale - m_new)     one multiply-add and one exp2 a score
+        l_i, acc: corrected by alpha = 2^(m_i - m_new), as in rung 5
+    o = acc / l_i                        0 where a row saw nothing
+    lse = ln(2) (m_i + log2 l_i)         on request: all that a backward pass needs of S
+
+Cost: 4 d FLOPs a visible pair and head, half of rung 5's under a causal mask; q and o cross the
+bus once; extra memory: none (lse: 4 bytes a row, on request).
+What it bought: masks that save time instead of costing it (FlashAttention-2, Dao 2023, sections
+3.1 and 3.3), tiles tuned to the machine (stages/autotune.py).
+Still hurts: forward only. Rung 7 goes back.
+"""
+
+import math
+
+import torch
+
+from stages import autotune
+from stages.contract import Stage, check_inputs, input_precision
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # the file imports all the same; attend says why it can't run
+    from stages.machine import no_triton as tl
+    from stages.machine import no_triton as triton
+
+STAGE = Stage(
+    number=6,
+    name="triton_flash2",
+    title="Triton Flash 2",
+    idea="causal split, padding, early exit, exp2, LSE, autotuned",
+    still_hurts="forward only",
+    needs=("triton",),
+    dtypes=("float16", "bfloat16", "float32"),
+    options=("causal", "seqlens_k", "gqa"),
+    worth_up_to={"cpu": 1024},
+)
+
+LOG2_E = math.log2(math.e)
+
+
+@triton.jit
+def visit_tiles(
+    acc, l_i, m_i, visited, q, k_ptrs, v_ptrs, stride_kn, stride_vn, start, end,
+    rows, Nk_valid, shift, d, qk_scale,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """The online softmax over the tiles of keys in [start, end), `MASKED` or seen whole."""
+    offs_n = tl.arange(0, BLOCK_N)  # (BLOCK_N,)
+    in_d = tl.arange(0, BLOCK_D)[None, :] < d  # (1, BLOCK_D)
+    for start_n in range(start, end, BLOCK_N):
+        valid = start_n + offs_n < Nk_valid  # (BLOCK_N,)
+        # what lies beyond the valid keys is never read: it may be NaN, and 0 * NaN is NaN
+        if MASKED:
+            kv_mask = valid[:, None] & in_d
+            k = tl.load(k_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
+            v = tl.load(v_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
+        elif EVEN_D:
+            k = tl.load(k_ptrs)
+            v = tl.load(v_ptrs)
+        else:
+            k = tl.load(k_ptrs, mask=in_d, other=0.0)
+            v = tl.load(v_ptrs, mask=in_d, other=0.0)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
+        if MASKED:
+            visible = valid[None, :]
+            if CAUSAL:
+                visible = visible & (start_n + offs_n[None, :] <= rows[:, None] + shift)
+            s = tl.where(visible, s, float("-inf"))
+        m_new = tl.maximum(m_i, tl.max(s, 1) * qk_scale)  # (BLOCK_M,)
+        m_safe = m_new
+        if MASKED:  # -inf - -inf is NaN: a row that has seen nothing yet stays at p = 0, alpha = 0
+            m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
+        alpha = tl.exp2(m_i - m_safe)  # (BLOCK_M,)
+        p = tl.exp2(s * qk_scale - m_safe[:, None])  # (BLOCK_M, BLOCK_N)
+        l_i = l_i * alpha + tl.sum(p, 1)
+        acc = acc * alpha[:, None]
+        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)
+        m_i = m_new
+        visited += 1
+        k_ptrs += BLOCK_N * stride_kn
+        v_ptrs += BLOCK_N * stride_vn
+    return acc, l_i, m_i, visited
+
+
+@triton.jit
+def attention_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, seqlens_ptr, skipped_ptr,
+    stride_qb, stride_qh, stride_qm, stride_qd,
+    stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_vb, stride_vh, stride_vn, stride_vd,
+    stride_ob, stride_oh, stride_om, stride_od,
+    H, group, Nq, Nk, d, qk_scale,
+    CAUSAL: tl.constexpr, HAS_SEQLENS: tl.constexpr, LSE: tl.constexpr, COUNT: tl.constexpr,
+    EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    block, blocks = tl.program_id(0), tl.num_programs(0)
+    if CAUSAL:  # the longest first, so that the last to end is a short one
+        block = blocks - 1 - block
+    # int64: a pointer offset passes 2^31 in a large tensor, and int32 would wrap silently
+    b = (tl.program_id(1) // H).to(tl.int64)
+    h = (tl.program_id(1) % H).to(tl.int64)
+    h_k = h // group  # grouped heads: each key head serves `group` query heads
+    start_m = block * BLOCK_M
+    rows = start_m + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
+    offs_m = rows.to(tl.int64)
+    offs_n = tl.arange(0, BLOCK_N).to(tl.int64)  # (BLOCK_N,)
+    offs_d = tl.arange(0, BLOCK_D)  # (BLOCK_D,), a power of two: d is padded with zeros
+
+    Nk_valid = Nk
+    if HAS_SEQLENS:
+        Nk_valid = tl.minimum(tl.maximum(tl.load(seqlens_ptr + b), 0), Nk)
+    shift = Nk - Nq  # row i sees keys up to i + shift
+    full, end = Nk_valid, Nk_valid
+    if CAUSAL:  # the first row sees the fewest keys, the last one the most
+        full = tl.minimum(tl.maximum(start_m + shift + 1, 0), Nk_valid)
+        end = tl.minimum(tl.maximum(tl.minimum(start_m + BLOCK_M, Nq) + shift, 0), Nk_valid)
+    full = full // BLOCK_N * BLOCK_N
+
+    q_mask = (offs_m[:, None] < Nq) & (offs_d[None, :] < d)
+    q_ptrs = q_ptr + b * stride_qb + h * stride_qh
+    q_ptrs += offs_m[:, None] * stride_qm + offs_d[None, :] * stride_qd
+    q = tl.load(q_ptrs, mask=q_mask, other=0.0)  # (BLOCK_M, BLOCK_D)
+    k_ptrs = k_ptr + b * stride_kb + h_k * stride_kh
+    k_ptrs += offs_n[:, None] * stride_kn + offs_d[None, :] * stride_kd  # (BLOCK_N, BLOCK_D)
+    v_ptrs = v_ptr + b * stride_vb + h_k * stride_vh
+    v_ptrs += offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd  # (BLOCK_N, BLOCK_D)
+
+    m_i = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)  # running max of s * qk_scale
+    l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of 2^(s * qk_scale - m_i)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    visited = 0
+    acc, l_i, m_i, visited = visit_tiles(
+        acc, l_i, m_i, visited, q, k_ptrs, v_ptrs, stride_kn, stride_vn, 0, full,
+        rows, Nk_valid, shift, d, qk_scale, False, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+    k_ptrs += tl.cast(full, tl.int64) * stride_kn
+    v_ptrs += tl.cast(full, tl.int64) * stride_vn
+    acc, l_i, m_i, visited = visit_tiles(
+        acc, l_i, m_i, visited, q, k_ptrs, v_ptrs, stride_kn, stride_vn, full, end,
+        rows, Nk_valid, shift, d, qk_scale, True, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+
+    l_i = tl.where(l_i == 0.0, 1.0, l_i)  # a row that saw no key: o = 0 / 1, lse = -inf + 0
+    acc = acc / l_i[:, None]
+    o_ptrs = o_ptr + b * stride_ob + h * stride_oh
+    o_ptrs += offs_m[:, None] * stride_om + offs_d[None, :] * stride_od
+    tl.store(o_ptrs, acc.to(o_ptr.dtype.element_ty), mask=q_mask)
+    if LSE:
+        lse = (m_i + tl.log2(l_i)) * 0.6931471805599453  # (BLOCK_M,), times ln 2
+        tl.store(lse_ptr + tl.program_id(1).to(tl.int64) * Nq + offs_m, lse, mask=offs_m < Nq)
+    if COUNT:
+        skipped = tl.cdiv(Nk, BLOCK_N) - visited
+        tl.store(skipped_ptr + tl.program_id(1) * blocks + block, skipped)
+
+
+def candidates(d: int, dtype: torch.dtype, precision: str) -> list[autotune.Config]:
+    """Launch configurations worth trying for a head dimension and a dtype, the surest first.
+
+    BLOCK_M, BLOCK_N, BLOCK_D, num_warps and num_stages. The first is what runs untuned (in the
+    interpreter, or while a CUDA graph is captured): it fits the shared memory of sm_80 and sm_90,
+    and spills no register up to d = 128.
+    """
+    BLOCK_D = max(16, 1 << (d - 1).bit_length())  # tl.dot refuses an inner dimension under 16
+    size = 0 if BLOCK_D <= 64 else 1 if BLOCK_D == 128 else 2
+    if dtype != torch.float32:
+        tiles = HALF_TILES[size]
+    else:
+        tiles = (TF32_TILES if precision == "tf32" else IEEE_TILES)[size]
+    return [
+        {"BLOCK_M": M, "BLOCK_N": N, "BLOCK_D": BLOCK_D, "num_warps": warps, "num_stages": stages}
+        for M, N, warps, stages in tiles
+    ]
+
+
+# BLOCK_M, BLOCK_N, num_warps, num_stages for a BLOCK_D of up to 64, of 128, of 256
+HALF_TILES = (
+    ((128, 64, 4, 3), (128, 128, 4, 3), (128, 64, 8, 3), (128, 128, 8, 3), (64, 64, 4, 3)),
+    ((128, 64, 8, 2), (128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3)),
+    ((64, 64, 8, 2), (128, 64, 8, 2), (128, 32, 8, 2)),
+)
+TF32_TILES = (
+    ((128, 64, 8, 2), (128, 32, 4, 3), (64, 64, 4, 2)),
+    ((64, 64, 8, 2), (64, 32, 4, 2), (128, 32, 8, 2)),
+    ((16, 64, 4, 2), (32, 32, 4, 2)),
+)
+# IEEE float32 runs on no matrix unit and its operands sit in registers: small tiles
+IEEE_TILES = (
+    ((32, 64, 8, 3), (32, 32, 4, 3)),
+    ((32, 64, 16, 2), (32, 32, 8, 2)),
+    ((16, 64, 16, 2), (16, 32, 8, 2)),
+)
+
+
+def launch_config(d: int, dtype: torch.dtype, precision: str) -> autotune.Config:
+    """The configuration that runs untuned: the first of the candidates."""
+    return candidates(d, dtype, precision)[0]
+
+
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    seqlens_k: torch.Tensor | None,
+    lse: torch.Tensor | None = None,
+    skipped: torch.Tensor | None = None,
+    config: autotune.Config | None = None,
+) -> torch.Tensor:
+    """The output for arguments that have been checked; `lse` and `skipped` are filled if given."""
+    B, H, Nq, d = q.shape
+    Hk, Nk = k.shape[1:3]
+    o = torch.empty((B, H, Nq, d), dtype=q.dtype, device=q.device)
+    precision = input_precision(q)
+
+    def launch(config: autotune.Config) -> None:
+        grid = (triton.cdiv(Nq, config["BLOCK_M"]), B * H)
+        attention_kernel[grid](
+            q, k, v, o, lse, seqlens_k, skipped,
+            *q.stride(), *k.stride(), *v.stride(), *o.stride(),
+            H, H // Hk, Nq, Nk, d, d**-0.5 * LOG2_E,
+            CAUSAL=causal, HAS_SEQLENS=seqlens_k is not None,
+            LSE=lse is not None, COUNT=skipped is not None,
+            EVEN_D=d == config["BLOCK_D"], PRECISION=precision, **config,
+        )  # fmt: skip
+
+    if config is None:
+        config = autotune.choose(
+            attention_kernel, candidates(d, q.dtype, precision), launch,
+            like=q, precision=precision, d=d, causal=causal, n=Nk,
+        )  # fmt: skip
+    launch(config)
+    return o
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    seqlens_k: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Exact attention under masks. Forward only.
+
+    q (B, H, Nq, d), k and v (B, Hk, Nk, d) with Hk dividing H, float16, bfloat16 or float32;
+    `seqlens_k` (B,) int32 -> (B, H, Nq, d) in q's dtype. A row that sees no key is 0. Keys that no
+    row of a block sees are not read. Raises ValueError on input that breaks the contract
+    (stages/contract.py), StageUnavailable where there is no Triton.
+    """
+    check_inputs(STAGE, q, k, v, causal=causal, seqlens_k=seqlens_k)
+    return forward(q, k, v, causal, seqlens_k)
+
+
+def attend_with_lse(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    seqlens_k: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output of `attend`, and lse (B, H, Nq) float32, the log of each row's sum of exp(s).
+
+    s = scale q . k over the keys that the row sees; -inf where it sees none. Raises as `attend`.
+    """
+    check_inputs(STAGE, q, k, v, causal=causal, seqlens_k=seqlens_k)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    return forward(q, k, v, causal, seqlens_k, lse=lse), lse
+
+
+def skipped_blocks(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    seqlens_k: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """How many KV tiles each q block never visited, counted by the kernel as it runs.
+
+    (B, H, ceil(Nq / BLOCK_M)) int32, of ceil(Nk / BLOCK_N) tiles each, in the untuned
+    configuration (`launch_config`), so that the count is the same on every machine. Raises as
+    `attend` does.
+    """
+    check_inputs(STAGE, q, k, v, causal=causal, seqlens_k=seqlens_k)
+    B, H, Nq, d = q.shape
+    config = launch_config(d, q.dtype, input_precision(q))
+    shape = (B, H, triton.cdiv(Nq, config["BLOCK_M"]))
+    skipped = torch.empty(shape, dtype=torch.int32, device=q.device)
+    forward(q, k, v, causal, seqlens_k, skipped=skipped, config=config)
+    return skipped
+
+
+def skip_ratio(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    seqlens_k: torch.Tensor | None = None,
+) -> float:
+    """The share of (q block, KV tile) pairs that are never visited, 0 to 1: `skipped_blocks`' mean.
+
+    Raises as `attend` does.
+    """
+    skipped = skipped_blocks(q, k, v, causal=causal, seqlens_k=seqlens_k)
+    config = launch_config(q.shape[3], q.dtype, input_precision(q))
+    return skipped.double().mean().item() / triton.cdiv(k.shape[2], config["BLOCK_N"])

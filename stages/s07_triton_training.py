@@ -1,0 +1,484 @@
+"""Rung 7, Triton training: the backward pass by recomputation. It trains.
+
+Nothing N x N is kept for the backward pass: o and lse are, and P is made again from them.
+
+    p  = exp(s - lse)                    s = scale q k^T, again, tile by tile
+    delta = rowsum(o * do)               (Nq,), once: the softmax's share of each row's gradient
+    dv = p^T do
+    dp = do v^T
+    ds = p * (dp - delta)
+    dq = scale ds k
+    dk = scale ds^T q
+
+    kernel A: a program BLOCK_N keys of one key head; walks the q tiles that see them;  dk, dv
+    kernel B: a program BLOCK_M rows of one head; walks the KV tiles that they see;     dq
+
+Each gradient is summed by one program in one order: no atomics, the same bits at every run. The
+price is that s and dp are made twice, 7 matrix products instead of 5.
+
+Cost: 10 d FLOPs a visible pair and head counted (14 d done), to the forward's 4 d; memory: lse and
+delta, 4 bytes a row each, beside o and the gradients themselves.
+What it bought: training in O(N) memory (FlashAttention, Dao et al. 2022, algorithm 4; two kernels
+as FlashAttention-2 splits the work, Dao 2023, section 3.2).
+Still hurts: loads and math take turns, and each tile's scores are computed twice. Rung 8 goes on.
+"""
+
+from typing import Any
+
+import torch
+
+from stages import autotune
+from stages.contract import Stage, check_inputs, input_precision
+from stages.s06_triton_flash2 import LOG2_E
+from stages.s06_triton_flash2 import forward as flash2_forward
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # the file imports all the same; attend says why it can't run
+    from stages.machine import no_triton as tl
+    from stages.machine import no_triton as triton
+
+STAGE = Stage(
+    number=7,
+    name="triton_training",
+    title="Triton training",
+    idea="backward by recomputation: it trains",
+    still_hurts="loads and math take turns",
+    needs=("triton",),
+    dtypes=("float16", "bfloat16", "float32"),
+    options=("causal", "seqlens_k", "gqa"),
+    gradients=True,
+    worth_up_to={"cpu": 512},
+)
+
+
+@triton.jit
+def delta_kernel(
+    o_ptr, do_ptr, delta_ptr,
+    stride_ob, stride_oh, stride_om, stride_od,
+    stride_dob, stride_doh, stride_dom, stride_dod,
+    H, Nq, d,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """delta = rowsum(o * do), (B, H, Nq) float32: sum_j p_ij dp_ij, without p or dp."""
+    b = (tl.program_id(1) // H).to(tl.int64)
+    h = (tl.program_id(1) % H).to(tl.int64)
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
+    offs_d = tl.arange(0, BLOCK_D)  # (BLOCK_D,)
+    mask = (offs_m[:, None] < Nq) & (offs_d[None, :] < d)
+    o_ptrs = o_ptr + b * stride_ob + h * stride_oh
+    o_ptrs += offs_m[:, None] * stride_om + offs_d[None, :] * stride_od
+    do_ptrs = do_ptr + b * stride_dob + h * stride_doh
+    do_ptrs += offs_m[:, None] * stride_dom + offs_d[None, :] * stride_dod
+    o = tl.load(o_ptrs, mask=mask, other=0.0).to(tl.float32)  # (BLOCK_M, BLOCK_D)
+    do = tl.load(do_ptrs, mask=mask, other=0.0).to(tl.float32)  # (BLOCK_M, BLOCK_D)
+    row = tl.program_id(1).to(tl.int64) * Nq
+    tl.store(delta_ptr + row + offs_m, tl.sum(o * do, 1), mask=offs_m < Nq)
+
+
+@triton.jit
+def walk_q_tiles(
+    dk, dv, k, v, q_ptrs, do_ptrs, lse_ptrs, delta_ptrs, stride_qm, stride_dom, start, end,
+    keys, Nq, shift, d, qk_scale,
+    MASKED: tl.constexpr, EVEN_M: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Add to dk and dv what the query rows in [start, end) give; `MASKED`: under the diagonal."""
+    offs_m = tl.arange(0, BLOCK_M)  # (BLOCK_M,)
+    in_d = tl.arange(0, BLOCK_D)[None, :] < d  # (1, BLOCK_D)
+    for start_m in range(start, end, BLOCK_M):
+        in_range = start_m + offs_m < Nq  # (BLOCK_M,)
+        # rows past the last are read as zeros: do = delta = 0 makes what they give 0
+        if EVEN_M and EVEN_D:
+            q = tl.load(q_ptrs)  # (BLOCK_M, BLOCK_D)
+            do = tl.load(do_ptrs)  # (BLOCK_M, BLOCK_D)
+        else:
+            q = tl.load(q_ptrs, mask=in_range[:, None] & in_d, other=0.0)
+            do = tl.load(do_ptrs, mask=in_range[:, None] & in_d, other=0.0)
+        if EVEN_M:
+            lse = tl.load(lse_ptrs)  # (BLOCK_M,)
+            delta = tl.load(delta_ptrs)  # (BLOCK_M,)
+        else:
+            lse = tl.load(lse_ptrs, mask=in_range, other=0.0)
+            delta = tl.load(delta_ptrs, mask=in_range, other=0.0)
+        if MASKED:  # a row that sees no key has lse = -inf; its p is 0 by the mask
+            lse = tl.where(lse == float("-inf"), 0.0, lse)
+        # all transposed, keys down and queries across: p and ds are then left operands as they are
+        s = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # (BLOCK_N, BLOCK_M)
+        p = tl.exp2(s * qk_scale - (lse * 1.4426950408889634)[None, :])  # times log2(e)
+        if MASKED:
+            visible = keys[:, None] <= start_m + offs_m[None, :] + shift
+            p = tl.where(visible, p, 0.0)
+        dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)  # (BLOCK_N, BLOCK_D)
+        dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)  # (BLOCK_N, BLOCK_M)
+        ds = p * (dp - delta[None, :])
+        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)  # (BLOCK_N, BLOCK_D)
+        q_ptrs += BLOCK_M * stride_qm
+        do_ptrs += BLOCK_M * stride_dom
+        lse_ptrs += BLOCK_M
+        delta_ptrs += BLOCK_M
+    return dk, dv
+
+
+@triton.jit
+def dk_dv_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, seqlens_ptr,
+    stride_qb, stride_qh, stride_qm, stride_qd,
+    stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_vb, stride_vh, stride_vn, stride_vd,
+    stride_dob, stride_doh, stride_dom, stride_dod,
+    stride_dkb, stride_dkh, stride_dkn, stride_dkd,
+    stride_dvb, stride_dvh, stride_dvn, stride_dvd,
+    Hk, group, Nq, Nk, d, scale, qk_scale,
+    CAUSAL: tl.constexpr, HAS_SEQLENS: tl.constexpr, EVEN_M: tl.constexpr, EVEN_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Kernel A: dk and dv of BLOCK_N keys of one key head, over all query heads that share it."""
+    # int64: a pointer offset passes 2^31 in a large tensor, and int32 would wrap silently
+    b = (tl.program_id(1) // Hk).to(tl.int64)
+    h_k = (tl.program_id(1) % Hk).to(tl.int64)
+    start_n = tl.program_id(0) * BLOCK_N  # under a causal mask the first has the most to do
+    keys = start_n + tl.arange(0, BLOCK_N)  # (BLOCK_N,)
+    offs_n = keys.to(tl.int64)
+    offs_m = tl.arange(0, BLOCK_M).to(tl.int64)  # (BLOCK_M,)
+    offs_d = tl.arange(0, BLOCK_D)  # (BLOCK_D,)
+
+    Nk_valid = Nk
+    if HAS_SEQLENS:
+        Nk_valid = tl.minimum(tl.maximum(tl.load(seqlens_ptr + b), 0), Nk)
+    shift = Nk - Nq  # row i sees keys up to i + shift
+    first, full = 0, 0  # rows from `first` on see some of these keys, from `full` on all of them
+    if CAUSAL:
+        first = tl.minimum(tl.maximum(start_n - shift, 0), Nq) // BLOCK_M * BLOCK_M
+        full = tl.maximum(start_n + BLOCK_N - 1 - shift, 0)
+        full = tl.minimum(tl.cdiv(full, BLOCK_M) * BLOCK_M, tl.cdiv(Nq, BLOCK_M) * BLOCK_M)
+    end = tl.where(start_n < Nk_valid, Nq, 0)  # keys past the valid ones: nothing to do
+
+    kv_mask = (offs_n[:, None] < Nk_valid) & (offs_d[None, :] < d)
+    k_ptrs = k_ptr + b * stride_kb + h_k * stride_kh
+    k_ptrs += offs_n[:, None] * stride_kn + offs_d[None, :] * stride_kd
+    k = tl.load(k_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
+    v_ptrs = v_ptr + b * stride_vb + h_k * stride_vh
+    v_ptrs += offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd
+    v = tl.load(v_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
+    dk = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
+    dv = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
+
+    for g in range(group):
+        h = h_k * group + g
+        q_ptrs = q_ptr + b * stride_qb + h * stride_qh
+        q_ptrs += (first + offs_m)[:, None] * stride_qm + offs_d[None, :] * stride_qd
+        do_ptrs = do_ptr + b * stride_dob + h * stride_doh
+        do_ptrs += (first + offs_m)[:, None] * stride_dom + offs_d[None, :] * stride_dod
+        row = (b * Hk * group + h) * Nq + first
+        lse_ptrs = lse_ptr + row + offs_m
+        delta_ptrs = delta_ptr + row + offs_m
+        if CAUSAL:
+            masked_end = tl.minimum(full, end)
+            dk, dv = walk_q_tiles(
+                dk, dv, k, v, q_ptrs, do_ptrs, lse_ptrs, delta_ptrs, stride_qm, stride_dom,
+                first, masked_end, keys, Nq, shift, d, qk_scale,
+                True, EVEN_M, EVEN_D, PRECISION, BLOCK_M, BLOCK_D,
+            )  # fmt: skip
+            past = tl.cast(full - first, tl.int64)
+            q_ptrs += past * stride_qm
+            do_ptrs += past * stride_dom
+            lse_ptrs += past
+            delta_ptrs += past
+        dk, dv = walk_q_tiles(
+            dk, dv, k, v, q_ptrs, do_ptrs, lse_ptrs, delta_ptrs, stride_qm, stride_dom,
+            full, end, keys, Nq, shift, d, qk_scale,
+            False, EVEN_M, EVEN_D, PRECISION, BLOCK_M, BLOCK_D,
+        )  # fmt: skip
+
+    # the rows of keys past the valid ones were computed with k = v = 0, whatever that gave
+    valid = offs_n[:, None] < Nk_valid
+    dk = tl.where(valid, dk * scale, 0.0)
+    dv = tl.where(valid, dv, 0.0)
+    out_mask = (offs_n[:, None] < Nk) & (offs_d[None, :] < d)
+    dk_ptrs = dk_ptr + b * stride_dkb + h_k * stride_dkh
+    dk_ptrs += offs_n[:, None] * stride_dkn + offs_d[None, :] * stride_dkd
+    tl.store(dk_ptrs, dk.to(dk_ptr.dtype.element_ty), mask=out_mask)
+    dv_ptrs = dv_ptr + b * stride_dvb + h_k * stride_dvh
+    dv_ptrs += offs_n[:, None] * stride_dvn + offs_d[None, :] * stride_dvd
+    tl.store(dv_ptrs, dv.to(dv_ptr.dtype.element_ty), mask=out_mask)
+
+
+@triton.jit
+def walk_kv_tiles(
+    dq, q, do, lse, delta, k_ptrs, v_ptrs, stride_kn, stride_vn, start, end,
+    rows, Nk_valid, shift, d, qk_scale,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Add to dq what the keys in [start, end) give; `MASKED` or seen whole, as in rung 6."""
+    offs_n = tl.arange(0, BLOCK_N)  # (BLOCK_N,)
+    in_d = tl.arange(0, BLOCK_D)[None, :] < d  # (1, BLOCK_D)
+    for start_n in range(start, end, BLOCK_N):
+        valid = start_n + offs_n < Nk_valid  # (BLOCK_N,)
+        if MASKED:
+            kv_mask = valid[:, None] & in_d
+            k = tl.load(k_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
+            v = tl.load(v_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
+        elif EVEN_D:
+            k = tl.load(k_ptrs)
+            v = tl.load(v_ptrs)
+        else:
+            k = tl.load(k_ptrs, mask=in_d, other=0.0)
+            v = tl.load(v_ptrs, mask=in_d, other=0.0)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
+        p = tl.exp2(s * qk_scale - lse[:, None])  # lse in units of log2
+        if MASKED:
+            visible = valid[None, :]
+            if CAUSAL:
+                visible = visible & (start_n + offs_n[None, :] <= rows[:, None] + shift)
+            p = tl.where(visible, p, 0.0)
+        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
+        ds = p * (dp - delta[:, None])
+        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)
+        k_ptrs += BLOCK_N * stride_kn
+        v_ptrs += BLOCK_N * stride_vn
+    return dq
+
+
+@triton.jit
+def dq_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, seqlens_ptr,
+    stride_qb, stride_qh, stride_qm, stride_qd,
+    stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_vb, stride_vh, stride_vn, stride_vd,
+    stride_dob, stride_doh, stride_dom, stride_dod,
+    stride_dqb, stride_dqh, stride_dqm, stride_dqd,
+    H, group, Nq, Nk, d, scale, qk_scale,
+    CAUSAL: tl.constexpr, HAS_SEQLENS: tl.constexpr, EVEN_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Kernel B: dq of BLOCK_M rows of one head; the walk is rung 6's."""
+    block = tl.program_id(0)
+    if CAUSAL:  # the longest first
+        block = tl.num_programs(0) - 1 - block
+    b = (tl.program_id(1) // H).to(tl.int64)
+    h = (tl.program_id(1) % H).to(tl.int64)
+    h_k = h // group
+    start_m = block * BLOCK_M
+    rows = start_m + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
+    offs_m = rows.to(tl.int64)
+    offs_n = tl.arange(0, BLOCK_N).to(tl.int64)  # (BLOCK_N,)
+    offs_d = tl.arange(0, BLOCK_D)  # (BLOCK_D,)
+
+    Nk_valid = Nk
+    if HAS_SEQLENS:
+        Nk_valid = tl.minimum(tl.maximum(tl.load(seqlens_ptr + b), 0), Nk)
+    shift = Nk - Nq
+    full, end = Nk_valid, Nk_valid
+    if CAUSAL:
+        full = tl.minimum(tl.maximum(start_m + shift + 1, 0), Nk_valid)
+        end = tl.minimum(tl.maximum(tl.minimum(start_m + BLOCK_M, Nq) + shift, 0), Nk_valid)
+    full = full // BLOCK_N * BLOCK_N
+
+    q_mask = (offs_m[:, None] < Nq) & (offs_d[None, :] < d)
+    q_ptrs = q_ptr + b * stride_qb + h * stride_qh
+    q_ptrs += offs_m[:, None] * stride_qm + offs_d[None, :] * stride_qd
+    q = tl.load(q_ptrs, mask=q_mask, other=0.0)  # (BLOCK_M, BLOCK_D)
+    do_ptrs = do_ptr + b * stride_dob + h * stride_doh
+    do_ptrs += offs_m[:, None] * stride_dom + offs_d[None, :] * stride_dod
+    do = tl.load(do_ptrs, mask=q_mask, other=0.0)  # (BLOCK_M, BLOCK_D)
+    row = tl.program_id(1).to(tl.int64) * Nq
+    lse = tl.load(lse_ptr + row + offs_m, mask=offs_m < Nq, other=0.0)  # (BLOCK_M,)
+    lse = tl.where(lse == float("-inf"), 0.0, lse) * 1.4426950408889634  # times log2(e)
+    delta = tl.load(delta_ptr + row + offs_m, mask=offs_m < Nq, other=0.0)  # (BLOCK_M,)
+    k_ptrs = k_ptr + b * stride_kb + h_k * stride_kh
+    k_ptrs += offs_n[:, None] * stride_kn + offs_d[None, :] * stride_kd  # (BLOCK_N, BLOCK_D)
+    v_ptrs = v_ptr + b * stride_vb + h_k * stride_vh
+    v_ptrs += offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd  # (BLOCK_N, BLOCK_D)
+
+    dq = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    dq = walk_kv_tiles(
+        dq, q, do, lse, delta, k_ptrs, v_ptrs, stride_kn, stride_vn, 0, full,
+        rows, Nk_valid, shift, d, qk_scale, False, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+    k_ptrs += tl.cast(full, tl.int64) * stride_kn
+    v_ptrs += tl.cast(full, tl.int64) * stride_vn
+    dq = walk_kv_tiles(
+        dq, q, do, lse, delta, k_ptrs, v_ptrs, stride_kn, stride_vn, full, end,
+        rows, Nk_valid, shift, d, qk_scale, True, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+
+    dq_ptrs = dq_ptr + b * stride_dqb + h * stride_dqh
+    dq_ptrs += offs_m[:, None] * stride_dqm + offs_d[None, :] * stride_dqd
+    tl.store(dq_ptrs, (dq * scale).to(dq_ptr.dtype.element_ty), mask=q_mask)
+
+
+# BLOCK_M, BLOCK_N, num_warps, num_stages for a BLOCK_D of up to 64, of 128, of 256: kernel A keeps
+# BLOCK_N keys and walks tiles of BLOCK_M rows, kernel B the other way round
+DK_DV_HALF = (
+    ((64, 128, 8, 2), (64, 128, 8, 3), (64, 128, 4, 3), (128, 128, 8, 2), (64, 64, 4, 3)),
+    ((64, 64, 8, 2), (64, 128, 8, 3), (64, 128, 8, 2), (32, 128, 8, 3), (64, 64, 4, 3)),
+    ((32, 32, 8, 1), (32, 64, 8, 2), (64, 64, 8, 1)),
+)
+DQ_HALF = (
+    ((128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 4, 3), (128, 128, 8, 2), (64, 64, 4, 3)),
+    ((64, 64, 8, 2), (128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 3)),
+    ((64, 32, 8, 1), (64, 32, 8, 2), (128, 32, 8, 1)),
+)
+FLOAT_TILES = (
+    ((32, 32, 8, 2), (32, 32, 4, 2)),
+    ((32, 32, 16, 1), (16, 32, 8, 1)),
+    ((16, 16, 16, 1), (16, 16, 8, 1)),
+)
+
+
+def candidates(
+    d: int, dtype: torch.dtype, precision: str
+) -> tuple[list[autotune.Config], list[autotune.Config]]:
+    """Launch configurations worth trying for kernels A and B, the surest first (see rung 6)."""
+    BLOCK_D = max(16, 1 << (d - 1).bit_length())  # tl.dot refuses an inner dimension under 16
+    size = 0 if BLOCK_D <= 64 else 1 if BLOCK_D == 128 else 2
+    a, b = (
+        [
+            {"BLOCK_M": M, "BLOCK_N": N, "BLOCK_D": BLOCK_D,
+             "num_warps": warps, "num_stages": stages}
+            for M, N, warps, stages in (FLOAT_TILES if dtype == torch.float32 else tiles)[size]
+        ]
+        for tiles in (DK_DV_HALF, DQ_HALF)
+    )  # fmt: skip
+    return a, b
+
+
+def backward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    do: torch.Tensor,
+    causal: bool,
+    seqlens_k: torch.Tensor | None,
+    wanted: tuple[bool, bool, bool] = (True, True, True),
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    """dq, dk, dv from what the forward pass left and do (B, H, Nq, d); None where not `wanted`.
+
+    dk and dv come together: where one of them is wanted, both are made.
+    """
+    B, H, Nq, d = q.shape
+    Hk, Nk = k.shape[1:3]
+    scale = d**-0.5
+    precision = input_precision(q)
+    tune: dict[str, Any] = {"like": q, "precision": precision, "d": d, "causal": causal, "n": Nk}
+    for_keys, for_rows = candidates(d, q.dtype, precision)
+    delta = torch.empty((B, H, Nq), dtype=torch.float32, device=q.device)
+    BLOCK_D = for_rows[0]["BLOCK_D"]
+    delta_kernel[(triton.cdiv(Nq, 64), B * H)](
+        o, do, delta, *o.stride(), *do.stride(), H, Nq, d, BLOCK_M=64, BLOCK_D=BLOCK_D
+    )
+    dq = dk = dv = None
+    if wanted[1] or wanted[2]:
+        dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
+        dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+
+        def launch_keys(config: autotune.Config) -> None:
+            dk_dv_kernel[(triton.cdiv(Nk, config["BLOCK_N"]), B * Hk)](
+                q, k, v, do, lse, delta, dk, dv, seqlens_k,
+                *q.stride(), *k.stride(), *v.stride(), *do.stride(), *dk.stride(), *dv.stride(),
+                Hk, H // Hk, Nq, Nk, d, scale, scale * LOG2_E,
+                CAUSAL=causal, HAS_SEQLENS=seqlens_k is not None,
+                EVEN_M=Nq % config["BLOCK_M"] == 0, EVEN_D=d == BLOCK_D,
+                PRECISION=precision, **config,
+            )  # fmt: skip
+
+        launch_keys(autotune.choose(dk_dv_kernel, for_keys, launch_keys, **tune))
+    if wanted[0]:
+        dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+
+        def launch_rows(config: autotune.Config) -> None:
+            dq_kernel[(triton.cdiv(Nq, config["BLOCK_M"]), B * H)](
+                q, k, v, do, lse, delta, dq, seqlens_k,
+                *q.stride(), *k.stride(), *v.stride(), *do.stride(), *dq.stride(),
+                H, H // Hk, Nq, Nk, d, scale, scale * LOG2_E,
+                CAUSAL=causal, HAS_SEQLENS=seqlens_k is not None, EVEN_D=d == BLOCK_D,
+                PRECISION=precision, **config,
+            )  # fmt: skip
+
+        launch_rows(autotune.choose(dq_kernel, for_rows, launch_rows, **tune))
+    return dq, dk if wanted[1] else None, dv if wanted[2] else None
+
+
+class Attention(torch.autograd.Function):
+    """Attention as a node of torch's graph: it keeps q, k, v, o and lse, and nothing N x N."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool,
+        seqlens_k: torch.Tensor | None,
+    ) -> torch.Tensor:
+        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+        o = flash2_forward(q, k, v, causal, seqlens_k, lse=lse)
+        ctx.save_for_backward(q, k, v, o, lse, seqlens_k)
+        ctx.causal = causal
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, do: torch.Tensor) -> Any:
+        q, k, v, o, lse, seqlens_k = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        gradients = Gradients.apply(q, k, v, o, lse, do, ctx.causal, seqlens_k, wanted)
+        return *gradients, None, None
+
+
+class Gradients(torch.autograd.Function):
+    """The backward pass as a node of its own, so that going back through it can be refused."""
+
+    @staticmethod
+    def forward(ctx: Any, q, k, v, o, lse, do, causal, seqlens_k, wanted) -> Any:
+        if do.stride(-1) != 1:  # such as the expanded gradient of a sum: one number for all
+            do = do.contiguous()
+        return backward(q, k, v, o, lse, do, causal, seqlens_k, wanted)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(
+            f"rung {STAGE.number} ({STAGE.name}) can't be differentiated twice: its backward "
+            "kernels have none of their own; use rung 3, which torch differentiates at will"
+        )
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    seqlens_k: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Exact attention that trains: out.backward() fills q.grad, k.grad and v.grad.
+
+    q (B, H, Nq, d), k and v (B, Hk, Nk, d) with Hk dividing H, float16, bfloat16 or float32;
+    `seqlens_k` (B,) int32 -> (B, H, Nq, d) in q's dtype; under torch.autocast, as for torch's own
+    attention, q, k, v and the output are of autocast's dtype, gradients of the inputs' own. A row
+    that sees no key is 0, and so is its gradient. Raises ValueError on input that breaks the
+    contract (stages/contract.py), StageUnavailable where there is no Triton, RuntimeError when it
+    is differentiated twice.
+    """
+    if isinstance(q, torch.Tensor) and torch.is_autocast_enabled(q.device.type):
+        q, k, v = (autocast(x) for x in (q, k, v))
+    check_inputs(STAGE, q, k, v, causal=causal, seqlens_k=seqlens_k)
+    return Attention.apply(q, k, v, causal, seqlens_k)
+
+
+def autocast(x: torch.Tensor) -> torch.Tensor:
+    """`x` in the dtype that torch.autocast has for its device, where it is one that autocast casts.
+
+    Float64 is left as it is, as torch leaves it.
+    """
+    if not isinstance(x, torch.Tensor) or x.dtype not in (
+        torch.float16, torch.bfloat16, torch.float32,
+    ):  # fmt: skip
+        return x
+    return x.to(torch.get_autocast_dtype(x.device.type))
