@@ -142,8 +142,26 @@ IO: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
     "predicted_bytes": ((int,), None),  # of the whole call, harness/cost.py
 }
 
+# one contestant on one problem of `ladder bench` (harness/bench.py): all of them in one process,
+# taking turns, so that the ratios are fair
+BENCH: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
+    "kind": ((str,), ("bench",)),
+    **{field: CELL[field] for field in ("stage", "name", *PROBLEM, "mode", "status", "reason")},
+    **{field: CELL[field] for field in ("time_ms", "time_iqr_ms", "samples", "first_call_ms")},
+    **{field: CELL[field] for field in ("sm_clock_mhz", "peak_bytes", "memory_meter")},
+    **{field: CELL[field] for field in ("err_f64_max", "err_f64_rel", "flops")},
+    "tflops": ((*number, nothing), None),  # flops over time, 10^12 a second
+    "tokens_per_s": ((*number, nothing), None),  # b nq over time
+    "speedup": ((dict,), None),  # a timed peer's name -> its time over this one's
+    "skip_ratio": ((*number, nothing), None),  # of (q block, KV tile) pairs, never visited; or null
+    "warmup": ((int,), None),  # calls before the rounds
+    "repeat": ((int,), None),  # rounds
+}
+
 # kind of record -> its schema; a file is an env line, then lines of one other kind
-SCHEMAS = {"env": ENV, "cell": CELL, "ceiling": CEILING, "model": MODEL, "io": IO}
+SCHEMAS = {
+    "env": ENV, "cell": CELL, "ceiling": CEILING, "model": MODEL, "io": IO, "bench": BENCH,
+}  # fmt: skip
 
 
 class BadRecord(ValueError):

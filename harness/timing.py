@@ -77,11 +77,17 @@ def time_cuda(call: Call, seconds: float) -> Timing:
     return Timing(samples)
 
 
-def alternate(calls: Sequence[Call], devices: Sequence[str], seconds: float) -> list[Timing]:
+def alternate(
+    calls: Sequence[Call],
+    devices: Sequence[str],
+    seconds: float = 0.0,
+    rounds: int = LEAST_ROUNDS,
+) -> list[Timing]:
     """Time contestants in turns, all warmed up already: round after round, one sample each.
 
-    Each round starts one contestant later than the last, so that none always follows the same
-    other. The clocks of the machine sag for all alike, so that the ratio of two medians is fair.
+    As many `rounds` as are asked for, and more until `seconds` have passed. Each round starts one
+    contestant later than the last, so that none always follows the same other. The clocks of the
+    machine sag for all alike, so that the ratio of two medians is fair.
     """
     samplers = [
         cuda_sampler(call) if device == "cuda" else cpu_sampler(call)
@@ -90,7 +96,7 @@ def alternate(calls: Sequence[Call], devices: Sequence[str], seconds: float) -> 
     samples: list[list[float]] = [[] for _ in calls]
     deadline = time.perf_counter() + seconds
     first = 0
-    while len(samples[0]) < LEAST_ROUNDS or time.perf_counter() < deadline:
+    while first < rounds or time.perf_counter() < deadline:
         for offset in range(len(calls)):
             index = (first + offset) % len(calls)
             samples[index].append(samplers[index]())
