@@ -158,9 +158,30 @@ BENCH: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
     "repeat": ((int,), None),  # rounds
 }
 
+# one small GPT trained with one attention from one seed (harness/train.py)
+TRAIN: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
+    "kind": ((str,), ("train",)),
+    "stage": ((int,), None),
+    "name": ((str,), None),
+    "reference": ((bool,), None),  # one of SDPA's backends, which the others are held against
+    "device": ((str,), DEVICES),
+    "dtype": ((str,), DTYPES),  # of q, k, v; the weights are float32
+    "mode": ((str,), MODES),
+    "size": ((str,), None),  # of the model: harness/gpt.py's SHAPES
+    "seed": ((int,), None),
+    "steps": ((int,), None),  # that were asked for
+    "parameters": ((int, nothing), None),
+    "status": ((str,), STATUSES),  # of the training alone: curves are judged by harness/curves.py
+    "reason": ((str,), None),
+    "losses": ((list,), None),  # of each step that was done, nats a character; all finite
+    "val_loss": ((*number, nothing), None),  # on text that it was not trained on, after the end
+    "tokens_per_s": ((*number, nothing), None),  # null where interpreted, and of very few steps
+}
+
 # kind of record -> its schema; a file is an env line, then lines of one other kind
 SCHEMAS = {
     "env": ENV, "cell": CELL, "ceiling": CEILING, "model": MODEL, "io": IO, "bench": BENCH,
+    "train": TRAIN,
 }  # fmt: skip
 
 
