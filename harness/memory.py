@@ -3,9 +3,13 @@
 On a GPU it is what torch's CUDA allocator says. On a CPU it is the process's own resident set: the
 kernel's high-water mark is reset (a `5` to /proc/self/clear_refs), the call runs, and the mark is
 read again: that sees Python, torch and C++ alike. It must be the first full call in its process,
-since memory that an allocator has kept from an earlier one would not show.
+since memory that an allocator has kept from an earlier one would not show; or what came before it
+must be given back (`give_back`), as the forward pass that a backward one needs.
 """
 
+import contextlib
+import ctypes
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -48,6 +52,16 @@ def measure_rss(call: Callable[[], T]) -> tuple[T, int | None, str | None]:
     if before is None or peak is None:
         return result, None, None
     return result, max(0, peak - before), "process-rss"
+
+
+def give_back() -> None:
+    """Return to the system what is freed but kept: Python's garbage, and the C allocator's pages.
+
+    Where the C library isn't glibc nothing is told to give pages back, and some may be kept.
+    """
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def status_bytes(field: str) -> int | None:

@@ -64,6 +64,8 @@ class Rung:
         """Why this rung can't be asked `problem` on this machine, or None where it can."""
         if reason := self.unavailable[problem.device]:
             return reason
+        if problem.direction != "fwd" and not self.gradients:
+            return "carries no gradients"
         if problem.precision == "tf32" and problem.device == "cpu":
             return "tf32 is a GPU's way to multiply float32: a CPU has only ieee"
         if reason := self.refused[problem.device][problem.dtype]:

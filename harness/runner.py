@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import cost
+from harness.directions import AGAIN
 from harness.problem import REAL_D, Problem
 from harness.processes import NO_MESSAGE, START_LIMIT, Child, ChildFailed
 from harness.results import BadRecord, Writer, check_record, key
@@ -193,7 +194,7 @@ def measure(cell: Cell, court: "Judge", limits: Limits, record: Record) -> None:
             budget.stop()
             for field in ("mode", "first_call_ms", "peak_bytes", "memory_meter"):
                 record[field] = message[field]
-            hold(record, court.verdict(out.with_suffix(".first"), negated=False), cell)
+            hold(record, court.verdict(out.with_suffix(".first")), cell)
             go = record["status"] in ("ok", "wrong-by-design")
             budget.start()
             child.send({"event": "order", "go": go, "seconds_left": budget.left()})
@@ -201,11 +202,12 @@ def measure(cell: Cell, court: "Judge", limits: Limits, record: Record) -> None:
                 return
             message = expect(child.receive(budget.left(), late), "done")
             if message["again"]:
-                again = court.verdict(out.with_suffix(".again"), negated=True)
-                if not again["exact"] and cell.rung.exact(cell.problem):
-                    why = "its output after v changed is not the new v's: " + again["why"]
-                    record |= {"status": "wrong", "reason": why}
-                    return
+                for index, (changed, _) in enumerate(AGAIN[cell.problem.direction]):
+                    again = court.verdict(out.with_suffix(f".again{index}"), index)
+                    if not again["exact"] and cell.rung.exact(cell.problem):
+                        why = f"its output after {changed} changed is not the new {changed}'s: "
+                        record |= {"status": "wrong", "reason": why + again["why"]}
+                        return
             for field in ("time_ms", "time_iqr_ms", "samples", "sm_clock_mhz"):
                 record[field] = message[field]
     finally:
@@ -246,7 +248,7 @@ def measure_in_turns(
             late = f"took more than their budgets of {limits.budget:g} s together"
             message = expect(child.receive(seconds, late), "done")
         for (cell, record), out, timing in zip(competing, outs, message["timings"], strict=True):
-            hold(record, court.verdict(out, negated=False), cell)
+            hold(record, court.verdict(out), cell)
             if record["status"] == "ok":
                 record |= timing
         for _, record in competing:
@@ -285,31 +287,42 @@ def hold(record: Record, verdict: Record, cell: Cell) -> None:
 
 
 class Judge:
-    """The process that holds one problem's oracle; started when the first output is due."""
+    """The process that holds one problem's oracles; started when the first output is due."""
 
     def __init__(self, problem: Problem, folder: Path) -> None:
         self.problem = problem
         self.folder = folder
         self.log = folder / "judge.log"
         self.child: Child | None = None
+        self.ready = False
+
+    def start(self) -> Child:
+        """Start it, once; it makes the oracle while others load."""
+        if self.child is None:
+            self.child = Child(judge, self.problem.to_json(), log=self.log)
+            self.ready = False
+        return self.child
 
     def open(self) -> Child:
         """Start it, once, and wait until the oracle is made."""
-        if self.child is None:
-            self.child = Child(judge, self.problem.to_json(), log=self.log)
+        child = self.start()
+        if not self.ready:
             try:
                 late = f"the oracle took more than {JUDGE_LIMIT:g} s"
-                message = self.child.receive(START_LIMIT + JUDGE_LIMIT, late)
-                expect(message, "ready")
+                expect(child.receive(START_LIMIT + JUDGE_LIMIT, late), "ready")
+                self.ready = True
             except ChildFailed as error:
                 self.close()
                 raise ChildFailed(error.status, f"can't be checked: {error.reason}") from None
-        return self.child
+        return child
 
-    def verdict(self, path: Path, negated: bool) -> Record:
-        """What the judge finds of the output in the file `path`; `negated`: it was of -v."""
+    def verdict(self, path: Path, again: int | None = None) -> Record:
+        """What the judge finds of the outputs in the file `path`.
+
+        `again`: which of the changes in directions.AGAIN they were computed after.
+        """
         child = self.open()
-        child.send({"event": "check", "path": str(path), "negated": negated})
+        child.send({"event": "check", "path": str(path), "again": again})
         late = f"comparing its output took more than {JUDGE_LIMIT:g} s"
         return expect(child.receive(JUDGE_LIMIT, late), "verdict")
 

@@ -13,11 +13,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch.utils.benchmark import Timer
 
 Call = Callable[[], object]
+T = TypeVar("T")
 
 CLOCK_SECONDS = 0.02  # of calls before the GPU is asked for its clock
 LEAST_ROUNDS = 5
@@ -45,7 +47,7 @@ class Timing:
         return third - first
 
 
-def time_once(call: Call, device: str) -> tuple[object, float]:
+def time_once(call: Callable[[], T], device: str) -> tuple[T, float]:
     """What `call` returns and how many ms it took, the device's work waited for."""
     synchronize(device)
     with without_collector():

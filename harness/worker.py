@@ -1,14 +1,13 @@
 """What runs in a cell's own process: one rung, one problem.
 
 The contestant loads the rung, makes the inputs, calls it once under the memory meter, writes the
-output to a file and waits. Only when the judge, another process, has found the output right (or
+outputs to a file and waits. Only when the judge, another process, has found the outputs right (or
 wrong by design) is it told to go on to timing: an unchecked time is never taken. After timing it
-negates v and calls once more, so that a rung which remembers its answer is found out: attention
-is linear in v, and changing a sign is exact in floating point.
+changes v and dO and calls once more, so that a rung which remembers its answer is found out
+(harness/directions.py says how; and what a call is in each direction).
 """
 
 import contextlib
-import functools
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from harness.directions import show
 from harness.problem import Problem
 from harness.processes import hear, say
 
@@ -43,14 +43,14 @@ def set_data_limit(memory: int) -> None:
 def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -> None:
     """Run one cell: the rung in the file `path` on the problem in `cell`, outputs to files `out`.*.
 
-    Says 'ready', then 'output' when the first output is written, then, when told to go on, 'done'
+    Says 'ready', then 'output' when the first outputs are written, then, when told to go on, 'done'
     with the timing; or 'failed' with a status and a reason at any point.
     """
     import torch
 
     from harness.accuracy import set_precision
-    from harness.inputs import make_inputs
-    from harness.memory import measure_peak
+    from harness.directions import ask_again, prepare
+    from harness.memory import give_back, measure_peak
     from harness.timing import sm_clock_mhz, time_call, time_once
 
     problem = Problem.from_json(cell)
@@ -63,7 +63,7 @@ def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -
         torch.set_num_threads(1)  # timing.py says why
         if problem.device == "cuda" and problem.dtype == "float32":
             set_precision(problem.precision)
-        q, k, v = make_inputs(problem)
+        given = make_given(problem)
         attend = bind(module.attend, problem)
         mode = module.STAGE.mode(problem.device)
         if device == "cpu":
@@ -77,16 +77,17 @@ def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -
     try:
         first_ms = None
         if device == "cpu":
-            warm_up(attend, q, k, v)
+            warm_up(attend, problem.direction, given)
+        call = prepare(attend, problem.direction, *given)  # for 'bwd' with its forward pass
+        if device == "cpu":
+            give_back()  # what that has freed would be taken again unseen
         else:
             # the first call compiles and fetches cuBLAS's workspace: neither is the rung's memory
-            first_ms = time_once(lambda: attend(q, k, v), device)[1]
-        (o, call_ms), peak, meter = measure_peak(
-            lambda: time_once(lambda: attend(q, k, v), device), device
-        )
-        write_output(o, q, f"{out}.first")
-        del o
-        check_unwritten(problem, q, k, v)
+            first_ms = time_once(call, device)[1]
+        (outputs, call_ms), peak, meter = measure_peak(lambda: time_once(call, device), device)
+        write_outputs(outputs, problem, given, f"{out}.first")
+        del outputs
+        check_unwritten(problem, given)
     except BaseException as error:
         say(connection, "failed", **blame(error, problem))
         return
@@ -105,14 +106,15 @@ def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -
         iqr = clock = None
         if mode != "interpreted" and 1e-3 * call_ms < order["seconds_left"] / 4:
             seconds = min(max(cell["seconds"], 5e-3 * call_ms), order["seconds_left"] / 2)
-            timing = time_call(lambda: attend(q, k, v), device, seconds)
+            timing = time_call(call, device, seconds)
             samples, iqr, again = timing.samples_ms, timing.iqr_ms, True
             median = timing.median_ms
-            clock = sm_clock_mhz(lambda: attend(q, k, v), device)
-            v.data.neg_()  # through .data: not even torch's version counter tells
-            write_output(time_once(lambda: attend(q, k, v), device)[0], q, f"{out}.again")
-            v.data.neg_()
-            check_unwritten(problem, q, k, v)
+            clock = sm_clock_mhz(call, device)
+            for index, changed in enumerate(ask_again(call, problem.direction, *given[2:])):
+                outputs = time_once(changed, device)[0]
+                write_outputs(outputs, problem, given, f"{out}.again{index}")
+                del outputs
+            check_unwritten(problem, given)
         else:
             median = call_ms
     except BaseException as error:
@@ -128,13 +130,13 @@ def duel(connection: Connection, paths: list[str], order: dict[str, Any], outs: 
     """Time the rungs in `paths` against each other: one process, in turns, on one problem.
 
     Each has been found right in a process of its own. Says 'ready', then 'done' with a timing a
-    rung, its output of the last call in the file of `outs` for the judge; or 'failed'.
+    rung, its outputs of the last call in the file of `outs` for the judge; or 'failed'.
     """
     import torch
 
     import stages
     from harness.accuracy import set_precision
-    from harness.inputs import make_inputs
+    from harness.directions import prepare
     from harness.timing import alternate, sm_clock_mhz, time_once
 
     problem = Problem.from_json(order)
@@ -144,19 +146,19 @@ def duel(connection: Connection, paths: list[str], order: dict[str, Any], outs: 
         torch.set_num_threads(1)
         if problem.device == "cuda" and problem.dtype == "float32":
             set_precision(problem.precision)
-        q, k, v = make_inputs(problem)
+        given = make_given(problem)
         attends = [bind(module.attend, problem) for module in modules]
         say(connection, "ready")
         hear(connection)
-        calls = [functools.partial(attend, q, k, v) for attend in attends]
+        calls = [prepare(attend, problem.direction, *given) for attend in attends]
         for call, device in zip(calls, devices, strict=True):
             for _ in range(WARM_UP_CALLS):
                 time_once(call, device)
         timings = alternate(calls, devices, order["seconds"])
         clock = sm_clock_mhz(calls[-1], devices[-1])
         for call, device, out in zip(calls, devices, outs, strict=True):
-            write_output(time_once(call, device)[0], q, out)
-        check_unwritten(problem, q, k, v)
+            write_outputs(time_once(call, device)[0], problem, given, out)
+        check_unwritten(problem, given)
     except BaseException as error:
         say(connection, "failed", **blame(error, problem))
         return
@@ -191,42 +193,61 @@ def bind(attend: Callable[..., Any], problem: Problem) -> Callable[..., Any]:
     return lambda q, k, v: attend(q, k, v, **options)
 
 
-def warm_up(attend: Callable[..., Any], q: Any, k: Any, v: Any) -> None:
+def make_given(problem: Problem) -> tuple[Any, ...]:
+    """What a rung is given: q, k, v and dO, which is None for a forward pass."""
+    from harness.directions import make_output_gradient
+    from harness.inputs import make_inputs
+
+    dO = None if problem.direction == "fwd" else make_output_gradient(problem)
+    return (*make_inputs(problem), dO)
+
+
+def warm_up(attend: Callable[..., Any], direction: str, given: tuple[Any, ...]) -> None:
     """One tiny call, so that what a rung sets up once is not taken for the memory of a call.
 
     What it raises is no matter here: a rung may have its reasons against tiny inputs.
     """
+    from harness.directions import prepare
+
     with contextlib.suppress(Exception):
-        attend(*(x[:1, :, :WARM_UP_ROWS].contiguous() for x in (q, k, v)))
+        tiny: list[Any] = [x if x is None else x[:1, :, :WARM_UP_ROWS].contiguous() for x in given]
+        prepare(attend, direction, *tiny)()
 
 
-def write_output(o: Any, q: Any, path: str) -> None:
-    """Write the bytes of `o` to a file for the judge; WrongOutput where it is not like q."""
+def write_outputs(
+    outputs: tuple[Any, ...], problem: Problem, given: tuple[Any, ...], path: str
+) -> None:
+    """Write the bytes of all outputs to a file for the judge, one after the other.
+
+    WrongOutput where one of them is not like its input: o and dq like q, dk like k, dv like v.
+    """
     import torch
 
-    if not isinstance(o, torch.Tensor):
-        raise WrongOutput(f"returned {type(o).__name__}, expected a tensor")
-    for what in ("shape", "dtype", "device"):
-        got, expected = getattr(o, what), getattr(q, what)
-        if got != expected:
-            raise WrongOutput(f"returned {what} {show(got)}, expected {show(expected)}")
-    flat = o.detach().cpu().contiguous().reshape(-1)
-    Path(path).write_bytes(flat.view(torch.uint8).numpy().tobytes())
+    from harness.directions import OUTPUTS
+
+    q, k, v, _ = given
+    like = {"o": q, "dq": q, "dk": k, "dv": v}
+    with Path(path).open("wb") as file:
+        for name, x in zip(OUTPUTS[problem.direction], outputs, strict=True):
+            said = "returned" if problem.direction == "fwd" else f"{name}: returned"
+            if x is None and name != "o":
+                raise WrongOutput(f"{name}: there is none, no gradient reaches {name[1:]}")
+            if not isinstance(x, torch.Tensor):
+                raise WrongOutput(f"{said} {type(x).__name__}, expected a tensor")
+            for what in ("shape", "dtype", "device"):
+                got, expected = getattr(x, what), getattr(like[name], what)
+                if got != expected:
+                    raise WrongOutput(f"{said} {what} {show(got)}, expected {show(expected)}")
+            flat = x.detach().cpu().contiguous().reshape(-1)
+            file.write(flat.view(torch.uint8).numpy().tobytes())
 
 
-def show(value: Any) -> str:
-    """A shape, dtype or device as people write it."""
-    return str(tuple(value)) if hasattr(value, "numel") else str(value).removeprefix("torch.")
-
-
-def check_unwritten(problem: Problem, q: Any, k: Any, v: Any) -> None:
-    """Raise WrongOutput where an input is not, bit for bit, what its seed makes."""
+def check_unwritten(problem: Problem, given: tuple[Any, ...]) -> None:
+    """Raise WrongOutput where an input, q, k, v or dO, is not, bit for bit, what its seed makes."""
     import torch
 
-    from harness.inputs import make_inputs
-
-    for name, now, fresh in zip("qkv", (q, k, v), make_inputs(problem), strict=True):
-        if now.shape != fresh.shape or not torch.equal(now, fresh):
+    for name, now, fresh in zip(("q", "k", "v", "dO"), given, make_given(problem), strict=True):
+        if fresh is not None and (now.shape != fresh.shape or not torch.equal(now, fresh)):
             raise WrongOutput(f"changed its input {name}")
 
 
@@ -234,10 +255,11 @@ def blame(error: BaseException, problem: Problem) -> dict[str, str]:
     """Status and reason of a failed cell, from what was raised."""
     import torch
 
+    from harness.directions import BadGradient
     from stages.contract import StageUnavailable
 
     text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-    if isinstance(error, WrongOutput):
+    if isinstance(error, (WrongOutput, BadGradient)):
         return {"status": "wrong", "reason": str(error)}
     if isinstance(error, StageUnavailable):
         return {"status": "skipped", "reason": str(error)}
@@ -248,48 +270,45 @@ def blame(error: BaseException, problem: Problem) -> dict[str, str]:
 
 
 def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
-    """Hold outputs of one problem against its oracle, in a process that no rung ever enters.
+    """Hold outputs of one problem against their oracles, in a process that no rung ever enters.
 
-    Says 'ready' once the oracle is made; then, for each {'path', 'negated'}, 'verdict' with the
-    errors, whether all is finite, whether it is exact, and why not.
+    Says 'ready' once the oracles are made; then, for each {'path', 'again'}, 'verdict' with the
+    errors, whether all is finite, whether it is exact, and why not. `again`: which of AGAIN's
+    changes (harness/directions.py) the outputs were computed after, or None.
     """
     import numpy
     import torch
 
-    from harness.accuracy import Error, explain, make_oracle, set_precision
+    from harness.accuracy import judge_outputs, make_oracles, set_precision
+    from harness.directions import AGAIN
 
     problem = Problem.from_json(problem_json)
     try:
         if problem.device == "cuda" and problem.dtype == "float32":
             set_precision(problem.precision)
-        oracle = make_oracle(problem)
+        oracles = make_oracles(problem)
     except BaseException as error:
         say(connection, "failed", **blame(error, problem))
         return
     say(connection, "ready")
+    sizes = [oracle.out64.numel() for oracle in oracles.values()]
     while True:
         order = hear(connection)
-        data = numpy.fromfile(order["path"], dtype=numpy.uint8)
-        sign = -1.0 if order["negated"] else 1.0
-        o = torch.from_numpy(data).view(getattr(torch, problem.dtype)).double() * sign
-        if o.numel() != oracle.out64.numel():
+        data = torch.from_numpy(numpy.fromfile(order["path"], dtype=numpy.uint8))
+        flat = data.view(getattr(torch, problem.dtype)).double()
+        if flat.numel() != sum(sizes):
             say(connection, "verdict", finite=True, exact=False, why="its output was cut short")
             continue
-        o = o.view(oracle.out64.shape)
-        if not torch.isfinite(o).all():
-            bad = int((~torch.isfinite(o)).sum())
-            why = f"{bad} of {o.numel()} outputs are NaN or infinite"
-            say(connection, "verdict", finite=False, exact=False, why=why)
-            continue
-        error64 = Error.between(o, oracle.out64)
-        error3 = Error.between(o, oracle.out3)
-        exact = error64.within(oracle.bound)
-        say(
-            connection, "verdict", finite=True, exact=exact,
-            why="" if exact else explain(error64, oracle.bound),
-            err_f64_max=error64.max, err_f64_rel=error64.rel,
-            err_stage3_max=error3.max, err_stage3_rel=error3.rel,
-        )  # fmt: skip
+        factors = [1.0] * len(sizes)
+        if order["again"] is not None:
+            factors = list(AGAIN[problem.direction][order["again"]][1])
+        outputs = [
+            part.view(oracle.out64.shape) / factor
+            for part, oracle, factor in zip(
+                flat.split(sizes), oracles.values(), factors, strict=True
+            )
+        ]
+        say(connection, "verdict", **judge_outputs(outputs, oracles))
 
 
 def describe(connection: Connection, paths: list[str]) -> None:
