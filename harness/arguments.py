@@ -14,6 +14,7 @@ from harness.roster import Rung
 from harness.runner import Record
 
 MAX_D = 256
+MAX_SEED = 2**63 - 1  # the largest that torch's generator takes for sure
 RUNS = Path("runs")
 
 SHORT_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
@@ -44,6 +45,13 @@ def integers(text: str, option: str, least: int, most: int | None = None) -> lis
         if value not in numbers:
             numbers.append(value)
     return numbers
+
+
+def whole(value: int, option: str, least: int, most: int) -> int:
+    """`value`, where it is in least..most."""
+    if not least <= value <= most:
+        raise UserError(f"{option}: got {value}, expected a whole number from {least} to {most}")
+    return value
 
 
 def one_of(value: str, option: str, allowed: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ from harness import doctor as doctor_view
 from harness import model as real_model
 from harness.arguments import (
     MAX_D,
+    MAX_SEED,
     RUNS,
     SHORT_DTYPES,
     UserError,
@@ -56,8 +57,8 @@ from harness.runner import (
     run,
 )
 from harness.suites import SUITES
+from harness.trace_command import trace_command
 
-MAX_SEED = 2**63 - 1  # the largest that torch's generator takes for sure
 INTERRUPTED = 130
 PRINTED_LINES = 20  # of what a rung prints, shown a cell
 
@@ -709,6 +710,9 @@ def readme_command(
     for path in readme.draw(readme.ROOT / "docs" / "figures"):
         print(path.relative_to(readme.ROOT))
     return 0
+
+
+app.command("trace")(trace_command)
 
 
 def built_in() -> list[Path]:

@@ -1,0 +1,199 @@
+"""The online softmax, tile by tile, in NumPy: what rung 5's kernel knows after each tile, and why.
+
+    m_i = -inf, l_i = 0, acc = 0
+    for each tile of keys:
+        s = q k^T * scale
+        m_new = max(m_i, max s)
+        alpha = exp(m_i - m_new)         what the past is worth under the new max
+        p = exp(s - m_new)
+        l_i = l_i * alpha + sum p
+        acc = acc * alpha + p v
+    o = acc / l_i
+
+After every tile, o is the exact attention over the keys so far: l_i and acc are the sums of
+exp(s - m_i) and exp(s - m_i) v over all of them, since alpha turns exp(s - m_old), of whatever key,
+into exp(s - m_new). (Milakov and Gimelshein 2018, algorithm 3; FlashAttention, Dao et al. 2022,
+algorithm 1.) Two others go the same way beside it: source 002's form, normalised at every step, and
+rung 4's mistake. The Triton rungs' own m_i, l_i and acc are held to these (tests/stages/
+test_states.py).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one tile of keys brought, and what is known after it.
+
+    q's leading dimensions, here (...), are every field's: () where q is one row. All but the counts
+    are arrays of one dtype, float32 or float64; s, m_i and the logs that they are hold scaled
+    scores, in natural units.
+    """
+
+    start: int  # the tile holds the keys from start to stop - 1
+    stop: int
+    bytes_loaded: int  # of k and v: the whole tile, whatever part of it a mask hides
+    s: Array  # (..., keys): scaled scores, -inf where the row doesn't see the key
+    m_i: Array  # (...): the largest score so far
+    alpha: Array  # (...): exp(m_old - m_i); 0 at the first tile, where there is no past
+    p: Array  # (..., keys): exp(s - m_i)
+    l_i: Array  # (...): the sum of exp(s - m_i) so far
+    acc: Array  # (..., d): the sum of exp(s - m_i) v so far
+    o: Array  # (..., d): acc / l_i, the output if there were no more keys
+    keep: Array  # (...): pre_sum / cur_sum, what source 002's form scales its old result by
+    normalised: Array  # (..., d): source 002's form of o: old * keep + p v / cur_sum
+    lite_p: Array  # (..., keys): softmax of this tile's scores alone, as rung 4 has it
+    lite: Array  # (..., d): the sum of lite_p v so far
+    lite_weight: Array  # (...): the sum of lite_p so far; 1 would be right
+
+
+def walk(q: Array, k: Array, v: Array, tile: int, visible: Any = None) -> list[Step]:
+    """Go through the keys, `tile` of them at a time, and keep what is known after each tile.
+
+    q is one row (d,), or rows (..., M, d); k and v are (Nk, d), or have q's leading dimensions
+    before M: (..., Nk, d). `visible` is how many keys, counted from the first, each row sees: a
+    number for all, an array (...) for each of q's rows, or None for Nk. Tiles that no row sees are
+    not gone through, so there may be none. Computed in float64 where anything is, else in float32.
+
+    Raises ValueError where the shapes don't fit, a tile holds no key, or `visible` leaves 0 to Nk.
+    """
+    q, k, v = (np.asarray(x) for x in (q, k, v))
+    seen = check(q, k, v, tile, visible)
+    size = k.itemsize + v.itemsize
+    dtype = np.result_type(q, k, v, np.float32)
+    q, k, v = (x.astype(dtype) for x in (q, k, v))
+    scale = dtype.type(q.shape[-1] ** -0.5)
+
+    rows = q.shape[:-1]
+    m_i = np.full(rows, -np.inf, dtype)  # (...)
+    l_i = lite_weight = np.zeros(rows, dtype)  # (...)
+    acc = normalised = lite = np.zeros(q.shape, dtype)  # (..., d)
+    steps = []
+    for start in range(0, int(seen.max()), tile):
+        stop = min(start + tile, k.shape[-2])
+        k_tile, v_tile = k[..., start:stop, :], v[..., start:stop, :]  # (..., keys, d)
+        s = q @ np.swapaxes(k_tile, -1, -2) * scale  # (..., keys)
+        s = np.where(np.arange(start, stop) < seen[..., None], s, dtype.type(-np.inf))
+        m_new = np.maximum(m_i, s.max(-1))  # (...)
+        alpha = exp_from(m_i, m_new)  # (...)
+        p = exp_from(s, m_new[..., None])  # (..., keys)
+        pre_sum = l_i * alpha  # (...)
+        cur_sum = pre_sum + p.sum(-1)  # (...)
+        acc = acc * alpha[..., None] + p @ v_tile  # (..., d)
+        m_i, l_i = m_new, cur_sum
+
+        keep = divided(pre_sum, cur_sum)  # (...)
+        normalised = normalised * keep[..., None] + divided(p @ v_tile, cur_sum[..., None])
+
+        lite_p = exp_from(s, s.max(-1)[..., None])  # (..., keys)
+        lite_p = divided(lite_p, lite_p.sum(-1)[..., None])
+        lite = lite + lite_p @ v_tile
+        lite_weight = lite_weight + lite_p.sum(-1)
+
+        steps.append(
+            Step(
+                start, stop, k_tile.size * size, s, m_i, alpha, p, l_i, acc,
+                divided(acc, l_i[..., None]), keep, normalised, lite_p, lite, lite_weight,
+            )
+        )  # fmt: skip
+    return steps
+
+
+def exp_from(x: Array, top: Array) -> Array:
+    """exp(x - top), and 0 where top is -inf: nothing is seen yet, and -inf - -inf would be NaN."""
+    return np.exp(x - np.where(np.isneginf(top), top.dtype.type(0), top))
+
+
+def divided(x: Array, total: Array) -> Array:
+    """x / total, and 0 where the total is 0: a row that sees no key gives 0."""
+    return x / np.where(total == 0, total.dtype.type(1), total)
+
+
+def attention(q: Array, k: Array, v: Array, visible: Any = None) -> Array:
+    """The truth: softmax over all the keys at once, in float64. Arguments and errors as `walk`'s.
+
+    Returns (..., d) float64.
+    """
+    q, k, v = (np.asarray(x) for x in (q, k, v))
+    seen = check(q, k, v, 1, visible)
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    s = q @ np.swapaxes(k, -1, -2) * q.shape[-1] ** -0.5  # (..., Nk)
+    s = np.where(np.arange(k.shape[-2]) < seen[..., None], s, -np.inf)
+    p = exp_from(s, s.max(-1)[..., None])  # (..., Nk)
+    return np.asarray(divided(p, p.sum(-1)[..., None]) @ v)
+
+
+def causal_keys(row: int, nq: int, nk: int) -> int:
+    """How many keys query `row` sees under a causal mask: those up to row + Nk - Nq."""
+    return max(0, row + nk - nq + 1)
+
+
+def max_error(o: Array, truth: Array) -> float:
+    """The largest |o - truth|."""
+    return float(np.abs(o.astype(np.float64) - truth).max())
+
+
+def check(q: Array, k: Array, v: Array, tile: int, visible: Any) -> Array:
+    """How many keys each row sees, (...) or (); ValueError where the arguments don't fit."""
+    if q.ndim < 1 or k.ndim < 2 or q.shape[-1] != k.shape[-1] or not q.size:
+        raise ValueError(f"q, k: got {q.shape} and {k.shape}, expected (..., d) and (Nk, d)")
+    if v.shape != k.shape or k.shape[-2] < 1:
+        raise ValueError(f"k, v: got {k.shape} and {v.shape}, expected one shape, of 1 key or more")
+    if k.ndim > 2 and k.shape[:-2] != q.shape[:-2]:
+        raise ValueError(f"k: got {k.shape}, expected {q.shape[:-2]} before its keys, as in q")
+    if tile < 1:
+        raise ValueError(f"tile: got {tile}, expected 1 key or more")
+    nk = k.shape[-2]
+    seen = np.asarray(nk if visible is None else visible)
+    if seen.shape not in ((), q.shape[:-1]):
+        raise ValueError(f"visible: got {seen.shape}, expected a number, or {q.shape[:-1]}")
+    if seen.min() < 0 or seen.max() > nk:
+        raise ValueError(f"visible: got {seen.min()} to {seen.max()}, expected 0 to {nk} keys")
+    return seen
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One query row's walk, with what it was asked: what the views of it read.
+
+    q (d,), k and v (n, d), all float32; `row` of n queries; `inputs` and `seed` as in Problem.
+    """
+
+    row: int
+    tile: int
+    inputs: str
+    seed: int
+    causal: bool
+    q: Array
+    k: Array
+    v: Array
+
+    @property
+    def visible(self) -> int:
+        """How many keys the row sees."""
+        n = len(self.k)
+        return causal_keys(self.row, n, n) if self.causal else n
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles there are, those never loaded too."""
+        return -(-len(self.k) // self.tile)
+
+    def steps(self) -> list[Step]:
+        """The walk, in float32 as the rungs are."""
+        return walk(self.q, self.k, self.v, self.tile, self.visible)
+
+    def truth(self) -> Array:
+        """The exact output, (d,) float64."""
+        return attention(self.q, self.k, self.v, self.visible)
+
+
+def outputs(step: Step) -> Sequence[tuple[str, Array]]:
+    """The outputs after a step by the name of who computed them, (..., d) each."""
+    return (("online", step.o), ("normalised", step.normalised), ("lite", step.lite))

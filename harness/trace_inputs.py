@@ -1,0 +1,19 @@
+"""The tensors that a trace walks through: those of `ladder run` with the same n, d and seed."""
+
+from harness.problem import Problem
+from harness.trace import Trace
+
+
+def make_trace(
+    n: int, d: int, tile: int, row: int, *, inputs: str = "normal", seed: int = 0,
+    causal: bool = False,
+) -> Trace:  # fmt: skip
+    """Query `row` of a problem of n queries and n keys, one head, float32.
+
+    `inputs` is 'normal' or 'peaky'. What comes out is checked by nobody yet: walking it is.
+    """
+    from harness.inputs import make_inputs  # torch comes with it
+
+    problem = Problem(inputs, seed, 1, 1, 1, n, n, d, "float32", "ieee", causal, None, "cpu")
+    q, k, v = (x[0, 0].numpy() for x in make_inputs(problem))
+    return Trace(row, tile, inputs, seed, causal, q[row], k, v)

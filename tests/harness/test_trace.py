@@ -1,0 +1,362 @@
+"""The online softmax in NumPy against the plain formula, and what `ladder trace` says of it."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ladder_command import PATIENCE, ROOT, environ, ladder
+
+from harness import cli, trace, trace_text
+from harness.inputs import make_inputs
+from harness.problem import Problem
+from harness.trace_inputs import make_trace
+
+
+def rounding(q, k, v):
+    """How far an honest output may be from the truth: tests/stages/rung_checks.py says why."""
+    n = q.shape[-1] + k.shape[-2] + 10
+    S = (np.abs(q) @ np.swapaxes(np.abs(k), -1, -2)).max() * q.shape[-1] ** -0.5
+    return n * np.finfo(q.dtype).eps * (1 + S) * max(1.0, np.abs(v).max())
+
+
+def normal(*shapes, seed=0, dtype=np.float64, by=1.0):
+    generator = np.random.default_rng(seed)
+    q, *others = (generator.standard_normal(shape).astype(dtype) for shape in shapes)
+    return dtype(by) * q, *others
+
+
+def scores(q, k):
+    return q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
+
+
+@st.composite
+def walks(draw):
+    """q, k, v, a tile, and how many keys each row sees."""
+    d, nk = draw(st.integers(1, 9)), draw(st.integers(1, 20))
+    rows = draw(st.sampled_from([(), (1,), (5,), (2, 3), (2, 1, 4)]))
+    shared = draw(st.booleans()) or len(rows) < 2
+    keys = (nk, d) if shared else (*rows[:-1], nk, d)
+    by = draw(st.sampled_from([0.0, 1.0, 30.0]))  # flat, usual and sharp scores
+    q, k, v = normal((*rows, d), keys, keys, seed=draw(st.integers(0, 99)), by=by)
+    visible = draw(st.sampled_from(["all", "a number", "each row its own"]))
+    if visible == "all":
+        seen = None
+    elif visible == "a number":
+        seen = draw(st.integers(0, nk))
+    else:
+        seen = np.random.default_rng(nk).integers(0, nk + 1, rows)
+    return q, k, v, draw(st.integers(1, 22)), seen
+
+
+@settings(max_examples=150, deadline=None)
+@given(walks())
+def test_after_every_tile_it_is_the_softmax_over_the_keys_so_far(given):
+    q, k, v, tile, visible = given
+    rows, nk = q.shape[:-1], k.shape[-2]
+    seen = np.broadcast_to(nk if visible is None else visible, rows)
+    bound = rounding(q, k, v)
+    s = np.where(np.arange(nk) < seen[..., None], scores(q, k), -np.inf)
+    steps = trace.walk(q, k, v, tile, visible)
+    # every tile that some row sees a key of, and no other
+    assert [step.start for step in steps] == list(range(0, int(seen.max()), tile))
+    for step in steps:
+        assert step.stop == min(step.start + tile, nk)
+        so_far = s[..., : step.stop]
+        m = so_far.max(-1)
+        blind = np.isneginf(m)
+        assert np.array_equal(blind, seen == 0)
+        e = np.where(blind[..., None], 0.0, np.exp(so_far - np.where(blind, 0.0, m)[..., None]))
+        finite = np.where(blind, 0.0, m), np.where(blind, 0.0, step.m_i)
+        assert np.array_equal(np.isneginf(step.m_i), blind)
+        np.testing.assert_allclose(*finite, rtol=0, atol=bound)
+        np.testing.assert_allclose(step.l_i, e.sum(-1), rtol=bound, atol=0)
+        np.testing.assert_allclose(step.p, e[..., step.start :], rtol=0, atol=bound)
+        truth = trace.attention(q, k, v, np.minimum(seen, step.stop))
+        np.testing.assert_allclose(step.o, truth, rtol=0, atol=bound)
+        np.testing.assert_allclose(step.normalised, truth, rtol=0, atol=bound)
+        np.testing.assert_allclose(
+            step.acc, truth * step.l_i[..., None], rtol=0, atol=bound * max(1.0, step.l_i.max())
+        )
+
+
+@settings(max_examples=60, deadline=None)
+@given(walks())
+def test_what_the_past_is_worth(given):
+    steps = trace.walk(*given)
+    before = None
+    for step in steps:
+        assert ((step.alpha >= 0) & (step.alpha <= 1)).all()
+        if before is None:
+            assert (step.alpha == 0).all() and (step.keep == 0).all()
+        else:
+            stood = (step.m_i == before.m_i) & ~np.isneginf(step.m_i)
+            assert (step.alpha[stood] == 1).all()
+            blind = np.isneginf(before.m_i)
+            assert (step.alpha[blind] == 0).all()
+            want = np.exp(before.m_i[~blind] - step.m_i[~blind])
+            np.testing.assert_array_equal(step.alpha[~blind], want)
+            kept = step.keep[~blind] * step.l_i[~blind]
+            np.testing.assert_allclose(kept, before.l_i[~blind] * want, rtol=1e-15)
+        before = step
+
+
+@settings(max_examples=60, deadline=None)
+@given(walks())
+def test_lite_sums_the_outputs_of_tiles(given):
+    q, k, v, tile, visible = given
+    seen = np.broadcast_to(k.shape[-2] if visible is None else visible, q.shape[:-1])
+    total, tiles = np.zeros(q.shape), np.zeros(q.shape[:-1])
+    for step in trace.walk(q, k, v, tile, visible):
+        part = slice(step.start, step.stop)
+        here = np.clip(seen - step.start, 0, step.stop - step.start)
+        total = total + trace.attention(q, k[..., part, :], v[..., part, :], here)
+        tiles = tiles + (here > 0)
+        bound = rounding(q, k, v) * (1 + step.start // tile)
+        np.testing.assert_allclose(step.lite, total, rtol=0, atol=bound)
+        np.testing.assert_allclose(step.lite_weight, tiles, rtol=1e-14)
+
+
+@pytest.mark.parametrize("by", [0.1, 1.0, 40.0])
+def test_the_truth_is_torchs(by):
+    q, k, v = normal((2, 5, 8), (2, 30, 8), (2, 30, 8), by=by)
+    s = torch.from_numpy(q) @ torch.from_numpy(k).transpose(-2, -1) * 8**-0.5
+    want = (torch.softmax(s, -1) @ torch.from_numpy(v)).numpy()
+    np.testing.assert_allclose(trace.attention(q, k, v), want, rtol=0, atol=rounding(q, k, v))
+
+
+def test_lite_is_right_in_one_tile_and_twice_too_much_of_equals_in_two():
+    q, k, v = normal((4,), (8, 4), (8, 4), by=0.0)
+    (alone,) = trace.walk(q, k, v, 8)
+    np.testing.assert_array_equal(alone.lite, alone.o)
+    both = trace.walk(q, k, v, 4)[-1]
+    np.testing.assert_allclose(both.lite, 2 * v.mean(0), rtol=0, atol=rounding(q, k, v))
+
+
+def test_a_row_is_what_it_is_among_others():
+    """So that the states of a block of rows are those that the stepper shows for each."""
+    q, k, v = normal((6, 4), (10, 4), (10, 4), dtype=np.float32)
+    visible = np.arange(5, 11)
+    block = trace.walk(q, k, v, 3, visible)
+    for row in range(6):
+        for mine, ours in zip(trace.walk(q[row], k, v, 3, visible[row]), block):
+            for name in ("m_i", "l_i", "acc", "o", "normalised", "lite", "alpha"):
+                got, want = getattr(mine, name), getattr(ours, name)[row]
+                np.testing.assert_allclose(got, want, rtol=0, atol=10 * rounding(q, k, v))
+
+
+@pytest.mark.parametrize(("nq", "nk"), [(5, 5), (3, 7), (7, 3), (1, 4)])
+def test_causal_keys(nq, nk):
+    """Query i sees key j where j <= i + Nk - Nq."""
+    for i in range(nq):
+        assert trace.causal_keys(i, nq, nk) == sum(j <= i + nk - nq for j in range(nk))
+
+
+def test_dtypes_and_bytes():
+    for dtype, computed in ((np.float16, np.float32), (np.float32, np.float32)):
+        q, k, v = normal((4,), (5, 4), (5, 4), dtype=dtype)
+        steps = trace.walk(q, k, v, 2)
+        item = np.dtype(dtype).itemsize
+        assert [step.bytes_loaded for step in steps] == [2 * keys * 4 * item for keys in (2, 2, 1)]
+        assert {getattr(steps[1], name).dtype for name in ("s", "m_i", "acc", "lite", "keep")} == {
+            np.dtype(computed)
+        }
+    # the diagonal's tile is loaded whole, those past it not at all
+    q, k, v = normal((4,), (8, 4), (8, 4), dtype=np.float32)
+    assert [s.bytes_loaded for s in trace.walk(q, k, v, 2, 3)] == [64, 64]
+
+
+def test_inputs_are_left_alone():
+    q, k, v = normal((3, 4), (8, 4), (8, 4), dtype=np.float32)
+    kept = [x.copy() for x in (q, k, v)]
+    for x in (q, k, v):
+        x.flags.writeable = False
+    trace.walk(q, k, v, 3, 5)
+    assert all(np.array_equal(x, y) for x, y in zip((q, k, v), kept))
+
+
+GOOD = {"q": (3, 4), "k": (8, 4), "v": (8, 4), "tile": 2, "visible": None}
+BAD = {
+    "q, k: got": [{"q": (3, 5)}, {"q": ()}, {"k": (4,)}, {"q": (0, 4)}],
+    "k, v: got": [{"v": (7, 4)}, {"k": (0, 4), "v": (0, 4)}],
+    "k: got": [{"q": (2, 3, 4), "k": (3, 8, 4), "v": (3, 8, 4)}],
+    "tile: got 0": [{"tile": 0}],
+    "tile: got -1": [{"tile": -1}],
+    "visible: got": [{"visible": 9}, {"visible": -1}, {"visible": np.array([1, 2])}],
+}
+
+
+@pytest.mark.parametrize(
+    ("says", "changes"), [(says, changes) for says, some in BAD.items() for changes in some]
+)
+def test_what_does_not_fit_is_refused(says, changes):
+    given = {**GOOD, **changes}
+    q, k, v = (np.ones(given[name]) for name in "qkv")
+    with pytest.raises(ValueError, match=f"^{says}"):
+        trace.walk(q, k, v, given["tile"], given["visible"])
+
+
+def test_it_is_the_row_that_ladder_run_has():
+    problem = Problem("peaky", 3, 1, 1, 1, 9, 9, 5, "float32", "ieee", False, None, "cpu")
+    q, k, v = (x[0, 0].numpy() for x in make_inputs(problem))
+    made = make_trace(9, 5, 2, 4, inputs="peaky", seed=3)
+    assert all(np.array_equal(x, y) for x, y in zip((made.q, made.k, made.v), (q[4], k, v)))
+
+
+# the command's views
+
+TRACES = {
+    "plain": {"n": 8, "d": 4, "tile": 2, "row": 3},
+    "causal": {"n": 8, "d": 4, "tile": 3, "row": 3, "causal": True},
+    "peaky": {"n": 17, "d": 16, "tile": 5, "row": 2, "inputs": "peaky"},
+    "one key": {"n": 1, "d": 1, "tile": 4, "row": 0},
+    "the most that text shows": {"n": 64, "d": 16, "tile": 64, "row": 63, "inputs": "peaky"},
+}
+
+
+def tiles_in(text):
+    """The blocks of a text that are tiles."""
+    return [block for block in text.split("\n\n") if block.startswith("tile ")]
+
+
+def numbers_in(block, label):
+    """The numbers under a label, in their columns, down to where words begin."""
+    found, on = [], False
+    for line in block.splitlines():
+        name, rest = line[2:12].strip(), line[12:]
+        on = line.startswith("  ") and (name == label or (on and not name))
+        for start in range(0, len(rest) if on else 0, trace_text.COLUMN):
+            try:
+                found.append(float(rest[start : start + trace_text.COLUMN]))
+            except ValueError:
+                break
+    return found
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_the_text_is_the_walk(name):
+    asked = make_trace(**TRACES[name])
+    text = trace_text.to_text(asked)
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.isascii()
+    steps, blocks = asked.steps(), tiles_in(text)
+    assert len(blocks) == len(steps)
+    labels = {"s": "s", "m_i": "m_i", "alpha": "alpha", "p": "p", "l_i": "l_i", "acc": "acc",
+              "acc / l_i": "o", "source 002": "normalised", "Lite": "lite"}  # fmt: skip
+    for step, block in zip(steps, blocks):
+        assert f"{step.bytes_loaded} bytes" in block.splitlines()[0]
+        for label, field in labels.items():
+            want = np.atleast_1d(getattr(step, field))
+            # four decimals or three digits
+            np.testing.assert_allclose(numbers_in(block, label), want, rtol=5e-3, atol=5.1e-5)
+    closing = next(block for block in text.split("\n\n") if block.startswith("After all"))
+    truth = asked.truth()
+    np.testing.assert_allclose(numbers_in(closing, "truth"), truth, rtol=5e-3, atol=5.1e-5)
+    errors = [float(line.split()[2].rstrip(":")) for line in closing.splitlines()
+              if "max error" in line]  # fmt: skip
+    want = [trace.max_error(o, truth) for _, o in trace.outputs(steps[-1])]
+    np.testing.assert_allclose(errors, want, rtol=0.05)
+    moved = sum(step.bytes_loaded for step in steps) + 2 * asked.q.nbytes
+    assert text.splitlines()[-2 - ("never" in text)].endswith(f": {moved}")
+
+
+def test_the_text_says_what_a_causal_row_sees():
+    text = trace_text.to_text(make_trace(8, 4, 2, 3, causal=True))
+    assert "After all 4 keys" in text and "2 tiles have no key" in text
+    assert len(tiles_in(text)) == 2
+    hidden = trace_text.to_text(make_trace(8, 4, 3, 3, causal=True))
+    assert "hidden by the causal mask, so its weight is 0 (2 here)" in hidden
+    assert "1 tile has no key" in hidden
+
+
+def test_lite_is_blamed_only_where_it_is_wrong():
+    assert "one tile holds all the keys, so Lite is right" in trace_text.to_text(
+        make_trace(8, 4, 8, 3)
+    )
+    assert "its weights sum to 4.0000, 1 for each tile" in trace_text.to_text(
+        make_trace(8, 4, 2, 3)
+    )
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_json_has_every_number(name):
+    asked = make_trace(**TRACES[name])
+    data = json.loads(trace_text.to_json(asked))
+    steps = asked.steps()
+    assert len(data["tiles"]) == len(steps)
+    for tile, step in zip(data["tiles"], steps):
+        assert tile.keys() == vars(step).keys()
+        for field, value in vars(step).items():
+            got = tile[field]
+            if isinstance(got, list):
+                got = [-np.inf if x is None else x for x in got]
+            assert np.array_equal(np.asarray(got, np.asarray(value).dtype), value), field
+    assert data["truth"] == asked.truth().tolist()
+    assert data["outputs"].keys() == {"online", "normalised", "lite"}
+    assert data["outputs"]["online"]["max_error"] == trace.max_error(steps[-1].o, asked.truth())
+    assert len(data["tiles"]) + data["tiles_skipped"] == -(-data["n"] // data["tile"])
+
+
+def command(capsys, *arguments):
+    """Exit code, stdout and stderr of `ladder trace ARGUMENTS`, in this process."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["trace", *arguments])
+    return ended.value.code, *capsys.readouterr()
+
+
+BAD_OPTIONS = {
+    "--n 0": "--n: got 0, expected a whole number from 1 to 1024",
+    "--n 1025": "--n: got 1025, expected",
+    "--n eight": "--n",
+    "--n 65": "--n: got 65, expected 64 or fewer as text; --format json takes more",
+    "--d 17": "--d: got 17, expected 16 or fewer as text; --format json takes more",
+    "--d 0": "--d: got 0, expected a whole number from 1 to 256",
+    "--d 257 --format json": "--d: got 257, expected",
+    "--tile 0": "--tile: got 0, expected a whole number from 1 to",
+    "--tile -2": "--tile: got -2",
+    "--row 8": "--row: got 8, expected a whole number from 0 to 7",
+    "--row -1": "--row: got -1",
+    "--n 1 --row 1": "--row: got 1, expected a whole number from 0 to 0",
+    "--seed -1": "--seed: got -1",
+    "--seed 9223372036854775808": "--seed: got 9223372036854775808",
+    "--inputs real": "--inputs: got 'real', expected one of normal, peaky",
+    "--format rich": "--format: got 'rich', expected one of text, json",
+    "--tiles 2": "--tiles",
+}
+
+
+@pytest.mark.parametrize("options", BAD_OPTIONS)
+def test_bad_arguments_are_one_clear_line(capsys, options):
+    code, out, err = command(capsys, *options.split())
+    assert (code, out) == (2, "")
+    assert err.startswith("ladder: ") and err.count("\n") == 1, err
+    assert BAD_OPTIONS[options] in err
+
+
+def test_the_command(capsys):
+    options = ["--n", "8", "--tile", "2", "--row", "3", "--causal", "--seed", "5"]
+    options += ["--inputs", "peaky"]
+    asked = make_trace(8, 4, 2, 3, inputs="peaky", seed=5, causal=True)
+    assert command(capsys, *options) == (0, trace_text.to_text(asked) + "\n", "")
+    assert command(capsys, *options, "--format", "json") == (
+        0, trace_text.to_json(asked) + "\n", "",
+    )  # fmt: skip
+    largest = command(capsys, "--n", "1024", "--tile", "1000", "--d", "256", "--format", "json")
+    assert largest[0] == 0 and len(json.loads(largest[1])["tiles"]) == 2
+
+
+def test_the_issues_own_command():
+    done = ladder("trace", "--n", 8, "--tile", 2)
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout.count("\ntile ") == 4
+
+
+def test_the_reference_and_the_command_line_need_no_torch():
+    code = "import sys, harness.trace, harness.trace_command; assert 'torch' not in sys.modules"
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environ(), check=True, timeout=PATIENCE
+    )
