@@ -41,6 +41,8 @@ from harness.arguments import (
     size,
     why_no_cuda,
 )
+from harness.directions import OUTPUTS
+from harness.printed import show_printed
 from harness.problem import DTYPES, INPUTS, PRECISIONS, REAL_D, Problem
 from harness.processes import ChildFailed
 from harness.real_inputs import HEADS, LAYERS, MAX_N
@@ -58,9 +60,9 @@ from harness.runner import (
 )
 from harness.suites import SUITES
 from harness.trace_command import trace_command
+from harness.train_command import train_command
 
 INTERRUPTED = 130
-PRINTED_LINES = 20  # of what a rung prints, shown a cell
 
 app = typer.Typer(
     help="Exact attention, each rung faster than the last, all measured by one harness.",
@@ -118,7 +120,7 @@ def make_problem(arguments: dict[str, Any], device: str) -> Problem:
     return Problem(
         inputs=inputs, seed=arguments["seed"], b=b, h=h, hk=h, nq=1, nk=1, d=d,
         dtype=dtype, precision=precision, causal=arguments["causal"], seqlens_k=None,
-        device=device,
+        device=device, direction=one_of(arguments["direction"], "--direction", tuple(OUTPUTS)),
     )  # fmt: skip
 
 
@@ -128,6 +130,7 @@ def make_cells(arguments: dict[str, Any], rungs: Sequence[Rung], device: str) ->
     described = [name for name in SHAPE if arguments[name] != DEFAULTS[name]]
     if arguments["suite"] is not None:
         one_of(arguments["suite"], "--suite", tuple(SUITES))
+        described += ["direction"] if base.direction != "fwd" else []
         if described:
             raise UserError(f"--{described[0]}: a suite's problems are its own; leave it away")
         return SUITES[arguments["suite"]](rungs, base)
@@ -147,7 +150,7 @@ SHAPE = ("n", "nq", "d", "b", "h", "dtype", "precision", "causal", "inputs")
 DEFAULTS: dict[str, Any] = {
     "stages": None, "n": None, "nq": None, "d": None, "b": 1, "h": 1, "dtype": "float32",
     "precision": "ieee", "causal": False, "inputs": "normal", "device": None, "seed": SEED,
-    "budget": 60.0, "memory": None, "paired": False, "suite": None,
+    "budget": 60.0, "memory": None, "paired": False, "suite": None, "direction": "fwd",
 }  # fmt: skip
 
 
@@ -173,6 +176,9 @@ def run_command(
         bool, typer.Option("--causal", help="query i sees keys up to i + Nk - Nq")
     ] = DEFAULTS["causal"],
     inputs: Annotated[str, typer.Option(help="normal, peaky or real")] = DEFAULTS["inputs"],
+    direction: Annotated[
+        str, typer.Option(help="fwd; bwd: dq, dk, dv alone; train: both, of rungs with gradients")
+    ] = DEFAULTS["direction"],
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; cuda by default where there is a GPU")
     ] = DEFAULTS["device"],
@@ -207,7 +213,7 @@ def run_command(
         "stages": stages, "n": n, "nq": nq, "d": d, "b": b, "h": h, "dtype": dtype,
         "precision": precision, "causal": causal, "inputs": inputs, "device": device,
         "seed": seed, "budget": budget, "memory": memory, "paired": paired,
-        "suite": suite,
+        "suite": suite, "direction": direction,
     }  # fmt: skip
     if not 0 < budget < math.inf:
         raise UserError(f"--budget: got {budget:g}, expected a number of seconds above 0")
@@ -235,6 +241,9 @@ def new_run(given: dict[str, Any], own: Sequence[Path], out: Path | None) -> int
     # others' kernels come into suites and the tour, elsewhere when they are asked for
     peers = all(given[name] == DEFAULTS[name] for name in SHAPE)
     chosen = choose(rungs, given["stages"], own, peers)
+    if given["stages"] is None and given["direction"] != "fwd":
+        # a rung that is named is asked all the same, and its row says what it lacks
+        chosen = [rung for rung in chosen if rung.gradients or rung.path in resolved(own)]
     cells = make_cells(given, chosen, device)
     env = environment.make_env(
         device,
@@ -260,7 +269,7 @@ def resume_run(path: Path, given: dict[str, Any], own: Sequence[Path]) -> int:
         raise UserError(f"--resume: {path} can't be written: {error.strerror or error}") from None
     with writer:
         env, done = read(path)
-        before = env["arguments"]
+        before = {**DEFAULTS, **env["arguments"]}
         for name, value in given.items():
             if value not in (DEFAULTS[name], before[name]):
                 raise UserError(
@@ -402,7 +411,8 @@ class Monitor:
         records.append(record)
         self.done += 1
         turns = ", in turns" if record["paired"] else ""
-        what = f"{record['stage']} {record['name']}, N = {record['nk']}{turns}"
+        direction = f", {record['direction']}" if record["direction"] != "fwd" else ""
+        what = f"{record['stage']} {record['name']}, N = {record['nk']}{direction}{turns}"
         self.bar.update(self.task, completed=self.done, description=what)
         if not self.console.is_terminal:
             time = table.show_time(record["time_ms"])
@@ -411,16 +421,6 @@ class Monitor:
             )
             print(line, file=sys.stderr, flush=True)
         show_printed(self.console, record["name"], printed)
-
-
-def show_printed(console: Console, name: str, printed: str) -> None:
-    """The last lines of what a rung printed, its name before each."""
-    lines = printed.splitlines()
-    if len(lines) > PRINTED_LINES:
-        lines = [f"... {len(lines) - PRINTED_LINES} lines before", *lines[-PRINTED_LINES:]]
-    for line in lines:
-        clean = "".join(c for c in line if c.isprintable())
-        console.print(Text(f"{name} | {clean}", style="dim"), soft_wrap=True)
 
 
 @app.command("model")
@@ -713,6 +713,9 @@ def readme_command(
 
 
 app.command("trace")(trace_command)
+
+
+app.command("train")(train_command)
 
 
 def built_in() -> list[Path]:
