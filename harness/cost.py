@@ -13,9 +13,16 @@ so that the arithmetic intensity, FLOPs a byte, is (N d / (N + d)) / e -> d / e 
 N, and N / e for a fused rung, growing with N. A machine whose matrix rate over its bandwidth is
 more than that waits for its memory (harness/roofline.py draws it).
 
+The backward pass is dV = P^T dO, dP = dO V^T, dS = P (dP - delta) with delta = rowsum(P dP), and
+dQ = scale dS K, dK = scale dS^T Q. It moves
+
+    five kernels (rung 3)      e (7 N^2 + 8 N d)            P was kept; dP and dS written, all read
+    the least (fused)          e 7 N d                      q, k, v, dO read, dq, dk, dv written
+
+Training moves what both passes do: between them lies the rest of the model, and no chip remembers.
+
 Which count a rung is held to, it declares itself: STAGE.traffic in stages/contract.py. Rungs 0
-to 2 keep S and P in objects or not at all: they too are held to the least. The bytes are those of a
-forward pass.
+to 2 keep S and P in objects or not at all: they too are held to the least.
 """
 
 from collections.abc import Callable, Iterator
@@ -85,6 +92,25 @@ def three_kernel_bytes(problem: Problem) -> dict[str, int]:
     return {"Q K^T": q + k + s, "softmax": s + s, "P V": s + k + q}
 
 
+def three_kernel_backward_bytes(problem: Problem) -> dict[str, int]:
+    """kernel -> bytes of the backward pass where P was kept from the forward, nothing kept in L2.
+
+        P^T dO      reads P, dO     writes dv
+        dO V^T      reads dO, v     writes dP
+        softmax'    reads P, dP     writes dS
+        dS K        reads dS, k     writes dq
+        dS^T Q      reads dS, q     writes dk
+
+    Together 7 b h nq nk + 4 b h nq d + 4 b hk nk d elements. Four products to the five that `flops`
+    counts: S need not be computed again, which is what its N x N in memory are good for.
+    """
+    s, q, k = score_bytes(problem), query_bytes(problem), key_bytes(problem)
+    return {
+        "P^T dO": s + q + k, "dO V^T": q + k + s, "softmax'": s + s + s,
+        "dS K": s + k + q, "dS^T Q": s + q + k,
+    }  # fmt: skip
+
+
 def half_fused_bytes(problem: Problem) -> dict[str, int]:
     """kernel -> bytes where Q K^T is fused with the softmax: P only is written, and read.
 
@@ -105,13 +131,32 @@ def fused_bytes(problem: Problem) -> int:
     no key at all, need not be read; o is written whole. With `causal` the last query sees all valid
     keys, and the first nq - nk queries see none.
     """
+    rows, keys = looked_at(problem)
+    return rows + 2 * keys + query_bytes(problem)
+
+
+def fused_backward_bytes(problem: Problem) -> int:
+    """The fewest bytes that a backward pass can move: q, k, v, dO read once, dq, dk, dv written.
+
+    3 b h nq d + 4 b hk nk d elements, S, P, dP and dS none; what no query sees and no key answers
+    is not read, as in `fused_bytes`, and the gradients are written whole. o and the LSE are not
+    among them: whoever has whole rows of S on the chip again has their softmax, and delta =
+    rowsum(P dP) = rowsum(dO o). A flash kernel, whose chip holds no whole row, reads o (b h nq d)
+    and the LSE (b h nq in float32) as well.
+    """
+    rows, keys = looked_at(problem)
+    return 2 * rows + 2 * keys + query_bytes(problem) + 2 * key_bytes(problem)
+
+
+def looked_at(problem: Problem) -> tuple[int, int]:
+    """Bytes of the rows of q that see a key, and of those of k that a query sees."""
     rows = keys = 0
     for valid in problem.seqlens_k or (problem.nk,) * problem.b:
         keys += valid
         if valid:
             rows += min(problem.nq, problem.nk) if problem.causal else problem.nq
-    read = (problem.h * rows + 2 * problem.hk * keys) * problem.d
-    return read * ITEMSIZE[problem.dtype] + query_bytes(problem)
+    size = problem.d * ITEMSIZE[problem.dtype]
+    return problem.h * rows * size, problem.hk * keys * size
 
 
 def flash_bytes(problem: Problem, block_m: int) -> int:
@@ -145,16 +190,20 @@ def keys_of_blocks(problem: Problem, block_m: int) -> Iterator[int]:
             yield min(valid, seen)
 
 
-# a rung's STAGE.traffic -> the bytes that it moves at the least
-TRAFFIC: dict[str, Callable[[Problem], int]] = {
-    "fused": fused_bytes,
-    "three-kernel": lambda problem: sum(three_kernel_bytes(problem).values()),
+# a rung's STAGE.traffic -> pass -> the bytes that it moves at the least
+TRAFFIC: dict[str, dict[str, Callable[[Problem], int]]] = {
+    "fused": {"fwd": fused_bytes, "bwd": fused_backward_bytes},
+    "three-kernel": {
+        "fwd": lambda problem: sum(three_kernel_bytes(problem).values()),
+        "bwd": lambda problem: sum(three_kernel_backward_bytes(problem).values()),
+    },
 }
+PASSES = {"fwd": ("fwd",), "bwd": ("bwd",), "train": ("fwd", "bwd")}  # of each direction
 
 
 def hbm_bytes(problem: Problem, traffic: str = "fused") -> int:
-    """The fewest bytes that a forward pass of a rung with that STAGE.traffic moves."""
-    return TRAFFIC[traffic](problem)
+    """The fewest bytes that a rung with that STAGE.traffic moves in the problem's direction."""
+    return sum(TRAFFIC[traffic][each](problem) for each in PASSES[problem.direction])
 
 
 def intensity(operations: int, moved: int) -> float:

@@ -20,6 +20,14 @@ MEASURES = {
     "memory": ("peak_bytes", "peak memory above the inputs (MB)"),
     "error": ("err_f64_max", "max error against float64"),
 }
+# (measure, direction) -> the axis's title, where all the cells have that direction
+TITLES = {
+    ("time", "bwd"): "time of a backward pass (ms)",
+    ("time", "train"): "time of forward and backward (ms)",
+    ("memory", "bwd"): "peak memory above the forward pass's (MB)",
+    ("error", "bwd"): "max error of dq, dk, dv against float64",
+    ("error", "train"): "max error of o, dq, dk, dv against float64",
+}
 SIZES = ("nq", "nk")
 
 
@@ -41,6 +49,8 @@ def family_title(cell: Record) -> str:
     parts.append(cell["dtype"] + (" tf32" if cell["precision"] == "tf32" else ""))
     if cell["causal"]:
         parts.append("causal")
+    if cell["direction"] != "fwd":
+        parts.append(cell["direction"])
     parts.append(cell["device"])
     return ", ".join(parts)
 
@@ -91,13 +101,20 @@ def plot_measure(env: Record, cells: Sequence[Record], measure: str, folder: Pat
             own = [cell for cell in group if (cell["stage"], cell["name"]) == rung]
             draw(axis, points(own, measure), index, f"{rung[0]} {names[rung]}")
         finish(axis, group, measure)
-    axes[0][0].set_ylabel(MEASURES[measure][1])
+    axes[0][0].set_ylabel(axis_title(cells, measure))
     legend(figure, axes[0])
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{measure}.png"
     figure.savefig(path, dpi=110, bbox_inches="tight", facecolor="white")
     pyplot.close(figure)
     return path
+
+
+def axis_title(cells: Sequence[Record], measure: str) -> str:
+    """What is drawn upwards: of one direction where all cells have it, of a call otherwise."""
+    directions = {cell["direction"] for cell in cells}
+    usual = MEASURES[measure][1]
+    return TITLES.get((measure, directions.pop()), usual) if len(directions) == 1 else usual
 
 
 def any_point(group: Sequence[Record], measure: str) -> bool:

@@ -30,8 +30,17 @@ LEGEND = (
     "stage 3."
 )
 
+# what else is to be known of a table that is no forward pass's
+LEGENDS = {
+    "fwd": "",
+    "bwd": " bwd: dq, dk, dv from dO, the forward pass done before; its peak is above what that "
+    "pass holds, its errors are the largest among the three.",
+    "train": " train: a call is o, then dq, dk, dv from dO; errors are the largest among the four.",
+}
+
 HEADERS = ("#", "rung", "time", "vs before", "vs #3", "peak", "max err", "rel err", "status")
-RUNG, REL_ERR = HEADERS.index("rung"), HEADERS.index("rel err")
+RUNG, TIME, REL_ERR = (HEADERS.index(header) for header in ("rung", "time", "rel err"))
+TIMES = {"fwd": "time", "bwd": "bwd time", "train": "train time"}
 
 
 def by_problem(cells: Sequence[Record]) -> list[list[Record]]:
@@ -169,6 +178,19 @@ def row(group: Sequence[Record], cell: Record, title: str) -> list[str]:
     ]
 
 
+def headers(cell: Record) -> list[str]:
+    """HEADERS, the time's saying of what: of `cell`'s direction."""
+    shown = list(HEADERS)
+    shown[TIME] = TIMES[cell["direction"]]
+    return shown
+
+
+def legend(cells: Sequence[Record]) -> str:
+    """LEGEND, and what it takes to read the directions that there are."""
+    found = {cell["direction"] for cell in cells}
+    return LEGEND + "".join(text for direction, text in LEGENDS.items() if direction in found)
+
+
 STYLES = {"ok": "green", "wrong-by-design": "yellow", "skipped": "dim"}
 
 
@@ -185,7 +207,8 @@ def rich_tables(env: Record, cells: Sequence[Record], width: int) -> RenderableT
         [row(group, cell, names[cell["stage"], cell["name"]]) for cell in chosen]
         for group, chosen in zip(by_problem(cells), groups, strict=True)
     ]
-    shown, widths = layout([texts for rows in texts_of for texts in rows], width)
+    lines = [headers(group[0]) for group in groups]
+    shown, widths = layout([*lines, *(texts for rows in texts_of for texts in rows)], width)
     parts: list[RenderableType] = []
     for group, rows in zip(groups, texts_of, strict=True):
         parts.append(Text(problem_title(group[0]), style="bold"))
@@ -193,7 +216,7 @@ def rich_tables(env: Record, cells: Sequence[Record], width: int) -> RenderableT
         for index in shown:
             left = HEADERS[index] in ("rung", "status")
             table.add_column(
-                HEADERS[index],
+                headers(group[0])[index],
                 justify="left" if left else "right",
                 no_wrap=True,
                 width=widths[index],
@@ -203,13 +226,16 @@ def rich_tables(env: Record, cells: Sequence[Record], width: int) -> RenderableT
             styles = [style] * (len(texts) - 1) + [STYLES.get(cell["status"], "bold red")]
             table.add_row(*(Text(texts[index], style=styles[index]) for index in shown))
         parts += [table, *(Text(line, style="dim") for line in reasons(group)), Text("")]
-    parts.append(Text(LEGEND, style="dim"))
+    parts.append(Text(legend(cells), style="dim"))
     return Group(*parts)
 
 
 def layout(rows: Sequence[Sequence[str]], width: int) -> tuple[list[int], list[int]]:
-    """Which columns are shown, and the width of each, the same for all tables of a run."""
-    widths = [max(len(texts[i]) for texts in [HEADERS, *rows]) for i in range(len(HEADERS))]
+    """Which columns are shown, and the width of each, the same for all tables of a run.
+
+    `rows`: the texts of every row, headers' too.
+    """
+    widths = [max((len(texts[i]) for texts in rows), default=0) for i in range(len(HEADERS))]
     shown = list(range(len(HEADERS)))
 
     def excess() -> int:
@@ -239,14 +265,14 @@ def markdown(env: Record, cells: Sequence[Record]) -> str:
     lines = []
     for group in by_problem(cells):
         lines += [f"**{problem_title(group[0])}**", ""]
-        lines.append(f"| {' | '.join(HEADERS)} |")
+        lines.append(f"| {' | '.join(headers(group[0]))} |")
         marks = ["---" if header in ("rung", "status") else "---:" for header in HEADERS]
         lines.append(f"| {' | '.join(marks)} |")
         for cell in rows_of(group):
             texts = row(group, cell, names[cell["stage"], cell["name"]])
             lines.append(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |")
         lines.append("")
-    return "\n".join([*lines, LEGEND])
+    return "\n".join([*lines, legend(cells)])
 
 
 def flat_rows(env: Record, cells: Sequence[Record]) -> list[dict[str, Any]]:
