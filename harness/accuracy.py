@@ -35,6 +35,7 @@ from harness.problem import Problem
 
 YARDSTICK = 3  # the rung that every other is compared with
 BLOCK_BYTES = 1 << 26  # of a block of float64 scores
+GPU_BLOCK = 4  # times as large on a GPU: a small block leaves it waiting for Python
 HALF = ("float16", "bfloat16")
 
 Attend = Callable[..., torch.Tensor]
@@ -95,9 +96,10 @@ class Oracle:
 
 
 def row_blocks(problem: Problem) -> Iterator[tuple[int, int]]:
-    """[start, end) of blocks of query rows whose float64 scores take about 64 MB."""
+    """[start, end) of blocks of query rows whose float64 scores take about 64 MB, on a GPU 256 MB."""
     row = 8 * problem.b * problem.h * problem.nk
-    step = max(1, BLOCK_BYTES // row)
+    size = BLOCK_BYTES * (GPU_BLOCK if problem.device == "cuda" else 1)
+    step = max(1, size // row)
     for start in range(0, problem.nq, step):
         yield start, min(start + step, problem.nq)
 
@@ -312,7 +314,7 @@ def make_oracle(problem: Problem) -> Oracle:
         set_precision("tf32")
         yardstick = yardstick.larger(Error.between(out_tf32, out64))
     bound = Error(2 * yardstick.max + floor * largest_v, 2 * yardstick.rel + floor)
-    return Oracle(out64.cpu(), out3.cpu(), bound)
+    return Oracle(out64, out3, bound)
 
 
 def make_gradient_oracles(problem: Problem) -> list[Oracle]:
@@ -357,7 +359,7 @@ def gradient_oracle(
         yardstick = yardstick.larger(Error.between(found, truth, norm))
     rel = floor * (size.norm().item() / related if related else 1.0)
     bound = Error(3 * yardstick.max + floor * size.max().item(), 3 * yardstick.rel + rel)
-    return Oracle(truth.cpu(), third.cpu(), bound, norm)
+    return Oracle(truth, third, bound, norm)
 
 
 def set_precision(precision: str) -> None:
