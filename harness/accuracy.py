@@ -96,7 +96,7 @@ class Oracle:
 
 
 def row_blocks(problem: Problem) -> Iterator[tuple[int, int]]:
-    """[start, end) of blocks of query rows whose float64 scores take about 64 MB, on a GPU 256 MB."""
+    """[start, end) of blocks of query rows whose float64 scores take 64 MB, on a GPU 256 MB."""
     row = 8 * problem.b * problem.h * problem.nk
     size = BLOCK_BYTES * (GPU_BLOCK if problem.device == "cuda" else 1)
     step = max(1, size // row)
