@@ -52,11 +52,11 @@ class Error:
 
     @staticmethod
     def between(a: torch.Tensor, b: torch.Tensor, norm: float | None = None) -> "Error":
-        """The error of `a` against `b`, both taken to float64; NaN where `a` has one.
+        """The error of `a` against `b`, in float64 and where `b` is; NaN where `a` has one.
 
         `norm`: what ||a - b|| is related to instead of ||b||, where there is nothing left of b.
         """
-        a, b = a.double(), b.double()
+        a, b = a.to(b.device).double(), b.double()
         difference = a - b
         norm = b.norm().item() if norm is None else norm
         distance = difference.norm().item()
