@@ -41,6 +41,7 @@ from harness.arguments import (
     size,
     why_no_cuda,
 )
+from harness.bench_command import bench_command
 from harness.directions import OUTPUTS
 from harness.printed import show_printed
 from harness.problem import DTYPES, INPUTS, PRECISIONS, REAL_D, Problem
@@ -713,6 +714,7 @@ def readme_command(
 
 
 app.command("trace")(trace_command)
+app.command("bench")(bench_command)
 
 
 app.command("train")(train_command)
