@@ -1,0 +1,202 @@
+"""`ladder train`: its arguments, what it says on the way, and its table and plot."""
+
+import re
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from harness import curves, environment, table, train, train_plan, train_view
+from harness.arguments import (
+    MAX_SEED,
+    SHORT_DTYPES,
+    UserError,
+    best_device,
+    check_out,
+    create,
+    default_out,
+    integers,
+    one_of,
+    open_results,
+    settle_device,
+    whole,
+    why_no_cuda,
+)
+from harness.printed import show_printed
+from harness.roster import Rung, read_rungs
+from harness.runner import Record, default_memory
+
+MAX_STEPS = 100_000
+MAX_SEEDS = 100
+QUIET = 10.0  # seconds between two lines of progress
+
+
+def train_command(
+    stage: Annotated[
+        list[str] | None,
+        typer.Option(help="a rung by number, or a rung's file; may be repeated"),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; cuda by default where there is a GPU")
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(help=f"{' or '.join(train_plan.SHAPES)}; small by default on a GPU"),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="of q, k, v; bfloat16 by default on a GPU, float32 on a CPU"),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="500 by default on a GPU, 300 on a CPU, 3 where one is interpreted"),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="how many seeds; 3 by default on a GPU, 1 on a CPU")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="the first seed; the others follow it")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="where the records go; a new file under runs/ by default")
+    ] = None,
+    show: Annotated[
+        Path | None, typer.Option(help="train nothing: table and plot of this file again")
+    ] = None,
+) -> int:
+    """Train a small GPT with rungs as its attention, and hold the loss against SDPA's."""
+    given = {
+        "--stage": stage, "--device": device, "--size": size, "--dtype": dtype, "--steps": steps,
+        "--seeds": seeds, "--out": out,
+    }  # fmt: skip
+    if show is not None:
+        if more := [option for option, value in given.items() if value]:
+            raise UserError(f"{more[0]}: --show trains nothing; leave it away")
+        env, records = open_results(show, "train")
+        return finish(env, records, show)
+    if not stage:
+        raise UserError("--stage: got none, expected a rung's number or file, such as --stage 3")
+    numbers, own = sort_out(stage)
+    if size is not None:
+        one_of(size, "--size", tuple(train_plan.SHAPES))
+    if dtype is not None:
+        dtype = one_of(SHORT_DTYPES.get(dtype, dtype), "--dtype", train_plan.DTYPES)
+    if steps is not None:
+        whole(steps, "--steps", 1, MAX_STEPS)
+    if seeds is not None:
+        whole(seeds, "--seeds", 1, MAX_SEEDS)
+    whole(seed, "--seed", 0, MAX_SEED - MAX_SEEDS)
+    check_out(out)
+    device = settle_device(device)
+    rungs = read_rungs(own)
+    if device == "cuda" and (reason := why_no_cuda(rungs)):
+        raise UserError(f"--device: got cuda, but {reason}")
+    device = device or best_device(rungs)
+    size = size or train_plan.DEFAULT_SIZES[device]
+    dtype = dtype or train_plan.DEFAULT_DTYPES[device]
+    problem = train_plan.make_problem(size, dtype, device)
+    backends = train_plan.from_backends(device)
+    chosen = choose(rungs, numbers, own, backends)
+    contestants = [*backends, *(train_plan.from_rung(rung, problem) for rung in chosen)]
+    if steps is None:
+        steps = default_steps(contestants, device)
+    seeds = seeds or train_plan.DEFAULT_SEEDS[device]
+    plan = train_plan.Plan(size, steps, range(seed, seed + seeds), problem)
+    arguments = {
+        "command": "train", "stage": [rung.name for rung in chosen], "device": device, "size": size,
+        "dtype": dtype, "steps": steps, "seeds": seeds, "seed": seed,
+    }  # fmt: skip
+    env = environment.make_env(
+        device, plan.to_json(contestants), [one.declared for one in contestants], arguments
+    )
+    out = out or default_out("train")
+    monitor = Monitor(len(contestants) * seeds)
+    memory = default_memory(environment.memory_bytes())
+    with create(out, env) as writer:
+        records = train.run(contestants, plan, memory, writer, monitor.progress, monitor.report)
+    return finish(env, records, out)
+
+
+def sort_out(stage: Sequence[str]) -> tuple[list[int], list[Path]]:
+    """--stage's values: rungs' numbers, and rungs' files."""
+    by_number = [value for value in stage if re.fullmatch(r"[\d,\s]*", value)]
+    numbers = integers(",".join(by_number), "--stage", 0) if by_number else []
+    return numbers, [Path(value) for value in stage if value not in by_number]
+
+
+def choose(
+    rungs: Sequence[Rung],
+    numbers: Sequence[int],
+    own: Sequence[Path],
+    backends: Sequence[train_plan.Contestant],
+) -> list[Rung]:
+    """The rungs that --stage names; UserError where one is not there, or is SDPA itself."""
+    beside = {(backend.stage, backend.name) for backend in backends}
+    known = {rung.number for rung in rungs if (rung.number, rung.name) not in beside}
+    if missing := [number for number in numbers if number not in known]:
+        there = ", ".join(str(number) for number in sorted(known))
+        raise UserError(f"--stage: got {missing[0]}, expected a file or some of {there}")
+    chosen = [rung for rung in rungs if rung.number in numbers or rung.path in own]
+    for rung in chosen:
+        if (rung.number, rung.name) in beside:
+            raise UserError(f"--stage: {rung.number} {rung.name} is SDPA, which runs in any case")
+    return chosen
+
+
+def default_steps(contestants: Sequence[train_plan.Contestant], device: str) -> int:
+    """So many steps as are worth while: few where a contestant is interpreted."""
+    slow = [one for one in contestants if one.mode == "interpreted" and one.skip is None]
+    if not slow:
+        return train_plan.DEFAULT_STEPS[device]
+    steps = train_plan.INTERPRETED_STEPS
+    print(
+        f"{slow[0].stage} {slow[0].name} is interpreted, a step takes seconds: {steps} steps for "
+        "all; --steps says otherwise",
+        file=sys.stderr,
+    )
+    return steps
+
+
+def finish(env: Record, records: Sequence[Record], path: Path) -> int:
+    """Print the table, draw the plot beside the records in `path`; returns the exit code."""
+    if not records:
+        raise UserError(f"{path}: no record in it: nothing was trained to its end")
+    page = table.page()
+    page.print(train_view.rich_table(env, records, page.width))
+    page.print(Text(f"records: {path}"), soft_wrap=True)
+    picture = path.with_name(f"{path.stem}-plots") / "loss.png"
+    try:
+        if train_view.plot(env, records, picture):
+            page.print(Text(f"plot:    {picture}"), soft_wrap=True)
+    except (ImportError, OSError) as error:
+        page.print(Text(f"no plot: {error}"), soft_wrap=True)
+    return 1 if any(verdict.failed for verdict in curves.judge(records)) else 0
+
+
+class Monitor:
+    """Progress on stderr: a line whenever a contestant is done with a seed, or none came long."""
+
+    def __init__(self, total: int) -> None:
+        self.done, self.total = 0, total
+        self.console = Console(stderr=True)
+        self.last = time.monotonic()
+
+    def progress(self, record: Record) -> None:
+        """Some more steps of `record` are done."""
+        if time.monotonic() - self.last >= QUIET:
+            self.say(record, f"step {len(record['losses'])} of {record['steps']}")
+
+    def report(self, record: Record, printed: str) -> None:
+        """A contestant is done with a seed."""
+        self.done += 1
+        self.say(record, record["status"])
+        show_printed(self.console, record["name"], printed)
+
+    def say(self, record: Record, what: str) -> None:
+        self.last = time.monotonic()
+        loss = f", loss {record['losses'][-1]:.4f}" if record["losses"] else ""
+        line = f"[{self.done}/{self.total}] {record['stage']} {record['name']}, seed "
+        print(f"{line}{record['seed']}: {what}{loss}", file=sys.stderr, flush=True)
