@@ -74,10 +74,10 @@ def choose(
     }
     for choice in read():
         if all(choice.get(name) == value for name, value in kept.items()):
-            config = choice.get("config")
-            if config in candidates:  # else the candidates have changed since
-                chosen[key] = config
-                return config
+            for config in candidates:  # it may be none of them: they have changed since
+                if config == choice.get("config"):
+                    chosen[key] = config
+                    return config
     with torch.cuda.device(like.device):
         times = time_each(candidates, launch)
     best = min(times, key=lambda index: times[index])

@@ -312,40 +312,45 @@ def dq_kernel(
     tl.store(dq_ptrs, (dq * scale).to(dq_ptr.dtype.element_ty), mask=q_mask)
 
 
-# BLOCK_M, BLOCK_N, num_warps, num_stages for a BLOCK_D of up to 64, of 128, of 256: kernel A keeps
-# BLOCK_N keys and walks tiles of BLOCK_M rows, kernel B the other way round
-DK_DV_HALF = (
-    ((64, 128, 8, 2), (64, 128, 8, 3), (64, 128, 4, 3), (128, 128, 8, 2), (64, 64, 4, 3)),
-    ((64, 64, 8, 2), (64, 128, 8, 3), (64, 128, 8, 2), (32, 128, 8, 3), (64, 64, 4, 3)),
-    ((32, 32, 8, 1), (32, 64, 8, 2), (64, 64, 8, 1)),
-)
-DQ_HALF = (
-    ((128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 4, 3), (128, 128, 8, 2), (64, 64, 4, 3)),
-    ((64, 64, 8, 2), (128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 3)),
-    ((64, 32, 8, 1), (64, 32, 8, 2), (128, 32, 8, 1)),
-)
-FLOAT_TILES = (
-    ((32, 32, 8, 2), (32, 32, 4, 2)),
-    ((32, 32, 16, 1), (16, 32, 8, 1)),
-    ((16, 16, 16, 1), (16, 16, 8, 1)),
-)
+# BLOCK_M, BLOCK_N, num_warps, num_stages for a BLOCK_D of up to 64, of 128, of 256: the best of a
+# sweep on one H200. Kernel A keeps BLOCK_N keys and walks tiles of BLOCK_M rows, kernel B the other
+# way round.
+TILES: dict[str, dict[str, tuple[list[tuple[int, int, int, int]], ...]]] = {
+    "dk_dv_kernel": {
+        "half": (
+            [(64, 64, 4, 3), (64, 64, 4, 2), (64, 128, 8, 3)],
+            [(32, 64, 8, 3), (32, 64, 4, 3), (64, 128, 8, 3)],
+            [(32, 64, 8, 1), (32, 64, 8, 2), (64, 64, 8, 1)],
+        ),
+        "tf32": ([(32, 32, 8, 2), (32, 64, 4, 2)], [(32, 32, 8, 1)], [(16, 16, 8, 1)]),
+        "ieee": ([(32, 32, 8, 2), (32, 32, 4, 2)], [(16, 32, 8, 1)], [(16, 16, 8, 1)]),
+    },
+    "dq_kernel": {
+        "half": (
+            [(64, 64, 4, 3), (64, 128, 4, 2), (128, 128, 8, 3)],
+            [(64, 64, 4, 2), (128, 64, 8, 3), (64, 64, 4, 3)],
+            [(64, 32, 8, 1), (64, 32, 8, 2), (64, 64, 8, 1)],
+        ),
+        "tf32": ([(64, 32, 4, 2), (32, 32, 4, 2)], [(32, 32, 8, 1)], [(16, 16, 8, 1)]),
+        "ieee": ([(32, 32, 8, 2), (32, 32, 4, 2)], [(32, 16, 8, 1)], [(16, 16, 8, 1)]),
+    },
+}
 
 
-def candidates(
-    d: int, dtype: torch.dtype, precision: str
-) -> tuple[list[autotune.Config], list[autotune.Config]]:
-    """Launch configurations worth trying for kernels A and B, the surest first (see rung 6)."""
+def candidates(kernel: str, d: int, dtype: torch.dtype, precision: str) -> list[autotune.Config]:
+    """Launch configurations worth trying for one of the two kernels, the surest first (rung 6)."""
     BLOCK_D = max(16, 1 << (d - 1).bit_length())  # tl.dot refuses an inner dimension under 16
+    kind = "half" if dtype != torch.float32 else precision
     size = 0 if BLOCK_D <= 64 else 1 if BLOCK_D == 128 else 2
-    a, b = (
-        [
-            {"BLOCK_M": M, "BLOCK_N": N, "BLOCK_D": BLOCK_D,
-             "num_warps": warps, "num_stages": stages}
-            for M, N, warps, stages in (FLOAT_TILES if dtype == torch.float32 else tiles)[size]
-        ]
-        for tiles in (DK_DV_HALF, DQ_HALF)
-    )  # fmt: skip
-    return a, b
+    return [
+        {"BLOCK_M": M, "BLOCK_N": N, "BLOCK_D": BLOCK_D, "num_warps": warps, "num_stages": stages}
+        for M, N, warps, stages in TILES[kernel][kind][size]
+    ]
+
+
+def launch_configs(d: int, dtype: torch.dtype, precision: str) -> dict[str, autotune.Config]:
+    """kernel -> the configuration that runs untuned: the first of its candidates."""
+    return {kernel: candidates(kernel, d, dtype, precision)[0] for kernel in TILES}
 
 
 def backward(
@@ -368,8 +373,9 @@ def backward(
     scale = d**-0.5
     precision = input_precision(q)
     tune: dict[str, Any] = {"like": q, "precision": precision, "d": d, "causal": causal, "n": Nk}
-    for_keys, for_rows = candidates(d, q.dtype, precision)
     delta = torch.empty((B, H, Nq), dtype=torch.float32, device=q.device)
+    for_keys = candidates("dk_dv_kernel", d, q.dtype, precision)
+    for_rows = candidates("dq_kernel", d, q.dtype, precision)
     BLOCK_D = for_rows[0]["BLOCK_D"]
     delta_kernel[(triton.cdiv(Nq, 64), B * H)](
         o, do, delta, *o.stride(), *do.stride(), H, Nq, d, BLOCK_M=64, BLOCK_D=BLOCK_D

@@ -1,10 +1,11 @@
 """Compile a rung's kernel for a GPU that is not here, and read what the compiler says of it.
 
 Triton decides on TRITON_INTERPRET when a kernel is defined, so this runs as a script of its own,
-with interpretation off: ``python cubins.py s05_triton_online d dtype sm ...`` prints a line of
+with interpretation off: ``python cubins.py stage,kernel,d,dtype,sm,flags ...`` prints a line of
 JSON a kernel.
 """
 
+import importlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+TYPES = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
 SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}  # bytes a program
 
 
@@ -30,45 +32,74 @@ def resources(cubin: bytes) -> dict[str, int]:
     return {name: int(found[name]) for name in ("REG", "STACK", "LOCAL")}
 
 
-def compile_for(stage: str, d: int, dtype: str, sm: int) -> dict[str, object]:
-    """Compile `stage`'s kernel for capability `sm`, as a launch on contiguous tensors would.
+POINTERS = {"lse_ptr": "*fp32", "delta_ptr": "*fp32", "seqlens_ptr": "*i32", "skipped_ptr": "*i32"}
+# what the flags of a kernel are where no mask is asked for, and where all are
+FLAGS = {
+    "plain": {
+        "CAUSAL": False, "HAS_SEQLENS": False, "LSE": False, "COUNT": False, "EVEN_M": True,
+        "group": 1, "lse_ptr": None, "seqlens_ptr": None, "skipped_ptr": None,
+    },
+    "masked": {"CAUSAL": True, "HAS_SEQLENS": True, "LSE": True, "COUNT": True, "EVEN_M": False},
+}  # fmt: skip
 
-    `dtype` 'tf32' is float32 with its dots in TF32.
-    """
-    import importlib
 
+def kernels(stage: str) -> dict[str, object]:
+    """name -> kernel of a rung's file, those with a launch configuration."""
+    module = importlib.import_module(f"stages.{stage}")
+    return {name: kernel for name, kernel in vars(module).items() if name.endswith("_kernel")}
+
+
+def launch_config(stage: str, kernel: str, d: int, dtype: str, precision: str) -> dict[str, int]:
+    """The configuration that `kernel` runs in untuned."""
     import torch
+
+    module = importlib.import_module(f"stages.{stage}")
+    arguments = d, getattr(torch, dtype), precision
+    if hasattr(module, "launch_configs"):
+        return dict(module.launch_configs(*arguments)[kernel])
+    return dict(module.launch_config(*arguments))
+
+
+def compile_for(
+    stage: str, name: str, d: int, dtype: str, sm: int, flags: str
+) -> dict[str, object]:
+    """Compile a rung's kernel for capability `sm`, as a launch on contiguous tensors would.
+
+    `dtype` 'tf32' is float32 with its dots in TF32; `flags` is one of FLAGS.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    module = importlib.import_module(f"stages.{stage}")
     precision = "ieee"
     if dtype == "tf32":
         dtype, precision = "float32", "tf32"
-    config = module.launch_config(d, getattr(torch, dtype), precision)
+    config = launch_config(stage, name, d, dtype, precision)
     options = {key: config.pop(key) for key in ("num_warps", "num_stages")}
-    pointer = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}[dtype]
-    kernel = module.attention_kernel
-    constants = {"PRECISION": precision, **config}
+    kernel = kernels(stage)[name]
+    constants = {"PRECISION": precision, "EVEN_D": d == config["BLOCK_D"], **config, **FLAGS[flags]}
+    if "delta_ptr" in kernel.arg_names:
+        constants.pop("lse_ptr", None)  # the backward pass always has it
     signature, constexprs, attrs = {}, {}, {}
-    for index, name in enumerate(kernel.arg_names):
-        if name in constants:
-            signature[name], constexprs[name] = "constexpr", constants[name]
-        elif name.endswith("_ptr"):
-            signature[name], attrs[(index,)] = pointer, [["tt.divisibility", 16]]
-        elif re.fullmatch(r"stride_[qkvo]d", name):
-            signature[name], constexprs[name] = "constexpr", 1  # a launch specialises on 1
+    for index, argument in enumerate(kernel.arg_names):
+        if argument in constants:
+            signature[argument], constexprs[argument] = "constexpr", constants[argument]
+        elif argument.endswith("_ptr"):
+            signature[argument] = POINTERS.get(argument, TYPES[dtype])
+            attrs[(index,)] = [["tt.divisibility", 16]]
+        elif re.fullmatch(r"stride_d?[qkvo]d", argument):
+            signature[argument], constexprs[argument] = "constexpr", 1  # a launch specialises on 1
         else:
-            signature[name] = "fp32" if name == "scale" else "i32"
+            signature[argument] = "fp32" if argument.endswith("scale") else "i32"
             # a launch specialises on multiples of 16: wider loads, and more of them in flight
-            if (name.startswith("stride_") or name in ("d", "Nq", "Nk")) and d % 16 == 0:
+            sizes = ("d", "Nq", "Nk") if flags == "plain" else ()
+            if (argument.startswith("stride_") or argument in sizes) and d % 16 == 0:
                 attrs[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constexprs=constexprs, attrs=attrs)
     compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
     return {
-        "stage": stage, "d": d, "dtype": dtype, "precision": precision, "sm": sm,
-        "shared": compiled.metadata.shared,
+        "stage": stage, "kernel": name, "d": d, "dtype": dtype, "precision": precision, "sm": sm,
+        "flags": flags, "shared": compiled.metadata.shared,
         "cubin_bytes": len(compiled.asm["cubin"]),
         "ptx_target": re.search(r"\.target (\w+)", compiled.asm["ptx"]).group(1),
         **resources(compiled.asm["cubin"]),
@@ -78,5 +109,5 @@ def compile_for(stage: str, d: int, dtype: str, sm: int) -> dict[str, object]:
 if __name__ == "__main__":
     os.environ["TRITON_INTERPRET"] = "0"  # before stages sets it: there is no GPU here
     for job in sys.argv[1:]:
-        stage, d, dtype, sm = job.split(",")
-        print(json.dumps(compile_for(stage, int(d), dtype, int(sm))), flush=True)
+        stage, name, d, dtype, sm, flags = job.split(",")
+        print(json.dumps(compile_for(stage, name, int(d), dtype, int(sm), flags)), flush=True)
