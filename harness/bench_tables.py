@@ -267,7 +267,7 @@ def roof_lines(
 
 
 def reason_lines(group: Sequence[Record]) -> list[str]:
-    """Why there is no figure, a line a reason, with the contestants and the N that it is true of."""
+    """Why there is no figure, a line a reason, with who and at which N."""
     found: dict[tuple[str, str], dict[int, list[str]]] = {}
     for record in group:
         if record["status"] != "ok":

@@ -1,0 +1,473 @@
+"""`ladder bench`: who is timed, against whom, and what becomes of contestants that misbehave."""
+
+import signal
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from ladder_command import RUNGS, Started, ladder
+
+from harness import bench, results, timing
+from harness.bench import Contest, Sizes, Terms, make_problems, plan, suite_problems, usual_rungs
+from harness.problem import Problem
+from harness.processes import ChildFailed
+from harness.roster import Rung, built_in_files, describe_files
+
+PROBLEM = Problem(
+    inputs="normal", seed=1, b=2, h=2, hk=2, nq=32, nk=32, d=16, dtype="float32", precision="ieee",
+    causal=False, seqlens_k=None, device="cpu",
+)  # fmt: skip
+TERMS = Terms(warmup=2, repeat=6, budget=30.0, memory=1 << 30)
+STAGE3, TRITON = (
+    next(path for path in built_in_files() if path.name.startswith(name))
+    for name in ("s03_", "s05_")
+)
+
+HEAD = """
+import ctypes, time
+from pathlib import Path
+import stages
+from stages.contract import Stage, StageUnavailable
+STAGE = Stage(number={number}, name={name!r}, title={name!r}, idea="a fake", gradients={gradients},
+              options=("causal",))
+stage3 = stages.by_number(3).attend
+LOG = Path(__file__).with_suffix(".calls")
+
+
+def attend(q, k, v, **options):
+    with LOG.open("a") as log:
+        log.write("x")
+    calls = LOG.stat().st_size
+"""
+# body of attend; `calls` counts them over all processes, this one included
+RIGHT = "return stage3(q, k, v, **options)"
+
+
+@pytest.fixture
+def make_rung(tmp_path):
+    """Write a fake rung: its name, the body of its attend, its number; more lines at the end."""
+
+    def make(name, body=RIGHT, number=90, more="", gradients=True):
+        path = tmp_path / f"{name}.py"
+        head = HEAD.format(number=number, name=name, gradients=gradients)
+        lines = "\n".join(f"    {line}" for line in body.splitlines())
+        path.write_text(f"{head}{lines}\n\n\n{more}\n")
+        return path
+
+    return make
+
+
+def calls_of(path):
+    """How often a fake of `make_rung` was called."""
+    return path.with_suffix(".calls").stat().st_size
+
+
+def hold(folder, *paths, problem=PROBLEM, terms=TERMS, printed=None):
+    """name -> record of a contest between the rungs in `paths`; each holds to the schema."""
+    rungs = [describe_files([Path(path)])[0] for path in paths]
+    where = folder / "court"
+    where.mkdir(exist_ok=True)
+    records = bench.hold(Contest(problem, rungs), terms, where, [] if printed is None else printed)
+    for record in records:
+        results.dump_line(record)
+        timed = record["time_ms"] is not None
+        assert timed == (record["status"] == "ok" and record["mode"] != "interpreted")
+        assert timed == (record["samples"] == terms.repeat)
+        if not timed:  # nothing that follows from a time is there without one
+            assert record["tflops"] is record["tokens_per_s"] is None
+            assert record["speedup"] == {}
+            assert record["samples"] == 0
+        if record["status"] != "ok":
+            assert record["reason"]
+    assert list(where.glob("out*")) == []  # no later contestant finds an answer
+    return {record["name"]: record for record in records}
+
+
+def found(records):
+    return {name: record["status"] for name, record in records.items()}
+
+
+def test_ratios_are_of_the_medians_of_one_process(tmp_path, make_rung):
+    process = "import os\nprint('process', os.getpid(), flush=True)\n"
+    own = make_rung("own", process + RIGHT)
+    peers = [make_rung("quick", process + RIGHT, 110),
+             make_rung("slow", f"{process}time.sleep(0.004)\n{RIGHT}", 111)]  # fmt: skip
+    printed = []
+    records = hold(tmp_path, STAGE3, own, *peers, printed=printed)
+    assert set(found(records).values()) == {"ok"}
+    times = {name: record["time_ms"] for name, record in records.items()}
+    assert times["slow"] >= 4
+    for name, record in records.items():
+        others = {"quick", "slow"} - {name}
+        assert record["speedup"] == {peer: times[peer] / times[name] for peer in others}
+        assert record["flops"] == 4 * 2 * 2 * 32 * 32 * 16
+        assert record["tflops"] == pytest.approx(record["flops"] / (times[name] * 1e9), rel=1e-12)
+        assert record["tokens_per_s"] == pytest.approx(2 * 32 / (times[name] * 1e-3), rel=1e-12)
+        assert (record["warmup"], record["repeat"]) == (2, 6)
+        assert record["first_call_ms"] > 0 and 0 < record["err_f64_max"] < 1e-5
+        # one process holds all: its resident set is nobody's
+        assert record["peak_bytes"] is record["memory_meter"] is record["skip_ratio"] is None
+    assert len({line for line in "".join(printed).splitlines() if "process" in line}) == 1
+
+
+def test_rounds_are_as_many_as_asked_for_and_nobody_always_follows_the_same_other():
+    order = []
+    timings = timing.alternate(
+        [lambda: order.append(0), lambda: order.append(1), lambda: order.append(2)],
+        ["cpu"] * 3, rounds=7,
+    )  # fmt: skip
+    assert [len(each.samples_ms) for each in timings] == [7, 7, 7]
+    runs = [who for who, before in zip(order, [None, *order], strict=False) if who != before]
+    assert set(pairwise(runs)) >= {(0, 1), (1, 2), (2, 0)}
+
+
+def test_who_is_wrong_is_never_timed(tmp_path, make_rung):
+    """Called once, for its check; the others are as if it had not been there."""
+    wrong = {
+        "off": ("return 1.001 * stage3(q, k, v)", "max error"),
+        "nan": ("o = stage3(q, k, v)\no[0, 0, 0, 0] = float('nan')\nreturn o", "NaN"),
+        "short": ("return stage3(q, k, v)[..., :-1]", "shape"),
+        "writer": ("q.data += 1\nreturn stage3(q - 1, k, v)", "changed its input q"),
+        "resizer": ("o = stage3(q, k, v)\nv.resize_(1)\nreturn o", "changed its input v"),
+    }
+    paths = [make_rung(name, body) for name, (body, _) in wrong.items()]
+    right = make_rung("right")
+    records = hold(tmp_path, *paths, right, STAGE3)
+    assert found(records) == {**dict.fromkeys(wrong, "wrong"), "right": "ok",
+                              "torch_three_gemm": "ok"}  # fmt: skip
+    for path, (name, (_, why)) in zip(paths, wrong.items(), strict=True):
+        assert why in records[name]["reason"]
+        assert calls_of(path) == 1
+    assert records["off"]["err_f64_max"] > 1e-4  # how wrong it was is kept
+    assert calls_of(right) > 1 + TERMS.warmup + TERMS.repeat
+
+
+@pytest.mark.parametrize("direction", ["bwd", "train"])
+def test_a_contestant_that_writes_its_input_harms_nobody(tmp_path, make_rung, direction):
+    """Calls that were prepared before it read where it wrote: the inputs are themselves again."""
+    writer = make_rung("writer", "o = stage3(q, k, v)\nv.data.mul_(3)\nreturn o")
+    problem = replace(PROBLEM, direction=direction)
+    records = hold(tmp_path, STAGE3, writer, make_rung("right"), problem=problem)
+    assert found(records) == {"torch_three_gemm": "ok", "writer": "wrong", "right": "ok"}
+
+
+def test_who_refuses_is_out_and_it_is_a_failure_of_ours_alone(tmp_path, make_rung):
+    """A peer's ValueError says that it doesn't take the problem; ours were asked what they do."""
+    refuses = "raise ValueError('no such shape')"
+    paths = [make_rung("peer", refuses, 110), make_rung("ours", refuses),
+             make_rung("absent", "raise StageUnavailable('not on this machine')")]  # fmt: skip
+    records = hold(tmp_path, *paths, STAGE3)
+    assert found(records) == {"peer": "skipped", "ours": "crashed", "absent": "skipped",
+                              "torch_three_gemm": "ok"}  # fmt: skip
+    assert "no such shape" in records["peer"]["reason"]
+    assert records["absent"]["reason"] == "not on this machine"
+
+
+@pytest.mark.parametrize("call", [1, 6])
+def test_who_takes_the_process_with_it_costs_itself_only(tmp_path, make_rung, call):
+    """At its first call, and in the middle of the rounds."""
+    deadly = make_rung("deadly", f"if calls >= {call}:\n    ctypes.string_at(0)\n{RIGHT}")
+    quick = make_rung("quick", number=110)
+    records = hold(tmp_path, STAGE3, deadly, quick)
+    assert found(records) == {"torch_three_gemm": "ok", "deadly": "crashed", "quick": "ok"}
+    assert records["deadly"]["reason"] == "killed by SIGSEGV"
+    assert set(records["torch_three_gemm"]["speedup"]) == {"quick"}
+
+
+def test_two_that_can_not_be_together_are_both_out(tmp_path, make_rung):
+    """Each is sound alone; nothing was measured of all together, so nothing is claimed."""
+    body = f"import os\nos.environ['IN_HERE'] = os.environ.get('IN_HERE', '') + {{!r}}\n\
+if {{!r}} in os.environ['IN_HERE']:\n    ctypes.string_at(0)\n{RIGHT}"
+    cain = make_rung("cain", body.format("c", "a"))
+    abel = make_rung("abel", body.format("a", "c"))
+    records = hold(tmp_path, cain, abel)
+    assert found(records) == {"cain": "crashed", "abel": "crashed"}
+    assert "sound alone, but of all in one process: killed by SIGSEGV" in records["cain"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [("MemoryError()", "out-of-memory"), ("RuntimeError('late')", "crashed")],
+)
+def test_who_falls_in_the_rounds_costs_itself_only(tmp_path, make_rung, error, status):
+    """After its warm-up: the rounds begin again without it, and are as many for all."""
+    faint = make_rung("faint", f"if calls > 5:\n    raise {error}\n{RIGHT}")
+    records = hold(tmp_path, faint, STAGE3, make_rung("quick", number=110))
+    assert found(records) == {"faint": status, "torch_three_gemm": "ok", "quick": "ok"}
+    assert calls_of(faint) == 6
+
+
+def test_who_hangs_costs_itself_only(tmp_path):
+    hangs = RUNGS / "hangs.py"
+    records = hold(tmp_path, hangs, STAGE3, terms=replace(TERMS, budget=1.0))
+    assert found(records) == {"hangs": "timeout", "torch_three_gemm": "ok"}
+    assert "budget of 1 s" in records["hangs"]["reason"]
+
+
+def test_who_is_too_slow_for_the_rounds_is_told_beforehand(tmp_path, make_rung):
+    slow = make_rung("slow", f"time.sleep(0.05)\n{RIGHT}")
+    terms = replace(TERMS, repeat=100, budget=5.0)
+    records = hold(tmp_path, slow, STAGE3, terms=terms)
+    assert found(records) == {"slow": "timeout", "torch_three_gemm": "ok"}
+    assert "102 calls do not fit in its budget of 5 s" in records["slow"]["reason"]
+    assert calls_of(slow) == 2  # its check, and one warm-up call
+
+
+def test_who_remembers_its_answer_is_found_out(tmp_path):
+    records = hold(tmp_path, RUNGS / "remembers.py", RUNGS / "remembers_versions.py", STAGE3)
+    assert found(records) == {"remembers": "wrong", "remembers_versions": "wrong",
+                              "torch_three_gemm": "ok"}  # fmt: skip
+    assert "after v changed" in records["remembers"]["reason"]
+
+
+@pytest.mark.parametrize("name", ["talks_forged", "talks_garbage"])
+def test_who_talks_to_the_harness_talks_for_itself(tmp_path, name):
+    records = hold(tmp_path, STAGE3, RUNGS / f"{name}.py", terms=replace(TERMS, budget=3.0))
+    assert records["torch_three_gemm"]["status"] == "ok"
+    assert records[name]["status"] in ("crashed", "timeout")
+
+
+def test_the_interpreted_are_checked_and_the_inexact_are_not_timed(tmp_path):
+    records = hold(tmp_path, TRITON, RUNGS / "modest.py", RUNGS / "claims_too_much.py", STAGE3)
+    interpreted = records.pop("triton_online")
+    assert (interpreted["status"], interpreted["mode"]) == ("ok", "interpreted")
+    assert interpreted["reason"] == bench.INTERPRETED and interpreted["time_ms"] is None
+    assert 0 < interpreted["err_f64_max"] < 1e-5
+    assert found(records) == {"modest": "wrong-by-design", "claims_too_much": "wrong",
+                              "torch_three_gemm": "ok"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("direction", "products"), [("bwd", 5), ("train", 7)])
+def test_other_directions_are_checked_and_counted(tmp_path, make_rung, direction, products):
+    """The work of a direction is that of its products; who is forward only is skipped."""
+    wrong = "return stage3(q, k, v) + 0.001 * (v - v.detach())"  # right forward, wrong backward
+    paths = [make_rung("forward", gradients=False), make_rung("twisted", wrong),
+             make_rung("quick", number=110)]  # fmt: skip
+    problem = replace(PROBLEM, direction=direction)
+    records = hold(tmp_path, STAGE3, *paths, problem=problem)
+    assert found(records) == {"torch_three_gemm": "ok", "forward": "skipped", "twisted": "wrong",
+                              "quick": "ok"}  # fmt: skip
+    assert "no gradients" in records["forward"]["reason"] and "dv" in records["twisted"]["reason"]
+    record = records["torch_three_gemm"]
+    assert record["flops"] == products * 2 * 2 * 2 * 32 * 32 * 16
+    assert set(record["speedup"]) == {"quick"}
+
+
+def test_who_counts_skipped_tiles_has_its_share_recorded(tmp_path, make_rung):
+    """One that raises, gives no share or takes the process with it keeps its time all the same."""
+    ratio = "def skip_ratio(q, k, v, *, causal=False, seqlens_k=None):\n    return {}"
+    answers = {"causal": "0.25 if causal else 0.5", "absurd": "7.0", "raises": "1 / 0"}
+    paths = [make_rung(name, more=ratio.format(answer)) for name, answer in answers.items()]
+    problem = replace(PROBLEM, causal=True)
+    records = hold(tmp_path, *paths, STAGE3, problem=problem)
+    assert set(found(records).values()) == {"ok"}
+    shares = {name: record["skip_ratio"] for name, record in records.items()}
+    assert shares == {"causal": 0.25, "absurd": None, "raises": None, "torch_three_gemm": None}
+    deadly = make_rung("deadly", more=ratio.format("ctypes.string_at(0)"))
+    records = hold(tmp_path, deadly, STAGE3)
+    assert found(records) == {"deadly": "ok", "torch_three_gemm": "ok"}
+
+
+def test_without_an_oracle_nobody_is_timed(tmp_path, make_rung, monkeypatch):
+    class Blind(bench.Judge):
+        def open(self):
+            raise ChildFailed("out-of-memory", "can't be checked: too large")
+
+    monkeypatch.setattr(bench, "Judge", Blind)
+    right = make_rung("right")
+    records = hold(tmp_path, right, STAGE3)
+    assert set(found(records).values()) == {"out-of-memory"}
+    assert {record["reason"] for record in records.values()} == {"can't be checked: too large"}
+    assert not right.with_suffix(".calls").exists()
+
+
+def test_what_a_contestant_prints_is_told(tmp_path, make_rung):
+    printed = []
+    hold(tmp_path, make_rung("chatty", f"print('hello', calls)\n{RIGHT}"), printed=printed)
+    assert "hello 1\n" in "".join(printed)
+
+
+# ---- what is planned
+
+
+def make_fake(number, gradients=False, options=("causal",), **fields):
+    """A rung as the roster knows it, that runs anywhere."""
+    name = f"rung{number}"
+    anywhere = {"cpu": None, "cuda": None}
+    return Rung(
+        path=Path(f"{name}.py"), number=number, name=name, title=name, idea="", still_hurts="",
+        needs=(), devices=("cpu", "cuda"), options=options, gradients=gradients,
+        exact_up_to=fields.get("exact_up_to"), worth_up_to={}, traffic="fused", sha256="",
+        modes=dict.fromkeys(anywhere, "native"), unavailable=fields.get("unavailable", anywhere),
+        refused={
+            device: dict.fromkeys(("float16", "float32")) | fields.get("refused", {})
+            for device in anywhere
+        },
+    )  # fmt: skip
+
+
+LADDER = [
+    make_fake(3, gradients=True), make_fake(4, exact_up_to=16), make_fake(5, options=()),
+    make_fake(6), make_fake(7, gradients=True), make_fake(8, unavailable={"cpu": "no"}),
+    make_fake(9, gradients=True, refused={"float32": "half precision only"}),
+    make_fake(100, gradients=True), make_fake(101, refused={"float32": "no"}),
+]  # fmt: skip
+
+
+def numbers(rungs):
+    return [rung.number for rung in rungs]
+
+
+@pytest.mark.parametrize(
+    ("directions", "expected"),
+    [(["fwd"], [3, 6, 100, 101]), (["bwd"], [3, 7, 100, 101]), (["train"], [3, 7, 100, 101]),
+     (["fwd", "train"], [3, 6, 7, 100, 101])],
+)  # fmt: skip
+def test_unless_told_stage_3_the_newest_that_fits_and_the_peers_compete(directions, expected):
+    problems = [replace(PROBLEM, direction=direction) for direction in directions]
+    assert numbers(usual_rungs(LADDER, problems)) == expected
+
+
+def test_the_usual_compete_where_they_fit_and_those_asked_for_everywhere():
+    problems = [PROBLEM, replace(PROBLEM, causal=True), replace(PROBLEM, direction="train")]
+    some = [rung for rung in LADDER if rung.number in (3, 5, 6, 7, 101)]
+    assert [numbers(c.rungs) for c in plan(some, problems, ())] == [[3, 5, 6, 7], [3, 6, 7], [3, 7]]
+    everywhere = plan(some, problems, [rung.path for rung in some])
+    assert [numbers(c.rungs) for c in everywhere] == [[3, 5, 6, 7, 101]] * 3
+    assert plan([LADDER[2]], problems[1:], ()) == []
+
+
+def test_the_work_a_token_stays_the_same():
+    sizes = Sizes(tokens=16384, hidden=2048)
+    assert [sizes.of(n, 64) for n in (512, 4096, 16384)] == [(32, 32), (4, 32), (1, 32)]
+    assert sizes.of(16384, 128) == (1, 16)
+    assert Sizes(tokens=1, hidden=1, b=2, h=4).of(8192, 64) == (2, 4)
+    for n, d in ((16385, 64), (512, 96), (512, 4096)):
+        with pytest.raises(ValueError, match=r"16384 tokens|divide"):
+            sizes.of(n, d)
+
+
+def test_problems_come_by_direction_mask_and_d_and_n_last():
+    sizes = Sizes(tokens=64, hidden=64)
+    problems = make_problems(PROBLEM, ["fwd", "bwd"], [False, True], [16, 32], [8, 64], sizes)
+    shapes = [(p.direction, p.causal, p.d, p.nk) for p in problems]
+    assert len(shapes) == len(set(shapes)) == 16
+    assert shapes[:5] == [("fwd", False, 16, 8), ("fwd", False, 16, 64), ("fwd", False, 32, 8),
+                          ("fwd", False, 32, 64), ("fwd", True, 16, 8)]  # fmt: skip
+    assert all(
+        p.nq == p.nk and p.b * p.nk == 64 and p.h * p.d == p.hk * p.d == 64 for p in problems
+    )
+
+
+@pytest.mark.parametrize("name", bench.SUITES)
+def test_the_suites_have_the_sources_shapes(name):
+    problems = suite_problems(name, PROBLEM)
+    assert {p.dtype for p in problems} == {"float16"} and {p.causal for p in problems} == {0, 1}
+    if name == "004":
+        assert {p.nk for p in problems} == {512, 1024, 2048, 4096, 8192, 16384}
+        assert {p.d for p in problems} == {64, 128}
+        assert {(p.b * p.nk, p.h * p.d) for p in problems} == {(16384, 2048)}
+    else:
+        assert {p.nk for p in problems} == {512, 1024, 2048, 4096, 8192}
+        assert {(p.b, p.h, p.d) for p in problems} == {(2, 4, 64)}
+    directions = {"001-train": {"fwd", "bwd", "train"}, "001-memory": {"fwd", "train"}}
+    assert {p.direction for p in problems} == directions.get(name, {"fwd"})
+
+
+# ---- the command
+
+QUICK = ("--device", "cpu", "--n", "16,32", "--repeat", 3, "--warmup", 1)
+
+
+def test_the_command_records_shows_and_writes_csv(tmp_path, make_rung):
+    """Exit code 0: a peer that refuses is no failure. Then the views again, from the file alone."""
+    peer = make_rung("rival", number=110)
+    refuses = make_rung("refuses", "raise ValueError('no such shape')", 111)
+    out = tmp_path / "bench.jsonl"
+    done = ladder("bench", *QUICK, "--mode", "fwd,train", "--causal", "off",
+                  "--impl", "3,rival,111", "--stage", peer, "--stage", refuses,
+                  "--out", out)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    env, records = results.read(out, "bench")
+    assert env["arguments"]["impl"] == "3,rival,111" and str(tmp_path) not in out.read_text()
+    assert [(r["direction"], r["nk"], r["stage"]) for r in records] == [
+        (direction, n, stage)
+        for direction in ("fwd", "train") for n in (16, 32) for stage in (3, 110, 111)
+    ]  # fmt: skip
+    assert {r["status"] for r in records if r["stage"] != 111} == {"ok"}
+    assert {r["status"] for r in records if r["stage"] == 111} == {"skipped"}
+    assert {(r["b"] * r["nk"], r["h"] * r["d"]) for r in records} == {(256, 32)}
+    assert "[4/4]" in done.stderr and "Traceback" not in done.stderr
+    written = out.with_suffix(".csv").read_text()
+    assert written.count("\n") == 1 + len(records)
+    for path in (peer, refuses, out.with_suffix(".csv")):
+        path.unlink()
+    again = ladder("bench", "--show", out, "--plots", tmp_path / "plots")
+    assert again.returncode == 0, again.stderr
+    assert out.with_suffix(".csv").read_text() == written
+    assert set(done.stdout.splitlines()) <= set(again.stdout.splitlines())
+    plots = sorted(path.name for path in (tmp_path / "plots").iterdir())
+    assert plots == ["breakdown.png", "latency.png", "tflops.png"]
+
+
+def test_the_exit_code_is_1_where_one_of_ours_is_wrong(tmp_path, make_rung):
+    wrong = make_rung("off", "return 1.001 * stage3(q, k, v)")
+    out = tmp_path / "bench.jsonl"
+    done = ladder("bench", *QUICK, "--causal", "off", "--impl", "3", "--stage", wrong, "--out", out)
+    assert done.returncode == 1
+    assert "wrong #90 at 16: max error" in " ".join(done.stdout.split())
+    assert {r["name"]: r["status"] for r in results.read(out, "bench")[1]} == {
+        "torch_three_gemm": "ok", "off": "wrong",
+    }  # fmt: skip
+
+
+def test_a_run_broken_off_keeps_what_was_measured(tmp_path, make_rung):
+    slow = make_rung("slow", f"time.sleep(0.05)\n{RIGHT}")
+    out = tmp_path / "bench.jsonl"
+    arguments = ("--device", "cpu", "--n", ",".join(map(str, range(8, 60))), "--stage", slow,
+                 "--impl", "3", "--out", out)  # fmt: skip
+    with Started("bench", *arguments, log=tmp_path / "log") as run:
+        run.wait_for(lambda: out.exists() and out.read_bytes().count(b"\n") >= 3, "a contest")
+        run.process.send_signal(signal.SIGINT)
+        assert run.process.wait(60) == 130
+        assert run.wait_until_gone() == []
+    _, records = results.read(out, "bench")
+    assert len(records) >= 2 and len(records) % 2 == 0
+    assert out.with_suffix(".csv").read_text().count("\n") == 1 + len(records)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [(("--mode", "fwd,up"), "--mode: got 'up', expected one of fwd, bwd, train"),
+     (("--causal", "perhaps"), "--causal: got 'perhaps', expected one of off, on, both"),
+     (("--dtype", "int8"), "--dtype: got 'int8'"),
+     (("--inputs", "real"), "--inputs: got 'real', expected one of normal, peaky"),
+     (("--d", "0"), "--d: got 0"), (("--n", "8,x"), "--n: got '8,x'"),
+     (("--n", "512", "--tokens", "256"), "--n: got 512, expected at most the 256 tokens"),
+     (("--d", "48"), "--d: got 48, expected a divisor of 32"),
+     (("--impl", "3,nobody"), "--impl: got 'nobody', expected some of 0 (scalar_autograd)"),
+     (("--suite", "002"), "--suite: got '002', expected one of 001-forward"),
+     (("--suite", "004", "--n", "64"), "--n: a suite's problems are its own"),
+     (("--budget", "nan"), "--budget: got nan"), (("--repeat", "1"), "--repeat"),
+     (("--warmup", "0"), "--warmup"),
+     (("--impl", "5", "--causal", "on", "--stage", "gone.py"), "gone.py: no such file"),
+     (("--out", "there.jsonl"), "--out: there.csv is there already"),
+     (("--out", "new.csv"), "its CSV would be written over it"),
+     (("--show", "gone.jsonl"), "gone.jsonl: No such file"),
+     (("--show", "there.csv", "--out", "x.jsonl"), "--out: --show measures nothing"),
+     (("--ceilings", "gone.jsonl"), "gone.jsonl: No such file")],
+)  # fmt: skip
+def test_bad_arguments_are_one_line(tmp_path, monkeypatch, capsys, arguments, why):
+    from harness import cli
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    Path("there.csv").write_text("mine")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", "--device", "cpu", *arguments])
+    said = capsys.readouterr()
+    assert ended.value.code == 2
+    assert why in said.err and said.err.count("\n") == 1 and said.out == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["there.csv"]
+    assert Path("there.csv").read_text() == "mine"
