@@ -1,6 +1,7 @@
 """What runs on this machine and what doesn't, and why."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -11,6 +12,7 @@ from harness.problem import DEVICES
 from harness.roster import Rung
 from harness.table import YARDSTICK
 
+TILE = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
 PACKAGES = ("torch", "triton", "numpy", "matplotlib", "rich", "typer", "psutil")
 
 
@@ -52,4 +54,38 @@ def show(rungs: Sequence[Rung], console: Console) -> None:
             good = Text(", ".join(notes), style="green")
             texts.append(good if reason is None else Text(reason, style="yellow"))
         table.add_row(str(rung.number), rung.title, *texts)
+    console.print(table)
+    console.print()
+    show_choices(console)
+
+
+def show_choices(console: Console) -> None:
+    """Print the launch configurations that rungs have chosen here, and where they are kept."""
+    try:
+        from stages import autotune
+    except ImportError:  # no torch: nothing was ever tuned
+        return
+    choices = autotune.read()
+    where = Text(str(autotune.cache_file()).replace(str(Path.home()), "~", 1))
+    if not choices:
+        console.print(Text("tuned: nothing yet, a kernel's first call on a GPU does (").append(
+            where).append(")"), soft_wrap=True)  # fmt: skip
+        return
+    console.print(Text("tuned launch configurations, kept in ").append(where), soft_wrap=True)
+    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="underline")
+    for header in ("kernel", "device", "dtype", "d", "mask", "N up to"):
+        table.add_column(header, justify="right" if header in ("d", "N up to") else "left")
+    table.add_column("M x N, warps, stages")
+    for choice in sorted(choices, key=lambda c: [str(c.get(k)) for k in ("kernel", "device")]):
+        config = choice.get("config")
+        if not isinstance(config, dict):
+            continue
+        said = [config.get(name, "?") for name in TILE]
+        dtype, precision = choice.get("dtype"), choice.get("precision")
+        table.add_row(
+            *(str(choice.get(name)) for name in ("kernel", "device")),
+            f"{dtype} tf32" if precision == "tf32" else str(dtype), str(choice.get("d")),
+            "causal" if choice.get("causal") else "", str(choice.get("n")),
+            "{} x {}, {}, {}".format(*said),
+        )  # fmt: skip
     console.print(table)

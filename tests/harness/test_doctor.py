@@ -1,5 +1,6 @@
 """`ladder doctor`: what runs here and what doesn't, and why; on poorer machines, too."""
 
+import json
 import re
 import shutil
 import sys
@@ -113,3 +114,22 @@ def test_it_fails_where_stage_3_can_not_run(tmp_path):
     done = ladder("doctor", cwd=tmp_path, env=env)
     assert done.returncode == 1, (done.returncode, done.stderr)
     assert "native" in rows(done.stdout)[1]  # the others are still told
+
+
+def test_it_shows_what_was_tuned_here_and_bears_what_is_none_of_ours(tmp_path):
+    env = environ(LADDER_CACHE_DIR=str(tmp_path))
+    assert "tuned: nothing yet" in ladder("doctor", env=env).stdout
+    choice = {
+        "kernel": "attention_kernel", "source": "0", "device": "a card", "triton": "3.7",
+        "dtype": "float16", "precision": "ieee", "d": 64, "causal": True, "n": 4096,
+        "config": {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3},
+    }  # fmt: skip
+    path = tmp_path / "autotune.json"
+    path.write_text(json.dumps([choice, {"config": 5}, {"config": {}}]))
+    done = ladder("doctor", env=env)
+    assert done.returncode == 0, done.stderr
+    line = next(x for x in done.stdout.splitlines() if "a card" in x)
+    for word in ("attention_kernel", "float16", "64", "causal", "4096", "128 x 64, 8, 3"):
+        assert word in line
+    path.write_text("{not json")
+    assert "tuned: nothing yet" in ladder("doctor", env=env).stdout
