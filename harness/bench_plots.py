@@ -35,7 +35,7 @@ Group = Sequence[Record]
 Value = Callable[[Record], float | None]
 Panel = Callable[[Any, Group], None]  # draws a group into an axis
 
-COLUMNS = 3  # of panels
+COLUMNS = 2  # of panels: without the mask and with it
 HATCH = "////"  # of the backward part
 LONGEST_BAR = 2.5  # in times of the newest rung
 
@@ -93,7 +93,7 @@ def peak_mb(record: Record) -> float | None:
 
 
 def write(path: Path, panels: Sequence[Group], draw: Panel) -> Path:
-    """Write one picture: a panel a group, up to three side by side, one legend below."""
+    """Write one picture: a panel a group, two side by side, one legend below."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -257,6 +257,6 @@ def draw_breakdown(
     axis.set_xlabel("N")
     axis.set_ylabel(f"time / #{base[0]} {names[base]}'s")
     axis.text(
-        0.02, 0.98, "plain: forward, hatched: backward", transform=axis.transAxes, fontsize=7,
-        va="top", backgroundcolor="white",
+        0.02, 0.98, "plain: forward, hatched: backward; by number from the left",
+        transform=axis.transAxes, fontsize=7, va="top", backgroundcolor="white",
     )  # fmt: skip

@@ -216,7 +216,7 @@ def rich_tables(
         lines = [*roof_lines(group, names, ceilings), *reason_lines(group)]
         parts += [*(Text(line, style="dim") for line in lines), *[Text("")] * bool(lines)]
     for title, header, body in source_tables(env, records, ceilings):
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="underline")
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="underline")
         for head in header:
             table.add_column(head, justify="right")
         for texts in body:

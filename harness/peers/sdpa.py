@@ -9,6 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from stages.contract import Stage, StageUnavailable, check_inputs
 
+REFUSALS = ("No available kernel", "No viable backend")  # torch's words, on a GPU and on a CPU
+
 
 def attend_on(
     backend: SDPBackend,
@@ -32,6 +34,6 @@ def attend_on(
         with sdpa_kernel(backend):
             return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
     except RuntimeError as error:
-        if "No available kernel" not in str(error):
+        if not any(words in str(error) for words in REFUSALS):
             raise
         raise StageUnavailable(f"torch's {stage.title} does not take this problem") from error

@@ -12,7 +12,7 @@ from harness import bench, results, timing
 from harness.bench import Contest, Sizes, Terms, make_problems, plan, suite_problems, usual_rungs
 from harness.problem import Problem
 from harness.processes import ChildFailed
-from harness.roster import Rung, built_in_files, describe_files
+from harness.roster import PEERS, Rung, built_in_files, describe_files
 
 PROBLEM = Problem(
     inputs="normal", seed=1, b=2, h=2, hk=2, nq=32, nk=32, d=16, dtype="float32", precision="ieee",
@@ -471,3 +471,44 @@ def test_bad_arguments_are_one_line(tmp_path, monkeypatch, capsys, arguments, wh
     assert why in said.err and said.err.count("\n") == 1 and said.out == ""
     assert [path.name for path in tmp_path.iterdir()] == ["there.csv"]
     assert Path("there.csv").read_text() == "mine"
+
+
+# ---- the peers that share a module
+
+
+def test_sdpa_on_one_backend_answers_as_stage_3_or_says_that_it_will_not():
+    """On a CPU torch has the flash backend and no efficient one."""
+    import torch
+    from torch.nn.attention import SDPBackend
+
+    import stages
+    from harness.peers.sdpa import attend_on
+    from stages.contract import Stage, StageUnavailable
+
+    options = ("causal", "gqa")
+    stage = Stage(number=190, name="peer", title="Peer", idea="torch's own", options=options)
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, heads, 40, 16, generator=generator) for heads in (4, 2, 2))
+    for causal in (False, True):
+        o = attend_on(SDPBackend.FLASH_ATTENTION, stage, q, k, v, causal)
+        expected = stages.by_number(3).attend(q.double(), k.double(), v.double(), causal=causal)
+        assert (o - expected).abs().max() < 8 * torch.finfo(torch.float32).eps * v.abs().max()
+    with pytest.raises(StageUnavailable, match="Peer does not take this problem"):
+        attend_on(SDPBackend.EFFICIENT_ATTENTION, stage, q, k, v, False)
+    with pytest.raises(ValueError, match="causal: got Nq = 39, Nk = 40"):
+        attend_on(SDPBackend.FLASH_ATTENTION, stage, q[:, :, 1:], k, v, True)
+
+
+@pytest.mark.parametrize("path", sorted(PEERS.glob("p*.py")), ids=lambda path: path.stem)
+def test_a_peers_file_stands_alone(path):
+    """Loaded as any rung's file, and asked for what it has no kernel for."""
+    import torch
+
+    import stages
+
+    module = stages.load(path)
+    assert int(path.stem[1:4]) == module.STAGE.number >= 100
+    assert path.stem[5:] == module.STAGE.name
+    x = torch.zeros(1, 1, 4, 8, dtype=torch.float64)
+    with pytest.raises(ValueError, match="q: got dtype float64"):
+        module.attend(x, x, x)
