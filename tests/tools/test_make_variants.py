@@ -1,0 +1,61 @@
+"""Each variant of rung 6 is right, masks and LSE too: what is measured is one change, not a bug."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+import stages
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("tool", ROOT / "tools" / "make_variants.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def variants(tool, tmp_path_factory):
+    paths = tool.write(tmp_path_factory.mktemp("variants"))
+    return {path.stem: stages.load(path) for path in paths}
+
+
+NAMES = ("grid_1d", "grid_1d_heads", "normalised")
+
+
+def test_all_are_tested(tool):
+    assert tuple(tool.VARIANTS) == NAMES
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no wheel of triton")
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("causal", "lengths"), [(False, None), (True, (0, 70)), (True, None)])
+def test_a_variant_answers_as_rung_6_does(variants, name, causal, lengths):
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (
+        4 * torch.randn(2, heads, n, 16, generator=generator)
+        for heads, n in ((4, 130), (2, 100), (2, 100))
+    )
+    seqlens_k = None if lengths is None else torch.tensor(lengths, dtype=torch.int32)
+    options = {"causal": causal, "seqlens_k": seqlens_k}
+    o, lse = variants[name].attend_with_lse(q, k, v, **options)
+    want, want_lse = stages.by_number(6).attend_with_lse(q, k, v, **options)
+    # both are right to a few roundings of scores up to s_max: tests/stages hold rung 6 to float64
+    scores = q @ k.repeat_interleave(2, dim=1).transpose(-2, -1) / 4
+    bound = 16 * torch.finfo(torch.float32).eps * (1 + scores.abs().max())
+    assert ((o - want).abs() <= bound * v.abs().max()).all()
+    same = (lse == want_lse) | ((lse - want_lse).abs() <= bound)
+    assert same.all()
+    skipped = [x.skipped_blocks(q, k, v, **options) for x in (variants[name], stages.by_number(6))]
+    assert torch.equal(*skipped)
+
+
+def test_a_text_that_is_not_there_once_is_refused(tool, monkeypatch):
+    monkeypatch.setitem(tool.VARIANTS, "grid_1d", {"no such line": ""})
+    with pytest.raises(ValueError, match="grid_1d: 0 x in s06"):
+        tool.variant("grid_1d")

@@ -1,0 +1,93 @@
+"""Write rung 6 in other ways, each with one thing changed, so that the change can be measured.
+
+    python tools/make_variants.py build/variants
+    ladder run --stages 6 --stage build/variants/grid_1d.py ... --n 4096 --paired
+
+grid_1d        source 003's grid: one axis, each program works out its batch, head and q block; the
+               q blocks of a head are neighbours, as on rung 6's two axes (source 004)
+grid_1d_heads  the same, but neighbours are heads, not q blocks of one head
+normalised     acc is an average at each step (sources 002, 003), not divided once at the end
+
+A variant is the shipped file with some text replaced, each found exactly once: it can't fall behind
+rung 6 unnoticed, and what it changes is all that it changes.
+"""
+
+import argparse
+from pathlib import Path
+
+RUNG_6 = Path(__file__).parent.parent / "stages" / "s06_triton_flash2.py"
+
+GRID_2D = """    block, blocks = tl.program_id(0), tl.num_programs(0)
+"""
+TWICE = "tl.program_id(1).to(tl.int64) * Nq"
+
+
+def one_axis(number: int, name: str, title: str, decode: str) -> dict[str, str]:
+    """The substitutions for a grid of one axis that is decoded by the lines `decode`."""
+    return {
+        "number=6,": f"number={number},",
+        'name="triton_flash2"': f'name="{name}"',
+        'title="Triton Flash 2"': f'title="{title}"',
+        GRID_2D: f"    blocks = tl.cdiv(Nq, BLOCK_M)\n{decode}",
+        "b = (tl.program_id(1) // H).to(tl.int64)": "b = (head // H).to(tl.int64)",
+        "h = (tl.program_id(1) % H).to(tl.int64)": "h = (head % H).to(tl.int64)",
+        f"lse_ptr + {TWICE}": "lse_ptr + head.to(tl.int64) * Nq",
+        "skipped_ptr + tl.program_id(1) * blocks": "skipped_ptr + head * blocks",
+        'grid = (triton.cdiv(Nq, config["BLOCK_M"]), B * H)': (
+            'grid = (triton.cdiv(Nq, config["BLOCK_M"]) * B * H,)'
+        ),
+    }
+
+
+VARIANTS: dict[str, dict[str, str]] = {
+    "grid_1d": one_axis(
+        61, "grid_1d", "Flash 2, 1D grid",
+        "    block, head = tl.program_id(0) % blocks, tl.program_id(0) // blocks\n",
+    ),
+    "grid_1d_heads": one_axis(
+        62, "grid_1d_heads", "Flash 2, 1D, heads first",
+        "    heads = tl.num_programs(0) // blocks\n"
+        "    block, head = tl.program_id(0) // heads, tl.program_id(0) % heads\n",
+    ),
+    "normalised": {
+        "number=6,": "number=63,",
+        'name="triton_flash2"': 'name="normalised"',
+        'title="Triton Flash 2"': 'title="Flash 2, normalised"',
+        "        l_i = l_i * alpha + tl.sum(p, 1)\n": (
+            "        past = l_i * alpha\n"
+            "        l_i = past + tl.sum(p, 1)\n"
+            "        l_safe = tl.where(l_i == 0.0, 1.0, l_i)\n"
+            "        p = p / l_safe[:, None]\n"
+        ),
+        "acc = acc * alpha[:, None]": "acc = acc * (past / l_safe)[:, None]",
+        "    acc = acc / l_i[:, None]\n": "",
+    },
+}  # fmt: skip
+
+
+def variant(name: str) -> str:
+    """The text of a variant; ValueError where rung 6 no longer has a text that it replaces."""
+    text = RUNG_6.read_text(encoding="utf-8")
+    for old, new in VARIANTS[name].items():
+        if text.count(old) != 1:
+            raise ValueError(f"{name}: {text.count(old)} x in {RUNG_6.name}, expected 1: {old!r}")
+        text = text.replace(old, new)
+    return text
+
+
+def write(folder: Path) -> list[Path]:
+    """Write every variant to `folder`, and say where."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name in VARIANTS:
+        path = folder / f"{name}.py"
+        path.write_text(variant(name), encoding="utf-8")
+        paths.append(path)
+    return paths
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    for written in write(parser.parse_args().folder):
+        print(written)
