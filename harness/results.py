@@ -178,10 +178,21 @@ TRAIN: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
     "tokens_per_s": ((*number, nothing), None),  # null where interpreted, and of very few steps
 }
 
+# one run of a tool of compute-sanitizer over the kernels (tools/sanitize.py)
+SANITIZER: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
+    "kind": ((str,), ("sanitizer",)),
+    "tool": ((str,), ("memcheck", "racecheck")),
+    "version": ((str,), None),
+    "ran": ((list,), None),  # a line a rung, head dimension and dtype that came to its end
+    "summary": ((str,), None),  # the tool's own last line
+    "errors": ((int, nothing), None),  # or hazards; null where the tool itself failed
+    "seconds": (number, None),
+}
+
 # kind of record -> its schema; a file is an env line, then lines of one other kind
 SCHEMAS = {
     "env": ENV, "cell": CELL, "ceiling": CEILING, "model": MODEL, "io": IO, "bench": BENCH,
-    "train": TRAIN,
+    "train": TRAIN, "sanitizer": SANITIZER,
 }  # fmt: skip
 
 

@@ -1,0 +1,119 @@
+"""Run the Triton rungs under compute-sanitizer: memcheck, and racecheck for their shared memory.
+
+    python tools/sanitize.py --out results/h200/sanitizer.jsonl
+
+Needs a GPU and compute-sanitizer (it comes with CUDA). Each rung runs on small ragged problems, with
+and without masks, in each of its launch configurations (the tuner tries them all, its choices kept
+nowhere). Tensors are allocated one by one, not out of torch's pool, so that a byte read past the
+end of one is past the end of an allocation. Exit code 0 where nothing was found.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+TOOLS = ("memcheck", "racecheck")
+RUNGS = (4, 5, 6, 7)
+SHAPE = {"b": 2, "h": 4, "nq": 150, "nk": 210}  # ragged in every tile that there is
+SIZES = (59, 64, 128)
+FOUND = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")
+
+
+def work() -> None:
+    """What is run under the sanitizer: every rung that has kernels, its gradients too."""
+    sys.path.insert(0, str(ROOT))
+    import torch
+
+    import stages
+
+    b, h, nq, nk = SHAPE.values()
+    for number in RUNGS:
+        rung = stages.by_number(number)
+        stage = rung.STAGE
+        masks: list[dict[str, Any]] = [{}]
+        if stage.options:
+            lengths = torch.tensor([0, nk - 13], dtype=torch.int32, device="cuda")
+            masks += [{"causal": True}, {"causal": True, "seqlens_k": lengths}]
+        for d in SIZES:
+            for dtype in (torch.float16, torch.float32):
+                for options in masks:
+                    hk = h // 2 if options and "gqa" in stage.options else h
+                    q, k, v = (
+                        torch.randn(b, heads, n, d, device="cuda").to(dtype)
+                        for heads, n in ((h, nq), (hk, nk), (hk, nk))
+                    )
+                    leaves = [x.requires_grad_(stage.gradients) for x in (q, k, v)]
+                    o = rung.attend(*leaves, **options)
+                    if stage.gradients:
+                        o.backward(torch.randn_like(o))
+                torch.cuda.synchronize()
+                print(f"rung {number}, d = {d}, {dtype}: done", flush=True)
+
+
+def sanitize(tool: str, log: Path) -> dict[str, Any]:
+    """The record of one run of compute-sanitizer's `tool`, its whole output in `log`."""
+    program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, log.open("w") as file:
+        environment = os.environ | {
+            "LADDER_CACHE_DIR": folder,
+            "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+        }
+        command = [program, "--tool", tool, "--kernel-regex", "kns=_kernel"]
+        command += [sys.executable, __file__, "--work"]
+        done = subprocess.run(
+            command, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False
+        )
+    text = log.read_text(errors="replace")
+    found = FOUND.search(text)
+    ran = [line for line in text.splitlines() if line.startswith("rung ")]
+    lines = [line.lstrip("= ") for line in text.splitlines() if "SUMMARY" in line]
+    return {
+        "kind": "sanitizer",
+        "tool": tool,
+        "version": next(x for x in version.stdout.splitlines() if "ersion" in x).strip(),
+        "ran": ran,
+        "summary": lines[-1] if lines else f"no summary, exit code {done.returncode}",
+        "errors": int(found[1] or found[2]) if found and done.returncode == 0 else None,
+        "seconds": round(time.monotonic() - start, 1),
+    }
+
+
+def main(out: Path) -> int:
+    """Run every tool and write an env line and a record a tool to `out`."""
+    sys.path.insert(0, str(ROOT))
+    from harness import environment
+    from harness.results import Writer
+
+    env = environment.make_env("cuda", [], [], {"command": "tools/sanitize.py"})
+    clean = True
+    with Writer.create(out, env) as writer:
+        for tool in TOOLS:
+            record = sanitize(tool, out.with_name(f"{out.stem}-{tool}.log"))
+            writer.append(record)
+            print(f"{tool}: {record['summary']} ({record['seconds']} s)", flush=True)
+            whole = len(record["ran"]) == len(RUNGS) * len(SIZES) * 2
+            clean = clean and whole and record["errors"] == 0
+    return int(not clean)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.work:
+        work()
+    elif given.out is None:
+        parser.error("--out: a file for the records is needed")
+    else:
+        sys.exit(main(given.out))
