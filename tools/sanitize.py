@@ -4,8 +4,8 @@
 
 Needs a GPU and compute-sanitizer (it comes with CUDA). Each rung runs on small ragged problems,
 with and without masks, in each of its launch configurations (the tuner tries them all, and its
-choices are kept nowhere). Tensors are allocated one by one, not out of torch's pool, so that a byte read past the
-end of one is past the end of an allocation. Exit code 0 where nothing was found.
+choices are kept nowhere). Tensors are allocated one by one, not out of torch's pool, so that a byte
+read past the end of one is past the end of an allocation. Exit code 0 where nothing was found.
 """
 
 import argparse
