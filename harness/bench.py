@@ -7,11 +7,11 @@ and is never timed. Nothing here touches a tensor.
 """
 
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness import cost
 from harness.bench_worker import compete
@@ -27,6 +27,7 @@ INTERPRETED = "interpreted: no speed to compare"
 TIMING = ("time_ms", "time_iqr_ms", "samples", "sm_clock_mhz")
 
 Record = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -218,12 +219,10 @@ def blank_record(rung: Rung, problem: Problem, terms: Terms) -> Record:
 Report = Callable[[Contest, list[Record], str], None]  # told what the contestants printed, too
 
 
-def run(
-    contests: Sequence[Contest], terms: Terms, writer: Writer, report: Report
-) -> Iterator[Record]:
+def run(contests: Sequence[Contest], terms: Terms, writer: Writer, report: Report) -> None:
     """Hold the contests, append the records of each to `writer`, tell `report` of them.
 
-    Yields the records as they come: a run broken off keeps the contests that were over.
+    A run broken off keeps the contests that were over.
     """
     with tempfile.TemporaryDirectory(prefix="ladder-") as name:
         folder = Path(name)
@@ -232,7 +231,6 @@ def run(
             records = hold(contest, terms, folder, printed)
             writer.append(*records)
             report(contest, records, "".join(printed))
-            yield from records
 
 
 def hold(contest: Contest, terms: Terms, folder: Path, printed: list[str]) -> list[Record]:
@@ -334,7 +332,7 @@ def with_a_child(entries: Sequence[Entry], court: Judge, log: Path) -> None:
             note_first_call(entry, child.receive(terms.budget, late))
         for entry in entries:
             if entry.standing:
-                entry.settle(judged(court.verdict, entry.out))
+                entry.settle(verdict(court, entry.out))
             if entry.standing and entry.record["mode"] == "interpreted":
                 entry.record["reason"] = INTERPRETED
         going = [
@@ -392,9 +390,9 @@ def why_not_again(entry: Entry, court: Judge) -> str | None:
     """Why the answers to changed inputs are not those inputs' own, or None where they are."""
     for index, (changed, _) in enumerate(AGAIN[entry.problem.direction]):
         out = entry.out.with_name(f"{entry.out.name}.again{index}")
-        verdict = judged(court.verdict, out, index)
-        if not verdict["exact"]:
-            why = verdict["why"]
+        found = verdict(court, out, index)
+        if not found["exact"]:
+            why = found["why"]
             return f"its output after {changed} changed is not the new {changed}'s: {why}"
     return None
 
@@ -411,10 +409,20 @@ def note_timing(entry: Entry, timing: Mapping[str, Any]) -> None:
     record["tokens_per_s"] = problem.b * problem.nq / seconds
 
 
-def judged(ask: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """What the judge answers; its own failure is nobody's in the contest."""
+def verdict(court: Judge, out: Path, again: int | None = None) -> Record:
+    """The judge's verdict on the outputs in a file, which is then removed: they are large."""
+    if not out.is_file():  # announced, and never written
+        raise ChildFailed("crashed", NO_MESSAGE)
     try:
-        return ask(*arguments, **options)
+        return judged(lambda: court.verdict(out, again))
+    finally:
+        out.unlink(missing_ok=True)
+
+
+def judged(ask: Callable[[], T]) -> T:
+    """What the judge answers. Its own failure is nobody's in the contest: it raises NoOracle."""
+    try:
+        return ask()
     except ChildFailed as error:
         raise NoOracle(error) from None
 

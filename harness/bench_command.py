@@ -37,6 +37,7 @@ INTERRUPTED = 130
 CAUSAL = {"off": (False,), "on": (True,), "both": (False, True)}
 OURS_FAILED = ("wrong", "crashed")
 SYNTHETIC = ("normal", "peaky")
+REASON = 100  # characters of a reason, on stderr
 
 # what isn't given: device -> the problems that a machine like it is done with in minutes
 USUAL: dict[str, dict[str, Any]] = {
@@ -202,14 +203,13 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
     view.check(env)
     out = out or default_out("bench")
     progress = Progress(len(contests))
-    records: list[Record] = []
     interrupted = False
     with create(out, env) as writer:
         try:
-            for record in bench.run(contests, make_terms(given, device), writer, progress.tell):
-                records.append(record)
+            bench.run(contests, make_terms(given, device), writer, progress.tell)
         except KeyboardInterrupt:
             interrupted = True
+    env, records = open_results(out, "bench")  # what is shown is what can be shown again
     view.show(env, records, out)
     if interrupted:
         return INTERRUPTED
@@ -313,7 +313,7 @@ class Progress:
 
 
 def outcome(record: Record) -> str:
-    """A record in a word or two."""
+    """A record in a few words: what is said here is all there is of a run that is cut off."""
     if record["status"] != "ok":
-        return str(record["status"])
+        return f"{record['status']} ({record['reason'][:REASON]})"
     return table.show_time(record["time_ms"]) if record["time_ms"] else "interpreted"

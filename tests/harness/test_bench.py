@@ -65,7 +65,7 @@ def calls_of(path):
 
 def hold(folder, *paths, problem=PROBLEM, terms=TERMS, printed=None):
     """name -> record of a contest between the rungs in `paths`; each holds to the schema."""
-    rungs = [describe_files([Path(path)])[0] for path in paths]
+    rungs = describe_files([Path(path) for path in paths])
     where = folder / "court"
     where.mkdir(exist_ok=True)
     records = bench.hold(Contest(problem, rungs), terms, where, [] if printed is None else printed)
