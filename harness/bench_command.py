@@ -183,7 +183,8 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
     check_out(out)
     check_out(csv_path(out) if out is not None else None)
     device = settle_device(given["device"])
-    make_problems(given, device or "cpu")  # what is wrong on any machine is said at once
+    # what is wrong is said at once; where the device isn't known yet, by the larger one's sizes
+    make_problems(given, device or "cuda")
     rungs = read_rungs(own)
     if device == "cuda" and (reason := why_no_cuda(rungs)):
         raise UserError(f"--device: got cuda, but {reason}")
