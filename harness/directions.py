@@ -12,6 +12,7 @@ counter tells of: attention is linear in v, gradients are linear in dO, and a ch
 the exponent is exact in floating point.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,7 @@ class Backward:
     def __init__(self, attend: Attend, leaves: Tensors, dO: Any) -> None:
         self.attend, self.leaves, self.dO = attend, leaves, dO
         self.o: Any = None
+        keep_buffers()
         self.rebuild()
 
     def rebuild(self) -> None:
@@ -101,6 +103,18 @@ class Backward:
             return differentiate(self.o, self.leaves, self.dO, keep=True)
         except Exception as error:
             raise explain(error, self.o, self.attend, self.leaves, self.dO) from error
+
+
+def keep_buffers() -> None:
+    """Have torch.compile keep what a forward pass saves: it would let a backward one write into it.
+
+    It finds out by itself that a graph is to be kept, but not where it takes the backward pass from
+    its cache, and then raises an error.
+    """
+    import torch._functorch.config
+
+    with contextlib.suppress(AttributeError):  # before torch 2.6 there is no such setting
+        torch._functorch.config.donated_buffer = False
 
 
 def differentiate(o: Any, leaves: Tensors, dO: Any, keep: bool = False) -> Tensors:

@@ -9,12 +9,14 @@ from harness.cost import (
     TRAFFIC,
     flash_bytes,
     flops,
+    fused_backward_bytes,
     fused_bytes,
     half_fused_bytes,
     hbm_bytes,
     intensity,
     score_bytes,
     source_intensity,
+    three_kernel_backward_bytes,
     three_kernel_bytes,
     visible_pairs,
 )
@@ -83,6 +85,50 @@ def test_the_least_bytes_are_the_rows_that_anybody_looks_at(nq, nk, seqlens_k, c
         elements += 6 * len({i for i, _ in pairs}) * 10  # q
         elements += 2 * 2 * len({j for _, j in pairs}) * 10  # k and v
     assert fused_bytes(asked) == hbm_bytes(asked) == 2 * elements
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("nq", "nk", "seqlens_k"), MASKS)
+def test_the_least_backward_bytes_are_the_rows_looked_at_and_whole_gradients(
+    nq, nk, seqlens_k, causal
+):
+    asked = problem(
+        b=2, h=6, hk=2, nq=nq, nk=nk, d=10, causal=causal, seqlens_k=seqlens_k, dtype="float16",
+        direction="bwd",
+    )  # fmt: skip
+    elements = 2 * 6 * nq * 10 + 2 * (2 * 2 * nk * 10)  # dq, dk and dv
+    for batch in range(2):
+        pairs = seen(asked, batch)
+        elements += 2 * 6 * len({i for i, _ in pairs}) * 10  # q and dO
+        elements += 2 * 2 * len({j for _, j in pairs}) * 10  # k and v
+    assert fused_backward_bytes(asked) == hbm_bytes(asked) == 2 * elements
+
+
+@pytest.mark.parametrize("traffic", TRAFFICS)
+def test_training_moves_what_both_passes_do(traffic):
+    whole = {"b": 2, "h": 6, "hk": 2, "nq": 5, "nk": 7, "d": 10, "causal": True}
+    fwd, bwd, train = (
+        hbm_bytes(problem(**whole, direction=direction), traffic)
+        for direction in ("fwd", "bwd", "train")
+    )
+    assert train == fwd + bwd and 0 < fwd < bwd
+
+
+def test_three_kernels_move_seven_matrices_backward():
+    asked = problem(b=2, h=6, hk=2, nq=5, nk=7, d=10, dtype="float16", direction="bwd")
+    q = dq = dO = 2 * 6 * 5 * 10
+    k = v = dk = dv = 2 * 2 * 7 * 10
+    p = dp = ds = 2 * 6 * 5 * 7
+    found = three_kernel_backward_bytes(asked)
+    assert found == {
+        "P^T dO": 2 * (p + dO + dv), "dO V^T": 2 * (dO + v + dp), "softmax'": 2 * (p + dp + ds),
+        "dS K": 2 * (ds + k + dq), "dS^T Q": 2 * (ds + q + dk),
+    }  # fmt: skip
+    assert hbm_bytes(asked, "three-kernel") == sum(found.values()) == 2 * (7 * p + 4 * q + 4 * k)
+    # as the module says, e (7 N^2 + 8 N d) and e 7 N d
+    square = problem(nq=64, nk=64, d=16, direction="bwd")
+    assert hbm_bytes(square, "three-kernel") == 4 * (7 * 64 * 64 + 8 * 64 * 16)
+    assert hbm_bytes(square) == 4 * 7 * 64 * 16
 
 
 @pytest.mark.parametrize("block_m", [1, 2, 3, 4, 16])

@@ -35,6 +35,36 @@ def attend(q, k, v):
 """
 
 
+HOLDS_TWICE = """
+import torch
+import stages
+from stages.contract import Stage
+
+STAGE = Stage(number=92, name="holds_twice", title="holds_twice", idea="the same memory twice",
+              gradients=True)
+
+
+class Holds(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, o):
+        hold()
+        return o.clone()
+
+    @staticmethod
+    def backward(ctx, dO):
+        hold()
+        return dO
+
+
+def hold():
+    pieces = [torch.ones(16384) for _ in range({size} // 65536)]
+
+
+def attend(q, k, v):
+    return Holds.apply(stages.by_number(3).attend(q, k, v))
+"""
+
+
 @pytest.mark.timing
 def test_a_sleep_of_20_ms_reads_20_ms(tmp_path):
     out = tmp_path / "run.jsonl"
@@ -94,3 +124,45 @@ def test_the_scores_of_stage_3_are_its_peak(tmp_path):
     matrix = 2048 * 2048 * 4
     # q k^T and its scaled copy, or the scaled copy and P: two at a time
     assert cell["peak_bytes"] == pytest.approx(2 * matrix, rel=0.15)
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize(("direction", "matrices"), [("bwd", 2), ("train", 3)])
+def test_what_a_backward_pass_of_stage_3_holds_is_its_peak(tmp_path, direction, matrices):
+    """dP and dS, N x N each, above what the forward pass has left (P); with it, P too.
+
+    What the forward pass took and gave back must not hide them.
+    """
+    out = tmp_path / "run.jsonl"
+    done = ladder("run", "--direction", direction, "--stages", 3, "--n", 2048, "--out", out)
+    assert done.returncode == 0, done.stderr
+    [cell] = by_name(out)["torch_three_gemm"]
+    assert cell["memory_meter"] == "process-rss"
+    assert cell["peak_bytes"] == pytest.approx(matrices * 2048 * 2048 * 4, rel=0.15)
+
+
+@pytest.mark.timing
+def test_memory_that_a_forward_pass_gave_back_is_the_backward_passs_own(tmp_path):
+    """200 MB in small pieces, which the C library keeps when they're freed, then again."""
+    rung = tmp_path / "holds_twice.py"
+    rung.write_text(HOLDS_TWICE.format(size=HELD))
+    out = tmp_path / "run.jsonl"
+    done = ladder(
+        "run", "--direction", "bwd", "--stages", 3, "--n", 32, "--memory", "1G", "--stage", rung,
+        "--out", out,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    [cell] = by_name(out)["holds_twice"]
+    assert cell["peak_bytes"] == pytest.approx(HELD, rel=0.1)
+
+
+@pytest.mark.timing
+def test_a_backward_call_is_timed_without_its_forward_pass(tmp_path):
+    """A forward pass that sleeps 20 ms costs training all of them, and a backward call none."""
+    for direction in ("bwd", "train"):
+        out = tmp_path / f"{direction}.jsonl"
+        done = ladder("run", "--direction", direction, "--stages", 3, "--n", 16,
+                      *fakes("naps"), "--out", out)  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        [nap] = by_name(out)["naps"]
+        assert (nap["time_ms"] >= 20) == (direction == "train")

@@ -133,6 +133,31 @@ def test_a_panel_for_each_kind_of_problem(tmp_path, figures):
     assert all(word in title for word, title in zip(("d = 64", "d = 16", "real input"), titles))
 
 
+@pytest.mark.parametrize(
+    ("directions", "time", "error"),
+    [
+        (("fwd",), "time of a call (ms)", "max error against float64"),
+        (("bwd",), "time of a backward pass (ms)", "max error of dq, dk, dv against float64"),
+        (("train",), "time of forward and backward (ms)", "max error of o, dq, dk, dv against"),
+        (("fwd", "bwd"), "time of a call (ms)", "max error against float64"),
+    ],
+)
+def test_a_direction_has_panels_of_its_own_and_the_axis_says_which(
+    tmp_path, figures, directions, time, error
+):
+    cells = [make_cell(n=n, direction=each) for each in directions for n in (64, 128)]
+    plots.plot(make_env(cells), cells, tmp_path)
+    axes = figures["time.png"].axes
+    assert len(axes) == len(directions)
+    for axis, direction in zip(axes, directions):
+        words = axis.get_title().split(", ")
+        assert ("bwd" in words, "train" in words) == (direction == "bwd", direction == "train")
+    assert axes[0].get_ylabel() == time
+    assert figures["error.png"].axes[0].get_ylabel().startswith(error)
+    memory = figures["memory.png"].axes[0].get_ylabel()
+    assert ("forward pass's" in memory) == (directions == ("bwd",))
+
+
 def test_the_command_writes_and_names_them(tmp_path):
     cells = cells_of_a_ladder()
     path = write_run(tmp_path / "run.jsonl", make_env(cells), cells)

@@ -194,6 +194,50 @@ def test_a_problem_says_what_is_unusual_in_it():
     )
 
 
+FORWARD = ("#", "rung", "time", "vs before", "vs #3", "peak", "max err", "rel err", "status")
+
+
+@pytest.mark.parametrize(
+    ("direction", "time", "said"),
+    [("fwd", "time", None), ("bwd", "bwd time", "bwd: dq, dk, dv from dO"),
+     ("train", "train time", "train: a call is o, then dq, dk, dv from dO")],
+)  # fmt: skip
+def test_a_table_says_which_direction_was_timed(direction, time, said):
+    """And one of forward passes says nothing new."""
+    cells = ladder_cells(direction=direction)
+    lines = shown(cells)
+    [title] = [line for line in lines if line.startswith("N = ")]
+    assert title.rstrip().endswith(f", {direction}, cpu" if said else "input, cpu")
+    header = line_of(lines, "#")
+    assert header.split("vs before")[0].split() == ["#", "rung", *time.split()]
+    text = " ".join(" ".join(lines).split())
+    for other in ("bwd: ", "train: "):
+        assert (other in text) == bool(said and said.startswith(other))
+    assert "~100x" in line_of(lines, "3")  # ratios are as ever
+
+    console = Console(width=100, file=io.StringIO())
+    table.show(make_env(cells, TITLES), cells, "markdown", console)
+    rows = console.file.getvalue().splitlines()
+    assert rows[0] == f"**{title.rstrip()}**"
+    assert rows[2] == f"| {' | '.join(FORWARD).replace('time', time)} |"
+    assert (rows[-1] == table.LEGEND) == (said is None)
+    assert rows[-1].startswith(table.LEGEND) and (said or "") in rows[-1]
+
+
+def test_directions_in_one_file_are_tables_of_their_own_in_columns_of_one_width():
+    cells = ladder_cells() + ladder_cells(direction="bwd") + ladder_cells(direction="train")
+    lines = shown(cells)
+    assert max(map(len, lines)) <= 100
+    headers = [line for line in lines if "vs before" in line]
+    assert [line.split("vs before")[0].split()[2:] for line in headers] == [
+        ["time"], ["bwd", "time"], ["train", "time"],
+    ]  # fmt: skip
+    assert len({line.index("vs before") for line in headers}) == 1
+    for group in table.by_problem(cells):  # and so a ratio is of one direction
+        assert len({cell["direction"] for cell in group}) == 1
+        assert table.ratios(group, group[1]) == (100.0, None)
+
+
 def output(path, form):
     done = ladder("table", path, "--format", form)
     assert done.returncode == 0 and done.stderr == ""

@@ -5,7 +5,9 @@ import time
 import stages
 from stages.contract import Stage
 
-STAGE = Stage(number=90, name="naps", title="naps", idea="sleeps 20 ms, then stage 3")
+STAGE = Stage(
+    number=90, name="naps", title="naps", idea="sleeps 20 ms, then stage 3", gradients=True
+)
 
 
 def attend(q, k, v):
