@@ -24,11 +24,7 @@ STAGE = Stage(
 @functools.cache
 def compiled() -> Callable[..., Any]:
     """flex_attention through torch.compile, once a process."""
-    from torch._functorch import config
     from torch.nn.attention.flex_attention import flex_attention
-
-    # else its backward pass may be called once only: it reuses the memory of what forward saved
-    config.donated_buffer = False
 
     return torch.compile(flex_attention, dynamic=False)
 
