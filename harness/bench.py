@@ -271,8 +271,6 @@ def find_out(entries: Sequence[Entry], court: Judge, printed: list[str]) -> None
             if alone := compete_in_one_process([entry], court, printed):
                 entry.fall(*alone)
         together = [entry for entry in together if entry.standing]
-        for entry in together:
-            start_again(entry)
         failure = compete_in_one_process(together, court, printed) if together else None
         if failure is not None:
             failure = (failure[0], f"sound alone, but of all in one process: {failure[1]}")

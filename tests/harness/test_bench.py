@@ -336,6 +336,9 @@ def test_the_usual_compete_where_they_fit_and_those_asked_for_everywhere():
     everywhere = plan(some, problems, [rung.path for rung in some])
     assert [numbers(c.rungs) for c in everywhere] == [[3, 5, 6, 7, 101]] * 3
     assert plan([LADDER[2]], problems[1:], ()) == []
+    # one that declares itself wrong there is no contestant unless it is asked for
+    assert numbers(usual_rungs(LADDER[:2], [PROBLEM])) == [3]
+    assert plan(LADDER[1:2], [PROBLEM], ()) == []
 
 
 def test_the_work_a_token_stays_the_same():
