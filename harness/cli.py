@@ -43,6 +43,7 @@ from harness.arguments import (
 )
 from harness.bench_command import bench_command
 from harness.directions import OUTPUTS
+from harness.figures_command import figures_command
 from harness.printed import show_printed
 from harness.problem import DTYPES, INPUTS, PRECISIONS, REAL_D, Problem
 from harness.processes import ChildFailed
@@ -714,6 +715,7 @@ def readme_command(
 
 
 app.command("trace")(trace_command)
+app.command("figures")(figures_command)
 app.command("bench")(bench_command)
 
 

@@ -32,8 +32,7 @@ class Step:
     """What one tile of keys brought, and what is known after it.
 
     q's leading dimensions, here (...), are every field's: () where q is one row. All but the counts
-    are arrays of one dtype, float32 or float64; s, m_i and the logs that they are hold scaled
-    scores, in natural units.
+    are arrays of one dtype, float32 or float64; s and m_i are scaled scores, in natural units.
     """
 
     start: int  # the tile holds the keys from start to stop - 1

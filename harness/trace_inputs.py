@@ -17,3 +17,11 @@ def make_trace(
     problem = Problem(inputs, seed, 1, 1, 1, n, n, d, "float32", "ieee", causal, None, "cpu")
     q, k, v = (x[0, 0].numpy() for x in make_inputs(problem))
     return Trace(row, tile, inputs, seed, causal, q[row], k, v)
+
+
+def example() -> Trace:
+    """The walk of the committed pictures: `ladder trace --n 8 --tile 2 --row 3`.
+
+    The running max rises in its first three tiles and stays in the last.
+    """
+    return make_trace(n=8, d=4, tile=2, row=3)
