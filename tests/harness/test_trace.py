@@ -137,6 +137,13 @@ def test_lite_is_right_in_one_tile_and_twice_too_much_of_equals_in_two():
     np.testing.assert_allclose(both.lite, 2 * v.mean(0), rtol=0, atol=rounding(q, k, v))
 
 
+def test_a_tile_of_small_scores_counts_in_lite_and_not_in_online():
+    """Softmax within a tile knows nothing of the others: however small its scores, it weighs 1."""
+    k, v = np.array([[0.0], [5000.0], [0.0]]), np.array([[1.0], [10.0], [100.0]])
+    last = trace.walk(np.ones(1), k, v, 1)[-1]
+    assert (last.lite, last.lite_weight, last.o) == (111.0, 3.0, 10.0)
+
+
 def test_a_row_is_what_it_is_among_others():
     """So that the states of a block of rows are those that the stepper shows for each."""
     q, k, v = normal((6, 4), (10, 4), (10, 4), dtype=np.float32)
@@ -262,6 +269,14 @@ def test_the_text_is_the_walk(name):
     np.testing.assert_allclose(errors, want, rtol=0.05)
     moved = sum(step.bytes_loaded for step in steps) + 2 * asked.q.nbytes
     assert text.splitlines()[-2 - ("never" in text)].endswith(f": {moved}")
+
+
+@given(st.floats(-1e30, 1e30))
+def test_a_number_keeps_its_size_and_its_column(x):
+    shown = trace_text.number(x)
+    assert len(shown) < trace_text.COLUMN
+    assert float(shown) == pytest.approx(x, rel=0.05, abs=0)  # 0.00104 is 0.0010, and 1e-5 no 0
+    assert trace_text.number(-np.inf) == "-inf"
 
 
 def test_the_text_says_what_a_causal_row_sees():
