@@ -32,7 +32,10 @@ def cache_file() -> Path:
     """Where choices are kept: $LADDER_CACHE_DIR, else the user's cache folder."""
     base = os.environ.get("LADDER_CACHE_DIR")
     if base is None:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        try:
+            home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        except RuntimeError:  # a user without a home, as containers have
+            home = tempfile.gettempdir()
         base = str(Path(home) / "attention-ladder")
     return Path(base) / "autotune.json"
 
@@ -124,7 +127,7 @@ def read() -> list[dict[str, Any]]:
     """The choices kept on disk; none where there is no file, or one that isn't ours."""
     try:
         choices = json.loads(cache_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return []
     if not isinstance(choices, list):
         return []

@@ -56,7 +56,8 @@ def attention_kernel(
     h = (tl.program_id(1) % H).to(tl.int64)
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
     offs_n = tl.arange(0, BLOCK_N).to(tl.int64)  # (BLOCK_N,)
-    offs_d = tl.arange(0, BLOCK_D)  # (BLOCK_D,), a power of two: d is padded with zeros
+    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,), a power of two: d is zero-padded
+    stride_kn, stride_vn = tl.cast(stride_kn, tl.int64), tl.cast(stride_vn, tl.int64)
     q_ptr += b * stride_qb + h * stride_qh
     k_ptr += b * stride_kb + h * stride_kh
     v_ptr += b * stride_vb + h * stride_vh

@@ -45,6 +45,7 @@ STAGE = Stage(
 )
 
 LOG2_E = math.log2(math.e)
+LARGEST_TILE = 128  # rows or keys, of all launch configurations
 
 
 @triton.jit
@@ -115,7 +116,7 @@ def attention_kernel(
     rows = start_m + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
     offs_m = rows.to(tl.int64)
     offs_n = tl.arange(0, BLOCK_N).to(tl.int64)  # (BLOCK_N,)
-    offs_d = tl.arange(0, BLOCK_D)  # (BLOCK_D,), a power of two: d is padded with zeros
+    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,), a power of two: d is zero-padded
 
     Nk_valid = Nk
     if HAS_SEQLENS:
@@ -207,6 +208,14 @@ def launch_config(d: int, dtype: torch.dtype, precision: str) -> autotune.Config
     return candidates(d, dtype, precision)[0]
 
 
+def in_reach(x: torch.Tensor) -> torch.Tensor:
+    """`x` (B, H, N, d), copied where its rows are so far apart that a tile of them passes 2^31.
+
+    The kernels step from tile to tile in int32: in int64 it would cost registers at every call.
+    """
+    return x if x.stride(2) * LARGEST_TILE < 1 << 31 else x.contiguous()
+
+
 def forward(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -222,6 +231,9 @@ def forward(
     Hk, Nk = k.shape[1:3]
     o = torch.empty((B, H, Nq, d), dtype=q.dtype, device=q.device)
     precision = input_precision(q)
+    k, v = in_reach(k), in_reach(v)
+    if seqlens_k is not None:
+        seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
 
     def launch(config: autotune.Config) -> None:
         grid = (triton.cdiv(Nq, config["BLOCK_M"]), B * H)

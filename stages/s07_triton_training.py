@@ -29,7 +29,7 @@ import torch
 
 from stages import autotune
 from stages.contract import Stage, check_inputs, input_precision
-from stages.s06_triton_flash2 import LOG2_E
+from stages.s06_triton_flash2 import LOG2_E, in_reach
 from stages.s06_triton_flash2 import forward as flash2_forward
 
 try:
@@ -65,7 +65,7 @@ def delta_kernel(
     b = (tl.program_id(1) // H).to(tl.int64)
     h = (tl.program_id(1) % H).to(tl.int64)
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
-    offs_d = tl.arange(0, BLOCK_D)  # (BLOCK_D,)
+    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,)
     mask = (offs_m[:, None] < Nq) & (offs_d[None, :] < d)
     o_ptrs = o_ptr + b * stride_ob + h * stride_oh
     o_ptrs += offs_m[:, None] * stride_om + offs_d[None, :] * stride_od
@@ -143,7 +143,7 @@ def dk_dv_kernel(
     keys = start_n + tl.arange(0, BLOCK_N)  # (BLOCK_N,)
     offs_n = keys.to(tl.int64)
     offs_m = tl.arange(0, BLOCK_M).to(tl.int64)  # (BLOCK_M,)
-    offs_d = tl.arange(0, BLOCK_D)  # (BLOCK_D,)
+    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,)
 
     Nk_valid = Nk
     if HAS_SEQLENS:
@@ -267,7 +267,7 @@ def dq_kernel(
     rows = start_m + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
     offs_m = rows.to(tl.int64)
     offs_n = tl.arange(0, BLOCK_N).to(tl.int64)  # (BLOCK_N,)
-    offs_d = tl.arange(0, BLOCK_D)  # (BLOCK_D,)
+    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,)
 
     Nk_valid = Nk
     if HAS_SEQLENS:
@@ -372,6 +372,9 @@ def backward(
     Hk, Nk = k.shape[1:3]
     scale = d**-0.5
     precision = input_precision(q)
+    q, k, v, do = (in_reach(x) for x in (q, k, v, do))
+    if seqlens_k is not None:
+        seqlens_k = seqlens_k.contiguous()  # the kernels take no stride for it
     tune: dict[str, Any] = {"like": q, "precision": precision, "d": d, "causal": causal, "n": Nk}
     delta = torch.empty((B, H, Nq), dtype=torch.float32, device=q.device)
     for_keys = candidates("dk_dv_kernel", d, q.dtype, precision)
@@ -472,10 +475,15 @@ def attend(
     contract (stages/contract.py), StageUnavailable where there is no Triton, RuntimeError when it
     is differentiated twice.
     """
-    if isinstance(q, torch.Tensor) and torch.is_autocast_enabled(q.device.type):
+    if isinstance(q, torch.Tensor) and autocasts(q.device.type):
         q, k, v = (autocast(x) for x in (q, k, v))
     check_inputs(STAGE, q, k, v, causal=causal, seqlens_k=seqlens_k)
     return Attention.apply(q, k, v, causal, seqlens_k)
+
+
+def autocasts(device: str) -> bool:
+    """Whether torch.autocast is on for `device`; torch itself raises where there is none (meta)."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def autocast(x: torch.Tensor) -> torch.Tensor:
