@@ -149,6 +149,16 @@ def test_what_has_no_figure_says_why_and_is_in_no_ratio():
     assert not any(" over " in line or line[-1:] == "x" for line in lines if line[:1].isdigit())
 
 
+def test_the_newest_of_ours_stands_against_the_first_peer():
+    """Of those that were timed; the yardstick is nobody's rival."""
+    ours, flash, flex = (7, "triton_training"), (100, "sdpa_flash"), (103, "flex_attention")
+    everyone = [make_bench(stage) for stage in (3, 6, 7, 100, 103)]
+    assert bench_tables.rivals(everyone) == (ours, flash)
+    refused = [everyone[0], fell(100, "skipped", "no"), make_bench(103), fell(6, "wrong", "off")]
+    assert bench_tables.rivals(refused) == (None, flex)
+    assert bench_tables.rivals(everyone[:1]) == (None, None)
+
+
 def test_memory_and_skipped_tiles():
     records = make_run(sizes=(1024, 4096))
     records[0]["peak_bytes"] = 3 << 30
