@@ -24,6 +24,7 @@ from harness.accuracy import (
     make_gradient_oracles,
     make_oracle,
     make_oracles,
+    rounded_gradients,
     row_blocks,
 )
 from harness.directions import OUTPUTS, make_output_gradient, prepare
@@ -349,6 +350,20 @@ def mixed_gradients(asked):
     ds = (p * (dO @ v.mT - (o * dO).sum(-1, keepdim=True))).to(dtype).float()
     found = scale * (ds @ k), scale * (ds.mT @ q), p.to(dtype).float().mT @ dO
     return [x.to(dtype) for x in found]
+
+
+@pytest.mark.parametrize("inputs", ["normal", "peaky"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_mixed_yardstick_rounds_where_a_kernel_does(dtype, inputs):
+    """P, dS, the o of delta, and the gradients: each has its share in the yardstick's error."""
+    asked = case({"nq": 130, "nk": 130, "d": 64}, dtype, inputs)
+    kind = getattr(torch, dtype)
+    wide = tuple(x.float() for x in (*make_inputs(asked), make_output_gradient(asked)))
+    found = rounded_gradients(asked, wide, lambda x: x.to(kind).float(), kind)
+    for x, expected, truth in zip(found, mixed_gradients(asked), dense_gradients(asked)):
+        assert x.dtype == kind
+        apart = (x.double() - expected.double()).norm()
+        assert apart < 0.1 * (expected.double() - truth).norm()
 
 
 @pytest.mark.parametrize("inputs", ["normal", "peaky"])
