@@ -35,7 +35,7 @@ Group = Sequence[Record]
 Value = Callable[[Record], float | None]
 Panel = Callable[[Any, Group], None]  # draws a group into an axis
 
-COLUMNS = 2  # of panels: without the mask and with it
+COLUMNS = 2  # of panels
 HATCH = "////"  # of the backward part
 LONGEST_BAR = 2.5  # in times of the newest rung
 
