@@ -119,7 +119,8 @@ class Trainee:
             raise ValueError("fewer losses than steps")
         record["val_loss"] = figure(message["val_loss"])
         if record["mode"] != "interpreted":  # whose time is no speed
-            record["tokens_per_s"] = figure(message["tokens_per_s"])
+            speed = message["tokens_per_s"]
+            record["tokens_per_s"] = None if speed is None else figure(speed)
         record["status"] = "ok"
 
     def ready(self) -> Child:
@@ -164,8 +165,8 @@ class Trainee:
         self.end()
 
 
-def figure(value: object) -> float | None:
-    """A figure of a child's message, or None as it came; ValueError where it is neither."""
-    if value is not None and not (isinstance(value, float) and math.isfinite(value)):
-        raise ValueError(f"no figure: {value!r}")
+def figure(value: object) -> float:
+    """A figure of a child's message; ValueError where it is none."""
+    if not isinstance(value, float) or not math.isfinite(value):
+        raise ValueError(f"got {value!r}, expected a finite number")
     return value

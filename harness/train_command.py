@@ -76,6 +76,7 @@ def train_command(
         if more := [option for option, value in given.items() if value]:
             raise UserError(f"{more[0]}: --show trains nothing; leave it away")
         env, records = open_results(show, "train")
+        curves.check(records)
         return finish(env, records, show)
     if not stage:
         raise UserError("--stage: got none, expected a rung's number or file, such as --stage 3")

@@ -46,7 +46,7 @@ class Shape:
 
 SHAPES = {
     # for a GPU: 3.3 M parameters, 8192 characters a step
-    "small": Shape(layers=4, heads=4, head_dim=64, block=256, batch=32, lr=1e-3),
+    "small": Shape(layers=4, heads=4, head_dim=64, block=256, batch=32, lr=5e-4),
     # for a CPU: a step takes milliseconds with rung 3, and no more than seconds interpreted
     "tiny": Shape(layers=2, heads=2, head_dim=32, block=64, batch=8, lr=1e-3),
 }

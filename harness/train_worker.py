@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 TEXT = Path(__file__).parent / "data" / "train_text.txt"
 HELD_OUT = 0.1  # of the text, its end: never trained on
-VAL_BATCHES = 8
+VAL_BATCHES = 8  # of held-out text; no more than there were steps
 
 WARM_UP = 0.1  # of the steps: the rate rises to its peak, then falls as a cosine
 LAST_RATE = 0.1  # of the peak, at the last step
@@ -60,13 +60,11 @@ def contest(connection: Connection, order: Order) -> None:
 
         torch.set_num_threads(1)  # timing.py says why
         set_precision("ieee")
-        if module is None:
-            attend = sdpa(order["backend"])
-            refuse_early(attend, problem)
-        else:
-            attend = checked(module.attend)
+        attend = sdpa(order["backend"]) if module is None else checked(module.attend)
         run = Run(attend, SHAPES[order["size"]], order["steps"], order["dtype"], problem.device)
         parameters = sum(weight.numel() for weight in run.new_model(0).parameters())
+        if module is None:
+            refuse_early(run)
         say(connection, "ready", parameters=parameters)
         while True:
             seed = hear(connection)["seed"]
@@ -165,9 +163,12 @@ class Run:
         import torch
 
         with torch.no_grad():
-            batches = self.draw(self.held_out, VAL_BATCHES, 0)
+            batches = self.draw(self.held_out, min(VAL_BATCHES, self.steps), 0)
             losses = [self.loss(model, self.held_out, starts) for starts in batches]
-            return float(torch.stack(losses).mean())
+            mean = float(torch.stack(losses).mean())
+        if not math.isfinite(mean):
+            raise WrongOutput(f"the loss on held-out text is {mean}")
+        return mean
 
     def make_optimizer(self, model: "GPT") -> "torch.optim.Optimizer":
         """AdamW with weight decay on matrices alone."""
@@ -224,22 +225,19 @@ def sdpa(backend: str) -> Attend:
     return attend
 
 
-def refuse_early(attend: Attend, problem: Problem) -> None:
-    """Raise StageUnavailable where torch's own backend won't take `problem`, forward or backward.
+def refuse_early(run: "Run") -> None:
+    """Raise StageUnavailable where torch's own backend won't do one step of `run`.
 
-    Which shapes a backend takes differs with torch, cuDNN and the GPU: that one doesn't is no
-    failure of ours.
+    Which shapes, strides and dtypes a backend takes, forward and backward, differs with torch,
+    cuDNN and the GPU: that one refuses is no failure of ours.
     """
     import torch
 
-    from harness.inputs import make_inputs
     from stages.contract import StageUnavailable
 
-    q, k, v = (x.requires_grad_() for x in make_inputs(problem))
     try:
-        attend(q, k, v, causal=problem.causal).sum().backward()
-        if problem.device == "cuda":
-            torch.cuda.synchronize()
+        run.loss(run.new_model(0), run.text, run.draw(run.text, 1, 0)[0]).backward()
+        run.now()  # on a GPU it fails where it's waited for
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
