@@ -28,6 +28,8 @@ class Attention(nn.Module):
         super().__init__()
         self.shape = shape
         self.attend = attend
+        # no bias: the true gradient of k's is 0 (the softmax takes away what all of a row's scores
+        # have in common), and Adam would make full steps of its noise (docs/training.md)
         self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=False)
         self.proj = nn.Linear(shape.width, shape.width)
 
@@ -65,11 +67,11 @@ class GPT(nn.Module):
         self.layers = nn.ModuleList(Layer(shape, attend) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.width)
         for name, weight in self.named_parameters():
-            if weight.dim() < 2:  # norms and biases keep their ones and zeros
-                nn.init.zeros_(weight) if name.endswith("bias") else nn.init.ones_(weight)
-                continue
-            residual = name.endswith(("proj.weight", "mlp.2.weight"))
-            nn.init.normal_(weight, std=0.02 / ((2 * shape.layers) ** 0.5 if residual else 1.0))
+            if name.endswith("bias"):
+                nn.init.zeros_(weight)
+            elif weight.dim() > 1:  # the norms' weights are ones already
+                residual = name.endswith(("proj.weight", "mlp.2.weight"))
+                nn.init.normal_(weight, std=0.02 / ((2 * shape.layers) ** 0.5 if residual else 1.0))
 
     def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean cross-entropy (), in nats a character, of `targets` after `ids`, both (B, N)."""
