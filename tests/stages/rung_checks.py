@@ -64,12 +64,20 @@ def most_keys(rung, wanted):
     return min(wanted, rung.STAGE.exact_up_to or wanted)
 
 
+def bearable(rung, device, shape):
+    """Whether `rung` can bear a (b, h, nq, nk, d); an interpreted tile costs the same at any d."""
+    b, h, nq, nk, _ = shape
+    tiles = b * h * math.ceil(nq / 32) * math.ceil(nk / 64)
+    few = tiles <= 10 or rung.STAGE.mode(device) != "interpreted"
+    return few and math.prod(shape) <= budget(rung, device)
+
+
 def shapes(rung, device):
     """Every (b, h, nq, nk, d) of ragged sizes that `rung` can bear, and is exact at."""
     return [
         shape
         for shape in product((1, 2, 3), (1, 2, 3), RAGGED_N, RAGGED_N, RAGGED_D)
-        if math.prod(shape) <= budget(rung, device) and shape[3] == most_keys(rung, shape[3])
+        if bearable(rung, device, shape) and shape[3] == most_keys(rung, shape[3])
     ]
 
 
@@ -101,26 +109,29 @@ def in_nan(x, order=(0, 1, 2, 3), steps=(1, 1, 1, 1)):
 def guarded_outputs():
     """torch.empty gives NaN, with a margin around it; what is written into the margin shows.
 
-    An output made by other means is not looked after.
+    Gives the list of the shapes that were asked for. An output made by other means is not looked
+    after.
     """
-    plain, margins = torch.empty, []
+    plain, margins, asked = torch.empty, [], []
 
     def empty(*size, dtype=None, device=None):
         shape = torch.Size(*size) if isinstance(size[0], (tuple, list)) else torch.Size(size)
         dtype = dtype or torch.get_default_dtype()
         size = shape.numel()
+        asked.append(tuple(shape))
         # not NaN around, too: that is what a kernel that reads where it shouldn't writes
-        storage = torch.full((size + 2 * MARGIN,), UNTOUCHED, dtype=dtype, device=device)
-        margins.extend((storage[:MARGIN], storage[MARGIN + size :]))
-        return storage[MARGIN : MARGIN + size].fill_(math.nan).view(shape)
+        around, inside = (UNTOUCHED, math.nan) if dtype.is_floating_point else (-77, -1)
+        storage = torch.full((size + 2 * MARGIN,), around, dtype=dtype, device=device)
+        margins.extend((x, around) for x in (storage[:MARGIN], storage[MARGIN + size :]))
+        return storage[MARGIN : MARGIN + size].fill_(inside).view(shape)
 
     torch.empty = empty
     try:
-        yield
+        yield asked
     finally:
         torch.empty = plain
-    for margin in margins:
-        assert (margin == UNTOUCHED).all(), "the rung wrote outside its output"
+    for margin, around in margins:
+        assert (margin == around).all(), "the rung wrote outside its output"
 
 
 @contextmanager
@@ -159,6 +170,13 @@ def truth(q, k, v, hidden=None):
     return torch.einsum("bhij,bhjd->bhid", e / total.masked_fill(total == 0, 1.0), v)
 
 
+def true_lse(q, k, hidden):
+    """The log of each row's sum of exp(scaled scores) in float64, (B, H, Nq); -inf for no key."""
+    k = k.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    s = torch.einsum("bhid,bhjd->bhij", q.double(), k) / math.sqrt(q.shape[-1])
+    return torch.logsumexp(s.masked_fill(hidden, -math.inf), -1)
+
+
 def options_of(problem):
     """The keyword arguments that `problem` asks of an attend."""
     options = {"causal": True} if problem.causal else {}
@@ -186,13 +204,31 @@ def relative_rounding(q, k):
     the rescales of a running sum included. So scores are off by n u S, where S is the largest
     sum_c |q k| scale, and a probability by 2 n u (1 + S) of itself: once for p and once for the sum
     that it is divided by. eps is 2 u.
+
+    In half precision all this is done in float32; then p is rounded to the dtype, of itself by u,
+    or, where it is denormal, by half the smallest number: Nk of those in a sum. What is summed is
+    rounded once more.
     """
     n = q.shape[3] + k.shape[2] + q.shape[2] + 10
+    keys, half = k.shape[2], q.dtype in (torch.float16, torch.bfloat16)
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     S = (q.double().abs() @ k.double().abs().transpose(-2, -1)).max() * q.shape[3] ** -0.5
-    E = (n * torch.finfo(q.dtype).eps * (1 + S)).item()
+    wide, own = torch.finfo(torch.promote_types(q.dtype, torch.float32)), torch.finfo(q.dtype)
+    E = (n * wide.eps * (1 + S)).item()
+    if half:
+        E += own.eps + keys * own.smallest_normal * own.eps / 2
     assert E < 0.1, f"a bound of {E:.2g} would let anything pass: take smaller tensors"
     return E
+
+
+def lse_rounding(q, k):
+    """How far an honest float32 lse may be from the truth, absolutely.
+
+    By what the scores are, and by what the sum of p is of itself: half of relative_rounding; the
+    other half, more than 13 u (1 + S) + (Nk + 10) u, has room for the roundings of the max, the
+    logarithm, their sum and its units, each at most u (S + log Nk).
+    """
+    return relative_rounding(q.float(), k.float())
 
 
 def rounding(q, k, v):
@@ -205,11 +241,15 @@ def gradient_rounding(q, k, v, dO):
 
     dS = p (dP - D), where |dP| and |D| are both up to G, is off by up to 4 E G p; dq and dk are
     sums of dS times k or q, dv of p times dO; those of dk and dv are over the group's queries too.
+    In half precision D comes from a rounded o, dS is rounded, and so is the sum: E, which holds two
+    roundings of the dtype, is there four times. A denormal dS is off absolutely, not by G.
     """
     E, scale = relative_rounding(q, k), q.shape[3] ** -0.5
     rows = q.shape[2] * (q.shape[1] // k.shape[1])
     q_max, k_max, v_max, dO_max = (x.abs().max().item() for x in (q, k, v, dO))
     G = q.shape[3] * dO_max * v_max
+    if q.dtype in (torch.float16, torch.bfloat16):
+        G = max(G, 0.25)
     return scale * k_max * 4 * E * G, scale * q_max * 4 * E * G * rows, E * rows * dO_max
 
 
@@ -228,8 +268,8 @@ def assert_exact(o, oracle):
 def gradients(rung, q, k, v, dO, **options):
     """o, dq, dk, dv of `rung`, by backward()."""
     q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-    with without_collector():
-        o = attend(rung, q, k, v, **options)
+    with without_collector(), guarded_outputs():
+        o = rung.attend(q, k, v, **options)
         o.backward(dO)
     return o.detach(), q.grad, k.grad, v.grad
 

@@ -1,0 +1,231 @@
+"""Rung 6: masks, the LSE, and tiles that are never visited, against float64 and plain counting."""
+
+import math
+import sys
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from masked_problems import FAR, TILES, far_away, in_tiles, layouts, masks, problems, tensors
+from rung_checks import (
+    assert_close,
+    guarded_outputs,
+    in_nan,
+    lse_rounding,
+    normal,
+    rounding,
+    true_lse,
+    truth,
+)
+
+from stages import s06_triton_flash2 as rung
+
+many = settings(
+    max_examples=40, deadline=None, derandomize=True, database=None, phases=[Phase.generate]
+)
+some = settings(many, max_examples=20)
+
+
+def lengths(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+# ---- masks
+
+
+@many
+@given(problem=problems, tile=st.sampled_from(TILES), laid=st.tuples(*[layouts] * 4))
+def test_masks_against_float64(problem, tile, laid):
+    q, k, v, _ = tensors(problem, laid)
+    options, hidden = masks(problem)
+    with in_tiles(tile), guarded_outputs():
+        o, lse = rung.attend_with_lse(q, k, v, **options)
+    assert (o.dtype, o.shape) == (q.dtype, q.shape)
+    assert (lse.dtype, lse.shape) == (torch.float32, q.shape[:3])
+    assert_close(o, truth(q, k, v, hidden), rounding(q, k, v))
+    blind = hidden.all(-1).expand(lse.shape)  # (b, h, nq)
+    assert (o[blind] == 0).all()
+    assert (lse[blind] == -math.inf).all()
+    want = true_lse(q, k, hidden)
+    if not blind.all():
+        assert_close(lse[~blind], want[~blind], lse_rounding(q, k), "lse")
+
+
+@pytest.mark.parametrize("nq", [1, 40])
+@pytest.mark.parametrize("nk", [1, 70])
+def test_no_row_sees_a_key(nq, nk):
+    q, k, v, _ = normal((2, 2, nq, nk, 8), 0)
+    o, lse = rung.attend_with_lse(q, k, v, seqlens_k=lengths(0, 0), causal=True)
+    assert (o == 0).all() and (lse == -math.inf).all()
+    # and a batch entry of none beside one of all
+    o, lse = rung.attend_with_lse(q, k, v, seqlens_k=lengths(0, nk))
+    assert (o[0] == 0).all() and (lse[0] == -math.inf).all()
+    assert_close(o[1:], truth(q[1:], k[1:], v[1:]), rounding(q, k, v))
+
+
+def test_lengths_of_all_keys_are_no_lengths():
+    q, k, v, _ = normal((2, 2, 40, 70, 8), 0)
+    for causal in (False, True):
+        plain = rung.attend_with_lse(q, k, v, causal=causal)
+        full = rung.attend_with_lse(q, k, v, causal=causal, seqlens_k=lengths(70, 70))
+        assert all(map(torch.equal, plain, full))
+
+
+def test_lengths_of_any_stride():
+    q, k, v, _ = normal((3, 1, 5, 9, 8), 0)
+    apart = torch.full((6,), 9, dtype=torch.int32)
+    apart[::2] = lengths(2, 5, 0)
+    for seqlens_k in (apart[::2], lengths(4).expand(3)):
+        assert not seqlens_k.is_contiguous()
+        want = rung.attend(q, k, v, seqlens_k=seqlens_k.clone())
+        assert torch.equal(rung.attend(q, k, v, seqlens_k=seqlens_k), want)
+
+
+def test_the_lse_changes_nothing():
+    q, k, v, _ = normal((2, 2, 40, 70, 8), 0)
+    options = {"causal": True, "seqlens_k": lengths(50, 70)}
+    assert torch.equal(rung.attend_with_lse(q, k, v, **options)[0], rung.attend(q, k, v, **options))
+
+
+# ---- tiles that are never visited
+
+
+def by_definition(hidden, heads, tile):
+    """(b, heads, q blocks): the KV tiles of each q block that no row of it sees any of."""
+    M, N = tile
+    b, _, nq, nk = hidden.shape
+    blocks, tiles = math.ceil(nq / M), math.ceil(nk / N)
+    count = torch.zeros(b, 1, blocks, dtype=torch.int32)
+    for block in range(blocks):
+        for j in range(tiles):
+            pairs = hidden[:, :, block * M : (block + 1) * M, j * N : (j + 1) * N]
+            count[:, :, block] += pairs.all(-1).all(-1)
+    return count.expand(b, heads, blocks)
+
+
+@many
+@given(problem=problems, tile=st.sampled_from(TILES))
+def test_skipped_blocks_are_those_that_no_row_sees(problem, tile):
+    q, k, v, _ = tensors(problem)
+    options, hidden = masks(problem)
+    with in_tiles(tile), guarded_outputs():
+        skipped = rung.skipped_blocks(q, k, v, **options)
+    with patch.object(rung, "skipped_blocks", lambda *_, **__: skipped), in_tiles(tile):
+        ratio = rung.skip_ratio(q, k, v, **options)
+    want = by_definition(hidden, problem.h, tile)
+    assert skipped.dtype == torch.int32
+    assert torch.equal(skipped, want)
+    pairs = want.numel() * math.ceil(problem.nk / tile[1])
+    assert ratio == pytest.approx(want.sum().item() / pairs, rel=1e-12)
+
+
+def test_nothing_is_skipped_without_a_mask_and_half_of_it_with_one():
+    q, k, v, _ = normal((1, 1, 128, 128, 8), 0)
+    with in_tiles((16, 16)):
+        assert rung.skip_ratio(q, k, v) == 0.0
+        assert rung.skip_ratio(q, k, v, causal=True) == 28 / 64
+        assert rung.skip_ratio(q, k, v, seqlens_k=lengths(0)) == 1.0
+
+
+def test_skipped_blocks_count_in_the_tiles_of_the_launch_configuration():
+    q, k, v, _ = normal((1, 2, 100, 200, 8), 0)
+    config = rung.launch_config(8, torch.float32, "ieee")
+    tile = config["BLOCK_M"], config["BLOCK_N"]
+    skipped = rung.skipped_blocks(q, k, v, seqlens_k=lengths(70))
+    hidden = torch.arange(200).view(1, 1, 1, 200).expand(1, 1, 100, 200) >= 70
+    assert torch.equal(skipped, by_definition(hidden, 2, tile))
+
+
+@some
+@given(problem=problems, tile=st.sampled_from(TILES), data=st.data())
+def test_what_a_block_skips_is_never_read(problem, tile, data):
+    """A tile of NaN, and NaN beyond seqlens_k: not a bit of what doesn't see it changes."""
+    q, k, v, _ = tensors(problem)
+    options, hidden = masks(problem)
+    M, N = tile
+    j = data.draw(st.integers(0, math.ceil(problem.nk / N) - 1), label="tile")
+    at = slice(j * N, (j + 1) * N)
+    # (b, q blocks): whether no row of the block sees any key of tile j
+    skips = [hidden[:, 0, i : i + M, at].flatten(1).all(1) for i in range(0, problem.nq, M)]
+    rows = torch.stack(skips, 1).repeat_interleave(M, 1)[:, : problem.nq]  # (b, nq)
+    answers = []
+    for number in (0.0, math.nan):
+        x, y = k.clone(), v.clone()
+        for z in (x, y):
+            z[:, :, at] = number
+            for b, length in enumerate(problem.seqlens_k or ()):
+                z[b, :, length:] = number
+        with in_tiles(tile):
+            answers.append(rung.attend_with_lse(q, x, y, **options))
+    for zeros, poisoned in zip(*answers, strict=True):
+        unread = rows[:, None].expand(zeros.shape[:3])
+        assert torch.equal(zeros[unread], poisoned[unread])
+    assert answers[1][0].transpose(1, 2)[rows].isfinite().all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_nan_beyond_the_lengths_changes_no_bit(causal, dtype):
+    q, k, v, _ = normal((3, 4, 40, 70, 8), 0, dtype)
+    k, v, seqlens_k = k[:, :2].clone(), v[:, :2].clone(), lengths(0, 65, 33)
+    answers = []
+    for number in (0.0, math.nan):
+        for x in (k, v):
+            for b, length in enumerate(seqlens_k.tolist()):
+                x[b, :, length:] = number
+        answers.append(rung.attend_with_lse(q, k, v, causal=causal, seqlens_k=seqlens_k))
+    assert all(map(torch.equal, *answers))
+    assert answers[1][0].isfinite().all()
+
+
+# ---- tiles, bits, buffers
+
+
+def distinct_tiles():
+    return sorted({tile[:2] for kind in rung.TILES.values() for size in kind for tile in size})
+
+
+@pytest.mark.parametrize("tile", distinct_tiles(), ids=str)
+def test_every_candidate_is_right(tile):
+    """Around the borders of its own tiles."""
+    nq, nk = tile[0] + 1, tile[1] + 1
+    q, k, v, _ = (in_nan(x) for x in normal((1, 1, nq, nk, 16), 0))
+    hidden = torch.arange(nk) > torch.arange(nq)[:, None] + nk - nq
+    with in_tiles(tile), guarded_outputs():
+        o, lse = rung.attend_with_lse(q, k, v, causal=True)
+    assert_close(o, truth(q, k, v, hidden[None, None]), rounding(q, k, v))
+    seen = ~hidden.all(1)
+    want = true_lse(q, k, hidden)[..., seen]
+    assert_close(lse[..., seen], want, lse_rounding(q, k), "lse")
+
+
+def test_no_tile_is_larger_than_the_largest():
+    assert max(max(tile) for tile in distinct_tiles()) <= rung.LARGEST_TILE
+
+
+def test_runs_are_the_same_bit_for_bit():
+    q, k, v, _ = normal((2, 4, 40, 70, 8), 0, torch.float16)
+    options = {"causal": True, "seqlens_k": lengths(66, 7)}
+    first = rung.attend_with_lse(q, k[:, :2], v[:, :2], **options)
+    for _ in range(9):
+        again = rung.attend_with_lse(q, k[:, :2], v[:, :2], **options)
+        assert all(map(torch.equal, again, first))
+
+
+def test_nothing_is_written_outside_the_outputs():
+    q, k, v, _ = normal((2, 2, 37, 41, 5), 0)
+    with guarded_outputs() as asked:
+        rung.attend_with_lse(q, k, v)
+        rung.skipped_blocks(q, k, v)
+    assert asked == [(2, 2, 37), (2, 2, 37, 5), (2, 2, 2), (2, 2, 37, 5)]  # lse, o, skipped, o
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lends memory that isn't there")
+@pytest.mark.parametrize("way", FAR)
+def test_offsets_beyond_32_bits(way):
+    nq, nk, d, *strides = FAR[way]
+    near = normal((1, 1, nq, nk, d), 0, torch.float16)[:3]
+    far = [far_away(x, *strides) for x in near]
+    assert torch.equal(rung.attend(*far, causal=True), rung.attend(*near, causal=True))
