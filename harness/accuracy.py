@@ -10,7 +10,7 @@ when both its maximum and its relative error are within a multiple of the yardst
     multiple           2                                  3
     float32, float64   4 u (1 + s_max)                    4 u (1 + s_max)
     float16, bfloat16  u                                  2 u
-    times              max|v| for the maximum             the largest magnitude of its terms (below)
+    times              max|v| for the maximum             the largest of `magnitudes`
 
 A gradient's own size is no measure of its rounding. dS = P (dP - delta) cancels: where one key has
 all of a row's weight, or there is one key only, dq and dk are 0, and what an honest rung computes
