@@ -189,10 +189,26 @@ SANITIZER: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
     "seconds": (number, None),
 }
 
+# a mistake made in a rung on purpose, and what came out of it (tools/pitfalls.py)
+PITFALL: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
+    "kind": ((str,), ("pitfall",)),
+    "name": ((str,), None),  # of the mistake
+    "source": ((str,), None),  # who warns of it, or makes it
+    **{field: CELL[field] for field in ("stage", *PROBLEM, "mode")},
+    "changes": ((list,), None),  # [the rung's text, the wrong one], ...
+    "raised": ((str,), None),  # the last line of an error; empty where it ran
+    "exact": ((bool,), None),  # by the rule for rungs (harness/accuracy.py)
+    "reason": ((str,), None),  # why not
+    "rows": ((int,), None),  # of all its outputs
+    "rows_wrong": ((int,), None),  # of them, off by more than an exact rung's may be
+    "err_f64_max": ((*number, nothing), None),  # null where there is none
+    "shipped_err_f64_max": (number, None),  # of the rung as it is
+}
+
 # kind of record -> its schema; a file is an env line, then lines of one other kind
 SCHEMAS = {
     "env": ENV, "cell": CELL, "ceiling": CEILING, "model": MODEL, "io": IO, "bench": BENCH,
-    "train": TRAIN, "sanitizer": SANITIZER,
+    "train": TRAIN, "sanitizer": SANITIZER, "pitfall": PITFALL,
 }  # fmt: skip
 
 

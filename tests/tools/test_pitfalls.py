@@ -1,0 +1,65 @@
+"""Each pitfall that the walkthrough tells of is one: the shipped rung is right, the change wrong.
+
+The committed record is what comes out here, too: the same text changed, the same way of going wrong.
+"""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.accuracy import judge_outputs, make_oracles
+from harness.results import read
+from stages import by_number
+
+ROOT = Path(__file__).parents[2]
+RECORD = ROOT / "results" / "cpu" / "pitfalls.jsonl"
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no wheel of triton"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="compiled, some mistakes would crash it"),
+]
+
+_, RECORDS = read(RECORD, "pitfall")
+NAMES = [record["name"] for record in RECORDS]
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("tool", ROOT / "tools" / "pitfalls.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_pitfall_has_its_record(tool):
+    assert list(tool.PITFALLS) == NAMES
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=NAMES)
+def test_a_pitfall_is_one_and_its_record_is_true(tool, record, tmp_path):
+    found = tool.measure(record["name"], tmp_path)
+    assert found["changes"] == record["changes"]
+    assert found["exact"] is record["exact"] is False
+    assert bool(found["raised"]) is bool(record["raised"])
+    # by the rule: which of its bounds it misses, or how many NaN
+    assert found["reason"].split(" error ")[0] == record["reason"].split(" error ")[0]
+    if record["err_f64_max"] is not None:
+        assert found["err_f64_max"] == pytest.approx(record["err_f64_max"], rel=0.05)
+        assert found["rows_wrong"] == pytest.approx(record["rows_wrong"], abs=2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_shipped_rung_is_right_on_the_same_problem(tool, name):
+    pitfall = tool.PITFALLS[name]
+    oracles = make_oracles(pitfall.problem)
+    verdict = judge_outputs(tool.ask(by_number(pitfall.stage), pitfall.problem), oracles)
+    assert verdict["exact"], verdict["why"]
+
+
+def test_a_text_that_is_not_there_once_is_refused(tool, monkeypatch):
+    gone = tool.Pitfall("nobody", 5, (("no such line", ""),))
+    monkeypatch.setitem(tool.PITFALLS, "gone", gone)
+    with pytest.raises(ValueError, match="gone: 0 x in s05"):
+        tool.wrong_text("gone")

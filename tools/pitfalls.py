@@ -1,0 +1,215 @@
+"""Make the typical mistakes of a FlashAttention kernel, and write down what comes out of each.
+
+    python tools/pitfalls.py --out results/cpu/pitfalls.jsonl
+
+A wrong kernel is the shipped rung with some text replaced, each found exactly once, so that it is
+wrong in that one way and can't fall behind the rung unnoticed. It is held to the same float64
+oracle as every rung, and the shipped rung beside it. Triton interprets them: what is written down
+is what comes out, no time. Tensors lie in a storage of NaN, so that who reads what lies beyond
+them gets a NaN for it; on a GPU it would be a neighbour's numbers, or an illegal access.
+
+The mistakes are those that sources 001 and 003 warn of or make; docs/walkthrough shows the table.
+"""
+
+import argparse
+import math
+import sys
+import tempfile
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+import stages
+from harness.accuracy import judge_outputs, make_oracles
+from harness.directions import make_output_gradient, prepare
+from harness.environment import make_env
+from harness.inputs import make_inputs
+from harness.problem import Problem
+from harness.results import Writer
+from harness.runner import SEED
+from stages import machine
+
+MARGIN = 1 << 15  # elements of NaN around a tensor: further than any mistake here reaches
+
+NORMAL = Problem(
+    "normal", SEED, 1, 1, 1, 128, 128, 64, "float32", "ieee", False, None, "cpu"
+)  # fmt: skip
+RAGGED = replace(NORMAL, nq=100, nk=100)
+HALF = replace(NORMAL, dtype="float16", precision="float16")
+LONG = replace(HALF, nq=32, nk=16384)
+SHARP = replace(HALF, inputs="peaky")
+BLIND = replace(NORMAL, nq=40, nk=20, d=16, causal=True)  # rows 0 to 19 see no key
+
+
+@dataclass(frozen=True)
+class Pitfall:
+    """One mistake: the rung that it is made in, by which replacements, and a problem it shows on.
+
+    source: who warns of it or makes it. changes: (the rung's text, the wrong one), ...
+    """
+
+    source: str
+    stage: int
+    changes: tuple[tuple[str, str], ...]
+    problem: Problem = NORMAL
+
+
+SCORES = "s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale"
+SUM_P = "l_i = l_i * alpha + tl.sum(p, 1)"
+RESCALE = "        acc = acc * alpha[:, None]\n"
+ADD = "        acc += tl.dot(p.to(v.dtype), v, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)\n"
+MASK_S = '        s = tl.where(in_range[None, :], s, float("-inf"))\n'
+DP = "        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)"
+SAVED = "ctx.save_for_backward(q, k, v, o, lse, seqlens_k)"
+
+PITFALLS: dict[str, Pitfall] = {
+    "K not transposed": Pitfall("003", 5, (("tl.trans(k)", "k"),)),
+    "dot of float32 and float16": Pitfall("003", 5, (("p.to(v.dtype)", "p"),), HALF),
+    "scores in float16": Pitfall(
+        "003", 5,
+        ((SCORES, SCORES.replace("=PRECISION)", "=PRECISION).to(tl.float16)")),), SHARP,
+    ),
+    "sums in float16": Pitfall(
+        "003", 5,
+        (
+            (RESCALE, "        acc = (acc * alpha[:, None]).to(tl.float16)\n"),
+            (ADD, ADD.replace("=PRECISION)", "=PRECISION).to(tl.float16)")),
+            (SUM_P, "l_i = (l_i * alpha + tl.sum(p, 1)).to(tl.float16)"),
+        ),
+        LONG,
+    ),
+    "rescaled after adding": Pitfall("003", 5, ((RESCALE, ""), (ADD, ADD + RESCALE))),
+    "not rescaled at all": Pitfall("003", 5, ((RESCALE, ""),)),
+    "mask on the wrong axis": Pitfall(
+        "003", 5,
+        (
+            ("in_range[None, :], s", "in_range[:, None], s"),
+            ('"BLOCK_M": BLOCK_M', '"BLOCK_M": BLOCK_N'),
+        ),
+        RAGGED,
+    ),
+    "m kept for the backward pass, not the LSE": Pitfall(
+        "003", 7,
+        ((SAVED, SAVED.replace("lse", "(q @ k.mT).amax(-1).float() * q.shape[-1] ** -0.5")),),
+        replace(NORMAL, direction="bwd"),
+    ),
+    "the q block's offset twice": Pitfall(
+        "003's skeleton", 5,
+        (("q_ptrs = q_ptr + ", "q_ptrs = q_ptr + tl.program_id(0) * BLOCK_M * stride_qm + "),),
+    ),
+    "K and V masked by the local offset": Pitfall(
+        "003's skeleton", 5, (("kv_mask = in_range[:, None]", "kv_mask = (offs_n < Nk)[:, None]"),),
+        RAGGED,
+    ),
+    "padded keys' scores not -inf": Pitfall("003's skeleton", 5, ((MASK_S, ""),), RAGGED),
+    "-inf minus -inf": Pitfall(
+        "001", 6,
+        (('m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)', "m_safe = m_new"),), BLIND,
+    ),
+    "0 / 0 in a row that saw no key": Pitfall(
+        "001", 6, (("    l_i = tl.where(l_i == 0.0, 1.0, l_i)", "    l_i = l_i"),), BLIND
+    ),
+    "P made again without the mask": Pitfall(
+        "001", 7, ((f"            p = tl.where(visible, p, 0.0)\n{DP}", DP),),
+        replace(BLIND, direction="bwd"),
+    ),
+}  # fmt: skip
+
+
+def wrong_text(name: str) -> str:
+    """The rung's file with the mistake `name` in it; ValueError where a text isn't there once."""
+    pitfall = PITFALLS[name]
+    path = Path(str(stages.by_number(pitfall.stage).__file__))
+    text = path.read_text(encoding="utf-8")
+    for old, new in pitfall.changes:
+        if text.count(old) != 1:
+            raise ValueError(f"{name}: {text.count(old)} x in {path.name}, expected 1: {old!r}")
+        text = text.replace(old, new)
+    return text
+
+
+def load_wrong(name: str, folder: Path) -> ModuleType:
+    """The rung with the mistake `name`, written to `folder` and imported."""
+    path = folder / f"pitfall_{list(PITFALLS).index(name)}.py"
+    path.write_text(wrong_text(name), encoding="utf-8")
+    return stages.load(path)
+
+
+def in_nan(x: torch.Tensor) -> torch.Tensor:
+    """`x`'s values between margins of NaN."""
+    storage = torch.full((x.numel() + 2 * MARGIN,), math.nan, dtype=x.dtype)
+    return storage[MARGIN : MARGIN + x.numel()].view(x.shape).copy_(x)
+
+
+def ask(rung: ModuleType, problem: Problem) -> Sequence[torch.Tensor]:
+    """What `rung` answers to `problem`: o, or the gradients."""
+    attend = partial(rung.attend, causal=True) if problem.causal else rung.attend
+    dO = None if problem.direction == "fwd" else make_output_gradient(problem)
+    q, k, v = (in_nan(x) for x in make_inputs(problem))
+    return prepare(attend, problem.direction, q, k, v, dO)()
+
+
+def measure(name: str, folder: Path) -> dict[str, Any]:
+    """The record of the mistake `name`: what comes out, beside what the shipped rung gives."""
+    pitfall = PITFALLS[name]
+    problem = pitfall.problem
+    shipped = stages.by_number(pitfall.stage)
+    oracles = make_oracles(problem)
+    right = list(zip(ask(shipped, problem), oracles.values(), strict=True))
+    record = {
+        "kind": "pitfall", "name": name, "source": pitfall.source, "stage": pitfall.stage,
+        **problem.to_json(),
+        "mode": shipped.STAGE.mode("cpu"), "changes": [list(pair) for pair in pitfall.changes],
+        "raised": "", "exact": False, "reason": "", "rows": 0, "rows_wrong": 0, "err_f64_max": None,
+        "shipped_err_f64_max": max(oracle.error(x).max for x, oracle in right),
+    }  # fmt: skip
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of NaN and overflow: they are the point
+            outputs = ask(load_wrong(name, folder), problem)
+    except Exception as error:
+        # the interpreter wraps what was raised
+        record["raised"] = str(error.__cause__ or error).strip().splitlines()[-1]
+        return record
+    verdict = judge_outputs(outputs, oracles)
+    record["exact"], record["reason"] = verdict["exact"], verdict["why"]
+    record["err_f64_max"] = verdict.get("err_f64_max")  # none where one isn't finite
+    for x, oracle in zip(outputs, oracles.values(), strict=True):
+        off = (x.double() - oracle.out64).abs()
+        record["rows"] += x[..., 0].numel()
+        record["rows_wrong"] += int((~(off <= oracle.bound.max)).any(-1).sum())
+    return record
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="a new file for the records")
+    out = parser.parse_args().out
+    if torch.cuda.is_available():  # there, stages/ has kernels compiled
+        print("pitfalls: got a GPU, expected none: CUDA_VISIBLE_DEVICES= hides it", file=sys.stderr)
+        return 2
+    if reason := machine.why_no_triton("cpu"):
+        print(f"pitfalls: Triton is needed, but {reason}", file=sys.stderr)
+        return 2
+    try:
+        writer = Writer.create(out, make_env("cpu", [], [], {"command": "pitfalls"}))
+    except FileExistsError as error:
+        print(f"--out: {error}: name another", file=sys.stderr)
+        return 2
+    with writer, tempfile.TemporaryDirectory() as folder:
+        for name in PITFALLS:
+            record = measure(name, Path(folder))
+            writer.append(record)
+            said = record["raised"] or record["reason"]
+            print(f"{name}: {said}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
