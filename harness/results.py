@@ -194,6 +194,7 @@ PITFALL: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
     "kind": ((str,), ("pitfall",)),
     "name": ((str,), None),  # of the mistake
     "source": ((str,), None),  # who warns of it, or makes it
+    "lesson": ((str,), None),
     **{field: CELL[field] for field in ("stage", *PROBLEM, "mode")},
     "changes": ((list,), None),  # [the rung's text, the wrong one], ...
     "raised": ((str,), None),  # the last line of an error; empty where it ran

@@ -55,6 +55,7 @@ class Pitfall:
     """
 
     source: str
+    lesson: str
     stage: int
     changes: tuple[tuple[str, str], ...]
     problem: Problem = NORMAL
@@ -69,14 +70,28 @@ DP = "        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)"
 SAVED = "ctx.save_for_backward(q, k, v, o, lse, seqlens_k)"
 
 PITFALLS: dict[str, Pitfall] = {
-    "K not transposed": Pitfall("003", 5, (("tl.trans(k)", "k"),)),
-    "dot of float32 and float16": Pitfall("003", 5, (("p.to(v.dtype)", "p"),), HALF),
+    "K not transposed": Pitfall(
+        "003",
+        "With BLOCK_D = BLOCK_N both are square, so it runs; elsewhere the shapes don't fit, and "
+        "Triton says so. Test with a d that isn't the tile.",
+        5, (("tl.trans(k)", "k"),)),
+    "dot of float32 and float16": Pitfall(
+        "003",
+        "P comes out of the softmax in float32, V is float16. Round P to V's dtype: the "
+        "product still adds up in float32.",
+        5, (("p.to(v.dtype)", "p"),), HALF),
     "scores in float16": Pitfall(
-        "003", 5,
+        "003",
+        "A float16 score of some hundreds is rounded to a multiple of a quarter or a half, and "
+        "exp makes a factor of what is off. tl.dot adds up in float32: leave it at that.",
+        5,
         ((SCORES, SCORES.replace("=PRECISION)", "=PRECISION).to(tl.float16)")),), SHARP,
     ),
     "sums in float16": Pitfall(
-        "003", 5,
+        "003",
+        "Each tile's sum is rounded to 11 bits, and the error grows with the number of tiles: "
+        "look at the relative error, and at long N.",
+        5,
         (
             (RESCALE, "        acc = (acc * alpha[:, None]).to(tl.float16)\n"),
             (ADD, ADD.replace("=PRECISION)", "=PRECISION).to(tl.float16)")),
@@ -84,10 +99,21 @@ PITFALLS: dict[str, Pitfall] = {
         ),
         LONG,
     ),
-    "rescaled after adding": Pitfall("003", 5, ((RESCALE, ""), (ADD, ADD + RESCALE))),
-    "not rescaled at all": Pitfall("003", 5, ((RESCALE, ""),)),
+    "rescaled after adding": Pitfall(
+        "003",
+        "alpha is what the past is worth under the new max. The new tile is under it already; "
+        "and in the first tile alpha is 0.",
+        5, ((RESCALE, ""), (ADD, ADD + RESCALE))),
+    "not rescaled at all": Pitfall(
+        "003",
+        "Right as long as the first tile holds the row's max, and so for many rows. Test with "
+        "inputs whose max comes late.",
+        5, ((RESCALE, ""),)),
     "mask on the wrong axis": Pitfall(
-        "003", 5,
+        "003",
+        "in_range is about keys, the second axis of S. On the first it hides queries and lets "
+        "padded keys in. It fits only where BLOCK_M = BLOCK_N.",
+        5,
         (
             ("in_range[None, :], s", "in_range[:, None], s"),
             ('"BLOCK_M": BLOCK_M', '"BLOCK_M": BLOCK_N'),
@@ -95,28 +121,50 @@ PITFALLS: dict[str, Pitfall] = {
         RAGGED,
     ),
     "m kept for the backward pass, not the LSE": Pitfall(
-        "003", 7,
+        "003",
+        "P is exp(S - LSE), and LSE = m + log l. exp(S - m) is not divided by the sum: the "
+        "forward output is right, every gradient wrong.",
+        7,
         ((SAVED, SAVED.replace("lse", "(q @ k.mT).amax(-1).float() * q.shape[-1] ** -0.5")),),
         replace(NORMAL, direction="bwd"),
     ),
     "the q block's offset twice": Pitfall(
-        "003's skeleton", 5,
+        "003's skeleton",
+        "offs_m has the block's offset already. Block 0 is right, block 1 answers for block "
+        "2's queries, the last ones read beyond the tensor.",
+        5,
         (("q_ptrs = q_ptr + ", "q_ptrs = q_ptr + tl.program_id(0) * BLOCK_M * stride_qm + "),),
     ),
     "K and V masked by the local offset": Pitfall(
-        "003's skeleton", 5, (("kv_mask = in_range[:, None]", "kv_mask = (offs_n < Nk)[:, None]"),),
+        "003's skeleton",
+        "offs_n counts from 0 in each tile, so that the mask is always open. P is 0 for what "
+        "lies beyond V, and 0 times NaN is NaN: with harmless numbers there it looks right.",
+        5, (("kv_mask = in_range[:, None]", "kv_mask = (offs_n < Nk)[:, None]"),),
         RAGGED,
     ),
-    "padded keys' scores not -inf": Pitfall("003's skeleton", 5, ((MASK_S, ""),), RAGGED),
+    "padded keys' scores not -inf": Pitfall(
+        "003's skeleton",
+        "K is loaded as 0 there, so the score is 0, not -inf: each padded key gets the weight "
+        "of a score of 0, and the others have less.",
+        5, ((MASK_S, ""),), RAGGED),
     "-inf minus -inf": Pitfall(
-        "001", 6,
+        "001",
+        "A row that has seen nothing yet has m = -inf, and alpha = exp(-inf - -inf) is NaN. It "
+        "must be 0: take 0 for such an m.",
+        6,
         (('m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)', "m_safe = m_new"),), BLIND,
     ),
     "0 / 0 in a row that saw no key": Pitfall(
-        "001", 6, (("    l_i = tl.where(l_i == 0.0, 1.0, l_i)", "    l_i = l_i"),), BLIND
+        "001",
+        "l is 0 for it, and acc / l is NaN. Divide by 1: its output is 0, its LSE -inf.",
+        6, (("    l_i = tl.where(l_i == 0.0, 1.0, l_i)", "    l_i = l_i"),), BLIND
     ),
     "P made again without the mask": Pitfall(
-        "001", 7, ((f"            p = tl.where(visible, p, 0.0)\n{DP}", DP),),
+        "001",
+        "The backward pass masks P, not S: a hidden key's exp(S - LSE) is a number like any "
+        "other. The LSE of a row that saw no key is -inf, and is taken for 0 so that nothing "
+        "is inf - inf.",
+        7, ((f"            p = tl.where(visible, p, 0.0)\n{DP}", DP),),
         replace(BLIND, direction="bwd"),
     ),
 }  # fmt: skip
@@ -163,7 +211,8 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     oracles = make_oracles(problem)
     right = list(zip(ask(shipped, problem), oracles.values(), strict=True))
     record = {
-        "kind": "pitfall", "name": name, "source": pitfall.source, "stage": pitfall.stage,
+        "kind": "pitfall", "name": name, "source": pitfall.source, "lesson": pitfall.lesson,
+        "stage": pitfall.stage,
         **problem.to_json(),
         "mode": shipped.STAGE.mode("cpu"), "changes": [list(pair) for pair in pitfall.changes],
         "raised": "", "exact": False, "reason": "", "rows": 0, "rows_wrong": 0, "err_f64_max": None,

@@ -1,6 +1,6 @@
 """Each pitfall that the walkthrough tells of is one: the shipped rung is right, the change wrong.
 
-The committed record is what comes out here, too: the same text changed, the same way of going wrong.
+The committed record is what comes out here, too: the same text changed, gone wrong the same way.
 """
 
 import importlib.util
@@ -40,7 +40,8 @@ def test_every_pitfall_has_its_record(tool):
 @pytest.mark.parametrize("record", RECORDS, ids=NAMES)
 def test_a_pitfall_is_one_and_its_record_is_true(tool, record, tmp_path):
     found = tool.measure(record["name"], tmp_path)
-    assert found["changes"] == record["changes"]
+    for field in ("source", "lesson", "stage", "changes"):
+        assert found[field] == record[field]
     assert found["exact"] is record["exact"] is False
     assert bool(found["raised"]) is bool(record["raised"])
     # by the rule: which of its bounds it misses, or how many NaN
@@ -59,7 +60,7 @@ def test_the_shipped_rung_is_right_on_the_same_problem(tool, name):
 
 
 def test_a_text_that_is_not_there_once_is_refused(tool, monkeypatch):
-    gone = tool.Pitfall("nobody", 5, (("no such line", ""),))
+    gone = tool.Pitfall("nobody", "none", 5, (("no such line", ""),))
     monkeypatch.setitem(tool.PITFALLS, "gone", gone)
     with pytest.raises(ValueError, match="gone: 0 x in s05"):
         tool.wrong_text("gone")
