@@ -32,11 +32,11 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { echo "no venv: on Debian and Ubuntu, apt install python3-venv"; rm -rf $(VENV); exit 1; }
 
 $(VENV)/ladder.stamp: $(SOURCES) | $(BIN)/python
-	$(PIP) --editable .
+	$(PIP) --editable '.[notebooks]'
 	@touch $@
 
 $(VENV)/test.stamp: $(SOURCES) | $(BIN)/python
-	$(PIP) --editable '.[test]'
+	$(PIP) --editable '.[notebooks,test]'
 	@touch $@ $(VENV)/ladder.stamp
 
 clean:

@@ -1,0 +1,249 @@
+"""What the notebooks are written with: measure live, read records, show both.
+
+    from harness import notebook as nb
+    run = nb.measure(stages="3,5", n="64,65", paired=True)     `ladder run`, with those options
+    run                                                        its table
+    nb.plot(run, "error")                                      its plot
+    nb.recorded("h200/table-4.3.jsonl")                        a committed run, with its machine
+
+Views of records, and the one place that starts a run from a notebook. An interpreted time is never
+shown, nor drawn: it says nothing of the kernel.
+"""
+
+import base64
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from harness import plots, table
+from harness.notebook_code import ROOT, code, fingerprint, side_by_side
+from harness.notebook_exercise import Exercise
+from harness.notebook_html import Shown, together
+from harness.notebook_html import table as rows
+from harness.problem import ITEMSIZE, Problem
+from harness.readme_text import machine
+from harness.results import read
+
+__all__ = [
+    "Exercise", "Records", "code", "drawn", "gif", "here", "judged", "measure", "picture", "plot",
+    "problem", "ratio", "recorded", "rows", "rungs", "runs", "side_by_side",
+]  # fmt: skip
+
+Record = Mapping[str, Any]
+
+RESULTS = ROOT / "results"
+SEED = 20_260_101
+NO_SPEED = "interpreted"
+
+
+@dataclass(frozen=True)
+class Records:
+    """Records of one file with its env line; `said` is where they came from, in a line."""
+
+    env: Record
+    records: Sequence[Record]
+    said: str
+
+    def only(self, **fields: object) -> "Records":
+        """Those with these fields; a value that is a list or a tuple means any of its items."""
+
+        def fits(record: Record) -> bool:
+            return all(
+                record[name] in value if isinstance(value, list | tuple) else record[name] == value
+                for name, value in fields.items()
+            )
+
+        return replace(self, records=[record for record in self.records if fits(record)])
+
+    def one(self, **fields: object) -> Record:
+        """The one record with these fields. Raises KeyError where there is none, or more."""
+        found = self.only(**fields).records
+        if len(found) != 1:
+            raise KeyError(f"{len(found)} records with {fields}")
+        return found[0]
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+    def _repr_html_(self) -> str:
+        return judged(self).html
+
+    def __repr__(self) -> str:
+        return judged(self).text
+
+
+def measure(stage: Sequence[str | Path] = (), **options: object) -> Records:
+    """`ladder run` with these options, in a process of its own; its records come back.
+
+    stages="0,1", n="8,16", d=16, paired=True, direction="train" ... as `ladder run --help` has
+    them; `stage` are the files of your own rungs. The device is the GPU where there is one. A rung
+    that is wrong or crashes is a row like another. Raises RuntimeError, with ladder's own line,
+    where the run could not be made.
+    """
+    words = [word for path in stage for word in ("--stage", str(path))]
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        words += [option] * value if isinstance(value, bool) else [option, str(value)]
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run.jsonl"
+        done = subprocess.run(
+            [sys.executable, "-m", "harness", "run", *words, "--out", str(out)],
+            env={**os.environ, "PYTHONPATH": python_path()}, capture_output=True, text=True,
+        )  # fmt: skip
+        if done.returncode not in (0, 1):  # 1: a cell failed, and its record says why
+            last = done.stderr.strip().splitlines()[-1:] or ["ladder run said nothing"]
+            raise RuntimeError(last[0])
+        env, cells = read(out)
+    names = {str(path): Path(path).name for path in stage}  # an output names no folder
+    return Records(env, cells, f"$ ladder run {' '.join(names.get(x, x) for x in words)}")
+
+
+def python_path() -> str:
+    """The checkout first, so that `python -m harness` is this one, installed or not."""
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def recorded(name: str, kind: str = "cell") -> Records:
+    """The committed records in results/`name`, of one kind of harness/results.py.
+
+    Raises OSError where they aren't there: they come with the checkout, not with the package.
+    """
+    path = RESULTS / name
+    env, found = read(path, kind)
+    return Records(env, found, f"{machine(env)} {fingerprint(path)}.")
+
+
+def judged(run: Records) -> Shown:
+    """Cells as tables: a table a problem, a row a rung, checked; interpreted times left out."""
+    names = table.titles(run.env)
+    parts = []
+    for group in table.by_problem(run.records):
+        chosen = table.rows_of(group)
+        body = [row(group, cell, names[cell["stage"], cell["name"]]) for cell in chosen]
+        notes = [line.strip() for line in table.reasons(chosen)]
+        header = ["rung", *table.headers(group[0])[table.TIME :]]
+        parts.append(rows(header, body, table.problem_title(group[0]), "; ".join(notes)))
+    said = [run.said]
+    if run.said.startswith("$"):
+        said.append(machine(run.env))
+    if any(cell["mode"] == "interpreted" for cell in run.records):
+        said.append("interpreted: a Triton kernel without a GPU: right or wrong, but no speed.")
+    end = "".join(f"<p><small>{escape(line)}</small></p>" for line in said)
+    return together([*parts, Shown(end, "\n".join(said))])
+
+
+def row(group: Sequence[Record], cell: Record, title: str) -> list[str]:
+    """A row of the harness's own table, but for the time of what was interpreted."""
+    number, _, *texts = table.row(group, cell, title)
+    if cell["mode"] == "interpreted" and cell["time_ms"] is not None:
+        texts[:3] = [NO_SPEED, "-", "-"]  # its time, and two ratios
+    return [f"{number} {title}", *texts]
+
+
+def ratio(run: Records, before: int, after: int, **fields: object) -> str:
+    """How many times as fast rung `after` is as rung `before`, in words, or why nobody can tell.
+
+    From paired cells; `fields` choose the problem. Raises KeyError unless they choose just one.
+    """
+    found = [run.one(stage=stage, paired=True, **fields) for stage in (before, after)]
+    for record in found:
+        if record["status"] != "ok":
+            return f"no ratio: rung {record['stage']} is {record['status']}: {record['reason']}"
+    slow, fast = (record["time_ms"] for record in found)
+    return f"N = {found[0]['nk']}: rung {after} is {slow / fast:.3g} times as fast as rung {before}"
+
+
+def plot(run: Records, measure: str) -> Any:
+    """One of the harness's plots, 'time', 'memory' or 'error' against N, as a picture.
+
+    None where nothing has such a figure: every time was interpreted, say.
+    """
+    if not plots.any_point(run.records, measure):
+        return None
+    folder = tempfile.mkdtemp()
+    try:
+        data = plots.plot_measure(run.env, run.records, measure, Path(folder)).read_bytes()
+    finally:
+        shutil.rmtree(folder)
+    return image(data)
+
+
+def picture(figure: Any) -> Any:
+    """A matplotlib Figure as a picture."""
+    data = io.BytesIO()
+    figure.savefig(data, format="png", metadata={"Software": None})
+    return image(data.getvalue())
+
+
+def image(png: bytes) -> Any:
+    from IPython.display import Image
+
+    return Image(data=png, format="png")
+
+
+def gif(path: Path, words: str) -> Shown:
+    """A moving picture from a file, which the notebook then holds; `words` where none is shown."""
+    data = base64.b64encode(path.read_bytes()).decode("ascii")
+    return Shown(f'<img alt="{escape(words)}" src="data:image/gif;base64,{data}">', words)
+
+
+def drawn(draw: Callable[[Any, Any], None], width: float = 6.4, height: float = 3.8) -> Any:
+    """What `draw(axis, look)` draws on one axis, in the look of the project's pictures."""
+    from harness.figures_look import LIGHT, in_look, new_figure
+
+    with in_look(LIGHT):
+        figure = new_figure(width, height)
+        draw(figure.subplots(), LIGHT)
+        return picture(figure)
+
+
+def here(cpu: Any, gpu: Any) -> Any:
+    """`gpu` where kernels run compiled, on a GPU, and else `cpu`: sizes, mostly."""
+    import stages  # noqa: F401 - it decides on the interpreter, before triton is imported
+    from stages.machine import why_no_gpu
+
+    return cpu if why_no_gpu() else gpu
+
+
+def runs(number: int) -> bool:
+    """Whether the built-in rung `number` can run here; where not, it says why."""
+    import stages
+    from stages.contract import why_not
+
+    stage = stages.by_number(number).STAGE
+    reason = why_not(stage, here("cpu", "cuda"))
+    if reason:
+        print(f"rung {number} ({stage.title}) can't run here: {reason}")
+    return reason is None
+
+
+def problem(
+    n: int, d: int = 64, dtype: str = "float16", b: int = 1, h: int = 1, causal: bool = False,
+    direction: str = "fwd",
+) -> Problem:  # fmt: skip
+    """A problem to count with (harness/cost.py): n queries and n keys, on a GPU."""
+    if dtype not in ITEMSIZE:
+        raise ValueError(f"dtype: got {dtype!r}, expected one of {', '.join(ITEMSIZE)}")
+    precision = "ieee" if dtype == "float32" else dtype
+    return Problem(
+        "normal", SEED, b, h, h, n, n, d, dtype, precision, causal, None, "cuda", direction
+    )
+
+
+def rungs(*numbers: int) -> Shown:
+    """What these rungs say of themselves: their idea, and what still hurts."""
+    import stages
+
+    body = []
+    for number in numbers:
+        stage = stages.by_number(number).STAGE
+        body.append((f"{number} {stage.title}", stage.idea, stage.still_hurts))
+    return rows(("rung", "the one idea", "still hurts"), body, left=3)

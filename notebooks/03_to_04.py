@@ -1,0 +1,238 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # From rung 3 to rung 4: S and P never leave the chip
+#
+# Rung 3 writes $S$ to memory, reads it, writes $P$, and reads that. Rung 4 ("Lite") is one Triton
+# kernel: each program takes some rows of $Q$ and walks over the keys, 64 at a time. A tile of $S$
+# lives in registers, and dies there.
+#
+# You will see: what a memory bus has to do with attention, and that the fused kernel is wrong. On
+# purpose: [the next notebook](04_to_05.ipynb) mends it.
+
+# %%
+# Is the project there? If not, take it from the checkout around this notebook. If there is none
+# (on Colab, say), put the address of your copy between the quotes, as `git clone` takes it:
+SOURCE = ""
+
+try:
+    import harness.notebook as nb
+except ModuleNotFoundError:
+    import os
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    def pip(*words):
+        return subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *words])
+
+    around = [Path.cwd(), *Path.cwd().parents]
+    home = next((x for x in around if (x / "stages" / "contract.py").is_file()), None)
+    if home:  # by what is there, without the network; rung 2 is skipped where it can't be built
+        pip("--no-index", "--no-build-isolation", "--no-deps", "--editable", str(home))
+    else:
+        SOURCE = SOURCE or os.environ.get("ATTENTION_LADDER_SOURCE", "")
+        if not SOURCE:
+            raise SystemExit("No project here: put its address into SOURCE, above.") from None
+        home = Path("attention-ladder").resolve()
+        subprocess.run(["git", "clone", "--depth", "1", SOURCE, str(home)], check=True)
+        pip("--editable", f"{home}[notebooks]")
+    sys.path.insert(0, str(home))
+    import harness.notebook as nb
+
+# %% [markdown]
+# ## What hurts in rung 3
+#
+# Its memory. "Peak" is what a call takes above its inputs.
+
+# %%
+run = nb.measure(stages="3", n=nb.here(cpu="256,512,1024", gpu="1024,2048,4096,8192"), d=64)
+run
+
+# %% [markdown]
+# Double $N$: four times the memory. Where does it come from? Count, do not measure:
+
+# %%
+from harness import cost
+
+for found in run:
+    S = cost.score_bytes(nb.problem(found["nk"], 64, "float32"))
+    peak = found["peak_bytes"]
+    counted = f"S and P together {2 * S / 2**20:.1f} MB"
+    print(f"N = {found['nk']}: {counted}" + (f", peak {peak / 2**20:.1f} MB" if peak else ""))
+
+# %% [markdown]
+# ## Predict
+#
+# Take a GPU, $N = 4096$, 32 heads, $d = 64$, float16. **Write down: how many bytes does S take?
+# Three kernels write it, read it, write P and read that: how long does the GPU's memory (HBM) need
+# for that at the least? And how long do its matrix units need for the arithmetic?**
+#
+# What the machine can do was measured with `ladder ceilings`: the fastest copy, the fastest
+# product.
+
+# %%
+ceilings = nb.recorded("h200/ceilings.jsonl", "ceiling")
+bandwidth = ceilings.one(what="copy")["value"] * 1e12  # bytes a second, read and written
+matrix_rate = ceilings.one(what="matmul", dtype="float16")["value"] * 1e12  # FLOPs a second
+problem = nb.problem(4096, 64, "float16", h=32)
+three, fused = sum(cost.three_kernel_bytes(problem).values()), cost.fused_bytes(problem)
+
+
+def at_least(moved):
+    return f"{moved / 2**20:,.0f} MB", f"{moved / bandwidth * 1e3:.3f} ms"
+
+
+operations = cost.flops(problem)
+body = [
+    ("S", f"{cost.score_bytes(problem) / 2**20:,.0f} MB", "-"),
+    ("through HBM, three kernels", *at_least(three)),
+    ("through HBM, one kernel", *at_least(fused)),
+    ("arithmetic", f"{operations / 1e9:,.0f} GFLOP", f"{operations / matrix_rate * 1e3:.3f} ms"),
+]
+shape = "N = 4096, 32 heads, d = 64, float16"
+nb.rows(("what", "counted", "takes at the least"), body, shape, ceilings.said)
+
+# %% [markdown]
+# The arithmetic would be done long before the bytes are through: rung 3 waits for memory. A fused
+# kernel moves so little that it waits for the matrix units instead. What was measured there:
+
+# %%
+nb.recorded("h200/table-4.2.jsonl").only(
+    stage=(3, 5), nk=4096, h=32, dtype="float16", precision="float16"
+)
+
+# %% [markdown]
+# (Rung 5 stands for the fused kernel in that record. Rung 4 has no place in it, and you will see
+# why.) The bytes can be counted by the GPU's own profiler, too, which knows nothing of our
+# formulas:
+
+# %%
+io = nb.recorded("h200/io.jsonl", "io")
+body = []
+for stage, name in ((3, "torch, three GEMMs"), (4, "Triton Lite")):
+    kernels = io.only(stage=stage, nk=4096).records
+    moved = sum(x["dram_read_bytes"] + x["dram_write_bytes"] for x in kernels)
+    counted = kernels[0]["predicted_bytes"]
+    sizes = (f"{size / 2**30:.2f} GB" for size in (moved, counted))
+    body.append((f"{stage} {name}", len(kernels), *sizes))
+shape = "N = 4096, d = 64, 8 x 12 heads, float16"
+nb.rows(("rung", "kernels", "moved, by the profiler", "counted"), body, shape, io.said)
+
+# %% [markdown]
+# The picture of it: bytes through memory against $N$, counted.
+
+# %%
+sizes = [256, 512, 1024, 2048, 4096, 8192, 16384]
+
+
+def draw(axis, look):
+    for count, label, colour, dash in (
+        (lambda p: sum(cost.three_kernel_bytes(p).values()), "three kernels", look.red, "--"),
+        (
+            lambda p: sum(cost.half_fused_bytes(p).values()),
+            "half fused",
+            look.orange,
+            ":",
+        ),
+        (cost.fused_bytes, "one kernel, at the least", look.blue, "-"),
+    ):
+        found = [count(nb.problem(n)) / 2**20 for n in sizes]
+        axis.plot(sizes, found, dash, color=colour, marker="o", label=label)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xlabel("N")
+    axis.set_ylabel("MB through memory, a head, float16, d = 64")
+    axis.grid(True)
+    axis.legend()
+
+
+nb.drawn(draw)
+
+# %% [markdown]
+# ## Both rungs, side by side
+#
+# At the right, one program's work. `q` is loaded once and stays. `s` and `p` are never stored: look
+# for the only `tl.store`.
+
+# %%
+nb.side_by_side(nb.code(3, "attend"), nb.code(4, "attention_kernel"), context=None)
+
+# %% [markdown]
+# ## Measure
+#
+# Without a GPU a Triton kernel is *interpreted*: its answers are right or wrong as they would be,
+# and no N x N is kept here either, but its time means nothing. So no time is shown.
+
+# %%
+run = nb.measure(stages="3,4", n=nb.here(cpu="64,65,512,1024", gpu="64,65,1024,4096,16384"), d=64)
+run
+
+# %%
+nb.plot(run, "memory")
+
+# %% [markdown]
+# The square is gone from the memory (on a CPU, less than 1 MB cannot be told from nothing).
+#
+# But look at the status. Up to 64 keys rung 4 is exact; at 65 it is far off. It declares that
+# itself, `exact_up_to=64` in its file, so it is *wrong by design*, and never ranked: how fast a
+# wrong answer comes is of no interest.
+
+# %%
+nb.plot(run, "error")
+
+# %% [markdown]
+# ## What was bought, what still hurts
+#
+# - Bought: $O(N)$ memory instead of $O(N^2)$, and one launch instead of three.
+# - Bought: the work waits for the matrix units, no more for the memory.
+# - Still hurts: the softmax is taken inside each tile of 64 keys, so it is right only while one
+#   tile holds all the keys. [The next notebook](04_to_05.ipynb) shows the ten lines that mend it.
+
+# %%
+nb.rungs(3, 4)
+
+# %% [markdown]
+# ## Exercises
+#
+# **1.** FLOPs over bytes is the arithmetic intensity. Compute it for rung 3 and for a fused kernel
+# at $N = 1024$ and $4096$: `cost.intensity(cost.flops(p), bytes)`. At which intensity does the
+# machine above stop waiting for its memory?
+#
+# <details><summary>Answer</summary>
+#
+# At `matrix_rate / bandwidth` FLOPs a byte. Three kernels stay near $d / e$, with $e$ bytes an
+# element (32 here), whatever $N$ is; a fused one has $N / e$, which grows. See [the
+# roofline](../docs/figures/roofline.png).
+#
+# </details>
+#
+# **2.** A half-way step fuses $Q K^T$ with the softmax and still writes $P$. What does it save?
+#
+# <details><summary>Answer</summary>
+#
+# `cost.half_fused_bytes`: half of the square part, $S$'s write and read. The dotted line in the
+# picture runs in parallel to the dashed one: a factor of two, and no other slope.
+#
+# </details>
+#
+# **3.** Why does each program hold many rows of $Q$, and not one?
+#
+# <details><summary>Answer</summary>
+#
+# Every program walks over all of $K$ and $V$. With one row each, $K$ and $V$ would be read $N$
+# times; with 128 rows, $N / 128$ times. `cost.flash_bytes(problem, block_m)` counts it. And matrix
+# units multiply matrices, not vectors.
+#
+# </details>
