@@ -6,7 +6,7 @@ kernels have to be right in whatever tiles they are launched with.
 
 import math
 import mmap
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
 import torch
@@ -70,8 +70,8 @@ def masks(problem):
 
 
 @contextmanager
-def in_tiles(tile):
-    """Rungs 6 and 7 in tiles of BLOCK_M x BLOCK_N, all of their kernels."""
+def in_tiles(tile, *more):
+    """Rungs 6 and 7, and `more` modules, in tiles of BLOCK_M x BLOCK_N, all of their kernels."""
 
     def only(candidates):
         def one(*asked):
@@ -79,12 +79,23 @@ def in_tiles(tile):
 
         return one
 
-    forward, backward = s06_triton_flash2, s07_triton_training
-    with (
-        patch.object(forward, "candidates", only(forward.candidates)),
-        patch.object(backward, "candidates", only(backward.candidates)),
-    ):
+    with ExitStack() as stack:
+        for module in {s06_triton_flash2, s07_triton_training, *more}:
+            stack.enter_context(patch.object(module, "candidates", only(module.candidates)))
         yield
+
+
+def skipped_by_definition(hidden, heads, tile):
+    """(b, heads, q blocks) int32: the KV tiles of each q block that no row of it sees any of."""
+    M, N = tile
+    b, _, nq, nk = hidden.shape
+    blocks, tiles = math.ceil(nq / M), math.ceil(nk / N)
+    count = torch.zeros(b, 1, blocks, dtype=torch.int32)
+    for block in range(blocks):
+        for j in range(tiles):
+            pairs = hidden[:, :, block * M : (block + 1) * M, j * N : (j + 1) * N]
+            count[:, :, block] += pairs.all(-1).all(-1)
+    return count.expand(b, heads, blocks)
 
 
 def far_away(x, stride_n, stride_d):

@@ -152,6 +152,18 @@ def attend(rung, q, k, v, **options):
         return rung.attend(q, k, v, **options)
 
 
+def probabilities(q, k, hidden=None):
+    """P of q and k (both with as many heads) in float64; `hidden` as in truth(). Differentiable."""
+    s = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(q.shape[-1])
+    if hidden is None:
+        hidden = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=q.device)
+    m = s.detach().masked_fill(hidden, -math.inf).amax(-1, keepdim=True)
+    # hidden before exp, not after: the gradient of an exp that overflows is NaN, even times 0
+    e = (s - m.clamp_min(-1e300)).masked_fill(hidden, -math.inf).exp()
+    total = e.sum(-1, keepdim=True)
+    return e / total.masked_fill(total == 0, 1.0)
+
+
 def truth(q, k, v, hidden=None):
     """Attention in float64, plainly; `hidden` (B or 1, 1, Nq, Nk) is True where a key isn't seen.
 
@@ -160,14 +172,7 @@ def truth(q, k, v, hidden=None):
     groups = q.shape[1] // k.shape[1]
     q, k, v = (x.double() for x in (q, k, v))
     k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
-    s = torch.einsum("bhid,bhjd->bhij", q, k) / math.sqrt(q.shape[-1])
-    if hidden is None:
-        hidden = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=q.device)
-    m = s.detach().masked_fill(hidden, -math.inf).amax(-1, keepdim=True)
-    # hidden before exp, not after: the gradient of an exp that overflows is NaN, even times 0
-    e = (s - m.clamp_min(-1e300)).masked_fill(hidden, -math.inf).exp()
-    total = e.sum(-1, keepdim=True)
-    return torch.einsum("bhij,bhjd->bhid", e / total.masked_fill(total == 0, 1.0), v)
+    return torch.einsum("bhij,bhjd->bhid", probabilities(q, k, hidden), v)
 
 
 def true_lse(q, k, hidden):
@@ -236,27 +241,43 @@ def rounding(q, k, v):
     return relative_rounding(q, k) * v.abs().max().item()
 
 
-def gradient_rounding(q, k, v, dO):
-    """How far honest dq, dk, dv may be from the truth.
+def gradient_rounding(q, k, v, dO, hidden=None):
+    """How far honest dq, dk, dv may be from the truth, element by element.
 
-    dS = p (dP - D), where |dP| and |D| are both up to G, is off by up to 4 E G p; dq and dk are
-    sums of dS times k or q, dv of p times dO; those of dk and dv are over the group's queries too.
-    In half precision D comes from a rounded o, dS is rounded, and so is the sum: E, which holds two
-    roundings of the dtype, is there four times. A denormal dS is off absolutely, not by G.
+    dS = p (dP - D). No |dP| is larger than A = |dO| |v|^T, and no |D| than A's mean under p; like
+    p, they are off by E of that at most, and so are the sums: dv by 2 E p^T |dO|, dS by less than
+    3 E p (A + mean), dq and dk by 4 E of what that adds up to with |k| and |q|. In half precision,
+    where o (in D), p, dS and the sums are rounded, E has room for that. What becomes denormal on
+    the way, p or dS, is off by half the smallest number there is, or, in float32, gone.
     """
     E, scale = relative_rounding(q, k), q.shape[3] ** -0.5
-    rows = q.shape[2] * (q.shape[1] // k.shape[1])
-    q_max, k_max, v_max, dO_max = (x.abs().max().item() for x in (q, k, v, dO))
-    G = q.shape[3] * dO_max * v_max
-    if q.dtype in (torch.float16, torch.bfloat16):
-        G = max(G, 0.25)
-    return scale * k_max * 4 * E * G, scale * q_max * 4 * E * G * rows, E * rows * dO_max
+    own, wide = (torch.finfo(x) for x in (q.dtype, torch.promote_types(q.dtype, torch.float32)))
+    tiny = max(own.smallest_normal * own.eps / 2, wide.smallest_normal)
+    groups = q.shape[1] // k.shape[1]
+    q, k, v, dO = (x.double() for x in (q, k, v, dO))
+    k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+    p = probabilities(q, k, hidden)
+    q, k, v, dO = (x.abs() for x in (q, k, v, dO))
+    A = dO @ v.mT  # (B, H, Nq, Nk)
+    lost = tiny * (p > 0)
+    dS = (4 * E * p + lost) * (A + (p * A).sum(-1, keepdim=True)) + lost
+    dq = scale * (dS @ k)
+    dk, dv = scale * (dS.mT @ q), (2 * E * p + lost).mT @ dO
+    dk, dv = (x.unflatten(1, (-1, groups)).sum(2) for x in (dk, dv))
+    return dq + tiny, dk + tiny, dv + tiny
 
 
 def assert_close(got, want, bound, what="o"):
-    """|got - want| <= bound everywhere, and no NaN."""
-    error = (got.double() - want.double()).abs().max().item()
-    assert error <= bound, f"{what} is off by {error:.2e}, an honest one by {bound:.2e} at most"
+    """|got - want| <= bound everywhere, a number or a tensor like both, and no NaN."""
+    error = (got.double() - want.double()).abs()
+    bound = torch.as_tensor(bound, dtype=torch.float64, device=error.device)
+    if (error <= bound).all():
+        return
+    over = torch.where(error <= bound, 0.0, error - bound).nan_to_num(nan=math.inf)
+    at = tuple(int(i) for i in torch.unravel_index(over.argmax(), over.shape))
+    honest = bound.expand(error.shape)[at].item()
+    off = f"{what} is off by {error[at].item():.2e} at {at}"
+    raise AssertionError(f"{off}, an honest one by {honest:.2e} at most")
 
 
 def assert_exact(o, oracle):

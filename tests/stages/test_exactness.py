@@ -37,7 +37,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import stages
-from harness.accuracy import Error, explain, largest_score, make_oracle, with_rounded_p
+from harness.accuracy import Error, explain, make_oracle, make_oracles
+from harness.directions import make_output_gradient
 from harness.inputs import make_inputs
 from harness.problem import Problem
 from stages.contract import why_not_dtype
@@ -181,7 +182,7 @@ def test_stage_3_agrees_with_sdpa_in_float64(inputs, mask):
     x, y, z = (x.detach().clone().requires_grad_() for x in (q, k, v))
     o = by_sdpa(x, y, z, hidden & ~blind).masked_fill(blind, 0.0)
     want = (o.detach(), *torch.autograd.grad(o, (x, y, z), dO))
-    bounds = (rounding(q, k, v), *gradient_rounding(q, k, v, dO))
+    bounds = (rounding(q, k, v), *gradient_rounding(q, k, v, dO, hidden))
     for name, a, b, bound in zip(("o", "dq", "dk", "dv"), got, want, bounds, strict=True):
         assert_close(a, b, 2 * bound, name)
     assert blind.any() == (problem.nq > problem.nk or problem.seqlens_k is not None)
@@ -273,7 +274,7 @@ def test_gradients_with_masks(rung, mask, inputs):
     hidden = hidden_keys(problem)
     got = gradients(rung, q, k, v, dO, **options_of(problem))
     want = true_gradients(q, k, v, dO, hidden)
-    bounds = (rounding(q, k, v), *gradient_rounding(q, k, v, dO))
+    bounds = (rounding(q, k, v), *gradient_rounding(q, k, v, dO, hidden))
     for name, x, y, bound in zip(("o", "dq", "dk", "dv"), got, want, bounds, strict=True):
         assert_close(x, y, bound, name)
     blind = hidden.all(-1, keepdim=True)
@@ -286,25 +287,31 @@ def test_gradients_with_masks(rung, mask, inputs):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("inputs", ["normal", "peaky", "real"])
 def test_gradients_by_the_rule(rung, inputs, dtype):
-    """3 x the yardstick's error, and a floor: 4 u (1 + s_max) in float32, 2 u in half."""
-    problem = a_problem(rung, inputs, dtype, 0, nq=6, nk=70)
-    q, k, v = make_inputs(problem)
-    shape = (problem.b, problem.h, problem.nq, problem.nk, problem.d)
-    dO = normal(shape, 1, q.dtype, problem.device)[3]
-    got, want = gradients(rung, q, k, v, dO), true_gradients(q, k, v, dO)
-    u = torch.finfo(q.dtype).eps
-    if dtype == "float32":
-        yardstick = gradients(stages.by_number(3), q, k, v, dO)
-        floor = 4 * u * (1 + largest_score(problem, q, k))
-    else:
-        wide = [x.float().requires_grad_() for x in (q, k, v)]
-        o = with_rounded_p(lambda p: p.to(q.dtype).float())(*wide)
-        grads = torch.autograd.grad(o, wide, dO.float())
-        yardstick = [x.detach().to(q.dtype) for x in (o, *grads)]
-        floor = 2 * u
-    for name, x, y, z in zip(("o", "dq", "dk", "dv"), got, yardstick, want, strict=True):
-        honest = Error.between(y, z)
-        largest = z.abs().max().item()
-        bound = Error(3 * honest.max + floor * largest, 3 * honest.rel + floor)
-        error = Error.between(x, z)
-        assert error.within(bound), f"{name}: {error}, bound {bound}"
+    problem = replace(a_problem(rung, inputs, dtype, 0, nq=6, nk=70), direction="train")
+    dO = make_output_gradient(problem)
+    got = gradients(rung, *make_inputs(problem), dO)
+    for x, (name, oracle) in zip(got, make_oracles(problem).items(), strict=True):
+        error = oracle.error(x.cpu())
+        assert error.within(oracle.bound), f"{name}: {explain(error, oracle.bound)}"
+
+
+@for_each([r for r in RUNGS if r.STAGE.gradients and "float64" in r.STAGE.dtypes])
+@pytest.mark.parametrize("mask", [None, *MASKS])
+def test_gradcheck(rung, mask):
+    """In float64, against differences of the rung's own outputs; the masks that it takes."""
+    device = device_of(rung)
+    sizes = {"nq": 3, "nk": 4, "hk": 2, "causal": False, "seqlens_k": None}
+    if mask is not None:
+        asked = MASKS[mask]
+        # as short as the mask lets them be: Nq above Nk or below it, lengths of none, some and all
+        sizes |= {"nq": 3, "nk": 5} if asked["nq"] < asked["nk"] else {"nq": 5, "nk": 3}
+        sizes |= {key: asked[key] for key in ("causal", "hk") if key in asked}
+        if "seqlens_k" in asked:
+            sizes["seqlens_k"] = (sizes["nk"] - 1, 0)
+    problem = Problem("normal", 0, b=2, h=2, d=2, dtype="float64", precision="float64",
+                      device=device, **sizes)  # fmt: skip
+    if not takes(rung, *problem.options):
+        return
+    q, k, v = (x.requires_grad_() for x in make_inputs(problem))
+    options = options_of(problem)
+    assert torch.autograd.gradcheck(lambda *x: rung.attend(*x, **options), (q, k, v))

@@ -5,11 +5,14 @@ killed when a check fails that the shipped rung passes, or when it raises. All t
 too, lie in a storage of NaN, so that a mutant that strays reads NaN and damages nothing but that.
 """
 
+import math
 import warnings
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
+import torch
+from masked_problems import in_tiles, masks, skipped_by_definition
 from rung_checks import (
     assert_close,
     assert_exact,
@@ -17,13 +20,16 @@ from rung_checks import (
     device_of,
     gradient_rounding,
     gradients,
+    guarded_outputs,
     hidden_keys,
     in_nan,
+    lse_rounding,
     most_keys,
     normal,
     options_of,
     rounding,
     true_gradients,
+    true_lse,
     truth,
 )
 
@@ -50,6 +56,60 @@ MASKS = [
     (5, 9, 1, False, (9, 4)),
     (3, 7, 2, False, (0, 7)),
 ]
+# b, h, hk, nq, nk, d, causal, seqlens_k, and the tile, for the rungs that walk tiles under masks.
+# Tiles begin and end one key or row before and after what a mask lets be seen, and right there.
+TILED = [
+    (1, 2, 1, 33, 50, 8, True, None, (16, 16)),
+    (1, 1, 1, 33, 47, 16, True, None, (16, 16)),
+    (2, 2, 1, 32, 40, 8, False, (33, 16), (16, 16)),
+    (1, 4, 2, 40, 9, 16, True, None, (16, 16)),
+    (2, 1, 1, 17, 33, 8, True, (0, 20), (32, 16)),
+    (1, 1, 1, 70, 5, 8, False, None, (64, 16)),  # delta's own tiles have 64 rows
+]
+# of q, k, v and dO; a dO whose columns aren't neighbours is copied before the kernels see it
+GRADIENT_LAYOUTS = *STRIDED, ((2, 0, 1, 3), (1, 1, 2, 1))
+
+
+@lru_cache
+def a_tiled_problem(index):
+    """The tensors of TILED[index], NaN beyond the lengths; options, mask; the truth and bounds."""
+    b, h, hk, nq, nk, d, causal, seqlens_k, _ = TILED[index]
+    problem = Problem("normal", 0, b, h, hk, nq, nk, d, "float32", "ieee", causal, seqlens_k, "cpu")
+    options, hidden = masks(problem)
+    q, k, v, dO = normal((b, h, nq, nk, d), 0)
+    k, v = k[:, :hk], v[:, :hk]
+    o, *grads = true_gradients(q, k, v, dO, hidden)
+    bounds = rounding(q, k, v), *gradient_rounding(q, k, v, dO, hidden)
+    want = {"o": o, "lse": true_lse(q, k, hidden), "gradients": grads}
+    allowed = {"o": bounds[0], "lse": lse_rounding(q, k), "gradients": bounds[1:]}
+    k, v = (x.clone() for x in (k, v))
+    for x in (k, v):
+        for entry, length in enumerate(seqlens_k or ()):
+            x[entry, :, length:] = math.nan
+    laid = [in_nan(x, *layout) for x, layout in zip((q, k, v, dO), GRADIENT_LAYOUTS, strict=True)]
+    return laid, options, hidden, want, allowed
+
+
+def tiled_battery(rung):
+    """Raise where a rung that walks tiles under masks is wrong, in tiles as small as they get."""
+    for index, (*_, tile) in enumerate(TILED):
+        (q, k, v, dO), options, hidden, want, allowed = a_tiled_problem(index)
+        with in_tiles(tile, rung):
+            if rung.STAGE.gradients:
+                o, *grads = gradients(rung, q, k, v, dO, **options)
+                for got, grad, bound in zip(
+                    grads, want["gradients"], allowed["gradients"], strict=True
+                ):
+                    assert_close(got, grad, bound)
+            else:
+                with guarded_outputs():
+                    o, lse = rung.attend_with_lse(q, k, v, **options)
+                    skipped = rung.skipped_blocks(q, k, v, **options)
+                seen = want["lse"].isfinite()
+                assert torch.equal(lse.isfinite(), seen)
+                assert_close(lse[seen], want["lse"][seen], allowed["lse"])
+                assert torch.equal(skipped, skipped_by_definition(hidden, q.shape[1], tile))
+            assert_close(o, want["o"], allowed["o"])
 
 
 @lru_cache
@@ -66,6 +126,17 @@ def a_problem(name, device, most):
 
 def battery(rung, device):
     """Raise where `rung` is wrong; every shipped rung passes."""
+    if hasattr(rung, "candidates"):
+        tiled_battery(rung)
+    if rung.STAGE.gradients:
+        q, k, v, dO = normal((2, 3, 4, 7, 5), 0, device=device)
+        # and logits so low that exp(-lse) overflows: nobody may take it for a key that isn't there
+        for tensors in ((q, k, v, dO), (q + 8, k - 8, v, dO)):
+            tensors = [in_nan(x, *at) for x, at in zip(tensors, GRADIENT_LAYOUTS, strict=True)]
+            bounds = rounding(*tensors[:3]), *gradient_rounding(*tensors)
+            answers = gradients(rung, *tensors), true_gradients(*tensors), bounds
+            for got, want, bound in zip(*answers, strict=True):
+                assert_close(got, want, bound)
     for name in BATTERY:
         tensors, oracle = a_problem(name, device, most_keys(rung, 150))
         assert_exact(attend(rung, *tensors), oracle)
@@ -81,12 +152,6 @@ def battery(rung, device):
             q, k, v = (in_nan(x) for x in make_inputs(problem))
             o = attend(rung, q, k, v, **options_of(problem))
             assert_close(o, truth(q, k, v, hidden_keys(problem)), rounding(q, k, v))
-    if rung.STAGE.gradients:
-        tensors = [in_nan(x, (3, 1, 2, 0)) for x in normal((2, 3, 4, 7, 5), 0, device=device)]
-        bounds = rounding(*tensors[:3]), *gradient_rounding(*tensors)
-        answers = gradients(rung, *tensors), true_gradients(*tensors), bounds
-        for got, want, bound in zip(*answers, strict=True):
-            assert_close(got, want, bound)
 
 
 # name of the mutant: (old, new), ...
@@ -259,6 +324,237 @@ TRITON_ONLINE = TRITON | replaced(
     V_advances_like_K=("v_ptrs += BLOCK_N * stride_vn", "v_ptrs += BLOCK_N * stride_kn"),
 )
 
+# those of rung 5 that are written alike in rung 6
+OF_RUNG_5 = (
+    "K not transposed", "K loaded unmasked",
+    "V loaded unmasked", "Q loaded unmasked", "no mask on the queries", "O stored unmasked",
+    "contiguous Q assumed", "contiguous K assumed", "contiguous V assumed", "stride qd assumed",
+    "stride kd assumed", "stride vd assumed", "stride qh assumed", "stride vb assumed",
+    "V by the rows of K", "V by the columns of K", "strides of K and V mixed up",
+    "batch by the rest", "head by the quotient", "first head for all", "batch and head mixed up",
+    "no rescale of acc", "no rescale of l", "l of the last tile", "l rescaled after the sum",
+    "max not kept", "no division", "divided by every tile", "K stays at the first tile",
+    "V stays at the first tile", "K advances as if contiguous", "V advances as if contiguous",
+    "V advances like K",
+)  # fmt: skip
+NEW_MAX_2 = "m_new = tl.maximum(m_i, tl.max(s, 1) * qk_scale)"
+ALPHA_2, P_2 = "alpha = tl.exp2(m_i - m_safe)", "p = tl.exp2(s * qk_scale - m_safe[:, None])"
+SAFE = 'm_safe = tl.where(m_new == float("-inf"), 0.0, m_new)'
+DIAGONAL = "(start_n + offs_n[None, :] <= rows[:, None] + shift)"
+LENGTH = "tl.load(seqlens_ptr + b), 0)"
+FULL, ROUNDED = "tl.maximum(start_m + shift + 1, 0)", "full = full // BLOCK_N * BLOCK_N"
+END = "tl.minimum(start_m + BLOCK_M, Nq) + shift, 0)"
+LSE = "lse = (m_i + tl.log2(l_i)) * 0.6931471805599453"
+FLASH_2 = (
+    {name: TRITON_ONLINE[name] for name in OF_RUNG_5}
+    | wrong_scales("d**-0.5 * LOG2_E", "d**-0.5", d="d")
+    | replaced(
+        log2_of_e_forgotten=("d**-0.5 * LOG2_E", "d**-0.5"),
+        tail_one_key_too_long=("start_n + offs_n < Nk_valid", "start_n + offs_n <= Nk_valid"),
+        tail_one_key_too_short=("start_n + offs_n < Nk_valid", "start_n + offs_n < Nk_valid - 1"),
+        no_max=(NEW_MAX_2, "m_new = tl.zeros_like(m_i)"),
+        max_of_the_tile_alone=(NEW_MAX_2, "m_new = tl.max(s, 1) * qk_scale"),
+        max_not_scaled=("tl.max(s, 1) * qk_scale", "tl.max(s, 1)"),
+        scores_not_scaled=("tl.exp2(s * qk_scale - m_safe", "tl.exp2(s - m_safe"),
+        exp_for_exp2=("p = tl.exp2(", "p = tl.exp("),
+        alpha_by_exp=("alpha = tl.exp2(", "alpha = tl.exp("),
+        alpha_inverted=(ALPHA_2, "alpha = tl.exp2(m_safe - m_i)"),
+        alpha_of_the_block=(ALPHA_2, "alpha = tl.exp2(tl.max(m_i, 0) - m_safe)"),
+        p_under_the_old_max=(P_2, "p = tl.exp2(s * qk_scale - m_i[:, None])"),
+        no_guard_for_rows_that_see_nothing_yet=(SAFE, "m_safe = m_new"),
+        no_guard_for_rows_that_see_nothing=("tl.where(l_i == 0.0, 1.0, l_i)", "l_i"),
+        # masks
+        mask_not_applied=('s = tl.where(visible, s, float("-inf"))', "s = s"),
+        masked_counts_as_0=("tl.where(visible, s, float", "tl.where(visible, s, 0.0 * float"),
+        masked_is_0=('s = tl.where(visible, s, float("-inf"))', "s = tl.where(visible, s, 0.0)"),
+        tail_unmasked=("visible = valid[None, :]", "visible = offs_n[None, :] >= 0"),
+        no_mask_on_the_dimension=("valid[:, None] & in_d", "valid[:, None]"),
+        no_mask_on_the_keys=("valid[:, None] & in_d", "in_d"),
+        causal_ignored_in_the_tile=("            if CAUSAL:", "            if False:"),
+        causal_without_the_diagonal=(DIAGONAL, DIAGONAL.replace("<=", "<")),
+        causal_one_key_too_far=(DIAGONAL, DIAGONAL.replace("shift", "shift + 1")),
+        causal_from_the_top_left=("shift = Nk - Nq", "shift = 0"),
+        causal_from_the_top_left_in_the_tile=(DIAGONAL, DIAGONAL.replace(" + shift", "")),
+        causal_shifted_the_other_way=("shift = Nk - Nq", "shift = Nq - Nk"),
+        one_key_of_the_padding=(LENGTH, LENGTH.replace("+ b)", "+ b) + 1")),
+        the_last_key_forgotten=(LENGTH, LENGTH.replace("+ b)", "+ b) - 1")),
+        one_length_for_all=(LENGTH, LENGTH.replace(" + b", "")),
+        lengths_ignored=("    if HAS_SEQLENS:", "    if False:"),
+        # which tiles
+        first_masked_tile_as_a_full_one=(ROUNDED, "full = tl.cdiv(full, BLOCK_N) * BLOCK_N"),
+        full_one_key_too_far=(FULL, FULL.replace("+ 1", "+ 2")),
+        full_up_to_the_last_row=(FULL, FULL.replace("start_m", "start_m + BLOCK_M")),
+        full_not_rounded=(ROUNDED, "full = full"),
+        end_one_key_short=(END, END.replace("shift", "shift - 1")),
+        end_at_the_first_row=(END, END.replace("tl.minimum(start_m + BLOCK_M, Nq)", "start_m")),
+        end_one_tile_short=(END, END.replace("shift", "shift - BLOCK_N")),
+        end_one_tile_late=(END, END.replace("shift", "shift + BLOCK_N")),
+        no_early_exit=(f"end = tl.minimum(tl.maximum({END}, Nk_valid)", "end = Nk_valid"),
+        full_tiles_twice=("stride_vn, full, end", "stride_vn, 0, end"),
+        K_not_moved_to_the_masked_tiles=("    k_ptrs += tl.cast(full, tl.int64) * stride_kn\n", ""),
+        V_not_moved_to_the_masked_tiles=("    v_ptrs += tl.cast(full, tl.int64) * stride_vn\n", ""),
+        masked_tiles_without_a_mask=("qk_scale, True, CAUSAL", "qk_scale, False, CAUSAL"),
+        blocks_reversed_past_the_end=("blocks - 1 - block", "blocks - block"),
+        rows_of_the_last_block_not_done=("grid = (triton.cdiv(Nq, config", "grid = (Nq // (config"),
+        d_always_even=('EVEN_D=d == config["BLOCK_D"]', "EVEN_D=True"),
+        # which head
+        heads_grouped_the_other_way=("h_k = h // group", "h_k = h % (H // group)"),
+        heads_not_grouped=("h_k = h // group", "h_k = h"),
+        first_key_head_for_all=("h_k = h // group", "h_k = h * 0"),
+        V_by_the_heads_of_K=("h_k * stride_vh", "h_k * stride_kh"),
+        V_by_the_query_heads=("h_k * stride_vh", "h * stride_vh"),
+        # what else it writes
+        lse_without_the_sum=(LSE, LSE.replace(" + tl.log2(l_i)", "")),
+        lse_without_the_max=(LSE, LSE.replace("m_i + ", "")),
+        lse_in_base_2=(LSE, LSE.replace(" * 0.6931471805599453", "")),
+        lse_of_the_sum_in_base_e=(LSE, LSE.replace("log2", "log")),
+        lse_of_another_head=("lse_ptr + tl.program_id(1).to(tl.int64) * Nq", "lse_ptr + h * Nq"),
+        lse_stored_unmasked=("offs_m, lse, mask=offs_m < Nq)", "offs_m, lse)"),
+        tiles_counted_twice=("visited += 1", "visited += 2"),
+        tail_not_counted=("tl.cdiv(Nk, BLOCK_N) - visited", "Nk // BLOCK_N - visited"),
+        counts_in_the_order_of_the_launch=("* blocks + block,", "* blocks + tl.program_id(0),"),
+    )
+)
+
+DS_A, DS_B = "ds = p * (dp - delta[None, :])", "ds = p * (dp - delta[:, None])"
+DIAGONAL_A = "visible = keys[:, None] <= start_m + offs_m[None, :] + shift"
+FIRST, FULL_A = "tl.maximum(start_n - shift, 0)", "tl.maximum(start_n + BLOCK_N - 1 - shift, 0)"
+LENGTH_A = f"{LENGTH}, Nk)\n    shift = Nk - Nq  #"
+LENGTH_B = f"{LENGTH}, Nk)\n    shift = Nk - Nq\n"
+LAUNCH_A = "                Hk, H // Hk, Nq, Nk, d, scale, scale * LOG2_E,"
+LAUNCH_B = "                H, H // Hk, Nq, Nk, d, scale, scale * LOG2_E,"
+HEADS = "    for g in range(group):\n"
+AGAIN = "        d{0} = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)\n"
+DELTA_HEAD = (
+    "h * stride_doh\n"
+    "    do_ptrs += offs_m[:, None] * stride_dom + offs_d[None, :] * stride_dod\n"
+    "    o ="
+)
+FIRST_Q, FIRST_DO = ("(first + offs_m)[:, None] * stride_" + x for x in ("qm", "dom"))
+KEYS_A = "(offs_n[:, None] < Nk) & (offs"
+STRIDES_A = "*k.stride(), *v.stride(), *do.stride(), *dk"
+STRIDES_B = "*k.stride(), *v.stride(), *do.stride(), *dq"
+KV, VK, DO_, O_ = "*k.stride(), *v", "*v.stride(), *k", "*do", "*o"
+WALKED = "tl.where(start_n < Nk_valid, Nq, 0)"
+FULL_TILES_A = "            full, end, keys"
+GRADS = "return dq, dk if wanted[1] else None, dv if wanted[2] else None"
+TRAINING = wrong_scales("    scale = d**-0.5\n", "d**-0.5", d="d") | replaced(
+    # delta
+    delta_forgotten_in_A=(DS_A, "ds = p * dp"),
+    delta_forgotten_in_B=(DS_B, "ds = p * dp"),
+    delta_added_in_A=(DS_A, DS_A.replace("-", "+")),
+    delta_added_in_B=(DS_B, DS_B.replace("-", "+")),
+    delta_of_o_alone=("tl.sum(o * do, 1)", "tl.sum(o, 1)"),
+    delta_of_dO_by_the_strides_of_o=("*o.stride(), *do.stride()", "*o.stride(), *o.stride()"),
+    delta_without_the_last_row=("1), mask=offs_m < Nq)", "1), mask=offs_m < Nq - 1)"),
+    delta_of_the_first_block=(
+        "offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange",
+        "offs_m = tl.arange",
+    ),
+    delta_of_one_head_for_all=(DELTA_HEAD, DELTA_HEAD.replace("h *", "0 *")),
+    # scales and units
+    dk_without_scale=("dk * scale, 0.0)", "dk, 0.0)"),
+    dk_scaled_twice=("dk * scale, 0.0)", "dk * scale * scale, 0.0)"),
+    dv_scaled=("tl.where(valid, dv, 0.0)", "tl.where(valid, dv * scale, 0.0)"),
+    dq_without_scale=("(dq * scale)", "dq"),
+    dq_scaled_twice=("(dq * scale)", "(dq * scale * scale)"),
+    log2_of_e_forgotten_in_A=(LAUNCH_A, LAUNCH_A.replace(" * LOG2_E", "")),
+    log2_of_e_forgotten_in_B=(LAUNCH_B, LAUNCH_B.replace(" * LOG2_E", "")),
+    lse_in_base_e_in_A=("(lse * 1.4426950408889634)[None", "lse[None"),
+    lse_in_base_e_in_B=("0.0, lse) * 1.4426950408889634", "0.0, lse)"),
+    lse_forgotten_in_A=("s * qk_scale - (lse * 1.4426950408889634)[None, :]", "s * qk_scale"),
+    lse_forgotten_in_B=("s * qk_scale - lse[:, None]", "s * qk_scale"),
+    # products
+    dp_of_k_in_A=("dp = tl.dot(v, tl.trans(do)", "dp = tl.dot(k, tl.trans(do)"),
+    dp_of_k_in_B=("dp = tl.dot(do, tl.trans(v)", "dp = tl.dot(do, tl.trans(k)"),
+    dp_of_q_in_A=("dp = tl.dot(v, tl.trans(do)", "dp = tl.dot(v, tl.trans(q)"),
+    dp_of_q_in_B=("dp = tl.dot(do, tl.trans(v)", "dp = tl.dot(q, tl.trans(v)"),
+    p_transposed_in_A=("tl.dot(p.to(do.dtype), do", "tl.dot(tl.trans(p).to(do.dtype), do"),
+    ds_transposed_in_A=("tl.dot(ds.to(q.dtype), q", "tl.dot(tl.trans(ds).to(q.dtype), q"),
+    ds_transposed_in_B=("tl.dot(ds.to(k.dtype), k", "tl.dot(tl.trans(ds).to(k.dtype), k"),
+    dk_of_p=("tl.dot(ds.to(q.dtype), q", "tl.dot(p.to(q.dtype), q"),
+    dq_of_p=("tl.dot(ds.to(k.dtype), k", "tl.dot(p.to(k.dtype), k"),
+    dk_of_dO=("tl.dot(ds.to(q.dtype), q", "tl.dot(ds.to(q.dtype), do"),
+    dq_of_v=("tl.dot(ds.to(k.dtype), k", "tl.dot(ds.to(k.dtype), v"),
+    dv_of_the_last_tile=(" do, dv, input_precision", " do, input_precision"),
+    dk_of_the_last_tile=(" q, dk, input_precision", " q, input_precision"),
+    dq_of_the_last_tile=(" k, dq, input_precision", " k, input_precision"),
+    dk_and_dv_mixed_up=(GRADS, "return dq, dv, dk"),
+    # heads that share one
+    only_the_first_of_a_group=(HEADS, HEADS.replace("group", "1")),
+    dk_of_the_last_of_a_group=(HEADS, HEADS + AGAIN.format("k")),
+    dv_of_the_last_of_a_group=(HEADS, HEADS + AGAIN.format("v")),
+    heads_grouped_the_other_way_in_A=("h = h_k * group + g", "h = h_k + g * Hk"),
+    heads_grouped_the_other_way_in_B=("h_k = h // group", "h_k = h % (H // group)"),
+    first_key_head_for_all_in_B=("h_k = h // group", "h_k = h * 0"),
+    rows_of_another_head=("(b * Hk * group + h) * Nq + first", "(b * Hk + h) * Nq + first"),
+    batch_by_the_query_heads=("program_id(1) // Hk)", "program_id(1) // (Hk * group))"),
+    # which tiles A walks
+    first_row_late=(FIRST, FIRST.replace("shift", "shift + 1")),
+    first_tile_late=("Nq) // BLOCK_M * BLOCK_M", "Nq) // BLOCK_M * BLOCK_M + BLOCK_M"),
+    first_from_the_top_left=(FIRST, FIRST.replace(" - shift", "")),
+    full_one_row_early=(FULL_A, FULL_A.replace("- 1", "- 2")),
+    full_one_tile_early=("tl.cdiv(full, BLOCK_M) * BLOCK_M, ", "full // BLOCK_M * BLOCK_M, "),
+    full_from_the_first_row_on=(FULL_A, "first"),
+    walk_one_row_short=(WALKED, WALKED.replace("Nq", "Nq - 1")),
+    walk_ends_with_the_masked_tiles=(FULL_TILES_A, FULL_TILES_A.replace("full", "end")),
+    masked_tiles_twice=(FULL_TILES_A, FULL_TILES_A.replace("full", "first")),
+    masked_tiles_without_a_mask=("True, EVEN_M, EVEN_D", "False, EVEN_M, EVEN_D"),
+    q_not_moved_past_the_masked_tiles=("            q_ptrs += past * stride_qm\n", ""),
+    dO_not_moved_past_the_masked_tiles=("            do_ptrs += past * stride_dom\n", ""),
+    lse_not_moved_past_the_masked_tiles=("            lse_ptrs += past\n", ""),
+    delta_not_moved_past_the_masked_tiles=("            delta_ptrs += past\n", ""),
+    q_stays_at_the_first_tile=("        q_ptrs += BLOCK_M * stride_qm\n", ""),
+    dO_stays_at_the_first_tile=("        do_ptrs += BLOCK_M * stride_dom\n", ""),
+    lse_stays_at_the_first_tile=("        lse_ptrs += BLOCK_M\n", ""),
+    delta_stays_at_the_first_tile=("        delta_ptrs += BLOCK_M\n", ""),
+    n_always_even=('EVEN_M=Nq % config["BLOCK_M"] == 0', "EVEN_M=True"),
+    d_always_even_in_A=("== 0, EVEN_D=d == BLOCK_D", "== 0, EVEN_D=True"),
+    d_always_even_in_B=("not None, EVEN_D=d == BLOCK_D", "not None, EVEN_D=True"),
+    # masks
+    causal_without_the_diagonal_in_A=(DIAGONAL_A, DIAGONAL_A.replace("<=", "<")),
+    causal_one_key_too_far_in_A=(DIAGONAL_A, DIAGONAL_A.replace("shift", "shift + 1")),
+    causal_from_the_top_left_in_A=(DIAGONAL_A, DIAGONAL_A.replace(" + shift", "")),
+    not_masked_in_A=(DIAGONAL_A, "visible = keys[:, None] >= 0"),
+    causal_without_the_diagonal_in_B=(DIAGONAL, DIAGONAL.replace("<=", "<")),
+    causal_one_key_too_far_in_B=(DIAGONAL, DIAGONAL.replace("shift", "shift + 1")),
+    causal_from_the_top_left_in_B=(DIAGONAL, DIAGONAL.replace(" + shift", "")),
+    tail_unmasked_in_B=("visible = valid[None, :]", "visible = offs_n[None, :] >= 0"),
+    no_mask_on_the_keys_in_B=("valid[:, None] & in_d", "in_d"),
+    one_key_of_the_padding_in_A=(LENGTH_A, LENGTH_A.replace("+ b)", "+ b) + 1")),
+    the_last_key_forgotten_in_A=(LENGTH_A, LENGTH_A.replace("+ b)", "+ b) - 1")),
+    one_length_for_all_in_A=(LENGTH_A, LENGTH_A.replace(" + b", "")),
+    one_key_of_the_padding_in_B=(LENGTH_B, LENGTH_B.replace("+ b)", "+ b) + 1")),
+    the_last_key_forgotten_in_B=(LENGTH_B, LENGTH_B.replace("+ b)", "+ b) - 1")),
+    one_length_for_all_in_B=(LENGTH_B, LENGTH_B.replace(" + b", "")),
+    dk_of_the_padding_not_0=("tl.where(valid, dk * scale, 0.0)", "dk * scale"),
+    dv_of_the_padding_not_0=("tl.where(valid, dv, 0.0)", "dv"),
+    dk_and_dv_stored_up_to_the_lengths=(KEYS_A, KEYS_A.replace("Nk)", "Nk_valid)")),
+    # which tiles B walks
+    first_masked_tile_as_a_full_one_in_B=(ROUNDED, "full = tl.cdiv(full, BLOCK_N) * BLOCK_N"),
+    full_one_key_too_far_in_B=(FULL, FULL.replace("+ 1", "+ 2")),
+    end_one_key_short_in_B=(END, END.replace("shift", "shift - 1")),
+    end_one_tile_short_in_B=(END, END.replace("shift", "shift - BLOCK_N")),
+    K_not_moved_to_the_masked_tiles=("    k_ptrs += tl.cast(full, tl.int64) * stride_kn\n", ""),
+    V_not_moved_to_the_masked_tiles=("    v_ptrs += tl.cast(full, tl.int64) * stride_vn\n", ""),
+    masked_tiles_without_a_mask_in_B=("qk_scale, True, CAUSAL", "qk_scale, False, CAUSAL"),
+    # strides
+    dO_by_the_strides_of_o_in_A=(STRIDES_A, STRIDES_A.replace(DO_, O_)),
+    dO_by_the_strides_of_o_in_B=(STRIDES_B, STRIDES_B.replace(DO_, O_)),
+    dq_by_the_strides_of_q=("*do.stride(), *dq.stride()", "*do.stride(), *q.stride()"),
+    dk_by_the_strides_of_k=("*do.stride(), *dk.stride()", "*do.stride(), *k.stride()"),
+    strides_of_K_and_V_mixed_up_in_A=(STRIDES_A, STRIDES_A.replace(KV, VK)),
+    strides_of_K_and_V_mixed_up_in_B=(STRIDES_B, STRIDES_B.replace(KV, VK)),
+    contiguous_Q_assumed_in_A=(FIRST_Q, FIRST_Q.replace("stride_qm", "d")),
+    contiguous_dO_assumed_in_A=(FIRST_DO, FIRST_DO.replace("stride_dom", "d")),
+    Q_advances_as_if_contiguous=("q_ptrs += BLOCK_M * stride_qm", "q_ptrs += BLOCK_M * d"),
+    dO_advances_as_if_contiguous=("do_ptrs += BLOCK_M * stride_dom", "do_ptrs += BLOCK_M * d"),
+    K_advances_as_if_contiguous=("k_ptrs += BLOCK_N * stride_kn", "k_ptrs += BLOCK_N * d"),
+    V_advances_as_if_contiguous=("v_ptrs += BLOCK_N * stride_vn", "v_ptrs += BLOCK_N * d"),
+    rows_of_the_last_block_not_done=("(triton.cdiv(Nq, config", "(Nq // (config"),
+    keys_of_the_last_block_not_done=("(triton.cdiv(Nk, config", "(Nk // (config"),
+)
+
 MUTANTS = {
     0: SCALAR_AUTOGRAD,
     1: RAW_PYTHON,
@@ -266,6 +562,8 @@ MUTANTS = {
     3: THREE_GEMM,
     4: TRITON_LITE,
     5: TRITON_ONLINE,
+    6: FLASH_2,
+    7: TRAINING,
 }
 
 

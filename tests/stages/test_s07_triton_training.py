@@ -60,7 +60,7 @@ def test_masks_against_float64(problem, tile, laid):
     with in_tiles(tile):
         got = gradients(rung, q, k, v, dO, **options)
     assert {x.dtype for x in got} == {q.dtype}
-    check(got, true_gradients(q, k, v, dO, hidden), bounds(q, k, v, dO))
+    check(got, true_gradients(q, k, v, dO, hidden), bounds(q, k, v, dO, hidden))
     o, dq, dk, dv = got
     blind = hidden.all(-1, keepdim=True)  # (b, 1, nq, 1): rows that see no key
     unseen = hidden.all(2)[..., None]  # (b, 1, nk, 1): keys that no row sees
@@ -68,8 +68,8 @@ def test_masks_against_float64(problem, tile, laid):
         assert (x.masked_select(none) == 0).all()
 
 
-def bounds(q, k, v, dO):
-    return rounding(q, k, v), *gradient_rounding(q, k, v, dO)
+def bounds(q, k, v, dO, hidden=None):
+    return rounding(q, k, v), *gradient_rounding(q, k, v, dO, hidden)
 
 
 @pytest.mark.parametrize("causal", [False, True])
