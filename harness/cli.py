@@ -701,14 +701,20 @@ def readme_command(
         bool, typer.Option("--check", help="write nothing; exit code 1 where README is stale")
     ] = False,
 ) -> int:
-    """Make README's tables and pictures again from the committed records under results/."""
-    before = readme.README.read_text()
-    after = readme.generate(before)
-    if check:
+    """Make the tables and pictures of README and docs again from the records under results/."""
+    stale = []
+    for page in readme.PAGES:
+        before = page.read_text()
+        after = readme.generate(before, page)
         if before != after:
-            print("README.md differs from results/: run `ladder readme`", file=sys.stderr)
-        return int(before != after)
-    readme.README.write_text(after)
+            stale.append(page)
+            if not check:
+                page.write_text(after)
+    if check:
+        for page in stale:
+            name = page.relative_to(readme.ROOT)
+            print(f"{name} differs from results/: run `ladder readme`", file=sys.stderr)
+        return int(bool(stale))
     for path in readme.draw(readme.ROOT / "docs" / "figures"):
         print(path.relative_to(readme.ROOT))
     return 0

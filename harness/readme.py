@@ -1,22 +1,22 @@
-"""README's tables, generated from committed records between markers, and nothing else.
+"""The tables of README and docs, generated from committed records between markers.
 
-A part of README.md lies between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. The sources'
+A part of a page lies between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. The sources'
 figures stand beside ours; they are the only figures in here.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import plots, roofline, table, traffic
+from harness import plots, readme_bench, roofline, table, traffic
 from harness.cost import source_intensity
 from harness.processes import show_bytes
+from harness.readme_text import GPU, RESULTS, ROOT, find, machine, rows, there
 from harness.results import read
 
-ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-RESULTS = ROOT / "results"
-GPU = RESULTS / "h200"
+DOCS = ROOT / "docs"
 
 Record = Mapping[str, Any]
 
@@ -44,35 +44,6 @@ SOURCE_4_3 = {
 }
 # table 4.4: N -> FLOP per byte of standard and Flash
 SOURCE_4_4 = {1024: (15.4, 261), 4096: (16.1, 1044)}
-
-
-def rows(header: Sequence[str], body: Iterable[Sequence[object]]) -> str:
-    """A Markdown table, its first column to the left and the others to the right."""
-    lines = [f"| {' | '.join(header)} |", f"|---|{'---:|' * (len(header) - 1)}"]
-    lines += [f"| {' | '.join(str(cell) for cell in row)} |" for row in body]
-    return "\n".join(lines)
-
-
-def find(cells: Sequence[Record], **fields: object) -> Record:
-    """The one record with those fields. Raises KeyError where there is none, or more."""
-    found = [c for c in cells if all(c[name] == value for name, value in fields.items())]
-    if len(found) != 1:
-        raise KeyError(f"{len(found)} records with {fields}")
-    return found[0]
-
-
-def there(cells: Sequence[Record]) -> list[tuple[int, str]]:
-    """The rungs that have cells, lowest first."""
-    return sorted({(cell["stage"], cell["name"]) for cell in cells})
-
-
-def machine(env: Record) -> str:
-    """Where a file was measured, in a line."""
-    where = env["device_name"]
-    if env["device"] == "cpu":
-        where += f", {env['cores']} cores"
-    versions = [f"torch {env['torch']}"] + [f"Triton {env['triton']}"] * bool(env["triton"])
-    return f"Measured on: {where}; {', '.join(versions)}; {env['date'][:10]}."
 
 
 def ms(cell: Record) -> str:
@@ -290,28 +261,47 @@ def draw(folder: Path) -> list[Path]:
     _, ceilings = read(GPU / "ceilings.jsonl", "ceiling")
     for dark in (False, True):
         written.append(roofline.draw(env, roofline.panels(many, ceilings), folder, dark))
-    return [*written, folder / "traffic.png"]
+    return [*written, folder / "traffic.png", *readme_bench.draw(folder)]
 
 
-PARTS: dict[str, Callable[[], str]] = {
-    "first-table": first_table,
-    "table-4.1": table_4_1,
-    "table-4.2": table_4_2,
-    "table-4.3": table_4_3,
-    "table-4.4": table_4_4,
-    "steps": steps,
-    "traffic": traffic_table,
-    "model": model_table,
-    "occupancy": occupancy,
+# page -> its parts
+PAGES: dict[Path, dict[str, Callable[[], str]]] = {
+    README: {
+        "first-table": first_table,
+        "table-4.1": table_4_1,
+        "table-4.2": table_4_2,
+        "table-4.3": table_4_3,
+        "table-4.4": table_4_4,
+        "steps": steps,
+        "traffic": traffic_table,
+        "model": model_table,
+        "occupancy": occupancy,
+        "forward": readme_bench.forward,
+        "gradients": readme_bench.gradients,
+        "training": readme_bench.training,
+        "training-memory": readme_bench.training_memory,
+    },
+    DOCS / "flash2.md": {
+        "skipping": readme_bench.skipping,
+        "variants": readme_bench.variants,
+        "sanitizer": readme_bench.sanitizer,
+    },
+    DOCS / "benchmarks.md": {
+        "001-forward": partial(readme_bench.source_001, "fwd", 6),
+        "001-train": partial(readme_bench.source_001, "train", 7),
+        "001-split": readme_bench.train_split,
+        "004": readme_bench.source_004,
+    },
+    DOCS / "training.md": {"curves": readme_bench.curves},
 }
 
 
-def generate(text: str) -> str:
-    """`text` with every part made again. Raises ValueError where a part's markers are missing."""
-    for name, make in PARTS.items():
+def generate(text: str, page: Path = README) -> str:
+    """`text` of a page, every part made again; ValueError where a part's markers are missing."""
+    for name, make in PAGES[page].items():
         begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
         if text.count(begin) != 1 or text.count(end) != 1:
-            raise ValueError(f"README.md: expected one part between {begin.strip()} and {end}")
+            raise ValueError(f"{page.name}: expected one part between {begin.strip()} and {end}")
         before, rest = text.split(begin)
         text = before + begin + make() + "\n" + end + rest.split(end)[1]
     return text

@@ -7,13 +7,14 @@ import torch
 from made_up import make_cell
 
 import stages
-from harness import readme
+from harness import curves, readme
 from harness.results import FAILURES, read
 
 
-def test_readme_is_what_the_records_say():
-    text = readme.README.read_text()
-    assert readme.generate(text) == text, "run `ladder readme`"
+@pytest.mark.parametrize("page", list(readme.PAGES), ids=lambda page: page.name)
+def test_a_page_is_what_the_records_say(page):
+    text = page.read_text()
+    assert readme.generate(text, page) == text, "run `ladder readme`"
 
 
 def test_a_changed_figure_is_found():
@@ -23,11 +24,15 @@ def test_a_changed_figure_is_found():
     assert readme.generate(changed) == text
 
 
-@pytest.mark.parametrize("name", list(readme.PARTS))
-def test_a_part_without_its_markers_is_an_error(name):
-    text = readme.README.read_text().replace(f"<!-- end {name} -->", "")
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [(page, name) for page, parts in readme.PAGES.items() for name in parts],
+    ids=lambda x: getattr(x, "name", x),
+)
+def test_a_part_without_its_markers_is_an_error(page, name):
+    text = page.read_text().replace(f"<!-- end {name} -->", "")
     with pytest.raises(ValueError, match=name):
-        readme.generate(text)
+        readme.generate(text, page)
 
 
 def test_pictures_are_there():
@@ -56,7 +61,9 @@ def test_programs_are_counted_with_the_rungs_own_tiles():
     assert lines[2] == "| 1024 | 32 | 8 | 1024 | 256 |"
 
 
-@pytest.mark.parametrize("path", sorted(readme.RESULTS.glob("*/t*.jsonl")), ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "path", sorted(readme.RESULTS.glob("*/t[ao]*.jsonl")), ids=lambda p: p.name
+)
 def test_committed_runs_are_whole_and_hold_no_failure(path):
     env, cells = read(path)
     assert len(cells) == len(env["plan"])
@@ -78,3 +85,44 @@ def test_what_must_show_on_the_gpu():
     assert lite == sorted(lite)
     for cell in (c for c in cells if c["stage"] == 5):
         assert cell["err_stage3_max"] < (3e-3 if cell["precision"] == "tf32" else 1e-5)
+
+
+def test_what_must_show_of_rungs_6_and_7_on_the_gpu():
+    """Issue 4's figures, in every cell, and the shapes that they are asked for."""
+    for name, stage, flash, flex in (("bench-004", 6, 1.2, 0.97), ("bench-train", 7, 1.1, 0.95)):
+        _, cells = read(readme.GPU / f"{name}.jsonl", "bench")
+        ours = [c for c in cells if c["stage"] == stage and c["nk"] >= 4096]
+        asked = {(d, causal, n) for d in (64, 128) for causal in (False, True)
+                 for n in (4096, 8192, 16384)}  # fmt: skip
+        assert {(c["d"], c["causal"], c["nk"]) for c in ours} == asked
+        for cell in ours:
+            assert cell["b"] * cell["nk"] == 16384 and cell["h"] * cell["d"] == 2048
+            assert cell["speedup"]["sdpa_flash"] >= flash, cell
+            assert cell["speedup"]["flex_attention"] >= flex, cell
+    for cell in ours:
+        at = {name: cell[name] for name in ("d", "causal", "nk", "direction")}
+        assert cell["direction"] == "train"
+        assert (
+            cell["peak_bytes"] <= 1.05 * readme.find(cells, name="sdpa_flash", **at)["peak_bytes"]
+        )
+    _, cells = read(readme.GPU / "bench-004.jsonl", "bench")
+    for d in (64, 128):
+        full, half = (
+            readme.find(cells, stage=6, d=d, nk=16384, causal=causal) for causal in (False, True)
+        )
+        assert full["time_ms"] / half["time_ms"] >= 1.6
+
+
+def test_the_sanitizer_found_nothing():
+    _, records = read(readme.GPU / "sanitizer.jsonl", "sanitizer")
+    assert {record["tool"] for record in records} == {"memcheck", "racecheck"}
+    for record in records:
+        assert record["errors"] == 0
+        assert {line.split(",")[0] for line in record["ran"]} == {f"rung {n}" for n in (4, 5, 6, 7)}
+
+
+def test_rung_7_trains_as_sdpa_does():
+    _, records = read(readme.GPU / "train.jsonl", "train")
+    assert {(r["name"], r["seed"]) for r in records} >= {("triton_training", s) for s in range(3)}
+    assert all(r["steps"] == len(r["losses"]) == 500 for r in records)
+    assert [verdict.status for verdict in curves.judge(records)] == ["ok"] * 5

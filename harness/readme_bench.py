@@ -1,0 +1,242 @@
+"""The generated parts of README and docs that come from `ladder bench`, `ladder train` and tools.
+
+As in harness/readme.py, every figure is a committed record's; what the sources claim stands beside.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import bench_plots, table, train_view
+from harness.processes import show_bytes
+from harness.readme_text import GPU, find, machine, rows
+from harness.results import read
+
+Record = Mapping[str, Any]
+
+SIZES = (1024, 4096, 16384)
+CONTESTANTS = {"sdpa_flash": "SDPA flash", "sdpa_cudnn": "cuDNN", "flex_attention": "FlexAttention"}
+MASKS = {False: "none", True: "causal"}
+
+
+def rate(cell: Record) -> str:
+    """TFLOP/s, or why there are none."""
+    return f"{cell['tflops']:.0f}" if cell["tflops"] is not None else str(cell["status"])
+
+
+def ratio(cell: Record, peer: str) -> str:
+    """How many times faster a contestant is than a peer, from times taken in turns."""
+    found = cell["speedup"].get(peer)
+    return f"{found:.2f}x" if found is not None else "-"
+
+
+def race(name: str, direction: str, stage: int, sizes: Sequence[int]) -> str:
+    """TFLOP/s of stage 3, one of our rungs and the peers, by d, mask and N; ratios to the peers."""
+    env, cells = read(GPU / f"{name}.jsonl", "bench")
+    body = []
+    for d in (64, 128):
+        for causal, mask in MASKS.items():
+            for n in sizes:
+                at = {"direction": direction, "d": d, "causal": causal, "nk": n}
+                ours = find(cells, stage=stage, **at)
+                body.append([
+                    f"d = {d}, {mask}, N = {n}", rate(find(cells, stage=3, **at)),
+                    f"**{rate(ours)}**",
+                    *(rate(find(cells, name=peer, **at)) for peer in CONTESTANTS),
+                    *(ratio(ours, peer) for peer in ("sdpa_flash", "flex_attention")),
+                ])  # fmt: skip
+    header = ["mask and size", "#3", f"#{stage}", *CONTESTANTS.values()]
+    header += [f"#{stage} over flash", "over Flex"]
+    note = "TFLOP/s, the masked part not counted; fp16, B N = 16384, H d = 2048; paired."
+    return f"{rows(header, body)}\n\n{note} {machine(env)}"
+
+
+def forward() -> str:
+    """Rung 6 against the vendor's kernels."""
+    return race("bench-004", "fwd", 6, SIZES)
+
+
+def gradients() -> str:
+    """The gradient family: every rung that goes backward, on one small problem."""
+    env, cells = read(GPU / "gradients.jsonl")
+    chosen = [cell for cell in cells if cell["nk"] == 64]
+    return f"{table.markdown(env, chosen)}\n\n{machine(env)}"
+
+
+def training() -> str:
+    """Rung 7, forward and backward, against the vendor's kernels."""
+    return race("bench-train", "train", 7, (4096, 16384))
+
+
+def training_memory() -> str:
+    """Peak memory of a training step, rung 7's beside the others'."""
+    env, cells = read(GPU / "bench-train.jsonl", "bench")
+    body = []
+    for d in (64, 128):
+        for n in (4096, 16384):
+            at = {"direction": "train", "d": d, "causal": False, "nk": n}
+            peaks = {f"#{s}": find(cells, stage=s, **at)["peak_bytes"] for s in (3, 7)}
+            for peer, title in CONTESTANTS.items():
+                peaks[title] = find(cells, name=peer, **at)["peak_bytes"]
+            shown = [show_bytes(peak) if peak is not None else "-" for peak in peaks.values()]
+            against = f"{peaks['#7'] / peaks['SDPA flash']:.2f}x"
+            body.append([f"d = {d}, N = {n}", *shown, against])
+    header = ["size", *peaks, "#7 / SDPA flash"]
+    note = "Above q, k, v and dO; the output, its gradients and all in between."
+    return f"{rows(header, body)}\n\n{note} {machine(env)}"
+
+
+def skipping() -> str:
+    """What the causal mask saves: tiles never visited, and time."""
+    env, cells = read(GPU / "bench-004.jsonl", "bench")
+    body = []
+    for d in (64, 128):
+        for n in SIZES:
+            full, half = (
+                find(cells, stage=6, d=d, nk=n, causal=causal) for causal in (False, True)
+            )
+            body.append([
+                f"d = {d}, N = {n}", f"{100 * half['skip_ratio']:.0f}%",
+                f"{table.significant(full['time_ms'])} ms",
+                f"{table.significant(half['time_ms'])} ms",
+                f"{full['time_ms'] / half['time_ms']:.2f}x",
+            ])  # fmt: skip
+    header = ["size", "tiles never visited", "no mask", "causal", "faster"]
+    note = "Two contests: the ratio is of medians taken one after the other."
+    return f"{rows(header, body)}\n\n{note} {machine(env)}"
+
+
+def variants() -> str:
+    """Rung 6 written in other ways, paired with itself as shipped."""
+    env, cells = read(GPU / "variants.jsonl", "bench")
+    names = table.titles(env)
+    others = sorted({(cell["stage"], cell["name"]) for cell in cells if cell["stage"] != 6})
+    body = []
+    for d in (64, 128):
+        for causal, mask in MASKS.items():
+            at = {"d": d, "causal": causal}
+            for n in sorted({cell["nk"] for cell in cells}):
+                ours = find(cells, stage=6, nk=n, **at)["time_ms"]
+                times = [find(cells, name=name, nk=n, **at)["time_ms"] for _, name in others]
+                body.append([
+                    f"d = {d}, {mask}, N = {n}", f"{table.significant(ours)} ms",
+                    *(f"{time / ours:.2f}x" for time in times),
+                ])  # fmt: skip
+    header = ["mask and size", "as shipped", *(names[other] for other in others)]
+    note = "fp16; a variant's time over the shipped rung's: above 1.00x it is slower. Paired."
+    return f"{rows(header, body)}\n\n{note} {machine(env)}"
+
+
+# what source 001 says of itself, on an RTX 4070 laptop, fp16, B = 2, H = 4
+SOURCE_001 = {
+    "fwd": "The source: 1.15 to 1.35x over SDPA at N >= 4096; naive 788 MB, its kernel 24 MB at "
+    "N = 4096.",
+    "train": "The source: up to 1.17x over SDPA at N = 8192, with 13% less memory.",
+}
+
+
+def source_001(direction: str, stage: int) -> str:
+    """A table of source 001 at its shapes: time, memory, speed-up over SDPA's flash backend."""
+    env, cells = read(GPU / "bench-001-train.jsonl", "bench")
+    body = []
+    for causal, mask in MASKS.items():
+        for n in sorted({cell["nk"] for cell in cells}):
+            at = {"direction": direction, "causal": causal, "nk": n}
+            who = [find(cells, stage=s, **at) for s in (3, stage)]
+            who.append(find(cells, name="sdpa_flash", **at))
+            times = [
+                table.significant(cell["time_ms"]) if cell["time_ms"] else cell["status"]
+                for cell in who
+            ]
+            peaks = [show_bytes(cell["peak_bytes"]) if cell["peak_bytes"] else "-" for cell in who]
+            body.append([f"{mask}, N = {n}", *times, ratio(who[1], "sdpa_flash"), *peaks])
+    header = ["mask and size", "#3, ms", f"#{stage}", "SDPA flash", f"#{stage} over flash"]
+    header += ["#3, peak", f"#{stage}", "SDPA flash"]
+    note = f"{direction}, fp16, B = 2, H = 4, d = 64. {SOURCE_001[direction]}"
+    return f"{rows(header, body)}\n\n{note} {machine(env)}"
+
+
+def train_split() -> str:
+    """Forward, backward and both of rung 7 at source 001's shapes, beside SDPA's."""
+    env, cells = read(GPU / "bench-001-train.jsonl", "bench")
+    body = []
+    for n in sorted({cell["nk"] for cell in cells}):
+        row: list[object] = [n]
+        for name in ("triton_training", "sdpa_flash"):
+            for direction in ("fwd", "bwd", "train"):
+                cell = find(cells, nk=n, causal=False, direction=direction, name=name)
+                row.append(table.significant(cell["time_ms"]) if cell["time_ms"] else "-")
+        body.append(row)
+    header = ["N", "#7: forward", "backward", "both", "SDPA flash: forward", "backward", "both"]
+    return f"{rows(header, body)}\n\nms, no mask, fp16, B = 2, H = 4, d = 64. {machine(env)}"
+
+
+def source_004() -> str:
+    """Rung 6's share of the matrix rate, and its rate beside stage 3's and SDPA's."""
+    env, cells = read(GPU / "bench-004.jsonl", "bench")
+    _, ceilings = read(GPU / "ceilings.jsonl", "ceiling")
+    roof = find(ceilings, what="matmul", dtype="float16")["value"]
+    body = []
+    for n in sorted({cell["nk"] for cell in cells}):
+        row: list[object] = [n]
+        for d in (64, 128):
+            for causal in (False, True):
+                at = {"d": d, "causal": causal, "nk": n}
+                names = ("torch_three_gemm", "triton_flash2", "sdpa_flash")
+                three, ours, flash = (find(cells, name=name, **at) for name in names)
+                share = 100 * ours["tflops"] / roof
+                row.append(f"{rate(three)} / {rate(ours)} ({share:.0f}%) / {rate(flash)}")
+        body.append(row)
+    header = ["N", "d = 64", "d = 64, causal", "d = 128", "d = 128, causal"]
+    note = f"TFLOP/s: #3 / #6 (its share of the {roof:.0f} that the card reached) / SDPA flash; "
+    note += "fp16, B N = 16384, H d = 2048."
+    return f"{rows(header, body)}\n\n{note} {machine(env)}"
+
+
+def curves() -> str:
+    """The training curves, judged."""
+    env, records = read(GPU / "train.jsonl", "train")
+    return f"{train_view.markdown(env, records)}\n\n{machine(env)}"
+
+
+# a plot of `ladder bench` -> its name among the pictures of docs
+BENCH_PREFIX = {
+    "tflops": "tflops", "latency": "001-latency", "memory": "001-memory",
+    "speedup": "001-speedup", "breakdown": "001-breakdown",
+}  # fmt: skip
+
+
+def draw(folder: Path) -> list[Path]:
+    """The pictures of source 004's figure and of the training curves, into `folder`."""
+    env, records = read(GPU / "bench-004.jsonl", "bench")
+    _, ceilings = read(GPU / "ceilings.jsonl", "ceiling")
+    written: list[Path] = []
+    shown = [r for r in records if r["name"] in ("torch_three_gemm", "triton_flash2", "sdpa_flash")]
+    halves_env, halves = read(GPU / "bench-001-train.jsonl", "bench")
+    names = ("torch_three_gemm", "triton_flash2", "triton_training", "sdpa_flash", "sdpa_cudnn")
+    halves = [r for r in halves if r["name"] in names]
+    with tempfile.TemporaryDirectory() as drafts:
+        for of, records, wanted in (
+            (env, shown, ("tflops",)),
+            (halves_env, halves, ("latency", "memory", "speedup", "breakdown")),
+        ):
+            bench_plots.plot(of, records, Path(drafts), ceilings)
+            for name in wanted:
+                written.append(folder / f"{BENCH_PREFIX[name]}.png")
+                shutil.copy(Path(drafts) / f"{name}.png", written[-1])
+    train_env, curves_records = read(GPU / "train.jsonl", "train")
+    train_view.plot(train_env, curves_records, folder / "loss.png")
+    return [*written, folder / "loss.png"]
+
+
+def sanitizer() -> str:
+    """What compute-sanitizer said."""
+    env, records = read(GPU / "sanitizer.jsonl", "sanitizer")
+    body = [
+        [record["tool"], len(record["ran"]), f"{record['errors']}", record["summary"]]
+        for record in records
+    ]
+    header = ["tool", "rungs x d x dtypes run", "errors", "its summary"]
+    return f"{rows(header, body)}\n\n{records[0]['version']}. {machine(env)}"
