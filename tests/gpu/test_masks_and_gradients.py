@@ -1,0 +1,194 @@
+"""Rungs 6 and 7 compiled: masks, gradients, memory, far offsets, and the tuner, on a GPU."""
+
+import json
+import subprocess
+import sys
+from itertools import product
+
+import pytest
+import torch
+from test_on_a_gpu import KINDS, problem
+
+import stages
+from harness.accuracy import judge_outputs, make_oracles, set_precision
+from harness.directions import make_output_gradient, prepare
+from harness.inputs import make_inputs
+from harness.memory import measure_peak
+from harness.worker import bind
+from stages import autotune
+
+pytestmark = pytest.mark.gpu
+
+FLASH2, TRAINING = stages.by_number(6), stages.by_number(7)
+# nq, nk, hk of 4 heads, causal, seqlens_k of 2 batch entries
+MASKS = [
+    (130, 130, 4, True, None),
+    (257, 129, 2, True, None),  # the first rows see nothing
+    (65, 300, 1, True, None),
+    (100, 200, 2, False, (0, 137)),
+    (300, 300, 4, True, (300, 77)),
+    (1, 500, 1, True, (3, 500)),
+    (512, 512, 4, True, None),
+]
+
+
+def verdict(rung, asked):
+    """What the harness's judge says of a rung's answer to a problem."""
+    if asked.dtype == "float32":
+        set_precision(asked.precision)
+    try:
+        oracles = make_oracles(asked)
+        dO = None if asked.direction == "fwd" else make_output_gradient(asked)
+        outputs = prepare(bind(rung.attend, asked), asked.direction, *make_inputs(asked), dO)()
+        return judge_outputs([o.double() for o in outputs], oracles)
+    finally:
+        set_precision("ieee")
+
+
+@pytest.mark.parametrize(("dtype", "precision"), KINDS)
+@pytest.mark.parametrize("inputs", ["normal", "peaky"])
+@pytest.mark.parametrize("d", [40, 64, 128])
+def test_masked_outputs_and_gradients_are_exact(inputs, dtype, precision, d):
+    for nq, nk, hk, causal, seqlens_k in MASKS:
+        for rung, direction in ((FLASH2, "fwd"), (TRAINING, "train")):
+            asked = problem(
+                inputs=inputs, dtype=dtype, precision=precision, d=d, b=2, h=4, hk=hk, nq=nq, nk=nk,
+                causal=causal, seqlens_k=seqlens_k, direction=direction,
+            )  # fmt: skip
+            found = verdict(rung, asked)
+            assert found["exact"], (rung.STAGE.number, asked, found["why"])
+
+
+@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_every_candidate_is_exact(index, d, pick):
+    pick(index)
+    for dtype in ("float16", "float32"):
+        precision = "tf32" if dtype == "float32" else dtype
+        for causal in (False, True):
+            asked = problem(
+                dtype=dtype, precision=precision, d=d, nq=400, nk=400, causal=causal,
+                direction="train",
+            )  # fmt: skip
+            found = verdict(TRAINING, asked)
+            assert found["exact"], (asked, found["why"])
+
+
+@pytest.mark.parametrize("d", [1, 16, 59, 256])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_gradients_of_other_head_dimensions_are_exact(d, dtype):
+    precision = "ieee" if dtype == "float32" else dtype
+    for causal in (False, True):
+        asked = problem(
+            dtype=dtype, precision=precision, d=d, nq=150, nk=210, causal=causal, direction="train"
+        )
+        found = verdict(TRAINING, asked)
+        assert found["exact"], (asked, found["why"])
+
+
+def test_ieee_outputs_and_gradients_are_within_1e_5_of_float64():
+    for d, causal in product((64, 128), (False, True)):
+        asked = problem(d=d, nq=1024, nk=1024, causal=causal, direction="train")
+        assert verdict(TRAINING, asked)["err_f64_rel"] <= 1e-5
+
+
+def test_runs_are_the_same_bit_for_bit_gradients_too():
+    asked = problem(dtype="float16", nq=500, nk=700, h=4, hk=2, causal=True, direction="train")
+    call = prepare(
+        bind(TRAINING.attend, asked), "train", *make_inputs(asked), make_output_gradient(asked)
+    )
+    first = call()
+    for _ in range(10):
+        for got, want in zip(call(), first, strict=True):
+            assert torch.equal(got, want)
+
+
+def test_gradients_at_offsets_beyond_32_bits_are_those_of_near_tensors():
+    """Heads that lie 2^31 elements apart: an int32 offset would read another's."""
+    n, d = 130, 64
+    far = (1 << 31) + 1024
+    big = torch.empty(far + 4 * n * d, dtype=torch.float16, device="cuda")
+    near = [torch.randn(1, 2, n, d, device="cuda").half() for _ in range(4)]
+    views = [big[i * n * d :].as_strided((1, 2, n, d), (far, far, d, 1)) for i in range(4)]
+    for view, x in zip(views, near, strict=True):
+        view.copy_(x)
+    answers = []
+    for q, k, v, dO in (views, near):
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        o = TRAINING.attend(*leaves, causal=True)
+        answers.append((o.detach(), *torch.autograd.grad(o, leaves, dO)))
+    for got, want in zip(*answers, strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast(dtype):
+    q, k, v = (torch.randn(1, 2, 100, 64, device="cuda", requires_grad=True) for _ in range(3))
+    with torch.autocast("cuda", dtype=dtype):
+        o = TRAINING.attend(q, k, v, causal=True)
+    assert o.dtype == dtype
+    o.float().square().sum().backward()
+    want = TRAINING.attend(*(x.detach().to(dtype) for x in (q, k, v)), causal=True)
+    assert torch.equal(o.detach(), want)
+    for x in (q, k, v):
+        assert x.grad.dtype == torch.float32
+        assert torch.isfinite(x.grad).all()
+        assert x.grad.norm() > 0
+
+
+def test_poisoned_tiles_that_nobody_sees_do_no_harm():
+    q, k, v = (torch.randn(2, 2, 300, 64, device="cuda").half() for _ in range(3))
+    lengths = torch.tensor([37, 150], dtype=torch.int32, device="cuda")
+    clean = FLASH2.attend_with_lse(q, k, v, causal=True, seqlens_k=lengths)
+    for x in (k, v):
+        for b, length in enumerate(lengths.tolist()):
+            x[b, :, length:] = float("nan")
+    poisoned = FLASH2.attend_with_lse(q, k, v, causal=True, seqlens_k=lengths)
+    for got, want in zip(poisoned, clean, strict=True):
+        assert torch.equal(got, want)
+
+
+def test_a_training_step_holds_what_it_must_and_nothing_else():
+    """o, lse and delta, dq, dk, dv: no tensor of N x N, and none of float32 beside the two."""
+    asked = problem(dtype="float16", h=8, hk=8, nq=2048, nk=2048, direction="train")
+    call = prepare(
+        bind(TRAINING.attend, asked), "train", *make_inputs(asked), make_output_gradient(asked)
+    )
+    call()
+    _, peak, _ = measure_peak(call, "cuda")
+    rows = asked.b * asked.h * asked.nq
+    assert peak <= 4 * 2 * rows * asked.d + 2 * 4 * rows + 4 * 512  # a block is rounded to 512
+
+
+@pytest.mark.tuner
+def test_what_was_tuned_is_kept_and_found_by_another_process():
+    program = """if True:
+        import torch, stages
+        from stages import autotune
+        timed = []
+        inner = autotune.time_each
+        autotune.time_each = lambda c, launch: timed.append(1) or inner(c, launch)
+        q, k, v = (torch.randn(1, 2, 333, 64, device="cuda").half() for _ in range(3))
+        stages.by_number(6).attend(q, k, v)
+        print(len(timed))
+    """
+    times = [
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    assert [done.stdout.strip() for done in times] == ["1", "0"]
+    kept = [c for c in json.loads(autotune.cache_file().read_text()) if c["n"] == 512]
+    assert {"attention_kernel"} == {c["kernel"] for c in kept if c["d"] == 64 and not c["causal"]
+                                    and c["dtype"] == "float16"}  # fmt: skip
+
+
+@pytest.mark.tuner
+def test_a_cuda_graph_captures_what_is_not_tuned_yet():
+    q, k, v = (torch.randn(1, 1, 70, 48, device="cuda").half() for _ in range(3))
+    want = FLASH2.forward(q, k, v, False, None, config=FLASH2.launch_config(48, q.dtype, "ieee"))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = FLASH2.attend(q, k, v)
+    o.zero_()
+    graph.replay()
+    assert torch.equal(o, want)
