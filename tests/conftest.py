@@ -17,6 +17,14 @@ def pytest_report_header(config):
     return None if torch.cuda.is_available() else "no GPU here: the tests in tests/gpu are left out"
 
 
+@pytest.fixture(autouse=True, scope="session")
+def tuned_here_alone(tmp_path_factory):
+    """No launch configuration of a user's is read, and none is written among them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LADDER_CACHE_DIR", str(tmp_path_factory.mktemp("tuned")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def ieee_float32():
     """Each test begins with torch's own default for float32 products."""

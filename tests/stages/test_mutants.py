@@ -59,8 +59,8 @@ MASKS = [
 # b, h, hk, nq, nk, d, causal, seqlens_k, and the tile, for the rungs that walk tiles under masks.
 # Tiles begin and end one key or row before and after what a mask lets be seen, and right there.
 TILED = [
-    (1, 2, 1, 33, 50, 8, True, None, (16, 16)),
     (1, 1, 1, 33, 47, 16, True, None, (16, 16)),
+    (1, 1, 1, 33, 50, 8, True, None, (16, 16)),
     (2, 2, 1, 32, 40, 8, False, (33, 16), (16, 16)),
     (1, 4, 2, 40, 9, 16, True, None, (16, 16)),
     (2, 1, 1, 17, 33, 8, True, (0, 20), (32, 16)),

@@ -31,6 +31,11 @@ from rung_checks import (
 )
 
 from stages import s06_triton_flash2 as rung
+from stages.machine import has_module
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" and not has_module("triton"), reason="no triton for this machine"
+)
 
 many = settings(
     max_examples=30, deadline=None, derandomize=True, database=None, phases=[Phase.generate]
