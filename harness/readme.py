@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import plots, readme_bench, roofline, table, traffic
+from harness import plots, readme_bench, readme_course, roofline, table, traffic
 from harness.cost import source_intensity
 from harness.processes import show_bytes
 from harness.readme_text import GPU, RESULTS, ROOT, find, machine, rows, there
@@ -293,6 +293,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
         "004": readme_bench.source_004,
     },
     DOCS / "training.md": {"curves": readme_bench.curves},
+    **readme_course.COURSE_PAGES,
 }
 
 
