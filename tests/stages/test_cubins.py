@@ -19,29 +19,36 @@ from rung_checks import RUNGS, rung_id
 
 ROOT = Path(__file__).parents[2]
 STAGES = [rung_id(rung) for rung in RUNGS if "triton" in rung.STAGE.needs]
-SIZES = (16, 32, 64, 128, 256)
+SIZES = (16, 64, 128, 256)
 DTYPES = ("float32", "tf32", "float16", "bfloat16")
 
 
-def jobs():
-    """(stage, kernel, d, dtype, sm, flags) to compile: one that has masks, with and without them.
+def flags_to_compile(kernel, d, dtype):
+    """With which flags `kernel` is compiled at a size and a dtype: 'plain', 'masked', both, none.
 
-    Every kernel at every size and dtype; those of many flags, which take longer, at the sizes whose
-    tiles differ.
+    Compiling takes seconds where masks are. bfloat16 is compiled at one size: its code is that of
+    float16. A kernel with masks is compiled with them where its tiles differ most.
     """
+    if dtype == "bfloat16" and d != 64:
+        return ()
+    if "CAUSAL" not in kernel.arg_names:
+        return ("plain",)
+    if d == 16 or (d == 128 and dtype != "float16"):
+        return ()
+    if d == 256:
+        return ("masked",) if dtype == "float16" else ("plain",)
+    return ("plain", "masked") if dtype == "float16" else ("masked",)
+
+
+def jobs():
+    """(stage, kernel, d, dtype, sm, flags) to compile."""
     for stage in STAGES:
         for name, kernel in kernels(stage).items():
             if name == "delta_kernel":
-                continue  # no tiles to speak of, and launched as it is
-            many = "CAUSAL" in kernel.arg_names
+                continue  # no tiles to speak of
             for d, dtype, sm in product(SIZES, DTYPES, (80, 90)):
-                if many and (d < 64 or (dtype != "float16" and d == 128)):
-                    continue
-                if many and dtype == "bfloat16" and d != 64:
-                    continue
-                yield stage, name, d, dtype, sm, "masked" if many else "plain"
-                if many and dtype == "float16" and d <= 128:
-                    yield stage, name, d, dtype, sm, "plain"
+                for flags in flags_to_compile(kernel, d, dtype):
+                    yield stage, name, d, dtype, sm, flags
 
 
 JOBS = list(jobs())
