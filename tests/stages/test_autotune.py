@@ -1,0 +1,375 @@
+"""The tuner: what it times, what it keeps on disk, what it finds there again, and who may disturb.
+
+There is no GPU here: a fake one (fake_card.py) has a clock that launches move on.
+"""
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fake_card import Card, Kernel, like
+from rung_checks import device_of, for_each, gradients, normal
+
+import stages
+from stages import autotune
+from stages.machine import has_module
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" and not has_module("triton"), reason="no triton for this machine"
+)
+
+HERE = Path(__file__).parent
+KERNEL = Kernel()
+USUAL = {"precision": "ieee", "d": 64, "causal": False, "n": 1000}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Where choices are kept, for this test alone; nothing is there, nor in memory."""
+    monkeypatch.setenv("LADDER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(autotune, "chosen", {})
+    return tmp_path / "cache" / "autotune.json"
+
+
+@pytest.fixture
+def card(cache, monkeypatch):
+    """A card on which BLOCK_M = 32 is the fastest."""
+    card = Card({16: 3.0, 32: 1.0, 64: 2.0})
+    card.put_in(monkeypatch.setattr)
+    return card
+
+
+def choose(card, kernel=None, dtype=torch.float16, **changes):
+    """The BLOCK_M that is chosen on `card`."""
+    choice = autotune.choose(
+        kernel or KERNEL, card.candidates, card.launch, like=like(dtype), **(USUAL | changes)
+    )
+    assert choice in card.candidates
+    return choice["BLOCK_M"]
+
+
+def forget():
+    """As a new process does, which has nothing but the file."""
+    autotune.chosen.clear()
+
+
+def kept(cache):
+    return json.loads(cache.read_text())
+
+
+def out_of_resources():
+    from triton.runtime.errors import OutOfResources
+
+    return OutOfResources(300_000, 232_448, "shared memory")
+
+
+# ---- what is timed
+
+
+def test_the_fastest_is_chosen_all_taking_turns(card):
+    assert choose(card) == 32
+    assert card.launched == [16, 32, 64] * (1 + autotune.ROUNDS)
+
+
+def test_what_happens_once_does_not_decide(card):
+    """The median: neither a lucky launch nor one that was disturbed."""
+    launches = {16: 0, 32: 0}
+
+    def lucky():
+        launches[16] += 1
+        return 0.001 if launches[16] == 4 else 3.0
+
+    def disturbed():
+        launches[32] += 1
+        return 1000.0 if launches[32] in (1, 5) else 1.0  # the first one compiles
+
+    card.costs |= {16: lucky, 32: disturbed}
+    assert choose(card) == 32
+
+
+def test_what_does_not_fit_the_card_is_left_out(card, cache):
+    from triton.runtime.errors import PTXASError
+
+    card.costs |= {32: out_of_resources()}
+    assert choose(card) == 64
+    assert [tried["config"]["BLOCK_M"] for tried in kept(cache)[0]["of"]] == [16, 64]
+    forget()
+    card.costs |= {64: PTXASError("too many registers")}
+    assert choose(card, d=128) == 16
+
+
+def test_where_none_fits_it_says_so(card, cache):
+    card.costs = {16: out_of_resources(), 32: out_of_resources()}
+    with pytest.raises(RuntimeError, match=r"^none of 2 configurations fits this GPU: .*232448"):
+        choose(card)
+    assert not cache.exists()
+
+
+def test_any_other_error_is_the_kernels_own(card, cache):
+    card.costs |= {32: ValueError("a bug")}
+    with pytest.raises(ValueError, match="a bug"):
+        choose(card)
+    assert not cache.exists()
+
+
+def test_nothing_is_timed_without_a_gpu(card, cache):
+    config = autotune.choose(
+        Kernel(), card.candidates, card.launch, like=like(device="cpu"), **USUAL
+    )
+    assert config == card.candidates[0]
+    assert card.launched == [] and not cache.exists()
+
+
+def test_nothing_is_timed_where_there_is_no_choice(card, cache):
+    card.costs = {16: 3.0}
+    assert choose(card) == 16
+    assert card.launched == [] and not cache.exists()
+
+
+def test_nothing_is_timed_while_a_graph_is_captured(card, cache):
+    card.capturing = True
+    assert choose(card) == 16  # the first, and it isn't taken for a choice
+    assert card.launched == [] and not cache.exists()
+    card.capturing = False
+    assert choose(card) == 32
+    card.capturing = True
+    assert choose(card) == 32  # what is known is used
+
+
+@for_each([stages.by_number(number) for number in (6, 7)])
+def test_interpreted_rungs_time_nothing_and_keep_nothing(rung, cache, monkeypatch):
+    monkeypatch.setattr(autotune, "time_each", lambda *_: pytest.fail("timed in the interpreter"))
+    tensors = normal((1, 1, 5, 9, 8), 0, device=device_of(rung))
+    gradients(rung, *tensors) if rung.STAGE.gradients else rung.attend(*tensors[:3])
+    assert not cache.exists()
+
+
+def test_rungs_tell_the_tuner_what_they_launch(cache, monkeypatch):
+    asked = []
+
+    def choose(kernel, candidates, launch, *, like, **key):
+        asked.append((kernel.__name__, like.dtype, key))
+        return candidates[0]
+
+    monkeypatch.setattr(autotune, "choose", choose)
+    q, k, v, dO = normal((1, 2, 5, 9, 8), 0, torch.float16)
+    gradients(stages.by_number(7), q, k, v, dO, causal=True)
+    key = {"precision": "ieee", "d": 8, "causal": True, "n": 9}
+    names = ["attention_kernel", "dk_dv_kernel", "dq_kernel"]
+    assert asked == [(name, torch.float16, key) for name in names]
+
+
+# ---- what is kept
+
+
+def test_a_choice_is_made_once(card):
+    choose(card)
+    card.launched.clear()
+    for n in (1000, 513, 1024):
+        assert choose(card, n=n) == 32
+    assert card.launched == []
+
+
+def test_a_choice_is_found_again_by_a_process_that_has_only_the_file(card):
+    choose(card)
+    forget()
+    card.launched.clear()
+    card.costs |= {16: 0.1}  # had it been timed again, this would be chosen
+    assert choose(card, n=513) == 32
+    assert card.launched == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"n": 512}, {"n": 1025}, {"d": 128}, {"causal": True}, {"precision": "tf32"},
+        {"dtype": torch.bfloat16}, {"kernel": Kernel("dq_kernel")},
+        {"kernel": Kernel(source="fedcba9876543210")}, "device", "triton",
+    ],
+    ids=str,
+)  # fmt: skip
+def test_another_kind_of_call_is_another_choice(card, cache, monkeypatch, change):
+    choose(card)
+    forget()
+    card.costs = {16: 3.0, 32: 1.0, 64: 0.5}
+    if change == "device":
+        card.name = "another card"
+    elif change == "triton":
+        monkeypatch.setattr("triton.__version__", "99.0")
+    assert choose(card, **(change if isinstance(change, dict) else {})) == 64
+    assert [choice["config"]["BLOCK_M"] for choice in kept(cache)] == [32, 64]
+
+
+def test_two_cards_of_one_process_are_apart(card):
+    assert choose(card) == 32
+    card.name, card.costs = "another card", {16: 0.5, 32: 1.0, 64: 2.0}
+    second = autotune.choose(
+        KERNEL, card.candidates, card.launch, like=like(device="cuda:1"), **USUAL
+    )
+    assert second["BLOCK_M"] == 16
+
+
+def test_what_is_kept_can_be_read_by_people(card, cache):
+    choose(card)
+    (choice,) = kept(cache)
+    said = {name: choice[name] for name in choice.keys() - {"triton", "config", "of"}}
+    assert said == {
+        "kernel": "attention_kernel", "source": "0123456789abcdef", "device": "a card",
+        "dtype": "float16", "precision": "ieee", "d": 64, "causal": False, "n": 1024,
+        "time_ms": 1.0,
+    }  # fmt: skip
+    assert choice["config"] == card.candidates[1]
+    times = [(tried["config"]["BLOCK_M"], tried["time_ms"]) for tried in choice["of"]]
+    assert times == [(16, 3.0), (32, 1.0), (64, 2.0)]
+
+
+def test_a_choice_that_is_no_candidate_any_more_is_made_again_and_replaced(card, cache):
+    choose(card)
+    choose(card, d=128)
+    forget()
+    card.costs = {16: 3.0, 64: 2.0}
+    assert choose(card) == 64
+    assert [(x["d"], x["config"]["BLOCK_M"]) for x in kept(cache)] == [(128, 32), (64, 64)]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 64, 65, 1000, 1 << 20, (1 << 20) + 1])
+def test_a_bucket_is_the_power_of_two_above(n):
+    assert autotune.bucket(n) in {1 << i for i in range(30)}
+    assert n <= autotune.bucket(n) < 2 * n
+
+
+# ---- the file
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{not json", b"\xff\xfe\x00", b"5", b"null", b'{"kernel": "attention_kernel"}',
+        b'[1, null, "x", []]', b'[{"config": 5}]', b"[" * 100_000, b'[{"kernel": "attention_ker',
+    ],
+    ids=lambda content: repr(content[:20]),
+)  # fmt: skip
+def test_a_file_that_is_none_of_ours_is_no_error_and_is_replaced(card, cache, content):
+    cache.parent.mkdir()
+    cache.write_bytes(content)
+    assert choose(card) == 32
+    forget()
+    card.launched.clear()
+    assert choose(card) == 32 and card.launched == []
+    assert kept(cache)[-1]["config"]["BLOCK_M"] == 32
+
+
+@pytest.mark.parametrize("config", [None, 5, "32", {}, {"BLOCK_M": 32}, [32]])
+def test_a_choice_with_a_strange_configuration_is_made_again(card, cache, config):
+    choose(card)
+    (choice,) = kept(cache)
+    cache.write_text(json.dumps([choice | {"config": config}]))
+    forget()
+    assert choose(card) == 32
+    assert kept(cache) == [choice]
+
+
+def test_a_folder_that_can_not_be_written_is_no_error(card, cache):
+    cache.parent.write_text("a file where the folder should be")
+    assert choose(card) == 32
+    card.launched.clear()
+    assert choose(card) == 32 and card.launched == []  # in this process, it is known
+
+
+def test_a_disk_that_fills_up_leaves_the_file_as_it_was(card, cache, monkeypatch):
+    choose(card)
+    before = cache.read_text()
+
+    def fills_up(choices, file, **_):
+        file.write('[{"kernel"')
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(json, "dump", fills_up)
+    assert choose(card, d=128) == 32
+    assert cache.read_text() == before
+
+
+def test_a_user_without_a_home_is_no_error(monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("LADDER_CACHE_DIR")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    assert autotune.cache_file().name == "autotune.json"
+
+
+def test_where_the_file_is(monkeypatch, tmp_path):
+    monkeypatch.setenv("LADDER_CACHE_DIR", str(tmp_path / "ours"))
+    assert autotune.cache_file() == tmp_path / "ours" / "autotune.json"
+    monkeypatch.delenv("LADDER_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "theirs"))
+    assert autotune.cache_file() == tmp_path / "theirs" / "attention-ladder" / "autotune.json"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    assert autotune.cache_file() == tmp_path / ".cache" / "attention-ladder" / "autotune.json"
+
+
+# ---- several processes
+
+
+def write_many(number, count, start):
+    start.wait()
+    for i in range(count):
+        identity = {"kernel": f"kernel_{number}", "d": i}
+        autotune.keep(identity, identity | {"config": {"BLOCK_M": i}})
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such locks: the last one to write wins")
+def test_many_processes_write_at_once_none_is_lost_and_the_file_is_whole(cache):
+    writers, count = 4, 25
+    context = multiprocessing.get_context("fork")  # they touch no torch, and start at once
+    start = context.Event()
+    started = [context.Process(target=write_many, args=(i, count, start)) for i in range(writers)]
+    for process in started:
+        process.start()
+    start.set()
+    seen = 0
+    while any(process.is_alive() for process in started):
+        if cache.exists():
+            found = kept(cache)  # whole, or json would raise
+            assert len(found) >= seen
+            seen = len(found)
+    for process in started:
+        process.join()
+        assert process.exitcode == 0
+    found = {(choice["kernel"], choice["d"]) for choice in kept(cache)}
+    assert found == {(f"kernel_{i}", d) for i in range(writers) for d in range(count)}
+    assert len(kept(cache)) == writers * count
+    assert {path.name for path in cache.parent.iterdir()} == {"autotune.json", "autotune.lock"}
+
+
+PROCESS = """
+import sys
+from fake_card import Card, Kernel, like
+from stages import autotune
+
+card = Card({16: 3.0, 32: 1.0, 64: 2.0})
+card.put_in(setattr)
+config = autotune.choose(Kernel(), card.candidates, card.launch, like=like(), precision="ieee",
+                         d=64, causal=False, n=1000)
+print(config["BLOCK_M"], len(card.launched))
+"""
+
+
+def test_another_process_does_not_tune_again(cache):
+    paths = [str(HERE), str(HERE.parents[1]), *filter(None, sys.path)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", PROCESS], env=environment, capture_output=True, text=True,
+            check=True,
+        ).stdout.split()
+        for _ in range(2)
+    ]  # fmt: skip
+    assert said == [["32", str(3 * (1 + autotune.ROUNDS))], ["32", "0"]]
