@@ -42,6 +42,7 @@ Record = Mapping[str, Any]
 RESULTS = ROOT / "results"
 SEED = 20_260_101
 NO_SPEED = "interpreted"
+DPI = 85
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,8 @@ def ratio(run: Records, before: int, after: int, **fields: object) -> str:
         if record["status"] != "ok":
             return f"no ratio: rung {record['stage']} is {record['status']}: {record['reason']}"
     slow, fast = (record["time_ms"] for record in found)
-    return f"N = {found[0]['nk']}: rung {after} is {slow / fast:.3g} times as fast as rung {before}"
+    times = table.significant(slow / fast)
+    return f"N = {found[0]['nk']}: rung {after} is {times} times as fast as rung {before}"
 
 
 def plot(run: Records, measure: str) -> Any:
@@ -177,9 +179,9 @@ def plot(run: Records, measure: str) -> Any:
 
 
 def picture(figure: Any) -> Any:
-    """A matplotlib Figure as a picture."""
+    """A matplotlib Figure as a picture, small enough for a notebook with several of them."""
     data = io.BytesIO()
-    figure.savefig(data, format="png", metadata={"Software": None})
+    figure.savefig(data, format="png", dpi=DPI, metadata={"Software": None})
     return image(data.getvalue())
 
 

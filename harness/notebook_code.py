@@ -151,12 +151,12 @@ def marked(of: Code, index: int, mark: str) -> list[str]:
 
 
 def folded(line: str) -> list[str]:
-    """A line as pieces of WIDTH columns at most, broken at blanks; what follows is indented."""
+    """A line as pieces of WIDTH columns at most, broken before a comment, or else at a blank."""
     indent = " " * (len(line) - len(line.lstrip()) + 8)
     pieces = []
     while len(line) > WIDTH:
-        at = line.rfind(" ", len(indent) + 1, WIDTH + 1)
-        at = at if at > 0 else WIDTH
+        comment, blank = (line.rfind(x, len(indent) + 1, WIDTH + 1) for x in ("  # ", " "))
+        at = next((x for x in (comment, blank) if x > 0), WIDTH)
         pieces.append(line[:at])
         line = indent + line[at:].lstrip()
     return [*pieces, line]

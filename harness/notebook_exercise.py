@@ -22,7 +22,9 @@ class Exercise:
 
     def __init__(self, lower: int, upper: int, name: str) -> None:
         old, new = code(lower, name), code(upper, name)
-        self.answer = [line.strip() for line in changed(old, new)[1]]
+        gone, come = changed(old, new)
+        self.answer = [line.strip() for line in come]
+        self.gone = len(gone)
         self.whole = "\n".join(code(upper).lines) + "\n"
         self.kernel = list(new.lines)
         self.places = blanks(self.kernel, self.answer)

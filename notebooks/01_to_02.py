@@ -46,7 +46,8 @@ except ModuleNotFoundError:
         if not SOURCE:
             raise SystemExit("No project here: put its address into SOURCE, above.") from None
         home = Path("attention-ladder").resolve()
-        subprocess.run(["git", "clone", "--depth", "1", SOURCE, str(home)], check=True)
+        if not home.exists():
+            subprocess.run(["git", "clone", "--depth", "1", SOURCE, str(home)], check=True)
         pip("--editable", f"{home}[notebooks]")
     sys.path.insert(0, str(home))
     import harness.notebook as nb

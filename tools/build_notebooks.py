@@ -3,6 +3,7 @@
     python tools/build_notebooks.py                all of them
     python tools/build_notebooks.py 04_to_05       some
     python tools/build_notebooks.py --jobs 2       two at a time: quick, its times no good
+    python tools/build_notebooks.py --words        only words have changed: outputs are kept
 
 The script is the source; the .ipynb is made from it, and holds outputs and pictures so that a code
 host shows them. Measure on a machine that does nothing else.
@@ -67,18 +68,36 @@ def build(name: str) -> Path:
     return path
 
 
+def reword(name: str) -> Path:
+    """Take the script's words into the .ipynb, its outputs kept. SystemExit where code changed."""
+    import nbformat
+
+    path = FOLDER / f"{name}.ipynb"
+    notebook, script = nbformat.read(path, as_version=4), from_script(name)
+    before, after = (
+        [cell for cell in x.cells if cell.cell_type == "code"] for x in (notebook, script)
+    )
+    if [cell.source for cell in before] != [cell.source for cell in after]:
+        raise SystemExit(f"{name}: its code has changed too: execute it, without --words")
+    for old, new in zip(before, after, strict=True):
+        new.outputs, new.execution_count = old.outputs, old.execution_count
+    nbformat.write(script, path)
+    return path
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Execute the notebooks that are named, or all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help=f"some of {', '.join(names())}")
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time")
+    parser.add_argument("--words", action="store_true", help="keep the outputs that there are")
     given = parser.parse_args(arguments)
     if unknown := set(given.names) - set(names()):
         parser.error(f"no such notebook: {', '.join(sorted(unknown))}")
     if given.jobs < 1:
         parser.error(f"--jobs: got {given.jobs}, expected 1 or more")
     with ThreadPoolExecutor(given.jobs) as pool:
-        for path in pool.map(build, given.names or names()):
+        for path in pool.map(reword if given.words else build, given.names or names()):
             print(f"{path.name}  {path.stat().st_size / 1000:.0f} kB", flush=True)
 
 

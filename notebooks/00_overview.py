@@ -1,0 +1,183 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # The attention ladder: an overview
+#
+# One algorithm, exact attention, written again and again. Each rung is one file, answers to one
+# call, `attend(q, k, v)`, and teaches one idea. One harness measures them all on the same problem.
+#
+# $$O = \mathrm{softmax}\!\left(\frac{Q K^T}{\sqrt d}\right) V$$
+#
+# This notebook shows the whole ladder once. The others go from rung to rung:
+# [0 to 1](00_to_01.ipynb), [1 to 2](01_to_02.ipynb), [2 to 3](02_to_03.ipynb),
+# [3 to 4](03_to_04.ipynb), [4 to 5](04_to_05.ipynb), [5 to 6](05_to_06.ipynb),
+# [6 to 7](06_to_07.ipynb).
+
+# %%
+# Is the project there? If not, take it from the checkout around this notebook. If there is none
+# (on Colab, say), put the address of your copy between the quotes, as `git clone` takes it:
+SOURCE = ""
+
+try:
+    import harness.notebook as nb
+except ModuleNotFoundError:
+    import os
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    def pip(*words):
+        return subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *words])
+
+    around = [Path.cwd(), *Path.cwd().parents]
+    home = next((x for x in around if (x / "stages" / "contract.py").is_file()), None)
+    if home:  # by what is there, without the network; rung 2 is skipped where it can't be built
+        pip("--no-index", "--no-build-isolation", "--no-deps", "--editable", str(home))
+    else:
+        SOURCE = SOURCE or os.environ.get("ATTENTION_LADDER_SOURCE", "")
+        if not SOURCE:
+            raise SystemExit("No project here: put its address into SOURCE, above.") from None
+        home = Path("attention-ladder").resolve()
+        if not home.exists():
+            subprocess.run(["git", "clone", "--depth", "1", SOURCE, str(home)], check=True)
+        pip("--editable", f"{home}[notebooks]")
+    sys.path.insert(0, str(home))
+    import harness.notebook as nb
+
+# %%
+nb.rungs(0, 1, 2, 3, 4, 5, 6, 7)
+
+# %% [markdown]
+# ## Attention in ten lines
+#
+# The plainest rung that there is. `q`, `k` and `v` are lists of rows.
+
+# %%
+print("\n".join(nb.code(1, "attend_head").lines))
+
+# %% [markdown]
+# ## Predict
+#
+# **Write down a guess for each: how many times faster than rung 0 (an object for each
+# multiplication) is rung 1 (plain Python), rung 2 (C++, with a graph), rung 3 (three operations of
+# torch)? At $N = 64$, $d = 16$, on one thread of this machine.**
+
+# %%
+run = nb.measure(stages="0,1,2,3", n="16,32,64", d=16, paired=True)
+for rung in (1, 2, 3):
+    print(nb.ratio(run, 0, rung, nk=64))
+
+# %% [markdown]
+# All of them compute the same numbers, by the same count of multiplications. Before a time is
+# taken, the answer is held to float64.
+
+# %%
+run
+
+# %%
+nb.plot(run, "time")
+
+# %% [markdown]
+# ## From rung 4 on: kernels
+#
+# Rungs 4 to 7 are written in Triton, for a GPU. Without one they are *interpreted*: the answers
+# are the real ones, the times mean nothing, so they are not shown. Right or wrong can be seen
+# anywhere:
+
+# %%
+kernels = nb.measure(stages="3,4,5,6,7", n=nb.here(cpu="64,65,128", gpu="64,65,1024,4096"), d=16)
+kernels
+
+# %%
+nb.plot(kernels, "error")
+
+# %% [markdown]
+# Rung 4 is wrong above 64 keys, on purpose: the ten lines that mend it are
+# [the heart of the course](04_to_05.ipynb).
+#
+# ## What a GPU waits for
+#
+# **Write down: how many multiplications and additions can a GPU do in the time in which one byte
+# goes through its memory?** Measured, with the largest matrix product and the largest copy:
+
+# %%
+ceilings = nb.recorded("h200/ceilings.jsonl", "ceiling")
+copy = ceilings.one(what="copy")["value"]
+body = [
+    (f"{x['dtype']}, {x['precision']}", f"{x['value']:.0f} TFLOP/s", f"{x['value'] / copy:.0f}")
+    for x in ceilings.only(what="matmul")
+]
+header = ("product of matrices", "rate", "FLOPs in the time of a byte")
+nb.rows(header, body, f"copy: {copy:.2f} TB/s", ceilings.said)
+
+# %% [markdown]
+# Attention as three operations does about $d / e$ FLOPs for each byte that it moves, with $e$
+# bytes an element: 32 at $d = 64$ in float16. So it waits for memory nearly all the time. That one
+# number is why rungs 4 to 7 exist.
+#
+# ## The ladder on a GPU
+#
+# From the project's records. The time of a wrong rung is not drawn.
+
+# %%
+tour = nb.recorded("h200/tour.jsonl").only(d=64, inputs="normal", stage=(3, 4, 5, 102))
+print(tour.said)
+nb.plot(tour, "time")
+
+# %% [markdown]
+# One head leaves most of such a card idle, and float32 in IEEE runs on no matrix unit: here the
+# library is hard to beat. In float16 with many heads the fused kernels win; all contestants in
+# turns:
+
+# %%
+bench = nb.recorded("h200/bench-004.jsonl", "bench")
+body = []
+for n in (512, 1024, 2048, 4096, 8192, 16384):
+    found = [bench.one(stage=stage, nk=n, d=64, causal=False) for stage in (3, 6, 100)]
+    body.append((n, *(f"{x['tflops']:.0f}" for x in found)))
+header = ("N", "3 torch, three GEMMs", "6 Triton Flash 2", "100 SDPA, flash")
+shape = f"TFLOP/s, d = 64, float16, {found[0]['h']} heads, {found[0]['b'] * n:,} tokens in all"
+nb.rows(header, body, shape, bench.said)
+
+# %% [markdown]
+# ## Exercises
+#
+# **1.** `nb.measure(stages="0,1,2,3", n="64", nq=1, d=16)` has one query row. What does that do to
+# the times, and to the comparison of rung 0 with rung 3?
+#
+# <details><summary>Answer</summary>
+#
+# Rungs 0 to 2 get about 64 times faster: they have 64 times less to do. Rung 3 hardly changes:
+# what it pays for at this size is the starting of three operations. Whoever compares one row in
+# Python with all rows on a GPU is off by a factor of $N$.
+#
+# </details>
+#
+# **2.** Which rungs give gradients? Try `nb.measure(stages="0,1,2,3,4,5,6,7", n="32", d=16,
+# direction="train")`.
+#
+# <details><summary>Answer</summary>
+#
+# 0, 2, 3 and 7. The others are skipped, with the reason below their table.
+#
+# </details>
+#
+# **3.** In your own words: what does `wrong-by-design` mean, and why is such a rung never ranked?
+#
+# <details><summary>Answer</summary>
+#
+# The rung says itself up to which $N$ it is exact, and was asked for more. Its answer is wrong, so
+# how fast it comes is of no interest: a rung that returns zeros would be the fastest of all.
+#
+# </details>

@@ -1,0 +1,326 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # From rung 4 to rung 5: ten lines that make it right
+#
+# Rung 4 ("Lite") is fast and wrong. Rung 5 ("Online") is as fast and right. Between them lie about
+# ten lines: the *online softmax*. They are the heart of FlashAttention.
+#
+# At the end of this notebook you write them yourself, and the harness judges your kernel beside the
+# real ones.
+
+# %%
+# Is the project there? If not, take it from the checkout around this notebook. If there is none
+# (on Colab, say), put the address of your copy between the quotes, as `git clone` takes it:
+SOURCE = ""
+
+try:
+    import harness.notebook as nb
+except ModuleNotFoundError:
+    import os
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    def pip(*words):
+        return subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *words])
+
+    around = [Path.cwd(), *Path.cwd().parents]
+    home = next((x for x in around if (x / "stages" / "contract.py").is_file()), None)
+    if home:  # by what is there, without the network; rung 2 is skipped where it can't be built
+        pip("--no-index", "--no-build-isolation", "--no-deps", "--editable", str(home))
+    else:
+        SOURCE = SOURCE or os.environ.get("ATTENTION_LADDER_SOURCE", "")
+        if not SOURCE:
+            raise SystemExit("No project here: put its address into SOURCE, above.") from None
+        home = Path("attention-ladder").resolve()
+        if not home.exists():
+            subprocess.run(["git", "clone", "--depth", "1", SOURCE, str(home)], check=True)
+        pip("--editable", f"{home}[notebooks]")
+    sys.path.insert(0, str(home))
+    import harness.notebook as nb
+
+# %% [markdown]
+# ## What hurts in rung 4
+#
+# The harness holds every rung to float64. Watch the error at 64 keys, at 65, and at 128:
+
+# %%
+nb.measure(stages="3,4", n="63,64,65,128", d=16)
+
+# %% [markdown]
+# Right at 64, far off at 65. One more key, and the error is as large as the outputs themselves.
+# And at 128 it is *smaller* than at 65. What is so special about the 65th key?
+#
+# ## Predict
+#
+# Rung 4 walks over the keys in tiles of 64. In each tile it takes a softmax of that tile's scores
+# alone, multiplies it by the tile's $V$, and adds that to the output.
+#
+# With $N = 65$ there are two tiles: 64 keys in the first, one key in the second. **Write down:
+# what weight does rung 4 give to the 65th key? What weight should it have, on average? What do all
+# of rung 4's weights sum to, and what should they sum to?**
+
+# %%
+from harness import trace
+from harness.trace_inputs import make_trace
+
+one_row = make_trace(n=65, d=16, tile=64, row=0)  # query row 0 of 65, the harness's own inputs
+first, last = one_row.steps()
+
+lite, right = last.lite_p[-1], last.p[-1] / last.l_i
+nb.rows(
+    ("N = 65, tiles of 64, one query row", "rung 4", "right"),
+    [
+        ("weight of the 65th key", f"{lite:.4f}", f"{right:.4f}"),
+        ("average weight of a key", f"{last.lite_weight / 65:.4f}", f"{1 / 65:.4f}"),
+        ("sum of all weights", f"{last.lite_weight:.4f}", f"{1:.4f}"),
+    ],
+)
+
+# %% [markdown]
+# **That is the whole mistake.** A softmax over one number is 1, whatever the number is. The 65th
+# key is alone in its tile, so it gets all the weight that its tile has to give: 1. Its $v$ is
+# added to the output in full.
+#
+# At 128 keys the second tile is full, and its weight is spread over 64 keys, whose values average
+# out to something small. Still the weights sum to 2, where they should sum to 1; with $T$ tiles
+# they sum to $T$. Hence the sawtooth: worst just after a multiple of 64.
+
+# %%
+import numpy as np
+
+from harness import figures_lite
+
+errors = figures_lite.against_n(4 * figures_lite.TILE)
+
+
+def draw(axis, look):
+    axis.plot(errors.x, errors.lite, color=look.red, label="rung 4, Lite")
+    axis.plot(errors.x, errors.online, color=look.blue, linestyle="--", label="rung 5, Online")
+    axis.set_xticks([1, 64, 128, 192, 256])
+    axis.set_xlabel("N (keys)")
+    axis.set_ylabel("max error against float64")
+    axis.grid(True)
+    axis.legend()
+
+
+nb.drawn(draw)
+
+# %% [markdown]
+# (Worked out in NumPy, by the same arithmetic as the kernels': median of a few draws, $d = 64$.)
+#
+# ## See it happen
+#
+# A small case to look at: 9 keys in tiles of 4. Key 8 is the lone one. The top row has the scores.
+# The bottom row has the output so far: black the truth over all the keys, a dot for Online, a
+# cross for Lite.
+
+# %%
+from harness import trace_plots
+
+small = make_trace(n=9, d=4, tile=4, row=3)
+steps, truth = small.steps(), small.truth()
+nb.picture(trace_plots.still(steps, truth))
+
+# %% [markdown]
+# In the third column the lone key comes. Its score is nothing special, and its true weight is
+# small. Lite's crosses leap by the whole of its $v$.
+#
+# ## The way out
+#
+# A softmax needs the maximum and the sum over *all* scores, and a tile does not know what is to
+# come. So keep what is known so far, and correct it when more is known:
+#
+# - `m_i`: the largest score so far,
+# - `l_i`: the sum of $e^{s - m_i}$ so far,
+# - `acc`: the sum of $e^{s - m_i} v$ so far.
+#
+# When a tile brings a larger maximum, everything that was summed up under the old one is too large
+# by the same factor, since $e^{s - m_{new}} = e^{s - m_{old}} \cdot e^{m_{old} - m_{new}}$ for
+# every key. So one multiplication by `alpha` $= e^{m_{old} - m_{new}}$ mends all of the past. At
+# the end `acc / l_i` is the exact softmax. Nothing is approximated. Tile by tile:
+
+# %%
+body = []
+for step in steps:
+    so_far = trace.attention(small.q, small.k[: step.stop], small.v[: step.stop])
+    numbers = (step.s.max(), step.m_i, step.alpha, step.l_i)
+    errors = (trace.max_error(o, so_far) for o in (step.o, step.lite))
+    texts = [*(f"{x:.3f}" for x in numbers), *(f"{x:.1e}" for x in errors)]
+    body.append((trace_plots.title(step), *texts, f"{step.lite_weight:.0f}"))
+    assert np.allclose(step.o, so_far, rtol=1e-5, atol=1e-6)
+header = ("tile", "max s", "m_i", "alpha", "l_i", "Online: error", "Lite: error", "Lite's weights")
+nb.rows(header, body, note="Errors are against exact attention over the keys so far, in float64.")
+
+# %% [markdown]
+# The same walk, moving (`ladder trace --n 9 --tile 4 --row 3 --d 4` prints it in full):
+
+# %%
+import tempfile
+from pathlib import Path
+
+with tempfile.TemporaryDirectory() as folder:
+    moving = trace_plots.moving(steps, truth, Path(folder) / "walk.gif")
+    shown = nb.gif(moving, "the walk, tile by tile: scores, weights, outputs of Online and Lite")
+shown
+
+# %% [markdown]
+# ## Both rungs, side by side
+#
+# The kernels, and what differs between them:
+
+# %%
+exercise = nb.Exercise(4, 5, "attention_kernel")
+print(f"the ten lines: {len(exercise.answer)} come, {exercise.gone} go")
+nb.side_by_side(nb.code(4, "attention_kernel"), nb.code(5, "attention_kernel"))
+
+# %% [markdown]
+# Read them once more with the mistake in mind. `p` is no longer divided by its tile's sum: it is
+# measured against `m_new`, which all tiles share in the end. `l_i` grows by what the tile really
+# weighs, and one division at the end makes the weights sum to 1.
+#
+# ## Measure
+#
+# **Write down: the error of rung 5 at 65 keys, within a factor of ten.** (The numbers are float32:
+# about $10^{-7}$ of their size is lost in each operation.)
+
+# %%
+from IPython.display import display
+
+sizes = nb.here(cpu="64,65,128,256", gpu="64,65,128,256,1024,4096")
+run = nb.measure(stages="3,4,5", n=sizes, d=64)
+display(run)
+nb.plot(run, "error")
+
+# %% [markdown]
+# The same on a GPU, from the project's records, up to 1024 keys. In TF32, which keeps ten bits of
+# each factor, both rungs lose some digits at 64 already; the *mistake* is another matter.
+
+# %%
+table_4_3 = nb.recorded("h200/table-4.3.jsonl")
+body = [
+    (n, precision, *(f"{table_4_3.one(stage=stage, nk=n, precision=precision)['err_f64_max']:.1e}"
+                     for stage in (3, 4, 5)))
+    for precision in ("ieee", "tf32") for n in (64, 128, 256, 512, 1024)
+]  # fmt: skip
+nb.rows(("N", "float32 as", "#3: max error", "#4 Lite", "#5 Online"), body, note=table_4_3.said)
+
+# %% [markdown]
+# ## Now you
+#
+# The next cell prints rung 5's kernel with those lines blanked. In the cell after it, replace each
+# `____`. Keep the lines in their order, one for each blank. It writes `mine.py`: the whole rung
+# with your lines in it.
+#
+# The third cell lets the harness judge your file beside the real rungs, and beside two others: the
+# answer, made from rung 5's own lines, and a kernel by somebody who forgot the correction, so that
+# the past is never shrunk.
+
+# %%
+print(exercise)
+
+# %%
+my_lines = """
+m_i = ____
+l_i = ____
+m_new = ____
+alpha = ____
+p = ____
+l_i = ____
+acc = ____
+m_i = ____
+acc = ____
+"""
+Path("mine.py").write_text(exercise.filled(my_lines, title="mine"))
+print(f"mine.py: {my_lines.count('____')} blanks left")
+
+# %%
+Path("answer.py").write_text(exercise.filled(exercise.answer, 91, "answer", "the answer"))
+# alpha = 1, whatever the maxima are
+forgot = ["alpha = tl.exp(m_new - m_new)" if x.startswith("alpha") else x for x in exercise.answer]
+Path("forgot.py").write_text(exercise.filled(forgot, 92, "forgot", "forgot alpha"))
+run = nb.measure(
+    stages="3,4,5", stage=["mine.py", "answer.py", "forgot.py"], n="64,65,128", d=16, inputs="peaky"
+)
+run
+
+# %% [markdown]
+# As long as there are blanks, your row says `crashed`, and what was wrong. Without `alpha` the
+# kernel is right at 64 keys, where there is one tile and no past, and `wrong` from 65 on. The real
+# lines are `ok` everywhere. (The *peaky* input has large scores, far apart, so that whoever
+# forgets the maximum or the correction is found out.)
+#
+# From a terminal, with `mine.py` where you are:
+# `ladder run --stages 3,4,5 --stage mine.py --n 64,65,128 --d 16 --inputs peaky`.
+#
+# <details><summary>The lines</summary>
+#
+# ```python
+# m_i = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+# l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)
+# m_new = tl.maximum(m_i, tl.max(s, 1))
+# alpha = tl.exp(m_i - m_new)
+# p = tl.exp(s - m_new[:, None])
+# l_i = l_i * alpha + tl.sum(p, 1)
+# acc = acc * alpha[:, None]
+# m_i = m_new
+# acc = acc / l_i[:, None]
+# ```
+#
+# </details>
+#
+# ## What was bought, what still hurts
+#
+# - Bought: exact for any $N$, in one kernel, with no $N \times N$ anywhere. Two numbers a row more,
+#   which never leave the chip.
+# - Still hurts: every tile is visited, with the mask of the last one on; a causal mask is not
+#   supported at all, though it would save half of the work.
+#
+# [Rung 6](05_to_06.ipynb) goes on.
+#
+# ## More exercises
+#
+# **1.** Put the line `m_i = m_new` before `alpha = ...` in `my_lines`. Which status do you get, at
+# which $N$, and why?
+#
+# <details><summary>Answer</summary>
+#
+# `alpha` is then $e^0 = 1$ at every tile: the kernel that forgot the correction. At 64 keys it is
+# right: there is nothing to correct. From 65 keys on it is wrong as soon as a later tile has a
+# larger maximum. (At the first tile `alpha` would have been $e^{-\infty} = 0$; it multiplies zeros
+# there.)
+#
+# </details>
+#
+# **2.** Leave the maximum out altogether: `m_new = m_i * 0.0`, and start `m_i` at zero. In exact
+# arithmetic the result is the same. What does the harness say to `inputs="peaky"`, and to
+# `inputs="normal"`?
+#
+# <details><summary>Answer</summary>
+#
+# On normal input it may be `ok`: scores are small, and $e^s$ is no large number. The peaky input
+# has scores past 100, and $e^{100}$ is more than float32 can hold: infinity over infinity is not a
+# number, and NaN is always `wrong`. The maximum is there so that no exponent is ever above 0.
+#
+# </details>
+#
+# **3.** How many bytes of `k` and `v` does a program load? How many more than rung 4's?
+#
+# <details><summary>Answer</summary>
+#
+# `sum(step.bytes_loaded for step in steps)`, all of $K$ and $V$ once, in both rungs. The correction
+# costs arithmetic, on numbers that are in registers already, and not one byte.
+#
+# </details>

@@ -1,0 +1,232 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # From rung 5 to rung 6: visit no tile in vain
+#
+# Rung 5 is exact, but it knows no mask. A language model needs one: a token may look at the tokens
+# before it, and not at those after it. And texts in a batch differ in length, so the shorter ones
+# are padded. Rung 6 takes both masks, and lets them *save* time: tiles that nobody may see are
+# never loaded. This is FlashAttention-2's forward pass.
+
+# %%
+# Is the project there? If not, take it from the checkout around this notebook. If there is none
+# (on Colab, say), put the address of your copy between the quotes, as `git clone` takes it:
+SOURCE = ""
+
+try:
+    import harness.notebook as nb
+except ModuleNotFoundError:
+    import os
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    def pip(*words):
+        return subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *words])
+
+    around = [Path.cwd(), *Path.cwd().parents]
+    home = next((x for x in around if (x / "stages" / "contract.py").is_file()), None)
+    if home:  # by what is there, without the network; rung 2 is skipped where it can't be built
+        pip("--no-index", "--no-build-isolation", "--no-deps", "--editable", str(home))
+    else:
+        SOURCE = SOURCE or os.environ.get("ATTENTION_LADDER_SOURCE", "")
+        if not SOURCE:
+            raise SystemExit("No project here: put its address into SOURCE, above.") from None
+        home = Path("attention-ladder").resolve()
+        if not home.exists():
+            subprocess.run(["git", "clone", "--depth", "1", SOURCE, str(home)], check=True)
+        pip("--editable", f"{home}[notebooks]")
+    sys.path.insert(0, str(home))
+    import harness.notebook as nb
+
+# %% [markdown]
+# ## What hurts in rung 5
+#
+# Ask it for a causal mask (query $i$ sees keys up to $i$):
+
+# %%
+nb.measure(stages="3,5,6", n="64,200", d=16, causal=True)
+
+# %% [markdown]
+# Rung 5 refuses. Rung 3 takes the mask, but it computes all of $S$ first and then throws half of it
+# away: the mask costs it time, where it should save some.
+#
+# ## Predict
+#
+# $N = 4096$ queries and keys, causal. A program of rung 6 takes 128 rows of $Q$ and walks over
+# tiles of 64 keys. **Write down: what share of all the (q block, key tile) pairs need never be
+# visited? Of those that are visited, what share needs a mask at all?**
+
+# %%
+from harness import figures_tiling as tiling
+
+case = tiling.Case(4096, 4096, True, block_m=128, block_n=64)
+kinds = tiling.kinds(case)
+for kind, words in tiling.WORDS.items():
+    print(f"{(kinds == kind).mean():6.1%}  {words}")
+visited = kinds != tiling.NEVER
+print(f"of those visited, {(kinds == tiling.MASKED).sum() / visited.sum():.1%} need the mask")
+
+# %% [markdown]
+# Nearly half is never loaded, and nearly all of the rest needs no mask: only tiles on the diagonal
+# do. A small case to look at:
+
+# %%
+nb.drawn(lambda axis, look: tiling.draw(axis, tiling.Case(512, 512, True, 128, 64), look), 5.4, 4.6)
+
+# %% [markdown]
+# Does the kernel really do so? It can count, as it runs, the tiles that it never visits. Compare
+# its own count with the formula, here and in a record from a GPU:
+
+# %%
+import torch
+
+from stages import s06_triton_flash2 as rung_6
+
+bench = nb.recorded("h200/bench-004.jsonl", "bench")
+found = bench.one(stage=6, nk=4096, d=64, causal=True, h=32)
+print(f"on the GPU: {found['skip_ratio']:.1%} never visited, N = 4096. {bench.said}")
+if nb.runs(6):
+    N, d = nb.here(cpu=256, gpu=4096), 16
+    device = nb.here(cpu="cpu", gpu="cuda")
+    q, k, v = (torch.randn(1, 1, N, d, device=device) for _ in range(3))
+    config = rung_6.launch_config(d, q.dtype, "ieee")
+    blocks = {"block_m": config["BLOCK_M"], "block_n": config["BLOCK_N"]}
+    counted = rung_6.skip_ratio(q, k, v, causal=True)
+    formula = (tiling.kinds(tiling.Case(N, N, True, **blocks)) == tiling.NEVER).mean()
+    print(f"here: {counted:.1%} never visited, by the formula {formula:.1%}; N = {N}, {blocks}")
+    assert counted == formula
+
+# %% [markdown]
+# ## Both rungs, side by side
+#
+# Rung 5's kernel at the left. At the right the loop of rung 6, a function now, since it is called
+# twice: once without a mask (`MASKED` is a compile-time constant, so the mask's code is not even
+# there), once for the few tiles that need one.
+
+# %%
+nb.side_by_side(nb.code(5, "attention_kernel"), nb.code(6, "visit_tiles"), context=None)
+
+# %% [markdown]
+# What is new in it, from the top:
+#
+# - `exp2` instead of `exp`: a GPU has $2^x$ in hardware. `qk_scale` is the scale times $\log_2 e$,
+#   so one multiplication does for both.
+# - `m_safe`: a row that has seen nothing yet has $m = -\infty$, and $-\infty - (-\infty)$ is not a
+#   number. (Rung 5 never meets such a row: no mask.)
+# - Tiles without a mask are loaded without one.
+#
+# Where each walk begins and ends is worked out before. All the saving is in these lines:
+
+# %%
+kernel = nb.code(6, "attention_kernel").lines
+start = next(i for i, line in enumerate(kernel) if line.strip() == "Nk_valid = Nk")
+print("\n".join(kernel[start : start + 9]))
+
+# %% [markdown]
+# ## Measure
+#
+# Padding first, by hand: two texts in a batch, of 40 and 100 tokens. What lies beyond the 40th key
+# of the first must not be read at all. Put NaN there, which would spoil everything that it
+# touches:
+
+# %%
+if nb.runs(6):
+    q, k, v = (torch.randn(2, 1, 100, 16, device=device) for _ in range(3))
+    k[0, :, 40:], v[0, :, 40:] = float("nan"), float("nan")
+    lengths = torch.tensor([40, 100], dtype=torch.int32, device=device)
+    padded = rung_6.attend(q, k, v, seqlens_k=lengths)
+    alone = rung_6.attend(q[:1], k[:1, :, :40], v[:1, :, :40])
+    print(f"NaN in the output: {bool(padded.isnan().any())}")
+    print(f"largest difference from the short text alone: {(padded[:1] - alone).abs().max():.1e}")
+
+# %% [markdown]
+# Now the harness. Without a mask rungs 5 and 6 do the same work; with it, see the FLOPs that are
+# counted.
+
+# %%
+run = nb.measure(stages="3,5,6", n=nb.here(cpu="64,128,256", gpu="1024,2048,4096,8192"), d=64)
+causal = nb.measure(
+    stages="3,6", n=nb.here(cpu="64,128,256", gpu="1024,2048,4096,8192"), d=64, causal=True
+)
+causal
+
+# %%
+nb.plot(causal, "error")
+
+# %%
+for cell, masked in zip(run.only(stage=6), causal.only(stage=6), strict=True):
+    share = masked["flops"] / cell["flops"]
+    print(f"N = {cell['nk']}: {cell['flops']:,} FLOPs, causal {masked['flops']:,}: {share:.1%}")
+
+# %% [markdown]
+# ## On a GPU
+#
+# **Write down: what does a causal mask do to the time of rung 3, which masks and throws away? To
+# that of rung 6, which skips?** One problem with the mask and without it, all contestants in turns
+# (float16):
+
+# %%
+body = []
+for n in (1024, 4096, 16384):
+    for stage, name in ((3, "torch, three GEMMs"), (6, "Triton Flash 2"), (100, "SDPA, flash")):
+        of = bench.only(stage=stage, nk=n, d=64)
+        full, half = of.one(causal=False), of.one(causal=True)
+        change = half["time_ms"] / full["time_ms"]
+        times = f"{full['time_ms']:.3g}", f"{half['time_ms']:.3g}", f"{change:.2f} x"
+        body.append((n, f"{stage} {name}", *times, f"{half['tflops']:.0f}"))
+header = ("N", "contestant", "full, ms", "causal, ms", "causal / full", "TFLOP/s, causal")
+shape = f"d = 64, float16, {full['h']} heads, {full['b'] * n:,} tokens in all"
+nb.rows(header, body, shape, bench.said, left=2)
+
+# %% [markdown]
+# ## What was bought, what still hurts
+#
+# - Bought: masks that save time instead of costing it; padding that is not even read.
+# - Bought: on request the *log-sum-exp* of each row, one number: all that a backward pass needs to
+#   know of $S$.
+# - Still hurts: forward only. [Rung 7](06_to_07.ipynb) goes back.
+#
+# ## Exercises
+#
+# **1.** Why does the causal kernel start the *last* q block first?
+#
+# <details><summary>Answer</summary>
+#
+# Under a causal mask the last block has the most tiles to visit, the first one has one or two.
+# Programs start in order, and when all the multiprocessors are busy the others wait. If a long one
+# starts last, the whole card waits for it alone; if the short ones are last, they fill the gaps.
+#
+# </details>
+#
+# **2.** Compute with `tiling.kinds` the share of tiles that is never visited, for $N = 256, 512,
+# \dots, 16384$ and blocks of 128 by 64. What does it tend to, and why is it less at small $N$?
+#
+# <details><summary>Answer</summary>
+#
+# It tends to one half, from below: the triangle above the diagonal is half of the square, but tiles
+# that the diagonal cuts must be visited, and their share is larger the fewer tiles there are.
+#
+# </details>
+#
+# **3.** `nb.measure(stages="5,6", n="256", d=64)`: are the two rungs' errors equal, to the last
+# bit? Should they be?
+#
+# <details><summary>Answer</summary>
+#
+# Both are `ok`, and a last bit may differ: $2^{x \log_2 e}$ rounds elsewhere than $e^x$, and the
+# tiles may have another size, so that sums are added up in another order. The harness's rule
+# allows just that, and no more: it follows from float32, not from taste.
+#
+# </details>

@@ -1,0 +1,227 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # From rung 6 to rung 7: it trains
+#
+# To train, a model needs gradients: from $dO$, how the loss changes with the output, to $dQ$, $dK$
+# and $dV$. Rung 3 keeps $P$ from the forward pass for that. $P$ is $N \times N$, and a model has
+# many layers and heads. Rung 7 keeps one number a row instead, and makes $P$ again, tile by tile.
+
+# %%
+# Is the project there? If not, take it from the checkout around this notebook. If there is none
+# (on Colab, say), put the address of your copy between the quotes, as `git clone` takes it:
+SOURCE = ""
+
+try:
+    import harness.notebook as nb
+except ModuleNotFoundError:
+    import os
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    def pip(*words):
+        return subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *words])
+
+    around = [Path.cwd(), *Path.cwd().parents]
+    home = next((x for x in around if (x / "stages" / "contract.py").is_file()), None)
+    if home:  # by what is there, without the network; rung 2 is skipped where it can't be built
+        pip("--no-index", "--no-build-isolation", "--no-deps", "--editable", str(home))
+    else:
+        SOURCE = SOURCE or os.environ.get("ATTENTION_LADDER_SOURCE", "")
+        if not SOURCE:
+            raise SystemExit("No project here: put its address into SOURCE, above.") from None
+        home = Path("attention-ladder").resolve()
+        if not home.exists():
+            subprocess.run(["git", "clone", "--depth", "1", SOURCE, str(home)], check=True)
+        pip("--editable", f"{home}[notebooks]")
+    sys.path.insert(0, str(home))
+    import harness.notebook as nb
+
+# %% [markdown]
+# ## What hurts in rung 6
+#
+# Ask for forward and backward, `direction="train"`. The gradients are judged like outputs.
+
+# %%
+nb.measure(stages="3,6,7", n="64,100", d=16, direction="train")
+
+# %% [markdown]
+# Rung 6 carries no gradients. Rung 3 does, at a price:
+#
+# ## Predict
+#
+# One layer, batch 2, 4 heads, $N = 8192$, $d = 64$, float16. **Write down: how many bytes does
+# rung 3 keep between forward and backward, $P$ alone? What does rung 7 keep: $O$, and one float32
+# a row?**
+
+# %%
+from harness import cost
+
+problem = nb.problem(8192, 64, "float16", b=2, h=4, direction="train")
+p_bytes = cost.score_bytes(problem)
+o_bytes = cost.query_bytes(problem)
+lse_bytes = 4 * problem.b * problem.h * problem.nq
+body = [
+    ("3: P", f"{p_bytes / 2**20:,.1f} MB"),
+    ("7: O and the log-sum-exp", f"{(o_bytes + lse_bytes) / 2**20:,.1f} MB"),
+    ("quotient", f"{p_bytes / (o_bytes + lse_bytes):,.0f}"),
+]
+nb.rows(("what is kept", "bytes"), body)
+
+# %% [markdown]
+# What was measured on a GPU, the peak above the inputs of each pass:
+
+# %%
+bench = nb.recorded("h200/bench-001-train.jsonl", "bench")
+NAMES = {3: "torch, three GEMMs", 7: "Triton training", 100: "SDPA, flash"}
+body = []
+for n in (2048, 8192):
+    for stage, name in NAMES.items():
+        of = bench.only(stage=stage, nk=n, causal=False)
+        peaks = (of.one(direction=x)["peak_bytes"] / 2**20 for x in ("fwd", "bwd", "train"))
+        body.append((n, f"{stage} {name}", *(f"{peak:,.0f} MB" for peak in peaks)))
+shape = "b = 2, h = 4, d = 64, float16: peak above the inputs"
+nb.rows(("N", "contestant", "forward", "backward", "both"), body, shape, bench.said, left=2)
+
+# %% [markdown]
+# ## How can it do without P?
+#
+# The forward pass keeps the log-sum-exp $L_i = m_i + \log l_i$ of each row. Then
+#
+# $$P_{ij} = e^{S_{ij} - L_i}$$
+#
+# is the finished softmax, at once: no running maximum, no correction. $S$ is computed again from
+# $Q$ and $K$, a tile at a time. The rest is the chain rule:
+#
+# $$dV = P^T dO, \quad dP = dO\, V^T, \quad dS = P \circ (dP - \delta)$$
+#
+# $$dQ = c\, dS\, K, \quad dK = c\, dS^T Q$$
+#
+# with $\delta_i = \sum_c O_{ic}\, dO_{ic}$, one number a row, and $c$ the scale. Try it in float64
+# against torch's own gradients:
+
+# %%
+import torch
+
+q, k, v, do = torch.randn(4, 50, 8, dtype=torch.float64).unbind()
+scale = 8**-0.5
+leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+(torch.softmax(leaves[0] @ leaves[1].T * scale, -1) @ leaves[2]).backward(do)
+
+s = q @ k.T * scale
+lse = torch.logsumexp(s, -1, keepdim=True)  # all that is kept of s
+p = torch.exp(s - lse)
+o = p @ v
+delta = (o * do).sum(-1, keepdim=True)
+ds = p * (do @ v.T - delta)
+for name, mine, leaf in zip(
+    ("dQ", "dK", "dV"), (scale * ds @ k, scale * ds.T @ q, p.T @ do), leaves
+):
+    print(f"{name}: off by {(mine - leaf.grad).abs().max():.0e}")
+    assert torch.allclose(mine, leaf.grad)
+
+# %% [markdown]
+# ## Both rungs, side by side
+#
+# The loop of rung 6, and the one of rung 7 that makes $dQ$: the same walk over the same tiles. `p`
+# comes out finished, so `m_i`, `l_i` and `alpha` are gone; `dp` and `ds` have come.
+
+# %%
+nb.side_by_side(nb.code(6, "visit_tiles"), nb.code(7, "walk_kv_tiles"), context=None)
+
+# %% [markdown]
+# $dK$ and $dV$ are sums over *queries*. A program that holds rows of $Q$ would have to add to them
+# from many places at once. So there is a second kernel, which holds a tile of keys and walks over
+# the queries:
+
+# %%
+print("\n".join(nb.code(7, "walk_q_tiles").lines))
+
+# %% [markdown]
+# Each gradient is summed by one program in one order: no atomics, and the same bits at every run.
+# The price is that `s` and `dp` are computed twice.
+#
+# ## Measure
+#
+# **Write down: which of the two rungs' peaks grows fourfold when $N$ doubles?**
+
+# %%
+run = nb.measure(
+    stages="3,7", n=nb.here(cpu="128,256,512,768", gpu="1024,2048,4096,8192"), d=16, direction="bwd"
+)
+run
+
+# %%
+nb.plot(run, "memory") or nb.plot(run, "error")
+
+# %% [markdown]
+# ## On a GPU
+#
+# Recomputing costs arithmetic: two more matrix products in the backward pass. Does it cost time?
+
+# %%
+body = []
+for causal in (False, True):
+    for stage, name in NAMES.items():
+        of = bench.only(stage=stage, nk=8192, causal=causal)
+        times = [of.one(direction=x)["time_ms"] for x in ("fwd", "bwd", "train")]
+        mask = "causal" if causal else "full"
+        body.append((mask, f"{stage} {name}", *(f"{time:.3g}" for time in times)))
+shape = "N = 8192, b = 2, h = 4, d = 64, float16: time in ms"
+nb.rows(("mask", "contestant", "forward", "backward", "both"), body, shape, bench.said, left=2)
+
+# %% [markdown]
+# It does not. Moving $N \times N$ matrices to memory and back takes longer than computing them
+# again.
+# That is the lesson of the whole ladder once more: arithmetic is cheap, memory traffic is dear.
+#
+# ## What was bought, what still hurts
+#
+# - Bought: training in $O(N)$ memory, masks and all.
+# - Still hurts: a program loads a tile, waits for it, multiplies, and loads the next: loads and
+#   math take turns. And each tile's scores are computed twice in the backward pass.
+#
+# ## Exercises
+#
+# **1.** Why is $\delta_i = \sum_c O_{ic}\, dO_{ic}$ the same as $\sum_j P_{ij}\, dP_{ij}$, which
+# the derivative of the softmax asks for?
+#
+# <details><summary>Answer</summary>
+#
+# $\sum_j P_{ij} dP_{ij} = \sum_j P_{ij} \sum_c dO_{ic} V_{jc} = \sum_c dO_{ic} \sum_j P_{ij}
+# V_{jc} = \sum_c dO_{ic} O_{ic}$. The left sum runs over $N$ numbers of a row of $P$; the right
+# one over $d$ numbers of a row of the output, which is there already.
+#
+# </details>
+#
+# **2.** Count the matrix products of the backward pass: how many if $P$ was kept, how many in one
+# kernel that makes it again, how many in rung 7's two kernels?
+#
+# <details><summary>Answer</summary>
+#
+# 4, 5, 7. With $P$: $P^T dO$, $dO V^T$, $dS K$, $dS^T Q$. Without: $Q K^T$ once more. Two kernels:
+# both make $Q K^T$ and $dO V^T$, so $3 + 4$. (One kernel could do with 5, if several programs
+# might add to $dQ$ at the same time: atomics, whose order is never the same twice.)
+#
+# </details>
+#
+# **3.** Train something: `ladder train --help` says how. What do the losses of rung 7 and of
+# torch's own attention look like from the same seed?
+#
+# <details><summary>Answer</summary>
+#
+# The curves lie on one another; see [training](../docs/training.md).
+#
+# </details>

@@ -1,0 +1,397 @@
+"""The notebooks: each runs on this machine, and what is committed is what its script makes."""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from harness import notebook as nb
+from harness.notebook_code import braces, changed, extent, fingerprint, folded
+from harness.notebook_exercise import BLANK
+from harness.results import read
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "notebooks"
+MOST_BYTES = 400_000
+CELLS = range(10, 26)
+STEPS = ["00_overview", *(f"{n:02d}_to_{n + 1:02d}" for n in range(7))]
+
+spec = importlib.util.spec_from_file_location("tool", ROOT / "tools" / "build_notebooks.py")
+tool = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tool)
+
+no_triton = importlib.util.find_spec("triton") is None
+every = pytest.mark.parametrize("name", STEPS)
+
+
+def committed(name):
+    return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def texts(notebook):
+    """What the outputs say, in letters: streams, text and HTML; pictures left out."""
+    for cell in code_cells(notebook):
+        for output in cell.outputs:
+            if output.output_type == "stream":
+                yield output.text
+            for kind, data in output.get("data", {}).items():
+                if kind.startswith("text/"):
+                    yield re.sub(r"data:image/[^\"]*", "", data)
+
+
+TIME = re.compile(r"\d ?(ns|us|ms|s)\b")
+
+
+def times_of_kernels(text):
+    """Rows of tables measured on a CPU in which a Triton kernel, or one's own, has a time."""
+    where = ""
+    for line in text.splitlines():
+        if line.startswith(("N = ", "Nq = ")):
+            where = line
+        kernel = re.match(r"\d+ Triton|9\d ", line)
+        if where.endswith("cpu") and kernel and TIME.search(line):
+            yield line
+
+
+def check_outputs(notebook):
+    """What holds of the outputs of any notebook of ours, committed or just executed."""
+    places = r"(?<![\w.:/-])/(home|root|tmp|work|Users|usr|opt|private|var|mnt|content)/"
+    for text in texts(notebook):
+        assert not re.search(places, text), "a path of this machine"
+        assert str(ROOT) not in text
+        assert str(Path.home()) + "/" not in text
+        assert not re.search(rf"\b{re.escape(socket.gethostname())}\b", text)
+        assert not list(times_of_kernels(text))
+        for line in text.splitlines():
+            assert not ("interpreted" in line and TIME.search(line)), line
+    for cell in code_cells(notebook):
+        for output in cell.outputs:
+            assert output.output_type != "error"
+            assert output.get("name") != "stderr", output.text
+
+
+def test_there_is_a_notebook_for_each_step():
+    assert tool.names() == STEPS
+    assert sorted(path.stem for path in FOLDER.glob("*.ipynb")) == STEPS
+
+
+@every
+def test_it_executes(name, tmp_path):
+    notebook = tool.execute(name, tmp_path)
+    check_outputs(notebook)
+    if name == "04_to_05" and not no_triton:
+        check_exercise(notebook)
+
+
+def check_exercise(notebook):
+    """The blanks are refused, the answer is right, and a missing correction is found out."""
+    judged = "\n".join(text for text in texts(notebook) if "--stage mine.py" in text)
+    found = {}
+    for title, table in re.findall(r"^N = (\d+),.*\n((?:.+\n)+)", judged, re.MULTILINE):
+        for line in table.splitlines():
+            if row := re.match(r"(\d+) .* (\S+)$", line):
+                found[int(row[1]), int(title)] = row[2]
+    sizes = (64, 65, 128)
+    assert [found[90, n] for n in sizes] == ["crashed"] * 3
+    assert [found[91, n] for n in sizes] == ["ok"] * 3
+    assert [found[92, n] for n in sizes] == ["ok", "wrong", "wrong"]
+    assert [found[4, n] for n in sizes] == ["ok", "wrong-by-design", "wrong-by-design"]
+    assert [found[5, n] for n in sizes] == ["ok"] * 3
+
+
+@every
+def test_the_committed_one_is_its_script_executed(name):
+    notebook, script = committed(name), tool.from_script(name)
+    made = [(cell.cell_type, cell.source) for cell in script.cells]
+    again = f"its script has changed: python tools/build_notebooks.py {name}"
+    assert [(cell.cell_type, cell.source) for cell in notebook.cells] == made, again
+    cells = code_cells(notebook)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert (FOLDER / f"{name}.ipynb").stat().st_size < MOST_BYTES
+    assert len(notebook.cells) in CELLS
+    check_outputs(notebook)
+    check_exercise(notebook) if name == "04_to_05" else None
+
+
+@every
+def test_the_committed_one_shows_the_code_and_the_records_of_today(name):
+    cited = {
+        match
+        for text in texts(committed(name))
+        for match in re.findall(r"((?:stages|csrc|results)/[\w./-]+), sha256 ([0-9a-f]{12})", text)
+    }
+    again = f"python tools/build_notebooks.py {name}"
+    for place, digest in cited:
+        assert fingerprint(ROOT / place) == f"{place}, sha256 {digest}", f"{place} changed: {again}"
+    if name != "00_overview":
+        shown = {place[len("stages/s") :][:2] for place, _ in cited if place.startswith("stages/")}
+        assert shown >= {part for part in name.split("_to_") if part != "02"}
+        assert "csrc/attention.cpp" in {place for place, _ in cited} or "02" not in name
+
+
+@every
+def test_it_has_what_a_reader_needs(name):
+    notebook = committed(name)
+    words = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    kinds = {
+        kind for cell in code_cells(notebook) for o in cell.outputs for kind in o.get("data", ())
+    }
+    assert "image/png" in kinds
+    assert "text/html" in kinds
+    assert "rite down" in words
+    assert 2 <= words.count("<details><summary>") == words.count("</details>")
+    for link in re.findall(r"\]\(([^)#:]+)\)", words):
+        assert (FOLDER / link).exists(), link
+
+
+def test_the_folded_answer_is_the_rungs_own_lines():
+    words = "\n".join(cell.source for cell in committed("04_to_05").cells)
+    folded_answer = re.search(r"```python\n(.*?)```", words, re.DOTALL)[1].splitlines()
+    exercise = nb.Exercise(4, 5, "attention_kernel")
+    assert folded_answer == [re.sub(r"  #.*", "", line) for line in exercise.answer]
+
+
+def inline(pattern):
+    """Inline code of all notebooks' words that matches, once each."""
+    found = {}
+    for name in STEPS:
+        for cell in tool.from_script(name).cells:
+            if cell.cell_type == "markdown":
+                for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", cell.source):
+                    if re.match(pattern, code):
+                        found[" ".join(code.split())] = name
+    return list(found)
+
+
+@pytest.mark.parametrize("call", inline(r"nb\.measure\("))
+def test_a_measurement_that_an_exercise_asks_for_works(call):
+    run = eval(call, {"nb": nb})
+    assert {cell["status"] for cell in run} <= {"ok", "skipped"}
+    assert any(cell["status"] == "ok" for cell in run)
+
+
+@pytest.mark.parametrize("command", inline(r"ladder \w+ --"))
+def test_a_command_in_the_words_works(command, tmp_path):
+    if "mine.py" in command:  # executed as it stands, in the notebook itself
+        shown = "\n".join(texts(committed("04_to_05")))
+        (line,) = set(re.findall(r"^\$ (ladder run .*--stage mine\.py.*)$", shown, re.MULTILINE))
+        assert set(shlex.split(command)) <= set(shlex.split(line))
+        return
+    words = [sys.executable, "-m", "harness", *shlex.split(command)[1:]]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# the first cell
+
+
+def first_cell(name):
+    return code_cells(tool.from_script(name))[0].source
+
+
+def test_the_first_cell_is_everywhere_the_same():
+    assert len({first_cell(name) for name in STEPS}) == 1
+
+
+TRY = """
+import json, subprocess, sys
+sys.path.append({packages!r})
+calls = []
+def run(words, **_):
+    calls.append(words)
+subprocess.run = run
+try:
+    exec({cell!r})
+    end = sys.modules["harness"].__file__
+except (SystemExit, ModuleNotFoundError) as error:
+    end = str(error)
+print(json.dumps([calls, end]))
+"""
+
+
+def try_first_cell(folder, *options, **environment):
+    """Run it in `folder`; returns the commands that it would have started, and how it ended."""
+    code = TRY.format(cell=first_cell(STEPS[0]), packages=sysconfig.get_paths()["purelib"])
+    script = folder / "try.py" if folder != FOLDER else None
+    words = [sys.executable, *options, "-c", code]
+    done = subprocess.run(
+        words, cwd=folder, capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    assert script is None or not script.exists()
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# -S: site-packages without its .pth files, and so without the editable install of the project
+def test_where_the_project_is_the_first_cell_starts_nothing(tmp_path):
+    calls, end = try_first_cell(FOLDER)
+    assert calls == []
+    assert Path(end).parent == ROOT / "harness"
+
+
+def test_in_a_checkout_the_first_cell_installs_it_without_the_network():
+    calls, end = try_first_cell(FOLDER, "-S")
+    assert len(calls) == 1
+    assert {"pip", "--no-index", "--no-deps", str(ROOT)} <= set(calls[0])
+    assert Path(end).parent == ROOT / "harness"
+
+
+def test_elsewhere_the_first_cell_asks_for_the_source(tmp_path):
+    calls, end = try_first_cell(tmp_path, "-S", ATTENTION_LADDER_SOURCE="")
+    assert calls == []
+    assert "SOURCE" in end
+
+
+def test_elsewhere_the_first_cell_takes_the_source_that_it_was_told(tmp_path):
+    calls, _ = try_first_cell(tmp_path, "-S", ATTENTION_LADDER_SOURCE="file:///a/copy")
+    (clone, install) = calls
+    assert clone[:2] == ["git", "clone"]
+    assert "file:///a/copy" in clone
+    assert "pip" in install
+
+
+# what executes them
+
+
+def test_nbconvert_executes_by_this_python(tmp_path):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("import sys; sys.prefix")])
+    nbformat.write(notebook, tmp_path / "a.ipynb")
+    words = [
+        "-m",
+        "jupyter",
+        "nbconvert",
+        "--to",
+        "notebook",
+        "--execute",
+        "a.ipynb",
+        "--output",
+        "b.ipynb",
+    ]
+    bare = {**os.environ, "PATH": os.defpath}  # the environment is not activated
+    subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, env=bare, check=True, capture_output=True
+    )
+    (output,) = nbformat.read(tmp_path / "b.ipynb", 4).cells[0].outputs
+    assert output.data["text/plain"] == repr(sys.prefix)
+
+
+def test_both_commands_install_what_executes_them():
+    installs = re.findall(r"\$\(PIP\) --editable (.*)", (ROOT / "Makefile").read_text())
+    assert len(installs) == 2
+    assert all("notebooks" in install for install in installs)
+
+
+def test_all_that_executes_them_is_pinned():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {line.split("==")[0] for line in lines if "==" in line}
+    seen, left = set(), ["jupytext", "nbclient", "nbconvert", "ipykernel"]
+    while left:
+        name = re.sub(r"[-_.]+", "-", left.pop()).lower()
+        if name in seen:
+            continue
+        seen.add(name)
+        for line in importlib.metadata.requires(name) or []:
+            needed = re.match(r"[\w.-]+", line)[0]
+            if "extra ==" not in line and importlib.util.find_spec("packaging"):
+                from packaging.requirements import Requirement
+
+                if not (marker := Requirement(line).marker) or marker.evaluate():
+                    left.append(needed)
+    assert seen - pinned == set()
+
+
+# the views
+
+
+def record(**fields):
+    """The env and one cell of a committed run, changed as told."""
+    env, cells = read(ROOT / "results" / "cpu" / "table-4.1.jsonl")
+    found = next(cell for cell in cells if cell["stage"] == 5 and cell["nk"] == cell["nq"] == 64)
+    return nb.Records(env, [{**found, **fields}], "$ made up")
+
+
+def test_an_interpreted_time_is_not_shown():
+    shown = nb.judged(record(mode="interpreted", status="ok", time_ms=12.5, paired=False))
+    assert "12.5" in str(nb.judged(record(mode="native", status="ok", time_ms=12.5, paired=False)))
+    for text in (shown.text, shown.html):
+        assert "12.5" not in text
+        assert "interpreted" in text
+
+
+def test_a_ratio_is_of_right_answers_in_turns_or_none():
+    run = nb.recorded("cpu/steps.jsonl")
+    slow, fast = (run.one(stage=x, nk=64, paired=True)["time_ms"] for x in (0, 1))
+    assert f" {float(f'{slow / fast:.3g}'):g} times" in nb.ratio(run, 0, 1, nk=64)
+    bad = [{**cell, "status": "wrong", "reason": "so it is"} for cell in run]
+    assert "no ratio" in nb.ratio(nb.Records(run.env, bad, ""), 0, 1, nk=64)
+    with pytest.raises(KeyError):
+        nb.ratio(run, 0, 1)
+
+
+def test_what_ladder_refuses_is_raised_in_its_own_words():
+    with pytest.raises(RuntimeError, match="--n: got 'x'"):
+        nb.measure(stages="1", n="x")
+
+
+def test_side_by_side_marks_each_changed_line_and_no_other():
+    old, new = nb.code(4, "attention_kernel"), nb.code(5, "attention_kernel")
+    gone, come = changed(old, new)
+    assert set(gone) <= set(old.lines) - set(new.lines)
+    shown = nb.side_by_side(old, new)
+    marked = re.findall(r"<b [^>]*> *(\d+) ([-+])", shown.html)
+    assert [mark for _, mark in marked].count("-") == len(gone) > 0
+    assert [mark for _, mark in marked].count("+") == len(come) > 0
+    text = old.path.read_text().splitlines()
+    assert {text[int(number) - 1] for number, mark in marked if mark == "-"} == set(gone)
+    assert "<style" not in shown.html
+
+
+def test_both_columns_of_a_row_are_equally_high():
+    html = nb.side_by_side(4, 5).html
+    for left, right in re.findall(r"<td[^>]*><pre[^>]*>(.*?)</pre></td>" * 2, html, re.DOTALL):
+        assert left.count("\n") == right.count("\n")
+
+
+def test_a_folded_line_loses_nothing():
+    for line in nb.code(7).lines:
+        pieces = folded(line)
+        assert "".join("".join(pieces).split()) == "".join(line.split())
+        assert all(len(piece) <= 74 for piece in pieces)
+
+
+def test_a_function_is_found_whole_and_what_is_not_there_is_said():
+    text = "@f\ndef a():\n    pass\n\n\nclass B:\n    def c(self):\n        return 1\n"
+    assert extent(text, "a") == (1, 3)
+    assert extent(text, "B.c") == (7, 8)
+    cpp = "int f();\nint f() {\n  if (1) {\n  }\n}\n"
+    assert braces(cpp, "int f") == (2, 5)
+    for find in (extent, braces):
+        with pytest.raises(KeyError, match="nowhere"):
+            find("", "nowhere")
+
+
+def test_an_exercise_is_the_upper_rung_but_for_its_blanks():
+    exercise = nb.Exercise(4, 5, "attention_kernel")
+    kernel = "\n".join(nb.code(5, "attention_kernel").lines)
+    assert kernel in exercise.filled(exercise.answer)
+    template = exercise.filled(exercise.blanked())
+    assert template.count(f"= {BLANK}\n") == len(exercise.answer)
+    for line in exercise.answer:
+        assert line not in template
+    assert "alpha = exp" not in template  # nor is the answer in its docstring
+    with pytest.raises(ValueError, match=f"expected {len(exercise.answer)}"):
+        exercise.filled(exercise.answer[1:])
