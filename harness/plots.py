@@ -1,7 +1,7 @@
 """Plots from records alone: time, peak memory and error against N, one line a rung."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,8 +149,7 @@ def finish(axis: Any, group: Sequence[Record], measure: str) -> None:
 
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
-    sizes = sorted({cell["nk"] for cell in group})
-    axis.xaxis.set_major_locator(FixedLocator(sizes))
+    axis.xaxis.set_major_locator(FixedLocator(apart({cell["nk"] for cell in group})))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter(ScalarFormatter())
     axis.set_xlabel("N (keys)")
@@ -165,6 +164,15 @@ def finish(axis: Any, group: Sequence[Record], measure: str) -> None:
         notes.append("resident set: below 1 MB it tells little")
     if notes:
         axis.text(0.02, 0.98, "\n".join(notes), transform=axis.transAxes, fontsize=7, va="top")
+
+
+def apart(sizes: Iterable[int]) -> list[int]:
+    """Those that have room for a number below them: 65 has none right of 64."""
+    shown: list[int] = []
+    for size in sorted(sizes):
+        if not shown or size > 1.1 * shown[-1]:
+            shown.append(size)
+    return shown
 
 
 def legend(figure: Any, axes: Sequence[Any]) -> None:
