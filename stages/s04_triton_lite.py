@@ -57,7 +57,6 @@ def attention_kernel(
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
     offs_n = tl.arange(0, BLOCK_N).to(tl.int64)  # (BLOCK_N,)
     offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,), a power of two: d is zero-padded
-    stride_kn, stride_vn = tl.cast(stride_kn, tl.int64), tl.cast(stride_vn, tl.int64)
     q_ptr += b * stride_qb + h * stride_qh
     k_ptr += b * stride_kb + h * stride_kh
     v_ptr += b * stride_vb + h * stride_vh
@@ -121,6 +120,8 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     check_inputs(STAGE, q, k, v)
     B, H, Nq, d = q.shape
     Nk = k.shape[2]
+    # the kernel steps from tile to tile in int32: rows too far apart for that are copied
+    k, v = (x if x.stride(2) * BLOCK_N < 1 << 31 else x.contiguous() for x in (k, v))
     o = torch.empty((B, H, Nq, d), dtype=q.dtype, device=q.device)
     precision = input_precision(q)
     config = launch_config(d, q.dtype, precision)
