@@ -60,7 +60,7 @@ except ModuleNotFoundError:
 # checked first, against float64; only then is it timed.
 
 # %%
-nb.measure(stages="0", n="16,32,64", d=16)
+nb.measure(stages="0", n="32,64", d=16)
 
 # %% [markdown]
 # Double $N$, and the time grows fourfold, or a little more: there are four times as many pairs.
@@ -116,7 +116,7 @@ print("\n".join(nb.code(0, "Value").lines))
 # that they also take turns in one process, so that the ratio ("vs before") is fair.
 
 # %%
-run = nb.measure(stages="0,1", n="8,16,32,64", d=16, paired=True)
+run = nb.measure(stages="0,1", n="16,32,64", d=16, paired=True)
 run
 
 # %%

@@ -75,7 +75,7 @@ print("\n".join(line[16:] for line in text.getvalue().splitlines() if line.strip
 # the 16 products, and each product is a new float object. Measured:
 
 # %%
-nb.measure(stages="1", n="32,64,128", d=16)
+nb.measure(stages="1", n="64,128", d=16)
 
 # %% [markdown]
 # ## Predict

@@ -58,7 +58,7 @@ except ModuleNotFoundError:
 # It writes 48 bytes for each multiplication, with one thread.
 
 # %%
-nb.measure(stages="2", n="64,128,256", d=16)
+nb.measure(stages="2", n="128,256", d=16)
 
 # %% [markdown]
 # ## Predict

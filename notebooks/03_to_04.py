@@ -58,7 +58,7 @@ except ModuleNotFoundError:
 # Its memory. "Peak" is what a call takes above its inputs.
 
 # %%
-run = nb.measure(stages="3", n=nb.here(cpu="256,512,1024", gpu="1024,2048,4096,8192"), d=64)
+run = nb.measure(stages="3", n=nb.here(cpu="512,1024", gpu="1024,2048,4096,8192"), d=64)
 run
 
 # %% [markdown]
@@ -177,7 +177,7 @@ nb.side_by_side(nb.code(3, "attend"), nb.code(4, "attention_kernel"), context=No
 # and no N x N is kept here either, but its time means nothing. So no time is shown.
 
 # %%
-run = nb.measure(stages="3,4", n=nb.here(cpu="64,65,512,1024", gpu="64,65,1024,4096,16384"), d=64)
+run = nb.measure(stages="3,4", n=nb.here(cpu="64,65,512", gpu="64,65,1024,4096,16384"), d=64)
 run
 
 # %%

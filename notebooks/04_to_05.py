@@ -57,7 +57,7 @@ except ModuleNotFoundError:
 # The harness holds every rung to float64. Watch the error at 64 keys, at 65, and at 128:
 
 # %%
-nb.measure(stages="3,4", n="63,64,65,128", d=16)
+nb.measure(stages="3,4", n="64,65,128", d=16)
 
 # %% [markdown]
 # Right at 64, far off at 65. One more key, and the error is as large as the outputs themselves.
@@ -199,7 +199,7 @@ nb.side_by_side(nb.code(4, "attention_kernel"), nb.code(5, "attention_kernel"))
 # %%
 from IPython.display import display
 
-sizes = nb.here(cpu="64,65,128,256", gpu="64,65,128,256,1024,4096")
+sizes = nb.here(cpu="64,65,256", gpu="64,65,128,256,1024,4096")
 run = nb.measure(stages="3,4,5", n=sizes, d=64)
 display(run)
 nb.plot(run, "error")

@@ -152,23 +152,20 @@ if nb.runs(6):
     print(f"largest difference from the short text alone: {(padded[:1] - alone).abs().max():.1e}")
 
 # %% [markdown]
-# Now the harness. Without a mask rungs 5 and 6 do the same work; with it, see the FLOPs that are
-# counted.
+# Now the harness, at two more sizes; and the FLOPs that it counts, with the mask and without it.
 
 # %%
-run = nb.measure(stages="3,5,6", n=nb.here(cpu="64,128,256", gpu="1024,2048,4096,8192"), d=64)
-causal = nb.measure(
-    stages="3,6", n=nb.here(cpu="64,128,256", gpu="1024,2048,4096,8192"), d=64, causal=True
-)
+sizes = nb.here(cpu=(128, 256), gpu=(1024, 4096, 8192))
+causal = nb.measure(stages="3,6", n=",".join(map(str, sizes)), d=64, causal=True)
 causal
 
 # %%
-nb.plot(causal, "error")
+from harness import cost
 
-# %%
-for cell, masked in zip(run.only(stage=6), causal.only(stage=6), strict=True):
-    share = masked["flops"] / cell["flops"]
-    print(f"N = {cell['nk']}: {cell['flops']:,} FLOPs, causal {masked['flops']:,}: {share:.1%}")
+for n in sizes:
+    full, half = (cost.flops(nb.problem(n, 64, causal=masked)) for masked in (False, True))
+    print(f"N = {n}: {full:,} FLOPs, causal {half:,}: {half / full:.1%}")
+nb.plot(causal, "error")
 
 # %% [markdown]
 # ## On a GPU

@@ -159,7 +159,7 @@ print("\n".join(nb.code(7, "walk_q_tiles").lines))
 
 # %%
 run = nb.measure(
-    stages="3,7", n=nb.here(cpu="128,256,512,768", gpu="1024,2048,4096,8192"), d=16, direction="bwd"
+    stages="3,7", n=nb.here(cpu="128,256,512", gpu="1024,2048,4096,8192"), d=16, direction="bwd"
 )
 run
 
