@@ -14,8 +14,8 @@
 # %% [markdown]
 # # From rung 4 to rung 5: ten lines that make it right
 #
-# Rung 4 ("Lite") is fast and wrong. Rung 5 ("Online") is as fast and right. Between them lie about
-# ten lines: the *online softmax*. They are the heart of FlashAttention.
+# Rung 4 ("Lite") is fast, and wrong above 64 keys. Rung 5 ("Online") is right. Between them lie
+# about ten lines: the *online softmax*. They are the heart of FlashAttention.
 #
 # At the end of this notebook you write them yourself, and the harness judges your kernel beside the
 # real ones.
@@ -60,7 +60,7 @@ except ModuleNotFoundError:
 nb.measure(stages="3,4", n="64,65,128", d=16)
 
 # %% [markdown]
-# Right at 64, far off at 65. One more key, and the error is as large as the outputs themselves.
+# Right at 64, far off at 65. One more key, and the error is several times as large as the outputs.
 # And at 128 it is *smaller* than at 65. What is so special about the 65th key?
 #
 # ## Predict

@@ -86,7 +86,7 @@ def check_outputs(notebook):
 
 def test_there_is_a_notebook_for_each_step():
     assert tool.names() == STEPS
-    assert sorted(path.stem for path in FOLDER.glob("*.ipynb")) == STEPS
+    assert {path.stem for path in FOLDER.glob("*.ipynb")} >= set(STEPS)
 
 
 @every
