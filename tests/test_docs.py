@@ -1,0 +1,410 @@
+"""README, docs and notebooks keep what they promise: links lead somewhere, commands run, figures
+are made from records.
+
+A command is a line of a fenced `sh` block, or inline code that begins with `ladder` or `python`
+and has arguments. It is run in a folder of its own, with the files that it names put there first,
+and must end as its page says: exit code 0, or the N of a comment "exit code N". NOT_RUN lists what
+is too long, or needs what not every machine has; of those the options are checked.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from harness import cli
+from harness.results import read
+
+ROOT = Path(__file__).parents[1]
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
+PAGES = [
+    ROOT / "README.md",
+    CONTRIBUTING,
+    ROOT / "harness" / "data" / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "notebooks").glob("*.ipynb")),
+]
+FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.M | re.S)
+PATIENCE = 200  # seconds; a safety net, no test is decided by it
+
+
+def name_of(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+def text_of(page):
+    """The Markdown of a page; of a notebook, that of its Markdown cells."""
+    text = page.read_text(encoding="utf-8")
+    if page.suffix != ".ipynb":
+        return text
+    cells = json.loads(text)["cells"]
+    return "\n\n".join("".join(x["source"]) for x in cells if x["cell_type"] == "markdown")
+
+
+def prose_of(page):
+    """The text of a page without its code, fenced or inline."""
+    return re.sub(r"`[^`\n]*`", "", FENCE.sub("", text_of(page)))
+
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
+
+
+# ---- links
+
+
+def links_of(page):
+    """Every target that a page links to or shows."""
+    text = prose_of(page)
+    found = re.findall(r"\]\(<?([^)\s>]+)>?[^)]*\)", text)
+    return found + re.findall(r"\b(?:src|srcset|href)=\"([^\"\s]+)[^\"]*\"", text)
+
+
+def anchors_of(page):
+    """The anchors that a code host gives the headings of a page."""
+    anchors = []
+    for heading in re.findall(r"^#+ +(.+?) *#*$", FENCE.sub("", text_of(page)), re.M):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        slug = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+        again = anchors.count(slug)
+        anchors.append(f"{slug}-{again}" if again else slug)
+    return anchors
+
+
+def dead(page, target):
+    """Why a link of `page` leads nowhere, or None."""
+    if re.match(r"https?://|mailto:|data:", target):
+        return None
+    path, _, anchor = target.partition("#")
+    there = (page.parent / path).resolve() if path else page
+    if not there.exists():
+        return f"{target}: no such file"
+    if ROOT not in (there, *there.parents):
+        return f"{target}: outside the checkout"
+    if anchor and anchor not in anchors_of(there):
+        return f"{target}: no such heading; there are {', '.join(anchors_of(there))}"
+    return None
+
+
+@every_page
+def test_links_lead_somewhere(page):
+    assert [why for target in links_of(page) if (why := dead(page, target))] == []
+
+
+def test_links_are_found_and_dead_ones_told(tmp_path):
+    page = ROOT / "docs" / "memory.md"
+    assert "profiling.md" in links_of(page)
+    assert "figures/memory-hierarchy.png" in links_of(page)
+    assert "three-kernels-and-what-they-move" in anchors_of(page)
+    assert dead(page, "profiling.md") is None
+    assert "no such file" in dead(page, "gone.md")
+    assert "no such heading" in dead(page, "profiling.md#gone")
+    assert "outside" in dead(page, "../../..")
+
+
+def test_every_rung_has_its_page_and_every_page_is_linked():
+    """A page that nothing leads to is read by nobody."""
+    linked = {
+        (page.parent / target.partition("#")[0]).resolve()
+        for page in PAGES
+        for target in links_of(page)
+        if "://" not in target
+    }
+    pages = [page for page in PAGES if page.name != "README.md" and page.suffix == ".md"]
+    assert [name_of(page) for page in pages if page not in linked] == []
+    rungs = {path.name[1:3].lstrip("0") or "0" for path in (ROOT / "stages").glob("s[0-9]*.py")}
+    walked = {path.name.split("-")[0] for path in (ROOT / "docs/walkthrough").glob("[0-9]*.md")}
+    assert rungs == walked
+
+
+# ---- commands
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command as its page has it, and the exit code that the page says it ends with."""
+
+    page: Path
+    text: str
+    code: int = 0
+
+    @property
+    def calls(self):
+        """The arguments of each call of `ladder` in it."""
+        found = re.findall(r"(?:^|[\s/])ladder +([^;|>&\n]+)", self.text)
+        return [shlex.split(x) for x in found]
+
+
+def commands_of(page):
+    """Every command of a page."""
+    text = text_of(page)
+    found = []
+    for _, language, block in FENCE.findall(text):
+        if language != "sh":
+            continue
+        for line in block.replace("\\\n", " ").splitlines():
+            before, _, comment = line.partition(" #")
+            if command := " ".join(before.split()):
+                code = re.search(r"exit code (\d)", comment)
+                found.append(Command(page, command, int(code[1]) if code else 0))
+    starts = r"(?:\S*/)?ladder |python -m pytest |python tools/"
+    inline = re.findall(rf"`((?:{starts})[^`]*)`", FENCE.sub("", text).replace("\n", " "))
+    # a mere name, such as `ladder bench`, is no command to type
+    found += [Command(page, " ".join(x.split())) for x in inline if len(x.split()) > 2]
+    return found
+
+
+# command -> why it isn't run here; "..." stands for anything that follows
+GPU = "needs a GPU"
+LONG = "minutes"
+TOUR = "tests/harness/test_tour.py runs it"
+TRAINED = "tests/harness/test_train.py trains rung 7"
+NOT_RUN = {
+    "make ladder": "installs; whoever runs these tests has done it",
+    "make test": "these are the tests",
+    "ladder run --stage mine.py": f"the tour, and one rung more: {TOUR}",
+    "ladder run --stage mine.py --n 65,128 --inputs peaky": f"every rung, rung 0 too: {LONG}",
+    "ladder run --inputs real --n 128,256,512 --h 12": f"twelve heads interpreted: {LONG}",
+    "ladder run --direction train": TOUR,
+    "ladder run --direction bwd": TOUR,
+    "ladder train --stage 3": "tests/harness/test_train.py trains rung 3",
+    "ladder run --suite ...": GPU,
+    "for table in 4.1 4.2 4.3 4.4; do ladder run --suite ...": GPU,
+    "ladder io ...": GPU,
+    "ladder bench --mode train --causal on --d 64,128 --n 4096,8192,16384": GPU,
+    "ladder bench --impl 3,6,sdpa_flash,flex_attention --dtype bf16": GPU,
+    "ladder bench --suite ...": GPU,
+    "ladder train --stage 7 --out train.jsonl": "a record without a GPU is none",
+    "ladder train --stage mine.py --stage 7": TRAINED,
+    "ladder train --stage 7 ...": TRAINED,
+    "ladder model ...": "needs transformers; tests/harness/test_model.py has a model made up",
+    "ladder ceilings ...": f"{LONG}; tests/harness/test_ceilings.py measures smaller ones",
+    "ladder figures ...": "half a minute; tests/harness/test_figures.py draws them",
+    "python -m pytest tests/gpu": GPU,
+}
+
+
+def why_not_run(command):
+    """Why a command isn't run here, or None."""
+    text = command.text.removeprefix(".venv/bin/")
+    return next((why for pattern, why in NOT_RUN.items() if stands_for(pattern, text)), None)
+
+
+def stands_for(pattern, text):
+    start = pattern.removesuffix("...")
+    return text == pattern or (start != pattern and f"{text} ".startswith(start))
+
+
+def unique(commands):
+    """Each command once, whichever page has it; what comes before it on its page may differ."""
+    return list({(x.text, x.code, tuple(before_it(x))): x for x in commands}.values())
+
+
+def before_it(command):
+    """What its page does before it that isn't `ladder`: it may make what the command reads."""
+    earlier = [x.text for x in commands_of(command.page)]
+    earlier = earlier[: earlier.index(command.text)]
+    return [x for x in earlier if re.match(r"(sed|python tools/make_variants)\b", x)]
+
+
+def command_id(command):
+    return f"{command.page.stem}: {command.text}"
+
+
+COMMANDS = [command for page in PAGES for command in commands_of(page)]
+RUN = unique(x for x in COMMANDS if not why_not_run(x))
+
+RESULTS = ROOT / "results"
+# what is read where a page says FILE, by the command that reads it
+RECORDS = {
+    "table": RESULTS / "cpu" / "tour.jsonl",
+    "plot": RESULTS / "cpu" / "tour.jsonl",
+    "roofline": RESULTS / "h200" / "table-4.2.jsonl",
+    "bench": RESULTS / "h200" / "bench-004.jsonl",
+    "train": RESULTS / "h200" / "train.jsonl",
+    "--ceilings": RESULTS / "h200" / "ceilings.jsonl",
+}
+
+
+def environ(folder):
+    """An environment in which `ladder` and `python` are those of this checkout."""
+    bin = folder / ".venv" / "bin"
+    bin.mkdir(parents=True)
+    for word, start in (("ladder", "-m harness "), ("python", "")):
+        path = bin / word
+        path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {start}"$@"\n')
+        path.chmod(0o755)
+    return {
+        **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200",
+        "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}",
+    }  # fmt: skip
+
+
+def mine(page):
+    """The file mine.py that a page's commands mean: CONTRIBUTING's own, else rung 3 renamed."""
+    if page == CONTRIBUTING:
+        blocks = [x for _, language, x in FENCE.findall(text_of(page)) if language == "python"]
+        block = next(x for x in blocks if "STAGE = Stage(" in x)
+        indent = len(block) - len(block.lstrip())
+        return re.sub(rf"^ {{{indent}}}", "", block, flags=re.M)
+    text = (ROOT / "stages" / "s03_torch_three_gemm.py").read_text()
+    return text.replace("number=3,", "number=90,").replace('"torch_three_gemm"', '"mine"')
+
+
+def put_there(command, folder, env):
+    """Put what a command reads into `folder`."""
+    for part in ("stages", "tools", "results"):
+        (folder / part).symlink_to(ROOT / part)
+    (folder / "mine.py").write_text(mine(command.page))
+    for earlier in before_it(command):
+        subprocess.run(["sh", "-c", earlier], cwd=folder, env=env, check=True, capture_output=True)
+    for name, *words in command.calls:
+        for option, word in zip(["", *words], words, strict=False):
+            path = folder / word
+            if path.suffix != ".jsonl" or option == "--out" or path.exists():
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if option == "--resume":
+                begun = ["-m", "harness", "run", "--stages", "1", "--n", "8", "--out", word]
+                subprocess.run([sys.executable, *begun], cwd=folder, env=env, check=True)
+            else:
+                shutil.copy(RECORDS[option if option == "--ceilings" else name], path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the commands are a Unix shell's")
+@pytest.mark.parametrize("command", RUN, ids=command_id)
+def test_a_command_runs_as_its_page_says(command, tmp_path):
+    env = environ(tmp_path)
+    put_there(command, tmp_path, env)
+    done = subprocess.run(
+        ["sh", "-c", command.text], cwd=tmp_path, env=env, capture_output=True, text=True,
+        timeout=PATIENCE, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == command.code, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_call_of_ladder_has_options_that_there_are(page):
+    """Those that aren't run, too."""
+    import typer
+
+    known = typer.main.get_command(cli.app).commands
+    text = FENCE.sub("", text_of(page)).replace("\n", " ")
+    named = set(re.findall(r"`ladder +([a-z]+)`", text))
+    assert named - known.keys() == set()
+    for command in commands_of(page):
+        for name, *arguments in command.calls:
+            assert name in known, command.text
+            if "--help" not in arguments:
+                known[name].make_context(name, list(arguments))  # raises what typer would say
+
+
+def test_an_option_that_is_not_there_is_found():
+    import typer
+
+    known = typer.main.get_command(cli.app).commands
+    with pytest.raises(Exception, match="--gone"):
+        known["run"].make_context("run", ["--gone", "3"])
+
+
+def test_what_is_not_run_is_on_a_page_and_make_knows_its_words():
+    texts = [x.text.removeprefix(".venv/bin/") for x in COMMANDS]
+    assert [x for x in NOT_RUN if not any(stands_for(x, text) for text in texts)] == []
+    words = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    for page in PAGES:
+        said = re.findall(r"`make ([a-z]+)`", text_of(page))
+        said += [x.text.split("make ")[1] for x in commands_of(page) if "make " in x.text]
+        assert set(said) <= words, page
+    assert len(COMMANDS) > 60 and len(RUN) > 20  # they are found at all
+
+
+# ---- CONTRIBUTING: a rung in ten minutes
+
+
+def test_a_rung_in_ten_minutes_by_following_contributing(tmp_path):
+    """mine.py moved into stages/, with check_inputs: a row. (Its command is run above, outside.)"""
+    env = environ(tmp_path)
+    for part in ("stages", "harness"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    env["PYTHONPATH"] = str(tmp_path)
+    # an editable install would find the checkout's before the copy
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nsys.meta_path[:] = [x for x in sys.meta_path if 'ditable' not in repr(x)]\n"
+    )
+
+    def ladder(*arguments):
+        done = subprocess.run(
+            ["ladder", *arguments], cwd=tmp_path, env=env, capture_output=True, text=True,
+            timeout=PATIENCE,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    text = mine(CONTRIBUTING)
+    checked = text.replace("import Stage\n", "import Stage, check_inputs\n").replace(
+        "def attend(q, k, v):\n", "def attend(q, k, v):\n    check_inputs(STAGE, q, k, v)\n"
+    )
+    assert checked.count("check_inputs") == 2
+    (tmp_path / "stages" / "s90_mine.py").write_text(checked)
+    assert "my rung" in ladder("run", "--stages", "90", "--n", "65", "--out", "moved.jsonl")
+    _, cells = read(tmp_path / "moved.jsonl")
+    assert [(x["stage"], x["status"]) for x in cells] == [(90, "ok")]
+
+
+# ---- figures
+
+GENERATED = re.compile(r"<!-- begin ([\w.-]+) -->.*?<!-- end \1 -->", re.S)
+UNIT = r"(?:x| ?(?:[mun]s|%|per cent|[KMGT]?FLOP/s|[KMGT]B/s))"
+FIGURE = re.compile(
+    # "64 times as many" is counted, "1.5 times" was measured
+    rf"(?<![\w.-])(?:\d[\d.,]*(?: to \d[\d.,]*)?{UNIT}|\d+\.\d+ times)(?![\w/])"
+)
+
+
+def figures_of(page):
+    """Numbers with units of measurement in a page's prose, outside what is made from records."""
+    text = GENERATED.sub("", text_of(page))
+    return [
+        " ".join(x.split()) for x in FIGURE.findall(re.sub(r"`[^`\n]*`", "", FENCE.sub("", text)))
+    ]
+
+
+# page -> figure -> where it's from: defined by the code, or cited
+CITED = {
+    "docs/benchmarks.md": {
+        "2 ms": "harness/timing.py: SAMPLE_SECONDS",
+        "3 to 4 TFLOP/s": "source 004",
+        "61%": "source 004",
+    },
+    "docs/profiling.md": {
+        "1.5 times": "a profiler's flaw, said of the record's machine: no result"
+    },
+    "notebooks/00_to_01.ipynb": {"3.9 times": "counted: (4 * 64 + 3) / (4 * 16 + 3)"},
+    "docs/lecturer.md": {"0.1 ms": "source 000, table 4.1", "0.056 ms": "source 000, table 4.1"},
+}
+
+
+@every_page
+def test_no_figure_without_a_record(page):
+    """A measured figure is made from a record; what stands in prose is defined, or cited, here."""
+    known = CITED.get(name_of(page), {})
+    assert sorted(set(figures_of(page)) - known.keys()) == [], (
+        "made from no record: cite it, or say it in words"
+    )
+    assert sorted(known.keys() - set(figures_of(page))) == [], "no longer on the page"
+
+
+def test_figures_are_found():
+    page = ROOT / "docs" / "memory.md"
+    assert len(GENERATED.findall(text_of(page))) == 4
+    for text in ("takes 3.5 ms", "12x faster", "up to 90%", "at 4.26 TB/s", "3 to 4 TFLOP/s"):
+        assert FIGURE.search(text), text
+    for text in ("N x N", "s04_triton", "2 x 2", "at N = 64", "a 3 s", "mp3"):
+        assert not FIGURE.search(text), text
