@@ -58,6 +58,7 @@ MASKS = [
 ]
 # b, h, hk, nq, nk, d, causal, seqlens_k, and the tile, for the rungs that walk tiles under masks.
 # Tiles begin and end one key or row before and after what a mask lets be seen, and right there.
+# LOW is the one with logits so low that exp(-lse) overflows: no masked key may be taken for a 0.
 TILED = [
     (1, 1, 1, 33, 47, 16, True, None, (16, 16)),
     (1, 1, 1, 33, 50, 8, True, None, (16, 16)),
@@ -66,6 +67,7 @@ TILED = [
     (2, 1, 1, 17, 33, 8, True, (0, 20), (32, 16)),
     (1, 1, 1, 70, 5, 8, False, None, (64, 16)),  # delta's own tiles have 64 rows
 ]
+LOW = 4
 # of q, k, v and dO; a dO whose columns aren't neighbours is copied before the kernels see it
 GRADIENT_LAYOUTS = *STRIDED, ((2, 0, 1, 3), (1, 1, 2, 1))
 
@@ -78,6 +80,8 @@ def a_tiled_problem(index):
     options, hidden = masks(problem)
     q, k, v, dO = normal((b, h, nq, nk, d), 0)
     k, v = k[:, :hk], v[:, :hk]
+    if index == LOW:
+        q, k = q + 8, k - 8
     o, *grads = true_gradients(q, k, v, dO, hidden)
     bounds = rounding(q, k, v), *gradient_rounding(q, k, v, dO, hidden)
     want = {"o": o, "lse": true_lse(q, k, hidden), "gradients": grads}
@@ -370,6 +374,7 @@ FLASH_2 = (
         tail_unmasked=("visible = valid[None, :]", "visible = offs_n[None, :] >= 0"),
         no_mask_on_the_dimension=("valid[:, None] & in_d", "valid[:, None]"),
         no_mask_on_the_keys=("valid[:, None] & in_d", "in_d"),
+        causal_without_the_lengths=("visible & (start_n", "(start_n"),
         causal_ignored_in_the_tile=("            if CAUSAL:", "            if False:"),
         causal_without_the_diagonal=(DIAGONAL, DIAGONAL.replace("<=", "<")),
         causal_one_key_too_far=(DIAGONAL, DIAGONAL.replace("shift", "shift + 1")),
@@ -518,6 +523,7 @@ TRAINING = wrong_scales("    scale = d**-0.5\n", "d**-0.5", d="d") | replaced(
     not_masked_in_A=(DIAGONAL_A, "visible = keys[:, None] >= 0"),
     causal_without_the_diagonal_in_B=(DIAGONAL, DIAGONAL.replace("<=", "<")),
     causal_one_key_too_far_in_B=(DIAGONAL, DIAGONAL.replace("shift", "shift + 1")),
+    causal_without_the_lengths_in_B=("visible & (start_n", "(start_n"),
     causal_from_the_top_left_in_B=(DIAGONAL, DIAGONAL.replace(" + shift", "")),
     tail_unmasked_in_B=("visible = valid[None, :]", "visible = offs_n[None, :] >= 0"),
     no_mask_on_the_keys_in_B=("valid[:, None] & in_d", "in_d"),
