@@ -418,6 +418,8 @@ class Monitor:
         self.bar.update(self.task, completed=self.done, description=what)
         if not self.console.is_terminal:
             time = table.show_time(record["time_ms"])
+            if record["mode"] == "interpreted":
+                time += " interpreted"
             line = (
                 f"[{self.done}/{self.total}] {what}, d = {record['d']}: {record['status']} {time}"
             )
