@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -14,6 +15,7 @@ from harness.accuracy import judge_outputs, make_oracles, set_precision
 from harness.directions import make_output_gradient, prepare
 from harness.inputs import make_inputs
 from harness.memory import measure_peak
+from harness.peers import p100_sdpa_flash
 from harness.worker import bind
 from stages import autotune
 
@@ -158,6 +160,33 @@ def test_a_training_step_holds_what_it_must_and_nothing_else():
     _, peak, _ = measure_peak(call, "cuda")
     rows = asked.b * asked.h * asked.nq
     assert peak <= 4 * 2 * rows * asked.d + 2 * 4 * rows + 4 * 512  # a block is rounded to 512
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_training_step_holds_no_more_than_sdpa_does(causal):
+    """Its flash backend's peak, and a twentieth."""
+    asked = problem(dtype="float16", h=16, hk=16, nq=4096, nk=4096, causal=causal)
+    asked = replace(asked, direction="train")
+    peaks = []
+    for rung in (TRAINING, p100_sdpa_flash):
+        call = prepare(
+            bind(rung.attend, asked), "train", *make_inputs(asked), make_output_gradient(asked)
+        )
+        call()
+        peaks.append(measure_peak(call, "cuda")[1])
+        del call
+    assert peaks[0] <= 1.05 * peaks[1]
+
+
+@pytest.mark.tuner
+def test_tuning_holds_the_output_and_nothing_else():
+    """At the first call, in which each candidate is timed on the caller's own tensors."""
+    asked = problem(dtype="float16", nq=1024, nk=1024, d=32)
+    q, k, v = make_inputs(asked)
+    assert not [c for c in autotune.read() if c["d"] == 32], "tuned before: this would test nothing"
+    o, peak, _ = measure_peak(lambda: FLASH2.attend(q, k, v), "cuda")
+    assert [c for c in autotune.read() if c["d"] == 32]
+    assert peak == o.numel() * o.element_size()
 
 
 @pytest.mark.tuner

@@ -1,6 +1,8 @@
 """What only a GPU can show: compiled kernels held to the contract, and the GPU's own meters."""
 
+import math
 import statistics
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -68,43 +70,85 @@ def test_lite_is_wrong_above_64_compiled_too():
             assert error.max > 0.3, n
 
 
-@pytest.mark.parametrize("number", [4, 5, 6, 7])
-def test_strides_and_offsets_beyond_32_bits(number):
-    """A view into 2^31 elements and more: int32 offsets would wrap into other rows."""
-    rung = stages.by_number(number)
-    n, d = 64, 64
-    row = (1 << 31) // n + 64  # the last row starts past 2^31 elements
-    big = torch.empty(n * row, dtype=torch.float16, device="cuda")
-    far = [big[1000 * i :].as_strided((1, 1, n, d), (0, 0, row, 1)) for i in range(3)]
-    near = [torch.randn(1, 1, n, d, device="cuda").half() for _ in far]
-    for view, x in zip(far, near, strict=True):
-        view.copy_(x)
-    assert torch.equal(rung.attend(*far), rung.attend(*near))
+# d, the strides of a row and of a column, far apart and near: with 130 keys the last element lies
+# past 2^31, and so does the step to the next tile of rows
+FAR = {
+    "rows": (64, ((1 << 31) // 64 + 64, 1), (64, 1)),
+    "columns": (20, (1, (1 << 31) // 19 + 64), (1, 131)),
+}
 
 
 @pytest.mark.parametrize("number", [4, 5, 6, 7])
-def test_nothing_is_written_outside_the_output(number, monkeypatch):
-    """The output lies between canaries: torch.empty hands out the middle of a larger buffer."""
+@pytest.mark.parametrize("way", FAR)
+def test_strides_and_offsets_beyond_32_bits(number, way):
+    """Views into more than 2^31 elements: int32 offsets would wrap into other rows."""
     rung = stages.by_number(number)
-    pad = 4096
-    buffers = []
-    empty = torch.empty
+    d, far, near = FAR[way]
+    tensors = [torch.randn(1, 1, n, d, device="cuda").half() for n in (70, 130, 130, 70)]
+    answers = []
+    for strides in (far, near):  # alike but for their size, so that it is the same kernel
+        size = 129 * strides[0] + (d - 1) * strides[1] + 1
+        # their elements lie between each other's, in one storage: far apart there is room
+        apart = 1000 if strides == far else size // 16 * 16 + 16
+        storage = torch.zeros(size + 3 * apart, dtype=torch.float16, device="cuda")
+        laid = [
+            storage[apart * i :].as_strided(x.shape, (0, 0, *strides)).copy_(x)
+            for i, x in enumerate(tensors)
+        ]
+        answers.append(everything(rung, *laid))
+    assert len(answers[0]) == (4 if rung.STAGE.gradients else 1)
+    for got, want in zip(*answers, strict=True):
+        assert torch.equal(got, want)
 
-    def fenced(shape, **kwargs):
-        size = torch.Size(shape).numel()
-        buffer = torch.full((size + 2 * pad,), 7.0, **kwargs)
-        buffers.append((buffer, size))
-        return buffer[pad : pad + size].view(shape)
 
+def everything(rung, q, k, v, dO):
+    """o, and dq, dk, dv where the rung has them."""
+    if not rung.STAGE.gradients:
+        return (rung.attend(q, k, v),)
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    o = rung.attend(*leaves)
+    return (o.detach(), *torch.autograd.grad(o, leaves, dO))
+
+
+@contextmanager
+def canaries():
+    """torch.empty hands out the middle of a larger buffer, full of NaN; gives the shapes asked for.
+
+    Raises AssertionError where something was written around one, or not written in it.
+    """
+    pad, around, empty, buffers = 4096, 7.0, torch.empty, []
+
+    def fenced(*size, **kwargs):
+        shape = torch.Size(size[0] if isinstance(size[0], (tuple, list)) else size)
+        buffer = torch.full((shape.numel() + 2 * pad,), around, **kwargs)
+        inside = buffer[pad : pad + shape.numel()].fill_(math.nan).view(shape)
+        buffers.append((buffer, inside))
+        return inside
+
+    torch.empty = fenced
+    try:
+        yield (asked := [])
+    finally:
+        torch.empty = empty
+    asked += [tuple(inside.shape) for _, inside in buffers]
+    for buffer, inside in buffers:
+        assert (buffer[:pad] == around).all(), "written before an output"
+        assert (buffer[-pad:] == around).all(), "written past an output"
+        assert torch.isfinite(inside).all(), "an output not written whole"
+
+
+@pytest.mark.parametrize("number", [4, 5, 6, 7])
+def test_nothing_is_written_outside_the_outputs(number):
+    """Around o, and around the lse, delta, dq, dk and dv where there are any."""
+    rung = stages.by_number(number)
     for dtype in (torch.float16, torch.float32):
         for n, d in ((1, 1), (63, 59), (65, 40), (130, 128)):
-            q, k, v = (torch.randn(2, 3, n, d, device="cuda").to(dtype) for _ in range(3))
-            monkeypatch.setattr(torch, "empty", fenced)
-            rung.attend(q, k, v)
-            monkeypatch.setattr(torch, "empty", empty)
-            buffer, size = buffers.pop()
-            assert (buffer[:pad] == 7).all()
-            assert (buffer[pad + size :] == 7).all()
+            q, k, v, dO = (torch.randn(2, 3, n, d, device="cuda").to(dtype) for _ in range(4))
+            with canaries() as asked:
+                everything(rung, q, k, v, dO)
+            rows = (2, 3, n)
+            gradients = [rows, rows, *[(*rows, d)] * 3] if rung.STAGE.gradients else []
+            assert sorted(asked) == sorted([(*rows, d), *gradients])
 
 
 def test_runs_are_the_same_bit_for_bit():
