@@ -167,6 +167,22 @@ def test_what_a_block_skips_is_never_read(problem, tile, data):
     assert answers[1][0].transpose(1, 2)[rows].isfinite().all()
 
 
+@pytest.mark.parametrize("nq", [64, 48, 41])
+def test_a_tile_of_nan_is_seen_by_those_who_see_it_and_by_nobody_else(nq):
+    """Under a causal mask, each tile in its turn; blocks are 16 rows, and so are tiles."""
+    q, k, v, _ = normal((1, 1, nq, 64, 8), 0)
+    with in_tiles((16, 16)):
+        want = rung.attend(q, k, v, causal=True)
+        for start in range(0, 64, 16):
+            x, y = k.clone(), v.clone()
+            x[:, :, start : start + 16] = y[:, :, start : start + 16] = math.nan
+            o = rung.attend(q, x, y, causal=True)
+            first_row = max(0, start - (64 - nq))  # the first that sees a key of the tile
+            untouched = first_row // 16 * 16
+            assert torch.equal(o[:, :, :untouched], want[:, :, :untouched])
+            assert o[:, :, first_row:].isnan().all()
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_nan_beyond_the_lengths_changes_no_bit(causal, dtype):
