@@ -1,7 +1,7 @@
 """What runs on this machine and what doesn't, and why."""
 
+import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -66,7 +66,8 @@ def show_choices(console: Console) -> None:
     except ImportError:  # no torch: nothing was ever tuned
         return
     choices = autotune.read()
-    where = Text(str(autotune.cache_file()).replace(str(Path.home()), "~", 1))
+    # a user without a home, as containers have, has "~" for one: nothing is replaced then
+    where = Text(str(autotune.cache_file()).replace(os.path.expanduser("~"), "~", 1))  # noqa: PTH111
     if not choices:
         console.print(Text("tuned: nothing yet, a kernel's first call on a GPU does (").append(
             where).append(")"), soft_wrap=True)  # fmt: skip

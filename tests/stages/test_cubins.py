@@ -36,7 +36,7 @@ def flags_to_compile(kernel, d, dtype):
     if d == 16 or (d == 128 and dtype != "float16"):
         return ()
     if d == 256:
-        return ("masked",) if dtype == "float16" else ("plain",)
+        return ("plain",)
     return ("plain", "masked") if dtype == "float16" else ("masked",)
 
 
