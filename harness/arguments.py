@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -84,9 +84,32 @@ def why_no_cuda(rungs: Sequence[Rung]) -> str | None:
     return yardstick.unavailable["cuda"]
 
 
-def best_device(rungs: Sequence[Rung]) -> str:
-    """'cuda' where the yardstick runs there, else 'cpu'."""
-    return "cpu" if why_no_cuda(rungs) else "cuda"
+def known_device(device: str | None, rungs: Sequence[Rung]) -> str:
+    """`device`; where none was asked for, 'cuda' if the yardstick runs there, else 'cpu'.
+
+    Raises UserError where 'cuda' was asked for and the yardstick can't run there.
+    """
+    reason = why_no_cuda(rungs)
+    if device == "cuda" and reason:
+        raise UserError(f"--device: got cuda, but {reason}")
+    return device or ("cpu" if reason else "cuda")
+
+
+def numbers_and_files(stage: Sequence[str]) -> tuple[list[int], list[Path]]:
+    """The values of a --stage that takes both: rungs' numbers, and rungs' files."""
+    by_number = [value for value in stage if re.fullmatch(r"[\d,\s]*", value)]
+    numbers = integers(",".join(by_number), "--stage", 0) if by_number else []
+    return numbers, [Path(value) for value in stage if value not in by_number]
+
+
+def check_numbers(
+    numbers: Sequence[int], known: Iterable[int], option: str, expected: str = "some of"
+) -> None:
+    """Raise UserError where one of `numbers` is no rung's among `known`."""
+    there = sorted(set(known))
+    if missing := [number for number in numbers if number not in there]:
+        names = ", ".join(str(number) for number in there)
+        raise UserError(f"{option}: got {missing[0]}, expected {expected} {names}")
 
 
 def open_results(file: Path, kind: str = "cell") -> tuple[Record, list[Record]]:

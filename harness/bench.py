@@ -21,8 +21,8 @@ from harness.processes import NO_MESSAGE, START_LIMIT, Child, ChildFailed
 from harness.results import Writer, check_record
 from harness.roster import PEERS_FROM, Rung
 from harness.runner import Judge, expect
+from harness.table import YARDSTICK
 
-YARDSTICK = 3
 INTERPRETED = "interpreted: no speed to compare"
 TIMING = ("time_ms", "time_iqr_ms", "samples", "sm_clock_mhz")
 

@@ -17,15 +17,14 @@ from harness.arguments import (
     MAX_SEED,
     SHORT_DTYPES,
     UserError,
-    best_device,
     check_out,
     create,
     default_out,
     integers,
+    known_device,
     one_of,
     open_results,
     settle_device,
-    why_no_cuda,
 )
 from harness.printed import show_printed
 from harness.problem import DTYPES, Problem
@@ -186,9 +185,7 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
     # what is wrong is said at once; where the device isn't known yet, by the larger one's sizes
     make_problems(given, device or "cuda")
     rungs = read_rungs(own)
-    if device == "cuda" and (reason := why_no_cuda(rungs)):
-        raise UserError(f"--device: got cuda, but {reason}")
-    device = device or best_device(rungs)
+    device = known_device(device, rungs)
     problems = make_problems(given, device)
     chosen = choose(rungs, given["impl"], own, problems)
     asked = own if given["impl"] is None else [rung.path for rung in chosen]

@@ -5,7 +5,6 @@ All cells ok, skipped or wrong by design is well; wrong, crashed, timed out or o
 
 import math
 import os
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,12 +28,14 @@ from harness.arguments import (
     RUNS,
     SHORT_DTYPES,
     UserError,
-    best_device,
+    check_numbers,
     check_out,
     complain,
     create,
     default_out,
     integers,
+    known_device,
+    numbers_and_files,
     one_of,
     open_results,
     settle_device,
@@ -237,9 +238,7 @@ def new_run(given: dict[str, Any], own: Sequence[Path], out: Path | None) -> int
     # what can be known to be wrong is said before seconds are spent on looking at the rungs
     make_cells(given, [], device or "cpu")
     rungs = read_rungs(own)
-    if device == "cuda" and (reason := why_no_cuda(rungs)):
-        raise UserError(f"--device: got cuda, but {reason}")
-    device = device or best_device(rungs)
+    device = known_device(device, rungs)
     # others' kernels come into suites and the tour, elsewhere when they are asked for
     peers = all(given[name] == DEFAULTS[name] for name in SHAPE)
     chosen = choose(rungs, given["stages"], own, peers)
@@ -342,10 +341,7 @@ def choose(
     if wanted is None:
         return [rung for rung in rungs if peers or rung.number < PEERS_FROM]
     numbers = integers(wanted, "--stages", 0)
-    known = {rung.number for rung in rungs}
-    if missing := [number for number in numbers if number not in known]:
-        there = ", ".join(str(number) for number in sorted(known))
-        raise UserError(f"--stages: got {missing[0]}, expected some of {there}")
+    check_numbers(numbers, [rung.number for rung in rungs], "--stages")
     return [rung for rung in rungs if rung.number in numbers or rung.path in own]
 
 
@@ -450,9 +446,7 @@ def model_command(
 ) -> int:
     """Put rungs into a real model, MiniLM, as its attention: embeddings, differences, times."""
     dtype = one_of(SHORT_DTYPES.get(dtype, dtype), "--dtype", real_model.DTYPES)
-    by_number = [value for value in stage if re.fullmatch(r"[\d,\s]*", value)]
-    numbers = integers(",".join(by_number), "--stage", 0) if by_number else []
-    own = [Path(value) for value in stage if value not in by_number]
+    numbers, own = numbers_and_files(stage)
     check_out(out)
     if text is not None and weights is not None:
         raise UserError("--text: got --weights too, whose file has our texts and no tokenizer")
@@ -462,13 +456,9 @@ def model_command(
         found = real_model.packed_weights(weights) if weights else real_model.package_weights()
         given = [real_model.text_of(text)] if text is not None else None
         rungs = read_rungs(own)
-        if device == "cuda" and (reason := why_no_cuda(rungs)):
-            raise UserError(f"--device: got cuda, but {reason}")
-        device = device or best_device(rungs)
+        device = known_device(device, rungs)
         known = [rung.number for rung in rungs]
-        if missing := [number for number in numbers if number not in known]:
-            there = ", ".join(str(number) for number in sorted({*known}))
-            raise UserError(f"--stage: got {missing[0]}, expected a file or some of {there}")
+        check_numbers(numbers, known, "--stage", "a file or some of")
         chosen = [rung for rung in rungs if rung.number in numbers or rung.path in own]
         texts = given or real_model.our_texts(found, device)
         cells = real_model.make_cells(chosen, texts, dtype, device)
@@ -725,8 +715,6 @@ def readme_command(
 app.command("trace")(trace_command)
 app.command("figures")(figures_command)
 app.command("bench")(bench_command)
-
-
 app.command("train")(train_command)
 
 

@@ -1,6 +1,5 @@
 """`ladder train`: its arguments, what it says on the way, and its table and plot."""
 
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -16,16 +15,16 @@ from harness.arguments import (
     MAX_SEED,
     SHORT_DTYPES,
     UserError,
-    best_device,
+    check_numbers,
     check_out,
     create,
     default_out,
-    integers,
+    known_device,
+    numbers_and_files,
     one_of,
     open_results,
     settle_device,
     whole,
-    why_no_cuda,
 )
 from harness.printed import show_printed
 from harness.roster import Rung, read_rungs
@@ -80,7 +79,7 @@ def train_command(
         return finish(env, records, show)
     if not stage:
         raise UserError("--stage: got none, expected a rung's number or file, such as --stage 3")
-    numbers, own = sort_out(stage)
+    numbers, own = numbers_and_files(stage)
     if size is not None:
         one_of(size, "--size", tuple(train_plan.SHAPES))
     if dtype is not None:
@@ -93,9 +92,7 @@ def train_command(
     check_out(out)
     device = settle_device(device)
     rungs = read_rungs(own)
-    if device == "cuda" and (reason := why_no_cuda(rungs)):
-        raise UserError(f"--device: got cuda, but {reason}")
-    device = device or best_device(rungs)
+    device = known_device(device, rungs)
     size = size or train_plan.DEFAULT_SIZES[device]
     dtype = dtype or train_plan.DEFAULT_DTYPES[device]
     problem = train_plan.make_problem(size, dtype, device)
@@ -121,13 +118,6 @@ def train_command(
     return finish(env, records, out)
 
 
-def sort_out(stage: Sequence[str]) -> tuple[list[int], list[Path]]:
-    """--stage's values: rungs' numbers, and rungs' files."""
-    by_number = [value for value in stage if re.fullmatch(r"[\d,\s]*", value)]
-    numbers = integers(",".join(by_number), "--stage", 0) if by_number else []
-    return numbers, [Path(value) for value in stage if value not in by_number]
-
-
 def choose(
     rungs: Sequence[Rung],
     numbers: Sequence[int],
@@ -137,9 +127,7 @@ def choose(
     """The rungs that --stage names; UserError where one is not there, or is SDPA itself."""
     beside = {(backend.stage, backend.name) for backend in backends}
     known = {rung.number for rung in rungs if (rung.number, rung.name) not in beside}
-    if missing := [number for number in numbers if number not in known]:
-        there = ", ".join(str(number) for number in sorted(known))
-        raise UserError(f"--stage: got {missing[0]}, expected a file or some of {there}")
+    check_numbers(numbers, known, "--stage", "a file or some of")
     chosen = [rung for rung in rungs if rung.number in numbers or rung.path in own]
     for rung in chosen:
         if (rung.number, rung.name) in beside:
