@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import bench_plots, table, train_view
+from harness import bench_plots, bench_tables, table, train_view
 from harness.processes import show_bytes
 from harness.readme_text import GPU, find, machine, rows
 from harness.results import read
@@ -129,14 +129,6 @@ def variants() -> str:
     return f"{rows(header, body)}\n\n{note} {machine(env)}"
 
 
-# what source 001 says of itself, on an RTX 4070 laptop, fp16, B = 2, H = 4
-SOURCE_001 = {
-    "fwd": "The source: 1.15 to 1.35x over SDPA at N >= 4096; naive 788 MB, its kernel 24 MB at "
-    "N = 4096.",
-    "train": "The source: up to 1.17x over SDPA at N = 8192, with 13% less memory.",
-}
-
-
 def source_001(direction: str, stage: int) -> str:
     """A table of source 001 at its shapes: time, memory, speed-up over SDPA's flash backend."""
     env, cells = read(GPU / "bench-001-train.jsonl", "bench")
@@ -154,7 +146,9 @@ def source_001(direction: str, stage: int) -> str:
             body.append([f"{mask}, N = {n}", *times, ratio(who[1], "sdpa_flash"), *peaks])
     header = ["mask and size", "#3, ms", f"#{stage}", "SDPA flash", f"#{stage} over flash"]
     header += ["#3, peak", f"#{stage}", "SDPA flash"]
-    note = f"{direction}, fp16, B = 2, H = 4, d = 64. {SOURCE_001[direction]}"
+    suites = {"fwd": ("001-forward", "001-memory"), "train": ("001-train",)}[direction]
+    claims = " ".join(bench_tables.SOURCES[suite] for suite in suites)
+    note = f"{direction}, fp16, B = 2, H = 4, d = 64. {claims}"
     return f"{rows(header, body)}\n\n{note} {machine(env)}"
 
 
