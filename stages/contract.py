@@ -17,6 +17,7 @@ import torch
 from stages import machine
 
 MAX_HEAD_DIM = 256
+MAX_GRID = 65_535  # where a CUDA grid's second and third axes end: heads and batch entries
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 DEVICES = ("cpu", "cuda")
 OPTIONS = ("causal", "seqlens_k", "gqa")
@@ -189,6 +190,12 @@ def check_inputs(
     elif Hk != H:
         raise ValueError(
             f"k: got {Hk} heads, expected q's {H} (rung {stage.number} has no grouped heads)"
+        )
+    if "triton" in stage.needs and max(B, H) > MAX_GRID:
+        what = f"batch B = {B}" if B > MAX_GRID else f"H = {H} heads"
+        raise ValueError(
+            f"q: got {what}, expected at most {MAX_GRID}, where a CUDA grid's axis ends; "
+            "call it for parts of the batch or of the heads"
         )
     if v.shape[2] != k.shape[2]:
         raise ValueError(f"v: got Nk = {v.shape[2]} keys, expected k's {k.shape[2]}")

@@ -48,12 +48,11 @@ def attention_kernel(
     stride_kb, stride_kh, stride_kn, stride_kd,
     stride_vb, stride_vh, stride_vn, stride_vd,
     stride_ob, stride_oh, stride_om, stride_od,
-    H, Nq, Nk, d, scale,
+    Nq, Nk, d, scale,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     # int64: a pointer offset passes 2^31 in a large tensor, and int32 would wrap silently
-    b = (tl.program_id(1) // H).to(tl.int64)
-    h = (tl.program_id(1) % H).to(tl.int64)
+    b, h = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
     offs_n = tl.arange(0, BLOCK_N).to(tl.int64)  # (BLOCK_N,)
     offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,), a power of two: d is zero-padded
@@ -125,9 +124,9 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     o = torch.empty((B, H, Nq, d), dtype=q.dtype, device=q.device)
     precision = input_precision(q)
     config = launch_config(d, q.dtype, precision)
-    grid = (triton.cdiv(Nq, config["BLOCK_M"]), B * H)
+    grid = (triton.cdiv(Nq, config["BLOCK_M"]), H, B)
     attention_kernel[grid](
         q, k, v, o, *q.stride(), *k.stride(), *v.stride(), *o.stride(),
-        H, Nq, Nk, d, d**-0.5, PRECISION=precision, **config,
+        Nq, Nk, d, d**-0.5, PRECISION=precision, **config,
     )  # fmt: skip
     return o

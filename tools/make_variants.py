@@ -4,7 +4,7 @@
     ladder run --stages 6 --stage build/variants/grid_1d.py ... --n 4096 --paired
 
 grid_1d        source 003's grid: one axis, each program works out its batch, head and q block; the
-               q blocks of a head are neighbours, as on rung 6's two axes (source 004)
+               q blocks of a head are neighbours, as on rung 6's axes, in source 004's order
 grid_1d_heads  the same, but neighbours are heads, not q blocks of one head
 normalised     acc is an average at each step (sources 002, 003), not divided once at the end
 
@@ -17,9 +17,9 @@ from pathlib import Path
 
 RUNG_6 = Path(__file__).parent.parent / "stages" / "s06_triton_flash2.py"
 
-GRID_2D = """    block, blocks = tl.program_id(0), tl.num_programs(0)
+BLOCKS = """    block, blocks = tl.program_id(0), tl.num_programs(0)
 """
-TWICE = "tl.program_id(1).to(tl.int64) * Nq"
+DECODED = "b, h = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)"
 
 
 def one_axis(number: int, name: str, title: str, decode: str) -> dict[str, str]:
@@ -28,13 +28,13 @@ def one_axis(number: int, name: str, title: str, decode: str) -> dict[str, str]:
         "number=6,": f"number={number},",
         'name="triton_flash2"': f'name="{name}"',
         'title="Triton Flash 2"': f'title="{title}"',
-        GRID_2D: f"    blocks = tl.cdiv(Nq, BLOCK_M)\n{decode}",
-        "b = (tl.program_id(1) // H).to(tl.int64)": "b = (head // H).to(tl.int64)",
-        "h = (tl.program_id(1) % H).to(tl.int64)": "h = (head % H).to(tl.int64)",
-        f"lse_ptr + {TWICE}": "lse_ptr + head.to(tl.int64) * Nq",
-        "skipped_ptr + tl.program_id(1) * blocks": "skipped_ptr + head * blocks",
-        'grid = (triton.cdiv(Nq, config["BLOCK_M"]), B * H)': (
-            'grid = (triton.cdiv(Nq, config["BLOCK_M"]) * B * H,)'
+        BLOCKS: f"    blocks = tl.cdiv(Nq, BLOCK_M)\n{decode}",
+        DECODED: "b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)",
+        "    head = b * tl.num_programs(1) + h\n": "    head = head.to(tl.int64)\n",
+        "    group, Nq, Nk, d, qk_scale,\n": "    H, group, Nq, Nk, d, qk_scale,\n",
+        "            H // Hk, Nq, Nk, d,": "            H, H // Hk, Nq, Nk, d,",
+        'grid = (triton.cdiv(Nq, config["BLOCK_M"]), H, B)': (
+            'grid = (triton.cdiv(Nq, config["BLOCK_M"]) * H * B,)'
         ),
     }
 

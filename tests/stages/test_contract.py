@@ -127,6 +127,17 @@ def test_key_heads_must_divide_with_gqa(rung):
             rung.attend(q, k, k)
 
 
+@for_each([rung for rung in RUNGS if "triton" in rung.STAGE.needs])
+@pytest.mark.parametrize(("axis", "what"), [(0, "batch B = 65536"), (1, "H = 65536 heads")])
+def test_more_than_a_grid_has_is_refused(rung, axis, what):
+    shape = [1, 1, 1, 1]
+    shape[axis] = 65536
+    q = torch.zeros(shape)
+    with pytest.raises(ValueError, match=f"^q: got {what}, expected at most 65535"):
+        rung.attend(q, q, q)
+    check_inputs(rung.STAGE, *[torch.zeros(65535, 1, 1, 1)] * 3)
+
+
 @with_or_without("causal", False)
 def test_causal_is_refused_where_it_is_not_taken(rung):
     with pytest.raises((TypeError, ValueError), match="causal"):

@@ -242,7 +242,8 @@ THREE_GEMM = PYTHON_SCALE | replaced(
     ),
 )
 
-DECODE_B, DECODE_H = "b = (tl.program_id(1) // H)", "h = (tl.program_id(1) % H)"
+BATCH, HEAD = "tl.program_id(2).to(tl.int64)", "tl.program_id(1).to(tl.int64)"
+DECODE = f"b, h = {BATCH}, {HEAD}"
 LOAD_Q = "q = tl.load(q_ptrs, mask=q_mask, other=0.0)"
 LOAD_K = "k = tl.load(k_ptrs, mask=kv_mask, other=0.0)"
 LOAD_V = "v = tl.load(v_ptrs, mask=kv_mask, other=0.0)"
@@ -275,7 +276,7 @@ TRITON = wrong_scales("d**-0.5, PRECISION", "d**-0.5", d="d") | replaced(
     stride_vd_assumed=("offs_d[None, :] * stride_vd", "offs_d[None, :]"),
     stride_qh_assumed=("h * stride_qh", "h * Nq * d"),
     stride_kh_assumed=("h * stride_kh", "h * Nk * d"),
-    stride_vb_assumed=("b * stride_vb", "b * H * Nk * d"),
+    stride_vb_assumed=("b * stride_vb", "b * tl.num_programs(1) * Nk * d"),
     V_by_the_rows_of_K=("offs_n[:, None] * stride_vn", "offs_n[:, None] * stride_kn"),
     V_by_the_columns_of_K=("offs_d[None, :] * stride_vd", "offs_d[None, :] * stride_kd"),
     V_by_the_heads_of_K=("h * stride_vh", "h * stride_kh"),
@@ -284,14 +285,12 @@ TRITON = wrong_scales("d**-0.5, PRECISION", "d**-0.5", d="d") | replaced(
         "*v.stride(), *k.stride()",
     ),
     # which head
-    batch_by_the_rest=(DECODE_B, DECODE_B.replace("//", "%")),
-    head_by_the_quotient=(DECODE_H, DECODE_H.replace("%", "//")),
-    first_head_for_all=(DECODE_H, DECODE_H.replace("%", "*0 %")),
+    batch_by_the_head=(DECODE, f"b, h = {HEAD}, {HEAD}"),
+    head_by_the_batch=(DECODE, f"b, h = {BATCH}, {BATCH}"),
+    batch_and_head_mixed_up=(DECODE, f"b, h = {HEAD}, {BATCH}"),
+    first_head_for_all=(DECODE, f"b, h = {BATCH}, {HEAD} * 0"),
+    first_batch_entry_for_all=(DECODE, f"b, h = {BATCH} * 0, {HEAD}"),
     rows_of_the_first_block_for_all=("tl.program_id(0).to(tl.int64) * BLOCK_M", "0"),
-)
-TRITON["batch and head mixed up"] = (
-    *TRITON["batch by the rest"],
-    *TRITON["head by the quotient"],
 )
 
 TRITON_LITE = TRITON | replaced(
@@ -335,7 +334,8 @@ OF_RUNG_5 = (
     "contiguous Q assumed", "contiguous K assumed", "contiguous V assumed", "stride qd assumed",
     "stride kd assumed", "stride vd assumed", "stride qh assumed", "stride vb assumed",
     "V by the rows of K", "V by the columns of K", "strides of K and V mixed up",
-    "batch by the rest", "head by the quotient", "first head for all", "batch and head mixed up",
+    "batch by the head", "head by the batch", "first head for all", "batch and head mixed up",
+    "first batch entry for all",
     "no rescale of acc", "no rescale of l", "l of the last tile", "l rescaled after the sum",
     "max not kept", "no division", "divided by every tile", "K stays at the first tile",
     "V stays at the first tile", "K advances as if contiguous", "V advances as if contiguous",
@@ -413,7 +413,7 @@ FLASH_2 = (
         lse_without_the_max=(LSE, LSE.replace("m_i + ", "")),
         lse_in_base_2=(LSE, LSE.replace(" * 0.6931471805599453", "")),
         lse_of_the_sum_in_base_e=(LSE, LSE.replace("log2", "log")),
-        lse_of_another_head=("lse_ptr + tl.program_id(1).to(tl.int64) * Nq", "lse_ptr + h * Nq"),
+        lse_of_another_head=("lse_ptr + head * Nq", "lse_ptr + h * Nq"),
         lse_stored_unmasked=("offs_m, lse, mask=offs_m < Nq)", "offs_m, lse)"),
         tiles_counted_twice=("visited += 1", "visited += 2"),
         tail_not_counted=("tl.cdiv(Nk, BLOCK_N) - visited", "Nk // BLOCK_N - visited"),
@@ -426,8 +426,8 @@ DIAGONAL_A = "visible = keys[:, None] <= start_m + offs_m[None, :] + shift"
 FIRST, FULL_A = "tl.maximum(start_n - shift, 0)", "tl.maximum(start_n + BLOCK_N - 1 - shift, 0)"
 LENGTH_A = f"{LENGTH}, Nk)\n    shift = Nk - Nq  #"
 LENGTH_B = f"{LENGTH}, Nk)\n    shift = Nk - Nq\n"
-LAUNCH_A = "                Hk, H // Hk, Nq, Nk, d, scale, scale * LOG2_E,"
-LAUNCH_B = "                H, H // Hk, Nq, Nk, d, scale, scale * LOG2_E,"
+LAUNCH_A = "*dv.stride(),\n                H // Hk, Nq, Nk, d, scale, scale * LOG2_E,"
+LAUNCH_B = "*dq.stride(),\n                H // Hk, Nq, Nk, d, scale, scale * LOG2_E,"
 HEADS = "    for g in range(group):\n"
 AGAIN = "        d{0} = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)\n"
 DELTA_HEAD = (
@@ -474,7 +474,7 @@ TRAINING = wrong_scales("    scale = d**-0.5\n", "d**-0.5", d="d") | replaced(
     dp_of_k_in_B=("dp = tl.dot(do, tl.trans(v)", "dp = tl.dot(do, tl.trans(k)"),
     dp_of_q_in_A=("dp = tl.dot(v, tl.trans(do)", "dp = tl.dot(v, tl.trans(q)"),
     dp_of_q_in_B=("dp = tl.dot(do, tl.trans(v)", "dp = tl.dot(q, tl.trans(v)"),
-    p_transposed_in_A=("tl.dot(p.to(do.dtype), do", "tl.dot(tl.trans(p).to(do.dtype), do"),
+    p_transposed_in_A=("tl.dot(p_dv.to(do.dtype), do", "tl.dot(tl.trans(p_dv).to(do.dtype), do"),
     ds_transposed_in_A=("tl.dot(ds.to(q.dtype), q", "tl.dot(tl.trans(ds).to(q.dtype), q"),
     ds_transposed_in_B=("tl.dot(ds.to(k.dtype), k", "tl.dot(tl.trans(ds).to(k.dtype), k"),
     dk_of_p=("tl.dot(ds.to(q.dtype), q", "tl.dot(p.to(q.dtype), q"),
@@ -492,8 +492,8 @@ TRAINING = wrong_scales("    scale = d**-0.5\n", "d**-0.5", d="d") | replaced(
     heads_grouped_the_other_way_in_A=("h = h_k * group + g", "h = h_k + g * Hk"),
     heads_grouped_the_other_way_in_B=("h_k = h // group", "h_k = h % (H // group)"),
     first_key_head_for_all_in_B=("h_k = h // group", "h_k = h * 0"),
-    rows_of_another_head=("(b * Hk * group + h) * Nq + first", "(b * Hk + h) * Nq + first"),
-    batch_by_the_query_heads=("program_id(1) // Hk)", "program_id(1) // (Hk * group))"),
+    rows_of_another_head=("num_programs(1) * group + h) * Nq", "num_programs(1) + h) * Nq"),
+    batch_and_head_mixed_up_in_A=(f"h_k = {BATCH}, {HEAD}", f"h_k = {HEAD}, {BATCH}"),
     # which tiles A walks
     first_row_late=(FIRST, FIRST.replace("shift", "shift + 1")),
     first_tile_late=("Nq) // BLOCK_M * BLOCK_M", "Nq) // BLOCK_M * BLOCK_M + BLOCK_M"),

@@ -26,7 +26,8 @@ ALLOCATE = """\
     states = torch.full(shape, float("nan"), dtype=torch.float32, device=q.device)
 """
 STORE = """\
-        tile = tl.program_id(1) * tl.cdiv(Nk, BLOCK_N) + start_n // BLOCK_N
+        head = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
+        tile = head * tl.cdiv(Nk, BLOCK_N) + start_n // BLOCK_N
         state_ptrs = states_ptr + (tile * Nq + offs_m) * (2 + d)
         tl.store(state_ptrs, {m_i}, mask=offs_m < Nq)
         tl.store(state_ptrs + 1, {l_i}, mask=offs_m < Nq)
@@ -36,7 +37,7 @@ RETURN = ("    return o\n", '    return o, states, config["BLOCK_N"]\n')
 
 GRID, LAST = "    grid = (", "        v_ptrs += BLOCK_N * stride_vn\n"
 ONE_KERNEL = (
-    ("H, Nq, Nk, d, scale,\n", "H, Nq, Nk, d, scale, states_ptr,\n"),
+    ("    Nq, Nk, d, scale,\n", "    Nq, Nk, d, scale, states_ptr,\n"),
     ("d**-0.5, PRECISION", "d**-0.5, states, PRECISION"),
     (GRID, ALLOCATE + GRID),
     RETURN,
@@ -60,7 +61,7 @@ SPLIT_LOOP = (
         "stride_kn, stride_vn, full, end, states_ptr, Nq, Nk,\n",
     ),
     (VISITED, VISITED + NAMES + STORE.format(m_i=LN_2, l_i="l_i")),
-    ("H, group, Nq, Nk, d, qk_scale,\n", "H, group, Nq, Nk, d, qk_scale, states_ptr,\n"),
+    ("    group, Nq, Nk, d, qk_scale,\n", "    group, Nq, Nk, d, qk_scale, states_ptr,\n"),
     ("d**-0.5 * LOG2_E,\n", "d**-0.5 * LOG2_E, states,\n"),
     # untuned, so that one configuration writes the states
     (LAUNCH, f"    config = launch_config(d, q.dtype, precision)\n{ALLOCATE}{LAUNCH}"),
