@@ -49,6 +49,16 @@ LARGEST_TILE = 128  # rows or keys, of all launch configurations
 
 
 @triton.jit
+def round_to_tf32(x):
+    """Float32 `x` rounded to TF32's 10 bits of mantissa; the matrix unit by itself cuts them off.
+
+    The multiply-add in p's exponent leaves the largest p of a row a little off 1: cut off, a little
+    below 1 would become 1 - 2^-11.
+    """
+    return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def visit_tiles(
     acc, l_i, m_i, visited, q, k_ptrs, v_ptrs, stride_kn, stride_vn, start, end,
     rows, Nk_valid, shift, d, qk_scale,
@@ -85,6 +95,8 @@ def visit_tiles(
         p = tl.exp2(s * qk_scale - m_safe[:, None])  # (BLOCK_M, BLOCK_N)
         l_i = l_i * alpha + tl.sum(p, 1)
         acc = acc * alpha[:, None]
+        if PRECISION == "tf32":
+            p = round_to_tf32(p)
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)
         m_i = m_new
         visited += 1
@@ -100,7 +112,7 @@ def attention_kernel(
     stride_kb, stride_kh, stride_kn, stride_kd,
     stride_vb, stride_vh, stride_vn, stride_vd,
     stride_ob, stride_oh, stride_om, stride_od,
-    H, group, Nq, Nk, d, qk_scale,
+    group, Nq, Nk, d, qk_scale,
     CAUSAL: tl.constexpr, HAS_SEQLENS: tl.constexpr, LSE: tl.constexpr, COUNT: tl.constexpr,
     EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -109,8 +121,7 @@ def attention_kernel(
     if CAUSAL:  # the longest first, so that the last to end is a short one
         block = blocks - 1 - block
     # int64: a pointer offset passes 2^31 in a large tensor, and int32 would wrap silently
-    b = (tl.program_id(1) // H).to(tl.int64)
-    h = (tl.program_id(1) % H).to(tl.int64)
+    b, h = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
     h_k = h // group  # grouped heads: each key head serves `group` query heads
     start_m = block * BLOCK_M
     rows = start_m + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
@@ -157,12 +168,13 @@ def attention_kernel(
     o_ptrs = o_ptr + b * stride_ob + h * stride_oh
     o_ptrs += offs_m[:, None] * stride_om + offs_d[None, :] * stride_od
     tl.store(o_ptrs, acc.to(o_ptr.dtype.element_ty), mask=q_mask)
+    head = b * tl.num_programs(1) + h
     if LSE:
         lse = (m_i + tl.log2(l_i)) * 0.6931471805599453  # (BLOCK_M,), times ln 2
-        tl.store(lse_ptr + tl.program_id(1).to(tl.int64) * Nq + offs_m, lse, mask=offs_m < Nq)
+        tl.store(lse_ptr + head * Nq + offs_m, lse, mask=offs_m < Nq)
     if COUNT:
         skipped = tl.cdiv(Nk, BLOCK_N) - visited
-        tl.store(skipped_ptr + tl.program_id(1) * blocks + block, skipped)
+        tl.store(skipped_ptr + head * blocks + block, skipped)
 
 
 def candidates(d: int, dtype: torch.dtype, precision: str) -> list[autotune.Config]:
@@ -236,11 +248,11 @@ def forward(
         seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
 
     def launch(config: autotune.Config) -> None:
-        grid = (triton.cdiv(Nq, config["BLOCK_M"]), B * H)
+        grid = (triton.cdiv(Nq, config["BLOCK_M"]), H, B)
         attention_kernel[grid](
             q, k, v, o, lse, seqlens_k, skipped,
             *q.stride(), *k.stride(), *v.stride(), *o.stride(),
-            H, H // Hk, Nq, Nk, d, d**-0.5 * LOG2_E,
+            H // Hk, Nq, Nk, d, d**-0.5 * LOG2_E,
             CAUSAL=causal, HAS_SEQLENS=seqlens_k is not None,
             LSE=lse is not None, COUNT=skipped is not None,
             EVEN_D=d == config["BLOCK_D"], PRECISION=precision, **config,

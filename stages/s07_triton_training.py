@@ -29,7 +29,7 @@ import torch
 
 from stages import autotune
 from stages.contract import Stage, check_inputs, input_precision
-from stages.s06_triton_flash2 import LOG2_E, in_reach
+from stages.s06_triton_flash2 import LOG2_E, in_reach, round_to_tf32
 from stages.s06_triton_flash2 import forward as flash2_forward
 
 try:
@@ -58,12 +58,11 @@ def delta_kernel(
     o_ptr, do_ptr, delta_ptr,
     stride_ob, stride_oh, stride_om, stride_od,
     stride_dob, stride_doh, stride_dom, stride_dod,
-    H, Nq, d,
+    Nq, d,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """delta = rowsum(o * do), (B, H, Nq) float32: sum_j p_ij dp_ij, without p or dp."""
-    b = (tl.program_id(1) // H).to(tl.int64)
-    h = (tl.program_id(1) % H).to(tl.int64)
+    b, h = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
     offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,)
     mask = (offs_m[:, None] < Nq) & (offs_d[None, :] < d)
@@ -73,7 +72,7 @@ def delta_kernel(
     do_ptrs += offs_m[:, None] * stride_dom + offs_d[None, :] * stride_dod
     o = tl.load(o_ptrs, mask=mask, other=0.0).to(tl.float32)  # (BLOCK_M, BLOCK_D)
     do = tl.load(do_ptrs, mask=mask, other=0.0).to(tl.float32)  # (BLOCK_M, BLOCK_D)
-    row = tl.program_id(1).to(tl.int64) * Nq
+    row = (b * tl.num_programs(1) + h) * Nq
     tl.store(delta_ptr + row + offs_m, tl.sum(o * do, 1), mask=offs_m < Nq)
 
 
@@ -110,7 +109,10 @@ def walk_q_tiles(
         if MASKED:
             visible = keys[:, None] <= start_m + offs_m[None, :] + shift
             p = tl.where(visible, p, 0.0)
-        dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)  # (BLOCK_N, BLOCK_D)
+        p_dv = p
+        if PRECISION == "tf32":
+            p_dv = round_to_tf32(p)
+        dv = tl.dot(p_dv.to(do.dtype), do, dv, input_precision=PRECISION)  # (BLOCK_N, BLOCK_D)
         dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)  # (BLOCK_N, BLOCK_M)
         ds = p * (dp - delta[None, :])
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)  # (BLOCK_N, BLOCK_D)
@@ -130,15 +132,14 @@ def dk_dv_kernel(
     stride_dob, stride_doh, stride_dom, stride_dod,
     stride_dkb, stride_dkh, stride_dkn, stride_dkd,
     stride_dvb, stride_dvh, stride_dvn, stride_dvd,
-    Hk, group, Nq, Nk, d, scale, qk_scale,
+    group, Nq, Nk, d, scale, qk_scale,
     CAUSAL: tl.constexpr, HAS_SEQLENS: tl.constexpr, EVEN_M: tl.constexpr, EVEN_D: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Kernel A: dk and dv of BLOCK_N keys of one key head, over all query heads that share it."""
     # int64: a pointer offset passes 2^31 in a large tensor, and int32 would wrap silently
-    b = (tl.program_id(1) // Hk).to(tl.int64)
-    h_k = (tl.program_id(1) % Hk).to(tl.int64)
+    b, h_k = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
     start_n = tl.program_id(0) * BLOCK_N  # under a causal mask the first has the most to do
     keys = start_n + tl.arange(0, BLOCK_N)  # (BLOCK_N,)
     offs_n = keys.to(tl.int64)
@@ -172,7 +173,7 @@ def dk_dv_kernel(
         q_ptrs += (first + offs_m)[:, None] * stride_qm + offs_d[None, :] * stride_qd
         do_ptrs = do_ptr + b * stride_dob + h * stride_doh
         do_ptrs += (first + offs_m)[:, None] * stride_dom + offs_d[None, :] * stride_dod
-        row = (b * Hk * group + h) * Nq + first
+        row = (b * tl.num_programs(1) * group + h) * Nq + first
         lse_ptrs = lse_ptr + row + offs_m
         delta_ptrs = delta_ptr + row + offs_m
         if CAUSAL:
@@ -251,7 +252,7 @@ def dq_kernel(
     stride_vb, stride_vh, stride_vn, stride_vd,
     stride_dob, stride_doh, stride_dom, stride_dod,
     stride_dqb, stride_dqh, stride_dqm, stride_dqd,
-    H, group, Nq, Nk, d, scale, qk_scale,
+    group, Nq, Nk, d, scale, qk_scale,
     CAUSAL: tl.constexpr, HAS_SEQLENS: tl.constexpr, EVEN_D: tl.constexpr,
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -260,8 +261,7 @@ def dq_kernel(
     block = tl.program_id(0)
     if CAUSAL:  # the longest first
         block = tl.num_programs(0) - 1 - block
-    b = (tl.program_id(1) // H).to(tl.int64)
-    h = (tl.program_id(1) % H).to(tl.int64)
+    b, h = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
     h_k = h // group
     start_m = block * BLOCK_M
     rows = start_m + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
@@ -286,7 +286,7 @@ def dq_kernel(
     do_ptrs = do_ptr + b * stride_dob + h * stride_doh
     do_ptrs += offs_m[:, None] * stride_dom + offs_d[None, :] * stride_dod
     do = tl.load(do_ptrs, mask=q_mask, other=0.0)  # (BLOCK_M, BLOCK_D)
-    row = tl.program_id(1).to(tl.int64) * Nq
+    row = (b * tl.num_programs(1) + h) * Nq
     lse = tl.load(lse_ptr + row + offs_m, mask=offs_m < Nq, other=0.0)  # (BLOCK_M,)
     lse = tl.where(lse == float("-inf"), 0.0, lse) * 1.4426950408889634  # times log2(e)
     delta = tl.load(delta_ptr + row + offs_m, mask=offs_m < Nq, other=0.0)  # (BLOCK_M,)
@@ -380,8 +380,8 @@ def backward(
     for_keys = candidates("dk_dv_kernel", d, q.dtype, precision)
     for_rows = candidates("dq_kernel", d, q.dtype, precision)
     BLOCK_D = for_rows[0]["BLOCK_D"]
-    delta_kernel[(triton.cdiv(Nq, 64), B * H)](
-        o, do, delta, *o.stride(), *do.stride(), H, Nq, d, BLOCK_M=64, BLOCK_D=BLOCK_D
+    delta_kernel[(triton.cdiv(Nq, 64), H, B)](
+        o, do, delta, *o.stride(), *do.stride(), Nq, d, BLOCK_M=64, BLOCK_D=BLOCK_D
     )
     dq = dk = dv = None
     if wanted[1] or wanted[2]:
@@ -389,10 +389,10 @@ def backward(
         dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
 
         def launch_keys(config: autotune.Config) -> None:
-            dk_dv_kernel[(triton.cdiv(Nk, config["BLOCK_N"]), B * Hk)](
+            dk_dv_kernel[(triton.cdiv(Nk, config["BLOCK_N"]), Hk, B)](
                 q, k, v, do, lse, delta, dk, dv, seqlens_k,
                 *q.stride(), *k.stride(), *v.stride(), *do.stride(), *dk.stride(), *dv.stride(),
-                Hk, H // Hk, Nq, Nk, d, scale, scale * LOG2_E,
+                H // Hk, Nq, Nk, d, scale, scale * LOG2_E,
                 CAUSAL=causal, HAS_SEQLENS=seqlens_k is not None,
                 EVEN_M=Nq % config["BLOCK_M"] == 0, EVEN_D=d == BLOCK_D,
                 PRECISION=precision, **config,
@@ -403,10 +403,10 @@ def backward(
         dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
         def launch_rows(config: autotune.Config) -> None:
-            dq_kernel[(triton.cdiv(Nq, config["BLOCK_M"]), B * H)](
+            dq_kernel[(triton.cdiv(Nq, config["BLOCK_M"]), H, B)](
                 q, k, v, do, lse, delta, dq, seqlens_k,
                 *q.stride(), *k.stride(), *v.stride(), *do.stride(), *dq.stride(),
-                H, H // Hk, Nq, Nk, d, scale, scale * LOG2_E,
+                H // Hk, Nq, Nk, d, scale, scale * LOG2_E,
                 CAUSAL=causal, HAS_SEQLENS=seqlens_k is not None, EVEN_D=d == BLOCK_D,
                 PRECISION=precision, **config,
             )  # fmt: skip

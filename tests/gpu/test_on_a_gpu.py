@@ -101,6 +101,33 @@ def test_strides_and_offsets_beyond_32_bits(number, way):
         assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("number", [4, 5, 6, 7])
+def test_more_heads_in_all_than_an_axis_of_the_grid_has(number):
+    """B * H of 65,536 and more: batch entries and heads have an axis each."""
+    rung = stages.by_number(number)
+    q, k, v, dO = (torch.randn(4100, 16, 5, 16, device="cuda").half() for _ in range(4))
+    whole = everything(rung, q, k, v, dO)
+    for part in (slice(0, 3), slice(4095, 4100)):
+        alone = everything(rung, *(x[part] for x in (q, k, v, dO)))
+        for got, want in zip(whole, alone, strict=True):
+            assert torch.equal(got[part], want)
+
+
+@pytest.mark.parametrize("number", [5, 6, 7])
+def test_a_row_of_one_key_is_v_but_for_the_cut_to_tf32(number):
+    """P is 1 there, whatever the score: cut off instead of rounded, it could be 1 - 2^-11."""
+    rung = stages.by_number(number)
+    q, k = (3 * torch.randn(1, 4, n, 64, device="cuda") for n in (200, 1))
+    v = torch.randint(1, 1000, (1, 4, 1, 64), device="cuda").float()  # exact in TF32
+    set_precision("tf32")
+    try:
+        o = rung.attend(q, k, v)
+    finally:
+        set_precision("ieee")
+    # what is left is l, off 1 by the rounding of the largest score: far less than a cut takes
+    assert ((o / v - 1).abs() < 2.0**-11 / 8).all()
+
+
 def everything(rung, q, k, v, dO):
     """o, and dq, dk, dv where the rung has them."""
     if not rung.STAGE.gradients:

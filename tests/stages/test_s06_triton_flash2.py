@@ -223,6 +223,32 @@ def test_no_tile_is_larger_than_the_largest():
     assert max(max(tile) for tile in distinct_tiles()) <= rung.LARGEST_TILE
 
 
+def test_round_to_tf32_is_to_the_nearest():
+    """Ten bits of mantissa stay; what lies in the middle goes away from 0."""
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def kernel(x_ptr, out_ptr, N: tl.constexpr):
+        at = tl.arange(0, N)
+        tl.store(out_ptr + at, rung.round_to_tf32(tl.load(x_ptr + at)))
+
+    step = 2.0**-10
+    exact = torch.tensor([0.0, 1.0, -1.0, 1 + step, 2.0**-100, -3 * 2.0**90, 1 - step / 2, 1.5])
+    near = torch.tensor(
+        [1 - 2e-7, 1 + 2e-7, 1 + step / 2, 1 + step * 0.49, -1 - step * 0.51, 1e-30]
+    )
+    want = [1, 1, 1 + step, 1, -1 - step, None]
+    x = torch.cat([exact, near, normal((1, 1, 1, 50, 1), 0)[1].flatten()])
+    out = torch.empty_like(x)
+    kernel[(1,)](x, out, N=64)
+    assert len(x) == 64
+    assert torch.equal(out[:8], exact)
+    assert out[8:13].tolist() == want[:5]
+    assert ((out.double() - x.double()).abs() <= x.double().abs() * step / 2).all()
+    assert not (out.view(torch.int32) & 0x1FFF).any()
+
+
 def test_runs_are_the_same_bit_for_bit():
     q, k, v, _ = normal((2, 4, 40, 70, 8), 0, torch.float16)
     options = {"causal": True, "seqlens_k": lengths(66, 7)}
