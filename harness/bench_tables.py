@@ -8,6 +8,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -318,6 +319,51 @@ def suite_of(env: Record) -> str:
     return str(env["arguments"].get("suite") or "")
 
 
+@dataclass(frozen=True)
+class Trio:
+    """What the sources' tables compare in a group: stage 3, one of our rungs and a peer.
+
+    None stands for who isn't there. `records` are the run's, for the group's other directions.
+    """
+
+    group: Sequence[Record]
+    records: Sequence[Record]
+    three: Contestant | None
+    ours: Contestant | None
+    peer: Contestant | None
+
+    def each(self, figure: Figure) -> list[list[str]]:
+        """Stage 3's figure, our rung's and the peer's, a text an N."""
+        return [texts_of(self.group, who, figure) for who in (self.three, self.ours, self.peer)]
+
+    def speedups(self) -> list[str]:
+        """How many times faster our rung is than the peer, a text an N."""
+        if self.peer is None:
+            return ["-"] * len(sizes(self.group))
+        return texts_of(self.group, self.ours, show_speedup(self.peer))
+
+    def shares(self, ceilings: Sequence[Record]) -> list[str]:
+        """How much of the measured matrix rate our rung reaches, a text an N."""
+        return texts_of(self.group, self.ours, lambda record: show_share(record, ceilings))
+
+    def split(self, who: Contestant | None) -> list[list[str]]:
+        """Somebody's time forward, backward and for both, a text an N."""
+        return [
+            texts_of(same_but(self.records, self.group, way), who, show_time, sizes(self.group))
+            for way in ("fwd", "bwd", "train")
+        ]
+
+    def rows(self, *columns: Sequence[str]) -> list[list[str]]:
+        """Rows from columns of texts, N first."""
+        heads = [str(n) for n in sizes(self.group)]
+        return [list(row) for row in zip(heads, *columns, strict=True)]
+
+
+def trios(records: Sequence[Record]) -> list[Trio]:
+    """The trio of each group: our newest rung that was timed, the first peer that was."""
+    return [Trio(group, records, yardstick(group), *rivals(group)) for group in groups(records)]
+
+
 def source_tables(
     env: Record, records: Sequence[Record], ceilings: Sequence[Record] = ()
 ) -> list[SourceTable]:
@@ -326,17 +372,12 @@ def source_tables(
     What the source doesn't tell is '-'. None where the run is of no suite.
     """
     make = SOURCE_TABLES.get(suite_of(env))
-    return make(titles(env), records, ceilings) if make else []
+    made = [make(trio, titles(env), ceilings) for trio in trios(records)] if make else []
+    return [table for table in made if table is not None]
 
 
 def masked(group: Sequence[Record]) -> str:
     return f"d = {group[0]['d']}, {'causal' if group[0]['causal'] else 'no mask'}"
-
-
-def by_columns(group: Sequence[Record], *columns: Sequence[str]) -> list[list[str]]:
-    """Rows from columns of texts, N first."""
-    heads = [str(n) for n in sizes(group)]
-    return [list(row) for row in zip(heads, *columns, strict=True)]
 
 
 def yardstick(group: Sequence[Record]) -> Contestant | None:
@@ -348,49 +389,34 @@ def name_of(contestant: Contestant | None, names: Mapping[Contestant, str]) -> s
     return names[contestant] if contestant is not None else "-"
 
 
-def forward_tables(
-    names: Mapping[Contestant, str], records: Sequence[Record], ceilings: Sequence[Record]
-) -> list[SourceTable]:
+def forward_table(
+    trio: Trio, names: Mapping[Contestant, str], ceilings: Sequence[Record]
+) -> SourceTable:
     """Source 001's forward table: naive, SDPA, its own; and how many times faster."""
-    found: list[SourceTable] = []
-    for group in groups(records):
-        ours, peer = rivals(group)
-        source = ["1.15-1.35x" if n >= 4096 else "-" for n in sizes(group)]
-        body = by_columns(
-            group,
-            texts_of(group, yardstick(group), show_time),
-            texts_of(group, peer, show_time),
-            texts_of(group, ours, show_time),
-            texts_of(group, ours, show_speedup(peer)) if peer else ["-"] * len(source),
-            source,
-        )
-        rival = name_of(peer, names)
-        header = ("N", "#3, ms", f"{rival}, ms", f"{name_of(ours, names)}, ms", f"over {rival}",
-                  "source over SDPA")  # fmt: skip
-        found.append((f"forward, {masked(group)}", header, body))
-    return found
+    three, ours, peer = trio.each(show_time)
+    source = ["1.15-1.35x" if n >= 4096 else "-" for n in sizes(trio.group)]
+    rival = name_of(trio.peer, names)
+    header = ("N", "#3, ms", f"{rival}, ms", f"{name_of(trio.ours, names)}, ms", f"over {rival}",
+              "source over SDPA")  # fmt: skip
+    body = trio.rows(three, peer, ours, trio.speedups(), source)
+    return f"forward, {masked(trio.group)}", header, body
 
 
-def train_tables(
-    names: Mapping[Contestant, str], records: Sequence[Record], ceilings: Sequence[Record]
-) -> list[SourceTable]:
-    """Source 001's training table: forward, backward and both, of its own and of SDPA."""
-    found: list[SourceTable] = []
-    for group in groups([record for record in records if record["direction"] == "train"]):
-        ours, peer = rivals(group)
-        split = [
-            texts_of(same_but(records, group, direction), contestant, show_time, sizes(group))
-            for contestant in (peer, ours)
-            for direction in ("fwd", "bwd", "train")
-        ]
-        source = ["up to 1.17x" if n == 8192 else "-" for n in sizes(group)]
-        ratios = texts_of(group, ours, show_speedup(peer)) if peer else ["-"] * len(source)
-        body = by_columns(group, *split, ratios, source)
-        rival, own = name_of(peer, names), name_of(ours, names)
-        header = ("N", f"{rival}: fwd, ms", "bwd", "both", f"{own}: fwd, ms", "bwd", "both",
-                  "faster", "source")  # fmt: skip
-        found.append((f"training, {masked(group)}", header, body))
-    return found
+def train_table(
+    trio: Trio, names: Mapping[Contestant, str], ceilings: Sequence[Record]
+) -> SourceTable | None:
+    """Source 001's training table: forward, backward and both, of its own and of SDPA.
+
+    None for a group of another direction: it is a part of its training's table.
+    """
+    if trio.group[0]["direction"] != "train":
+        return None
+    source = ["up to 1.17x" if n == 8192 else "-" for n in sizes(trio.group)]
+    rival, own = name_of(trio.peer, names), name_of(trio.ours, names)
+    header = ("N", f"{rival}: fwd, ms", "bwd", "both", f"{own}: fwd, ms", "bwd", "both",
+              "faster", "source")  # fmt: skip
+    split = [*trio.split(trio.peer), *trio.split(trio.ours)]
+    return f"training, {masked(trio.group)}", header, trio.rows(*split, trio.speedups(), source)
 
 
 def same_but(records: Sequence[Record], group: Sequence[Record], direction: str) -> list[Record]:
@@ -400,56 +426,36 @@ def same_but(records: Sequence[Record], group: Sequence[Record], direction: str)
     return [r for r in records if all(r[field] == first[field] for field in alike)]
 
 
-def memory_tables(
-    names: Mapping[Contestant, str], records: Sequence[Record], ceilings: Sequence[Record]
-) -> list[SourceTable]:
+def memory_table(
+    trio: Trio, names: Mapping[Contestant, str], ceilings: Sequence[Record]
+) -> SourceTable:
     """Source 001's memory table: peak memory of naive, SDPA, its own."""
-    found: list[SourceTable] = []
-    for group in groups(records):
-        ours, peer = rivals(group)
-        training = group[0]["direction"] == "train"
-        tells = {8192: "13% less than SDPA"} if training else {4096: "788 MB / 24 MB"}
-        body = by_columns(
-            group,
-            texts_of(group, yardstick(group), show_peak),
-            texts_of(group, peer, show_peak),
-            texts_of(group, ours, show_peak),
-            [tells.get(n, "-") for n in sizes(group)],
-        )
-        header = ("N", "#3", name_of(peer, names), name_of(ours, names), "source")
-        title = "training" if training else "forward"
-        found.append((f"peak memory, {title}, {masked(group)}", header, body))
-    return found
+    three, ours, peer = trio.each(show_peak)
+    training = trio.group[0]["direction"] == "train"
+    tells = {8192: "13% less than SDPA"} if training else {4096: "788 MB / 24 MB"}
+    source = [tells.get(n, "-") for n in sizes(trio.group)]
+    header = ("N", "#3", name_of(trio.peer, names), name_of(trio.ours, names), "source")
+    title = f"peak memory, {'training' if training else 'forward'}, {masked(trio.group)}"
+    return title, header, trio.rows(three, peer, ours, source)
 
 
-def rate_tables(
-    names: Mapping[Contestant, str], records: Sequence[Record], ceilings: Sequence[Record]
-) -> list[SourceTable]:
+def rate_table(
+    trio: Trio, names: Mapping[Contestant, str], ceilings: Sequence[Record]
+) -> SourceTable:
     """Source 004's figure as a table: TFLOP/s of standard, SDPA and its own against N."""
-    found: list[SourceTable] = []
-    for group in groups(records):
-        ours, peer = rivals(group)
-        source = [f"3-4 / {'190 (61%)' if n == 16384 else '-'}" for n in sizes(group)]
-        body = by_columns(
-            group,
-            texts_of(group, yardstick(group), show_rate),
-            texts_of(group, peer, show_rate),
-            texts_of(group, ours, show_rate),
-            texts_of(group, ours, lambda record: show_share(record, ceilings)),
-            source,
-        )
-        header = ("N", "standard, #3", name_of(peer, names), name_of(ours, names),
-                  "of the matrix rate", "source: standard / own")  # fmt: skip
-        unit = UNITS[group[0]["device"]][0]
-        found.append((f"{unit}, {masked(group)}", header, body))
-    return found
+    three, ours, peer = trio.each(show_rate)
+    source = [f"3-4 / {'190 (61%)' if n == 16384 else '-'}" for n in sizes(trio.group)]
+    header = ("N", "standard, #3", name_of(trio.peer, names), name_of(trio.ours, names),
+              "of the matrix rate", "source: standard / own")  # fmt: skip
+    body = trio.rows(three, peer, ours, trio.shares(ceilings), source)
+    return f"{UNITS[trio.group[0]['device']][0]}, {masked(trio.group)}", header, body
 
 
 SOURCE_TABLES: dict[
-    str, Callable[[Mapping[Contestant, str], Sequence[Record], Sequence[Record]], list[SourceTable]]
+    str, Callable[[Trio, Mapping[Contestant, str], Sequence[Record]], SourceTable | None]
 ] = {
-    "001-forward": forward_tables,
-    "001-train": train_tables,
-    "001-memory": memory_tables,
-    "004": rate_tables,
+    "001-forward": forward_table,
+    "001-train": train_table,
+    "001-memory": memory_table,
+    "004": rate_table,
 }

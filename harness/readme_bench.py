@@ -21,8 +21,10 @@ CONTESTANTS = {"sdpa_flash": "SDPA flash", "sdpa_cudnn": "cuDNN", "flex_attentio
 MASKS = {False: "none", True: "causal"}
 
 
-def rate(cell: Record) -> str:
+def rate(cell: Record | None) -> str:
     """TFLOP/s, or why there are none."""
+    if cell is None:
+        return "-"
     return f"{cell['tflops']:.0f}" if cell["tflops"] is not None else str(cell["status"])
 
 
@@ -129,21 +131,28 @@ def variants() -> str:
     return f"{rows(header, body)}\n\n{note} {machine(env)}"
 
 
+def trios(cells: Sequence[Record], stage: int) -> list[bench_tables.Trio]:
+    """Stage 3, that rung and SDPA's flash backend as `ladder bench` compares them, by d and mask.
+
+    Raises KeyError where one of them is missing, or was never timed, in a group.
+    """
+    mine = [c for c in cells if c["stage"] in (3, stage) or c["name"] == "sdpa_flash"]
+    found = bench_tables.trios(mine)
+    for trio in found:
+        if None in (trio.three, trio.ours, trio.peer):
+            raise KeyError(f"not all three in {bench_tables.group_title(trio.group)}")
+    return sorted(found, key=lambda trio: (trio.group[0]["d"], trio.group[0]["causal"]))
+
+
 def source_001(direction: str, stage: int) -> str:
     """A table of source 001 at its shapes: time, memory, speed-up over SDPA's flash backend."""
     env, cells = read(GPU / "bench-001-train.jsonl", "bench")
     body = []
-    for causal, mask in MASKS.items():
-        for n in sorted({cell["nk"] for cell in cells}):
-            at = {"direction": direction, "causal": causal, "nk": n}
-            who = [find(cells, stage=s, **at) for s in (3, stage)]
-            who.append(find(cells, name="sdpa_flash", **at))
-            times = [
-                table.significant(cell["time_ms"]) if cell["time_ms"] else cell["status"]
-                for cell in who
-            ]
-            peaks = [show_bytes(cell["peak_bytes"]) if cell["peak_bytes"] else "-" for cell in who]
-            body.append([f"{mask}, N = {n}", *times, ratio(who[1], "sdpa_flash"), *peaks])
+    for trio in trios([cell for cell in cells if cell["direction"] == direction], stage):
+        mask = MASKS[trio.group[0]["causal"]]
+        times, peaks = trio.each(bench_tables.show_time), trio.each(bench_tables.show_peak)
+        lines = trio.rows(*times, trio.speedups(), *peaks)
+        body += [[f"{mask}, N = {n}", *figures] for n, *figures in lines]
     header = ["mask and size", "#3, ms", f"#{stage}", "SDPA flash", f"#{stage} over flash"]
     header += ["#3, peak", f"#{stage}", "SDPA flash"]
     suites = {"fwd": ("001-forward", "001-memory"), "train": ("001-train",)}[direction]
@@ -155,14 +164,9 @@ def source_001(direction: str, stage: int) -> str:
 def train_split() -> str:
     """Forward, backward and both of rung 7 at source 001's shapes, beside SDPA's."""
     env, cells = read(GPU / "bench-001-train.jsonl", "bench")
-    body = []
-    for n in sorted({cell["nk"] for cell in cells}):
-        row: list[object] = [n]
-        for name in ("triton_training", "sdpa_flash"):
-            for direction in ("fwd", "bwd", "train"):
-                cell = find(cells, nk=n, causal=False, direction=direction, name=name)
-                row.append(table.significant(cell["time_ms"]) if cell["time_ms"] else "-")
-        body.append(row)
+    unmasked = trios([cell for cell in cells if not cell["causal"]], 7)
+    (trio,) = (trio for trio in unmasked if trio.group[0]["direction"] == "train")
+    body = trio.rows(*trio.split(trio.ours), *trio.split(trio.peer))
     header = ["N", "#7: forward", "backward", "both", "SDPA flash: forward", "backward", "both"]
     return f"{rows(header, body)}\n\nms, no mask, fp16, B = 2, H = 4, d = 64. {machine(env)}"
 
@@ -172,21 +176,16 @@ def source_004() -> str:
     env, cells = read(GPU / "bench-004.jsonl", "bench")
     _, ceilings = read(GPU / "ceilings.jsonl", "ceiling")
     roof = find(ceilings, what="matmul", dtype="float16")["value"]
-    body = []
-    for n in sorted({cell["nk"] for cell in cells}):
-        row: list[object] = [n]
-        for d in (64, 128):
-            for causal in (False, True):
-                at = {"d": d, "causal": causal, "nk": n}
-                names = ("torch_three_gemm", "triton_flash2", "sdpa_flash")
-                three, ours, flash = (find(cells, name=name, **at) for name in names)
-                share = 100 * ours["tflops"] / roof
-                row.append(f"{rate(three)} / {rate(ours)} ({share:.0f}%) / {rate(flash)}")
-        body.append(row)
-    header = ["N", "d = 64", "d = 64, causal", "d = 128", "d = 128, causal"]
+    header, columns = ["N"], []
+    for trio in trios(cells, 6):
+        header.append(f"d = {trio.group[0]['d']}" + ", causal" * trio.group[0]["causal"])
+        figures = zip(*trio.each(rate), trio.shares(ceilings), strict=True)
+        columns.append(
+            [f"{three} / {ours} ({share}) / {peer}" for three, ours, peer, share in figures]
+        )
     note = f"TFLOP/s: #3 / #6 (its share of the {roof:.0f} that the card reached) / SDPA flash; "
     note += "fp16, B N = 16384, H d = 2048."
-    return f"{rows(header, body)}\n\n{note} {machine(env)}"
+    return f"{rows(header, trio.rows(*columns))}\n\n{note} {machine(env)}"
 
 
 def curves() -> str:

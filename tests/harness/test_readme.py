@@ -7,7 +7,7 @@ import torch
 from made_up import make_cell
 
 import stages
-from harness import curves, readme
+from harness import curves, readme, readme_bench
 from harness.results import FAILURES, read
 
 
@@ -49,6 +49,14 @@ def test_a_record_that_is_missing_or_double_is_an_error():
         readme.find(cells, nk=7)
     with pytest.raises(KeyError):
         readme.find(cells, stage=3)
+
+
+def test_a_sources_table_without_one_of_its_three_is_an_error():
+    _, cells = read(readme.GPU / "bench-004.jsonl", "bench")
+    assert len(readme_bench.trios(cells, 6)) == 4
+    for name in ("torch_three_gemm", "triton_flash2", "sdpa_flash"):
+        with pytest.raises(KeyError, match="not all three in fwd, float16, d = 64, no mask"):
+            readme_bench.trios([cell for cell in cells if cell["name"] != name], 6)
 
 
 def test_programs_are_counted_with_the_rungs_own_tiles():
