@@ -33,8 +33,8 @@ from harness.readme_text import machine
 from harness.results import read
 
 __all__ = [
-    "Exercise", "Records", "code", "drawn", "gif", "here", "judged", "measure", "picture", "plot",
-    "problem", "ratio", "recorded", "rows", "rungs", "runs", "side_by_side",
+    "Exercise", "Records", "code", "drawn", "full_load", "gif", "here", "judged", "measure",
+    "picture", "plot", "problem", "ratio", "recorded", "rows", "rungs", "runs", "side_by_side",
 ]  # fmt: skip
 
 Record = Mapping[str, Any]
@@ -213,6 +213,15 @@ def here(cpu: Any, gpu: Any) -> Any:
     from stages.machine import why_no_gpu
 
     return cpu if why_no_gpu() else gpu
+
+
+def full_load() -> dict[str, Any]:
+    """Options of `measure` that give a GPU enough to do: float16 and 32 heads. None on a CPU.
+
+    One head in float32 leaves most multiprocessors idle and the matrix units unused: what is slow
+    then is no kernel's fault.
+    """
+    return here(cpu={}, gpu={"dtype": "float16", "h": 32})
 
 
 def runs(number: int) -> bool:

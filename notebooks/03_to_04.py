@@ -55,10 +55,12 @@ except ModuleNotFoundError:
 # %% [markdown]
 # ## What hurts in rung 3
 #
-# Its memory. "Peak" is what a call takes above its inputs.
+# Its memory. "Peak" is what a call takes above its inputs. (`full_load` is nothing on a CPU; a GPU
+# gets float16 and 32 heads, so that all of it has work.)
 
 # %%
-run = nb.measure(stages="3", n=nb.here(cpu="512,1024", gpu="1024,2048,4096,8192"), d=64)
+sizes = nb.here(cpu="512,1024", gpu="1024,2048,4096,8192")
+run = nb.measure(stages="3", n=sizes, d=64, **nb.full_load())
 run
 
 # %% [markdown]
@@ -68,7 +70,7 @@ run
 from harness import cost
 
 for found in run:
-    S = cost.score_bytes(nb.problem(found["nk"], 64, "float32"))
+    S = cost.score_bytes(nb.problem(found["nk"], 64, found["dtype"], h=found["h"]))
     peak = found["peak_bytes"]
     counted = f"S and P together {2 * S / 2**20:.1f} MB"
     print(f"N = {found['nk']}: {counted}" + (f", peak {peak / 2**20:.1f} MB" if peak else ""))
@@ -177,7 +179,8 @@ nb.side_by_side(nb.code(3, "attend"), nb.code(4, "attention_kernel"), context=No
 # and no N x N is kept here either, but its time means nothing. So no time is shown.
 
 # %%
-run = nb.measure(stages="3,4", n=nb.here(cpu="64,65,512", gpu="64,65,1024,4096,16384"), d=64)
+sizes = nb.here(cpu="64,65,512", gpu="64,65,1024,4096,8192")
+run = nb.measure(stages="3,4", n=sizes, d=64, **nb.full_load())
 run
 
 # %%

@@ -156,7 +156,8 @@ if nb.runs(6):
 
 # %%
 sizes = nb.here(cpu=(128, 256), gpu=(1024, 4096, 8192))
-causal = nb.measure(stages="3,6", n=",".join(map(str, sizes)), d=64, causal=True)
+asked = ",".join(map(str, sizes))
+causal = nb.measure(stages="3,6", n=asked, d=64, causal=True, **nb.full_load())
 causal
 
 # %%

@@ -158,9 +158,8 @@ print("\n".join(nb.code(7, "walk_q_tiles").lines))
 # **Write down: which of the two rungs' peaks grows fourfold when $N$ doubles?**
 
 # %%
-run = nb.measure(
-    stages="3,7", n=nb.here(cpu="128,256,512", gpu="1024,2048,4096,8192"), d=16, direction="bwd"
-)
+sizes, d = nb.here(cpu=("128,256,512", 16), gpu=("1024,2048,4096,8192", 64))
+run = nb.measure(stages="3,7", n=sizes, d=d, direction="bwd", **nb.full_load())
 run
 
 # %%

@@ -342,6 +342,15 @@ def test_a_ratio_is_of_right_answers_in_turns_or_none():
         nb.ratio(run, 0, 1)
 
 
+def test_a_gpu_is_given_enough_to_do_and_a_cpu_nothing_more(monkeypatch):
+    monkeypatch.setattr(nb, "here", lambda cpu, gpu: cpu)
+    assert nb.full_load() == {}
+    monkeypatch.setattr(nb, "here", lambda cpu, gpu: gpu)
+    run = nb.measure(stages="3", n="8", d=8, **nb.full_load())  # options that ladder run has
+    (cell,) = run.records
+    assert (cell["dtype"], cell["h"], cell["status"]) == ("float16", 32, "ok")
+
+
 def test_what_ladder_refuses_is_raised_in_its_own_words():
     with pytest.raises(RuntimeError, match="--n: got 'x'"):
         nb.measure(stages="1", n="x")
