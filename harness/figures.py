@@ -110,7 +110,7 @@ TRACE_MODULES = ("figures_look", "inputs", "trace", "trace_inputs", "trace_plots
 
 PICTURES = (
     Picture(
-        "memory-hierarchy", "png", ("figures_look", "figures_memory"), memory_hierarchy,
+        "memory-hierarchy", "png", ("cited", "figures_look", "figures_memory"), memory_hierarchy,
         ceilings=True,
     ),
     Picture("tiling", "png", ("figures_look", "figures_tiling"), tiling),

@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness import cited
 from harness.figures_look import Look, in_look, new_figure
 
 Record = Mapping[str, Any]
 
 TB, GB = 1e12, 1e9
+UNITS = {"TB/s": TB, "GB/s": GB}
 LEFT, RIGHT = 5 * GB, 1000 * TB  # the axis, at the least: room for words at the right
 STEP, GAP = 0.44, 0.4  # from bar to bar, and more between levels
 
@@ -37,36 +39,36 @@ class Level:
     bars: tuple[Bar, ...]
 
 
-def cited(low: float, high: float, said: str) -> Bar:
-    """A bar that this project has not measured."""
-    return Bar(low, high, said, measured=False)
+def hatched(figure: str, unit: str, said: str) -> Bar:
+    """A bar that this project has not measured; its figure stands for the {} of `said`."""
+    low, high = (end * UNITS[unit] for end in cited.ends(figure))
+    return Bar(low, high, said.format(f"{figure} {unit}"), measured=False)
 
 
-# figures of source 004 (sizes and bandwidths of an A100) and source 002 (cycles, PCIe, NVLink)
 SRAM = Level(
-    "registers, shared memory",
-    "192 KB x 108 multiprocessors (A100), 1-30 cycles",
+    cited.SRAM.name,
+    f"{cited.SRAM.size} (A100), {cited.SRAM.cycles} cycles",
     "lives here: q, a tile of k and v, s, p, m_i, l_i, acc",
-    (cited(19 * TB, 19 * TB, "about 19 TB/s: A100"),),
+    (hatched(cited.SRAM.rate, "TB/s", "{}: A100"),),
 )
-HBM_CITED = cited(1.5 * TB, 2.0 * TB, "1.5-2.0 TB/s: A100, 40-80 GB")
-HBM_SIZE = "tens of GB, 300-1000 cycles"
+HBM_CITED = hatched(cited.HBM.rate, "TB/s", f"{{}}: A100, {cited.HBM.size}")
+HBM_SIZE = f"tens of GB, {cited.HBM.cycles} cycles"
 HBM_LIVES = "lives here: q, k, v, o; in rung 3 S and P, too"
 LINKS = (
     Level(
         "NVLink, one link, each way",
         "to another GPU",
         "",
-        (cited(25 * GB, 25 * GB, "25 GB/s in generations 2 to 4 (source 002, corrected)"),),
+        (hatched(cited.NVLINK_EACH, "GB/s", "{} in generations 2 to 4 (source 002, corrected)"),),
     ),
     Level(
         "PCIe x16, each way",
         "to the host",
         "",
         (
-            cited(50 * GB, 60 * GB, "generation 5: 50-60 GB/s achieved"),
-            cited(25 * GB, 30 * GB, "generation 4: 25-30 GB/s"),
-            cited(12 * GB, 13 * GB, "generation 3: 12-13 GB/s"),
+            hatched(cited.PCIE[5].achieved, "GB/s", "generation 5: {} achieved"),
+            hatched(cited.PCIE[4].achieved, "GB/s", "generation 4: {}"),
+            hatched(cited.PCIE[3].achieved, "GB/s", "generation 3: {}"),
         ),
     ),
 )
@@ -83,10 +85,10 @@ def levels(ceilings: Sequence[Record]) -> list[Level]:
         raise ValueError("no copy among the ceilings: nothing measured to show")
     bars = tuple(Bar(r["value"] * TB, r["value"] * TB, said(r), measured=True) for r in copies)
     if copies[0]["device"] == "cuda":
-        hbm = Level("GPU memory (HBM)", HBM_SIZE, HBM_LIVES, (*bars, HBM_CITED))
+        hbm = Level(cited.HBM.name, HBM_SIZE, HBM_LIVES, (*bars, HBM_CITED))
         return [SRAM, hbm, *LINKS]
     host = Level("main memory (CPU)", "", "a CPU's rungs keep all here, but what is cached", bars)
-    hbm = Level("GPU memory (HBM)", HBM_SIZE, HBM_LIVES, (HBM_CITED,))
+    hbm = Level(cited.HBM.name, HBM_SIZE, HBM_LIVES, (HBM_CITED,))
     return [SRAM, hbm, host, *LINKS]
 
 

@@ -1,7 +1,7 @@
 """The generated parts of the course: docs/walkthrough, docs/memory.md, docs/expected-output.md.
 
 As in harness/readme.py: every figure is a committed record's or counted by harness/cost.py. What is
-cited stands here, with its source; nothing else does.
+cited comes from harness/cited.py, with its source.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import cost, table
+from harness import cited, cost, table
 from harness.problem import Problem
 from harness.processes import show_bytes
 from harness.readme_text import GPU, RESULTS, ROOT, find, machine, rows, there
@@ -34,22 +34,6 @@ def square(n: int, problem: Problem = ONE_HEAD) -> Problem:
 
 # ---- memory: what the levels can do, and what attention asks of them
 
-# level, how large, cycles to reach it, bytes a second; sources 002 (cycles) and 004 (an A100's)
-HIERARCHY = (
-    ("registers, shared memory", "192 KB x 108 multiprocessors", "1-30", "about 19 TB/s"),
-    ("GPU memory (HBM)", "40-80 GB", "300-1000", "1.5-2.0 TB/s"),
-)
-
-# link -> one direction in theory and achieved, GB/s, as source 002 has them
-LINKS = {
-    "PCIe 3 x16": ("16", "12-13"), "PCIe 4 x16": ("32", "25-30"), "PCIe 5 x16": ("64", "50-60"),
-    "NVLink 2, a link": ("50", "45"), "NVLink 3, a link": ("100", "90"),
-    "NVLink 4, a link": ("150", "140"),
-}  # fmt: skip
-# NVLink generation -> card, its links, GB/s of all of them both ways together (NVIDIA's data
-# sheets of V100, A100 and H100)
-NVLINK = {2: ("V100", 6, 300), 3: ("A100", 12, 600), 4: ("H100", 18, 900)}
-
 
 def copy_rate() -> tuple[Record, float]:
     """Where it was measured, and bytes a second that a copy moves there, read and written."""
@@ -60,22 +44,25 @@ def copy_rate() -> tuple[Record, float]:
 def hierarchy() -> str:
     """The levels of a GPU's memory as cited, and its HBM as measured."""
     env, rate = copy_rate()
-    body: list[list[object]] = [[*level, "sources 002, 004: A100"] for level in HIERARCHY]
-    body.append(["GPU memory (HBM)", "-", "-", f"{rate / 1e12:.2f} TB/s", "measured: a copy"])
+    body: list[list[object]] = [
+        [level.name, level.size, level.cycles, f"{level.rate} TB/s", "sources 002, 004: A100"]
+        for level in (cited.SRAM, cited.HBM)
+    ]
+    body.append([cited.HBM.name, "-", "-", f"{rate / 1e12:.2f} TB/s", "measured: a copy"])
     header = ["level", "size", "cycles", "bandwidth", "whose figures"]
     return f"{rows(header, body)}\n\n{machine(env)}"
 
 
 def links() -> str:
     """Source 002's links, its NVLink rows put right."""
-    body = []
-    for name, (theory, achieved) in LINKS.items():
-        right = f"{theory}, as it says"
-        if name.startswith("NVLink"):
-            card, count, both = NVLINK[int(name.split()[1].rstrip(","))]
-            each = both / 2 / count
-            right = f"**{each:.0f}** ({card}: {count} links, {both // 2} together)"
-        body.append([name, theory, achieved, right])
+    body = [
+        [link.name, link.theory, link.achieved, f"{link.theory}, as it says"]
+        for link in cited.PCIE.values()
+    ]
+    for generation, link in cited.NVLINK.items():
+        card = cited.CARDS[generation]
+        right = f"**{card.each:.0f}** ({card.name}: {card.links} links, {card.both // 2} together)"
+        body.append([link.name, link.theory, link.achieved, right])
     header = ["link", "source 002: theory", "achieved", "one direction, one link"]
     note = (
         "GB/s. Right: PCIe as the source has it; NVLink from NVIDIA's data sheets, which give the "

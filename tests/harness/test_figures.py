@@ -209,6 +209,16 @@ def test_what_was_measured_is_shown_as_measured_and_nothing_else_is():
         assert bar.measured or "measured" not in bar.said
 
 
+def test_a_cited_bar_is_as_long_as_its_source_says():
+    _, ceilings = read(figures.CEILINGS, "ceiling")
+    bars = [bar for level in figures_memory.levels(ceilings) for bar in level.bars]
+    assert [(bar.low / 1e9, bar.high / 1e9) for bar in bars if not bar.measured] == [
+        (19000, 19000), (1500, 2000), (25, 25), (50, 60), (25, 30), (12, 13),
+    ]  # fmt: skip
+    said = [bar.said for bar in bars]
+    assert "about 19 TB/s: A100" in said and "generation 5: 50-60 GB/s achieved" in said
+
+
 def test_measured_is_solid_and_cited_is_hatched():
     env, ceilings = read(figures.CEILINGS, "ceiling")
     (axis,) = figures_memory.figure(env, ceilings, LIGHT).axes
