@@ -19,6 +19,7 @@ from rich.text import Text
 
 from harness.ceilings import show_rate
 from harness.cost import intensity
+from harness.figures_look import DARK, LIGHT
 from harness.plots import COLOURS, DASHES, MARKERS, families, family_title, legend
 from harness.table import significant, titles
 
@@ -27,9 +28,9 @@ Record = Mapping[str, Any]
 RUNG_THREADS = {"cpu": 1, "cuda": None}  # harness/timing.py: a CPU rung is timed with one thread
 UNITS = {"cpu": ("GFLOP/s", 1e3), "cuda": ("TFLOP/s", 1.0)}  # of the axis, and how many a TFLOP/s
 COLUMNS = 2  # of panels
-INK = {False: "#000000", True: "#E6E6E6"}  # on white, and on a dark page
+INK = {False: "#000000", True: DARK.ink}  # on white as in harness/plots.py, and on a dark page
 FAINT = {False: "#DDDDDD", True: "#444444"}
-GROUND = {False: "#FFFFFF", True: "#16191D"}  # around letters, so that no line crosses them
+GROUND = {False: LIGHT.ground, True: DARK.ground}  # around letters, so that no line crosses them
 NO_ROOF = "no matrix rate for {} among the ceilings: the bandwidth roof alone"
 NO_SLOPE = "no copy among the ceilings: the matrix roof alone"
 ABOVE = "above 100%: bytes counted as memory's stayed in a cache"
