@@ -13,6 +13,7 @@ import json
 import os
 import statistics
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -141,18 +142,21 @@ def keep(identity: dict[str, Any], choice: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.with_suffix(".lock")):
             others = [c for c in read() if any(c.get(k) != v for k, v in identity.items())]
-            # whole or not at all: another process may be reading
-            with tempfile.NamedTemporaryFile(
-                "w", dir=path.parent, suffix=".draft", delete=False, encoding="utf-8"
-            ) as file:
-                json.dump([*others, choice], file, indent=1)
-            Path(file.name).replace(path)
+            # whole or not at all: another process may be reading. A plain open, for the umask's
+            # mode: tempfile's 0600 would hide the choices from all others who share the folder
+            draft = path.with_name(f"{uuid.uuid4().hex}.draft")
+            try:
+                with draft.open("x", encoding="utf-8") as file:
+                    json.dump([*others, choice], file, indent=1)
+                draft.replace(path)
+            finally:
+                draft.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock file `path`, where the system has such locks."""
-    with path.open("w") as file:
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+") as file:
         try:
             import fcntl
         except ImportError:  # Windows: the last one to write wins

@@ -298,6 +298,19 @@ def test_a_disk_that_fills_up_leaves_the_file_as_it_was(card, cache, monkeypatch
     monkeypatch.setattr(json, "dump", fills_up)
     assert choose(card, d=128) == 32
     assert cache.read_text() == before
+    assert {path.name for path in cache.parent.iterdir()} == {"autotune.json", "autotune.lock"}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no such modes")
+@pytest.mark.parametrize("umask", [0o002, 0o022, 0o077])
+def test_the_files_have_the_umasks_mode_so_that_a_shared_folder_is_shared(card, cache, umask):
+    before = os.umask(umask)
+    try:
+        choose(card)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in cache.parent.iterdir()}
+    assert modes == dict.fromkeys(("autotune.json", "autotune.lock"), 0o666 & ~umask)
 
 
 def test_a_user_without_a_home_is_no_error(monkeypatch):
