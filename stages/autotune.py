@@ -30,15 +30,26 @@ chosen: dict[tuple[Any, ...], Config] = {}  # of this process
 
 
 def cache_file() -> Path:
-    """Where choices are kept: $LADDER_CACHE_DIR, else the user's cache folder."""
-    base = os.environ.get("LADDER_CACHE_DIR")
-    if base is None:
-        try:
-            home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        except RuntimeError:  # a user without a home, as containers have
-            home = tempfile.gettempdir()
-        base = str(Path(home) / "attention-ladder")
-    return Path(base) / "autotune.json"
+    """Where choices are kept: $LADDER_CACHE_DIR, else the user's cache folder.
+
+    A variable that is empty counts as unset, so that nothing lands in the current folder.
+    """
+    if ours := os.environ.get("LADDER_CACHE_DIR"):
+        return Path(ours) / "autotune.json"
+    base = os.environ.get("XDG_CACHE_HOME") or home_cache()
+    return Path(base) / "attention-ladder" / "autotune.json"
+
+
+def home_cache() -> Path:
+    """The cache folder in the user's home; for a user without one, as containers have, /tmp."""
+    try:
+        if os.name == "posix" and os.environ.get("HOME") == "":
+            import pwd  # where Path.home() looks when HOME is unset; an empty one it takes for "/"
+
+            return Path(pwd.getpwuid(os.getuid()).pw_dir) / ".cache"
+        return Path.home() / ".cache"
+    except (RuntimeError, KeyError):
+        return Path(tempfile.gettempdir())
 
 
 def bucket(n: int) -> int:

@@ -323,6 +323,29 @@ def test_a_user_without_a_home_is_no_error(monkeypatch):
     assert autotune.cache_file().name == "autotune.json"
 
 
+@pytest.mark.skipif(os.name != "posix", reason="no password database")
+def test_an_empty_variable_is_an_unset_one(monkeypatch, tmp_path):
+    import pwd
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("LADDER_CACHE_DIR")
+    unset = autotune.cache_file()
+    assert unset == Path.home() / ".cache" / "attention-ladder" / "autotune.json"
+    for name in ("HOME", "XDG_CACHE_HOME", "LADDER_CACHE_DIR"):
+        monkeypatch.setenv(name, "")
+    assert autotune.cache_file() == unset
+
+    def unknown(uid):
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)  # of a container's made-up user
+    for _ in range(2):
+        assert autotune.cache_file().is_absolute()
+        monkeypatch.delenv("HOME", raising=False)
+
+
 def test_where_the_file_is(monkeypatch, tmp_path):
     monkeypatch.setenv("LADDER_CACHE_DIR", str(tmp_path / "ours"))
     assert autotune.cache_file() == tmp_path / "ours" / "autotune.json"
