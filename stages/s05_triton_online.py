@@ -129,14 +129,17 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     check_inputs(STAGE, q, k, v)
     B, H, Nq, d = q.shape
     Nk = k.shape[2]
-    # the kernel steps from tile to tile in int32: rows too far apart for that are copied
+    # the kernel reads what is stored, which a tensor under conj().imag is the negative of
+    q, k, v = (x.resolve_neg() for x in (q, k, v))
+    # it steps from tile to tile in int32: rows too far apart for that are copied
     k, v = (x if x.stride(2) * BLOCK_N < 1 << 31 else x.contiguous() for x in (k, v))
     o = torch.empty((B, H, Nq, d), dtype=q.dtype, device=q.device)
     precision = input_precision(q)
     config = launch_config(d, q.dtype, precision)
     grid = (triton.cdiv(Nq, config["BLOCK_M"]), H, B)
-    attention_kernel[grid](
-        q, k, v, o, *q.stride(), *k.stride(), *v.stride(), *o.stride(),
-        Nq, Nk, d, d**-0.5, PRECISION=precision, **config,
-    )  # fmt: skip
+    with torch.cuda.device_of(q):  # Triton launches on the current GPU
+        attention_kernel[grid](
+            q, k, v, o, *q.stride(), *k.stride(), *v.stride(), *o.stride(),
+            Nq, Nk, d, d**-0.5, PRECISION=precision, **config,
+        )  # fmt: skip
     return o

@@ -9,7 +9,7 @@
         p = 2^(s * qk_scale - m_new)     one multiply-add and one exp2 a score
         l_i, acc: corrected by alpha = 2^(m_i - m_new), as in rung 5
     o = acc / l_i                        0 where a row saw nothing
-    lse = ln(2) (m_i + log2 l_i)         on request: all that a backward pass needs of S
+    lse = m_i + log2 l_i                 on request, in base 2: all that a backward pass needs of S
 
 Cost: 4 d FLOPs a visible pair and head, half of rung 5's under a causal mask; q and o cross the
 bus once; extra memory: none (lse: 4 bytes a row, on request).
@@ -170,7 +170,7 @@ def attention_kernel(
     tl.store(o_ptrs, acc.to(o_ptr.dtype.element_ty), mask=q_mask)
     head = b * tl.num_programs(1) + h
     if LSE:
-        lse = (m_i + tl.log2(l_i)) * 0.6931471805599453  # (BLOCK_M,), times ln 2
+        lse = m_i + tl.log2(l_i)  # (BLOCK_M,), in base 2, as m_i is
         tl.store(lse_ptr + head * Nq + offs_m, lse, mask=offs_m < Nq)
     if COUNT:
         skipped = tl.cdiv(Nk, BLOCK_N) - visited
@@ -238,12 +238,16 @@ def forward(
     skipped: torch.Tensor | None = None,
     config: autotune.Config | None = None,
 ) -> torch.Tensor:
-    """The output for arguments that have been checked; `lse` and `skipped` are filled if given."""
+    """The output for arguments that have been checked; `lse` and `skipped` are filled if given.
+
+    lse (B, H, Nq) float32 is in base 2: log2 of each row's sum of exp(s).
+    """
     B, H, Nq, d = q.shape
     Hk, Nk = k.shape[1:3]
     o = torch.empty((B, H, Nq, d), dtype=q.dtype, device=q.device)
     precision = input_precision(q)
-    k, v = in_reach(k), in_reach(v)
+    # the kernel reads what is stored, which a tensor under conj().imag is the negative of
+    q, k, v = q.resolve_neg(), in_reach(k.resolve_neg()), in_reach(v.resolve_neg())
     if seqlens_k is not None:
         seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
 
@@ -258,12 +262,13 @@ def forward(
             EVEN_D=d == config["BLOCK_D"], PRECISION=precision, **config,
         )  # fmt: skip
 
-    if config is None:
-        config = autotune.choose(
-            attention_kernel, candidates(d, q.dtype, precision), launch,
-            like=q, precision=precision, d=d, causal=causal, n=Nk,
-        )  # fmt: skip
-    launch(config)
+    with torch.cuda.device_of(q):  # Triton launches on the current GPU
+        if config is None:
+            config = autotune.choose(
+                attention_kernel, candidates(d, q.dtype, precision), launch,
+                like=q, precision=precision, d=d, causal=causal, n=Nk,
+            )  # fmt: skip
+        launch(config)
     return o
 
 
@@ -300,7 +305,8 @@ def attend_with_lse(
     """
     check_inputs(STAGE, q, k, v, causal=causal, seqlens_k=seqlens_k)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    return forward(q, k, v, causal, seqlens_k, lse=lse), lse
+    o = forward(q, k, v, causal, seqlens_k, lse=lse)
+    return o, lse.mul_(math.log(2))
 
 
 def skipped_blocks(

@@ -2,7 +2,7 @@
 
 Nothing N x N is kept for the backward pass: o and lse are, and P is made again from them.
 
-    p  = exp(s - lse)                    s = scale q k^T, again, tile by tile
+    p  = exp(s - lse)                    s = scale q k^T, again, tile by tile; s and lse in base 2
     delta = rowsum(o * do)               (Nq,), once: the softmax's share of each row's gradient
     dv = p^T do
     dp = do v^T
@@ -101,12 +101,10 @@ def walk_q_tiles(
         else:
             lse = tl.load(lse_ptrs, mask=in_range, other=0.0)
             delta = tl.load(delta_ptrs, mask=in_range, other=0.0)
-        if MASKED:  # a row that sees no key has lse = -inf; its p is 0 by the mask
-            lse = tl.where(lse == float("-inf"), 0.0, lse)
         # all transposed, keys down and queries across: p and ds are then left operands as they are
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # (BLOCK_N, BLOCK_M)
-        p = tl.exp2(s * qk_scale - (lse * 1.4426950408889634)[None, :])  # times log2(e)
-        if MASKED:
+        p = tl.exp2(s * qk_scale - lse[None, :])
+        if MASKED:  # a row that sees no key has lse = -inf, p = inf
             visible = keys[:, None] <= start_m + offs_m[None, :] + shift
             p = tl.where(visible, p, 0.0)
         p_dv = p
@@ -230,7 +228,7 @@ def walk_kv_tiles(
             k = tl.load(k_ptrs, mask=in_d, other=0.0)
             v = tl.load(v_ptrs, mask=in_d, other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
-        p = tl.exp2(s * qk_scale - lse[:, None])  # lse in units of log2
+        p = tl.exp2(s * qk_scale - lse[:, None])
         if MASKED:
             visible = valid[None, :]
             if CAUSAL:
@@ -288,7 +286,6 @@ def dq_kernel(
     do = tl.load(do_ptrs, mask=q_mask, other=0.0)  # (BLOCK_M, BLOCK_D)
     row = (b * tl.num_programs(1) + h) * Nq
     lse = tl.load(lse_ptr + row + offs_m, mask=offs_m < Nq, other=0.0)  # (BLOCK_M,)
-    lse = tl.where(lse == float("-inf"), 0.0, lse) * 1.4426950408889634  # times log2(e)
     delta = tl.load(delta_ptr + row + offs_m, mask=offs_m < Nq, other=0.0)  # (BLOCK_M,)
     k_ptrs = k_ptr + b * stride_kb + h_k * stride_kh
     k_ptrs += offs_n[:, None] * stride_kn + offs_d[None, :] * stride_kd  # (BLOCK_N, BLOCK_D)
@@ -366,13 +363,14 @@ def backward(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """dq, dk, dv from what the forward pass left and do (B, H, Nq, d); None where not `wanted`.
 
+    lse (B, H, Nq) float32 in base 2, as rung 6's `forward` fills it.
     dk and dv come together: where one of them is wanted, both are made.
     """
     B, H, Nq, d = q.shape
     Hk, Nk = k.shape[1:3]
     scale = d**-0.5
     precision = input_precision(q)
-    q, k, v, do = (in_reach(x) for x in (q, k, v, do))
+    q, k, v, do = (in_reach(x.resolve_neg()) for x in (q, k, v, do))
     if seqlens_k is not None:
         seqlens_k = seqlens_k.contiguous()  # the kernels take no stride for it
     tune: dict[str, Any] = {"like": q, "precision": precision, "d": d, "causal": causal, "n": Nk}
@@ -448,7 +446,8 @@ class Gradients(torch.autograd.Function):
     def forward(ctx: Any, q, k, v, o, lse, do, causal, seqlens_k, wanted) -> Any:
         if do.stride(-1) != 1:  # such as the expanded gradient of a sum: one number for all
             do = do.contiguous()
-        return backward(q, k, v, o, lse, do, causal, seqlens_k, wanted)
+        with torch.cuda.device_of(q):  # Triton launches on the current GPU
+            return backward(q, k, v, o, lse, do, causal, seqlens_k, wanted)
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:

@@ -68,6 +68,7 @@ ADD = "        acc += tl.dot(p.to(v.dtype), v, input_precision=PRECISION)  # (BL
 MASK_S = '        s = tl.where(in_range[None, :], s, float("-inf"))\n'
 DP = "        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)"
 SAVED = "ctx.save_for_backward(q, k, v, o, lse, seqlens_k)"
+MAX_IN_BASE_2 = "(q @ k.mT).amax(-1).float() * q.shape[-1] ** -0.5 * LOG2_E"
 
 PITFALLS: dict[str, Pitfall] = {
     "K not transposed": Pitfall(
@@ -125,7 +126,7 @@ PITFALLS: dict[str, Pitfall] = {
         "P is exp(S - LSE), and LSE = m + log l. exp(S - m) is not divided by the sum: the "
         "forward output is right, every gradient wrong.",
         7,
-        ((SAVED, SAVED.replace("lse", "(q @ k.mT).amax(-1).float() * q.shape[-1] ** -0.5")),),
+        ((SAVED, SAVED.replace("lse", MAX_IN_BASE_2)),),
         replace(NORMAL, direction="bwd"),
     ),
     "the q block's offset twice": Pitfall(
@@ -162,8 +163,7 @@ PITFALLS: dict[str, Pitfall] = {
     "P made again without the mask": Pitfall(
         "001",
         "The backward pass masks P, not S: a hidden key's exp(S - LSE) is a number like any "
-        "other. The LSE of a row that saw no key is -inf, and is taken for 0 so that nothing "
-        "is inf - inf.",
+        "other, and inf in a row that saw none, whose LSE is -inf.",
         7, ((f"            p = tl.where(visible, p, 0.0)\n{DP}", DP),),
         replace(BLIND, direction="bwd"),
     ),

@@ -348,7 +348,7 @@ DIAGONAL = "(start_n + offs_n[None, :] <= rows[:, None] + shift)"
 LENGTH = "tl.load(seqlens_ptr + b), 0)"
 FULL, ROUNDED = "tl.maximum(start_m + shift + 1, 0)", "full = full // BLOCK_N * BLOCK_N"
 END = "tl.minimum(start_m + BLOCK_M, Nq) + shift, 0)"
-LSE = "lse = (m_i + tl.log2(l_i)) * 0.6931471805599453"
+LSE = "lse = m_i + tl.log2(l_i)"
 FLASH_2 = (
     {name: TRITON_ONLINE[name] for name in OF_RUNG_5}
     | wrong_scales("d**-0.5 * LOG2_E", "d**-0.5", d="d")
@@ -411,7 +411,8 @@ FLASH_2 = (
         # what else it writes
         lse_without_the_sum=(LSE, LSE.replace(" + tl.log2(l_i)", "")),
         lse_without_the_max=(LSE, LSE.replace("m_i + ", "")),
-        lse_in_base_2=(LSE, LSE.replace(" * 0.6931471805599453", "")),
+        lse_in_base_e=(LSE, f"lse = ({LSE[6:]}) * 0.6931471805599453"),
+        lse_given_out_in_base_2=("lse.mul_(math.log(2))", "lse"),
         lse_of_the_sum_in_base_e=(LSE, LSE.replace("log2", "log")),
         lse_of_another_head=("lse_ptr + head * Nq", "lse_ptr + h * Nq"),
         lse_stored_unmasked=("offs_m, lse, mask=offs_m < Nq)", "offs_m, lse)"),
@@ -465,9 +466,9 @@ TRAINING = wrong_scales("    scale = d**-0.5\n", "d**-0.5", d="d") | replaced(
     dq_scaled_twice=("(dq * scale)", "(dq * scale * scale)"),
     log2_of_e_forgotten_in_A=(LAUNCH_A, LAUNCH_A.replace(" * LOG2_E", "")),
     log2_of_e_forgotten_in_B=(LAUNCH_B, LAUNCH_B.replace(" * LOG2_E", "")),
-    lse_in_base_e_in_A=("(lse * 1.4426950408889634)[None", "lse[None"),
-    lse_in_base_e_in_B=("0.0, lse) * 1.4426950408889634", "0.0, lse)"),
-    lse_forgotten_in_A=("s * qk_scale - (lse * 1.4426950408889634)[None, :]", "s * qk_scale"),
+    lse_in_base_e_in_A=("- lse[None, :]", "- 0.6931471805599453 * lse[None, :]"),
+    lse_in_base_e_in_B=("- lse[:, None]", "- 0.6931471805599453 * lse[:, None]"),
+    lse_forgotten_in_A=("s * qk_scale - lse[None, :]", "s * qk_scale"),
     lse_forgotten_in_B=("s * qk_scale - lse[:, None]", "s * qk_scale"),
     # products
     dp_of_k_in_A=("dp = tl.dot(v, tl.trans(do)", "dp = tl.dot(k, tl.trans(do)"),
