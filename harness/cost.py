@@ -25,6 +25,7 @@ Which count a rung is held to, it declares itself: STAGE.traffic in stages/contr
 to 2 keep S and P in objects or not at all: they too are held to the least.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from harness.problem import ITEMSIZE, Problem
@@ -38,14 +39,21 @@ def visible_pairs(problem: Problem) -> int:
     With `causal`, query i sees keys up to i + nk - nq; with `seqlens_k` the first seqlens_k[b].
     """
     nq, nk = problem.nq, problem.nk
-    pairs = 0
-    for valid in problem.seqlens_k or (nk,) * problem.b:
+
+    def pairs(valid: int) -> int:
         if not problem.causal:
-            pairs += nq * valid
-            continue
-        # row i sees min(valid, max(0, i + nk - nq + 1)) keys
-        pairs += sum(min(valid, max(0, i + nk - nq + 1)) for i in range(nq))
-    return pairs
+            return nq * valid
+        # from the last row up they see nk, nk - 1, ... keys, but none more than valid: first the
+        # rows that see them all, then a triangle, whose tip is cut off where nq < nk
+        tip = min(valid, max(0, nk - nq))
+        return min(nq, nk - valid) * valid + (valid * (valid + 1) - tip * (tip + 1)) // 2
+
+    return sum(count * pairs(valid) for valid, count in key_lengths(problem).items())
+
+
+def key_lengths(problem: Problem) -> dict[int, int]:
+    """Each distinct number of valid keys -> how many batch entries have it."""
+    return Counter(problem.seqlens_k) if problem.seqlens_k else {problem.nk: problem.b}
 
 
 def flops(problem: Problem) -> int:
@@ -151,10 +159,10 @@ def fused_backward_bytes(problem: Problem) -> int:
 def looked_at(problem: Problem) -> tuple[int, int]:
     """Bytes of the rows of q that see a key, and of those of k that a query sees."""
     rows = keys = 0
-    for valid in problem.seqlens_k or (problem.nk,) * problem.b:
-        keys += valid
+    for valid, count in key_lengths(problem).items():
+        keys += count * valid
         if valid:
-            rows += min(problem.nq, problem.nk) if problem.causal else problem.nq
+            rows += count * (min(problem.nq, problem.nk) if problem.causal else problem.nq)
     size = problem.d * ITEMSIZE[problem.dtype]
     return problem.h * rows * size, problem.hk * keys * size
 

@@ -3,6 +3,8 @@
 import itertools
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_inputs import problem
 
 from harness.cost import (
@@ -46,6 +48,29 @@ def test_flops_are_four_d_a_visible_pair(nq, nk, seqlens_k, causal):
     pairs = len(seen(asked, 0)) + len(seen(asked, 1))
     assert visible_pairs(asked) == pairs
     assert flops(asked) == 4 * 3 * 10 * pairs
+
+
+@st.composite
+def masked(draw):
+    """A small problem, masks and all."""
+    nq, nk, b = (draw(st.integers(1, most)) for most in (12, 12, 3))
+    lengths = st.tuples(*[st.integers(0, nk)] * b)
+    return problem(
+        b=b, nq=nq, nk=nk, causal=draw(st.booleans()), seqlens_k=draw(st.none() | lengths)
+    )
+
+
+@settings(max_examples=500, deadline=None, derandomize=True, database=None)
+@given(masked())
+def test_visible_pairs_are_those_that_can_be_counted(asked):
+    assert visible_pairs(asked) == sum(len(seen(asked, batch)) for batch in range(asked.b))
+
+
+def test_a_problem_too_large_for_any_machine_is_counted_at_once():
+    n = 10**9 - 1
+    large = problem(b=n, nq=n, nk=n, d=2, causal=True)  # one by one, this would never end
+    assert visible_pairs(large) == n * (n * (n + 1) // 2)
+    assert hbm_bytes(large) == 4 * n * (4 * n * 2)
 
 
 def test_flops_of_the_source_and_of_both_directions():
