@@ -3,12 +3,13 @@
     python tools/sanitize.py --out results/h200/sanitizer.jsonl
 
 Needs a GPU and compute-sanitizer (it comes with CUDA). Each rung runs on small ragged problems,
-with and without masks, in each of its launch configurations (the tuner tries them all, and its
-choices are kept nowhere). Tensors are allocated one by one, not out of torch's pool, so that a byte
-read past the end of one is past the end of an allocation. Exit code 0 where nothing was found.
+with and without masks, in each of its launch configurations. Tensors are allocated one by one, not
+out of torch's pool, so that a byte read past the end of one is past the end of an allocation. Exit
+code 0 where nothing was found.
 """
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
@@ -16,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +30,27 @@ SIZES = (59, 64, 128)
 FOUND = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")
 
 
+def launch_each(
+    kernel: object, candidates: list[dict[str, int]], launch: Callable[..., None], **_: object
+) -> dict[str, int]:
+    """In the tuner's place: launches every candidate, and chooses the first."""
+    from triton.runtime.errors import OutOfResources
+
+    for config in candidates[1:]:
+        with contextlib.suppress(OutOfResources):  # too large for this GPU
+            launch(config)
+    return candidates[0]
+
+
 def work() -> None:
     """What is run under the sanitizer: every rung that has kernels, its gradients too."""
     sys.path.insert(0, str(ROOT))
     import torch
 
     import stages
+    from stages import autotune
 
+    autotune.choose = launch_each  # type: ignore[assignment]
     b, h, nq, nk = SHAPE.values()
     for number in RUNGS:
         rung = stages.by_number(number)
@@ -93,12 +110,14 @@ def main(out: Path) -> int:
     sys.path.insert(0, str(ROOT))
     from harness import environment
     from harness.results import Writer
+    from harness.roster import read_rungs
 
-    env = environment.make_env("cuda", [], [], {"command": "tools/sanitize.py"})
+    rungs = [rung.to_json() for rung in read_rungs() if rung.number in RUNGS]
+    env = environment.make_env("cuda", [], rungs, {"command": "tools/sanitize.py"})
     clean = True
-    with Writer.create(out, env) as writer:
-        for tool in TOOLS:
-            record = sanitize(tool, out.with_name(f"{out.stem}-{tool}.log"))
+    with Writer.create(out, env) as writer, ThreadPoolExecutor() as pool:
+        logs = [out.with_name(f"{out.stem}-{tool}.log") for tool in TOOLS]
+        for tool, record in zip(TOOLS, pool.map(sanitize, TOOLS, logs), strict=True):
             writer.append(record)
             print(f"{tool}: {record['summary']} ({record['seconds']} s)", flush=True)
             whole = len(record["ran"]) == len(RUNGS) * len(SIZES) * 2

@@ -128,6 +128,20 @@ def test_a_row_of_one_key_is_v_but_for_the_cut_to_tf32(number):
     assert ((o / v - 1).abs() < 2.0**-11 / 8).all()
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+@pytest.mark.parametrize("number", [4, 5, 6, 7])
+def test_tensors_on_another_gpu_than_the_current_one(number):
+    rung = stages.by_number(number)
+    tensors = [torch.randn(2, 3, 70, 40, device="cuda:1").half() for _ in range(4)]
+    assert torch.cuda.current_device() == 0
+    got = everything(rung, *tensors)
+    with torch.cuda.device(1):
+        want = everything(rung, *tensors)
+    for x, y in zip(got, want, strict=True):
+        assert x.device == torch.device("cuda:1")
+        assert torch.equal(x, y)
+
+
 def everything(rung, q, k, v, dO):
     """o, and dq, dk, dv where the rung has them."""
     if not rung.STAGE.gradients:

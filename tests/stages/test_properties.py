@@ -13,6 +13,7 @@ from rung_checks import (
     attend,
     device_of,
     every_rung,
+    gradients,
     in_nan,
     normal,
     rounding,
@@ -134,3 +135,15 @@ def test_strides_do_not_matter(rung, which, data, order, steps, expanded):
     q, k, v = dense.values()
     o = attend(rung, **(dense | {which: other}))
     assert_close(o, attend(rung, q, k, v), 2 * rounding(q, k, v))
+
+
+@every_rung
+def test_a_lazily_negated_view_is_what_it_says(rung):
+    """As conj().imag has them: the storage holds the negative of what the tensor is."""
+    q, k, v, dO = normal((2, 2, 5, 9, 4), 0, device=device_of(rung))
+    views = [torch._neg_view(-x) for x in (q, k, v, dO)]
+    assert all(x.is_neg() and torch.equal(x, y) for x, y in zip(views, (q, k, v, dO)))
+    assert torch.equal(rung.attend(*views[:3]), rung.attend(q, k, v))
+    if rung.STAGE.gradients:
+        for got, want in zip(gradients(rung, *views), gradients(rung, q, k, v, dO)):
+            assert torch.equal(got, want)
