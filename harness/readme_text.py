@@ -1,5 +1,6 @@
 """What the generated parts of README and docs are made with: records found, Markdown tables."""
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,24 @@ def there(cells: Sequence[Record]) -> list[tuple[int, str]]:
     return sorted({(cell["stage"], cell["name"]) for cell in cells})
 
 
+def edited_since(env: Record) -> list[int]:
+    """The built-in rungs of a file of records whose own files are no longer those measured."""
+    edited = []
+    for rung in env["rungs"]:
+        path = ROOT / "stages" / f"s{rung['stage']:02d}_{rung['name']}.py"
+        known = rung.get("sha256")  # a trainer's contestant has none
+        if known and path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() != known:
+            edited.append(rung["stage"])
+    return sorted(edited)
+
+
 def machine(env: Record) -> str:
-    """Where a file was measured, in a line."""
+    """Where a file was measured, in a line, and which rungs have been edited since."""
     where = env["device_name"]
     if env["device"] == "cpu":
         where += f", {env['cores']} cores"
     versions = [f"torch {env['torch']}"] + [f"Triton {env['triton']}"] * bool(env["triton"])
-    return f"Measured on: {where}; {', '.join(versions)}; {env['date'][:10]}."
+    said = f"Measured on: {where}; {', '.join(versions)}; {env['date'][:10]}"
+    if edited := edited_since(env):
+        said += f"; rung{'s' * (len(edited) > 1)} {', '.join(map(str, edited))} edited since"
+    return f"{said}."

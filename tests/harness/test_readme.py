@@ -1,5 +1,6 @@
 """README's tables are made from the committed records, and can't drift from them."""
 
+import hashlib
 import re
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from made_up import make_cell
 
 import stages
-from harness import curves, readme, readme_bench
+from harness import curves, readme, readme_bench, readme_text
 from harness.results import FAILURES, read
 
 
@@ -49,6 +50,21 @@ def test_a_record_that_is_missing_or_double_is_an_error():
         readme.find(cells, nk=7)
     with pytest.raises(KeyError):
         readme.find(cells, stage=3)
+
+
+def test_a_rung_that_was_edited_since_is_named(tmp_path, monkeypatch):
+    env, _ = read(readme.GPU / "table-4.3.jsonl")
+    monkeypatch.setattr(readme_text, "ROOT", tmp_path)
+    (tmp_path / "stages").mkdir()
+    for rung in env["rungs"]:  # as measured, but for two
+        path = tmp_path / "stages" / f"s{rung['stage']:02d}_{rung['name']}.py"
+        path.write_text(rung["name"])
+        rung["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert "since" not in readme_text.machine(env)
+    (tmp_path / "stages" / "s05_triton_online.py").write_text("edited")
+    assert readme_text.machine(env).endswith("; rung 5 edited since.")
+    (tmp_path / "stages" / "s04_triton_lite.py").write_text("edited")
+    assert readme_text.machine(env).endswith("; rungs 4, 5 edited since.")
 
 
 def test_a_sources_table_without_one_of_its_three_is_an_error():
