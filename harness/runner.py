@@ -86,8 +86,9 @@ def plan_tour(rungs: Sequence[Rung], base: Problem) -> list[Cell]:
 
 
 def peer_joins(peer: Rung, problem: Problem) -> bool:
-    """Whether a peer has a row: on the larger problems that it takes."""
-    return problem.nk >= GPU_SIZES[0] and peer.why_skip(problem) is None
+    """Whether a peer has a row: on a GPU, on the larger problems that it takes."""
+    large = problem.device == "cuda" and problem.nk >= GPU_SIZES[0]
+    return large and peer.why_skip(problem) is None
 
 
 def run(

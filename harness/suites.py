@@ -49,7 +49,8 @@ def table_4_2(rungs: Sequence[Rung], base: Problem) -> list[Cell]:
 def like_for_like(cell: Cell) -> bool:
     """Whether a peer is a contestant: it takes the problem, and at the precision asked for.
 
-    No peer follows torch's TF32 switch: the one that takes float32 is the same with it and without.
+    No fused peer follows torch's TF32 switch: the one that takes float32 is the same with it and
+    without. SDPA's math backend does, being torch's own products, as stage 3 is: IEEE is enough.
     """
     return cell.rung.why_skip(cell.problem) is None and cell.problem.precision != "tf32"
 

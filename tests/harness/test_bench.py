@@ -12,7 +12,8 @@ from harness import bench, results, timing
 from harness.bench import Contest, Sizes, Terms, make_problems, plan, suite_problems, usual_rungs
 from harness.problem import Problem
 from harness.processes import ChildFailed
-from harness.roster import PEERS, Rung, built_in_files, describe_files
+from harness.roster import PEERS, Rung, built_in_files, describe_files, read_rungs
+from harness.runner import plan_tour
 
 PROBLEM = Problem(
     inputs="normal", seed=1, b=2, h=2, hk=2, nq=32, nk=32, d=16, dtype="float32", precision="ieee",
@@ -505,7 +506,7 @@ def test_sdpa_on_one_backend_answers_as_stage_3_or_says_that_it_will_not():
 
 @pytest.mark.parametrize("path", sorted(PEERS.glob("p*.py")), ids=lambda path: path.stem)
 def test_a_peers_file_stands_alone(path):
-    """Loaded as any rung's file, and asked for what it has no kernel for."""
+    """Loaded as any rung's file; asked for what it has no kernel for, or right where it has one."""
     import torch
 
     import stages
@@ -514,5 +515,43 @@ def test_a_peers_file_stands_alone(path):
     assert int(path.stem[1:4]) == module.STAGE.number >= 100
     assert path.stem[5:] == module.STAGE.name
     x = torch.zeros(1, 1, 4, 8, dtype=torch.float64)
-    with pytest.raises(ValueError, match="q: got dtype float64"):
-        module.attend(x, x, x)
+    if "float64" in module.STAGE.dtypes:
+        assert torch.equal(module.attend(x, x, x), x)
+    else:
+        with pytest.raises(ValueError, match="q: got dtype float64"):
+            module.attend(x, x, x)
+
+
+@pytest.fixture(scope="module")
+def everyone():
+    """All rungs and the peers that run here."""
+    return read_rungs()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [PROBLEM, replace(PROBLEM, causal=True), replace(PROBLEM, h=4, hk=2, causal=True),
+     replace(PROBLEM, direction="train", h=4, hk=2), replace(PROBLEM, direction="bwd", causal=True),
+     replace(PROBLEM, dtype="float64", precision="float64", direction="train", causal=True),
+     replace(PROBLEM, dtype="float16", precision="float16", direction="train"),
+     replace(PROBLEM, dtype="bfloat16", precision="bfloat16", causal=True)],
+    ids=lambda asked: f"{asked.dtype}-{asked.direction}-{asked.hk}-{asked.causal}",
+)  # fmt: skip
+def test_the_math_backend_is_a_contestant_on_a_cpu_too(tmp_path, everyone, asked):
+    """There without being asked for, and right; its ratio stands in the others' records."""
+    pair = ("torch_three_gemm", "sdpa_math")
+    paths = [rung.path for rung in usual_rungs(everyone, [asked]) if rung.name in pair]
+    records = hold(tmp_path, *paths, problem=asked)
+    assert found(records) == dict.fromkeys(pair, "ok"), records
+    times = [records[name]["time_ms"] for name in pair]
+    assert records["torch_three_gemm"]["speedup"] == {"sdpa_math": times[1] / times[0]}
+    assert records["sdpa_math"]["speedup"] == {}
+
+
+def test_the_tour_of_a_cpu_has_no_peers(everyone):
+    """`ladder bench` compares; the tour shows the ladder, and peers in a GPU's part alone."""
+    names = {cell.rung.name for cell in plan_tour(everyone, PROBLEM)}
+    assert "torch_three_gemm" in names and "sdpa_math" not in names
+    there = [replace(rung, unavailable={"cuda": None}) for rung in everyone]
+    names = {cell.rung.name for cell in plan_tour(there, replace(PROBLEM, device="cuda"))}
+    assert {"torch_three_gemm", "sdpa_math"} <= names

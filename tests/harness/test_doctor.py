@@ -22,7 +22,7 @@ def rows(text):
     """number -> the row of a rung in the table, broken lines joined."""
     found = {}
     for line in text.splitlines():
-        if match := re.match(r" ?(\d+) ", line):
+        if match := re.match(r" {0,2}(\d+) ", line):
             found[int(match[1])] = line
             last = int(match[1])
         elif found and line.startswith("     "):
