@@ -38,6 +38,7 @@ Panel = Callable[[Any, Group], None]  # draws a group into an axis
 COLUMNS = 2  # of panels
 HATCH = "////"  # of the backward part
 LONGEST_BAR = 2.5  # in times of the newest rung
+WIDE = 8  # peers whose speed-ups are further apart than this factor need a logarithmic axis
 
 
 def plot(
@@ -147,16 +148,19 @@ def draw_speedups(
     """A line a peer: how many times faster the newest rung is; 1 is as fast."""
     ours = rivals(group)[0]
     assert ours is not None
+    shown: list[float] = []
     for peer in contestants(group):
         found = [(n, find(group, ours, n)) for n in sizes(group)]
         points = [(n, r["speedup"][peer[1]]) for n, r in found if r and peer[1] in r["speedup"]]
         if peer[0] >= PEERS_FROM and points:
+            shown += [ratio for _, ratio in points]
             axis.plot(
                 *zip(*points, strict=True), label=f"{peer[0]} {names[peer]}",
                 linewidth=1.6, markersize=6, **look(order, peer),
             )  # fmt: skip
     axis.axhline(1.0, color="#000000", linewidth=0.8)
-    frame(axis, group, f"#{ours[0]} {names[ours]}: times faster", "linear")
+    scale = "log" if shown and max(shown) > WIDE * min(shown) else "linear"
+    frame(axis, group, f"#{ours[0]} {names[ours]}: times faster", scale)
 
 
 def frame(axis: Any, group: Group, label: str, scale: str) -> None:

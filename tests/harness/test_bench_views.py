@@ -17,12 +17,12 @@ from harness.problem import Problem
 from harness.results import check_record
 
 NAMES = {3: "torch_three_gemm", 6: "triton_flash2", 7: "triton_training", 100: "sdpa_flash",
-         103: "flex_attention"}  # fmt: skip
+         103: "flex_attention", 104: "sdpa_math"}  # fmt: skip
 TITLES = {"torch_three_gemm": "torch, three GEMMs", "triton_flash2": "Triton Flash 2",
           "triton_training": "Triton, training", "sdpa_flash": "SDPA, flash",
-          "flex_attention": "FlexAttention"}  # fmt: skip
+          "flex_attention": "FlexAttention", "sdpa_math": "SDPA, math"}  # fmt: skip
 # TFLOP/s made up for each contestant, so that times follow
-RATES = {3: 80.0, 6: 550.0, 7: 500.0, 100: 400.0, 103: 520.0}
+RATES = {3: 80.0, 6: 550.0, 7: 500.0, 100: 400.0, 103: 520.0, 104: 8.0}
 WORK = {"fwd": 1.0, "bwd": 0.7, "train": 0.8}  # of the rate, in each direction
 
 
@@ -130,6 +130,22 @@ def test_time_rate_and_speed_up_at_each_n():
     assert row(part, "6 over SDPA, flash ") == ["1.38x"] * 6
     assert row(part, "6 over FlexAttention ") == ["1.06x"] * 6
     assert not any(line.startswith(("3 over", "100 over")) for line in lines)
+
+
+def test_a_peer_that_is_far_slower_has_its_row_and_the_page_stays_80_wide():
+    records = make_run((3, 6, 100, 103, 104), sizes=(*SIZES, 32768))
+    for record in records:
+        if record["stage"] == 6 and record["time_ms"] is not None:
+            record["speedup"]["sdpa_math"] = 550 / 8 * record["nk"] / 1024
+    lines = text_of(make_bench_env(records), records)
+    assert all(len(line) <= 80 for line in lines)
+    part = below(lines, "fwd, float16, d = 64, no mask, b N = 16384..32768, h = 32, cuda")
+    # what has no room in one table stands in the next: three ratios a size at the least
+    ratios = [row(part[start:], "6 over SDPA, math ") for start in range(len(part))
+              if part[start].startswith("6 over SDPA, math ")]  # fmt: skip
+    found = [ratio for each in ratios for ratio in each][:7]
+    assert found == ["34.4x", "68.8x", "138x", "275x", "550x", "1100x", "2200x"]
+    assert row(part, "104 SDPA, math ")[0] == "ms"
 
 
 def test_what_has_no_figure_says_why_and_is_in_no_ratio():
@@ -332,6 +348,20 @@ def test_plots_of_a_forward_run(tmp_path, figures):
     rates = figures["tflops.png"].axes[0]
     assert rates.get_ylim()[0] == 0 and rates.get_ylim()[1] > 550
     assert set(lines_of(rates)["6 Triton Flash 2"].values()) == {550.0}
+
+
+@pytest.mark.parametrize(("ratio", "scale"), [(7.0, "linear"), (70.0, "log")])
+def test_speed_ups_far_apart_stand_on_a_logarithmic_axis(tmp_path, figures, ratio, scale):
+    """Else one slow peer would press all the others onto the line that says as fast."""
+    records = make_run((3, 6, 100, 103, 104))
+    for record in records:
+        if record["stage"] == 6:
+            record["speedup"]["sdpa_math"] = ratio
+    bench_plots.plot(make_bench_env(records), records, tmp_path)
+    axis = figures["speedup.png"].axes[0]
+    assert axis.get_yscale() == scale
+    assert lines_of(axis)["104 SDPA, math"] == dict.fromkeys(SIZES, ratio)
+    assert axis.get_ylim()[0] < 550 / 520 < ratio < axis.get_ylim()[1]
 
 
 def test_the_second_axis_is_the_share_of_the_measured_matrix_rate(tmp_path, figures):
