@@ -43,6 +43,7 @@ class Rung:
     modes: Mapping[str, str]  # device -> native, compiled or interpreted
     unavailable: Mapping[str, str | None]  # device -> why it can't run there
     refused: Mapping[str, Mapping[str, str | None]]  # device -> dtype -> why it won't take it
+    at_most: int | None = None  # batch entries, and heads
 
     @staticmethod
     def from_message(path: Path, message: Message) -> "Rung":
@@ -70,6 +71,8 @@ class Rung:
             return "tf32 is a GPU's way to multiply float32: a CPU has only ieee"
         if reason := self.refused[problem.device][problem.dtype]:
             return reason
+        if self.at_most and max(problem.b, problem.h) > self.at_most:
+            return f"takes at most {self.at_most} batch entries, and as many heads"
         for option in problem.options:
             if option not in self.options:
                 return f"takes no {option}"

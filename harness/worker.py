@@ -324,7 +324,7 @@ def describe(connection: Connection, paths: list[str]) -> None:
     try:
         import stages
         from harness.problem import DEVICES, DTYPES
-        from stages.contract import why_not, why_not_dtype
+        from stages.contract import most_on_an_axis, why_not, why_not_dtype
     except ImportError as error:
         say(connection, "failed", reason=f"nothing runs without {error.name}: {error}")
         return
@@ -342,6 +342,7 @@ def describe(connection: Connection, paths: list[str]) -> None:
                     device: {dtype: why_not_dtype(stage, dtype, device) for dtype in DTYPES}
                     for device in DEVICES
                 },
+                at_most=most_on_an_axis(stage),
             )  # fmt: skip
         except BaseException as error:
             text = " ".join(f"{type(error).__name__}: {error}".split())[:300]

@@ -129,6 +129,15 @@ def why_not_dtype(stage: Stage, dtype: str, device: str) -> str | None:
     return None
 
 
+def most_on_an_axis(stage: Stage) -> int | None:
+    """How many batch entries, and how many heads, `stage` takes; None: any number.
+
+    A kernel has an axis of its grid for each. The interpreter, whose grid has no end, is no
+    exception: a rung takes the same problems everywhere.
+    """
+    return MAX_GRID if "triton" in stage.needs else None
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """'float32' for torch.float32."""
     return str(dtype).removeprefix("torch.")
@@ -191,10 +200,11 @@ def check_inputs(
         raise ValueError(
             f"k: got {Hk} heads, expected q's {H} (rung {stage.number} has no grouped heads)"
         )
-    if "triton" in stage.needs and max(B, H) > MAX_GRID:
-        what = f"batch B = {B}" if B > MAX_GRID else f"H = {H} heads"
+    most = most_on_an_axis(stage)
+    if most and max(B, H) > most:
+        what = f"H = {H} heads" if H > most else f"batch B = {B}"
         raise ValueError(
-            f"q: got {what}, expected at most {MAX_GRID}, where a CUDA grid's axis ends; "
+            f"q: got {what}, expected at most {most}, where a CUDA grid's axis ends; "
             "call it for parts of the batch or of the heads"
         )
     if v.shape[2] != k.shape[2]:
