@@ -6,7 +6,8 @@
 grid_1d        source 003's grid: one axis, each program works out its batch, head and q block; the
                q blocks of a head are neighbours, as on rung 6's axes, in source 004's order
 grid_1d_heads  the same, but neighbours are heads, not q blocks of one head
-normalised     acc is an average at each step (sources 002, 003), not divided once at the end
+normalised     acc is an average at each step (sources 002, 003), not divided once at the end:
+               one division a row and tile, by which acc's row and p v's are multiplied
 
 A variant is the shipped file with some text replaced, each found exactly once: it can't fall behind
 rung 6 unnoticed, and what it changes is all that it changes.
@@ -56,10 +57,13 @@ VARIANTS: dict[str, dict[str, str]] = {
         "        l_i = l_i * alpha + tl.sum(p, 1)\n": (
             "        past = l_i * alpha\n"
             "        l_i = past + tl.sum(p, 1)\n"
-            "        l_safe = tl.where(l_i == 0.0, 1.0, l_i)\n"
-            "        p = p / l_safe[:, None]\n"
+            "        inverse = 1.0 / tl.where(l_i == 0.0, 1.0, l_i)  # (BLOCK_M,)\n"
         ),
-        "acc = acc * alpha[:, None]": "acc = acc * (past / l_safe)[:, None]",
+        "acc = acc * alpha[:, None]": "acc = acc * (past * inverse)[:, None]",
+        "acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)": (
+            "pv = tl.dot(p.to(v.dtype), v, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)\n"
+            "        acc += pv * inverse[:, None]"
+        ),
         "    acc = acc / l_i[:, None]\n": "",
     },
 }  # fmt: skip

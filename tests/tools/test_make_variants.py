@@ -1,5 +1,6 @@
 """Each variant of rung 6 is right, masks and LSE too: what is measured is one change, not a bug."""
 
+import ast
 import importlib.util
 from pathlib import Path
 
@@ -53,6 +54,18 @@ def test_a_variant_answers_as_rung_6_does(variants, name, causal, lengths):
     assert same.all()
     skipped = [x.skipped_blocks(q, k, v, **options) for x in (variants[name], stages.by_number(6))]
     assert torch.equal(*skipped)
+
+
+def test_the_normalised_one_divides_once_a_row_and_tile_and_never_after(tool):
+    """As docs/walkthrough/5-triton-online.md writes it: rung 6 divides a row of acc, at the end."""
+    shipped, changed = (ast.parse(x) for x in (tool.RUNG_6.read_text(), tool.variant("normalised")))
+    for tree, in_a_tile, at_the_end in ((shipped, 0, 1), (changed, 1, 0)):
+        kernels = {x.name: x for x in tree.body if isinstance(x, ast.FunctionDef)}
+        for name, expected in (("visit_tiles", in_a_tile), ("attention_kernel", at_the_end)):
+            found = [x for x in ast.walk(kernels[name]) if isinstance(x, ast.Div)]
+            assert len(found) == expected, (name, expected)
+    # what is divided by is a number a row, not one a probability
+    assert "inverse = 1.0 / tl.where(l_i == 0.0, 1.0, l_i)" in ast.unparse(changed)
 
 
 def test_a_text_that_is_not_there_once_is_refused(tool, monkeypatch):
