@@ -201,8 +201,8 @@ def check_inputs(
             f"k: got {Hk} heads, expected q's {H} (rung {stage.number} has no grouped heads)"
         )
     most = most_on_an_axis(stage)
-    if most and max(B, H) > most:
-        what = f"H = {H} heads" if H > most else f"batch B = {B}"
+    size, what = max((B, f"batch B = {B}"), (H, f"H = {H} heads"))
+    if most and size > most:
         raise ValueError(
             f"q: got {what}, expected at most {most}, where a CUDA grid's axis ends; "
             "call it for parts of the batch or of the heads"
