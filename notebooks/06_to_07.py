@@ -150,8 +150,10 @@ nb.side_by_side(nb.code(6, "visit_tiles"), nb.code(7, "walk_kv_tiles"), context=
 print("\n".join(nb.code(7, "walk_q_tiles").lines))
 
 # %% [markdown]
-# Each gradient is summed by one program in one order: no atomics, and the same bits at every run.
-# The price is that `s` and `dp` are computed twice.
+# Each gradient is summed by one program in one order: no atomics, and the same bits at every run
+# of one launch configuration. (The tuner picks it by timing, and keeps its choice on disk: another
+# machine may choose another, which sums in another order.) The price is that `s` and `dp` are
+# computed twice.
 #
 # ## Measure
 #
@@ -168,7 +170,8 @@ nb.plot(run, "memory") or nb.plot(run, "error")
 # %% [markdown]
 # ## On a GPU
 #
-# Recomputing costs arithmetic: two more matrix products in the backward pass. Does it cost time?
+# Recomputing costs arithmetic: 7 matrix products in the backward pass, where 4 would do if $P$ had
+# been kept. $S$ is one more, and two kernels make both $S$ and $dP$. Does it cost time?
 
 # %%
 body = []
