@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -66,8 +67,7 @@ def show_choices(console: Console) -> None:
     except ImportError:  # no torch: nothing was ever tuned
         return
     choices = autotune.read()
-    # a user without a home, as containers have, has "~" for one: nothing is replaced then
-    where = Text(str(autotune.cache_file()).replace(os.path.expanduser("~"), "~", 1))  # noqa: PTH111
+    where = literal(from_home(autotune.cache_file()))
     if not choices:
         console.print(Text("tuned: nothing yet, a kernel's first call on a GPU does (").append(
             where).append(")"), soft_wrap=True)  # fmt: skip
@@ -83,10 +83,25 @@ def show_choices(console: Console) -> None:
             continue
         said = [config.get(name, "?") for name in TILE]
         dtype, precision = choice.get("dtype"), choice.get("precision")
-        table.add_row(
-            *(str(choice.get(name)) for name in ("kernel", "device")),
-            f"{dtype} tf32" if precision == "tf32" else str(dtype), str(choice.get("d")),
-            "causal" if choice.get("causal") else "", str(choice.get("n")),
+        row = (
+            choice.get("kernel"), choice.get("device"),
+            f"{dtype} tf32" if precision == "tf32" else dtype, choice.get("d"),
+            "causal" if choice.get("causal") else "", choice.get("n"),
             "{} x {}, {}, {}".format(*said),
         )  # fmt: skip
+        table.add_row(*(literal(value) for value in row))
     console.print(table)
+
+
+def literal(value: object) -> Text:
+    """`value` as it stands: anybody may have written the file, and what it says is no markup."""
+    return Text("".join(c if c.isprintable() else "?" for c in str(value)))
+
+
+def from_home(path: Path) -> str:
+    """`path`, with a ~ for the user's home."""
+    # who has no home, as in containers, has "~" for one; who has an empty one has "/"
+    home = os.path.expanduser("~")  # noqa: PTH111
+    if home != "/" and path.is_relative_to(home):
+        return f"~/{path.relative_to(home)}"
+    return str(path)

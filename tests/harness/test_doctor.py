@@ -1,12 +1,17 @@
 """`ladder doctor`: what runs here and what doesn't, and why; on poorer machines, too."""
 
+import io
 import json
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 from ladder_command import ROOT, environ, ladder
+from rich.console import Console
+
+from harness import doctor
 
 
 def without(folder, *modules):
@@ -133,3 +138,36 @@ def test_it_shows_what_was_tuned_here_and_bears_what_is_none_of_ours(tmp_path):
         assert word in line
     path.write_text("{not json")
     assert "tuned: nothing yet" in ladder("doctor", env=env).stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("[/x]", "[/x]"), ("[red]A[/red]", "[red]A[/red]"), ("\ud800B", "?B"), (r"\[b]", r"\[b]"),
+     ("\x1b[31mC\nD", "?[31mC?D"), (None, "None"), (["[/x]"], "['[/x]']")],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "field", ["kernel", "device", "dtype", "d", "n", "BLOCK_M", "BLOCK_N", "num_warps"]
+)
+def test_what_is_in_the_tuner_s_file_is_shown_as_it_stands(
+    tmp_path, monkeypatch, field, text, shown
+):
+    monkeypatch.setenv("LADDER_CACHE_DIR", str(tmp_path))
+    choice = {"kernel": "k", "device": "a", "dtype": "x", "d": 1, "n": 2, "config": {}}
+    (choice if field in choice else choice["config"])[field] = text
+    (tmp_path / "autotune.json").write_text(json.dumps([choice]))
+    out = io.StringIO()
+    doctor.show_choices(Console(file=out, width=200, force_terminal=True, color_system=None))
+    line = out.getvalue().splitlines()[-1]
+    assert shown in line and "\x1b" not in line
+    line.encode()
+
+
+@pytest.mark.parametrize(
+    ("home", "path", "shown"),
+    [("/home/me", "/home/me/.cache/f", "~/.cache/f"), ("/home/me", "/home/meg/f", "/home/meg/f"),
+     ("/home/me", "/mnt/home/me/f", "/mnt/home/me/f"), ("", "/root/f", "/root/f")],
+)  # fmt: skip
+@pytest.mark.skipif(sys.platform == "win32", reason="homes of another kind")
+def test_where_the_tuner_s_file_is_is_said_from_the_home(monkeypatch, home, path, shown):
+    monkeypatch.setenv("HOME", home)
+    assert doctor.from_home(Path(path)) == shown
