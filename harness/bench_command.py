@@ -28,7 +28,7 @@ from harness.arguments import (
 )
 from harness.printed import show_printed
 from harness.problem import DTYPES, Problem
-from harness.results import DIRECTIONS
+from harness.results import DIRECTIONS, WriteFailed
 from harness.roster import PEERS_FROM, Rung, read_rungs
 from harness.runner import SEED, default_memory
 
@@ -142,8 +142,10 @@ class View:
             except roofline.NoRoof as error:
                 raise UserError(f"--ceilings: {self.file}: {error}") from None
 
-    def show(self, env: Record, records: Sequence[Record], path: Path) -> None:
-        """Print the tables, write the CSV and the plots. `path`: the file of the records."""
+    def show(
+        self, env: Record, records: Sequence[Record], path: Path, write: bool = True
+    ) -> None:
+        """Print the tables and `write` the CSV and the plots. `path`: the file of the records."""
         page = table.page()
         page.width = min(page.width, bench_tables.WIDTH)
         if not records:
@@ -151,6 +153,8 @@ class View:
             return
         page.print(bench_tables.rich_tables(env, records, self.ceilings))
         page.print(Text(f"records: {path}"), soft_wrap=True)
+        if not write:
+            return
         try:
             beside = csv_path(path)
             beside.write_text(bench_tables.as_csv(env, records))
@@ -201,14 +205,18 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
     view.check(env)
     out = out or default_out("bench")
     progress = Progress(len(contests))
-    interrupted = False
+    interrupted, failure = False, None
     with create(out, env) as writer:
         try:
             bench.run(contests, make_terms(given, device), writer, progress.tell)
         except KeyboardInterrupt:
             interrupted = True
+        except WriteFailed as error:
+            failure = error
     env, records = open_results(out, "bench")  # what is shown is what can be shown again
-    view.show(env, records, out)
+    view.show(env, records, out, write=failure is None)
+    if failure is not None:
+        raise failure
     if interrupted:
         return INTERRUPTED
     ours = [record for record in records if record["stage"] < PEERS_FROM]

@@ -49,7 +49,7 @@ from harness.printed import show_printed
 from harness.problem import DTYPES, INPUTS, PRECISIONS, REAL_D, Problem
 from harness.processes import ChildFailed
 from harness.real_inputs import HEADS, LAYERS, MAX_N
-from harness.results import FAILURES, BadRecord, Writer, key, read
+from harness.results import FAILURES, BadRecord, WriteFailed, Writer, key, read
 from harness.roster import PEERS_FROM, BadRung, Rung, read_rungs
 from harness.runner import (
     SEED,
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         result = app(args=arguments, standalone_mode=False, prog_name="ladder")
         code = result if isinstance(result, int) else 0
-    except (UserError, BadRung, BadRecord) as error:
+    except (UserError, BadRung, BadRecord, WriteFailed) as error:
         code = complain(str(error))
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
@@ -351,7 +351,7 @@ def carry_out(
     """Measure what is left, show progress, and end with the table. Returns the exit code."""
     records = list(done)
     progress = Monitor(len(cells), len(done))
-    interrupted = False
+    interrupted, failure = False, None
     try:
         with progress:
             run(
@@ -363,12 +363,16 @@ def carry_out(
             )
     except KeyboardInterrupt:
         interrupted = True
+    except WriteFailed as error:
+        failure = error
     order = {key(cell.to_json()): index for index, cell in enumerate(cells)}
     records.sort(key=lambda record: order[key(record)])
     console = table.page()
     if records:
         table.show(env, records, "rich", console)
     console.print(Text(f"records: {writer.path}"), soft_wrap=True)
+    if failure is not None:
+        raise failure
     if interrupted:
         left = len(cells) - len(records)
         print(f"interrupted, {left} of {len(cells)} cells left: "

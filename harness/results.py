@@ -5,6 +5,7 @@ appended and flushed when it is measured. A run killed at any moment loses the c
 the most; a torn last line is dropped when the run is resumed.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -217,6 +218,10 @@ class BadRecord(ValueError):
     """A line of a results file is not a record; the message says which line and why."""
 
 
+class WriteFailed(Exception):
+    """A run's file takes no more: the message names it and says why. What it holds is whole."""
+
+
 def check_record(record: Mapping[str, Any]) -> None:
     """Raise BadRecord unless `record` is of a kind of ours, with just its schema's fields."""
     schema = SCHEMAS.get(str(record.get("kind")))
@@ -291,8 +296,11 @@ class Writer:
         path.parent.mkdir(parents=True, exist_ok=True)
         # whole or not at all: a run killed here leaves no file that has a torn env line
         draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
-        draft.write_bytes(dump_line(env))
-        draft.replace(path)
+        try:
+            draft.write_bytes(dump_line(env))
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
         return cls.reopen(path)
 
     @classmethod
@@ -314,9 +322,25 @@ class Writer:
         return cls(path, handle)
 
     def append(self, *records: Mapping[str, Any]) -> None:
-        """Write records, a line each, in one go, and wait until they are on the disk."""
-        os.write(self.handle, b"".join(dump_line(record) for record in records))
-        os.fsync(self.handle)
+        """Write records, a line each, and wait until they are on the disk.
+
+        Raises WriteFailed where the disk is full, or has another reason: the lines that still went
+        in whole are kept, a torn one is not.
+        """
+        data = b"".join(dump_line(record) for record in records)
+        start, done = os.fstat(self.handle).st_size, 0
+        try:
+            while done < len(data):  # a disk takes what it has room for, and refuses the next
+                done += os.write(self.handle, data[done:])
+            os.fsync(self.handle)
+        except OSError as error:
+            with contextlib.suppress(OSError):  # then a reader passes the torn line over
+                os.ftruncate(self.handle, start + data.rfind(b"\n", 0, done) + 1)
+            reason = error.strerror or error
+            raise WriteFailed(
+                f"{self.path} can't be written any more: {reason}; what was measured before is in "
+                "it, so make room and measure the rest"
+            ) from error
 
     def __enter__(self) -> "Writer":
         return self

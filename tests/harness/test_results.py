@@ -1,17 +1,20 @@
 """Records: the schema refuses what is no record, and the file loses nothing and hides nothing."""
 
+import errno
 import json
 import math
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from ladder_command import ROOT
+from ladder_command import PATIENCE, ROOT, command, environ
 from made_up import make_cell, make_env, write_run
 
 from harness import results
-from harness.results import BadRecord, Writer, check_record, dump_line, key, read
+from harness.results import BadRecord, WriteFailed, Writer, check_record, dump_line, key, read
 
 # design.md, "What one cell (rung x problem) reports"; `hk`, `seed` and the like are among them
 DESIGN = [
@@ -153,6 +156,104 @@ def test_what_is_written_is_read(tmp_path):
     with pytest.raises(FileExistsError):
         Writer.create(path, env)
     assert read(path) == (env, cells)
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk with a byte count `room` that takes at most 100 bytes in one go."""
+
+    class Disk:
+        room = 1 << 30
+
+    def write(handle, data, really=os.write):
+        if not Disk.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        done = really(handle, data[: min(100, Disk.room)])
+        Disk.room -= done
+        return done
+
+    monkeypatch.setattr(results.os, "write", write)
+    return Disk
+
+
+def test_a_disk_that_takes_a_part_at_a_time_gets_all_of_it(tmp_path, disk):
+    cells = [make_cell(), make_cell(n=256)]
+    path = write_run(tmp_path / "run.jsonl", make_env(cells), [])
+    with Writer.reopen(path) as writer:
+        writer.append(*cells)
+    assert read(path)[1] == cells
+
+
+@pytest.mark.parametrize("lines", [0, 0.5, 1, 1.5, 2])
+def test_a_full_disk_is_said_and_leaves_whole_lines_that_more_can_follow(tmp_path, disk, lines):
+    cells = [make_cell(n=n) for n in (128, 256, 512, 640)]
+    path = write_run(tmp_path / "run.jsonl", make_env(cells), cells[:1])
+    with Writer.reopen(path) as writer:
+        disk.room = int(lines * len(dump_line(cells[1])))
+        said = f"{path} can't be written any more: No space left on device; what was"
+        with pytest.raises(WriteFailed, match=re.escape(said)):
+            writer.append(*cells[1:])
+        kept = cells[: 1 + int(lines)]
+        assert path.read_bytes().endswith(b"\n") and read(path)[1] == kept
+        disk.room = 1 << 30  # somebody has made some
+        writer.append(cells[3])
+    assert read(path)[1] == [*kept, cells[3]]
+
+
+def test_what_could_not_be_brought_to_the_disk_is_said_too(tmp_path, monkeypatch):
+    def fsync(handle):
+        raise OSError(errno.EIO, "Input/output error")
+
+    cells = [make_cell()]
+    path = write_run(tmp_path / "run.jsonl", make_env(cells), [])
+    monkeypatch.setattr(results.os, "fsync", fsync)
+    with Writer.reopen(path) as writer, pytest.raises(WriteFailed, match="Input/output error"):
+        writer.append(*cells)
+
+
+def test_a_disk_without_room_for_the_first_line_gets_no_file(tmp_path, monkeypatch):
+    def write_bytes(path, data, really=Path.write_bytes):
+        really(path, data[:40])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    with pytest.raises(OSError, match="No space left"):
+        Writer.create(tmp_path / "run.jsonl", make_env([]))
+    assert list(tmp_path.iterdir()) == []
+
+
+RUN = ("run", "--stages", "3", "--n", "8,16")
+BENCH = ("bench", "--impl", "3", "--causal", "off", "--d", "8", "--n", "8,16", "--tokens", "16",
+         "--hidden", "8", "--repeat", "2")  # fmt: skip
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such limits")
+@pytest.mark.parametrize("arguments", [RUN, BENCH], ids=["run", "bench"])
+def test_a_command_whose_file_is_full_says_so_and_shows_what_it_has(tmp_path, arguments):
+    import resource
+
+    def limited(out, size):
+        return subprocess.run(
+            command(*arguments, "--device", "cpu", "--out", out), cwd=ROOT,
+            # git status writes the checkout's index again, and would leave a torn one's lock
+            env=environ(GIT_OPTIONAL_LOCKS="0"),
+            capture_output=True, text=True, timeout=PATIENCE, check=False,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+        )  # fmt: skip
+
+    usual, path = tmp_path / "usual.jsonl", tmp_path / "run.jsonl"
+    assert limited(usual, resource.RLIM_INFINITY).returncode == 0
+    env, first, second = usual.read_bytes().splitlines(keepends=True)
+    done = limited(path, len(env) + len(first) + len(second) // 2)
+    assert done.returncode == 2, done.stderr
+    said = done.stderr.splitlines()
+    assert len(said) == 2 and said[0].startswith("[1/2] ")  # the progress
+    assert said[1].startswith(f"ladder: {path} can't be written any more: File too large; what")
+    assert "three GEMMs" in done.stdout and f"records: {path}" in done.stdout
+    kind = arguments[0].replace("run", "cell")
+    assert [record["nk"] for record in read(path, kind)[1]] == [8]
+    assert path.read_bytes().count(b"\n") == 2 and path.read_bytes().endswith(b"\n")
+    assert not path.with_suffix(".csv").exists()  # on a full disk, one error is enough
 
 
 def test_one_writer_at_a_time(tmp_path):
