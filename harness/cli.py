@@ -237,6 +237,8 @@ def new_run(given: dict[str, Any], own: Sequence[Path], out: Path | None) -> int
     limits = make_limits(given)
     # what can be known to be wrong is said before seconds are spent on looking at the rungs
     make_cells(given, [], device or "cpu")
+    if given["stages"] is not None:
+        integers(given["stages"], "--stages", 0)
     rungs = read_rungs(own)
     device = known_device(device, rungs)
     # others' kernels come into suites and the tour, elsewhere when they are asked for
@@ -616,6 +618,7 @@ def io_command(
     sizes = integers(n, "--n", 1)
     shape = {**DEFAULTS, "d": d, "b": b, "h": h, "dtype": dtype}
     base = make_problem(shape, "cuda")
+    integers(stages, "--stages", 0)
     rungs = read_rungs()
     if reason := why_no_cuda(rungs):
         raise UserError(f"io: a GPU is needed, but {reason}")
