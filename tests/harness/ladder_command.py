@@ -1,9 +1,16 @@
-"""Runs the `ladder` command as a user would, in a process of its own, and finds what it leaves."""
+"""Runs the `ladder` command as a user would, in a process of its own, and finds what it leaves.
 
+`in_turn` runs it in a process that it shares with other tests' commands: start-up is most of what
+a short one costs.
+"""
+
+import atexit
 import contextlib
+import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -44,6 +51,82 @@ def ladder(*arguments, cwd=ROOT, env=None):
         timeout=PATIENCE,
         stdin=subprocess.DEVNULL,
     )
+
+
+class Turns:
+    """A process that carries out `ladder` commands, one after another (turns.py).
+
+    What each would pay in a process of its own, importing the command line, and torch into the
+    fork server, is paid once. They share what that process has in memory, so nothing belongs here
+    whose point is a start, an end, a signal or an environment.
+    """
+
+    def __init__(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="ladder-turns-")
+        self.out, self.err = (Path(self.folder.name) / name for name in ("out", "err"))
+        self.connection, theirs = multiprocessing.Pipe()
+        with theirs, self.err.open("ab") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, RUNGS.parent / "turns.py", str(theirs.fileno())],
+                cwd=ROOT,
+                env=environ(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=err,
+                pass_fds=[theirs.fileno()],
+            )
+        assert self.connection.poll(PATIENCE) and self.ready(), self.err.read_text()
+
+    def ready(self):
+        """Whether the process is there and waits for a command."""
+        with contextlib.suppress(OSError, EOFError):
+            return self.connection.recv() == "ready"
+        return False
+
+    def run(self, arguments, cwd):
+        """The command, finished; AssertionError with what it said where the process is lost."""
+        self.out.write_bytes(b"")
+        self.err.write_bytes(b"")
+        try:
+            self.connection.send((arguments, str(cwd), str(self.out), str(self.err)))
+            if not self.connection.poll(PATIENCE):
+                raise TimeoutError
+            code = self.connection.recv()
+        except (OSError, EOFError) as error:  # TimeoutError is one
+            self.process.kill()
+            raise AssertionError(
+                f"ladder {' '.join(arguments)}: {error!r}, exit code {self.process.wait()}:\n"
+                f"{self.out.read_text()}{self.err.read_text()}"
+            ) from error
+        out, err = self.out.read_text(), self.err.read_text()
+        return subprocess.CompletedProcess(arguments, code, out, err)
+
+    def end(self):
+        """End the process; its fork server and their cells end with it."""
+        self.connection.close()
+        self.process.kill()
+        self.process.wait()
+        self.folder.cleanup()
+
+
+TURNS = []  # the process of `in_turn`, where one was started
+
+
+def in_turn(*arguments, cwd=ROOT):
+    """`ladder ARGUMENTS` as `ladder` has it, in the process that earlier calls were carried out in.
+
+    A command that takes it along fails its own test; the next one gets a new process.
+    """
+    if not TURNS:
+        TURNS.append(Turns())
+        atexit.register(TURNS[0].end)
+    try:
+        return TURNS[0].run([str(argument) for argument in arguments], cwd)
+    except BaseException:  # pytest's own timeout, too: the process may be in the middle of it
+        ended = TURNS.pop()
+        atexit.unregister(ended.end)
+        ended.end()
+        raise
 
 
 def fakes(*names):

@@ -1,11 +1,10 @@
 """Bad arguments: one clear line on stderr, exit code 2, no traceback, nothing written."""
 
 import json
-import subprocess
-import sys
+from functools import partial
 
 import pytest
-from ladder_command import PATIENCE, environ, fakes, ladder
+from ladder_command import environ, fakes, in_turn, ladder
 from made_up import make_cell, make_env, write_run
 
 STAGE = "from stages.contract import Stage\n"
@@ -13,10 +12,10 @@ DECLARED = STAGE + 'STAGE = Stage(number=90, name="bad", title="bad", idea="bad"
 ATTEND = "def attend(q, k, v):\n    return q\n"
 
 
-def refused(folder, *arguments, says, env=None):
+def refused(folder, *arguments, says, run=in_turn):
     """`ladder ARGUMENTS`, run in `folder`, is refused with one line that holds `says`."""
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    done = ladder(*arguments, cwd=folder, env=env)
+    done = run(*arguments, cwd=folder)
     assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
     assert done.stdout == ""
     assert done.stderr.startswith("ladder: ") and done.stderr.count("\n") == 1, done.stderr
@@ -74,8 +73,8 @@ def test_a_bad_option_of_run(tmp_path, options):
 
 
 def test_no_gpu_for_device_cuda(tmp_path):
-    env = environ(CUDA_VISIBLE_DEVICES="")
-    refused(tmp_path, "run", "--device", "cuda", "--n", 8, says="--device: got cuda, but", env=env)
+    run = partial(ladder, env=environ(CUDA_VISIBLE_DEVICES=""))
+    refused(tmp_path, "run", "--device", "cuda", "--n", 8, says="--device: got cuda, but", run=run)
 
 
 @pytest.mark.parametrize(
@@ -158,21 +157,8 @@ BAD_RUNGS = {
 }
 
 
-EACH_IN_TURN = """
-import json, sys
-from harness.cli import main
-
-if __name__ == "__main__":
-    for stages in json.loads(sys.argv[1]):
-        try:
-            main(["run", "--stages", "3", "--n", "8", "--out", "run.jsonl", *stages])
-        except SystemExit as end:
-            print("exit code", end.code, file=sys.stderr, flush=True)
-"""
-
-
 def test_bad_rung_files(tmp_path):
-    """Each is refused with a line that names it; in one process, since start-up is most of it."""
+    """Each is refused with a line that names it."""
     cases = []
     for name, (text, says) in BAD_RUNGS.items():
         (tmp_path / name).write_text(text)
@@ -184,23 +170,12 @@ def test_bad_rung_files(tmp_path):
         (["--stage", "rung.txt"], "rung.txt: ", "not a Python file"),
         (fakes("modest", "modest"), "modest.py: ", "number 90, name 'modest'"),
     ]
-    script = tmp_path / "each_in_turn.py"
-    script.write_text(EACH_IN_TURN)
-    done = subprocess.run(
-        [sys.executable, script, json.dumps([stages for stages, _, _ in cases])],
-        cwd=tmp_path,
-        env=environ(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    lines = done.stderr.splitlines()
-    assert len(lines) == 2 * len(cases), done.stderr
-    for (_, name, says), line, code in zip(cases, lines[::2], lines[1::2]):
-        assert line.startswith(f"ladder: {name}")
-        assert says in line
-        assert code == "exit code 2"
-    assert done.stdout == ""
+    for stages, name, says in cases:
+        run = ("run", "--stages", 3, "--n", 8, "--out", "run.jsonl")
+        done = in_turn(*run, *stages, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"ladder: {name}") and done.stderr.count("\n") == 1
+        assert says in done.stderr
     assert not (tmp_path / "run.jsonl").exists()
 
 

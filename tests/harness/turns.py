@@ -1,0 +1,82 @@
+"""What `in_turn` of ladder_command.py starts: carries out `ladder` commands, one after another.
+
+Nothing of the harness is imported at the top: every cell's process runs this file again, as it
+runs `python -m harness`.
+"""
+
+import os
+import sys
+import traceback
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+
+
+def main():
+    """Wait for commands on the connection that the first argument numbers, until it is closed."""
+    connection = Connection(int(sys.argv[1]))
+    os.set_inheritable(connection.fileno(), False)
+    keep_the_server_in_step()
+    environment = dict(os.environ)
+    connection.send("ready")
+    while True:
+        try:
+            arguments, folder, out, err = connection.recv()
+        except EOFError:
+            return
+        os.chdir(folder)
+        write_to(out, err)
+        code = carry_out(arguments)
+        write_to(os.devnull, os.devnull)  # flushed: all that was said is in the files
+        os.environ.clear()
+        os.environ.update(environment)
+        connection.send(code)
+
+
+def carry_out(arguments):
+    """The exit code of `ladder ARGUMENTS`; an exception that comes out is shown, as Python does."""
+    try:
+        from harness.cli import main as ladder
+
+        ladder(arguments)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def write_to(out, err):
+    """From now on stdout and stderr, children's too, are these files."""
+    for stream, path in ((sys.stdout, out), (sys.stderr, err)):
+        stream.flush()
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(handle, stream.fileno())
+        os.close(handle)
+
+
+def keep_the_server_in_step():
+    """Have the fork server, and so all cells, the environment that the command has.
+
+    It keeps the one that it was started in: where a command changes it (--device cpu hides the
+    GPUs) and the one before did not, it is started anew.
+    """
+    server = forkserver._forkserver
+    ensure_running = server.ensure_running
+    started_in = {}
+
+    def ensure():
+        if started_in and started_in != dict(os.environ):
+            server._stop()
+        started_in.clear()
+        started_in.update(os.environ)
+        ensure_running()
+
+    server.ensure_running = ensure
+
+
+if __name__ == "__main__":
+    main()
