@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from ladder_command import Started, by_name, fakes, ladder
+from ladder_command import Started, by_name, fakes, in_turn, ladder
 
 from harness.results import key, read
 
@@ -103,7 +103,7 @@ def test_ctrl_c_leaves_a_valid_file_and_a_table_of_what_is_done(tmp_path):
 def finished(tmp_path_factory):
     """The bytes of a finished run of SMALL."""
     path = tmp_path_factory.mktemp("finished") / "run.jsonl"
-    done = ladder(*SMALL, "--out", path)
+    done = in_turn(*SMALL, "--out", path)
     assert done.returncode == 0, done.stderr
     return path.read_bytes()
 
@@ -115,7 +115,7 @@ def test_a_torn_last_line_is_dropped_and_measured_again(tmp_path, finished):
     path.write_bytes(torn)
     assert len(read(path)[1]) == 3  # a view passes it over
     assert path.read_bytes() == torn  # and leaves it
-    done = ladder("run", "--resume", path)
+    done = in_turn("run", "--resume", path)
     assert done.returncode == 0, done.stderr
     hold_complete(path)
     # what was there is not measured again
@@ -123,7 +123,7 @@ def test_a_torn_last_line_is_dropped_and_measured_again(tmp_path, finished):
     assert "[4/4]" in done.stderr and "[3/4]" not in done.stderr
     # and a finished run has nothing left to do
     before = path.read_bytes()
-    again = ladder("run", "--resume", path)
+    again = in_turn("run", "--resume", path)
     assert again.returncode == 0
     assert path.read_bytes() == before
 
@@ -139,7 +139,7 @@ def edited(path, finished, **changes):
 
 def refuses(path, *arguments, says):
     before = path.read_bytes()
-    done = ladder("run", "--resume", path, *arguments)
+    done = in_turn("run", "--resume", path, *arguments)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith("ladder: --") and done.stderr.count("\n") == 1
     assert says in done.stderr
@@ -177,7 +177,7 @@ def test_other_arguments_are_refused(tmp_path, finished, option):
 def test_the_same_arguments_said_again_are_fine(tmp_path, finished):
     path = tmp_path / "run.jsonl"
     edited(path, finished)
-    done = ladder(*SMALL, "--resume", path)
+    done = in_turn(*SMALL, "--resume", path)
     assert done.returncode == 0, done.stderr
     hold_complete(path)
 
@@ -190,7 +190,7 @@ def test_a_rung_of_somebodys_must_be_there_and_unchanged(tmp_path):
         "def attend(q, k, v):\n    return stages.by_number(3).attend(q, k, v)\n"
     )
     path = tmp_path / "run.jsonl"
-    done = ladder("run", "--stages", 3, "--n", 8, "--stage", rung, "--out", path)
+    done = in_turn("run", "--stages", 3, "--n", 8, "--stage", rung, "--out", path)
     assert done.returncode == 0, done.stderr
     edited(path, path.read_bytes())
     refuses(path, says="rung 95 (mine)")
