@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from ladder_command import RUNGS, Started, ladder
+from ladder_command import RUNGS, Started, in_turn
 
 from harness import bench, results, timing
 from harness.bench import Contest, Sizes, Terms, make_problems, plan, suite_problems, usual_rungs
@@ -390,7 +390,7 @@ def test_the_command_records_shows_and_writes_csv(tmp_path, make_rung):
     body = "if q.shape[2] == 16:\n    raise ValueError('too short')\nreturn 1.001 * stage3(q, k, v)"
     refuses = make_rung("refuses", body, 111)
     out = tmp_path / "bench.jsonl"
-    done = ladder("bench", *QUICK, "--mode", "fwd,train", "--causal", "off",
+    done = in_turn("bench", *QUICK, "--mode", "fwd,train", "--causal", "off",
                   "--impl", "3,rival,111", "--stage", peer, "--stage", refuses,
                   "--out", out)  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -408,7 +408,7 @@ def test_the_command_records_shows_and_writes_csv(tmp_path, make_rung):
     assert written.count("\n") == 1 + len(records)
     for path in (peer, refuses, out.with_suffix(".csv")):
         path.unlink()
-    again = ladder("bench", "--show", out, "--plots", tmp_path / "plots")
+    again = in_turn("bench", "--show", out, "--plots", tmp_path / "plots")
     assert again.returncode == 0, again.stderr
     assert out.with_suffix(".csv").read_text() == written
     assert set(done.stdout.splitlines()) <= set(again.stdout.splitlines())
@@ -419,7 +419,9 @@ def test_the_command_records_shows_and_writes_csv(tmp_path, make_rung):
 def test_the_exit_code_is_1_where_one_of_ours_is_wrong(tmp_path, make_rung):
     wrong = make_rung("off", "return 1.001 * stage3(q, k, v)")
     out = tmp_path / "bench.jsonl"
-    done = ladder("bench", *QUICK, "--causal", "off", "--impl", "3", "--stage", wrong, "--out", out)
+    done = in_turn(
+        "bench", *QUICK, "--causal", "off", "--impl", "3", "--stage", wrong, "--out", out
+    )
     assert done.returncode == 1
     assert "wrong #90 at 16: max error" in " ".join(done.stdout.split())
     assert {r["name"]: r["status"] for r in results.read(out, "bench")[1]} == {
