@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from ladder_command import ROOT, ladder
+from ladder_command import ROOT, in_turn
 from made_up import make_env, write_run
 
 from harness import ceilings, cli, results
@@ -235,7 +235,7 @@ def test_a_ceiling_that_fails_is_said_and_the_exit_code_is_1(monkeypatch, capsys
 )  # fmt: skip
 def test_bad_arguments_are_one_line(tmp_path, arguments, why):
     write_run(tmp_path / "made_up.jsonl", make_env([]), [])
-    done = ladder("ceilings", *arguments, cwd=tmp_path)
+    done = in_turn("ceilings", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert why in done.stderr and done.stderr.count("\n") == 1
 
@@ -243,7 +243,7 @@ def test_bad_arguments_are_one_line(tmp_path, arguments, why):
 def test_without_a_gpu_cuda_is_refused_with_the_reason(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("a GPU is there")
-    done = ladder("ceilings", "--device", "cuda", cwd=tmp_path)
+    done = in_turn("ceilings", "--device", "cuda", cwd=tmp_path)
     assert done.returncode == 2
     assert "--device: got cuda, but no GPU" in done.stderr and done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []

@@ -4,7 +4,7 @@ import matplotlib
 import pytest
 
 matplotlib.use("Agg")
-from ladder_command import ladder
+from ladder_command import in_turn
 from made_up import make_cell, make_env, write_run
 from matplotlib import pyplot
 
@@ -161,7 +161,7 @@ def test_a_direction_has_panels_of_its_own_and_the_axis_says_which(
 def test_the_command_writes_and_names_them(tmp_path):
     cells = cells_of_a_ladder()
     path = write_run(tmp_path / "run.jsonl", make_env(cells), cells)
-    done = ladder("plot", path, "--out", tmp_path / "new" / "plots")
+    done = in_turn("plot", path, "--out", tmp_path / "new" / "plots")
     assert done.returncode == 0 and done.stderr == ""
     names = [line.rsplit("/", 1)[1] for line in done.stdout.split()]
     assert names == ["time.png", "memory.png", "error.png"]

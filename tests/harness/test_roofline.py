@@ -6,7 +6,7 @@ import matplotlib
 import pytest
 
 matplotlib.use("Agg")
-from ladder_command import ladder
+from ladder_command import in_turn
 from made_up import make_cell, make_env, write_run
 from matplotlib import pyplot
 from test_ceilings import make_ceiling
@@ -331,7 +331,7 @@ def files(tmp_path, cells, roofs, **changes):
 def test_the_command_prints_the_table_and_draws(tmp_path):
     cells = [*gpu_run(), make_cell(0, "scalar", n=64, device="cuda", flops=12345)]
     run, roofs = files(tmp_path, cells, gpu_ceilings())
-    done = ladder("roofline", run, "--ceilings", roofs, "--out", tmp_path / "plots")
+    done = in_turn("roofline", run, "--ceilings", roofs, "--out", tmp_path / "plots")
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
     # 20.5 of 40 TFLOP/s at 10 FLOP/byte, as far as memory lets it
@@ -341,7 +341,7 @@ def test_the_command_prints_the_table_and_draws(tmp_path):
     assert "scalar" not in done.stdout  # a CPU rung has no place under a GPU's roof
     assert "above 100%" in done.stdout  # rung 5 is made up to be
     assert (tmp_path / "plots" / "roofline.png").is_file()
-    dark = ladder("roofline", run, "--ceilings", roofs, "--out", tmp_path / "plots", "--dark")
+    dark = in_turn("roofline", run, "--ceilings", roofs, "--out", tmp_path / "plots", "--dark")
     assert dark.returncode == 0 and (tmp_path / "plots" / "roofline-dark.png").is_file()
     assert "roofline-dark.png" in dark.stdout
 
@@ -349,7 +349,7 @@ def test_the_command_prints_the_table_and_draws(tmp_path):
 def test_the_command_says_what_it_has_no_roof_for(tmp_path):
     cells = [make_cell(n=1024, **GPU, precision="tf32", flops=10**9, hbm_bytes=10**8)]
     run, roofs = files(tmp_path, cells, gpu_ceilings())
-    done = ladder("roofline", run, "--ceilings", roofs, "--out", tmp_path)
+    done = in_turn("roofline", run, "--ceilings", roofs, "--out", tmp_path)
     assert done.returncode == 0
     said = "no matrix rate for float32 tf32 among the ceilings: the bandwidth roof alone"
     assert said in done.stdout
@@ -379,7 +379,7 @@ def test_bad_arguments_are_one_line(tmp_path, arguments, why):
     write_run(tmp_path / "wrong.jsonl", gpu_env(wrong), wrong)
     if "--out" not in arguments:
         arguments = (*arguments, "--out", "plots")
-    done = ladder("roofline", *arguments, cwd=tmp_path)
+    done = in_turn("roofline", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert why in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "plots").exists()

@@ -5,7 +5,7 @@ import io
 import json
 
 import pytest
-from ladder_command import ladder
+from ladder_command import in_turn
 from made_up import make_cell, make_env, write_run
 from rich.console import Console
 
@@ -239,7 +239,7 @@ def test_directions_in_one_file_are_tables_of_their_own_in_columns_of_one_width(
 
 
 def output(path, form):
-    done = ladder("table", path, "--format", form)
+    done = in_turn("table", path, "--format", form)
     assert done.returncode == 0 and done.stderr == ""
     return done.stdout
 

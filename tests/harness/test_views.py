@@ -4,13 +4,13 @@ import difflib
 import re
 
 import pytest
-from ladder_command import ROOT, ladder
+from ladder_command import ROOT, in_turn
 
 from harness.roster import built_in_files
 
 
 def test_list_names_every_rung_and_its_idea():
-    done = ladder("list")
+    done = in_turn("list")
     assert done.returncode == 0 and done.stderr == ""
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 100
@@ -23,7 +23,7 @@ def test_list_names_every_rung_and_its_idea():
 
 
 def test_diff_4_5_is_the_lesson():
-    done = ladder("diff", 4, 5)
+    done = in_turn("diff", 4, 5)
     assert done.returncode == 0 and done.stderr == ""
     lines = done.stdout.splitlines()
     assert lines[0].startswith("--- s04_") and lines[1].startswith("+++ s05_")
@@ -41,7 +41,7 @@ def test_diff_4_5_is_the_lesson():
 
 
 def test_diff_of_a_rung_with_itself_is_nothing():
-    done = ladder("diff", 3, 3)
+    done = in_turn("diff", 3, 3)
     assert (done.returncode, done.stdout) == (0, "")
 
 
