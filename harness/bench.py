@@ -20,7 +20,7 @@ from harness.problem import Problem
 from harness.processes import NO_MESSAGE, START_LIMIT, Child, ChildFailed
 from harness.results import Writer, check_record
 from harness.roster import PEERS_FROM, Rung
-from harness.runner import Judge, expect
+from harness.runner import Judge, expect, why_hopeless
 from harness.table import YARDSTICK
 
 INTERPRETED = "interpreted: no speed to compare"
@@ -246,6 +246,8 @@ def hold(contest: Contest, terms: Terms, folder: Path, printed: list[str]) -> li
     for entry in entries:
         if reason := entry.rung.why_skip(problem):
             entry.fall("skipped", reason)
+        elif hopeless := why_hopeless(problem):
+            entry.fall(*hopeless)
     if any(entry.standing for entry in entries):
         with Judge(problem, folder) as court:
             try:

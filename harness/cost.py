@@ -198,6 +198,24 @@ def keys_of_blocks(problem: Problem, block_m: int) -> Iterator[int]:
             yield min(valid, seen)
 
 
+def held_bytes(problem: Problem) -> int:
+    """Bytes of the machine's own memory that checking an answer takes at the least.
+
+    On a GPU q, k and v as they are drawn, in float32, by the rung's process and by the judge's. On
+    a CPU the inputs twice, the rung's own and those that show whether it wrote into them; and the
+    judge's inputs and outputs in float64 and in the problem's dtype.
+    """
+    q = problem.b * problem.h * problem.nq * problem.d  # elements, and as many of dO, o, dq
+    k = problem.b * problem.hk * problem.nk * problem.d  # and of v, dk, dv
+    if problem.device == "cuda":
+        return 2 * 4 * (q + 2 * k)
+    size = ITEMSIZE[problem.dtype]
+    gradients = q + 2 * k
+    given = gradients + (0 if problem.direction == "fwd" else q)
+    answers = {"fwd": q, "bwd": gradients, "train": q + gradients}[problem.direction]
+    return 2 * size * given + (size + 8) * (given + answers)
+
+
 # a rung's STAGE.traffic -> pass -> the bytes that it moves at the least
 TRAFFIC: dict[str, dict[str, Callable[[Problem], int]]] = {
     "fused": {"fwd": fused_bytes, "bwd": fused_backward_bytes},

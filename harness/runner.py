@@ -11,16 +11,18 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from harness import cost
+from harness import cost, environment
 from harness.directions import AGAIN
 from harness.problem import REAL_D, Problem
-from harness.processes import NO_MESSAGE, START_LIMIT, Child, ChildFailed
+from harness.processes import NO_MESSAGE, START_LIMIT, Child, ChildFailed, show_bytes
 from harness.results import BadRecord, Writer, check_record, key
 from harness.roster import PEERS_FROM, Rung
 from harness.worker import contest, duel, judge
 
 SEED = 20_260_101
 JUDGE_LIMIT = 600.0  # seconds for an oracle
+# FLOP/s in float64 that none exceeds: a CPU's core (two 512-bit FMAs a cycle, 6 GHz), and a GPU
+CORE_RATE, GPU_RATE = 2e11, 1e14
 GPU_SIZES = (1024, 2048, 4096, 8192, 16384)
 SMALL_N, SMALL_D = 64, 16  # the tour's small part goes up to so many keys
 SAMPLE_SECONDS = 0.2  # of sampling a cell
@@ -130,6 +132,8 @@ def run_problem(
         log.write_bytes(b"")
         if reason := cell.rung.why_skip(cell.problem):
             record |= {"status": "skipped", "reason": reason}
+        elif hopeless := why_hopeless(cell.problem):
+            record["status"], record["reason"] = hopeless
         else:
             try:
                 measure(cell, court, limits, record)
@@ -166,6 +170,28 @@ def blank_record(cell: Cell) -> Record:
         "flops": cost.flops(problem),
         "hbm_bytes": cost.hbm_bytes(problem, cell.rung.traffic),
     }
+
+
+def why_hopeless(problem: Problem) -> tuple[str, str] | None:
+    """Status and reason where no answer to `problem` can be checked here; None where one may be.
+
+    Said before anything is made: inputs that outgrow the machine would have its kernel end whatever
+    process it likes, and an oracle that can't be in time would be waited for in silence.
+    """
+    machine, held = environment.memory_bytes(), cost.held_bytes(problem)
+    if machine is not None and held > machine // 2:
+        return "out-of-memory", (
+            f"can't be checked: that takes at least {show_bytes(held)}, more than half of this "
+            f"machine's {show_bytes(machine)}"
+        )
+    rate = GPU_RATE if problem.device == "cuda" else CORE_RATE * environment.cores()
+    seconds = cost.flops(problem) / rate
+    if seconds > JUDGE_LIMIT:
+        return "timeout", (
+            f"can't be checked: the oracle would take at least {seconds:.0f} s, more than its "
+            f"limit of {JUDGE_LIMIT:g} s"
+        )
+    return None
 
 
 def forged(cell: Cell) -> Record:

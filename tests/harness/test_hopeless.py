@@ -1,0 +1,104 @@
+"""Problems that no machine can hold or check end at once, with a reason; all others are tried."""
+
+import time
+from dataclasses import replace
+
+import pytest
+from ladder_command import ladder
+from test_inputs import problem
+
+from harness import bench, environment, runner, suites
+from harness.cost import held_bytes
+from harness.problem import Problem
+from harness.results import read
+from harness.roster import read_rungs
+from harness.runner import plan_tour, why_hopeless
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Set the machine's memory, in bytes, and its cores."""
+
+    def be(memory, cores=2):
+        monkeypatch.setattr(environment, "memory_bytes", lambda: memory)
+        monkeypatch.setattr(environment, "cores", lambda: cores)
+
+    return be
+
+
+def test_what_a_check_holds():
+    shape = {"b": 2, "h": 6, "hk": 2, "nq": 5, "nk": 7, "d": 10}
+    q = o = dO = dq = 2 * 6 * 5 * 10
+    k = v = dk = dv = 2 * 2 * 7 * 10
+    given, wide = q + k + v, 8 + 4
+    assert held_bytes(problem(**shape)) == 2 * 4 * given + wide * (given + o)
+    trained = given + dO
+    for direction, answers in (("bwd", dq + dk + dv), ("train", o + dq + dk + dv)):
+        asked = problem(**shape, direction=direction)
+        assert held_bytes(asked) == 2 * 4 * trained + wide * (trained + answers)
+    half = problem(**shape, dtype="float16")
+    assert held_bytes(half) == 2 * 2 * given + (8 + 2) * (given + o)
+    for direction in ("fwd", "bwd"):  # on a GPU's machine they are only drawn, dO before the others
+        assert held_bytes(replace(half, device="cuda", direction=direction)) == 2 * 4 * given
+
+
+def test_a_check_may_take_half_of_the_machines_memory(machine):
+    asked = problem(nq=256, nk=256, d=64)
+    machine(2 * held_bytes(asked))
+    assert why_hopeless(asked) is None
+    machine(2 * held_bytes(asked) - 1)
+    status, reason = why_hopeless(asked)
+    assert status == "out-of-memory"
+    assert reason == (
+        "can't be checked: that takes at least 1.12 MB, more than half of this machine's 2.25 MB"
+    )
+    machine(None)  # where nobody says how much there is, it is tried
+    assert why_hopeless(asked) is None
+
+
+def test_an_oracle_may_take_as_long_as_it_is_waited_for(machine, monkeypatch):
+    asked = problem(nq=64, nk=64, d=64)
+    monkeypatch.setattr(runner, "CORE_RATE", 4 * 64 * 64 * 64 / 1200)  # FLOP/s
+    machine(1 << 40)
+    assert why_hopeless(asked) is None
+    machine(1 << 40, cores=1)
+    assert why_hopeless(asked) == (
+        "timeout",
+        "can't be checked: the oracle would take at least 1200 s, more than its limit of 600 s",
+    )
+    assert why_hopeless(replace(asked, device="cuda")) is None
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_the_harness_has_planned_itself_is_never_hopeless(machine, device):
+    machine(8 << 30)
+    base = problem(nq=1, nk=1, d=1, device=device)
+    rungs = read_rungs()
+    problems: set[Problem] = {cell.problem for cell in plan_tour(rungs, base)}
+    if device == "cuda":
+        machine(32 << 30)
+        for name in bench.SUITES:
+            problems.update(bench.suite_problems(name, base))
+        for plan in suites.SUITES.values():
+            problems |= {cell.problem for cell in plan(rungs, base)}
+    assert len(problems) > 10
+    assert [why_hopeless(asked) for asked in problems] == [None] * len(problems)
+
+
+@pytest.mark.parametrize(
+    ("command", "sizes"),
+    [("bench", "--b 1 --h 1 --n 200000000 --causal on --impl 3"),
+     ("bench", "--b 999999999 --h 1 --n 16 --causal both --impl 3"),
+     ("run", "--n 200000000 --stages 1,3")],
+)  # fmt: skip
+def test_absurd_sizes_end_at_once(tmp_path, command, sizes):
+    out = tmp_path / "out.jsonl"
+    begun = time.monotonic()
+    done = ladder(command, *sizes.split(), "--device", "cpu", "--budget", 5, "--out", out)
+    assert time.monotonic() - begun < 60  # their inputs alone would take longer, where they fit
+    assert "Traceback" not in done.stderr
+    records = read(out, "cell" if command == "run" else command)[1]
+    assert records
+    for record in records:
+        assert record["status"] == "out-of-memory"
+        assert record["reason"].startswith("can't be checked: ")
