@@ -5,7 +5,7 @@ import re
 import signal
 
 import pytest
-from ladder_command import by_name, fakes, gone, ladder
+from ladder_command import by_name, fakes, gone, in_turn, ladder
 
 QUICK = ("--n", "32,48", "--budget", "2", "--memory", "300M")
 YARDSTICK = "torch_three_gemm"
@@ -74,7 +74,7 @@ def test_what_answers_wrongly(tmp_path):
         "faintly_right": ("ok", "^$"),
     }
     out = tmp_path / "run.jsonl"
-    done = ladder("run", "--stages", 3, *QUICK, *fakes(*expected), "--out", out)
+    done = in_turn("run", "--stages", 3, *QUICK, *fakes(*expected), "--out", out)
     assert done.returncode == 1, done.stderr
     hold_to(out, expected)
     cells = by_name(out)
@@ -86,7 +86,7 @@ def test_what_answers_wrongly(tmp_path):
 
 def test_a_rung_that_remembers_by_torchs_own_version_counter(tmp_path):
     out = tmp_path / "run.jsonl"
-    ladder("run", "--stages", 3, *QUICK, *fakes("remembers_versions"), "--out", out)
+    in_turn("run", "--stages", 3, *QUICK, *fakes("remembers_versions"), "--out", out)
     hold_to(out, {"remembers_versions": ("wrong", "after v changed")})
 
 
@@ -142,7 +142,7 @@ def test_what_a_rung_starts_ends_with_its_cell(tmp_path, name):
 def test_a_rung_declared_inexact_is_judged_below_its_n_and_excused_above(tmp_path):
     """Exit code 0: what is ok, skipped or wrong by design is no failure."""
     out = tmp_path / "run.jsonl"
-    done = ladder("run", "--stages", 3, "--n", "16,17", *fakes("modest"), "--out", out)
+    done = in_turn("run", "--stages", 3, "--n", "16,17", *fakes("modest"), "--out", out)
     assert done.returncode == 0, done.stderr
     statuses = [cell["status"] for cell in by_name(out)["modest"]]
     assert statuses == ["ok", "wrong-by-design"]
@@ -150,7 +150,7 @@ def test_a_rung_declared_inexact_is_judged_below_its_n_and_excused_above(tmp_pat
 
 def test_a_rung_is_skipped_where_it_takes_no_such_option(tmp_path):
     out = tmp_path / "run.jsonl"
-    done = ladder(
+    done = in_turn(
         "run", "--stages", 3, "--n", 16, "--causal", *fakes("modest", "aborts"), "--out", out
     )
     assert done.returncode == 0, done.stderr
@@ -164,7 +164,7 @@ def test_a_rung_is_skipped_where_it_takes_no_such_option(tmp_path):
 
 def test_a_rung_wrong_below_its_declared_n_fails_and_is_excused_above(tmp_path):
     out = tmp_path / "run.jsonl"
-    done = ladder("run", "--stages", 3, "--n", "32,128", *fakes("claims_too_much"), "--out", out)
+    done = in_turn("run", "--stages", 3, "--n", "32,128", *fakes("claims_too_much"), "--out", out)
     assert done.returncode == 1
     statuses = [cell["status"] for cell in by_name(out)["claims_too_much"]]
     assert statuses == ["wrong", "wrong-by-design"]
