@@ -14,15 +14,25 @@ from harness.roster import read_rungs
 
 if __name__ == "__main__":
     rungs = [rung for rung in read_rungs() if rung.number < 100]
-    given = {**DEFAULTS, **json.loads(sys.argv[1])}
-    print(json.dumps([cell.to_json() for cell in make_cells(given, rungs, "cpu")]))
+    for asked in json.loads(sys.argv[1]):
+        cells = make_cells({**DEFAULTS, **asked}, rungs, "cpu")
+        print(json.dumps([cell.to_json() for cell in cells]))
 """
 
 
-def plan(**given):
-    """The cells that `ladder run` plans on a CPU, as the env line has them."""
+ASKED = {
+    "tour": {},
+    "described": {"n": "8,16", "nq": 1, "seed": 5},
+    "far": {"n": "4096"},
+    "real": {"inputs": "real", "n": "64"},
+}
+
+
+@pytest.fixture(scope="module")
+def plans():
+    """name in ASKED -> the cells that `ladder run` plans on a CPU, as the env line has them."""
     done = subprocess.run(
-        [sys.executable, "-c", PLAN, json.dumps(given)],
+        [sys.executable, "-c", PLAN, json.dumps(list(ASKED.values()))],
         cwd=ROOT,
         env=environ(CUDA_VISIBLE_DEVICES=""),
         capture_output=True,
@@ -30,12 +40,12 @@ def plan(**given):
         timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return dict(zip(ASKED, map(json.loads, done.stdout.splitlines()), strict=True))
 
 
-@pytest.fixture(scope="module")
-def tour():
-    return plan()
+@pytest.fixture
+def tour(plans):
+    return plans["tour"]
 
 
 def test_the_tour_is_the_designs(tour):
@@ -60,17 +70,16 @@ def test_the_tour_is_one_seed_and_plain_otherwise(tour):
     assert len({cell["seed"] for cell in tour}) == 1
 
 
-def test_a_described_problem_is_one_cell_a_rung_and_n(tour):
-    cells = plan(n="8,16", nq=1, seed=5)
+def test_a_described_problem_is_one_cell_a_rung_and_n(plans):
+    cells = plans["described"]
     assert len(cells) == 2 * len({cell["stage"] for cell in cells})
     assert {(c["nk"], c["nq"], c["d"], c["seed"], c["inputs"]) for c in cells} == {
         (8, 1, 64, 5, "normal"), (16, 1, 64, 5, "normal")
     }  # fmt: skip
     assert {cell["stage"] for cell in cells} >= set(range(6))
     # asked for by name is tried, whatever a rung calls worth its while
-    far = plan(n="4096")
-    assert {cell["stage"] for cell in far} >= set(range(6))
+    assert {cell["stage"] for cell in plans["far"]} >= set(range(6))
 
 
-def test_real_inputs_have_their_own_width():
-    assert {(cell["d"], cell["nk"]) for cell in plan(inputs="real", n="64")} == {(32, 64)}
+def test_real_inputs_have_their_own_width(plans):
+    assert {(cell["d"], cell["nk"]) for cell in plans["real"]} == {(32, 64)}
