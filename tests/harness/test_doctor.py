@@ -121,9 +121,16 @@ def test_it_fails_where_stage_3_can_not_run(tmp_path):
     assert "native" in rows(done.stdout)[1]  # the others are still told
 
 
-def test_it_shows_what_was_tuned_here_and_bears_what_is_none_of_ours(tmp_path):
-    env = environ(LADDER_CACHE_DIR=str(tmp_path))
-    assert "tuned: nothing yet" in ladder("doctor", env=env).stdout
+def choices():
+    """What `ladder doctor` says of the tuner's file."""
+    out = io.StringIO()
+    doctor.show_choices(Console(file=out, width=200, force_terminal=True, color_system=None))
+    return out.getvalue()
+
+
+def test_it_shows_what_was_tuned_here_and_bears_what_is_none_of_ours(tmp_path, monkeypatch):
+    monkeypatch.setenv("LADDER_CACHE_DIR", str(tmp_path))
+    assert "tuned: nothing yet" in choices()
     choice = {
         "kernel": "attention_kernel", "source": "0", "device": "a card", "triton": "3.7",
         "dtype": "float16", "precision": "ieee", "d": 64, "causal": True, "n": 4096,
@@ -131,13 +138,13 @@ def test_it_shows_what_was_tuned_here_and_bears_what_is_none_of_ours(tmp_path):
     }  # fmt: skip
     path = tmp_path / "autotune.json"
     path.write_text(json.dumps([choice, {"config": 5}, {"config": {}}]))
-    done = ladder("doctor", env=env)
+    done = ladder("doctor")
     assert done.returncode == 0, done.stderr
     line = next(x for x in done.stdout.splitlines() if "a card" in x)
     for word in ("attention_kernel", "float16", "64", "causal", "4096", "128 x 64, 8, 3"):
         assert word in line
     path.write_text("{not json")
-    assert "tuned: nothing yet" in ladder("doctor", env=env).stdout
+    assert "tuned: nothing yet" in choices()
 
 
 @pytest.mark.parametrize(
@@ -155,9 +162,7 @@ def test_what_is_in_the_tuner_s_file_is_shown_as_it_stands(
     choice = {"kernel": "k", "device": "a", "dtype": "x", "d": 1, "n": 2, "config": {}}
     (choice if field in choice else choice["config"])[field] = text
     (tmp_path / "autotune.json").write_text(json.dumps([choice]))
-    out = io.StringIO()
-    doctor.show_choices(Console(file=out, width=200, force_terminal=True, color_system=None))
-    line = out.getvalue().splitlines()[-1]
+    line = choices().splitlines()[-1]
     assert shown in line and "\x1b" not in line
     line.encode()
 
