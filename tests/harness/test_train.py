@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ladder_command import ROOT, ladder
+from ladder_command import ROOT, in_turn
 from rich.console import Console
 
 import stages
@@ -665,7 +665,7 @@ def cli_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("train")
     stages_ = ["--stage", 3, "--stage", 4, "--stage", a_rung(folder, "mine")]
     out = folder / "run.jsonl"
-    return ladder("train", *stages_, "--device", "cpu", "--steps", 4, "--out", out), out
+    return in_turn("train", *stages_, "--device", "cpu", "--steps", 4, "--out", out), out
 
 
 def test_the_command_trains_prints_and_plots(cli_run):
