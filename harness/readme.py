@@ -180,24 +180,37 @@ def steps() -> str:
     """What each rung bought over the one before it: factors of times taken in turns."""
     cpu_env, cpu = read(RESULTS / "cpu" / "steps.jsonl")
     gpu_env, gpu = read(GPU / "table-4.2.jsonl")
+    bench, train = (read(GPU / f"bench-{x}.jsonl", "bench")[1] for x in ("steps", "train"))
 
-    def faster(cells: Sequence[Record], old: int, new: int, **at: object) -> str:
-        before, after = (find(cells, stage=s, paired=True, **at) for s in (old, new))
+    def times(before: Record, after: Record) -> str:
         return f"{table.significant(before['time_ms'] / after['time_ms'], 2)}x"
 
+    def faster(cells: Sequence[Record], old: int, new: int, **at: object) -> str:
+        return times(*(find(cells, stage=s, paired=True, **at) for s in (old, new)))
+
+    def less(before: Record, after: Record) -> str:
+        return f"{before['peak_bytes'] / after['peak_bytes']:.0f}x less memory"
+
     at = {"nk": 4096, "h": 32, "precision": "float16"}
-    three, five = (find(gpu, stage=s, paired=False, **at) for s in (3, 5))
-    less = f"{three['peak_bytes'] / five['peak_bytes']:.0f}x less memory"
+    fused = less(*(find(gpu, stage=s, paired=False, **at) for s in (3, 5)))
+    five, six = (find(bench, stage=s, nk=4096, d=64, causal=False) for s in (5, 6))
+    causal = find(bench, stage=6, nk=4096, d=64, causal=True)
+    trained = [find(train, stage=s, nk=4096, d=64, causal=False) for s in (3, 7)]
     body = [
         ["0 to 1", "no object an operation", faster(cpu, 0, 1, nk=64), "the interpreter"],
         ["1 to 2", "compiled, the graph recorded", faster(cpu, 1, 2, nk=64), "a node an operation"],
         ["2 to 3", "whole matrices", faster(cpu, 2, 3, nk=256), "S and P through memory"],
-        ["3 to 5", "one fused kernel, exact", f"{faster(gpu, 3, 5, **at)}, {less}", "no masks"],
+        ["3 to 5", "one fused kernel, exact", f"{faster(gpu, 3, 5, **at)}, {fused}", "no masks"],
+        ["5 to 6", "masks save time", f"{times(five, six)}; causal ~{times(six, causal)} more",
+         "forward only"],
+        ["3 to 7", "it trains, nothing N x N kept", f"{times(*trained)}, {less(*trained)}",
+         "loads and math take turns"],
     ]
     header = ["step", "what it solved", "measured", "what remains"]
     note = (
-        "Paired. 0 to 2: N = 64, 2 to 3: N = 256, both d = 16 on the CPU. 3 to 5: N = 4096, "
-        "d = 64, 32 heads, fp16 on the GPU; rung 4, which lies between, is fast and wrong."
+        "Paired. 0 to 2: N = 64, 2 to 3: N = 256, both d = 16 on the CPU. From 3 on: N = 4096, "
+        "d = 64, 32 heads, fp16 on the GPU (3 to 7 a batch of 4, forward and backward, against the "
+        "last rung with gradients); rung 4, which lies between, is fast and wrong."
     )
     return f"{rows(header, body)}\n\n{note} {machine(cpu_env)} {machine(gpu_env)}"
 
