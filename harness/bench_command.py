@@ -186,8 +186,7 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
     check_out(out)
     check_out(csv_path(out) if out is not None else None)
     device = settle_device(given["device"])
-    # what is wrong is said at once; where the device isn't known yet, by the larger one's sizes
-    make_problems(given, device or "cuda")
+    check_problems(given, device)
     rungs = read_rungs(own)
     device = known_device(device, rungs)
     problems = make_problems(given, device)
@@ -221,6 +220,19 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
         return INTERRUPTED
     ours = [record for record in records if record["stage"] < PEERS_FROM]
     return int(any(record["status"] in OURS_FAILED for record in ours))
+
+
+def check_problems(given: Record, device: str | None) -> None:
+    """Say at once what is wrong with the problems, before seconds are spent on the rungs.
+
+    Where the device isn't known yet, neither are the sizes that go with it: what they are too small
+    for is said when they are.
+    """
+    if device is None and given["suite"] is None:
+        for size, whole in (("b", "tokens"), ("h", "hidden")):
+            if given[whole] is None:
+                given = {**given, size: given[size] or 1}
+    make_problems(given, device or "cuda")
 
 
 def make_terms(given: Record, device: str) -> bench.Terms:

@@ -480,6 +480,32 @@ def test_bad_arguments_are_one_line(tmp_path, monkeypatch, capsys, arguments, wh
     assert Path("there.csv").read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "why", "at_once"),
+    [("--d 5", "--d: got 5, expected a divisor of 32, the size of all heads", False),
+     ("--n 20000", "--n: got 20000, expected at most the 256 tokens of a batch", False),
+     ("--d 48 --hidden 64", "--d: got 48, expected a divisor of 64, the size", True),
+     ("--n 512 --tokens 256 --h 3", "--n: got 512, expected at most the 256 tokens", True),
+     ("--suite 004 --b 2", "--b: a suite's problems are its own", True),
+     ("--suite 004 --impl nobody", "--impl: got 'nobody', expected some of 0", False)],
+)  # fmt: skip
+def test_the_size_that_is_said_is_that_in_use_where_no_device_was_named(
+    tmp_path, monkeypatch, capsys, arguments, why, at_once
+):
+    from harness import bench_command, cli
+
+    if at_once:
+        monkeypatch.setattr(bench_command, "read_rungs", lambda own: pytest.fail("too late"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["bench", *arguments.split()])
+    said = capsys.readouterr()
+    assert ended.value.code == 2
+    assert said.err.startswith(f"ladder: {why}") and said.err.count("\n") == 1 and said.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
 # ---- the peers that share a module
 
 
