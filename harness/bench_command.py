@@ -13,6 +13,7 @@ from rich.text import Text
 
 from harness import bench, bench_plots, bench_tables, environment, roofline, table
 from harness.arguments import (
+    INTERRUPTED,
     MAX_D,
     MAX_SEED,
     SHORT_DTYPES,
@@ -32,7 +33,6 @@ from harness.results import DIRECTIONS, WriteFailed
 from harness.roster import PEERS_FROM, Rung, read_rungs
 from harness.runner import SEED, default_memory
 
-INTERRUPTED = 130
 CAUSAL = {"off": (False,), "on": (True,), "both": (False, True)}
 OURS_FAILED = ("wrong", "crashed")
 SYNTHETIC = ("normal", "peaky")

@@ -23,6 +23,7 @@ from harness import diff as diff_view
 from harness import doctor as doctor_view
 from harness import model as real_model
 from harness.arguments import (
+    INTERRUPTED,
     MAX_D,
     MAX_SEED,
     RUNS,
@@ -64,8 +65,6 @@ from harness.runner import (
 from harness.suites import SUITES
 from harness.trace_command import trace_command
 from harness.train_command import train_command
-
-INTERRUPTED = 130
 
 app = typer.Typer(
     help="Exact attention, each rung faster than the last, all measured by one harness.",

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from harness import curves, environment, table, train, train_plan, train_view
 from harness.arguments import (
+    INTERRUPTED,
     MAX_SEED,
     SHORT_DTYPES,
     UserError,
@@ -27,6 +28,7 @@ from harness.arguments import (
     whole,
 )
 from harness.printed import show_printed
+from harness.results import WriteFailed
 from harness.roster import Rung, read_rungs
 from harness.runner import Record, default_memory
 
@@ -113,9 +115,22 @@ def train_command(
     out = out or default_out("train")
     monitor = Monitor(len(contestants) * seeds)
     memory = default_memory(environment.memory_bytes())
+    ended: KeyboardInterrupt | WriteFailed | None = None
     with create(out, env) as writer:
-        records = train.run(contestants, plan, memory, writer, monitor.progress, monitor.report)
-    return finish(env, records, out)
+        try:
+            train.run(contestants, plan, memory, writer, monitor.progress, monitor.report)
+        except (KeyboardInterrupt, WriteFailed) as error:
+            ended = error
+    env, records = open_results(out, "train")  # what is shown is what can be shown again
+    if ended is None:
+        return finish(env, records, out)
+    if records:
+        finish(env, records, out, draw=not isinstance(ended, WriteFailed))
+    else:
+        table.page().print(Text(f"{out}: nothing was trained to its end"), soft_wrap=True)
+    if isinstance(ended, WriteFailed):
+        raise ended
+    return INTERRUPTED
 
 
 def choose(
@@ -149,8 +164,8 @@ def default_steps(contestants: Sequence[train_plan.Contestant], device: str) -> 
     return steps
 
 
-def finish(env: Record, records: Sequence[Record], path: Path) -> int:
-    """Print the table, draw the plot beside the records in `path`; returns the exit code."""
+def finish(env: Record, records: Sequence[Record], path: Path, draw: bool = True) -> int:
+    """Print the table, `draw` the plot beside the records in `path`; returns the exit code."""
     if not records:
         raise UserError(f"{path}: no record in it: nothing was trained to its end")
     page = table.page()
@@ -158,7 +173,7 @@ def finish(env: Record, records: Sequence[Record], path: Path) -> int:
     page.print(Text(f"records: {path}"), soft_wrap=True)
     picture = path.with_name(f"{path.stem}-plots") / "loss.png"
     try:
-        if train_view.plot(env, records, picture):
+        if draw and train_view.plot(env, records, picture):
             page.print(Text(f"plot:    {picture}"), soft_wrap=True)
     except (ImportError, OSError) as error:
         page.print(Text(f"no plot: {error}"), soft_wrap=True)
