@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 
+import typer
+
 from harness import table
 from harness.problem import DEVICES
 from harness.results import Writer, read
@@ -94,6 +96,14 @@ def known_device(device: str | None, rungs: Sequence[Rung]) -> str:
     if device == "cuda" and reason:
         raise UserError(f"--device: got cuda, but {reason}")
     return device or ("cpu" if reason else "cuda")
+
+
+def refuse_others(context: typer.Context, taken: Sequence[str], why: str) -> None:
+    """Raise UserError, which says `why`, where an option was given that is none of `taken`."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in taken:
+            raise UserError(f"--{name}: {why}; leave it away")
 
 
 def numbers_and_files(stage: Sequence[str]) -> tuple[list[int], list[Path]]:

@@ -25,6 +25,7 @@ from harness.arguments import (
     known_device,
     one_of,
     open_results,
+    refuse_others,
     settle_device,
 )
 from harness.printed import show_printed
@@ -46,12 +47,14 @@ USUAL: dict[str, dict[str, Any]] = {
     },
     "cpu": {"dtype": "float32", "d": "16", "n": "64,128,256", "tokens": 256, "hidden": 32},
 }  # fmt: skip
+SHOWN = ("show", "out", "plots", "ceilings")  # what --show goes with
 SHAPE = ("mode", "dtype", "causal", "d", "n", "tokens", "hidden", "b", "h")  # of no suite
 
 Record = dict[str, Any]
 
 
 def bench_command(
+    context: typer.Context,
     mode: Annotated[
         str | None, typer.Option(help="some of fwd, bwd, train, commas between; fwd by default")
     ] = None,
@@ -94,7 +97,10 @@ def bench_command(
         str | None, typer.Option(help=f"a source's problems: {', '.join(bench.SUITES)}")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="where the records go; a new file under runs/ by default")
+        Path | None,
+        typer.Option(
+            help="where the records go, a new file under runs/ by default; with --show, the CSV"
+        ),
     ] = None,
     plots: Annotated[
         Path | None, typer.Option(help="also plot, into this folder", show_default=False)
@@ -116,16 +122,19 @@ def bench_command(
     view = View(plots, ceilings)
     if show is None:
         return measure(given, stage or [], out, view)
-    if out is not None:
-        raise UserError("--out: --show measures nothing; leave it away")
+    refuse_others(context, SHOWN, "--show measures nothing")
+    if out is not None and out.suffix != ".csv":
+        raise UserError(f"--out: got {out}, expected a name in .csv: --show writes nothing else")
+    check_out(out)
     env, records = open_results(show, "bench")
     view.check(env)
     view.show(env, records, show)
+    view.write(env, records, out)
     return 0
 
 
 class View:
-    """What is to be seen of a run: the tables, the CSV beside its records, plots where asked for.
+    """What is to be seen of a run: the tables, and CSV and plots where asked for.
 
     `ceilings`: what `ladder ceilings` wrote on the same machine.
     """
@@ -142,10 +151,8 @@ class View:
             except roofline.NoRoof as error:
                 raise UserError(f"--ceilings: {self.file}: {error}") from None
 
-    def show(
-        self, env: Record, records: Sequence[Record], path: Path, write: bool = True
-    ) -> None:
-        """Print the tables and `write` the CSV and the plots. `path`: the file of the records."""
+    def show(self, env: Record, records: Sequence[Record], path: Path) -> None:
+        """Print the tables. `path`: the file of the records."""
         page = table.page()
         page.width = min(page.width, bench_tables.WIDTH)
         if not records:
@@ -153,12 +160,17 @@ class View:
             return
         page.print(bench_tables.rich_tables(env, records, self.ceilings))
         page.print(Text(f"records: {path}"), soft_wrap=True)
-        if not write:
+
+    def write(self, env: Record, records: Sequence[Record], csv: Path | None) -> None:
+        """Write the CSV, where it has a name, and the plots; nothing of no records."""
+        if not records:
             return
+        page, writing = table.page(), csv
         try:
-            beside = csv_path(path)
-            beside.write_text(bench_tables.as_csv(env, records))
-            page.print(Text(f"csv:     {beside}"), soft_wrap=True)
+            if csv is not None:
+                csv.write_text(bench_tables.as_csv(env, records))
+                page.print(Text(f"csv:     {csv}"), soft_wrap=True)
+            writing = self.plots
             if self.plots is not None:
                 written = bench_plots.plot(env, records, self.plots, self.ceilings)
                 shown = ", ".join(str(plot) for plot in written) or "nothing to plot"
@@ -166,7 +178,8 @@ class View:
         except ImportError as error:
             page.print(Text(f"no plot: {error}"), soft_wrap=True)
         except OSError as error:
-            raise UserError(f"{error.filename} can't be written: {error.strerror}") from None
+            what = error.filename or writing  # a full disk doesn't say which
+            raise UserError(f"{what} can't be written: {error.strerror}") from None
 
 
 def csv_path(path: Path) -> Path:
@@ -213,9 +226,10 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
         except WriteFailed as error:
             failure = error
     env, records = open_results(out, "bench")  # what is shown is what can be shown again
-    view.show(env, records, out, write=failure is None)
+    view.show(env, records, out)
     if failure is not None:
         raise failure
+    view.write(env, records, csv_path(out))
     if interrupted:
         return INTERRUPTED
     ours = [record for record in records if record["stage"] < PEERS_FROM]

@@ -24,6 +24,7 @@ from harness.arguments import (
     numbers_and_files,
     one_of,
     open_results,
+    refuse_others,
     settle_device,
     whole,
 )
@@ -38,6 +39,7 @@ QUIET = 10.0  # seconds between two lines of progress
 
 
 def train_command(
+    context: typer.Context,
     stage: Annotated[
         list[str] | None,
         typer.Option(help="a rung by number, or a rung's file; may be repeated"),
@@ -69,13 +71,8 @@ def train_command(
     ] = None,
 ) -> int:
     """Train a small GPT with rungs as its attention, and hold the loss against SDPA's."""
-    given = {
-        "--stage": stage, "--device": device, "--size": size, "--dtype": dtype, "--steps": steps,
-        "--seeds": seeds, "--out": out,
-    }  # fmt: skip
     if show is not None:
-        if more := [option for option, value in given.items() if value]:
-            raise UserError(f"{more[0]}: --show trains nothing; leave it away")
+        refuse_others(context, ("show",), "--show trains nothing")
         env, records = open_results(show, "train")
         curves.check(records)
         return finish(env, records, show)

@@ -1,5 +1,6 @@
 """`ladder bench`: who is timed, against whom, and what becomes of contestants that misbehave."""
 
+import inspect
 import signal
 from dataclasses import replace
 from itertools import pairwise
@@ -13,7 +14,7 @@ from harness.bench import Contest, Sizes, Terms, make_problems, plan, suite_prob
 from harness.problem import Problem
 from harness.processes import ChildFailed
 from harness.roster import PEERS, Rung, built_in_files, describe_files, read_rungs
-from harness.runner import plan_tour
+from harness.runner import SEED, plan_tour
 
 PROBLEM = Problem(
     inputs="normal", seed=1, b=2, h=2, hk=2, nq=32, nk=32, d=16, dtype="float32", precision="ieee",
@@ -408,10 +409,16 @@ def test_the_command_records_shows_and_writes_csv(tmp_path, make_rung):
     assert written.count("\n") == 1 + len(records)
     for path in (peer, refuses, out.with_suffix(".csv")):
         path.unlink()
-    again = in_turn("bench", "--show", out, "--plots", tmp_path / "plots")
+    there = {path.name for path in tmp_path.iterdir()}
+    table = in_turn("bench", "--show", out)
+    assert table.returncode == 0, table.stderr
+    assert {path.name for path in tmp_path.iterdir()} == there  # who looks leaves nothing behind
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("csv: ")]
+    assert table.stdout.splitlines() == lines
+    csv = tmp_path / "again.csv"
+    again = in_turn("bench", "--show", out, "--plots", tmp_path / "plots", "--out", csv)
     assert again.returncode == 0, again.stderr
-    assert out.with_suffix(".csv").read_text() == written
-    assert set(done.stdout.splitlines()) <= set(again.stdout.splitlines())
+    assert csv.read_text() == written and f"csv:     {csv}" in again.stdout.splitlines()
     plots = sorted(path.name for path in (tmp_path / "plots").iterdir())
     assert plots == ["breakdown.png", "latency.png", "tflops.png"]
 
@@ -462,7 +469,8 @@ def test_a_run_broken_off_keeps_what_was_measured(tmp_path, make_rung):
      (("--out", "there.jsonl"), "--out: there.csv is there already"),
      (("--out", "new.csv"), "its CSV would be written over it"),
      (("--show", "gone.jsonl"), "gone.jsonl: No such file"),
-     (("--show", "there.csv", "--out", "x.jsonl"), "--out: --show measures nothing"),
+     (("--show", "gone.jsonl", "--out", "x.jsonl"), "--out: got x.jsonl, expected a name in .csv"),
+     (("--show", "gone.jsonl", "--out", "there.csv"), "--out: there.csv is there already"),
      (("--ceilings", "gone.jsonl"), "gone.jsonl: No such file")],
 )  # fmt: skip
 def test_bad_arguments_are_one_line(tmp_path, monkeypatch, capsys, arguments, why):
@@ -471,13 +479,37 @@ def test_bad_arguments_are_one_line(tmp_path, monkeypatch, capsys, arguments, wh
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     Path("there.csv").write_text("mine")
+    device = () if "--show" in arguments else ("--device", "cpu")
     with pytest.raises(SystemExit) as ended:
-        cli.main(["bench", "--device", "cpu", *arguments])
+        cli.main(["bench", *device, *arguments])
     said = capsys.readouterr()
     assert ended.value.code == 2
     assert why in said.err and said.err.count("\n") == 1 and said.out == ""
     assert [path.name for path in tmp_path.iterdir()] == ["there.csv"]
     assert Path("there.csv").read_text() == "mine"
+
+
+# what --show has no use for: at its default, too
+OF_A_RUN = {
+    "mode": "fwd", "dtype": "float32", "causal": "on", "d": "16", "n": "64", "tokens": "256",
+    "hidden": "32", "b": "1", "h": "1", "impl": "99", "stage": "mine.py", "warmup": "5",
+    "repeat": "30", "inputs": "normal", "seed": str(SEED), "device": "cpu", "budget": "120",
+    "suite": "nonsense",
+}  # fmt: skip
+
+
+def test_show_refuses_all_that_it_has_no_use_for(tmp_path, monkeypatch, capsys):
+    from harness import bench_command, cli
+
+    monkeypatch.chdir(tmp_path)
+    for name, value in OF_A_RUN.items():
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["bench", "--show", "gone.jsonl", f"--{name}", value])
+        assert ended.value.code == 2
+        said = f"ladder: --{name}: --show measures nothing; leave it away\n"
+        assert capsys.readouterr() == ("", said)
+    options = set(inspect.signature(bench_command.bench_command).parameters)
+    assert options - OF_A_RUN.keys() == {"context", "show", "out", "plots", "ceilings"}
 
 
 @pytest.mark.parametrize(
