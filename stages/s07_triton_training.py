@@ -13,8 +13,8 @@ Nothing N x N is kept for the backward pass: o and lse are, and P is made again 
     kernel A: a program BLOCK_N keys of one key head; walks the q tiles that see them;  dk, dv
     kernel B: a program BLOCK_M rows of one head; walks the KV tiles that they see;     dq
 
-Each gradient is summed by one program in one order: no atomics, the same bits at every run. The
-price is that s and dp are made twice, 7 matrix products instead of 5.
+Each gradient is summed by one program in one order: no atomics, the same bits at every run of a
+launch configuration. The price is that s and dp are made twice, 7 matrix products instead of 5.
 
 Cost: 10 d FLOPs a visible pair and head counted (14 d done), to the forward's 4 d; memory: lse and
 delta, 4 bytes a row each, beside o and the gradients themselves.
@@ -325,7 +325,7 @@ TILES: dict[str, dict[str, tuple[list[tuple[int, int, int, int]], ...]]] = {
     "dq_kernel": {
         "half": (
             [(64, 64, 4, 3), (64, 128, 4, 2), (128, 128, 8, 3)],
-            [(64, 64, 4, 2), (128, 64, 8, 3), (64, 64, 4, 3)],
+            [(64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 3)],
             [(64, 32, 8, 1), (64, 32, 8, 2), (64, 64, 8, 1)],
         ),
         "tf32": ([(64, 32, 4, 2), (32, 32, 4, 2)], [(32, 32, 8, 1)], [(16, 16, 8, 1)]),
