@@ -195,16 +195,16 @@ def steps() -> str:
     fused = less(*(find(gpu, stage=s, paired=False, **at) for s in (3, 5)))
     five, six = (find(bench, stage=s, nk=4096, d=64, causal=False) for s in (5, 6))
     causal = find(bench, stage=6, nk=4096, d=64, causal=True)
+    masks = f"{times(five, six)}; causal ~{times(six, causal)} more"
     trained = [find(train, stage=s, nk=4096, d=64, causal=False) for s in (3, 7)]
+    training = f"{times(*trained)}, {less(*trained)}"
     body = [
         ["0 to 1", "no object an operation", faster(cpu, 0, 1, nk=64), "the interpreter"],
         ["1 to 2", "compiled, the graph recorded", faster(cpu, 1, 2, nk=64), "a node an operation"],
         ["2 to 3", "whole matrices", faster(cpu, 2, 3, nk=256), "S and P through memory"],
         ["3 to 5", "one fused kernel, exact", f"{faster(gpu, 3, 5, **at)}, {fused}", "no masks"],
-        ["5 to 6", "masks save time", f"{times(five, six)}; causal ~{times(six, causal)} more",
-         "forward only"],
-        ["3 to 7", "it trains, nothing N x N kept", f"{times(*trained)}, {less(*trained)}",
-         "loads and math take turns"],
+        ["5 to 6", "masks save time", masks, "forward only"],
+        ["3 to 7", "it trains, nothing N x N kept", training, "loads and math take turns"],
     ]
     header = ["step", "what it solved", "measured", "what remains"]
     note = (
