@@ -62,6 +62,8 @@ def test_a_rung_that_was_edited_since_is_named(tmp_path, monkeypatch):
         path.write_text(rung["name"])
         rung["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
     assert "since" not in readme_text.machine(env)
+    (tmp_path / "stages" / "s00_scalar_autograd.py").write_text("edited, but not in that table")
+    assert "since" not in readme_text.machine(env)
     (tmp_path / "stages" / "s05_triton_online.py").write_text("edited")
     assert readme_text.machine(env).endswith("; rung 5 edited since.")
     (tmp_path / "stages" / "s04_triton_lite.py").write_text("edited")
