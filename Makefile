@@ -15,7 +15,7 @@ ladder: $(VENV)/ladder.stamp
 	@$(BIN)/ladder run
 
 test: $(VENV)/test.stamp lint
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not timing"
+	$(BIN)/python -m pytest -n 4 --dist worksteal -m "not timing"
 	$(BIN)/python -m pytest -m timing
 
 lint: $(VENV)/test.stamp

@@ -8,11 +8,13 @@ import atexit
 import contextlib
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -151,6 +153,8 @@ class Started:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
+                # a shell has what it starts in the background ignore Ctrl-C, tests too
+                preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
             )
 
     def text(self):
