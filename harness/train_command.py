@@ -148,17 +148,19 @@ def choose(
 
 
 def default_steps(contestants: Sequence[train_plan.Contestant], device: str) -> int:
-    """So many steps as are worth while: few where a contestant is interpreted."""
-    slow = [one for one in contestants if one.mode == "interpreted" and one.skip is None]
-    if not slow:
-        return train_plan.DEFAULT_STEPS[device]
-    steps = train_plan.INTERPRETED_STEPS
-    print(
-        f"{slow[0].stage} {slow[0].name} is interpreted, a step takes seconds: {steps} steps for "
-        "all; --steps says otherwise",
-        file=sys.stderr,
-    )
-    return steps
+    """So many steps as are worth while: few where a contestant is interpreted, or goes by rows."""
+    for one in contestants:
+        if one.skip is None and (one.mode == "interpreted" or one.by_rows):
+            steps = train_plan.INTERPRETED_STEPS
+            why = "takes no causal mask and is asked row by row"
+            why = "is interpreted" if one.mode == "interpreted" else why
+            print(
+                f"{one.stage} {one.name} {why}, a step takes seconds: {steps} steps for all; "
+                "--steps says otherwise",
+                file=sys.stderr,
+            )
+            return steps
+    return train_plan.DEFAULT_STEPS[device]
 
 
 def finish(env: Record, records: Sequence[Record], path: Path, draw: bool = True) -> int:

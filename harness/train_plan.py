@@ -4,7 +4,7 @@ No torch in here.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.problem import Problem
@@ -63,6 +63,7 @@ class Contestant:
     path: Path | None = None
     backend: str | None = None
     skip: str | None = None  # why it can't be trained with
+    by_rows: bool = False  # it takes no causal mask: asked row by row (train_worker.row_by_row)
 
 
 @dataclass(frozen=True)
@@ -99,13 +100,15 @@ def from_backends(device: str) -> list[Contestant]:
 
 def from_rung(rung: Rung, problem: Problem) -> Contestant:
     """A rung as a contestant, skipped where it can't train on this machine."""
+    by_rows = "causal" not in rung.options
     return Contestant(
         stage=rung.number,
         name=rung.name,
         mode=rung.modes[problem.device],
         declared=rung.to_json(),
         path=rung.path,
-        skip=rung.why_skip(problem),
+        skip=rung.why_skip(replace(problem, causal=False) if by_rows else problem),
+        by_rows=by_rows,
     )
 
 

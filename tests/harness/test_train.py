@@ -15,7 +15,17 @@ from ladder_command import ROOT, in_turn
 from rich.console import Console
 
 import stages
-from harness import cli, curves, environment, train, train_plan, train_view, train_worker
+from harness import (
+    cli,
+    curves,
+    environment,
+    roster,
+    train,
+    train_command,
+    train_plan,
+    train_view,
+    train_worker,
+)
 from harness.processes import NO_MESSAGE
 from harness.results import BadRecord, Writer, check_record, read
 from harness.train_plan import SHAPES, Contestant, Plan
@@ -455,6 +465,38 @@ RUNG = """
 """
 
 
+def test_a_rung_without_a_mask_is_asked_row_by_row():
+    q, k, v, dO = torch.randn(4, 2, 3, 7, 5, dtype=torch.float64).unbind()
+    asked = []
+
+    def maskless(q, k, v):
+        asked.append((q.shape[2], k.shape[2]))
+        return RUNG_3(q, k, v)
+
+    answers = []
+    for attend in (train_worker.row_by_row(maskless), RUNG_3):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        o = attend(*leaves, causal=True)
+        answers.append((o.detach(), *torch.autograd.grad(o, leaves, dO)))
+    for got, want in zip(*answers, strict=True):
+        torch.testing.assert_close(got, want)
+    assert asked == [(1, keys) for keys in range(1, 8)]
+
+
+def test_every_rung_with_gradients_can_be_trained_and_the_slow_ones_for_a_few_steps(capsys):
+    problem = train_plan.make_problem("tiny", "float32", "cpu")
+    rungs = roster.describe_files(roster.built_in_files())
+    contestants = [train_plan.from_rung(rung, problem) for rung in rungs]
+    found = {one.stage: one for one in contestants if one.skip is None}
+    assert sorted(found) == [rung.number for rung in rungs if rung.gradients]
+    assert [number for number in sorted(found) if found[number].by_rows] == [0, 2]
+    for number, said in ((0, "row by row"), (2, "row by row"), (7, "is interpreted")):
+        assert train_command.default_steps([found[3], found[number]], "cpu") == 3
+        assert said in capsys.readouterr().err
+    assert train_command.default_steps([found[3]], "cpu") == 300
+    assert capsys.readouterr().err == ""
+
+
 def a_rung(folder, name, body="pass", number=90, options='("causal",)', gradients=True):
     path = folder / f"{name}.py"
     text = textwrap.dedent(RUNG)
@@ -664,6 +706,7 @@ def test_show_refuses_records_that_make_no_training(tmp_path, capsys):
 def cli_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("train")
     stages_ = ["--stage", 3, "--stage", 4, "--stage", a_rung(folder, "mine")]
+    stages_ += ["--stage", a_rung(folder, "maskless", number=91, options="()")]
     out = folder / "run.jsonl"
     return in_turn("train", *stages_, "--device", "cpu", "--steps", 4, "--out", out), out
 
@@ -673,10 +716,13 @@ def test_the_command_trains_prints_and_plots(cli_run):
     assert done.returncode == 0, done.stderr
     env, records = read(out, "train")
     found = {record["name"]: record for record in records}
-    assert list(found) == ["sdpa_flash", "sdpa_math", "torch_three_gemm", "triton_lite", "mine"]
-    assert [(plan["stage"], plan["seed"]) for plan in env["plan"]] == [
-        (100, 0), (104, 0), (3, 0), (4, 0), (90, 0)
+    assert list(found) == [
+        "sdpa_flash", "sdpa_math", "torch_three_gemm", "triton_lite", "mine", "maskless"
     ]  # fmt: skip
+    assert [(plan["stage"], plan["seed"]) for plan in env["plan"]] == [
+        (100, 0), (104, 0), (3, 0), (4, 0), (90, 0), (91, 0)
+    ]  # fmt: skip
+    torch.testing.assert_close(found["maskless"]["losses"], found["mine"]["losses"])
     assert found["triton_lite"]["status"] == "skipped"
     assert found["triton_lite"]["reason"] == "carries no gradients"
     trained = [found[name] for name in found if name != "triton_lite"]
@@ -684,7 +730,7 @@ def test_the_command_trains_prints_and_plots(cli_run):
     assert found["torch_three_gemm"]["losses"] == found["mine"]["losses"] == curve(
         a_run(RUNG_3, 4), 0
     )  # fmt: skip
-    assert "[3/5] 3 torch_three_gemm, seed 0: ok, loss 4." in done.stderr
+    assert "[3/6] 3 torch_three_gemm, seed 0: ok, loss 4." in done.stderr
     lines = done.stdout.splitlines()
     assert max(map(len, lines[:-2])) <= 100
     [row] = [line for line in lines if "three GEMMs" in line]
