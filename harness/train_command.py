@@ -152,8 +152,8 @@ def default_steps(contestants: Sequence[train_plan.Contestant], device: str) -> 
     for one in contestants:
         if one.skip is None and (one.mode == "interpreted" or one.by_rows):
             steps = train_plan.INTERPRETED_STEPS
-            why = "takes no causal mask and is asked row by row"
-            why = "is interpreted" if one.mode == "interpreted" else why
+            by_rows = "takes no causal mask and is asked row by row"
+            why = "is interpreted" if one.mode == "interpreted" else by_rows
             print(
                 f"{one.stage} {one.name} {why}, a step takes seconds: {steps} steps for all; "
                 "--steps says otherwise",

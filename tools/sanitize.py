@@ -15,7 +15,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -80,11 +79,8 @@ def sanitize(tool: str, log: Path) -> dict[str, Any]:
     program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
     start = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, log.open("w") as file:
-        environment = os.environ | {
-            "LADDER_CACHE_DIR": folder,
-            "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
-        }
+    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    with log.open("w") as file:
         command = [program, "--tool", tool, "--kernel-regex", "kns=_kernel"]
         command += [sys.executable, __file__, "--work"]
         done = subprocess.run(
