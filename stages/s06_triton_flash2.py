@@ -23,7 +23,7 @@ import math
 import torch
 
 from stages import autotune
-from stages.contract import Stage, check_inputs, input_precision
+from stages.contract import MAX_HEAD_DIM, Stage, check_inputs, input_precision
 
 try:
     import triton
@@ -60,15 +60,23 @@ def round_to_tf32(x):
 
 @triton.jit
 def visit_tiles(
-    acc, l_i, m_i, visited, q, k_ptrs, v_ptrs, stride_kn, stride_vn, start, end,
-    rows, Nk_valid, shift, d, qk_scale,
+    acc, l_i, m_i, visited, q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
+    start, end, rows, Nk_valid, shift, d, qk_scale,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The online softmax over the tiles of keys in [start, end), `MASKED` or seen whole."""
     offs_n = tl.arange(0, BLOCK_N)  # (BLOCK_N,)
-    in_d = tl.arange(0, BLOCK_D)[None, :] < d  # (1, BLOCK_D)
+    offs_d = tl.arange(0, BLOCK_D)  # (BLOCK_D,)
+    in_d = offs_d[None, :] < d  # (1, BLOCK_D)
+    # within a tile int32 is enough (`loadable`), and costs half of a pointer's registers
+    k_offs = offs_n[:, None] * stride_kn + offs_d[None, :] * stride_kd  # (BLOCK_N, BLOCK_D)
+    v_offs = offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd  # (BLOCK_N, BLOCK_D)
+    k_ptr += tl.cast(start, tl.int64) * stride_kn
+    v_ptr += tl.cast(start, tl.int64) * stride_vn
     for start_n in range(start, end, BLOCK_N):
+        k_ptrs = k_ptr + k_offs
+        v_ptrs = v_ptr + v_offs
         valid = start_n + offs_n < Nk_valid  # (BLOCK_N,)
         # what lies beyond the valid keys is never read: it may be NaN, and 0 * NaN is NaN
         if MASKED:
@@ -100,8 +108,8 @@ def visit_tiles(
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)
         m_i = m_new
         visited += 1
-        k_ptrs += BLOCK_N * stride_kn
-        v_ptrs += BLOCK_N * stride_vn
+        k_ptr += BLOCK_N * stride_kn
+        v_ptr += BLOCK_N * stride_vn
     return acc, l_i, m_i, visited
 
 
@@ -126,7 +134,6 @@ def attention_kernel(
     start_m = block * BLOCK_M
     rows = start_m + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
     offs_m = rows.to(tl.int64)
-    offs_n = tl.arange(0, BLOCK_N).to(tl.int64)  # (BLOCK_N,)
     offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,), a power of two: d is zero-padded
 
     Nk_valid = Nk
@@ -143,24 +150,22 @@ def attention_kernel(
     q_ptrs = q_ptr + b * stride_qb + h * stride_qh
     q_ptrs += offs_m[:, None] * stride_qm + offs_d[None, :] * stride_qd
     q = tl.load(q_ptrs, mask=q_mask, other=0.0)  # (BLOCK_M, BLOCK_D)
-    k_ptrs = k_ptr + b * stride_kb + h_k * stride_kh
-    k_ptrs += offs_n[:, None] * stride_kn + offs_d[None, :] * stride_kd  # (BLOCK_N, BLOCK_D)
-    v_ptrs = v_ptr + b * stride_vb + h_k * stride_vh
-    v_ptrs += offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd  # (BLOCK_N, BLOCK_D)
+    k_ptr += b * stride_kb + h_k * stride_kh
+    v_ptr += b * stride_vb + h_k * stride_vh
 
     m_i = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)  # running max of s * qk_scale
     l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of 2^(s * qk_scale - m_i)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     visited = 0
     acc, l_i, m_i, visited = visit_tiles(
-        acc, l_i, m_i, visited, q, k_ptrs, v_ptrs, stride_kn, stride_vn, 0, full,
-        rows, Nk_valid, shift, d, qk_scale, False, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
+        acc, l_i, m_i, visited, q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
+        0, full, rows, Nk_valid, shift, d, qk_scale,
+        False, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
-    k_ptrs += tl.cast(full, tl.int64) * stride_kn
-    v_ptrs += tl.cast(full, tl.int64) * stride_vn
     acc, l_i, m_i, visited = visit_tiles(
-        acc, l_i, m_i, visited, q, k_ptrs, v_ptrs, stride_kn, stride_vn, full, end,
-        rows, Nk_valid, shift, d, qk_scale, True, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
+        acc, l_i, m_i, visited, q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
+        full, end, rows, Nk_valid, shift, d, qk_scale,
+        True, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
 
     l_i = tl.where(l_i == 0.0, 1.0, l_i)  # a row that saw no key: o = 0 / 1, lse = -inf + 0
@@ -198,7 +203,7 @@ def candidates(d: int, dtype: torch.dtype, precision: str) -> list[autotune.Conf
 # tiles.
 TILES: dict[str, tuple[list[tuple[int, int, int, int]], ...]] = {
     "half": (
-        [(128, 64, 8, 3), (64, 64, 4, 3), (64, 128, 4, 3), (128, 64, 4, 3)],
+        [(128, 64, 8, 3), (64, 64, 4, 3), (64, 128, 4, 3)],
         [(64, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2)],
         [(64, 64, 8, 2), (128, 64, 8, 2), (128, 32, 8, 2)],
     ),
@@ -220,12 +225,15 @@ def launch_config(d: int, dtype: torch.dtype, precision: str) -> autotune.Config
     return candidates(d, dtype, precision)[0]
 
 
-def in_reach(x: torch.Tensor) -> torch.Tensor:
-    """`x` (B, H, N, d), copied where its rows are so far apart that a tile of them passes 2^31.
+def loadable(x: torch.Tensor) -> torch.Tensor:
+    """`x` (B, H, N, d) as the kernels can read it, copied where it is stored otherwise.
 
-    The kernels step from tile to tile in int32: in int64 it would cost registers at every call.
+    They read what is stored, which a tensor under conj().imag is the negative of; and within a
+    tile they count in int32, which rows or columns that are far apart would pass.
     """
-    return x if x.stride(2) * LARGEST_TILE < 1 << 31 else x.contiguous()
+    x = x.resolve_neg()
+    far = x.stride(2) * LARGEST_TILE + x.stride(3) * MAX_HEAD_DIM
+    return x if far < 1 << 31 else x.contiguous()
 
 
 def forward(
@@ -246,8 +254,7 @@ def forward(
     Hk, Nk = k.shape[1:3]
     o = torch.empty((B, H, Nq, d), dtype=q.dtype, device=q.device)
     precision = input_precision(q)
-    # the kernel reads what is stored, which a tensor under conj().imag is the negative of
-    q, k, v = q.resolve_neg(), in_reach(k.resolve_neg()), in_reach(v.resolve_neg())
+    q, k, v = loadable(q), loadable(k), loadable(v)
     if seqlens_k is not None:
         seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
 

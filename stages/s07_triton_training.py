@@ -29,7 +29,7 @@ import torch
 
 from stages import autotune
 from stages.contract import Stage, check_inputs, input_precision
-from stages.s06_triton_flash2 import LOG2_E, in_reach, round_to_tf32
+from stages.s06_triton_flash2 import LOG2_E, loadable, round_to_tf32
 from stages.s06_triton_flash2 import forward as flash2_forward
 
 try:
@@ -78,15 +78,24 @@ def delta_kernel(
 
 @triton.jit
 def walk_q_tiles(
-    dk, dv, k, v, q_ptrs, do_ptrs, lse_ptrs, delta_ptrs, stride_qm, stride_dom, start, end,
-    keys, Nq, shift, d, qk_scale,
+    dk, dv, k, v, q_ptr, do_ptr, lse_ptr, delta_ptr, stride_qm, stride_qd, stride_dom, stride_dod,
+    start, end, keys, Nq, shift, d, qk_scale,
     MASKED: tl.constexpr, EVEN_M: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Add to dk and dv what the query rows in [start, end) give; `MASKED`: under the diagonal."""
     offs_m = tl.arange(0, BLOCK_M)  # (BLOCK_M,)
-    in_d = tl.arange(0, BLOCK_D)[None, :] < d  # (1, BLOCK_D)
+    offs_d = tl.arange(0, BLOCK_D)  # (BLOCK_D,)
+    in_d = offs_d[None, :] < d  # (1, BLOCK_D)
+    q_offs = offs_m[:, None] * stride_qm + offs_d[None, :] * stride_qd  # (BLOCK_M, BLOCK_D)
+    do_offs = offs_m[:, None] * stride_dom + offs_d[None, :] * stride_dod  # (BLOCK_M, BLOCK_D)
+    q_ptr += tl.cast(start, tl.int64) * stride_qm
+    do_ptr += tl.cast(start, tl.int64) * stride_dom
+    lse_ptr += start
+    delta_ptr += start
     for start_m in range(start, end, BLOCK_M):
+        q_ptrs = q_ptr + q_offs
+        do_ptrs = do_ptr + do_offs
         in_range = start_m + offs_m < Nq  # (BLOCK_M,)
         # rows past the last are read as zeros: do = delta = 0 makes what they give 0
         if EVEN_M and EVEN_D:
@@ -96,13 +105,16 @@ def walk_q_tiles(
             q = tl.load(q_ptrs, mask=in_range[:, None] & in_d, other=0.0)
             do = tl.load(do_ptrs, mask=in_range[:, None] & in_d, other=0.0)
         if EVEN_M:
-            lse = tl.load(lse_ptrs)  # (BLOCK_M,)
-            delta = tl.load(delta_ptrs)  # (BLOCK_M,)
+            lse = tl.load(lse_ptr + offs_m)  # (BLOCK_M,)
+            delta = tl.load(delta_ptr + offs_m)  # (BLOCK_M,)
         else:
-            lse = tl.load(lse_ptrs, mask=in_range, other=0.0)
-            delta = tl.load(delta_ptrs, mask=in_range, other=0.0)
-        # all transposed, keys down and queries across: p and ds are then left operands as they are
+            lse = tl.load(lse_ptr + offs_m, mask=in_range, other=0.0)
+            delta = tl.load(delta_ptr + offs_m, mask=in_range, other=0.0)
+        # all transposed, keys down and queries across: p and ds are then left operands as they are;
+        # both products before the exponentials, dp - delta as a sum that starts from -delta: faster
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # (BLOCK_N, BLOCK_M)
+        minus_delta = tl.broadcast_to(-delta[None, :], s.shape)
+        dp = tl.dot(v, tl.trans(do), minus_delta, input_precision=PRECISION)  # (BLOCK_N, BLOCK_M)
         p = tl.exp2(s * qk_scale - lse[None, :])
         if MASKED:  # a row that sees no key has lse = -inf, p = inf
             visible = keys[:, None] <= start_m + offs_m[None, :] + shift
@@ -111,13 +123,12 @@ def walk_q_tiles(
         if PRECISION == "tf32":
             p_dv = round_to_tf32(p)
         dv = tl.dot(p_dv.to(do.dtype), do, dv, input_precision=PRECISION)  # (BLOCK_N, BLOCK_D)
-        dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)  # (BLOCK_N, BLOCK_M)
-        ds = p * (dp - delta[None, :])
+        ds = p * dp  # dp less delta
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)  # (BLOCK_N, BLOCK_D)
-        q_ptrs += BLOCK_M * stride_qm
-        do_ptrs += BLOCK_M * stride_dom
-        lse_ptrs += BLOCK_M
-        delta_ptrs += BLOCK_M
+        q_ptr += BLOCK_M * stride_qm
+        do_ptr += BLOCK_M * stride_dom
+        lse_ptr += BLOCK_M
+        delta_ptr += BLOCK_M
     return dk, dv
 
 
@@ -141,7 +152,6 @@ def dk_dv_kernel(
     start_n = tl.program_id(0) * BLOCK_N  # under a causal mask the first has the most to do
     keys = start_n + tl.arange(0, BLOCK_N)  # (BLOCK_N,)
     offs_n = keys.to(tl.int64)
-    offs_m = tl.arange(0, BLOCK_M).to(tl.int64)  # (BLOCK_M,)
     offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,)
 
     Nk_valid = Nk
@@ -167,28 +177,20 @@ def dk_dv_kernel(
 
     for g in range(group):
         h = h_k * group + g
-        q_ptrs = q_ptr + b * stride_qb + h * stride_qh
-        q_ptrs += (first + offs_m)[:, None] * stride_qm + offs_d[None, :] * stride_qd
-        do_ptrs = do_ptr + b * stride_dob + h * stride_doh
-        do_ptrs += (first + offs_m)[:, None] * stride_dom + offs_d[None, :] * stride_dod
-        row = (b * tl.num_programs(1) * group + h) * Nq + first
-        lse_ptrs = lse_ptr + row + offs_m
-        delta_ptrs = delta_ptr + row + offs_m
+        row = (b * tl.num_programs(1) * group + h) * Nq
+        q_head = q_ptr + b * stride_qb + h * stride_qh
+        do_head = do_ptr + b * stride_dob + h * stride_doh
         if CAUSAL:
-            masked_end = tl.minimum(full, end)
             dk, dv = walk_q_tiles(
-                dk, dv, k, v, q_ptrs, do_ptrs, lse_ptrs, delta_ptrs, stride_qm, stride_dom,
-                first, masked_end, keys, Nq, shift, d, qk_scale,
+                dk, dv, k, v, q_head, do_head, lse_ptr + row, delta_ptr + row,
+                stride_qm, stride_qd, stride_dom, stride_dod, first, tl.minimum(full, end),
+                keys, Nq, shift, d, qk_scale,
                 True, EVEN_M, EVEN_D, PRECISION, BLOCK_M, BLOCK_D,
             )  # fmt: skip
-            past = tl.cast(full - first, tl.int64)
-            q_ptrs += past * stride_qm
-            do_ptrs += past * stride_dom
-            lse_ptrs += past
-            delta_ptrs += past
         dk, dv = walk_q_tiles(
-            dk, dv, k, v, q_ptrs, do_ptrs, lse_ptrs, delta_ptrs, stride_qm, stride_dom,
-            full, end, keys, Nq, shift, d, qk_scale,
+            dk, dv, k, v, q_head, do_head, lse_ptr + row, delta_ptr + row,
+            stride_qm, stride_qd, stride_dom, stride_dod, full, end,
+            keys, Nq, shift, d, qk_scale,
             False, EVEN_M, EVEN_D, PRECISION, BLOCK_M, BLOCK_D,
         )  # fmt: skip
 
@@ -207,15 +209,22 @@ def dk_dv_kernel(
 
 @triton.jit
 def walk_kv_tiles(
-    dq, q, do, lse, delta, k_ptrs, v_ptrs, stride_kn, stride_vn, start, end,
-    rows, Nk_valid, shift, d, qk_scale,
+    dq, q, do, lse, delta, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
+    start, end, rows, Nk_valid, shift, d, qk_scale,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Add to dq what the keys in [start, end) give; `MASKED` or seen whole, as in rung 6."""
     offs_n = tl.arange(0, BLOCK_N)  # (BLOCK_N,)
-    in_d = tl.arange(0, BLOCK_D)[None, :] < d  # (1, BLOCK_D)
+    offs_d = tl.arange(0, BLOCK_D)  # (BLOCK_D,)
+    in_d = offs_d[None, :] < d  # (1, BLOCK_D)
+    k_offs = offs_n[:, None] * stride_kn + offs_d[None, :] * stride_kd  # (BLOCK_N, BLOCK_D)
+    v_offs = offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd  # (BLOCK_N, BLOCK_D)
+    k_ptr += tl.cast(start, tl.int64) * stride_kn
+    v_ptr += tl.cast(start, tl.int64) * stride_vn
     for start_n in range(start, end, BLOCK_N):
+        k_ptrs = k_ptr + k_offs
+        v_ptrs = v_ptr + v_offs
         valid = start_n + offs_n < Nk_valid  # (BLOCK_N,)
         if MASKED:
             kv_mask = valid[:, None] & in_d
@@ -237,8 +246,8 @@ def walk_kv_tiles(
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
         ds = p * (dp - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)
-        k_ptrs += BLOCK_N * stride_kn
-        v_ptrs += BLOCK_N * stride_vn
+        k_ptr += BLOCK_N * stride_kn
+        v_ptr += BLOCK_N * stride_vn
     return dq
 
 
@@ -264,7 +273,6 @@ def dq_kernel(
     start_m = block * BLOCK_M
     rows = start_m + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
     offs_m = rows.to(tl.int64)
-    offs_n = tl.arange(0, BLOCK_N).to(tl.int64)  # (BLOCK_N,)
     offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,)
 
     Nk_valid = Nk
@@ -287,21 +295,19 @@ def dq_kernel(
     row = (b * tl.num_programs(1) + h) * Nq
     lse = tl.load(lse_ptr + row + offs_m, mask=offs_m < Nq, other=0.0)  # (BLOCK_M,)
     delta = tl.load(delta_ptr + row + offs_m, mask=offs_m < Nq, other=0.0)  # (BLOCK_M,)
-    k_ptrs = k_ptr + b * stride_kb + h_k * stride_kh
-    k_ptrs += offs_n[:, None] * stride_kn + offs_d[None, :] * stride_kd  # (BLOCK_N, BLOCK_D)
-    v_ptrs = v_ptr + b * stride_vb + h_k * stride_vh
-    v_ptrs += offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd  # (BLOCK_N, BLOCK_D)
+    k_ptr += b * stride_kb + h_k * stride_kh
+    v_ptr += b * stride_vb + h_k * stride_vh
 
     dq = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     dq = walk_kv_tiles(
-        dq, q, do, lse, delta, k_ptrs, v_ptrs, stride_kn, stride_vn, 0, full,
-        rows, Nk_valid, shift, d, qk_scale, False, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
+        dq, q, do, lse, delta, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
+        0, full, rows, Nk_valid, shift, d, qk_scale,
+        False, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
-    k_ptrs += tl.cast(full, tl.int64) * stride_kn
-    v_ptrs += tl.cast(full, tl.int64) * stride_vn
     dq = walk_kv_tiles(
-        dq, q, do, lse, delta, k_ptrs, v_ptrs, stride_kn, stride_vn, full, end,
-        rows, Nk_valid, shift, d, qk_scale, True, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
+        dq, q, do, lse, delta, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
+        full, end, rows, Nk_valid, shift, d, qk_scale,
+        True, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
 
     dq_ptrs = dq_ptr + b * stride_dqb + h * stride_dqh
@@ -316,7 +322,7 @@ TILES: dict[str, dict[str, tuple[list[tuple[int, int, int, int]], ...]]] = {
     "dk_dv_kernel": {
         "half": (
             [(64, 64, 4, 3), (64, 64, 4, 2), (64, 128, 8, 3)],
-            [(32, 64, 8, 3), (32, 64, 4, 3), (64, 128, 8, 3)],
+            [(32, 64, 4, 3), (64, 64, 4, 2), (64, 128, 8, 3)],
             [(32, 64, 8, 1), (32, 64, 8, 2), (64, 64, 8, 1)],
         ),
         "tf32": ([(32, 32, 8, 2), (32, 64, 4, 2)], [(32, 32, 8, 1)], [(16, 16, 8, 1)]),
@@ -324,8 +330,8 @@ TILES: dict[str, dict[str, tuple[list[tuple[int, int, int, int]], ...]]] = {
     },
     "dq_kernel": {
         "half": (
-            [(64, 64, 4, 3), (64, 128, 4, 2), (128, 128, 8, 3)],
-            [(64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 3)],
+            [(64, 64, 4, 3), (64, 128, 4, 2), (128, 64, 8, 3)],
+            [(64, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 2)],
             [(64, 32, 8, 1), (64, 32, 8, 2), (64, 64, 8, 1)],
         ),
         "tf32": ([(64, 32, 4, 2), (32, 32, 4, 2)], [(32, 32, 8, 1)], [(16, 16, 8, 1)]),
@@ -370,7 +376,7 @@ def backward(
     Hk, Nk = k.shape[1:3]
     scale = d**-0.5
     precision = input_precision(q)
-    q, k, v, do = (in_reach(x.resolve_neg()) for x in (q, k, v, do))
+    q, k, v, do = (loadable(x) for x in (q, k, v, do))
     if seqlens_k is not None:
         seqlens_k = seqlens_k.contiguous()  # the kernels take no stride for it
     tune: dict[str, Any] = {"like": q, "precision": precision, "d": d, "causal": causal, "n": Nk}

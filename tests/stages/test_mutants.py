@@ -337,9 +337,7 @@ OF_RUNG_5 = (
     "batch by the head", "head by the batch", "first head for all", "batch and head mixed up",
     "first batch entry for all",
     "no rescale of acc", "no rescale of l", "l of the last tile", "l rescaled after the sum",
-    "max not kept", "no division", "divided by every tile", "K stays at the first tile",
-    "V stays at the first tile", "K advances as if contiguous", "V advances as if contiguous",
-    "V advances like K",
+    "max not kept", "no division", "divided by every tile",
 )  # fmt: skip
 NEW_MAX_2 = "m_new = tl.maximum(m_i, tl.max(s, 1) * qk_scale)"
 ALPHA_2, P_2 = "alpha = tl.exp2(m_i - m_safe)", "p = tl.exp2(s * qk_scale - m_safe[:, None])"
@@ -349,6 +347,8 @@ LENGTH = "tl.load(seqlens_ptr + b), 0)"
 FULL, ROUNDED = "tl.maximum(start_m + shift + 1, 0)", "full = full // BLOCK_N * BLOCK_N"
 END = "tl.minimum(start_m + BLOCK_M, Nq) + shift, 0)"
 LSE = "lse = m_i + tl.log2(l_i)"
+NEXT_K, NEXT_V = "k_ptr += BLOCK_N * stride_kn", "v_ptr += BLOCK_N * stride_vn"
+TO_K, TO_V = (f"    {x}_ptr += tl.cast(start, tl.int64) * stride_{x}n\n" for x in "kv")
 FLASH_2 = (
     {name: TRITON_ONLINE[name] for name in OF_RUNG_5}
     | wrong_scales("d**-0.5 * LOG2_E", "d**-0.5", d="d")
@@ -395,10 +395,15 @@ FLASH_2 = (
         end_one_tile_short=(END, END.replace("shift", "shift - BLOCK_N")),
         end_one_tile_late=(END, END.replace("shift", "shift + BLOCK_N")),
         no_early_exit=(f"end = tl.minimum(tl.maximum({END}, Nk_valid)", "end = Nk_valid"),
-        full_tiles_twice=("stride_vn, full, end", "stride_vn, 0, end"),
-        K_not_moved_to_the_masked_tiles=("    k_ptrs += tl.cast(full, tl.int64) * stride_kn\n", ""),
-        V_not_moved_to_the_masked_tiles=("    v_ptrs += tl.cast(full, tl.int64) * stride_vn\n", ""),
-        masked_tiles_without_a_mask=("qk_scale, True, CAUSAL", "qk_scale, False, CAUSAL"),
+        full_tiles_twice=("        full, end, rows", "        0, end, rows"),
+        K_not_moved_to_the_masked_tiles=(TO_K, ""),
+        V_not_moved_to_the_masked_tiles=(TO_V, ""),
+        K_stays_at_the_first_tile=(f"        {NEXT_K}\n", ""),
+        V_stays_at_the_first_tile=(f"        {NEXT_V}\n", ""),
+        K_advances_as_if_contiguous=(NEXT_K, NEXT_K.replace("stride_kn", "d")),
+        V_advances_as_if_contiguous=(NEXT_V, NEXT_V.replace("stride_vn", "d")),
+        V_advances_like_K=(NEXT_V, NEXT_V.replace("stride_vn", "stride_kn")),
+        masked_tiles_without_a_mask=("        True, CAUSAL", "        False, CAUSAL"),
         blocks_reversed_past_the_end=("blocks - 1 - block", "blocks - block"),
         rows_of_the_last_block_not_done=("grid = (triton.cdiv(Nq, config", "grid = (Nq // (config"),
         d_always_even=('EVEN_D=d == config["BLOCK_D"]', "EVEN_D=True"),
@@ -422,7 +427,7 @@ FLASH_2 = (
     )
 )
 
-DS_A, DS_B = "ds = p * (dp - delta[None, :])", "ds = p * (dp - delta[:, None])"
+FROM_A, DS_B = "tl.broadcast_to(-delta[None, :]", "ds = p * (dp - delta[:, None])"
 DIAGONAL_A = "visible = keys[:, None] <= start_m + offs_m[None, :] + shift"
 FIRST, FULL_A = "tl.maximum(start_n - shift, 0)", "tl.maximum(start_n + BLOCK_N - 1 - shift, 0)"
 LENGTH_A = f"{LENGTH}, Nk)\n    shift = Nk - Nq  #"
@@ -436,19 +441,22 @@ DELTA_HEAD = (
     "    do_ptrs += offs_m[:, None] * stride_dom + offs_d[None, :] * stride_dod\n"
     "    o ="
 )
-FIRST_Q, FIRST_DO = ("(first + offs_m)[:, None] * stride_" + x for x in ("qm", "dom"))
+Q_OFFS = "q_offs = offs_m[:, None] * stride_qm + offs_d[None, :] * stride_qd"
+K_OFFS, V_OFFS = (f"offs_n[:, None] * stride_{x}n + offs_d[None, :] * stride_{x}d  #" for x in "kv")
+DO_OFFS = "do_offs = offs_m[:, None] * stride_dom"
+NEXT_Q, NEXT_DO = "q_ptr += BLOCK_M * stride_qm", "do_ptr += BLOCK_M * stride_dom"
 KEYS_A = "(offs_n[:, None] < Nk) & (offs"
 STRIDES_A = "*k.stride(), *v.stride(), *do.stride(), *dk"
 STRIDES_B = "*k.stride(), *v.stride(), *do.stride(), *dq"
 KV, VK, DO_, O_ = "*k.stride(), *v", "*v.stride(), *k", "*do", "*o"
 WALKED = "tl.where(start_n < Nk_valid, Nq, 0)"
-FULL_TILES_A = "            full, end, keys"
+FULL_TILES_A = "stride_dod, full, end,"
 GRADS = "return dq, dk if wanted[1] else None, dv if wanted[2] else None"
 TRAINING = wrong_scales("    scale = d**-0.5\n", "d**-0.5", d="d") | replaced(
     # delta
-    delta_forgotten_in_A=(DS_A, "ds = p * dp"),
+    delta_forgotten_in_A=(FROM_A, FROM_A.replace("-", "0.0 * ")),
     delta_forgotten_in_B=(DS_B, "ds = p * dp"),
-    delta_added_in_A=(DS_A, DS_A.replace("-", "+")),
+    delta_added_in_A=(FROM_A, FROM_A.replace("-", "")),
     delta_added_in_B=(DS_B, DS_B.replace("-", "+")),
     delta_of_o_alone=("tl.sum(o * do, 1)", "tl.sum(o, 1)"),
     delta_of_dO_by_the_strides_of_o=("*o.stride(), *do.stride()", "*o.stride(), *o.stride()"),
@@ -506,14 +514,14 @@ TRAINING = wrong_scales("    scale = d**-0.5\n", "d**-0.5", d="d") | replaced(
     walk_ends_with_the_masked_tiles=(FULL_TILES_A, FULL_TILES_A.replace("full", "end")),
     masked_tiles_twice=(FULL_TILES_A, FULL_TILES_A.replace("full", "first")),
     masked_tiles_without_a_mask=("True, EVEN_M, EVEN_D", "False, EVEN_M, EVEN_D"),
-    q_not_moved_past_the_masked_tiles=("            q_ptrs += past * stride_qm\n", ""),
-    dO_not_moved_past_the_masked_tiles=("            do_ptrs += past * stride_dom\n", ""),
-    lse_not_moved_past_the_masked_tiles=("            lse_ptrs += past\n", ""),
-    delta_not_moved_past_the_masked_tiles=("            delta_ptrs += past\n", ""),
-    q_stays_at_the_first_tile=("        q_ptrs += BLOCK_M * stride_qm\n", ""),
-    dO_stays_at_the_first_tile=("        do_ptrs += BLOCK_M * stride_dom\n", ""),
-    lse_stays_at_the_first_tile=("        lse_ptrs += BLOCK_M\n", ""),
-    delta_stays_at_the_first_tile=("        delta_ptrs += BLOCK_M\n", ""),
+    q_not_moved_to_the_first_tile=("    q_ptr += tl.cast(start, tl.int64) * stride_qm\n", ""),
+    dO_not_moved_to_the_first_tile=("    do_ptr += tl.cast(start, tl.int64) * stride_dom\n", ""),
+    lse_not_moved_to_the_first_tile=("    lse_ptr += start\n", ""),
+    delta_not_moved_to_the_first_tile=("    delta_ptr += start\n", ""),
+    q_stays_at_the_first_tile=(f"        {NEXT_Q}\n", ""),
+    dO_stays_at_the_first_tile=(f"        {NEXT_DO}\n", ""),
+    lse_stays_at_the_first_tile=("        lse_ptr += BLOCK_M\n", ""),
+    delta_stays_at_the_first_tile=("        delta_ptr += BLOCK_M\n", ""),
     n_always_even=('EVEN_M=Nq % config["BLOCK_M"] == 0', "EVEN_M=True"),
     d_always_even_in_A=("== 0, EVEN_D=d == BLOCK_D", "== 0, EVEN_D=True"),
     d_always_even_in_B=("not None, EVEN_D=d == BLOCK_D", "not None, EVEN_D=True"),
@@ -542,9 +550,9 @@ TRAINING = wrong_scales("    scale = d**-0.5\n", "d**-0.5", d="d") | replaced(
     full_one_key_too_far_in_B=(FULL, FULL.replace("+ 1", "+ 2")),
     end_one_key_short_in_B=(END, END.replace("shift", "shift - 1")),
     end_one_tile_short_in_B=(END, END.replace("shift", "shift - BLOCK_N")),
-    K_not_moved_to_the_masked_tiles=("    k_ptrs += tl.cast(full, tl.int64) * stride_kn\n", ""),
-    V_not_moved_to_the_masked_tiles=("    v_ptrs += tl.cast(full, tl.int64) * stride_vn\n", ""),
-    masked_tiles_without_a_mask_in_B=("qk_scale, True, CAUSAL", "qk_scale, False, CAUSAL"),
+    K_not_moved_to_the_masked_tiles=(TO_K, ""),
+    V_not_moved_to_the_masked_tiles=(TO_V, ""),
+    masked_tiles_without_a_mask_in_B=("        True, CAUSAL", "        False, CAUSAL"),
     # strides
     dO_by_the_strides_of_o_in_A=(STRIDES_A, STRIDES_A.replace(DO_, O_)),
     dO_by_the_strides_of_o_in_B=(STRIDES_B, STRIDES_B.replace(DO_, O_)),
@@ -552,12 +560,17 @@ TRAINING = wrong_scales("    scale = d**-0.5\n", "d**-0.5", d="d") | replaced(
     dk_by_the_strides_of_k=("*do.stride(), *dk.stride()", "*do.stride(), *k.stride()"),
     strides_of_K_and_V_mixed_up_in_A=(STRIDES_A, STRIDES_A.replace(KV, VK)),
     strides_of_K_and_V_mixed_up_in_B=(STRIDES_B, STRIDES_B.replace(KV, VK)),
-    contiguous_Q_assumed_in_A=(FIRST_Q, FIRST_Q.replace("stride_qm", "d")),
-    contiguous_dO_assumed_in_A=(FIRST_DO, FIRST_DO.replace("stride_dom", "d")),
-    Q_advances_as_if_contiguous=("q_ptrs += BLOCK_M * stride_qm", "q_ptrs += BLOCK_M * d"),
-    dO_advances_as_if_contiguous=("do_ptrs += BLOCK_M * stride_dom", "do_ptrs += BLOCK_M * d"),
-    K_advances_as_if_contiguous=("k_ptrs += BLOCK_N * stride_kn", "k_ptrs += BLOCK_N * d"),
-    V_advances_as_if_contiguous=("v_ptrs += BLOCK_N * stride_vn", "v_ptrs += BLOCK_N * d"),
+    contiguous_Q_assumed_in_A=(Q_OFFS, Q_OFFS.replace("stride_qm", "d")),
+    contiguous_dO_assumed_in_A=(DO_OFFS, DO_OFFS.replace("stride_dom", "d")),
+    contiguous_K_assumed_in_B=(K_OFFS, K_OFFS.replace("stride_kn", "d")),
+    contiguous_V_assumed_in_B=(V_OFFS, V_OFFS.replace("stride_vn", "d")),
+    stride_qd_assumed_in_A=(Q_OFFS, Q_OFFS.replace(" * stride_qd", "")),
+    stride_kd_assumed_in_B=(K_OFFS, K_OFFS.replace(" * stride_kd", "")),
+    stride_vd_assumed_in_B=(V_OFFS, V_OFFS.replace(" * stride_vd", "")),
+    Q_advances_as_if_contiguous=(NEXT_Q, NEXT_Q.replace("stride_qm", "d")),
+    dO_advances_as_if_contiguous=(NEXT_DO, NEXT_DO.replace("stride_dom", "d")),
+    K_advances_as_if_contiguous=(NEXT_K, NEXT_K.replace("stride_kn", "d")),
+    V_advances_as_if_contiguous=(NEXT_V, NEXT_V.replace("stride_vn", "d")),
     rows_of_the_last_block_not_done=("(triton.cdiv(Nq, config", "(Nq // (config"),
     keys_of_the_last_block_not_done=("(triton.cdiv(Nk, config", "(Nk // (config"),
 )

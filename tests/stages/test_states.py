@@ -51,15 +51,9 @@ NAMES = """\
 """
 LN_2 = "m_i * 0.6931471805599453"  # rung 6 keeps log2(e) times the scores
 SPLIT_LOOP = (
-    (
-        "stride_kn, stride_vn, start, end,\n",
-        "stride_kn, stride_vn, start, end, states_ptr, Nq, Nk,\n",
-    ),
-    ("stride_kn, stride_vn, 0, full,\n", "stride_kn, stride_vn, 0, full, states_ptr, Nq, Nk,\n"),
-    (
-        "stride_kn, stride_vn, full, end,\n",
-        "stride_kn, stride_vn, full, end, states_ptr, Nq, Nk,\n",
-    ),
+    ("    start, end, rows", "    start, end, states_ptr, Nq, Nk, rows"),
+    ("        0, full, rows", "        0, full, states_ptr, Nq, Nk, rows"),
+    ("        full, end, rows", "        full, end, states_ptr, Nq, Nk, rows"),
     (VISITED, VISITED + NAMES + STORE.format(m_i=LN_2, l_i="l_i")),
     ("    group, Nq, Nk, d, qk_scale,\n", "    group, Nq, Nk, d, qk_scale, states_ptr,\n"),
     ("d**-0.5 * LOG2_E,\n", "d**-0.5 * LOG2_E, states,\n"),
