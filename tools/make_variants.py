@@ -8,6 +8,8 @@ grid_1d        source 003's grid: one axis, each program works out its batch, he
 grid_1d_heads  the same, but neighbours are heads, not q blocks of one head
 normalised     acc is an average at each step (sources 002, 003), not divided once at the end:
                one division a row and tile, by which acc's row and p v's are multiplied
+pointers       each element of a tile of K and V has a pointer, and all of them move at each step, as
+               in rungs 4 and 5; rung 6 moves one pointer a tile, its elements' offsets stay
 
 A variant is the shipped file with some text replaced, each found exactly once: it can't fall behind
 rung 6 unnoticed, and what it changes is all that it changes.
@@ -65,6 +67,18 @@ VARIANTS: dict[str, dict[str, str]] = {
             "        acc += pv * inverse[:, None]"
         ),
         "    acc = acc / l_i[:, None]\n": "",
+    },
+    "pointers": {
+        "number=6,": "number=64,",
+        'name="triton_flash2"': 'name="pointers"',
+        'title="Triton Flash 2"': 'title="Flash 2, all pointers move"',
+        "    for start_n in": (
+            "    k_ptrs, v_ptrs = k_ptr + k_offs, v_ptr + v_offs  # (BLOCK_N, BLOCK_D) each\n"
+            "    for start_n in"
+        ),
+        "        k_ptrs = k_ptr + k_offs\n        v_ptrs = v_ptr + v_offs\n": "",
+        "k_ptr += BLOCK_N * stride_kn": "k_ptrs += BLOCK_N * stride_kn",
+        "v_ptr += BLOCK_N * stride_vn": "v_ptrs += BLOCK_N * stride_vn",
     },
 }  # fmt: skip
 

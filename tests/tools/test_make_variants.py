@@ -26,7 +26,7 @@ def variants(tool, tmp_path_factory):
     return {path.stem: stages.load(path) for path in paths}
 
 
-NAMES = ("grid_1d", "grid_1d_heads", "normalised")
+NAMES = ("grid_1d", "grid_1d_heads", "normalised", "pointers")
 
 
 def test_all_are_tested(tool):
