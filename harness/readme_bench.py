@@ -35,13 +35,8 @@ def ratio(cell: Record, peer: str) -> str:
     return f"{found:.2f}x" if found is not None else "-"
 
 
-def race(
-    name: str, direction: str, stage: int, sizes: Sequence[int], earlier: Sequence[Record] = ()
-) -> str:
-    """TFLOP/s of stage 3, one of our rungs and the peers, by d, mask and N; ratios to the peers.
-
-    `earlier`: another run of the same problems, its ratios in brackets.
-    """
+def race(name: str, direction: str, stage: int, sizes: Sequence[int]) -> str:
+    """TFLOP/s of stage 3, one of our rungs and the peers, by d, mask and N; ratios to the peers."""
     env, cells = read(GPU / f"{name}.jsonl", "bench")
     body = []
     for d in (64, 128):
@@ -49,15 +44,11 @@ def race(
             for n in sizes:
                 at = {"direction": direction, "d": d, "causal": causal, "nk": n}
                 ours = find(cells, stage=stage, **at)
-                ratios = [ratio(ours, peer) for peer in AGAINST]
-                if earlier:
-                    then = find(earlier, stage=stage, **at)
-                    ratios = [f"{x} ({ratio(then, y)})" for x, y in zip(ratios, AGAINST)]
                 body.append([
                     f"d = {d}, {mask}, N = {n}", rate(find(cells, stage=3, **at)),
                     f"**{rate(ours)}**",
                     *(rate(find(cells, name=peer, **at)) for peer in CONTESTANTS),
-                    *ratios,
+                    *(ratio(ours, peer) for peer in AGAINST),
                 ])  # fmt: skip
     header = ["mask and size", "#3", f"#{stage}", *CONTESTANTS.values()]
     header += [f"#{stage} over flash", "over Flex"]
@@ -79,9 +70,7 @@ def gradients() -> str:
 
 def training() -> str:
     """Rung 7, forward and backward, against the vendor's kernels."""
-    _, earlier = read(GPU / "bench-train-earlier.jsonl", "bench")
-    text = race("bench-train", "train", 7, (4096, 16384), earlier)
-    return f"{text} In brackets: an earlier run, of rung 7 as it was then."
+    return race("bench-train", "train", 7, (4096, 16384))
 
 
 def training_memory() -> str:
