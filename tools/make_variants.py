@@ -8,8 +8,8 @@ grid_1d        source 003's grid: one axis, each program works out its batch, he
 grid_1d_heads  the same, but neighbours are heads, not q blocks of one head
 normalised     acc is an average at each step (sources 002, 003), not divided once at the end:
                one division a row and tile, by which acc's row and p v's are multiplied
-pointers       each element of a tile of K and V has a pointer, and all move at each step, as in rungs
-               4 and 5; rung 6 moves one pointer a tile, its elements' offsets stay
+pointers       each element of a tile of K and V has a pointer, and all move at each step, as in
+               rungs 4 and 5; rung 6 moves one pointer a tile, its elements' offsets stay
 
 A variant is the shipped file with some text replaced, each found exactly once: it can't fall behind
 rung 6 unnoticed, and what it changes is all that it changes.
