@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import typer
 
 from harness import table
 from harness.problem import DEVICES
-from harness.results import Writer, read
+from harness.results import WriteFailed, Writer, read
 from harness.roster import Rung
 from harness.runner import Record
 
@@ -22,6 +22,9 @@ INTERRUPTED = 130  # the exit code after a Ctrl-C
 
 SHORT_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+Ended = KeyboardInterrupt | WriteFailed | None  # what ended a run early, if anything
 
 
 class UserError(Exception):
@@ -148,3 +151,19 @@ def create(out: Path, env: Record) -> Writer:
         return Writer.create(out, env)
     except OSError as error:
         raise UserError(f"--out: {out} can't be written: {error.strerror or error}") from None
+
+
+def ended_by(work: Callable[[], object]) -> Ended:
+    """Carry `work` out; what ended it early, so that what is done can be shown before `leave`."""
+    try:
+        work()
+    except (KeyboardInterrupt, WriteFailed) as ended:
+        return ended
+    return None
+
+
+def leave(ended: KeyboardInterrupt | WriteFailed) -> int:
+    """The exit code after a Ctrl-C; a record that couldn't be written is raised again."""
+    if isinstance(ended, WriteFailed):
+        raise ended
+    return INTERRUPTED

@@ -13,7 +13,6 @@ from rich.text import Text
 
 from harness import bench, bench_plots, bench_tables, environment, roofline, table
 from harness.arguments import (
-    INTERRUPTED,
     MAX_D,
     MAX_SEED,
     SHORT_DTYPES,
@@ -21,8 +20,10 @@ from harness.arguments import (
     check_out,
     create,
     default_out,
+    ended_by,
     integers,
     known_device,
+    leave,
     one_of,
     open_results,
     refuse_others,
@@ -217,21 +218,15 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
     view.check(env)
     out = out or default_out("bench")
     progress = Progress(len(contests))
-    interrupted, failure = False, None
     with create(out, env) as writer:
-        try:
-            bench.run(contests, make_terms(given, device), writer, progress.tell)
-        except KeyboardInterrupt:
-            interrupted = True
-        except WriteFailed as error:
-            failure = error
+        terms = make_terms(given, device)
+        ended = ended_by(lambda: bench.run(contests, terms, writer, progress.tell))
     env, records = open_results(out, "bench")  # what is shown is what can be shown again
     view.show(env, records, out)
-    if failure is not None:
-        raise failure
-    view.write(env, records, csv_path(out))
-    if interrupted:
-        return INTERRUPTED
+    if not isinstance(ended, WriteFailed):
+        view.write(env, records, csv_path(out))
+    if ended is not None:
+        return leave(ended)
     ours = [record for record in records if record["stage"] < PEERS_FROM]
     return int(any(record["status"] in OURS_FAILED for record in ours))
 

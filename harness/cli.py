@@ -34,8 +34,10 @@ from harness.arguments import (
     complain,
     create,
     default_out,
+    ended_by,
     integers,
     known_device,
+    leave,
     numbers_and_files,
     one_of,
     open_results,
@@ -352,33 +354,24 @@ def carry_out(
     """Measure what is left, show progress, and end with the table. Returns the exit code."""
     records = list(done)
     progress = Monitor(len(cells), len(done))
-    interrupted, failure = False, None
-    try:
+
+    def measure() -> None:
         with progress:
-            run(
-                cells,
-                done,
-                writer,
-                limits,
-                lambda record, text: progress.tell(record, text, records),
-            )
-    except KeyboardInterrupt:
-        interrupted = True
-    except WriteFailed as error:
-        failure = error
+            run(cells, done, writer, limits, lambda cell, said: progress.tell(cell, said, records))
+
+    ended = ended_by(measure)
     order = {key(cell.to_json()): index for index, cell in enumerate(cells)}
     records.sort(key=lambda record: order[key(record)])
     console = table.page()
     if records:
         table.show(env, records, "rich", console)
     console.print(Text(f"records: {writer.path}"), soft_wrap=True)
-    if failure is not None:
-        raise failure
-    if interrupted:
+    if isinstance(ended, KeyboardInterrupt):
         left = len(cells) - len(records)
         print(f"interrupted, {left} of {len(cells)} cells left: "
               f"ladder run --resume {writer.path}", file=sys.stderr)  # fmt: skip
-        return INTERRUPTED
+    if ended is not None:
+        return leave(ended)
     if all(env["arguments"][name] == DEFAULTS[name] for name in SHAPE):
         try:
             written = plots.plot(env, records, writer.path.with_name(f"{writer.path.stem}-plots"))

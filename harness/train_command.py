@@ -12,7 +12,6 @@ from rich.text import Text
 
 from harness import curves, environment, table, train, train_plan, train_view
 from harness.arguments import (
-    INTERRUPTED,
     MAX_SEED,
     SHORT_DTYPES,
     UserError,
@@ -20,7 +19,9 @@ from harness.arguments import (
     check_out,
     create,
     default_out,
+    ended_by,
     known_device,
+    leave,
     numbers_and_files,
     one_of,
     open_results,
@@ -112,12 +113,10 @@ def train_command(
     out = out or default_out("train")
     monitor = Monitor(len(contestants) * seeds)
     memory = default_memory(environment.memory_bytes())
-    ended: KeyboardInterrupt | WriteFailed | None = None
     with create(out, env) as writer:
-        try:
-            train.run(contestants, plan, memory, writer, monitor.progress, monitor.report)
-        except (KeyboardInterrupt, WriteFailed) as error:
-            ended = error
+        ended = ended_by(
+            lambda: train.run(contestants, plan, memory, writer, monitor.progress, monitor.report)
+        )
     env, records = open_results(out, "train")  # what is shown is what can be shown again
     if ended is None:
         return finish(env, records, out)
@@ -125,9 +124,7 @@ def train_command(
         finish(env, records, out, draw=not isinstance(ended, WriteFailed))
     else:
         table.page().print(Text(f"{out}: nothing was trained to its end"), soft_wrap=True)
-    if isinstance(ended, WriteFailed):
-        raise ended
-    return INTERRUPTED
+    return leave(ended)
 
 
 def choose(
