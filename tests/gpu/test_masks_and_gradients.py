@@ -61,7 +61,7 @@ def test_masked_outputs_and_gradients_are_exact(inputs, dtype, precision, d):
             assert found["exact"], (rung.STAGE.number, asked, found["why"])
 
 
-@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize("index", range(3))
 @pytest.mark.parametrize("d", [64, 128, 256])
 def test_every_candidate_is_exact(index, d, pick):
     pick(index)

@@ -70,11 +70,12 @@ def test_lite_is_wrong_above_64_compiled_too():
             assert error.max > 0.3, n
 
 
-# d, the strides of a row and of a column, far apart and near: with 130 keys the last element lies
-# past 2^31, and so does the step to the next tile of rows
+# d, the strides of a row and of a column, far apart and near: with 330 keys the last element lies
+# past 2^31. "tiles": so do tiles, but none is that large by itself, and rungs 6 and 7 copy nothing
 FAR = {
+    "tiles": (64, (16_000_000, 1), (64, 1)),
     "rows": (64, ((1 << 31) // 64 + 64, 1), (64, 1)),
-    "columns": (20, (1, (1 << 31) // 19 + 64), (1, 131)),
+    "columns": (20, (1, (1 << 31) // 19 + 64), (1, 331)),
 }
 
 
@@ -84,10 +85,10 @@ def test_strides_and_offsets_beyond_32_bits(number, way):
     """Views into more than 2^31 elements: int32 offsets would wrap into other rows."""
     rung = stages.by_number(number)
     d, far, near = FAR[way]
-    tensors = [torch.randn(1, 1, n, d, device="cuda").half() for n in (70, 130, 130, 70)]
+    tensors = [torch.randn(1, 1, n, d, device="cuda").half() for n in (200, 330, 330, 200)]
     answers = []
     for strides in (far, near):  # alike but for their size, so that it is the same kernel
-        size = 129 * strides[0] + (d - 1) * strides[1] + 1
+        size = 329 * strides[0] + (d - 1) * strides[1] + 1
         # their elements lie between each other's, in one storage: far apart there is room
         apart = 1000 if strides == far else size // 16 * 16 + 16
         storage = torch.zeros(size + 3 * apart, dtype=torch.float16, device="cuda")

@@ -19,9 +19,10 @@ from stages import s06_triton_flash2, s07_triton_training
 TILES = ((16, 16), (16, 32), (32, 16), (64, 16), (16, 64))  # BLOCK_M, BLOCK_N
 MOST_TILES = 24  # of (16, 16), in a problem
 
-# nq, nk, d, the stride of a row, that of a column: the last element lies past 2^31, and so does a
-# step from tile to tile along the rows
+# nq, nk, d, the stride of a row, that of a column: the last element lies past 2^31. "tiles": so do
+# tiles, but none is that large by itself
 FAR = {
+    "tiles": (200, 330, 16, 16_000_000, 1),
     "rows": (40, 130, 16, (1 << 31) // 64 + 64, 1),
     "columns": (40, 70, 20, 1, (1 << 31) // 19 + 64),
 }

@@ -272,4 +272,5 @@ def test_offsets_beyond_32_bits(way):
     nq, nk, d, *strides = FAR[way]
     near = normal((1, 1, nq, nk, d), 0, torch.float16)[:3]
     far = [far_away(x, *strides) for x in near]
+    assert [rung.loadable(x) is x for x in far] == [way == "tiles"] * 3  # the others are copied
     assert torch.equal(rung.attend(*far, causal=True), rung.attend(*near, causal=True))
