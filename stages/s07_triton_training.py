@@ -2,7 +2,7 @@
 
 Nothing N x N is kept for the backward pass: o and lse are, and P is made again from them.
 
-    p  = exp(s - lse)                    s = scale q k^T, again, tile by tile; s and lse in base 2
+    p = 2^(s * qk_scale - lse)           s = q k^T again, tile by tile; lse in base 2, from rung 6
     delta = rowsum(o * do)               (Nq,), once: the softmax's share of each row's gradient
     dv = p^T do
     dp = do v^T
@@ -31,6 +31,7 @@ from stages import autotune
 from stages.contract import Stage, check_inputs, input_precision
 from stages.s06_triton_flash2 import LOG2_E, loadable, round_to_tf32
 from stages.s06_triton_flash2 import forward as flash2_forward
+from stages.s06_triton_flash2 import skip_ratio as skip_ratio  # of the forward pass, which is its
 
 try:
     import triton
@@ -110,20 +111,20 @@ def walk_q_tiles(
         else:
             lse = tl.load(lse_ptr + offs_m, mask=in_range, other=0.0)
             delta = tl.load(delta_ptr + offs_m, mask=in_range, other=0.0)
-        # all transposed, keys down and queries across: p and ds are then left operands as they are;
-        # both products before the exponentials, dp - delta as a sum that starts from -delta: faster
+        # all transposed, keys down and queries across: p and ds are then left operands as they are
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # (BLOCK_N, BLOCK_M)
-        minus_delta = tl.broadcast_to(-delta[None, :], s.shape)
-        dp = tl.dot(v, tl.trans(do), minus_delta, input_precision=PRECISION)  # (BLOCK_N, BLOCK_M)
+        # dp - delta: a product is a sum, and this one starts from -delta
+        dp_less_delta = tl.broadcast_to(-delta[None, :], s.shape)
+        dp_less_delta = tl.dot(v, tl.trans(do), dp_less_delta, input_precision=PRECISION)
         p = tl.exp2(s * qk_scale - lse[None, :])
-        if MASKED:  # a row that sees no key has lse = -inf, p = inf
+        if MASKED:
             visible = keys[:, None] <= start_m + offs_m[None, :] + shift
             p = tl.where(visible, p, 0.0)
         p_dv = p
         if PRECISION == "tf32":
             p_dv = round_to_tf32(p)
         dv = tl.dot(p_dv.to(do.dtype), do, dv, input_precision=PRECISION)  # (BLOCK_N, BLOCK_D)
-        ds = p * dp  # dp less delta
+        ds = p * dp_less_delta
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)  # (BLOCK_N, BLOCK_D)
         q_ptr += BLOCK_M * stride_qm
         do_ptr += BLOCK_M * stride_dom
@@ -374,6 +375,12 @@ def backward(
     """
     B, H, Nq, d = q.shape
     Hk, Nk = k.shape[1:3]
+    if causal and Nq > Nk:  # the first rows see no key: nothing counts there, not even a NaN in do
+        blind = Nq - Nk
+        q, o, do = (x[:, :, blind:] for x in (q, o, do))
+        lse = lse[:, :, blind:].contiguous()  # the kernels take no stride for it
+        dq, dk, dv = backward(q, k, v, o, lse, do, causal, seqlens_k, wanted)
+        return dq if dq is None else torch.nn.functional.pad(dq, (0, 0, blind, 0)), dk, dv
     scale = d**-0.5
     precision = input_precision(q)
     q, k, v, do = (loadable(x) for x in (q, k, v, do))
