@@ -156,8 +156,7 @@ def source_001(direction: str, stage: int) -> str:
         body += [[f"{mask}, N = {n}", *figures] for n, *figures in lines]
     header = ["mask and size", "#3, ms", f"#{stage}", "SDPA flash", f"#{stage} over flash"]
     header += ["#3, peak", f"#{stage}", "SDPA flash"]
-    suites = {"fwd": ("001-forward", "001-memory"), "train": ("001-train",)}[direction]
-    claims = " ".join(bench_tables.SOURCES[suite] for suite in suites)
+    claims = bench_tables.SOURCES[{"fwd": "001-forward", "train": "001-train"}[direction]]
     note = f"{direction}, fp16, B = 2, H = 4, d = 64. {claims}"
     return f"{rows(header, body)}\n\n{note} {machine(env)}"
 
