@@ -163,7 +163,7 @@ PITFALLS: dict[str, Pitfall] = {
     "P made again without the mask": Pitfall(
         "001",
         "The backward pass masks P, not S: a hidden key's exp(S - LSE) is a number like any "
-        "other, and inf in a row that saw none, whose LSE is -inf.",
+        "other. (In a row that saw none it is inf: rung 7 cuts such rows off beforehand.)",
         7, ((f"            p = tl.where(visible, p, 0.0)\n{DP}", DP),),
         replace(BLIND, direction="bwd"),
     ),
