@@ -302,13 +302,13 @@ def as_csv(env: Record, records: Sequence[Record]) -> str:
 
 
 # what the sources say of their own, and all that is known of it
+SOURCE_001 = "Source 001: an RTX 4070 laptop, fp16, B = 2, H = 4;"
+FORWARD_TIME = "1.15-1.35x over SDPA at N >= 4096"
+FORWARD_MEMORY = "naive 788 MB against 24 MB at N = 4096"
 SOURCES = {
-    "001-forward": "Source 001: an RTX 4070 laptop, fp16, B = 2, H = 4; 1.15-1.35x over SDPA at "
-    "N >= 4096.",
-    "001-train": "Source 001: an RTX 4070 laptop, fp16, B = 2, H = 4; training up to 1.17x over "
-    "SDPA at N = 8192, in 13% less memory.",
-    "001-memory": "Source 001: an RTX 4070 laptop, fp16, B = 2, H = 4; naive 788 MB against 24 MB "
-    "at N = 4096; training in 13% less than SDPA.",
+    "001-forward": f"{SOURCE_001} {FORWARD_TIME}.",
+    "001-train": f"{SOURCE_001} training up to 1.17x over SDPA at N = 8192, in 13% less memory.",
+    "001-memory": f"{SOURCE_001} {FORWARD_MEMORY}; training in 13% less than SDPA.",
     "004": "Source 004: an A100, whose peak is 312 TFLOP/s; standard 3-4 TFLOP/s at every N; its "
     "own about 190 at N = 16384, 61% of the peak, level with SDPA from N = 4096 on.",
 }
