@@ -280,7 +280,7 @@ def causal_tiles() -> str:
         skipped = 100 * (1 - sum(blocks) / every)
         body.append([n, every, sum(full), masked, every - sum(blocks), f"{skipped:.1f}%"])
     header = ["N", "tiles", "without a mask", "with one", "never visited", "of all"]
-    note = f"A head, counted: BLOCK_M = {BLOCK_M}, BLOCK_N = {BLOCK_N}, rung 6's for float16."
+    note = f"A head, counted: BLOCK_M = {BLOCK_M}, BLOCK_N = {BLOCK_N}, rung 6's for fp16, d <= 64."
     return f"{rows(header, body)}\n\n{note}"
 
 
