@@ -5,7 +5,7 @@ Nothing is imported at the top: every cell's process runs this module again as i
 
 
 def main() -> None:
-    from harness.cli import main as run
+    from harness.commands.app import main as run
 
     run()
 

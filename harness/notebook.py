@@ -23,14 +23,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from harness import plots, table
-from harness.notebook_code import ROOT, code, fingerprint, side_by_side
-from harness.notebook_exercise import Exercise
-from harness.notebook_html import Shown, together
-from harness.notebook_html import table as rows
-from harness.problem import ITEMSIZE, Problem
-from harness.readme_text import machine
-from harness.results import read
+from harness.lessons.exercise import Exercise
+from harness.lessons.html import Shown, together
+from harness.lessons.html import table as rows
+from harness.lessons.side_by_side import ROOT, code, fingerprint, side_by_side
+from harness.problems.problem import ITEMSIZE, Problem
+from harness.records.results import read
+from harness.report.text import machine
+from harness.views import cell_tables, lines
 
 __all__ = [
     "Exercise", "Records", "code", "drawn", "full_load", "gif", "here", "judged", "measure",
@@ -113,7 +113,7 @@ def python_path() -> str:
 
 
 def recorded(name: str, kind: str = "cell") -> Records:
-    """The committed records in results/`name`, of one kind of harness/results.py.
+    """The committed records in results/`name`, of one kind of harness/records/results.py.
 
     Raises OSError where they aren't there: they come with the checkout, not with the package.
     """
@@ -124,14 +124,14 @@ def recorded(name: str, kind: str = "cell") -> Records:
 
 def judged(run: Records) -> Shown:
     """Cells as tables: a table a problem, a row a rung, checked; interpreted times left out."""
-    names = table.titles(run.env)
+    names = cell_tables.titles(run.env)
     parts = []
-    for group in table.by_problem(run.records):
-        chosen = table.rows_of(group)
+    for group in cell_tables.by_problem(run.records):
+        chosen = cell_tables.rows_of(group)
         body = [row(group, cell, names[cell["stage"], cell["name"]]) for cell in chosen]
-        notes = [line.strip() for line in table.reasons(chosen)]
-        header = ["rung", *table.headers(group[0])[table.TIME :]]
-        parts.append(rows(header, body, table.problem_title(group[0]), "; ".join(notes)))
+        notes = [line.strip() for line in cell_tables.reasons(chosen)]
+        header = ["rung", *cell_tables.headers(group[0])[cell_tables.TIME :]]
+        parts.append(rows(header, body, cell_tables.problem_title(group[0]), "; ".join(notes)))
     said = [run.said]
     if run.said.startswith("$"):
         said.append(machine(run.env))
@@ -143,7 +143,7 @@ def judged(run: Records) -> Shown:
 
 def row(group: Sequence[Record], cell: Record, title: str) -> list[str]:
     """A row of the harness's own table, but for the time of what was interpreted."""
-    number, _, *texts = table.row(group, cell, title)
+    number, _, *texts = cell_tables.row(group, cell, title)
     if cell["mode"] == "interpreted" and cell["time_ms"] is not None:
         texts[:3] = [NO_SPEED, "-", "-"]  # its time, and two ratios
     return [f"{number} {title}", *texts]
@@ -159,7 +159,7 @@ def ratio(run: Records, before: int, after: int, **fields: object) -> str:
         if record["status"] != "ok":
             return f"no ratio: rung {record['stage']} is {record['status']}: {record['reason']}"
     slow, fast = (record["time_ms"] for record in found)
-    times = table.significant(slow / fast)
+    times = cell_tables.significant(slow / fast)
     return f"N = {found[0]['nk']}: rung {after} is {times} times as fast as rung {before}"
 
 
@@ -168,11 +168,11 @@ def plot(run: Records, measure: str) -> Any:
 
     None where nothing has such a figure: every time was interpreted, say.
     """
-    if not plots.any_point(run.records, measure):
+    if not lines.any_point(run.records, measure):
         return None
     folder = tempfile.mkdtemp()
     try:
-        data = plots.plot_measure(run.env, run.records, measure, Path(folder)).read_bytes()
+        data = lines.plot_measure(run.env, run.records, measure, Path(folder)).read_bytes()
     finally:
         shutil.rmtree(folder)
     return image(data)
@@ -199,7 +199,7 @@ def gif(path: Path, words: str) -> Shown:
 
 def drawn(draw: Callable[[Any, Any], None], width: float = 6.4, height: float = 3.8) -> Any:
     """What `draw(axis, look)` draws on one axis, in the look of the project's pictures."""
-    from harness.figures_look import LIGHT, in_look, new_figure
+    from harness.views.look import LIGHT, in_look, new_figure
 
     with in_look(LIGHT):
         figure = new_figure(width, height)
@@ -240,7 +240,7 @@ def problem(
     n: int, d: int = 64, dtype: str = "float16", b: int = 1, h: int = 1, causal: bool = False,
     direction: str = "fwd",
 ) -> Problem:  # fmt: skip
-    """A problem to count with (harness/cost.py): n queries and n keys, on a GPU."""
+    """A problem to count with (harness/problems/cost.py): n queries and n keys, on a GPU."""
     if dtype not in ITEMSIZE:
         raise ValueError(f"dtype: got {dtype!r}, expected one of {', '.join(ITEMSIZE)}")
     precision = "ieee" if dtype == "float32" else dtype

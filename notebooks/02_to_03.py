@@ -68,7 +68,7 @@ nb.measure(stages="2", n="128,256", d=16)
 # What does the quotient say about how many times faster rung 3 may be?**
 
 # %%
-from harness import cost
+from harness.problems import cost
 from stages import s02_cpp_value_graph as rung_2
 
 N, d = 256, 16

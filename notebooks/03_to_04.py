@@ -67,7 +67,7 @@ run
 # Double $N$: four times the memory. Where does it come from? Count, do not measure:
 
 # %%
-from harness import cost
+from harness.problems import cost
 
 for found in run:
     S = cost.score_bytes(nb.problem(found["nk"], 64, found["dtype"], h=found["h"]))

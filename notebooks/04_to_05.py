@@ -73,8 +73,8 @@ nb.measure(stages="3,4", n="64,65,128", d=16)
 # of rung 4's weights sum to, and what should they sum to?**
 
 # %%
-from harness import trace
-from harness.trace_inputs import make_trace
+from harness.lessons import trace
+from harness.lessons.trace_inputs import make_trace
 
 one_row = make_trace(n=65, d=16, tile=64, row=0)  # query row 0 of 65, the harness's own inputs
 first, last = one_row.steps()
@@ -101,7 +101,7 @@ nb.rows(
 # %%
 import numpy as np
 
-from harness import figures_lite
+from harness.lessons import figures_lite
 
 errors = figures_lite.against_n(4 * figures_lite.TILE)
 
@@ -128,7 +128,7 @@ nb.drawn(draw)
 # cross for Lite.
 
 # %%
-from harness import trace_plots
+from harness.lessons import trace_plots
 
 small = make_trace(n=9, d=4, tile=4, row=3)
 steps, truth = small.steps(), small.truth()

@@ -69,7 +69,7 @@ nb.measure(stages="3,5,6", n="64,200", d=16, causal=True)
 # visited? Of those that are visited, what share needs a mask at all?**
 
 # %%
-from harness import figures_tiling as tiling
+from harness.lessons import figures_tiling as tiling
 
 case = tiling.Case(4096, 4096, True, block_m=128, block_n=64)
 kinds = tiling.kinds(case)
@@ -161,7 +161,7 @@ causal = nb.measure(stages="3,6", n=asked, d=64, causal=True, **nb.full_load())
 causal
 
 # %%
-from harness import cost
+from harness.problems import cost
 
 for n in sizes:
     full, half = (cost.flops(nb.problem(n, 64, causal=masked)) for masked in (False, True))

@@ -67,7 +67,7 @@ nb.measure(stages="3,6,7", n="64,100", d=16, direction="train")
 # a row?**
 
 # %%
-from harness import cost
+from harness.problems import cost
 
 problem = nb.problem(8192, 64, "float16", b=2, h=4, direction="train")
 p_bytes = cost.score_bytes(problem)

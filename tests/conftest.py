@@ -28,6 +28,6 @@ def tuned_here_alone(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def ieee_float32():
     """Each test begins with torch's own default for float32 products."""
-    from harness.accuracy import set_precision
+    from harness.measures.accuracy import set_precision
 
     set_precision("ieee")

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import cli
-from harness.results import read
+from harness.commands import app
+from harness.records.results import read
 
 ROOT = Path(__file__).parents[1]
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
@@ -295,7 +295,7 @@ def test_every_call_of_ladder_has_options_that_there_are(page):
     """Those that aren't run, too."""
     import typer
 
-    known = typer.main.get_command(cli.app).commands
+    known = typer.main.get_command(app.app).commands
     text = FENCE.sub("", text_of(page)).replace("\n", " ")
     named = set(re.findall(r"`ladder +([a-z]+)`", text))
     assert named - known.keys() == set()
@@ -309,7 +309,7 @@ def test_every_call_of_ladder_has_options_that_there_are(page):
 def test_an_option_that_is_not_there_is_found():
     import typer
 
-    known = typer.main.get_command(cli.app).commands
+    known = typer.main.get_command(app.app).commands
     with pytest.raises(Exception, match="--gone"):
         known["run"].make_context("run", ["--gone", "3"])
 
@@ -379,7 +379,7 @@ def figures_of(page):
 # page -> figure -> where it's from: defined by the code, or cited
 CITED = {
     "docs/benchmarks.md": {
-        "2 ms": "harness/timing.py: SAMPLE_SECONDS",
+        "2 ms": "harness/measures/timing.py: SAMPLE_SECONDS",
         "3 to 4 TFLOP/s": "source 004",
         "61%": "source 004",
     },

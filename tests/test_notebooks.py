@@ -16,9 +16,9 @@ import nbformat
 import pytest
 
 from harness import notebook as nb
-from harness.notebook_code import braces, changed, extent, fingerprint, folded
-from harness.notebook_exercise import BLANK
-from harness.results import read
+from harness.lessons.exercise import BLANK
+from harness.lessons.side_by_side import braces, changed, extent, fingerprint, folded
+from harness.records.results import read
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "notebooks"

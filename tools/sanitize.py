@@ -104,9 +104,9 @@ def sanitize(tool: str, log: Path) -> dict[str, Any]:
 def main(out: Path) -> int:
     """Run every tool and write an env line and a record a tool to `out`."""
     sys.path.insert(0, str(ROOT))
-    from harness import environment
-    from harness.results import Writer
-    from harness.roster import read_rungs
+    from harness.isolation.roster import read_rungs
+    from harness.records import environment
+    from harness.records.results import Writer
 
     rungs = [rung.to_json() for rung in read_rungs() if rung.number in RUNGS]
     env = environment.make_env("cuda", [], rungs, {"command": "tools/sanitize.py"})

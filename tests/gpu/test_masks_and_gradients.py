@@ -11,12 +11,12 @@ import torch
 from test_on_a_gpu import KINDS, problem
 
 import stages
-from harness.accuracy import judge_outputs, make_oracles, set_precision
-from harness.directions import make_output_gradient, prepare
-from harness.inputs import make_inputs
-from harness.memory import measure_peak
+from harness.isolation.worker import bind
+from harness.measures.accuracy import judge_outputs, make_oracles, set_precision
+from harness.measures.memory import measure_peak
 from harness.peers import p100_sdpa_flash
-from harness.worker import bind
+from harness.problems.directions import make_output_gradient, prepare
+from harness.problems.inputs import make_inputs
 from stages import autotune
 
 pytestmark = pytest.mark.gpu

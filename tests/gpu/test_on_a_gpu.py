@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import stages
-from harness.accuracy import Error, make_oracle, set_precision
-from harness.inputs import make_inputs
-from harness.memory import measure_peak
-from harness.problem import Problem
-from harness.timing import cuda_sampler
+from harness.measures.accuracy import Error, make_oracle, set_precision
+from harness.measures.memory import measure_peak
+from harness.measures.timing import cuda_sampler
+from harness.problems.inputs import make_inputs
+from harness.problems.problem import Problem
 
 pytestmark = pytest.mark.gpu
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from harness.results import read
+from harness.records.results import read
 
 ROOT = Path(__file__).parents[2]
 RUNGS = Path(__file__).parent / "rungs"

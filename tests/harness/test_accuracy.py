@@ -9,9 +9,9 @@ import torch
 from test_inputs import problem, scores
 
 import stages
-from harness import accuracy
-from harness.accuracy import Error, Oracle, in_blocks, make_oracle, row_blocks
-from harness.inputs import make_inputs
+from harness.measures import accuracy
+from harness.measures.accuracy import Error, Oracle, in_blocks, make_oracle, row_blocks
+from harness.problems.inputs import make_inputs
 
 stage3 = stages.by_number(3).attend
 

@@ -9,12 +9,22 @@ from pathlib import Path
 import pytest
 from ladder_command import RUNGS, Started, in_turn
 
-from harness import bench, results, timing
-from harness.bench import Contest, Sizes, Terms, make_problems, plan, suite_problems, usual_rungs
-from harness.problem import Problem
-from harness.processes import ChildFailed
-from harness.roster import PEERS, Rung, built_in_files, describe_files, read_rungs
-from harness.runner import SEED, plan_tour
+from harness.isolation.child import ChildFailed
+from harness.isolation.roster import PEERS, Rung, built_in_files, describe_files, read_rungs
+from harness.measures import timing
+from harness.problems.problem import Problem
+from harness.records import results
+from harness.runs import bench
+from harness.runs.bench import (
+    Contest,
+    Sizes,
+    Terms,
+    make_problems,
+    plan,
+    suite_problems,
+    usual_rungs,
+)
+from harness.runs.runner import SEED, plan_tour
 
 PROBLEM = Problem(
     inputs="normal", seed=1, b=2, h=2, hk=2, nq=32, nk=32, d=16, dtype="float32", precision="ieee",
@@ -474,14 +484,14 @@ def test_a_run_broken_off_keeps_what_was_measured(tmp_path, make_rung):
      (("--ceilings", "gone.jsonl"), "gone.jsonl: No such file")],
 )  # fmt: skip
 def test_bad_arguments_are_one_line(tmp_path, monkeypatch, capsys, arguments, why):
-    from harness import cli
+    from harness.commands import app
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     Path("there.csv").write_text("mine")
     device = () if "--show" in arguments else ("--device", "cpu")
     with pytest.raises(SystemExit) as ended:
-        cli.main(["bench", *device, *arguments])
+        app.main(["bench", *device, *arguments])
     said = capsys.readouterr()
     assert ended.value.code == 2
     assert why in said.err and said.err.count("\n") == 1 and said.out == ""
@@ -499,16 +509,16 @@ OF_A_RUN = {
 
 
 def test_show_refuses_all_that_it_has_no_use_for(tmp_path, monkeypatch, capsys):
-    from harness import bench_command, cli
+    from harness.commands import app, bench
 
     monkeypatch.chdir(tmp_path)
     for name, value in OF_A_RUN.items():
         with pytest.raises(SystemExit) as ended:
-            cli.main(["bench", "--show", "gone.jsonl", f"--{name}", value])
+            app.main(["bench", "--show", "gone.jsonl", f"--{name}", value])
         assert ended.value.code == 2
         said = f"ladder: --{name}: --show measures nothing; leave it away\n"
         assert capsys.readouterr() == ("", said)
-    options = set(inspect.signature(bench_command.bench_command).parameters)
+    options = set(inspect.signature(bench.bench_command).parameters)
     assert options - OF_A_RUN.keys() == {"context", "show", "out", "plots", "ceilings"}
 
 
@@ -524,14 +534,14 @@ def test_show_refuses_all_that_it_has_no_use_for(tmp_path, monkeypatch, capsys):
 def test_the_size_that_is_said_is_that_in_use_where_no_device_was_named(
     tmp_path, monkeypatch, capsys, arguments, why, at_once
 ):
-    from harness import bench_command, cli
+    from harness.commands import app, bench
 
     if at_once:
-        monkeypatch.setattr(bench_command, "read_rungs", lambda own: pytest.fail("too late"))
+        monkeypatch.setattr(bench, "read_rungs", lambda own: pytest.fail("too late"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(SystemExit) as ended:
-        cli.main(["bench", *arguments.split()])
+        app.main(["bench", *arguments.split()])
     said = capsys.readouterr()
     assert ended.value.code == 2
     assert said.err.startswith(f"ladder: {why}") and said.err.count("\n") == 1 and said.out == ""

@@ -12,9 +12,11 @@ from made_up import make_env, write_run
 from matplotlib import pyplot
 from rich.console import Console
 
-from harness import bench_plots, bench_tables, cli, cost
-from harness.problem import Problem
-from harness.results import check_record
+from harness.commands import app
+from harness.problems import cost
+from harness.problems.problem import Problem
+from harness.records.results import check_record
+from harness.views import contest_plots, contests
 
 NAMES = {3: "torch_three_gemm", 6: "triton_flash2", 7: "triton_training", 100: "sdpa_flash",
          103: "flex_attention", 104: "sdpa_math"}  # fmt: skip
@@ -101,7 +103,7 @@ CEILING = {
 def text_of(env, records, ceilings=(), width=80):
     """The tables as lines of text."""
     page = Console(width=width, file=io.StringIO())
-    page.print(bench_tables.rich_tables(env, records, ceilings, width))
+    page.print(contests.rich_tables(env, records, ceilings, width))
     return [line.rstrip() for line in page.file.getvalue().splitlines()]
 
 
@@ -169,10 +171,10 @@ def test_the_newest_of_ours_stands_against_the_first_peer():
     """Of those that were timed; the yardstick is nobody's rival."""
     ours, flash, flex = (7, "triton_training"), (100, "sdpa_flash"), (103, "flex_attention")
     everyone = [make_bench(stage) for stage in (3, 6, 7, 100, 103)]
-    assert bench_tables.rivals(everyone) == (ours, flash)
+    assert contests.rivals(everyone) == (ours, flash)
     refused = [everyone[0], fell(100, "skipped", "no"), make_bench(103), fell(6, "wrong", "off")]
-    assert bench_tables.rivals(refused) == (None, flex)
-    assert bench_tables.rivals(everyone[:1]) == (None, None)
+    assert contests.rivals(refused) == (None, flex)
+    assert contests.rivals(everyone[:1]) == (None, None)
 
 
 def test_memory_and_skipped_tiles():
@@ -197,7 +199,7 @@ def test_what_does_not_fit_into_the_page_goes_below():
 def test_the_csv_holds_every_figure_and_the_machine():
     records = [*make_run(sizes=(512, 16384)), fell(7, "wrong", 'says "no", twice')]
     env = make_bench_env(records)
-    rows = list(csv.DictReader(io.StringIO(bench_tables.as_csv(env, records))))
+    rows = list(csv.DictReader(io.StringIO(contests.as_csv(env, records))))
     assert len(rows) == len(records)
     for row_, record in zip(rows, records, strict=True):
         for field, value in record.items():
@@ -210,7 +212,7 @@ def test_the_csv_holds_every_figure_and_the_machine():
             "gpu": "NVIDIA H200", "driver": "580.1", "torch": env["torch"], "triton": "3.6.0",
             "python": env["python"], "date": env["date"],
         }  # fmt: skip
-    assert bench_tables.as_csv(env, []) == ""
+    assert contests.as_csv(env, []) == ""
 
 
 # ---- the sources' tables
@@ -220,7 +222,7 @@ def table_of(suite, records, title, ceilings=()):
     """The header and rows of one of a suite's tables."""
     env = make_bench_env(records, suite=suite)
     found = {name: (head, body) for name, head, body in
-             bench_tables.source_tables(env, records, ceilings)}  # fmt: skip
+             contests.source_tables(env, records, ceilings)}  # fmt: skip
     return found[title]
 
 
@@ -277,20 +279,20 @@ def test_source_004_with_the_share_of_the_measured_matrix_rate():
     assert "6 Triton Flash 2 reaches 50%, 50%, 50%" in "\n".join(lines)
 
 
-@pytest.mark.parametrize("suite", bench_tables.SOURCE_TABLES)
+@pytest.mark.parametrize("suite", contests.SOURCE_TABLES)
 def test_a_suite_where_little_was_measured_is_shown_all_the_same(suite):
     """Stage 3 alone, all wrong, or nothing but a peer: no figure is made up."""
     for records in ([make_bench(3)], [fell(6, "wrong", "max error")], [make_bench(100)],
                     [make_bench(7, direction="train")], make_run((6, 7, 103))):  # fmt: skip
         lines = text_of(make_bench_env(records, suite=suite), records)
         assert not any("nan" in line for line in lines)
-    assert suite in bench_tables.SOURCES
+    assert suite in contests.SOURCES
 
 
 def test_every_suite_has_its_tables():
-    from harness.bench import SUITES
+    from harness.runs.bench import SUITES
 
-    assert SUITES.keys() == bench_tables.SOURCES.keys() == bench_tables.SOURCE_TABLES.keys()
+    assert SUITES.keys() == contests.SOURCES.keys() == contests.SOURCE_TABLES.keys()
 
 
 # ---- plots
@@ -324,7 +326,7 @@ def lines_of(axis):
 
 def test_plots_of_a_forward_run(tmp_path, figures):
     records = make_run()
-    written = bench_plots.plot(make_bench_env(records), records, tmp_path / "p", [CEILING])
+    written = contest_plots.plot(make_bench_env(records), records, tmp_path / "p", [CEILING])
     assert [path.name for path in written] == [
         "latency.png", "memory.png", "speedup.png", "tflops.png",
     ]  # fmt: skip
@@ -357,7 +359,7 @@ def test_speed_ups_far_apart_stand_on_a_logarithmic_axis(tmp_path, figures, rati
     for record in records:
         if record["stage"] == 6:
             record["speedup"]["sdpa_math"] = ratio
-    bench_plots.plot(make_bench_env(records), records, tmp_path)
+    contest_plots.plot(make_bench_env(records), records, tmp_path)
     axis = figures["speedup.png"].axes[0]
     assert axis.get_yscale() == scale
     assert lines_of(axis)["104 SDPA, math"] == dict.fromkeys(SIZES, ratio)
@@ -366,13 +368,13 @@ def test_speed_ups_far_apart_stand_on_a_logarithmic_axis(tmp_path, figures, rati
 
 def test_the_second_axis_is_the_share_of_the_measured_matrix_rate(tmp_path, figures):
     records = make_run(sizes=(512, 1024))
-    bench_plots.plot(make_bench_env(records), records, tmp_path, [CEILING])
+    contest_plots.plot(make_bench_env(records), records, tmp_path, [CEILING])
     axis = figures["tflops.png"].axes[0]
     figures["tflops.png"].canvas.draw()
     [share] = axis.child_axes
     assert "matrix rate" in share.get_ylabel()
     assert share.get_ylim() == pytest.approx([100 * y / 1100 for y in axis.get_ylim()])
-    bench_plots.plot(make_bench_env(records), records, tmp_path)
+    contest_plots.plot(make_bench_env(records), records, tmp_path)
     assert figures["tflops.png"].axes[0].child_axes == []
 
 
@@ -380,7 +382,7 @@ def test_the_interpreted_and_the_wrong_are_in_no_plot(tmp_path, figures):
     interpreted = fell(6, "ok", "interpreted: no speed to compare", device="cpu")
     records = [interpreted | {"mode": "interpreted"}, fell(7, "wrong", "max error", device="cpu"),
                make_bench(3, device="cpu", peak_bytes=None, memory_meter=None)]  # fmt: skip
-    written = bench_plots.plot(make_bench_env(records), records, tmp_path)
+    written = contest_plots.plot(make_bench_env(records), records, tmp_path)
     assert [path.name for path in written] == ["latency.png", "tflops.png"]
     axis = figures["latency.png"].axes[0]
     assert set(lines_of(axis)) == {"3 torch, three GEMMs"}
@@ -399,7 +401,7 @@ def bars_of(axis):
 def test_the_breakdown_of_training(tmp_path, figures, directions):
     """Backward as measured; where it wasn't, training less forward. The newest rung's is 1."""
     records = make_run((7, 100), sizes=(1024, 4096), directions=directions)
-    written = bench_plots.plot(make_bench_env(records), records, tmp_path)
+    written = contest_plots.plot(make_bench_env(records), records, tmp_path)
     assert "breakdown.png" in [path.name for path in written]
     axis = figures["breakdown.png"].axes[0]
     assert "Triton, training" in axis.get_ylabel()
@@ -416,10 +418,10 @@ def test_the_breakdown_of_training(tmp_path, figures, directions):
 
 def test_a_bar_that_would_leave_the_breakdown_is_cut_and_says_its_length(tmp_path, figures):
     records = make_run((3, 7), sizes=(1024,), directions=("fwd", "bwd", "train"))
-    bench_plots.plot(make_bench_env(records), records, tmp_path)
+    contest_plots.plot(make_bench_env(records), records, tmp_path)
     axis = figures["breakdown.png"].axes[0]
     forward, backward = bars_of(axis)
-    assert forward[0] + backward[0] == pytest.approx(bench_plots.LONGEST_BAR)
+    assert forward[0] + backward[0] == pytest.approx(contest_plots.LONGEST_BAR)
     assert {"6.2", "6.3"} & {text.get_text() for text in axis.texts}  # 500 over 80
 
 
@@ -429,13 +431,13 @@ def test_ceilings_of_another_machine_are_refused(tmp_path, monkeypatch, capsys):
     other = {**make_bench_env([]), "device_name": "NVIDIA L4"}
     roofs = write_run(tmp_path / "ceilings.jsonl", other, [CEILING])
     with pytest.raises(SystemExit) as ended:
-        cli.main(["bench", "--show", str(run), "--ceilings", str(roofs)])
+        app.main(["bench", "--show", str(run), "--ceilings", str(roofs)])
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert "measured on NVIDIA L4, the run on NVIDIA H200" in said and said.count("\n") == 1
     write_run(roofs, make_bench_env([]), [CEILING])
     with pytest.raises(SystemExit) as ended:
-        cli.main(["bench", "--show", str(run), "--ceilings", str(roofs)])
+        app.main(["bench", "--show", str(run), "--ceilings", str(roofs)])
     assert ended.value.code == 0
     assert "6 Triton Flash 2 reaches 50% of the measured" in capsys.readouterr().out
 
@@ -443,7 +445,7 @@ def test_ceilings_of_another_machine_are_refused(tmp_path, monkeypatch, capsys):
 def test_a_file_of_another_kind_is_no_bench(tmp_path, capsys):
     run = write_run(tmp_path / "ceilings.jsonl", make_bench_env([]), [CEILING])
     with pytest.raises(SystemExit) as ended:
-        cli.main(["bench", "--show", str(run)])
+        app.main(["bench", "--show", str(run)])
     assert ended.value.code == 2
     assert "is of kind 'ceiling', expected 'bench'" in capsys.readouterr().err
     assert not run.with_suffix(".csv").exists()

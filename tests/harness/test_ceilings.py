@@ -10,9 +10,11 @@ import torch
 from ladder_command import ROOT, in_turn
 from made_up import make_env, write_run
 
-from harness import ceilings, cli, results
-from harness.ceilings import Ceiling, last_level_cache, plan, prepare, show_rate
-from harness.timing import time_call
+from harness.commands import app
+from harness.measures.timing import time_call
+from harness.records import results
+from harness.runs import ceilings
+from harness.runs.ceilings import Ceiling, last_level_cache, plan, prepare, show_rate
 
 SMALL = [
     Ceiling("matmul", "cpu", 64, "float32", "ieee", 1),
@@ -187,7 +189,7 @@ def run_cli(monkeypatch, capsys, *arguments):
     """`ladder ARGUMENTS` in this process, with three small ceilings: code, stdout, stderr."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # --device cpu sets it
     with pytest.raises(SystemExit) as ended:
-        cli.main([str(argument) for argument in arguments])
+        app.main([str(argument) for argument in arguments])
     return ended.value.code, *capsys.readouterr()
 
 
@@ -260,7 +262,7 @@ def test_rates_for_people(value, unit, text):
 
 
 def test_the_command_line_and_the_views_import_no_torch():
-    code = "import sys, harness.cli, harness.roofline; print(json.dumps('torch' in sys.modules))"
+    code = "import sys, harness.commands.app, harness.views.roofline; print(json.dumps('torch' in sys.modules))"
     command = [sys.executable, "-c", f"import json; {code}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) is False

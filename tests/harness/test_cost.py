@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_inputs import problem
 
-from harness.cost import (
+from harness.isolation.roster import read_rungs
+from harness.problems.cost import (
     TRAFFIC,
     flash_bytes,
     flops,
@@ -22,8 +23,7 @@ from harness.cost import (
     three_kernel_bytes,
     visible_pairs,
 )
-from harness.roster import read_rungs
-from harness.runner import Cell, blank_record
+from harness.runs.runner import Cell, blank_record
 from stages.contract import TRAFFICS, Stage
 
 

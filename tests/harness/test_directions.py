@@ -5,10 +5,17 @@ import torch
 from test_inputs import problem
 
 import stages
-from harness import directions
-from harness.directions import AGAIN, OUTPUTS, BadGradient, ask_again, make_output_gradient, prepare
-from harness.inputs import make_inputs
-from harness.results import DIRECTIONS
+from harness.problems import directions
+from harness.problems.directions import (
+    AGAIN,
+    OUTPUTS,
+    BadGradient,
+    ask_again,
+    make_output_gradient,
+    prepare,
+)
+from harness.problems.inputs import make_inputs
+from harness.records.results import DIRECTIONS
 
 stage3 = stages.by_number(3).attend
 

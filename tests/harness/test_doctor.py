@@ -11,7 +11,7 @@ import pytest
 from ladder_command import ROOT, environ, ladder
 from rich.console import Console
 
-from harness import doctor
+from harness.commands import doctor
 
 
 def without(folder, *modules):

@@ -10,10 +10,18 @@ import pytest
 from made_up import make_env
 from PIL import Image
 
-from harness import cli, figures, figures_lite, figures_memory, figures_tiling, trace, trace_plots
-from harness.figures_look import DARK, LIGHT, LOOKS
-from harness.results import CEILING, read
-from harness.trace_inputs import example, make_trace
+from harness.commands import app
+from harness.lessons import (
+    figures,
+    figures_lite,
+    figures_memory,
+    figures_tiling,
+    trace,
+    trace_plots,
+)
+from harness.lessons.trace_inputs import example, make_trace
+from harness.records.results import CEILING, read
+from harness.views.look import DARK, LIGHT, LOOKS
 
 HARNESS = Path(figures.__file__).parent
 # imported by what draws, with no say in what is drawn
@@ -370,7 +378,7 @@ def test_the_users_own_settings_are_left_out_and_left_alone():
         assert matplotlib.rcParams["font.size"] == 30
     assert figure.axes[0].get_facecolor()[:3] == (1.0, 1.0, 1.0)
     assert_readable(figure)
-    assert "matplotlib.pyplot" not in vars(sys.modules["harness.figures"])
+    assert "matplotlib.pyplot" not in vars(sys.modules["harness.lessons.figures"])
 
 
 def test_the_committed_pictures_are_up_to_date():
@@ -449,7 +457,7 @@ def test_a_missing_or_foreign_file_is_stale(tmp_path):
 def command(capsys, *arguments):
     """Exit code, stdout and stderr of `ladder figures ARGUMENTS`, in this process."""
     with pytest.raises(SystemExit) as ended:
-        cli.main(["figures", *map(str, arguments)])
+        app.main(["figures", *map(str, arguments)])
     return ended.value.code, *capsys.readouterr()
 
 

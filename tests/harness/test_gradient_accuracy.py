@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from test_inputs import problem, scores
 
 import stages
-from harness import accuracy
-from harness.accuracy import (
+from harness.isolation.worker import bind
+from harness.measures import accuracy
+from harness.measures.accuracy import (
     Error,
     Oracle,
     gradients_in_blocks,
@@ -27,9 +28,8 @@ from harness.accuracy import (
     rounded_gradients,
     row_blocks,
 )
-from harness.directions import OUTPUTS, make_output_gradient, prepare
-from harness.inputs import make_inputs
-from harness.worker import bind
+from harness.problems.directions import OUTPUTS, make_output_gradient, prepare
+from harness.problems.inputs import make_inputs
 
 stage3 = stages.by_number(3).attend
 NAMES = ("dq", "dk", "dv")

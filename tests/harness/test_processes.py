@@ -23,8 +23,8 @@ def python(code, *arguments):
 
 def test_the_command_line_and_the_runner_import_no_torch():
     loaded = python(
-        "import json, sys\nimport harness.cli, harness.runner, harness.table, harness.doctor\n"
-        "import harness.plots, harness.processes, harness.worker\n"
+        "import json, sys\nimport harness.commands.app, harness.runs.runner, harness.views.cell_tables, harness.commands.doctor\n"
+        "import harness.views.lines, harness.isolation.child, harness.isolation.worker\n"
         "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
     )
     assert not {"torch", "triton", "matplotlib", "stages"} & set(loaded)
@@ -33,8 +33,8 @@ def test_the_command_line_and_the_runner_import_no_torch():
 SERVER = """
 import json, multiprocessing.forkserver, sys, tempfile
 from pathlib import Path
-from harness.processes import Child
-from harness.worker import describe
+from harness.isolation.child import Child
+from harness.isolation.worker import describe
 
 stage3 = next(Path("stages").glob("s03_*.py")).resolve()
 with tempfile.TemporaryDirectory() as folder:

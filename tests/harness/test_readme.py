@@ -8,73 +8,74 @@ import torch
 from made_up import make_cell
 
 import stages
-from harness import curves, readme, readme_bench, readme_text
-from harness.results import FAILURES, read
+from harness.records.results import FAILURES, read
+from harness.report import contests, pages, text
+from harness.training import curves
 
 
-@pytest.mark.parametrize("page", list(readme.PAGES), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", list(pages.PAGES), ids=lambda page: page.name)
 def test_a_page_is_what_the_records_say(page):
     text = page.read_text()
-    assert readme.generate(text, page) == text, "run `ladder readme`"
+    assert pages.generate(text, page) == text, "run `ladder readme`"
 
 
 def test_a_changed_figure_is_found():
-    text = readme.README.read_text()
+    text = pages.README.read_text()
     changed = text.replace("**3.04x**", "**9.04x**")
     assert changed != text
-    assert readme.generate(changed) == text
+    assert pages.generate(changed) == text
 
 
 @pytest.mark.parametrize(
     ("page", "name"),
-    [(page, name) for page, parts in readme.PAGES.items() for name in parts],
+    [(page, name) for page, parts in pages.PAGES.items() for name in parts],
     ids=lambda x: getattr(x, "name", x),
 )
 def test_a_part_without_its_markers_is_an_error(page, name):
     text = page.read_text().replace(f"<!-- end {name} -->", "")
     with pytest.raises(ValueError, match=name):
-        readme.generate(text, page)
+        pages.generate(text, page)
 
 
 def test_pictures_are_there():
-    shown = re.findall(r'(?:\]\(|src=")(docs/figures/[\w-]+\.png)', readme.README.read_text())
+    shown = re.findall(r'(?:\]\(|src=")(docs/figures/[\w-]+\.png)', pages.README.read_text())
     assert len(shown) >= 5
     for path in shown:
-        assert (readme.ROOT / path).read_bytes().startswith(b"\x89PNG")
+        assert (pages.ROOT / path).read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_record_that_is_missing_or_double_is_an_error():
     cells = [make_cell(), make_cell(n=64)]
-    assert readme.find(cells, nk=64)["nk"] == 64
+    assert pages.find(cells, nk=64)["nk"] == 64
     with pytest.raises(KeyError):
-        readme.find(cells, nk=7)
+        pages.find(cells, nk=7)
     with pytest.raises(KeyError):
-        readme.find(cells, stage=3)
+        pages.find(cells, stage=3)
 
 
 def test_a_rung_that_was_edited_since_is_named(tmp_path, monkeypatch):
-    env, _ = read(readme.GPU / "table-4.3.jsonl")
-    monkeypatch.setattr(readme_text, "ROOT", tmp_path)
+    env, _ = read(pages.GPU / "table-4.3.jsonl")
+    monkeypatch.setattr(text, "ROOT", tmp_path)
     (tmp_path / "stages").mkdir()
     for rung in env["rungs"]:  # as measured, but for two
         path = tmp_path / "stages" / f"s{rung['stage']:02d}_{rung['name']}.py"
         path.write_text(rung["name"])
         rung["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert "since" not in readme_text.machine(env)
+    assert "since" not in text.machine(env)
     (tmp_path / "stages" / "s00_scalar_autograd.py").write_text("edited, but not in that table")
-    assert "since" not in readme_text.machine(env)
+    assert "since" not in text.machine(env)
     (tmp_path / "stages" / "s05_triton_online.py").write_text("edited")
-    assert readme_text.machine(env).endswith("; rung 5 edited since.")
+    assert text.machine(env).endswith("; rung 5 edited since.")
     (tmp_path / "stages" / "s04_triton_lite.py").write_text("edited")
-    assert readme_text.machine(env).endswith("; rungs 4, 5 edited since.")
+    assert text.machine(env).endswith("; rungs 4, 5 edited since.")
 
 
 def test_a_sources_table_without_one_of_its_three_is_an_error():
-    _, cells = read(readme.GPU / "bench-004.jsonl", "bench")
-    assert len(readme_bench.trios(cells, 6)) == 4
+    _, cells = read(pages.GPU / "bench-004.jsonl", "bench")
+    assert len(contests.trios(cells, 6)) == 4
     for name in ("torch_three_gemm", "triton_flash2", "sdpa_flash"):
         with pytest.raises(KeyError, match="not all three in fwd, float16, d = 64, no mask"):
-            readme_bench.trios([cell for cell in cells if cell["name"] != name], 6)
+            contests.trios([cell for cell in cells if cell["name"] != name], 6)
 
 
 def test_programs_are_counted_with_the_rungs_own_tiles():
@@ -83,13 +84,11 @@ def test_programs_are_counted_with_the_rungs_own_tiles():
     assert config(64, torch.float32, "ieee")["BLOCK_M"] == 32
     assert config(64, torch.float32, "tf32")["BLOCK_M"] == 128
     assert config(64, torch.float16, "ieee")["BLOCK_M"] == 128
-    lines = readme.occupancy().splitlines()
+    lines = pages.occupancy().splitlines()
     assert lines[2] == "| 1024 | 32 | 8 | 1024 | 256 |"
 
 
-@pytest.mark.parametrize(
-    "path", sorted(readme.RESULTS.glob("*/t[ao]*.jsonl")), ids=lambda p: p.name
-)
+@pytest.mark.parametrize("path", sorted(pages.RESULTS.glob("*/t[ao]*.jsonl")), ids=lambda p: p.name)
 def test_committed_runs_are_whole_and_hold_no_failure(path):
     env, cells = read(path)
     assert len(cells) == len(env["plan"])
@@ -98,15 +97,15 @@ def test_committed_runs_are_whole_and_hold_no_failure(path):
 
 def test_what_must_show_on_the_gpu():
     """The issue's own figures: rung 5 against stage 3 with 32 heads in fp16, memory, errors."""
-    _, cells = read(readme.GPU / "table-4.2.jsonl")
+    _, cells = read(pages.GPU / "table-4.2.jsonl")
     for n, factor in ((1024, 2.1), (2048, 1.6), (4096, 3.6)):
         at = {"nk": n, "h": 32, "precision": "float16", "paired": True}
-        three, five = (readme.find(cells, stage=s, **at) for s in (3, 5))
+        three, five = (pages.find(cells, stage=s, **at) for s in (3, 5))
         assert three["time_ms"] / five["time_ms"] > factor
         single = {"nk": n, "h": 1, "precision": "ieee", "paired": False}
-        three, five = (readme.find(cells, stage=s, **single) for s in (3, 5))
+        three, five = (pages.find(cells, stage=s, **single) for s in (3, 5))
         assert three["peak_bytes"] / five["peak_bytes"] >= n / 32
-    _, cells = read(readme.GPU / "table-4.3.jsonl")
+    _, cells = read(pages.GPU / "table-4.3.jsonl")
     lite = [c["err_stage3_max"] for c in cells if c["stage"] == 4 and c["precision"] == "ieee"]
     assert lite == sorted(lite)
     for cell in (c for c in cells if c["stage"] == 5):
@@ -116,7 +115,7 @@ def test_what_must_show_on_the_gpu():
 def test_what_must_show_of_rungs_6_and_7_on_the_gpu():
     """Issue 4's figures, in every cell, and the shapes that they are asked for."""
     for name, stage, flash, flex in (("bench-004", 6, 1.2, 0.97), ("bench-train", 7, 1.1, 0.95)):
-        _, cells = read(readme.GPU / f"{name}.jsonl", "bench")
+        _, cells = read(pages.GPU / f"{name}.jsonl", "bench")
         ours = [c for c in cells if c["stage"] == stage and c["nk"] >= 4096]
         asked = {(d, causal, n) for d in (64, 128) for causal in (False, True)
                  for n in (4096, 8192, 16384)}  # fmt: skip
@@ -128,19 +127,17 @@ def test_what_must_show_of_rungs_6_and_7_on_the_gpu():
     for cell in ours:
         at = {name: cell[name] for name in ("d", "causal", "nk", "direction")}
         assert cell["direction"] == "train"
-        assert (
-            cell["peak_bytes"] <= 1.05 * readme.find(cells, name="sdpa_flash", **at)["peak_bytes"]
-        )
-    _, cells = read(readme.GPU / "bench-004.jsonl", "bench")
+        assert cell["peak_bytes"] <= 1.05 * pages.find(cells, name="sdpa_flash", **at)["peak_bytes"]
+    _, cells = read(pages.GPU / "bench-004.jsonl", "bench")
     for d in (64, 128):
         full, half = (
-            readme.find(cells, stage=6, d=d, nk=16384, causal=causal) for causal in (False, True)
+            pages.find(cells, stage=6, d=d, nk=16384, causal=causal) for causal in (False, True)
         )
         assert full["time_ms"] / half["time_ms"] >= 1.6
 
 
 def test_the_sanitizer_found_nothing():
-    _, records = read(readme.GPU / "sanitizer.jsonl", "sanitizer")
+    _, records = read(pages.GPU / "sanitizer.jsonl", "sanitizer")
     assert {record["tool"] for record in records} == {"memcheck", "racecheck"}
     for record in records:
         assert record["errors"] == 0
@@ -148,7 +145,7 @@ def test_the_sanitizer_found_nothing():
 
 
 def test_rung_7_trains_as_sdpa_does():
-    _, records = read(readme.GPU / "train.jsonl", "train")
+    _, records = read(pages.GPU / "train.jsonl", "train")
     assert {(r["name"], r["seed"]) for r in records} >= {("triton_training", s) for s in range(3)}
     assert all(r["steps"] == len(r["losses"]) == 500 for r in records)
     assert [verdict.status for verdict in curves.judge(records)] == ["ok"] * 5

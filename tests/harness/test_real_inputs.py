@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from harness import real_inputs
+from harness.problems import real_inputs
 
 
 def test_shapes_and_dtype():

@@ -13,8 +13,16 @@ import pytest
 from ladder_command import PATIENCE, ROOT, command, environ
 from made_up import make_cell, make_env, write_run
 
-from harness import results
-from harness.results import BadRecord, WriteFailed, Writer, check_record, dump_line, key, read
+from harness.records import results
+from harness.records.results import (
+    BadRecord,
+    WriteFailed,
+    Writer,
+    check_record,
+    dump_line,
+    key,
+    read,
+)
 
 # design.md, "What one cell (rung x problem) reports"; `hk`, `seed` and the like are among them
 DESIGN = [
@@ -260,7 +268,7 @@ def test_one_writer_at_a_time(tmp_path):
     cells = [make_cell()]
     path = write_run(tmp_path / "run.jsonl", make_env(cells), cells)
     script = (
-        "import sys\nfrom pathlib import Path\nfrom harness.results import Writer\n"
+        "import sys\nfrom pathlib import Path\nfrom harness.records.results import Writer\n"
         "try:\n    Writer.reopen(Path(sys.argv[1]))\nexcept BlockingIOError:\n    print('busy')\n"
         "else:\n    print('free')\n"
     )

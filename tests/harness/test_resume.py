@@ -9,7 +9,7 @@ import time
 import pytest
 from ladder_command import Started, by_name, fakes, in_turn, ladder
 
-from harness.results import key, read
+from harness.records.results import key, read
 
 KILLS = 10
 SMALL = ("run", "--stages", "1,3", "--n", "8,16", "--budget", "20")

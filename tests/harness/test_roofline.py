@@ -11,8 +11,8 @@ from made_up import make_cell, make_env, write_run
 from matplotlib import pyplot
 from test_ceilings import make_ceiling
 
-from harness import roofline
-from harness.roofline import Panel, Point, Roof, panels, place, roof_of, share
+from harness.views import roofline
+from harness.views.roofline import Panel, Point, Roof, panels, place, roof_of, share
 
 # 100 TFLOP/s and 4 TB/s: they meet at 25 FLOP/byte
 GPU = {"device": "cuda", "memory_meter": "cuda-allocator", "mode": "compiled"}

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.problem import Problem
-from harness.roster import built_in_files, describe_files
+from harness.isolation.roster import built_in_files, describe_files
+from harness.problems.problem import Problem
 
 ONE = Problem("normal", 0, 1, 1, 1, 1, 1, 1, "float32", "ieee", False, None, "cpu")
 

@@ -9,7 +9,7 @@ from ladder_command import in_turn
 from made_up import make_cell, make_env, write_run
 from rich.console import Console
 
-from harness import table
+from harness.views import cell_tables
 
 TITLES = {
     "raw_python": "raw Python floats",
@@ -39,7 +39,7 @@ def shown(cells, width=100, colours=False):
     """The lines of the rich tables on a page of `width` columns."""
     system = "truecolor" if colours else None
     console = Console(width=width, file=io.StringIO(), force_terminal=colours, color_system=system)
-    table.show(make_env(cells, TITLES), cells, "rich", console)
+    cell_tables.show(make_env(cells, TITLES), cells, "rich", console)
     return console.file.getvalue().splitlines()
 
 
@@ -69,9 +69,9 @@ def test_no_line_is_wider_than_the_page_and_no_figure_is_cut(width):
         if cell["nk"] == 16384:
             line = line_of(lines[text[: text.index("N = 16384")].count("\n") :], str(cell["stage"]))
             assert cell["status"] in line
-            assert table.show_time(cell["time_ms"]) in line
-            assert table.show_error(cell["err_stage3_max"]) in line
-            assert table.show_peak(cell) in line
+            assert cell_tables.show_time(cell["time_ms"]) in line
+            assert cell_tables.show_error(cell["err_stage3_max"]) in line
+            assert cell_tables.show_peak(cell) in line
     # the relative error is what gives way
     assert "rel err" in text if width == 100 else "rel err" not in text or width > 80
 
@@ -82,10 +82,10 @@ def test_a_table_a_problem_and_one_legend():
     assert [title.split(",")[0] for title in titles] == ["N = 128", "N = 512"]
     assert sum("vs before" in line for line in lines) == 2
     text = " ".join(" ".join(lines).split())
-    assert text.count(" ".join(table.LEGEND.split())) == 1
+    assert text.count(" ".join(cell_tables.LEGEND.split())) == 1
     for word in ("ok", "wrong", "wrong-by-design", "skipped", "crashed", "timeout",
                  "out-of-memory", "interpreted"):  # fmt: skip
-        assert f"{word}" in table.LEGEND
+        assert f"{word}" in cell_tables.LEGEND
     assert "killed by SIGSEGV" in text and "declared exact up to 64" in text
 
 
@@ -113,7 +113,7 @@ def test_a_wrong_rung_however_fast_is_nobodys_measure():
         make_cell(7, "timeout", status="timeout", reason="x", time_ms=None),
         make_cell(101, "peer", time_ms=0.25),
     ]
-    found = {cell["stage"]: table.ratios(cells, cell) for cell in cells}
+    found = {cell["stage"]: cell_tables.ratios(cells, cell) for cell in cells}
     nothing = (None, None)
     assert found == {
         1: (None, 0.25), 2: nothing, 3: (4.0, None), 4: nothing, 5: nothing, 6: (4.0, 4.0),
@@ -123,7 +123,7 @@ def test_a_wrong_rung_however_fast_is_nobodys_measure():
 
 def test_without_an_ok_stage_3_nothing_is_compared_with_it():
     cells = [make_cell(1, "raw_python"), make_cell(status="timeout", reason="x", time_ms=9.0)]
-    assert table.ratios(cells, cells[0]) == (None, None)
+    assert cell_tables.ratios(cells, cells[0]) == (None, None)
 
 
 def test_ratios_of_paired_cells_are_told_from_those_of_unpaired_ones():
@@ -134,8 +134,8 @@ def test_ratios_of_paired_cells_are_told_from_those_of_unpaired_ones():
         make_cell(3, "torch_three_gemm", time_ms=2.0, paired=True),
     ]
     # a paired time is held against paired ones only
-    assert table.ratios(cells, cells[2]) == (None, 2.0 / 6.0)
-    assert table.ratios(cells, cells[1]) == (8.0, None)
+    assert cell_tables.ratios(cells, cells[2]) == (None, 2.0 / 6.0)
+    assert cell_tables.ratios(cells, cells[1]) == (8.0, None)
     lines = shown(cells)
     row = line_of(lines, "3")
     assert " 3x " in row and "~" not in row
@@ -159,7 +159,7 @@ def test_interpreted_rows_are_dimmed_and_failures_stand_out():
      (4.561, "4.56 ms"), (999.4, "999 ms"), (999.6, "1 s"), (12345.0, "12.3 s"), (2e6, "2000 s")],
 )  # fmt: skip
 def test_times_for_people(ms, text):
-    assert table.show_time(ms) == text
+    assert cell_tables.show_time(ms) == text
 
 
 @pytest.mark.parametrize(
@@ -171,24 +171,28 @@ def test_times_for_people(ms, text):
      (1010 << 10, "cuda-allocator", "1010 KB")],
 )  # fmt: skip
 def test_peaks_for_people(peak, meter, text):
-    assert table.show_peak(make_cell(peak_bytes=peak, memory_meter=meter)) == text
+    assert cell_tables.show_peak(make_cell(peak_bytes=peak, memory_meter=meter)) == text
 
 
 def test_errors_and_ratios_for_people():
-    assert [table.show_error(x) for x in (None, 0.0, 0.37, 1.26e-7, 15.0)] == [
+    assert [cell_tables.show_error(x) for x in (None, 0.0, 0.37, 1.26e-7, 15.0)] == [
         "-", "0", "0.37", "1.3e-07", "15"
     ]  # fmt: skip
-    assert [table.show_ratio(x, False) for x in (None, 123.4, 0.512)] == ["-", "~120x", "~0.51x"]
-    assert table.show_ratio(123.4, True) == "123x"
+    assert [cell_tables.show_ratio(x, False) for x in (None, 123.4, 0.512)] == [
+        "-",
+        "~120x",
+        "~0.51x",
+    ]
+    assert cell_tables.show_ratio(123.4, True) == "123x"
 
 
 def test_a_problem_says_what_is_unusual_in_it():
-    assert table.problem_title(make_cell()) == "N = 128, d = 64, float32, normal input, cpu"
+    assert cell_tables.problem_title(make_cell()) == "N = 128, d = 64, float32, normal input, cpu"
     unusual = make_cell(
         nq=1, nk=99, b=2, h=8, hk=2, dtype="float32", precision="tf32", inputs="real",
         causal=True, seqlens_k=[9, 99], device="cuda", direction="train",
     )  # fmt: skip
-    assert table.problem_title(unusual) == (
+    assert cell_tables.problem_title(unusual) == (
         "Nq = 1, Nk = 99, d = 64, b = 2, h = 8, hk = 2, float32, tf32, real input, causal, padded, "
         "train, cuda"
     )
@@ -216,12 +220,12 @@ def test_a_table_says_which_direction_was_timed(direction, time, said):
     assert "~100x" in line_of(lines, "3")  # ratios are as ever
 
     console = Console(width=100, file=io.StringIO())
-    table.show(make_env(cells, TITLES), cells, "markdown", console)
+    cell_tables.show(make_env(cells, TITLES), cells, "markdown", console)
     rows = console.file.getvalue().splitlines()
     assert rows[0] == f"**{title.rstrip()}**"
     assert rows[2] == f"| {' | '.join(FORWARD).replace('time', time)} |"
-    assert (rows[-1] == table.LEGEND) == (said is None)
-    assert rows[-1].startswith(table.LEGEND) and (said or "") in rows[-1]
+    assert (rows[-1] == cell_tables.LEGEND) == (said is None)
+    assert rows[-1].startswith(cell_tables.LEGEND) and (said or "") in rows[-1]
 
 
 def test_directions_in_one_file_are_tables_of_their_own_in_columns_of_one_width():
@@ -233,9 +237,9 @@ def test_directions_in_one_file_are_tables_of_their_own_in_columns_of_one_width(
         ["time"], ["bwd", "time"], ["train", "time"],
     ]  # fmt: skip
     assert len({line.index("vs before") for line in headers}) == 1
-    for group in table.by_problem(cells):  # and so a ratio is of one direction
+    for group in cell_tables.by_problem(cells):  # and so a ratio is of one direction
         assert len({cell["direction"] for cell in group}) == 1
-        assert table.ratios(group, group[1]) == (100.0, None)
+        assert cell_tables.ratios(group, group[1]) == (100.0, None)
 
 
 def output(path, form):
@@ -267,12 +271,12 @@ def test_every_format_holds_what_the_records_hold(tmp_path):
     tables = [line for line in lines if line.startswith("|")]
     assert len(tables) == 2 * 2 + len(cells)
     for line in tables:
-        assert line.count("|") - line.count("\\|") == len(table.HEADERS) + 1
+        assert line.count("|") - line.count("\\|") == len(cell_tables.HEADERS) + 1
     assert "**N = 512, d = 64, float32, normal input, cpu**" in lines
     assert [cell.strip() for cell in tables[3].split("|")[1:4]] == [
         "3", "torch, three GEMMs", "500 us"
     ]  # fmt: skip
-    assert lines[-1] == table.LEGEND
+    assert lines[-1] == cell_tables.LEGEND
 
     text = output(path, "rich")
     assert max(map(len, text.splitlines())) <= 100
@@ -283,8 +287,8 @@ def test_a_title_can_not_break_a_table():
     cells = [make_cell(90, "mine")]
     env = make_env(cells, {"mine": "[red]a|b[/red]"})
     console = Console(width=100, file=io.StringIO())
-    table.show(env, cells, "rich", console)
+    cell_tables.show(env, cells, "rich", console)
     assert "[red]a|b[/red]" in console.file.getvalue()
     console = Console(width=100, file=io.StringIO())
-    table.show(env, cells, "markdown", console)
+    cell_tables.show(env, cells, "markdown", console)
     assert "| [red]a\\|b[/red] |" in console.file.getvalue()

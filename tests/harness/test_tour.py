@@ -9,8 +9,8 @@ from ladder_command import PATIENCE, ROOT, environ
 
 PLAN = """
 import json, sys
-from harness.cli import DEFAULTS, make_cells
-from harness.roster import read_rungs
+from harness.commands.app import DEFAULTS, make_cells
+from harness.isolation.roster import read_rungs
 
 if __name__ == "__main__":
     rungs = [rung for rung in read_rungs() if rung.number < 100]

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ladder_command import PATIENCE, ROOT, environ, ladder
 
-from harness import cli, trace, trace_text
-from harness.inputs import make_inputs
-from harness.problem import Problem
-from harness.trace_inputs import make_trace
+from harness.commands import app
+from harness.lessons import trace, trace_text
+from harness.lessons.trace_inputs import make_trace
+from harness.problems.inputs import make_inputs
+from harness.problems.problem import Problem
 
 
 def rounding(q, k, v):
@@ -319,7 +320,7 @@ def test_json_has_every_number(name):
 def command(capsys, *arguments):
     """Exit code, stdout and stderr of `ladder trace ARGUMENTS`, in this process."""
     with pytest.raises(SystemExit) as ended:
-        cli.main(["trace", *arguments])
+        app.main(["trace", *arguments])
     return ended.value.code, *capsys.readouterr()
 
 
@@ -371,7 +372,7 @@ def test_the_issues_own_command():
 
 
 def test_the_reference_and_the_command_line_need_no_torch():
-    code = "import sys, harness.trace, harness.trace_command; assert 'torch' not in sys.modules"
+    code = "import sys, harness.lessons.trace, harness.commands.trace; assert 'torch' not in sys.modules"
     subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environ(), check=True, timeout=PATIENCE
     )

@@ -7,8 +7,8 @@ from ladder_command import environ, ladder
 from made_up import make_cell
 from rich.console import Console
 
-from harness import traffic
-from harness.results import CELL, PROBLEM, check_record
+from harness.records.results import CELL, PROBLEM, check_record
+from harness.runs import traffic
 
 CSV = """==PROF== Connected to process 7
 "ID","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum","gpu__time_duration.sum"

@@ -15,21 +15,16 @@ from ladder_command import ROOT, in_turn
 from rich.console import Console
 
 import stages
-from harness import (
-    cli,
-    curves,
-    environment,
-    roster,
-    train,
-    train_command,
-    train_plan,
-    train_view,
-    train_worker,
-)
-from harness.processes import NO_MESSAGE
-from harness.results import BadRecord, Writer, check_record, read
-from harness.train_plan import SHAPES, Contestant, Plan
-from harness.train_worker import Run, WrongOutput
+from harness.commands import app, train
+from harness.isolation import roster
+from harness.isolation.child import NO_MESSAGE
+from harness.records import environment
+from harness.records.results import BadRecord, Writer, check_record, read
+from harness.training import curves, loop, trainer
+from harness.training import plan as train_plan
+from harness.training.loop import Run, WrongOutput
+from harness.training.plan import SHAPES, Contestant, Plan
+from harness.views import training
 
 RUNG_3 = stages.by_number(3).attend
 MEMORY = 4 << 30
@@ -58,7 +53,7 @@ def a_plan(steps, seeds=(0,), size="tiny", dtype="float32"):
 
 def a_record(stage, name, losses, /, seed=0, reference=False, **changes):
     contestant = a_contestant(stage, name, backend="MATH" if reference else None)
-    record = train.blank_record(contestant, a_plan(len(losses)), seed)
+    record = trainer.blank_record(contestant, a_plan(len(losses)), seed)
     done = {"status": "ok", "losses": losses, "val_loss": 3.0, "parameters": 110_000}
     return record | done | {"tokens_per_s": 1230.0} | changes
 
@@ -276,7 +271,7 @@ def test_contestants_of_one_seed_see_the_same_weights_and_batches():
 
 def test_nothing_held_out_is_trained_on():
     run = a_run(RUNG_3, 1)
-    assert len(run.text) + len(run.held_out) == len(train_worker.TEXT.read_text(encoding="utf-8"))
+    assert len(run.text) + len(run.held_out) == len(loop.TEXT.read_text(encoding="utf-8"))
     for text in (run.text, run.held_out):
         starts = run.draw(text, 2000, 0)
         assert starts.min() >= 0
@@ -322,13 +317,13 @@ def test_the_sizes_are_what_they_are_said_to_be():
 
 def test_the_rate_rises_then_falls_and_stays_within_its_peak():
     for steps in (1, 2, 10, 300):
-        rates = [train_worker.rate(step, steps) for step in range(steps)]
+        rates = [loop.rate(step, steps) for step in range(steps)]
         assert max(rates) == 1.0
         assert min(rates) > 0
         peak = rates.index(1.0)
         assert rates[: peak + 1] == sorted(rates[: peak + 1])
         assert rates[peak:] == sorted(rates[peak:], reverse=True)
-    assert rates[-1] == pytest.approx(train_worker.LAST_RATE)
+    assert rates[-1] == pytest.approx(loop.LAST_RATE)
 
 
 class Scaled(torch.autograd.Function):
@@ -380,7 +375,7 @@ WRONG = (dk_without_scale, dq_a_tenth_off, without_dv, without_delta, mask_off_b
 @pytest.fixture(scope="module")
 def trained():
     """name -> verdict, of right and wrong attentions trained beside three right references."""
-    flash, math_ = (train_worker.sdpa(name) for name in ("FLASH_ATTENTION", "MATH"))
+    flash, math_ = (loop.sdpa(name) for name in ("FLASH_ATTENTION", "MATH"))
     references = {"flash": flash, "math": math_, "in_float64": in_float64}
     rungs = {"rung_3": RUNG_3} | {attend.__name__: attend for attend in WRONG}
     records = [
@@ -430,7 +425,7 @@ def test_losses_end_where_they_stop_being_numbers(bad):
     ],
 )
 def test_an_output_that_no_model_can_train_with_is_wrong(spoil, says):
-    attend = train_worker.checked(lambda q, k, v, causal: spoil(RUNG_3(q, k, v, causal=causal)))
+    attend = loop.checked(lambda q, k, v, causal: spoil(RUNG_3(q, k, v, causal=causal)))
     with pytest.raises(WrongOutput, match=says):
         curve(a_run(attend, 1), 0)
 
@@ -442,8 +437,8 @@ def test_a_backend_that_refuses_is_unavailable_and_one_that_takes_it_is_not():
         raise RuntimeError("No available kernel. Aborting execution.")
 
     with pytest.raises(StageUnavailable, match="No available kernel"):
-        train_worker.refuse_early(a_run(refuses, 1))
-    train_worker.refuse_early(a_run(train_worker.sdpa("MATH"), 1))
+        loop.refuse_early(a_run(refuses, 1))
+    loop.refuse_early(a_run(loop.sdpa("MATH"), 1))
 
 
 # Processes
@@ -474,7 +469,7 @@ def test_a_rung_without_a_mask_is_asked_row_by_row():
         return RUNG_3(q, k, v)
 
     answers = []
-    for attend in (train_worker.row_by_row(maskless), RUNG_3):
+    for attend in (loop.row_by_row(maskless), RUNG_3):
         leaves = [x.clone().requires_grad_() for x in (q, k, v)]
         o = attend(*leaves, causal=True)
         answers.append((o.detach(), *torch.autograd.grad(o, leaves, dO)))
@@ -491,9 +486,9 @@ def test_every_rung_with_gradients_can_be_trained_and_the_slow_ones_for_a_few_st
     assert sorted(found) == [rung.number for rung in rungs if rung.gradients]
     assert [number for number in sorted(found) if found[number].by_rows] == [0, 2]
     for number, said in ((0, "row by row"), (2, "row by row"), (7, "is interpreted")):
-        assert train_command.default_steps([found[3], found[number]], "cpu") == 3
+        assert train.default_steps([found[3], found[number]], "cpu") == 3
         assert said in capsys.readouterr().err
-    assert train_command.default_steps([found[3]], "cpu") == 300
+    assert train.default_steps([found[3]], "cpu") == 300
     assert capsys.readouterr().err == ""
 
 
@@ -511,7 +506,7 @@ def train_all(folder, contestants, plan):
     told = []
     env = environment.make_env("cpu", plan.to_json(contestants), [], {})
     with Writer.create(folder / "run.jsonl", env) as writer:
-        records = train.run(
+        records = trainer.run(
             contestants, plan, MEMORY, writer,
             lambda record: told.append((record["name"], len(record["losses"]))),
             lambda record, printed: told.append((record["name"], printed)),
@@ -615,9 +610,9 @@ def losses(*values):
 )
 def test_figures_that_are_none_cost_the_contestant_that_sent_them(messages, tmp_path, monkeypatch):
     def follow(*messages):
-        monkeypatch.setattr(train, "Child", lambda *_, log: FakeChild(*messages))
+        monkeypatch.setattr(trainer, "Child", lambda *_, log: FakeChild(*messages))
         contestant = a_contestant(90, "forger", tmp_path)
-        with train.Trainee(contestant, a_plan(2), MEMORY, tmp_path / "log") as trainee:
+        with trainer.Trainee(contestant, a_plan(2), MEMORY, tmp_path / "log") as trainee:
             return trainee.train(0, lambda record: None)
 
     record = follow(*messages)
@@ -628,7 +623,7 @@ def test_figures_that_are_none_cost_the_contestant_that_sent_them(messages, tmp_
 
 
 def test_a_contestant_that_hangs_is_not_waited_for_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "STEP_LIMIT", 3.0)
+    monkeypatch.setattr(trainer, "STEP_LIMIT", 3.0)
     rung = a_contestant(90, "hangs", a_rung(tmp_path, "hangs", "import time; time.sleep(1000)"))
     records, _ = train_all(tmp_path, [rung], a_plan(2, seeds=(0, 1)))
     assert [record["status"] for record in records] == ["timeout", "skipped"]
@@ -641,7 +636,7 @@ def test_a_contestant_that_hangs_is_not_waited_for_again(tmp_path, monkeypatch):
 def run_main(capsys, *arguments):
     """`ladder ARGUMENTS` in this process: exit code, stdout and stderr's lines."""
     with pytest.raises(SystemExit) as exit_:
-        cli.main([str(argument) for argument in arguments])
+        app.main([str(argument) for argument in arguments])
     shown = capsys.readouterr()
     return exit_.value.code, shown.out, shown.err.splitlines()
 
@@ -754,7 +749,7 @@ def render(width, records):
     titles = {(r["stage"], r["name"]): r["name"] for r in records}
     rungs = [{"stage": s, "name": n, "title": title} for (s, n), title in titles.items()]
     env = environment.make_env("cpu", [], rungs, {})
-    console.print(train_view.rich_table(env, records, width))
+    console.print(training.rich_table(env, records, width))
     return env, console.export_text().splitlines()
 
 
@@ -777,15 +772,15 @@ def test_the_table_keeps_to_its_width_and_shows_the_speed_of_what_is_ok(width, t
     assert rows["5"][-2:] == ["-", "ok"]
     assert rows["6"][-1] == "out-of-memory" and "2.0000" not in rows["6"]
     assert any("took 4 GB" in line for line in lines)
-    text = train_view.markdown(env, records)
+    text = training.markdown(env, records)
     assert text.count("\n| ") == len(rows) + 2
-    assert train_view.plot(env, records, tmp_path / "some" / "loss.png")
+    assert training.plot(env, records, tmp_path / "some" / "loss.png")
     assert (tmp_path / "some" / "loss.png").stat().st_size > 10_000
 
 
 def test_nothing_is_drawn_of_nothing(tmp_path):
     records = [a_record(3, "fell", [1.0], status="crashed", reason="why", losses=[])]
-    assert not train_view.plot({"rungs": []}, records, tmp_path / "loss.png")
+    assert not training.plot({"rungs": []}, records, tmp_path / "loss.png")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -810,7 +805,7 @@ def test_the_text_is_what_its_tool_makes_of_its_commit(tmp_path):
         pytest.skip("no git here")
     out = tmp_path / "text"
     assert tool.main(["--out", str(out)]) == 0
-    assert out.read_bytes() == train_worker.TEXT.read_bytes() == tool.OUT.read_bytes()
+    assert out.read_bytes() == loop.TEXT.read_bytes() == tool.OUT.read_bytes()
 
 
 def test_a_text_that_cannot_be_made_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys):
@@ -823,8 +818,8 @@ def test_a_text_that_cannot_be_made_is_one_line_and_exit_code_2(tmp_path, monkey
 
 
 def test_the_readme_tells_the_text_as_it_is():
-    text = train_worker.TEXT.read_text(encoding="utf-8")
-    readme = (Path(train_worker.TEXT).parent / "README.md").read_text()
+    text = loop.TEXT.read_text(encoding="utf-8")
+    readme = (Path(loop.TEXT).parent / "README.md").read_text()
     assert f"{len(text):,} characters" in readme
     assert f"{len(set(text))}\ndifferent ones" in readme or f"{len(set(text))} different" in readme
     assert json.dumps(text)  # no half of a surrogate pair in it

@@ -5,8 +5,8 @@ import signal
 import pytest
 from ladder_command import Started
 
-from harness import cli
-from harness.results import WriteFailed, Writer, read
+from harness.commands import app
+from harness.records.results import WriteFailed, Writer, read
 
 TINY = ("train", "--stage", "3", "--device", "cpu", "--seeds", "40", "--steps")
 
@@ -51,7 +51,7 @@ def test_a_full_disk_is_said_below_what_is_done(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Writer, "append", append)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # --device cpu sets it, here in this process
     with pytest.raises(SystemExit) as ended:
-        cli.main([*TINY, "2", "--out", str(path)])
+        app.main([*TINY, "2", "--out", str(path)])
     assert ended.value.code == 2
     said = capsys.readouterr()
     last = f"ladder: {path} can't be written any more: No space left on device"
@@ -65,7 +65,7 @@ def test_a_full_disk_is_said_below_what_is_done(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("value", ["0", "4"])  # 0 is a seed's default
 def test_show_refuses_all_that_it_has_no_use_for(capsys, option, value):
     with pytest.raises(SystemExit) as ended:
-        cli.main(["train", "--show", "gone.jsonl", f"--{option}", value])
+        app.main(["train", "--show", "gone.jsonl", f"--{option}", value])
     assert ended.value.code == 2
     said = f"ladder: --{option}: --show trains nothing; leave it away\n"
     assert capsys.readouterr() == ("", said)

@@ -6,7 +6,7 @@ import re
 import pytest
 from ladder_command import ROOT, in_turn
 
-from harness.roster import built_in_files
+from harness.isolation.roster import built_in_files
 
 
 def test_list_names_every_rung_and_its_idea():
@@ -47,7 +47,7 @@ def test_diff_of_a_rung_with_itself_is_nothing():
 
 @pytest.mark.parametrize("line", ["x" * 300, "[bold]not markup[/bold]"])
 def test_diff_leaves_lines_as_they_are(tmp_path, line):
-    from harness.diff import changes
+    from harness.lessons.diff import changes
 
     old, new = tmp_path / "old.py", tmp_path / "new.py"
     old.write_text("same\n")

@@ -13,7 +13,7 @@ import torch
 from hypothesis import strategies as st
 from rung_checks import hidden_keys, in_nan, normal, options_of
 
-from harness.problem import Problem
+from harness.problems.problem import Problem
 from stages import s06_triton_flash2, s07_triton_training
 
 TILES = ((16, 16), (16, 32), (32, 16), (64, 16), (16, 64))  # BLOCK_M, BLOCK_N

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import stages
-from harness.accuracy import YARDSTICK, Error, explain
+from harness.measures.accuracy import YARDSTICK, Error, explain
 from stages.contract import why_not
 from stages.machine import has_module
 

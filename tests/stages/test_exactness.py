@@ -1,6 +1,6 @@
 """Every rung is as exact as design.md's rule asks, and stage 3, which the rule leans on, by itself.
 
-Bounds are the rule's (harness.accuracy) or derived from eps (rung_checks); the figures that the
+Bounds are the rule's (harness.measures.accuracy) or derived from eps (rung_checks); the figures that the
 issue itself gives for d = 64, N(0, 1), float32 are the only ones that stand here as numbers.
 """
 
@@ -37,10 +37,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import stages
-from harness.accuracy import Error, explain, make_oracle, make_oracles
-from harness.directions import make_output_gradient
-from harness.inputs import make_inputs
-from harness.problem import Problem
+from harness.measures.accuracy import Error, explain, make_oracle, make_oracles
+from harness.problems.directions import make_output_gradient
+from harness.problems.inputs import make_inputs
+from harness.problems.problem import Problem
 from stages.contract import why_not_dtype
 
 HALF = ("float16", "bfloat16")

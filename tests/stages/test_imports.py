@@ -170,10 +170,10 @@ def test_nothing_in_stages_imports_the_harness(path):
     "line",
     [
         "import harness",
-        "import os, harness.problem as problem",
-        "from harness.problem import Problem",
+        "import os, harness.problems.problem as problem",
+        "from harness.problems.problem import Problem",
         "def f():\n    from harness import cost",
-        "import importlib\nimportlib.import_module('harness.cost')",
+        "import importlib\nimportlib.import_module('harness.problems.cost')",
     ],
 )
 def test_an_import_of_the_harness_would_be_seen(tmp_path, line):

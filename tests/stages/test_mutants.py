@@ -34,9 +34,9 @@ from rung_checks import (
 )
 
 import stages
-from harness.accuracy import make_oracle
-from harness.inputs import make_inputs
-from harness.problem import Problem
+from harness.measures.accuracy import make_oracle
+from harness.problems.inputs import make_inputs
+from harness.problems.problem import Problem
 
 # b, h, nq, nk, d and the strides of q, k, v: small, since rung 0 has to bear them; each rung takes
 # as many of the keys as it is exact for

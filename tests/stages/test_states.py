@@ -1,4 +1,4 @@
-"""The Triton rungs hold, after each tile, what the NumPy reference holds (harness/trace.py).
+"""The Triton rungs hold, after each tile, what the NumPy reference holds (harness/lessons/trace.py).
 
 A recorder is the shipped file with a few lines put in by text substitution, each found exactly
 once, as in test_mutants.py: the kernel then writes m_i, l_i and acc of each row after each tile
@@ -17,9 +17,9 @@ from rung_checks import device_of, hidden_keys, options_of, relative_rounding
 from test_mutants import mutate
 
 import stages
-from harness import trace
-from harness.inputs import make_inputs
-from harness.problem import Problem
+from harness.lessons import trace
+from harness.problems.inputs import make_inputs
+from harness.problems.problem import Problem
 
 ALLOCATE = """\
     shape = (B * H, triton.cdiv(Nk, config["BLOCK_N"]), Nq, 2 + d)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.accuracy import judge_outputs, make_oracles
-from harness.results import read
+from harness.measures.accuracy import judge_outputs, make_oracles
+from harness.records.results import read
 from stages import by_number
 
 ROOT = Path(__file__).parents[2]

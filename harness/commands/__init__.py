@@ -1,0 +1,1 @@
+"""The `ladder` commands, their options, and errors turned into exit codes."""

@@ -1,0 +1,348 @@
+"""`ladder bench`: the arguments, the run, and its views. Exit codes as of the other commands."""
+
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from harness.commands.options import (
+    MAX_D,
+    MAX_SEED,
+    SHORT_DTYPES,
+    UserError,
+    check_out,
+    create,
+    default_out,
+    ended_by,
+    integers,
+    known_device,
+    leave,
+    one_of,
+    open_results,
+    refuse_others,
+    settle_device,
+)
+from harness.commands.printed import show_printed
+from harness.isolation.roster import PEERS_FROM, Rung, read_rungs
+from harness.problems.problem import DTYPES, Problem
+from harness.records import environment
+from harness.records.results import DIRECTIONS, WriteFailed
+from harness.runs import bench
+from harness.runs.runner import SEED, default_memory
+from harness.views import cell_tables, contest_plots, contests, roofline
+
+CAUSAL = {"off": (False,), "on": (True,), "both": (False, True)}
+OURS_FAILED = ("wrong", "crashed")
+SYNTHETIC = ("normal", "peaky")
+REASON = 100  # characters of a reason, on stderr
+
+# what isn't given: device -> the problems that a machine like it is done with in minutes
+USUAL: dict[str, dict[str, Any]] = {
+    "cuda": {
+        "dtype": "float16", "d": "64,128", "n": "1024,2048,4096,8192,16384", "tokens": 16384,
+        "hidden": 2048,
+    },
+    "cpu": {"dtype": "float32", "d": "16", "n": "64,128,256", "tokens": 256, "hidden": 32},
+}  # fmt: skip
+SHOWN = ("show", "out", "plots", "ceilings")  # what --show goes with
+SHAPE = ("mode", "dtype", "causal", "d", "n", "tokens", "hidden", "b", "h")  # of no suite
+
+Record = dict[str, Any]
+
+
+def bench_command(
+    context: typer.Context,
+    mode: Annotated[
+        str | None, typer.Option(help="some of fwd, bwd, train, commas between; fwd by default")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help=f"{', '.join(DTYPES)}; float16 on a GPU, else float32")
+    ] = None,
+    causal: Annotated[str | None, typer.Option(help="on, off or both (by default)")] = None,
+    d: Annotated[str | None, typer.Option(help="head dimensions, such as 64,128")] = None,
+    n: Annotated[str | None, typer.Option(help="numbers of queries and keys")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(help="B = tokens // N; 16384 on a GPU, else 256", min=1)
+    ] = None,
+    hidden: Annotated[
+        int | None, typer.Option(help="H = hidden // d; 2048 on a GPU, else 32", min=1)
+    ] = None,
+    b: Annotated[int | None, typer.Option(help="batch size, instead of --tokens", min=1)] = None,
+    h: Annotated[int | None, typer.Option(help="heads, instead of --hidden", min=1)] = None,
+    impl: Annotated[
+        str | None,
+        typer.Option(
+            help="rungs and peers by number or name, such as 3,6,sdpa_flash; by default 3, the "
+            "newest that fits, and all peers"
+        ),
+    ] = None,
+    stage: Annotated[
+        list[Path] | None,
+        typer.Option(help="a rung's file, as one more; may be repeated", show_default=False),
+    ] = None,
+    warmup: Annotated[int, typer.Option(help="calls of each before the rounds", min=1)] = 5,
+    repeat: Annotated[int, typer.Option(help="rounds: samples of each", min=2)] = 30,
+    inputs: Annotated[str, typer.Option(help="normal or peaky")] = "normal",
+    seed: Annotated[int, typer.Option(help="the one seed of all inputs", min=0)] = SEED,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; cuda by default where there is a GPU")
+    ] = None,
+    budget: Annotated[
+        float, typer.Option(help="seconds that one may take for its check, and for its rounds")
+    ] = 120.0,
+    suite: Annotated[
+        str | None, typer.Option(help=f"a source's problems: {', '.join(bench.SUITES)}")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="where the records go, a new file under runs/ by default; with --show, the CSV"
+        ),
+    ] = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="also plot, into this folder", show_default=False)
+    ] = None,
+    ceilings: Annotated[
+        Path | None,
+        typer.Option(help="what `ladder ceilings` wrote here, for % of the matrix rate"),
+    ] = None,
+    show: Annotated[
+        Path | None, typer.Option(help="measure nothing: the views of this file of records")
+    ] = None,
+) -> int:
+    """Contestants against each other, in turns in one process: time, memory, speed-up."""
+    given: Record = {
+        "mode": mode, "dtype": dtype, "causal": causal, "d": d, "n": n, "tokens": tokens,
+        "hidden": hidden, "b": b, "h": h, "impl": impl, "warmup": warmup, "repeat": repeat,
+        "inputs": inputs, "seed": seed, "device": device, "budget": budget, "suite": suite,
+    }  # fmt: skip
+    view = View(plots, ceilings)
+    if show is None:
+        return measure(given, stage or [], out, view)
+    refuse_others(context, SHOWN, "--show measures nothing")
+    if out is not None and out.suffix != ".csv":
+        raise UserError(f"--out: got {out}, expected a name in .csv: --show writes nothing else")
+    check_out(out)
+    env, records = open_results(show, "bench")
+    view.check(env)
+    view.show(env, records, show)
+    view.write(env, records, out)
+    return 0
+
+
+class View:
+    """What is to be seen of a run: the tables, and CSV and plots where asked for.
+
+    `ceilings`: what `ladder ceilings` wrote on the same machine.
+    """
+
+    def __init__(self, plots: Path | None, ceilings: Path | None) -> None:
+        self.plots, self.file = plots, ceilings
+        self.env, self.ceilings = open_results(ceilings, "ceiling") if ceilings else ({}, [])
+
+    def check(self, env: Record) -> None:
+        """Raise UserError where the ceilings are another machine's."""
+        if self.file is not None:
+            try:
+                roofline.same_machine(env, self.env)
+            except roofline.NoRoof as error:
+                raise UserError(f"--ceilings: {self.file}: {error}") from None
+
+    def show(self, env: Record, records: Sequence[Record], path: Path) -> None:
+        """Print the tables. `path`: the file of the records."""
+        page = cell_tables.page()
+        page.width = min(page.width, contests.WIDTH)
+        if not records:
+            page.print(Text(f"{path}: nothing was measured"), soft_wrap=True)
+            return
+        page.print(contests.rich_tables(env, records, self.ceilings))
+        page.print(Text(f"records: {path}"), soft_wrap=True)
+
+    def write(self, env: Record, records: Sequence[Record], csv: Path | None) -> None:
+        """Write the CSV, where it has a name, and the plots; nothing of no records."""
+        if not records:
+            return
+        page, writing = cell_tables.page(), csv
+        try:
+            if csv is not None:
+                csv.write_text(contests.as_csv(env, records))
+                page.print(Text(f"csv:     {csv}"), soft_wrap=True)
+            writing = self.plots
+            if self.plots is not None:
+                written = contest_plots.plot(env, records, self.plots, self.ceilings)
+                shown = ", ".join(str(plot) for plot in written) or "nothing to plot"
+                page.print(Text(f"plots:   {shown}"), soft_wrap=True)
+        except ImportError as error:
+            page.print(Text(f"no plot: {error}"), soft_wrap=True)
+        except OSError as error:
+            what = error.filename or writing  # a full disk doesn't say which
+            raise UserError(f"{what} can't be written: {error.strerror}") from None
+
+
+def csv_path(path: Path) -> Path:
+    """Where the CSV of the records in `path` goes: beside them, under the same stem."""
+    beside = path.with_suffix(".csv")
+    if beside == path:
+        raise UserError(f"{path}: its CSV would be written over it; call the records .jsonl")
+    return beside
+
+
+def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) -> int:
+    """Plan the run, carry it out, and show it. Returns the exit code."""
+    if not 0 < given["budget"] < math.inf:
+        raise UserError(f"--budget: got {given['budget']:g}, expected seconds above 0")
+    if given["seed"] > MAX_SEED:
+        raise UserError(f"--seed: got {given['seed']}, expected at most {MAX_SEED}")
+    check_out(out)
+    check_out(csv_path(out) if out is not None else None)
+    device = settle_device(given["device"])
+    check_problems(given, device)
+    rungs = read_rungs(own)
+    device = known_device(device, rungs)
+    problems = make_problems(given, device)
+    chosen = choose(rungs, given["impl"], own, problems)
+    asked = own if given["impl"] is None else [rung.path for rung in chosen]
+    contests = bench.plan(chosen, problems, asked)
+    if not contests:
+        raise UserError("bench: none of the rungs takes any of these problems")
+    env = environment.make_env(
+        device,
+        [cell for contest in contests for cell in contest.to_json()],
+        [rung.to_json() for rung in chosen],
+        {**given, "command": "bench", "stage": [r.name for r in chosen if r.path in own]},
+    )
+    view.check(env)
+    out = out or default_out("bench")
+    progress = Progress(len(contests))
+    with create(out, env) as writer:
+        terms = make_terms(given, device)
+        ended = ended_by(lambda: bench.run(contests, terms, writer, progress.tell))
+    env, records = open_results(out, "bench")  # what is shown is what can be shown again
+    view.show(env, records, out)
+    if not isinstance(ended, WriteFailed):
+        view.write(env, records, csv_path(out))
+    if ended is not None:
+        return leave(ended)
+    ours = [record for record in records if record["stage"] < PEERS_FROM]
+    return int(any(record["status"] in OURS_FAILED for record in ours))
+
+
+def check_problems(given: Record, device: str | None) -> None:
+    """Say at once what is wrong with the problems, before seconds are spent on the rungs.
+
+    Where the device isn't known yet, neither are the sizes that go with it: what they are too small
+    for is said when they are.
+    """
+    if device is None and given["suite"] is None:
+        for size, whole in (("b", "tokens"), ("h", "hidden")):
+            if given[whole] is None:
+                given = {**given, size: given[size] or 1}
+    make_problems(given, device or "cuda")
+
+
+def make_terms(given: Record, device: str) -> bench.Terms:
+    """How the contests are held."""
+    machine = environment.memory_bytes()
+    memory = default_memory(machine)
+    if device == "cuda" and machine:
+        # it is libraries, and outputs on their way to the judge: what a rung takes is the GPU's
+        memory = machine // 2
+    return bench.Terms(given["warmup"], given["repeat"], given["budget"], memory)
+
+
+def make_problems(given: Record, device: str) -> list[Problem]:
+    """The problems that the arguments describe on `device`."""
+    inputs = one_of(given["inputs"], "--inputs", SYNTHETIC)
+    usual = USUAL[device]
+    dtype: str = given["dtype"] or usual["dtype"]
+    dtype = one_of(SHORT_DTYPES.get(dtype, dtype), "--dtype", DTYPES)
+    base = Problem(
+        inputs=inputs, seed=given["seed"], b=1, h=1, hk=1, nq=1, nk=1, d=1, dtype=dtype,
+        precision="ieee" if dtype == "float32" else dtype, causal=False, seqlens_k=None,
+        device=device,
+    )  # fmt: skip
+    if given["suite"] is not None:
+        one_of(given["suite"], "--suite", tuple(bench.SUITES))
+        if own := [name for name in SHAPE if given[name] is not None]:
+            raise UserError(f"--{own[0]}: a suite's problems are its own; leave it away")
+        return bench.suite_problems(given["suite"], base)
+    directions = words(given["mode"] or "fwd", "--mode", DIRECTIONS)
+    causal = CAUSAL[one_of(given["causal"] or "both", "--causal", tuple(CAUSAL))]
+    ds = integers(given["d"] or usual["d"], "--d", 1, MAX_D)
+    ns = integers(given["n"] or usual["n"], "--n", 1)
+    sizes = bench.Sizes(
+        given["tokens"] or usual["tokens"], given["hidden"] or usual["hidden"], given["b"],
+        given["h"],
+    )  # fmt: skip
+    for n in ns:
+        if given["b"] is None and n > sizes.tokens:
+            raise UserError(
+                f"--n: got {n}, expected at most the {sizes.tokens} tokens of a batch: raise "
+                "--tokens, or give --b"
+            )
+    for d in ds:
+        if given["h"] is None and sizes.hidden % d:
+            raise UserError(
+                f"--d: got {d}, expected a divisor of {sizes.hidden}, the size of all heads: "
+                "change --hidden, or give --h"
+            )
+    return bench.make_problems(base, directions, causal, ds, ns, sizes)
+
+
+def words(text: str, option: str, allowed: Sequence[str]) -> list[str]:
+    """'fwd,bwd' -> ['fwd', 'bwd'], each one of the allowed, each once."""
+    found = [one_of(part.strip(), option, allowed) for part in text.split(",")]
+    return list(dict.fromkeys(found))
+
+
+def choose(
+    rungs: Sequence[Rung], impl: str | None, own: Sequence[Path], problems: Sequence[Problem]
+) -> list[Rung]:
+    """The rungs that --impl names by number or name, or the usual ones; and those of --stage."""
+    if impl is None:
+        wanted = bench.usual_rungs([rung for rung in rungs if rung.path not in own], problems)
+        return [rung for rung in rungs if rung in wanted or rung.path in own]
+    parts = [part.strip() for part in impl.split(",")]
+    for part in parts:
+        if not any(part in (str(rung.number), rung.name) for rung in rungs):
+            there = ", ".join(f"{rung.number} ({rung.name})" for rung in rungs)
+            raise UserError(f"--impl: got {part!r}, expected some of {there}")
+    return [
+        rung
+        for rung in rungs
+        if str(rung.number) in parts or rung.name in parts or rung.path in own
+    ]
+
+
+class Progress:
+    """A line a contest on stderr, and what the contestants print."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done = total, 0
+        self.console = Console(stderr=True)
+        self.start = time.monotonic()
+
+    def tell(self, contest: bench.Contest, records: Sequence[Record], printed: str) -> None:
+        """One contest is over."""
+        self.done += 1
+        problem = contest.problem
+        masked = " causal" if problem.causal else ""
+        what = f"{problem.direction}{masked} d = {problem.d}, N = {problem.nk}"
+        results = ", ".join(f"{record['name']} {outcome(record)}" for record in records)
+        seconds = time.monotonic() - self.start
+        print(f"[{self.done}/{self.total}] {seconds:.0f} s: {what}: {results}",
+              file=sys.stderr, flush=True)  # fmt: skip
+        show_printed(self.console, "bench", printed)
+
+
+def outcome(record: Record) -> str:
+    """A record in a few words: what is said here is all there is of a run that is cut off."""
+    if record["status"] != "ok":
+        return f"{record['status']} ({record['reason'][:REASON]})"
+    return cell_tables.show_time(record["time_ms"]) if record["time_ms"] else "interpreted"

@@ -1,0 +1,55 @@
+"""`ladder figures`: the pictures that explain, and whether those committed are up to date."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.commands.options import UserError
+from harness.lessons import figures
+from harness.records.results import BadRecord
+
+
+def figures_command(
+    out: Annotated[
+        Path | None, typer.Option(help="the folder for them; docs/figures by default")
+    ] = None,
+    ceilings: Annotated[
+        Path | None,
+        typer.Option(help="what `ladder ceilings` wrote; the H200's committed record by default"),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="draw nothing; exit code 1 where a picture is stale")
+    ] = False,
+) -> int:
+    """Draw the pictures that explain: memory levels, tiling, where Lite breaks, a trace."""
+    folder = figures.FOLDER if out is None else out
+    record = figures.CEILINGS if ceilings is None else ceilings
+    try:
+        # before seconds are spent on the others
+        if not record.is_file():
+            raise UserError(f"--ceilings: {record}: no such file")
+        if check:
+            return tell(folder, figures.stale(folder, record))
+        for path in figures.draw(folder, record):
+            print(path.relative_to(figures.ROOT) if out is None else path, flush=True)
+    except ImportError as error:
+        raise UserError(f"pictures need matplotlib: {error}; pip install matplotlib") from None
+    except BadRecord:  # which says by itself what is wrong where
+        raise
+    except ValueError as error:
+        raise UserError(f"--ceilings: {record}: {error}") from None
+    except OSError as error:
+        raise UserError(f"{error.filename or folder}: {error.strerror or error}") from None
+    return 0
+
+
+def tell(folder: Path, stale: list[str]) -> int:
+    """Say which pictures are stale; returns the exit code for it."""
+    for name in stale:
+        print(
+            f"{folder / name}: missing, or not drawn from what is here now: run `ladder figures`",
+            file=sys.stderr,
+        )
+    return int(bool(stale))

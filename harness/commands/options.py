@@ -1,0 +1,169 @@
+"""What the commands share: reading arguments, and one clear line for whatever is wrong in them."""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+
+import typer
+
+from harness.isolation.roster import Rung
+from harness.problems.problem import DEVICES
+from harness.records.results import WriteFailed, Writer, read
+from harness.runs.runner import Record
+from harness.views import cell_tables
+
+MAX_D = 256
+MAX_SEED = 2**63 - 1  # the largest that torch's generator takes for sure
+RUNS = Path("runs")
+INTERRUPTED = 130  # the exit code after a Ctrl-C
+
+SHORT_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+Ended = KeyboardInterrupt | WriteFailed | None  # what ended a run early, if anything
+
+
+class UserError(Exception):
+    """Bad arguments: one clear line for the person who typed them, and exit code 2."""
+
+
+def complain(message: str) -> int:
+    """Say what was wrong in one line on stderr; returns the exit code for it."""
+    print(f"ladder: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
+def integers(text: str, option: str, least: int, most: int | None = None) -> list[int]:
+    """'8,16,32' -> [8, 16, 32], each in least..most, each once."""
+    bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+    expected = f"expected whole numbers {bounds}, with commas between them"
+    numbers: list[int] = []
+    for part in text.split(","):
+        if not re.fullmatch(r"\s*\d{1,9}\s*", part):
+            raise UserError(f"{option}: got {text!r}, {expected}")
+        value = int(part)
+        if value < least or (most is not None and value > most):
+            raise UserError(f"{option}: got {value}, {expected}")
+        if value not in numbers:
+            numbers.append(value)
+    return numbers
+
+
+def whole(value: int, option: str, least: int, most: int) -> int:
+    """`value`, where it is in least..most."""
+    if not least <= value <= most:
+        raise UserError(f"{option}: got {value}, expected a whole number from {least} to {most}")
+    return value
+
+
+def one_of(value: str, option: str, allowed: Sequence[str]) -> str:
+    """`value`, where it is one of the allowed."""
+    if value not in allowed:
+        raise UserError(f"{option}: got {value!r}, expected one of {', '.join(allowed)}")
+    return value
+
+
+def size(text: str) -> int:
+    """'200M', '4GiB' or a number of bytes -> bytes."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", text.lower())
+    if not match or float(match[1]) * UNITS[match[2]] < 1:
+        raise UserError(f"--memory: got {text!r}, expected a size such as 500M or 4G")
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def settle_device(device: str | None) -> str | None:
+    """Check --device; with 'cpu' hide the GPUs from all that follows, so that kernels interpret."""
+    if device is not None:
+        one_of(device, "--device", DEVICES)
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    return device
+
+
+def why_no_cuda(rungs: Sequence[Rung]) -> str | None:
+    """Why the yardstick can't run on a GPU, or None where it can."""
+    yardstick = next(rung for rung in rungs if rung.number == cell_tables.YARDSTICK)
+    return yardstick.unavailable["cuda"]
+
+
+def known_device(device: str | None, rungs: Sequence[Rung]) -> str:
+    """`device`; where none was asked for, 'cuda' if the yardstick runs there, else 'cpu'.
+
+    Raises UserError where 'cuda' was asked for and the yardstick can't run there.
+    """
+    reason = why_no_cuda(rungs)
+    if device == "cuda" and reason:
+        raise UserError(f"--device: got cuda, but {reason}")
+    return device or ("cpu" if reason else "cuda")
+
+
+def refuse_others(context: typer.Context, taken: Sequence[str], why: str) -> None:
+    """Raise UserError, which says `why`, where an option was given that is none of `taken`."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in taken:
+            raise UserError(f"--{name}: {why}; leave it away")
+
+
+def numbers_and_files(stage: Sequence[str]) -> tuple[list[int], list[Path]]:
+    """The values of a --stage that takes both: rungs' numbers, and rungs' files."""
+    by_number = [value for value in stage if re.fullmatch(r"[\d,\s]*", value)]
+    numbers = integers(",".join(by_number), "--stage", 0) if by_number else []
+    return numbers, [Path(value) for value in stage if value not in by_number]
+
+
+def check_numbers(
+    numbers: Sequence[int], known: Iterable[int], option: str, expected: str = "some of"
+) -> None:
+    """Raise UserError where one of `numbers` is no rung's among `known`."""
+    there = sorted(set(known))
+    if missing := [number for number in numbers if number not in there]:
+        names = ", ".join(str(number) for number in there)
+        raise UserError(f"{option}: got {missing[0]}, expected {expected} {names}")
+
+
+def open_results(file: Path, kind: str = "cell") -> tuple[Record, list[Record]]:
+    """The env and the records of `kind` of a results file; UserError where it can't be read."""
+    try:
+        return read(file, kind)
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}") from None
+
+
+def check_out(out: Path | None) -> None:
+    """Raise UserError where the file that --out names is there already."""
+    if out is not None and out.exists():
+        raise UserError(f"--out: {out} is there already: name another")
+
+
+def default_out(command: str) -> Path:
+    """A new file under runs/, named by the command and the time."""
+    return RUNS / f"{command}-{datetime.now():%Y%m%d-%H%M%S}.jsonl"
+
+
+def create(out: Path, env: Record) -> Writer:
+    """A new results file with its env line; UserError where it can't be written."""
+    try:
+        return Writer.create(out, env)
+    except OSError as error:
+        raise UserError(f"--out: {out} can't be written: {error.strerror or error}") from None
+
+
+def ended_by(work: Callable[[], object]) -> Ended:
+    """Carry `work` out; what ended it early, so that what is done can be shown before `leave`."""
+    try:
+        work()
+    except (KeyboardInterrupt, WriteFailed) as ended:
+        return ended
+    return None
+
+
+def leave(ended: KeyboardInterrupt | WriteFailed) -> int:
+    """The exit code after a Ctrl-C; a record that couldn't be written is raised again."""
+    if isinstance(ended, WriteFailed):
+        raise ended
+    return INTERRUPTED

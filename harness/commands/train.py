@@ -1,0 +1,205 @@
+"""`ladder train`: its arguments, what it says on the way, and its table and plot."""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from harness.commands.options import (
+    MAX_SEED,
+    SHORT_DTYPES,
+    UserError,
+    check_numbers,
+    check_out,
+    create,
+    default_out,
+    ended_by,
+    known_device,
+    leave,
+    numbers_and_files,
+    one_of,
+    open_results,
+    refuse_others,
+    settle_device,
+    whole,
+)
+from harness.commands.printed import show_printed
+from harness.isolation.roster import Rung, read_rungs
+from harness.records import environment
+from harness.records.results import WriteFailed
+from harness.runs.runner import Record, default_memory
+from harness.training import curves, trainer
+from harness.training import plan as train_plan
+from harness.views import cell_tables, training
+
+MAX_STEPS = 100_000
+MAX_SEEDS = 100
+QUIET = 10.0  # seconds between two lines of progress
+
+
+def train_command(
+    context: typer.Context,
+    stage: Annotated[
+        list[str] | None,
+        typer.Option(help="a rung by number, or a rung's file; may be repeated"),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; cuda by default where there is a GPU")
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(help=f"{' or '.join(train_plan.SHAPES)}; small by default on a GPU"),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="of q, k, v; bfloat16 by default on a GPU, float32 on a CPU"),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="500 by default on a GPU, 300 on a CPU, 3 where one is interpreted"),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="how many seeds; 3 by default on a GPU, 1 on a CPU")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="the first seed; the others follow it")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="where the records go; a new file under runs/ by default")
+    ] = None,
+    show: Annotated[
+        Path | None, typer.Option(help="train nothing: table and plot of this file again")
+    ] = None,
+) -> int:
+    """Train a small GPT with rungs as its attention, and hold the loss against SDPA's."""
+    if show is not None:
+        refuse_others(context, ("show",), "--show trains nothing")
+        env, records = open_results(show, "train")
+        curves.check(records)
+        return finish(env, records, show)
+    if not stage:
+        raise UserError("--stage: got none, expected a rung's number or file, such as --stage 3")
+    numbers, own = numbers_and_files(stage)
+    if size is not None:
+        one_of(size, "--size", tuple(train_plan.SHAPES))
+    if dtype is not None:
+        dtype = one_of(SHORT_DTYPES.get(dtype, dtype), "--dtype", train_plan.DTYPES)
+    if steps is not None:
+        whole(steps, "--steps", 1, MAX_STEPS)
+    if seeds is not None:
+        whole(seeds, "--seeds", 1, MAX_SEEDS)
+    whole(seed, "--seed", 0, MAX_SEED - MAX_SEEDS)
+    check_out(out)
+    device = settle_device(device)
+    rungs = read_rungs(own)
+    device = known_device(device, rungs)
+    size = size or train_plan.DEFAULT_SIZES[device]
+    dtype = dtype or train_plan.DEFAULT_DTYPES[device]
+    problem = train_plan.make_problem(size, dtype, device)
+    backends = train_plan.from_backends(device)
+    chosen = choose(rungs, numbers, own, backends)
+    contestants = [*backends, *(train_plan.from_rung(rung, problem) for rung in chosen)]
+    if steps is None:
+        steps = default_steps(contestants, device)
+    seeds = seeds or train_plan.DEFAULT_SEEDS[device]
+    plan = train_plan.Plan(size, steps, range(seed, seed + seeds), problem)
+    arguments = {
+        "command": "train", "stage": [rung.name for rung in chosen], "device": device, "size": size,
+        "dtype": dtype, "steps": steps, "seeds": seeds, "seed": seed,
+    }  # fmt: skip
+    env = environment.make_env(
+        device, plan.to_json(contestants), [one.declared for one in contestants], arguments
+    )
+    out = out or default_out("train")
+    monitor = Monitor(len(contestants) * seeds)
+    memory = default_memory(environment.memory_bytes())
+    with create(out, env) as writer:
+        ended = ended_by(
+            lambda: trainer.run(contestants, plan, memory, writer, monitor.progress, monitor.report)
+        )
+    env, records = open_results(out, "train")  # what is shown is what can be shown again
+    if ended is None:
+        return finish(env, records, out)
+    if records:
+        finish(env, records, out, draw=not isinstance(ended, WriteFailed))
+    else:
+        cell_tables.page().print(Text(f"{out}: nothing was trained to its end"), soft_wrap=True)
+    return leave(ended)
+
+
+def choose(
+    rungs: Sequence[Rung],
+    numbers: Sequence[int],
+    own: Sequence[Path],
+    backends: Sequence[train_plan.Contestant],
+) -> list[Rung]:
+    """The rungs that --stage names; UserError where one is not there, or is SDPA itself."""
+    beside = {(backend.stage, backend.name) for backend in backends}
+    known = {rung.number for rung in rungs if (rung.number, rung.name) not in beside}
+    check_numbers(numbers, known, "--stage", "a file or some of")
+    chosen = [rung for rung in rungs if rung.number in numbers or rung.path in own]
+    for rung in chosen:
+        if (rung.number, rung.name) in beside:
+            raise UserError(f"--stage: {rung.number} {rung.name} is SDPA, which runs in any case")
+    return chosen
+
+
+def default_steps(contestants: Sequence[train_plan.Contestant], device: str) -> int:
+    """So many steps as are worth while: few where a contestant is interpreted, or goes by rows."""
+    for one in contestants:
+        if one.skip is None and (one.mode == "interpreted" or one.by_rows):
+            steps = train_plan.INTERPRETED_STEPS
+            by_rows = "takes no causal mask and is asked row by row"
+            why = "is interpreted" if one.mode == "interpreted" else by_rows
+            print(
+                f"{one.stage} {one.name} {why}, a step takes seconds: {steps} steps for all; "
+                "--steps says otherwise",
+                file=sys.stderr,
+            )
+            return steps
+    return train_plan.DEFAULT_STEPS[device]
+
+
+def finish(env: Record, records: Sequence[Record], path: Path, draw: bool = True) -> int:
+    """Print the table, `draw` the plot beside the records in `path`; returns the exit code."""
+    if not records:
+        raise UserError(f"{path}: no record in it: nothing was trained to its end")
+    page = cell_tables.page()
+    page.print(training.rich_table(env, records, page.width))
+    page.print(Text(f"records: {path}"), soft_wrap=True)
+    picture = path.with_name(f"{path.stem}-plots") / "loss.png"
+    try:
+        if draw and training.plot(env, records, picture):
+            page.print(Text(f"plot:    {picture}"), soft_wrap=True)
+    except (ImportError, OSError) as error:
+        page.print(Text(f"no plot: {error}"), soft_wrap=True)
+    return 1 if any(verdict.failed for verdict in curves.judge(records)) else 0
+
+
+class Monitor:
+    """Progress on stderr: a line whenever a contestant is done with a seed, or none came long."""
+
+    def __init__(self, total: int) -> None:
+        self.done, self.total = 0, total
+        self.console = Console(stderr=True)
+        self.last = time.monotonic()
+
+    def progress(self, record: Record) -> None:
+        """Some more steps of `record` are done."""
+        if time.monotonic() - self.last >= QUIET:
+            self.say(record, f"step {len(record['losses'])} of {record['steps']}")
+
+    def report(self, record: Record, printed: str) -> None:
+        """A contestant is done with a seed."""
+        self.done += 1
+        self.say(record, record["status"])
+        show_printed(self.console, record["name"], printed)
+
+    def say(self, record: Record, what: str) -> None:
+        self.last = time.monotonic()
+        loss = f", loss {record['losses'][-1]:.4f}" if record["losses"] else ""
+        line = f"[{self.done}/{self.total}] {record['stage']} {record['name']}, seed "
+        print(f"{line}{record['seed']}: {what}{loss}", file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""Child processes: stages run in one, and never in ours."""

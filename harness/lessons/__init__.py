@@ -1,0 +1,1 @@
+"""What explains: traces, differences, exercises, explaining pictures."""

@@ -1,0 +1,193 @@
+"""The memory hierarchy: how fast each level is, what fits, and what attention keeps there.
+
+Solid bars are measured, by `ladder ceilings`, on the machine whose record is read. Hatched ones are
+cited, other machines' typical figures: the project's record knows no more of those levels.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.lessons import cited
+from harness.views.look import Look, in_look, new_figure
+
+Record = Mapping[str, Any]
+
+TB, GB = 1e12, 1e9
+UNITS = {"TB/s": TB, "GB/s": GB}
+LEFT, RIGHT = 5 * GB, 1000 * TB  # the axis, at the least: room for words at the right
+STEP, GAP = 0.44, 0.4  # from bar to bar, and more between levels
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bandwidth, from `low` to `high` bytes a second, and what is said beside it."""
+
+    low: float
+    high: float
+    said: str
+    measured: bool
+
+
+@dataclass(frozen=True)
+class Level:
+    """A level of the hierarchy, its bars from the top down, and what of attention lives there."""
+
+    name: str
+    size: str
+    lives: str
+    bars: tuple[Bar, ...]
+
+
+def hatched(figure: str, unit: str, said: str) -> Bar:
+    """A bar that this project has not measured; its figure stands for the {} of `said`."""
+    low, high = (end * UNITS[unit] for end in cited.ends(figure))
+    return Bar(low, high, said.format(f"{figure} {unit}"), measured=False)
+
+
+SRAM = Level(
+    cited.SRAM.name,
+    f"{cited.SRAM.size} (A100), {cited.SRAM.cycles} cycles",
+    "lives here: q, a tile of k and v, s, p, m_i, l_i, acc",
+    (hatched(cited.SRAM.rate, "TB/s", "{}: A100"),),
+)
+HBM_CITED = hatched(cited.HBM.rate, "TB/s", f"{{}}: A100, {cited.HBM.size}")
+HBM_SIZE = f"tens of GB, {cited.HBM.cycles} cycles"
+HBM_LIVES = "lives here: q, k, v, o; in rung 3 S and P, too"
+LINKS = (
+    Level(
+        "NVLink, one link, each way",
+        "to another GPU",
+        "",
+        (hatched(cited.NVLINK_EACH, "GB/s", "{} in generations 2 to 4 (source 002, corrected)"),),
+    ),
+    Level(
+        "PCIe x16, each way",
+        "to the host",
+        "",
+        (
+            hatched(cited.PCIE[5].achieved, "GB/s", "generation 5: {} achieved"),
+            hatched(cited.PCIE[4].achieved, "GB/s", "generation 4: {}"),
+            hatched(cited.PCIE[3].achieved, "GB/s", "generation 3: {}"),
+        ),
+    ),
+)
+
+
+def levels(ceilings: Sequence[Record]) -> list[Level]:
+    """The levels from the fastest down, with what was measured of them.
+
+    `ceilings` are one machine's records (harness/records/results.py: CEILING); a copy on a GPU is HBM's,
+    one on a CPU is main memory's. Raises ValueError where no copy is among them.
+    """
+    copies = [record for record in ceilings if record["what"] == "copy"]
+    if not copies:
+        raise ValueError("no copy among the ceilings: nothing measured to show")
+    bars = tuple(Bar(r["value"] * TB, r["value"] * TB, said(r), measured=True) for r in copies)
+    if copies[0]["device"] == "cuda":
+        hbm = Level(cited.HBM.name, HBM_SIZE, HBM_LIVES, (*bars, HBM_CITED))
+        return [SRAM, hbm, *LINKS]
+    host = Level("main memory (CPU)", "", "a CPU's rungs keep all here, but what is cached", bars)
+    hbm = Level(cited.HBM.name, HBM_SIZE, HBM_LIVES, (HBM_CITED,))
+    return [SRAM, hbm, host, *LINKS]
+
+
+def said(copy: Record) -> str:
+    """A measured copy in words."""
+    threads = copy["threads"]
+    by = "" if threads is None else f", {threads} thread{'s' if threads > 1 else ''}"
+    return f"{rate(copy['value'] * TB)} measured: a copy, read and written{by}"
+
+
+def rate(value: float) -> str:
+    """Bytes a second, three digits: 4.26 TB/s, 12.3 GB/s."""
+    unit, size = ("TB/s", TB) if value >= TB else ("GB/s", GB)
+    return f"{value / size:.3g} {unit}"
+
+
+def balance(ceilings: Sequence[Record]) -> str:
+    """What the fastest product asks of memory, in words: FLOPs for each byte copied."""
+    products = [record for record in ceilings if record["what"] == "matmul"]
+    copies = [record["value"] for record in ceilings if record["what"] == "copy"]
+    if not products or not copies:
+        return ""
+    best = max(products, key=lambda record: record["value"])
+    return (
+        f"Matrix products reach {best['value']:.3g} TFLOP/s in {best['dtype']}: "
+        f"{best['value'] / max(copies):.0f} FLOPs in the time of one byte copied. What does fewer "
+        "a byte waits for memory."
+    )
+
+
+def machine(env: Record) -> str:
+    """Where the solid bars are from."""
+    name = env["device_name"] or env["cpu"]
+    return (
+        f"Solid: measured on {name}, torch {env['torch']}, {env['date'][:10]}. "
+        "Hatched: cited, sources 002 and 004."
+    )
+
+
+def figure(env: Record, ceilings: Sequence[Record], look: Look) -> Any:
+    """A row a level, the fastest at the top, bandwidth across on a logarithmic scale."""
+    shown = levels(ceilings)
+    with in_look(look):
+        picture = new_figure(10.4, 1.6 + 0.95 * len(shown))
+        axis = picture.subplots()
+        left = min([LEFT, *(bar.low / 2 for level in shown for bar in level.bars)])
+        ticks, top = [], 0.0
+        for level in shown:
+            rows = max(2, len(level.bars))  # the words beside a lone bar take the room of two
+            first = top + STEP * (rows - len(level.bars)) / 2
+            for index, bar in enumerate(level.bars):
+                draw(axis, bar, first + STEP * index, left, look)
+            ticks.append(top + STEP * (rows - 1) / 2)
+            top += STEP * rows + GAP
+        words(axis, shown, ticks, look)
+        axis.set_xscale("log")
+        axis.set_xlim(left, RIGHT)
+        axis.set_ylim(top - GAP, -STEP)
+        marks = [x for x in (GB, 10 * GB, 100 * GB, TB, 10 * TB) if x >= left]
+        axis.set_xticks(marks, [rate(mark) for mark in marks])
+        axis.set_xticks([], minor=True)
+        axis.grid(True, axis="x")
+        axis.set_xlabel("bandwidth, logarithmic scale")
+        notes = [machine(env), balance(ceilings)]
+        picture.supxlabel("\n".join(note for note in notes if note), fontsize=8.5, color=look.soft)
+    return picture
+
+
+def draw(axis: Any, bar: Bar, y: float, left: float, look: Look) -> None:
+    """A bar from `left` to its low figure, empty from there to its high one, and its words."""
+    height = 0.82 * STEP
+    if bar.measured:
+        axis.barh(y, bar.low - left, height, left, facecolor=look.blue, edgecolor=look.ink)
+    else:
+        axis.barh(
+            y, bar.low - left, height, left, facecolor=look.ground, edgecolor=look.orange,
+            hatch="////",
+        )  # fmt: skip
+        axis.barh(
+            y, bar.high - bar.low, height, bar.low, facecolor=look.ground, edgecolor=look.orange
+        )
+    axis.annotate(
+        bar.said, (bar.high, y), xytext=(5, 0), textcoords="offset points", va="center",
+        fontsize=8.5, fontweight="bold" if bar.measured else "normal",
+    )  # fmt: skip
+
+
+def words(axis: Any, shown: Sequence[Level], ticks: Sequence[float], look: Look) -> None:
+    """Names of levels at the left, with size and latency in softer letters below."""
+    axis.set_yticks(ticks, [""] * len(ticks))
+    axis.tick_params(axis="y", length=0)
+    for level, y in zip(shown, ticks, strict=True):
+        lines = [line for line in (level.size, level.lives) if line]
+        axis.annotate(
+            level.name, (0, y), xycoords=("axes fraction", "data"), xytext=(-8, 5 * len(lines)),
+            textcoords="offset points", ha="right", va="center", fontweight="bold",
+        )  # fmt: skip
+        axis.annotate(
+            "\n".join(lines), (0, y), xycoords=("axes fraction", "data"),
+            xytext=(-8, 5 * len(lines) - 7), textcoords="offset points", ha="right", va="top",
+            fontsize=8, color=look.soft,
+        )  # fmt: skip

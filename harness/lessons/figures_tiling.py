@@ -1,0 +1,148 @@
+"""Which block of queries meets which tile of keys, and which tiles a causal mask spares.
+
+A program holds BLOCK_M query rows and goes through tiles of BLOCK_N keys. With a causal mask row i
+sees the keys up to i + Nk - Nq. A tile that all of the block's rows see whole needs no mask; one
+that some row sees in part does; one that no row sees is never loaded. (FlashAttention-2, Dao 2023,
+section 3.1.)
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from harness.views.look import Look, in_look, new_figure, plain
+
+FULL, MASKED, NEVER = "full", "masked", "never"
+WORDS = {
+    FULL: "visited, no mask: every row sees every key",
+    MASKED: "visited with a mask: some pairs are hidden",
+    NEVER: "never loaded: no row sees a key",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem, and the tiles of its program."""
+
+    nq: int
+    nk: int
+    causal: bool
+    block_m: int = 64
+    block_n: int = 64
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Blocks of queries, tiles of keys."""
+        return -(-self.nq // self.block_m), -(-self.nk // self.block_n)
+
+
+CASES = (
+    Case(512, 480, False),
+    Case(512, 512, True, 128, 64),
+    Case(256, 512, True),
+    Case(512, 256, True),
+)
+
+
+def title(case: Case) -> str:
+    """What a panel shows."""
+    mask = "causal" if case.causal else "no mask"
+    sizes = f"N = {case.nq}" if case.nq == case.nk else f"Nq = {case.nq}, Nk = {case.nk}"
+    return f"{mask}, {sizes}; q blocks of {case.block_m}, tiles of {case.block_n}"
+
+
+def kinds(case: Case) -> np.ndarray[Any, Any]:
+    """FULL, MASKED or NEVER for each block and tile, (blocks, tiles) of str.
+
+    A tile that reaches past the last key is MASKED: what lies there is hidden from everyone.
+    """
+    found = np.full(case.shape, NEVER, dtype="<U6")
+    shift = case.nk - case.nq
+    for block in range(case.shape[0]):
+        first = block * case.block_m
+        last = min(first + case.block_m, case.nq) - 1
+        # the first row of a block sees the fewest keys, its last one the most
+        fewest, most = (
+            min(max(row + shift + 1, 0), case.nk) if case.causal else case.nk
+            for row in (first, last)
+        )
+        for tile in range(case.shape[1]):
+            start = tile * case.block_n
+            if start + case.block_n <= fewest:
+                found[block, tile] = FULL
+            elif start < most:
+                found[block, tile] = MASKED
+    return found
+
+
+def figure(look: Look) -> Any:
+    """Four problems, a panel each."""
+    with in_look(look):
+        from matplotlib.patches import Patch
+
+        picture = new_figure(10.0, 9.6)
+        for axis, case in zip(picture.subplots(2, 2).flat, CASES, strict=True):
+            draw(axis, case, look)
+        handles = [Patch(label=WORDS[kind], **paint(kind, look)) for kind in WORDS]
+        picture.legend(handles=handles, loc="outside lower center", ncols=1, fontsize=9)
+    return picture
+
+
+def paint(kind: str, look: Look) -> dict[str, Any]:
+    """Fill and hatching of a tile: told apart in grey, too."""
+    return {
+        FULL: {"facecolor": look.blue, "edgecolor": look.ink, "linewidth": 0.8},
+        MASKED: {"facecolor": look.ground, "edgecolor": look.orange, "hatch": "////",
+                 "linewidth": 0.8},
+        NEVER: {"facecolor": "none", "edgecolor": look.soft, "linestyle": ":", "linewidth": 0.8},
+    }[kind]  # fmt: skip
+
+
+def draw(axis: Any, case: Case, look: Look) -> None:
+    """The tiles, the edge of what is visible, and how many tiles each block visits."""
+    from matplotlib.patches import Rectangle
+
+    found = kinds(case)
+    blocks, tiles = case.shape
+    for (block, tile), kind in np.ndenumerate(found):
+        corner = (tile * case.block_n, block * case.block_m)
+        axis.add_patch(Rectangle(corner, case.block_n, case.block_m, **paint(kind, look)))
+        if kind == MASKED:  # the hatching has a colour of its own, the outline is as for others
+            axis.add_patch(
+                Rectangle(corner, case.block_n, case.block_m, fill=False, edgecolor=look.ink,
+                          linewidth=0.8)
+            )  # fmt: skip
+    width, height = tiles * case.block_n, blocks * case.block_m
+    edge(axis, case, look)
+    for block in range(blocks):
+        visited = int((found[block] != NEVER).sum())
+        axis.text(
+            1.02 * width, (block + 0.5) * case.block_m, f"{visited} of {tiles}", va="center",
+            fontsize=8.5, clip_on=False,
+        )  # fmt: skip
+    visits = int((found != NEVER).sum())
+    axis.set_title(f"{title(case)}\n{visits} of {found.size} tiles visited")
+    axis.set_xlim(-0.01 * width, 1.01 * width)
+    axis.set_ylim(1.01 * height, -0.01 * height)
+    axis.set_aspect("equal")
+    axis.set_xticks(range(0, width + 1, 128))
+    axis.set_yticks(range(0, height + 1, 128))
+    axis.set_xlabel("keys")
+    axis.set_ylabel("queries")
+    axis.spines[:].set_visible(False)
+
+
+def edge(axis: Any, case: Case, look: Look) -> None:
+    """The last key that each row sees, as a line; left of it all is visible."""
+    if case.causal:
+        rows = np.array([max(0, case.nq - case.nk), case.nq])
+        keys = rows + case.nk - case.nq
+    else:
+        rows, keys = np.array([0, case.nq]), np.array([case.nk] * 2)
+    axis.plot(keys, rows, color=look.ink, linewidth=2.4, solid_capstyle="butt")
+    if case.causal and case.nq > case.nk:
+        axis.text(
+            case.nk / 2, (case.nq - case.nk) / 2, "these rows see no key:\no = 0", ha="center",
+            va="center", fontsize=8.5, bbox=plain(look),
+        )  # fmt: skip

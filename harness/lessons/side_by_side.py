@@ -1,0 +1,170 @@
+"""Two rungs' code in two columns for a notebook, taken from their files, changed lines marked.
+
+A changed line is bold, and has '-' (it goes) or '+' (it comes) before it, so that it is seen
+without CSS and without colour. Below the columns stand the files and the start of their sha256: a
+notebook that shows an older rung is found by that (tests/test_notebooks.py).
+"""
+
+import ast
+import difflib
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import zip_longest
+from pathlib import Path
+
+from harness.lessons.html import Shown
+
+ROOT = Path(__file__).parents[2]
+WIDTH = 74  # columns of code before a line goes on below
+DIGITS = 12  # of a sha256, enough to tell versions apart
+COLOURS = {"-": "#ffe3e0", "+": "#ddf4e0"}  # of a changed line, where there is CSS
+CELL = 'align="left" valign="top" style="text-align:left;vertical-align:top"'
+PRE = 'style="text-align:left;white-space:pre;margin:0"'
+
+# the lines of both columns that belong together, None where one column has none; and whether they
+# are the same
+Pair = tuple[int | None, int | None, bool]
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines of a file: `first` is the number of the first of them, counted from 1."""
+
+    path: Path
+    title: str
+    first: int
+    lines: Sequence[str]
+
+
+def code(where: int | str, name: str = "") -> Code:
+    """A rung by number, or a file by its path in the project; whole, or its function `name`.
+
+    In Python `name` may be a class, or a method as 'Class.method'; in C++ it is how a function
+    begins, up to its parenthesis. Raises KeyError where there is no such rung or function, OSError
+    where there is no such file.
+    """
+    path = rung_file(where) if isinstance(where, int) else ROOT / where
+    text = path.read_text(encoding="utf-8")
+    title = f"rung {where}" if isinstance(where, int) else where
+    if not name:
+        return Code(path, title, 1, text.splitlines())
+    first, last = (extent if path.suffix == ".py" else braces)(text, name)
+    return Code(path, f"{title}: {name}", first, text.splitlines()[first - 1 : last])
+
+
+def rung_file(number: int) -> Path:
+    """The file of the built-in rung `number`; KeyError where there is none."""
+    for path in (ROOT / "stages").glob(f"s{number:02d}_*.py"):
+        return path
+    raise KeyError(f"no rung {number} in stages/")
+
+
+def extent(text: str, name: str) -> tuple[int, int]:
+    """The first and the last line of the function or class `name`, decorators counted."""
+    body: Sequence[ast.stmt] = ast.parse(text).body
+    for part in name.split("."):
+        found = [node for node in body if getattr(node, "name", None) == part]
+        if not found:
+            raise KeyError(f"no {name} in the file")
+        node = found[0]
+        body = getattr(node, "body", [])
+    first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
+    return first, node.end_lineno or node.lineno
+
+
+def braces(text: str, name: str) -> tuple[int, int]:
+    """The first and the last line of the C++ function that begins with `name`."""
+    lines = text.splitlines()
+    for first, line in enumerate(lines):
+        if f"{name}(" in line and line.endswith("{"):
+            closing = line[: len(line) - len(line.lstrip())] + "}"
+            return first + 1, lines.index(closing, first) + 1
+    raise KeyError(f"no {name} in the file")
+
+
+def fingerprint(path: Path) -> str:
+    """The file's place in the project and its digest, as an output cites it."""
+    data = path.read_bytes().replace(b"\r\n", b"\n")  # as a checkout on Windows may have it
+    place = path.relative_to(ROOT).as_posix()
+    return f"{place}, sha256 {hashlib.sha256(data).hexdigest()[:DIGITS]}"
+
+
+def side_by_side(left: Code | int, right: Code | int, context: int | None = 3) -> Shown:
+    """Both in two columns, each changed line with `context` lines around it; None: all lines."""
+    old, new = (code(x) if isinstance(x, int) else x for x in (left, right))
+    heads = "".join(f"<th {CELL}>{escape(x.title)}</th>" for x in (old, new))
+    rows = [f"<tr>{heads}</tr>"]
+    for group in groups(old, new, context):
+        cells = (f"<td {CELL}><pre {PRE}>{x}</pre></td>" for x in columns(old, new, group))
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    files = dict.fromkeys(fingerprint(x.path) for x in (old, new))
+    note = f"- goes, + comes. {'; '.join(files)}."
+    html = f"<table>{''.join(rows)}</table>\n<p><small>{escape(note)}</small></p>"
+    return Shown(html, f"{unified(old, new, context)}\n{note}")
+
+
+def groups(old: Code, new: Code, context: int | None) -> Iterator[list[Pair]]:
+    """The stretches worth showing, each as pairs of indices into both files' lines."""
+    matcher = difflib.SequenceMatcher(None, old.lines, new.lines, autojunk=False)
+    around = max(len(old.lines), len(new.lines)) if context is None else context
+    for opcodes in matcher.get_grouped_opcodes(around):
+        yield [
+            (i, j, tag == "equal")
+            for tag, i1, i2, j1, j2 in opcodes
+            for i, j in zip_longest(range(i1, i2), range(j1, j2))
+        ]
+
+
+def changed(old: Code, new: Code) -> tuple[list[str], list[str]]:
+    """The lines that go and the lines that come."""
+    pairs = [pair for group in groups(old, new, 0) for pair in group if not pair[2]]
+    return (
+        [old.lines[i] for i, _, _ in pairs if i is not None],
+        [new.lines[j] for _, j, _ in pairs if j is not None],
+    )
+
+
+def columns(old: Code, new: Code, group: Sequence[Pair]) -> tuple[str, str]:
+    """Both columns of a stretch as HTML, padded so that what belongs together is at one height."""
+    left: list[str] = []
+    right: list[str] = []
+    for i, j, same in group:
+        one = [] if i is None else marked(old, i, " " if same else "-")
+        two = [] if j is None else marked(new, j, " " if same else "+")
+        height = max(len(one), len(two))
+        left += one + [""] * (height - len(one))
+        right += two + [""] * (height - len(two))
+    return "\n".join(left), "\n".join(right)
+
+
+def marked(of: Code, index: int, mark: str) -> list[str]:
+    """One line of code, on as many lines as it takes, with its number and its mark."""
+    first, *others = folded(of.lines[index])
+    lines = [f"{of.first + index:>4} {mark} {first}"]
+    lines += [f"{'':>4} {mark} {other}" for other in others]
+    if mark == " ":
+        return [escape(line, quote=False).rstrip() for line in lines]
+    style = f'style="background:{COLOURS[mark]};color:#1a1a1a"'
+    return [f"<b {style}>{escape(line, quote=False).rstrip()}</b>" for line in lines]
+
+
+def folded(line: str) -> list[str]:
+    """A line as pieces of WIDTH columns at most, broken before a comment, or else at a blank."""
+    indent = " " * (len(line) - len(line.lstrip()) + 8)
+    pieces = []
+    while len(line) > WIDTH:
+        comment, blank = (line.rfind(x, len(indent) + 1, WIDTH + 1) for x in ("  # ", " "))
+        at = next((x for x in (comment, blank) if x > 0), WIDTH)
+        pieces.append(line[:at])
+        line = indent + line[at:].lstrip()
+    return [*pieces, line]
+
+
+def unified(old: Code, new: Code, context: int | None) -> str:
+    """The same as a unified diff, for a viewer that shows no HTML."""
+    around = max(len(old.lines), len(new.lines)) if context is None else context
+    return "\n".join(
+        difflib.unified_diff(old.lines, new.lines, old.title, new.title, n=around, lineterm="")
+    )

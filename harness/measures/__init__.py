@@ -1,0 +1,1 @@
+"""One measurement each: time, memory, accuracy."""

@@ -1,0 +1,1 @@
+"""`ladder model`: a real model with a stage as its attention."""

@@ -1,0 +1,1 @@
+"""What every stage is asked: problems, their inputs, what a call is, what it costs."""

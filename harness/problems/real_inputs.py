@@ -1,0 +1,74 @@
+"""Real input: q, k, v that a transformer computed on real text, read from data/real_inputs.npz.
+
+Two layers of all-MiniLM-L6-v2 on 512 tokens, 12 heads of d = 32; data/README.md says how they were
+captured and under which licences. Numpy only: neither torch nor transformers is needed here.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+D = 32
+MAX_N = 512
+HEADS = 12
+LAYERS = 2
+
+# beside this module, so that an installed wheel finds it as a checkout does
+FIXTURE = Path(__file__).parents[1] / "data" / "real_inputs.npz"
+
+
+class Head(NamedTuple):
+    """Where a head sat in the model, and its largest |q.k| * d**-0.5 over all 512 tokens."""
+
+    layer: int
+    head: int
+    sharpness: float
+
+
+def heads() -> list[list[Head]]:
+    """LAYERS lists of HEADS heads, in the order in which `load` hands them out."""
+    with np.load(FIXTURE) as fixture:
+        layers, sharpness = fixture["layers"], fixture["sharpness"]
+    return [
+        [Head(int(layer), int(i), float(row[i])) for i in order]
+        for layer, row, order in zip(layers, sharpness, _sharpest_first(sharpness))
+    ]
+
+
+def load(b: int, h: int, nq: int, nk: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The first `b` layers, `h` heads, `nq` queries and `nk` keys of the capture.
+
+    Returns q (b, h, nq, 32), k and v (b, h, nk, 32): float32, contiguous, the caller's own. Batch
+    index is layer, sharpest first; heads go by sharpness within their layer, sharpest first.
+    A shorter N is a slice of the 512-token run: real activations, though not those that the model
+    would have computed on the shorter text alone.
+
+    Raises ValueError, naming the option, when more (or less than 1) is asked for.
+    """
+    limits = (
+        ("--b", b, LAYERS, "layers"),
+        ("--h", h, HEADS, "heads"),
+        ("--n", nk, MAX_N, "tokens"),
+        ("--nq", nq, MAX_N, "tokens"),
+    )
+    for option, got, most, unit in limits:
+        if got > most:
+            raise ValueError(f"{option}: got {got}, real inputs have at most {most} {unit}")
+        if got < 1:
+            raise ValueError(f"{option}: got {got}, expected 1 to {most} {unit} of real inputs")
+
+    with np.load(FIXTURE) as fixture:
+        q, k, v = fixture["q"], fixture["k"], fixture["v"]  # (LAYERS, HEADS, MAX_N, D), float16
+        order = _sharpest_first(fixture["sharpness"])[:b, :h]  # (b, h)
+    layer = np.arange(b)[:, None]  # (b, 1)
+
+    def pick(x: np.ndarray, n: int) -> np.ndarray:
+        return np.ascontiguousarray(x[layer, order, :n], dtype=np.float32)  # (b, h, n, D)
+
+    return pick(q, nq), pick(k, nk), pick(v, nk)
+
+
+def _sharpest_first(sharpness: np.ndarray) -> np.ndarray:
+    """(LAYERS, HEADS) sharpness -> (LAYERS, HEADS) head indices; ties keep the model's order."""
+    return np.argsort(-sharpness, axis=1, kind="stable")

@@ -1,0 +1,1 @@
+"""What is kept of a measurement: the schema, the JSONL file, the machine."""

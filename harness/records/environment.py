@@ -1,0 +1,114 @@
+"""The env line of a run: what machine and software it was measured on. No host, user or path."""
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from harness.records.results import SCHEMA_VERSION
+
+ROOT = Path(__file__).parents[2]
+
+
+def version(package: str) -> str | None:
+    """The installed version of `package`, None where it isn't installed. Imports nothing."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def cpu_model() -> str:
+    """The processor's name, as the system tells it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory_bytes() -> int | None:
+    """The machine's memory in bytes, None where it can't be told."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def commit() -> str | None:
+    """The checkout's git commit, with '-dirty' where tracked files differ; None without git."""
+    if not (ROOT / ".git").exists():
+        return None
+    try:
+        head = git("rev-parse", "HEAD")
+        return head + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def sources_digest() -> str:
+    """A digest of the rungs' and the harness's code, so that a tree without git is told apart."""
+    digest = hashlib.sha256()
+    for folder, pattern in (("stages", "*.py"), ("harness", "**/*.py"), ("csrc", "*.?pp")):
+        for path in sorted((ROOT / folder).glob(pattern)):
+            digest.update(path.relative_to(ROOT).as_posix().encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def gpu() -> tuple[str, str] | None:
+    """The first GPU's name and its driver's version, by nvidia-smi; None where there is none."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        name, driver = out.splitlines()[0].split(", ")
+    except (OSError, subprocess.CalledProcessError, ValueError, IndexError):
+        return None
+    return name, driver
+
+
+def make_env(
+    device: str, plan: list[dict[str, Any]], rungs: list[dict[str, Any]], arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """The env record of a run on `device` of the cells in `plan`."""
+    card = gpu()
+    return {
+        "kind": "env",
+        "schema": SCHEMA_VERSION,
+        "plan": plan,
+        "rungs": rungs,
+        "arguments": arguments,
+        "device": device,
+        "device_name": card[0] if card and device == "cuda" else cpu_model(),
+        "cpu": cpu_model(),
+        "cores": cores(),
+        "memory_bytes": memory_bytes(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "triton": version("triton"),
+        "numpy": version("numpy"),
+        "driver": card[1] if card else None,
+        "system": f"{sys.platform} {platform.machine()}",
+        "commit": commit(),
+        "sources": sources_digest(),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }

@@ -1,0 +1,1 @@
+"""What `ladder readme` writes: the generated parts of README and docs."""

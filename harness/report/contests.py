@@ -1,0 +1,238 @@
+"""The generated parts of README and docs that come from `ladder bench`, `ladder train` and tools.
+
+As in harness/report/pages.py, every figure is a committed record's; what the sources claim stands beside.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.isolation.child import show_bytes
+from harness.records.results import read
+from harness.report.text import GPU, find, machine, rows
+from harness.views import cell_tables, contest_plots, contests, training
+
+Record = Mapping[str, Any]
+
+SIZES = (1024, 4096, 16384)
+CONTESTANTS = {"sdpa_flash": "SDPA flash", "sdpa_cudnn": "cuDNN", "flex_attention": "FlexAttention"}
+AGAINST = ("sdpa_flash", "flex_attention")
+MASKS = {False: "none", True: "causal"}
+
+
+def rate(cell: Record | None) -> str:
+    """TFLOP/s, or why there are none."""
+    if cell is None:
+        return "-"
+    return f"{cell['tflops']:.0f}" if cell["tflops"] is not None else str(cell["status"])
+
+
+def ratio(cell: Record, peer: str) -> str:
+    """How many times faster a contestant is than a peer, from times taken in turns."""
+    found = cell["speedup"].get(peer)
+    return f"{found:.2f}x" if found is not None else "-"
+
+
+def race(name: str, direction: str, stage: int, sizes: Sequence[int]) -> str:
+    """TFLOP/s of stage 3, one of our rungs and the peers, by d, mask and N; ratios to the peers."""
+    env, cells = read(GPU / f"{name}.jsonl", "bench")
+    body = []
+    for d in (64, 128):
+        for causal, mask in MASKS.items():
+            for n in sizes:
+                at = {"direction": direction, "d": d, "causal": causal, "nk": n}
+                ours = find(cells, stage=stage, **at)
+                body.append([
+                    f"d = {d}, {mask}, N = {n}", rate(find(cells, stage=3, **at)),
+                    f"**{rate(ours)}**",
+                    *(rate(find(cells, name=peer, **at)) for peer in CONTESTANTS),
+                    *(ratio(ours, peer) for peer in AGAINST),
+                ])  # fmt: skip
+    header = ["mask and size", "#3", f"#{stage}", *CONTESTANTS.values()]
+    header += [f"#{stage} over flash", "over Flex"]
+    note = "TFLOP/s, the masked part not counted; fp16, B N = 16384, H d = 2048; paired."
+    return f"{rows(header, body)}\n\n{note} {machine(env)}"
+
+
+def forward() -> str:
+    """Rung 6 against the vendor's kernels."""
+    return race("bench-004", "fwd", 6, SIZES)
+
+
+def gradients() -> str:
+    """The gradient family: every rung that goes backward, on one small problem."""
+    env, cells = read(GPU / "gradients.jsonl")
+    chosen = [cell for cell in cells if cell["nk"] == 64]
+    return f"{cell_tables.markdown(env, chosen)}\n\n{machine(env)}"
+
+
+def training() -> str:
+    """Rung 7, forward and backward, against the vendor's kernels."""
+    return race("bench-train", "train", 7, (4096, 16384))
+
+
+def training_memory() -> str:
+    """Peak memory of a training step, rung 7's beside the others'."""
+    env, cells = read(GPU / "bench-train.jsonl", "bench")
+    body = []
+    for d in (64, 128):
+        for n in (4096, 16384):
+            at = {"direction": "train", "d": d, "causal": False, "nk": n}
+            peaks = {f"#{s}": find(cells, stage=s, **at)["peak_bytes"] for s in (3, 7)}
+            for peer, title in CONTESTANTS.items():
+                peaks[title] = find(cells, name=peer, **at)["peak_bytes"]
+            shown = [show_bytes(peak) if peak is not None else "-" for peak in peaks.values()]
+            against = f"{peaks['#7'] / peaks['SDPA flash']:.2f}x"
+            body.append([f"d = {d}, N = {n}", *shown, against])
+    header = ["size", *peaks, "#7 / SDPA flash"]
+    note = "Above q, k, v and dO; the output, its gradients and all in between."
+    return f"{rows(header, body)}\n\n{note} {machine(env)}"
+
+
+def skipping() -> str:
+    """What the causal mask saves: tiles never visited, and time."""
+    env, cells = read(GPU / "bench-004.jsonl", "bench")
+    body = []
+    for d in (64, 128):
+        for n in SIZES:
+            full, half = (
+                find(cells, stage=6, d=d, nk=n, causal=causal) for causal in (False, True)
+            )
+            body.append([
+                f"d = {d}, N = {n}", f"{100 * half['skip_ratio']:.0f}%",
+                f"{cell_tables.significant(full['time_ms'])} ms",
+                f"{cell_tables.significant(half['time_ms'])} ms",
+                f"{full['time_ms'] / half['time_ms']:.2f}x",
+            ])  # fmt: skip
+    header = ["size", "tiles never visited", "no mask", "causal", "faster"]
+    note = "Two contests: the ratio is of medians taken one after the other."
+    return f"{rows(header, body)}\n\n{note} {machine(env)}"
+
+
+def variants() -> str:
+    """Rung 6 written in other ways, paired with itself as shipped."""
+    env, cells = read(GPU / "variants.jsonl", "bench")
+    names = cell_tables.titles(env)
+    others = sorted({(cell["stage"], cell["name"]) for cell in cells if cell["stage"] != 6})
+    body = []
+    for d in (64, 128):
+        for causal, mask in MASKS.items():
+            at = {"d": d, "causal": causal}
+            for n in sorted({cell["nk"] for cell in cells}):
+                ours = find(cells, stage=6, nk=n, **at)["time_ms"]
+                times = [find(cells, name=name, nk=n, **at)["time_ms"] for _, name in others]
+                body.append([
+                    f"d = {d}, {mask}, N = {n}", f"{cell_tables.significant(ours)} ms",
+                    *(f"{time / ours:.2f}x" for time in times),
+                ])  # fmt: skip
+    header = ["mask and size", "as shipped", *(names[other] for other in others)]
+    note = "fp16; a variant's time over the shipped rung's: above 1.00x it is slower. Paired."
+    return f"{rows(header, body)}\n\n{note} {machine(env)}"
+
+
+def trios(cells: Sequence[Record], stage: int) -> list[contests.Trio]:
+    """Stage 3, that rung and SDPA's flash backend as `ladder bench` compares them, by d and mask.
+
+    Raises KeyError where one of them is missing, or was never timed, in a group.
+    """
+    mine = [c for c in cells if c["stage"] in (3, stage) or c["name"] == "sdpa_flash"]
+    found = contests.trios(mine)
+    for trio in found:
+        if None in (trio.three, trio.ours, trio.peer):
+            raise KeyError(f"not all three in {contests.group_title(trio.group)}")
+    return sorted(found, key=lambda trio: (trio.group[0]["d"], trio.group[0]["causal"]))
+
+
+def source_001(direction: str, stage: int) -> str:
+    """A table of source 001 at its shapes: time, memory, speed-up over SDPA's flash backend."""
+    env, cells = read(GPU / "bench-001-train.jsonl", "bench")
+    body = []
+    for trio in trios([cell for cell in cells if cell["direction"] == direction], stage):
+        mask = MASKS[trio.group[0]["causal"]]
+        times, peaks = trio.each(contests.show_time), trio.each(contests.show_peak)
+        lines = trio.rows(*times, trio.speedups(), *peaks)
+        body += [[f"{mask}, N = {n}", *figures] for n, *figures in lines]
+    header = ["mask and size", "#3, ms", f"#{stage}", "SDPA flash", f"#{stage} over flash"]
+    header += ["#3, peak", f"#{stage}", "SDPA flash"]
+    claims = contests.SOURCES["001-train"]
+    if direction == "fwd":  # its table has both
+        both = f"{contests.FORWARD_TIME}; {contests.FORWARD_MEMORY}"
+        claims = f"{contests.SOURCE_001} {both}."
+    note = f"{direction}, fp16, B = 2, H = 4, d = 64. {claims}"
+    return f"{rows(header, body)}\n\n{note} {machine(env)}"
+
+
+def train_split() -> str:
+    """Forward, backward and both of rung 7 at source 001's shapes, beside SDPA's."""
+    env, cells = read(GPU / "bench-001-train.jsonl", "bench")
+    unmasked = trios([cell for cell in cells if not cell["causal"]], 7)
+    (trio,) = (trio for trio in unmasked if trio.group[0]["direction"] == "train")
+    body = trio.rows(*trio.split(trio.ours), *trio.split(trio.peer))
+    header = ["N", "#7: forward", "backward", "both", "SDPA flash: forward", "backward", "both"]
+    return f"{rows(header, body)}\n\nms, no mask, fp16, B = 2, H = 4, d = 64. {machine(env)}"
+
+
+def source_004() -> str:
+    """Rung 6's share of the matrix rate, and its rate beside stage 3's and SDPA's."""
+    env, cells = read(GPU / "bench-004.jsonl", "bench")
+    _, ceilings = read(GPU / "ceilings.jsonl", "ceiling")
+    roof = find(ceilings, what="matmul", dtype="float16")["value"]
+    header, columns = ["N"], []
+    for trio in trios(cells, 6):
+        header.append(f"d = {trio.group[0]['d']}" + ", causal" * trio.group[0]["causal"])
+        figures = zip(*trio.each(rate), trio.shares(ceilings), strict=True)
+        columns.append(
+            [f"{three} / {ours} ({share}) / {peer}" for three, ours, peer, share in figures]
+        )
+    note = f"TFLOP/s: #3 / #6 (its share of the {roof:.0f} that the card reached) / SDPA flash; "
+    note += "fp16, B N = 16384, H d = 2048."
+    return f"{rows(header, trio.rows(*columns))}\n\n{note} {machine(env)}"
+
+
+def curves() -> str:
+    """The training curves, judged."""
+    env, records = read(GPU / "train.jsonl", "train")
+    return f"{training.markdown(env, records)}\n\n{machine(env)}"
+
+
+# a plot of `ladder bench` -> its name among the pictures of docs
+BENCH_PREFIX = {
+    "tflops": "tflops", "latency": "001-latency", "memory": "001-memory",
+    "speedup": "001-speedup", "breakdown": "001-breakdown",
+}  # fmt: skip
+
+
+def draw(folder: Path) -> list[Path]:
+    """The pictures of source 004's figure and of the training curves, into `folder`."""
+    env, records = read(GPU / "bench-004.jsonl", "bench")
+    _, ceilings = read(GPU / "ceilings.jsonl", "ceiling")
+    written: list[Path] = []
+    shown = [r for r in records if r["name"] in ("torch_three_gemm", "triton_flash2", "sdpa_flash")]
+    halves_env, halves = read(GPU / "bench-001-train.jsonl", "bench")
+    names = ("torch_three_gemm", "triton_flash2", "triton_training", "sdpa_flash", "sdpa_cudnn")
+    halves = [r for r in halves if r["name"] in names]
+    with tempfile.TemporaryDirectory() as drafts:
+        for of, records, wanted in (
+            (env, shown, ("tflops",)),
+            (halves_env, halves, ("latency", "memory", "speedup", "breakdown")),
+        ):
+            contest_plots.plot(of, records, Path(drafts), ceilings)
+            for name in wanted:
+                written.append(folder / f"{BENCH_PREFIX[name]}.png")
+                shutil.copy(Path(drafts) / f"{name}.png", written[-1])
+    train_env, curves_records = read(GPU / "train.jsonl", "train")
+    training.plot(train_env, curves_records, folder / "loss.png")
+    return [*written, folder / "loss.png"]
+
+
+def sanitizer() -> str:
+    """What compute-sanitizer said."""
+    env, records = read(GPU / "sanitizer.jsonl", "sanitizer")
+    body = [
+        [record["tool"], len(record["ran"]), f"{record['errors']}", record["summary"]]
+        for record in records
+    ]
+    header = ["tool", "rungs x d x dtypes run", "errors", "its summary"]
+    return f"{rows(header, body)}\n\n{records[0]['version']}. {machine(env)}"

@@ -1,0 +1,58 @@
+"""What the generated parts of README and docs are made with: records found, Markdown tables."""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+GPU = RESULTS / "h200"
+
+Record = Mapping[str, Any]
+
+
+def rows(header: Sequence[str], body: Iterable[Sequence[object]]) -> str:
+    """A Markdown table, its first column to the left and the others to the right."""
+    lines = [f"| {' | '.join(header)} |", f"|---|{'---:|' * (len(header) - 1)}"]
+    lines += [f"| {' | '.join(str(cell) for cell in row)} |" for row in body]
+    return "\n".join(lines)
+
+
+def find(cells: Sequence[Record], **fields: object) -> Record:
+    """The one record with those fields. Raises KeyError where there is none, or more."""
+    found = [c for c in cells if all(c[name] == value for name, value in fields.items())]
+    if len(found) != 1:
+        raise KeyError(f"{len(found)} records with {fields}")
+    return found[0]
+
+
+def there(cells: Sequence[Record]) -> list[tuple[int, str]]:
+    """The rungs that have cells, lowest first."""
+    return sorted({(cell["stage"], cell["name"]) for cell in cells})
+
+
+def edited_since(env: Record) -> list[int]:
+    """The built-in rungs in a file of records whose own files are no longer those measured."""
+    edited = []
+    planned = {cell["stage"] for cell in env["plan"]}  # a suite may measure some of the rungs
+    for rung in env["rungs"]:
+        if planned and rung["stage"] not in planned:
+            continue
+        path = ROOT / "stages" / f"s{rung['stage']:02d}_{rung['name']}.py"
+        known = rung.get("sha256")  # a trainer's contestant has none
+        if known and path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() != known:
+            edited.append(rung["stage"])
+    return sorted(edited)
+
+
+def machine(env: Record) -> str:
+    """Where a file was measured, in a line, and which rungs have been edited since."""
+    where = env["device_name"]
+    if env["device"] == "cpu":
+        where += f", {env['cores']} cores"
+    versions = [f"torch {env['torch']}"] + [f"Triton {env['triton']}"] * bool(env["triton"])
+    said = f"Measured on: {where}; {', '.join(versions)}; {env['date'][:10]}"
+    if edited := edited_since(env):
+        said += f"; rung{'s' * (len(edited) > 1)} {', '.join(map(str, edited))} edited since"
+    return f"{said}."

@@ -1,0 +1,247 @@
+"""What a machine can do at the best, measured: matrix products and copies, no attention.
+
+The matrix rate is 2 n^3 FLOPs over the time of one product of two n x n matrices by torch; the
+bandwidth is the bytes read and written over the time of one copy too large for the caches. Inputs
+are randn (a GPU runs zeros faster), the figure is the median of harness/measures/timing.py's samples after a
+warm-up, and each ceiling has a process of its own. On a CPU they are taken with one thread, as
+rungs are timed, and with all.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from harness.records import environment
+from harness.problems.problem import ITEMSIZE
+from harness.isolation.child import START_LIMIT, Child, ChildFailed, hear, say, show_bytes
+from harness.views.cell_tables import significant
+
+Record = dict[str, Any]
+
+GPU_SIDE, CPU_SIDE = 8192, 2048  # of the square matrices
+GPU_DTYPES = (
+    ("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "ieee"), ("float32", "tf32"),
+)  # fmt: skip
+CPU_DTYPES = (("float32", "ieee"), ("float64", "float64"))
+GPU_COPY = 4 << 30  # bytes read, and as many written
+CACHES = 4  # a copy on a CPU reads so many times the last-level cache
+LEAST_CPU_COPY = 256 << 20  # bytes read, where the caches are small
+USUAL_CACHE = 32 << 20  # bytes, where the system doesn't tell
+WARM_UP_CALLS = 3
+SECONDS = 1.0  # of sampling a ceiling, and more where it's slow:
+LEAST_SAMPLES = 5
+LIMIT = 300.0  # seconds that a ceiling may take: a slow core needs some for a product in float64
+CPU_CACHES = Path("/sys/devices/system/cpu")
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """One ceiling to be measured.
+
+    `what` 'matmul': two matrices of `size` x `size` in `dtype`, float32 as `precision` says;
+    'copy': `size` bytes, half of them read and half written. `threads` of the CPU, None on a GPU.
+    """
+
+    what: str
+    device: str
+    size: int
+    dtype: str | None = None
+    precision: str | None = None
+    threads: int | None = None
+
+    @property
+    def work(self) -> int:
+        """FLOPs of a product, a multiply and an add being two; bytes read and written of a copy."""
+        return 2 * self.size**3 if self.what == "matmul" else self.size
+
+    @property
+    def title(self) -> str:
+        """What it is, in a line."""
+        if self.what == "copy":
+            text = f"copy, {show_bytes(self.size / 2)}"
+        else:
+            tf32 = " tf32" if self.precision == "tf32" else ""
+            text = f"{self.dtype}{tf32} product, {self.size}^3"
+        if self.threads is None:
+            return text
+        return f"{text}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+
+    def record(self, time_ms: float, time_iqr_ms: float | None, samples: int) -> Record:
+        """Its record (harness/records/results.py: CEILING), in 10^12 FLOPs or bytes a second."""
+        return {
+            "kind": "ceiling",
+            **asdict(self),
+            "value": self.work / (1e9 * time_ms),
+            "unit": "TFLOP/s" if self.what == "matmul" else "TB/s",
+            "time_ms": time_ms,
+            "time_iqr_ms": time_iqr_ms,
+            "samples": samples,
+        }
+
+
+def plan(device: str) -> list[Ceiling]:
+    """The ceilings of a machine's GPU ('cuda') or CPU ('cpu')."""
+    if device == "cuda":
+        copy = Ceiling("copy", device, 2 * GPU_COPY)
+        products = [Ceiling("matmul", device, GPU_SIDE, *dtype) for dtype in GPU_DTYPES]
+        return [*products, copy]
+    copied = max(LEAST_CPU_COPY, CACHES * (last_level_cache() or USUAL_CACHE))
+    copied = min(copied, (environment.memory_bytes() or 8 * copied) // 8)
+    ceilings = []
+    for threads in sorted({1, environment.cores()}):
+        ceilings += [
+            Ceiling("matmul", device, CPU_SIDE, dtype, precision, threads)
+            for dtype, precision in CPU_DTYPES
+        ]
+        ceilings.append(Ceiling("copy", device, 2 * copied, threads=threads))
+    return ceilings
+
+
+def last_level_cache(folder: Path = CPU_CACHES) -> int | None:
+    """The bytes of all last-level caches together, as Linux tells; None where it doesn't."""
+    caches: dict[tuple[int, str], int] = {}  # (level, the CPUs that share it) -> bytes
+    for cache in folder.glob("cpu[0-9]*/cache/index[0-9]*"):
+        try:
+            level, shared, size = (
+                (cache / name).read_text().strip() for name in ("level", "shared_cpu_list", "size")
+            )
+            caches[int(level), shared] = int(size.removesuffix("K")) << 10
+        except (OSError, ValueError):
+            continue
+    last = max((level for level, _ in caches), default=None)
+    return sum(size for (level, _), size in caches.items() if level == last) or None
+
+
+def why_no_gpu() -> str | None:
+    """Why nothing can be measured on a GPU here, or None; asked in a child, as torch must be."""
+    with (
+        tempfile.TemporaryDirectory(prefix="ladder-") as folder,
+        Child(look, log=Path(folder) / "log") as child,
+    ):
+        message = child.receive(START_LIMIT, f"took more than {START_LIMIT:g} s to look")
+        return str(message["reason"]) or None
+
+
+def look(connection: Connection) -> None:
+    """In a child: say 'gpu' with the reason why there is none, empty where there is one."""
+    from stages.machine import why_no_gpu
+
+    say(connection, "gpu", reason=why_no_gpu() or "")
+
+
+def measure(ceilings: Sequence[Ceiling], seconds: float = SECONDS) -> Iterator[Record | str]:
+    """The record of each ceiling, or the reason why there is none, one after the other."""
+    with tempfile.TemporaryDirectory(prefix="ladder-") as folder:
+        for ceiling in ceilings:
+            try:
+                child = Child(gauge, asdict(ceiling), seconds, log=Path(folder) / "log")
+                with child:
+                    late = f"took more than {START_LIMIT:g} s to start"
+                    start = child.receive(START_LIMIT, late)
+                    child.send({"event": "start"})
+                    late = f"took more than {LIMIT:g} s"
+                    message = child.receive(LIMIT, late) if start["event"] == "ready" else start
+            except ChildFailed as error:
+                yield error.reason
+                continue
+            if message["event"] != "done":
+                yield str(message["reason"])
+                continue
+            yield ceiling.record(message["time_ms"], message["time_iqr_ms"], message["samples"])
+
+
+def gauge(connection: Connection, fields: Record, seconds: float) -> None:
+    """In a child: measure one ceiling. Says 'ready', then 'done' with its timing; or 'failed'."""
+    ceiling = Ceiling(**fields)
+    try:
+        from harness.measures.timing import time_call, time_once
+
+        call = prepare(ceiling)
+        say(connection, "ready")
+        hear(connection)
+        for _ in range(WARM_UP_CALLS):
+            _, once_ms = time_once(call, ceiling.device)
+        seconds = max(seconds, 1e-3 * LEAST_SAMPLES * once_ms)
+        timing = time_call(call, ceiling.device, seconds)
+    except BaseException as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        say(connection, "failed", reason=text)
+        return
+    say(
+        connection, "done",
+        time_ms=timing.median_ms, time_iqr_ms=timing.iqr_ms, samples=len(timing.samples_ms),
+    )  # fmt: skip
+
+
+def prepare(ceiling: Ceiling) -> Callable[[], object]:
+    """Make a ceiling's inputs, randn; returns the call to be timed, which allocates nothing."""
+    import torch
+
+    from harness.measures.accuracy import set_precision
+
+    if ceiling.what == "matmul":
+        if ceiling.device == "cuda" and ceiling.dtype == "float32":
+            set_precision(str(ceiling.precision))
+        dtype = getattr(torch, str(ceiling.dtype))
+        shape = (ceiling.size, ceiling.size)
+        a, b = (torch.randn(shape, dtype=dtype, device=ceiling.device) for _ in range(2))
+        product = torch.empty_like(a)
+
+        def work() -> object:
+            return torch.mm(a, b, out=product)
+
+    else:
+        elements = ceiling.size // 2 // ITEMSIZE["float32"]
+        source = torch.randn(elements, dtype=torch.float32, device=ceiling.device)
+        target = torch.empty_like(source)
+
+        def work() -> object:
+            return target.copy_(source)
+
+    threads = ceiling.threads
+    if threads is None:
+        return work
+
+    def call() -> object:
+        torch.set_num_threads(threads)  # each time: torch's Timer sets one thread around its calls
+        return work()
+
+    return call
+
+
+def show(env: Record, records: Sequence[Record], console: Console) -> None:
+    """Print the ceilings of a machine as a small table."""
+    console.print(f"{env['device_name']}, torch {env['torch']}", highlight=False, markup=False)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="underline")
+    for header in ("ceiling", "rate", "time of a call", "IQR", "samples"):
+        table.add_column(header, justify="left" if header == "ceiling" else "right", no_wrap=True)
+    for record in records:
+        iqr = record["time_iqr_ms"]
+        table.add_row(
+            of_record(record).title,
+            show_rate(record["value"], record["unit"]),
+            f"{record['time_ms']:.3g} ms",
+            f"{iqr:.2g} ms" if iqr is not None else "-",
+            str(record["samples"]),
+        )
+    console.print(table)
+
+
+def of_record(record: Record) -> Ceiling:
+    """The ceiling that a record is of."""
+    return Ceiling(**{name: record[name] for name in Ceiling.__dataclass_fields__})
+
+
+def show_rate(value: float, unit: str) -> str:
+    """A rate in 10^12 a second for people, three digits: 790 TFLOP/s, 12.3 GB/s, 1.5 MFLOP/s."""
+    for prefix in ("T", "G", "M", "k"):
+        if value >= 0.9995 or prefix == "k":
+            break
+        value *= 1e3
+    return f"{significant(value)} {prefix}{unit.removeprefix('T')}"

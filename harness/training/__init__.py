@@ -1,0 +1,1 @@
+"""`ladder train`: a small GPT learns with a stage as its attention."""

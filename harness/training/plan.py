@@ -1,0 +1,123 @@
+"""What `ladder train` asks of every contestant: the model's shape, the text's windows, the seeds.
+
+No torch in here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.isolation.roster import Rung
+from harness.problems.problem import Problem
+from harness.runs.runner import Record
+
+DTYPES = ("bfloat16", "float32")
+DEFAULT_DTYPES = {"cpu": "float32", "cuda": "bfloat16"}
+DEFAULT_SIZES = {"cpu": "tiny", "cuda": "small"}
+DEFAULT_STEPS = {"cpu": 300, "cuda": 500}
+INTERPRETED_STEPS = 3  # where a contestant's kernels are interpreted: each takes seconds
+DEFAULT_SEEDS = {"cpu": 1, "cuda": 3}
+
+# SDPA's backends (torch.nn.attention.SDPBackend) as contestants: number, name, title, backend
+FLASH = (100, "sdpa_flash", "SDPA, flash", "FLASH_ATTENTION")
+CUDNN = (101, "sdpa_cudnn", "SDPA, cuDNN", "CUDNN_ATTENTION")
+EFFICIENT = (102, "sdpa_efficient", "SDPA, efficient", "EFFICIENT_ATTENTION")
+MATH = (104, "sdpa_math", "SDPA, math", "MATH")
+BACKENDS = {"cpu": (FLASH, MATH), "cuda": (FLASH, CUDNN, EFFICIENT, MATH)}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a model and of its batches: `layers` of `heads` heads, `head_dim` each, so that
+    D = heads * head_dim; `batch` windows of `block` characters a step, at the peak rate `lr`."""
+
+    layers: int
+    heads: int
+    head_dim: int
+    block: int
+    batch: int
+    lr: float
+
+    @property
+    def width(self) -> int:
+        """D, the width of the residual stream."""
+        return self.heads * self.head_dim
+
+
+SHAPES = {
+    # for a GPU: 3.3 M parameters, 8192 characters a step
+    "small": Shape(layers=4, heads=4, head_dim=64, block=256, batch=32, lr=5e-4),
+    # for a CPU: a step takes milliseconds with rung 3, and no more than seconds interpreted
+    "tiny": Shape(layers=2, heads=2, head_dim=32, block=64, batch=8, lr=1e-3),
+}
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A rung, from its file, or one of SDPA's backends."""
+
+    stage: int
+    name: str
+    mode: str
+    declared: Record  # what the env line keeps of it
+    path: Path | None = None
+    backend: str | None = None
+    skip: str | None = None  # why it can't be trained with
+    by_rows: bool = False  # it takes no causal mask: asked row by row (train_worker.row_by_row)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every contestant is trained on, the same for all."""
+
+    size: str
+    steps: int
+    seeds: Sequence[int]
+    problem: Problem  # what each layer asks of an attention
+
+    def to_json(self, contestants: Sequence[Contestant]) -> list[Record]:
+        """The plan as the env line has it: a dict a contestant and seed."""
+        return [
+            {"stage": contestant.stage, "name": contestant.name, "seed": seed}
+            for contestant in contestants
+            for seed in self.seeds
+        ]
+
+
+def from_backends(device: str) -> list[Contestant]:
+    """SDPA's backends for `device`; which of them take the problem is told by their processes."""
+    return [
+        Contestant(
+            stage=number,
+            name=name,
+            mode="native",
+            declared={"stage": number, "name": name, "title": title},
+            backend=backend,
+        )
+        for number, name, title, backend in BACKENDS[device]
+    ]
+
+
+def from_rung(rung: Rung, problem: Problem) -> Contestant:
+    """A rung as a contestant, skipped where it can't train on this machine."""
+    by_rows = "causal" not in rung.options
+    return Contestant(
+        stage=rung.number,
+        name=rung.name,
+        mode=rung.modes[problem.device],
+        declared=rung.to_json(),
+        path=rung.path,
+        skip=rung.why_skip(replace(problem, causal=False) if by_rows else problem),
+        by_rows=by_rows,
+    )
+
+
+def make_problem(size: str, dtype: str, device: str) -> Problem:
+    """What a layer of the model of that size asks of its attention."""
+    shape = SHAPES[size]
+    return Problem(
+        inputs="normal", seed=0, b=shape.batch, h=shape.heads, hk=shape.heads, nq=shape.block,
+        nk=shape.block, d=shape.head_dim, dtype=dtype,
+        precision="ieee" if dtype == "float32" else dtype, causal=True, seqlens_k=None,
+        device=device, direction="train",
+    )  # fmt: skip

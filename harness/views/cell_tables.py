@@ -1,0 +1,318 @@
+"""Tables from records alone: one a problem, a row a rung."""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from harness.isolation.child import show_bytes
+from harness.isolation.roster import PEERS_FROM
+from harness.records.results import PROBLEM
+
+Record = Mapping[str, Any]
+
+FORMATS = ("rich", "markdown", "csv", "json")
+YARDSTICK = 3
+WIDTH = 100
+SHORTEST_TITLE, LONGEST_TITLE = 12, 24  # columns of a rung's title
+SMALL_PEAK = 1 << 20  # bytes below which a process's resident set tells nothing
+
+LEGEND = (
+    "ok: exact by the float64 rule. wrong: misses it. wrong-by-design: declared inexact above its "
+    "N. skipped, crashed, timeout, out-of-memory: no figure. interpreted: Triton without a GPU, "
+    "no speed, never compared. ~: ratio of unpaired medians, a process a cell (without ~: paired, "
+    "one process, in turns); errors are against "
+    "stage 3."
+)
+
+# what else is to be known of a table that is no forward pass's
+LEGENDS = {
+    "fwd": "",
+    "bwd": " bwd: dq, dk, dv from dO, the forward pass done before; its peak is above what that "
+    "pass holds, its errors are the largest among the three.",
+    "train": " train: a call is o, then dq, dk, dv from dO; errors are the largest among the four.",
+}
+
+HEADERS = ("#", "rung", "time", "vs before", "vs #3", "peak", "max err", "rel err", "status")
+RUNG, TIME, REL_ERR = (HEADERS.index(header) for header in ("rung", "time", "rel err"))
+TIMES = {"fwd": "time", "bwd": "bwd time", "train": "train time"}
+
+
+def by_problem(cells: Sequence[Record]) -> list[list[Record]]:
+    """The cells grouped by problem in the order of their first coming, rungs by number within."""
+    groups: dict[str, list[Record]] = {}
+    for cell in cells:
+        groups.setdefault(json.dumps([cell[field] for field in PROBLEM]), []).append(cell)
+    return [
+        sorted(group, key=lambda cell: (cell["stage"], cell["name"])) for group in groups.values()
+    ]
+
+
+def problem_title(cell: Record) -> str:
+    """What a problem is, in a line; what is as usual isn't said."""
+    n = f"N = {cell['nk']}"
+    if cell["nq"] != cell["nk"]:
+        n = f"Nq = {cell['nq']}, Nk = {cell['nk']}"
+    parts = [n, f"d = {cell['d']}"]
+    if (cell["b"], cell["h"]) != (1, 1):
+        parts.append(f"b = {cell['b']}, h = {cell['h']}")
+    if cell["hk"] != cell["h"]:
+        parts.append(f"hk = {cell['hk']}")
+    parts.append(cell["dtype"])
+    if cell["precision"] == "tf32":
+        parts.append("tf32")
+    parts.append({"real": "real input"}.get(cell["inputs"], f"{cell['inputs']} input"))
+    if cell["causal"]:
+        parts.append("causal")
+    if cell["seqlens_k"] is not None:
+        parts.append("padded")
+    if cell["direction"] != "fwd":
+        parts.append(cell["direction"])
+    parts.append(cell["device"])
+    return ", ".join(parts)
+
+
+def comparable(cell: Record) -> bool:
+    """Whether a cell's time may stand in a ratio: right, and not interpreted."""
+    return cell["status"] == "ok" and cell["mode"] != "interpreted" and cell["time_ms"] is not None
+
+
+def ratios(group: Sequence[Record], cell: Record) -> tuple[float | None, float | None]:
+    """How many times faster `cell` is than the rung before it, and than stage 3.
+
+    The rung before is the next lower one of the ladder whose time may be compared. None where there
+    is nothing to compare.
+    """
+    if not comparable(cell):
+        return None, None
+    others = [
+        other
+        for other in group
+        if comparable(other) and other["paired"] == cell["paired"] and other is not cell
+    ]
+    lower = [other for other in others if other["stage"] < cell["stage"] < PEERS_FROM]
+    stage3 = [other for other in others if other["stage"] == YARDSTICK]
+    before = lower[-1]["time_ms"] / cell["time_ms"] if lower else None
+    return before, stage3[0]["time_ms"] / cell["time_ms"] if stage3 else None
+
+
+def rows_of(group: Sequence[Record]) -> list[Record]:
+    """The cells of a problem that have a row: one a rung, the unpaired one where there are both."""
+    rows = {(cell["stage"], cell["name"]): cell for cell in group if cell["paired"]}
+    rows |= {(cell["stage"], cell["name"]): cell for cell in group if not cell["paired"]}
+    return [rows[rung] for rung in sorted(rows)]
+
+
+def in_turns(group: Sequence[Record], cell: Record) -> Record | None:
+    """The paired cell of the same rung, where it was measured."""
+    for other in group:
+        same = (other["stage"], other["name"]) == (cell["stage"], cell["name"])
+        if same and other["paired"] and comparable(other):
+            return other
+    return None
+
+
+def show_time(ms: float | None) -> str:
+    """A time for people, three digits: 12.3 us, 4.56 ms, 1.23 s."""
+    if ms is None:
+        return "-"
+    for factor, unit in ((1e3, "us"), (1.0, "ms")):
+        if ms * factor < 999.5:
+            return f"{significant(ms * factor)} {unit}"
+    return f"{significant(ms / 1e3)} s"
+
+
+def significant(x: float, digits: int = 3) -> str:
+    """`x` with so many digits and no exponent: 1234, 12.3, 0.00123."""
+    text = f"{x:.{digits}g}"
+    return f"{float(text):.0f}" if "e+" in text else text
+
+
+def show_ratio(ratio: float | None, paired: bool) -> str:
+    """A ratio: of paired medians 12.3x, three digits; of unpaired ones ~12x, two."""
+    if ratio is None:
+        return "-"
+    return f"{significant(ratio)}x" if paired else f"~{significant(ratio, 2)}x"
+
+
+def show_peak(cell: Record) -> str:
+    """The peak; an honest '<1 MB' where the process's resident set can't tell more."""
+    peak = cell["peak_bytes"]
+    if peak is None:
+        return "-"
+    if cell["memory_meter"] == "process-rss" and peak < SMALL_PEAK:
+        return "<1 MB"
+    return show_bytes(peak)
+
+
+def show_error(error: float | None) -> str:
+    """An error, two digits; 0 is said as it is."""
+    return "-" if error is None else "0" if error == 0 else f"{error:.2g}"
+
+
+def titles(env: Record) -> dict[tuple[int, str], str]:
+    """(stage, name) -> title, as the run's env line keeps them."""
+    return {(rung["stage"], rung["name"]): rung["title"] for rung in env["rungs"]}
+
+
+def row(group: Sequence[Record], cell: Record, title: str) -> list[str]:
+    """The texts of one row, in the order of HEADERS."""
+    turn = in_turns(group, cell)
+    before, stage3 = ratios(group, turn or cell)
+    interpreted = cell["mode"] == "interpreted" and cell["time_ms"] is not None
+    return [
+        str(cell["stage"]),
+        title,
+        show_time(cell["time_ms"]),
+        "interpreted" if interpreted else show_ratio(before, turn is not None),
+        show_ratio(stage3, turn is not None),
+        show_peak(cell),
+        show_error(cell["err_stage3_max"]),
+        show_error(cell["err_stage3_rel"]),
+        cell["status"],
+    ]
+
+
+def headers(cell: Record) -> list[str]:
+    """HEADERS, the time's saying of what: of `cell`'s direction."""
+    shown = list(HEADERS)
+    shown[TIME] = TIMES[cell["direction"]]
+    return shown
+
+
+def legend(cells: Sequence[Record]) -> str:
+    """LEGEND, and what it takes to read the directions that there are."""
+    found = {cell["direction"] for cell in cells}
+    return LEGEND + "".join(text for direction, text in LEGENDS.items() if direction in found)
+
+
+STYLES = {"ok": "green", "wrong-by-design": "yellow", "skipped": "dim"}
+
+
+def rich_tables(env: Record, cells: Sequence[Record], width: int) -> RenderableType:
+    """A rich table a problem, the reasons of what isn't ok below it, the legend at the end.
+
+    No figure is ever cut: what is too wide for `width` columns costs the rungs' titles their ends,
+    then the column of relative errors.
+    """
+    names = titles(env)
+    groups = [rows_of(group) for group in by_problem(cells)]
+    # ratios are among all cells of a problem, paired ones too, which have no row of their own
+    texts_of = [
+        [row(group, cell, names[cell["stage"], cell["name"]]) for cell in chosen]
+        for group, chosen in zip(by_problem(cells), groups, strict=True)
+    ]
+    lines = [headers(group[0]) for group in groups]
+    shown, widths = layout([*lines, *(texts for rows in texts_of for texts in rows)], width)
+    parts: list[RenderableType] = []
+    for group, rows in zip(groups, texts_of, strict=True):
+        parts.append(Text(problem_title(group[0]), style="bold"))
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="underline")
+        for index in shown:
+            left = HEADERS[index] in ("rung", "status")
+            table.add_column(
+                headers(group[0])[index],
+                justify="left" if left else "right",
+                no_wrap=True,
+                width=widths[index],
+            )
+        for cell, texts in zip(group, rows, strict=True):
+            style = "dim" if cell["mode"] == "interpreted" else ""
+            styles = [style] * (len(texts) - 1) + [STYLES.get(cell["status"], "bold red")]
+            table.add_row(*(Text(texts[index], style=styles[index]) for index in shown))
+        parts += [table, *(Text(line, style="dim") for line in reasons(group)), Text("")]
+    parts.append(Text(legend(cells), style="dim"))
+    return Group(*parts)
+
+
+def layout(rows: Sequence[Sequence[str]], width: int) -> tuple[list[int], list[int]]:
+    """Which columns are shown, and the width of each, the same for all tables of a run.
+
+    `rows`: the texts of every row, headers' too.
+    """
+    widths = [max((len(texts[i]) for texts in rows), default=0) for i in range(len(HEADERS))]
+    shown = list(range(len(HEADERS)))
+
+    def excess() -> int:
+        return sum(widths[i] + 1 for i in shown) - 1 - width
+
+    widths[RUNG] = min(LONGEST_TITLE, widths[RUNG])
+    if excess() > widths[RUNG] - SHORTEST_TITLE:
+        shown.remove(REL_ERR)
+    widths[RUNG] = max(min(SHORTEST_TITLE, widths[RUNG]), widths[RUNG] - max(0, excess()))
+    return shown, widths
+
+
+def reasons(group: Sequence[Record]) -> list[str]:
+    """Why cells are not ok, a line a reason with the rungs that it is true of."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for cell in group:
+        if cell["reason"]:
+            found.setdefault((cell["status"], cell["reason"]), []).append(str(cell["stage"]))
+    return [
+        f"  {status} #{', #'.join(stages)}: {reason}" for (status, reason), stages in found.items()
+    ]
+
+
+def markdown(env: Record, cells: Sequence[Record]) -> str:
+    """The tables in Markdown."""
+    names = titles(env)
+    lines = []
+    for group in by_problem(cells):
+        lines += [f"**{problem_title(group[0])}**", ""]
+        lines.append(f"| {' | '.join(headers(group[0]))} |")
+        marks = ["---" if header in ("rung", "status") else "---:" for header in HEADERS]
+        lines.append(f"| {' | '.join(marks)} |")
+        for cell in rows_of(group):
+            texts = row(group, cell, names[cell["stage"], cell["name"]])
+            lines.append(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |")
+        lines.append("")
+    return "\n".join([*lines, legend(cells)])
+
+
+def flat_rows(env: Record, cells: Sequence[Record]) -> list[dict[str, Any]]:
+    """A dict a cell: the record, its rung's title and both ratios, unrounded."""
+    names = titles(env)
+    rows = []
+    for group in by_problem(cells):
+        for cell in group:
+            before, stage3 = ratios(group, cell)
+            title = names[cell["stage"], cell["name"]]
+            rows.append({**cell, "title": title, "vs_before": before, "vs_stage3": stage3})
+    return rows
+
+
+def as_csv(env: Record, cells: Sequence[Record]) -> str:
+    """One CSV table of all cells, a header line first."""
+    rows = flat_rows(env, cells)
+    out = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return out.getvalue().rstrip("\n")
+
+
+def page() -> Console:
+    """Standard output, at most 100 columns wide, and just so where it is no terminal."""
+    console = Console()
+    console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
+    return console
+
+
+def show(env: Record, cells: Sequence[Record], form: str, console: Console) -> None:
+    """Print the tables in one of FORMATS: 'rich' is for people, the others for programs."""
+    if form == "rich":
+        console.print(rich_tables(env, cells, console.width))
+        return
+    render = {
+        "markdown": markdown,
+        "csv": as_csv,
+        "json": lambda env, cells: json.dumps(flat_rows(env, cells), indent=1),
+    }[form]
+    console.file.write(render(env, cells) + "\n")

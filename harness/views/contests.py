@@ -1,0 +1,461 @@
+"""Tables and CSV of `ladder bench`, from records alone.
+
+Records that differ in contestant, N and batch only are a group: a table each of time and rate, of
+speed-ups, of memory and skipped tiles. A suite's tables stand beside what its source says.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from harness.isolation.child import show_bytes
+from harness.isolation.roster import PEERS_FROM
+from harness.records.results import PROBLEM
+from harness.views.cell_tables import YARDSTICK, significant, titles
+from harness.views.roofline import UNITS, roof_of
+
+Record = Mapping[str, Any]
+Contestant = tuple[int, str]  # number and name
+Figure = Callable[[Record | None], str]  # what stands in a table for a record, or for none
+Row = tuple[str, str, Sequence[str]]  # label, unit, a text an N
+SourceTable = tuple[str, Sequence[str], list[list[str]]]  # title, header, rows of texts
+
+WITHIN = ("b", "nq", "nk", "seqlens_k", "seed")  # what may differ within a group
+WIDTH = 80
+LONGEST_NAME = 22
+# what stands in a column of figures instead of one
+SHORT = {"out-of-memory": "OOM", "wrong-by-design": "design", "crashed": "crash",
+         "timeout": "late", "skipped": "-"}  # fmt: skip
+LEGEND = (
+    "All contestants of a problem in one process, in turns: medians, and ratios of medians. Each "
+    "was right by the float64 rule before it was timed, and again after. OOM, crash, wrong, design "
+    "(wrong by design), late, interp. (no GPU: no speed), -: no figure."
+)
+
+
+def groups(records: Sequence[Record]) -> list[list[Record]]:
+    """Records that differ in contestant, N and batch only, grouped, in the order of their coming.
+
+    Problems of one batch size and those whose batch shrinks as N grows may differ in nothing else:
+    they come from different runs.
+    """
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        identity = [record[field] for field in PROBLEM if field not in WITHIN]
+        found.setdefault(json.dumps(identity), []).append(record)
+    return list(found.values())
+
+
+def group_title(group: Sequence[Record]) -> str:
+    """What the records of a group have in common."""
+    first = group[0]
+    dtype = first["dtype"] + (" tf32" if first["precision"] == "tf32" else "")
+    parts = [first["direction"], dtype, f"d = {first['d']}"]
+    parts.append("causal" if first["causal"] else "no mask")
+    batches = {record["b"] for record in group}
+    tokens = {record["b"] * record["nq"] for record in group}
+    if len(batches) == 1:
+        parts.append(f"b = {first['b']}")
+    else:
+        least = f"{min(tokens)}.." if len(tokens) > 1 else ""
+        parts.append(f"b N = {least}{max(tokens)}")
+    parts.append(f"h = {first['h']}")
+    if first["inputs"] != "normal":
+        parts.append(f"{first['inputs']} input")
+    return ", ".join([*parts, first["device"]])
+
+
+def contestants(group: Sequence[Record]) -> list[Contestant]:
+    """The contestants of a group, by number."""
+    return sorted({(record["stage"], record["name"]) for record in group})
+
+
+def sizes(group: Sequence[Record]) -> list[int]:
+    """The N of a group."""
+    return sorted({record["nk"] for record in group})
+
+
+def find(group: Sequence[Record], contestant: Contestant, n: int) -> Record | None:
+    """A contestant's record at N, None where it was no contestant there."""
+    for record in group:
+        if (record["stage"], record["name"], record["nk"]) == (*contestant, n):
+            return record
+    return None
+
+
+def timed(record: Record) -> bool:
+    """Whether a record has a time: right, and from the rounds."""
+    return record["status"] == "ok" and record["time_ms"] is not None
+
+
+def rivals(group: Sequence[Record]) -> tuple[Contestant | None, Contestant | None]:
+    """The newest rung of ours that was timed, the yardstick apart; and the first peer that was."""
+    there = contestants([record for record in group if timed(record)])
+    ours = [c for c in there if c[0] < PEERS_FROM and c[0] != YARDSTICK]
+    peers = [c for c in there if c[0] >= PEERS_FROM]
+    return max(ours, default=None), min(peers, default=None)
+
+
+def rate_of(record: Record) -> float:
+    """What a record achieved, in its device's unit: GFLOP/s on a CPU, TFLOP/s on a GPU."""
+    return float(record["tflops"]) * UNITS[record["device"]][1]
+
+
+def no_figure(record: Record | None) -> str:
+    """Why there is no time."""
+    if record is None:
+        return ""
+    if record["status"] == "ok":
+        return "interp." if record["mode"] == "interpreted" else "-"
+    status: str = record["status"]
+    return SHORT.get(status, status)
+
+
+def show_time(record: Record | None) -> str:
+    """The time in ms, or why there is none."""
+    if record is None or not timed(record):
+        return no_figure(record)
+    return significant(record["time_ms"])
+
+
+def show_rate(record: Record | None) -> str:
+    """The rate, nothing where there is no time."""
+    return significant(rate_of(record)) if record is not None and timed(record) else ""
+
+
+def show_peak(record: Record | None) -> str:
+    """The peak memory above the inputs."""
+    if record is None or not timed(record) or record["peak_bytes"] is None:
+        return "-"
+    return show_bytes(record["peak_bytes"])
+
+
+def show_skipped(record: Record | None) -> str:
+    """The share of tiles never visited, where the rung counts them."""
+    if record is None or record["skip_ratio"] is None:
+        return "-"
+    return f"{100 * record['skip_ratio']:.1f}%"
+
+
+def show_speedup(peer: Contestant) -> Figure:
+    """How many times faster than that peer."""
+
+    def show(record: Record | None) -> str:
+        ratio = record["speedup"].get(peer[1]) if record is not None else None
+        return "-" if ratio is None else f"{significant(ratio)}x"
+
+    return show
+
+
+def texts_of(
+    group: Sequence[Record],
+    contestant: Contestant | None,
+    figure: Figure,
+    ns: Sequence[int] | None = None,
+) -> list[str]:
+    """A contestant's figure at each N of the group, or of `ns`; of no contestant, nothing."""
+    ns = sizes(group) if ns is None else ns
+    return ["-" if contestant is None else figure(find(group, contestant, n)) for n in ns]
+
+
+def time_rows(group: Sequence[Record], names: Mapping[Contestant, str]) -> list[Row]:
+    """Two rows a contestant: the time of a call, and the rate."""
+    unit = UNITS[group[0]["device"]][0]
+    rows: list[Row] = []
+    for contestant in contestants(group):
+        label = f"{contestant[0]} {names[contestant]}"
+        rows.append((label, "ms", texts_of(group, contestant, show_time)))
+        rates = texts_of(group, contestant, show_rate)
+        if any(rates):
+            rows.append(("", unit, rates))
+    return rows
+
+
+def speedup_rows(group: Sequence[Record], names: Mapping[Contestant, str]) -> list[Row]:
+    """A row for each rung of ours over each peer; the yardstick has none."""
+    rows: list[Row] = []
+    for ours in contestants(group):
+        for peer in contestants(group):
+            if ours[0] >= PEERS_FROM or ours[0] == YARDSTICK or peer[0] < PEERS_FROM:
+                continue
+            texts = texts_of(group, ours, show_speedup(peer))
+            if any(text != "-" for text in texts):
+                rows.append((f"{ours[0]} over {names[peer]}", "", texts))
+    return rows
+
+
+def memory_rows(group: Sequence[Record], names: Mapping[Contestant, str]) -> list[Row]:
+    """Peak memory above the inputs, and the share of tiles never visited, where there is any."""
+    rows: list[Row] = []
+    for what, figure in (("peak", show_peak), ("skipped", show_skipped)):
+        for contestant in contestants(group):
+            texts = texts_of(group, contestant, figure)
+            if any(text != "-" for text in texts):
+                rows.append((f"{contestant[0]} {names[contestant]}", what, texts))
+    return rows
+
+
+def rich_tables(
+    env: Record, records: Sequence[Record], ceilings: Sequence[Record] = (), width: int = WIDTH
+) -> RenderableType:
+    """Each group's tables and the reasons of what isn't there; the suite's tables; the legend."""
+    names = titles(env)
+    parts: list[RenderableType] = []
+    for group in groups(records):
+        heads = [str(n) for n in sizes(group)]
+        parts.append(Text(group_title(group), style="bold"))
+        for make in (time_rows, speedup_rows, memory_rows):
+            if rows := make(group, names):
+                parts += [*layout(rows, heads, width), Text("")]
+        lines = [*roof_lines(group, names, ceilings), *reason_lines(group)]
+        parts += [*(Text(line, style="dim") for line in lines), *[Text("")] * bool(lines)]
+    for title, header, body in source_tables(env, records, ceilings):
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="underline")
+        for head in header:
+            table.add_column(head, justify="right")
+        for texts in body:
+            table.add_row(*texts)
+        parts += [Text(title, style="bold"), table, Text("")]
+    if said := SOURCES.get(suite_of(env)):
+        parts += [Text(said), Text("")]
+    return Group(*parts, Text(LEGEND, style="dim"))
+
+
+def layout(rows: Sequence[Row], heads: Sequence[str], width: int) -> list[RenderableType]:
+    """One table, or where all N don't fit into `width` columns, several below each other."""
+    label = min(LONGEST_NAME, max(len(row[0]) for row in rows))
+    unit = max(len(row[1]) for row in rows)
+    figure = max(len(text) for _, _, texts in rows for text in [*texts, *heads])
+    each = max(1, (width - label - unit - 1) // (figure + 1))
+    tables: list[RenderableType] = []
+    for start in range(0, len(heads), each):
+        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="underline")
+        table.add_column("N", no_wrap=True, width=label)
+        table.add_column("", no_wrap=True, width=unit, justify="right")
+        for head in heads[start : start + each]:
+            table.add_column(head, no_wrap=True, width=figure, justify="right")
+        for name, what, texts in rows:
+            table.add_row(Text(name), Text(what, style="dim"), *texts[start : start + each])
+        tables.append(table)
+    return tables
+
+
+def show_share(record: Record | None, ceilings: Sequence[Record]) -> str:
+    """How much of the measured matrix rate of its dtype a record reaches."""
+    matrix = roof_of(record, ceilings).matrix if record is not None and timed(record) else None
+    return f"{100 * record['tflops'] / matrix:.0f}%" if record is not None and matrix else "-"
+
+
+def roof_lines(
+    group: Sequence[Record], names: Mapping[Contestant, str], ceilings: Sequence[Record]
+) -> list[str]:
+    """How much of the measured matrix rate the newest rung reaches at each N, where it is known."""
+    ours, matrix = rivals(group)[0], roof_of(group[0], ceilings).matrix
+    if ours is None or matrix is None:
+        return []
+    shares = texts_of(group, ours, lambda record: show_share(record, ceilings))
+    return [
+        f"{ours[0]} {names[ours]} reaches {', '.join(shares)} of the measured matrix rate, "
+        f"{significant(matrix)} TFLOP/s"
+    ]
+
+
+def reason_lines(group: Sequence[Record]) -> list[str]:
+    """Why there is no figure, a line a reason, with who and at which N."""
+    found: dict[tuple[str, str], dict[int, list[str]]] = {}
+    for record in group:
+        if record["status"] != "ok":
+            those = found.setdefault((record["status"], record["reason"]), {})
+            those.setdefault(record["stage"], []).append(str(record["nk"]))
+    lines = []
+    for (status, reason), those in found.items():
+        who = "; ".join(f"#{stage} at {', '.join(ns)}" for stage, ns in those.items())
+        lines.append(f"{status} {who}: {reason}")
+    return lines
+
+
+def as_csv(env: Record, records: Sequence[Record]) -> str:
+    """One CSV table of all records, a column a speed-up, with the machine and its software."""
+    machine = {
+        "gpu" if env["device"] == "cuda" else "cpu": env["device_name"],
+        **{field: env[field] for field in ("driver", "torch", "triton", "python", "date")},
+    }
+    peers = sorted({peer for record in records for peer in record["speedup"]})
+    rows = []
+    for record in records:
+        ratios = {f"speedup_{peer}": record["speedup"].get(peer) for peer in peers}
+        plain = {name: value for name, value in record.items() if name not in ("kind", "speedup")}
+        rows.append({**plain, **ratios, **machine})
+    out = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return out.getvalue()
+
+
+# what the sources say of their own, and all that is known of it
+SOURCE_001 = "Source 001: an RTX 4070 laptop, fp16, B = 2, H = 4;"
+FORWARD_TIME = "1.15-1.35x over SDPA at N >= 4096"
+FORWARD_MEMORY = "naive 788 MB against 24 MB at N = 4096"
+SOURCES = {
+    "001-forward": f"{SOURCE_001} {FORWARD_TIME}.",
+    "001-train": f"{SOURCE_001} training up to 1.17x over SDPA at N = 8192, in 13% less memory.",
+    "001-memory": f"{SOURCE_001} {FORWARD_MEMORY}; training in 13% less than SDPA.",
+    "004": "Source 004: an A100, whose peak is 312 TFLOP/s; standard 3-4 TFLOP/s at every N; its "
+    "own about 190 at N = 16384, 61% of the peak, level with SDPA from N = 4096 on.",
+}
+
+
+def suite_of(env: Record) -> str:
+    """The suite that a run was of, '' where it was of none."""
+    return str(env["arguments"].get("suite") or "")
+
+
+@dataclass(frozen=True)
+class Trio:
+    """What the sources' tables compare in a group: stage 3, one of our rungs and a peer.
+
+    None stands for who isn't there. `records` are the run's, for the group's other directions.
+    """
+
+    group: Sequence[Record]
+    records: Sequence[Record]
+    three: Contestant | None
+    ours: Contestant | None
+    peer: Contestant | None
+
+    def each(self, figure: Figure) -> list[list[str]]:
+        """Stage 3's figure, our rung's and the peer's, a text an N."""
+        return [texts_of(self.group, who, figure) for who in (self.three, self.ours, self.peer)]
+
+    def speedups(self) -> list[str]:
+        """How many times faster our rung is than the peer, a text an N."""
+        if self.peer is None:
+            return ["-"] * len(sizes(self.group))
+        return texts_of(self.group, self.ours, show_speedup(self.peer))
+
+    def shares(self, ceilings: Sequence[Record]) -> list[str]:
+        """How much of the measured matrix rate our rung reaches, a text an N."""
+        return texts_of(self.group, self.ours, lambda record: show_share(record, ceilings))
+
+    def split(self, who: Contestant | None) -> list[list[str]]:
+        """Somebody's time forward, backward and for both, a text an N."""
+        return [
+            texts_of(same_but(self.records, self.group, way), who, show_time, sizes(self.group))
+            for way in ("fwd", "bwd", "train")
+        ]
+
+    def rows(self, *columns: Sequence[str]) -> list[list[str]]:
+        """Rows from columns of texts, N first."""
+        heads = [str(n) for n in sizes(self.group)]
+        return [list(row) for row in zip(heads, *columns, strict=True)]
+
+
+def trios(records: Sequence[Record]) -> list[Trio]:
+    """The trio of each group: our newest rung that was timed, the first peer that was."""
+    return [Trio(group, records, yardstick(group), *rivals(group)) for group in groups(records)]
+
+
+def source_tables(
+    env: Record, records: Sequence[Record], ceilings: Sequence[Record] = ()
+) -> list[SourceTable]:
+    """The tables of the run's suite, a row an N, the source's figure in the last column.
+
+    What the source doesn't tell is '-'. None where the run is of no suite.
+    """
+    make = SOURCE_TABLES.get(suite_of(env))
+    made = [make(trio, titles(env), ceilings) for trio in trios(records)] if make else []
+    return [table for table in made if table is not None]
+
+
+def masked(group: Sequence[Record]) -> str:
+    return f"d = {group[0]['d']}, {'causal' if group[0]['causal'] else 'no mask'}"
+
+
+def yardstick(group: Sequence[Record]) -> Contestant | None:
+    """Stage 3, the sources' naive or standard one, where it is in the group."""
+    return next((c for c in contestants(group) if c[0] == YARDSTICK), None)
+
+
+def name_of(contestant: Contestant | None, names: Mapping[Contestant, str]) -> str:
+    return names[contestant] if contestant is not None else "-"
+
+
+def forward_table(
+    trio: Trio, names: Mapping[Contestant, str], ceilings: Sequence[Record]
+) -> SourceTable:
+    """Source 001's forward table: naive, SDPA, its own; and how many times faster."""
+    three, ours, peer = trio.each(show_time)
+    source = ["1.15-1.35x" if n >= 4096 else "-" for n in sizes(trio.group)]
+    rival = name_of(trio.peer, names)
+    header = ("N", "#3, ms", f"{rival}, ms", f"{name_of(trio.ours, names)}, ms", f"over {rival}",
+              "source over SDPA")  # fmt: skip
+    body = trio.rows(three, peer, ours, trio.speedups(), source)
+    return f"forward, {masked(trio.group)}", header, body
+
+
+def train_table(
+    trio: Trio, names: Mapping[Contestant, str], ceilings: Sequence[Record]
+) -> SourceTable | None:
+    """Source 001's training table: forward, backward and both, of its own and of SDPA.
+
+    None for a group of another direction: it is a part of its training's table.
+    """
+    if trio.group[0]["direction"] != "train":
+        return None
+    source = ["up to 1.17x" if n == 8192 else "-" for n in sizes(trio.group)]
+    rival, own = name_of(trio.peer, names), name_of(trio.ours, names)
+    header = ("N", f"{rival}: fwd, ms", "bwd", "both", f"{own}: fwd, ms", "bwd", "both",
+              "faster", "source")  # fmt: skip
+    split = [*trio.split(trio.peer), *trio.split(trio.ours)]
+    return f"training, {masked(trio.group)}", header, trio.rows(*split, trio.speedups(), source)
+
+
+def same_but(records: Sequence[Record], group: Sequence[Record], direction: str) -> list[Record]:
+    """The records of a group's problems in another direction."""
+    first = {**group[0], "direction": direction}
+    alike = [field for field in PROBLEM if field not in WITHIN]
+    return [r for r in records if all(r[field] == first[field] for field in alike)]
+
+
+def memory_table(
+    trio: Trio, names: Mapping[Contestant, str], ceilings: Sequence[Record]
+) -> SourceTable:
+    """Source 001's memory table: peak memory of naive, SDPA, its own."""
+    three, ours, peer = trio.each(show_peak)
+    training = trio.group[0]["direction"] == "train"
+    tells = {8192: "13% less than SDPA"} if training else {4096: "788 MB / 24 MB"}
+    source = [tells.get(n, "-") for n in sizes(trio.group)]
+    header = ("N", "#3", name_of(trio.peer, names), name_of(trio.ours, names), "source")
+    title = f"peak memory, {'training' if training else 'forward'}, {masked(trio.group)}"
+    return title, header, trio.rows(three, peer, ours, source)
+
+
+def rate_table(
+    trio: Trio, names: Mapping[Contestant, str], ceilings: Sequence[Record]
+) -> SourceTable:
+    """Source 004's figure as a table: TFLOP/s of standard, SDPA and its own against N."""
+    three, ours, peer = trio.each(show_rate)
+    source = [f"3-4 / {'190 (61%)' if n == 16384 else '-'}" for n in sizes(trio.group)]
+    header = ("N", "standard, #3", name_of(trio.peer, names), name_of(trio.ours, names),
+              "of the matrix rate", "source: standard / own")  # fmt: skip
+    body = trio.rows(three, peer, ours, trio.shares(ceilings), source)
+    return f"{UNITS[trio.group[0]['device']][0]}, {masked(trio.group)}", header, body
+
+
+SOURCE_TABLES: dict[
+    str, Callable[[Trio, Mapping[Contestant, str], Sequence[Record]], SourceTable | None]
+] = {
+    "001-forward": forward_table,
+    "001-train": train_table,
+    "001-memory": memory_table,
+    "004": rate_table,
+}

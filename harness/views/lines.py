@@ -1,0 +1,193 @@
+"""Plots from records alone: time, peak memory and error against N, one line a rung."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.records.results import PROBLEM
+from harness.views.cell_tables import titles
+
+Record = Mapping[str, Any]
+
+# Okabe and Ito's colours, told apart by the colour-blind; marker and dash tell them apart in grey
+COLOURS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C00")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2, 1, 2)))
+
+MEASURES = {
+    "time": ("time_ms", "time of a call (ms)"),
+    "memory": ("peak_bytes", "peak memory above the inputs (MB)"),
+    "error": ("err_f64_max", "max error against float64"),
+}
+# (measure, direction) -> the axis's title, where all the cells have that direction
+TITLES = {
+    ("time", "bwd"): "time of a backward pass (ms)",
+    ("time", "train"): "time of forward and backward (ms)",
+    ("memory", "bwd"): "peak memory above the forward pass's (MB)",
+    ("error", "bwd"): "max error of dq, dk, dv against float64",
+    ("error", "train"): "max error of o, dq, dk, dv against float64",
+}
+SIZES = ("nq", "nk")
+
+
+def families(cells: Sequence[Record]) -> list[list[Record]]:
+    """Cells that differ in N and rung only, grouped: one panel each. All of one Nq are a family."""
+    groups: dict[str, list[Record]] = {}
+    for cell in cells:
+        fields = [cell[field] for field in PROBLEM if field not in (*SIZES, "seqlens_k", "seed")]
+        fixed_nq = cell["nq"] if cell["nq"] != cell["nk"] else None
+        groups.setdefault(json.dumps([*fields, fixed_nq]), []).append(cell)
+    return list(groups.values())
+
+
+def family_title(cell: Record) -> str:
+    """What the cells of a panel have in common."""
+    parts = [f"{cell['inputs']} input", f"d = {cell['d']}", f"b = {cell['b']}, h = {cell['h']}"]
+    if cell["nq"] != cell["nk"]:
+        parts.append(f"Nq = {cell['nq']}")
+    parts.append(cell["dtype"] + (" tf32" if cell["precision"] == "tf32" else ""))
+    if cell["causal"]:
+        parts.append("causal")
+    if cell["direction"] != "fwd":
+        parts.append(cell["direction"])
+    parts.append(cell["device"])
+    return ", ".join(parts)
+
+
+def points(cells: Sequence[Record], measure: str) -> list[tuple[int, float, bool]]:
+    """(N, value, ok) of one rung's cells that have a place in a plot of `measure`, by N.
+
+    Interpreted times are in no plot of time; a wrong rung's time is in none either. The values of
+    zero have no place on a logarithmic axis.
+    """
+    field = MEASURES[measure][0]
+    found = []
+    for cell in cells:
+        value = cell[field]
+        if not value or cell["paired"] or cell["status"] not in ("ok", "wrong-by-design"):
+            continue
+        if measure == "time" and (cell["mode"] == "interpreted" or cell["status"] != "ok"):
+            continue
+        scale = 1 / (1 << 20) if measure == "memory" else 1.0
+        found.append((cell["nk"], value * scale, cell["status"] == "ok"))
+    return sorted(found)
+
+
+def plot(env: Record, cells: Sequence[Record], folder: Path) -> list[Path]:
+    """Write time.png, memory.png and error.png into `folder`, and return those written.
+
+    A measure that no cell has is not drawn. Raises ImportError where matplotlib is missing.
+    """
+    found = [measure for measure in MEASURES if any_point(cells, measure)]
+    return [plot_measure(env, cells, measure, folder) for measure in found]
+
+
+def plot_measure(env: Record, cells: Sequence[Record], measure: str, folder: Path) -> Path:
+    """Write one of MEASURES against N into `folder`, a panel a family of problems."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = titles(env)
+    rungs = sorted({(cell["stage"], cell["name"]) for cell in cells})
+    panels = [group for group in families(cells) if any_point(group, measure)]
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(4.6 * len(panels) + 0.6, 4.6), squeeze=False, sharey=True
+    )
+    for axis, group in zip(axes[0], panels, strict=True):
+        for index, rung in enumerate(rungs):
+            own = [cell for cell in group if (cell["stage"], cell["name"]) == rung]
+            draw(axis, points(own, measure), index, f"{rung[0]} {names[rung]}")
+        finish(axis, group, measure)
+    axes[0][0].set_ylabel(axis_title(cells, measure))
+    legend(figure, axes[0])
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{measure}.png"
+    figure.savefig(path, dpi=110, bbox_inches="tight", facecolor="white")
+    pyplot.close(figure)
+    return path
+
+
+def axis_title(cells: Sequence[Record], measure: str) -> str:
+    """What is drawn upwards: of one direction where all cells have it, of a call otherwise."""
+    directions = {cell["direction"] for cell in cells}
+    usual = MEASURES[measure][1]
+    return TITLES.get((measure, directions.pop()), usual) if len(directions) == 1 else usual
+
+
+def any_point(group: Sequence[Record], measure: str) -> bool:
+    return bool(points(group, measure))
+
+
+def draw(axis: Any, found: list[tuple[int, float, bool]], index: int, label: str) -> None:
+    """One rung's line; what is wrong by design has hollow marks."""
+    if not found:
+        return
+    style = index % len(COLOURS)
+    colour, marker = COLOURS[style], MARKERS[style]
+    n, values, _ = zip(*found, strict=True)
+    axis.plot(n, values, color=colour, linestyle=DASHES[style], linewidth=1.6)
+    for good in (True, False):
+        some = [(x, y) for x, y, ok in found if ok is good]
+        if some:
+            axis.plot(
+                *zip(*some, strict=True),
+                color=colour,
+                marker=marker,
+                markersize=6,
+                linestyle="none",
+                markerfacecolor=colour if good else "white",
+            )
+    axis.plot([], [], color=colour, marker=marker, linestyle=DASHES[style], label=label)
+
+
+def finish(axis: Any, group: Sequence[Record], measure: str) -> None:
+    """Scales, labels and the note on what is not shown."""
+    from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.xaxis.set_major_locator(FixedLocator(apart({cell["nk"] for cell in group})))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_major_formatter(ScalarFormatter())
+    axis.set_xlabel("N (keys)")
+    axis.set_title(family_title(group[0]), fontsize=9)
+    axis.grid(True, which="major", color="#dddddd", linewidth=0.6)
+    notes = []
+    if measure == "time" and any(cell["mode"] == "interpreted" for cell in group):
+        notes.append("interpreted rungs: no speed, not shown")
+    if measure == "error" and any(cell["status"] == "wrong-by-design" for cell in group):
+        notes.append("hollow: wrong by design")
+    if measure == "memory" and any(cell["memory_meter"] == "process-rss" for cell in group):
+        notes.append("resident set: below 1 MB it tells little")
+    if notes:
+        axis.text(0.02, 0.98, "\n".join(notes), transform=axis.transAxes, fontsize=7, va="top")
+
+
+def apart(sizes: Iterable[int]) -> list[int]:
+    """Those that have room for a number below them: 65 has none right of 64."""
+    shown: list[int] = []
+    for size in sorted(sizes):
+        if not shown or size > 1.1 * shown[-1]:
+            shown.append(size)
+    return shown
+
+
+def legend(figure: Any, axes: Sequence[Any]) -> None:
+    """One legend for all panels, below them."""
+    handles: dict[str, Any] = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    ordered = sorted(handles, key=lambda label: int(label.split()[0]))
+    figure.legend(
+        [handles[label] for label in ordered],
+        ordered,
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0.0),
+        ncol=min(4, len(ordered)),
+        fontsize=9,
+        frameon=False,
+    )

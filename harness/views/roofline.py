@@ -1,0 +1,405 @@
+"""The roofline, from records alone: a run's cells under the ceilings measured on its machine.
+
+A panel a dtype and precision. A point is one rung on one problem: across, its arithmetic intensity,
+the record's flops over its hbm_bytes (counted, harness/problems/cost.py); up, what it achieved, flops over
+time. The slanted roof is the copy bandwidth times the intensity, the flat one the matrix rate of
+that dtype and precision (harness/runs/ceilings.py): nothing that moves its bytes through memory can be
+above either. A point above the slanted roof didn't move them: they stayed in a cache. (Williams,
+Waterman and Patterson 2009.)
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness.problems.cost import intensity
+from harness.runs.ceilings import show_rate
+from harness.views.cell_tables import significant, titles
+from harness.views.lines import COLOURS, DASHES, MARKERS, families, family_title, legend
+from harness.views.look import DARK, LIGHT
+
+Record = Mapping[str, Any]
+
+RUNG_THREADS = {
+    "cpu": 1,
+    "cuda": None,
+}  # harness/measures/timing.py: a CPU rung is timed with one thread
+UNITS = {"cpu": ("GFLOP/s", 1e3), "cuda": ("TFLOP/s", 1.0)}  # of the axis, and how many a TFLOP/s
+COLUMNS = 2  # of panels
+INK = {
+    False: "#000000",
+    True: DARK.ink,
+}  # on white as in harness/views/lines.py, and on a dark page
+FAINT = {False: "#DDDDDD", True: "#444444"}
+GROUND = {False: LIGHT.ground, True: DARK.ground}  # around letters, so that no line crosses them
+NO_ROOF = "no matrix rate for {} among the ceilings: the bandwidth roof alone"
+NO_SLOPE = "no copy among the ceilings: the matrix roof alone"
+ABOVE = "above 100%: bytes counted as memory's stayed in a cache"
+
+
+class NoRoof(ValueError):
+    """These ceilings are not of the machine that was measured; the message says which is."""
+
+
+@dataclass(frozen=True)
+class Roof:
+    """What bounds one dtype and precision: TFLOP/s of a matrix product, TB/s of a copy."""
+
+    matrix: float | None
+    bandwidth: float | None
+
+    def at(self, x: float) -> float | None:
+        """The most TFLOP/s at intensity `x`, FLOP/byte: min(matrix, bandwidth x). None: no roof."""
+        bounds = [self.matrix, self.bandwidth * x if self.bandwidth is not None else None]
+        return min((bound for bound in bounds if bound is not None), default=None)
+
+    @property
+    def ridge(self) -> float | None:
+        """The intensity at which the two meet: below it memory is waited for. FLOP/byte."""
+        if self.matrix is None or self.bandwidth is None:
+            return None
+        return self.matrix / self.bandwidth
+
+    def missing(self, kind: str) -> list[str]:
+        """What the ceilings don't tell of `kind`, in words."""
+        said = [] if self.matrix is not None else [NO_ROOF.format(kind)]
+        return said + ([] if self.bandwidth is not None else [NO_SLOPE])
+
+
+@dataclass(frozen=True)
+class Point:
+    """A cell on the roofline: FLOP/byte across, TFLOP/s up."""
+
+    cell: Record
+    x: float
+    y: float
+
+    @property
+    def rung(self) -> tuple[int, str]:
+        return self.cell["stage"], self.cell["name"]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What has one dtype and precision: its roof, and its points by what they share but N."""
+
+    kind: str
+    device: str
+    roof: Roof
+    groups: list[list[Point]]
+
+
+def place(cell: Record) -> Point | None:
+    """The cell's point, or None where it has none.
+
+    It must be ok, timed by itself and not interpreted, a forward pass (whose bytes are counted),
+    and computed on the device whose ceilings are drawn: a CPU rung in a GPU's run is not.
+    """
+    if cell["status"] != "ok" or cell["mode"] == "interpreted" or cell["paired"]:
+        return None
+    if not cell["time_ms"] or not cell["flops"] or cell["direction"] != "fwd":
+        return None
+    if cell["device"] == "cuda" and cell["memory_meter"] == "process-rss":
+        return None
+    x = intensity(cell["flops"], cell["hbm_bytes"])
+    return Point(cell, x, cell["flops"] / (1e9 * cell["time_ms"]))
+
+
+def kind_of(cell: Record) -> str:
+    """The dtype, and how it's multiplied: 'float32 ieee', 'float16'."""
+    same = cell["precision"] == cell["dtype"]
+    return str(cell["dtype"]) if same else f"{cell['dtype']} {cell['precision']}"
+
+
+def roof_of(cell: Record, ceilings: Sequence[Record]) -> Roof:
+    """The roof of a cell's dtype, precision, device and threads among the ceilings."""
+    device = cell["device"]
+    own = [c for c in ceilings if (c["device"], c["threads"]) == (device, RUNG_THREADS[device])]
+    kind = ("matmul", cell["dtype"], cell["precision"])
+    matrix = [c["value"] for c in own if (c["what"], c["dtype"], c["precision"]) == kind]
+    copy = [c["value"] for c in own if c["what"] == "copy"]
+    return Roof(max(matrix, default=None), max(copy, default=None))
+
+
+def panels(cells: Sequence[Record], ceilings: Sequence[Record]) -> list[Panel]:
+    """The panels of a run, in the order of the cells; points by rung, then by N."""
+    found: dict[str, list[list[Point]]] = {}
+    for family in families(cells):
+        group = [point for cell in family if (point := place(cell)) is not None]
+        if group:
+            group.sort(key=lambda point: (point.rung, point.cell["nk"], point.cell["nq"]))
+            found.setdefault(kind_of(family[0]), []).append(group)
+    return [
+        Panel(kind, groups[0][0].cell["device"], roof_of(groups[0][0].cell, ceilings), groups)
+        for kind, groups in found.items()
+    ]
+
+
+def same_machine(env: Record, ceilings_env: Record) -> None:
+    """Raise NoRoof unless both files were measured on the same device."""
+    for field in ("device", "device_name"):
+        if env[field] != ceilings_env[field]:
+            raise NoRoof(f"measured on {ceilings_env[field]}, the run on {env[field]}")
+
+
+def share(point: Point, roof: Roof) -> float | None:
+    """What the point reaches of its roof, 0.5 for a half; None where a part of it isn't known."""
+    bound = roof.at(point.x)
+    return point.y / bound if bound and roof.ridge else None
+
+
+def show(env: Record, found: Sequence[Panel], console: Console) -> None:
+    """Print the points as text: a table a family, its roof above it."""
+    names = titles(env)
+    for panel in found:
+        roof = panel.roof
+        for group in panel.groups:
+            console.print(Text(family_title(group[0].cell), style="bold"))
+            table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="underline")
+            for header in ("#", "rung", "N", "FLOP/byte", "rate", "% of the roof", "roof"):
+                justify = "left" if header in ("rung", "roof") else "right"
+                table.add_column(header, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+            for point in group:
+                table.add_row(
+                    str(point.cell["stage"]),
+                    Text(names[point.rung]),
+                    str(point.cell["nk"]),
+                    significant(point.x),
+                    show_rate(point.y, "TFLOP/s"),
+                    show_share(share(point, roof)),
+                    which_roof(point, roof),
+                )
+            console.print(table)
+        parts = [show_rate(roof.matrix, "TFLOP/s")] if roof.matrix is not None else []
+        parts += [show_rate(roof.bandwidth, "TB/s")] if roof.bandwidth is not None else []
+        parts += [f"they meet at {significant(roof.ridge)} FLOP/byte"] if roof.ridge else []
+        lines = [f"roof of {panel.kind}: {', '.join(parts)}"] if parts else []
+        lines += roof.missing(panel.kind)
+        if any((share(point, roof) or 0) > 1 for group in panel.groups for point in group):
+            lines.append(ABOVE)
+        for line in lines:
+            console.print(Text(line, style="dim"))
+        console.print()
+
+
+def show_share(part: float | None) -> str:
+    """A share in per cent, two digits and at least a whole one: 71%, 0.53%."""
+    return "-" if part is None else f"{significant(100 * part, 2 if part < 1 else 3)}%"
+
+
+def which_roof(point: Point, roof: Roof) -> str:
+    """Which of the two bounds the point."""
+    if roof.ridge is None:
+        return "-"
+    return "memory" if point.x < roof.ridge else "matrix"
+
+
+def draw(env: Record, found: Sequence[Panel], folder: Path, dark: bool = False) -> Path:
+    """Write roofline.png into `folder`, or with `dark` roofline-dark.png: light ink, no ground.
+
+    A colour and a marker a rung, a dash a family of problems, N beside the points. Raises
+    ImportError where matplotlib is missing.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = titles(env)
+    rungs = sorted({point.rung for panel in found for group in panel.groups for point in group})
+    ink = INK[dark]
+    inks = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    columns = min(COLUMNS, len(found))
+    rows = -(-len(found) // columns)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ("roofline-dark.png" if dark else "roofline.png")
+    with pyplot.rc_context(dict.fromkeys(inks, ink)):
+        figure, grid = pyplot.subplots(
+            rows, columns, figsize=(5.4 * columns + 0.4, 4.6 * rows), squeeze=False
+        )
+        axes = list(grid.flat)
+        for axis in axes[len(found) :]:
+            axis.set_visible(False)
+        drawn = list(zip(axes[: len(found)], found, strict=True))
+        for axis, panel in drawn:
+            frame(axis, panel, dark)
+        figure.tight_layout()  # what comes after it looks at where things are
+        for axis, panel in drawn:
+            draw_roof(axis, panel, ink)
+            for dash, group in enumerate(panel.groups):
+                for index, rung in enumerate(rungs):
+                    own = [point for point in group if point.rung == rung]
+                    draw_rung(axis, own, style(index, dark), dash, panel.device)
+            draw_names(axis, panel, dark)
+        for index, rung in enumerate(rungs):
+            colour, marker = style(index, dark)
+            label = f"{rung[0]} {names[rung]}"
+            grid[0][0].plot([], [], color=colour, marker=marker, linestyle="-", label=label)
+        legend(figure, grid[0])
+        ground: Any = "none" if dark else "white"
+        figure.savefig(path, dpi=110, bbox_inches="tight", facecolor=ground, transparent=dark)
+        pyplot.close(figure)
+    return path
+
+
+def style(index: int, dark: bool) -> tuple[str, str]:
+    """Colour and marker of the rung that comes `index`-th: a pair of its own for each of 64."""
+    colour = COLOURS[index % len(COLOURS)]
+    marker = MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]
+    return (INK[True] if dark and colour == INK[False] else colour), marker
+
+
+def frame(axis: Any, panel: Panel, dark: bool) -> None:
+    """Scales, title, labels with units, what is missing, and which dash is which family."""
+    from matplotlib.lines import Line2D
+
+    unit, scale = UNITS[panel.device]
+    low, high, bottom, top = limits(panel)
+    axis.set(
+        xscale="log", yscale="log", xlim=(low, high), ylim=(scale * bottom, scale * top),
+        xlabel="arithmetic intensity (FLOP per HBM byte, counted)", ylabel=f"achieved ({unit})",
+    )  # fmt: skip
+    axis.grid(True, which="major", color=FAINT[dark], linewidth=0.6)
+    axis.set_axisbelow(True)
+    shared, apart = differences([family_title(group[0].cell) for group in panel.groups])
+    axis.set_title(f"{shared}; N at the points", fontsize=9)
+    if len(panel.groups) > 1:
+        handles = [
+            Line2D([], [], color=INK[dark], linestyle=DASHES[dash % len(DASHES)], label=label)
+            for dash, label in enumerate(apart)
+        ]
+        axis.legend(handles=handles, loc="lower right", fontsize=7, frameon=False, handlelength=3)
+    if notes := panel.roof.missing(panel.kind):
+        axis.text(
+            0.02, 0.98, "\n".join(notes), transform=axis.transAxes, fontsize=7, va="top",
+            path_effects=halo(dark),
+        )  # fmt: skip
+
+
+def limits(panel: Panel) -> tuple[float, float, float, float]:
+    """Least and most FLOP/byte, least and most TFLOP/s: the points, the ridge, room for words.
+
+    A slanted roof that meets no other may leave the panel.
+    """
+    points = [point for group in panel.groups for point in group]
+    roof = panel.roof
+    xs = [point.x for point in points] + ([roof.ridge] if roof.ridge else [])
+    ys = [point.y for point in points] + ([roof.matrix] if roof.matrix else [])
+    return min(xs) / 4, max(xs) * 3, min(point.y for point in points) / 3, max(ys) * 3
+
+
+def draw_roof(axis: Any, panel: Panel, ink: str) -> None:
+    """The roofs that are known, as far as where they meet, each with its figure."""
+    _, scale = UNITS[panel.device]
+    roof = panel.roof
+    low, high = axis.get_xlim()
+    if roof.bandwidth is not None:
+        end = roof.ridge or high
+        slope = [scale * roof.bandwidth * x for x in (low, end)]
+        axis.plot([low, end], slope, color=ink, linewidth=2.2, solid_capstyle="round")
+        # the text runs along the slope, above it, near the left edge
+        bottom = max(low, axis.get_ylim()[0] / (scale * roof.bandwidth)) * 1.3
+        axis.annotate(
+            f"copy {show_rate(roof.bandwidth, 'TB/s')}",
+            (bottom, scale * roof.bandwidth * bottom), xytext=(-2, 5),
+            textcoords="offset points", rotation=slant(axis), rotation_mode="anchor",
+            fontsize=8, va="bottom",
+        )  # fmt: skip
+    if roof.matrix is not None:
+        start = roof.ridge or low
+        axis.plot([start, high], [scale * roof.matrix] * 2, color=ink, linewidth=2.2)
+        axis.annotate(
+            f"{panel.kind} products {show_rate(roof.matrix, 'TFLOP/s')}",
+            (high, scale * roof.matrix), xytext=(-4, 4),
+            textcoords="offset points", fontsize=8, ha="right", va="bottom",
+        )  # fmt: skip
+
+
+def slant(axis: Any) -> float:
+    """How steep y = c x looks on the axis's logarithmic scales, degrees."""
+    from math import atan2, degrees
+
+    (x0, y0), (x1, y1) = axis.transData.transform([(1.0, 1.0), (10.0, 10.0)])
+    return degrees(atan2(y1 - y0, x1 - x0))
+
+
+def draw_rung(
+    axis: Any, own: Sequence[Point], look: tuple[str, str], dash: int, device: str
+) -> None:
+    """One rung's points of one family, joined in the order of N."""
+    _, scale = UNITS[device]
+    colour, marker = look
+    axis.plot(
+        [point.x for point in own], [scale * point.y for point in own],
+        color=colour, marker=marker, markersize=6, linewidth=1.4,
+        linestyle=DASHES[dash % len(DASHES)],
+    )  # fmt: skip
+
+
+def draw_names(axis: Any, panel: Panel, dark: bool) -> None:
+    """N below and right of its point, the ends of each line first.
+
+    One that would cover another, or a marker, gives way.
+    """
+    _, scale = UNITS[panel.device]
+    pixels = axis.figure.dpi / 72  # a point of type
+    points = by_weight(panel)
+    where = axis.transData.transform([(point.x, scale * point.y) for point in points])
+    taken = [Box(x - 3 * pixels, x + 3 * pixels, y - 3 * pixels, y + 3 * pixels) for x, y in where]
+    for point, (x, y) in zip(points, where, strict=True):
+        text = str(point.cell["nk"])
+        left, top = x + 4 * pixels, y - 4 * pixels
+        box = Box(left, left + 4.6 * len(text) * pixels, top - 7 * pixels, top)
+        if any(box.covers(other) for other in taken):
+            continue
+        taken.append(box)
+        axis.annotate(
+            text, (point.x, scale * point.y), xytext=(4, -4), textcoords="offset points",
+            fontsize=7, va="top", path_effects=halo(dark),
+        )  # fmt: skip
+
+
+def halo(dark: bool) -> list[Any]:
+    """Ground around letters."""
+    from matplotlib.patheffects import withStroke
+
+    return [withStroke(linewidth=2, foreground=GROUND[dark])]
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle in the pixels of a figure."""
+
+    left: float
+    right: float
+    bottom: float
+    top: float
+
+    def covers(self, other: "Box") -> bool:
+        """Whether the two share any place."""
+        across = self.left < other.right and other.left < self.right
+        return across and self.bottom < other.top and other.bottom < self.top
+
+
+def by_weight(panel: Panel) -> list[Point]:
+    """The points of a panel, first and last of each rung's line before those between."""
+    ends, between = [], []
+    for group in panel.groups:
+        for rung in sorted({point.rung for point in group}):
+            own = [point for point in group if point.rung == rung]
+            ends += own[:1] + own[1:][-1:]
+            between += own[1:-1]
+    return ends + between
+
+
+def differences(labels: Sequence[str]) -> tuple[str, list[str]]:
+    """What titles made of parts with commas between them share, and what each has of its own."""
+    parts = [label.split(", ") for label in labels]
+    shared = [part for part in parts[0] if all(part in other for other in parts)]
+    apart = [", ".join(part for part in own if part not in shared) for own in parts]
+    return ", ".join(shared), apart
