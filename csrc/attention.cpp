@@ -1,4 +1,4 @@
-// Attention on Values: the loops of rungs 0 and 1, one node an operation.
+// Attention on Values: the loops of stages 0 and 1, one node an operation.
 
 #include <algorithm>
 #include <limits>

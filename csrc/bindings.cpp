@@ -93,7 +93,7 @@ py::dict arena_stats() {
 
 PYBIND11_MODULE(ladder_value_graph, m) {
     using namespace ladder;
-    m.doc() = "Attention on a graph of scalar Values in C++ (rung 2 of Attention Ladder).";
+    m.doc() = "Attention on a graph of scalar Values in C++ (stage 2 of Attention Ladder).";
     py::class_<AttentionGraph>(m, "AttentionGraph",
                                "The Values of one attend; they are freed with this object.")
         .def("backward", &AttentionGraph::backward, "dO"_a,

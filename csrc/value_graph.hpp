@@ -1,4 +1,4 @@
-// Rung 2: the Value graph of rung 0, compiled.
+// Stage 2: the Value graph of stage 0, compiled.
 //
 //     Graph   newest chunk            chunk                   first chunk
 //             [o . . . . |    ]  -->  [. . . . . . . .]  -->  [q q k k v v . .]  -->  null
@@ -69,7 +69,7 @@ struct ArenaStats {
 // system after its first step.
 //
 // The list keeps at most 256 MiB. That holds the graph of N = 256, d = 16 (211 MB), the largest at
-// which this rung is worth its time. What one huge graph took beyond it goes back to the system
+// which this stage is worth its time. What one huge graph took beyond it goes back to the system
 // with that graph, and trim() returns the rest.
 class ChunkPool {
 public:

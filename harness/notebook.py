@@ -85,7 +85,7 @@ def measure(stage: Sequence[str | Path] = (), **options: object) -> Records:
     """`ladder run` with these options, in a process of its own; its records come back.
 
     stages="0,1", n="8,16", d=16, paired=True, direction="train" ... as `ladder run --help` has
-    them; `stage` are the files of your own rungs. The device is the GPU where there is one. A rung
+    them; `stage` are the files of your own stages. The device is the GPU where there is one. A stage
     that is wrong or crashes is a row like another. Raises RuntimeError, with ladder's own line,
     where the run could not be made.
     """
@@ -123,14 +123,14 @@ def recorded(name: str, kind: str = "cell") -> Records:
 
 
 def judged(run: Records) -> Shown:
-    """Cells as tables: a table a problem, a row a rung, checked; interpreted times left out."""
+    """Cells as tables: a table a problem, a row a stage, checked; interpreted times left out."""
     names = cell_tables.titles(run.env)
     parts = []
     for group in cell_tables.by_problem(run.records):
         chosen = cell_tables.rows_of(group)
         body = [row(group, cell, names[cell["stage"], cell["name"]]) for cell in chosen]
         notes = [line.strip() for line in cell_tables.reasons(chosen)]
-        header = ["rung", *cell_tables.headers(group[0])[cell_tables.TIME :]]
+        header = ["stage", *cell_tables.headers(group[0])[cell_tables.TIME :]]
         parts.append(rows(header, body, cell_tables.problem_title(group[0]), "; ".join(notes)))
     said = [run.said]
     if run.said.startswith("$"):
@@ -150,17 +150,17 @@ def row(group: Sequence[Record], cell: Record, title: str) -> list[str]:
 
 
 def ratio(run: Records, before: int, after: int, **fields: object) -> str:
-    """How many times as fast rung `after` is as rung `before`, in words, or why nobody can tell.
+    """How many times as fast stage `after` is as stage `before`, in words, or why nobody can tell.
 
     From paired cells; `fields` choose the problem. Raises KeyError unless they choose just one.
     """
     found = [run.one(stage=stage, paired=True, **fields) for stage in (before, after)]
     for record in found:
         if record["status"] != "ok":
-            return f"no ratio: rung {record['stage']} is {record['status']}: {record['reason']}"
+            return f"no ratio: stage {record['stage']} is {record['status']}: {record['reason']}"
     slow, fast = (record["time_ms"] for record in found)
     times = cell_tables.significant(slow / fast)
-    return f"N = {found[0]['nk']}: rung {after} is {times} times as fast as rung {before}"
+    return f"N = {found[0]['nk']}: stage {after} is {times} times as fast as stage {before}"
 
 
 def plot(run: Records, measure: str) -> Any:
@@ -225,14 +225,14 @@ def full_load() -> dict[str, Any]:
 
 
 def runs(number: int) -> bool:
-    """Whether the built-in rung `number` can run here; where not, it says why."""
+    """Whether the built-in stage `number` can run here; where not, it says why."""
     import stages
     from stages.contract import why_not
 
     stage = stages.by_number(number).STAGE
     reason = why_not(stage, here("cpu", "cuda"))
     if reason:
-        print(f"rung {number} ({stage.title}) can't run here: {reason}")
+        print(f"stage {number} ({stage.title}) can't run here: {reason}")
     return reason is None
 
 
@@ -249,12 +249,12 @@ def problem(
     )
 
 
-def rungs(*numbers: int) -> Shown:
-    """What these rungs say of themselves: their idea, and what still hurts."""
+def infos(*numbers: int) -> Shown:
+    """What these stages say of themselves: their idea, and what still hurts."""
     import stages
 
     body = []
     for number in numbers:
         stage = stages.by_number(number).STAGE
         body.append((f"{number} {stage.title}", stage.idea, stage.still_hurts))
-    return rows(("rung", "the one idea", "still hurts"), body, left=3)
+    return rows(("info", "the one idea", "still hurts"), body, left=3)

@@ -14,12 +14,12 @@
 # %% [markdown]
 # # The attention ladder: an overview
 #
-# One algorithm, exact attention, written again and again. Each rung is one file, answers to one
+# One algorithm, exact attention, written again and again. Each stage is one file, answers to one
 # call, `attend(q, k, v)`, and teaches one idea. One harness measures them all on the same problem.
 #
 # $$O = \mathrm{softmax}\!\left(\frac{Q K^T}{\sqrt d}\right) V$$
 #
-# This notebook shows the whole ladder once. The others go from rung to rung:
+# This notebook shows the whole ladder once. The others go from stage to stage:
 # [0 to 1](00_to_01.ipynb), [1 to 2](01_to_02.ipynb), [2 to 3](02_to_03.ipynb),
 # [3 to 4](03_to_04.ipynb), [4 to 5](04_to_05.ipynb), [5 to 6](05_to_06.ipynb),
 # [6 to 7](06_to_07.ipynb).
@@ -42,7 +42,7 @@ except ModuleNotFoundError:
 
     around = [Path.cwd(), *Path.cwd().parents]
     home = next((x for x in around if (x / "stages" / "contract.py").is_file()), None)
-    if home:  # by what is there, without the network; rung 2 is skipped where it can't be built
+    if home:  # by what is there, without the network; stage 2 is skipped where it can't be built
         pip("--no-index", "--no-build-isolation", "--no-deps", "--editable", str(home))
     else:
         SOURCE = SOURCE or os.environ.get("ATTENTION_LADDER_SOURCE", "")
@@ -56,12 +56,12 @@ except ModuleNotFoundError:
     import harness.notebook as nb
 
 # %%
-nb.rungs(0, 1, 2, 3, 4, 5, 6, 7)
+nb.stages(0, 1, 2, 3, 4, 5, 6, 7)
 
 # %% [markdown]
 # ## Attention in ten lines
 #
-# The plainest rung that there is. `q`, `k` and `v` are lists of rows.
+# The plainest stage that there is. `q`, `k` and `v` are lists of rows.
 
 # %%
 print("\n".join(nb.code(1, "attend_head").lines))
@@ -69,14 +69,14 @@ print("\n".join(nb.code(1, "attend_head").lines))
 # %% [markdown]
 # ## Predict
 #
-# **Write down a guess for each: how many times faster than rung 0 (an object for each
-# multiplication) is rung 1 (plain Python), rung 2 (C++, with a graph), rung 3 (three operations of
+# **Write down a guess for each: how many times faster than stage 0 (an object for each
+# multiplication) is stage 1 (plain Python), stage 2 (C++, with a graph), stage 3 (three operations of
 # torch)? At $N = 64$, $d = 16$, on one thread of this machine.**
 
 # %%
 run = nb.measure(stages="0,1,2,3", n="16,32,64", d=16, paired=True)
-for rung in (1, 2, 3):
-    print(nb.ratio(run, 0, rung, nk=64))
+for stage in (1, 2, 3):
+    print(nb.ratio(run, 0, stage, nk=64))
 
 # %% [markdown]
 # All of them compute the same numbers, by the same count of multiplications. Before a time is
@@ -89,9 +89,9 @@ run
 nb.plot(run, "time")
 
 # %% [markdown]
-# ## From rung 4 on: kernels
+# ## From stage 4 on: kernels
 #
-# Rungs 4 to 7 are written in Triton, for a GPU. Without one they are *interpreted*: the answers
+# Stages 4 to 7 are written in Triton, for a GPU. Without one they are *interpreted*: the answers
 # are the real ones, the times mean nothing, so they are not shown. Right or wrong can be seen
 # anywhere. (On a GPU the cell takes float16 and 32 heads, so that all of it has work.)
 
@@ -104,7 +104,7 @@ kernels
 nb.plot(kernels, "error")
 
 # %% [markdown]
-# Rung 4 is wrong above 64 keys, on purpose: the ten lines that mend it are
+# Stage 4 is wrong above 64 keys, on purpose: the ten lines that mend it are
 # [the heart of the course](04_to_05.ipynb).
 #
 # ## What a GPU waits for
@@ -125,11 +125,11 @@ nb.rows(header, body, f"copy: {copy:.2f} TB/s", ceilings.said)
 # %% [markdown]
 # Attention as three operations does about $d / e$ FLOPs for each byte that it moves, with $e$
 # bytes an element: 32 at $d = 64$ in float16. So it waits for memory nearly all the time. That one
-# number is why rungs 4 to 7 exist.
+# number is why stages 4 to 7 exist.
 #
 # ## The ladder on a GPU
 #
-# From the project's records. The time of a wrong rung is not drawn.
+# From the project's records. The time of a wrong stage is not drawn.
 
 # %%
 tour = nb.recorded("h200/tour.jsonl").only(d=64, inputs="normal", stage=(3, 4, 5, 102))
@@ -155,17 +155,17 @@ nb.rows(header, body, shape, bench.said)
 # ## Exercises
 #
 # **1.** `nb.measure(stages="0,1,2,3", n="64", nq=1, d=16)` has one query row. What does that do to
-# the times, and to the comparison of rung 0 with rung 3?
+# the times, and to the comparison of stage 0 with stage 3?
 #
 # <details><summary>Answer</summary>
 #
-# Rungs 0 to 2 get about 64 times faster: they have 64 times less to do. Rung 3 hardly changes:
+# Stages 0 to 2 get about 64 times faster: they have 64 times less to do. Stage 3 hardly changes:
 # what it pays for at this size is the starting of three operations. Whoever compares one row in
 # Python with all rows on a GPU is off by a factor of $N$.
 #
 # </details>
 #
-# **2.** Which rungs give gradients? Try `nb.measure(stages="0,1,2,3,4,5,6,7", n="32", d=16,
+# **2.** Which stages give gradients? Try `nb.measure(stages="0,1,2,3,4,5,6,7", n="32", d=16,
 # direction="train")`.
 #
 # <details><summary>Answer</summary>
@@ -174,11 +174,11 @@ nb.rows(header, body, shape, bench.said)
 #
 # </details>
 #
-# **3.** In your own words: what does `wrong-by-design` mean, and why is such a rung never ranked?
+# **3.** In your own words: what does `wrong-by-design` mean, and why is such a stage never ranked?
 #
 # <details><summary>Answer</summary>
 #
-# The rung says itself up to which $N$ it is exact, and was asked for more. Its answer is wrong, so
-# how fast it comes is of no interest: a rung that returns zeros would be the fastest of all.
+# The stage says itself up to which $N$ it is exact, and was asked for more. Its answer is wrong, so
+# how fast it comes is of no interest: a stage that returns zeros would be the fastest of all.
 #
 # </details>

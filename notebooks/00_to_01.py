@@ -12,10 +12,10 @@
 # ---
 
 # %% [markdown]
-# # From rung 0 to rung 1: throw the graph away
+# # From stage 0 to stage 1: throw the graph away
 #
-# Rung 0 computes attention with one Python object for each multiplication and addition. The objects
-# remember how they came about, so gradients come for free. Rung 1 runs the same loops on plain
+# Stage 0 computes attention with one Python object for each multiplication and addition. The objects
+# remember how they came about, so gradients come for free. Stage 1 runs the same loops on plain
 # floats.
 #
 # You will see: what an object an operation costs, in time and in memory, and what is lost without
@@ -39,7 +39,7 @@ except ModuleNotFoundError:
 
     around = [Path.cwd(), *Path.cwd().parents]
     home = next((x for x in around if (x / "stages" / "contract.py").is_file()), None)
-    if home:  # by what is there, without the network; rung 2 is skipped where it can't be built
+    if home:  # by what is there, without the network; stage 2 is skipped where it can't be built
         pip("--no-index", "--no-build-isolation", "--no-deps", "--editable", str(home))
     else:
         SOURCE = SOURCE or os.environ.get("ATTENTION_LADDER_SOURCE", "")
@@ -53,10 +53,10 @@ except ModuleNotFoundError:
     import harness.notebook as nb
 
 # %% [markdown]
-# ## What hurts in rung 0
+# ## What hurts in stage 0
 #
 # For one head, scores are dot products of length $d$, one for each of the $N^2$ pairs of a query
-# and a key. We let the harness judge rung 0 alone. Each row is a process of its own. The answer is
+# and a key. We let the harness judge stage 0 alone. Each row is a process of its own. The answer is
 # checked first, against float64; only then is it timed.
 
 # %%
@@ -67,7 +67,7 @@ nb.measure(stages="0", n="32,64", d=16)
 #
 # ## Predict
 #
-# Rung 0 makes a `Value` for each operation. **Write down, before you run the next cell: how many
+# Stage 0 makes a `Value` for each operation. **Write down, before you run the next cell: how many
 # `Value`s does it make for one head at $N = 64$, $d = 16$? How many bytes are they, at about 200
 # bytes each?**
 #
@@ -75,27 +75,27 @@ nb.measure(stages="0", n="32,64", d=16)
 # operations a pair. The output takes about $2d$ more a pair.)
 
 # %%
-from stages import s00_scalar_autograd as rung_0
+from stages import s00_scalar_autograd as stage_0
 
 N, d = 64, 16
-nodes = rung_0.node_count(B=1, H=1, Nq=N, Nk=N, d=d)
+nodes = stage_0.node_count(B=1, H=1, Nq=N, Nk=N, d=d)
 print(f"{nodes:,} Values: N * N * (4 d + 3) operations, and the leaves q, k, v")
 print(f"at 200 bytes each: {nodes * 200 / 2**20:.0f} MB")
 print(f"q, k, v and o as plain float32: {4 * 4 * N * d / 2**10:.0f} KB")
 
 # %% [markdown]
-# Is that formula true? Count them: rung 0 keeps a tally.
+# Is that formula true? Count them: stage 0 keeps a tally.
 
 # %%
 import torch
 
 q, k, v = torch.randn(3, 1, 1, N, d).unbind()
-rung_0.attend(q, k, v)
-print(f"made: {rung_0.nodes_made():,}, predicted: {nodes:,}")
-assert rung_0.nodes_made() == nodes
+stage_0.attend(q, k, v)
+print(f"made: {stage_0.nodes_made():,}, predicted: {nodes:,}")
+assert stage_0.nodes_made() == nodes
 
 # %% [markdown]
-# ## Both rungs, side by side
+# ## Both stages, side by side
 #
 # The loops are the same. `total(...)`, which chains `Value`s, becomes Python's `sum`; `.exp()`
 # becomes `math.exp`; the reciprocal node becomes a division.
@@ -104,7 +104,7 @@ assert rung_0.nodes_made() == nodes
 nb.side_by_side(nb.code(0, "attend_head"), nb.code(1, "attend_head"), context=None)
 
 # %% [markdown]
-# What rung 1 has no more: the class whose every operation makes a new object.
+# What stage 1 has no more: the class whose every operation makes a new object.
 
 # %%
 print("\n".join(nb.code(0, "Value").lines))
@@ -112,7 +112,7 @@ print("\n".join(nb.code(0, "Value").lines))
 # %% [markdown]
 # ## Measure
 #
-# **Write down: how many times faster is rung 1?** Then let the harness measure both. `paired` means
+# **Write down: how many times faster is stage 1?** Then let the harness measure both. `paired` means
 # that they also take turns in one process, so that the ratio ("vs before") is fair.
 
 # %%
@@ -125,29 +125,29 @@ nb.plot(run, "time")
 # %% [markdown]
 # Both lines climb by the same slope: the same $N^2 d$ work. The gap between them is the price of
 # an object an operation. The harness times with Python's garbage collector off, as torch's timer
-# does; with it on, rung 0 would be slower still, since the collector looks through all those
+# does; with it on, stage 0 would be slower still, since the collector looks through all those
 # objects again and again.
 #
 # ## What was bought, what still hurts
 
 # %%
 operations = 4 * N * N * d
-rung_1 = run.one(stage=1, nk=N, paired=True)["time_ms"]
+stage_1 = run.one(stage=1, nk=N, paired=True)["time_ms"]
 print(nb.ratio(run, 0, 1, nk=N))
-print(f"rung 1 takes {rung_1 * 1e6 / operations:.0f} ns for each multiplication or addition")
+print(f"stage 1 takes {stage_1 * 1e6 / operations:.0f} ns for each multiplication or addition")
 
 # %% [markdown]
 # - Bought: no object and no edge an operation, so far less time; a row of scores is all that is
 #   kept.
-# - Lost: the gradients. Rung 1 is forward only.
+# - Lost: the gradients. Stage 1 is forward only.
 # - Still hurts: the interpreter. Tens of nanoseconds for one multiplication are a hundred or more
 #   cycles of the processor, which could do several multiplications in one. Every float is an
 #   object still, though a short-lived one, and every `*` looks up what `*` means.
 #
-# [Rung 2](01_to_02.ipynb) compiles the loops, and takes the graph back.
+# [Stage 2](01_to_02.ipynb) compiles the loops, and takes the graph back.
 
 # %%
-nb.rungs(0, 1)
+nb.stages(0, 1)
 
 # %% [markdown]
 # ## Exercises
@@ -162,7 +162,7 @@ nb.rungs(0, 1)
 #
 # </details>
 #
-# **2.** Rung 0's `attend_head` subtracts the maximum as a plain number (`x.data`), not as a
+# **2.** Stage 0's `attend_head` subtracts the maximum as a plain number (`x.data`), not as a
 # `Value`. Why are the gradients right all the same?
 #
 # <details><summary>Answer</summary>
@@ -172,7 +172,7 @@ nb.rungs(0, 1)
 #
 # </details>
 #
-# **3.** How long would rung 0 take for one head at $N = 4096$, $d = 64$? And how much memory would
+# **3.** How long would stage 0 take for one head at $N = 4096$, $d = 64$? And how much memory would
 # its graph need?
 #
 # <details><summary>Answer</summary>

@@ -12,10 +12,10 @@
 # ---
 
 # %% [markdown]
-# # From rung 1 to rung 2: compile the graph
+# # From stage 1 to stage 2: compile the graph
 #
-# Rung 1 is loops on plain floats, and Python reads every one of its operations anew. Rung 2 writes
-# the loops in C++, and takes rung 0's graph back: each operation makes a node again, 48 bytes in an
+# Stage 1 is loops on plain floats, and Python reads every one of its operations anew. Stage 2 writes
+# the loops in C++, and takes stage 0's graph back: each operation makes a node again, 48 bytes in an
 # arena. So gradients are back, too.
 #
 # You will see: that compiled code which *records everything* beats interpreted code which records
@@ -39,7 +39,7 @@ except ModuleNotFoundError:
 
     around = [Path.cwd(), *Path.cwd().parents]
     home = next((x for x in around if (x / "stages" / "contract.py").is_file()), None)
-    if home:  # by what is there, without the network; rung 2 is skipped where it can't be built
+    if home:  # by what is there, without the network; stage 2 is skipped where it can't be built
         pip("--no-index", "--no-build-isolation", "--no-deps", "--editable", str(home))
     else:
         SOURCE = SOURCE or os.environ.get("ATTENTION_LADDER_SOURCE", "")
@@ -53,7 +53,7 @@ except ModuleNotFoundError:
     import harness.notebook as nb
 
 # %% [markdown]
-# ## What hurts in rung 1
+# ## What hurts in stage 1
 #
 # One dot product of 16 numbers, in plain Python. What does the interpreter do for it?
 
@@ -80,19 +80,19 @@ nb.measure(stages="1", n="64,128", d=16)
 # %% [markdown]
 # ## Predict
 #
-# A node of rung 2 holds the number, its gradient, two pointers to parents and two derivatives: 48
+# A node of stage 2 holds the number, its gradient, two pointers to parents and two derivatives: 48
 # bytes. **Write down: how many bytes is the graph of one head at $N = 64$, $d = 16$? And which is
-# faster: rung 2, which writes all that, or rung 1, which writes nothing?**
+# faster: stage 2, which writes all that, or stage 1, which writes nothing?**
 
 # %%
-from stages import s02_cpp_value_graph as rung_2
+from stages import s02_cpp_value_graph as stage_2
 
 N, d = 64, 16
-nodes = rung_2.node_count(B=1, H=1, Nq=N, Nk=N, d=d)
-print(f"{nodes:,} nodes, as in rung 0; at 48 bytes {nodes * 48 / 2**20:.1f} MB")
+nodes = stage_2.node_count(B=1, H=1, Nq=N, Nk=N, d=d)
+print(f"{nodes:,} nodes, as in stage 0; at 48 bytes {nodes * 48 / 2**20:.1f} MB")
 
 # %% [markdown]
-# ## Both rungs, side by side
+# ## Both stages, side by side
 #
 # Python at the left, C++ at the right; the same loops, in the same order. `graph_.mul` makes a
 # node.
@@ -121,7 +121,7 @@ run
 nb.plot(run, "time")
 
 # %% [markdown]
-# Look at the peak of rung 2 at $N = 64$: it is the graph that you predicted. (The harness reads the
+# Look at the peak of stage 2 at $N = 64$: it is the graph that you predicted. (The harness reads the
 # process's resident memory: below 1 MB it tells nothing, and it says so.)
 
 # %%
@@ -131,7 +131,7 @@ if found["peak_bytes"]:
     print(f"peak {found['peak_bytes'] / 2**20:.1f} MB, predicted {nodes * 48 / 2**20:.1f} MB")
 
 # %% [markdown]
-# The gradients are back. The harness holds dq, dk and dv to float64, as it does the output; rung 1
+# The gradients are back. The harness holds dq, dk and dv to float64, as it does the output; stage 1
 # has none, and its row says so.
 
 # %%
@@ -147,10 +147,10 @@ nb.measure(stages="0,1,2", n="32", d=16, direction="train")
 #   result, 48 bytes are written, and read again on the way back. The processor could do several
 #   multiplications in one instruction; a graph of single numbers keeps it from that.
 #
-# [Rung 3](02_to_03.ipynb) makes a whole matrix an operation.
+# [Stage 3](02_to_03.ipynb) makes a whole matrix an operation.
 
 # %%
-nb.rungs(1, 2)
+nb.stages(1, 2)
 
 # %% [markdown]
 # ## Exercises
@@ -170,17 +170,17 @@ nb.rungs(1, 2)
 #
 # <details><summary>Answer</summary>
 #
-# `rung_2.node_count(1, 1, 256, 256, 16) * 48` bytes: 16 times that of $N = 64$, about 200 MB. At
+# `stage_2.node_count(1, 1, 256, 256, 16) * 48` bytes: 16 times that of $N = 64$, about 200 MB. At
 # $N = 1024$ it is 16 times that again, over 3 GB: there is no room for a second head.
 #
 # </details>
 #
-# **3.** Rung 0 sorts its graph topologically before it goes back; rung 2 does not. Why may it not?
+# **3.** Stage 0 sorts its graph topologically before it goes back; stage 2 does not. Why may it not?
 #
 # <details><summary>Answer</summary>
 #
 # It may leave the sort out since an arena keeps nodes in the order of their making, and nobody can
-# make a node before its parents. Rung 0's `Value`s lie anywhere in memory, so their order must be
+# make a node before its parents. Stage 0's `Value`s lie anywhere in memory, so their order must be
 # found again from the pointers.
 #
 # </details>

@@ -12,14 +12,14 @@
 # ---
 
 # %% [markdown]
-# # From rung 2 to rung 3: a whole matrix an operation
+# # From stage 2 to stage 3: a whole matrix an operation
 #
-# Rung 2 makes a node for each multiplication. Rung 3 is what you would write in PyTorch:
+# Stage 2 makes a node for each multiplication. Stage 3 is what you would write in PyTorch:
 #
 # $$S = (Q \cdot \mathrm{scale}) K^T, \qquad P = \mathrm{softmax}(S), \qquad O = P V$$
 #
 # Three operations, each on whole matrices, each in code that others have tuned for decades. It is
-# the yardstick of this project; in float64 it is the oracle that all rungs are held to.
+# the yardstick of this project; in float64 it is the oracle that all stages are held to.
 
 # %%
 # Is the project there? If not, take it from the checkout around this notebook. If there is none
@@ -39,7 +39,7 @@ except ModuleNotFoundError:
 
     around = [Path.cwd(), *Path.cwd().parents]
     home = next((x for x in around if (x / "stages" / "contract.py").is_file()), None)
-    if home:  # by what is there, without the network; rung 2 is skipped where it can't be built
+    if home:  # by what is there, without the network; stage 2 is skipped where it can't be built
         pip("--no-index", "--no-build-isolation", "--no-deps", "--editable", str(home))
     else:
         SOURCE = SOURCE or os.environ.get("ATTENTION_LADDER_SOURCE", "")
@@ -53,7 +53,7 @@ except ModuleNotFoundError:
     import harness.notebook as nb
 
 # %% [markdown]
-# ## What hurts in rung 2
+# ## What hurts in stage 2
 #
 # It writes 48 bytes for each multiplication, with one thread.
 
@@ -63,27 +63,27 @@ nb.measure(stages="2", n="128,256", d=16)
 # %% [markdown]
 # ## Predict
 #
-# **Write down, for one head at $N = 256$, $d = 16$ in float32: how many bytes does rung 2 write
-# into its graph? How many bytes do $S$ and $P$ take, the largest things that rung 3 ever makes?
-# What does the quotient say about how many times faster rung 3 may be?**
+# **Write down, for one head at $N = 256$, $d = 16$ in float32: how many bytes does stage 2 write
+# into its graph? How many bytes do $S$ and $P$ take, the largest things that stage 3 ever makes?
+# What does the quotient say about how many times faster stage 3 may be?**
 
 # %%
 from harness.problems import cost
-from stages import s02_cpp_value_graph as rung_2
+from stages import s02_cpp_value_graph as stage_2
 
 N, d = 256, 16
-graph = rung_2.node_count(1, 1, N, N, d) * 48
+graph = stage_2.node_count(1, 1, N, N, d) * 48
 problem = nb.problem(N, d, "float32")
 matrices = cost.three_kernel_bytes(problem)
 nb.rows(
     ("what", "bytes"),
-    [("rung 2, its graph", f"{graph:,}"), ("S, and P", f"{cost.score_bytes(problem):,} each")]
-    + [(f"rung 3, {kernel}: read and written", f"{size:,}") for kernel, size in matrices.items()]
-    + [("graph over all that rung 3 moves", f"{graph / sum(matrices.values()):.0f} x")],
+    [("stage 2, its graph", f"{graph:,}"), ("S, and P", f"{cost.score_bytes(problem):,} each")]
+    + [(f"stage 3, {kernel}: read and written", f"{size:,}") for kernel, size in matrices.items()]
+    + [("graph over all that stage 3 moves", f"{graph / sum(matrices.values()):.0f} x")],
 )
 
 # %% [markdown]
-# ## Both rungs, side by side
+# ## Both stages, side by side
 #
 # Every loop is gone. So is the graph: torch keeps one node for each *matrix* operation.
 
@@ -93,15 +93,15 @@ nb.side_by_side(cpp, nb.code(3, "attend"), context=None)
 
 # %% [markdown]
 # Let torch itself tell what it recorded: its graph, from the output back. A dozen nodes, where
-# rung 2 has millions.
+# stage 2 has millions.
 
 # %%
 import torch
 
-from stages import s03_torch_three_gemm as rung_3
+from stages import s03_torch_three_gemm as stage_3
 
 q, k, v = (torch.randn(1, 1, N, d, requires_grad=True) for _ in range(3))
-node, names = rung_3.attend(q, k, v).grad_fn, []
+node, names = stage_3.attend(q, k, v).grad_fn, []
 while node is not None:
     names.append(node.name())
     node = next((parent for parent, _ in node.next_functions if parent is not None), None)
@@ -121,7 +121,7 @@ nb.plot(run, "time")
 print(nb.ratio(run, 2, 3, nk=N))
 found = run.one(stage=3, nk=N, paired=True)
 if found["time_ms"]:
-    print(f"rung 3: {found['flops'] / found['time_ms'] / 1e6:.1f} GFLOP/s, one thread")
+    print(f"stage 3: {found['flops'] / found['time_ms'] / 1e6:.1f} GFLOP/s, one thread")
 
 # %% [markdown]
 # Both train. dq, dk and dv are checked too:
@@ -133,7 +133,7 @@ nb.measure(stages="2,3", n="64", d=16, direction="train")
 # ## On a GPU
 #
 # The same file runs on a GPU, unchanged: only the tensors lie elsewhere. From the project's records
-# (rung 2 works on that machine's CPU, rung 3 on its GPU):
+# (stage 2 works on that machine's CPU, stage 3 on its GPU):
 
 # %%
 nb.recorded("h200/table-4.1.jsonl").only(stage=(2, 3), nq=64, nk=64)
@@ -147,17 +147,17 @@ nb.recorded("h200/table-4.1.jsonl").only(stage=(2, 3), nq=64, nk=64)
 #   $N = 256$ nobody notices. **Write down: at which $N$ is $S$ alone 1 GB, for one head in
 #   float16?**
 #
-# [Rung 4](03_to_04.ipynb) does not write them.
+# [Stage 4](03_to_04.ipynb) does not write them.
 
 # %%
 for N in (1024, 4096, 8192, 16384, 32768):
     print(f"N = {N:6}: S is {cost.score_bytes(nb.problem(N)) / 2**20:7.0f} MB a head in float16")
-nb.rungs(2, 3)
+nb.stages(2, 3)
 
 # %% [markdown]
 # ## Exercises
 #
-# **1.** Rung 3 scales `q`, not `S`. Why?
+# **1.** Stage 3 scales `q`, not `S`. Why?
 #
 # <details><summary>Answer</summary>
 #
@@ -183,6 +183,6 @@ nb.rungs(2, 3)
 # <details><summary>Answer</summary>
 #
 # `12 * 12 * cost.score_bytes(nb.problem(4096))`: 144 times 32 MB is 4.5 GB, for one sequence. That
-# is what [rung 7](06_to_07.ipynb) does away with.
+# is what [stage 7](06_to_07.ipynb) does away with.
 #
 # </details>

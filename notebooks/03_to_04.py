@@ -12,9 +12,9 @@
 # ---
 
 # %% [markdown]
-# # From rung 3 to rung 4: S and P never leave the chip
+# # From stage 3 to stage 4: S and P never leave the chip
 #
-# Rung 3 writes $S$ to memory, reads it, writes $P$, and reads that. Rung 4 ("Lite") is one Triton
+# Stage 3 writes $S$ to memory, reads it, writes $P$, and reads that. Stage 4 ("Lite") is one Triton
 # kernel: each program takes some rows of $Q$ and walks over the keys, 64 at a time. A tile of $S$
 # lives in registers, and dies there.
 #
@@ -39,7 +39,7 @@ except ModuleNotFoundError:
 
     around = [Path.cwd(), *Path.cwd().parents]
     home = next((x for x in around if (x / "stages" / "contract.py").is_file()), None)
-    if home:  # by what is there, without the network; rung 2 is skipped where it can't be built
+    if home:  # by what is there, without the network; stage 2 is skipped where it can't be built
         pip("--no-index", "--no-build-isolation", "--no-deps", "--editable", str(home))
     else:
         SOURCE = SOURCE or os.environ.get("ATTENTION_LADDER_SOURCE", "")
@@ -53,7 +53,7 @@ except ModuleNotFoundError:
     import harness.notebook as nb
 
 # %% [markdown]
-# ## What hurts in rung 3
+# ## What hurts in stage 3
 #
 # Its memory. "Peak" is what a call takes above its inputs. (`full_load` is nothing on a CPU; a GPU
 # gets float16 and 32 heads, so that all of it has work.)
@@ -108,7 +108,7 @@ shape = "N = 4096, 32 heads, d = 64, float16"
 nb.rows(("what", "counted", "takes at the least"), body, shape, ceilings.said)
 
 # %% [markdown]
-# The arithmetic would be done long before the bytes are through: rung 3 waits for memory. A fused
+# The arithmetic would be done long before the bytes are through: stage 3 waits for memory. A fused
 # kernel moves so little that it waits for the matrix units instead. What was measured there:
 
 # %%
@@ -117,7 +117,7 @@ nb.recorded("h200/table-4.2.jsonl").only(
 )
 
 # %% [markdown]
-# (Rung 5 stands for the fused kernel in that record. Rung 4 has no place in it, and you will see
+# (Stage 5 stands for the fused kernel in that record. Stage 4 has no place in it, and you will see
 # why.) The bytes can be counted by the GPU's own profiler, too, which knows nothing of our
 # formulas:
 
@@ -131,7 +131,7 @@ for stage, name in ((3, "torch, three GEMMs"), (4, "Triton Lite")):
     sizes = (f"{size / 2**30:.2f} GB" for size in (moved, counted))
     body.append((f"{stage} {name}", len(kernels), *sizes))
 shape = "N = 4096, d = 64, 8 x 12 heads, float16"
-nb.rows(("rung", "kernels", "moved, by the profiler", "counted"), body, shape, io.said)
+nb.rows(("stage", "kernels", "moved, by the profiler", "counted"), body, shape, io.said)
 
 # %% [markdown]
 # The picture of it: bytes through memory against $N$, counted.
@@ -164,7 +164,7 @@ def draw(axis, look):
 nb.drawn(draw)
 
 # %% [markdown]
-# ## Both rungs, side by side
+# ## Both stages, side by side
 #
 # At the right, one program's work. `q` is loaded once and stays. `s` and `p` are never stored: look
 # for the only `tl.store`.
@@ -189,7 +189,7 @@ nb.plot(run, "memory")
 # %% [markdown]
 # The square is gone from the memory (on a CPU, less than 1 MB cannot be told from nothing).
 #
-# But look at the status. Up to 64 keys rung 4 is exact; at 65 it is far off. It declares that
+# But look at the status. Up to 64 keys stage 4 is exact; at 65 it is far off. It declares that
 # itself, `exact_up_to=64` in its file, so it is *wrong by design*, and never ranked: how fast a
 # wrong answer comes is of no interest.
 
@@ -205,12 +205,12 @@ nb.plot(run, "error")
 #   tile holds all the keys. [The next notebook](04_to_05.ipynb) shows the ten lines that mend it.
 
 # %%
-nb.rungs(3, 4)
+nb.stages(3, 4)
 
 # %% [markdown]
 # ## Exercises
 #
-# **1.** FLOPs over bytes is the arithmetic intensity. Compute it for rung 3 and for a fused kernel
+# **1.** FLOPs over bytes is the arithmetic intensity. Compute it for stage 3 and for a fused kernel
 # at $N = 1024$ and $4096$: `cost.intensity(cost.flops(p), bytes)`. At which intensity does the
 # machine above stop waiting for its memory?
 #

@@ -12,9 +12,9 @@
 # ---
 
 # %% [markdown]
-# # From rung 4 to rung 5: ten lines that make it right
+# # From stage 4 to stage 5: ten lines that make it right
 #
-# Rung 4 ("Lite") is fast, and wrong above 64 keys. Rung 5 ("Online") is right. Between them lie
+# Stage 4 ("Lite") is fast, and wrong above 64 keys. Stage 5 ("Online") is right. Between them lie
 # about ten lines: the *online softmax*. They are the heart of FlashAttention.
 #
 # At the end of this notebook you write them yourself, and the harness judges your kernel beside the
@@ -38,7 +38,7 @@ except ModuleNotFoundError:
 
     around = [Path.cwd(), *Path.cwd().parents]
     home = next((x for x in around if (x / "stages" / "contract.py").is_file()), None)
-    if home:  # by what is there, without the network; rung 2 is skipped where it can't be built
+    if home:  # by what is there, without the network; stage 2 is skipped where it can't be built
         pip("--no-index", "--no-build-isolation", "--no-deps", "--editable", str(home))
     else:
         SOURCE = SOURCE or os.environ.get("ATTENTION_LADDER_SOURCE", "")
@@ -52,9 +52,9 @@ except ModuleNotFoundError:
     import harness.notebook as nb
 
 # %% [markdown]
-# ## What hurts in rung 4
+# ## What hurts in stage 4
 #
-# The harness holds every rung to float64. Watch the error at 64 keys, at 65, and at 128:
+# The harness holds every stage to float64. Watch the error at 64 keys, at 65, and at 128:
 
 # %%
 nb.measure(stages="3,4", n="64,65,128", d=16)
@@ -65,12 +65,12 @@ nb.measure(stages="3,4", n="64,65,128", d=16)
 #
 # ## Predict
 #
-# Rung 4 walks over the keys in tiles of 64. In each tile it takes a softmax of that tile's scores
+# Stage 4 walks over the keys in tiles of 64. In each tile it takes a softmax of that tile's scores
 # alone, multiplies it by the tile's $V$, and adds that to the output.
 #
 # With $N = 65$ there are two tiles: 64 keys in the first, one key in the second. **Write down:
-# what weight does rung 4 give to the 65th key? What weight should it have, on average? What do all
-# of rung 4's weights sum to, and what should they sum to?**
+# what weight does stage 4 give to the 65th key? What weight should it have, on average? What do all
+# of stage 4's weights sum to, and what should they sum to?**
 
 # %%
 from harness.lessons import trace
@@ -81,7 +81,7 @@ first, last = one_row.steps()
 
 lite, right = last.lite_p[-1], last.p[-1] / last.l_i
 nb.rows(
-    ("N = 65, tiles of 64, one query row", "rung 4", "right"),
+    ("N = 65, tiles of 64, one query row", "stage 4", "right"),
     [
         ("weight of the 65th key", f"{lite:.4f}", f"{right:.4f}"),
         ("average weight of a key", f"{last.lite_weight / 65:.4f}", f"{1 / 65:.4f}"),
@@ -107,8 +107,8 @@ errors = figures_lite.against_n(4 * figures_lite.TILE)
 
 
 def draw(axis, look):
-    axis.plot(errors.x, errors.lite, color=look.red, label="rung 4, Lite")
-    axis.plot(errors.x, errors.online, color=look.blue, linestyle="--", label="rung 5, Online")
+    axis.plot(errors.x, errors.lite, color=look.red, label="stage 4, Lite")
+    axis.plot(errors.x, errors.online, color=look.blue, linestyle="--", label="stage 5, Online")
     axis.set_xticks([1, 64, 128, 192, 256])
     axis.set_xlabel("N (keys)")
     axis.set_ylabel("max error against float64")
@@ -177,7 +177,7 @@ with tempfile.TemporaryDirectory() as folder:
 shown
 
 # %% [markdown]
-# ## Both rungs, side by side
+# ## Both stages, side by side
 #
 # The kernels, and what differs between them:
 
@@ -193,7 +193,7 @@ nb.side_by_side(nb.code(4, "attention_kernel"), nb.code(5, "attention_kernel"))
 #
 # ## Measure
 #
-# **Write down: the error of rung 5 at 65 keys, within a factor of ten.** (The numbers are float32:
+# **Write down: the error of stage 5 at 65 keys, within a factor of ten.** (The numbers are float32:
 # about $10^{-7}$ of their size is lost in each operation.)
 
 # %%
@@ -206,7 +206,7 @@ nb.plot(run, "error")
 
 # %% [markdown]
 # The same on a GPU, from the project's records, up to 1024 keys. In TF32, which keeps ten bits of
-# each factor, both rungs lose some digits at 64 already; the *mistake* is another matter.
+# each factor, both stages lose some digits at 64 already; the *mistake* is another matter.
 
 # %%
 table_4_3 = nb.recorded("h200/table-4.3.jsonl")
@@ -220,12 +220,12 @@ nb.rows(("N", "float32 as", "#3: max error", "#4 Lite", "#5 Online"), body, note
 # %% [markdown]
 # ## Now you
 #
-# The next cell prints rung 5's kernel with those lines blanked. In the cell after it, replace each
-# `____`. Keep the lines in their order, one for each blank. It writes `mine.py`: the whole rung
+# The next cell prints stage 5's kernel with those lines blanked. In the cell after it, replace each
+# `____`. Keep the lines in their order, one for each blank. It writes `mine.py`: the whole stage
 # with your lines in it.
 #
-# The third cell lets the harness judge your file beside the real rungs, and beside two others: the
-# answer, made from rung 5's own lines, and a kernel by somebody who forgot the correction, so that
+# The third cell lets the harness judge your file beside the real stages, and beside two others: the
+# answer, made from stage 5's own lines, and a kernel by somebody who forgot the correction, so that
 # the past is never shrunk.
 
 # %%
@@ -288,7 +288,7 @@ run
 # - Still hurts: every tile is visited, with the mask of the last one on; a causal mask is not
 #   supported at all, though it would save half of the work.
 #
-# [Rung 6](05_to_06.ipynb) goes on.
+# [Stage 6](05_to_06.ipynb) goes on.
 #
 # ## More exercises
 #
@@ -316,11 +316,11 @@ run
 #
 # </details>
 #
-# **3.** How many bytes of `k` and `v` does a program load? How many more than rung 4's?
+# **3.** How many bytes of `k` and `v` does a program load? How many more than stage 4's?
 #
 # <details><summary>Answer</summary>
 #
-# `sum(step.bytes_loaded for step in steps)`, all of $K$ and $V$ once, in both rungs. The correction
+# `sum(step.bytes_loaded for step in steps)`, all of $K$ and $V$ once, in both stages. The correction
 # costs arithmetic, on numbers that are in registers already, and not one byte.
 #
 # </details>

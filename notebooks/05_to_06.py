@@ -12,11 +12,11 @@
 # ---
 
 # %% [markdown]
-# # From rung 5 to rung 6: visit no tile in vain
+# # From stage 5 to stage 6: visit no tile in vain
 #
-# Rung 5 is exact, but it knows no mask. A language model needs one: a token may look at the tokens
+# Stage 5 is exact, but it knows no mask. A language model needs one: a token may look at the tokens
 # before it, and not at those after it. And texts in a batch differ in length, so the shorter ones
-# are padded. Rung 6 takes both masks, and lets them *save* time: tiles that nobody may see are
+# are padded. Stage 6 takes both masks, and lets them *save* time: tiles that nobody may see are
 # never loaded. This is FlashAttention-2's forward pass.
 
 # %%
@@ -37,7 +37,7 @@ except ModuleNotFoundError:
 
     around = [Path.cwd(), *Path.cwd().parents]
     home = next((x for x in around if (x / "stages" / "contract.py").is_file()), None)
-    if home:  # by what is there, without the network; rung 2 is skipped where it can't be built
+    if home:  # by what is there, without the network; stage 2 is skipped where it can't be built
         pip("--no-index", "--no-build-isolation", "--no-deps", "--editable", str(home))
     else:
         SOURCE = SOURCE or os.environ.get("ATTENTION_LADDER_SOURCE", "")
@@ -51,7 +51,7 @@ except ModuleNotFoundError:
     import harness.notebook as nb
 
 # %% [markdown]
-# ## What hurts in rung 5
+# ## What hurts in stage 5
 #
 # Ask it for a causal mask (query $i$ sees keys up to $i$):
 
@@ -59,12 +59,12 @@ except ModuleNotFoundError:
 nb.measure(stages="3,5,6", n="64,200", d=16, causal=True)
 
 # %% [markdown]
-# Rung 5 refuses. Rung 3 takes the mask, but it computes all of $S$ first and then throws half of it
+# Stage 5 refuses. Stage 3 takes the mask, but it computes all of $S$ first and then throws half of it
 # away: the mask costs it time, where it should save some.
 #
 # ## Predict
 #
-# $N = 4096$ queries and keys, causal. A program of rung 6 takes 128 rows of $Q$ and walks over
+# $N = 4096$ queries and keys, causal. A program of stage 6 takes 128 rows of $Q$ and walks over
 # tiles of 64 keys. **Write down: what share of all the (q block, key tile) pairs need never be
 # visited? Of those that are visited, what share needs a mask at all?**
 
@@ -92,7 +92,7 @@ nb.drawn(lambda axis, look: tiling.draw(axis, tiling.Case(512, 512, True, 128, 6
 # %%
 import torch
 
-from stages import s06_triton_flash2 as rung_6
+from stages import s06_triton_flash2 as stage_6
 
 bench = nb.recorded("h200/bench-004.jsonl", "bench")
 found = bench.one(stage=6, nk=4096, d=64, causal=True, h=32)
@@ -101,17 +101,17 @@ if nb.runs(6):
     N, d = nb.here(cpu=256, gpu=4096), 16
     device = nb.here(cpu="cpu", gpu="cuda")
     q, k, v = (torch.randn(1, 1, N, d, device=device) for _ in range(3))
-    config = rung_6.launch_config(d, q.dtype, "ieee")
+    config = stage_6.launch_config(d, q.dtype, "ieee")
     blocks = {"block_m": config["BLOCK_M"], "block_n": config["BLOCK_N"]}
-    counted = rung_6.skip_ratio(q, k, v, causal=True)
+    counted = stage_6.skip_ratio(q, k, v, causal=True)
     formula = (tiling.kinds(tiling.Case(N, N, True, **blocks)) == tiling.NEVER).mean()
     print(f"here: {counted:.1%} never visited, by the formula {formula:.1%}; N = {N}, {blocks}")
     assert counted == formula
 
 # %% [markdown]
-# ## Both rungs, side by side
+# ## Both stages, side by side
 #
-# Rung 5's kernel at the left. At the right the loop of rung 6, a function now, since it is called
+# Stage 5's kernel at the left. At the right the loop of stage 6, a function now, since it is called
 # twice: once without a mask (`MASKED` is a compile-time constant, so the mask's code is not even
 # there), once for the few tiles that need one.
 
@@ -124,7 +124,7 @@ nb.side_by_side(nb.code(5, "attention_kernel"), nb.code(6, "visit_tiles"), conte
 # - `exp2` instead of `exp`: a GPU has $2^x$ in hardware. `qk_scale` is the scale times $\log_2 e$,
 #   so one multiplication does for both.
 # - `m_safe`: a row that has seen nothing yet has $m = -\infty$, and $-\infty - (-\infty)$ is not a
-#   number. (Rung 5 never meets such a row: no mask.)
+#   number. (Stage 5 never meets such a row: no mask.)
 # - Tiles without a mask are loaded without one.
 #
 # Where each walk begins and ends is worked out before. All the saving is in these lines:
@@ -146,8 +146,8 @@ if nb.runs(6):
     q, k, v = (torch.randn(2, 1, 100, 16, device=device) for _ in range(3))
     k[0, :, 40:], v[0, :, 40:] = float("nan"), float("nan")
     lengths = torch.tensor([40, 100], dtype=torch.int32, device=device)
-    padded = rung_6.attend(q, k, v, seqlens_k=lengths)
-    alone = rung_6.attend(q[:1], k[:1, :, :40], v[:1, :, :40])
+    padded = stage_6.attend(q, k, v, seqlens_k=lengths)
+    alone = stage_6.attend(q[:1], k[:1, :, :40], v[:1, :, :40])
     print(f"NaN in the output: {bool(padded.isnan().any())}")
     print(f"largest difference from the short text alone: {(padded[:1] - alone).abs().max():.1e}")
 
@@ -171,8 +171,8 @@ nb.plot(causal, "error")
 # %% [markdown]
 # ## On a GPU
 #
-# **Write down: what does a causal mask do to the time of rung 3, which masks and throws away? To
-# that of rung 6, which skips?** One problem with the mask and without it, all contestants in turns
+# **Write down: what does a causal mask do to the time of stage 3, which masks and throws away? To
+# that of stage 6, which skips?** One problem with the mask and without it, all contestants in turns
 # (float16):
 
 # %%
@@ -194,7 +194,7 @@ nb.rows(header, body, shape, bench.said, left=2)
 # - Bought: masks that save time instead of costing it; padding that is not even read.
 # - Bought: on request the *log-sum-exp* of each row, one number: all that a backward pass needs to
 #   know of $S$.
-# - Still hurts: forward only. [Rung 7](06_to_07.ipynb) goes back.
+# - Still hurts: forward only. [Stage 7](06_to_07.ipynb) goes back.
 #
 # ## Exercises
 #
@@ -218,7 +218,7 @@ nb.rows(header, body, shape, bench.said, left=2)
 #
 # </details>
 #
-# **3.** `nb.measure(stages="5,6", n="256", d=64)`: are the two rungs' errors equal, to the last
+# **3.** `nb.measure(stages="5,6", n="256", d=64)`: are the two stages' errors equal, to the last
 # bit? Should they be?
 #
 # <details><summary>Answer</summary>

@@ -12,11 +12,11 @@
 # ---
 
 # %% [markdown]
-# # From rung 6 to rung 7: it trains
+# # From stage 6 to stage 7: it trains
 #
 # To train, a model needs gradients: from $dO$, how the loss changes with the output, to $dQ$, $dK$
-# and $dV$. Rung 3 keeps $P$ from the forward pass for that. $P$ is $N \times N$, and a model has
-# many layers and heads. Rung 7 keeps one number a row instead, and makes $P$ again, tile by tile.
+# and $dV$. Stage 3 keeps $P$ from the forward pass for that. $P$ is $N \times N$, and a model has
+# many layers and heads. Stage 7 keeps one number a row instead, and makes $P$ again, tile by tile.
 
 # %%
 # Is the project there? If not, take it from the checkout around this notebook. If there is none
@@ -36,7 +36,7 @@ except ModuleNotFoundError:
 
     around = [Path.cwd(), *Path.cwd().parents]
     home = next((x for x in around if (x / "stages" / "contract.py").is_file()), None)
-    if home:  # by what is there, without the network; rung 2 is skipped where it can't be built
+    if home:  # by what is there, without the network; stage 2 is skipped where it can't be built
         pip("--no-index", "--no-build-isolation", "--no-deps", "--editable", str(home))
     else:
         SOURCE = SOURCE or os.environ.get("ATTENTION_LADDER_SOURCE", "")
@@ -50,7 +50,7 @@ except ModuleNotFoundError:
     import harness.notebook as nb
 
 # %% [markdown]
-# ## What hurts in rung 6
+# ## What hurts in stage 6
 #
 # Ask for forward and backward, `direction="train"`. The gradients are judged like outputs.
 
@@ -58,12 +58,12 @@ except ModuleNotFoundError:
 nb.measure(stages="3,6,7", n="64,100", d=16, direction="train")
 
 # %% [markdown]
-# Rung 6 carries no gradients. Rung 3 does, at a price:
+# Stage 6 carries no gradients. Stage 3 does, at a price:
 #
 # ## Predict
 #
 # One layer, batch 2, 4 heads, $N = 8192$, $d = 64$, float16. **Write down: how many bytes does
-# rung 3 keep between forward and backward, $P$ alone? What does rung 7 keep: $O$, and one float32
+# stage 3 keep between forward and backward, $P$ alone? What does stage 7 keep: $O$, and one float32
 # a row?**
 
 # %%
@@ -133,9 +133,9 @@ for name, mine, leaf in zip(
     assert torch.allclose(mine, leaf.grad)
 
 # %% [markdown]
-# ## Both rungs, side by side
+# ## Both stages, side by side
 #
-# The loop of rung 6, and the one of rung 7 that makes $dQ$: the same walk over the same tiles. `p`
+# The loop of stage 6, and the one of stage 7 that makes $dQ$: the same walk over the same tiles. `p`
 # comes out finished, so `m_i`, `l_i` and `alpha` are gone; `dp` and `ds` have come.
 
 # %%
@@ -157,7 +157,7 @@ print("\n".join(nb.code(7, "walk_q_tiles").lines))
 #
 # ## Measure
 #
-# **Write down: which of the two rungs' peaks grows fourfold when $N$ doubles?**
+# **Write down: which of the two stages' peaks grows fourfold when $N$ doubles?**
 
 # %%
 sizes, d = nb.here(cpu=("128,256,512", 16), gpu=("1024,2048,4096,8192", 64))
@@ -209,7 +209,7 @@ nb.rows(("mask", "contestant", "forward", "backward", "both"), body, shape, benc
 # </details>
 #
 # **2.** Count the matrix products of the backward pass: how many if $P$ was kept, how many in one
-# kernel that makes it again, how many in rung 7's two kernels?
+# kernel that makes it again, how many in stage 7's two kernels?
 #
 # <details><summary>Answer</summary>
 #
@@ -219,7 +219,7 @@ nb.rows(("mask", "contestant", "forward", "backward", "both"), body, shape, benc
 #
 # </details>
 #
-# **3.** Train something: `ladder train --help` says how. What do the losses of rung 7 and of
+# **3.** Train something: `ladder train --help` says how. What do the losses of stage 7 and of
 # torch's own attention look like from the same seed?
 #
 # <details><summary>Answer</summary>

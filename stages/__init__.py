@@ -1,8 +1,8 @@
-"""The rungs of the ladder, one file each, and the one place that finds and loads them.
+"""The stages of the ladder, one file each, and the one place that finds and loads them.
 
 This package also decides, alone and before triton is imported, whether Triton kernels run
 compiled (a GPU is there) or in Triton's interpreter (there is none). It asks NVML, so that
-importing a rung never initialises CUDA.
+importing a stage never initialises CUDA.
 """
 
 import dataclasses
@@ -24,12 +24,12 @@ HERE = Path(__file__).parent
 
 
 def files() -> list[Path]:
-    """The files of the built-in rungs, lowest first: every ``stages/sNN_*.py``."""
+    """The files of the built-in stages, lowest first: every ``stages/sNN_*.py``."""
     return sorted(HERE.glob("s[0-9][0-9]_*.py"))
 
 
 def load(path: str | os.PathLike[str]) -> ModuleType:
-    """Import the rung in the file `path`, one of ours or anyone's.
+    """Import the stage in the file `path`, one of ours or anyone's.
 
     Returns the module, which has a ``STAGE`` and an ``attend``. Raises ValueError where either is
     missing, and whatever the file itself raises while it is imported.
@@ -40,20 +40,20 @@ def load(path: str | os.PathLike[str]) -> ModuleType:
     if path.parent == HERE.resolve():
         module = importlib.import_module(f"stages.{path.stem}")
     else:
-        name = f"rung_{path.stem}"
+        name = f"stage_{path.stem}"
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
-            raise ValueError(f"{path.name}: not a Python file; a rung is one .py file")
+            raise ValueError(f"{path.name}: not a Python file; a stage is one .py file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module  # Triton and pickle look a function's module up by name
         spec.loader.exec_module(module)
     if not isinstance(getattr(module, "STAGE", None), Stage):
         raise ValueError(
-            f"{path.name}: no STAGE; a rung declares "
+            f"{path.name}: no STAGE; a stage declares "
             "STAGE = Stage(number=..., name=..., title=..., idea=...)"
         )
     if not callable(getattr(module, "attend", None)):
-        raise ValueError(f"{path.name}: no attend; a rung defines attend(q, k, v)")
+        raise ValueError(f"{path.name}: no attend; a stage defines attend(q, k, v)")
     stage: Stage = module.STAGE
     if "triton" not in stage.needs and holds_kernels(module):
         # said or not, its kernels are interpreted without a GPU, and such a time is no speed
@@ -67,7 +67,7 @@ def holds_kernels(module: ModuleType) -> bool:
 
 
 def by_number(number: int) -> ModuleType:
-    """The built-in rung `number`, imported. Raises KeyError where there is none."""
+    """The built-in stage `number`, imported. Raises KeyError where there is none."""
     for path in files():
         if int(path.stem[1:3]) == number:
             return load(path)

@@ -1,10 +1,10 @@
-"""The contract that every rung answers to: what it declares, and the checks of its input.
+"""The contract that every stage answers to: what it declares, and the checks of its input.
 
     attend(q, k, v) -> out
         q (B, H, Nq, d), k and v (B, H, Nk, d), any strides, one device -> out (B, H, Nq, d)
         in q's dtype, on q's device, scale = d ** -0.5; the inputs are never written to.
 
-Rungs whose STAGE.options name them also take, keyword-only, `causal` (query i sees keys up to
+Stages whose STAGE.options name them also take, keyword-only, `causal` (query i sees keys up to
 i + Nk - Nq) and `seqlens_k` ((B,) int32, valid keys a batch entry); 'gqa' means that k and v may
 have fewer heads, any number that divides H. A row that may see no key is 0, and so is its gradient.
 """
@@ -26,18 +26,18 @@ TRAFFICS = ("fused", "three-kernel")
 
 
 class StageUnavailable(RuntimeError):
-    """This rung can't run on this machine; the message says why."""
+    """This stage can't run on this machine; the message says why."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What a rung says of itself, once, in its own file. Only the first four have no default.
+    """What a stage says of itself, once, in its own file. Only the first four have no default.
 
     number        its place on the ladder (ours 0-99, peers from 100)
     name          a short identifier; records are keyed by (number, name)
     title         what a table shows
     idea          the one idea, in a sentence
-    still_hurts   what the next rung mends
+    still_hurts   what the next stage mends
     needs         of 'triton', 'extension' (ours, in C++), 'cuda'
     capability    the least CUDA compute capability, such as (9, 0)
     devices       where it computes
@@ -89,7 +89,7 @@ class Stage:
             )
 
     def computes_on(self, device: str) -> str:
-        """Where it does its work when its input is on `device`: a CPU rung takes a GPU's tensors,
+        """Where it does its work when its input is on `device`: a CPU stage takes a GPU's tensors,
         works on the CPU and answers on the GPU."""
         return device if device in self.devices else self.devices[0]
 
@@ -133,7 +133,7 @@ def most_on_an_axis(stage: Stage) -> int | None:
     """How many batch entries, and how many heads, `stage` takes; None: any number.
 
     A kernel has an axis of its grid for each. The interpreter, whose grid has no end, is no
-    exception: a rung takes the same problems everywhere.
+    exception: a stage takes the same problems everywhere.
     """
     return MAX_GRID if "triton" in stage.needs else None
 
@@ -155,7 +155,7 @@ def check_inputs(
     """Hold the arguments of `stage`'s attend to the contract.
 
     Raises ValueError that names the argument, what came and what was expected, and
-    StageUnavailable where the input is good but this machine can't run the rung.
+    StageUnavailable where the input is good but this machine can't run the stage.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
@@ -198,7 +198,7 @@ def check_inputs(
             raise ValueError(f"k: got {Hk} heads, expected a number that divides q's {H}")
     elif Hk != H:
         raise ValueError(
-            f"k: got {Hk} heads, expected q's {H} (rung {stage.number} has no grouped heads)"
+            f"k: got {Hk} heads, expected q's {H} (stage {stage.number} has no grouped heads)"
         )
     most = most_on_an_axis(stage)
     size, what = max((B, f"batch B = {B}"), (H, f"H = {H} heads"))
@@ -214,12 +214,12 @@ def check_inputs(
     for option, wanted in (("causal", causal), ("seqlens_k", seqlens_k is not None)):
         if wanted and option not in stage.options:
             raise ValueError(
-                f"{option}: got it set, but rung {stage.number} ({stage.name}) does not take it"
+                f"{option}: got it set, but stage {stage.number} ({stage.name}) does not take it"
             )
     if reason := why_not_dtype(stage, dtype_name(q.dtype), q.device.type):
         raise ValueError(f"q: got dtype {dtype_name(q.dtype)}: {reason}")
     if reason := why_not(stage, q.device.type):
-        raise StageUnavailable(f"rung {stage.number} ({stage.name}) can't run here: {reason}")
+        raise StageUnavailable(f"stage {stage.number} ({stage.name}) can't run here: {reason}")
 
 
 def check_seqlens(seqlens_k: torch.Tensor, batch: int, keys: int, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""What this machine offers a rung: a GPU, Triton, the built extension, and why not."""
+"""What this machine offers a stage: a GPU, Triton, the built extension, and why not."""
 
 import importlib.util
 import os
@@ -15,7 +15,7 @@ EXTENSION = "ladder_value_graph"
 class NoTriton:
     """Stands in for `triton` and `triton.language` where there is no wheel of it.
 
-    It lets a rung's file be imported: decorators return the function as it is, types are empty.
+    It lets a stage's file be imported: decorators return the function as it is, types are empty.
     The kernels are never called, since `attend` has raised before.
     """
 
@@ -52,7 +52,7 @@ def interpreting() -> bool:
 
 
 def why_no_gpu() -> str | None:
-    """Why no rung can run on a GPU here, or None where one can."""
+    """Why no stage can run on a GPU here, or None where one can."""
     if torch.cuda.is_available():
         return None
     if not torch.backends.cuda.is_built():

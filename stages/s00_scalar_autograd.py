@@ -1,4 +1,4 @@
-"""Rung 0, scalar autograd: every `*` and `+` is a Value node, and gradients come for free.
+"""Stage 0, scalar autograd: every `*` and `+` is a Value node, and gradients come for free.
 
     s[j] = sum_c q[c] * k[j][c] * scale
     p[j] = exp(s[j] - max s)                     each operation makes a node that knows its parents
@@ -8,11 +8,11 @@
     backward    dq, dk, dv <--- the chain rule, node by node, from the last to the first <--- dO
 
 Cost: 4 B H Nq Nk d FLOPs, and B H Nq Nk (4 d + 3) nodes of about 200 bytes, all kept until the
-output dies. They are made with and without requires_grad: the recording is this rung's nature.
+output dies. They are made with and without requires_grad: the recording is this stage's nature.
 While the garbage collector is on, it looks through all of them again and again: ten times the time
 at N = 64 (torch's Timer, and so the harness, turns it off).
 What it bought: no derivative of attention is written anywhere, and yet q, k and v get theirs.
-Still hurts: an object an operation. Rung 1 runs the same loops on plain floats.
+Still hurts: an object an operation. Stage 1 runs the same loops on plain floats.
 
 The idea is Andrej Karpathy's micrograd (https://github.com/karpathy/micrograd).
 """

@@ -1,4 +1,4 @@
-"""Rung 1, raw Python: the loops of rung 0 on plain floats.
+"""Stage 1, raw Python: the loops of stage 0 on plain floats.
 
     for each query row:
         s[j] = sum_c q[c] * k[j][c] * scale      Nk dot products of length d
@@ -6,8 +6,8 @@
         o[c] = sum_j p[j] * v[j][c]              d dot products of length Nk
 
 Cost: 4 B H Nq Nk d FLOPs, each a few bytecodes; a row of Nk scores is all that it keeps.
-What it bought: no object and no edge an operation, so roughly ten times rung 0.
-Still hurts: the interpreter. Every float is boxed and every `*` is dispatched. Rung 2 compiles.
+What it bought: no object and no edge an operation, so roughly ten times stage 0.
+Still hurts: the interpreter. Every float is boxed and every `*` is dispatched. Stage 2 compiles.
 """
 
 import math

@@ -1,17 +1,17 @@
-"""Rung 2, the Value graph compiled: rung 0's nodes, in C++, in an arena.
+"""Stage 2, the Value graph compiled: stage 0's nodes, in C++, in an arena.
 
     attend      q, k, v ---> [leaves | * + * + ... exp ... o]      nodes, in the order they are made
     backward    dq, dk, dv <---------------------------- dO        the same nodes, last to first
 
     csrc/value_graph.hpp   Value, the operations, the arena, backward: one walk, no sort
-    csrc/attention.cpp     the loops of rungs 0 and 1
+    csrc/attention.cpp     the loops of stages 0 and 1
     csrc/bindings.cpp      the way into Python
 
 Cost: 4 B H Nq Nk d FLOPs, and B H Nq Nk (4 d + 3) nodes of 48 bytes, all kept until the output
-dies. They are made with and without requires_grad, as in rung 0.
-What it bought: no interpreter, no box around a float. It is faster than rung 1, which records
+dies. They are made with and without requires_grad, as in stage 0.
+What it bought: no interpreter, no box around a float. It is faster than stage 1, which records
 nothing, and its memory is handed from one call to the next.
-Still hurts: one thread, and a node an operation: 48 bytes written for each multiplication. Rung 3
+Still hurts: one thread, and a node an operation: 48 bytes written for each multiplication. Stage 3
 makes a whole matrix an operation.
 """
 
@@ -84,7 +84,7 @@ def nodes_made() -> int:
 def node_count(B: int, H: int, Nq: int, Nk: int, d: int) -> int:
     """How many nodes attend makes for q (B, H, Nq, d), k and v (B, H, Nk, d): one an operation.
 
-    The operations are rung 0's, and so is the count. A query row takes
+    The operations are stage 0's, and so is the count. A query row takes
         s        Nk dot products, each of d products, d - 1 sums, 1 scaling    2 Nk d
         p        Nk subtractions of the maximum, Nk exponentials               2 Nk
         1 / l    Nk - 1 sums, 1 reciprocal                                     Nk

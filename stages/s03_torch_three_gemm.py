@@ -1,4 +1,4 @@
-"""Rung 3, three kernels in torch: GEMM, softmax, GEMM. The yardstick, and in float64 the oracle.
+"""Stage 3, three kernels in torch: GEMM, softmax, GEMM. The yardstick, and in float64 the oracle.
 
     S = (Q * scale) K^T    (Nq, Nk) written to memory
     P = softmax(S)         read, written
@@ -7,7 +7,7 @@
 Cost: 4 B H Nq Nk d FLOPs on the vendor's matrix units; S and P, 2 B H Nq Nk elements, live in
 memory and cross the bus about four times.
 What it bought: every operation is a whole matrix, so the interpreter's share is gone.
-Still hurts: N x N through memory, twice: at large N time and memory are S and P. Rung 4 fuses.
+Still hurts: N x N through memory, twice: at large N time and memory are S and P. Stage 4 fuses.
 """
 
 import torch

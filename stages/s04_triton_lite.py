@@ -1,4 +1,4 @@
-"""Rung 4, Triton "Lite": the three kernels fused into one, with softmax inside each tile.
+"""Stage 4, Triton "Lite": the three kernels fused into one, with softmax inside each tile.
 
     one program: BLOCK_M query rows of one head
     q  stays on the chip
@@ -12,7 +12,7 @@ Cost: 4 B H Nq Nk d FLOPs; q and o cross the bus once, k and v once a q block (m
 extra memory: none.
 What it bought: S and P never leave the chip, so memory is O(N) and one launch does it all.
 Still hurts: every tile's weights sum to 1, so T tiles' weights sum to T. It is right only while
-one tile holds all the keys (Nk <= 64): fast and wrong above, on purpose. Rung 5 mends it.
+one tile holds all the keys (Nk <= 64): fast and wrong above, on purpose. Stage 5 mends it.
 """
 
 import torch

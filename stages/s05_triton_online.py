@@ -1,4 +1,4 @@
-"""Rung 5, Triton "Online": the running max, the running sum and the correction. Exact.
+"""Stage 5, Triton "Online": the running max, the running sum and the correction. Exact.
 
     one program: BLOCK_M query rows of one head
     q  stays on the chip; m_i = -inf, l_i = 0, acc = 0
@@ -13,10 +13,10 @@
 
 Cost: 4 B H Nq Nk d FLOPs; q and o cross the bus once, k and v once a q block (mostly from L2);
 extra memory: none.
-What it bought: exact for any N, ten lines away from rung 4 (Milakov & Gimelshein 2018, algorithm
+What it bought: exact for any N, ten lines away from stage 4 (Milakov & Gimelshein 2018, algorithm
 3; FlashAttention, Dao et al. 2022, algorithm 1, dividing once at the end as FlashAttention-2 does).
 Still hurts: every tile is visited with the tail's mask on, causal and padding masks are
-unsupported, and one head alone fills few multiprocessors. Rung 6 goes on.
+unsupported, and one head alone fills few multiprocessors. Stage 6 goes on.
 """
 
 import torch

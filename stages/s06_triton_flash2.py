@@ -1,4 +1,4 @@
-"""Rung 6, Triton "Flash 2": no tile is visited in vain, and few of those visited need a mask.
+"""Stage 6, Triton "Flash 2": no tile is visited in vain, and few of those visited need a mask.
 
     one program: BLOCK_M query rows of one head; heads share k and v where there are fewer of those
     |<- all of these rows see all of it ->|<- some see some ->|<- nobody sees it ->|
@@ -7,15 +7,15 @@
         s = q k^T                        (BLOCK_M, BLOCK_N), not scaled
         m_new = max(m_i, max s * qk_scale)            qk_scale = scale * log2(e), folded once
         p = 2^(s * qk_scale - m_new)     one multiply-add and one exp2 a score
-        l_i, acc: corrected by alpha = 2^(m_i - m_new), as in rung 5
+        l_i, acc: corrected by alpha = 2^(m_i - m_new), as in stage 5
     o = acc / l_i                        0 where a row saw nothing
     lse = m_i + log2 l_i                 on request, in base 2: all that a backward pass needs of S
 
-Cost: 4 d FLOPs a visible pair and head, half of rung 5's under a causal mask; q and o cross the
+Cost: 4 d FLOPs a visible pair and head, half of stage 5's under a causal mask; q and o cross the
 bus once; extra memory: none (lse: 4 bytes a row, on request).
 What it bought: masks that save time instead of costing it (FlashAttention-2, Dao 2023, sections
 3.1 and 3.3), tiles tuned to the machine (stages/autotune.py).
-Still hurts: forward only. Rung 7 goes back.
+Still hurts: forward only. Stage 7 goes back.
 """
 
 import math

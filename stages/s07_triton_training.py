@@ -1,8 +1,8 @@
-"""Rung 7, Triton training: the backward pass by recomputation. It trains.
+"""Stage 7, Triton training: the backward pass by recomputation. It trains.
 
 Nothing N x N is kept for the backward pass: o and lse are, and P is made again from them.
 
-    p = 2^(s * qk_scale - lse)           s = q k^T again, tile by tile; lse in base 2, from rung 6
+    p = 2^(s * qk_scale - lse)           s = q k^T again, tile by tile; lse in base 2, from stage 6
     delta = rowsum(o * do)               (Nq,), once: the softmax's share of each row's gradient
     dv = p^T do
     dp = do v^T
@@ -20,7 +20,7 @@ Cost: 10 d FLOPs a visible pair and head counted (14 d done), to the forward's 4
 delta, 4 bytes a row each, beside o and the gradients themselves.
 What it bought: training in O(N) memory (FlashAttention, Dao et al. 2022, algorithm 4; two kernels
 as FlashAttention-2 splits the work, Dao 2023, section 3.2).
-Still hurts: loads and math take turns, and each tile's scores are computed twice. Rung 8 goes on.
+Still hurts: loads and math take turns, and each tile's scores are computed twice. Stage 8 goes on.
 """
 
 from typing import Any
@@ -215,7 +215,7 @@ def walk_kv_tiles(
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Add to dq what the keys in [start, end) give; `MASKED` or seen whole, as in rung 6."""
+    """Add to dq what the keys in [start, end) give; `MASKED` or seen whole, as in stage 6."""
     offs_n = tl.arange(0, BLOCK_N)  # (BLOCK_N,)
     offs_d = tl.arange(0, BLOCK_D)  # (BLOCK_D,)
     in_d = offs_d[None, :] < d  # (1, BLOCK_D)
@@ -265,7 +265,7 @@ def dq_kernel(
     PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Kernel B: dq of BLOCK_M rows of one head; the walk is rung 6's."""
+    """Kernel B: dq of BLOCK_M rows of one head; the walk is stage 6's."""
     block = tl.program_id(0)
     if CAUSAL:  # the longest first
         block = tl.num_programs(0) - 1 - block
@@ -342,7 +342,7 @@ TILES: dict[str, dict[str, tuple[list[tuple[int, int, int, int]], ...]]] = {
 
 
 def candidates(kernel: str, d: int, dtype: torch.dtype, precision: str) -> list[autotune.Config]:
-    """Launch configurations worth trying for one of the two kernels, the surest first (rung 6)."""
+    """Launch configurations worth trying for one of the two kernels, the surest first (stage 6)."""
     BLOCK_D = max(16, 1 << (d - 1).bit_length())  # tl.dot refuses an inner dimension under 16
     kind = "half" if dtype != torch.float32 else precision
     size = 0 if BLOCK_D <= 64 else 1 if BLOCK_D == 128 else 2
@@ -370,7 +370,7 @@ def backward(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """dq, dk, dv from what the forward pass left and do (B, H, Nq, d); None where not `wanted`.
 
-    lse (B, H, Nq) float32 in base 2, as rung 6's `forward` fills it.
+    lse (B, H, Nq) float32 in base 2, as stage 6's `forward` fills it.
     dk and dv come together: where one of them is wanted, both are made.
     """
     B, H, Nq, d = q.shape
@@ -465,8 +465,8 @@ class Gradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
         raise RuntimeError(
-            f"rung {STAGE.number} ({STAGE.name}) can't be differentiated twice: its backward "
-            "kernels have none of their own; use rung 3, which torch differentiates at will"
+            f"stage {STAGE.number} ({STAGE.name}) can't be differentiated twice: its backward "
+            "kernels have none of their own; use stage 3, which torch differentiates at will"
         )
 
 

@@ -108,7 +108,7 @@ def test_links_are_found_and_dead_ones_told(tmp_path):
     assert "outside" in dead(page, "../../..")
 
 
-def test_every_rung_has_its_page_and_every_page_is_linked():
+def test_every_stage_has_its_page_and_every_page_is_linked():
     """A page that nothing leads to is read by nobody."""
     linked = {
         (page.parent / target.partition("#")[0]).resolve()
@@ -118,9 +118,9 @@ def test_every_rung_has_its_page_and_every_page_is_linked():
     }
     pages = [page for page in PAGES if page.name != "README.md" and page.suffix == ".md"]
     assert [name_of(page) for page in pages if page not in linked] == []
-    rungs = {path.name[1:3].lstrip("0") or "0" for path in (ROOT / "stages").glob("s[0-9]*.py")}
+    stages = {path.name[1:3].lstrip("0") or "0" for path in (ROOT / "stages").glob("s[0-9]*.py")}
     walked = {path.name.split("-")[0] for path in (ROOT / "docs/walkthrough").glob("[0-9]*.md")}
-    assert rungs == walked
+    assert stages == walked
 
 
 # ---- commands
@@ -164,16 +164,16 @@ def commands_of(page):
 GPU = "needs a GPU"
 LONG = "minutes"
 TOUR = "tests/harness/test_tour.py runs it"
-TRAINED = "tests/harness/test_train.py trains rung 7"
+TRAINED = "tests/harness/test_train.py trains stage 7"
 NOT_RUN = {
     "make ladder": "installs; whoever runs these tests has done it",
     "make test": "these are the tests",
-    "ladder run --stage mine.py": f"the tour, and one rung more: {TOUR}",
-    "ladder run --stage mine.py --n 65,128 --inputs peaky": f"every rung, rung 0 too: {LONG}",
+    "ladder run --stage mine.py": f"the tour, and one stage more: {TOUR}",
+    "ladder run --stage mine.py --n 65,128 --inputs peaky": f"every stage, stage 0 too: {LONG}",
     "ladder run --inputs real --n 128,256,512 --h 12": f"twelve heads interpreted: {LONG}",
     "ladder run --direction train": TOUR,
     "ladder run --direction bwd": TOUR,
-    "ladder train --stage 3": "tests/harness/test_train.py trains rung 3",
+    "ladder train --stage 3": "tests/harness/test_train.py trains stage 3",
     "ladder run --suite ...": GPU,
     "for table in 4.1 4.2 4.3 4.4; do ladder run --suite ...": GPU,
     "ladder io ...": GPU,
@@ -247,7 +247,7 @@ def environ(folder):
 
 
 def mine(page):
-    """The file mine.py that a page's commands mean: CONTRIBUTING's own, else rung 3 renamed."""
+    """The file mine.py that a page's commands mean: CONTRIBUTING's own, else stage 3 renamed."""
     if page == CONTRIBUTING:
         blocks = [x for _, language, x in FENCE.findall(text_of(page)) if language == "python"]
         block = next(x for x in blocks if "STAGE = Stage(" in x)
@@ -325,10 +325,10 @@ def test_what_is_not_run_is_on_a_page_and_make_knows_its_words():
     assert len(COMMANDS) > 60 and len(RUN) > 20  # they are found at all
 
 
-# ---- CONTRIBUTING: a rung in ten minutes
+# ---- CONTRIBUTING: a stage in ten minutes
 
 
-def test_a_rung_in_ten_minutes_by_following_contributing(tmp_path):
+def test_a_stage_in_ten_minutes_by_following_contributing(tmp_path):
     """mine.py moved into stages/, with check_inputs: a row. (Its command is run above, outside.)"""
     env = environ(tmp_path)
     for part in ("stages", "harness"):
@@ -353,7 +353,7 @@ def test_a_rung_in_ten_minutes_by_following_contributing(tmp_path):
     )
     assert checked.count("check_inputs") == 2
     (tmp_path / "stages" / "s90_mine.py").write_text(checked)
-    assert "my rung" in ladder("run", "--stages", "90", "--n", "65", "--out", "moved.jsonl")
+    assert "my stage" in ladder("run", "--stages", "90", "--n", "65", "--out", "moved.jsonl")
     _, cells = read(tmp_path / "moved.jsonl")
     assert [(x["stage"], x["status"]) for x in cells] == [(90, "ok")]
 

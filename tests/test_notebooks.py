@@ -158,7 +158,7 @@ def test_it_has_what_a_reader_needs(name):
         assert (FOLDER / link).exists(), link
 
 
-def test_the_folded_answer_is_the_rungs_own_lines():
+def test_the_folded_answer_is_the_stages_own_lines():
     words = "\n".join(cell.source for cell in committed("04_to_05").cells)
     folded_answer = re.search(r"```python\n(.*?)```", words, re.DOTALL)[1].splitlines()
     exercise = nb.Exercise(4, 5, "attention_kernel")
@@ -393,7 +393,7 @@ def test_a_function_is_found_whole_and_what_is_not_there_is_said():
             find("", "nowhere")
 
 
-def test_an_exercise_is_the_upper_rung_but_for_its_blanks():
+def test_an_exercise_is_the_upper_stage_but_for_its_blanks():
     exercise = nb.Exercise(4, 5, "attention_kernel")
     kernel = "\n".join(nb.code(5, "attention_kernel").lines)
     assert kernel in exercise.filled(exercise.answer)

@@ -1,24 +1,24 @@
-"""Write rung 6 in other ways, each with one thing changed, so that the change can be measured.
+"""Write stage 6 in other ways, each with one thing changed, so that the change can be measured.
 
     python tools/make_variants.py build/variants
     ladder run --stages 6 --stage build/variants/grid_1d.py ... --n 4096 --paired
 
 grid_1d        source 003's grid: one axis, each program works out its batch, head and q block; the
-               q blocks of a head are neighbours, as on rung 6's axes, in source 004's order
+               q blocks of a head are neighbours, as on stage 6's axes, in source 004's order
 grid_1d_heads  the same, but neighbours are heads, not q blocks of one head
 normalised     acc is an average at each step (sources 002, 003), not divided once at the end:
                one division a row and tile, by which acc's row and p v's are multiplied
 pointers       each element of a tile of K and V has a pointer, and all move at each step, as in
-               rungs 4 and 5; rung 6 moves one pointer a tile, its elements' offsets stay
+               stages 4 and 5; stage 6 moves one pointer a tile, its elements' offsets stay
 
 A variant is the shipped file with some text replaced, each found exactly once: it can't fall behind
-rung 6 unnoticed, and what it changes is all that it changes.
+stage 6 unnoticed, and what it changes is all that it changes.
 """
 
 import argparse
 from pathlib import Path
 
-RUNG_6 = Path(__file__).parent.parent / "stages" / "s06_triton_flash2.py"
+STAGE_6 = Path(__file__).parent.parent / "stages" / "s06_triton_flash2.py"
 
 BLOCKS = """    block, blocks = tl.program_id(0), tl.num_programs(0)
 """
@@ -84,11 +84,11 @@ VARIANTS: dict[str, dict[str, str]] = {
 
 
 def variant(name: str) -> str:
-    """The text of a variant; ValueError where rung 6 no longer has a text that it replaces."""
-    text = RUNG_6.read_text(encoding="utf-8")
+    """The text of a variant; ValueError where stage 6 no longer has a text that it replaces."""
+    text = STAGE_6.read_text(encoding="utf-8")
     for old, new in VARIANTS[name].items():
         if text.count(old) != 1:
-            raise ValueError(f"{name}: {text.count(old)} x in {RUNG_6.name}, expected 1: {old!r}")
+            raise ValueError(f"{name}: {text.count(old)} x in {STAGE_6.name}, expected 1: {old!r}")
         text = text.replace(old, new)
     return text
 

@@ -2,9 +2,9 @@
 
     python tools/pitfalls.py --out results/cpu/pitfalls.jsonl
 
-A wrong kernel is the shipped rung with some text replaced, each found exactly once, so that it is
-wrong in that one way and can't fall behind the rung unnoticed. It is held to the same float64
-oracle as every rung, and the shipped rung beside it. Triton interprets them: what is written down
+A wrong kernel is the shipped stage with some text replaced, each found exactly once, so that it is
+wrong in that one way and can't fall behind the stage unnoticed. It is held to the same float64
+oracle as every stage, and the shipped stage beside it. Triton interprets them: what is written down
 is what comes out, no time. Tensors lie in a storage of NaN, so that who reads what lies beyond
 them gets a NaN for it; on a GPU it would be a neighbour's numbers, or an illegal access.
 
@@ -49,9 +49,9 @@ BLIND = replace(NORMAL, nq=40, nk=20, d=16, causal=True)  # rows 0 to 19 see no 
 
 @dataclass(frozen=True)
 class Pitfall:
-    """One mistake: the rung that it is made in, by which replacements, and a problem it shows on.
+    """One mistake: the stage that it is made in, by which replacements, and a problem it shows on.
 
-    source: who warns of it or makes it. changes: (the rung's text, the wrong one), ...
+    source: who warns of it or makes it. changes: (the stage's text, the wrong one), ...
     """
 
     source: str
@@ -163,7 +163,7 @@ PITFALLS: dict[str, Pitfall] = {
     "P made again without the mask": Pitfall(
         "001",
         "The backward pass masks P, not S: a hidden key's exp(S - LSE) is a number like any "
-        "other. (In a row that saw none it is inf: rung 7 cuts such rows off beforehand.)",
+        "other. (In a row that saw none it is inf: stage 7 cuts such rows off beforehand.)",
         7, ((f"            p = tl.where(visible, p, 0.0)\n{DP}", DP),),
         replace(BLIND, direction="bwd"),
     ),
@@ -171,7 +171,7 @@ PITFALLS: dict[str, Pitfall] = {
 
 
 def wrong_text(name: str) -> str:
-    """The rung's file with the mistake `name` in it; ValueError where a text isn't there once."""
+    """The stage's file with the mistake `name` in it; ValueError where a text isn't there once."""
     pitfall = PITFALLS[name]
     path = Path(str(stages.by_number(pitfall.stage).__file__))
     text = path.read_text(encoding="utf-8")
@@ -183,7 +183,7 @@ def wrong_text(name: str) -> str:
 
 
 def load_wrong(name: str, folder: Path) -> ModuleType:
-    """The rung with the mistake `name`, written to `folder` and imported."""
+    """The stage with the mistake `name`, written to `folder` and imported."""
     path = folder / f"pitfall_{list(PITFALLS).index(name)}.py"
     path.write_text(wrong_text(name), encoding="utf-8")
     return stages.load(path)
@@ -195,16 +195,16 @@ def in_nan(x: torch.Tensor) -> torch.Tensor:
     return storage[MARGIN : MARGIN + x.numel()].view(x.shape).copy_(x)
 
 
-def ask(rung: ModuleType, problem: Problem) -> Sequence[torch.Tensor]:
-    """What `rung` answers to `problem`: o, or the gradients."""
-    attend = partial(rung.attend, causal=True) if problem.causal else rung.attend
+def ask(stage: ModuleType, problem: Problem) -> Sequence[torch.Tensor]:
+    """What `stage` answers to `problem`: o, or the gradients."""
+    attend = partial(stage.attend, causal=True) if problem.causal else stage.attend
     dO = None if problem.direction == "fwd" else make_output_gradient(problem)
     q, k, v = (in_nan(x) for x in make_inputs(problem))
     return prepare(attend, problem.direction, q, k, v, dO)()
 
 
 def measure(name: str, folder: Path) -> dict[str, Any]:
-    """The record of the mistake `name`: what comes out, beside what the shipped rung gives."""
+    """The record of the mistake `name`: what comes out, beside what the shipped stage gives."""
     pitfall = PITFALLS[name]
     problem = pitfall.problem
     shipped = stages.by_number(pitfall.stage)

@@ -1,8 +1,8 @@
-"""Run the Triton rungs under compute-sanitizer: memcheck, and racecheck for their shared memory.
+"""Run the Triton stages under compute-sanitizer: memcheck, and racecheck for their shared memory.
 
     python tools/sanitize.py --out results/h200/sanitizer.jsonl
 
-Needs a GPU and compute-sanitizer (it comes with CUDA). Each rung runs on small ragged problems,
+Needs a GPU and compute-sanitizer (it comes with CUDA). Each stage runs on small ragged problems,
 with and without masks, in each of its launch configurations. Tensors are allocated one by one, not
 out of torch's pool, so that a byte read past the end of one is past the end of an allocation. Exit
 code 0 where nothing was found.
@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 TOOLS = ("memcheck", "racecheck")
-RUNGS = (4, 5, 6, 7)
+FAKES = (4, 5, 6, 7)
 SHAPE = {"b": 2, "h": 4, "nq": 150, "nk": 210}  # ragged in every tile that there is
 SIZES = (59, 64, 128)
 FOUND = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")
@@ -42,7 +42,7 @@ def launch_each(
 
 
 def work() -> None:
-    """What is run under the sanitizer: every rung that has kernels, its gradients too."""
+    """What is run under the sanitizer: every stage that has kernels, its gradients too."""
     sys.path.insert(0, str(ROOT))
     import torch
 
@@ -51,9 +51,9 @@ def work() -> None:
 
     autotune.choose = launch_each  # type: ignore[assignment]
     b, h, nq, nk = SHAPE.values()
-    for number in RUNGS:
-        rung = stages.by_number(number)
-        stage = rung.STAGE
+    for number in FAKES:
+        info = stages.by_number(number)
+        stage = info.STAGE
         masks: list[dict[str, Any]] = [{}]
         if stage.options:
             lengths = torch.tensor([0, nk - 13], dtype=torch.int32, device="cuda")
@@ -67,11 +67,11 @@ def work() -> None:
                         for heads, n in ((h, nq), (hk, nk), (hk, nk))
                     )
                     leaves = [x.requires_grad_(stage.gradients) for x in (q, k, v)]
-                    o = rung.attend(*leaves, **options)
+                    o = info.attend(*leaves, **options)
                     if stage.gradients:
                         o.backward(torch.randn_like(o))
                 torch.cuda.synchronize()
-                print(f"rung {number}, d = {d}, {dtype}: done", flush=True)
+                print(f"stage {number}, d = {d}, {dtype}: done", flush=True)
 
 
 def sanitize(tool: str, log: Path) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def sanitize(tool: str, log: Path) -> dict[str, Any]:
         )
     text = log.read_text(errors="replace")
     found = FOUND.search(text)
-    ran = [line for line in text.splitlines() if line.startswith("rung ")]
+    ran = [line for line in text.splitlines() if line.startswith("stage ")]
     lines = [line.lstrip("= ") for line in text.splitlines() if "SUMMARY" in line]
     return {
         "kind": "sanitizer",
@@ -104,19 +104,19 @@ def sanitize(tool: str, log: Path) -> dict[str, Any]:
 def main(out: Path) -> int:
     """Run every tool and write an env line and a record a tool to `out`."""
     sys.path.insert(0, str(ROOT))
-    from harness.isolation.roster import read_rungs
+    from harness.isolation.roster import read_stages
     from harness.records import environment
     from harness.records.results import Writer
 
-    rungs = [rung.to_json() for rung in read_rungs() if rung.number in RUNGS]
-    env = environment.make_env("cuda", [], rungs, {"command": "tools/sanitize.py"})
+    stages = [stage.to_json() for stage in read_stages() if stage.number in FAKES]
+    env = environment.make_env("cuda", [], stages, {"command": "tools/sanitize.py"})
     clean = True
     with Writer.create(out, env) as writer, ThreadPoolExecutor() as pool:
         logs = [out.with_name(f"{out.stem}-{tool}.log") for tool in TOOLS]
         for tool, record in zip(TOOLS, pool.map(sanitize, TOOLS, logs), strict=True):
             writer.append(record)
             print(f"{tool}: {record['summary']} ({record['seconds']} s)", flush=True)
-            whole = len(record["ran"]) == len(RUNGS) * len(SIZES) * 2
+            whole = len(record["ran"]) == len(FAKES) * len(SIZES) * 2
             clean = clean and whole and record["errors"] == 0
     return int(not clean)
 

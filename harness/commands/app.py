@@ -48,7 +48,7 @@ from harness.commands.printed import show_printed
 from harness.commands.trace import trace_command
 from harness.commands.train import train_command
 from harness.isolation.child import ChildFailed
-from harness.isolation.roster import PEERS_FROM, BadRung, Rung, read_rungs
+from harness.isolation.roster import PEERS_FROM, BadStage, StageInfo, read_stages
 from harness.lessons import diff as diff_view
 from harness.minilm import model as real_model
 from harness.problems.directions import OUTPUTS
@@ -72,7 +72,7 @@ from harness.runs.suites import SUITES
 from harness.views import cell_tables, lines, roofline
 
 app = typer.Typer(
-    help="Exact attention, each rung faster than the last, all measured by one harness.",
+    help="Exact attention, each stage faster than the last, all measured by one harness.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         result = app(args=arguments, standalone_mode=False, prog_name="ladder")
         code = result if isinstance(result, int) else 0
-    except (UserError, BadRung, BadRecord, WriteFailed) as error:
+    except (UserError, BadStage, BadRecord, WriteFailed) as error:
         code = complain(str(error))
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
@@ -131,7 +131,7 @@ def make_problem(arguments: dict[str, Any], device: str) -> Problem:
     )  # fmt: skip
 
 
-def make_cells(arguments: dict[str, Any], rungs: Sequence[Rung], device: str) -> list[Cell]:
+def make_cells(arguments: dict[str, Any], stages: Sequence[StageInfo], device: str) -> list[Cell]:
     """The cells that the arguments ask for: the tour where no problem is described."""
     base = make_problem(arguments, device)
     described = [name for name in SHAPE if arguments[name] != DEFAULTS[name]]
@@ -140,9 +140,9 @@ def make_cells(arguments: dict[str, Any], rungs: Sequence[Rung], device: str) ->
         described += ["direction"] if base.direction != "fwd" else []
         if described:
             raise UserError(f"--{described[0]}: a suite's problems are its own; leave it away")
-        return SUITES[arguments["suite"]](rungs, base)
+        return SUITES[arguments["suite"]](stages, base)
     if not described:
-        return plan_tour(rungs, base)
+        return plan_tour(stages, base)
     sizes = integers("64" if arguments["n"] is None else arguments["n"], "--n", 1)
     if base.inputs == "real" and max(sizes) > MAX_N:
         raise UserError(f"--n: got {max(sizes)}, real inputs have at most {MAX_N} tokens")
@@ -150,7 +150,7 @@ def make_cells(arguments: dict[str, Any], rungs: Sequence[Rung], device: str) ->
     if nq is not None:
         integers(str(nq), "--nq", 1, MAX_N if base.inputs == "real" else None)
     problems = [replace(base, nq=n if nq is None else nq, nk=n) for n in sizes]
-    return plan_grid(rungs, problems, arguments["paired"])
+    return plan_grid(stages, problems, arguments["paired"])
 
 
 SHAPE = ("n", "nq", "d", "b", "h", "dtype", "precision", "causal", "inputs")
@@ -164,7 +164,7 @@ DEFAULTS: dict[str, Any] = {
 @app.command("run")
 def run_command(
     stages: Annotated[
-        str | None, typer.Option(help="rungs by number, such as 0,1,5; all of ours by default")
+        str | None, typer.Option(help="stages by number, such as 0,1,5; all of ours by default")
     ] = DEFAULTS["stages"],
     n: Annotated[str | None, typer.Option(help="numbers of keys, such as 8,16,32")] = DEFAULTS["n"],
     nq: Annotated[int | None, typer.Option(help="number of queries; N by default")] = DEFAULTS[
@@ -184,7 +184,7 @@ def run_command(
     ] = DEFAULTS["causal"],
     inputs: Annotated[str, typer.Option(help="normal, peaky or real")] = DEFAULTS["inputs"],
     direction: Annotated[
-        str, typer.Option(help="fwd; bwd: dq, dk, dv alone; train: both, of rungs with gradients")
+        str, typer.Option(help="fwd; bwd: dq, dk, dv alone; train: both, of stages with gradients")
     ] = DEFAULTS["direction"],
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; cuda by default where there is a GPU")
@@ -199,14 +199,14 @@ def run_command(
     ] = DEFAULTS["memory"],
     paired: Annotated[
         bool,
-        typer.Option("--paired", help="also time the rungs in turns, in one process, for ratios"),
+        typer.Option("--paired", help="also time the stages in turns, in one process, for ratios"),
     ] = DEFAULTS["paired"],
     suite: Annotated[
         str | None, typer.Option(help=f"the problems of a source's table: {', '.join(SUITES)}")
     ] = DEFAULTS["suite"],
     stage: Annotated[
         list[Path] | None,
-        typer.Option(help="a rung's file, as one more row; may be repeated", show_default=False),
+        typer.Option(help="a stage's file, as one more row; may be repeated", show_default=False),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="where the records go; a new file under runs/ by default")
@@ -215,7 +215,7 @@ def run_command(
         Path | None, typer.Option(help="finish the run that this file holds, as it was begun")
     ] = None,
 ) -> int:
-    """Measure rungs on problems. With no option at all: the tour."""
+    """Measure stages on problems. With no option at all: the tour."""
     given = {
         "stages": stages, "n": n, "nq": nq, "d": d, "b": b, "h": h, "dtype": dtype,
         "precision": precision, "causal": causal, "inputs": inputs, "device": device,
@@ -239,24 +239,24 @@ def new_run(given: dict[str, Any], own: Sequence[Path], out: Path | None) -> int
         raise UserError(f"--out: {out} is there already: --resume goes on with it, or name another")
     device = settle_device(given["device"])
     limits = make_limits(given)
-    # what can be known to be wrong is said before seconds are spent on looking at the rungs
+    # what can be known to be wrong is said before seconds are spent on looking at the stages
     make_cells(given, [], device or "cpu")
     if given["stages"] is not None:
         integers(given["stages"], "--stages", 0)
-    rungs = read_rungs(own)
-    device = known_device(device, rungs)
+    stages = read_stages(own)
+    device = known_device(device, stages)
     # others' kernels come into suites and the tour, elsewhere when they are asked for
     peers = all(given[name] == DEFAULTS[name] for name in SHAPE)
-    chosen = choose(rungs, given["stages"], own, peers)
+    chosen = choose(stages, given["stages"], own, peers)
     if given["stages"] is None and given["direction"] != "fwd":
-        # a rung that is named is asked all the same, and its row says what it lacks
-        chosen = [rung for rung in chosen if rung.gradients or rung.path in resolved(own)]
+        # a stage that is named is asked all the same, and its row says what it lacks
+        chosen = [stage for stage in chosen if stage.gradients or stage.path in resolved(own)]
     cells = make_cells(given, chosen, device)
     env = environment.make_env(
         device,
         [cell.to_json() for cell in cells],
-        [rung.to_json() for rung in chosen],
-        {**given, "stage": [rung.name for rung in chosen if rung.path in resolved(own)]},
+        [stage.to_json() for stage in chosen],
+        {**given, "stage": [stage.name for stage in chosen if stage.path in resolved(own)]},
     )
     if out is None:
         out = RUNS / f"{datetime.now():%Y%m%d-%H%M%S}.jsonl"
@@ -285,8 +285,8 @@ def resume_run(path: Path, given: dict[str, Any], own: Sequence[Path]) -> int:
                 )
         given = {name: before[name] for name in given}
         settle_device(env["device"])
-        rungs = read_rungs(own)
-        chosen = match_rungs(path, env, rungs)
+        stages = read_stages(own)
+        chosen = match_stages(path, env, stages)
         plan = [
             (cell["stage"], cell["name"], Problem.from_json(cell), cell["paired"])
             for cell in env["plan"]
@@ -298,17 +298,19 @@ def resume_run(path: Path, given: dict[str, Any], own: Sequence[Path]) -> int:
         return carry_out(cells, env, done, writer, make_limits(given))
 
 
-def match_rungs(path: Path, env: Record, rungs: Sequence[Rung]) -> dict[tuple[int, str], Rung]:
-    """The rungs that a run's env line names, each unchanged since."""
-    known = {(rung.number, rung.name): rung for rung in rungs}
-    for rung in env["rungs"]:
-        found = known.get((rung["stage"], rung["name"]))
+def match_stages(
+    path: Path, env: Record, stages: Sequence[StageInfo]
+) -> dict[tuple[int, str], StageInfo]:
+    """The stages that a run's env line names, each unchanged since."""
+    known = {(stage.number, stage.name): stage for stage in stages}
+    for stage in env["rungs"]:
+        found = known.get((stage["stage"], stage["name"]))
         if found is None:
             raise UserError(
-                f"--resume: rung {rung['stage']} ({rung['name']}) of {path} is not one of ours; "
+                f"--resume: stage {stage['stage']} ({stage['name']}) of {path} is not one of ours; "
                 "name its file with --stage"
             )
-        if found.sha256 != rung["sha256"]:
+        if found.sha256 != stage["sha256"]:
             raise UserError(
                 f"--resume: {found.path.name} has changed since {path} was begun; start a new run"
             )
@@ -341,14 +343,14 @@ def resolved(paths: Sequence[Path]) -> list[Path]:
 
 
 def choose(
-    rungs: Sequence[Rung], wanted: str | None, own: Sequence[Path], peers: bool
-) -> list[Rung]:
-    """The rungs that --stages names, and always those of --stage; by default ours, and `peers`."""
+    stages: Sequence[StageInfo], wanted: str | None, own: Sequence[Path], peers: bool
+) -> list[StageInfo]:
+    """The stages that --stages names, and always those of --stage; by default ours, and `peers`."""
     if wanted is None:
-        return [rung for rung in rungs if peers or rung.number < PEERS_FROM]
+        return [stage for stage in stages if peers or stage.number < PEERS_FROM]
     numbers = integers(wanted, "--stages", 0)
-    check_numbers(numbers, [rung.number for rung in rungs], "--stages")
-    return [rung for rung in rungs if rung.number in numbers or rung.path in own]
+    check_numbers(numbers, [stage.number for stage in stages], "--stages")
+    return [stage for stage in stages if stage.number in numbers or stage.path in own]
 
 
 def carry_out(
@@ -386,7 +388,7 @@ def carry_out(
 
 
 class Monitor:
-    """Progress on stderr: a bar on a terminal, a line a cell elsewhere; and what rungs print."""
+    """Progress on stderr: a bar on a terminal, a line a cell elsewhere; and what stages print."""
 
     def __init__(self, total: int, done: int) -> None:
         self.total, self.done = total, done
@@ -428,7 +430,7 @@ class Monitor:
 def model_command(
     stage: Annotated[
         list[str],
-        typer.Option(help="a rung by number, or a rung's file; may be repeated"),
+        typer.Option(help="a stage by number, or a stage's file; may be repeated"),
     ],
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; cuda by default where there is a GPU")
@@ -445,7 +447,7 @@ def model_command(
         Path | None, typer.Option(help="where the records go; a new file under runs/ by default")
     ] = None,
 ) -> int:
-    """Put rungs into a real model, MiniLM, as its attention: embeddings, differences, times."""
+    """Put stages into a real model, MiniLM, as its attention: embeddings, differences, times."""
     dtype = one_of(SHORT_DTYPES.get(dtype, dtype), "--dtype", real_model.DTYPES)
     numbers, own = numbers_and_files(stage)
     check_out(out)
@@ -456,19 +458,19 @@ def model_command(
         version = real_model.check_transformers()
         found = real_model.packed_weights(weights) if weights else real_model.package_weights()
         given = [real_model.text_of(text)] if text is not None else None
-        rungs = read_rungs(own)
-        device = known_device(device, rungs)
-        known = [rung.number for rung in rungs]
+        stages = read_stages(own)
+        device = known_device(device, stages)
+        known = [info.number for info in stages]
         check_numbers(numbers, known, "--stage", "a file or some of")
-        chosen = [rung for rung in rungs if rung.number in numbers or rung.path in own]
+        chosen = [info for info in stages if info.number in numbers or info.path in own]
         texts = given or real_model.our_texts(found, device)
         cells = real_model.make_cells(chosen, texts, dtype, device)
         env = environment.make_env(
             device,
             [cell.to_json() for cell in cells],
-            [rung.to_json() for rung in chosen],
+            [info.to_json() for info in chosen],
             {
-                "stage": [rung.name for rung in chosen], "device": device, "dtype": dtype,
+                "stage": [info.name for info in chosen], "device": device, "dtype": dtype,
                 "text": "ours" if text is None else "given",
                 "weights": found.origin, "transformers": version,
             },
@@ -574,7 +576,7 @@ def roofline_command(
         bool, typer.Option("--dark", help="for a dark page: light ink, no background")
     ] = False,
 ) -> int:
-    """Put every rung of a run under the roofs of its machine, from records alone."""
+    """Put every stage of a run under the roofs of its machine, from records alone."""
     env, cells = open_results(file)
     ceilings_env, roofs = open_results(ceilings_file, "ceiling")
     try:
@@ -598,7 +600,7 @@ def roofline_command(
 
 @app.command("io")
 def io_command(
-    stages: Annotated[str, typer.Option(help="rungs by number")] = "3,4,5",
+    stages: Annotated[str, typer.Option(help="stages by number")] = "3,4,5",
     n: Annotated[str, typer.Option(help="numbers of keys and queries")] = "1024,4096",
     d: Annotated[int, typer.Option(help="head dimension", min=1, max=MAX_D)] = 64,
     b: Annotated[int, typer.Option(help="batch size", min=1)] = 8,
@@ -608,28 +610,28 @@ def io_command(
         Path | None, typer.Option(help="where the records go; a new file under runs/ by default")
     ] = None,
 ) -> int:
-    """Count the bytes that rungs really move, beside those predicted (needs ncu)."""
+    """Count the bytes that stages really move, beside those predicted (needs ncu)."""
     check_out(out)
     sizes = integers(n, "--n", 1)
     shape = {**DEFAULTS, "d": d, "b": b, "h": h, "dtype": dtype}
     base = make_problem(shape, "cuda")
     integers(stages, "--stages", 0)
-    rungs = read_rungs()
-    if reason := why_no_cuda(rungs):
+    infos = read_stages()
+    if reason := why_no_cuda(infos):
         raise UserError(f"io: a GPU is needed, but {reason}")
-    chosen = choose(rungs, stages, (), False)
+    chosen = choose(infos, stages, (), False)
     arguments = {"command": "io", "n": n, "d": d, "b": b, "h": h, "dtype": dtype}
-    env = environment.make_env("cuda", [], [rung.to_json() for rung in chosen], arguments)
+    env = environment.make_env("cuda", [], [stage.to_json() for stage in chosen], arguments)
     path = out or default_out("io")
     records: list[Record] = []
     with create(path, env) as writer:
         for problem in (replace(base, nq=size, nk=size) for size in sizes):
-            for rung in chosen:
-                if why := rung.why_skip(problem):
-                    print(f"{rung.number} {rung.name}: skipped: {why}", file=sys.stderr)
+            for stage in chosen:
+                if why := stage.why_skip(problem):
+                    print(f"{stage.number} {stage.name}: skipped: {why}", file=sys.stderr)
                     continue
                 try:
-                    found = list(traffic.profile(rung, problem))
+                    found = list(traffic.profile(stage, problem))
                 except traffic.NoProfiler as error:
                     raise UserError(f"io: {error}") from None
                 writer.append(*found)
@@ -649,12 +651,14 @@ def io_command(
 
 @app.command("list")
 def list_command() -> int:
-    """List the rungs: number, name and idea."""
+    """List the stages: number, name and idea."""
     shown = Table(box=None, padding=(0, 1), pad_edge=False, header_style="underline")
-    for header in ("#", "rung", "the one idea", "still hurts"):
+    for header in ("#", "stage", "the one idea", "still hurts"):
         shown.add_column(header, justify="right" if header == "#" else "left")
-    for rung in read_rungs():
-        shown.add_row(str(rung.number), Text(rung.title), Text(rung.idea), Text(rung.still_hurts))
+    for stage in read_stages():
+        shown.add_row(
+            str(stage.number), Text(stage.title), Text(stage.idea), Text(stage.still_hurts)
+        )
     cell_tables.page().print(shown)
     return 0
 
@@ -663,21 +667,21 @@ def list_command() -> int:
 def doctor_command() -> int:
     """Say what runs on this machine and what doesn't, and why."""
     try:
-        rungs = read_rungs()
-    except BadRung as error:
+        stages = read_stages()
+    except BadStage as error:
         doctor_view.show([], cell_tables.page())
-        print(f"no rung runs here: {error}", file=sys.stderr)
+        print(f"no stage runs here: {error}", file=sys.stderr)
         return 1
-    doctor_view.show(rungs, cell_tables.page())
-    return 0 if doctor_view.healthy(rungs) else 1
+    doctor_view.show(stages, cell_tables.page())
+    return 0 if doctor_view.healthy(stages) else 1
 
 
 @app.command("diff")
 def diff_command(
-    old: Annotated[int, typer.Argument(help="a rung's number")],
+    old: Annotated[int, typer.Argument(help="a stage's number")],
     new: Annotated[int, typer.Argument(help="another's")],
 ) -> int:
-    """Show what changed from one rung to another: the lesson."""
+    """Show what changed from one stage to another: the lesson."""
     files = {int(path.stem[1:3]): path for path in built_in()}
     for number in (old, new):
         if number not in files:
@@ -721,7 +725,7 @@ app.command("train")(train_command)
 
 
 def built_in() -> list[Path]:
-    """The built-in rungs' files, without loading one."""
+    """The built-in stages' files, without loading one."""
     from harness.isolation.roster import built_in_files
 
     return built_in_files()

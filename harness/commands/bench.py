@@ -29,7 +29,7 @@ from harness.commands.options import (
     settle_device,
 )
 from harness.commands.printed import show_printed
-from harness.isolation.roster import PEERS_FROM, Rung, read_rungs
+from harness.isolation.roster import PEERS_FROM, StageInfo, read_stages
 from harness.problems.problem import DTYPES, Problem
 from harness.records import environment
 from harness.records.results import DIRECTIONS, WriteFailed
@@ -78,13 +78,13 @@ def bench_command(
     impl: Annotated[
         str | None,
         typer.Option(
-            help="rungs and peers by number or name, such as 3,6,sdpa_flash; by default 3, the "
+            help="stages and peers by number or name, such as 3,6,sdpa_flash; by default 3, the "
             "newest that fits, and all peers"
         ),
     ] = None,
     stage: Annotated[
         list[Path] | None,
-        typer.Option(help="a rung's file, as one more; may be repeated", show_default=False),
+        typer.Option(help="a stage's file, as one more; may be repeated", show_default=False),
     ] = None,
     warmup: Annotated[int, typer.Option(help="calls of each before the rounds", min=1)] = 5,
     repeat: Annotated[int, typer.Option(help="rounds: samples of each", min=2)] = 30,
@@ -203,18 +203,18 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
     check_out(csv_path(out) if out is not None else None)
     device = settle_device(given["device"])
     check_problems(given, device)
-    rungs = read_rungs(own)
-    device = known_device(device, rungs)
+    stages = read_stages(own)
+    device = known_device(device, stages)
     problems = make_problems(given, device)
-    chosen = choose(rungs, given["impl"], own, problems)
-    asked = own if given["impl"] is None else [rung.path for rung in chosen]
+    chosen = choose(stages, given["impl"], own, problems)
+    asked = own if given["impl"] is None else [stage.path for stage in chosen]
     contests = bench.plan(chosen, problems, asked)
     if not contests:
-        raise UserError("bench: none of the rungs takes any of these problems")
+        raise UserError("bench: none of the stages takes any of these problems")
     env = environment.make_env(
         device,
         [cell for contest in contests for cell in contest.to_json()],
-        [rung.to_json() for rung in chosen],
+        [stage.to_json() for stage in chosen],
         {**given, "command": "bench", "stage": [r.name for r in chosen if r.path in own]},
     )
     view.check(env)
@@ -234,7 +234,7 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
 
 
 def check_problems(given: Record, device: str | None) -> None:
-    """Say at once what is wrong with the problems, before seconds are spent on the rungs.
+    """Say at once what is wrong with the problems, before seconds are spent on the stages.
 
     Where the device isn't known yet, neither are the sizes that go with it: what they are too small
     for is said when they are.
@@ -251,7 +251,7 @@ def make_terms(given: Record, device: str) -> bench.Terms:
     machine = environment.memory_bytes()
     memory = default_memory(machine)
     if device == "cuda" and machine:
-        # it is libraries, and outputs on their way to the judge: what a rung takes is the GPU's
+        # it is libraries, and outputs on their way to the judge: what a stage takes is the GPU's
         memory = machine // 2
     return bench.Terms(given["warmup"], given["repeat"], given["budget"], memory)
 
@@ -302,21 +302,21 @@ def words(text: str, option: str, allowed: Sequence[str]) -> list[str]:
 
 
 def choose(
-    rungs: Sequence[Rung], impl: str | None, own: Sequence[Path], problems: Sequence[Problem]
-) -> list[Rung]:
-    """The rungs that --impl names by number or name, or the usual ones; and those of --stage."""
+    stages: Sequence[StageInfo], impl: str | None, own: Sequence[Path], problems: Sequence[Problem]
+) -> list[StageInfo]:
+    """The stages that --impl names by number or name, or the usual ones; and those of --stage."""
     if impl is None:
-        wanted = bench.usual_rungs([rung for rung in rungs if rung.path not in own], problems)
-        return [rung for rung in rungs if rung in wanted or rung.path in own]
+        wanted = bench.usual_stages([stage for stage in stages if stage.path not in own], problems)
+        return [stage for stage in stages if stage in wanted or stage.path in own]
     parts = [part.strip() for part in impl.split(",")]
     for part in parts:
-        if not any(part in (str(rung.number), rung.name) for rung in rungs):
-            there = ", ".join(f"{rung.number} ({rung.name})" for rung in rungs)
+        if not any(part in (str(stage.number), stage.name) for stage in stages):
+            there = ", ".join(f"{stage.number} ({stage.name})" for stage in stages)
             raise UserError(f"--impl: got {part!r}, expected some of {there}")
     return [
-        rung
-        for rung in rungs
-        if str(rung.number) in parts or rung.name in parts or rung.path in own
+        stage
+        for stage in stages
+        if str(stage.number) in parts or stage.name in parts or stage.path in own
     ]
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.isolation.roster import Rung
+from harness.isolation.roster import StageInfo
 from harness.problems.problem import DEVICES
 from harness.records import environment
 from harness.views.cell_tables import YARDSTICK
@@ -17,18 +17,20 @@ TILE = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
 PACKAGES = ("torch", "triton", "numpy", "matplotlib", "rich", "typer", "psutil")
 
 
-def findings(rungs: Sequence[Rung]) -> list[tuple[Rung, str, str | None]]:
-    """(rung, device, reason) for each rung and device; a reason of None: it runs there."""
-    return [(rung, device, rung.unavailable[device]) for rung in rungs for device in DEVICES]
+def findings(stages: Sequence[StageInfo]) -> list[tuple[StageInfo, str, str | None]]:
+    """(stage, device, reason) for each stage and device; a reason of None: it runs there."""
+    return [(stage, device, stage.unavailable[device]) for stage in stages for device in DEVICES]
 
 
-def healthy(rungs: Sequence[Rung]) -> bool:
+def healthy(stages: Sequence[StageInfo]) -> bool:
     """Whether stage 3 runs on some device here: without it nothing can be compared."""
-    return any(rung.number == YARDSTICK and reason is None for rung, _, reason in findings(rungs))
+    return any(
+        stage.number == YARDSTICK and reason is None for stage, _, reason in findings(stages)
+    )
 
 
-def show(rungs: Sequence[Rung], console: Console) -> None:
-    """Print the machine, the versions, and what each rung can do here."""
+def show(stages: Sequence[StageInfo], console: Console) -> None:
+    """Print the machine, the versions, and what each stage can do here."""
     card = environment.gpu()
     console.print(Text("machine", style="bold"))
     console.print(
@@ -41,27 +43,27 @@ def show(rungs: Sequence[Rung], console: Console) -> None:
     console.print()
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="underline")
     table.add_column("#", justify="right")
-    table.add_column("rung", no_wrap=True)
+    table.add_column("stage", no_wrap=True)
     for device in DEVICES:
         table.add_column(device, overflow="fold")
-    for rung in rungs:
+    for stage in stages:
         texts = []
         for device in DEVICES:
-            reason = rung.unavailable[device]
-            notes = [rung.modes[device]]
+            reason = stage.unavailable[device]
+            notes = [stage.modes[device]]
             notes += [
-                f"no {dtype}" for dtype, why in rung.refused[device].items() if why is not None
+                f"no {dtype}" for dtype, why in stage.refused[device].items() if why is not None
             ]
             good = Text(", ".join(notes), style="green")
             texts.append(good if reason is None else Text(reason, style="yellow"))
-        table.add_row(str(rung.number), rung.title, *texts)
+        table.add_row(str(stage.number), stage.title, *texts)
     console.print(table)
     console.print()
     show_choices(console)
 
 
 def show_choices(console: Console) -> None:
-    """Print the launch configurations that rungs have chosen here, and where they are kept."""
+    """Print the launch configurations that stages have chosen here, and where they are kept."""
     try:
         from stages import autotune
     except ImportError:  # no torch: nothing was ever tuned

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from harness.isolation.roster import Rung
+from harness.isolation.roster import StageInfo
 from harness.problems.problem import DEVICES
 from harness.records.results import WriteFailed, Writer, read
 from harness.runs.runner import Record
@@ -84,18 +84,18 @@ def settle_device(device: str | None) -> str | None:
     return device
 
 
-def why_no_cuda(rungs: Sequence[Rung]) -> str | None:
+def why_no_cuda(stages: Sequence[StageInfo]) -> str | None:
     """Why the yardstick can't run on a GPU, or None where it can."""
-    yardstick = next(rung for rung in rungs if rung.number == cell_tables.YARDSTICK)
+    yardstick = next(stage for stage in stages if stage.number == cell_tables.YARDSTICK)
     return yardstick.unavailable["cuda"]
 
 
-def known_device(device: str | None, rungs: Sequence[Rung]) -> str:
+def known_device(device: str | None, stages: Sequence[StageInfo]) -> str:
     """`device`; where none was asked for, 'cuda' if the yardstick runs there, else 'cpu'.
 
     Raises UserError where 'cuda' was asked for and the yardstick can't run there.
     """
-    reason = why_no_cuda(rungs)
+    reason = why_no_cuda(stages)
     if device == "cuda" and reason:
         raise UserError(f"--device: got cuda, but {reason}")
     return device or ("cpu" if reason else "cuda")
@@ -110,7 +110,7 @@ def refuse_others(context: typer.Context, taken: Sequence[str], why: str) -> Non
 
 
 def numbers_and_files(stage: Sequence[str]) -> tuple[list[int], list[Path]]:
-    """The values of a --stage that takes both: rungs' numbers, and rungs' files."""
+    """The values of a --stage that takes both: stages' numbers, and stages' files."""
     by_number = [value for value in stage if re.fullmatch(r"[\d,\s]*", value)]
     numbers = integers(",".join(by_number), "--stage", 0) if by_number else []
     return numbers, [Path(value) for value in stage if value not in by_number]
@@ -119,7 +119,7 @@ def numbers_and_files(stage: Sequence[str]) -> tuple[list[int], list[Path]]:
 def check_numbers(
     numbers: Sequence[int], known: Iterable[int], option: str, expected: str = "some of"
 ) -> None:
-    """Raise UserError where one of `numbers` is no rung's among `known`."""
+    """Raise UserError where one of `numbers` is no stage's among `known`."""
     there = sorted(set(known))
     if missing := [number for number in numbers if number not in there]:
         names = ", ".join(str(number) for number in there)

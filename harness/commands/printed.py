@@ -1,13 +1,13 @@
-"""What a rung prints, shown to people with the rung's name before it."""
+"""What a stage prints, shown to people with the stage's name before it."""
 
 from rich.console import Console
 from rich.text import Text
 
-PRINTED_LINES = 20  # of what a rung prints, shown a cell
+PRINTED_LINES = 20  # of what a stage prints, shown a cell
 
 
 def show_printed(console: Console, name: str, printed: str) -> None:
-    """The last lines of what a rung printed, its name before each."""
+    """The last lines of what a stage printed, its name before each."""
     lines = printed.splitlines()
     if len(lines) > PRINTED_LINES:
         lines = [f"... {len(lines) - PRINTED_LINES} lines before", *lines[-PRINTED_LINES:]]

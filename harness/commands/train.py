@@ -29,7 +29,7 @@ from harness.commands.options import (
     whole,
 )
 from harness.commands.printed import show_printed
-from harness.isolation.roster import Rung, read_rungs
+from harness.isolation.roster import StageInfo, read_stages
 from harness.records import environment
 from harness.records.results import WriteFailed
 from harness.runs.runner import Record, default_memory
@@ -46,7 +46,7 @@ def train_command(
     context: typer.Context,
     stage: Annotated[
         list[str] | None,
-        typer.Option(help="a rung by number, or a rung's file; may be repeated"),
+        typer.Option(help="a stage by number, or a stage's file; may be repeated"),
     ] = None,
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; cuda by default where there is a GPU")
@@ -74,14 +74,14 @@ def train_command(
         Path | None, typer.Option(help="train nothing: table and plot of this file again")
     ] = None,
 ) -> int:
-    """Train a small GPT with rungs as its attention, and hold the loss against SDPA's."""
+    """Train a small GPT with stages as its attention, and hold the loss against SDPA's."""
     if show is not None:
         refuse_others(context, ("show",), "--show trains nothing")
         env, records = open_results(show, "train")
         curves.check(records)
         return finish(env, records, show)
     if not stage:
-        raise UserError("--stage: got none, expected a rung's number or file, such as --stage 3")
+        raise UserError("--stage: got none, expected a stage's number or file, such as --stage 3")
     numbers, own = numbers_and_files(stage)
     if size is not None:
         one_of(size, "--size", tuple(train_plan.SHAPES))
@@ -94,20 +94,20 @@ def train_command(
     whole(seed, "--seed", 0, MAX_SEED - MAX_SEEDS)
     check_out(out)
     device = settle_device(device)
-    rungs = read_rungs(own)
-    device = known_device(device, rungs)
+    stages = read_stages(own)
+    device = known_device(device, stages)
     size = size or train_plan.DEFAULT_SIZES[device]
     dtype = dtype or train_plan.DEFAULT_DTYPES[device]
     problem = train_plan.make_problem(size, dtype, device)
     backends = train_plan.from_backends(device)
-    chosen = choose(rungs, numbers, own, backends)
-    contestants = [*backends, *(train_plan.from_rung(rung, problem) for rung in chosen)]
+    chosen = choose(stages, numbers, own, backends)
+    contestants = [*backends, *(train_plan.from_stage(info, problem) for info in chosen)]
     if steps is None:
         steps = default_steps(contestants, device)
     seeds = seeds or train_plan.DEFAULT_SEEDS[device]
     plan = train_plan.Plan(size, steps, range(seed, seed + seeds), problem)
     arguments = {
-        "command": "train", "stage": [rung.name for rung in chosen], "device": device, "size": size,
+        "command": "train", "stage": [info.name for info in chosen], "device": device, "size": size,
         "dtype": dtype, "steps": steps, "seeds": seeds, "seed": seed,
     }  # fmt: skip
     env = environment.make_env(
@@ -131,19 +131,19 @@ def train_command(
 
 
 def choose(
-    rungs: Sequence[Rung],
+    stages: Sequence[StageInfo],
     numbers: Sequence[int],
     own: Sequence[Path],
     backends: Sequence[train_plan.Contestant],
-) -> list[Rung]:
-    """The rungs that --stage names; UserError where one is not there, or is SDPA itself."""
+) -> list[StageInfo]:
+    """The stages that --stage names; UserError where one is not there, or is SDPA itself."""
     beside = {(backend.stage, backend.name) for backend in backends}
-    known = {rung.number for rung in rungs if (rung.number, rung.name) not in beside}
+    known = {stage.number for stage in stages if (stage.number, stage.name) not in beside}
     check_numbers(numbers, known, "--stage", "a file or some of")
-    chosen = [rung for rung in rungs if rung.number in numbers or rung.path in own]
-    for rung in chosen:
-        if (rung.number, rung.name) in beside:
-            raise UserError(f"--stage: {rung.number} {rung.name} is SDPA, which runs in any case")
+    chosen = [stage for stage in stages if stage.number in numbers or stage.path in own]
+    for stage in chosen:
+        if (stage.number, stage.name) in beside:
+            raise UserError(f"--stage: {stage.number} {stage.name} is SDPA, which runs in any case")
     return chosen
 
 

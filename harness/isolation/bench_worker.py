@@ -61,7 +61,7 @@ class Given:
 
 
 class Contestant:
-    """One rung in a contest: the call that is measured, and where its outputs go."""
+    """One stage in a contest: the call that is measured, and where its outputs go."""
 
     def __init__(self, module: ModuleType, problem: Problem, out: str) -> None:
         self.module, self.problem, self.out = module, problem, out
@@ -147,7 +147,7 @@ class Fell(Exception):
 def compete(
     connection: Connection, paths: list[str], order: dict[str, Any], outs: list[str]
 ) -> None:
-    """One contest: the rungs in the files `paths`, each writing its outputs to its file of `outs`.
+    """One contest: the stages in the files `paths`, each writing its outputs to its file of `outs`.
 
     Says 'ready'; when told to start, 'checked' or 'out' for each, in order; when told who goes on,
     'done' with a timing each, then 'counted' with the skip ratios. Or 'failed' at any point.

@@ -1,8 +1,8 @@
 """A process a cell: started from a fork server that has torch imported, watched, and ended.
 
 The server imports torch and nothing else: it runs no operation (one would leave threads behind
-that hang every child), loads no rung and touches no GPU. What a child says comes as JSON over a
-pipe: a rung that writes garbage into it costs its own cell.
+that hang every child), loads no stage and touches no GPU. What a child says comes as JSON over a
+pipe: a stage that writes garbage into it costs its own cell.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ from typing import Any
 START_LIMIT = 180.0  # seconds for a child to start: the first waits for the server's own import
 POLL = 0.02  # seconds between two looks at a child's memory
 LAST_WORDS = 5.0  # seconds for what an ended child has said to be read
-LONGEST_MESSAGE = 1 << 16  # bytes; a rung that announces more is cut off
-MOST_MESSAGES = 64  # unread; a rung that floods the pipe is cut off, too
+LONGEST_MESSAGE = 1 << 16  # bytes; a stage that announces more is cut off
+MOST_MESSAGES = 64  # unread; a stage that floods the pipe is cut off, too
 MARK = "LADDER_CELL"  # in the environment of whatever a child starts
 
 NO_MESSAGE = "what its process reported is not the harness's own message"
@@ -61,7 +61,7 @@ class Child:
         theirs.close()
         self.base_bytes: int | None = None
         self.memory: int | None = None
-        # a thread reads: a rung may announce a message that never comes
+        # a thread reads: a stage may announce a message that never comes
         self.inbox: queue.Queue[bytes | None] = queue.Queue(MOST_MESSAGES)
         self.closing = threading.Lock()
         threading.Thread(target=self.listen, daemon=True).start()
@@ -203,7 +203,7 @@ def leave_the_server() -> None:
     """Close what multiprocessing hands to every child, so that it could start children of its own.
 
     While a child holds the server's lifeline, the server outlives a killed parent, and the child
-    the server; and a rung that writes into every open file would bring the server down.
+    the server; and a stage that writes into every open file would bring the server down.
     """
     for owner, name in (
         (getattr(forkserver, "_forkserver", None), "_forkserver_alive_fd"),

@@ -1,6 +1,6 @@
-"""The rungs that a run knows: what each declares, read in a child, so that no file can harm us.
+"""The stages that a run knows: what each declares, read in a child, so that no file can harm us.
 
-The harness knows no rung by name: a new file in stages/, or one named by --stage, is a new row.
+The harness knows no stage by name: a new file in stages/, or one named by --stage, is a new row.
 """
 
 import tempfile
@@ -15,16 +15,16 @@ from harness.problems.problem import Problem
 
 STAGES = Path(__file__).parents[2] / "stages"
 PEERS = Path(__file__).parents[1] / "peers"
-PEERS_FROM = 100  # rungs from this number on are peers: others' kernels, no steps of the ladder
+PEERS_FROM = 100  # stages from this number on are peers: others' kernels, no steps of the ladder
 
 
-class BadRung(ValueError):
-    """A rung's file can't be loaded; the message names the file and says why."""
+class BadStage(ValueError):
+    """A stage's file can't be loaded; the message names the file and says why."""
 
 
 @dataclass(frozen=True)
-class Rung:
-    """A rung as its file declares it (stages/contract.py), and what it can do on this machine."""
+class StageInfo:
+    """A stage as its file declares it (stages/contract.py), and what it can do on this machine."""
 
     path: Path
     number: int
@@ -46,13 +46,13 @@ class Rung:
     at_most: int | None = None  # batch entries, and heads
 
     @staticmethod
-    def from_message(path: Path, message: Message) -> "Rung":
-        """A rung from what the child said of it."""
-        names = [field.name for field in fields(Rung) if field.name != "path"]
-        return Rung(path=path, **{name: message[name] for name in names})
+    def from_message(path: Path, message: Message) -> "Stage":
+        """A stage from what the child said of it."""
+        names = [field.name for field in fields(StageInfo) if field.name != "path"]
+        return StageInfo(path=path, **{name: message[name] for name in names})
 
     def to_json(self) -> dict[str, Any]:
-        """What records keep of a rung, so that tables and plots need no rung's file. No path."""
+        """What records keep of a stage, so that tables and plots need no stage's file. No path."""
         return {
             "stage": self.number,
             "name": self.name,
@@ -62,7 +62,7 @@ class Rung:
         }
 
     def why_skip(self, problem: Problem) -> str | None:
-        """Why this rung can't be asked `problem` on this machine, or None where it can."""
+        """Why this stage can't be asked `problem` on this machine, or None where it can."""
         if reason := self.unavailable[problem.device]:
             return reason
         if problem.direction != "fwd" and not self.gradients:
@@ -79,42 +79,42 @@ class Rung:
         return None
 
     def exact(self, problem: Problem) -> bool:
-        """Whether this rung declares itself exact on `problem`."""
+        """Whether this stage declares itself exact on `problem`."""
         return self.exact_up_to is None or problem.nk <= self.exact_up_to
 
 
 def built_in_files() -> list[Path]:
-    """The files of the rungs in stages/, lowest first."""
+    """The files of the stages in stages/, lowest first."""
     return sorted(STAGES.glob("s[0-9][0-9]_*.py"))
 
 
-def read_rungs(own: Sequence[Path] = ()) -> list[Rung]:
-    """The built-in rungs, those in the files `own`, and the peers that run here, by number.
+def read_stages(own: Sequence[Path] = ()) -> list[StageInfo]:
+    """The built-in stages, those in the files `own`, and the peers that run here, by number.
 
-    Raises BadRung where a file can't be loaded, or two rungs share number and name.
+    Raises BadStage where a file can't be loaded, or two stages share number and name.
     """
-    rungs = describe_files(built_in_files())
+    stages = describe_files(built_in_files())
     peers = describe_files(sorted(PEERS.glob("p*.py")))
-    rungs += [peer for peer in peers if None in peer.unavailable.values()]
+    stages += [peer for peer in peers if None in peer.unavailable.values()]
     for path in own:
-        rungs += describe_files([path])  # a process each: one bad file blames itself alone
+        stages += describe_files([path])  # a process each: one bad file blames itself alone
     seen: dict[tuple[int, str], Path] = {}
-    for rung in rungs:
-        if other := seen.get((rung.number, rung.name)):
-            raise BadRung(
-                f"{rung.path.name}: number {rung.number}, name {rung.name!r} are those of "
+    for stage in stages:
+        if other := seen.get((stage.number, stage.name)):
+            raise BadStage(
+                f"{stage.path.name}: number {stage.number}, name {stage.name!r} are those of "
                 f"{other.name} too; give it another number or name"
             )
-        seen[rung.number, rung.name] = rung.path
-    return sorted(rungs, key=lambda rung: (rung.number, rung.name))
+        seen[stage.number, stage.name] = stage.path
+    return sorted(stages, key=lambda stage: (stage.number, stage.name))
 
 
-def describe_files(paths: Sequence[Path]) -> list[Rung]:
+def describe_files(paths: Sequence[Path]) -> list[StageInfo]:
     """Load `paths` in a child and return what they declare."""
     for path in paths:
         if not path.is_file():
-            raise BadRung(f"{path}: no such file; a rung is one .py file")
-    rungs: list[Rung] = []
+            raise BadStage(f"{path}: no such file; a stage is one .py file")
+    stages: list[StageInfo] = []
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with Child(describe, [str(path.resolve()) for path in paths], log=log) as child:
@@ -122,8 +122,8 @@ def describe_files(paths: Sequence[Path]) -> list[Rung]:
                 try:
                     message = child.receive(START_LIMIT, f"took more than {START_LIMIT:g} s")
                 except ChildFailed as error:
-                    raise BadRung(f"{path.name}: while it was loaded: {error.reason}") from None
+                    raise BadStage(f"{path.name}: while it was loaded: {error.reason}") from None
                 if message["event"] == "failed":
-                    raise BadRung(f"{path.name}: {message['reason']}")
-                rungs.append(Rung.from_message(path, message))
-    return rungs
+                    raise BadStage(f"{path.name}: {message['reason']}")
+                stages.append(StageInfo.from_message(path, message))
+    return stages

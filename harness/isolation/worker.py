@@ -1,9 +1,9 @@
-"""What runs in a cell's own process: one rung, one problem.
+"""What runs in a cell's own process: one stage, one problem.
 
-The contestant loads the rung, makes the inputs, calls it once under the memory meter, writes the
+The contestant loads the stage, makes the inputs, calls it once under the memory meter, writes the
 outputs to a file and waits. Only when the judge, another process, has found the outputs right (or
 wrong by design) is it told to go on to timing: an unchecked time is never taken. After timing it
-changes v and dO and calls once more, so that a rung which remembers its answer is found out
+changes v and dO and calls once more, so that a stage which remembers its answer is found out
 (harness/problems/directions.py says how; and what a call is in each direction).
 """
 
@@ -41,7 +41,7 @@ def set_data_limit(memory: int) -> None:
 
 
 def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -> None:
-    """Run one cell: the rung in the file `path` on the problem in `cell`, outputs to files `out`.*.
+    """Run one cell: the stage in the file `path` on the problem in `cell`, outputs to files `out`.*.
 
     Says 'ready', then 'output' when the first outputs are written, then, when told to go on, 'done'
     with the timing; or 'failed' with a status and a reason at any point.
@@ -58,7 +58,7 @@ def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -
         import stages
 
         module = stages.load(path)
-        # where it works says how it is measured: a CPU rung takes a GPU's tensors
+        # where it works says how it is measured: a CPU stage takes a GPU's tensors
         device = module.STAGE.computes_on(problem.device)
         torch.set_num_threads(1)  # timing.py says why
         if problem.device == "cuda" and problem.dtype == "float32":
@@ -82,7 +82,7 @@ def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -
         if device == "cpu":
             give_back()  # what that has freed would be taken again unseen
         else:
-            # the first call compiles and fetches cuBLAS's workspace: neither is the rung's memory
+            # the first call compiles and fetches cuBLAS's workspace: neither is the stage's memory
             first_ms = time_once(call, device)[1]
         (outputs, call_ms), peak, meter = measure_peak(lambda: time_once(call, device), device)
         write_outputs(outputs, problem, given, f"{out}.first")
@@ -127,10 +127,10 @@ def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -
 
 
 def duel(connection: Connection, paths: list[str], order: dict[str, Any], outs: list[str]) -> None:
-    """Time the rungs in `paths` against each other: one process, in turns, on one problem.
+    """Time the stages in `paths` against each other: one process, in turns, on one problem.
 
     Each has been found right in a process of its own. Says 'ready', then 'done' with a timing a
-    rung, its outputs of the last call in the file of `outs` for the judge; or 'failed'.
+    stage, its outputs of the last call in the file of `outs` for the judge; or 'failed'.
     """
     import torch
 
@@ -177,7 +177,7 @@ def duel(connection: Connection, paths: list[str], order: dict[str, Any], outs: 
 
 
 class WrongOutput(Exception):
-    """What a rung gave back is no output of this problem, or it changed its inputs."""
+    """What a stage gave back is no output of this problem, or it changed its inputs."""
 
 
 def bind(attend: Callable[..., Any], problem: Problem) -> Callable[..., Any]:
@@ -194,7 +194,7 @@ def bind(attend: Callable[..., Any], problem: Problem) -> Callable[..., Any]:
 
 
 def make_given(problem: Problem) -> tuple[Any, ...]:
-    """What a rung is given: q, k, v and dO, which is None for a forward pass."""
+    """What a stage is given: q, k, v and dO, which is None for a forward pass."""
     from harness.problems.directions import make_output_gradient
     from harness.problems.inputs import make_inputs
 
@@ -203,9 +203,9 @@ def make_given(problem: Problem) -> tuple[Any, ...]:
 
 
 def warm_up(attend: Callable[..., Any], direction: str, given: tuple[Any, ...]) -> None:
-    """One tiny call, so that what a rung sets up once is not taken for the memory of a call.
+    """One tiny call, so that what a stage sets up once is not taken for the memory of a call.
 
-    What it raises is no matter here: a rung may have its reasons against tiny inputs.
+    What it raises is no matter here: a stage may have its reasons against tiny inputs.
     """
     from harness.problems.directions import prepare
 
@@ -270,7 +270,7 @@ def blame(error: BaseException, problem: Problem) -> dict[str, str]:
 
 
 def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
-    """Hold outputs of one problem against their oracles, in a process that no rung ever enters.
+    """Hold outputs of one problem against their oracles, in a process that no stage ever enters.
 
     Says 'ready' once the oracles are made; then, for each {'path', 'again'}, 'verdict' with the
     errors, whether all is finite, whether it is exact, and why not. `again`: which of AGAIN's
@@ -315,9 +315,9 @@ def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
 
 
 def describe(connection: Connection, paths: list[str]) -> None:
-    """Load the rungs in `paths` and say, a message each, what each is and what it can do here.
+    """Load the stages in `paths` and say, a message each, what each is and what it can do here.
 
-    Says 'rung' with its STAGE, where it runs and why not, or 'failed' with the reason; then 'end'.
+    Says 'stage' with its STAGE, where it runs and why not, or 'failed' with the reason; then 'end'.
     """
     import hashlib
 
@@ -334,7 +334,7 @@ def describe(connection: Connection, paths: list[str]) -> None:
             fields = asdict(stage)
             fields["worth_up_to"] = dict(stage.worth_up_to)
             say(
-                connection, "rung", **fields,
+                connection, "info", **fields,
                 sha256=hashlib.sha256(Path(path).read_bytes()).hexdigest(),
                 modes={device: stage.mode(device) for device in DEVICES},
                 unavailable={device: why_not(stage, device) for device in DEVICES},

@@ -1,4 +1,4 @@
-"""The lesson between two rungs: what changed from one file to the other."""
+"""The lesson between two stages: what changed from one file to the other."""
 
 import difflib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def changes(old: Path, new: Path) -> Iterator[Text]:
-    """A unified diff of two rungs' files, line by line, coloured."""
+    """A unified diff of two stages' files, line by line, coloured."""
     before, after = (path.read_text().splitlines() for path in (old, new))
     for line in difflib.unified_diff(before, after, old.name, new.name, n=3, lineterm=""):
         header = line.startswith(("---", "+++"))

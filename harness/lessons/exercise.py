@@ -1,6 +1,6 @@
-"""An exercise made from two neighbouring rungs: the lines that the upper one adds are blanked.
+"""An exercise made from two neighbouring stages: the lines that the upper one adds are blanked.
 
-The template is the upper rung's own file, so it can't fall behind it. Its docstring, which gives
+The template is the upper stage's own file, so it can't fall behind it. Its docstring, which gives
 the answer, is left out, and it declares itself under a number and a name of its own, so that
 `ladder run --stage` takes it as one more row.
 """
@@ -15,9 +15,9 @@ BLANK = "____"
 
 
 class Exercise:
-    """Rung `upper` without the lines that its function `name` has and rung `lower`'s has not.
+    """Stage `upper` without the lines that its function `name` has and stage `lower`'s has not.
 
-    Raises KeyError where a rung has no such function.
+    Raises KeyError where a stage has no such function.
     """
 
     def __init__(self, lower: int, upper: int, name: str) -> None:
@@ -32,7 +32,7 @@ class Exercise:
     def filled(
         self, lines: str | Sequence[str], number: int = 90, name: str = "mine", title: str = ""
     ) -> str:
-        """A rung's file with `lines`, a line a blank, where the answer would be.
+        """A stage's file with `lines`, a line a blank, where the answer would be.
 
         Empty lines and indentation don't count. Raises ValueError where there are too many or too
         few of them.
@@ -72,7 +72,7 @@ def replaced(kernel: Sequence[str], places: Sequence[int], lines: Sequence[str])
 
 
 def declared(text: str, number: int, name: str, title: str) -> str:
-    """A rung's file without its docstring, and with a STAGE of its own."""
+    """A stage's file without its docstring, and with a STAGE of its own."""
     tree = ast.parse(text)
     lines = text.splitlines()
     docstring, stage = tree.body[0], None
@@ -80,7 +80,7 @@ def declared(text: str, number: int, name: str, title: str) -> str:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "STAGE":
             stage = node
     if stage is None or ast.get_docstring(tree) is None:
-        raise ValueError("the rung's file has no docstring or no STAGE")
+        raise ValueError("the stage's file has no docstring or no STAGE")
     declaration = (
         f"STAGE = Stage(\n    number={number}, name={name!r}, title={title!r},\n"
         '    idea="my ten lines", needs=("triton",), dtypes=("float16", "bfloat16", "float32"),\n)'

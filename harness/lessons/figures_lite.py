@@ -1,7 +1,7 @@
 """Where Lite breaks: its error against N and against how sharp the scores are, Online's beside it.
 
 Both are walked in NumPy (harness/lessons/trace.py, which tests/stages/test_states.py holds the kernels of
-rungs 4 and 5 to), in float32, with rung 4's tile of 64 keys and N(0, 1) inputs. An error is the
+stages 4 and 5 to), in float32, with stage 4's tile of 64 keys and N(0, 1) inputs. An error is the
 largest |o - truth| over ROWS query rows and all of d, the truth in float64; the figure shows the
 median over SEEDS draws.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from harness.lessons.trace import Array, attention, max_error, walk
 from harness.views.look import Look, in_look, new_figure, plain
 
-TILE = 64  # keys, as in rungs 4 and 5
+TILE = 64  # keys, as in stages 4 and 5
 D, ROWS, SEEDS = 64, 32, 7
 MOST_N = 5 * TILE
 SHARPNESS_N = (65, 128, 256)
@@ -91,8 +91,8 @@ def figure(found: Breaks, look: Look) -> Any:
         grid = picture.subplots(2, 2, sharex="col", height_ratios=(2.2, 1))
         draw_n(grid[:, 0], found.by_n, look)
         draw_sharpness(grid[:, 1], found.by_sharpness, look)
-        grid[0][0].set_ylabel("rung 4, Lite: max error")
-        grid[1][0].set_ylabel("rung 5, Online:\nmax error, log scale")
+        grid[0][0].set_ylabel("stage 4, Lite: max error")
+        grid[1][0].set_ylabel("stage 5, Online:\nmax error, log scale")
         for above, below in grid.T:
             above.set_ylim(bottom=0)
             below.set_yscale("log")

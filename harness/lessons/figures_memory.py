@@ -53,7 +53,7 @@ SRAM = Level(
 )
 HBM_CITED = hatched(cited.HBM.rate, "TB/s", f"{{}}: A100, {cited.HBM.size}")
 HBM_SIZE = f"tens of GB, {cited.HBM.cycles} cycles"
-HBM_LIVES = "lives here: q, k, v, o; in rung 3 S and P, too"
+HBM_LIVES = "lives here: q, k, v, o; in stage 3 S and P, too"
 LINKS = (
     Level(
         "NVLink, one link, each way",
@@ -87,7 +87,7 @@ def levels(ceilings: Sequence[Record]) -> list[Level]:
     if copies[0]["device"] == "cuda":
         hbm = Level(cited.HBM.name, HBM_SIZE, HBM_LIVES, (*bars, HBM_CITED))
         return [SRAM, hbm, *LINKS]
-    host = Level("main memory (CPU)", "", "a CPU's rungs keep all here, but what is cached", bars)
+    host = Level("main memory (CPU)", "", "a CPU's stages keep all here, but what is cached", bars)
     hbm = Level(cited.HBM.name, HBM_SIZE, HBM_LIVES, (HBM_CITED,))
     return [SRAM, hbm, host, *LINKS]
 

@@ -1,8 +1,8 @@
-"""Two rungs' code in two columns for a notebook, taken from their files, changed lines marked.
+"""Two stages' code in two columns for a notebook, taken from their files, changed lines marked.
 
 A changed line is bold, and has '-' (it goes) or '+' (it comes) before it, so that it is seen
 without CSS and without colour. Below the columns stand the files and the start of their sha256: a
-notebook that shows an older rung is found by that (tests/test_notebooks.py).
+notebook that shows an older stage is found by that (tests/test_notebooks.py).
 """
 
 import ast
@@ -39,26 +39,26 @@ class Code:
 
 
 def code(where: int | str, name: str = "") -> Code:
-    """A rung by number, or a file by its path in the project; whole, or its function `name`.
+    """A stage by number, or a file by its path in the project; whole, or its function `name`.
 
     In Python `name` may be a class, or a method as 'Class.method'; in C++ it is how a function
-    begins, up to its parenthesis. Raises KeyError where there is no such rung or function, OSError
+    begins, up to its parenthesis. Raises KeyError where there is no such stage or function, OSError
     where there is no such file.
     """
-    path = rung_file(where) if isinstance(where, int) else ROOT / where
+    path = stage_file(where) if isinstance(where, int) else ROOT / where
     text = path.read_text(encoding="utf-8")
-    title = f"rung {where}" if isinstance(where, int) else where
+    title = f"stage {where}" if isinstance(where, int) else where
     if not name:
         return Code(path, title, 1, text.splitlines())
     first, last = (extent if path.suffix == ".py" else braces)(text, name)
     return Code(path, f"{title}: {name}", first, text.splitlines()[first - 1 : last])
 
 
-def rung_file(number: int) -> Path:
-    """The file of the built-in rung `number`; KeyError where there is none."""
+def stage_file(number: int) -> Path:
+    """The file of the built-in stage `number`; KeyError where there is none."""
     for path in (ROOT / "stages").glob(f"s{number:02d}_*.py"):
         return path
-    raise KeyError(f"no rung {number} in stages/")
+    raise KeyError(f"no stage {number} in stages/")
 
 
 def extent(text: str, name: str) -> tuple[int, int]:

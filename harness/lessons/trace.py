@@ -1,4 +1,4 @@
-"""The online softmax, tile by tile, in NumPy: what rung 5's kernel knows after each tile, and why.
+"""The online softmax, tile by tile, in NumPy: what stage 5's kernel knows after each tile, and why.
 
     m_i = -inf, l_i = 0, acc = 0
     for each tile of keys:
@@ -14,7 +14,7 @@ After every tile, o is the exact attention over the keys so far: l_i and acc are
 exp(s - m_i) and exp(s - m_i) v over all of them, since alpha turns exp(s - m_old), of whatever key,
 into exp(s - m_new). (Milakov and Gimelshein 2018, algorithm 3; FlashAttention, Dao et al. 2022,
 algorithm 1.) Two others go the same way beside it: source 002's form, normalised at every step, and
-rung 4's mistake. The Triton rungs' own m_i, l_i and acc are held to these (tests/stages/
+stage 4's mistake. The Triton stages' own m_i, l_i and acc are held to these (tests/stages/
 test_states.py).
 """
 
@@ -47,7 +47,7 @@ class Step:
     o: Array  # (..., d): acc / l_i, the output if there were no more keys
     keep: Array  # (...): pre_sum / cur_sum, what source 002's form scales its old result by
     normalised: Array  # (..., d): source 002's form of o: old * keep + p v / cur_sum
-    lite_p: Array  # (..., keys): softmax of this tile's scores alone, as rung 4 has it
+    lite_p: Array  # (..., keys): softmax of this tile's scores alone, as stage 4 has it
     lite: Array  # (..., d): the sum of lite_p v so far
     lite_weight: Array  # (...): the sum of lite_p so far; 1 would be right
 
@@ -185,7 +185,7 @@ class Trace:
         return -(-len(self.k) // self.tile)
 
     def steps(self) -> list[Step]:
-        """The walk, in float32 as the rungs are."""
+        """The walk, in float32 as the stages are."""
         return walk(self.q, self.k, self.v, self.tile, self.visible)
 
     def truth(self) -> Array:

@@ -26,7 +26,7 @@ GLOSSARY = """\
   acc / l_i   Online's output, if there were no more keys
   source 002  the same, normalised at each tile:
               old * (pre_sum / cur_sum) + p v / cur_sum
-  Lite        rung 4's output: softmax of each tile alone, the outputs summed"""
+  Lite        stage 4's output: softmax of each tile alone, the outputs summed"""
 
 
 def to_text(trace: Trace) -> str:
@@ -123,7 +123,7 @@ def traffic(trace: Trace, steps: list[Step]) -> Iterator[str]:
     yield f"Bytes: {total} of k and v in {tiles}, {row} of q, {row} of o: {total + 2 * row}"
     if skipped := trace.tiles - len(steps):
         never = "tile has" if skipped == 1 else "tiles have"
-        yield f"{skipped} {never} no key that the row may see: never loaded (rung 6 does so)"
+        yield f"{skipped} {never} no key that the row may see: never loaded (stage 6 does so)"
     yield "A kernel loads a tile once for all the rows of its q block, not once a row."
 
 

@@ -1,6 +1,6 @@
 """When an output is exact: the errors of an output, and the bounds that they are held to.
 
-The truth is stage 3 in float64, for gradients through torch's autograd. How far an honest rung may
+The truth is stage 3 in float64, for gradients through torch's autograd. How far an honest stage may
 be from it is measured on a yardstick, on the same inputs: stage 3 itself in float32; in half
 precision the *mixed* yardstick (float32 scores and softmax, P rounded to the dtype, float32 P V,
 the output rounded). With u the dtype's eps and s_max the largest |scaled score|, an output is exact
@@ -13,7 +13,7 @@ when both its maximum and its relative error are within a multiple of the yardst
     times              max|v| for the maximum             the largest of `magnitudes`
 
 A gradient's own size is no measure of its rounding. dS = P (dP - delta) cancels: where one key has
-all of a row's weight, or there is one key only, dq and dk are 0, and what an honest rung computes
+all of a row's weight, or there is one key only, dq and dk are 0, and what an honest stage computes
 is the rounding of dP and delta. So the floor goes with the terms of the sum that a gradient is, as
 large as they were before they cancelled (`magnitudes`): that is the gradient's own size where
 nothing cancels, and it is 0 only where no gradient flows.
@@ -33,7 +33,7 @@ from harness.problems.directions import OUTPUTS, make_output_gradient
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
 
-YARDSTICK = 3  # the rung that every other is compared with
+YARDSTICK = 3  # the stage that every other is compared with
 BLOCK_BYTES = 1 << 26  # of a block of float64 scores
 GPU_BLOCK = 4  # times as large on a GPU: a small block leaves it waiting for Python
 HALF = ("float16", "bfloat16")
@@ -77,7 +77,7 @@ class Oracle:
     """What one output of a problem, o or a gradient, is held against.
 
     out64 and out3, of its shape: stage 3 in float64, and in the problem's own dtype and precision.
-    bound: the largest errors against out64 that an exact rung may have.
+    bound: the largest errors against out64 that an exact stage may have.
     norm: what relative errors are related to where out64 cancels to nothing; None: its own norm.
     """
 

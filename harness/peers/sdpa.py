@@ -1,4 +1,4 @@
-"""What p100, p101, p102 and p104 share: torch's SDPA, held to one backend. No rung by itself.
+"""What p100, p101, p102 and p104 share: torch's SDPA, held to one backend. No stage by itself.
 
 A backend is a row of its own, so that a table says which kernel was measured.
 """

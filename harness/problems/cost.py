@@ -1,27 +1,27 @@
 """What a problem costs, counted, not measured: FLOPs, bytes through memory, and their ratio.
 
-Attention is S = scale Q K^T, P = softmax(S), O = P V. Every rung does the same FLOPs (`flops`);
+Attention is S = scale Q K^T, P = softmax(S), O = P V. Every stage does the same FLOPs (`flops`);
 what the ladder changes is how many bytes cross the bus between the chip and its memory (HBM). With
 N = Nq = Nk, one head and elements of e bytes:
 
-    three kernels (rung 3)     e (4 N^2 + 4 N d)            S and P each written once and read once
+    three kernels (stage 3)     e (4 N^2 + 4 N d)            S and P each written once and read once
     half fused                 e (2 N^2 + 4 N d)            Q K^T and softmax in one kernel: P only
     Flash, q blocks of Bm      e (2 N d + 2 N d ceil(N/Bm)) K and V read again by each q block
-    the least (rungs 4, 5)     e 4 N d                      q, k, v read once, o written once
+    the least (stages 4, 5)     e 4 N d                      q, k, v read once, o written once
 
-so that the arithmetic intensity, FLOPs a byte, is (N d / (N + d)) / e -> d / e for rung 3, flat in
-N, and N / e for a fused rung, growing with N. A machine whose matrix rate over its bandwidth is
+so that the arithmetic intensity, FLOPs a byte, is (N d / (N + d)) / e -> d / e for stage 3, flat in
+N, and N / e for a fused stage, growing with N. A machine whose matrix rate over its bandwidth is
 more than that waits for its memory (harness/views/roofline.py draws it).
 
 The backward pass is dV = P^T dO, dP = dO V^T, dS = P (dP - delta) with delta = rowsum(P dP), and
 dQ = scale dS K, dK = scale dS^T Q. It moves
 
-    five kernels (rung 3)      e (7 N^2 + 8 N d)            P was kept; dP and dS written, all read
+    five kernels (stage 3)      e (7 N^2 + 8 N d)            P was kept; dP and dS written, all read
     the least (fused)          e 7 N d                      q, k, v, dO read, dq, dk, dv written
 
 Training moves what both passes do: between them lies the rest of the model, and no chip remembers.
 
-Which count a rung is held to, it declares itself: STAGE.traffic in stages/contract.py. Rungs 0
+Which count a stage is held to, it declares itself: STAGE.traffic in stages/contract.py. Stages 0
 to 2 keep S and P in objects or not at all: they too are held to the least.
 """
 
@@ -93,7 +93,7 @@ def three_kernel_bytes(problem: Problem) -> dict[str, int]:
         P V       reads P, v     writes o
 
     Together 4 b h nq nk + 2 b h nq d + 2 b hk nk d elements. S and P are whole whatever the masks
-    leave. Scaling q, repeating grouped heads and filling masks in are further kernels of rung 3 as
+    leave. Scaling q, repeating grouped heads and filling masks in are further kernels of stage 3 as
     it is written; they aren't of the method and are not counted.
     """
     s, q, k = score_bytes(problem), query_bytes(problem), key_bytes(problem)
@@ -201,8 +201,8 @@ def keys_of_blocks(problem: Problem, block_m: int) -> Iterator[int]:
 def held_bytes(problem: Problem) -> int:
     """Bytes of the machine's own memory that checking an answer takes at the least.
 
-    On a GPU q, k and v as they are drawn, in float32, by the rung's process and by the judge's. On
-    a CPU the inputs twice, the rung's own and those that show whether it wrote into them; and the
+    On a GPU q, k and v as they are drawn, in float32, by the stage's process and by the judge's. On
+    a CPU the inputs twice, the stage's own and those that show whether it wrote into them; and the
     judge's inputs and outputs in float64 and in the problem's dtype.
     """
     q = problem.b * problem.h * problem.nq * problem.d  # elements, and as many of dO, o, dq
@@ -216,7 +216,7 @@ def held_bytes(problem: Problem) -> int:
     return 2 * size * given + (size + 8) * (given + answers)
 
 
-# a rung's STAGE.traffic -> pass -> the bytes that it moves at the least
+# a stage's STAGE.traffic -> pass -> the bytes that it moves at the least
 TRAFFIC: dict[str, dict[str, Callable[[Problem], int]]] = {
     "fused": {"fwd": fused_bytes, "bwd": fused_backward_bytes},
     "three-kernel": {
@@ -228,7 +228,7 @@ PASSES = {"fwd": ("fwd",), "bwd": ("bwd",), "train": ("fwd", "bwd")}  # of each 
 
 
 def hbm_bytes(problem: Problem, traffic: str = "fused") -> int:
-    """The fewest bytes that a rung with that STAGE.traffic moves in the problem's direction."""
+    """The fewest bytes that a stage with that STAGE.traffic moves in the problem's direction."""
     return sum(TRAFFIC[traffic][each](problem) for each in PASSES[problem.direction])
 
 

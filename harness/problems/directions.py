@@ -7,7 +7,7 @@
 A call returns all that it computes, so that all of it can be checked. Gradients are
 d(sum o * dO) / d(q, k, v), dO (b, h, nq, d) ~ N(0, 1) from the problem's seed.
 
-A rung that remembers an answer is found out by being asked again, after a change that no version
+A stage that remembers an answer is found out by being asked again, after a change that no version
 counter tells of: attention is linear in v, gradients are linear in dO, and a change of sign or of
 the exponent is exact in floating point.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # the runner reads the tables below, and imports no torch
 
 # direction -> what a call returns, in this order
 OUTPUTS = {"fwd": ("o",), "bwd": ("dq", "dk", "dv"), "train": ("o", "dq", "dk", "dv")}
-# direction -> each time that a rung is asked again: what has changed, and what each output is then
+# direction -> each time that a stage is asked again: what has changed, and what each output is then
 # multiplied by. A backward pass may remember in its own graph, or beside it: it is asked through
 # the same graph (v must stay as it was, or the graph is nobody's), then through a new one.
 AGAIN = {
@@ -145,7 +145,7 @@ def show(value: Any) -> str:
 
 
 def explain(error: Exception, o: Any, attend: Attend, leaves: Tensors, dO: Any) -> Exception:
-    """What `error` comes to: a BadGradient where the rung's gradients are no gradients, or itself.
+    """What `error` comes to: a BadGradient where the stage's gradients are no gradients, or itself.
 
     Torch itself refuses a gradient of another shape, by its place among the arguments of whichever
     function made it; which of ours that is shows when each is asked for alone.

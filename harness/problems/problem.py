@@ -1,4 +1,4 @@
-"""A problem: what every rung is asked, said in full by plain values. No torch in here."""
+"""A problem: what every stage is asked, said in full by plain values. No torch in here."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

@@ -66,7 +66,7 @@ def git(*arguments: str) -> str:
 
 
 def sources_digest() -> str:
-    """A digest of the rungs' and the harness's code, so that a tree without git is told apart."""
+    """A digest of the stages' and the harness's code, so that a tree without git is told apart."""
     digest = hashlib.sha256()
     for folder, pattern in (("stages", "*.py"), ("harness", "**/*.py"), ("csrc", "*.?pp")):
         for path in sorted((ROOT / folder).glob(pattern)):
@@ -87,7 +87,7 @@ def gpu() -> tuple[str, str] | None:
 
 
 def make_env(
-    device: str, plan: list[dict[str, Any]], rungs: list[dict[str, Any]], arguments: dict[str, Any]
+    device: str, plan: list[dict[str, Any]], stages: list[dict[str, Any]], arguments: dict[str, Any]
 ) -> dict[str, Any]:
     """The env record of a run on `device` of the cells in `plan`."""
     card = gpu()
@@ -95,7 +95,7 @@ def make_env(
         "kind": "env",
         "schema": SCHEMA_VERSION,
         "plan": plan,
-        "rungs": rungs,
+        "rungs": stages,
         "arguments": arguments,
         "device": device,
         "device_name": card[0] if card and device == "cuda" else cpu_model(),

@@ -72,7 +72,7 @@ ENV: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
     "kind": ((str,), ("env",)),
     "schema": ((int,), None),
     "plan": ((list,), None),  # a dict a cell: stage, name, and the problem's fields
-    "rungs": ((list,), None),  # number, name, title, sha256 ... of each rung in the plan
+    "rungs": ((list,), None),  # number, name, title, sha256 ... of each stage in the plan
     "arguments": ((dict,), None),
     "device": ((str,), DEVICES),
     "device_name": ((str,), None),
@@ -106,7 +106,7 @@ CEILING: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
     "device": ((str,), DEVICES),
 }
 
-# one rung as a real model's attention, on one text (harness/minilm/model.py)
+# one stage as a real model's attention, on one text (harness/minilm/model.py)
 MODEL: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
     "kind": ((str,), ("model",)),
     "stage": ((int,), None),
@@ -131,7 +131,7 @@ MODEL: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
 }
 
 
-# one kernel of one call of a rung, as the profiler counted it (harness/runs/traffic.py)
+# one kernel of one call of a stage, as the profiler counted it (harness/runs/traffic.py)
 IO: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
     "kind": ((str,), ("io",)),
     **{field: CELL[field] for field in ("stage", "name", *PROBLEM)},
@@ -187,27 +187,27 @@ SANITIZER: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
     "kind": ((str,), ("sanitizer",)),
     "tool": ((str,), ("memcheck", "racecheck")),
     "version": ((str,), None),
-    "ran": ((list,), None),  # a line a rung, head dimension and dtype that came to its end
+    "ran": ((list,), None),  # a line a stage, head dimension and dtype that came to its end
     "summary": ((str,), None),  # the tool's own last line
     "errors": ((int, nothing), None),  # or hazards; null where the tool itself failed
     "seconds": (number, None),
 }
 
-# a mistake made in a rung on purpose, and what came out of it (tools/pitfalls.py)
+# a mistake made in a stage on purpose, and what came out of it (tools/pitfalls.py)
 PITFALL: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
     "kind": ((str,), ("pitfall",)),
     "name": ((str,), None),  # of the mistake
     "source": ((str,), None),  # who warns of it, or makes it
     "lesson": ((str,), None),
     **{field: CELL[field] for field in ("stage", *PROBLEM, "mode")},
-    "changes": ((list,), None),  # [the rung's text, the wrong one], ...
+    "changes": ((list,), None),  # [the stage's text, the wrong one], ...
     "raised": ((str,), None),  # the last line of an error; empty where it ran
-    "exact": ((bool,), None),  # by the rule for rungs (harness/measures/accuracy.py)
+    "exact": ((bool,), None),  # by the rule for stages (harness/measures/accuracy.py)
     "reason": ((str,), None),  # why not
     "rows": ((int,), None),  # of all its outputs
-    "rows_wrong": ((int,), None),  # of them, off by more than an exact rung's may be
+    "rows_wrong": ((int,), None),  # of them, off by more than an exact stage's may be
     "err_f64_max": ((*number, nothing), None),  # null where there is none
-    "shipped_err_f64_max": (number, None),  # of the rung as it is
+    "shipped_err_f64_max": (number, None),  # of the stage as it is
 }
 
 # kind of record -> its schema; a file is an env line, then lines of one other kind
@@ -245,7 +245,7 @@ def check_record(record: Mapping[str, Any]) -> None:
 
 
 def key(cell: Mapping[str, Any]) -> str:
-    """What a cell is, as text: rung and problem, the same for a planned and a measured cell."""
+    """What a cell is, as text: stage and problem, the same for a planned and a measured cell."""
     return json.dumps([cell[field] for field in ("stage", "name", "paired", *PROBLEM)])
 
 

@@ -36,7 +36,7 @@ def ratio(cell: Record, peer: str) -> str:
 
 
 def race(name: str, direction: str, stage: int, sizes: Sequence[int]) -> str:
-    """TFLOP/s of stage 3, one of our rungs and the peers, by d, mask and N; ratios to the peers."""
+    """TFLOP/s of stage 3, one of our stages and the peers, by d, mask and N; ratios to the peers."""
     env, cells = read(GPU / f"{name}.jsonl", "bench")
     body = []
     for d in (64, 128):
@@ -57,24 +57,24 @@ def race(name: str, direction: str, stage: int, sizes: Sequence[int]) -> str:
 
 
 def forward() -> str:
-    """Rung 6 against the vendor's kernels."""
+    """Stage 6 against the vendor's kernels."""
     return race("bench-004", "fwd", 6, SIZES)
 
 
 def gradients() -> str:
-    """The gradient family: every rung that goes backward, on one small problem."""
+    """The gradient family: every stage that goes backward, on one small problem."""
     env, cells = read(GPU / "gradients.jsonl")
     chosen = [cell for cell in cells if cell["nk"] == 64]
     return f"{cell_tables.markdown(env, chosen)}\n\n{machine(env)}"
 
 
 def training() -> str:
-    """Rung 7, forward and backward, against the vendor's kernels."""
+    """Stage 7, forward and backward, against the vendor's kernels."""
     return race("bench-train", "train", 7, (4096, 16384))
 
 
 def training_memory() -> str:
-    """Peak memory of a training step, rung 7's beside the others'."""
+    """Peak memory of a training step, stage 7's beside the others'."""
     env, cells = read(GPU / "bench-train.jsonl", "bench")
     body = []
     for d in (64, 128):
@@ -112,7 +112,7 @@ def skipping() -> str:
 
 
 def variants() -> str:
-    """Rung 6 written in other ways, paired with itself as shipped."""
+    """Stage 6 written in other ways, paired with itself as shipped."""
     env, cells = read(GPU / "variants.jsonl", "bench")
     names = cell_tables.titles(env)
     others = sorted({(cell["stage"], cell["name"]) for cell in cells if cell["stage"] != 6})
@@ -128,12 +128,12 @@ def variants() -> str:
                     *(f"{time / ours:.2f}x" for time in times),
                 ])  # fmt: skip
     header = ["mask and size", "as shipped", *(names[other] for other in others)]
-    note = "fp16; a variant's time over the shipped rung's: above 1.00x it is slower. Paired."
+    note = "fp16; a variant's time over the shipped stage's: above 1.00x it is slower. Paired."
     return f"{rows(header, body)}\n\n{note} {machine(env)}"
 
 
 def trios(cells: Sequence[Record], stage: int) -> list[contests.Trio]:
-    """Stage 3, that rung and SDPA's flash backend as `ladder bench` compares them, by d and mask.
+    """Stage 3, that stage and SDPA's flash backend as `ladder bench` compares them, by d and mask.
 
     Raises KeyError where one of them is missing, or was never timed, in a group.
     """
@@ -165,7 +165,7 @@ def source_001(direction: str, stage: int) -> str:
 
 
 def train_split() -> str:
-    """Forward, backward and both of rung 7 at source 001's shapes, beside SDPA's."""
+    """Forward, backward and both of stage 7 at source 001's shapes, beside SDPA's."""
     env, cells = read(GPU / "bench-001-train.jsonl", "bench")
     unmasked = trios([cell for cell in cells if not cell["causal"]], 7)
     (trio,) = (trio for trio in unmasked if trio.group[0]["direction"] == "train")
@@ -175,7 +175,7 @@ def train_split() -> str:
 
 
 def source_004() -> str:
-    """Rung 6's share of the matrix rate, and its rate beside stage 3's and SDPA's."""
+    """Stage 6's share of the matrix rate, and its rate beside stage 3's and SDPA's."""
     env, cells = read(GPU / "bench-004.jsonl", "bench")
     _, ceilings = read(GPU / "ceilings.jsonl", "ceiling")
     roof = find(ceilings, what="matmul", dtype="float16")["value"]
@@ -234,5 +234,5 @@ def sanitizer() -> str:
         [record["tool"], len(record["ran"]), f"{record['errors']}", record["summary"]]
         for record in records
     ]
-    header = ["tool", "rungs x d x dtypes run", "errors", "its summary"]
+    header = ["tool", "stages x d x dtypes run", "errors", "its summary"]
     return f"{rows(header, body)}\n\n{records[0]['version']}. {machine(env)}"

@@ -81,7 +81,7 @@ def scores() -> str:
         one = cost.score_bytes(square(n))
         many = cost.score_bytes(replace(square(n), h=16, hk=16))
         crossing = cell_tables.show_time(many / rate * 1e3)
-        kept = 4 * n  # bytes of a head's LSE, float32: all that rung 7 keeps of S
+        kept = 4 * n  # bytes of a head's LSE, float32: all that stage 7 keeps of S
         body.append([n, show_bytes(one), show_bytes(many), crossing, show_bytes(kept)])
     header = ["N", "S, a head, fp16", "16 heads", "crosses memory in", "a head's LSE"]
     note = f"Counted; crossing: 16 heads, once, at the {rate / 1e12:.2f} TB/s of a copy."
@@ -114,7 +114,7 @@ def three_kernels() -> str:
             whole,
             [f"N = {n}: half fused", show_bytes(sum(half.values())), "-", "-", "-"],
             [
-                f"**N = {n}: one kernel (rung 5)**", show_bytes(cost.fused_bytes(problem)),
+                f"**N = {n}: one kernel (stage 5)**", show_bytes(cost.fused_bytes(problem)),
                 show_bytes(sum(map(moved, online))),
                 cell_tables.show_time(sum(x["time_ms"] for x in online)), rate_of(online),
             ],
@@ -130,7 +130,7 @@ def rate_of(launches: Sequence[Record]) -> str:
     return f"{sum(map(moved, launches)) / milliseconds / 1e9:.2f} TB/s"
 
 
-# ---- the rungs, page by page
+# ---- the stages, page by page
 
 
 def tour(name: str = "cpu") -> tuple[Record, list[dict[str, Any]]]:
@@ -147,7 +147,7 @@ def factor(cells: Sequence[Record], old: int, new: int, **fields: object) -> str
 
 
 def graph(stage: int) -> str:
-    """A Value graph: nodes counted by the rung itself, time and memory measured."""
+    """A Value graph: nodes counted by the stage itself, time and memory measured."""
     import stages  # torch with it: only who asks for this part waits for it
 
     env, cells = read(CPU / "steps.jsonl")
@@ -180,7 +180,7 @@ def climb(old: int, new: int, sizes: Sequence[int]) -> str:
 
 
 def share_of_s() -> str:
-    """Rung 3's peak memory beside its input and output, and what S and P are of it."""
+    """Stage 3's peak memory beside its input and output, and what S and P are of it."""
     env, cells = read(GPU / "table-4.2.jsonl")
     body = []
     for n in (1024, 4096, 16384):
@@ -214,7 +214,7 @@ def fusing() -> str:
 
 
 def price() -> str:
-    """Lite and Online: the errors, and what is won over rung 3 by who is right."""
+    """Lite and Online: the errors, and what is won over stage 3 by who is right."""
     env, cells = read(GPU / "table-4.2.jsonl")
     _, alone = tour("h200")
     body = []
@@ -237,14 +237,14 @@ def pitfalls(*sources: str) -> str:
         if record["rows_wrong"]:
             gone += f"; {record['rows_wrong']} of {record['rows']} rows wrong"
         changes = "\n".join(change(*pair) for pair in record["changes"])
-        tried = f"rung {record['stage']}, {problem_in_short(record)}"
+        tried = f"stage {record['stage']}, {problem_in_short(record)}"
         parts.append(
             f"**{record['name']}.** {record['lesson']}\n\n```diff\n{changes}\n```\n\n"
             f"Comes out ({tried}): *{gone}*."
         )
     note = (
         "Made on purpose by `tools/pitfalls.py`, interpreted, tensors in a storage of NaN; the "
-        "shipped rung is exact on each of these problems."
+        "shipped stage is exact on each of these problems."
     )
     return "\n\n".join([*parts, f"{note} {machine(env)}"])
 
@@ -267,7 +267,7 @@ def change(old: str, new: str) -> str:
 
 
 def causal_tiles() -> str:
-    """How many tiles a causal mask leaves, of them masked ones, counted for rung 6's own tiles."""
+    """How many tiles a causal mask leaves, of them masked ones, counted for stage 6's own tiles."""
     from stages.s06_triton_flash2 import TILES
 
     BLOCK_M, BLOCK_N = TILES["half"][0][0][:2]
@@ -282,7 +282,9 @@ def causal_tiles() -> str:
         skipped = 100 * (1 - sum(blocks) / every)
         body.append([n, every, sum(full), masked, every - sum(blocks), f"{skipped:.1f}%"])
     header = ["N", "tiles", "without a mask", "with one", "never visited", "of all"]
-    note = f"A head, counted: BLOCK_M = {BLOCK_M}, BLOCK_N = {BLOCK_N}, rung 6's for fp16, d <= 64."
+    note = (
+        f"A head, counted: BLOCK_M = {BLOCK_M}, BLOCK_N = {BLOCK_N}, stage 6's for fp16, d <= 64."
+    )
     return f"{rows(header, body)}\n\n{note}"
 
 
@@ -301,7 +303,7 @@ def backward_bytes() -> str:
 
 
 def training_peak() -> str:
-    """Peak memory of a training step on the GPU, rung 3's beside rung 7's."""
+    """Peak memory of a training step on the GPU, stage 3's beside stage 7's."""
     env, cells = read(GPU / "bench-train.jsonl", "bench")
     body = []
     for n in (4096, 16384):
@@ -320,7 +322,7 @@ def training_peak() -> str:
 
 
 def expected() -> str:
-    """What the tour said of each rung, on the CPU and on the GPU."""
+    """What the tour said of each stage, on the CPU and on the GPU."""
     (cpu_env, cpu), (gpu_env, gpu) = tour(), tour("h200")
     names = cell_tables.titles(cpu_env)
     parts = []
@@ -337,7 +339,7 @@ def expected() -> str:
                 *said_of(cell), *(said_of(other[0]) if other else ("-",) * 4),
             ])  # fmt: skip
         header = ["problem", "CPU", "max err", "time", "peak", "H200", "max err", "time", "peak"]
-        parts.append(f"### Rung {stage}, {names[stage, name]}\n\n{rows(header, body)}")
+        parts.append(f"### Stage {stage}, {names[stage, name]}\n\n{rows(header, body)}")
     note = "float32, one head; errors against stage 3 in float64."
     return "\n\n".join([*parts, f"{note} {machine(cpu_env)} {machine(gpu_env)}"])
 

@@ -55,7 +55,7 @@ def ms(cell: Record) -> str:
 
 
 def times(cells: Sequence[Record], **fields: object) -> str:
-    """How many times faster rung 5 is than stage 3, from times taken in turns."""
+    """How many times faster stage 5 is than stage 3, from times taken in turns."""
     three, five = (find(cells, stage=s, paired=True, **fields) for s in (3, 5))
     if not (cell_tables.comparable(three) and cell_tables.comparable(five)):
         return "-"
@@ -63,14 +63,14 @@ def times(cells: Sequence[Record], **fields: object) -> str:
 
 
 def first_table() -> str:
-    """All rungs at N = 64, d = 16, as the tour measured them on a CPU."""
+    """All stages at N = 64, d = 16, as the tour measured them on a CPU."""
     env, cells = read(RESULTS / "cpu" / "tour.jsonl")
     chosen = [c for c in cells if (c["nk"], c["d"], c["inputs"]) == (64, 16, "normal")]
     return f"{cell_tables.markdown(env, chosen)}\n\n{machine(env)}"
 
 
 def table_4_1() -> str:
-    """Every rung at d = 16, one query row and all, beside the source's figures."""
+    """Every stage at d = 16, one query row and all, beside the source's figures."""
     env, cells = read(GPU / "table-4.1.jsonl")
     names = cell_tables.titles(env)
     body = []
@@ -89,12 +89,12 @@ def table_4_1() -> str:
                     for nq, nk in sizes
                 ]
             body.append([f"{stage} {title}", what, *figures])
-    header = ["rung", "work", "N = 8", "16", "32", "64"]
+    header = ["info", "work", "N = 8", "16", "32", "64"]
     return f"{rows(header, body)}\n\nTimes in ms, d = 16, float32. {machine(env)}"
 
 
 def table_4_2() -> str:
-    """Rung 5 against stage 3 at d = 64: the speed-up and the memory, precision by precision."""
+    """Stage 5 against stage 3 at d = 64: the speed-up and the memory, precision by precision."""
     env, cells = read(GPU / "table-4.2.jsonl")
     kinds = {"IEEE": "ieee", "TF32": "tf32", "fp16": "float16"}
     parts = []
@@ -130,7 +130,7 @@ def peers(env: Record, cells: Sequence[Record]) -> str:
 
 
 def memory(cells: Sequence[Record]) -> str:
-    """Peak memory of stage 3 and rung 5, and their ratio, beside the source's."""
+    """Peak memory of stage 3 and stage 5, and their ratio, beside the source's."""
     body = []
     for n in (1024, 2048, 4096, 8192, 16384):
         at = {"nk": n, "h": 1, "precision": "ieee", "paired": False}
@@ -176,12 +176,12 @@ def table_4_4() -> str:
         row.append(" / ".join(f"{x:.1f}" for x in achieved))
         body.append(row)
     header = ["N", "source", "its count", "ours: products alone", "achieved TFLOP/s"]
-    note = "FLOP per byte of memory, stage 3 / rung 5; d = 64, float32 IEEE, one head."
+    note = "FLOP per byte of memory, stage 3 / stage 5; d = 64, float32 IEEE, one head."
     return f"{rows(header, body)}\n\n{note} {machine(env)}"
 
 
 def steps() -> str:
-    """What each rung bought over the one before it: factors of times taken in turns."""
+    """What each stage bought over the one before it: factors of times taken in turns."""
     cpu_env, cpu = read(RESULTS / "cpu" / "steps.jsonl")
     gpu_env, gpu = read(GPU / "table-4.2.jsonl")
     bench, train = (read(GPU / f"bench-{x}.jsonl", "bench")[1] for x in ("steps", "train"))
@@ -214,17 +214,17 @@ def steps() -> str:
     note = (
         "Paired. 0 to 2: N = 64, 2 to 3: N = 256, both d = 16 on the CPU. From 3 on: N = 4096, "
         "d = 64, 32 heads, fp16 on the GPU (3 to 7 a batch of 4, forward and backward, against the "
-        "last rung with gradients); rung 4, which lies between, is fast and wrong."
+        "last stage with gradients); stage 4, which lies between, is fast and wrong."
     )
     return f"{rows(header, body)}\n\n{note} {machine(cpu_env)} {machine(gpu_env)}"
 
 
 def traffic_table() -> str:
-    """Bytes that rungs moved, by the profiler, beside those predicted."""
+    """Bytes that stages moved, by the profiler, beside those predicted."""
     env, records = read(GPU / "io.jsonl", "io")
     names = cell_tables.titles(env)
     body = []
-    for group in traffic.by_rung(records):
+    for group in traffic.by_stage(records):
         first = group[0]
         total = sum(map(traffic.moved, group))
         milliseconds = sum(record["time_ms"] for record in group)
@@ -234,7 +234,7 @@ def traffic_table() -> str:
             len(group), show_bytes(total), show_bytes(predicted), f"{total / predicted:.2f}",
             f"{total / milliseconds / 1e9:.2f} TB/s",
         ])  # fmt: skip
-    header = ["rung", "kernels", "DRAM moved", "predicted", "ratio", "bandwidth"]
+    header = ["stage", "kernels", "DRAM moved", "predicted", "ratio", "bandwidth"]
     note = f"{cell_tables.problem_title(first).split(', ', 1)[1]}."
     return f"{rows(header, body)}\n\n{note} {machine(env)}"
 
@@ -251,12 +251,12 @@ def model_table() -> str:
                 f"{cell['cosine']:.4f}", cell_tables.show_error(cell["max_hidden_diff"]),
                 cell["status"],
             ])  # fmt: skip
-    header = ["text and rung", "cosine of the embedding", "largest hidden difference", "status"]
+    header = ["text and stage", "cosine of the embedding", "largest hidden difference", "status"]
     return f"{rows(header, body)}\n\nAgainst SDPA, float32. {machine(env)}"
 
 
 def occupancy() -> str:
-    """Why one head is too few: programs of rung 5 against the card's multiprocessors."""
+    """Why one head is too few: programs of stage 5 against the card's multiprocessors."""
     body = []
     for n in (1024, 2048, 4096, 8192, 16384):
         body.append([n, *(f"{-(-n // rows_each) * h}" for h in (1, 32) for rows_each in (32, 128))])

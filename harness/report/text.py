@@ -28,31 +28,31 @@ def find(cells: Sequence[Record], **fields: object) -> Record:
 
 
 def there(cells: Sequence[Record]) -> list[tuple[int, str]]:
-    """The rungs that have cells, lowest first."""
+    """The stages that have cells, lowest first."""
     return sorted({(cell["stage"], cell["name"]) for cell in cells})
 
 
 def edited_since(env: Record) -> list[int]:
-    """The built-in rungs in a file of records whose own files are no longer those measured."""
+    """The built-in stages in a file of records whose own files are no longer those measured."""
     edited = []
-    planned = {cell["stage"] for cell in env["plan"]}  # a suite may measure some of the rungs
-    for rung in env["rungs"]:
-        if planned and rung["stage"] not in planned:
+    planned = {cell["stage"] for cell in env["plan"]}  # a suite may measure some of the stages
+    for stage in env["rungs"]:
+        if planned and stage["stage"] not in planned:
             continue
-        path = ROOT / "stages" / f"s{rung['stage']:02d}_{rung['name']}.py"
-        known = rung.get("sha256")  # a trainer's contestant has none
+        path = ROOT / "stages" / f"s{stage['stage']:02d}_{stage['name']}.py"
+        known = stage.get("sha256")  # a trainer's contestant has none
         if known and path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() != known:
-            edited.append(rung["stage"])
+            edited.append(stage["stage"])
     return sorted(edited)
 
 
 def machine(env: Record) -> str:
-    """Where a file was measured, in a line, and which rungs have been edited since."""
+    """Where a file was measured, in a line, and which stages have been edited since."""
     where = env["device_name"]
     if env["device"] == "cpu":
         where += f", {env['cores']} cores"
     versions = [f"torch {env['torch']}"] + [f"Triton {env['triton']}"] * bool(env["triton"])
     said = f"Measured on: {where}; {', '.join(versions)}; {env['date'][:10]}"
     if edited := edited_since(env):
-        said += f"; rung{'s' * (len(edited) > 1)} {', '.join(map(str, edited))} edited since"
+        said += f"; stage{'s' * (len(edited) > 1)} {', '.join(map(str, edited))} edited since"
     return f"{said}."

@@ -19,7 +19,7 @@ from harness.problems.directions import AGAIN
 from harness.problems.problem import Problem
 from harness.isolation.child import NO_MESSAGE, START_LIMIT, Child, ChildFailed
 from harness.records.results import Writer, check_record
-from harness.isolation.roster import PEERS_FROM, Rung
+from harness.isolation.roster import PEERS_FROM, StageInfo
 from harness.runs.runner import Judge, expect, why_hopeless
 from harness.views.cell_tables import YARDSTICK
 
@@ -46,15 +46,15 @@ class Terms:
 
 @dataclass(frozen=True)
 class Contest:
-    """Rungs that answer one problem, against each other."""
+    """Stages that answer one problem, against each other."""
 
     problem: Problem
-    rungs: Sequence[Rung]
+    stages: Sequence[StageInfo]
 
     def to_json(self) -> list[Record]:
         """The contest as the env line's plan has it: a dict a contestant."""
         problem = self.problem.to_json()
-        return [{"stage": rung.number, "name": rung.name, **problem} for rung in self.rungs]
+        return [{"stage": stage.number, "name": stage.name, **problem} for stage in self.stages]
 
 
 @dataclass(frozen=True)
@@ -117,41 +117,41 @@ def suite_problems(name: str, base: Problem) -> list[Problem]:
     return make_problems(half, directions, (False, True), ds, ns, sizes)
 
 
-def fits(rung: Rung, problem: Problem) -> bool:
-    """Whether a rung takes the problem and declares itself right on it."""
-    return rung.why_skip(problem) is None and rung.exact(problem)
+def fits(stage: StageInfo, problem: Problem) -> bool:
+    """Whether a stage takes the problem and declares itself right on it."""
+    return stage.why_skip(problem) is None and stage.exact(problem)
 
 
-def usual_rungs(rungs: Sequence[Rung], problems: Sequence[Problem]) -> list[Rung]:
-    """Who competes unless told: stage 3, the newest rung that fits, and all the peers.
+def usual_stages(stages: Sequence[StageInfo], problems: Sequence[Problem]) -> list[StageInfo]:
+    """Who competes unless told: stage 3, the newest stage that fits, and all the peers.
 
-    For forward passes that is the newest of the forward-only rungs, for the others the newest that
+    For forward passes that is the newest of the forward-only stages, for the others the newest that
     carries gradients.
     """
-    ours = [rung for rung in rungs if rung.number < PEERS_FROM]
-    chosen = {rung.path for rung in rungs if rung.number == YARDSTICK}
+    ours = [stage for stage in stages if stage.number < PEERS_FROM]
+    chosen = {stage.path for stage in stages if stage.number == YARDSTICK}
     for trains in {problem.direction != "fwd" for problem in problems}:
         able = [
-            rung
-            for rung in ours
-            if rung.gradients == trains
-            and any(fits(rung, p) for p in problems if (p.direction != "fwd") == trains)
+            stage
+            for stage in ours
+            if stage.gradients == trains
+            and any(fits(stage, p) for p in problems if (p.direction != "fwd") == trains)
         ]
-        chosen |= {max(able, key=lambda rung: rung.number).path} if able else set()
-    return [rung for rung in rungs if rung.path in chosen or rung.number >= PEERS_FROM]
+        chosen |= {max(able, key=lambda stage: stage.number).path} if able else set()
+    return [stage for stage in stages if stage.path in chosen or stage.number >= PEERS_FROM]
 
 
 def plan(
-    rungs: Sequence[Rung], problems: Sequence[Problem], asked: Collection[Path]
+    stages: Sequence[StageInfo], problems: Sequence[Problem], asked: Collection[Path]
 ) -> list[Contest]:
-    """A contest a problem, of those of `rungs` that fit.
+    """A contest a problem, of those of `stages` that fit.
 
-    Rungs whose files are `asked` for are contestants of every problem: where they don't take one,
+    Stages whose files are `asked` for are contestants of every problem: where they don't take one,
     their record says why.
     """
     contests = []
     for problem in problems:
-        able = [rung for rung in rungs if rung.path in asked or fits(rung, problem)]
+        able = [stage for stage in stages if stage.path in asked or fits(stage, problem)]
         if able:
             contests.append(Contest(problem, able))
     return contests
@@ -166,17 +166,17 @@ class NoOracle(Exception):
 
 
 class Entry:
-    """A contestant in a contest: its rung, its record, and the file that its output goes to."""
+    """A contestant in a contest: its stage, its record, and the file that its output goes to."""
 
-    def __init__(self, rung: Rung, problem: Problem, terms: Terms, out: Path) -> None:
-        self.rung, self.problem, self.terms, self.out = rung, problem, terms, out
-        self.record = blank_record(rung, problem, terms)
+    def __init__(self, stage: StageInfo, problem: Problem, terms: Terms, out: Path) -> None:
+        self.stage, self.problem, self.terms, self.out = stage, problem, terms, out
+        self.record = blank_record(stage, problem, terms)
         self.standing = True
 
     def fall(self, status: str, reason: str) -> None:
         """It is out: nothing that was measured of it is kept, but its errors."""
         errors = {name: self.record[name] for name in ("err_f64_max", "err_f64_rel")}
-        self.record = blank_record(self.rung, self.problem, self.terms) | errors
+        self.record = blank_record(self.stage, self.problem, self.terms) | errors
         self.record |= {"status": status, "reason": reason}
         self.standing = False
 
@@ -184,15 +184,15 @@ class Entry:
         """Take the judge's verdict on its first output."""
         for name in ("err_f64_max", "err_f64_rel"):
             self.record[name] = verdict.get(name)
-        if not self.rung.exact(self.problem) and verdict["finite"]:
-            self.fall("wrong-by-design", f"declared exact up to Nk = {self.rung.exact_up_to} only")
+        if not self.stage.exact(self.problem) and verdict["finite"]:
+            self.fall("wrong-by-design", f"declared exact up to Nk = {self.stage.exact_up_to} only")
         elif not verdict["exact"]:
             self.fall("wrong", verdict["why"])
         else:
             self.record["status"] = "ok"
 
 
-def blank_record(rung: Rung, problem: Problem, terms: Terms) -> Record:
+def blank_record(stage: StageInfo, problem: Problem, terms: Terms) -> Record:
     """The record of a contestant before anything is measured."""
     problem_json = problem.to_json()
     if problem.seqlens_k is not None:
@@ -201,10 +201,10 @@ def blank_record(rung: Rung, problem: Problem, terms: Terms) -> Record:
     derived = ("tflops", "tokens_per_s", "skip_ratio", "err_f64_max", "err_f64_rel")
     return {
         "kind": "bench",
-        "stage": rung.number,
-        "name": rung.name,
+        "stage": stage.number,
+        "name": stage.name,
         **problem_json,
-        "mode": rung.modes[problem.device],
+        "mode": stage.modes[problem.device],
         "status": "crashed",
         "reason": "",
         "samples": 0,
@@ -240,11 +240,11 @@ def hold(contest: Contest, terms: Terms, folder: Path, printed: list[str]) -> li
     """
     problem = contest.problem
     entries = [
-        Entry(rung, problem, terms, folder / f"out.{index}")
-        for index, rung in enumerate(contest.rungs)
+        Entry(stage, problem, terms, folder / f"out.{index}")
+        for index, stage in enumerate(contest.stages)
     ]
     for entry in entries:
-        if reason := entry.rung.why_skip(problem):
+        if reason := entry.stage.why_skip(problem):
             entry.fall("skipped", reason)
         elif hopeless := why_hopeless(problem):
             entry.fall(*hopeless)
@@ -284,7 +284,7 @@ def find_out(entries: Sequence[Entry], court: Judge, printed: list[str]) -> None
 
 def start_again(entry: Entry) -> None:
     """Forget what was found of a contestant."""
-    entry.record = blank_record(entry.rung, entry.problem, entry.terms)
+    entry.record = blank_record(entry.stage, entry.problem, entry.terms)
     entry.standing = True
 
 
@@ -319,13 +319,13 @@ def with_a_child(entries: Sequence[Entry], court: Judge, log: Path) -> None:
         "warmup": terms.warmup, "repeat": terms.repeat, "budget": terms.budget,
         "memory": terms.memory,
     }  # fmt: skip
-    paths = [str(entry.rung.path) for entry in entries]
+    paths = [str(entry.stage.path) for entry in entries]
     outs = [str(entry.out) for entry in entries]
     with Child(compete, paths, order, outs, log=log) as child:
         late = f"did not load in {START_LIMIT:g} s"
         expect(child.receive(START_LIMIT, late), "ready")
         child.limit_memory(terms.memory)
-        judged(court.open)  # before the first call: a rung that tunes itself wants the GPU alone
+        judged(court.open)  # before the first call: a stage that tunes itself wants the GPU alone
         child.send({"event": "start"})
         late = f"took more than its budget of {terms.budget:g} s"
         for entry in entries:
@@ -348,17 +348,17 @@ def with_a_child(entries: Sequence[Entry], court: Judge, log: Path) -> None:
 def note_first_call(entry: Entry, message: Record) -> None:
     """Note what a contestant's first call came to."""
     if message["event"] == "out":
-        entry.fall(*refusal(entry.rung, message))
+        entry.fall(*refusal(entry.stage, message))
         return
     expect(message, "checked")
     for field in ("first_call_ms", "peak_bytes", "memory_meter"):
         entry.record[field] = message[field]
 
 
-def refusal(rung: Rung, message: Record) -> tuple[str, str]:
+def refusal(stage: StageInfo, message: Record) -> tuple[str, str]:
     """Status and reason of one that is out: a ValueError of a peer says that it won't take this."""
     status, reason = str(message["status"]), str(message["reason"])
-    if rung.number >= PEERS_FROM and message.get("refused"):
+    if stage.number >= PEERS_FROM and message.get("refused"):
         return "skipped", reason
     return status, reason
 
@@ -371,7 +371,7 @@ def take_turns(going: Sequence[Entry], child: Child, court: Judge) -> None:
     timings = expect(child.receive(seconds, late), "done")["timings"]
     for entry, timing in zip(going, timings, strict=True):
         if "status" in timing:
-            entry.fall(*refusal(entry.rung, timing))
+            entry.fall(*refusal(entry.stage, timing))
             continue
         if why := why_not_again(entry, court):
             entry.fall("wrong", why)
@@ -430,10 +430,10 @@ def judged(ask: Callable[[], T]) -> T:
 def compare(entries: Sequence[Entry]) -> None:
     """Fill in the speed-ups: a peer's median over one's own, from the same rounds."""
     timed = [entry for entry in entries if entry.record["time_ms"] is not None]
-    peers = [entry for entry in timed if entry.rung.number >= PEERS_FROM]
+    peers = [entry for entry in timed if entry.stage.number >= PEERS_FROM]
     for entry in timed:
         entry.record["speedup"] = {
-            peer.rung.name: peer.record["time_ms"] / entry.record["time_ms"]
+            peer.stage.name: peer.record["time_ms"] / entry.record["time_ms"]
             for peer in peers
             if peer is not entry
         }

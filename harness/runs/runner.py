@@ -17,7 +17,7 @@ from harness.problems.directions import AGAIN
 from harness.problems.problem import REAL_D, Problem
 from harness.isolation.child import NO_MESSAGE, START_LIMIT, Child, ChildFailed, show_bytes
 from harness.records.results import BadRecord, Writer, check_record, key
-from harness.isolation.roster import PEERS_FROM, Rung
+from harness.isolation.roster import PEERS_FROM, StageInfo
 from harness.isolation.worker import contest, duel, judge
 
 SEED = 20_260_101
@@ -30,7 +30,7 @@ SAMPLE_SECONDS = 0.2  # of sampling a cell
 TURN_SECONDS = 0.3  # of sampling a contestant, in turns
 
 Record = dict[str, Any]
-Report = Callable[[Record, str], None]  # told of each cell's record and of what the rung printed
+Report = Callable[[Record, str], None]  # told of each cell's record and of what the stage printed
 
 
 @dataclass(frozen=True)
@@ -43,30 +43,30 @@ class Limits:
 
 @dataclass(frozen=True)
 class Cell:
-    """One rung on one problem; `paired`: timed in turns with the other rungs, in one process."""
+    """One stage on one problem; `paired`: timed in turns with the other stages, in one process."""
 
-    rung: Rung
+    stage: StageInfo
     problem: Problem
     paired: bool = False
 
     def to_json(self) -> Record:
         """The cell as the env line's plan has it."""
-        identity = {"stage": self.rung.number, "name": self.rung.name, "paired": self.paired}
+        identity = {"stage": self.stage.number, "name": self.stage.name, "paired": self.paired}
         return identity | self.problem.to_json()
 
 
 def plan_grid(
-    rungs: Sequence[Rung], problems: Iterable[Problem], paired: bool = False
+    stages: Sequence[StageInfo], problems: Iterable[Problem], paired: bool = False
 ) -> list[Cell]:
-    """Every rung on every problem, problem by problem; with `paired`, once more in turns."""
+    """Every stage on every problem, problem by problem; with `paired`, once more in turns."""
     turns = (False, True) if paired else (False,)
-    return [Cell(rung, problem, turn) for problem in problems for turn in turns for rung in rungs]
+    return [Cell(stage, problem, turn) for problem in problems for turn in turns for stage in stages]
 
 
-def plan_tour(rungs: Sequence[Rung], base: Problem) -> list[Cell]:
+def plan_tour(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
     """What a newcomer sees: small problems for all, larger ones and real input for the faster.
 
-    A GPU gets a part of its own, up to N = 16384, with the peers. Rungs come in up to the N that
+    A GPU gets a part of its own, up to N = 16384, with the peers. Stages come in up to the N that
     they call worth running; `base` gives seed, dtype and device.
     """
     sizes = [("normal", n, SMALL_D) for n in (8, 16, 32, SMALL_N)]
@@ -77,18 +77,18 @@ def plan_tour(rungs: Sequence[Rung], base: Problem) -> list[Cell]:
     cells = []
     for inputs, n, d in sizes:
         problem = replace(base, inputs=inputs, nq=n, nk=n, d=d)
-        # a rung that isn't worth more than the small part is spared the rest
+        # a stage that isn't worth more than the small part is spared the rest
         least = n if d == SMALL_D else max(n, SMALL_N + 1)
         cells += [
-            Cell(rung, problem)
-            for rung in rungs
-            if least <= rung.worth_up_to.get(problem.device, least)
-            and (rung.number < PEERS_FROM or peer_joins(rung, problem))
+            Cell(stage, problem)
+            for stage in stages
+            if least <= stage.worth_up_to.get(problem.device, least)
+            and (stage.number < PEERS_FROM or peer_joins(stage, problem))
         ]
     return cells
 
 
-def peer_joins(peer: Rung, problem: Problem) -> bool:
+def peer_joins(peer: StageInfo, problem: Problem) -> bool:
     """Whether a peer has a row: on a GPU, on the larger problems that it takes."""
     large = problem.device == "cuda" and problem.nk >= GPU_SIZES[0]
     return large and peer.why_skip(problem) is None
@@ -120,7 +120,7 @@ def run(
 def run_problem(
     cells: Sequence[Cell], measured: Mapping[str, Record], court: "Judge", limits: Limits
 ) -> Iterator[tuple[list[Record], str]]:
-    """The records of the cells of one problem, with what the rungs printed.
+    """The records of the cells of one problem, with what the stages printed.
 
     First a cell at a time; then those to be paired together, in one process, if each of them was
     found right by itself.
@@ -131,7 +131,7 @@ def run_problem(
             continue
         record = blank_record(cell)
         log.write_bytes(b"")
-        if reason := cell.rung.why_skip(cell.problem):
+        if reason := cell.stage.why_skip(cell.problem):
             record |= {"status": "skipped", "reason": reason}
         elif hopeless := why_hopeless(cell.problem):
             record["status"], record["reason"] = hopeless
@@ -162,14 +162,14 @@ def blank_record(cell: Cell) -> Record:
         "kind": "cell",
         **cell.to_json(),
         "seqlens_k": list(problem.seqlens_k) if problem.seqlens_k is not None else None,
-        "mode": cell.rung.modes[problem.device],
+        "mode": cell.stage.modes[problem.device],
         "status": "crashed",
         "reason": "",
         "samples": 0,
         **dict.fromkeys((*measured, "memory_meter")),
         **dict.fromkeys(errors),
         "flops": cost.flops(problem),
-        "hbm_bytes": cost.hbm_bytes(problem, cell.rung.traffic),
+        "hbm_bytes": cost.hbm_bytes(problem, cell.stage.traffic),
     }
 
 
@@ -210,7 +210,7 @@ def measure(cell: Cell, court: "Judge", limits: Limits, record: Record) -> None:
     court.open()  # the oracle first: what can't be checked isn't run
     try:
         with Child(
-            contest, str(cell.rung.path), order, str(out), log=court.folder / "log"
+            contest, str(cell.stage.path), order, str(out), log=court.folder / "log"
         ) as child:
             late = f"did not load in {START_LIMIT:g} s"
             expect(child.receive(START_LIMIT, late), "ready")
@@ -232,7 +232,7 @@ def measure(cell: Cell, court: "Judge", limits: Limits, record: Record) -> None:
             if message["again"]:
                 for index, (changed, _) in enumerate(AGAIN[cell.problem.direction]):
                     again = court.verdict(out.with_suffix(f".again{index}"), index)
-                    if not again["exact"] and cell.rung.exact(cell.problem):
+                    if not again["exact"] and cell.stage.exact(cell.problem):
                         why = f"its output after {changed} changed is not the new {changed}'s: "
                         record |= {"status": "wrong", "reason": why + again["why"]}
                         return
@@ -247,7 +247,7 @@ def measure_in_turns(
 ) -> list[Record]:
     """The paired records of the cells of one problem: all contestants in one process, in turns.
 
-    Only rungs that were right by themselves, and not interpreted, compete; the others are skipped.
+    Only stages that were right by themselves, and not interpreted, compete; the others are skipped.
     """
     records = [blank_record(cell) for cell in cells]
     competing = []
@@ -262,7 +262,7 @@ def measure_in_turns(
     if not competing:
         return records
     order = cells[0].problem.to_json() | {"seconds": TURN_SECONDS * len(competing)}
-    paths = [str(cell.rung.path) for cell, _ in competing]
+    paths = [str(cell.stage.path) for cell, _ in competing]
     outs = [court.folder / f"out.{index}" for index in range(len(competing))]
     try:
         court.open()
@@ -309,8 +309,8 @@ def hold(record: Record, verdict: Record, cell: Cell) -> None:
         record["status"] = "ok"
     else:
         record |= {"status": "wrong", "reason": verdict["why"]}
-    if not cell.rung.exact(cell.problem) and verdict["finite"]:
-        reason = f"declared exact up to Nk = {cell.rung.exact_up_to} only"
+    if not cell.stage.exact(cell.problem) and verdict["finite"]:
+        reason = f"declared exact up to Nk = {cell.stage.exact_up_to} only"
         record |= {"status": "wrong-by-design", "reason": reason}
 
 
@@ -355,7 +355,7 @@ class Judge:
         return expect(child.receive(JUDGE_LIMIT, late), "verdict")
 
     def sweep(self) -> None:
-        """Remove outputs that were written for it: no later rung may find them."""
+        """Remove outputs that were written for it: no later stage may find them."""
         for path in self.folder.glob("out.*"):
             path.unlink()
 

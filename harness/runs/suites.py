@@ -1,6 +1,6 @@
 """Named suites: the problems behind the sources' tables, for `ladder run --suite NAME`.
 
-table-4.1   every rung at d = 16, full work and one query row (the source's Python columns are
+table-4.1   every stage at d = 16, full work and one query row (the source's Python columns are
             one row, its GPU columns all rows)
 table-4.2   time and memory at d = 64, one head as in the source, and 32; precision matched
 table-4.3   the error of Lite and Online as N grows, in IEEE and TF32
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from harness.problems.problem import Problem
-from harness.isolation.roster import PEERS_FROM, Rung
+from harness.isolation.roster import PEERS_FROM, StageInfo
 from harness.runs.runner import Cell, plan_grid
 
 IEEE, TF32, HALF = ("float32", "ieee"), ("float32", "tf32"), ("float16", "float16")
@@ -22,28 +22,28 @@ def sized(base: Problem, sizes: Iterable[int], **fields: object) -> list[Problem
     return [replace(base, **{"nq": n, "nk": n, **fields}) for n in sizes]  # type: ignore[arg-type]
 
 
-def some(rungs: Sequence[Rung], *numbers: int) -> list[Rung]:
-    """The rungs of those numbers."""
-    return [rung for rung in rungs if rung.number in numbers]
+def some(stages: Sequence[StageInfo], *numbers: int) -> list[StageInfo]:
+    """The stages of those numbers."""
+    return [stage for stage in stages if stage.number in numbers]
 
 
-def table_4_1(rungs: Sequence[Rung], base: Problem) -> list[Cell]:
-    ours = [rung for rung in rungs if rung.number < PEERS_FROM]
+def table_4_1(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
+    ours = [stage for stage in stages if stage.number < PEERS_FROM]
     sizes = (8, 16, 32, 64)
     full = sized(base, sizes, d=16)
     one_row = sized(base, sizes, d=16, nq=1)
     return plan_grid(ours, [*full, *one_row], paired=True)
 
 
-def table_4_2(rungs: Sequence[Rung], base: Problem) -> list[Cell]:
-    contestants = some(rungs, 3, 5) + [rung for rung in rungs if rung.number >= PEERS_FROM]
+def table_4_2(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
+    contestants = some(stages, 3, 5) + [stage for stage in stages if stage.number >= PEERS_FROM]
     problems = []
     for h in (1, 32):
         for dtype, precision in (IEEE, TF32, HALF):
             sizes = (1024, 2048, 4096, 8192, 16384)
             problems += sized(base, sizes, d=64, h=h, hk=h, dtype=dtype, precision=precision)
     cells = plan_grid(contestants, problems, paired=True)
-    return [cell for cell in cells if cell.rung.number < PEERS_FROM or like_for_like(cell)]
+    return [cell for cell in cells if cell.stage.number < PEERS_FROM or like_for_like(cell)]
 
 
 def like_for_like(cell: Cell) -> bool:
@@ -52,22 +52,22 @@ def like_for_like(cell: Cell) -> bool:
     No fused peer follows torch's TF32 switch: the one that takes float32 is the same with it and
     without. SDPA's math backend does, being torch's own products, as stage 3 is: IEEE is enough.
     """
-    return cell.rung.why_skip(cell.problem) is None and cell.problem.precision != "tf32"
+    return cell.stage.why_skip(cell.problem) is None and cell.problem.precision != "tf32"
 
 
-def table_4_3(rungs: Sequence[Rung], base: Problem) -> list[Cell]:
+def table_4_3(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
     problems = []
     for dtype, precision in (IEEE, TF32):
         sizes = (64, 128, 256, 512, 1024)
         problems += sized(base, sizes, d=64, dtype=dtype, precision=precision)
-    return plan_grid(some(rungs, 3, 4, 5), problems)
+    return plan_grid(some(stages, 3, 4, 5), problems)
 
 
-def table_4_4(rungs: Sequence[Rung], base: Problem) -> list[Cell]:
-    return plan_grid(some(rungs, 3, 5), sized(base, (1024, 2048, 4096, 8192), d=64), paired=True)
+def table_4_4(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
+    return plan_grid(some(stages, 3, 5), sized(base, (1024, 2048, 4096, 8192), d=64), paired=True)
 
 
-SUITES: dict[str, Callable[[Sequence[Rung], Problem], list[Cell]]] = {
+SUITES: dict[str, Callable[[Sequence[StageInfo], Problem], list[Cell]]] = {
     "table-4.1": table_4_1,
     "table-4.2": table_4_2,
     "table-4.3": table_4_3,

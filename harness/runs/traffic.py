@@ -1,4 +1,4 @@
-"""The bytes that a rung really moves: measured by Nsight Compute, beside those that are predicted.
+"""The bytes that a stage really moves: measured by Nsight Compute, beside those that are predicted.
 
 ncu runs each kernel of one call with the caches emptied before it, and counts the bytes that DRAM
 read and wrote while it ran. What a kernel wrote last is still in the L2 cache when it ends, in
@@ -24,12 +24,12 @@ from harness.problems import cost
 from harness.views import cell_tables
 from harness.problems.problem import Problem
 from harness.isolation.child import show_bytes
-from harness.isolation.roster import Rung
+from harness.isolation.roster import StageInfo
 
 Record = dict[str, Any]
 
 ROOT = Path(__file__).parents[2]
-LIMIT = 300.0  # seconds for one rung under the profiler
+LIMIT = 300.0  # seconds for one stage under the profiler
 METRICS = {  # what is counted, by ncu's name for it, in its base units
     "dram_read_bytes": "dram__bytes_read.sum",
     "dram_write_bytes": "dram__bytes_write.sum",
@@ -41,8 +41,8 @@ class NoProfiler(RuntimeError):
     """ncu is missing or refuses; the message says which, in one line."""
 
 
-def profile(rung: Rung, problem: Problem) -> Iterator[Record]:
-    """The records, kind 'io', of each kernel that one call of `rung` on `problem` launches.
+def profile(stage: StageInfo, problem: Problem) -> Iterator[Record]:
+    """The records, kind 'io', of each kernel that one call of `stage` on `problem` launches.
 
     Raises NoProfiler where ncu can't count.
     """
@@ -53,31 +53,31 @@ def profile(rung: Rung, problem: Problem) -> Iterator[Record]:
     command = [
         ncu, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none",
         "--profile-from-start", "off", "--metrics", metrics,
-        sys.executable, "-m", "harness.runs.traffic_probe", str(rung.path),
+        sys.executable, "-m", "harness.runs.traffic_probe", str(stage.path),
         json.dumps(problem.to_json()),
     ]  # fmt: skip
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
     except subprocess.TimeoutExpired:
-        raise NoProfiler(f"ncu took more than {LIMIT:g} s on rung {rung.number}") from None
+        raise NoProfiler(f"ncu took more than {LIMIT:g} s on stage {stage.number}") from None
     rows = parse(done.stdout)
     if done.returncode or not rows:
         said = [line for line in done.stdout.splitlines() if line.startswith("==ERROR==")]
         last = (said or done.stderr.splitlines() or ["it counted no kernel"])[-1]
-        raise NoProfiler(f"ncu failed on rung {rung.number} ({rung.name}): {last.strip()}")
+        raise NoProfiler(f"ncu failed on stage {stage.number} ({stage.name}): {last.strip()}")
     fields = problem.to_json()
     for index, counts in enumerate(rows):
         yield {
             "kind": "io",
-            "stage": rung.number,
-            "name": rung.name,
+            "stage": stage.number,
+            "name": stage.name,
             **fields,
             "seqlens_k": None,
             "launch": index,
             "kernel": counts["kernel"],
             "time_ms": counts["time_ns"] / 1e6,
             **{name: round(counts[name]) for name in METRICS if name != "time_ns"},
-            "predicted_bytes": cost.hbm_bytes(problem, rung.traffic),
+            "predicted_bytes": cost.hbm_bytes(problem, stage.traffic),
         }
 
 
@@ -110,8 +110,8 @@ def short(kernel: str) -> str:
     return plain.split("(")[0].split("<")[0].strip().split("::")[-1]
 
 
-def by_rung(records: Sequence[Record]) -> list[list[Record]]:
-    """The records of each (rung, problem), in the order of their first coming."""
+def by_stage(records: Sequence[Record]) -> list[list[Record]]:
+    """The records of each (stage, problem), in the order of their first coming."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         identity = [record["stage"], record["name"], record["b"], record["h"], record["nk"]]
@@ -120,12 +120,12 @@ def by_rung(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def show_table(records: Sequence[Record], titles: Mapping[tuple[int, str], str]) -> Table:
-    """A row a kernel, then a row a rung with its sum beside the prediction."""
+    """A row a kernel, then a row a stage with its sum beside the prediction."""
     shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="underline")
     for header in ("#", "kernel", "time", "read", "written", "TB/s", "predicted", "moved/pred."):
         shown.add_column(header, justify="left" if header == "kernel" else "right", no_wrap=True,
                          max_width=34 if header == "kernel" else None)  # fmt: skip
-    for group in by_rung(records):
+    for group in by_stage(records):
         for record in group:
             rate = moved(record) / record["time_ms"] / 1e9
             shown.add_row(
@@ -160,7 +160,7 @@ PIECES = {"scale q": ("#8C8C00", ""), "GEMM": ("#56B4E9", "//"), "softmax": ("#E
 
 
 def plot(records: Sequence[Record], titles: Mapping[tuple[int, str], str], path: Path) -> None:
-    """Bars of time, kernel by kernel, a panel an N: rung 3's pieces against one fused bar."""
+    """Bars of time, kernel by kernel, a panel an N: stage 3's pieces against one fused bar."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -170,7 +170,7 @@ def plot(records: Sequence[Record], titles: Mapping[tuple[int, str], str], path:
     sizes = sorted({record["nk"] for record in records})
     figure, axes = pyplot.subplots(1, len(sizes), figsize=(4.6 * len(sizes), 2.6), squeeze=False)
     for axis, n in zip(axes[0], sizes, strict=True):
-        groups = by_rung([record for record in records if record["nk"] == n])
+        groups = by_stage([record for record in records if record["nk"] == n])
         for height, group in enumerate(groups):
             left = 0.0
             for record in group:

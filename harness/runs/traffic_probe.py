@@ -1,6 +1,6 @@
-"""The program that `ladder io` runs under ncu: one call of one rung between profiler marks.
+"""The program that `ladder io` runs under ncu: one call of one stage between profiler marks.
 
-``python -m harness.runs.traffic_probe RUNG_FILE PROBLEM_JSON``
+``python -m harness.runs.traffic_probe STAGE_FILE PROBLEM_JSON``
 """
 
 import json
@@ -16,7 +16,7 @@ from harness.isolation.worker import bind
 
 
 def main(path: str, problem_json: str) -> None:
-    """Warm the rung up, empty the caches, and let the profiler see one call."""
+    """Warm the stage up, empty the caches, and let the profiler see one call."""
     problem = Problem.from_json(json.loads(problem_json))
     if problem.dtype == "float32":
         set_precision(problem.precision)

@@ -1,4 +1,4 @@
-"""Whether a rung trains as SDPA does: its loss curve held against the curves of SDPA's backends.
+"""Whether a stage trains as SDPA does: its loss curve held against the curves of SDPA's backends.
 
 Two right attentions from the same seed see the same weights and batches, and differ in rounding
 alone, which training carries on and may amplify. How much it does is measured, not guessed: SDPA's
@@ -10,21 +10,21 @@ own backends are such attentions. So
                and over the windows so far. One seed's backends may cross and agree by chance: the
                other seeds, and what they differed by before, say how far they stray. Windows to
                come say nothing: what goes wrong early isn't excused by noise that comes late.
-    deviation  of a rung at a window: how far its average is from the mean of the backends'
+    deviation  of a stage at a window: how far its average is from the mean of the backends'
                averages of the same seed.
     allowed    FACTOR times the spread. The spread counts as an ulp of the float32 loss at least:
                below it, two curves that agree can't be told from two that don't.
 
-A rung is 'ok' where its deviation is allowed at every window of every seed, else 'outside'.
+A stage is 'ok' where its deviation is allowed at every window of every seed, else 'outside'.
 
-What that is worth, where the rung's differences are draws of the same kind as the backends' (3
-seeds, 20 windows, by simulation): beside 4 backends such a rung falls outside in 1 of 300 runs,
+What that is worth, where the stage's differences are draws of the same kind as the backends' (3
+seeds, 20 windows, by simulation): beside 4 backends such a stage falls outside in 1 of 300 runs,
 beside 3 in 1 of 65, beside 2 in 1 of 7; in 1 of 70, 1 of 12 and nearly half of them where all
 differences grow by two thirds a window. So with fewer than LEAST_BACKENDS backends or LEAST_SEEDS
-seeds nothing is judged; the deviation is told all the same. A rung whose rounding errors are larger
+seeds nothing is judged; the deviation is told all the same. A stage whose rounding errors are larger
 than any backend's may fall outside and train well: outside means that it is no draw of the same
 kind, not that it learns nothing. And where training itself is unstable, so that a rounding error
-turns a seed's curve, the spread is wide and a wrong rung may hide in it: the plot shows it.
+turns a seed's curve, the spread is wide and a wrong stage may hide in it: the plot shows it.
 """
 
 import math

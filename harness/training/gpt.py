@@ -1,4 +1,4 @@
-"""A small GPT whose attention is any rung: what `ladder train` trains.
+"""A small GPT whose attention is any stage: what `ladder train` trains.
 
     x = tokens + positions                        (B, N, D)
     x = x + proj(attend(q, k, v, causal=True))    q, k, v (B, H, N, d) from a norm of x, a layer

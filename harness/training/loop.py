@@ -2,7 +2,7 @@
 
 Everything but the attention is the same for all: for one seed the same initial weights, the same
 batches in the same order, the same optimiser and learning rates. On a GPU in bfloat16 the model is
-float32 under torch.autocast, so that a rung gets bfloat16 q, k, v, as it would in anybody's
+float32 under torch.autocast, so that a stage gets bfloat16 q, k, v, as it would in anybody's
 training.
 """
 
@@ -44,7 +44,7 @@ Order = dict[str, Any]
 
 
 def contest(connection: Connection, order: Order) -> None:
-    """Train with the rung in the file order['path'], or with the SDPA backend order['backend'].
+    """Train with the stage in the file order['path'], or with the SDPA backend order['backend'].
 
     Says 'ready' with the number of parameters; then for each {'seed'} 'losses' again and again,
     each step's once, and 'done' with the loss on held-out text and the speed. Or 'failed'.
@@ -215,7 +215,7 @@ def finite(losses: list[float], done: int) -> Iterator[list[float]]:
 
 
 def sdpa(backend: str) -> Attend:
-    """torch's SDPA with one backend alone, such as 'FLASH_ATTENTION', called as a rung is."""
+    """torch's SDPA with one backend alone, such as 'FLASH_ATTENTION', called as a stage is."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -251,7 +251,7 @@ def refuse_early(run: "Run") -> None:
 
 
 def row_by_row(attend: Attend) -> Attend:
-    """Causal attention by a rung that takes no mask: each query row is a call of its own.
+    """Causal attention by a stage that takes no mask: each query row is a call of its own.
 
     Row i is given the keys up to i and no others. As many queries as keys.
     """

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.isolation.roster import Rung
+from harness.isolation.roster import StageInfo
 from harness.problems.problem import Problem
 from harness.runs.runner import Record
 
@@ -47,14 +47,14 @@ class Shape:
 SHAPES = {
     # for a GPU: 3.3 M parameters, 8192 characters a step
     "small": Shape(layers=4, heads=4, head_dim=64, block=256, batch=32, lr=5e-4),
-    # for a CPU: a step takes milliseconds with rung 3, and no more than seconds interpreted
+    # for a CPU: a step takes milliseconds with stage 3, and no more than seconds interpreted
     "tiny": Shape(layers=2, heads=2, head_dim=32, block=64, batch=8, lr=1e-3),
 }
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A rung, from its file, or one of SDPA's backends."""
+    """A stage, from its file, or one of SDPA's backends."""
 
     stage: int
     name: str
@@ -98,16 +98,16 @@ def from_backends(device: str) -> list[Contestant]:
     ]
 
 
-def from_rung(rung: Rung, problem: Problem) -> Contestant:
-    """A rung as a contestant, skipped where it can't train on this machine."""
-    by_rows = "causal" not in rung.options
+def from_stage(stage: StageInfo, problem: Problem) -> Contestant:
+    """A stage as a contestant, skipped where it can't train on this machine."""
+    by_rows = "causal" not in stage.options
     return Contestant(
-        stage=rung.number,
-        name=rung.name,
-        mode=rung.modes[problem.device],
-        declared=rung.to_json(),
-        path=rung.path,
-        skip=rung.why_skip(replace(problem, causal=False) if by_rows else problem),
+        stage=stage.number,
+        name=stage.name,
+        mode=stage.modes[problem.device],
+        declared=stage.to_json(),
+        path=stage.path,
+        skip=stage.why_skip(replace(problem, causal=False) if by_rows else problem),
         by_rows=by_rows,
     )
 

@@ -1,6 +1,6 @@
-"""`ladder train`: a small GPT learns with rungs as its attention, and with SDPA beside them.
+"""`ladder train`: a small GPT learns with stages as its attention, and with SDPA beside them.
 
-A contestant, a rung or one of SDPA's backends, has a process of its own, where harness/training/loop.py trains the model of harness/training/gpt.py seed after seed; a record is what came of one
+A contestant, a stage or one of SDPA's backends, has a process of its own, where harness/training/loop.py trains the model of harness/training/gpt.py seed after seed; a record is what came of one
 seed. Whether the curves agree is told from the records alone, by harness/training/curves.py.
 """
 
@@ -30,7 +30,7 @@ def run(
     """Train each contestant from each seed, and write a record of each. Returns the records.
 
     `progress` is shown the record under way as its losses come in; `report` is told of each that is
-    done, with what its rung printed. `memory`: bytes that a contestant may take.
+    done, with what its stage printed. `memory`: bytes that a contestant may take.
     """
     records = []
     with tempfile.TemporaryDirectory(prefix="ladder-") as folder:
@@ -123,7 +123,7 @@ class Trainee:
         record["status"] = "ok"
 
     def ready(self) -> Child:
-        """Its process, started where none runs, the rung loaded."""
+        """Its process, started where none runs, the stage loaded."""
         if self.child is None:
             self.read = 0
             path = self.contestant.path
@@ -143,7 +143,7 @@ class Trainee:
         return self.child
 
     def printed(self) -> str:
-        """What the rung has printed since the last time; of torch's backends it is no matter."""
+        """What the stage has printed since the last time; of torch's backends it is no matter."""
         if self.contestant.path is None or not self.log.exists():
             return ""
         data = self.log.read_bytes()[self.read :]

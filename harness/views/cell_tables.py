@@ -1,4 +1,4 @@
-"""Tables from records alone: one a problem, a row a rung."""
+"""Tables from records alone: one a problem, a row a stage."""
 
 import csv
 import io
@@ -19,7 +19,7 @@ Record = Mapping[str, Any]
 FORMATS = ("rich", "markdown", "csv", "json")
 YARDSTICK = 3
 WIDTH = 100
-SHORTEST_TITLE, LONGEST_TITLE = 12, 24  # columns of a rung's title
+SHORTEST_TITLE, LONGEST_TITLE = 12, 24  # columns of a stage's title
 SMALL_PEAK = 1 << 20  # bytes below which a process's resident set tells nothing
 
 LEGEND = (
@@ -38,13 +38,13 @@ LEGENDS = {
     "train": " train: a call is o, then dq, dk, dv from dO; errors are the largest among the four.",
 }
 
-HEADERS = ("#", "rung", "time", "vs before", "vs #3", "peak", "max err", "rel err", "status")
-RUNG, TIME, REL_ERR = (HEADERS.index(header) for header in ("rung", "time", "rel err"))
+HEADERS = ("#", "stage", "time", "vs before", "vs #3", "peak", "max err", "rel err", "status")
+STAGE_FILE, TIME, REL_ERR = (HEADERS.index(header) for header in ("stage", "time", "rel err"))
 TIMES = {"fwd": "time", "bwd": "bwd time", "train": "train time"}
 
 
 def by_problem(cells: Sequence[Record]) -> list[list[Record]]:
-    """The cells grouped by problem in the order of their first coming, rungs by number within."""
+    """The cells grouped by problem in the order of their first coming, stages by number within."""
     groups: dict[str, list[Record]] = {}
     for cell in cells:
         groups.setdefault(json.dumps([cell[field] for field in PROBLEM]), []).append(cell)
@@ -83,9 +83,9 @@ def comparable(cell: Record) -> bool:
 
 
 def ratios(group: Sequence[Record], cell: Record) -> tuple[float | None, float | None]:
-    """How many times faster `cell` is than the rung before it, and than stage 3.
+    """How many times faster `cell` is than the stage before it, and than stage 3.
 
-    The rung before is the next lower one of the ladder whose time may be compared. None where there
+    The stage before is the next lower one of the ladder whose time may be compared. None where there
     is nothing to compare.
     """
     if not comparable(cell):
@@ -102,14 +102,14 @@ def ratios(group: Sequence[Record], cell: Record) -> tuple[float | None, float |
 
 
 def rows_of(group: Sequence[Record]) -> list[Record]:
-    """The cells of a problem that have a row: one a rung, the unpaired one where there are both."""
+    """The cells of a problem that have a row: one a stage, the unpaired one where there are both."""
     rows = {(cell["stage"], cell["name"]): cell for cell in group if cell["paired"]}
     rows |= {(cell["stage"], cell["name"]): cell for cell in group if not cell["paired"]}
-    return [rows[rung] for rung in sorted(rows)]
+    return [rows[stage] for stage in sorted(rows)]
 
 
 def in_turns(group: Sequence[Record], cell: Record) -> Record | None:
-    """The paired cell of the same rung, where it was measured."""
+    """The paired cell of the same stage, where it was measured."""
     for other in group:
         same = (other["stage"], other["name"]) == (cell["stage"], cell["name"])
         if same and other["paired"] and comparable(other):
@@ -157,7 +157,7 @@ def show_error(error: float | None) -> str:
 
 def titles(env: Record) -> dict[tuple[int, str], str]:
     """(stage, name) -> title, as the run's env line keeps them."""
-    return {(rung["stage"], rung["name"]): rung["title"] for rung in env["rungs"]}
+    return {(stage["stage"], stage["name"]): stage["title"] for stage in env["rungs"]}
 
 
 def row(group: Sequence[Record], cell: Record, title: str) -> list[str]:
@@ -197,7 +197,7 @@ STYLES = {"ok": "green", "wrong-by-design": "yellow", "skipped": "dim"}
 def rich_tables(env: Record, cells: Sequence[Record], width: int) -> RenderableType:
     """A rich table a problem, the reasons of what isn't ok below it, the legend at the end.
 
-    No figure is ever cut: what is too wide for `width` columns costs the rungs' titles their ends,
+    No figure is ever cut: what is too wide for `width` columns costs the stages' titles their ends,
     then the column of relative errors.
     """
     names = titles(env)
@@ -214,7 +214,7 @@ def rich_tables(env: Record, cells: Sequence[Record], width: int) -> RenderableT
         parts.append(Text(problem_title(group[0]), style="bold"))
         table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="underline")
         for index in shown:
-            left = HEADERS[index] in ("rung", "status")
+            left = HEADERS[index] in ("stage", "status")
             table.add_column(
                 headers(group[0])[index],
                 justify="left" if left else "right",
@@ -241,15 +241,17 @@ def layout(rows: Sequence[Sequence[str]], width: int) -> tuple[list[int], list[i
     def excess() -> int:
         return sum(widths[i] + 1 for i in shown) - 1 - width
 
-    widths[RUNG] = min(LONGEST_TITLE, widths[RUNG])
-    if excess() > widths[RUNG] - SHORTEST_TITLE:
+    widths[STAGE_FILE] = min(LONGEST_TITLE, widths[STAGE_FILE])
+    if excess() > widths[STAGE_FILE] - SHORTEST_TITLE:
         shown.remove(REL_ERR)
-    widths[RUNG] = max(min(SHORTEST_TITLE, widths[RUNG]), widths[RUNG] - max(0, excess()))
+    widths[STAGE_FILE] = max(
+        min(SHORTEST_TITLE, widths[STAGE_FILE]), widths[STAGE_FILE] - max(0, excess())
+    )
     return shown, widths
 
 
 def reasons(group: Sequence[Record]) -> list[str]:
-    """Why cells are not ok, a line a reason with the rungs that it is true of."""
+    """Why cells are not ok, a line a reason with the stages that it is true of."""
     found: dict[tuple[str, str], list[str]] = {}
     for cell in group:
         if cell["reason"]:
@@ -266,7 +268,7 @@ def markdown(env: Record, cells: Sequence[Record]) -> str:
     for group in by_problem(cells):
         lines += [f"**{problem_title(group[0])}**", ""]
         lines.append(f"| {' | '.join(headers(group[0]))} |")
-        marks = ["---" if header in ("rung", "status") else "---:" for header in HEADERS]
+        marks = ["---" if header in ("stage", "status") else "---:" for header in HEADERS]
         lines.append(f"| {' | '.join(marks)} |")
         for cell in rows_of(group):
             texts = row(group, cell, names[cell["stage"], cell["name"]])
@@ -276,7 +278,7 @@ def markdown(env: Record, cells: Sequence[Record]) -> str:
 
 
 def flat_rows(env: Record, cells: Sequence[Record]) -> list[dict[str, Any]]:
-    """A dict a cell: the record, its rung's title and both ratios, unrounded."""
+    """A dict a cell: the record, its stage's title and both ratios, unrounded."""
     names = titles(env)
     rows = []
     for group in by_problem(cells):

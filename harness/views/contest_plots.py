@@ -2,7 +2,7 @@
 
     latency.png    time of a call against N
     memory.png     peak memory against N
-    speedup.png    how many times faster the newest rung is than each peer
+    speedup.png    how many times faster the newest stage is than each peer
     tflops.png     what is achieved against N, and how much of the measured matrix rate (source 004)
     breakdown.png  training's time, forward and backward (source 001)
 
@@ -37,7 +37,7 @@ Panel = Callable[[Any, Group], None]  # draws a group into an axis
 
 COLUMNS = 2  # of panels
 HATCH = "////"  # of the backward part
-LONGEST_BAR = 2.5  # in times of the newest rung
+LONGEST_BAR = 2.5  # in times of the newest stage
 WIDE = 8  # peers whose speed-ups are further apart than this factor need a logarithmic axis
 
 
@@ -145,7 +145,7 @@ def draw_lines(
 def draw_speedups(
     axis: Any, group: Group, order: Sequence[Contestant], names: Mapping[Contestant, str]
 ) -> None:
-    """A line a peer: how many times faster the newest rung is; 1 is as fast."""
+    """A line a peer: how many times faster the newest stage is; 1 is as fast."""
     ours = rivals(group)[0]
     assert ours is not None
     shown: list[float] = []
@@ -180,7 +180,7 @@ def frame(axis: Any, group: Group, label: str, scale: str) -> None:
     axis.set_axisbelow(True)
     if any(r["mode"] == "interpreted" and r["status"] == "ok" for r in group):
         axis.text(
-            0.02, 0.98, "interpreted rungs: no speed, not shown", transform=axis.transAxes,
+            0.02, 0.98, "interpreted stages: no speed, not shown", transform=axis.transAxes,
             fontsize=7, va="top",
         )  # fmt: skip
 
@@ -228,7 +228,7 @@ def draw_breakdown(
 ) -> None:  # fmt: skip
     """A bar a contestant at each N: forward below, backward hatched on top of it.
 
-    In units of the newest rung's training time at that N, so that all N fit on one axis; bars that
+    In units of the newest stage's training time at that N, so that all N fit on one axis; bars that
     would leave it are cut, their length written above them.
     """
     found = parts_of_training(group, records)

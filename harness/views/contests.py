@@ -96,7 +96,7 @@ def timed(record: Record) -> bool:
 
 
 def rivals(group: Sequence[Record]) -> tuple[Contestant | None, Contestant | None]:
-    """The newest rung of ours that was timed, the yardstick apart; and the first peer that was."""
+    """The newest stage of ours that was timed, the yardstick apart; and the first peer that was."""
     there = contestants([record for record in group if timed(record)])
     ours = [c for c in there if c[0] < PEERS_FROM and c[0] != YARDSTICK]
     peers = [c for c in there if c[0] >= PEERS_FROM]
@@ -138,7 +138,7 @@ def show_peak(record: Record | None) -> str:
 
 
 def show_skipped(record: Record | None) -> str:
-    """The share of tiles never visited, where the rung counts them."""
+    """The share of tiles never visited, where the stage counts them."""
     if record is None or record["skip_ratio"] is None:
         return "-"
     return f"{100 * record['skip_ratio']:.1f}%"
@@ -179,7 +179,7 @@ def time_rows(group: Sequence[Record], names: Mapping[Contestant, str]) -> list[
 
 
 def speedup_rows(group: Sequence[Record], names: Mapping[Contestant, str]) -> list[Row]:
-    """A row for each rung of ours over each peer; the yardstick has none."""
+    """A row for each stage of ours over each peer; the yardstick has none."""
     rows: list[Row] = []
     for ours in contestants(group):
         for peer in contestants(group):
@@ -256,7 +256,7 @@ def show_share(record: Record | None, ceilings: Sequence[Record]) -> str:
 def roof_lines(
     group: Sequence[Record], names: Mapping[Contestant, str], ceilings: Sequence[Record]
 ) -> list[str]:
-    """How much of the measured matrix rate the newest rung reaches at each N, where it is known."""
+    """How much of the measured matrix rate the newest stage reaches at each N, where it is known."""
     ours, matrix = rivals(group)[0], roof_of(group[0], ceilings).matrix
     if ours is None or matrix is None:
         return []
@@ -321,7 +321,7 @@ def suite_of(env: Record) -> str:
 
 @dataclass(frozen=True)
 class Trio:
-    """What the sources' tables compare in a group: stage 3, one of our rungs and a peer.
+    """What the sources' tables compare in a group: stage 3, one of our stages and a peer.
 
     None stands for who isn't there. `records` are the run's, for the group's other directions.
     """
@@ -333,17 +333,17 @@ class Trio:
     peer: Contestant | None
 
     def each(self, figure: Figure) -> list[list[str]]:
-        """Stage 3's figure, our rung's and the peer's, a text an N."""
+        """Stage 3's figure, our stage's and the peer's, a text an N."""
         return [texts_of(self.group, who, figure) for who in (self.three, self.ours, self.peer)]
 
     def speedups(self) -> list[str]:
-        """How many times faster our rung is than the peer, a text an N."""
+        """How many times faster our stage is than the peer, a text an N."""
         if self.peer is None:
             return ["-"] * len(sizes(self.group))
         return texts_of(self.group, self.ours, show_speedup(self.peer))
 
     def shares(self, ceilings: Sequence[Record]) -> list[str]:
-        """How much of the measured matrix rate our rung reaches, a text an N."""
+        """How much of the measured matrix rate our stage reaches, a text an N."""
         return texts_of(self.group, self.ours, lambda record: show_share(record, ceilings))
 
     def split(self, who: Contestant | None) -> list[list[str]]:
@@ -360,7 +360,7 @@ class Trio:
 
 
 def trios(records: Sequence[Record]) -> list[Trio]:
-    """The trio of each group: our newest rung that was timed, the first peer that was."""
+    """The trio of each group: our newest stage that was timed, the first peer that was."""
     return [Trio(group, records, yardstick(group), *rivals(group)) for group in groups(records)]
 
 

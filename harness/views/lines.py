@@ -1,4 +1,4 @@
-"""Plots from records alone: time, peak memory and error against N, one line a rung."""
+"""Plots from records alone: time, peak memory and error against N, one line a stage."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ SIZES = ("nq", "nk")
 
 
 def families(cells: Sequence[Record]) -> list[list[Record]]:
-    """Cells that differ in N and rung only, grouped: one panel each. All of one Nq are a family."""
+    """Cells that differ in N and stage only, grouped: one panel each. All of one Nq are a family."""
     groups: dict[str, list[Record]] = {}
     for cell in cells:
         fields = [cell[field] for field in PROBLEM if field not in (*SIZES, "seqlens_k", "seed")]
@@ -56,9 +56,9 @@ def family_title(cell: Record) -> str:
 
 
 def points(cells: Sequence[Record], measure: str) -> list[tuple[int, float, bool]]:
-    """(N, value, ok) of one rung's cells that have a place in a plot of `measure`, by N.
+    """(N, value, ok) of one stage's cells that have a place in a plot of `measure`, by N.
 
-    Interpreted times are in no plot of time; a wrong rung's time is in none either. The values of
+    Interpreted times are in no plot of time; a wrong stage's time is in none either. The values of
     zero have no place on a logarithmic axis.
     """
     field = MEASURES[measure][0]
@@ -91,15 +91,15 @@ def plot_measure(env: Record, cells: Sequence[Record], measure: str, folder: Pat
     from matplotlib import pyplot
 
     names = titles(env)
-    rungs = sorted({(cell["stage"], cell["name"]) for cell in cells})
+    stages = sorted({(cell["stage"], cell["name"]) for cell in cells})
     panels = [group for group in families(cells) if any_point(group, measure)]
     figure, axes = pyplot.subplots(
         1, len(panels), figsize=(4.6 * len(panels) + 0.6, 4.6), squeeze=False, sharey=True
     )
     for axis, group in zip(axes[0], panels, strict=True):
-        for index, rung in enumerate(rungs):
-            own = [cell for cell in group if (cell["stage"], cell["name"]) == rung]
-            draw(axis, points(own, measure), index, f"{rung[0]} {names[rung]}")
+        for index, stage in enumerate(stages):
+            own = [cell for cell in group if (cell["stage"], cell["name"]) == stage]
+            draw(axis, points(own, measure), index, f"{stage[0]} {names[stage]}")
         finish(axis, group, measure)
     axes[0][0].set_ylabel(axis_title(cells, measure))
     legend(figure, axes[0])
@@ -122,7 +122,7 @@ def any_point(group: Sequence[Record], measure: str) -> bool:
 
 
 def draw(axis: Any, found: list[tuple[int, float, bool]], index: int, label: str) -> None:
-    """One rung's line; what is wrong by design has hollow marks."""
+    """One stage's line; what is wrong by design has hollow marks."""
     if not found:
         return
     style = index % len(COLOURS)
@@ -157,7 +157,7 @@ def finish(axis: Any, group: Sequence[Record], measure: str) -> None:
     axis.grid(True, which="major", color="#dddddd", linewidth=0.6)
     notes = []
     if measure == "time" and any(cell["mode"] == "interpreted" for cell in group):
-        notes.append("interpreted rungs: no speed, not shown")
+        notes.append("interpreted stages: no speed, not shown")
     if measure == "error" and any(cell["status"] == "wrong-by-design" for cell in group):
         notes.append("hollow: wrong by design")
     if measure == "memory" and any(cell["memory_meter"] == "process-rss" for cell in group):

@@ -1,6 +1,6 @@
 """The roofline, from records alone: a run's cells under the ceilings measured on its machine.
 
-A panel a dtype and precision. A point is one rung on one problem: across, its arithmetic intensity,
+A panel a dtype and precision. A point is one stage on one problem: across, its arithmetic intensity,
 the record's flops over its hbm_bytes (counted, harness/problems/cost.py); up, what it achieved, flops over
 time. The slanted roof is the copy bandwidth times the intensity, the flat one the matrix rate of
 that dtype and precision (harness/runs/ceilings.py): nothing that moves its bytes through memory can be
@@ -25,10 +25,10 @@ from harness.views.look import DARK, LIGHT
 
 Record = Mapping[str, Any]
 
-RUNG_THREADS = {
+STAGE_THREADS = {
     "cpu": 1,
     "cuda": None,
-}  # harness/measures/timing.py: a CPU rung is timed with one thread
+}  # harness/measures/timing.py: a CPU stage is timed with one thread
 UNITS = {"cpu": ("GFLOP/s", 1e3), "cuda": ("TFLOP/s", 1.0)}  # of the axis, and how many a TFLOP/s
 COLUMNS = 2  # of panels
 INK = {
@@ -80,7 +80,7 @@ class Point:
     y: float
 
     @property
-    def rung(self) -> tuple[int, str]:
+    def stage(self) -> tuple[int, str]:
         return self.cell["stage"], self.cell["name"]
 
 
@@ -98,7 +98,7 @@ def place(cell: Record) -> Point | None:
     """The cell's point, or None where it has none.
 
     It must be ok, timed by itself and not interpreted, a forward pass (whose bytes are counted),
-    and computed on the device whose ceilings are drawn: a CPU rung in a GPU's run is not.
+    and computed on the device whose ceilings are drawn: a CPU stage in a GPU's run is not.
     """
     if cell["status"] != "ok" or cell["mode"] == "interpreted" or cell["paired"]:
         return None
@@ -119,7 +119,7 @@ def kind_of(cell: Record) -> str:
 def roof_of(cell: Record, ceilings: Sequence[Record]) -> Roof:
     """The roof of a cell's dtype, precision, device and threads among the ceilings."""
     device = cell["device"]
-    own = [c for c in ceilings if (c["device"], c["threads"]) == (device, RUNG_THREADS[device])]
+    own = [c for c in ceilings if (c["device"], c["threads"]) == (device, STAGE_THREADS[device])]
     kind = ("matmul", cell["dtype"], cell["precision"])
     matrix = [c["value"] for c in own if (c["what"], c["dtype"], c["precision"]) == kind]
     copy = [c["value"] for c in own if c["what"] == "copy"]
@@ -127,12 +127,12 @@ def roof_of(cell: Record, ceilings: Sequence[Record]) -> Roof:
 
 
 def panels(cells: Sequence[Record], ceilings: Sequence[Record]) -> list[Panel]:
-    """The panels of a run, in the order of the cells; points by rung, then by N."""
+    """The panels of a run, in the order of the cells; points by stage, then by N."""
     found: dict[str, list[list[Point]]] = {}
     for family in families(cells):
         group = [point for cell in family if (point := place(cell)) is not None]
         if group:
-            group.sort(key=lambda point: (point.rung, point.cell["nk"], point.cell["nq"]))
+            group.sort(key=lambda point: (point.stage, point.cell["nk"], point.cell["nq"]))
             found.setdefault(kind_of(family[0]), []).append(group)
     return [
         Panel(kind, groups[0][0].cell["device"], roof_of(groups[0][0].cell, ceilings), groups)
@@ -161,13 +161,13 @@ def show(env: Record, found: Sequence[Panel], console: Console) -> None:
         for group in panel.groups:
             console.print(Text(family_title(group[0].cell), style="bold"))
             table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="underline")
-            for header in ("#", "rung", "N", "FLOP/byte", "rate", "% of the roof", "roof"):
-                justify = "left" if header in ("rung", "roof") else "right"
+            for header in ("#", "stage", "N", "FLOP/byte", "rate", "% of the roof", "roof"):
+                justify = "left" if header in ("stage", "roof") else "right"
                 table.add_column(header, justify=justify, no_wrap=True)  # type: ignore[arg-type]
             for point in group:
                 table.add_row(
                     str(point.cell["stage"]),
-                    Text(names[point.rung]),
+                    Text(names[point.stage]),
                     str(point.cell["nk"]),
                     significant(point.x),
                     show_rate(point.y, "TFLOP/s"),
@@ -202,7 +202,7 @@ def which_roof(point: Point, roof: Roof) -> str:
 def draw(env: Record, found: Sequence[Panel], folder: Path, dark: bool = False) -> Path:
     """Write roofline.png into `folder`, or with `dark` roofline-dark.png: light ink, no ground.
 
-    A colour and a marker a rung, a dash a family of problems, N beside the points. Raises
+    A colour and a marker a stage, a dash a family of problems, N beside the points. Raises
     ImportError where matplotlib is missing.
     """
     import matplotlib
@@ -211,7 +211,7 @@ def draw(env: Record, found: Sequence[Panel], folder: Path, dark: bool = False) 
     from matplotlib import pyplot
 
     names = titles(env)
-    rungs = sorted({point.rung for panel in found for group in panel.groups for point in group})
+    stages = sorted({point.stage for panel in found for group in panel.groups for point in group})
     ink = INK[dark]
     inks = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     columns = min(COLUMNS, len(found))
@@ -232,13 +232,13 @@ def draw(env: Record, found: Sequence[Panel], folder: Path, dark: bool = False) 
         for axis, panel in drawn:
             draw_roof(axis, panel, ink)
             for dash, group in enumerate(panel.groups):
-                for index, rung in enumerate(rungs):
-                    own = [point for point in group if point.rung == rung]
-                    draw_rung(axis, own, style(index, dark), dash, panel.device)
+                for index, stage in enumerate(stages):
+                    own = [point for point in group if point.stage == stage]
+                    draw_stage(axis, own, style(index, dark), dash, panel.device)
             draw_names(axis, panel, dark)
-        for index, rung in enumerate(rungs):
+        for index, stage in enumerate(stages):
             colour, marker = style(index, dark)
-            label = f"{rung[0]} {names[rung]}"
+            label = f"{stage[0]} {names[stage]}"
             grid[0][0].plot([], [], color=colour, marker=marker, linestyle="-", label=label)
         legend(figure, grid[0])
         ground: Any = "none" if dark else "white"
@@ -248,7 +248,7 @@ def draw(env: Record, found: Sequence[Panel], folder: Path, dark: bool = False) 
 
 
 def style(index: int, dark: bool) -> tuple[str, str]:
-    """Colour and marker of the rung that comes `index`-th: a pair of its own for each of 64."""
+    """Colour and marker of the stage that comes `index`-th: a pair of its own for each of 64."""
     colour = COLOURS[index % len(COLOURS)]
     marker = MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]
     return (INK[True] if dark and colour == INK[False] else colour), marker
@@ -328,10 +328,10 @@ def slant(axis: Any) -> float:
     return degrees(atan2(y1 - y0, x1 - x0))
 
 
-def draw_rung(
+def draw_stage(
     axis: Any, own: Sequence[Point], look: tuple[str, str], dash: int, device: str
 ) -> None:
-    """One rung's points of one family, joined in the order of N."""
+    """One stage's points of one family, joined in the order of N."""
     _, scale = UNITS[device]
     colour, marker = look
     axis.plot(
@@ -387,11 +387,11 @@ class Box:
 
 
 def by_weight(panel: Panel) -> list[Point]:
-    """The points of a panel, first and last of each rung's line before those between."""
+    """The points of a panel, first and last of each stage's line before those between."""
     ends, between = [], []
     for group in panel.groups:
-        for rung in sorted({point.rung for point in group}):
-            own = [point for point in group if point.rung == rung]
+        for stage in sorted({point.stage for point in group}):
+            own = [point for point in group if point.stage == stage]
             ends += own[:1] + own[1:][-1:]
             between += own[1:-1]
     return ends + between

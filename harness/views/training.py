@@ -198,7 +198,7 @@ def styled(
     env: Record, records: Sequence[Record]
 ) -> list[tuple[Record, dict[str, Any], str | None]]:
     """The records in the order in which they are drawn, each with its line's style, and a label
-    where it is the first of its contestant: rungs wide, and SDPA's backends thin on top of them."""
+    where it is the first of its contestant: stages wide, and SDPA's backends thin on top of them."""
     titles = cell_tables.titles(env)
     keys = sorted({(r["reference"], r["stage"], r["name"]) for r in records})
     index = {key: place % len(COLOURS) for place, key in enumerate(keys)}

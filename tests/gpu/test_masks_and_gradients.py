@@ -1,4 +1,4 @@
-"""Rungs 6 and 7 compiled: masks, gradients, memory, far offsets, and the tuner, on a GPU."""
+"""Stages 6 and 7 compiled: masks, gradients, memory, far offsets, and the tuner, on a GPU."""
 
 import json
 import subprocess
@@ -34,14 +34,14 @@ MASKS = [
 ]
 
 
-def verdict(rung, asked):
-    """What the harness's judge says of a rung's answer to a problem."""
+def verdict(stage, asked):
+    """What the harness's judge says of a stage's answer to a problem."""
     if asked.dtype == "float32":
         set_precision(asked.precision)
     try:
         oracles = make_oracles(asked)
         dO = None if asked.direction == "fwd" else make_output_gradient(asked)
-        outputs = prepare(bind(rung.attend, asked), asked.direction, *make_inputs(asked), dO)()
+        outputs = prepare(bind(stage.attend, asked), asked.direction, *make_inputs(asked), dO)()
         return judge_outputs([o.double() for o in outputs], oracles)
     finally:
         set_precision("ieee")
@@ -52,13 +52,13 @@ def verdict(rung, asked):
 @pytest.mark.parametrize("d", [40, 64, 128])
 def test_masked_outputs_and_gradients_are_exact(inputs, dtype, precision, d):
     for nq, nk, hk, causal, seqlens_k in MASKS:
-        for rung, direction in ((FLASH2, "fwd"), (TRAINING, "train")):
+        for stage, direction in ((FLASH2, "fwd"), (TRAINING, "train")):
             asked = problem(
                 inputs=inputs, dtype=dtype, precision=precision, d=d, b=2, h=4, hk=hk, nq=nq, nk=nk,
                 causal=causal, seqlens_k=seqlens_k, direction=direction,
             )  # fmt: skip
-            found = verdict(rung, asked)
-            assert found["exact"], (rung.STAGE.number, asked, found["why"])
+            found = verdict(stage, asked)
+            assert found["exact"], (stage.STAGE.number, asked, found["why"])
 
 
 @pytest.mark.parametrize("index", range(3))
@@ -168,9 +168,9 @@ def test_a_training_step_holds_no_more_than_sdpa_does(causal):
     asked = problem(dtype="float16", h=16, hk=16, nq=4096, nk=4096, causal=causal)
     asked = replace(asked, direction="train")
     peaks = []
-    for rung in (TRAINING, p100_sdpa_flash):
+    for stage in (TRAINING, p100_sdpa_flash):
         call = prepare(
-            bind(rung.attend, asked), "train", *make_inputs(asked), make_output_gradient(asked)
+            bind(stage.attend, asked), "train", *make_inputs(asked), make_output_gradient(asked)
         )
         call()
         peaks.append(measure_peak(call, "cuda")[1])

@@ -16,7 +16,7 @@ from harness.problems.problem import Problem
 
 pytestmark = pytest.mark.gpu
 
-RUNGS = [stages.by_number(number) for number in (3, 4, 5, 6, 7)]
+FAKES = [stages.by_number(number) for number in (3, 4, 5, 6, 7)]
 
 
 def problem(**fields):
@@ -30,13 +30,13 @@ def problem(**fields):
     return Problem(**usual | fields)
 
 
-def outcome(rung, asked):
-    """The error of a rung's output, and the bound that it is held to."""
+def outcome(stage, asked):
+    """The error of a stage's output, and the bound that it is held to."""
     if asked.dtype == "float32":
         set_precision(asked.precision)
     try:
         oracle = make_oracle(asked)
-        o = rung.attend(*make_inputs(asked))
+        o = stage.attend(*make_inputs(asked))
     finally:
         set_precision("ieee")
     assert torch.isfinite(o).all()
@@ -46,18 +46,18 @@ def outcome(rung, asked):
 KINDS = [("float32", "ieee"), ("float32", "tf32"), ("float16", "float16"), ("bfloat16", "bfloat16")]
 
 
-@pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.STAGE.name)
+@pytest.mark.parametrize("stage", FAKES, ids=lambda stage: stage.STAGE.name)
 @pytest.mark.parametrize("inputs", ["normal", "peaky"])
 @pytest.mark.parametrize(("dtype", "precision"), KINDS)
 @pytest.mark.parametrize("d", [1, 16, 40, 59, 64, 128, 256])
-def test_compiled_rungs_are_exact(rung, inputs, dtype, precision, d):
+def test_compiled_stages_are_exact(stage, inputs, dtype, precision, d):
     for nq, nk in ((1, 1), (63, 64), (64, 63), (65, 127), (1, 300), (300, 1), (256, 256)):
-        if rung.STAGE.exact_up_to is not None and nk > rung.STAGE.exact_up_to:
+        if stage.STAGE.exact_up_to is not None and nk > stage.STAGE.exact_up_to:
             continue
         asked = problem(inputs=inputs, dtype=dtype, precision=precision, d=d, nq=nq, nk=nk)
-        if rung.STAGE.number == 3 and dtype in ("float16", "bfloat16"):
+        if stage.STAGE.number == 3 and dtype in ("float16", "bfloat16"):
             continue  # in half precision stage 3 is shown, not judged (design: the mixed yardstick)
-        error, bound = outcome(rung, asked)
+        error, bound = outcome(stage, asked)
         assert error.within(bound), (nq, nk, error, bound)
 
 
@@ -71,7 +71,7 @@ def test_lite_is_wrong_above_64_compiled_too():
 
 
 # d, the strides of a row and of a column, far apart and near: with 330 keys the last element lies
-# past 2^31. "tiles": so do tiles, but none is that large by itself, and rungs 6 and 7 copy nothing
+# past 2^31. "tiles": so do tiles, but none is that large by itself, and stages 6 and 7 copy nothing
 FAR = {
     "tiles": (64, (16_000_000, 1), (64, 1)),
     "rows": (64, ((1 << 31) // 64 + 64, 1), (64, 1)),
@@ -83,7 +83,7 @@ FAR = {
 @pytest.mark.parametrize("way", FAR)
 def test_strides_and_offsets_beyond_32_bits(number, way):
     """Views into more than 2^31 elements: int32 offsets would wrap into other rows."""
-    rung = stages.by_number(number)
+    stage = stages.by_number(number)
     d, far, near = FAR[way]
     tensors = [torch.randn(1, 1, n, d, device="cuda").half() for n in (200, 330, 330, 200)]
     answers = []
@@ -96,8 +96,8 @@ def test_strides_and_offsets_beyond_32_bits(number, way):
             storage[apart * i :].as_strided(x.shape, (0, 0, *strides)).copy_(x)
             for i, x in enumerate(tensors)
         ]
-        answers.append(everything(rung, *laid))
-    assert len(answers[0]) == (4 if rung.STAGE.gradients else 1)
+        answers.append(everything(stage, *laid))
+    assert len(answers[0]) == (4 if stage.STAGE.gradients else 1)
     for got, want in zip(*answers, strict=True):
         assert torch.equal(got, want)
 
@@ -105,11 +105,11 @@ def test_strides_and_offsets_beyond_32_bits(number, way):
 @pytest.mark.parametrize("number", [4, 5, 6, 7])
 def test_more_heads_in_all_than_an_axis_of_the_grid_has(number):
     """B * H of 65,536 and more: batch entries and heads have an axis each."""
-    rung = stages.by_number(number)
+    stage = stages.by_number(number)
     q, k, v, dO = (torch.randn(4100, 16, 5, 16, device="cuda").half() for _ in range(4))
-    whole = everything(rung, q, k, v, dO)
+    whole = everything(stage, q, k, v, dO)
     for part in (slice(0, 3), slice(4095, 4100)):
-        alone = everything(rung, *(x[part] for x in (q, k, v, dO)))
+        alone = everything(stage, *(x[part] for x in (q, k, v, dO)))
         for got, want in zip(whole, alone, strict=True):
             assert torch.equal(got[part], want)
 
@@ -117,12 +117,12 @@ def test_more_heads_in_all_than_an_axis_of_the_grid_has(number):
 @pytest.mark.parametrize("number", [5, 6, 7])
 def test_a_row_of_one_key_is_v_but_for_the_cut_to_tf32(number):
     """P is 1 there, whatever the score: cut off instead of rounded, it could be 1 - 2^-11."""
-    rung = stages.by_number(number)
+    stage = stages.by_number(number)
     q, k = (3 * torch.randn(1, 4, n, 64, device="cuda") for n in (200, 1))
     v = torch.randint(1, 1000, (1, 4, 1, 64), device="cuda").float()  # exact in TF32
     set_precision("tf32")
     try:
-        o = rung.attend(q, k, v)
+        o = stage.attend(q, k, v)
     finally:
         set_precision("ieee")
     # what is left is l, off 1 by the rounding of the largest score: far less than a cut takes
@@ -132,23 +132,23 @@ def test_a_row_of_one_key_is_v_but_for_the_cut_to_tf32(number):
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
 @pytest.mark.parametrize("number", [4, 5, 6, 7])
 def test_tensors_on_another_gpu_than_the_current_one(number):
-    rung = stages.by_number(number)
+    stage = stages.by_number(number)
     tensors = [torch.randn(2, 3, 70, 40, device="cuda:1").half() for _ in range(4)]
     assert torch.cuda.current_device() == 0
-    got = everything(rung, *tensors)
+    got = everything(stage, *tensors)
     with torch.cuda.device(1):
-        want = everything(rung, *tensors)
+        want = everything(stage, *tensors)
     for x, y in zip(got, want, strict=True):
         assert x.device == torch.device("cuda:1")
         assert torch.equal(x, y)
 
 
-def everything(rung, q, k, v, dO):
-    """o, and dq, dk, dv where the rung has them."""
-    if not rung.STAGE.gradients:
-        return (rung.attend(q, k, v),)
+def everything(stage, q, k, v, dO):
+    """o, and dq, dk, dv where the stage has them."""
+    if not stage.STAGE.gradients:
+        return (stage.attend(q, k, v),)
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    o = rung.attend(*leaves)
+    o = stage.attend(*leaves)
     return (o.detach(), *torch.autograd.grad(o, leaves, dO))
 
 
@@ -182,14 +182,14 @@ def canaries():
 @pytest.mark.parametrize("number", [4, 5, 6, 7])
 def test_nothing_is_written_outside_the_outputs(number):
     """Around o, and around the lse, delta, dq, dk and dv where there are any."""
-    rung = stages.by_number(number)
+    stage = stages.by_number(number)
     for dtype in (torch.float16, torch.float32):
         for n, d in ((1, 1), (63, 59), (65, 40), (130, 128)):
             q, k, v, dO = (torch.randn(2, 3, n, d, device="cuda").to(dtype) for _ in range(4))
             with canaries() as asked:
-                everything(rung, q, k, v, dO)
+                everything(stage, q, k, v, dO)
             rows = (2, 3, n)
-            gradients = [rows, rows, *[(*rows, d)] * 3] if rung.STAGE.gradients else []
+            gradients = [rows, rows, *[(*rows, d)] * 3] if stage.STAGE.gradients else []
             assert sorted(asked) == sorted([(*rows, d), *gradients])
 
 
@@ -225,7 +225,7 @@ def test_the_cuda_meter_sees_what_is_held_for_a_moment():
     assert peak == pytest.approx(200 << 20, rel=0.01)
 
 
-def test_rung_5_holds_the_output_and_nothing_else():
+def test_stage_5_holds_the_output_and_nothing_else():
     online = stages.by_number(5)
     q, k, v = make_inputs(problem(nq=1024, nk=1024))
     online.attend(q, k, v)

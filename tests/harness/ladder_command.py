@@ -22,7 +22,7 @@ import psutil
 from harness.records.results import read
 
 ROOT = Path(__file__).parents[2]
-RUNGS = Path(__file__).parent / "rungs"
+FAKES = Path(__file__).parent / "fakes"
 MARK = "LADDER_TEST_RUN"
 PATIENCE = 120  # seconds; a safety net, no test is decided by it
 
@@ -69,7 +69,7 @@ class Turns:
         self.connection, theirs = multiprocessing.Pipe()
         with theirs, self.err.open("ab") as err:
             self.process = subprocess.Popen(
-                [sys.executable, RUNGS.parent / "turns.py", str(theirs.fileno())],
+                [sys.executable, FAKES.parent / "turns.py", str(theirs.fileno())],
                 cwd=ROOT,
                 env=environ(),
                 stdin=subprocess.DEVNULL,
@@ -132,8 +132,8 @@ def in_turn(*arguments, cwd=ROOT):
 
 
 def fakes(*names):
-    """--stage options for fake rungs in rungs/."""
-    return [text for name in names for text in ("--stage", str(RUNGS / f"{name}.py"))]
+    """--stage options for fake stages in stages/."""
+    return [text for name in names for text in ("--stage", str(FAKES / f"{name}.py"))]
 
 
 class Started:

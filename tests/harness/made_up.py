@@ -27,13 +27,13 @@ def make_cell(stage=3, name="torch_three_gemm", **changes):
 
 def make_env(cells, titles=None, **changes):
     """A valid env record for a run of `cells`; `titles`: name -> title, else the name."""
-    rungs = sorted({(cell["stage"], cell["name"]) for cell in cells})
+    stages = sorted({(cell["stage"], cell["name"]) for cell in cells})
     env = {
         "kind": "env", "schema": 1, "plan": [],
         "rungs": [
             {"stage": stage, "name": name, "title": (titles or {}).get(name, name),
              "exact_up_to": None, "sha256": "0" * 64}
-            for stage, name in rungs
+            for stage, name in stages
         ],
         "arguments": {}, "device": "cpu", "device_name": "a processor", "cpu": "a processor",
         "cores": 2, "memory_bytes": 1 << 34, "python": "3.11.0", "torch": "2.13.0",

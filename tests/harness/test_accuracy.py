@@ -191,7 +191,7 @@ def no_rescale(q, k, v):
 
 
 @pytest.mark.parametrize("inputs", ["normal", "peaky", "real"])
-def test_an_honest_rung_is_exact_and_one_that_forgets_to_rescale_is_not(inputs):
+def test_an_honest_stage_is_exact_and_one_that_forgets_to_rescale_is_not(inputs):
     asked = problem(inputs=inputs, nq=200, nk=200, d=32)
     q, k, v = make_inputs(asked)
     oracle = make_oracle(asked)

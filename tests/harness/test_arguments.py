@@ -136,7 +136,7 @@ def test_resume_of_nothing_of_something_else_and_with_out(tmp_path):
         refused(tmp_path, "run", "--resume", strange, "--out", "x.jsonl", says="--out")
 
 
-BAD_RUNGS = {
+BAD_STAGES = {
     "syntax.py": ("def attend(q, k, v:\n", "SyntaxError"),
     "no_stage.py": (ATTEND, "no STAGE"),
     "stage_of_another_kind.py": ("STAGE = {'number': 90}\n" + ATTEND, "no STAGE"),
@@ -157,17 +157,17 @@ BAD_RUNGS = {
 }
 
 
-def test_bad_rung_files(tmp_path):
+def test_bad_stage_files(tmp_path):
     """Each is refused with a line that names it."""
     cases = []
-    for name, (text, says) in BAD_RUNGS.items():
+    for name, (text, says) in BAD_STAGES.items():
         (tmp_path / name).write_text(text)
         cases.append((["--stage", name], f"{name}: ", says))
-    (tmp_path / "rung.txt").write_text(DECLARED + ATTEND)
+    (tmp_path / "stage.txt").write_text(DECLARED + ATTEND)
     cases += [
         (["--stage", "none.py"], "none.py: ", "no such file"),
         (["--stage", str(tmp_path)], f"{tmp_path}: ", "no such file"),
-        (["--stage", "rung.txt"], "rung.txt: ", "not a Python file"),
+        (["--stage", "stage.txt"], "stage.txt: ", "not a Python file"),
         (fakes("modest", "modest"), "modest.py: ", "number 90, name 'modest'"),
     ]
     for stages, name, says in cases:

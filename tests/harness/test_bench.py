@@ -7,10 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from ladder_command import RUNGS, Started, in_turn
+from ladder_command import FAKES, Started, in_turn
 
 from harness.isolation.child import ChildFailed
-from harness.isolation.roster import PEERS, Rung, built_in_files, describe_files, read_rungs
+from harness.isolation.roster import PEERS, StageInfo, built_in_files, describe_files, read_stages
 from harness.measures import timing
 from harness.problems.problem import Problem
 from harness.records import results
@@ -22,7 +22,7 @@ from harness.runs.bench import (
     make_problems,
     plan,
     suite_problems,
-    usual_rungs,
+    usual_stages,
 )
 from harness.runs.runner import SEED, plan_tour
 
@@ -57,8 +57,8 @@ RIGHT = "return stage3(q, k, v, **options)"
 
 
 @pytest.fixture
-def make_rung(tmp_path):
-    """Write a fake rung: its name, the body of its attend, its number; more lines at the end."""
+def make_stage(tmp_path):
+    """Write a fake stage: its name, the body of its attend, its number; more lines at the end."""
 
     def make(name, body=RIGHT, number=90, more="", gradients=True):
         path = tmp_path / f"{name}.py"
@@ -71,16 +71,16 @@ def make_rung(tmp_path):
 
 
 def calls_of(path):
-    """How often a fake of `make_rung` was called."""
+    """How often a fake of `make_stage` was called."""
     return path.with_suffix(".calls").stat().st_size
 
 
 def hold(folder, *paths, problem=PROBLEM, terms=TERMS, printed=None):
-    """name -> record of a contest between the rungs in `paths`; each holds to the schema."""
-    rungs = describe_files([Path(path) for path in paths])
+    """name -> record of a contest between the stages in `paths`; each holds to the schema."""
+    stages = describe_files([Path(path) for path in paths])
     where = folder / "court"
     where.mkdir(exist_ok=True)
-    records = bench.hold(Contest(problem, rungs), terms, where, [] if printed is None else printed)
+    records = bench.hold(Contest(problem, stages), terms, where, [] if printed is None else printed)
     for record in records:
         results.dump_line(record)
         timed = record["time_ms"] is not None
@@ -100,11 +100,11 @@ def found(records):
     return {name: record["status"] for name, record in records.items()}
 
 
-def test_ratios_are_of_the_medians_of_one_process(tmp_path, make_rung):
+def test_ratios_are_of_the_medians_of_one_process(tmp_path, make_stage):
     process = "import os\nprint('process', os.getpid(), flush=True)\n"
-    own = make_rung("own", process + RIGHT)
-    peers = [make_rung("quick", process + RIGHT, 110),
-             make_rung("slow", f"{process}time.sleep(0.004)\n{RIGHT}", 111)]  # fmt: skip
+    own = make_stage("own", process + RIGHT)
+    peers = [make_stage("quick", process + RIGHT, 110),
+             make_stage("slow", f"{process}time.sleep(0.004)\n{RIGHT}", 111)]  # fmt: skip
     printed = []
     records = hold(tmp_path, STAGE3, own, *peers, printed=printed)
     assert set(found(records).values()) == {"ok"}
@@ -134,7 +134,7 @@ def test_rounds_are_as_many_as_asked_for_and_nobody_always_follows_the_same_othe
     assert set(pairwise(runs)) >= {(2, 1), (0, 2), (1, 0)}  # a round's last, the next one's first
 
 
-def test_who_is_wrong_is_never_timed(tmp_path, make_rung):
+def test_who_is_wrong_is_never_timed(tmp_path, make_stage):
     """Called once, for its check; the others are as if it had not been there."""
     wrong = {
         "off": ("return 1.001 * stage3(q, k, v)", "max error"),
@@ -143,8 +143,8 @@ def test_who_is_wrong_is_never_timed(tmp_path, make_rung):
         "writer": ("q.data += 1\nreturn stage3(q - 1, k, v)", "changed its input q"),
         "resizer": ("o = stage3(q, k, v)\nv.resize_(1)\nreturn o", "changed its input v"),
     }
-    paths = [make_rung(name, body) for name, (body, _) in wrong.items()]
-    right = make_rung("right")
+    paths = [make_stage(name, body) for name, (body, _) in wrong.items()]
+    right = make_stage("right")
     records = hold(tmp_path, *paths, right, STAGE3)
     assert found(records) == {**dict.fromkeys(wrong, "wrong"), "right": "ok",
                               "torch_three_gemm": "ok"}  # fmt: skip
@@ -156,19 +156,19 @@ def test_who_is_wrong_is_never_timed(tmp_path, make_rung):
 
 
 @pytest.mark.parametrize("direction", ["bwd", "train"])
-def test_a_contestant_that_writes_its_input_harms_nobody(tmp_path, make_rung, direction):
+def test_a_contestant_that_writes_its_input_harms_nobody(tmp_path, make_stage, direction):
     """Calls that were prepared before it read where it wrote: the inputs are themselves again."""
-    writer = make_rung("writer", "o = stage3(q, k, v)\nv.data.mul_(3)\nreturn o")
+    writer = make_stage("writer", "o = stage3(q, k, v)\nv.data.mul_(3)\nreturn o")
     problem = replace(PROBLEM, direction=direction)
-    records = hold(tmp_path, STAGE3, writer, make_rung("right"), problem=problem)
+    records = hold(tmp_path, STAGE3, writer, make_stage("right"), problem=problem)
     assert found(records) == {"torch_three_gemm": "ok", "writer": "wrong", "right": "ok"}
 
 
-def test_who_refuses_is_out_and_it_is_a_failure_of_ours_alone(tmp_path, make_rung):
+def test_who_refuses_is_out_and_it_is_a_failure_of_ours_alone(tmp_path, make_stage):
     """A peer's ValueError says that it doesn't take the problem; ours were asked what they do."""
     refuses = "raise ValueError('no such shape')"
-    paths = [make_rung("peer", refuses, 110), make_rung("ours", refuses),
-             make_rung("absent", "raise StageUnavailable('not on this machine')")]  # fmt: skip
+    paths = [make_stage("peer", refuses, 110), make_stage("ours", refuses),
+             make_stage("absent", "raise StageUnavailable('not on this machine')")]  # fmt: skip
     records = hold(tmp_path, *paths, STAGE3)
     assert found(records) == {"peer": "skipped", "ours": "crashed", "absent": "skipped",
                               "torch_three_gemm": "ok"}  # fmt: skip
@@ -177,22 +177,22 @@ def test_who_refuses_is_out_and_it_is_a_failure_of_ours_alone(tmp_path, make_run
 
 
 @pytest.mark.parametrize("call", [1, 6])
-def test_who_takes_the_process_with_it_costs_itself_only(tmp_path, make_rung, call):
+def test_who_takes_the_process_with_it_costs_itself_only(tmp_path, make_stage, call):
     """At its first call, and in the middle of the rounds."""
-    deadly = make_rung("deadly", f"if calls >= {call}:\n    ctypes.string_at(0)\n{RIGHT}")
-    quick = make_rung("quick", number=110)
+    deadly = make_stage("deadly", f"if calls >= {call}:\n    ctypes.string_at(0)\n{RIGHT}")
+    quick = make_stage("quick", number=110)
     records = hold(tmp_path, STAGE3, deadly, quick)
     assert found(records) == {"torch_three_gemm": "ok", "deadly": "crashed", "quick": "ok"}
     assert records["deadly"]["reason"] == "killed by SIGSEGV"
     assert set(records["torch_three_gemm"]["speedup"]) == {"quick"}
 
 
-def test_two_that_can_not_be_together_are_both_out(tmp_path, make_rung):
+def test_two_that_can_not_be_together_are_both_out(tmp_path, make_stage):
     """Each is sound alone; nothing was measured of all together, so nothing is claimed."""
     body = f"import os\nos.environ['IN_HERE'] = os.environ.get('IN_HERE', '') + {{!r}}\n\
 if {{!r}} in os.environ['IN_HERE']:\n    ctypes.string_at(0)\n{RIGHT}"
-    cain = make_rung("cain", body.format("c", "a"))
-    abel = make_rung("abel", body.format("a", "c"))
+    cain = make_stage("cain", body.format("c", "a"))
+    abel = make_stage("abel", body.format("a", "c"))
     records = hold(tmp_path, cain, abel)
     assert found(records) == {"cain": "crashed", "abel": "crashed"}
     assert "sound alone, but of all in one process: killed by SIGSEGV" in records["cain"]["reason"]
@@ -202,23 +202,23 @@ if {{!r}} in os.environ['IN_HERE']:\n    ctypes.string_at(0)\n{RIGHT}"
     ("error", "status"),
     [("MemoryError()", "out-of-memory"), ("RuntimeError('late')", "crashed")],
 )
-def test_who_falls_in_the_rounds_costs_itself_only(tmp_path, make_rung, error, status):
+def test_who_falls_in_the_rounds_costs_itself_only(tmp_path, make_stage, error, status):
     """After its warm-up: the rounds begin again without it, and are as many for all."""
-    faint = make_rung("faint", f"if calls > 5:\n    raise {error}\n{RIGHT}")
-    records = hold(tmp_path, faint, STAGE3, make_rung("quick", number=110))
+    faint = make_stage("faint", f"if calls > 5:\n    raise {error}\n{RIGHT}")
+    records = hold(tmp_path, faint, STAGE3, make_stage("quick", number=110))
     assert found(records) == {"faint": status, "torch_three_gemm": "ok", "quick": "ok"}
     assert calls_of(faint) == 6
 
 
 def test_who_hangs_costs_itself_only(tmp_path):
-    hangs = RUNGS / "hangs.py"
+    hangs = FAKES / "hangs.py"
     records = hold(tmp_path, hangs, STAGE3, terms=replace(TERMS, budget=1.0))
     assert found(records) == {"hangs": "timeout", "torch_three_gemm": "ok"}
     assert "budget of 1 s" in records["hangs"]["reason"]
 
 
-def test_who_is_too_slow_for_the_rounds_is_told_beforehand(tmp_path, make_rung):
-    slow = make_rung("slow", f"time.sleep(0.05)\n{RIGHT}")
+def test_who_is_too_slow_for_the_rounds_is_told_beforehand(tmp_path, make_stage):
+    slow = make_stage("slow", f"time.sleep(0.05)\n{RIGHT}")
     terms = replace(TERMS, repeat=100, budget=5.0)
     records = hold(tmp_path, slow, STAGE3, terms=terms)
     assert found(records) == {"slow": "timeout", "torch_three_gemm": "ok"}
@@ -227,7 +227,7 @@ def test_who_is_too_slow_for_the_rounds_is_told_beforehand(tmp_path, make_rung):
 
 
 def test_who_remembers_its_answer_is_found_out(tmp_path):
-    records = hold(tmp_path, RUNGS / "remembers.py", RUNGS / "remembers_versions.py", STAGE3)
+    records = hold(tmp_path, FAKES / "remembers.py", FAKES / "remembers_versions.py", STAGE3)
     assert found(records) == {"remembers": "wrong", "remembers_versions": "wrong",
                               "torch_three_gemm": "ok"}  # fmt: skip
     assert "after v changed" in records["remembers"]["reason"]
@@ -235,13 +235,13 @@ def test_who_remembers_its_answer_is_found_out(tmp_path):
 
 @pytest.mark.parametrize("name", ["talks_forged", "talks_garbage"])
 def test_who_talks_to_the_harness_talks_for_itself(tmp_path, name):
-    records = hold(tmp_path, STAGE3, RUNGS / f"{name}.py", terms=replace(TERMS, budget=3.0))
+    records = hold(tmp_path, STAGE3, FAKES / f"{name}.py", terms=replace(TERMS, budget=3.0))
     assert records["torch_three_gemm"]["status"] == "ok"
     assert records[name]["status"] in ("crashed", "timeout")
 
 
 def test_the_interpreted_are_checked_and_the_inexact_are_not_timed(tmp_path):
-    records = hold(tmp_path, TRITON, RUNGS / "modest.py", RUNGS / "claims_too_much.py", STAGE3)
+    records = hold(tmp_path, TRITON, FAKES / "modest.py", FAKES / "claims_too_much.py", STAGE3)
     interpreted = records.pop("triton_online")
     assert (interpreted["status"], interpreted["mode"]) == ("ok", "interpreted")
     assert interpreted["reason"] == bench.INTERPRETED and interpreted["time_ms"] is None
@@ -251,11 +251,11 @@ def test_the_interpreted_are_checked_and_the_inexact_are_not_timed(tmp_path):
 
 
 @pytest.mark.parametrize(("direction", "products"), [("bwd", 5), ("train", 7)])
-def test_other_directions_are_checked_and_counted(tmp_path, make_rung, direction, products):
+def test_other_directions_are_checked_and_counted(tmp_path, make_stage, direction, products):
     """The work of a direction is that of its products; who is forward only is skipped."""
     wrong = "return stage3(q, k, v) + 0.001 * (v - v.detach())"  # right forward, wrong backward
-    paths = [make_rung("forward", gradients=False), make_rung("twisted", wrong),
-             make_rung("quick", number=110)]  # fmt: skip
+    paths = [make_stage("forward", gradients=False), make_stage("twisted", wrong),
+             make_stage("quick", number=110)]  # fmt: skip
     problem = replace(PROBLEM, direction=direction)
     records = hold(tmp_path, STAGE3, *paths, problem=problem)
     assert found(records) == {"torch_three_gemm": "ok", "forward": "skipped", "twisted": "wrong",
@@ -266,37 +266,37 @@ def test_other_directions_are_checked_and_counted(tmp_path, make_rung, direction
     assert set(record["speedup"]) == {"quick"}
 
 
-def test_who_counts_skipped_tiles_has_its_share_recorded(tmp_path, make_rung):
+def test_who_counts_skipped_tiles_has_its_share_recorded(tmp_path, make_stage):
     """One that raises, gives no share or takes the process with it keeps its time all the same."""
     ratio = "def skip_ratio(q, k, v, *, causal=False, seqlens_k=None):\n    return {}"
     answers = {"causal": "0.25 if causal else 0.5", "absurd": "7.0", "raises": "1 / 0"}
-    paths = [make_rung(name, more=ratio.format(answer)) for name, answer in answers.items()]
+    paths = [make_stage(name, more=ratio.format(answer)) for name, answer in answers.items()]
     problem = replace(PROBLEM, causal=True)
     records = hold(tmp_path, *paths, STAGE3, problem=problem)
     assert set(found(records).values()) == {"ok"}
     shares = {name: record["skip_ratio"] for name, record in records.items()}
     assert shares == {"causal": 0.25, "absurd": None, "raises": None, "torch_three_gemm": None}
-    deadly = make_rung("deadly", more=ratio.format("ctypes.string_at(0)"))
+    deadly = make_stage("deadly", more=ratio.format("ctypes.string_at(0)"))
     records = hold(tmp_path, deadly, STAGE3)
     assert found(records) == {"deadly": "ok", "torch_three_gemm": "ok"}
 
 
-def test_without_an_oracle_nobody_is_timed(tmp_path, make_rung, monkeypatch):
+def test_without_an_oracle_nobody_is_timed(tmp_path, make_stage, monkeypatch):
     class Blind(bench.Judge):
         def open(self):
             raise ChildFailed("out-of-memory", "can't be checked: too large")
 
     monkeypatch.setattr(bench, "Judge", Blind)
-    right = make_rung("right")
+    right = make_stage("right")
     records = hold(tmp_path, right, STAGE3)
     assert set(found(records).values()) == {"out-of-memory"}
     assert {record["reason"] for record in records.values()} == {"can't be checked: too large"}
     assert not right.with_suffix(".calls").exists()
 
 
-def test_what_a_contestant_prints_is_told(tmp_path, make_rung):
+def test_what_a_contestant_prints_is_told(tmp_path, make_stage):
     printed = []
-    hold(tmp_path, make_rung("chatty", f"print('hello', calls)\n{RIGHT}"), printed=printed)
+    hold(tmp_path, make_stage("chatty", f"print('hello', calls)\n{RIGHT}"), printed=printed)
     assert "hello 1\n" in "".join(printed)
 
 
@@ -304,10 +304,10 @@ def test_what_a_contestant_prints_is_told(tmp_path, make_rung):
 
 
 def make_fake(number, gradients=False, options=("causal",), **fields):
-    """A rung as the roster knows it, that runs anywhere."""
-    name = f"rung{number}"
+    """A stage as the roster knows it, that runs anywhere."""
+    name = f"stage{number}"
     anywhere = {"cpu": None, "cuda": None}
-    return Rung(
+    return StageInfo(
         path=Path(f"{name}.py"), number=number, name=name, title=name, idea="", still_hurts="",
         needs=(), devices=("cpu", "cuda"), options=options, gradients=gradients,
         exact_up_to=fields.get("exact_up_to"), worth_up_to={}, traffic="fused", sha256="",
@@ -327,8 +327,8 @@ LADDER = [
 ]  # fmt: skip
 
 
-def numbers(rungs):
-    return [rung.number for rung in rungs]
+def numbers(stages):
+    return [stage.number for stage in stages]
 
 
 @pytest.mark.parametrize(
@@ -338,18 +338,22 @@ def numbers(rungs):
 )  # fmt: skip
 def test_unless_told_stage_3_the_newest_that_fits_and_the_peers_compete(directions, expected):
     problems = [replace(PROBLEM, direction=direction) for direction in directions]
-    assert numbers(usual_rungs(LADDER, problems)) == expected
+    assert numbers(usual_stages(LADDER, problems)) == expected
 
 
 def test_the_usual_compete_where_they_fit_and_those_asked_for_everywhere():
     problems = [PROBLEM, replace(PROBLEM, causal=True), replace(PROBLEM, direction="train")]
-    some = [rung for rung in LADDER if rung.number in (3, 5, 6, 7, 101)]
-    assert [numbers(c.rungs) for c in plan(some, problems, ())] == [[3, 5, 6, 7], [3, 6, 7], [3, 7]]
-    everywhere = plan(some, problems, [rung.path for rung in some])
-    assert [numbers(c.rungs) for c in everywhere] == [[3, 5, 6, 7, 101]] * 3
+    some = [stage for stage in LADDER if stage.number in (3, 5, 6, 7, 101)]
+    assert [numbers(c.stages) for c in plan(some, problems, ())] == [
+        [3, 5, 6, 7],
+        [3, 6, 7],
+        [3, 7],
+    ]
+    everywhere = plan(some, problems, [stage.path for stage in some])
+    assert [numbers(c.stages) for c in everywhere] == [[3, 5, 6, 7, 101]] * 3
     assert plan([LADDER[2]], problems[1:], ()) == []
     # one that declares itself wrong there is no contestant unless it is asked for
-    assert numbers(usual_rungs(LADDER[:2], [PROBLEM])) == [3]
+    assert numbers(usual_stages(LADDER[:2], [PROBLEM])) == [3]
     assert plan(LADDER[1:2], [PROBLEM], ()) == []
 
 
@@ -395,11 +399,11 @@ def test_the_suites_have_the_sources_shapes(name):
 QUICK = ("--device", "cpu", "--n", "16,32", "--repeat", 3, "--warmup", 1)
 
 
-def test_the_command_records_shows_and_writes_csv(tmp_path, make_rung):
+def test_the_command_records_shows_and_writes_csv(tmp_path, make_stage):
     """Exit code 0: a peer that refuses or is wrong is no failure. Then the views, from the file."""
-    peer = make_rung("rival", number=110)
+    peer = make_stage("rival", number=110)
     body = "if q.shape[2] == 16:\n    raise ValueError('too short')\nreturn 1.001 * stage3(q, k, v)"
-    refuses = make_rung("refuses", body, 111)
+    refuses = make_stage("refuses", body, 111)
     out = tmp_path / "bench.jsonl"
     done = in_turn("bench", *QUICK, "--mode", "fwd,train", "--causal", "off",
                   "--impl", "3,rival,111", "--stage", peer, "--stage", refuses,
@@ -433,8 +437,8 @@ def test_the_command_records_shows_and_writes_csv(tmp_path, make_rung):
     assert plots == ["breakdown.png", "latency.png", "tflops.png"]
 
 
-def test_the_exit_code_is_1_where_one_of_ours_is_wrong(tmp_path, make_rung):
-    wrong = make_rung("off", "return 1.001 * stage3(q, k, v)")
+def test_the_exit_code_is_1_where_one_of_ours_is_wrong(tmp_path, make_stage):
+    wrong = make_stage("off", "return 1.001 * stage3(q, k, v)")
     out = tmp_path / "bench.jsonl"
     done = in_turn(
         "bench", *QUICK, "--causal", "off", "--impl", "3", "--stage", wrong, "--out", out
@@ -446,8 +450,8 @@ def test_the_exit_code_is_1_where_one_of_ours_is_wrong(tmp_path, make_rung):
     }  # fmt: skip
 
 
-def test_a_run_broken_off_keeps_what_was_measured(tmp_path, make_rung):
-    slow = make_rung("slow", f"time.sleep(0.05)\n{RIGHT}")
+def test_a_run_broken_off_keeps_what_was_measured(tmp_path, make_stage):
+    slow = make_stage("slow", f"time.sleep(0.05)\n{RIGHT}")
     out = tmp_path / "bench.jsonl"
     arguments = ("--device", "cpu", "--n", ",".join(map(str, range(8, 60))), "--stage", slow,
                  "--impl", "3", "--out", out)  # fmt: skip
@@ -537,7 +541,7 @@ def test_the_size_that_is_said_is_that_in_use_where_no_device_was_named(
     from harness.commands import app, bench
 
     if at_once:
-        monkeypatch.setattr(bench, "read_rungs", lambda own: pytest.fail("too late"))
+        monkeypatch.setattr(bench, "read_stages", lambda own: pytest.fail("too late"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(SystemExit) as ended:
@@ -576,7 +580,7 @@ def test_sdpa_on_one_backend_answers_as_stage_3_or_says_that_it_will_not():
 
 @pytest.mark.parametrize("path", sorted(PEERS.glob("p*.py")), ids=lambda path: path.stem)
 def test_a_peers_file_stands_alone(path):
-    """Loaded as any rung's file; asked for what it has no kernel for, or right where it has one."""
+    """Loaded as any stage's file; asked for what it has no kernel for, or right where it has one."""
     import torch
 
     import stages
@@ -594,8 +598,8 @@ def test_a_peers_file_stands_alone(path):
 
 @pytest.fixture(scope="module")
 def everyone():
-    """All rungs and the peers that run here."""
-    return read_rungs()
+    """All stages and the peers that run here."""
+    return read_stages()
 
 
 @pytest.mark.parametrize(
@@ -610,7 +614,7 @@ def everyone():
 def test_the_math_backend_is_a_contestant_on_a_cpu_too(tmp_path, everyone, asked):
     """There without being asked for, and right; its ratio stands in the others' records."""
     pair = ("torch_three_gemm", "sdpa_math")
-    paths = [rung.path for rung in usual_rungs(everyone, [asked]) if rung.name in pair]
+    paths = [stage.path for stage in usual_stages(everyone, [asked]) if stage.name in pair]
     records = hold(tmp_path, *paths, problem=asked)
     assert found(records) == dict.fromkeys(pair, "ok"), records
     times = [records[name]["time_ms"] for name in pair]
@@ -620,8 +624,8 @@ def test_the_math_backend_is_a_contestant_on_a_cpu_too(tmp_path, everyone, asked
 
 def test_the_tour_of_a_cpu_has_no_peers(everyone):
     """`ladder bench` compares; the tour shows the ladder, and peers in a GPU's part alone."""
-    names = {cell.rung.name for cell in plan_tour(everyone, PROBLEM)}
+    names = {cell.stage.name for cell in plan_tour(everyone, PROBLEM)}
     assert "torch_three_gemm" in names and "sdpa_math" not in names
-    there = [replace(rung, unavailable={"cuda": None}) for rung in everyone]
-    names = {cell.rung.name for cell in plan_tour(there, replace(PROBLEM, device="cuda"))}
+    there = [replace(stage, unavailable={"cuda": None}) for stage in everyone]
+    names = {cell.stage.name for cell in plan_tour(there, replace(PROBLEM, device="cuda"))}
     assert {"torch_three_gemm", "sdpa_math"} <= names

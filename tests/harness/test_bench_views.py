@@ -237,7 +237,7 @@ def test_source_001_forward():
     assert [line[-1] for line in body] == ["-", "1.15-1.35x", "1.15-1.35x"]
 
 
-def test_source_001_training_has_the_split_and_no_forward_only_rung():
+def test_source_001_training_has_the_split_and_no_forward_only_stage():
     run = make_run((3, 7, 100), directions=("fwd", "bwd", "train"), **SHORT)
     head, body = table_of("001-train", run, "training, d = 64, no mask")
     assert head[4].startswith("Triton, training")
@@ -399,7 +399,7 @@ def bars_of(axis):
 
 @pytest.mark.parametrize("directions", [("fwd", "bwd", "train"), ("fwd", "train")])
 def test_the_breakdown_of_training(tmp_path, figures, directions):
-    """Backward as measured; where it wasn't, training less forward. The newest rung's is 1."""
+    """Backward as measured; where it wasn't, training less forward. The newest stage's is 1."""
     records = make_run((7, 100), sizes=(1024, 4096), directions=directions)
     written = contest_plots.plot(make_bench_env(records), records, tmp_path)
     assert "breakdown.png" in [path.name for path in written]

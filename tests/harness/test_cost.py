@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_inputs import problem
 
-from harness.isolation.roster import read_rungs
+from harness.isolation.roster import read_stages
 from harness.problems.cost import (
     TRAFFIC,
     flash_bytes,
@@ -236,7 +236,7 @@ def test_our_intensity_is_the_source_s_without_its_softmax(n):
     assert intensity(flops(asked), hbm_bytes(asked)) == source["flash"]
 
 
-def test_rung_3_is_flat_and_a_fused_rung_grows_with_n():
+def test_stage_3_is_flat_and_a_fused_stage_grows_with_n():
     """As the module says: (N d / (N + d)) / e, and N / e."""
     for n in (64, 1024, 65536):
         asked = problem(nq=n, nk=n, d=64, dtype="float16")
@@ -245,7 +245,7 @@ def test_rung_3_is_flat_and_a_fused_rung_grows_with_n():
         assert three == n * 64 / (n + 64) / 2 < 64 / 2
 
 
-def test_a_rung_declares_its_traffic():
+def test_a_stage_declares_its_traffic():
     assert set(TRAFFIC) == set(TRAFFICS)
     words = {"number": 90, "name": "mine", "title": "mine", "idea": "an idea"}
     assert Stage(**words).traffic == "fused"
@@ -254,12 +254,12 @@ def test_a_rung_declares_its_traffic():
             Stage(**words, traffic=bad)
 
 
-def test_records_hold_a_rung_to_what_it_declares():
+def test_records_hold_a_stage_to_what_it_declares():
     asked = problem(nq=64, nk=64, d=16)
     found = {
-        rung.number: blank_record(Cell(rung, asked))["hbm_bytes"]
-        for rung in read_rungs()
-        if rung.number in (1, 3, 4, 5)
+        stage.number: blank_record(Cell(stage, asked))["hbm_bytes"]
+        for stage in read_stages()
+        if stage.number in (1, 3, 4, 5)
     }
     least, three = 4 * 4 * 64 * 16, 4 * (4 * 64 * 64 + 4 * 64 * 16)
     assert found == {1: least, 3: three, 4: least, 5: least}

@@ -147,7 +147,7 @@ def test_an_output_that_is_none_is_named(direction, attend, said):
 @pytest.mark.parametrize("direction", BOTH)
 @pytest.mark.parametrize("index", [0, 1, 2])
 def test_a_gradient_of_another_shape_is_named(direction, index):
-    """By its own name, wherever in the rung's graph the function is that made it."""
+    """By its own name, wherever in the stage's graph the function is that made it."""
 
     class Wrong(torch.autograd.Function):
         @staticmethod

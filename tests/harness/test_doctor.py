@@ -24,7 +24,7 @@ def without(folder, *modules):
 
 
 def rows(text):
-    """number -> the row of a rung in the table, broken lines joined."""
+    """number -> the row of a stage in the table, broken lines joined."""
     found = {}
     for line in text.splitlines():
         if match := re.match(r" {0,2}(\d+) ", line):
@@ -58,7 +58,7 @@ def test_without_a_gpu_kernels_are_interpreted_and_refuse_bfloat16(tmp_path):
     assert "no GPU" in done.stdout
 
 
-def test_without_triton_and_the_extension_their_rungs_say_so_and_the_rest_runs(tmp_path):
+def test_without_triton_and_the_extension_their_stages_say_so_and_the_rest_runs(tmp_path):
     env = without(tmp_path / "poor", "triton", "ladder_value_graph")
     done = ladder("doctor", env=env)
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,6 @@
-"""The judge of gradients: the truth is float64's, honest rungs are exact, mistakes are not.
+"""The judge of gradients: the truth is float64's, honest stages are exact, mistakes are not.
 
-`flash` is an honest rung of another make than the judge: FlashAttention-2's two passes over tiles,
+`flash` is an honest stage of another make than the judge: FlashAttention-2's two passes over tiles,
 an online softmax, P again from the LSE in float32, dS and P rounded to the dtype, delta from the
 rounded o. Its mutants make the mistakes that such kernels have.
 """
@@ -260,11 +260,11 @@ def test_honest_tiles_are_exact_on_real_inputs(dtype, causal):
 @pytest.mark.parametrize("number", [0, 2])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("inputs", ["normal", "peaky"])
-def test_rungs_that_sum_one_by_one_are_exact(number, dtype, inputs):
-    rung = stages.by_number(number)
+def test_stages_that_sum_one_by_one_are_exact(number, dtype, inputs):
+    stage = stages.by_number(number)
     for shape in ({"nq": 1, "nk": 1, "d": 3}, {"nq": 20, "nk": 17, "d": 8}):
         asked = case(shape, dtype, inputs)
-        call = prepare(rung.attend, "bwd", *make_inputs(asked), make_output_gradient(asked))
+        call = prepare(stage.attend, "bwd", *make_inputs(asked), make_output_gradient(asked))
         found = verdict(asked, call())
         assert found["exact"], found["why"]
 

@@ -73,15 +73,15 @@ def test_the_errors_are_the_largest_of_all_outputs(tmp_path):
     assert cell["err_f64_max"] > 0.01
 
 
-def test_a_forward_run_of_a_rung_with_wrong_gradients_is_ok(tmp_path):
+def test_a_forward_run_of_a_stage_with_wrong_gradients_is_ok(tmp_path):
     out = tmp_path / "run.jsonl"
     done = in_turn("run", "--stages", 3, *QUICK, *fakes("grad_swaps"), "--out", out)
     assert done.returncode == 0, done.stderr
     assert [cell["status"] for cell in by_name(out)["grad_swaps"]] == ["ok"]
 
 
-def test_only_rungs_with_gradients_are_planned_and_named_ones_say_why_they_are_skipped(tmp_path):
-    """A rung of one's own is named by its file."""
+def test_only_stages_with_gradients_are_planned_and_named_ones_say_why_they_are_skipped(tmp_path):
+    """A stage of one's own is named by its file."""
     plain, named = tmp_path / "plain.jsonl", tmp_path / "named.jsonl"
     small = ("--n", "4", "--d", "4")
     done = in_turn("run", "--direction", "train", *small, *fakes("modest"), "--out", plain)
@@ -149,7 +149,7 @@ def test_bad_directions_are_one_line(arguments, said):
 
 
 def test_one_key_has_no_gradient_but_v_s(tmp_path):
-    """dq and dk are 0, and rungs compute the rounding of what cancels: honest all the same."""
+    """dq and dk are 0, and stages compute the rounding of what cancels: honest all the same."""
     out = tmp_path / "run.jsonl"
     done = in_turn("run", "--direction", "train", "--stages", "0,2,3", "--n", 1, "--nq", 5,
                   "--out", out)  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 from ladder_command import ladder
 from test_inputs import problem
 
-from harness.isolation.roster import read_rungs
+from harness.isolation.roster import read_stages
 from harness.problems.cost import held_bytes
 from harness.problems.problem import Problem
 from harness.records import environment
@@ -74,14 +74,14 @@ def test_an_oracle_may_take_as_long_as_it_is_waited_for(machine, monkeypatch):
 def test_what_the_harness_has_planned_itself_is_never_hopeless(machine, device):
     machine(8 << 30)
     base = problem(nq=1, nk=1, d=1, device=device)
-    rungs = read_rungs()
-    problems: set[Problem] = {cell.problem for cell in plan_tour(rungs, base)}
+    stages = read_stages()
+    problems: set[Problem] = {cell.problem for cell in plan_tour(stages, base)}
     if device == "cuda":
         machine(32 << 30)
         for name in bench.SUITES:
             problems.update(bench.suite_problems(name, base))
         for plan in suites.SUITES.values():
-            problems |= {cell.problem for cell in plan(rungs, base)}
+            problems |= {cell.problem for cell in plan(stages, base)}
     assert len(problems) > 10
     assert [why_hopeless(asked) for asked in problems] == [None] * len(problems)
 

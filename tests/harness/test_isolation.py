@@ -1,4 +1,4 @@
-"""Rungs that misbehave in every way cost their own cell, and nothing else."""
+"""Stages that misbehave in every way cost their own cell, and nothing else."""
 
 import os
 import re
@@ -12,7 +12,7 @@ YARDSTICK = "torch_three_gemm"
 
 
 def hold_to(path, expected):
-    """Each rung's cells, at both N, have the status expected and a reason that matches.
+    """Each stage's cells, at both N, have the status expected and a reason that matches.
 
     `expected`: name -> (status, pattern of the reason). Stage 3, before, between and after the
     others, is unharmed.
@@ -84,14 +84,14 @@ def test_what_answers_wrongly(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_a_rung_that_remembers_by_torchs_own_version_counter(tmp_path):
+def test_a_stage_that_remembers_by_torchs_own_version_counter(tmp_path):
     out = tmp_path / "run.jsonl"
     in_turn("run", "--stages", 3, *QUICK, *fakes("remembers_versions"), "--out", out)
     hold_to(out, {"remembers_versions": ("wrong", "after v changed")})
 
 
 def test_what_talks_to_the_harness(tmp_path):
-    """Whatever a rung sends down the pipe, whole, half or forged, it sends for itself alone."""
+    """Whatever a stage sends down the pipe, whole, half or forged, it sends for itself alone."""
     names = ("garbage", "endlessly", "hugely", "half", "forged")
     expected = {f"talks_{name}": ("crashed|timeout", ".") for name in names}
     out = tmp_path / "run.jsonl"
@@ -116,7 +116,7 @@ def test_what_writes_into_every_open_file(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_what_a_rung_prints_is_shown_as_its_own_and_never_recorded(tmp_path):
+def test_what_a_stage_prints_is_shown_as_its_own_and_never_recorded(tmp_path):
     out = tmp_path / "run.jsonl"
     done = ladder("run", "--stages", 3, *QUICK, *fakes("prints_records"), "--out", out)
     hold_to(out, {"prints_records": ("wrong", "max error")})
@@ -127,7 +127,7 @@ def test_what_a_rung_prints_is_shown_as_its_own_and_never_recorded(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["leaves_a_child", "leaves_a_daemon"])
-def test_what_a_rung_starts_ends_with_its_cell(tmp_path, name):
+def test_what_a_stage_starts_ends_with_its_cell(tmp_path, name):
     out = tmp_path / "run.jsonl"
     done = ladder("run", "--stages", 3, *QUICK, *fakes(name), "--out", out)
     hold_to(out, {name: ("wrong", "max error")})
@@ -139,7 +139,7 @@ def test_what_a_rung_starts_ends_with_its_cell(tmp_path, name):
     assert not left
 
 
-def test_a_rung_declared_inexact_is_judged_below_its_n_and_excused_above(tmp_path):
+def test_a_stage_declared_inexact_is_judged_below_its_n_and_excused_above(tmp_path):
     """Exit code 0: what is ok, skipped or wrong by design is no failure."""
     out = tmp_path / "run.jsonl"
     done = in_turn("run", "--stages", 3, "--n", "16,17", *fakes("modest"), "--out", out)
@@ -148,7 +148,7 @@ def test_a_rung_declared_inexact_is_judged_below_its_n_and_excused_above(tmp_pat
     assert statuses == ["ok", "wrong-by-design"]
 
 
-def test_a_rung_is_skipped_where_it_takes_no_such_option(tmp_path):
+def test_a_stage_is_skipped_where_it_takes_no_such_option(tmp_path):
     out = tmp_path / "run.jsonl"
     done = in_turn(
         "run", "--stages", 3, "--n", 16, "--causal", *fakes("modest", "aborts"), "--out", out
@@ -162,7 +162,7 @@ def test_a_rung_is_skipped_where_it_takes_no_such_option(tmp_path):
         ]
 
 
-def test_a_rung_wrong_below_its_declared_n_fails_and_is_excused_above(tmp_path):
+def test_a_stage_wrong_below_its_declared_n_fails_and_is_excused_above(tmp_path):
     out = tmp_path / "run.jsonl"
     done = in_turn("run", "--stages", 3, "--n", "32,128", *fakes("claims_too_much"), "--out", out)
     assert done.returncode == 1

@@ -85,12 +85,12 @@ def test_200_mb_held_for_a_moment_read_200_mb(tmp_path):
     source, library = tmp_path / "hold.cpp", tmp_path / "libhold.so"
     source.write_text(HOLDER)
     subprocess.run(["g++", "-O2", "-shared", "-fPIC", source, "-o", library], check=True)
-    rung = tmp_path / "holds_cpp.py"
-    rung.write_text(HOLDS_CPP.format(path=str(library), size=HELD))
+    stage = tmp_path / "holds_cpp.py"
+    stage.write_text(HOLDS_CPP.format(path=str(library), size=HELD))
     out = tmp_path / "run.jsonl"
     done = ladder(
         "run", "--stages", 3, "--n", "16,32", "--memory", "1G",
-        *fakes("held_before", "holds_python", "holds_torch"), "--stage", rung, "--out", out,
+        *fakes("held_before", "holds_python", "holds_torch"), "--stage", stage, "--out", out,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     cells = by_name(out)
@@ -144,11 +144,11 @@ def test_what_a_backward_pass_of_stage_3_holds_is_its_peak(tmp_path, direction, 
 @pytest.mark.timing
 def test_memory_that_a_forward_pass_gave_back_is_the_backward_passs_own(tmp_path):
     """200 MB in small pieces, which the C library keeps when they're freed, then again."""
-    rung = tmp_path / "holds_twice.py"
-    rung.write_text(HOLDS_TWICE.format(size=HELD))
+    stage = tmp_path / "holds_twice.py"
+    stage.write_text(HOLDS_TWICE.format(size=HELD))
     out = tmp_path / "run.jsonl"
     done = ladder(
-        "run", "--direction", "bwd", "--stages", 3, "--n", 32, "--memory", "1G", "--stage", rung,
+        "run", "--direction", "bwd", "--stages", 3, "--n", 32, "--memory", "1G", "--stage", stage,
         "--out", out,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

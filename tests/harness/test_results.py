@@ -24,7 +24,7 @@ from harness.records.results import (
     read,
 )
 
-# design.md, "What one cell (rung x problem) reports"; `hk`, `seed` and the like are among them
+# design.md, "What one cell (stage x problem) reports"; `hk`, `seed` and the like are among them
 DESIGN = [
     "stage",
     "name",
@@ -278,7 +278,7 @@ def test_one_writer_at_a_time(tmp_path):
     assert subprocess.check_output(arguments, cwd=ROOT, text=True) == "free\n"
 
 
-def test_the_key_is_the_rung_and_the_whole_problem():
+def test_the_key_is_the_stage_and_the_whole_problem():
     cell = make_cell()
     others = [
         {"stage": 4}, {"name": "mine"}, {"inputs": "peaky"}, {"seed": 2}, {"b": 2}, {"h": 2},

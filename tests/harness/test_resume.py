@@ -65,11 +65,11 @@ def test_ten_kills_at_random_moments(tmp_path):
     assert done.stdout.count("naps") == len(sizes.split(","))
 
 
-def test_nothing_is_left_behind_by_a_killed_run_whose_rung_hangs(tmp_path):
+def test_nothing_is_left_behind_by_a_killed_run_whose_stage_hangs(tmp_path):
     arguments = ("run", "--stages", 3, "--n", 32, *fakes("hangs"), "--out", tmp_path / "run.jsonl")
     with Started(*arguments, log=tmp_path / "log") as run:
         run.wait_for(lambda: "[1/2]" in run.text(), "its first cell")
-        time.sleep(1.5)  # by now the rung that hangs is under way
+        time.sleep(1.5)  # by now the stage that hangs is under way
         assert len(run.left_behind()) >= 3
         run.process.send_signal(signal.SIGKILL)
         run.process.wait()
@@ -182,20 +182,20 @@ def test_the_same_arguments_said_again_are_fine(tmp_path, finished):
     hold_complete(path)
 
 
-def test_a_rung_of_somebodys_must_be_there_and_unchanged(tmp_path):
-    rung = tmp_path / "mine.py"
-    rung.write_text(
+def test_a_stage_of_somebodys_must_be_there_and_unchanged(tmp_path):
+    stage = tmp_path / "mine.py"
+    stage.write_text(
         "import stages\nfrom stages.contract import Stage\n"
         'STAGE = Stage(number=95, name="mine", title="mine", idea="mine")\n'
         "def attend(q, k, v):\n    return stages.by_number(3).attend(q, k, v)\n"
     )
     path = tmp_path / "run.jsonl"
-    done = in_turn("run", "--stages", 3, "--n", 8, "--stage", rung, "--out", path)
+    done = in_turn("run", "--stages", 3, "--n", 8, "--stage", stage, "--out", path)
     assert done.returncode == 0, done.stderr
     edited(path, path.read_bytes())
-    refuses(path, says="rung 95 (mine)")
-    rung.write_text(rung.read_text() + "\n# better now\n")
-    refuses(path, "--stage", rung, says="mine.py has changed")
+    refuses(path, says="stage 95 (mine)")
+    stage.write_text(stage.read_text() + "\n# better now\n")
+    refuses(path, "--stage", stage, says="mine.py has changed")
 
 
 def test_the_env_line_tells_nothing_of_the_host_the_user_or_their_paths(tmp_path, finished):

@@ -33,7 +33,7 @@ def gpu_ceilings():
 
 
 def gpu_run():
-    """Rung 3, flat at 10 FLOP/byte, and rung 5, growing: in float16 and IEEE float32."""
+    """Stage 3, flat at 10 FLOP/byte, and stage 5, growing: in float16 and IEEE float32."""
     cells = []
     for kind in (HALF, {"dtype": "float32", "precision": "ieee"}):
         for n in (1024, 4096):
@@ -96,7 +96,7 @@ def test_the_roof_is_of_the_cell_s_own_dtype_precision_device_and_threads():
         ("cuda", "float32", "ieee"): Roof(2.0, 4.0),
         ("cuda", "float16", "float16"): Roof(3.0, 4.0),
         ("cuda", "bfloat16", "bfloat16"): Roof(None, 4.0),
-        # rungs are timed with one thread of a CPU
+        # stages are timed with one thread of a CPU
         ("cpu", "float32", "ieee"): Roof(5.0, 7.0),
         ("cpu", "float64", "float64"): Roof(None, 7.0),
     }
@@ -120,7 +120,7 @@ def test_a_panel_a_dtype_and_precision():
     assert [panel.roof.matrix for panel in found] == [100.0, 50.0, None]
     assert {panel.roof.bandwidth for panel in found} == {4.0}
     half = found[0]
-    shown = [[(p.rung[0], p.cell["nk"], p.cell["d"]) for p in group] for group in half.groups]
+    shown = [[(p.stage[0], p.cell["nk"], p.cell["d"]) for p in group] for group in half.groups]
     assert shown == [
         [(3, 1024, 64), (3, 4096, 64), (5, 1024, 64), (5, 4096, 64)], [(3, 1024, 128)],
     ]  # fmt: skip
@@ -179,7 +179,7 @@ def test_the_picture_is_the_records(tmp_path, figures):
     assert three[0] != online[0] and three[1] != online[1]  # told apart in grey too
     other = place(cells[-1])
     thick = lines.pop(((other.x,), (other.y,)))
-    assert thick[:2] == three[:2] and thick[2] != three[2]  # the same rung, another family
+    assert thick[:2] == three[:2] and thick[2] != three[2]  # the same stage, another family
     low, high = half.get_xlim()
     assert set(lines) == {((low, 25.0), (4.0 * low, 100.0)), ((25.0, high), (100.0, 100.0))}
     texts = [text.get_text() for text in half.texts]
@@ -250,7 +250,7 @@ def test_an_odd_panel_leaves_no_empty_frame(tmp_path, figures):
     assert [axis.get_visible() for axis in figures["roofline.png"].axes] == [True] * 3 + [False]
 
 
-def test_rungs_are_told_apart_by_marker_and_colour():
+def test_stages_are_told_apart_by_marker_and_colour():
     for dark in (False, True):
         looks = [roofline.style(index, dark) for index in range(20)]
         assert len(set(looks)) == 20
@@ -258,9 +258,9 @@ def test_rungs_are_told_apart_by_marker_and_colour():
 
 
 def test_names_cover_neither_each_other_nor_a_marker(tmp_path, figures):
-    """Twenty rungs in one place: the names that remain are apart."""
+    """Twenty stages in one place: the names that remain are apart."""
     cells = [
-        make_cell(s, f"rung{s}", n=n, **GPU, **HALF, flops=n * 10**9, hbm_bytes=10**9,
+        make_cell(s, f"stage{s}", n=n, **GPU, **HALF, flops=n * 10**9, hbm_bytes=10**9,
                   time_ms=n / 1024 * (1 + s / 200))
         for s in range(20)
         for n in (1024, 2048, 4096)
@@ -338,8 +338,8 @@ def test_the_command_prints_the_table_and_draws(tmp_path):
     assert ["3", "three", "1024", "10", "20.5", "TFLOP/s", "51%", "memory"] in rows
     assert "roof of float16: 100 TFLOP/s, 4 TB/s, they meet at 25 FLOP/byte" in done.stdout
     assert "roof of float32 ieee: 50 TFLOP/s" in done.stdout
-    assert "scalar" not in done.stdout  # a CPU rung has no place under a GPU's roof
-    assert "above 100%" in done.stdout  # rung 5 is made up to be
+    assert "scalar" not in done.stdout  # a CPU stage has no place under a GPU's roof
+    assert "above 100%" in done.stdout  # stage 5 is made up to be
     assert (tmp_path / "plots" / "roofline.png").is_file()
     dark = in_turn("roofline", run, "--ceilings", roofs, "--out", tmp_path / "plots", "--dark")
     assert dark.returncode == 0 and (tmp_path / "plots" / "roofline-dark.png").is_file()

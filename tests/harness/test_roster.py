@@ -1,4 +1,4 @@
-"""What a rung can't be asked is skipped before a process is started for it."""
+"""What a stage can't be asked is skipped before a process is started for it."""
 
 from dataclasses import replace
 
@@ -12,10 +12,10 @@ ONE = Problem("normal", 0, 1, 1, 1, 1, 1, 1, "float32", "ieee", False, None, "cp
 
 @pytest.mark.parametrize(("names", "what"), [(["b"], "batch entries"), (["h", "hk"], "heads")])
 def test_more_than_an_axis_of_the_grid_has_is_skipped(names, what):
-    for rung in describe_files(built_in_files()):
-        assert rung.why_skip(replace(ONE, **dict.fromkeys(names, 65535))) is None
-        why = rung.why_skip(replace(ONE, **dict.fromkeys(names, 65536)))
-        if rung.modes["cpu"] == "interpreted":
+    for stage in describe_files(built_in_files()):
+        assert stage.why_skip(replace(ONE, **dict.fromkeys(names, 65535))) is None
+        why = stage.why_skip(replace(ONE, **dict.fromkeys(names, 65536)))
+        if stage.modes["cpu"] == "interpreted":
             assert "at most 65535" in why and what in why
         else:
             assert why is None

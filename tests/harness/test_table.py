@@ -21,7 +21,7 @@ TITLES = {
 
 
 def ladder_cells(**changes):
-    """Five rungs of one problem: ok, ok, interpreted and wrong by design, interpreted, crashed."""
+    """Five stages of one problem: ok, ok, interpreted and wrong by design, interpreted, crashed."""
     interpreted = {"mode": "interpreted", "time_iqr_ms": None, "samples": 1}
     nothing = {"time_ms": None, "time_iqr_ms": None, "samples": 0, "peak_bytes": None,
                "memory_meter": None, "err_stage3_max": None, "err_stage3_rel": None}  # fmt: skip
@@ -95,14 +95,14 @@ def test_only_ok_rows_are_compared_and_interpreted_ones_never():
         line_of(lines, "1").split()[-7:]
         == ["ms", "-", "~0.01x", "<1", "MB", *["1e-07", "2e-07", "ok"]][-7:]
     )
-    assert "~100x" in line_of(lines, "3")  # against rung 1, which is before it
+    assert "~100x" in line_of(lines, "3")  # against stage 1, which is before it
     for number in ("4", "5"):
         line = line_of(lines, number)
         assert " interpreted " in line and "x " not in line
     assert "x" not in line_of(lines, "90").replace("mine", "")
 
 
-def test_a_wrong_rung_however_fast_is_nobodys_measure():
+def test_a_wrong_stage_however_fast_is_nobodys_measure():
     cells = [
         make_cell(1, "raw_python", time_ms=8.0),
         make_cell(2, "wrong", status="wrong", reason="x", time_ms=1e-3),
@@ -198,7 +198,7 @@ def test_a_problem_says_what_is_unusual_in_it():
     )
 
 
-FORWARD = ("#", "rung", "time", "vs before", "vs #3", "peak", "max err", "rel err", "status")
+FORWARD = ("#", "stage", "time", "vs before", "vs #3", "peak", "max err", "rel err", "status")
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_a_table_says_which_direction_was_timed(direction, time, said):
     [title] = [line for line in lines if line.startswith("N = ")]
     assert title.rstrip().endswith(f", {direction}, cpu" if said else "input, cpu")
     header = line_of(lines, "#")
-    assert header.split("vs before")[0].split() == ["#", "rung", *time.split()]
+    assert header.split("vs before")[0].split() == ["#", "stage", *time.split()]
     text = " ".join(" ".join(lines).split())
     for other in ("bwd: ", "train: "):
         assert (other in text) == bool(said and said.startswith(other))

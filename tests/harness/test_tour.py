@@ -10,12 +10,12 @@ from ladder_command import PATIENCE, ROOT, environ
 PLAN = """
 import json, sys
 from harness.commands.app import DEFAULTS, make_cells
-from harness.isolation.roster import read_rungs
+from harness.isolation.roster import read_stages
 
 if __name__ == "__main__":
-    rungs = [rung for rung in read_rungs() if rung.number < 100]
+    stages = [stage for stage in read_stages() if stage.number < 100]
     for asked in json.loads(sys.argv[1]):
-        cells = make_cells({**DEFAULTS, **asked}, rungs, "cpu")
+        cells = make_cells({**DEFAULTS, **asked}, stages, "cpu")
         print(json.dumps([cell.to_json() for cell in cells]))
 """
 
@@ -49,13 +49,13 @@ def tour(plans):
 
 
 def test_the_tour_is_the_designs(tour):
-    # rungs from 6 on, once they are there, are the GPU's
+    # stages from 6 on, once they are there, are the GPU's
     got = {(c["inputs"], c["d"], c["nk"], c["stage"]) for c in tour if c["stage"] <= 5}
     small = {("normal", 16, n, stage) for n in (8, 16, 32, 64) for stage in range(6)}
     large = {("normal", 64, n, stage) for n in (64, 128, 256, 512, 1024) for stage in (3, 4, 5)}
     real = {("real", 32, n, stage) for n in (128, 256, 512) for stage in (3, 4, 5)}
     assert got >= small | large | real
-    # rung 2 may go on to where stage 3 leaves it behind
+    # stage 2 may go on to where stage 3 leaves it behind
     assert {(n <= 256, stage) for _, _, n, stage in got - small - large - real} <= {(True, 2)}
     assert len(tour) == len({json.dumps(cell) for cell in tour})
 
@@ -70,14 +70,14 @@ def test_the_tour_is_one_seed_and_plain_otherwise(tour):
     assert len({cell["seed"] for cell in tour}) == 1
 
 
-def test_a_described_problem_is_one_cell_a_rung_and_n(plans):
+def test_a_described_problem_is_one_cell_a_stage_and_n(plans):
     cells = plans["described"]
     assert len(cells) == 2 * len({cell["stage"] for cell in cells})
     assert {(c["nk"], c["nq"], c["d"], c["seed"], c["inputs"]) for c in cells} == {
         (8, 1, 64, 5, "normal"), (16, 1, 64, 5, "normal")
     }  # fmt: skip
     assert {cell["stage"] for cell in cells} >= set(range(6))
-    # asked for by name is tried, whatever a rung calls worth its while
+    # asked for by name is tried, whatever a stage calls worth its while
     assert {cell["stage"] for cell in plans["far"]} >= set(range(6))
 
 

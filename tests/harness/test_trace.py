@@ -19,7 +19,7 @@ from harness.problems.problem import Problem
 
 
 def rounding(q, k, v):
-    """How far an honest output may be from the truth: tests/stages/rung_checks.py says why."""
+    """How far an honest output may be from the truth: tests/stages/stage_checks.py says why."""
     n = q.shape[-1] + k.shape[-2] + 10
     S = (np.abs(q) @ np.swapaxes(np.abs(k), -1, -2)).max() * q.shape[-1] ** -0.5
     return n * np.finfo(q.dtype).eps * (1 + S) * max(1.0, np.abs(v).max())

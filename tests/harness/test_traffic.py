@@ -66,7 +66,7 @@ def test_kernels_have_names_for_people(kernel, short, piece):
     assert traffic.piece(kernel) == piece
 
 
-def test_the_table_adds_a_rungs_kernels_up():
+def test_the_table_adds_a_stages_kernels_up():
     records = [
         io_record("gemm", 3, "torch_three_gemm"),
         io_record("softmax", 3, "torch_three_gemm", launch=1),

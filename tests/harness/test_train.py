@@ -26,7 +26,7 @@ from harness.training.loop import Run, WrongOutput
 from harness.training.plan import SHAPES, Contestant, Plan
 from harness.views import training
 
-RUNG_3 = stages.by_number(3).attend
+STAGE_3 = stages.by_number(3).attend
 MEMORY = 4 << 30
 
 
@@ -77,7 +77,7 @@ def four_backends(seeds=(0, 1, 2), at=(3.0, 2.0), differ=(0.001, 0.001)):
 
 
 def beside(backends, *windows, seed=0, **changes):
-    """The verdict on a rung that is as its backends, but in one seed has `windows`."""
+    """The verdict on a stage that is as its backends, but in one seed has `windows`."""
     seeds = sorted({record["seed"] for record in backends})
     means = curves.means(backends)
     records = [
@@ -126,7 +126,7 @@ def test_twice_the_spread_is_allowed_and_a_little_more_is_not():
     assert beside(backends, 3.0, 1.99799, seed=2).step == 2 * curves.WINDOW
 
 
-def test_a_rung_is_held_against_its_own_seed():
+def test_a_stage_is_held_against_its_own_seed():
     # each seed's curve is elsewhere; another seed's mean would be off by 1
     backends = [r for s in range(3) for r in four_backends(seeds=(s,), at=(3 + s, 2 + s))]
     assert beside(backends, 4.0, 3.0, seed=1).status == "ok"
@@ -186,8 +186,8 @@ def test_one_seed_that_failed_decides_over_a_contestant(status):
 
 
 def honest_run(rng, backends, shift=0.0):
-    """Curves of backends and a rung, 3 seeds, 20 windows: draws of one kind, those of neighbouring
-    windows correlated; the rung's shifted by so many deviations."""
+    """Curves of backends and a stage, 3 seeds, 20 windows: draws of one kind, those of neighbouring
+    windows correlated; the stage's shifted by so many deviations."""
     records = []
     for seed in range(3):
         for stage in (*range(100, 100 + backends), 7):
@@ -199,7 +199,7 @@ def honest_run(rng, backends, shift=0.0):
     return records
 
 
-def test_an_honest_rung_is_seldom_outside_and_a_shifted_one_always(monkeypatch):
+def test_an_honest_stage_is_seldom_outside_and_a_shifted_one_always(monkeypatch):
     monkeypatch.setattr(curves, "WINDOW", 1)
     rng = random.Random(0)
 
@@ -243,13 +243,13 @@ def curve(run, seed):
 
 
 def test_the_same_seed_gives_the_same_losses_bit_for_bit_and_another_gives_others():
-    run = a_run(RUNG_3, 12)
+    run = a_run(STAGE_3, 12)
     first = curve(run, 0)
     val_loss = run.val_loss
     other = curve(run, 1)
     assert curve(run, 0) == first
     assert run.val_loss == val_loss
-    assert curve(a_run(RUNG_3, 12), 0) == first
+    assert curve(a_run(STAGE_3, 12), 0) == first
     assert len(first) == 12
     assert not set(first) & set(other)
 
@@ -259,7 +259,7 @@ def test_contestants_of_one_seed_see_the_same_weights_and_batches():
         return v * 1.0
 
     for seed in (0, 1):
-        ours, theirs = a_run(RUNG_3, 5), a_run(blind, 5)
+        ours, theirs = a_run(STAGE_3, 5), a_run(blind, 5)
         for a, b in zip(
             ours.new_model(seed).parameters(), theirs.new_model(seed).parameters(), strict=True
         ):
@@ -270,7 +270,7 @@ def test_contestants_of_one_seed_see_the_same_weights_and_batches():
 
 
 def test_nothing_held_out_is_trained_on():
-    run = a_run(RUNG_3, 1)
+    run = a_run(STAGE_3, 1)
     assert len(run.text) + len(run.held_out) == len(loop.TEXT.read_text(encoding="utf-8"))
     for text in (run.text, run.held_out):
         starts = run.draw(text, 2000, 0)
@@ -280,7 +280,7 @@ def test_nothing_held_out_is_trained_on():
 
 
 def test_a_model_starts_from_ignorance_and_learns_more_than_how_often_a_character_comes():
-    run = a_run(RUNG_3, 150)
+    run = a_run(STAGE_3, 150)
     losses = curve(run, 0)
     assert losses[0] == pytest.approx(math.log(run.characters), rel=0.05)
     counts = torch.bincount(run.text).double()
@@ -292,7 +292,7 @@ def test_a_model_starts_from_ignorance_and_learns_more_than_how_often_a_characte
 
 
 def test_no_position_sees_what_comes_after_it_and_each_knows_where_it_is():
-    run = a_run(RUNG_3, 1)
+    run = a_run(STAGE_3, 1)
     model = run.new_model(0)
     ids, targets = run.text[None, :20], run.text[None, 1:21].clone()
     changed = ids.clone()
@@ -308,7 +308,7 @@ def test_no_position_sees_what_comes_after_it_and_each_knows_where_it_is():
 
 def test_the_sizes_are_what_they_are_said_to_be():
     count = {
-        size: sum(p.numel() for p in a_run(RUNG_3, 1, size).new_model(0).parameters())
+        size: sum(p.numel() for p in a_run(STAGE_3, 1, size).new_model(0).parameters())
         for size in SHAPES
     }
     assert 2e6 < count["small"] < 6e6
@@ -340,19 +340,19 @@ class Scaled(torch.autograd.Function):
 
 
 def in_float64(q, k, v, causal):
-    return RUNG_3(q.double(), k.double(), v.double(), causal=causal).to(q.dtype)
+    return STAGE_3(q.double(), k.double(), v.double(), causal=causal).to(q.dtype)
 
 
 def dk_without_scale(q, k, v, causal):
-    return RUNG_3(q, Scaled.apply(k, k.shape[-1] ** 0.5), v, causal=causal)
+    return STAGE_3(q, Scaled.apply(k, k.shape[-1] ** 0.5), v, causal=causal)
 
 
 def dq_a_tenth_off(q, k, v, causal):
-    return RUNG_3(Scaled.apply(q, 1.1), k, v, causal=causal)
+    return STAGE_3(Scaled.apply(q, 1.1), k, v, causal=causal)
 
 
 def without_dv(q, k, v, causal):
-    return RUNG_3(q, k, v.detach(), causal=causal)
+    return STAGE_3(q, k, v.detach(), causal=causal)
 
 
 def without_delta(q, k, v, causal):
@@ -377,18 +377,18 @@ def trained():
     """name -> verdict, of right and wrong attentions trained beside three right references."""
     flash, math_ = (loop.sdpa(name) for name in ("FLASH_ATTENTION", "MATH"))
     references = {"flash": flash, "math": math_, "in_float64": in_float64}
-    rungs = {"rung_3": RUNG_3} | {attend.__name__: attend for attend in WRONG}
+    infos = {"stage_3": STAGE_3} | {attend.__name__: attend for attend in WRONG}
     records = [
         a_record(100 * (name in references), name, curve(a_run(attend, 30), seed), seed,
                  reference=name in references)
-        for name, attend in (references | rungs).items()
+        for name, attend in (references | infos).items()
         for seed in range(3)
     ]  # fmt: skip
     return {verdict.name: verdict for verdict in curves.judge(records)}
 
 
-def test_a_right_rung_trains_as_sdpa_does(trained):
-    assert trained["rung_3"].status == "ok", trained["rung_3"]
+def test_a_right_stage_trains_as_sdpa_does(trained):
+    assert trained["stage_3"].status == "ok", trained["stage_3"]
 
 
 @pytest.mark.parametrize("name", [attend.__name__ for attend in WRONG])
@@ -405,7 +405,7 @@ def test_losses_end_where_they_stop_being_numbers(bad):
     def attend(q, k, v, causal):
         calls.append(1)
         # two layers a step: the third step is bad
-        return RUNG_3(q, k, v, causal=causal) * (bad if len(calls) > 4 else 1.0)
+        return STAGE_3(q, k, v, causal=causal) * (bad if len(calls) > 4 else 1.0)
 
     losses = []
     with pytest.raises(WrongOutput, match="at step 3"):
@@ -425,7 +425,7 @@ def test_losses_end_where_they_stop_being_numbers(bad):
     ],
 )
 def test_an_output_that_no_model_can_train_with_is_wrong(spoil, says):
-    attend = loop.checked(lambda q, k, v, causal: spoil(RUNG_3(q, k, v, causal=causal)))
+    attend = loop.checked(lambda q, k, v, causal: spoil(STAGE_3(q, k, v, causal=causal)))
     with pytest.raises(WrongOutput, match=says):
         curve(a_run(attend, 1), 0)
 
@@ -444,7 +444,7 @@ def test_a_backend_that_refuses_is_unavailable_and_one_that_takes_it_is_not():
 # Processes
 
 
-RUNG = """
+STAGE_FILE = """
     import os
     import torch
     from stages import by_number
@@ -460,16 +460,16 @@ RUNG = """
 """
 
 
-def test_a_rung_without_a_mask_is_asked_row_by_row():
+def test_a_stage_without_a_mask_is_asked_row_by_row():
     q, k, v, dO = torch.randn(4, 2, 3, 7, 5, dtype=torch.float64).unbind()
     asked = []
 
     def maskless(q, k, v):
         asked.append((q.shape[2], k.shape[2]))
-        return RUNG_3(q, k, v)
+        return STAGE_3(q, k, v)
 
     answers = []
-    for attend in (loop.row_by_row(maskless), RUNG_3):
+    for attend in (loop.row_by_row(maskless), STAGE_3):
         leaves = [x.clone().requires_grad_() for x in (q, k, v)]
         o = attend(*leaves, causal=True)
         answers.append((o.detach(), *torch.autograd.grad(o, leaves, dO)))
@@ -478,12 +478,12 @@ def test_a_rung_without_a_mask_is_asked_row_by_row():
     assert asked == [(1, keys) for keys in range(1, 8)]
 
 
-def test_every_rung_with_gradients_can_be_trained_and_the_slow_ones_for_a_few_steps(capsys):
+def test_every_stage_with_gradients_can_be_trained_and_the_slow_ones_for_a_few_steps(capsys):
     problem = train_plan.make_problem("tiny", "float32", "cpu")
-    rungs = roster.describe_files(roster.built_in_files())
-    contestants = [train_plan.from_rung(rung, problem) for rung in rungs]
+    infos = roster.describe_files(roster.built_in_files())
+    contestants = [train_plan.from_stage(stage, problem) for stage in infos]
     found = {one.stage: one for one in contestants if one.skip is None}
-    assert sorted(found) == [rung.number for rung in rungs if rung.gradients]
+    assert sorted(found) == [stage.number for stage in infos if stage.gradients]
     assert [number for number in sorted(found) if found[number].by_rows] == [0, 2]
     for number, said in ((0, "row by row"), (2, "row by row"), (7, "is interpreted")):
         assert train.default_steps([found[3], found[number]], "cpu") == 3
@@ -492,9 +492,9 @@ def test_every_rung_with_gradients_can_be_trained_and_the_slow_ones_for_a_few_st
     assert capsys.readouterr().err == ""
 
 
-def a_rung(folder, name, body="pass", number=90, options='("causal",)', gradients=True):
+def a_stage(folder, name, body="pass", number=90, options='("causal",)', gradients=True):
     path = folder / f"{name}.py"
-    text = textwrap.dedent(RUNG)
+    text = textwrap.dedent(STAGE_FILE)
     path.write_text(text.format(
         number=number, name=name, body=body, options=options, gradients=gradients
     ))  # fmt: skip
@@ -520,10 +520,10 @@ def test_each_contestant_fails_for_itself_and_a_good_one_gives_the_same_bits_els
         "dies": "os._exit(3) if len(calls) > 4 else print('here')",
         "turns_nan": "v = v * float('nan') if len(calls) > 2 else v",
     }
-    contestants = [a_contestant(90, n, a_rung(tmp_path, n, body)) for n, body in bodies.items()]
+    contestants = [a_contestant(90, n, a_stage(tmp_path, n, body)) for n, body in bodies.items()]
     contestants += [
-        a_contestant(91, "good", a_rung(tmp_path, "good")),
-        a_contestant(92, "skipped", a_rung(tmp_path, "skipped"), skip="carries no gradients"),
+        a_contestant(91, "good", a_stage(tmp_path, "good")),
+        a_contestant(92, "skipped", a_stage(tmp_path, "skipped"), skip="carries no gradients"),
         a_contestant(104, "sdpa_math", backend="MATH"),
         # torch's own names for it, and it has no kernel on a CPU
         a_contestant(102, "sdpa_efficient", backend="EFFICIENT_ATTENTION"),
@@ -544,12 +544,12 @@ def test_each_contestant_fails_for_itself_and_a_good_one_gives_the_same_bits_els
     assert [len(found[name][0]["losses"]) for name in ("dies", "turns_nan")] == [2, 1]
     assert found["turns_nan"][0]["losses"] == found["good"][0]["losses"][:1]
     for seed in (0, 1):
-        assert found["good"][seed]["losses"] == curve(a_run(RUNG_3, 6), seed)
+        assert found["good"][seed]["losses"] == curve(a_run(STAGE_3, 6), seed)
     assert ("dies", "here\n" * 4) in told
     assert ("good", 6) in told
 
 
-def test_rung_7_interpreted_takes_the_same_steps(tmp_path):
+def test_stage_7_interpreted_takes_the_same_steps(tmp_path):
     [path] = [path for path in stages.files() if path.stem.startswith("s07")]
     stage = stages.load(path).STAGE
     if stage.mode("cpu") != "interpreted":
@@ -558,12 +558,12 @@ def test_rung_7_interpreted_takes_the_same_steps(tmp_path):
 
     if reason := why_not(stage, "cpu"):
         pytest.skip(reason)
-    rung = Contestant(7, stage.name, "interpreted", {}, path=path)
-    [record], _ = train_all(tmp_path, [rung], a_plan(2))
+    info = Contestant(7, stage.name, "interpreted", {}, path=path)
+    [record], _ = train_all(tmp_path, [info], a_plan(2))
     assert (record["status"], record["reason"]) == ("ok", "")
     assert record["tokens_per_s"] is None
     # three AdamW steps move weights by no more than 3 lr each: agreement is rounding's own
-    assert record["losses"] == pytest.approx(curve(a_run(RUNG_3, 2), 0), rel=1e-5)
+    assert record["losses"] == pytest.approx(curve(a_run(STAGE_3, 2), 0), rel=1e-5)
 
 
 class FakeChild:
@@ -624,8 +624,8 @@ def test_figures_that_are_none_cost_the_contestant_that_sent_them(messages, tmp_
 
 def test_a_contestant_that_hangs_is_not_waited_for_again(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "STEP_LIMIT", 3.0)
-    rung = a_contestant(90, "hangs", a_rung(tmp_path, "hangs", "import time; time.sleep(1000)"))
-    records, _ = train_all(tmp_path, [rung], a_plan(2, seeds=(0, 1)))
+    stage = a_contestant(90, "hangs", a_stage(tmp_path, "hangs", "import time; time.sleep(1000)"))
+    records, _ = train_all(tmp_path, [stage], a_plan(2, seeds=(0, 1)))
     assert [record["status"] for record in records] == ["timeout", "skipped"]
     assert "seed 0 ended in a timeout" in records[1]["reason"]
 
@@ -667,8 +667,8 @@ def test_bad_arguments_are_one_line_and_exit_code_2(arguments, says, capsys):
 
 def a_file(path, records):
     titles = {(r["stage"], r["name"]): r["name"] for r in records}
-    rungs = [{"stage": s, "name": n, "title": title} for (s, n), title in titles.items()]
-    with Writer.create(path, environment.make_env("cpu", [], rungs, {})) as writer:
+    infos = [{"stage": s, "name": n, "title": title} for (s, n), title in titles.items()]
+    with Writer.create(path, environment.make_env("cpu", [], infos, {})) as writer:
         writer.append(*records)
     return path
 
@@ -700,8 +700,8 @@ def test_show_refuses_records_that_make_no_training(tmp_path, capsys):
 @pytest.fixture(scope="module")
 def cli_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("train")
-    stages_ = ["--stage", 3, "--stage", 4, "--stage", a_rung(folder, "mine")]
-    stages_ += ["--stage", a_rung(folder, "maskless", number=91, options="()")]
+    stages_ = ["--stage", 3, "--stage", 4, "--stage", a_stage(folder, "mine")]
+    stages_ += ["--stage", a_stage(folder, "maskless", number=91, options="()")]
     out = folder / "run.jsonl"
     return in_turn("train", *stages_, "--device", "cpu", "--steps", 4, "--out", out), out
 
@@ -723,7 +723,7 @@ def test_the_command_trains_prints_and_plots(cli_run):
     trained = [found[name] for name in found if name != "triton_lite"]
     assert all(len(record["losses"]) == 4 for record in trained)
     assert found["torch_three_gemm"]["losses"] == found["mine"]["losses"] == curve(
-        a_run(RUNG_3, 4), 0
+        a_run(STAGE_3, 4), 0
     )  # fmt: skip
     assert "[3/6] 3 torch_three_gemm, seed 0: ok, loss 4." in done.stderr
     lines = done.stdout.splitlines()
@@ -747,8 +747,8 @@ def test_a_file_is_shown_as_it_was_when_it_was_made(cli_run, capsys):
 def render(width, records):
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
     titles = {(r["stage"], r["name"]): r["name"] for r in records}
-    rungs = [{"stage": s, "name": n, "title": title} for (s, n), title in titles.items()]
-    env = environment.make_env("cpu", [], rungs, {})
+    infos = [{"stage": s, "name": n, "title": title} for (s, n), title in titles.items()]
+    env = environment.make_env("cpu", [], infos, {})
     console.print(training.rich_table(env, records, width))
     return env, console.export_text().splitlines()
 
@@ -759,7 +759,7 @@ def test_the_table_keeps_to_its_width_and_shows_the_speed_of_what_is_ok(width, t
     for seed in range(3):
         records += [
             a_record(3, "good", level(3.0, 2.0), seed),
-            a_record(4, "a_rung_with_a_very_long_name_indeed", level(4.0, 2.0), seed),
+            a_record(4, "a_stage_with_a_very_long_name_indeed", level(4.0, 2.0), seed),
             a_record(5, "slow", level(3.0, 2.0), seed, mode="interpreted", tokens_per_s=None),
             a_record(6, "fell", [3.0] * 50, seed, status="out-of-memory", reason="took 4 GB",
                      losses=[3.0, 2.9]),

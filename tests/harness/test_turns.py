@@ -41,8 +41,8 @@ def test_a_command_whose_process_dies_fails_and_the_next_gets_another():
 
 def test_a_command_is_told_nothing_of_the_one_before(tmp_path):
     """--device cpu hides the GPUs: from its own cells, and from no later command's."""
-    rung = tmp_path / "tells.py"
-    rung.write_text(TELLS)
+    stage = tmp_path / "tells.py"
+    stage.write_text(TELLS)
     usual = os.environ.get("CUDA_VISIBLE_DEVICES")
     for index, (options, sees) in enumerate([((), usual), (("--device", "cpu"), ""), ((), usual)]):
         arguments = ("--stages", 3, "--n", 8, "--stage", "tells.py", "--out", f"{index}.jsonl")

@@ -1,4 +1,4 @@
-"""`ladder list` and `ladder diff`: the rungs in a line each, and the lesson between two."""
+"""`ladder list` and `ladder diff`: the stages in a line each, and the lesson between two."""
 
 import difflib
 import re
@@ -9,7 +9,7 @@ from ladder_command import ROOT, in_turn
 from harness.isolation.roster import built_in_files
 
 
-def test_list_names_every_rung_and_its_idea():
+def test_list_names_every_stage_and_its_idea():
     done = in_turn("list")
     assert done.returncode == 0 and done.stderr == ""
     lines = done.stdout.splitlines()
@@ -40,7 +40,7 @@ def test_diff_4_5_is_the_lesson():
     assert [line[2:] for line in whole if line.startswith("- ")] == removed
 
 
-def test_diff_of_a_rung_with_itself_is_nothing():
+def test_diff_of_a_stage_with_itself_is_nothing():
     done = in_turn("diff", 3, 3)
     assert (done.returncode, done.stdout) == (0, "")
 

@@ -1,4 +1,4 @@
-"""Compile a rung's kernel for a GPU that is not here, and read what the compiler says of it.
+"""Compile a stage's kernel for a GPU that is not here, and read what the compiler says of it.
 
 Triton decides on TRITON_INTERPRET when a kernel is defined, so this runs as a script of its own,
 with interpretation off: ``python cubins.py stage,kernel,d,dtype,sm,flags ...`` prints a line of
@@ -44,7 +44,7 @@ FLAGS = {
 
 
 def kernels(stage: str) -> dict[str, object]:
-    """name -> kernel of a rung's file, those with a launch configuration."""
+    """name -> kernel of a stage's file, those with a launch configuration."""
     module = importlib.import_module(f"stages.{stage}")
     return {name: kernel for name, kernel in vars(module).items() if name.endswith("_kernel")}
 
@@ -63,7 +63,7 @@ def launch_config(stage: str, kernel: str, d: int, dtype: str, precision: str) -
 def compile_for(
     stage: str, name: str, d: int, dtype: str, sm: int, flags: str
 ) -> dict[str, object]:
-    """Compile a rung's kernel for capability `sm`, as a launch on contiguous tensors would.
+    """Compile a stage's kernel for capability `sm`, as a launch on contiguous tensors would.
 
     `dtype` 'tf32' is float32 with its dots in TF32; `flags` is one of FLAGS.
     """

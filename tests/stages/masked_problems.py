@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import torch
 from hypothesis import strategies as st
-from rung_checks import hidden_keys, in_nan, normal, options_of
+from stage_checks import hidden_keys, in_nan, normal, options_of
 
 from harness.problems.problem import Problem
 from stages import s06_triton_flash2, s07_triton_training
@@ -72,7 +72,7 @@ def masks(problem):
 
 @contextmanager
 def in_tiles(tile, *more):
-    """Rungs 6 and 7, and `more` modules, in tiles of BLOCK_M x BLOCK_N, all of their kernels."""
+    """Stages 6 and 7, and `more` modules, in tiles of BLOCK_M x BLOCK_N, all of their kernels."""
 
     def only(candidates):
         def one(*asked):

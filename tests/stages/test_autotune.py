@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from fake_card import Card, Kernel, like
-from rung_checks import device_of, for_each, gradients, normal
+from stage_checks import device_of, for_each, gradients, normal
 
 import stages
 from stages import autotune
@@ -142,14 +142,14 @@ def test_nothing_is_timed_while_a_graph_is_captured(card, cache):
 
 
 @for_each([stages.by_number(number) for number in (6, 7)])
-def test_interpreted_rungs_time_nothing_and_keep_nothing(rung, cache, monkeypatch):
+def test_interpreted_stages_time_nothing_and_keep_nothing(stage, cache, monkeypatch):
     monkeypatch.setattr(autotune, "time_each", lambda *_: pytest.fail("timed in the interpreter"))
-    tensors = normal((1, 1, 5, 9, 8), 0, device=device_of(rung))
-    gradients(rung, *tensors) if rung.STAGE.gradients else rung.attend(*tensors[:3])
+    tensors = normal((1, 1, 5, 9, 8), 0, device=device_of(stage))
+    gradients(stage, *tensors) if stage.STAGE.gradients else stage.attend(*tensors[:3])
     assert not cache.exists()
 
 
-def test_rungs_tell_the_tuner_what_they_launch(cache, monkeypatch):
+def test_stages_tell_the_tuner_what_they_launch(cache, monkeypatch):
     asked = []
 
     def choose(kernel, candidates, launch, *, like, **key):

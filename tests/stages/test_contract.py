@@ -1,4 +1,4 @@
-"""The contract: what every rung refuses, and how it says so; what it gives; what a Stage takes."""
+"""The contract: what every stage refuses, and how it says so; what it gives; what a Stage takes."""
 
 import dataclasses
 import re
@@ -8,16 +8,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from rung_checks import (
-    RUNGS,
+from stage_checks import (
+    FAKES,
     attend,
     device_of,
-    every_rung,
+    every_stage,
     for_each,
     gradients,
     in_nan,
     normal,
-    rung_id,
+    stage_id,
 )
 
 import stages
@@ -91,12 +91,12 @@ BAD = {
 }  # fmt: skip
 
 
-@every_rung
+@every_stage
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_named(rung, case):
+def test_bad_input_is_named(stage, case):
     tensors, name, got, expected = BAD[case]
     with pytest.raises(ValueError) as error:
-        rung.attend(**tensors)
+        stage.attend(**tensors)
     message = str(error.value)
     assert message.startswith(f"{name}: got "), message
     came, _, wanted = message.partition(", expected ")
@@ -105,60 +105,60 @@ def test_bad_input_is_named(rung, case):
 
 
 def with_or_without(option, wanted):
-    return for_each([rung for rung in RUNGS if (option in rung.STAGE.options) == wanted])
+    return for_each([stage for stage in FAKES if (option in stage.STAGE.options) == wanted])
 
 
 @with_or_without("gqa", False)
-def test_fewer_key_heads_are_refused_without_gqa(rung):
+def test_fewer_key_heads_are_refused_without_gqa(stage):
     tensors = good(k=(B, 1, NK, D), v=(B, 1, NK, D))
     with pytest.raises(ValueError, match=r"^k: got 1 heads, expected q's 2"):
-        rung.attend(**tensors)
+        stage.attend(**tensors)
 
 
 @with_or_without("gqa", True)
-def test_key_heads_must_divide_with_gqa(rung):
+def test_key_heads_must_divide_with_gqa(stage):
     q = torch.zeros(1, 6, 2, 4)
     for heads in (1, 2, 3, 6):
         k = torch.zeros(1, heads, 3, 4)
-        check_inputs(rung.STAGE, q, k, k)
+        check_inputs(stage.STAGE, q, k, k)
     for heads in (4, 5, 12):
         k = torch.zeros(1, heads, 3, 4)
         with pytest.raises(ValueError, match=f"^k: got {heads} heads, expected .* divides q's 6"):
-            rung.attend(q, k, k)
+            stage.attend(q, k, k)
 
 
-@for_each([rung for rung in RUNGS if "triton" in rung.STAGE.needs])
+@for_each([stage for stage in FAKES if "triton" in stage.STAGE.needs])
 @pytest.mark.parametrize(("axis", "what"), [(0, "batch B = 65536"), (1, "H = 65536 heads")])
-def test_more_than_a_grid_has_is_refused(rung, axis, what):
+def test_more_than_a_grid_has_is_refused(stage, axis, what):
     shape = [1, 1, 1, 1]
     shape[axis] = 65536
     q = torch.zeros(shape)
     with pytest.raises(ValueError, match=f"^q: got {what}, expected at most 65535"):
-        rung.attend(q, q, q)
-    check_inputs(rung.STAGE, *[torch.zeros(65535, 1, 1, 1)] * 3)
+        stage.attend(q, q, q)
+    check_inputs(stage.STAGE, *[torch.zeros(65535, 1, 1, 1)] * 3)
 
 
 @with_or_without("causal", False)
-def test_causal_is_refused_where_it_is_not_taken(rung):
+def test_causal_is_refused_where_it_is_not_taken(stage):
     with pytest.raises((TypeError, ValueError), match="causal"):
-        rung.attend(**good(), causal=True)
-    with pytest.raises(ValueError, match=r"^causal: got it set, but rung"):
-        check_inputs(rung.STAGE, *good().values(), causal=True)
+        stage.attend(**good(), causal=True)
+    with pytest.raises(ValueError, match=r"^causal: got it set, but stage"):
+        check_inputs(stage.STAGE, *good().values(), causal=True)
 
 
 @with_or_without("seqlens_k", False)
-def test_seqlens_k_is_refused_where_it_is_not_taken(rung):
+def test_seqlens_k_is_refused_where_it_is_not_taken(stage):
     lengths = torch.full((B,), NK, dtype=torch.int32)
     with pytest.raises((TypeError, ValueError), match="seqlens_k"):
-        rung.attend(**good(), seqlens_k=lengths)
-    with pytest.raises(ValueError, match=r"^seqlens_k: got it set, but rung"):
-        check_inputs(rung.STAGE, *good().values(), seqlens_k=lengths)
+        stage.attend(**good(), seqlens_k=lengths)
+    with pytest.raises(ValueError, match=r"^seqlens_k: got it set, but stage"):
+        check_inputs(stage.STAGE, *good().values(), seqlens_k=lengths)
 
 
 @with_or_without("causal", True)
-def test_options_are_keyword_only(rung):
+def test_options_are_keyword_only(stage):
     with pytest.raises(TypeError, match="positional"):
-        rung.attend(*good().values(), True)
+        stage.attend(*good().values(), True)
 
 
 def lengths(*values, dtype=torch.int32, **kw):
@@ -181,69 +181,69 @@ def lengths(*values, dtype=torch.int32, **kw):
     ],
     ids=str,
 )
-def test_bad_seqlens_k_is_named(rung, seqlens_k, got):
+def test_bad_seqlens_k_is_named(stage, seqlens_k, got):
     with pytest.raises(ValueError) as error:
-        rung.attend(**good(), seqlens_k=seqlens_k)
+        stage.attend(**good(), seqlens_k=seqlens_k)
     message = str(error.value)
     assert message.startswith(f"seqlens_k: got {got}, expected "), message
     wanted = "each in 0..4" if got.startswith("[") else "an int32 tensor of shape (2,) on cpu"
     assert wanted in message
 
 
-INTERPRETED = [rung for rung in RUNGS if rung.STAGE.mode("cpu") == "interpreted"]
+INTERPRETED = [stage for stage in FAKES if stage.STAGE.mode("cpu") == "interpreted"]
 
 
-@for_each([rung for rung in INTERPRETED if "cpu" in rung.STAGE.devices])
-def test_bfloat16_is_refused_in_the_interpreter(rung):
+@for_each([stage for stage in INTERPRETED if "cpu" in stage.STAGE.devices])
+def test_bfloat16_is_refused_in_the_interpreter(stage):
     tensors = good(q=torch.bfloat16, k=torch.bfloat16, v=torch.bfloat16)
     with pytest.raises(ValueError) as error:
-        rung.attend(**tensors)
+        stage.attend(**tensors)
     message = str(error.value)
     assert message.startswith("q: got dtype bfloat16: ")
     assert "interpreter" in message and "float16 or float32" in message
 
 
 FOREIGN = [
-    (rung, dtype)
-    for rung in RUNGS
+    (stage, dtype)
+    for stage in FAKES
     for dtype in ("float64", "float32", "float16", "bfloat16", "float8_e5m2")
-    if dtype not in rung.STAGE.dtypes
+    if dtype not in stage.STAGE.dtypes
 ]
 
 
-@pytest.mark.parametrize(("rung", "dtype"), FOREIGN, ids=lambda x: getattr(x, "__name__", x))
-def test_other_dtypes_are_refused_with_those_that_are_taken(rung, dtype):
+@pytest.mark.parametrize(("stage", "dtype"), FOREIGN, ids=lambda x: getattr(x, "__name__", x))
+def test_other_dtypes_are_refused_with_those_that_are_taken(stage, dtype):
     dtype = getattr(torch, dtype)
     with pytest.raises(ValueError) as error:
-        rung.attend(**good(q=dtype, k=dtype, v=dtype))
+        stage.attend(**good(q=dtype, k=dtype, v=dtype))
     message = str(error.value)
     assert message.startswith(f"q: got dtype {contract.dtype_name(dtype)}: ")
-    assert message.endswith(", ".join(rung.STAGE.dtypes))
+    assert message.endswith(", ".join(stage.STAGE.dtypes))
 
 
-def test_float64_is_refused_by_the_triton_rungs():
-    assert {rung.STAGE.number for rung, dtype in FOREIGN if dtype == "float64"} >= {4, 5, 6, 7}
+def test_float64_is_refused_by_the_triton_stages():
+    assert {stage.STAGE.number for stage, dtype in FOREIGN if dtype == "float64"} >= {4, 5, 6, 7}
 
 
 # ---- what comes out
 
 
-TAKEN = [(rung, dtype) for rung in RUNGS for dtype in rung.STAGE.dtypes]
+TAKEN = [(stage, dtype) for stage in FAKES for dtype in stage.STAGE.dtypes]
 
 
 @pytest.mark.parametrize(
-    ("rung", "dtype"), TAKEN, ids=[f"{rung_id(rung)}-{dtype}" for rung, dtype in TAKEN]
+    ("stage", "dtype"), TAKEN, ids=[f"{stage_id(stage)}-{dtype}" for stage, dtype in TAKEN]
 )
-def test_the_output_is_like_q_and_the_inputs_stay(rung, dtype):
-    device = device_of(rung)
-    if dtype == "bfloat16" and rung.STAGE.mode(device) == "interpreted":
+def test_the_output_is_like_q_and_the_inputs_stay(stage, dtype):
+    device = device_of(stage)
+    if dtype == "bfloat16" and stage.STAGE.mode(device) == "interpreted":
         return  # refused: test_bfloat16_is_refused_in_the_interpreter
     tensors = [
         in_nan(x, order=(2, 0, 3, 1), steps=(1, 2, 1, 2))
         for x in normal(SHAPE, 0, getattr(torch, dtype), device)[:3]
     ]
     before = [(x.clone(), x._version, x._base.clone()) for x in tensors]
-    o = attend(rung, *tensors)
+    o = attend(stage, *tensors)
     assert (o.shape, o.dtype, o.device) == (SIZES["q"], tensors[0].dtype, tensors[0].device)
     assert not o.requires_grad
     for x, (values, version, storage) in zip(tensors, before, strict=True):
@@ -253,12 +253,12 @@ def test_the_output_is_like_q_and_the_inputs_stay(rung, dtype):
         assert x.data_ptr() != o.data_ptr()
 
 
-@for_each([rung for rung in RUNGS if rung.STAGE.gradients])
-def test_backward_fills_the_gradients_and_leaves_the_rest(rung):
-    q, k, v, dO = normal(SHAPE, 0, device=device_of(rung))
+@for_each([stage for stage in FAKES if stage.STAGE.gradients])
+def test_backward_fills_the_gradients_and_leaves_the_rest(stage):
+    q, k, v, dO = normal(SHAPE, 0, device=device_of(stage))
     q, k, v, dO = (in_nan(x, order=(3, 1, 2, 0)) for x in (q, k, v, dO))
     before = [x._base.nan_to_num(nan=7.0) for x in (q, k, v, dO)]
-    _, *grads = gradients(rung, q, k, v, dO)
+    _, *grads = gradients(stage, q, k, v, dO)
     for x, grad in zip((q, k, v), grads, strict=True):
         assert (grad.shape, grad.dtype, grad.device) == (x.shape, x.dtype, x.device)
         assert grad.abs().max() > 0
@@ -266,18 +266,18 @@ def test_backward_fills_the_gradients_and_leaves_the_rest(rung):
         assert torch.equal(x._base.nan_to_num(nan=7.0), values)
 
 
-@for_each([rung for rung in RUNGS if not rung.STAGE.gradients])
-def test_no_gradient_is_promised_where_there_is_none(rung):
-    q, k, v, _ = (x.requires_grad_() for x in normal(SHAPE, 0, device=device_of(rung)))
-    assert not attend(rung, q, k, v).requires_grad
+@for_each([stage for stage in FAKES if not stage.STAGE.gradients])
+def test_no_gradient_is_promised_where_there_is_none(stage):
+    q, k, v, _ = (x.requires_grad_() for x in normal(SHAPE, 0, device=device_of(stage)))
+    assert not attend(stage, q, k, v).requires_grad
 
 
-@every_rung
-def test_one_output_does_not_change_with_the_next_call(rung):
-    device = device_of(rung)
-    first = attend(rung, *normal(SHAPE, 0, device=device)[:3])
+@every_stage
+def test_one_output_does_not_change_with_the_next_call(stage):
+    device = device_of(stage)
+    first = attend(stage, *normal(SHAPE, 0, device=device)[:3])
     kept = first.clone()
-    attend(rung, *normal(SHAPE, 1, device=device)[:3])
+    attend(stage, *normal(SHAPE, 1, device=device)[:3])
     assert torch.equal(first, kept)
 
 
@@ -330,25 +330,25 @@ def test_mode():
     assert [triton.mode(x) for x in ("cpu", "cuda")] == ["interpreted", "compiled"]
 
 
-def test_the_built_in_rungs_go_by_their_files():
-    numbers = [rung.STAGE.number for rung in RUNGS]
+def test_the_built_in_stages_go_by_their_files():
+    numbers = [stage.STAGE.number for stage in FAKES]
     assert numbers == sorted(set(numbers))
     assert numbers[:8] == [0, 1, 2, 3, 4, 5, 6, 7]
-    for path, rung in zip(stages.files(), RUNGS, strict=True):
-        assert path.stem == f"s{rung.STAGE.number:02d}_{rung.STAGE.name}"
-        assert stages.by_number(rung.STAGE.number) is rung
+    for path, stage in zip(stages.files(), FAKES, strict=True):
+        assert path.stem == f"s{stage.STAGE.number:02d}_{stage.STAGE.name}"
+        assert stages.by_number(stage.STAGE.number) is stage
     with pytest.raises(KeyError):
         stages.by_number(99)
 
 
-# ---- where a rung can run
+# ---- where a stage can run
 
 
-def test_a_rung_for_another_device():
+def test_a_stage_for_another_device():
     gpu, cpu = Stage(**FOUR, devices=("cuda",)), Stage(**FOUR, devices=("cpu",))
     assert re.fullmatch("computes on .* only", why_not(gpu, "cpu"))
     assert why_not(cpu, "cpu") is None
-    # a CPU rung takes a GPU's tensors, and works on the CPU
+    # a CPU stage takes a GPU's tensors, and works on the CPU
     assert [cpu.computes_on(x) for x in ("cpu", "cuda")] == ["cpu", "cpu"]
     assert [Stage(**FOUR).computes_on(x) for x in ("cpu", "cuda")] == ["cpu", "cuda"]
 
@@ -431,21 +431,21 @@ def test_input_precision_follows_torch(monkeypatch, torch_is, device, dtype, swi
     assert input_precision(x) == precision
 
 
-def kernels_with_products(rung):
-    """The names of the kernels of `rung`'s file that say in which precision they multiply."""
+def kernels_with_products(stage):
+    """The names of the kernels of `stage`'s file that say in which precision they multiply."""
     return {
         name
-        for name, kernel in vars(rung).items()
+        for name, kernel in vars(stage).items()
         if name.endswith("_kernel") and "PRECISION" in kernel.arg_names
     }
 
 
 @for_each(INTERPRETED)
 @pytest.mark.parametrize("precision", ["ieee", "tf32"])
-def test_triton_rungs_state_their_precision(rung, monkeypatch, precision):
-    tensors = normal(SHAPE, 0, device=device_of(rung))
+def test_triton_stages_state_their_precision(stage, monkeypatch, precision):
+    tensors = normal(SHAPE, 0, device=device_of(stage))
     # tl.dot's own default on a GPU is TF32; the interpreter knows one precision, and can't tell
-    dots = re.findall(r"tl\.dot\(.*", Path(rung.__file__).read_text(encoding="utf-8"))
+    dots = re.findall(r"tl\.dot\(.*", Path(stage.__file__).read_text(encoding="utf-8"))
     assert dots and all("input_precision=PRECISION" in dot for dot in dots)
     launched = []
 
@@ -457,15 +457,15 @@ def test_triton_rungs_state_their_precision(rung, monkeypatch, precision):
             return lambda *args, **kwargs: launched.append((self.name, kwargs["PRECISION"]))
 
     expected = set()
-    for module in INTERPRETED:  # one rung may launch another's kernels
+    for module in INTERPRETED:  # one stage may launch another's kernels
         monkeypatch.setattr(module, "input_precision", lambda x: precision)
         for name in kernels_with_products(module):
             monkeypatch.setattr(module, name, Kernel(name))
-            if module is rung:
+            if module is stage:
                 expected.add(name)
-    if rung.STAGE.gradients:
-        gradients(rung, *tensors)
+    if stage.STAGE.gradients:
+        gradients(stage, *tensors)
     else:
-        attend(rung, *tensors[:3])
+        attend(stage, *tensors[:3])
     assert expected <= {name for name, _ in launched}
     assert {said for _, said in launched} == {precision}

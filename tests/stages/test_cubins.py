@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 from cubins import SHARED_LIMIT, kernels
-from rung_checks import RUNGS, rung_id
+from stage_checks import FAKES, stage_id
 
 ROOT = Path(__file__).parents[2]
-STAGES = [rung_id(rung) for rung in RUNGS if "triton" in rung.STAGE.needs]
+STAGES = [stage_id(stage) for stage in FAKES if "triton" in stage.STAGE.needs]
 SIZES = (16, 64, 128, 256)
 DTYPES = ("float32", "tf32", "float16", "bfloat16")
 
@@ -79,8 +79,8 @@ def compiled(asked, folder):
     return dict(zip(asked, reports, strict=True))
 
 
-def test_every_rung_in_triton_has_kernels_to_compile_for_both():
-    assert STAGES, "no rung needs triton: these tests test nothing"
+def test_every_stage_in_triton_has_kernels_to_compile_for_both():
+    assert STAGES, "no stage needs triton: these tests test nothing"
     assert {job[0] for job in JOBS} == set(STAGES)
     for stage, name in {job[:2] for job in JOBS}:
         rest = {job[2:5] for job in JOBS if job[:2] == (stage, name)}
@@ -88,10 +88,10 @@ def test_every_rung_in_triton_has_kernels_to_compile_for_both():
         assert {(d, sm) for d, _, sm in rest} >= {(d, sm) for d in SIZES[1:] for sm in (80, 90)}
 
 
-@pytest.mark.parametrize("rung", STAGES)
-def test_every_kernel_is_compiled_and_fits(rung, tmp_path):
+@pytest.mark.parametrize("info", STAGES)
+def test_every_kernel_is_compiled_and_fits(info, tmp_path):
     faults = []
-    asked = [job for job in JOBS if job[0] == rung]
+    asked = [job for job in JOBS if job[0] == info]
     for job, report in compiled(asked, tmp_path).items():
         stage, name, d, dtype, sm, flags = job
         said = [report[field] for field in ("stage", "kernel", "d", "sm", "flags")]

@@ -1,6 +1,6 @@
-"""Every rung is as exact as design.md's rule asks, and stage 3, which the rule leans on, by itself.
+"""Every stage is as exact as design.md's rule asks, and stage 3, which the rule leans on, by itself.
 
-Bounds are the rule's (harness.measures.accuracy) or derived from eps (rung_checks); the figures that the
+Bounds are the rule's (harness.measures.accuracy) or derived from eps (stage_checks); the figures that the
 issue itself gives for d = 64, N(0, 1), float32 are the only ones that stand here as numbers.
 """
 
@@ -10,16 +10,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rung_checks import (
+from stage_checks import (
+    FAKES,
     RAGGED_D,
     RAGGED_N,
-    RUNGS,
     assert_close,
     assert_exact,
     attend,
     budget,
     device_of,
-    every_rung,
+    every_stage,
     for_each,
     gradient_rounding,
     gradients,
@@ -29,7 +29,7 @@ from rung_checks import (
     normal,
     options_of,
     rounding,
-    rung_id,
+    stage_id,
     true_gradients,
     truth,
 )
@@ -44,8 +44,8 @@ from harness.problems.problem import Problem
 from stages.contract import why_not_dtype
 
 HALF = ("float16", "bfloat16")
-INEXACT = [rung for rung in RUNGS if rung.STAGE.exact_up_to is not None]
-DTYPES = [(rung, dtype) for rung in RUNGS for dtype in rung.STAGE.dtypes if dtype not in HALF]
+INEXACT = [stage for stage in FAKES if stage.STAGE.exact_up_to is not None]
+DTYPES = [(stage, dtype) for stage in FAKES for dtype in stage.STAGE.dtypes if dtype not in HALF]
 # the options of the contract, Nq > Nk and Nq < Nk among them, so that rows see no key at all
 MASKS = {
     "causal, short q": {"nq": 5, "nk": 70, "causal": True},
@@ -57,11 +57,11 @@ MASKS = {
 }
 
 
-def a_problem(rung, inputs, dtype, seed, nq=65, nk=200, d=32, b=1, h=2, **options):
-    """A problem of at most these sizes, as large as `rung` can bear."""
-    device = device_of(rung)
-    nk = most_keys(rung, nk)
-    nq = max(1, min(nq, budget(rung, device) // (b * h * nk * d)))
+def a_problem(stage, inputs, dtype, seed, nq=65, nk=200, d=32, b=1, h=2, **options):
+    """A problem of at most these sizes, as large as `stage` can bear."""
+    device = device_of(stage)
+    nk = most_keys(stage, nk)
+    nq = max(1, min(nq, budget(stage, device) // (b * h * nk * d)))
     fields = {"hk": h, "causal": False, "seqlens_k": None} | options
     precision = "ieee" if dtype == "float32" else dtype
     return Problem(
@@ -70,19 +70,19 @@ def a_problem(rung, inputs, dtype, seed, nq=65, nk=200, d=32, b=1, h=2, **option
     )  # fmt: skip
 
 
-def takes(rung, *options):
-    return set(options) <= set(rung.STAGE.options)
+def takes(stage, *options):
+    return set(options) <= set(stage.STAGE.options)
 
 
 def for_each_and_dtype(pairs):
-    ids = [f"{rung_id(rung)}-{dtype}" for rung, dtype in pairs]
-    return pytest.mark.parametrize(("rung", "dtype"), pairs, ids=ids)
+    ids = [f"{stage_id(stage)}-{dtype}" for stage, dtype in pairs]
+    return pytest.mark.parametrize(("stage", "dtype"), pairs, ids=ids)
 
 
-def masked(rung, inputs, dtype, mask):
+def masked(stage, inputs, dtype, mask):
     """The problem of MASKS[mask]; all of it, since fewer rows might all see some key."""
-    problem = a_problem(rung, inputs, dtype, 0, b=2, h=4, d=8, **MASKS[mask])
-    assert takes(rung, *problem.options), "give this rung the masks that it takes"
+    problem = a_problem(stage, inputs, dtype, 0, b=2, h=4, d=8, **MASKS[mask])
+    assert takes(stage, *problem.options), "give this stage the masks that it takes"
     assert problem.nq == MASKS[mask]["nq"]
     return problem
 
@@ -90,19 +90,19 @@ def masked(rung, inputs, dtype, mask):
 # ---- the rule
 
 
-@every_rung
+@every_stage
 @pytest.mark.parametrize("dtype", ["float32", *HALF, "float64"])
 @pytest.mark.parametrize("inputs", ["normal", "peaky", "real"])
-def test_exact(rung, inputs, dtype):
-    problems = [a_problem(rung, inputs, dtype, seed) for seed in range(3)]
-    if why_not_dtype(rung.STAGE, dtype, problems[0].device):
+def test_exact(stage, inputs, dtype):
+    problems = [a_problem(stage, inputs, dtype, seed) for seed in range(3)]
+    if why_not_dtype(stage.STAGE, dtype, problems[0].device):
         with pytest.raises(ValueError, match=f"^q: got dtype {dtype}"):
-            attend(rung, *make_inputs(problems[0]))
+            attend(stage, *make_inputs(problems[0]))
         return
     for problem in problems:
         q, k, v = make_inputs(problem)
-        o = attend(rung, q, k, v)
-        if is_yardstick(rung) and dtype in HALF:
+        o = attend(stage, q, k, v)
+        if is_yardstick(stage) and dtype in HALF:
             assert_honest_in_half(o, q, k, v, hidden_keys(problem))
         else:
             assert_exact(o, make_oracle(problem))
@@ -128,33 +128,33 @@ def assert_honest_in_half(o, q, k, v, hidden):
     assert error.within(bound), explain(error, bound)
 
 
-@every_rung
+@every_stage
 @pytest.mark.parametrize("d", [*RAGGED_D, 200, 256])
-def test_exact_at_ragged_sizes(rung, d):
+def test_exact_at_ragged_sizes(stage, d):
     for n, nq in zip(RAGGED_N, (*RAGGED_N[1:], 33), strict=True):
-        problem = a_problem(rung, "normal", "float32", n, nq=nq, nk=n, d=d, h=1)
-        o = attend(rung, *make_inputs(problem))
+        problem = a_problem(stage, "normal", "float32", n, nq=nq, nk=n, d=d, h=1)
+        o = attend(stage, *make_inputs(problem))
         assert o.shape == (1, 1, problem.nq, d)
         assert_exact(o, make_oracle(problem))
 
 
 @for_each_and_dtype(DTYPES)
-def test_logits_past_the_overflow_of_exp_in_double(rung, dtype):
-    problem = a_problem(rung, "peaky", "float32", 0, nq=8, nk=70, d=16)
+def test_logits_past_the_overflow_of_exp_in_double(stage, dtype):
+    problem = a_problem(stage, "peaky", "float32", 0, nq=8, nk=70, d=16)
     q, k, v = (x.to(getattr(torch, dtype)) for x in make_inputs(problem))
     q = 8 * q
     assert (q @ k.mT).max() * problem.d**-0.5 > math.log(torch.finfo(torch.float64).max)
-    assert_close(attend(rung, q, k, v), truth(q, k, v), rounding(q, k, v))
+    assert_close(attend(stage, q, k, v), truth(q, k, v), rounding(q, k, v))
 
 
-@for_each([rung for rung in RUNGS if rung.STAGE.options])
+@for_each([stage for stage in FAKES if stage.STAGE.options])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("mask", MASKS)
-def test_exact_with_masks(rung, mask, dtype):
-    problem = masked(rung, "peaky", dtype, mask)
+def test_exact_with_masks(stage, mask, dtype):
+    problem = masked(stage, "peaky", dtype, mask)
     q, k, v = make_inputs(problem)
-    o = attend(rung, q, k, v, **options_of(problem))
-    if is_yardstick(rung) and dtype in HALF:
+    o = attend(stage, q, k, v, **options_of(problem))
+    if is_yardstick(stage) and dtype in HALF:
         assert_honest_in_half(o, q, k, v, hidden_keys(problem))
     else:
         assert_exact(o, make_oracle(problem))
@@ -171,11 +171,11 @@ def by_sdpa(q, k, v, hidden):
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("inputs", ["normal", "peaky"])
 def test_stage_3_agrees_with_sdpa_in_float64(inputs, mask):
-    rung = stages.by_number(3)
-    problem = masked(rung, inputs, "float64", mask)
+    stage = stages.by_number(3)
+    problem = masked(stage, inputs, "float64", mask)
     hidden, (q, k, v) = hidden_keys(problem), make_inputs(problem)
     dO = normal((2, 4, problem.nq, problem.nk, problem.d), 1, torch.float64, problem.device)[3]
-    got = gradients(rung, q, k, v, dO, **options_of(problem))
+    got = gradients(stage, q, k, v, dO, **options_of(problem))
     # SDPA's own causal is aligned at the top left, ours at the bottom right: it gets the mask, and
     # a key to see for rows that see none, which are looked at below
     blind = hidden.all(-1, keepdim=True)  # (b, 1, nq, 1)
@@ -195,41 +195,41 @@ def test_stage_3_agrees_with_sdpa_in_float64(inputs, mask):
 
 
 def test_stage_3_without_a_mask_is_sdpa_without_one():
-    rung = stages.by_number(3)
-    q, k, v = make_inputs(a_problem(rung, "normal", "float64", 0, b=2, h=4))
+    stage = stages.by_number(3)
+    q, k, v = make_inputs(a_problem(stage, "normal", "float64", 0, b=2, h=4))
     with sdpa_kernel(SDPBackend.MATH):
         want = scaled_dot_product_attention(q, k, v)
-    assert_close(rung.attend(q, k, v), want, 2 * rounding(q, k, v))
+    assert_close(stage.attend(q, k, v), want, 2 * rounding(q, k, v))
 
 
-# ---- rungs that are wrong above some N, on purpose
+# ---- stages that are wrong above some N, on purpose
 
 
 @for_each(INEXACT)
 @pytest.mark.parametrize("inputs", ["normal", "peaky", "real"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_wrong_above_what_it_is_exact_up_to(rung, inputs, dtype):
-    most = rung.STAGE.exact_up_to
+def test_wrong_above_what_it_is_exact_up_to(stage, inputs, dtype):
+    most = stage.STAGE.exact_up_to
     for seed in range(3):
         for nk in (most, most + 1, 2 * most, 4 * most):
-            problem = a_problem(rung, inputs, dtype, seed, nq=33, nk=most)
+            problem = a_problem(stage, inputs, dtype, seed, nq=33, nk=most)
             problem = replace(problem, nk=nk)
-            o, oracle = attend(rung, *make_inputs(problem)), make_oracle(problem)
+            o, oracle = attend(stage, *make_inputs(problem)), make_oracle(problem)
             error = Error.between(o.cpu(), oracle.out64)
             assert error.within(oracle.bound) == (nk <= most), (nk, error, oracle.bound)
 
 
 @for_each(INEXACT)
-def test_its_error_grows_with_n(rung):
-    most, errors = rung.STAGE.exact_up_to, []
+def test_its_error_grows_with_n(stage):
+    most, errors = stage.STAGE.exact_up_to, []
     for nk in range(most, 9 * most, most):
         problems = [
-            replace(a_problem(rung, "normal", "float32", seed, nq=32, h=1), nk=nk)
+            replace(a_problem(stage, "normal", "float32", seed, nq=32, h=1), nk=nk)
             for seed in range(5)
         ]
         errors.append(
             statistics.median(
-                Error.between(attend(rung, *make_inputs(p)).cpu(), make_oracle(p).out64).max
+                Error.between(attend(stage, *make_inputs(p)).cpu(), make_oracle(p).out64).max
                 for p in problems
             )
         )
@@ -238,9 +238,9 @@ def test_its_error_grows_with_n(rung):
 
 
 def error_at(number, n):
-    rung = stages.by_number(number)
-    q, k, v, _ = normal((1, 1, n, n, 64), n, device=device_of(rung))
-    return (attend(rung, q, k, v).double() - truth(q, k, v)).abs().max().item()
+    stage = stages.by_number(number)
+    q, k, v, _ = normal((1, 1, n, n, 64), n, device=device_of(stage))
+    return (attend(stage, q, k, v).double() - truth(q, k, v)).abs().max().item()
 
 
 def test_the_figures_of_the_issue():
@@ -255,24 +255,24 @@ def test_the_figures_of_the_issue():
 
 @for_each_and_dtype([pair for pair in DTYPES if pair[0].STAGE.gradients])
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1, 1), (2, 3, 5, 9, 16), (1, 2, 33, 17, 5)])
-def test_gradients_agree_with_float64_autograd(rung, shape, dtype):
-    q, k, v, dO = normal(shape, 0, getattr(torch, dtype), device_of(rung))
+def test_gradients_agree_with_float64_autograd(stage, shape, dtype):
+    q, k, v, dO = normal(shape, 0, getattr(torch, dtype), device_of(stage))
     bounds = (rounding(q, k, v), *gradient_rounding(q, k, v, dO))
-    got, want = gradients(rung, q, k, v, dO), true_gradients(q, k, v, dO)
+    got, want = gradients(stage, q, k, v, dO), true_gradients(q, k, v, dO)
     for name, x, y, bound in zip(("o", "dq", "dk", "dv"), got, want, bounds, strict=True):
         assert x.dtype == q.dtype
         assert_close(x, y, bound, name)
 
 
-@for_each([rung for rung in RUNGS if rung.STAGE.gradients and rung.STAGE.options])
+@for_each([stage for stage in FAKES if stage.STAGE.gradients and stage.STAGE.options])
 @pytest.mark.parametrize("inputs", ["normal", "peaky"])
 @pytest.mark.parametrize("mask", MASKS)
-def test_gradients_with_masks(rung, mask, inputs):
-    problem = masked(rung, inputs, "float32", mask)
+def test_gradients_with_masks(stage, mask, inputs):
+    problem = masked(stage, inputs, "float32", mask)
     q, k, v = make_inputs(problem)
     dO = normal((2, 4, problem.nq, problem.nk, problem.d), 1, q.dtype, problem.device)[3]
     hidden = hidden_keys(problem)
-    got = gradients(rung, q, k, v, dO, **options_of(problem))
+    got = gradients(stage, q, k, v, dO, **options_of(problem))
     want = true_gradients(q, k, v, dO, hidden)
     bounds = (rounding(q, k, v), *gradient_rounding(q, k, v, dO, hidden))
     for name, x, y, bound in zip(("o", "dq", "dk", "dv"), got, want, bounds, strict=True):
@@ -283,23 +283,23 @@ def test_gradients_with_masks(rung, mask, inputs):
         assert (x.masked_select(hidden.all(2)[..., None]) == 0).all()
 
 
-@for_each([rung for rung in RUNGS if rung.STAGE.gradients and not is_yardstick(rung)])
+@for_each([stage for stage in FAKES if stage.STAGE.gradients and not is_yardstick(stage)])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("inputs", ["normal", "peaky", "real"])
-def test_gradients_by_the_rule(rung, inputs, dtype):
-    problem = replace(a_problem(rung, inputs, dtype, 0, nq=6, nk=70), direction="train")
+def test_gradients_by_the_rule(stage, inputs, dtype):
+    problem = replace(a_problem(stage, inputs, dtype, 0, nq=6, nk=70), direction="train")
     dO = make_output_gradient(problem)
-    got = gradients(rung, *make_inputs(problem), dO)
+    got = gradients(stage, *make_inputs(problem), dO)
     for x, (name, oracle) in zip(got, make_oracles(problem).items(), strict=True):
         error = oracle.error(x.cpu())
         assert error.within(oracle.bound), f"{name}: {explain(error, oracle.bound)}"
 
 
-@for_each([r for r in RUNGS if r.STAGE.gradients and "float64" in r.STAGE.dtypes])
+@for_each([r for r in FAKES if r.STAGE.gradients and "float64" in r.STAGE.dtypes])
 @pytest.mark.parametrize("mask", [None, *MASKS])
-def test_gradcheck(rung, mask):
-    """In float64, against differences of the rung's own outputs; the masks that it takes."""
-    device = device_of(rung)
+def test_gradcheck(stage, mask):
+    """In float64, against differences of the stage's own outputs; the masks that it takes."""
+    device = device_of(stage)
     sizes = {"nq": 3, "nk": 4, "hk": 2, "causal": False, "seqlens_k": None}
     if mask is not None:
         asked = MASKS[mask]
@@ -310,8 +310,8 @@ def test_gradcheck(rung, mask):
             sizes["seqlens_k"] = (sizes["nk"] - 1, 0)
     problem = Problem("normal", 0, b=2, h=2, d=2, dtype="float64", precision="float64",
                       device=device, **sizes)  # fmt: skip
-    if not takes(rung, *problem.options):
+    if not takes(stage, *problem.options):
         return
     q, k, v = (x.requires_grad_() for x in make_inputs(problem))
     options = options_of(problem)
-    assert torch.autograd.gradcheck(lambda *x: rung.attend(*x, **options), (q, k, v))
+    assert torch.autograd.gradcheck(lambda *x: stage.attend(*x, **options), (q, k, v))

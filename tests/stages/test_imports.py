@@ -1,4 +1,4 @@
-"""Rungs import on every machine, load from anywhere, and say what they miss; each in a process."""
+"""Stages import on every machine, load from anywhere, and say what they miss; each in a process."""
 
 import ast
 import importlib.util
@@ -19,8 +19,8 @@ needs_triton = pytest.mark.skipif(
     not HAS_TRITON and sys.platform != "linux", reason="no wheel of triton for this machine"
 )
 
-# prints, a rung: why_not on the CPU, and what attend says (None: it gave an output)
-EVERY_RUNG = """
+# prints, a stage: why_not on the CPU, and what attend says (None: it gave an output)
+EVERY_STAGE = """
 import json
 import torch
 import stages
@@ -28,13 +28,13 @@ from stages.contract import StageUnavailable, why_not
 
 said = {}
 for path in stages.files():
-    rung = stages.load(path)
+    stage = stages.load(path)
     try:
-        o = rung.attend(*torch.ones(3, 1, 1, 2, 4))
+        o = stage.attend(*torch.ones(3, 1, 1, 2, 4))
         error = None if torch.allclose(o, torch.ones(1)) else "wrong"
     except StageUnavailable as unavailable:
         error = str(unavailable)
-    said[rung.STAGE.number] = [list(rung.STAGE.needs), why_not(rung.STAGE, "cpu"), error]
+    said[stage.STAGE.number] = [list(stage.STAGE.needs), why_not(stage.STAGE, "cpu"), error]
 print(json.dumps(said))
 """
 
@@ -58,15 +58,15 @@ def run(code, **environment):
         ("ladder_value_graph", "extension", "the C++ extension is not built"),
     ],
 )
-def test_every_rung_imports_without(missing, need, reason):
-    said = run(f"import sys\nsys.modules[{missing!r}] = None\n{EVERY_RUNG}")
+def test_every_stage_imports_without(missing, need, reason):
+    said = run(f"import sys\nsys.modules[{missing!r}] = None\n{EVERY_STAGE}")
     assert len(said) == len(stages.files())
     without = [number for number, (needs, _, _) in said.items() if need in needs]
-    assert without, f"no rung needs {need}: this test tests nothing"
+    assert without, f"no stage needs {need}: this test tests nothing"
     for number in without:
         _, why, error = said[number]
         assert why.startswith(reason)
-        assert error.startswith(f"rung {number} (")
+        assert error.startswith(f"stage {number} (")
         assert error.endswith(f") can't run here: {why}")
     others = [(why, error) for number, (_, why, error) in said.items() if number not in without]
     assert others
@@ -91,7 +91,7 @@ sys.meta_path.insert(0, Broken)
 def test_an_extension_of_another_python_is_said_to_be_one(tmp_path):
     path = tmp_path / "ladder_value_graph.py"
     path.write_text("raise ImportError('wrong ELF class')\n")
-    said = run(BROKEN_EXTENSION.format(path=str(path)) + EVERY_RUNG)
+    said = run(BROKEN_EXTENSION.format(path=str(path)) + EVERY_STAGE)
     _, why, error = said["2"]
     assert "another Python or machine (wrong ELF class)" in why
     assert error.endswith(why)
@@ -208,15 +208,15 @@ def a_file(tmp_path, name, *parts):
     return path
 
 
-def test_a_file_of_four_fields_is_a_rung(tmp_path):
-    rung = stages.load(a_file(tmp_path, "foreign_four", FOUR, ATTEND))
-    assert (rung.STAGE.number, rung.STAGE.name, rung.STAGE.needs) == (90, "mine", ())
+def test_a_file_of_four_fields_is_a_stage(tmp_path):
+    stage = stages.load(a_file(tmp_path, "foreign_four", FOUR, ATTEND))
+    assert (stage.STAGE.number, stage.STAGE.name, stage.STAGE.needs) == (90, "mine", ())
     v = torch.arange(8.0).view(1, 1, 4, 2)
-    assert rung.attend(torch.ones(1, 1, 1, 2), torch.ones(1, 1, 4, 2), v).tolist() == [[[[3, 4]]]]
-    assert stages.load(str(tmp_path / "foreign_four.py")).STAGE == rung.STAGE  # a text does, too
+    assert stage.attend(torch.ones(1, 1, 1, 2), torch.ones(1, 1, 4, 2), v).tolist() == [[[[3, 4]]]]
+    assert stages.load(str(tmp_path / "foreign_four.py")).STAGE == stage.STAGE  # a text does, too
 
 
-def test_a_file_without_what_a_rung_has(tmp_path):
+def test_a_file_without_what_a_stage_has(tmp_path):
     with pytest.raises(ValueError, match=r"^foreign_no_stage.py: no STAGE; .*STAGE = Stage\("):
         stages.load(a_file(tmp_path, "foreign_no_stage", ATTEND))
     with pytest.raises(ValueError, match=r"^foreign_other_stage.py: no STAGE"):

@@ -1,7 +1,7 @@
-"""The checks bite: mistakes written into the shipped rungs, each of which must be caught.
+"""The checks bite: mistakes written into the shipped stages, each of which must be caught.
 
 A mutant is the shipped file with some text replaced by other text, each found exactly once. It is
-killed when a check fails that the shipped rung passes, or when it raises. All tensors, the output
+killed when a check fails that the shipped stage passes, or when it raises. All tensors, the output
 too, lie in a storage of NaN, so that a mutant that strays reads NaN and damages nothing but that.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from masked_problems import in_tiles, masks, skipped_by_definition
-from rung_checks import (
+from stage_checks import (
     assert_close,
     assert_exact,
     attend,
@@ -38,7 +38,7 @@ from harness.measures.accuracy import make_oracle
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
 
-# b, h, nq, nk, d and the strides of q, k, v: small, since rung 0 has to bear them; each rung takes
+# b, h, nq, nk, d and the strides of q, k, v: small, since stage 0 has to bear them; each stage takes
 # as many of the keys as it is exact for
 DENSE = ((0, 1, 2, 3), (1, 1, 1, 1))
 STRIDED = ((2, 0, 3, 1), (1, 2, 2, 1)), ((0, 3, 1, 2), (1, 1, 3, 2)), ((3, 2, 1, 0), (2, 1, 1, 3))
@@ -56,7 +56,7 @@ MASKS = [
     (5, 9, 1, False, (9, 4)),
     (3, 7, 2, False, (0, 7)),
 ]
-# b, h, hk, nq, nk, d, causal, seqlens_k, and the tile, for the rungs that walk tiles under masks.
+# b, h, hk, nq, nk, d, causal, seqlens_k, and the tile, for the stages that walk tiles under masks.
 # Tiles begin and end one key or row before and after what a mask lets be seen, and right there.
 # LOW is the one with logits so low that exp(-lse) overflows: no masked key may be taken for a 0.
 TILED = [
@@ -94,21 +94,21 @@ def a_tiled_problem(index):
     return laid, options, hidden, want, allowed
 
 
-def tiled_battery(rung):
-    """Raise where a rung that walks tiles under masks is wrong, in tiles as small as they get."""
+def tiled_battery(stage):
+    """Raise where a stage that walks tiles under masks is wrong, in tiles as small as they get."""
     for index, (*_, tile) in enumerate(TILED):
         (q, k, v, dO), options, hidden, want, allowed = a_tiled_problem(index)
-        with in_tiles(tile, rung):
-            if rung.STAGE.gradients:
-                o, *grads = gradients(rung, q, k, v, dO, **options)
+        with in_tiles(tile, stage):
+            if stage.STAGE.gradients:
+                o, *grads = gradients(stage, q, k, v, dO, **options)
                 for got, grad, bound in zip(
                     grads, want["gradients"], allowed["gradients"], strict=True
                 ):
                     assert_close(got, grad, bound)
             else:
                 with guarded_outputs():
-                    o, lse = rung.attend_with_lse(q, k, v, **options)
-                    skipped = rung.skipped_blocks(q, k, v, **options)
+                    o, lse = stage.attend_with_lse(q, k, v, **options)
+                    skipped = stage.skipped_blocks(q, k, v, **options)
                 seen = want["lse"].isfinite()
                 assert torch.equal(lse.isfinite(), seen)
                 assert_close(lse[seen], want["lse"][seen], allowed["lse"])
@@ -128,33 +128,33 @@ def a_problem(name, device, most):
     return laid, make_oracle(problem)
 
 
-def battery(rung, device):
-    """Raise where `rung` is wrong; every shipped rung passes."""
-    if hasattr(rung, "candidates"):
-        tiled_battery(rung)
-    if rung.STAGE.gradients:
+def battery(stage, device):
+    """Raise where `stage` is wrong; every shipped stage passes."""
+    if hasattr(stage, "candidates"):
+        tiled_battery(stage)
+    if stage.STAGE.gradients:
         q, k, v, dO = normal((2, 3, 4, 7, 5), 0, device=device)
         # and logits so low that exp(-lse) overflows: nobody may take it for a key that isn't there
         for tensors in ((q, k, v, dO), (q + 8, k - 8, v, dO)):
             tensors = [in_nan(x, *at) for x, at in zip(tensors, GRADIENT_LAYOUTS, strict=True)]
             bounds = rounding(*tensors[:3]), *gradient_rounding(*tensors)
-            answers = gradients(rung, *tensors), true_gradients(*tensors), bounds
+            answers = gradients(stage, *tensors), true_gradients(*tensors), bounds
             for got, want, bound in zip(*answers, strict=True):
                 assert_close(got, want, bound)
     for name in BATTERY:
-        tensors, oracle = a_problem(name, device, most_keys(rung, 150))
-        assert_exact(attend(rung, *tensors), oracle)
-    # logits past exp's overflow in double, in which rungs 0 to 2 compute
-    (q, k, v), _ = a_problem("peaky", device, most_keys(rung, 150))
+        tensors, oracle = a_problem(name, device, most_keys(stage, 150))
+        assert_exact(attend(stage, *tensors), oracle)
+    # logits past exp's overflow in double, in which stages 0 to 2 compute
+    (q, k, v), _ = a_problem("peaky", device, most_keys(stage, 150))
     q = in_nan(8 * q)
-    assert_close(attend(rung, q, k, v), truth(q, k, v), rounding(q, k, v))
-    if rung.STAGE.options:
+    assert_close(attend(stage, q, k, v), truth(q, k, v), rounding(q, k, v))
+    if stage.STAGE.options:
         for nq, nk, hk, causal, seqlens_k in MASKS:
             problem = Problem(
                 "normal", 0, 2, 4, hk, nq, nk, 8, "float32", "ieee", causal, seqlens_k, device
             )
             q, k, v = (in_nan(x) for x in make_inputs(problem))
-            o = attend(rung, q, k, v, **options_of(problem))
+            o = attend(stage, q, k, v, **options_of(problem))
             assert_close(o, truth(q, k, v, hidden_keys(problem)), rounding(q, k, v))
 
 
@@ -327,8 +327,8 @@ TRITON_ONLINE = TRITON | replaced(
     V_advances_like_K=("v_ptrs += BLOCK_N * stride_vn", "v_ptrs += BLOCK_N * stride_kn"),
 )
 
-# those of rung 5 that are written alike in rung 6
-OF_RUNG_5 = (
+# those of stage 5 that are written alike in stage 6
+OF_STAGE_5 = (
     "K not transposed", "K loaded unmasked",
     "V loaded unmasked", "Q loaded unmasked", "no mask on the queries", "O stored unmasked",
     "contiguous Q assumed", "contiguous K assumed", "contiguous V assumed", "stride qd assumed",
@@ -350,7 +350,7 @@ LSE = "lse = m_i + tl.log2(l_i)"
 NEXT_K, NEXT_V = "k_ptr += BLOCK_N * stride_kn", "v_ptr += BLOCK_N * stride_vn"
 TO_K, TO_V = (f"    {x}_ptr += tl.cast(start, tl.int64) * stride_{x}n\n" for x in "kv")
 FLASH_2 = (
-    {name: TRITON_ONLINE[name] for name in OF_RUNG_5}
+    {name: TRITON_ONLINE[name] for name in OF_STAGE_5}
     | wrong_scales("d**-0.5 * LOG2_E", "d**-0.5", d="d")
     | replaced(
         log2_of_e_forgotten=("d**-0.5 * LOG2_E", "d**-0.5"),
@@ -599,7 +599,7 @@ def mutate(text, pairs):
 
 
 def load_mutant(number, name, folder):
-    """The mutant `name` of rung `number`, written to `folder` and imported."""
+    """The mutant `name` of stage `number`, written to `folder` and imported."""
     shipped = stages.by_number(number)
     text = mutate(Path(shipped.__file__).read_text(encoding="utf-8"), MUTANTS[number][name])
     words = "".join(x if x.isalnum() else "_" for x in name)
@@ -609,9 +609,9 @@ def load_mutant(number, name, folder):
 
 
 @pytest.mark.parametrize("number", MUTANTS)
-def test_the_shipped_rung_lives(number):
-    rung = stages.by_number(number)
-    battery(rung, device_of(rung))
+def test_the_shipped_stage_lives(number):
+    stage = stages.by_number(number)
+    battery(stage, device_of(stage))
 
 
 @pytest.mark.parametrize(
@@ -626,7 +626,7 @@ def test_the_mutant_dies(number, name, tmp_path):
             battery(mutant, device)
         except Exception:
             return
-    pytest.fail(f"a mutant of rung {number} survives: {name}")
+    pytest.fail(f"a mutant of stage {number} survives: {name}")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
-"""Rung 0; and what rungs 0 and 2, the same graph in two languages, are both held to.
+"""Stage 0; and what stages 0 and 2, the same graph in two languages, are both held to.
 
-Tests that take `rung` run on both. What only the C++ graph has is in test_s02_cpp_value_graph.py.
+Tests that take `stage` run on both. What only the C++ graph has is in test_s02_cpp_value_graph.py.
 """
 
 import gc
@@ -28,8 +28,8 @@ SHAPES = [  # B, H, Nq, Nk, d
 ]
 
 
-@pytest.fixture(params=[s00_scalar_autograd, s02_cpp_value_graph], ids=["rung0", "rung2"])
-def rung(request):
+@pytest.fixture(params=[s00_scalar_autograd, s02_cpp_value_graph], ids=["stage0", "stage2"])
+def stage(request):
     return request.param
 
 
@@ -196,26 +196,26 @@ def test_the_graph_is_not_kept_when_nobody_can_ask_for_it(why):
     assert live_values() == before
 
 
-# ---- both rungs
+# ---- both stages
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("spread", [1.0, 1000.0])  # 1000: exp overflows but for the max
-def test_output_and_gradients_in_float64(rung, shape, spread):
+def test_output_and_gradients_in_float64(stage, shape, spread):
     q, k, v, dO = inputs(*shape, spread=spread)
     want = answer(s03_torch_three_gemm.attend, q, k, v, dO)
-    assert_same(answer(rung.attend, q, k, v, dO), want, rounding(q, k, v, dO))
+    assert_same(answer(stage.attend, q, k, v, dO), want, rounding(q, k, v, dO))
 
 
-def test_gradcheck(rung):
+def test_gradcheck(stage):
     q, k, v, _ = inputs(1, 2, 3, 4, 2)
-    assert torch.autograd.gradcheck(rung.attend, (q, k, v))
+    assert torch.autograd.gradcheck(stage.attend, (q, k, v))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_other_dtypes_are_float64_rounded_once(rung, dtype):
+def test_other_dtypes_are_float64_rounded_once(stage, dtype):
     q, k, v, dO = inputs(1, 2, 5, 7, 3, dtype=dtype)
-    got = answer(rung.attend, q, k, v, dO)
+    got = answer(stage.attend, q, k, v, dO)
     wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
     want = answer(s03_torch_three_gemm.attend, *wide, dO.double())
     assert {x.dtype for x in got} == {dtype}
@@ -225,7 +225,7 @@ def test_other_dtypes_are_float64_rounded_once(rung, dtype):
     assert_same(got, want, bounds)
 
 
-def test_any_strides_and_any_strides_of_the_gradient(rung):
+def test_any_strides_and_any_strides_of_the_gradient(stage):
     g = torch.Generator().manual_seed(1)
     base_q = torch.randn(2, 5, 3, 4, generator=g, dtype=torch.float64, requires_grad=True)
     base_k = torch.randn(2, 1, 7, 4, generator=g, dtype=torch.float64, requires_grad=True)
@@ -242,20 +242,20 @@ def test_any_strides_and_any_strides_of_the_gradient(rung):
     ):
         got, want = (
             (o.detach(), *torch.autograd.grad(o, bases, dO))
-            for o in (attend(q, k, v) for attend in (rung.attend, s03_torch_three_gemm.attend))
+            for o in (attend(q, k, v) for attend in (stage.attend, s03_torch_three_gemm.attend))
         )
         o, dq, dk, dv = rounding(q, k, v, dO)
         assert_same(got, want, (o, dq, 3 * dk, dv))  # base_k serves three heads
 
 
 @pytest.mark.parametrize("needs", ["q", "k", "v", "qk", "qv", "kv"])
-def test_some_of_them_require_grad(rung, needs):
+def test_some_of_them_require_grad(stage, needs):
     q, k, v, dO = inputs(1, 2, 3, 4, 5)
-    _, *want = answer(rung.attend, q, k, v, dO)
+    _, *want = answer(stage.attend, q, k, v, dO)
     leaves = [
         x.detach().requires_grad_(name in needs) for name, x in zip("qkv", (q, k, v), strict=True)
     ]
-    rung.attend(*leaves).backward(dO)
+    stage.attend(*leaves).backward(dO)
     for name, leaf, grad in zip("qkv", leaves, want, strict=True):
         if name in needs:
             assert torch.equal(leaf.grad, grad)
@@ -263,20 +263,20 @@ def test_some_of_them_require_grad(rung, needs):
             assert leaf.grad is None
 
 
-def test_one_tensor_as_q_k_and_v(rung):
+def test_one_tensor_as_q_k_and_v(stage):
     x, _, _, dO = inputs(1, 2, 4, 4, 3)
     got, want = (
         torch.autograd.grad(attend(x, x, x), x, dO)[0]
-        for attend in (rung.attend, s03_torch_three_gemm.attend)
+        for attend in (stage.attend, s03_torch_three_gemm.attend)
     )
     _, *bounds = rounding(x, x, x, dO)
     assert (got - want).abs().max() <= sum(bounds)
 
 
-def test_used_twice_in_one_graph(rung):
+def test_used_twice_in_one_graph(stage):
     q, k, v, dO = inputs(1, 1, 4, 4, 3)
-    _, *grads = answer(rung.attend, q, k, v, dO)
-    first, second = rung.attend(q, k, v), rung.attend(q, k, v)
+    _, *grads = answer(stage.attend, q, k, v, dO)
+    first, second = stage.attend(q, k, v), stage.attend(q, k, v)
     twice = torch.autograd.grad(first + 2 * second, (q, k, v), dO)
     for got, grad in zip(twice, grads, strict=True):
         torch.testing.assert_close(got, 3 * grad, rtol=8 * EPS, atol=8 * EPS)
@@ -284,15 +284,15 @@ def test_used_twice_in_one_graph(rung):
     def deep(attend):  # the output of one is the input of the next
         return torch.autograd.grad(attend(attend(q, k, v), k, v), (q, k, v), dO)
 
-    o = rung.attend(q, k, v).detach()
+    o = stage.attend(q, k, v).detach()
     slack = 10 * sum(rounding(o, k, v, dO)) * (1 + dO.abs().max()) * q.numel()
-    for got, want in zip(deep(rung.attend), deep(s03_torch_three_gemm.attend), strict=True):
+    for got, want in zip(deep(stage.attend), deep(s03_torch_three_gemm.attend), strict=True):
         assert (got - want).abs().max() <= slack
 
 
-def test_two_passes_through_one_graph_are_the_same(rung):
+def test_two_passes_through_one_graph_are_the_same(stage):
     q, k, v, dO = inputs(1, 2, 3, 4, 5)
-    o = rung.attend(q, k, v)
+    o = stage.attend(q, k, v)
     first = torch.autograd.grad(o, (q, k, v), dO, retain_graph=True)
     torch.autograd.grad(o, (q, k, v), 7 * dO, retain_graph=True)
     again = torch.autograd.grad(o, (q, k, v), dO, retain_graph=True)
@@ -302,17 +302,17 @@ def test_two_passes_through_one_graph_are_the_same(rung):
     assert all(torch.equal(x.grad, 2 * grad) for x, grad in zip((q, k, v), first, strict=True))
 
 
-def test_a_gradient_of_a_gradient_is_refused(rung):
+def test_a_gradient_of_a_gradient_is_refused(stage):
     q, k, v, dO = inputs(1, 1, 2, 3, 2)
-    (dq,) = torch.autograd.grad(rung.attend(q, k, v), q, dO.requires_grad_(), create_graph=True)
+    (dq,) = torch.autograd.grad(stage.attend(q, k, v), q, dO.requires_grad_(), create_graph=True)
     with pytest.raises(RuntimeError, match="differentiate twice"):
         dq.sum().backward()
 
 
-def test_what_happens_to_the_inputs_later_does_not_matter(rung):
+def test_what_happens_to_the_inputs_later_does_not_matter(stage):
     q, k, v, dO = inputs(1, 1, 3, 4, 2)
-    _, *want = answer(rung.attend, q, k, v, dO)
-    o = rung.attend(q, k, v)
+    _, *want = answer(stage.attend, q, k, v, dO)
+    o = stage.attend(q, k, v)
     with torch.no_grad():
         for x in (q, k, v, o):
             x.zero_()
@@ -322,13 +322,13 @@ def test_what_happens_to_the_inputs_later_does_not_matter(rung):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_nodes_made_are_the_formula(rung, shape, requires_grad):
+def test_nodes_made_are_the_formula(stage, shape, requires_grad):
     q, k, v, dO = (x.detach().requires_grad_(requires_grad) for x in inputs(*shape))
-    rung.attend(q, k, v)
-    assert rung.nodes_made() == rung.node_count(*shape)
+    stage.attend(q, k, v)
+    assert stage.nodes_made() == stage.node_count(*shape)
     if requires_grad:
-        rung.attend(q, k, v).backward(dO)
-        assert rung.nodes_made() == rung.node_count(*shape)  # backward makes none
+        stage.attend(q, k, v).backward(dO)
+        assert stage.nodes_made() == stage.node_count(*shape)  # backward makes none
 
 
 def test_node_count_of_one_number_by_hand():
@@ -342,23 +342,23 @@ def test_both_count_alike():
         assert s00_scalar_autograd.node_count(*shape) == s02_cpp_value_graph.node_count(*shape)
 
 
-def test_two_threads_at_a_time(rung):
+def test_two_threads_at_a_time(stage):
     problems = [inputs(1, 2, 9 + i, 11, 4) for i in range(2)]
-    want = [answer(rung.attend, *problem) for problem in problems]
+    want = [answer(stage.attend, *problem) for problem in problems]
     together = threading.Barrier(2)
 
     def work(i):
         together.wait()
-        return [answer(rung.attend, *problems[i]) for _ in range(20)]
+        return [answer(stage.attend, *problems[i]) for _ in range(20)]
 
     with ThreadPoolExecutor(2) as pool:
         for i, answers in enumerate(pool.map(work, range(2))):
             assert all(all(map(torch.equal, got, want[i])) for got in answers)
 
 
-def test_two_threads_through_one_graph(rung):
+def test_two_threads_through_one_graph(stage):
     q, k, v, dO = inputs(1, 1, 12, 12, 4)
-    o = rung.attend(q, k, v)
+    o = stage.attend(q, k, v)
     want = torch.autograd.grad(o, (q, k, v), dO, retain_graph=True)
     together = threading.Barrier(2)
 

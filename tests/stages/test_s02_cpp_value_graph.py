@@ -1,5 +1,5 @@
-"""Rung 2: what only the C++ graph has. Its outputs and gradients are held to the truth together
-with rung 0's, in test_s00_scalar_autograd.py.
+"""Stage 2: what only the C++ graph has. Its outputs and gradients are held to the truth together
+with stage 0's, in test_s00_scalar_autograd.py.
 
 Without the extension these tests fail, as they should: `make test` builds it.
 """
@@ -18,7 +18,7 @@ import psutil
 import pytest
 import torch
 
-from stages import s02_cpp_value_graph as rung
+from stages import s02_cpp_value_graph as stage
 
 ROOT = Path(__file__).parents[2]
 
@@ -119,10 +119,10 @@ def test_two_threads_through_one_graph_wait_for_each_other():
 
 def test_memory_is_flat_over_100_calls():
     q, k, v = inputs(64, 16)
-    one_graph = 48 * rung.node_count(1, 1, 64, 64, 16)
+    one_graph = 48 * stage.node_count(1, 1, 64, 64, 16)
 
     def call():
-        rung.attend(q, k, v).sum().backward()
+        stage.attend(q, k, v).sum().backward()
 
     for _ in range(5):
         call()
@@ -136,9 +136,9 @@ def test_memory_is_flat_over_100_calls():
 def test_the_graph_lives_as_long_as_the_output():
     q, k, v = inputs(64, 16)
     before = live()
-    o = rung.attend(q, k, v)
+    o = stage.attend(q, k, v)
     o.sum().backward()
-    assert live() - before == -(-rung.node_count(1, 1, 64, 64, 16) // 16384)
+    assert live() - before == -(-stage.node_count(1, 1, 64, 64, 16) // 16384)
     del o
     assert live() == before
 
@@ -147,7 +147,7 @@ def test_the_graph_lives_as_long_as_the_output():
 def test_the_graph_is_not_kept_when_nobody_can_ask_for_it(why):
     before = live()
     with torch.set_grad_enabled(why != "no_grad"):
-        o = rung.attend(*inputs(8, 4, requires_grad=why == "no_grad"))
+        o = stage.attend(*inputs(8, 4, requires_grad=why == "no_grad"))
     assert not o.requires_grad
     assert live() == before
 
@@ -190,16 +190,16 @@ def test_a_chain_of_a_million_nodes_goes_backward_and_dies():
 def test_a_graph_that_does_not_fit_is_a_memory_error_and_leaves_nothing():
     done = run(
         "import resource, torch, ladder_value_graph as graph\n"
-        "from stages import s02_cpp_value_graph as rung\n"
+        "from stages import s02_cpp_value_graph as stage\n"
         "q, k, v = (torch.randn(1, 1, 1024, 32, requires_grad=True) for _ in range(3))\n"
-        "rung.attend(q[:, :, :8], k, v)\n"
+        "stage.attend(q[:, :, :8], k, v)\n"
         "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (size + (1 << 29),) * 2)\n"
         "try:\n"
-        "    rung.attend(q, k, v)\n"
+        "    stage.attend(q, k, v)\n"
         "except MemoryError:\n"
         "    print('MemoryError', graph.arena_stats()['chunks_live'])\n"
-        "print(rung.attend(q[:, :, :8], k, v).shape[2])\n"
+        "print(stage.attend(q[:, :, :8], k, v).shape[2])\n"
     )
     assert (done.returncode, done.stdout.split()) == (0, ["MemoryError", "0", "8"]), done.stderr
 
@@ -208,10 +208,10 @@ def test_without_the_extension_it_imports_and_says_why_it_cannot_run():
     done = run(
         "import sys, torch\n"
         "sys.modules['ladder_value_graph'] = None\n"
-        "from stages import s02_cpp_value_graph as rung\n"
+        "from stages import s02_cpp_value_graph as stage\n"
         "from stages.contract import StageUnavailable\n"
         "try:\n"
-        "    rung.attend(*torch.randn(3, 1, 1, 2, 2))\n"
+        "    stage.attend(*torch.randn(3, 1, 1, 2, 2))\n"
         "except StageUnavailable as error:\n"
         "    print(error)\n"
     )
@@ -238,6 +238,6 @@ def test_the_module_itself_stays_in_bounds(q, k, v, named):
 def test_the_graph_refuses_a_gradient_of_another_shape():
     x = np.zeros((1, 1, 2, 3))
     _, graph = ladder_value_graph.attend(x, x, x, 1.0)
-    assert graph.nodes == rung.node_count(1, 1, 2, 2, 3)
+    assert graph.nodes == stage.node_count(1, 1, 2, 2, 3)
     with pytest.raises(ValueError, match=r"^dO: "):
         graph.backward(np.zeros((1, 1, 3, 2)))

@@ -1,4 +1,4 @@
-"""Rung 6: masks, the LSE, and tiles that are never visited, against float64 and plain counting."""
+"""Stage 6: masks, the LSE, and tiles that are never visited, against float64 and plain counting."""
 
 import math
 import sys
@@ -19,7 +19,7 @@ from masked_problems import (
     skipped_by_definition,
     tensors,
 )
-from rung_checks import (
+from stage_checks import (
     assert_close,
     guarded_outputs,
     in_nan,
@@ -30,7 +30,7 @@ from rung_checks import (
     truth,
 )
 
-from stages import s06_triton_flash2 as rung
+from stages import s06_triton_flash2 as stage
 from stages.machine import has_module
 
 pytestmark = pytest.mark.skipif(
@@ -56,7 +56,7 @@ def test_masks_against_float64(problem, tile, laid):
     q, k, v, _ = tensors(problem, laid)
     options, hidden = masks(problem)
     with in_tiles(tile), guarded_outputs():
-        o, lse = rung.attend_with_lse(q, k, v, **options)
+        o, lse = stage.attend_with_lse(q, k, v, **options)
     assert (o.dtype, o.shape) == (q.dtype, q.shape)
     assert (lse.dtype, lse.shape) == (torch.float32, q.shape[:3])
     assert_close(o, truth(q, k, v, hidden), rounding(q, k, v))
@@ -72,10 +72,10 @@ def test_masks_against_float64(problem, tile, laid):
 @pytest.mark.parametrize("nk", [1, 70])
 def test_no_row_sees_a_key(nq, nk):
     q, k, v, _ = normal((2, 2, nq, nk, 8), 0)
-    o, lse = rung.attend_with_lse(q, k, v, seqlens_k=lengths(0, 0), causal=True)
+    o, lse = stage.attend_with_lse(q, k, v, seqlens_k=lengths(0, 0), causal=True)
     assert (o == 0).all() and (lse == -math.inf).all()
     # and a batch entry of none beside one of all
-    o, lse = rung.attend_with_lse(q, k, v, seqlens_k=lengths(0, nk))
+    o, lse = stage.attend_with_lse(q, k, v, seqlens_k=lengths(0, nk))
     assert (o[0] == 0).all() and (lse[0] == -math.inf).all()
     assert_close(o[1:], truth(q[1:], k[1:], v[1:]), rounding(q, k, v))
 
@@ -83,8 +83,8 @@ def test_no_row_sees_a_key(nq, nk):
 def test_lengths_of_all_keys_are_no_lengths():
     q, k, v, _ = normal((2, 2, 40, 70, 8), 0)
     for causal in (False, True):
-        plain = rung.attend_with_lse(q, k, v, causal=causal)
-        full = rung.attend_with_lse(q, k, v, causal=causal, seqlens_k=lengths(70, 70))
+        plain = stage.attend_with_lse(q, k, v, causal=causal)
+        full = stage.attend_with_lse(q, k, v, causal=causal, seqlens_k=lengths(70, 70))
         assert all(map(torch.equal, plain, full))
 
 
@@ -94,14 +94,16 @@ def test_lengths_of_any_stride():
     apart[::2] = lengths(2, 5, 0)
     for seqlens_k in (apart[::2], lengths(4).expand(3)):
         assert not seqlens_k.is_contiguous()
-        want = rung.attend(q, k, v, seqlens_k=seqlens_k.clone())
-        assert torch.equal(rung.attend(q, k, v, seqlens_k=seqlens_k), want)
+        want = stage.attend(q, k, v, seqlens_k=seqlens_k.clone())
+        assert torch.equal(stage.attend(q, k, v, seqlens_k=seqlens_k), want)
 
 
 def test_the_lse_changes_nothing():
     q, k, v, _ = normal((2, 2, 40, 70, 8), 0)
     options = {"causal": True, "seqlens_k": lengths(50, 70)}
-    assert torch.equal(rung.attend_with_lse(q, k, v, **options)[0], rung.attend(q, k, v, **options))
+    assert torch.equal(
+        stage.attend_with_lse(q, k, v, **options)[0], stage.attend(q, k, v, **options)
+    )
 
 
 # ---- tiles that are never visited
@@ -113,9 +115,9 @@ def test_skipped_blocks_are_those_that_no_row_sees(problem, tile):
     q, k, v, _ = tensors(problem)
     options, hidden = masks(problem)
     with in_tiles(tile), guarded_outputs():
-        skipped = rung.skipped_blocks(q, k, v, **options)
-    with patch.object(rung, "skipped_blocks", lambda *_, **__: skipped), in_tiles(tile):
-        ratio = rung.skip_ratio(q, k, v, **options)
+        skipped = stage.skipped_blocks(q, k, v, **options)
+    with patch.object(stage, "skipped_blocks", lambda *_, **__: skipped), in_tiles(tile):
+        ratio = stage.skip_ratio(q, k, v, **options)
     want = skipped_by_definition(hidden, problem.h, tile)
     assert skipped.dtype == torch.int32
     assert torch.equal(skipped, want)
@@ -126,16 +128,16 @@ def test_skipped_blocks_are_those_that_no_row_sees(problem, tile):
 def test_nothing_is_skipped_without_a_mask_and_half_of_it_with_one():
     q, k, v, _ = normal((1, 1, 128, 128, 8), 0)
     with in_tiles((16, 16)):
-        assert rung.skip_ratio(q, k, v) == 0.0
-        assert rung.skip_ratio(q, k, v, causal=True) == 28 / 64
-        assert rung.skip_ratio(q, k, v, seqlens_k=lengths(0)) == 1.0
+        assert stage.skip_ratio(q, k, v) == 0.0
+        assert stage.skip_ratio(q, k, v, causal=True) == 28 / 64
+        assert stage.skip_ratio(q, k, v, seqlens_k=lengths(0)) == 1.0
 
 
 def test_skipped_blocks_count_in_the_tiles_of_the_launch_configuration():
     q, k, v, _ = normal((1, 2, 100, 200, 8), 0)
-    config = rung.launch_config(8, torch.float32, "ieee")
+    config = stage.launch_config(8, torch.float32, "ieee")
     tile = config["BLOCK_M"], config["BLOCK_N"]
-    skipped = rung.skipped_blocks(q, k, v, seqlens_k=lengths(70))
+    skipped = stage.skipped_blocks(q, k, v, seqlens_k=lengths(70))
     hidden = torch.arange(200).view(1, 1, 1, 200).expand(1, 1, 100, 200) >= 70
     assert torch.equal(skipped, skipped_by_definition(hidden, 2, tile))
 
@@ -160,7 +162,7 @@ def test_what_a_block_skips_is_never_read(problem, tile, data):
             for b, length in enumerate(problem.seqlens_k or ()):
                 z[b, :, length:] = number
         with in_tiles(tile):
-            answers.append(rung.attend_with_lse(q, x, y, **options))
+            answers.append(stage.attend_with_lse(q, x, y, **options))
     for zeros, poisoned in zip(*answers, strict=True):
         unread = rows[:, None].expand(zeros.shape[:3])
         assert torch.equal(zeros[unread], poisoned[unread])
@@ -172,11 +174,11 @@ def test_a_tile_of_nan_is_seen_by_those_who_see_it_and_by_nobody_else(nq):
     """Under a causal mask, each tile in its turn; blocks are 16 rows, and so are tiles."""
     q, k, v, _ = normal((1, 1, nq, 64, 8), 0)
     with in_tiles((16, 16)):
-        want = rung.attend(q, k, v, causal=True)
+        want = stage.attend(q, k, v, causal=True)
         for start in range(0, 64, 16):
             x, y = k.clone(), v.clone()
             x[:, :, start : start + 16] = y[:, :, start : start + 16] = math.nan
-            o = rung.attend(q, x, y, causal=True)
+            o = stage.attend(q, x, y, causal=True)
             first_row = max(0, start - (64 - nq))  # the first that sees a key of the tile
             untouched = first_row // 16 * 16
             assert torch.equal(o[:, :, :untouched], want[:, :, :untouched])
@@ -193,7 +195,7 @@ def test_nan_beyond_the_lengths_changes_no_bit(causal, dtype):
         for x in (k, v):
             for b, length in enumerate(seqlens_k.tolist()):
                 x[b, :, length:] = number
-        answers.append(rung.attend_with_lse(q, k, v, causal=causal, seqlens_k=seqlens_k))
+        answers.append(stage.attend_with_lse(q, k, v, causal=causal, seqlens_k=seqlens_k))
     assert all(map(torch.equal, *answers))
     assert answers[1][0].isfinite().all()
 
@@ -202,7 +204,7 @@ def test_nan_beyond_the_lengths_changes_no_bit(causal, dtype):
 
 
 def distinct_tiles():
-    return sorted({tile[:2] for kind in rung.TILES.values() for size in kind for tile in size})
+    return sorted({tile[:2] for kind in stage.TILES.values() for size in kind for tile in size})
 
 
 @pytest.mark.parametrize("tile", distinct_tiles(), ids=str)
@@ -212,7 +214,7 @@ def test_every_candidate_is_right(tile):
     q, k, v, _ = (in_nan(x) for x in normal((1, 1, nq, nk, 16), 0))
     hidden = torch.arange(nk) > torch.arange(nq)[:, None] + nk - nq
     with in_tiles(tile), guarded_outputs():
-        o, lse = rung.attend_with_lse(q, k, v, causal=True)
+        o, lse = stage.attend_with_lse(q, k, v, causal=True)
     assert_close(o, truth(q, k, v, hidden[None, None]), rounding(q, k, v))
     seen = ~hidden.all(1)
     want = true_lse(q, k, hidden)[..., seen]
@@ -220,7 +222,7 @@ def test_every_candidate_is_right(tile):
 
 
 def test_no_tile_is_larger_than_the_largest():
-    assert max(max(tile) for tile in distinct_tiles()) <= rung.LARGEST_TILE
+    assert max(max(tile) for tile in distinct_tiles()) <= stage.LARGEST_TILE
 
 
 def test_round_to_tf32_is_to_the_nearest():
@@ -231,7 +233,7 @@ def test_round_to_tf32_is_to_the_nearest():
     @triton.jit
     def kernel(x_ptr, out_ptr, N: tl.constexpr):
         at = tl.arange(0, N)
-        tl.store(out_ptr + at, rung.round_to_tf32(tl.load(x_ptr + at)))
+        tl.store(out_ptr + at, stage.round_to_tf32(tl.load(x_ptr + at)))
 
     step = 2.0**-10
     exact = torch.tensor([0.0, 1.0, -1.0, 1 + step, 2.0**-100, -3 * 2.0**90, 1 - step / 2, 1.5])
@@ -252,17 +254,17 @@ def test_round_to_tf32_is_to_the_nearest():
 def test_runs_are_the_same_bit_for_bit():
     q, k, v, _ = normal((2, 4, 40, 70, 8), 0, torch.float16)
     options = {"causal": True, "seqlens_k": lengths(66, 7)}
-    first = rung.attend_with_lse(q, k[:, :2], v[:, :2], **options)
+    first = stage.attend_with_lse(q, k[:, :2], v[:, :2], **options)
     for _ in range(9):
-        again = rung.attend_with_lse(q, k[:, :2], v[:, :2], **options)
+        again = stage.attend_with_lse(q, k[:, :2], v[:, :2], **options)
         assert all(map(torch.equal, again, first))
 
 
 def test_nothing_is_written_outside_the_outputs():
     q, k, v, _ = normal((2, 2, 37, 41, 5), 0)
     with guarded_outputs() as asked:
-        rung.attend_with_lse(q, k, v)
-        rung.skipped_blocks(q, k, v)
+        stage.attend_with_lse(q, k, v)
+        stage.skipped_blocks(q, k, v)
     assert asked == [(2, 2, 37), (2, 2, 37, 5), (2, 2, 2), (2, 2, 37, 5)]  # lse, o, skipped, o
 
 
@@ -272,5 +274,5 @@ def test_offsets_beyond_32_bits(way):
     nq, nk, d, *strides = FAR[way]
     near = normal((1, 1, nq, nk, d), 0, torch.float16)[:3]
     far = [far_away(x, *strides) for x in near]
-    assert [rung.loadable(x) is x for x in far] == [way == "tiles"] * 3  # the others are copied
-    assert torch.equal(rung.attend(*far, causal=True), rung.attend(*near, causal=True))
+    assert [stage.loadable(x) is x for x in far] == [way == "tiles"] * 3  # the others are copied
+    assert torch.equal(stage.attend(*far, causal=True), stage.attend(*near, causal=True))

@@ -1,4 +1,4 @@
-"""Rung 7: gradients under every mask against float64; a node of torch's graph like any other."""
+"""Stage 7: gradients under every mask against float64; a node of torch's graph like any other."""
 
 import math
 import sys
@@ -8,7 +8,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from masked_problems import FAR, TILES, far_away, in_tiles, layouts, masks, problems, tensors
-from rung_checks import (
+from stage_checks import (
     assert_close,
     gradient_rounding,
     gradients,
@@ -23,7 +23,7 @@ from rung_checks import (
 
 import stages
 from stages import s06_triton_flash2
-from stages import s07_triton_training as rung
+from stages import s07_triton_training as stage
 from stages.machine import has_module
 
 pytestmark = pytest.mark.skipif(
@@ -63,7 +63,7 @@ def test_masks_against_float64(problem, tile, laid):
     q, k, v, dO = tensors(problem, laid)
     options, hidden = masks(problem)
     with in_tiles(tile):
-        got = gradients(rung, q, k, v, dO, **options)
+        got = gradients(stage, q, k, v, dO, **options)
     assert {x.dtype for x in got} == {q.dtype}
     check(got, true_gradients(q, k, v, dO, hidden), bounds(q, k, v, dO, hidden))
     o, dq, dk, dv = got
@@ -80,16 +80,16 @@ def bounds(q, k, v, dO, hidden=None):
 @pytest.mark.parametrize("causal", [False, True])
 def test_no_row_sees_a_key(causal):
     q, k, v, dO = normal((2, 2, 40, 70, 8), 0)
-    got = gradients(rung, q, k, v, dO, causal=causal, seqlens_k=lengths(0, 0))
+    got = gradients(stage, q, k, v, dO, causal=causal, seqlens_k=lengths(0, 0))
     assert all((x == 0).all() for x in got)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_as_rung_3_in_float64_whose_gradients_are_gradchecked(causal):
+def test_as_stage_3_in_float64_whose_gradients_are_gradchecked(causal):
     q, k, v, dO = normal((2, 4, 40, 37, 16), 0)
     k, v = k[:, :2], v[:, :2]
     options = {"causal": causal, "seqlens_k": lengths(37, 20)}
-    got = gradients(rung, q, k, v, dO, **options)
+    got = gradients(stage, q, k, v, dO, **options)
     wide = (x.double() for x in (q, k, v, dO))
     check(got, gradients(stages.by_number(3), *wide, **options), bounds(q, k, v, dO))
 
@@ -99,8 +99,8 @@ def test_lengths_of_any_stride():
     apart = torch.full((6,), 9, dtype=torch.int32)
     apart[::2] = lengths(2, 5, 0)
     for seqlens_k in (apart[::2], lengths(4).expand(3)):
-        got = gradients(rung, q, k, v, dO, seqlens_k=seqlens_k)
-        want = gradients(rung, q, k, v, dO, seqlens_k=seqlens_k.clone())
+        got = gradients(stage, q, k, v, dO, seqlens_k=seqlens_k)
+        want = gradients(stage, q, k, v, dO, seqlens_k=seqlens_k.clone())
         assert all(map(torch.equal, got, want))
 
 
@@ -117,7 +117,7 @@ def test_nan_beyond_the_lengths_changes_no_bit(problem, tile):
             for b, length in enumerate(problem.seqlens_k):
                 x[b, :, length:] = number
         with in_tiles(tile):
-            answers.append(gradients(rung, q, k, v, dO, **options))
+            answers.append(gradients(stage, q, k, v, dO, **options))
     assert all(map(torch.equal, *answers))
     assert all(x.isfinite().all() for x in answers[1])
 
@@ -129,7 +129,7 @@ def test_nan_that_a_block_skips_changes_no_bit_of_its_gradients():
     for number in (0.0, math.nan):
         k[:, :, 32:] = v[:, :, 32:] = number
         with in_tiles((16, 16)):
-            answers.append(gradients(rung, q, k, v, dO, causal=True))
+            answers.append(gradients(stage, q, k, v, dO, causal=True))
     for zeros, poisoned in zip(*(x[:2] for x in answers), strict=True):  # o and dq
         assert torch.equal(zeros[:, :, :32], poisoned[:, :, :32])
         assert poisoned[:, :, :32].isfinite().all()
@@ -144,21 +144,21 @@ def test_what_a_row_that_sees_no_key_has_changes_no_bit(keys, number):
     for there in (0.0, number):
         q[:, :, : 48 - keys] = dO[:, :, : 48 - keys] = there
         with in_tiles((16, 16)):
-            answers.append(gradients(rung, q, k, v, dO, causal=True))
+            answers.append(gradients(stage, q, k, v, dO, causal=True))
     assert all(map(torch.equal, *answers))
     assert all(x.isfinite().all() for x in answers[0])
 
 
 def test_every_candidate_is_right():
     """Around the borders of its own tiles."""
-    kinds = [size for kernel in rung.TILES.values() for sizes in kernel.values() for size in sizes]
+    kinds = [size for kernel in stage.TILES.values() for sizes in kernel.values() for size in sizes]
     tiles = sorted({tile[:2] for size in kinds for tile in size})
     for M, N in tiles:
         assert max(M, N) <= s06_triton_flash2.LARGEST_TILE
         q, k, v, dO = (in_nan(x) for x in normal((1, 1, M + 1, N + 1, 16), 0))
         hidden = torch.arange(N + 1) > torch.arange(M + 1)[:, None] + N - M
         with in_tiles((M, N)):
-            got = gradients(rung, q, k, v, dO, causal=True)
+            got = gradients(stage, q, k, v, dO, causal=True)
         want = true_gradients(q, k, v, dO, hidden[None, None])
         check(got, want, bounds(q, k, v, dO))
 
@@ -169,23 +169,23 @@ def test_every_candidate_is_right():
 def test_runs_are_the_same_bit_for_bit():
     q, k, v, dO = normal((2, 4, 40, 37, 8), 0, torch.float16)
     options = {"causal": True, "seqlens_k": lengths(37, 7)}
-    first = gradients(rung, q, k[:, :2], v[:, :2], dO, **options)
+    first = gradients(stage, q, k[:, :2], v[:, :2], dO, **options)
     for _ in range(9):
-        again = gradients(rung, q, k[:, :2], v[:, :2], dO, **options)
+        again = gradients(stage, q, k[:, :2], v[:, :2], dO, **options)
         assert all(map(torch.equal, again, first))
 
 
 def test_nothing_is_written_outside_the_outputs():
     q, k, v, dO = leaves((2, 2, 37, 41, 5), heads=1)
     with guarded_outputs() as asked:
-        rung.attend(q, k, v, causal=True).backward(dO)
+        stage.attend(q, k, v, causal=True).backward(dO)
     rows, keys = (2, 2, 37), (2, 1, 41, 5)
     assert asked == [rows, (*rows, 5), rows, keys, keys, (*rows, 5)]  # lse, o, delta, dk, dv, dq
 
 
 def test_what_is_kept_is_o_and_the_lse():
     q, k, v, _ = leaves((2, 2, 37, 41, 5))
-    o = rung.attend(q, k, v)
+    o = stage.attend(q, k, v)
     kept = o.grad_fn.saved_tensors[:5]
     assert all(map(torch.equal, kept[:4], (q, k, v, o)))
     plain = torch.zeros(1, 1, 37, 41, dtype=torch.bool)
@@ -200,7 +200,7 @@ def test_offsets_beyond_32_bits(way):
     nq, nk, d, *strides = FAR[way]
     near = normal((1, 1, nq, nk, d), 0, torch.float16)
     far = [far_away(x, *strides) for x in near]
-    got, want = (rung.backward(*q_k_v_o_lse_dO(*x), True, None) for x in (far, near))
+    got, want = (stage.backward(*q_k_v_o_lse_dO(*x), True, None) for x in (far, near))
     assert all(map(torch.equal, got, want))
 
 
@@ -224,20 +224,20 @@ def test_any_strides_of_the_gradient():
         torch.ones(()).expand(2, 3, 5, 4),  # what sum() sends
     ):
         assert not dO.is_contiguous()
-        got = torch.autograd.grad(rung.attend(q, k, v), (q, k, v), dO)
+        got = torch.autograd.grad(stage.attend(q, k, v), (q, k, v), dO)
         want = true_gradients(q, k, v, dO)[1:]
         for x, y, bound in zip(got, want, gradient_rounding(q, k, v, dO), strict=True):
             assert_close(x, y, bound)
-    for x, y in zip(torch.autograd.grad(rung.attend(q, k, v).sum(), (q, k, v)), got, strict=True):
+    for x, y in zip(torch.autograd.grad(stage.attend(q, k, v).sum(), (q, k, v)), got, strict=True):
         assert torch.equal(x, y)
 
 
 @pytest.mark.parametrize("needs", ["q", "k", "v", "qk", "qv", "kv", ""])
 def test_some_of_them_require_grad(needs):
     q, k, v, dO = leaves()
-    want = torch.autograd.grad(rung.attend(q, k, v), (q, k, v), dO)
+    want = torch.autograd.grad(stage.attend(q, k, v), (q, k, v), dO)
     some = [x.detach().requires_grad_(name in needs) for name, x in zip("qkv", (q, k, v))]
-    o = rung.attend(*some)
+    o = stage.attend(*some)
     assert o.requires_grad == bool(needs)
     if needs:
         o.backward(dO)
@@ -250,14 +250,14 @@ def test_what_nobody_wants_is_not_computed(monkeypatch):
 
     class Watched:
         def __init__(self, name):
-            self.name, self.kernel = name, getattr(rung, name)
+            self.name, self.kernel = name, getattr(stage, name)
 
         def __getitem__(self, grid):
             launched.append(self.name)
             return self.kernel[grid]
 
     for name in ("dk_dv_kernel", "dq_kernel"):
-        monkeypatch.setattr(rung, name, Watched(name))
+        monkeypatch.setattr(stage, name, Watched(name))
     for needs, kernels in {
         "q": ["dq_kernel"], "k": ["dk_dv_kernel"], "v": ["dk_dv_kernel"],
         "kv": ["dk_dv_kernel"], "qkv": ["dk_dv_kernel", "dq_kernel"],
@@ -265,16 +265,16 @@ def test_what_nobody_wants_is_not_computed(monkeypatch):
         q, k, v, dO = leaves()
         some = [x.detach().requires_grad_(name in needs) for name, x in zip("qkv", (q, k, v))]
         launched.clear()
-        rung.attend(*some).backward(dO)
+        stage.attend(*some).backward(dO)
         assert launched == kernels, needs
 
 
 @pytest.mark.parametrize("how", [torch.no_grad, torch.inference_mode])
 def test_without_gradients(how):
     q, k, v, _ = leaves()
-    want = rung.attend(q, k, v)
+    want = stage.attend(q, k, v)
     with how():
-        o = rung.attend(q, k, v)
+        o = stage.attend(q, k, v)
     assert not o.requires_grad and o.grad_fn is None
     assert torch.equal(o, want)
     assert torch.equal(o, s06_triton_flash2.attend(q.detach(), k.detach(), v.detach()))
@@ -282,40 +282,40 @@ def test_without_gradients(how):
 
 def test_one_tensor_as_q_k_and_v():
     x, _, _, dO = leaves((1, 2, 5, 5, 4))
-    got = torch.autograd.grad(rung.attend(x, x, x), x, dO)[0]
+    got = torch.autograd.grad(stage.attend(x, x, x), x, dO)[0]
     want = sum(true_gradients(x, x, x, dO)[1:])
     assert_close(got, want, sum(gradient_rounding(x, x, x, dO)))
 
 
 def test_used_twice_in_one_graph():
     q, k, v, dO = leaves((1, 2, 5, 5, 4))
-    once = torch.autograd.grad(rung.attend(q, k, v), (q, k, v), dO)
+    once = torch.autograd.grad(stage.attend(q, k, v), (q, k, v), dO)
     for x, y in zip(
-        torch.autograd.grad(rung.attend(q, k, v) + rung.attend(q, k, v), (q, k, v), dO),
+        torch.autograd.grad(stage.attend(q, k, v) + stage.attend(q, k, v), (q, k, v), dO),
         once,
         strict=True,
     ):
         assert torch.equal(x, 2 * y)
     # the output of one is the input of the next: as the two steps one by one
-    o = rung.attend(q, k, v)
+    o = stage.attend(q, k, v)
     middle = o.detach().requires_grad_()
-    dm, dk2, dv2 = torch.autograd.grad(rung.attend(middle, k, v), (middle, k, v), dO)
+    dm, dk2, dv2 = torch.autograd.grad(stage.attend(middle, k, v), (middle, k, v), dO)
     dq, dk1, dv1 = torch.autograd.grad(o, (q, k, v), dm)
-    deep = torch.autograd.grad(rung.attend(rung.attend(q, k, v), k, v), (q, k, v), dO)
+    deep = torch.autograd.grad(stage.attend(stage.attend(q, k, v), k, v), (q, k, v), dO)
     assert all(map(torch.equal, deep, (dq, dk1 + dk2, dv1 + dv2)))
 
 
 def test_gradients_add_up_where_there_are_some():
     q, k, v, dO = leaves()
-    rung.attend(q, k, v).backward(dO)
+    stage.attend(q, k, v).backward(dO)
     first = [x.grad.clone() for x in (q, k, v)]
-    rung.attend(q, k, v).backward(dO)
+    stage.attend(q, k, v).backward(dO)
     assert all(torch.equal(x.grad, 2 * y) for x, y in zip((q, k, v), first, strict=True))
 
 
 def test_two_passes_through_one_graph_are_the_same():
     q, k, v, dO = leaves()
-    o = rung.attend(q, k, v, causal=True, seqlens_k=lengths(9, 4))
+    o = stage.attend(q, k, v, causal=True, seqlens_k=lengths(9, 4))
     first = torch.autograd.grad(o, (q, k, v), dO, retain_graph=True)
     torch.autograd.grad(o, (q, k, v), 4 * dO, retain_graph=True)
     again = torch.autograd.grad(o, (q, k, v), dO, retain_graph=True)
@@ -327,13 +327,13 @@ def test_two_passes_through_one_graph_are_the_same():
 
 def test_a_gradient_of_a_gradient_is_refused():
     q, k, v, dO = leaves()
-    plain = torch.autograd.grad(rung.attend(q, k, v), (q, k, v), dO)
+    plain = torch.autograd.grad(stage.attend(q, k, v), (q, k, v), dO)
     dO.requires_grad_()
-    graphed = torch.autograd.grad(rung.attend(q, k, v), (q, k, v), dO, create_graph=True)
+    graphed = torch.autograd.grad(stage.attend(q, k, v), (q, k, v), dO, create_graph=True)
     assert all(map(torch.equal, plain, graphed))  # a graph that nobody goes back through is fine
     assert all(x.requires_grad for x in graphed)
     for wrt in (q, k, v, dO):
-        with pytest.raises(RuntimeError, match=r"rung 7 .*differentiated twice.*use rung 3"):
+        with pytest.raises(RuntimeError, match=r"stage 7 .*differentiated twice.*use stage 3"):
             torch.autograd.grad(sum(x.sum() for x in graphed), wrt, retain_graph=True)
 
 
@@ -342,7 +342,7 @@ def test_what_changes_in_place_before_the_backward_pass_is_refused(name):
     q, k, v, dO = leaves()
     q, k, v = (x * 1 for x in (q, k, v))  # no leaves: those refuse by themselves
     seqlens_k = lengths(9, 4)
-    o = rung.attend(q, k, v, seqlens_k=seqlens_k)
+    o = stage.attend(q, k, v, seqlens_k=seqlens_k)
     with torch.no_grad():
         {"q": q, "k": k, "v": v, "seqlens_k": seqlens_k, "o": o}[name].mul_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -362,11 +362,11 @@ def test_autocast(dtype, mixed):
         v = v.detach().to(torch.float16).requires_grad_()
     options = {"causal": True, "seqlens_k": lengths(9, 4)}
     with torch.autocast("cpu", dtype=torch.float16):
-        o = rung.attend(q, k, v, **options)
+        o = stage.attend(q, k, v, **options)
     assert o.dtype == torch.float16
     grads = torch.autograd.grad(o, (q, k, v), dO.half())
     cast = [x.detach().half() for x in (q, k, v)]
-    want = gradients(rung, *cast, dO.half(), **options)
+    want = gradients(stage, *cast, dO.half(), **options)
     assert torch.equal(o, want[0])
     for x, grad, y in zip((q, k, v), grads, want[1:], strict=True):
         assert grad.dtype == x.dtype
@@ -374,14 +374,14 @@ def test_autocast(dtype, mixed):
 
 
 def test_a_training_step_under_autocast():
-    """Rung 7 between torch's own operations, the backward pass within autocast and without."""
+    """Stage 7 between torch's own operations, the backward pass within autocast and without."""
     g = torch.Generator().manual_seed(0)
     x = torch.randn(2, 5, 12, generator=g)
     weight = torch.randn(12, 36, generator=g).mul_(12**-0.5).requires_grad_()
 
     def by_hand(q, k, v, **options):
         with torch.autocast("cpu", enabled=False):
-            return rung.attend(q.half(), k.half(), v.half(), **options)
+            return stage.attend(q.half(), k.half(), v.half(), **options)
 
     def step(attend, backward_within):
         weight.grad = None
@@ -401,7 +401,7 @@ def test_a_training_step_under_autocast():
     loss, grad = step(by_hand, False)
     assert loss > 0 and (grad.abs().amax(0) > 0).all()
     for within in (False, True):
-        assert all(map(torch.equal, step(rung.attend, within), (loss, grad)))
+        assert all(map(torch.equal, step(stage.attend, within), (loss, grad)))
 
 
 def test_float64_under_autocast_stays_and_is_refused():
@@ -410,13 +410,13 @@ def test_float64_under_autocast_stays_and_is_refused():
         torch.autocast("cpu", dtype=torch.float16),
         pytest.raises(ValueError, match=r"^q: got dtype float64: "),
     ):
-        rung.attend(q, k, v)
+        stage.attend(q, k, v)
     half = q.detach().half()
     with (
         torch.autocast("cpu", dtype=torch.float16),
         pytest.raises(ValueError, match=r"^k: got dtype float64, expected q's float16"),
     ):
-        rung.attend(half, k, v)
+        stage.attend(half, k, v)
 
 
 def test_bfloat16_under_autocast_is_refused_in_the_interpreter():
@@ -425,18 +425,18 @@ def test_bfloat16_under_autocast_is_refused_in_the_interpreter():
         torch.autocast("cpu", dtype=torch.bfloat16),
         pytest.raises(ValueError, match=r"^q: got dtype bfloat16: .*interpreter"),
     ):
-        rung.attend(q, k, v)
+        stage.attend(q, k, v)
 
 
 def test_mixed_dtypes_without_autocast_are_refused():
     q, k, v, _ = leaves()
     with pytest.raises(ValueError, match=r"^k: got dtype float16, expected q's float32"):
-        rung.attend(q, k.detach().half(), v)
+        stage.attend(q, k.detach().half(), v)
     with (
         torch.autocast("cpu", dtype=torch.float16, enabled=False),
         pytest.raises(ValueError, match=r"^k: got dtype float16, expected q's float32"),
     ):
-        rung.attend(q, k.detach().half(), v)
+        stage.attend(q, k.detach().half(), v)
 
 
 def test_integers_are_refused_under_autocast_as_without():
@@ -445,4 +445,4 @@ def test_integers_are_refused_under_autocast_as_without():
         torch.autocast("cpu", dtype=torch.float16),
         pytest.raises(ValueError, match=r"^v: got dtype int64"),
     ):
-        rung.attend(q, k, v.detach().long())
+        stage.attend(q, k, v.detach().long())

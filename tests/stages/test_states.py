@@ -1,9 +1,9 @@
-"""The Triton rungs hold, after each tile, what the NumPy reference holds (harness/lessons/trace.py).
+"""The Triton stages hold, after each tile, what the NumPy reference holds (harness/lessons/trace.py).
 
 A recorder is the shipped file with a few lines put in by text substitution, each found exactly
 once, as in test_mutants.py: the kernel then writes m_i, l_i and acc of each row after each tile
 into `states`, (B * H, tiles, Nq, 2 + d) float32, which `attend` returns beside o, with BLOCK_N. A
-place that no program wrote is NaN. A recorder writes m_i in natural units: a rung that keeps it in
+place that no program wrote is NaN. A recorder writes m_i in natural units: a stage that keeps it in
 others (log2) turns it back in the line that it puts in.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rung_checks import device_of, hidden_keys, options_of, relative_rounding
+from stage_checks import device_of, hidden_keys, options_of, relative_rounding
 from test_mutants import mutate
 
 import stages
@@ -43,13 +43,13 @@ ONE_KERNEL = (
     RETURN,
 )
 
-# rung 6's loop is a function of its own; without masks or with, it is called for either part
+# stage 6's loop is a function of its own; without masks or with, it is called for either part
 LAUNCH, VISITED = "    def launch(config: autotune.Config) -> None:\n", "        visited += 1\n"
 NAMES = """\
         offs_m, offs_d = rows, tl.arange(0, BLOCK_D)
         q_mask = (rows[:, None] < Nq) & (offs_d[None, :] < d)
 """
-LN_2 = "m_i * 0.6931471805599453"  # rung 6 keeps log2(e) times the scores
+LN_2 = "m_i * 0.6931471805599453"  # stage 6 keeps log2(e) times the scores
 SPLIT_LOOP = (
     ("    start, end, rows", "    start, end, states_ptr, Nq, Nk, rows"),
     ("        0, full, rows", "        0, full, states_ptr, Nq, Nk, rows"),
@@ -74,7 +74,7 @@ SHAPES = [(3, 1, 16), (5, 64, 16), (4, 65, 8), (33, 192, 16), (7, 150, 40)]
 
 
 def recorder(number, folder, *more):
-    """The recorder of a rung, changed by the pairs of `more`, too, and imported."""
+    """The recorder of a stage, changed by the pairs of `more`, too, and imported."""
     shipped = Path(stages.by_number(number).__file__).read_text(encoding="utf-8")
     path = folder / f"records_{number}_{len(more)}.py"
     path.write_text(mutate(mutate(shipped, RECORDERS[number]), more), encoding="utf-8")
@@ -88,10 +88,10 @@ def problem(inputs, nq, nk, d, device, causal=False, seqlens_k=None):
     )  # fmt: skip
 
 
-def states_of(rung, asked):
-    """q, k, v, o, and the states, (tiles, B, H, Nq, 2 + d), of `rung` for a problem; its tile."""
+def states_of(stage, asked):
+    """q, k, v, o, and the states, (tiles, B, H, Nq, 2 + d), of `stage` for a problem; its tile."""
     q, k, v = make_inputs(asked)
-    o, states, tile = rung.attend(q, k, v, **options_of(asked))
+    o, states, tile = stage.attend(q, k, v, **options_of(asked))
     states = states.unflatten(0, q.shape[:2]).movedim(2, 0).cpu().numpy()
     return (q, k, v), o.cpu().numpy(), states, tile
 
@@ -113,7 +113,7 @@ def assert_near(got, want, bound, what):
     assert near.all(), f"{what} is off, {got[~near][:3]} for {want[~near][:3]}"
 
 
-def check_online(rung, asked):
+def check_online(stage, asked):
     """m_i, l_i, acc after every tile, and the output, are the reference's but for rounding.
 
     relative_rounding bounds what float32 may do to a score, absolutely, by E / 2, and to a
@@ -121,12 +121,12 @@ def check_online(rung, asked):
     exp(s - m_i), each off by E of itself, and acc a sum of those times v. A block that visits no
     more tiles leaves NaN behind: it must have gone as far as any of its rows sees, and no further.
     """
-    (q, k, v), o, states, tile = states_of(rung, asked)
+    (q, k, v), o, states, tile = states_of(stage, asked)
     seen = visible_keys(asked)
     E, v_max = relative_rounding(q, k), v.abs().max().item()
     steps = reference(q, k, v, tile, seen)
     assert len(states) == math.ceil(asked.nk / tile) >= len(steps)
-    block = rung.launch_config(asked.d, q.dtype, "ieee")["BLOCK_M"]
+    block = stage.launch_config(asked.d, q.dtype, "ieee")["BLOCK_M"]
     furthest = [seen[..., i : i + block].max(-1) for i in range(0, asked.nq, block)]
     furthest = np.stack([furthest[i // block] for i in range(asked.nq)], -1)  # (B, H, Nq)
     for index, state in enumerate(states):
@@ -142,9 +142,9 @@ def check_online(rung, asked):
     assert_near(o, steps[-1].o, E * v_max, "o")
 
 
-def check_lite(rung, asked):
+def check_lite(stage, asked):
     """acc after every tile, right or wrong, is the reference's: the same mistake."""
-    (q, k, v), o, states, tile = states_of(rung, asked)
+    (q, k, v), o, states, tile = states_of(stage, asked)
     bound = relative_rounding(q, k) * v.abs().max().item()  # a tile: its weights sum to 1
     steps = reference(q, k, v, tile)
     assert len(states) == len(steps)
@@ -163,9 +163,9 @@ def test_every_recorder_is_checked():
 @pytest.mark.parametrize("inputs", ["normal", "peaky"])
 @pytest.mark.parametrize("number", RECORDERS)
 def test_the_states_are_the_references(number, inputs, tmp_path):
-    rung = recorder(number, tmp_path)
+    stage = recorder(number, tmp_path)
     for shape in SHAPES:
-        CHECKS[number](rung, problem(inputs, *shape, device_of(rung)))
+        CHECKS[number](stage, problem(inputs, *shape, device_of(stage)))
 
 
 # nq, nk, causal, seqlens_k: several blocks of queries and tiles of keys; rows that see nothing
@@ -181,9 +181,9 @@ MASKS = [
 @pytest.mark.parametrize("inputs", ["normal", "peaky"])
 @pytest.mark.parametrize("number", [number for number in RECORDERS if number >= 6])
 def test_the_states_under_masks_are_the_references(number, inputs, tmp_path):
-    rung = recorder(number, tmp_path)
+    stage = recorder(number, tmp_path)
     for nq, nk, causal, seqlens_k in MASKS:
-        check_online(rung, problem(inputs, nq, nk, 8, device_of(rung), causal, seqlens_k))
+        check_online(stage, problem(inputs, nq, nk, 8, device_of(stage), causal, seqlens_k))
 
 
 # mistakes that the output doesn't show: as long as nothing overflows, any number does for the max
@@ -197,32 +197,32 @@ SILENT = {
 
 @pytest.mark.parametrize("name", SILENT)
 def test_a_wrong_state_is_found_where_the_output_is_right(name, tmp_path):
-    rung = recorder(5, tmp_path, SILENT[name])
-    asked = problem("normal", 5, 150, 16, device_of(rung))
-    (q, k, v), o, _, tile = states_of(rung, asked)
+    stage = recorder(5, tmp_path, SILENT[name])
+    asked = problem("normal", 5, 150, 16, device_of(stage))
+    (q, k, v), o, _, tile = states_of(stage, asked)
     bound = relative_rounding(q, k) * v.abs().max().item()
     assert_near(o, reference(q, k, v, tile)[-1].o, bound, "o")
     with pytest.raises(AssertionError, match=r"(m_i|l_i) after tile \d is off"):
-        check_online(rung, asked)
+        check_online(stage, asked)
 
 
 def test_what_was_not_recorded_is_found(tmp_path):
-    rung = recorder(5, tmp_path, ("l_i, mask=offs_m < Nq)", "l_i, mask=offs_m < Nq - 1)"))
+    stage = recorder(5, tmp_path, ("l_i, mask=offs_m < Nq)", "l_i, mask=offs_m < Nq - 1)"))
     with pytest.raises(AssertionError, match="l_i after tile 0"):
-        check_online(rung, problem("normal", 5, 150, 16, device_of(rung)))
+        check_online(stage, problem("normal", 5, 150, 16, device_of(stage)))
 
 
 def test_a_tile_visited_in_vain_is_found(tmp_path):
     last = "tl.minimum(start_m + BLOCK_M, Nq) + shift"
-    rung = recorder(6, tmp_path, (last, f"{last} + BLOCK_N"))
-    asked = problem("normal", 150, 150, 8, device_of(rung), causal=True)
-    (q, k, v), o, _, tile = states_of(rung, asked)
+    stage = recorder(6, tmp_path, (last, f"{last} + BLOCK_N"))
+    asked = problem("normal", 150, 150, 8, device_of(stage), causal=True)
+    (q, k, v), o, _, tile = states_of(stage, asked)
     want = reference(q, k, v, tile, visible_keys(asked))[-1].o
     assert_near(
         o, want, relative_rounding(q, k) * v.abs().max().item(), "o"
     )  # but the output is right
     with pytest.raises(AssertionError, match="visits of tile"):
-        check_online(rung, asked)
+        check_online(stage, asked)
 
 
 @pytest.mark.parametrize("number", RECORDERS)

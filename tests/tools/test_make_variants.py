@@ -1,4 +1,4 @@
-"""Each variant of rung 6 is right, masks and LSE too: what is measured is one change, not a bug."""
+"""Each variant of stage 6 is right, masks and LSE too: what is measured is one change, not a bug."""
 
 import ast
 import importlib.util
@@ -36,7 +36,7 @@ def test_all_are_tested(tool):
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no wheel of triton")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("causal", "lengths"), [(False, None), (True, (0, 70)), (True, None)])
-def test_a_variant_answers_as_rung_6_does(variants, name, causal, lengths):
+def test_a_variant_answers_as_stage_6_does(variants, name, causal, lengths):
     generator = torch.Generator().manual_seed(3)
     q, k, v = (
         4 * torch.randn(2, heads, n, 16, generator=generator)
@@ -46,7 +46,7 @@ def test_a_variant_answers_as_rung_6_does(variants, name, causal, lengths):
     options = {"causal": causal, "seqlens_k": seqlens_k}
     o, lse = variants[name].attend_with_lse(q, k, v, **options)
     want, want_lse = stages.by_number(6).attend_with_lse(q, k, v, **options)
-    # both are right to a few roundings of scores up to s_max: tests/stages hold rung 6 to float64
+    # both are right to a few roundings of scores up to s_max: tests/stages hold stage 6 to float64
     scores = q @ k.repeat_interleave(2, dim=1).transpose(-2, -1) / 4
     bound = 16 * torch.finfo(torch.float32).eps * (1 + scores.abs().max())
     assert ((o - want).abs() <= bound * v.abs().max()).all()
@@ -57,8 +57,10 @@ def test_a_variant_answers_as_rung_6_does(variants, name, causal, lengths):
 
 
 def test_the_normalised_one_divides_once_a_row_and_tile_and_never_after(tool):
-    """As docs/walkthrough/5-triton-online.md writes it: rung 6 divides a row of acc, at the end."""
-    shipped, changed = (ast.parse(x) for x in (tool.RUNG_6.read_text(), tool.variant("normalised")))
+    """As docs/walkthrough/5-triton-online.md writes it: stage 6 divides a row of acc, at the end."""
+    shipped, changed = (
+        ast.parse(x) for x in (tool.STAGE_6.read_text(), tool.variant("normalised"))
+    )
     for tree, in_a_tile, at_the_end in ((shipped, 0, 1), (changed, 1, 0)):
         kernels = {x.name: x for x in tree.body if isinstance(x, ast.FunctionDef)}
         for name, expected in (("visit_tiles", in_a_tile), ("attention_kernel", at_the_end)):

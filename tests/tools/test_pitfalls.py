@@ -1,4 +1,4 @@
-"""Each pitfall that the walkthrough tells of is one: the shipped rung is right, the change wrong.
+"""Each pitfall that the walkthrough tells of is one: the shipped stage is right, the change wrong.
 
 The committed record is what comes out here, too: the same text changed, gone wrong the same way.
 """
@@ -52,7 +52,7 @@ def test_a_pitfall_is_one_and_its_record_is_true(tool, record, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_shipped_rung_is_right_on_the_same_problem(tool, name):
+def test_the_shipped_stage_is_right_on_the_same_problem(tool, name):
     pitfall = tool.PITFALLS[name]
     oracles = make_oracles(pitfall.problem)
     verdict = judge_outputs(tool.ask(by_number(pitfall.stage), pitfall.problem), oracles)

@@ -1,0 +1,38 @@
+"""A fake stage: one NaN in dv."""
+
+import torch
+
+import stages
+from stages.contract import Stage
+
+STAGE = Stage(
+    number=90,
+    name="grad_nan",
+    title="grad_nan",
+    idea="one NaN in dv",
+    gradients=True,
+)
+
+
+def gradients(q, k, v, dO):
+    """dq, dk, dv as stage 3 has them."""
+    with torch.enable_grad():
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        return torch.autograd.grad(stages.by_number(3).attend(*leaves), leaves, dO)
+
+
+class Nan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v):
+        ctx.save_for_backward(q, k, v)
+        return stages.by_number(3).attend(q, k, v)
+
+    @staticmethod
+    def backward(ctx, dO):
+        dq, dk, dv = gradients(*ctx.saved_tensors, dO)
+        dv[..., -1, -1] = float("nan")
+        return dq, dk, dv
+
+
+def attend(q, k, v):
+    return Nan.apply(q, k, v)

@@ -1,0 +1,25 @@
+"""A fake stage: a message to the harness that is no JSON."""
+
+import contextlib
+import os
+import stat
+
+import stages
+from stages.contract import Stage
+
+STAGE = Stage(
+    number=90,
+    name="talks_garbage",
+    title="talks_garbage",
+    idea="a message to the harness that is no JSON",
+)
+GARBAGE = b"\x00\x00\x00\x05hello"
+
+
+def attend(q, k, v):
+    if q.shape[2] > 16:  # not in the warm-up
+        for handle in range(3, 256):
+            with contextlib.suppress(OSError):
+                if stat.S_ISSOCK(os.fstat(handle).st_mode):
+                    os.write(handle, GARBAGE)
+    return stages.by_number(3).attend(q, k, v)
