@@ -34,7 +34,7 @@ from harness.views import cell_tables, lines
 
 __all__ = [
     "Exercise", "Records", "code", "drawn", "full_load", "gif", "here", "judged", "measure",
-    "picture", "plot", "problem", "ratio", "recorded", "rows", "rungs", "runs", "side_by_side",
+    "picture", "plot", "problem", "ratio", "recorded", "rows", "runs", "side_by_side", "stages",
 ]  # fmt: skip
 
 Record = Mapping[str, Any]
@@ -85,9 +85,9 @@ def measure(stage: Sequence[str | Path] = (), **options: object) -> Records:
     """`ladder run` with these options, in a process of its own; its records come back.
 
     stages="0,1", n="8,16", d=16, paired=True, direction="train" ... as `ladder run --help` has
-    them; `stage` are the files of your own stages. The device is the GPU where there is one. A stage
-    that is wrong or crashes is a row like another. Raises RuntimeError, with ladder's own line,
-    where the run could not be made.
+    them; `stage` are the files of your own stages. The device is the GPU where there is one. A
+    stage that is wrong or crashes is a row like another. Raises RuntimeError, with ladder's own
+    line, where the run could not be made.
     """
     words = [word for path in stage for word in ("--stage", str(path))]
     for name, value in options.items():
@@ -249,7 +249,7 @@ def problem(
     )
 
 
-def infos(*numbers: int) -> Shown:
+def stages(*numbers: int) -> Shown:
     """What these stages say of themselves: their idea, and what still hurts."""
     import stages
 
@@ -257,4 +257,4 @@ def infos(*numbers: int) -> Shown:
     for number in numbers:
         stage = stages.by_number(number).STAGE
         body.append((f"{number} {stage.title}", stage.idea, stage.still_hurts))
-    return rows(("info", "the one idea", "still hurts"), body, left=3)
+    return rows(("stage", "the one idea", "still hurts"), body, left=3)

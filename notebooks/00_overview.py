@@ -70,8 +70,8 @@ print("\n".join(nb.code(1, "attend_head").lines))
 # ## Predict
 #
 # **Write down a guess for each: how many times faster than stage 0 (an object for each
-# multiplication) is stage 1 (plain Python), stage 2 (C++, with a graph), stage 3 (three operations of
-# torch)? At $N = 64$, $d = 16$, on one thread of this machine.**
+# multiplication) is stage 1 (plain Python), stage 2 (C++, with a graph), stage 3 (three operations
+# of torch)? At $N = 64$, $d = 16$, on one thread of this machine.**
 
 # %%
 run = nb.measure(stages="0,1,2,3", n="16,32,64", d=16, paired=True)

@@ -14,9 +14,9 @@
 # %% [markdown]
 # # From stage 0 to stage 1: throw the graph away
 #
-# Stage 0 computes attention with one Python object for each multiplication and addition. The objects
-# remember how they came about, so gradients come for free. Stage 1 runs the same loops on plain
-# floats.
+# Stage 0 computes attention with one Python object for each multiplication and addition. The
+# objects remember how they came about, so gradients come for free. Stage 1 runs the same loops on
+# plain floats.
 #
 # You will see: what an object an operation costs, in time and in memory, and what is lost without
 # it.
@@ -112,8 +112,8 @@ print("\n".join(nb.code(0, "Value").lines))
 # %% [markdown]
 # ## Measure
 #
-# **Write down: how many times faster is stage 1?** Then let the harness measure both. `paired` means
-# that they also take turns in one process, so that the ratio ("vs before") is fair.
+# **Write down: how many times faster is stage 1?** Then let the harness measure both. `paired`
+# means that they also take turns in one process, so that the ratio ("vs before") is fair.
 
 # %%
 run = nb.measure(stages="0,1", n="16,32,64", d=16, paired=True)

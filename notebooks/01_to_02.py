@@ -14,9 +14,9 @@
 # %% [markdown]
 # # From stage 1 to stage 2: compile the graph
 #
-# Stage 1 is loops on plain floats, and Python reads every one of its operations anew. Stage 2 writes
-# the loops in C++, and takes stage 0's graph back: each operation makes a node again, 48 bytes in an
-# arena. So gradients are back, too.
+# Stage 1 is loops on plain floats, and Python reads every one of its operations anew. Stage 2
+# writes the loops in C++, and takes stage 0's graph back: each operation makes a node again, 48
+# bytes in an arena. So gradients are back, too.
 #
 # You will see: that compiled code which *records everything* beats interpreted code which records
 # nothing.
@@ -121,8 +121,8 @@ run
 nb.plot(run, "time")
 
 # %% [markdown]
-# Look at the peak of stage 2 at $N = 64$: it is the graph that you predicted. (The harness reads the
-# process's resident memory: below 1 MB it tells nothing, and it says so.)
+# Look at the peak of stage 2 at $N = 64$: it is the graph that you predicted. (The harness reads
+# the process's resident memory: below 1 MB it tells nothing, and it says so.)
 
 # %%
 print(nb.ratio(run, 1, 2, nk=N))
@@ -175,7 +175,7 @@ nb.stages(1, 2)
 #
 # </details>
 #
-# **3.** Stage 0 sorts its graph topologically before it goes back; stage 2 does not. Why may it not?
+# **3.** Stage 0 sorts its graph topologically before it goes back; stage 2 doesn't. Why may it not?
 #
 # <details><summary>Answer</summary>
 #

@@ -320,7 +320,7 @@ run
 #
 # <details><summary>Answer</summary>
 #
-# `sum(step.bytes_loaded for step in steps)`, all of $K$ and $V$ once, in both stages. The correction
-# costs arithmetic, on numbers that are in registers already, and not one byte.
+# `sum(step.bytes_loaded for step in steps)`, all of $K$ and $V$ once, in both stages. The
+# correction costs arithmetic, on numbers that are in registers already, and not one byte.
 #
 # </details>

@@ -59,8 +59,8 @@ except ModuleNotFoundError:
 nb.measure(stages="3,5,6", n="64,200", d=16, causal=True)
 
 # %% [markdown]
-# Stage 5 refuses. Stage 3 takes the mask, but it computes all of $S$ first and then throws half of it
-# away: the mask costs it time, where it should save some.
+# Stage 5 refuses. Stage 3 takes the mask, but it computes all of $S$ first and then throws half of
+# it away: the mask costs it time, where it should save some.
 #
 # ## Predict
 #

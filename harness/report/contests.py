@@ -1,6 +1,7 @@
 """The generated parts of README and docs that come from `ladder bench`, `ladder train` and tools.
 
-As in harness/report/pages.py, every figure is a committed record's; what the sources claim stands beside.
+As in harness/report/pages.py, every figure is a committed record's; what the sources claim stands
+beside.
 """
 
 import shutil
@@ -12,7 +13,8 @@ from typing import Any
 from harness.isolation.child import show_bytes
 from harness.records.results import read
 from harness.report.text import GPU, find, machine, rows
-from harness.views import cell_tables, contest_plots, contests, training
+from harness.views import cell_tables, contest_plots, contests
+from harness.views import training as training_views
 
 Record = Mapping[str, Any]
 
@@ -36,7 +38,7 @@ def ratio(cell: Record, peer: str) -> str:
 
 
 def race(name: str, direction: str, stage: int, sizes: Sequence[int]) -> str:
-    """TFLOP/s of stage 3, one of our stages and the peers, by d, mask and N; ratios to the peers."""
+    """TFLOP/s of stage 3, one of ours and the peers, by d, mask and N; ratios to the peers."""
     env, cells = read(GPU / f"{name}.jsonl", "bench")
     body = []
     for d in (64, 128):
@@ -194,7 +196,7 @@ def source_004() -> str:
 def curves() -> str:
     """The training curves, judged."""
     env, records = read(GPU / "train.jsonl", "train")
-    return f"{training.markdown(env, records)}\n\n{machine(env)}"
+    return f"{training_views.markdown(env, records)}\n\n{machine(env)}"
 
 
 # a plot of `ladder bench` -> its name among the pictures of docs
@@ -223,7 +225,7 @@ def draw(folder: Path) -> list[Path]:
                 written.append(folder / f"{BENCH_PREFIX[name]}.png")
                 shutil.copy(Path(drafts) / f"{name}.png", written[-1])
     train_env, curves_records = read(GPU / "train.jsonl", "train")
-    training.plot(train_env, curves_records, folder / "loss.png")
+    training_views.plot(train_env, curves_records, folder / "loss.png")
     return [*written, folder / "loss.png"]
 
 

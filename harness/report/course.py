@@ -1,7 +1,7 @@
 """The generated parts of the course: docs/walkthrough, docs/memory.md, docs/expected-output.md.
 
-As in harness/report/pages.py: every figure is a committed record's or counted by harness/problems/cost.py. What is
-cited comes from harness/lessons/cited.py, with its source.
+As in harness/report/pages.py: every figure is a committed record's or counted by
+harness/problems/cost.py. What is cited comes from harness/lessons/cited.py, with its source.
 """
 
 from collections.abc import Callable, Mapping, Sequence

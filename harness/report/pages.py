@@ -89,7 +89,7 @@ def table_4_1() -> str:
                     for nq, nk in sizes
                 ]
             body.append([f"{stage} {title}", what, *figures])
-    header = ["info", "work", "N = 8", "16", "32", "64"]
+    header = ["stage", "work", "N = 8", "16", "32", "64"]
     return f"{rows(header, body)}\n\nTimes in ms, d = 16, float32. {machine(env)}"
 
 

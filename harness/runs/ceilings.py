@@ -2,9 +2,9 @@
 
 The matrix rate is 2 n^3 FLOPs over the time of one product of two n x n matrices by torch; the
 bandwidth is the bytes read and written over the time of one copy too large for the caches. Inputs
-are randn (a GPU runs zeros faster), the figure is the median of harness/measures/timing.py's samples after a
-warm-up, and each ceiling has a process of its own. On a CPU they are taken with one thread, as
-stages are timed, and with all.
+are randn (a GPU runs zeros faster), the figure is the median of harness/measures/timing.py's
+samples after a warm-up, and each ceiling has a process of its own. On a CPU they are taken with one
+thread, as stages are timed, and with all.
 """
 
 import tempfile

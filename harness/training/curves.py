@@ -21,10 +21,10 @@ What that is worth, where the stage's differences are draws of the same kind as 
 seeds, 20 windows, by simulation): beside 4 backends such a stage falls outside in 1 of 300 runs,
 beside 3 in 1 of 65, beside 2 in 1 of 7; in 1 of 70, 1 of 12 and nearly half of them where all
 differences grow by two thirds a window. So with fewer than LEAST_BACKENDS backends or LEAST_SEEDS
-seeds nothing is judged; the deviation is told all the same. A stage whose rounding errors are larger
-than any backend's may fall outside and train well: outside means that it is no draw of the same
-kind, not that it learns nothing. And where training itself is unstable, so that a rounding error
-turns a seed's curve, the spread is wide and a wrong stage may hide in it: the plot shows it.
+seeds nothing is judged; the deviation is told all the same. A stage whose rounding errors are
+larger than any backend's may fall outside and train well: outside means that it is no draw of the
+same kind, not that it learns nothing. And where training itself is unstable, so that a rounding
+error turns a seed's curve, the spread is wide and a wrong stage may hide in it: the plot shows it.
 """
 
 import math

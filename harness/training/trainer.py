@@ -1,7 +1,9 @@
 """`ladder train`: a small GPT learns with stages as its attention, and with SDPA beside them.
 
-A contestant, a stage or one of SDPA's backends, has a process of its own, where harness/training/loop.py trains the model of harness/training/gpt.py seed after seed; a record is what came of one
-seed. Whether the curves agree is told from the records alone, by harness/training/curves.py.
+A contestant, a stage or one of SDPA's backends, has a process of its own, where
+harness/training/loop.py trains the model of harness/training/gpt.py seed after seed; a record is
+what came of one seed. Whether the curves agree is told from the records alone, by
+harness/training/curves.py.
 """
 
 import math

@@ -85,8 +85,8 @@ def comparable(cell: Record) -> bool:
 def ratios(group: Sequence[Record], cell: Record) -> tuple[float | None, float | None]:
     """How many times faster `cell` is than the stage before it, and than stage 3.
 
-    The stage before is the next lower one of the ladder whose time may be compared. None where there
-    is nothing to compare.
+    The stage before is the next lower one of the ladder whose time may be compared. None where
+    there is nothing to compare.
     """
     if not comparable(cell):
         return None, None
@@ -102,7 +102,7 @@ def ratios(group: Sequence[Record], cell: Record) -> tuple[float | None, float |
 
 
 def rows_of(group: Sequence[Record]) -> list[Record]:
-    """The cells of a problem that have a row: one a stage, the unpaired one where there are both."""
+    """The cells of a problem that have a row: one per stage, unpaired where there are both."""
     rows = {(cell["stage"], cell["name"]): cell for cell in group if cell["paired"]}
     rows |= {(cell["stage"], cell["name"]): cell for cell in group if not cell["paired"]}
     return [rows[stage] for stage in sorted(rows)]

@@ -256,7 +256,7 @@ def show_share(record: Record | None, ceilings: Sequence[Record]) -> str:
 def roof_lines(
     group: Sequence[Record], names: Mapping[Contestant, str], ceilings: Sequence[Record]
 ) -> list[str]:
-    """How much of the measured matrix rate the newest stage reaches at each N, where it is known."""
+    """How much of the measured matrix rate the newest stage reaches at each N, where known."""
     ours, matrix = rivals(group)[0], roof_of(group[0], ceilings).matrix
     if ours is None or matrix is None:
         return []

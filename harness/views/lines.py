@@ -32,7 +32,7 @@ SIZES = ("nq", "nk")
 
 
 def families(cells: Sequence[Record]) -> list[list[Record]]:
-    """Cells that differ in N and stage only, grouped: one panel each. All of one Nq are a family."""
+    """Cells that differ in N and stage only, grouped: one panel each. One Nq is a family."""
     groups: dict[str, list[Record]] = {}
     for cell in cells:
         fields = [cell[field] for field in PROBLEM if field not in (*SIZES, "seqlens_k", "seed")]

@@ -1,11 +1,11 @@
 """The roofline, from records alone: a run's cells under the ceilings measured on its machine.
 
-A panel a dtype and precision. A point is one stage on one problem: across, its arithmetic intensity,
-the record's flops over its hbm_bytes (counted, harness/problems/cost.py); up, what it achieved, flops over
-time. The slanted roof is the copy bandwidth times the intensity, the flat one the matrix rate of
-that dtype and precision (harness/runs/ceilings.py): nothing that moves its bytes through memory can be
-above either. A point above the slanted roof didn't move them: they stayed in a cache. (Williams,
-Waterman and Patterson 2009.)
+A panel a dtype and precision. A point is one stage on one problem: across, its arithmetic
+intensity, the record's flops over its hbm_bytes (counted, harness/problems/cost.py); up, what it
+achieved, flops over time. The slanted roof is the copy bandwidth times the intensity, the flat one
+the matrix rate of that dtype and precision (harness/runs/ceilings.py): nothing that moves its bytes
+through memory can be above either. A point above the slanted roof didn't move them: they stayed in
+a cache. (Williams, Waterman and Patterson 2009.)
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,9 @@
 """What `ladder train` shows, from records alone: a table of verdicts, and loss.png.
 
 The plot's first panel has each contestant's loss against the step, averaged over windows as
-harness/training/curves.py has it; the second how far each is from the mean of SDPA's backends from the same
-seed, beside their spread and twice it: what the first can't show, since right curves lie on top of
-each other.
+harness/training/curves.py has it; the second how far each is from the mean of SDPA's backends from
+the same seed, beside their spread and twice it: what the first can't show, since right curves lie
+on top of each other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -198,7 +198,7 @@ def styled(
     env: Record, records: Sequence[Record]
 ) -> list[tuple[Record, dict[str, Any], str | None]]:
     """The records in the order in which they are drawn, each with its line's style, and a label
-    where it is the first of its contestant: stages wide, and SDPA's backends thin on top of them."""
+    where it is the first of its contestant: stages wide, SDPA's backends thin on top of them."""
     titles = cell_tables.titles(env)
     keys = sorted({(r["reference"], r["stage"], r["name"]) for r in records})
     index = {key: place % len(COLOURS) for place, key in enumerate(keys)}

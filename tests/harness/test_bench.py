@@ -580,7 +580,7 @@ def test_sdpa_on_one_backend_answers_as_stage_3_or_says_that_it_will_not():
 
 @pytest.mark.parametrize("path", sorted(PEERS.glob("p*.py")), ids=lambda path: path.stem)
 def test_a_peers_file_stands_alone(path):
-    """Loaded as any stage's file; asked for what it has no kernel for, or right where it has one."""
+    """Loaded as any stage's file; asked for what it has no kernel for, or right where it has."""
     import torch
 
     import stages

@@ -262,7 +262,8 @@ def test_rates_for_people(value, unit, text):
 
 
 def test_the_command_line_and_the_views_import_no_torch():
-    code = "import sys, harness.commands.app, harness.views.roofline; print(json.dumps('torch' in sys.modules))"
-    command = [sys.executable, "-c", f"import json; {code}"]
+    code = "import sys, harness.commands.app, harness.views.roofline\n"
+    code += "print(json.dumps('torch' in sys.modules))"
+    command = [sys.executable, "-c", f"import json\n{code}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) is False

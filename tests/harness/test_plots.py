@@ -97,11 +97,11 @@ def test_lines_are_told_apart_without_colour(tmp_path, figures):
         for n in (64, 128)
     ]
     lines.plot(make_env(cells), cells, tmp_path)
-    lines = [line for line in figures["time.png"].axes[0].get_lines() if not len(line.get_xdata())]
-    assert len(lines) == 8
-    assert len({line.get_marker() for line in lines}) == 8
-    assert len({str(line._dash_pattern) for line in lines}) == 8
-    assert len({line.get_color() for line in lines}) == 8
+    drawn = [line for line in figures["time.png"].axes[0].get_lines() if not len(line.get_xdata())]
+    assert len(drawn) == 8
+    assert len({line.get_marker() for line in drawn}) == 8
+    assert len({str(line._dash_pattern) for line in drawn}) == 8
+    assert len({line.get_color() for line in drawn}) == 8
 
 
 def test_points_leave_out_what_has_no_place():

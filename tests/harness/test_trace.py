@@ -372,7 +372,8 @@ def test_the_issues_own_command():
 
 
 def test_the_reference_and_the_command_line_need_no_torch():
-    code = "import sys, harness.lessons.trace, harness.commands.trace; assert 'torch' not in sys.modules"
+    code = "import sys, harness.lessons.trace, harness.commands.trace\n"
+    code += "assert 'torch' not in sys.modules"
     subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environ(), check=True, timeout=PATIENCE
     )

@@ -1,7 +1,8 @@
-"""Every stage is as exact as design.md's rule asks, and stage 3, which the rule leans on, by itself.
+"""Every stage is as exact as the project's rule asks, and stage 3, which it leans on, by itself.
 
-Bounds are the rule's (harness.measures.accuracy) or derived from eps (stage_checks); the figures that the
-issue itself gives for d = 64, N(0, 1), float32 are the only ones that stand here as numbers.
+Bounds are the rule's (harness.measures.accuracy) or derived from eps (stage_checks); the figures
+that the issue itself gives for d = 64, N(0, 1), float32 are the only ones that stand here as
+numbers.
 """
 
 import math

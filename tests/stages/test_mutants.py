@@ -38,8 +38,8 @@ from harness.measures.accuracy import make_oracle
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
 
-# b, h, nq, nk, d and the strides of q, k, v: small, since stage 0 has to bear them; each stage takes
-# as many of the keys as it is exact for
+# b, h, nq, nk, d and the strides of q, k, v: small, since stage 0 has to bear them; each stage
+# takes as many of the keys as it is exact for
 DENSE = ((0, 1, 2, 3), (1, 1, 1, 1))
 STRIDED = ((2, 0, 3, 1), (1, 2, 2, 1)), ((0, 3, 1, 2), (1, 1, 3, 2)), ((3, 2, 1, 0), (2, 1, 1, 3))
 BATTERY = {

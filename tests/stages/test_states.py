@@ -1,4 +1,4 @@
-"""The Triton stages hold, after each tile, what the NumPy reference holds (harness/lessons/trace.py).
+"""The Triton stages hold after each tile what harness/lessons/trace.py, in NumPy, holds.
 
 A recorder is the shipped file with a few lines put in by text substitution, each found exactly
 once, as in test_mutants.py: the kernel then writes m_i, l_i and acc of each row after each tile

@@ -1,4 +1,4 @@
-"""Each variant of stage 6 is right, masks and LSE too: what is measured is one change, not a bug."""
+"""Each variant of stage 6 is right, with masks and LSE: what is measured is one change, no bug."""
 
 import ast
 import importlib.util
@@ -57,7 +57,7 @@ def test_a_variant_answers_as_stage_6_does(variants, name, causal, lengths):
 
 
 def test_the_normalised_one_divides_once_a_row_and_tile_and_never_after(tool):
-    """As docs/walkthrough/5-triton-online.md writes it: stage 6 divides a row of acc, at the end."""
+    """As docs/walkthrough/5-triton-online.md says: stage 6 divides a row of acc at the end."""
     shipped, changed = (
         ast.parse(x) for x in (tool.STAGE_6.read_text(), tool.variant("normalised"))
     )
