@@ -28,7 +28,7 @@ from harness.lessons.html import Shown, together
 from harness.lessons.html import table as rows
 from harness.lessons.side_by_side import ROOT, code, fingerprint, side_by_side
 from harness.problems.problem import ITEMSIZE, Problem
-from harness.records.results import read
+from harness.records.jsonl import read
 from harness.report.text import machine
 from harness.views import cell_tables, lines
 
@@ -113,7 +113,7 @@ def python_path() -> str:
 
 
 def recorded(name: str, kind: str = "cell") -> Records:
-    """The committed records in results/`name`, of one kind of harness/records/results.py.
+    """The committed records in results/`name`, of one kind of harness/records/schema.py.
 
     Raises OSError where they aren't there: they come with the checkout, not with the package.
     """

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from harness.commands import app
-from harness.records.results import read
+from harness.records.jsonl import read
 
 ROOT = Path(__file__).parents[1]
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"

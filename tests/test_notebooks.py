@@ -18,7 +18,7 @@ import pytest
 from harness import notebook as nb
 from harness.lessons.exercise import BLANK
 from harness.lessons.side_by_side import braces, changed, extent, fingerprint, folded
-from harness.records.results import read
+from harness.records.jsonl import read
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "notebooks"

@@ -31,7 +31,7 @@ from harness.problems.directions import make_output_gradient, prepare
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
 from harness.records.environment import make_env
-from harness.records.results import Writer
+from harness.records.jsonl import Writer
 from harness.runs.runner import SEED
 from stages import machine
 

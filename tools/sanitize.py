@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 TOOLS = ("memcheck", "racecheck")
-FAKES = (4, 5, 6, 7)
+WITH_KERNELS = (4, 5, 6, 7)
 SHAPE = {"b": 2, "h": 4, "nq": 150, "nk": 210}  # ragged in every tile that there is
 SIZES = (59, 64, 128)
 FOUND = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")
@@ -51,7 +51,7 @@ def work() -> None:
 
     autotune.choose = launch_each  # type: ignore[assignment]
     b, h, nq, nk = SHAPE.values()
-    for number in FAKES:
+    for number in WITH_KERNELS:
         info = stages.by_number(number)
         stage = info.STAGE
         masks: list[dict[str, Any]] = [{}]
@@ -106,9 +106,9 @@ def main(out: Path) -> int:
     sys.path.insert(0, str(ROOT))
     from harness.isolation.roster import read_stages
     from harness.records import environment
-    from harness.records.results import Writer
+    from harness.records.jsonl import Writer
 
-    stages = [stage.to_json() for stage in read_stages() if stage.number in FAKES]
+    stages = [stage.to_json() for stage in read_stages() if stage.number in WITH_KERNELS]
     env = environment.make_env("cuda", [], stages, {"command": "tools/sanitize.py"})
     clean = True
     with Writer.create(out, env) as writer, ThreadPoolExecutor() as pool:
@@ -116,7 +116,7 @@ def main(out: Path) -> int:
         for tool, record in zip(TOOLS, pool.map(sanitize, TOOLS, logs), strict=True):
             writer.append(record)
             print(f"{tool}: {record['summary']} ({record['seconds']} s)", flush=True)
-            whole = len(record["ran"]) == len(FAKES) * len(SIZES) * 2
+            whole = len(record["ran"]) == len(WITH_KERNELS) * len(SIZES) * 2
             clean = clean and whole and record["errors"] == 0
     return int(not clean)
 

@@ -55,7 +55,8 @@ from harness.problems.directions import OUTPUTS
 from harness.problems.problem import DTYPES, INPUTS, PRECISIONS, REAL_D, Problem
 from harness.problems.real_inputs import HEADS, LAYERS, MAX_N
 from harness.records import environment
-from harness.records.results import FAILURES, BadRecord, WriteFailed, Writer, key, read
+from harness.records.jsonl import WriteFailed, Writer, read
+from harness.records.schema import FAILURES, BadRecord, key
 from harness.report import pages
 from harness.runs import ceilings, traffic
 from harness.runs.runner import (

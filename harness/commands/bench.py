@@ -32,7 +32,8 @@ from harness.commands.printed import show_printed
 from harness.isolation.roster import PEERS_FROM, StageInfo, read_stages
 from harness.problems.problem import DTYPES, Problem
 from harness.records import environment
-from harness.records.results import DIRECTIONS, WriteFailed
+from harness.records.jsonl import WriteFailed
+from harness.records.schema import DIRECTIONS
 from harness.runs import bench
 from harness.runs.runner import SEED, default_memory
 from harness.views import cell_tables, contest_plots, contests, roofline

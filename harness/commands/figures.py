@@ -8,7 +8,7 @@ import typer
 
 from harness.commands.options import UserError
 from harness.lessons import figures
-from harness.records.results import BadRecord
+from harness.records.schema import BadRecord
 
 
 def figures_command(

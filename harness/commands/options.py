@@ -11,7 +11,7 @@ import typer
 
 from harness.isolation.roster import StageInfo
 from harness.problems.problem import DEVICES
-from harness.records.results import WriteFailed, Writer, read
+from harness.records.jsonl import WriteFailed, Writer, read
 from harness.runs.runner import Record
 from harness.views import cell_tables
 

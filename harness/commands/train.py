@@ -31,7 +31,7 @@ from harness.commands.options import (
 from harness.commands.printed import show_printed
 from harness.isolation.roster import StageInfo, read_stages
 from harness.records import environment
-from harness.records.results import WriteFailed
+from harness.records.jsonl import WriteFailed
 from harness.runs.runner import Record, default_memory
 from harness.training import curves, trainer
 from harness.training import plan as train_plan

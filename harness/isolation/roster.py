@@ -39,7 +39,8 @@ class StageInfo:
     exact_up_to: int | None
     worth_up_to: Mapping[str, int]
     traffic: str  # what it moves through memory at the least (harness/problems/cost.py)
-    sha256: str
+    sha256: str  # of the file's bytes
+    syntax_sha256: str  # of its code (harness/records/syntax.py)
     modes: Mapping[str, str]  # device -> native, compiled or interpreted
     unavailable: Mapping[str, str | None]  # device -> why it can't run there
     refused: Mapping[str, Mapping[str, str | None]]  # device -> dtype -> why it won't take it
@@ -59,6 +60,7 @@ class StageInfo:
             "title": self.title,
             "exact_up_to": self.exact_up_to,
             "sha256": self.sha256,
+            "syntax_sha256": self.syntax_sha256,
         }
 
     def why_skip(self, problem: Problem) -> str | None:

@@ -324,6 +324,7 @@ def describe(connection: Connection, paths: list[str]) -> None:
     try:
         import stages
         from harness.problems.problem import DEVICES, DTYPES
+        from harness.records.syntax import digest
         from stages.contract import most_on_an_axis, why_not, why_not_dtype
     except ImportError as error:
         say(connection, "failed", reason=f"nothing runs without {error.name}: {error}")
@@ -336,6 +337,7 @@ def describe(connection: Connection, paths: list[str]) -> None:
             say(
                 connection, "stage", **fields,
                 sha256=hashlib.sha256(Path(path).read_bytes()).hexdigest(),
+                syntax_sha256=digest(Path(path).read_text(encoding="utf-8")),
                 modes={device: stage.mode(device) for device in DEVICES},
                 unavailable={device: why_not(stage, device) for device in DEVICES},
                 refused={

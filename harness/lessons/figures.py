@@ -64,7 +64,7 @@ def by_figure(figure: Callable[[Look], object]) -> Save:
 
 def memory_hierarchy(ceilings: Path) -> Save:
     from harness.lessons import figures_memory
-    from harness.records.results import read
+    from harness.records.jsonl import read
 
     env, records = read(ceilings, "ceiling")
     figures_memory.levels(records)  # raises before anything is written

@@ -77,7 +77,7 @@ LINKS = (
 def levels(ceilings: Sequence[Record]) -> list[Level]:
     """The levels from the fastest down, with what was measured of them.
 
-    `ceilings` are one machine's records (harness/records/results.py: CEILING); a copy on a GPU is
+    `ceilings` are one machine's records (harness/records/schema.py: CEILING); a copy on a GPU is
     HBM's, one on a CPU is main memory's. Raises ValueError where no copy is among them.
     """
     copies = [record for record in ceilings if record["what"] == "copy"]

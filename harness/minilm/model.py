@@ -37,7 +37,7 @@ from harness.isolation.worker import WrongOutput, blame, show
 from harness.problems.problem import REAL_D, Problem
 from harness.problems.real_inputs import HEADS, MAX_N
 from harness.records import environment
-from harness.records.results import Writer
+from harness.records.jsonl import Writer
 from harness.runs.runner import Record, expect
 from harness.views import cell_tables
 

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from harness.records.results import SCHEMA_VERSION
+from harness.records.schema import SCHEMA_VERSION
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.isolation.child import show_bytes
-from harness.records.results import read
+from harness.records.jsonl import read
 from harness.report.text import GPU, find, machine, rows
 from harness.views import cell_tables, contest_plots, contests
 from harness.views import training as training_views

@@ -15,7 +15,7 @@ from harness.isolation.child import show_bytes
 from harness.lessons import cited
 from harness.problems import cost
 from harness.problems.problem import Problem
-from harness.records.results import read
+from harness.records.jsonl import read
 from harness.report.text import GPU, RESULTS, ROOT, find, machine, rows, there
 from harness.runs.traffic import moved
 from harness.views import cell_tables

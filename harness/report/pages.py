@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.isolation.child import show_bytes
 from harness.problems.cost import source_intensity
-from harness.records.results import read
+from harness.records.jsonl import read
 from harness.report import contests, course
 from harness.report.text import GPU, RESULTS, ROOT, find, machine, rows, there
 from harness.runs import traffic

@@ -1,9 +1,10 @@
 """What the generated parts of README and docs are made with: records found, Markdown tables."""
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from harness.records.syntax import digest, digest_of_version
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -33,15 +34,17 @@ def there(cells: Sequence[Record]) -> list[tuple[int, str]]:
 
 
 def edited_since(env: Record) -> list[int]:
-    """The built-in stages in a file of records whose own files are no longer those measured."""
+    """The built-in stages in a file of records whose code is no longer what was measured."""
     edited = []
     planned = {cell["stage"] for cell in env["plan"]}  # a suite may measure some of the stages
     for stage in env["rungs"]:
         if planned and stage["stage"] not in planned:
             continue
         path = ROOT / "stages" / f"s{stage['stage']:02d}_{stage['name']}.py"
-        known = stage.get("sha256")  # a trainer's contestant has none
-        if known and path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() != known:
+        if not path.is_file() or "sha256" not in stage:  # a trainer's contestant has none
+            continue
+        measured = stage.get("syntax_sha256") or digest_of_version(path, stage["sha256"])
+        if measured != digest(path.read_text(encoding="utf-8")):
             edited.append(stage["stage"])
     return sorted(edited)
 

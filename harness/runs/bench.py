@@ -18,7 +18,8 @@ from harness.isolation.bench_worker import compete
 from harness.problems.directions import AGAIN
 from harness.problems.problem import Problem
 from harness.isolation.child import NO_MESSAGE, START_LIMIT, Child, ChildFailed
-from harness.records.results import Writer, check_record
+from harness.records.jsonl import Writer
+from harness.records.schema import check_record
 from harness.isolation.roster import PEERS_FROM, StageInfo
 from harness.runs.runner import Judge, expect, why_hopeless
 from harness.views.cell_tables import YARDSTICK

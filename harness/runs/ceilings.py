@@ -73,7 +73,7 @@ class Ceiling:
         return f"{text}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
     def record(self, time_ms: float, time_iqr_ms: float | None, samples: int) -> Record:
-        """Its record (harness/records/results.py: CEILING), in 10^12 FLOPs or bytes a second."""
+        """Its record (harness/records/schema.py: CEILING), in 10^12 FLOPs or bytes a second."""
         return {
             "kind": "ceiling",
             **asdict(self),

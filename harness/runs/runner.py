@@ -16,7 +16,8 @@ from harness.records import environment
 from harness.problems.directions import AGAIN
 from harness.problems.problem import REAL_D, Problem
 from harness.isolation.child import NO_MESSAGE, START_LIMIT, Child, ChildFailed, show_bytes
-from harness.records.results import BadRecord, Writer, check_record, key
+from harness.records.jsonl import Writer
+from harness.records.schema import BadRecord, check_record, key
 from harness.isolation.roster import PEERS_FROM, StageInfo
 from harness.isolation.worker import contest, duel, judge
 

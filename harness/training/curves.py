@@ -34,7 +34,7 @@ from itertools import accumulate
 from statistics import median
 from typing import Any
 
-from harness.records.results import FAILURES, BadRecord
+from harness.records.schema import FAILURES, BadRecord
 
 Record = Mapping[str, Any]
 Key = tuple[int, str]

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.isolation.child import NO_MESSAGE, START_LIMIT, Child, ChildFailed
-from harness.records.results import Writer, check_record
+from harness.records.jsonl import Writer
+from harness.records.schema import check_record
 from harness.runs.runner import Record, expect
 from harness.training.loop import contest
 from harness.training.plan import Contestant, Plan

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from harness.isolation.child import show_bytes
 from harness.isolation.roster import PEERS_FROM
-from harness.records.results import PROBLEM
+from harness.records.schema import PROBLEM
 
 Record = Mapping[str, Any]
 

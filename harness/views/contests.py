@@ -17,7 +17,7 @@ from rich.text import Text
 
 from harness.isolation.child import show_bytes
 from harness.isolation.roster import PEERS_FROM
-from harness.records.results import PROBLEM
+from harness.records.schema import PROBLEM
 from harness.views.cell_tables import YARDSTICK, significant, titles
 from harness.views.roofline import UNITS, roof_of
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.records.results import PROBLEM
+from harness.records.schema import PROBLEM
 from harness.views.cell_tables import titles
 
 Record = Mapping[str, Any]

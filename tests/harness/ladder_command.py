@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from harness.records.results import read
+from harness.records.jsonl import read
 
 ROOT = Path(__file__).parents[2]
 FAKES = Path(__file__).parent / "fakes"

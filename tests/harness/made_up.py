@@ -2,7 +2,7 @@
 
 import json
 
-from harness.records.results import check_record
+from harness.records.schema import check_record
 
 
 def make_cell(stage=3, name="torch_three_gemm", **changes):

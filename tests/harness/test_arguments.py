@@ -203,7 +203,7 @@ def test_good_sizes_are_understood(tmp_path):
 def test_a_tour_whose_file_has_no_ending_does_not_stumble_over_its_plots(tmp_path):
     """The plots' folder is named after the file: a file without .jsonl is its own folder."""
     from harness.commands import app
-    from harness.records.results import Writer, read
+    from harness.records.jsonl import Writer, read
     from harness.runs.runner import Limits
 
     cells = [make_cell()]

@@ -13,7 +13,7 @@ from harness.isolation.child import ChildFailed
 from harness.isolation.roster import PEERS, StageInfo, built_in_files, describe_files, read_stages
 from harness.measures import timing
 from harness.problems.problem import Problem
-from harness.records import results
+from harness.records import jsonl
 from harness.runs import bench
 from harness.runs.bench import (
     Contest,
@@ -82,7 +82,7 @@ def hold(folder, *paths, problem=PROBLEM, terms=TERMS, printed=None):
     where.mkdir(exist_ok=True)
     records = bench.hold(Contest(problem, stages), terms, where, [] if printed is None else printed)
     for record in records:
-        results.dump_line(record)
+        jsonl.dump_line(record)
         timed = record["time_ms"] is not None
         assert timed == (record["status"] == "ok" and record["mode"] != "interpreted")
         assert timed == (record["samples"] == terms.repeat)
@@ -311,6 +311,7 @@ def make_fake(number, gradients=False, options=("causal",), **fields):
         path=Path(f"{name}.py"), number=number, name=name, title=name, idea="", still_hurts="",
         needs=(), devices=("cpu", "cuda"), options=options, gradients=gradients,
         exact_up_to=fields.get("exact_up_to"), worth_up_to={}, traffic="fused", sha256="",
+        syntax_sha256="",
         modes=dict.fromkeys(anywhere, "native"), unavailable=fields.get("unavailable", anywhere),
         refused={
             device: dict.fromkeys(("float16", "float32")) | fields.get("refused", {})
@@ -409,7 +410,7 @@ def test_the_command_records_shows_and_writes_csv(tmp_path, make_stage):
                   "--impl", "3,rival,111", "--stage", peer, "--stage", refuses,
                   "--out", out)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    env, records = results.read(out, "bench")
+    env, records = jsonl.read(out, "bench")
     assert env["arguments"]["impl"] == "3,rival,111" and str(tmp_path) not in out.read_text()
     assert [(r["direction"], r["nk"], r["stage"]) for r in records] == [
         (direction, n, stage)
@@ -445,7 +446,7 @@ def test_the_exit_code_is_1_where_one_of_ours_is_wrong(tmp_path, make_stage):
     )
     assert done.returncode == 1
     assert "wrong #90 at 16: max error" in " ".join(done.stdout.split())
-    assert {r["name"]: r["status"] for r in results.read(out, "bench")[1]} == {
+    assert {r["name"]: r["status"] for r in jsonl.read(out, "bench")[1]} == {
         "torch_three_gemm": "ok", "off": "wrong",
     }  # fmt: skip
 
@@ -460,7 +461,7 @@ def test_a_run_broken_off_keeps_what_was_measured(tmp_path, make_stage):
         run.process.send_signal(signal.SIGINT)
         assert run.process.wait(60) == 130
         assert run.wait_until_gone() == []
-    _, records = results.read(out, "bench")
+    _, records = jsonl.read(out, "bench")
     assert len(records) >= 2 and len(records) % 2 == 0
     assert out.with_suffix(".csv").read_text().count("\n") == 1 + len(records)
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from harness.commands import app
 from harness.problems import cost
 from harness.problems.problem import Problem
-from harness.records.results import check_record
+from harness.records.schema import check_record
 from harness.views import contest_plots, contests
 
 NAMES = {3: "torch_three_gemm", 6: "triton_flash2", 7: "triton_training", 100: "sdpa_flash",

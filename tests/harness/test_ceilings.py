@@ -12,7 +12,7 @@ from made_up import make_env, write_run
 
 from harness.commands import app
 from harness.measures.timing import time_call
-from harness.records import results
+from harness.records import jsonl, schema
 from harness.runs import ceilings
 from harness.runs.ceilings import Ceiling, last_level_cache, plan, prepare, show_rate
 
@@ -36,7 +36,7 @@ def make_ceiling(what="matmul", time_ms=2.0, **changes):
     dtype = {"dtype": "float16", "precision": "float16"} if what == "matmul" else {}
     fields = {"device": "cuda", "size": 1000, **dtype, **changes}
     record = Ceiling(what, **fields).record(time_ms, 0.1, 9)
-    results.check_record(record)
+    schema.check_record(record)
     return record
 
 
@@ -57,8 +57,8 @@ def test_the_rate_is_the_work_over_the_time():
      ({"dtype": "int8"}, "dtype"), ({"size": "8192"}, "size"), ({"extra": 1}, "extra")],
 )  # fmt: skip
 def test_the_schema_of_a_ceiling_is_kept(changes, why):
-    with pytest.raises(results.BadRecord, match=why):
-        results.check_record(make_ceiling() | changes)
+    with pytest.raises(schema.BadRecord, match=why):
+        schema.check_record(make_ceiling() | changes)
 
 
 def test_the_ceilings_of_a_gpu():
@@ -168,7 +168,7 @@ def test_each_ceiling_is_measured_and_a_failure_costs_its_own():
     first, why, *rest = ceilings.measure([SMALL[0], bad, *SMALL[1:]], seconds=0.01)
     assert "RuntimeError" in why and "-1" in why
     for ceiling, record in zip(SMALL, [first, *rest], strict=True):
-        results.check_record(record)
+        schema.check_record(record)
         assert {name: record[name] for name in asdict(ceiling)} == asdict(ceiling)
         work = 2 * ceiling.size**3 if ceiling.what == "matmul" else ceiling.size
         assert record["value"] == work / (record["time_ms"] * 1e9)
@@ -200,7 +200,7 @@ def test_the_command_records_and_shows(monkeypatch, capsys, tmp_path):
         monkeypatch, capsys, "ceilings", "--device", "cpu", "--out", out
     )
     assert code == 0
-    env, records = results.read(out, kind="ceiling")
+    env, records = jsonl.read(out, kind="ceiling")
     assert (env["kind"], env["device"], env["plan"], env["rungs"]) == ("env", "cpu", [], [])
     assert [(r["what"], r["size"], r["threads"]) for r in records] == [
         ("matmul", 64, 1), ("matmul", 48, 2), ("copy", 1 << 16, 1),
@@ -212,11 +212,11 @@ def test_the_command_records_and_shows(monkeypatch, capsys, tmp_path):
         assert title in shown and title.strip() in progress
     assert env["device_name"] in shown and str(out) in shown
     # a run's commands say that it is no run
-    with pytest.raises(results.BadRecord, match="line 2 is of kind 'ceiling', expected 'cell'"):
-        results.read(out)
+    with pytest.raises(schema.BadRecord, match="line 2 is of kind 'ceiling', expected 'cell'"):
+        jsonl.read(out)
     code, _, said = run_cli(monkeypatch, capsys, "ceilings", "--device", "cpu", "--out", out)
     assert code == 2 and "is there already" in said
-    assert results.read(out, kind="ceiling") == (env, records)
+    assert jsonl.read(out, kind="ceiling") == (env, records)
 
 
 def test_a_ceiling_that_fails_is_said_and_the_exit_code_is_1(monkeypatch, capsys, tmp_path):
@@ -226,7 +226,7 @@ def test_a_ceiling_that_fails_is_said_and_the_exit_code_is_1(monkeypatch, capsys
     code, _, said = run_cli(monkeypatch, capsys, "ceilings", "--device", "cpu", "--out", out)
     assert code == 1
     assert "[1/2]" in said and "failed: RuntimeError" in said
-    assert len(results.read(out, kind="ceiling")[1]) == 1
+    assert len(jsonl.read(out, kind="ceiling")[1]) == 1
 
 
 @pytest.mark.parametrize(

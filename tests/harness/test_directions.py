@@ -15,7 +15,7 @@ from harness.problems.directions import (
     prepare,
 )
 from harness.problems.inputs import make_inputs
-from harness.records.results import DIRECTIONS
+from harness.records.schema import DIRECTIONS
 
 stage3 = stages.by_number(3).attend
 

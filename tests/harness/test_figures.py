@@ -20,7 +20,8 @@ from harness.lessons import (
     trace_plots,
 )
 from harness.lessons.trace_inputs import example, make_trace
-from harness.records.results import CEILING, read
+from harness.records.jsonl import read
+from harness.records.schema import Ceiling
 from harness.views.look import DARK, LIGHT, LOOKS
 
 HARNESS = Path(figures.__file__).parent
@@ -66,7 +67,7 @@ def breaks():
 
 
 def ceiling(what="copy", device="cpu", value=0.02, threads=1, **changes):
-    made = dict.fromkeys(CEILING)
+    made = dict.fromkeys(Ceiling.__dataclass_fields__)
     made |= {"kind": "ceiling", "what": what, "device": device, "size": 1, "value": value,
              "threads": threads, "unit": "TB/s" if what == "copy" else "TFLOP/s", "time_ms": 1.0,
              "samples": 5} | changes  # fmt: skip

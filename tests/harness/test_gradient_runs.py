@@ -6,7 +6,7 @@ import pytest
 from ladder_command import by_name, fakes, in_turn
 from test_isolation import YARDSTICK
 
-from harness.records.results import read
+from harness.records.jsonl import read
 
 QUICK = ("--n", "24", "--d", "8", "--budget", "20", "--memory", "400M")
 

@@ -11,7 +11,7 @@ from harness.isolation.roster import read_stages
 from harness.problems.cost import held_bytes
 from harness.problems.problem import Problem
 from harness.records import environment
-from harness.records.results import read
+from harness.records.jsonl import read
 from harness.runs import bench, runner, suites
 from harness.runs.runner import plan_tour, why_hopeless
 

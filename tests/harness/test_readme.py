@@ -2,13 +2,16 @@
 
 import hashlib
 import re
+import subprocess
 
 import pytest
 import torch
 from made_up import make_cell
 
 import stages
-from harness.records.results import FAILURES, read
+from harness.records import syntax
+from harness.records.jsonl import read
+from harness.records.schema import FAILURES
 from harness.report import contests, pages, text
 from harness.training import curves
 
@@ -59,15 +62,56 @@ def test_a_stage_that_was_edited_since_is_named(tmp_path, monkeypatch):
     (tmp_path / "stages").mkdir()
     for stage in env["rungs"]:  # as measured, but for two
         path = tmp_path / "stages" / f"s{stage['stage']:02d}_{stage['name']}.py"
-        path.write_text(stage["name"])
+        path.write_text(f"name = {stage['name']!r}\n")
         stage["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        stage["syntax_sha256"] = syntax.digest(path.read_text())
     assert "since" not in text.machine(env)
-    (tmp_path / "stages" / "s00_scalar_autograd.py").write_text("edited, but not in that table")
+    (tmp_path / "stages" / "s00_scalar_autograd.py").write_text("edited = 'not in that table'")
     assert "since" not in text.machine(env)
-    (tmp_path / "stages" / "s05_triton_online.py").write_text("edited")
+    (tmp_path / "stages" / "s05_triton_online.py").write_text("edited = True")
     assert text.machine(env).endswith("; stage 5 edited since.")
-    (tmp_path / "stages" / "s04_triton_lite.py").write_text("edited")
+    (tmp_path / "stages" / "s04_triton_lite.py").write_text("edited = True")
     assert text.machine(env).endswith("; stages 4, 5 edited since.")
+
+
+OLD = '''"""Words."""
+
+def attend(q):
+    """More words."""
+    if q is None:
+        raise ValueError(f"q: got {q}")
+    return q * 2  # why
+'''
+WORDS = OLD.replace("Words", "Others").replace("More", "\n").replace("# why", "# because\n\n")
+WORDS = WORDS.replace("got {q}", "expected another")
+
+
+def test_words_are_no_edit_and_code_is():
+    assert syntax.digest(WORDS) == syntax.digest(OLD)
+    for edit in (("* 2", "* 3"), ("is None", "is not None"), ("ValueError", "TypeError")):
+        assert syntax.digest(OLD.replace(*edit)) != syntax.digest(OLD), edit
+    # a constant that stands where a docstring may is one; anywhere else it is code
+    assert syntax.digest("x = 1\n'a'") != syntax.digest("x = 1\n'b'")
+
+
+def test_an_old_record_is_compared_with_its_version_in_the_files_history(tmp_path):
+    def git(*arguments):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", "-C", tmp_path, *who, *arguments], check=True, capture_output=True)
+
+    path = tmp_path / "stage.py"
+    measured = hashlib.sha256(OLD.encode()).hexdigest()
+    git("init")
+    for version in (OLD, WORDS):
+        path.write_text(version)
+        git("add", ".")
+        git("commit", "-m", "a version")
+    assert syntax.digest_of_version(path, measured) == syntax.digest(WORDS)
+    assert syntax.digest_of_version(path, "0" * 64) is None
+    (tmp_path / "alone").mkdir()
+    alone = tmp_path / "alone" / "stage.py"
+    alone.write_text(WORDS)
+    assert syntax.digest_of_version(alone, measured) is None
 
 
 def test_a_sources_table_without_one_of_its_three_is_an_error():
@@ -141,9 +185,7 @@ def test_the_sanitizer_found_nothing():
     assert {record["tool"] for record in records} == {"memcheck", "racecheck"}
     for record in records:
         assert record["errors"] == 0
-        assert {line.split(",")[0] for line in record["ran"]} == {
-            f"stage {n}" for n in (4, 5, 6, 7)
-        }
+        assert {int(line.split(",")[0].split()[1]) for line in record["ran"]} == {4, 5, 6, 7}
 
 
 def test_stage_7_trains_as_sdpa_does():

@@ -13,16 +13,9 @@ import pytest
 from ladder_command import PATIENCE, ROOT, command, environ
 from made_up import make_cell, make_env, write_run
 
-from harness.records import results
-from harness.records.results import (
-    BadRecord,
-    WriteFailed,
-    Writer,
-    check_record,
-    dump_line,
-    key,
-    read,
-)
+from harness.records import jsonl, schema
+from harness.records.jsonl import WriteFailed, Writer, dump_line, read
+from harness.records.schema import BadRecord, check_record, key
 
 # design.md, "What one cell (stage x problem) reports"; `hk`, `seed` and the like are among them
 DESIGN = [
@@ -62,11 +55,11 @@ DESIGN = [
 
 
 def test_the_schema_has_the_fields_of_the_design():
-    assert set(results.CELL) == {"kind", "sm_clock_mhz", *DESIGN}
-    assert set(results.STATUSES) == {
+    assert set(schema.rules(schema.Cell)) == {"kind", "sm_clock_mhz", *DESIGN}
+    assert set(schema.STATUSES) == {
         "ok", "wrong", "wrong-by-design", "skipped", "crashed", "timeout", "out-of-memory"
     }  # fmt: skip
-    assert set(results.FAILURES) == {"wrong", "crashed", "timeout", "out-of-memory"}
+    assert set(schema.FAILURES) == {"wrong", "crashed", "timeout", "out-of-memory"}
 
 
 @pytest.mark.parametrize("field", ["kind", *DESIGN])
@@ -180,7 +173,7 @@ def disk(monkeypatch):
         Disk.room -= done
         return done
 
-    monkeypatch.setattr(results.os, "write", write)
+    monkeypatch.setattr(jsonl.os, "write", write)
     return Disk
 
 
@@ -214,7 +207,7 @@ def test_what_could_not_be_brought_to_the_disk_is_said_too(tmp_path, monkeypatch
 
     cells = [make_cell()]
     path = write_run(tmp_path / "run.jsonl", make_env(cells), [])
-    monkeypatch.setattr(results.os, "fsync", fsync)
+    monkeypatch.setattr(jsonl.os, "fsync", fsync)
     with Writer.reopen(path) as writer, pytest.raises(WriteFailed, match="Input/output error"):
         writer.append(*cells)
 
@@ -268,7 +261,7 @@ def test_one_writer_at_a_time(tmp_path):
     cells = [make_cell()]
     path = write_run(tmp_path / "run.jsonl", make_env(cells), cells)
     script = (
-        "import sys\nfrom pathlib import Path\nfrom harness.records.results import Writer\n"
+        "import sys\nfrom pathlib import Path\nfrom harness.records.jsonl import Writer\n"
         "try:\n    Writer.reopen(Path(sys.argv[1]))\nexcept BlockingIOError:\n    print('busy')\n"
         "else:\n    print('free')\n"
     )

@@ -9,7 +9,8 @@ import time
 import pytest
 from ladder_command import Started, by_name, fakes, in_turn, ladder
 
-from harness.records.results import key, read
+from harness.records.jsonl import read
+from harness.records.schema import key
 
 KILLS = 10
 SMALL = ("run", "--stages", "1,3", "--n", "8,16", "--budget", "20")

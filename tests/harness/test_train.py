@@ -19,7 +19,8 @@ from harness.commands import app, train
 from harness.isolation import roster
 from harness.isolation.child import NO_MESSAGE
 from harness.records import environment
-from harness.records.results import BadRecord, Writer, check_record, read
+from harness.records.jsonl import Writer, read
+from harness.records.schema import BadRecord, check_record
 from harness.training import curves, loop, trainer
 from harness.training import plan as train_plan
 from harness.training.loop import Run, WrongOutput

@@ -6,7 +6,7 @@ import pytest
 from ladder_command import Started
 
 from harness.commands import app
-from harness.records.results import WriteFailed, Writer, read
+from harness.records.jsonl import WriteFailed, Writer, read
 
 TINY = ("train", "--stage", "3", "--device", "cpu", "--seeds", "40", "--steps")
 

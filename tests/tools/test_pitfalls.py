@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness.measures.accuracy import judge_outputs, make_oracles
-from harness.records.results import read
+from harness.records.jsonl import read
 from stages import by_number
 
 ROOT = Path(__file__).parents[2]

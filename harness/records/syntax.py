@@ -1,0 +1,69 @@
+"""What a stage's file computes, as a digest: comments, docstrings, messages and layout don't count.
+
+A record is stale when its stage was edited since, and an edited sentence is no such edit.
+"""
+
+import ast
+import functools
+import hashlib
+import subprocess
+from pathlib import Path
+from typing import Any
+
+
+def digest(text: str) -> str:
+    """The SHA-256 of a Python file's syntax tree without docstrings and messages, in hexadecimal.
+
+    The tree is written out here, since ast.dump differs from one Python to the next. Raises
+    SyntaxError where `text` is not Python.
+    """
+    return hashlib.sha256(repr(plain(ast.parse(text))).encode("utf-8", "replace")).hexdigest()
+
+
+def plain(node: Any) -> Any:
+    """A node as nested lists: its kind, and the fields that hold anything."""
+    if isinstance(node, list):
+        return [plain(item) for item in node]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+        return ["Raise", plain(node.exc.func)]  # what an error says is nothing that it computes
+    found: list[Any] = [type(node).__name__]
+    for name, value in ast.iter_fields(node):
+        if name == "body" and holds_docstring(node):
+            value = value[1:]
+        if isinstance(node, ast.JoinedStr):  # some Pythons end a format with an empty text
+            value = [part for part in value if getattr(part, "value", None) != ""]
+        if value not in (None, []):
+            found += [name, plain(value)]
+    return found
+
+
+def holds_docstring(node: ast.AST) -> bool:
+    """Whether the first statement of a module, class or function is its docstring."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None
+
+
+@functools.cache
+def digest_of_version(path: Path, sha256: str) -> str | None:
+    """The digest of the version of the file `path` whose bytes have this SHA-256.
+
+    Records of before this digest keep a hash of bytes only. The version is the present one, or is
+    looked up in the file's history; None where it isn't there, or there is no git.
+    """
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() == sha256:
+        return digest(data.decode())
+    git = ["git", "-C", str(path.parent)]
+    try:
+        log = subprocess.run(
+            [*git, "log", "--format=%H", "--", path.name], capture_output=True, check=True
+        )
+        for commit in log.stdout.decode().split():
+            shown = subprocess.run([*git, "show", f"{commit}:./{path.name}"], capture_output=True)
+            if hashlib.sha256(shown.stdout).hexdigest() == sha256:
+                return digest(shown.stdout.decode())
+    except (OSError, subprocess.CalledProcessError):
+        pass
+    return None
