@@ -1,43 +1,71 @@
 # Two commands: `make ladder` shows the whole ladder measured, `make test` passes the tests.
 # Each sets up .venv first: exact versions from constraints.txt, the C++ extension built.
+# TORCH=cpu takes PyTorch's small build without CUDA. PYTHON=python3.12 takes another Python.
 # Other words: make build (the extension again), make lint, make clean.
 
 PYTHON ?= python3
+TORCH ?=
 VENV := .venv
 BIN := $(VENV)/bin
+COMMA := ,
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
-# the pins hold for what the build itself needs, too
-PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check
+# The pins hold for what the build itself needs, too: older pips read the first variable for that,
+# newer ones the second. No absolute path: pip would split it at its spaces.
+PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+	$(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: ladder test lint build clean
 
 ladder: $(VENV)/ladder.stamp
-	@$(BIN)/ladder run
+	@$(BIN)/python -m harness run
 
 test: $(VENV)/test.stamp lint
 	$(BIN)/python -m pytest -n 4 --dist worksteal -m "not timing"
 	$(BIN)/python -m pytest -m timing
 
 lint: $(VENV)/test.stamp
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
 
 build:
 	rm -f $(VENV)/*.stamp
 	$(MAKE) $(VENV)/ladder.stamp
 
+# what `make` is told: one line for each cause
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
-	$(PYTHON) -m venv $(VENV) || { echo "no venv: on Debian and Ubuntu, apt install python3-venv"; rm -rf $(VENV); exit 1; }
+	@[ -w . ] || { echo "This folder can't be written to, and $(VENV) belongs in it: \
+	copy the checkout to a folder of your own."; exit 1; }
+	@command -v "$(PYTHON)" > /dev/null || { echo "$(PYTHON) is not there. \
+	Python 3.11 to 3.14 is needed: make PYTHON=python3.12 ..."; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || { \
+	echo "Python 3.11 to 3.14 is needed, $(PYTHON) is $$("$(PYTHON)" --version 2>&1): \
+	make PYTHON=python3.12 ..."; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2> /dev/null || { echo "$(PYTHON) lacks its module \
+	venv: on Debian and Ubuntu, apt install python3-venv."; exit 1; }
+	"$(PYTHON)" -m venv --clear $(VENV) || { rm -rf $(VENV); exit 1; }
+
+# $(1) the extras after notebooks, $(2) the stamps. Offline, changed pins alone are no reason to stop: $? holds
+# everything where nothing has been installed yet.
+define install
+	@echo "Installing into $(VENV): a few minutes the first time, most of them the download."
+	$(if $(TORCH),@$(PIP) install uv && $(BIN)/python -m uv pip install --python $(BIN)/python \
+	--constraints constraints.txt --torch-backend $(TORCH) torch)
+	@if $(PIP) install --editable '.[notebooks$(1)]'; then touch $(2); \
+	elif [ -z "$(filter-out pyproject.toml constraints.txt,$?)" ] && \
+	! $(PIP) --retries 0 index versions pip > /dev/null 2>&1; then \
+	echo "Warning: $? changed, but the package index can't be reached. Going on with $(VENV) as it is."; \
+	else exit 1; fi
+	@$(BIN)/python -c 'import ladder_value_graph' 2> /dev/null || { \
+	echo "Stage 2 is left out, since no C++ compiler was found, or no Python.h. To have it, install them"; \
+	echo "(Debian, Ubuntu: apt install g++ python3-dev; macOS: xcode-select --install), then: make build"; }
+endef
 
 $(VENV)/ladder.stamp: $(SOURCES) | $(BIN)/python
-	$(PIP) --editable '.[notebooks]'
-	@touch $@
+	$(call install,,$@)
 
 $(VENV)/test.stamp: $(SOURCES) | $(BIN)/python
-	$(PIP) --editable '.[notebooks,test]'
-	@touch $@ $(VENV)/ladder.stamp
+	$(call install,$(COMMA)test,$@ $(VENV)/ladder.stamp)
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis
