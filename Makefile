@@ -53,7 +53,7 @@ define install
 	--constraints constraints.txt --torch-backend $(TORCH) torch)
 	@if $(PIP) install --editable '.[notebooks$(1)]'; then touch $(2); \
 	elif [ -z "$(filter-out pyproject.toml constraints.txt,$?)" ] && \
-	! $(PIP) --retries 0 index versions pip > /dev/null 2>&1; then \
+	! $(PIP) --retries 0 index versions uv > /dev/null 2>&1; then \
 	echo "Warning: $? changed, but the package index can't be reached. Going on with $(VENV) as it is."; \
 	else exit 1; fi
 	@$(BIN)/python -c 'import ladder_value_graph' 2> /dev/null || { \

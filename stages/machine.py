@@ -12,6 +12,15 @@ import torch
 EXTENSION = "ladder_value_graph"
 
 
+# by platform.system()
+NO_TRITON = {
+    "Linux": "no triton here: run `pip install triton`",
+    "Darwin": "no triton: there are no wheels of it for macOS",
+    "Windows": "no triton: there are no wheels of it for Windows; another project's, made of the "
+    "same source, come with `pip install triton-windows`",
+}
+
+
 class NoTriton:
     """Stands in for `triton` and `triton.language` where there is no wheel of it.
 
@@ -63,16 +72,21 @@ def why_no_gpu() -> str | None:
 def why_no_triton(device: str) -> str | None:
     """Why Triton kernels can't run on `device` ('cpu' or 'cuda') here, or None where they can."""
     if not has_module("triton"):
-        hint = "Linux has wheels, macOS has none, on Windows it is triton-windows"
-        return f"no triton for {platform.system()} {platform.machine()} ({hint})"
+        return NO_TRITON.get(platform.system(), f"no triton for {platform.system()}")
     if device == "cuda":
         if interpreting():
             return "TRITON_INTERPRET is set: kernels would be interpreted, not compiled; unset it"
         return None
     if not interpreting():
+        if why_no_gpu() is None:
+            return (
+                "a GPU is there, so kernels are compiled; "
+                "set TRITON_INTERPRET=1 to interpret them on the CPU"
+            )
+        setting = os.environ.get("TRITON_INTERPRET", "")
         return (
-            "a GPU is there, so kernels are compiled; "
-            "set TRITON_INTERPRET=1 to interpret them on the CPU"
+            f"no GPU to compile kernels for, and TRITON_INTERPRET={setting} forbids to interpret "
+            "them: unset it"
         )
     import numpy
     import triton
@@ -88,7 +102,10 @@ def why_no_triton(device: str) -> str | None:
 def why_no_extension() -> str | None:
     """Why the C++ extension can't be used here, or None where it can."""
     if not has_module(EXTENSION):
-        return "the C++ extension is not built: run `pip install -e .` (needs a C++ compiler)"
+        return (
+            "the C++ extension is not built, for want of a C++ compiler or of Python's headers: "
+            "install them, then run `pip install -e .`"
+        )
     try:
         importlib.import_module(EXTENSION)
     except ImportError as error:

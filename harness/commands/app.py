@@ -54,7 +54,7 @@ from harness.minilm import model as real_model
 from harness.problems.directions import OUTPUTS
 from harness.problems.problem import DTYPES, INPUTS, PRECISIONS, REAL_D, Problem
 from harness.problems.real_inputs import HEADS, LAYERS, MAX_N
-from harness.records import environment
+from harness.records import checkout, environment
 from harness.records.jsonl import WriteFailed, Writer, read
 from harness.records.schema import FAILURES, BadRecord, key
 from harness.report import pages
@@ -83,6 +83,8 @@ app = typer.Typer(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit. Whatever the user got wrong is one line, never a traceback."""
+    if other := checkout.warning():
+        print(f"ladder: {other}", file=sys.stderr)
     try:
         result = app(args=arguments, standalone_mode=False, prog_name="ladder")
         code = result if isinstance(result, int) else 0
@@ -701,6 +703,7 @@ def readme_command(
     ] = False,
 ) -> int:
     """Make the tables and pictures of README and docs again from the records under results/."""
+    checkout.need("ladder readme")
     stale = []
     for page in pages.PAGES:
         before = page.read_text()

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from harness.isolation.roster import StageInfo
 from harness.problems.problem import DEVICES
-from harness.records import environment
+from harness.records import checkout, environment
 from harness.views.cell_tables import YARDSTICK
 
 TILE = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
@@ -40,6 +40,11 @@ def show(stages: Sequence[StageInfo], console: Console) -> None:
     versions = (f"{name} {environment.version(name) or 'missing'}" for name in PACKAGES)
     console.print(f"  python  {environment.platform.python_version()}; {', '.join(versions)}",
                   highlight=False, soft_wrap=True)  # fmt: skip
+    where = literal(from_home(environment.ROOT))
+    where.append("" if checkout.is_checkout(environment.ROOT) else ", installed from a wheel")
+    console.print(Text("  code    ").append(where), soft_wrap=True)
+    if other := checkout.warning():
+        console.print(literal(other), style="yellow", soft_wrap=True)
     console.print()
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="underline")
     table.add_column("#", justify="right")

@@ -8,6 +8,7 @@ import typer
 
 from harness.commands.options import UserError
 from harness.lessons import figures
+from harness.records import checkout
 from harness.records.schema import BadRecord
 
 
@@ -24,6 +25,8 @@ def figures_command(
     ] = False,
 ) -> int:
     """Draw the pictures that explain: memory levels, tiling, where Lite breaks, a trace."""
+    if out is None or ceilings is None:
+        checkout.need("ladder figures", ", or name both --out and --ceilings")
     folder = figures.FOLDER if out is None else out
     record = figures.CEILINGS if ceilings is None else ceilings
     try:

@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -53,6 +54,18 @@ def ladder(*arguments, cwd=ROOT, env=None):
         timeout=PATIENCE,
         stdin=subprocess.DEVNULL,
     )
+
+
+def installed(folder):
+    """What a wheel brings, copied into `folder`, and the environment in which it is imported."""
+    for name in ("stages", "harness"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    # an editable install of the checkout would come before the copy
+    (folder / "sitecustomize.py").write_text(
+        "import sys\n"
+        "sys.meta_path[:] = [f for f in sys.meta_path if 'Redirecting' not in type(f).__name__]\n"
+    )
+    return environ(PYTHONPATH=str(folder))
 
 
 class Turns:

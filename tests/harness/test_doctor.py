@@ -3,12 +3,11 @@
 import io
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from ladder_command import ROOT, environ, ladder
+from ladder_command import environ, installed, ladder
 from rich.console import Console
 
 from harness.commands import doctor
@@ -101,8 +100,7 @@ def test_without_torch_it_says_so(tmp_path):
 
 def test_it_fails_where_stage_3_can_not_run(tmp_path):
     """In a copy of the checkout whose stage 3 needs compute capability 99."""
-    for name in ("stages", "harness"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    env = installed(tmp_path)
     stage3 = tmp_path / "stages" / "s03_torch_three_gemm.py"
     text = stage3.read_text()
     broken = text.replace(
@@ -110,12 +108,6 @@ def test_it_fails_where_stage_3_can_not_run(tmp_path):
     )
     assert broken != text
     stage3.write_text(broken)
-    # an editable install of the checkout would come before the copy
-    (tmp_path / "sitecustomize.py").write_text(
-        "import sys\n"
-        "sys.meta_path[:] = [f for f in sys.meta_path if 'Redirecting' not in type(f).__name__]\n"
-    )
-    env = environ(PYTHONPATH=str(tmp_path))
     done = ladder("doctor", cwd=tmp_path, env=env)
     assert done.returncode == 1, (done.returncode, done.stderr)
     assert "native" in rows(done.stdout)[1]  # the others are still told

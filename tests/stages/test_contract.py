@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -401,12 +402,30 @@ def test_versions_whose_interpreter_is_broken(monkeypatch, triton, numpy, runs):
 
 
 @pytest.mark.parametrize(
-    ("device", "interpret", "reason"),
-    [("cpu", "0", "set TRITON_INTERPRET=1"), ("cuda", "1", "unset it"), ("cuda", "0", None)],
+    ("system", "hint"),
+    [("Linux", "run `pip install triton`"), ("Darwin", "no wheels of it for macOS"),
+     ("Windows", "`pip install triton-windows`"), ("Haiku", "for Haiku")],
+)  # fmt: skip
+def test_without_triton_each_system_is_told_what_it_can_do(monkeypatch, system, hint):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setattr("platform.system", lambda: system)
+    for device in ("cpu", "cuda"):
+        assert hint in machine.why_no_triton(device)
+
+
+@pytest.mark.parametrize(
+    ("device", "interpret", "gpu", "reason"),
+    [
+        ("cpu", "0", True, "a GPU is there, so kernels are compiled; set TRITON_INTERPRET=1"),
+        ("cpu", "0", False, "no GPU to compile kernels for, and TRITON_INTERPRET=0"),
+        ("cuda", "1", True, "unset it"),
+        ("cuda", "0", True, None),
+    ],
 )
-def test_interpreted_or_compiled_not_both(monkeypatch, device, interpret, reason):
+def test_interpreted_or_compiled_not_both(monkeypatch, device, interpret, gpu, reason):
     pytest.importorskip("triton", reason="no wheel of triton for this machine")
     monkeypatch.setenv("TRITON_INTERPRET", interpret)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
     got = machine.why_no_triton(device)
     assert got is None if reason is None else reason in got
 

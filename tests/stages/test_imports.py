@@ -54,7 +54,7 @@ def run(code, **environment):
 @pytest.mark.parametrize(
     ("missing", "need", "reason"),
     [
-        ("triton", "triton", "no triton for"),
+        ("triton", "triton", "no triton"),
         ("ladder_value_graph", "extension", "the C++ extension is not built"),
     ],
 )

@@ -1,0 +1,62 @@
+"""Away from a checkout, and in another one than the code that runs comes from."""
+
+import pytest
+from ladder_command import ROOT, environ, installed, ladder
+
+WARNING = "warning: you are in the checkout"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """An environment with the ladder installed from a wheel, and an empty folder to start it in."""
+    return installed(tmp_path_factory.mktemp("site")), tmp_path_factory.mktemp("away")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["readme", "readme --check", "figures", "figures --check", "figures --out pictures"],
+)
+def test_what_needs_a_checkout_says_so(wheel, words):
+    env, away = wheel
+    done = ladder(*words.split(), cwd=away, env=env)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"ladder: ladder {words.split()[0]} needs a checkout")
+    assert done.stderr.count("\n") == 1
+    assert not list(away.iterdir())
+
+
+def test_the_rest_runs_without_one(wheel):
+    env, away = wheel
+    done = ladder("doctor", cwd=away, env=env)
+    assert done.returncode == 0 and done.stderr == ""
+    assert "installed from a wheel" in done.stdout
+    done = ladder("figures", "--check", "--out", ".", "--ceilings",
+                  ROOT / "results" / "h200" / "ceilings.jsonl", cwd=away, env=env)  # fmt: skip
+    assert done.returncode == 1 and "missing" in done.stderr
+
+
+@pytest.fixture
+def another(tmp_path):
+    """What another checkout is known by."""
+    for name in ("pyproject.toml", "harness/commands/app.py", "docs/page.md"):
+        path = tmp_path / "another ladder" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    return tmp_path / "another ladder"
+
+
+@pytest.mark.parametrize("folder", [".", "docs"])
+def test_in_another_checkout_both_are_named(another, folder):
+    env = environ(PYTHONSAFEPATH="1")  # as an editable install, ours comes before this folder
+    done = ladder("list", cwd=another / folder, env=env)
+    assert done.returncode == 0 and WARNING in done.stderr and done.stderr.count("\n") == 1
+    assert f"{another}," in done.stderr and f"ladder of {ROOT}." in done.stderr
+    assert WARNING not in done.stdout
+    done = ladder("doctor", cwd=another / folder, env=env)
+    assert WARNING in done.stdout
+
+
+def test_in_its_own_checkout_it_says_nothing():
+    done = ladder("doctor", cwd=ROOT / "docs")
+    assert done.returncode == 0 and done.stderr == "" and WARNING not in done.stdout
+    assert f"  code    {ROOT}" in done.stdout or "  code    ~/" in done.stdout
