@@ -169,7 +169,7 @@ NOT_RUN = {
     "make ladder": "installs; whoever runs these tests has done it",
     "make test": "these are the tests",
     "python3 -m venv .venv": "installs, as make does",
-    "python -m pip install": "installs, as make does",
+    "python -m pip install ...": "installs, as make does",
     "ladder run --stage mine.py": f"the tour, and one stage more: {TOUR}",
     "ladder run --stage mine.py --n 65,128 --inputs peaky": f"every stage, stage 0 too: {LONG}",
     "ladder run --inputs real --n 128,256,512 --h 12": f"twelve heads interpreted: {LONG}",

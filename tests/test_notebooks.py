@@ -289,12 +289,6 @@ def test_nbconvert_executes_by_this_python(tmp_path):
     assert output.data["text/plain"] == repr(sys.prefix)
 
 
-def test_both_commands_install_what_executes_them():
-    installs = re.findall(r"\$\(PIP\) --editable (.*)", (ROOT / "Makefile").read_text())
-    assert len(installs) == 2
-    assert all("notebooks" in install for install in installs)
-
-
 # the views
 
 
