@@ -192,7 +192,7 @@ def test_ladder_alone_is_the_help():
 
 def test_good_sizes_are_understood(tmp_path):
     """What --memory takes, in powers of 1024, as the env line keeps it."""
-    from harness.commands.app import size
+    from harness.commands.options import size
 
     assert size("500M") == 500 << 20
     assert size("4GiB") == size("4g") == size(" 4 GB ") == 4 << 30
@@ -202,13 +202,13 @@ def test_good_sizes_are_understood(tmp_path):
 
 def test_a_tour_whose_file_has_no_ending_does_not_stumble_over_its_plots(tmp_path):
     """The plots' folder is named after the file: a file without .jsonl is its own folder."""
-    from harness.commands import app
+    from harness.commands import run
     from harness.records.jsonl import Writer, read
     from harness.runs.runner import Limits
 
     cells = [make_cell()]
     out = tmp_path / "tour"
-    env = make_env(cells, arguments=dict(app.DEFAULTS))
+    env = make_env(cells, arguments=dict(run.DEFAULTS))
     with Writer.create(out, env) as writer:
-        assert app.carry_out([], env, [], writer, Limits()) == 0
+        assert run.carry_out([], env, [], writer, Limits()) == 0
     assert json.loads(out.read_text()) == read(out)[0] == env

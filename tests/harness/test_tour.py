@@ -9,7 +9,7 @@ from ladder_command import PATIENCE, ROOT, environ
 
 PLAN = """
 import json, sys
-from harness.commands.app import DEFAULTS, make_cells
+from harness.commands.run import DEFAULTS, make_cells
 from harness.isolation.roster import read_stages
 
 if __name__ == "__main__":

@@ -1,0 +1,76 @@
+"""`ladder io`: its arguments, the run under the profiler, its table and plot."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from harness.commands.options import (
+    MAX_D,
+    UserError,
+    check_out,
+    create,
+    default_out,
+    integers,
+    why_no_cuda,
+)
+from harness.commands.run import DEFAULTS, choose, make_problem
+from harness.isolation.roster import read_stages
+from harness.problems.problem import DTYPES
+from harness.records import environment
+from harness.runs import traffic
+from harness.runs.runner import Record
+from harness.views import cell_tables
+
+
+def io_command(
+    stages: Annotated[str, typer.Option(help="stages by number")] = "3,4,5",
+    n: Annotated[str, typer.Option(help="numbers of keys and queries")] = "1024,4096",
+    d: Annotated[int, typer.Option(help="head dimension", min=1, max=MAX_D)] = 64,
+    b: Annotated[int, typer.Option(help="batch size", min=1)] = 8,
+    h: Annotated[int, typer.Option(help="number of heads: GPT-2's by default", min=1)] = 12,
+    dtype: Annotated[str, typer.Option(help=", ".join(DTYPES))] = "float16",
+    out: Annotated[
+        Path | None, typer.Option(help="where the records go; a new file under runs/ by default")
+    ] = None,
+) -> int:
+    """Count the bytes that stages really move, beside those predicted (needs ncu)."""
+    check_out(out)
+    sizes = integers(n, "--n", 1)
+    shape = {**DEFAULTS, "d": d, "b": b, "h": h, "dtype": dtype}
+    base = make_problem(shape, "cuda")
+    integers(stages, "--stages", 0)
+    infos = read_stages()
+    if reason := why_no_cuda(infos):
+        raise UserError(f"io: a GPU is needed, but {reason}")
+    chosen = choose(infos, stages, (), False)
+    arguments = {"command": "io", "n": n, "d": d, "b": b, "h": h, "dtype": dtype}
+    env = environment.make_env("cuda", [], [stage.to_json() for stage in chosen], arguments)
+    path = out or default_out("io")
+    records: list[Record] = []
+    with create(path, env) as writer:
+        for problem in (replace(base, nq=size, nk=size) for size in sizes):
+            for stage in chosen:
+                if why := stage.why_skip(problem):
+                    print(f"{stage.number} {stage.name}: skipped: {why}", file=sys.stderr)
+                    continue
+                try:
+                    found = list(traffic.profile(stage, problem))
+                except traffic.NoProfiler as error:
+                    raise UserError(f"io: {error}") from None
+                writer.append(*found)
+                records += found
+    console = cell_tables.page()
+    names = cell_tables.titles(env)
+    console.print(traffic.show_table(records, names))
+    console.print(Text(f"records: {path}"), soft_wrap=True)
+    try:
+        picture = path.with_suffix(".png")
+        traffic.plot(records, names, picture)
+        console.print(Text(f"plot:    {picture}"), soft_wrap=True)
+    except ImportError as error:
+        console.print(Text(f"no plot: {error}"), soft_wrap=True)
+    return 0

@@ -1,0 +1,96 @@
+"""`ladder model`: its arguments, what it says on the way, and its tables."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from harness.commands.options import (
+    SHORT_DTYPES,
+    UserError,
+    check_numbers,
+    check_out,
+    create,
+    default_out,
+    known_device,
+    numbers_and_files,
+    one_of,
+    settle_device,
+)
+from harness.commands.printed import show_printed
+from harness.isolation.roster import read_stages
+from harness.minilm import model
+from harness.records import environment
+from harness.records.schema import FAILURES
+from harness.runs.runner import Record, default_memory
+from harness.views import cell_tables
+
+
+def model_command(
+    stage: Annotated[
+        list[str],
+        typer.Option(help="a stage by number, or a stage's file; may be repeated"),
+    ],
+    device: Annotated[
+        str | None, typer.Option(help="cpu or cuda; cuda by default where there is a GPU")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help=", ".join(model.DTYPES))] = "float32",
+    text: Annotated[
+        Path | None, typer.Option(help="a text, its first 512 tokens, instead of ours")
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="the model from a file that tools/pack_model_weights.py made"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="where the records go; a new file under runs/ by default")
+    ] = None,
+) -> int:
+    """Put stages into a real model, MiniLM, as its attention: embeddings, differences, times."""
+    dtype = one_of(SHORT_DTYPES.get(dtype, dtype), "--dtype", model.DTYPES)
+    numbers, own = numbers_and_files(stage)
+    check_out(out)
+    if text is not None and weights is not None:
+        raise UserError("--text: got --weights too, whose file has our texts and no tokenizer")
+    device = settle_device(device)
+    try:
+        version = model.check_transformers()
+        found = model.packed_weights(weights) if weights else model.package_weights()
+        given = [model.text_of(text)] if text is not None else None
+        stages = read_stages(own)
+        device = known_device(device, stages)
+        known = [info.number for info in stages]
+        check_numbers(numbers, known, "--stage", "a file or some of")
+        chosen = [info for info in stages if info.number in numbers or info.path in own]
+        texts = given or model.our_texts(found, device)
+        cells = model.make_cells(chosen, texts, dtype, device)
+        env = environment.make_env(
+            device,
+            [cell.to_json() for cell in cells],
+            [info.to_json() for info in chosen],
+            {
+                "stage": [info.name for info in chosen], "device": device, "dtype": dtype,
+                "text": "ours" if text is None else "given",
+                "weights": found.origin, "transformers": version,
+            },
+        )  # fmt: skip
+        out = out or default_out("model")
+        console = Console(stderr=True)
+
+        def tell(record: Record, printed: str) -> None:
+            what = f"{record['stage']} {record['name']}, {record['tokens']} tokens"
+            time = cell_tables.show_time(record["time_ms"])
+            print(f"{what}: {record['status']} {time}", file=sys.stderr, flush=True)
+            show_printed(console, record["name"], printed)
+
+        memory = default_memory(environment.memory_bytes())
+        records = model.run(cells, found, memory, lambda: create(out, env), tell)
+    except model.ModelError as error:
+        raise UserError(str(error)) from None
+    page = cell_tables.page()
+    page.print(model.rich_tables(env, records, page.width))
+    page.print(Text(f"records: {out}"), soft_wrap=True)
+    return 1 if any(record["status"] in FAILURES for record in records) else 0
