@@ -16,11 +16,14 @@ from harness.commands.options import (
     MAX_SEED,
     SHORT_DTYPES,
     UserError,
+    check_key_lengths,
     check_out,
     create,
     default_out,
     ended_by,
     integers,
+    key_heads,
+    key_lengths,
     known_device,
     leave,
     one_of,
@@ -52,7 +55,8 @@ USUAL: dict[str, dict[str, Any]] = {
     "cpu": {"dtype": "float32", "d": "16", "n": "64,128,256", "tokens": 256, "hidden": 32},
 }  # fmt: skip
 SHOWN = ("show", "out", "plots", "ceilings")  # what --show goes with
-SHAPE = ("mode", "dtype", "causal", "d", "n", "tokens", "hidden", "b", "h")  # of no suite
+# what describes problems, of which a suite has its own
+SHAPE = ("mode", "dtype", "causal", "d", "n", "tokens", "hidden", "b", "h", "hk", "seqlens")
 
 Record = dict[str, Any]
 
@@ -76,6 +80,13 @@ def bench_command(
     ] = None,
     b: Annotated[int | None, typer.Option(help="batch size, instead of --tokens", min=1)] = None,
     h: Annotated[int | None, typer.Option(help="heads, instead of --hidden", min=1)] = None,
+    hk: Annotated[
+        int | None, typer.Option(help="heads of k and v, a divisor of q's; as many by default")
+    ] = None,
+    seqlens: Annotated[
+        str | None,
+        typer.Option(help="valid keys of each batch entry, such as 10,64; all N by default"),
+    ] = None,
     impl: Annotated[
         str | None,
         typer.Option(
@@ -120,8 +131,9 @@ def bench_command(
     """Contestants against each other, in turns in one process: time, memory, speed-up."""
     given: Record = {
         "mode": mode, "dtype": dtype, "causal": causal, "d": d, "n": n, "tokens": tokens,
-        "hidden": hidden, "b": b, "h": h, "impl": impl, "warmup": warmup, "repeat": repeat,
-        "inputs": inputs, "seed": seed, "device": device, "budget": budget, "suite": suite,
+        "hidden": hidden, "b": b, "h": h, "hk": hk, "seqlens": seqlens, "impl": impl,
+        "warmup": warmup, "repeat": repeat, "inputs": inputs, "seed": seed, "device": device,
+        "budget": budget, "suite": suite,
     }  # fmt: skip
     view = View(plots, ceilings)
     if show is None:
@@ -241,9 +253,10 @@ def check_problems(given: Record, device: str | None) -> None:
     for is said when they are.
     """
     if device is None and given["suite"] is None:
-        for size, whole in (("b", "tokens"), ("h", "hidden")):
+        lengths = key_lengths(given["seqlens"]) or (0,)
+        for size, whole, least in (("b", "tokens", len(lengths)), ("h", "hidden", given["hk"])):
             if given[whole] is None:
-                given = {**given, size: given[size] or 1}
+                given = {**given, size: given[size] or least or 1}
     make_problems(given, device or "cuda")
 
 
@@ -265,8 +278,8 @@ def make_problems(given: Record, device: str) -> list[Problem]:
     dtype = one_of(SHORT_DTYPES.get(dtype, dtype), "--dtype", DTYPES)
     base = Problem(
         inputs=inputs, seed=given["seed"], b=1, h=1, hk=1, nq=1, nk=1, d=1, dtype=dtype,
-        precision="ieee" if dtype == "float32" else dtype, causal=False, seqlens_k=None,
-        device=device,
+        precision="ieee" if dtype == "float32" else dtype, causal=False,
+        seqlens_k=key_lengths(given["seqlens"]), device=device,
     )  # fmt: skip
     if given["suite"] is not None:
         one_of(given["suite"], "--suite", tuple(bench.SUITES))
@@ -279,7 +292,7 @@ def make_problems(given: Record, device: str) -> list[Problem]:
     ns = integers(given["n"] or usual["n"], "--n", 1)
     sizes = bench.Sizes(
         given["tokens"] or usual["tokens"], given["hidden"] or usual["hidden"], given["b"],
-        given["h"],
+        given["h"], given["hk"],
     )  # fmt: skip
     for n in ns:
         if given["b"] is None and n > sizes.tokens:
@@ -293,7 +306,11 @@ def make_problems(given: Record, device: str) -> list[Problem]:
                 f"--d: got {d}, expected a divisor of {sizes.hidden}, the size of all heads: "
                 "change --hidden, or give --h"
             )
-    return bench.make_problems(base, directions, causal, ds, ns, sizes)
+    problems = bench.make_problems(base, directions, causal, ds, ns, sizes)
+    for problem in problems:
+        key_heads(given["hk"], problem.h)
+        check_key_lengths(problem)
+    return problems
 
 
 def words(text: str, option: str, allowed: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from harness.isolation.roster import StageInfo
-from harness.problems.problem import DEVICES
+from harness.problems.problem import DEVICES, Problem
 from harness.records.jsonl import WriteFailed, Writer, read
 from harness.runs.runner import Record
 from harness.views import cell_tables
@@ -53,11 +53,51 @@ def integers(text: str, option: str, least: int, most: int | None = None) -> lis
     return numbers
 
 
-def whole(value: int, option: str, least: int, most: int) -> int:
+def whole(value: int, option: str, least: int, most: int | None = None) -> int:
     """`value`, where it is in least..most."""
-    if not least <= value <= most:
-        raise UserError(f"{option}: got {value}, expected a whole number from {least} to {most}")
+    if value < least or (most is not None and value > most):
+        bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise UserError(f"{option}: got {value}, expected a whole number {bounds}")
     return value
+
+
+def key_heads(hk: int | None, h: int) -> int:
+    """How many heads k and v have: `h`, or --hk, which must divide it."""
+    if hk is None:
+        return h
+    if hk < 1 or h % hk:
+        raise UserError(f"--hk: got {hk}, expected a number that divides the {h} heads of q")
+    return hk
+
+
+def key_lengths(text: str | None) -> tuple[int, ...] | None:
+    """--seqlens: '10,64' -> (10, 64), the valid keys of each batch entry; None where not given."""
+    if text is None:
+        return None
+    parts = text.split(",")
+    if not all(re.fullmatch(r"\s*\d{1,9}\s*", part) for part in parts):
+        raise UserError(
+            f"--seqlens: got {text!r}, expected a whole number of keys for each batch entry, with "
+            "commas between them"
+        )
+    return tuple(int(part) for part in parts)
+
+
+def check_key_lengths(problem: Problem) -> None:
+    """Raise UserError unless --seqlens has a length for each batch entry, and as many keys."""
+    lengths = problem.seqlens_k
+    if lengths is None:
+        return
+    if len(lengths) != problem.b:
+        shown = ",".join(map(str, lengths))
+        raise UserError(
+            f"--seqlens: got {shown}, expected a length for each batch entry, and the batch size "
+            f"is {problem.b}: give --b {len(lengths)}, or as many lengths"
+        )
+    if max(lengths) > problem.nk:
+        raise UserError(
+            f"--seqlens: got {max(lengths)}, expected at most N = {problem.nk}, the number of keys"
+        )
 
 
 def one_of(value: str, option: str, allowed: Sequence[str]) -> str:

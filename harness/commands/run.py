@@ -19,15 +19,19 @@ from harness.commands.options import (
     RUNS,
     SHORT_DTYPES,
     UserError,
+    check_key_lengths,
     check_numbers,
     create,
     ended_by,
     integers,
+    key_heads,
+    key_lengths,
     known_device,
     leave,
     one_of,
     settle_device,
     size,
+    whole,
 )
 from harness.commands.printed import show_printed
 from harness.isolation.roster import PEERS_FROM, StageInfo, read_stages
@@ -64,17 +68,21 @@ def make_problem(arguments: dict[str, Any], device: str) -> Problem:
     d = arguments["d"] if arguments["d"] is not None else REAL_D if inputs == "real" else 64
     b, h = arguments["b"], arguments["h"]
     for option, value, most in (("--d", d, MAX_D), ("--b", b, None), ("--h", h, None)):
-        integers(str(value), option, 1, most)
+        whole(value, option, 1, most)
+    hk = key_heads(arguments["hk"], h)
     if inputs == "real":
         if d != REAL_D:
             raise UserError(f"--d: got {d}, real inputs have {REAL_D}")
         for option, value, most in (("--b", b, LAYERS), ("--h", h, HEADS)):
             if value > most:
                 raise UserError(f"{option}: got {value}, real inputs have at most {most}")
+        if hk != h:
+            raise UserError(f"--hk: got {hk}, real inputs have as many key heads as heads: {h}")
     return Problem(
-        inputs=inputs, seed=arguments["seed"], b=b, h=h, hk=h, nq=1, nk=1, d=d,
-        dtype=dtype, precision=precision, causal=arguments["causal"], seqlens_k=None,
-        device=device, direction=one_of(arguments["direction"], "--direction", tuple(OUTPUTS)),
+        inputs=inputs, seed=arguments["seed"], b=b, h=h, hk=hk, nq=1, nk=1, d=d,
+        dtype=dtype, precision=precision, causal=arguments["causal"],
+        seqlens_k=key_lengths(arguments["seqlens"]), device=device,
+        direction=one_of(arguments["direction"], "--direction", tuple(OUTPUTS)),
     )  # fmt: skip
 
 
@@ -95,16 +103,19 @@ def make_cells(arguments: dict[str, Any], stages: Sequence[StageInfo], device: s
         raise UserError(f"--n: got {max(sizes)}, real inputs have at most {MAX_N} tokens")
     nq = arguments["nq"]
     if nq is not None:
-        integers(str(nq), "--nq", 1, MAX_N if base.inputs == "real" else None)
+        whole(nq, "--nq", 1, MAX_N if base.inputs == "real" else None)
     problems = [replace(base, nq=n if nq is None else nq, nk=n) for n in sizes]
+    for problem in problems:
+        check_key_lengths(problem)
     return plan_grid(stages, problems, arguments["paired"])
 
 
-SHAPE = ("n", "nq", "d", "b", "h", "dtype", "precision", "causal", "inputs")
+SHAPE = ("n", "nq", "d", "b", "h", "hk", "dtype", "precision", "causal", "seqlens", "inputs")
 DEFAULTS: dict[str, Any] = {
-    "stages": None, "n": None, "nq": None, "d": None, "b": 1, "h": 1, "dtype": "float32",
-    "precision": "ieee", "causal": False, "inputs": "normal", "device": None, "seed": SEED,
-    "budget": 60.0, "memory": None, "paired": False, "suite": None, "direction": "fwd",
+    "stages": None, "n": None, "nq": None, "d": None, "b": 1, "h": 1, "hk": None,
+    "dtype": "float32", "precision": "ieee", "causal": False, "seqlens": None,
+    "inputs": "normal", "device": None, "seed": SEED, "budget": 60.0, "memory": None,
+    "paired": False, "suite": None, "direction": "fwd",
 }  # fmt: skip
 
 
@@ -121,6 +132,9 @@ def run_command(
     ] = DEFAULTS["d"],
     b: Annotated[int, typer.Option(help="batch size")] = DEFAULTS["b"],
     h: Annotated[int, typer.Option(help="number of heads")] = DEFAULTS["h"],
+    hk: Annotated[
+        int | None, typer.Option(help="heads of k and v, a divisor of --h; as many by default")
+    ] = DEFAULTS["hk"],
     dtype: Annotated[str, typer.Option(help=", ".join(DTYPES))] = DEFAULTS["dtype"],
     precision: Annotated[
         str, typer.Option(help="how float32 is multiplied on a GPU: ieee or tf32")
@@ -128,6 +142,10 @@ def run_command(
     causal: Annotated[
         bool, typer.Option("--causal", help="query i sees keys up to i + Nk - Nq")
     ] = DEFAULTS["causal"],
+    seqlens: Annotated[
+        str | None,
+        typer.Option(help="valid keys of each batch entry, such as 10,64; all N by default"),
+    ] = DEFAULTS["seqlens"],
     inputs: Annotated[str, typer.Option(help="normal, peaky or real")] = DEFAULTS["inputs"],
     direction: Annotated[
         str, typer.Option(help="fwd; bwd: dq, dk, dv alone; train: both, of stages with gradients")
@@ -163,10 +181,10 @@ def run_command(
 ) -> int:
     """Measure stages on problems. With no option at all: the tour."""
     given = {
-        "stages": stages, "n": n, "nq": nq, "d": d, "b": b, "h": h, "dtype": dtype,
-        "precision": precision, "causal": causal, "inputs": inputs, "device": device,
-        "seed": seed, "budget": budget, "memory": memory, "paired": paired,
-        "suite": suite, "direction": direction,
+        "stages": stages, "n": n, "nq": nq, "d": d, "b": b, "h": h, "hk": hk,
+        "dtype": dtype, "precision": precision, "causal": causal, "seqlens": seqlens,
+        "inputs": inputs, "device": device, "seed": seed, "budget": budget, "memory": memory,
+        "paired": paired, "suite": suite, "direction": direction,
     }  # fmt: skip
     if not 0 < budget < math.inf:
         raise UserError(f"--budget: got {budget:g}, expected a number of seconds above 0")

@@ -18,6 +18,13 @@ PEERS = Path(__file__).parents[1] / "peers"
 PEERS_FROM = 100  # stages from this number on are peers: others' kernels, no steps of the ladder
 
 
+# an option of the contract (stages/contract.py) whose name doesn't say it -> what it is
+OPTIONS = {
+    "gqa": " (grouped heads: fewer heads of k and v than of q)",
+    "seqlens_k": " (valid key lengths)",
+}
+
+
 class BadStage(ValueError):
     """A stage's file can't be loaded; the message names the file and says why."""
 
@@ -77,7 +84,7 @@ class StageInfo:
             return f"takes at most {self.at_most} batch entries, and as many heads"
         for option in problem.options:
             if option not in self.options:
-                return f"takes no {option}"
+                return f"takes no {option}{OPTIONS.get(option, '')}"
         return None
 
     def exact(self, problem: Problem) -> bool:

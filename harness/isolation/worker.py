@@ -11,7 +11,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -
     try:
         first_ms = None
         if device == "cpu":
-            warm_up(attend, problem.direction, given)
+            warm_up(module.attend, problem, given)
         call = prepare(attend, problem.direction, *given)  # for 'bwd' with its forward pass
         if device == "cpu":
             give_back()  # what that has freed would be taken again unseen
@@ -202,7 +202,7 @@ def make_given(problem: Problem) -> tuple[Any, ...]:
     return (*make_inputs(problem), dO)
 
 
-def warm_up(attend: Callable[..., Any], direction: str, given: tuple[Any, ...]) -> None:
+def warm_up(attend: Callable[..., Any], problem: Problem, given: tuple[Any, ...]) -> None:
     """One tiny call, so that what a stage sets up once is not taken for the memory of a call.
 
     What it raises is no matter here: a stage may have its reasons against tiny inputs.
@@ -211,7 +211,9 @@ def warm_up(attend: Callable[..., Any], direction: str, given: tuple[Any, ...]) 
 
     with contextlib.suppress(Exception):
         tiny: list[Any] = [x if x is None else x[:1, :, :WARM_UP_ROWS].contiguous() for x in given]
-        prepare(attend, direction, *tiny)()
+        lengths = problem.seqlens_k and (min(problem.seqlens_k[0], tiny[1].shape[2]),)
+        bound = bind(attend, replace(problem, seqlens_k=lengths))
+        prepare(bound, problem.direction, *tiny)()
 
 
 def write_outputs(

@@ -63,13 +63,14 @@ class Sizes:
     """How many batch entries and heads a problem of N queries has.
 
     B = tokens // N and H = hidden // d, so that the work a token stays the same, as source 004 has
-    it; or `b`, `h` where they are given.
+    it; or `b`, `h` where they are given. k and v have `hk` heads, as many as q where it is None.
     """
 
     tokens: int
     hidden: int
     b: int | None = None
     h: int | None = None
+    hk: int | None = None
 
     def of(self, n: int, d: int) -> tuple[int, int]:
         """b and h of a problem. Raises ValueError where `tokens` or `hidden` is too small."""
@@ -93,8 +94,9 @@ def make_problems(
     problems = []
     for direction, masked, d, n in product(directions, causal, ds, ns):
         b, h = sizes.of(n, d)
+        hk = sizes.hk or h
         problems.append(
-            replace(base, direction=direction, causal=masked, b=b, h=h, hk=h, nq=n, nk=n, d=d)
+            replace(base, direction=direction, causal=masked, b=b, h=h, hk=hk, nq=n, nk=n, d=d)
         )
     return problems
 

@@ -77,6 +77,13 @@ def problem_title(cell: Record) -> str:
     return ", ".join(parts)
 
 
+def key_lengths(cell: Record) -> list[str]:
+    """A line with the valid keys of each batch entry, where the problem is padded."""
+    if cell["seqlens_k"] is None:
+        return []
+    return [f"  padded: {', '.join(map(str, cell['seqlens_k']))} valid keys"]
+
+
 def comparable(cell: Record) -> bool:
     """Whether a cell's time may stand in a ratio: right, and not interpreted."""
     return cell["status"] == "ok" and cell["mode"] != "interpreted" and cell["time_ms"] is not None
@@ -225,7 +232,8 @@ def rich_tables(env: Record, cells: Sequence[Record], width: int) -> RenderableT
             style = "dim" if cell["mode"] == "interpreted" else ""
             styles = [style] * (len(texts) - 1) + [STYLES.get(cell["status"], "bold red")]
             table.add_row(*(Text(texts[index], style=styles[index]) for index in shown))
-        parts += [table, *(Text(line, style="dim") for line in reasons(group)), Text("")]
+        notes = [*key_lengths(group[0]), *reasons(group)]
+        parts += [table, *(Text(line, style="dim") for line in notes), Text("")]
     parts.append(Text(legend(cells), style="dim"))
     return Group(*parts)
 

@@ -27,7 +27,7 @@ Figure = Callable[[Record | None], str]  # what stands in a table for a record, 
 Row = tuple[str, str, Sequence[str]]  # label, unit, a text an N
 SourceTable = tuple[str, Sequence[str], list[list[str]]]  # title, header, rows of texts
 
-WITHIN = ("b", "nq", "nk", "seqlens_k", "seed")  # what may differ within a group
+WITHIN = ("b", "nq", "nk", "seed")  # what may differ within a group
 WIDTH = 80
 LONGEST_NAME = 22
 # what stands in a column of figures instead of one
@@ -67,6 +67,10 @@ def group_title(group: Sequence[Record]) -> str:
         least = f"{min(tokens)}.." if len(tokens) > 1 else ""
         parts.append(f"b N = {least}{max(tokens)}")
     parts.append(f"h = {first['h']}")
+    if first["hk"] != first["h"]:
+        parts.append(f"hk = {first['hk']}")
+    if first["seqlens_k"] is not None:
+        parts.append(f"padded to {', '.join(map(str, first['seqlens_k']))} keys")
     if first["inputs"] != "normal":
         parts.append(f"{first['inputs']} input")
     return ", ".join([*parts, first["device"]])

@@ -167,7 +167,8 @@ def test_another_commit_source_device_or_torch_is_refused(tmp_path, finished, ch
 @pytest.mark.parametrize(
     "option",
     ["--n 8,16,32", "--stages 3", "--d 16", "--budget 3", "--seed 5", "--inputs peaky", "--causal",
-     "--dtype fp16", "--nq 1", "--memory 1G", "--b 2", "--h 2", "--direction bwd"],
+     "--dtype fp16", "--nq 1", "--memory 1G", "--b 2", "--h 2", "--hk 1", "--seqlens 4",
+     "--direction bwd"],
 )  # fmt: skip
 def test_other_arguments_are_refused(tmp_path, finished, option):
     path = tmp_path / "run.jsonl"
