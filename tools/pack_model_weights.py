@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(save(arrays, metadata))
     except ImportError as error:
-        return _fail(f"can't pack: {error}; {model.HINT}")
+        return _fail(f"can't pack: {error}; run {model.hint()}")
     except (OSError, ValueError, model.ModelError) as error:
         return _fail(str(error))
     print(f"{out}: {out.stat().st_size:,} bytes, {len(arrays)} arrays")

@@ -16,6 +16,7 @@ from rich.text import Text
 from harness.commands import doctor as doctor_view
 from harness.commands.bench import bench_command
 from harness.commands.figures import figures_command
+from harness.commands.help import LOOK, MEASURE, PAGES, SHOW, Groups, examples
 from harness.commands.io import io_command
 from harness.commands.model import model_command
 from harness.commands.options import (
@@ -33,7 +34,15 @@ from harness.commands.run import run_command
 from harness.commands.trace import trace_command
 from harness.commands.train import train_command
 from harness.isolation.child import ChildFailed
-from harness.isolation.roster import BadStage, read_stages
+from harness.isolation.declared import read_declared
+from harness.isolation.roster import (
+    PEERS_FROM,
+    BadStage,
+    built_in_files,
+    describe_files,
+    peer_files,
+    read_stages,
+)
 from harness.lessons import diff as diff_view
 from harness.records import checkout, environment
 from harness.records.jsonl import WriteFailed
@@ -43,12 +52,38 @@ from harness.runs import ceilings
 from harness.views import cell_tables, lines, roofline
 
 app = typer.Typer(
+    cls=Groups,
     help="Exact attention, each stage faster than the last, all measured by one harness.",
+    epilog=examples(
+        "ladder run                 # the tour", "ladder diff 4 5", "ladder run --help"
+    ),
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def show_version(wanted: bool) -> None:
+    """Print the versions and leave, where they are `wanted`."""
+    if wanted:
+        named = ((name, environment.version(name)) for name in ("torch", "triton"))
+        found = [f"{name} {version}" for name, version in named if version]
+        python = f"Python {environment.platform.python_version()}"
+        print(f"ladder {environment.own_version()} ({', '.join([python, *found])})")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=show_version, is_eager=True, help="Show the versions and exit."
+        ),
+    ] = False,
+) -> None:
+    """The options of `ladder` itself."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -77,7 +112,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-@app.command("table")
 def table_command(
     file: Annotated[Path, typer.Argument(help="a results file, JSONL")],
     form: Annotated[str, typer.Option("--format", help="rich, markdown, csv or json")] = "rich",
@@ -89,12 +123,11 @@ def table_command(
     return 0
 
 
-@app.command("plot")
 def plot_command(
     file: Annotated[Path, typer.Argument(help="a results file, JSONL")],
     out: Annotated[Path, typer.Option(help="the folder for time.png, memory.png, error.png")],
 ) -> int:
-    """Plot time, memory and error against N, from records alone."""
+    """Plot time, memory and error of a run against N."""
     env, cells = open_results(file)
     try:
         written = lines.plot(env, cells, out)
@@ -109,7 +142,6 @@ def plot_command(
     return 0
 
 
-@app.command("ceilings")
 def ceilings_command(
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; cuda by default where there is a GPU")
@@ -118,7 +150,7 @@ def ceilings_command(
         Path | None, typer.Option(help="where the records go; a new file under runs/ by default")
     ] = None,
 ) -> int:
-    """Measure what this machine can do at the best: matrix products and copies."""
+    """Measure this machine's best: matrix products and copies."""
     check_out(out)
     device = settle_device(device)
     try:
@@ -148,7 +180,6 @@ def ceilings_command(
     return int(len(records) < len(wanted))
 
 
-@app.command("roofline")
 def roofline_command(
     file: Annotated[Path, typer.Argument(help="a results file, JSONL")],
     ceilings_file: Annotated[
@@ -159,7 +190,7 @@ def roofline_command(
         bool, typer.Option("--dark", help="for a dark page: light ink, no background")
     ] = False,
 ) -> int:
-    """Put every stage of a run under the roofs of its machine, from records alone."""
+    """Put the stages of a run under the roofs of its machine."""
     env, cells = open_results(file)
     ceilings_env, roofs = open_results(ceilings_file, "ceiling")
     try:
@@ -181,21 +212,25 @@ def roofline_command(
     return 0
 
 
-@app.command("list")
 def list_command() -> int:
     """List the stages: number, name and idea."""
     shown = Table(box=None, padding=(0, 1), pad_edge=False, header_style="underline")
     for header in ("#", "stage", "the one idea", "still hurts"):
         shown.add_column(header, justify="right" if header == "#" else "left")
-    for stage in read_stages():
-        shown.add_row(
-            str(stage.number), Text(stage.title), Text(stage.idea), Text(stage.still_hurts)
-        )
-    cell_tables.page().print(shown)
+    for path in [*built_in_files(), *peer_files()]:
+        try:
+            stage = read_declared(path)
+        except (SyntaxError, ValueError):  # somebody's own, not in literals: by its import then
+            stage = vars(describe_files([path])[0])
+        texts = (stage["title"], stage["idea"], stage.get("still_hurts", ""))
+        shown.add_row(str(stage["number"]), *map(Text, texts))
+    page = cell_tables.page()
+    page.print(shown)
+    said = f"From {PEERS_FROM} on: peers, others' kernels to compare with. "
+    page.print(Text(f"{said}`ladder doctor` says what runs here.", style="dim"))
     return 0
 
 
-@app.command("doctor")
 def doctor_command() -> int:
     """Say what runs on this machine and what doesn't, and why."""
     try:
@@ -208,30 +243,35 @@ def doctor_command() -> int:
     return 0 if doctor_view.healthy(stages) else 1
 
 
-@app.command("diff")
 def diff_command(
     old: Annotated[int, typer.Argument(help="a stage's number")],
     new: Annotated[int, typer.Argument(help="another's")],
+    whole: Annotated[
+        bool, typer.Option("--whole", help="the whole files, not the kernels alone")
+    ] = False,
 ) -> int:
-    """Show what changed from one stage to another: the lesson."""
-    files = {int(path.stem[1:3]): path for path in built_in()}
+    """Show what changed in the kernel from one stage to another."""
+    files = {int(path.stem[1:3]): path for path in built_in_files()}
     for number in (old, new):
         if number not in files:
             there = ", ".join(str(number) for number in files)
             raise UserError(f"diff: got {number}, expected some of {there}")
     console = cell_tables.page()
-    for line in diff_view.changes(files[old], files[new]):
+    paths = (files[old], files[new])
+    lines = list(diff_view.changes(*paths, diff_view.whole if whole else diff_view.kernel))
+    for line in lines:
         console.print(line, soft_wrap=True)
+    if not whole and old != new:
+        console.print(Text(diff_view.summary(paths, lines), style="dim"), soft_wrap=True)
     return 0
 
 
-@app.command("readme")
 def readme_command(
     check: Annotated[
         bool, typer.Option("--check", help="write nothing; exit code 1 where README is stale")
     ] = False,
 ) -> int:
-    """Make the tables and pictures of README and docs again from the records under results/."""
+    """Make README's and the docs' tables again from results/."""
     checkout.need("ladder readme")
     stale = []
     for page in pages.PAGES:
@@ -251,17 +291,75 @@ def readme_command(
     return 0
 
 
-app.command("run")(run_command)
-app.command("model")(model_command)
-app.command("io")(io_command)
-app.command("trace")(trace_command)
-app.command("figures")(figures_command)
-app.command("bench")(bench_command)
-app.command("train")(train_command)
-
-
-def built_in() -> list[Path]:
-    """The built-in stages' files, without loading one."""
-    from harness.isolation.roster import built_in_files
-
-    return built_in_files()
+app.command("list", rich_help_panel=LOOK, epilog=examples("ladder list"))(list_command)
+app.command("doctor", rich_help_panel=LOOK, epilog=examples("ladder doctor"))(doctor_command)
+app.command(
+    "diff",
+    rich_help_panel=LOOK,
+    epilog=examples("ladder diff 4 5", "ladder diff 4 5 --whole"),
+)(diff_command)
+app.command(
+    "trace",
+    rich_help_panel=LOOK,
+    epilog=examples("ladder trace --n 8 --tile 2 --row 3", "ladder trace --format json --n 64"),
+)(trace_command)
+app.command(
+    "run",
+    rich_help_panel=MEASURE,
+    epilog=examples(
+        "ladder run",
+        "ladder run --stages 3,5 --n 64,65,128 --inputs peaky",
+        "ladder run --stages 3,5 --stage mine.py --n 64,128",
+        "ladder run --stages 3,6 --n 64,128 --b 2 --seqlens 10,64 --h 4 --hk 2",
+        "ladder run --resume runs/FILE.jsonl",
+    ),
+)(run_command)
+app.command(
+    "bench",
+    rich_help_panel=MEASURE,
+    epilog=examples(
+        "ladder bench",
+        "ladder bench --stages 3,6,sdpa_math --n 64,128",
+        "ladder bench --suite 004               # needs a GPU",
+        "ladder bench --show runs/FILE.jsonl --plots plots",
+    ),
+)(bench_command)
+app.command(
+    "train",
+    rich_help_panel=MEASURE,
+    epilog=examples("ladder train --stage 3", "ladder train --stage mine.py"),
+)(train_command)
+app.command(
+    "model",
+    rich_help_panel=MEASURE,
+    epilog=examples("ladder model --stage 5", "ladder model --stage 5 --text FILE"),
+)(model_command)
+app.command("ceilings", rich_help_panel=MEASURE, epilog=examples("ladder ceilings"))(
+    ceilings_command
+)
+app.command(
+    "io",
+    rich_help_panel=MEASURE,
+    epilog=examples("ladder io", "ladder io --stages 3,6 --n 4096"),
+)(io_command)
+app.command(
+    "table",
+    rich_help_panel=SHOW,
+    epilog=examples("ladder table runs/FILE.jsonl --format markdown"),
+)(table_command)
+app.command(
+    "plot", rich_help_panel=SHOW, epilog=examples("ladder plot runs/FILE.jsonl --out plots")
+)(plot_command)
+app.command(
+    "roofline",
+    rich_help_panel=SHOW,
+    epilog=examples("ladder roofline runs/FILE.jsonl --ceilings runs/CEILINGS.jsonl --out plots"),
+)(roofline_command)
+app.command(
+    "readme", rich_help_panel=PAGES, epilog=examples("ladder readme", "ladder readme --check")
+)(readme_command)
+app.command(
+    "figures",
+    rich_help_panel=PAGES,
+    epilog=examples("ladder figures --out docs/figures", "ladder figures --check"),
+)(figures_command)

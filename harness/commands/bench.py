@@ -1,16 +1,14 @@
 """`ladder bench`: the arguments, the run, and its views. Exit codes as of the other commands."""
 
 import math
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
+from harness.commands.bench_progress import Progress, why_too_long
 from harness.commands.options import (
     MAX_D,
     MAX_SEED,
@@ -18,6 +16,7 @@ from harness.commands.options import (
     UserError,
     check_key_lengths,
     check_out,
+    check_peer,
     create,
     default_out,
     ended_by,
@@ -31,7 +30,6 @@ from harness.commands.options import (
     refuse_others,
     settle_device,
 )
-from harness.commands.printed import show_printed
 from harness.isolation.roster import PEERS_FROM, StageInfo, read_stages
 from harness.problems.problem import DTYPES, Problem
 from harness.records import environment
@@ -44,7 +42,6 @@ from harness.views import cell_tables, contest_plots, contests, roofline
 CAUSAL = {"off": (False,), "on": (True,), "both": (False, True)}
 OURS_FAILED = ("wrong", "crashed")
 SYNTHETIC = ("normal", "peaky")
-REASON = 100  # characters of a reason, on stderr
 
 # what isn't given: device -> the problems that a machine like it is done with in minutes
 USUAL: dict[str, dict[str, Any]] = {
@@ -87,13 +84,14 @@ def bench_command(
         str | None,
         typer.Option(help="valid keys of each batch entry, such as 10,64; all N by default"),
     ] = None,
-    impl: Annotated[
+    stages: Annotated[
         str | None,
         typer.Option(
             help="stages and peers by number or name, such as 3,6,sdpa_flash; by default 3, the "
             "newest that fits, and all peers"
         ),
     ] = None,
+    impl: Annotated[str | None, typer.Option(hidden=True)] = None,  # its name of old
     stage: Annotated[
         list[Path] | None,
         typer.Option(help="a stage's file, as one more; may be repeated", show_default=False),
@@ -128,12 +126,12 @@ def bench_command(
         Path | None, typer.Option(help="measure nothing: the views of this file of records")
     ] = None,
 ) -> int:
-    """Contestants against each other, in turns in one process: time, memory, speed-up."""
+    """Time contestants in turns, in one process: speed-ups."""
     given: Record = {
         "mode": mode, "dtype": dtype, "causal": causal, "d": d, "n": n, "tokens": tokens,
-        "hidden": hidden, "b": b, "h": h, "hk": hk, "seqlens": seqlens, "impl": impl,
-        "warmup": warmup, "repeat": repeat, "inputs": inputs, "seed": seed, "device": device,
-        "budget": budget, "suite": suite,
+        "hidden": hidden, "b": b, "h": h, "hk": hk, "seqlens": seqlens, "stages": stages,
+        "impl": impl, "warmup": warmup, "repeat": repeat, "inputs": inputs, "seed": seed,
+        "device": device, "budget": budget, "suite": suite,
     }  # fmt: skip
     view = View(plots, ceilings)
     if show is None:
@@ -212,6 +210,10 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
         raise UserError(f"--budget: got {given['budget']:g}, expected seconds above 0")
     if given["seed"] > MAX_SEED:
         raise UserError(f"--seed: got {given['seed']}, expected at most {MAX_SEED}")
+    option = "--stages" if given["impl"] is None else "--impl"
+    if given["impl"] is not None and given["stages"] is not None:
+        raise UserError("--impl: it is the old name of --stages; leave it away")
+    wanted = given["stages"] if given["impl"] is None else given["impl"]
     check_out(out)
     check_out(csv_path(out) if out is not None else None)
     device = settle_device(given["device"])
@@ -219,11 +221,17 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
     stages = read_stages(own)
     device = known_device(device, stages)
     problems = make_problems(given, device)
-    chosen = choose(stages, given["impl"], own, problems)
-    asked = own if given["impl"] is None else [stage.path for stage in chosen]
+    if wanted is None:
+        chosen, asked = usual(stages, own, problems), list(own)
+    else:
+        chosen = choose(stages, wanted, option, own)
+        asked = [stage.path for stage in chosen]
     contests = bench.plan(chosen, problems, asked)
     if not contests:
         raise UserError("bench: none of the stages takes any of these problems")
+    terms = make_terms(given, device)
+    if reason := why_too_long(contests, terms):
+        raise UserError(f"bench: {reason}")
     env = environment.make_env(
         device,
         [cell for contest in contests for cell in contest.to_json()],
@@ -232,10 +240,8 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
     )
     view.check(env)
     out = out or default_out("bench")
-    progress = Progress(len(contests))
-    with create(out, env) as writer:
-        terms = make_terms(given, device)
-        ended = ended_by(lambda: bench.run(contests, terms, writer, progress.tell))
+    with create(out, env) as writer, Progress(len(contests)) as progress:
+        ended = ended_by(lambda: bench.run(contests, terms, writer, progress.tell, progress.watch))
     env, records = open_results(out, "bench")  # what is shown is what can be shown again
     view.show(env, records, out)
     if not isinstance(ended, WriteFailed):
@@ -319,48 +325,29 @@ def words(text: str, option: str, allowed: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def choose(
-    stages: Sequence[StageInfo], impl: str | None, own: Sequence[Path], problems: Sequence[Problem]
+def usual(
+    stages: Sequence[StageInfo], own: Sequence[Path], problems: Sequence[Problem]
 ) -> list[StageInfo]:
-    """The stages that --impl names by number or name, or the usual ones; and those of --stage."""
-    if impl is None:
-        wanted = bench.usual_stages([stage for stage in stages if stage.path not in own], problems)
-        return [stage for stage in stages if stage in wanted or stage.path in own]
-    parts = [part.strip() for part in impl.split(",")]
+    """Who competes where no stages are named; and those of --stage."""
+    wanted = bench.usual_stages([stage for stage in stages if stage.path not in own], problems)
+    return [stage for stage in stages if stage in wanted or stage.path in own]
+
+
+def choose(
+    infos: Sequence[StageInfo], stages: str, option: str, own: Sequence[Path]
+) -> list[StageInfo]:
+    """The stages and peers that `stages` names by number or name; and those of --stage.
+
+    Raises UserError, which names `option`, where one is not there, and says why of a peer.
+    """
+    parts = [part.strip() for part in stages.split(",")]
     for part in parts:
-        if not any(part in (str(stage.number), stage.name) for stage in stages):
-            there = ", ".join(f"{stage.number} ({stage.name})" for stage in stages)
-            raise UserError(f"--impl: got {part!r}, expected some of {there}")
+        if not any(part in (str(stage.number), stage.name) for stage in infos):
+            check_peer(part, option)
+            there = ", ".join(f"{stage.number} ({stage.name})" for stage in infos)
+            raise UserError(f"{option}: got {part!r}, expected some of {there}")
     return [
         stage
-        for stage in stages
+        for stage in infos
         if str(stage.number) in parts or stage.name in parts or stage.path in own
     ]
-
-
-class Progress:
-    """A line a contest on stderr, and what the contestants print."""
-
-    def __init__(self, total: int) -> None:
-        self.total, self.done = total, 0
-        self.console = Console(stderr=True)
-        self.start = time.monotonic()
-
-    def tell(self, contest: bench.Contest, records: Sequence[Record], printed: str) -> None:
-        """One contest is over."""
-        self.done += 1
-        problem = contest.problem
-        masked = " causal" if problem.causal else ""
-        what = f"{problem.direction}{masked} d = {problem.d}, N = {problem.nk}"
-        results = ", ".join(f"{record['name']} {outcome(record)}" for record in records)
-        seconds = time.monotonic() - self.start
-        print(f"[{self.done}/{self.total}] {seconds:.0f} s: {what}: {results}",
-              file=sys.stderr, flush=True)  # fmt: skip
-        show_printed(self.console, "bench", printed)
-
-
-def outcome(record: Record) -> str:
-    """A record in a few words: what is said here is all there is of a run that is cut off."""
-    if record["status"] != "ok":
-        return f"{record['status']} ({record['reason'][:REASON]})"
-    return cell_tables.show_time(record["time_ms"]) if record["time_ms"] else "interpreted"

@@ -24,7 +24,7 @@ def figures_command(
         bool, typer.Option("--check", help="draw nothing; exit code 1 where a picture is stale")
     ] = False,
 ) -> int:
-    """Draw the pictures that explain: memory levels, tiling, where Lite breaks, a trace."""
+    """Draw the pictures that explain, for README and docs."""
     if out is None or ceilings is None:
         checkout.need("ladder figures", ", or name both --out and --ceilings")
     folder = figures.FOLDER if out is None else out

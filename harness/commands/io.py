@@ -37,7 +37,7 @@ def io_command(
         Path | None, typer.Option(help="where the records go; a new file under runs/ by default")
     ] = None,
 ) -> int:
-    """Count the bytes that stages really move, beside those predicted (needs ncu)."""
+    """Count the bytes that stages move (needs a GPU and ncu)."""
     check_out(out)
     sizes = integers(n, "--n", 1)
     shape = {**DEFAULTS, "d": d, "b": b, "h": h, "dtype": dtype}

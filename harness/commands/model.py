@@ -32,7 +32,7 @@ from harness.views import cell_tables
 def model_command(
     stage: Annotated[
         list[str],
-        typer.Option(help="a stage by number, or a stage's file; may be repeated"),
+        typer.Option(help="the stage to put in: its number, or its file", metavar="N"),
     ],
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; cuda by default where there is a GPU")
@@ -49,7 +49,7 @@ def model_command(
         Path | None, typer.Option(help="where the records go; a new file under runs/ by default")
     ] = None,
 ) -> int:
-    """Put stages into a real model, MiniLM, as its attention: embeddings, differences, times."""
+    """Put a stage into a real model, MiniLM, as its attention."""
     dtype = one_of(SHORT_DTYPES.get(dtype, dtype), "--dtype", model.DTYPES)
     numbers, own = numbers_and_files(stage)
     check_out(out)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from harness.isolation.roster import StageInfo
+from harness.isolation.roster import StageInfo, why_absent
 from harness.problems.problem import DEVICES, Problem
 from harness.records.jsonl import WriteFailed, Writer, read
 from harness.runs.runner import Record
@@ -162,8 +162,15 @@ def check_numbers(
     """Raise UserError where one of `numbers` is no stage's among `known`."""
     there = sorted(set(known))
     if missing := [number for number in numbers if number not in there]:
+        check_peer(str(missing[0]), option)
         names = ", ".join(str(number) for number in there)
         raise UserError(f"{option}: got {missing[0]}, expected {expected} {names}")
+
+
+def check_peer(asked: str, option: str) -> None:
+    """Raise UserError where `asked` is the number or name of a peer that can't run here."""
+    if reason := why_absent(asked):
+        raise UserError(f"{option}: {asked} needs a GPU that it can use; {reason}")
 
 
 def open_results(file: Path, kind: str = "cell") -> tuple[Record, list[Record]]:

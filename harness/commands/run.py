@@ -179,7 +179,7 @@ def run_command(
         Path | None, typer.Option(help="finish the run that this file holds, as it was begun")
     ] = None,
 ) -> int:
-    """Measure stages on problems. With no option at all: the tour."""
+    """Measure stages on problems; without any option, the tour."""
     given = {
         "stages": stages, "n": n, "nq": nq, "d": d, "b": b, "h": h, "hk": hk,
         "dtype": dtype, "precision": precision, "causal": causal, "seqlens": seqlens,

@@ -25,7 +25,7 @@ def trace_command(
     causal: Annotated[bool, typer.Option("--causal", help="row i sees keys 0 to i only")] = False,
     form: Annotated[str, typer.Option("--format", help="text or json")] = "text",
 ) -> int:
-    """Walk one query row through the online softmax, tile by tile."""
+    """Walk one query row through the online softmax by tiles."""
     one_of(inputs, "--inputs", INPUTS)
     one_of(form, "--format", FORMATS)
     for option, value, most in (("--n", n, MAX_N), ("--tile", tile, MAX_N), ("--d", d, MAX_D)):

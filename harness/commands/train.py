@@ -29,7 +29,7 @@ from harness.commands.options import (
     whole,
 )
 from harness.commands.printed import show_printed
-from harness.isolation.roster import StageInfo, read_stages
+from harness.isolation.roster import PEERS_FROM, StageInfo, read_stages
 from harness.records import environment
 from harness.records.jsonl import WriteFailed
 from harness.runs.runner import Record, default_memory
@@ -46,7 +46,7 @@ def train_command(
     context: typer.Context,
     stage: Annotated[
         list[str] | None,
-        typer.Option(help="a stage by number, or a stage's file; may be repeated"),
+        typer.Option(help="the stage to train with: its number, or its file", metavar="N"),
     ] = None,
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; cuda by default where there is a GPU")
@@ -74,7 +74,7 @@ def train_command(
         Path | None, typer.Option(help="train nothing: table and plot of this file again")
     ] = None,
 ) -> int:
-    """Train a small GPT with stages as its attention, and hold the loss against SDPA's."""
+    """Train a small GPT with a stage, its loss beside SDPA's."""
     if show is not None:
         refuse_others(context, ("show",), "--show trains nothing")
         env, records = open_results(show, "train")
@@ -101,7 +101,10 @@ def train_command(
     problem = train_plan.make_problem(size, dtype, device)
     backends = train_plan.from_backends(device)
     chosen = choose(stages, numbers, own, backends)
-    contestants = [*backends, *(train_plan.from_stage(info, problem) for info in chosen)]
+    asked = [train_plan.from_stage(info, problem) for info in chosen]
+    if asked and all(one.skip for one in asked):
+        raise UserError(why_none(asked, stages))
+    contestants = [*backends, *asked]
     if steps is None:
         steps = default_steps(contestants, device)
     seeds = seeds or train_plan.DEFAULT_SEEDS[device]
@@ -145,6 +148,13 @@ def choose(
         if (stage.number, stage.name) in beside:
             raise UserError(f"--stage: {stage.number} {stage.name} is SDPA, which runs in any case")
     return chosen
+
+
+def why_none(asked: Sequence[train_plan.Contestant], stages: Sequence[StageInfo]) -> str:
+    """Why none of the stages that were `asked` for can be trained with, and which ones can."""
+    reasons = [f"{one.stage} {one.name} can't be trained with: {one.skip}" for one in asked]
+    able = [str(stage.number) for stage in stages if stage.gradients and stage.number < PEERS_FROM]
+    return f"--stage: {'; '.join(reasons)}. Stages {', '.join(able)} carry gradients"
 
 
 def default_steps(contestants: Sequence[train_plan.Contestant], device: str) -> int:

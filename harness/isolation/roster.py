@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.isolation.child import START_LIMIT, Child, ChildFailed, Message
+from harness.isolation.declared import read_declared
 from harness.isolation.worker import describe
 from harness.problems.problem import Problem
 
@@ -97,13 +98,32 @@ def built_in_files() -> list[Path]:
     return sorted(STAGES.glob("s[0-9][0-9]_*.py"))
 
 
+def peer_files() -> list[Path]:
+    """The files of the peers, lowest first."""
+    return sorted(PEERS.glob("p[0-9]*_*.py"))
+
+
+def why_absent(asked: str) -> str | None:
+    """Why the peer of that number or name is not among those of `read_stages` here.
+
+    None where there is no such peer, or nothing that speaks against it.
+    """
+    for path in peer_files():
+        declared = read_declared(path)
+        if asked in (str(declared["number"]), declared["name"]):
+            [peer] = describe_files([path])
+            # the device that it declares first is the one that it is for
+            return peer.unavailable[peer.devices[0]]
+    return None
+
+
 def read_stages(own: Sequence[Path] = ()) -> list[StageInfo]:
     """The built-in stages, those in the files `own`, and the peers that run here, by number.
 
     Raises BadStage where a file can't be loaded, or two stages share number and name.
     """
     stages = describe_files(built_in_files())
-    peers = describe_files(sorted(PEERS.glob("p*.py")))
+    peers = describe_files(peer_files())
     stages += [peer for peer in peers if None in peer.unavailable.values()]
     for path in own:
         stages += describe_files([path])  # a process each: one bad file blames itself alone

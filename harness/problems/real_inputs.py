@@ -5,9 +5,10 @@ captured and under which licences. Numpy only: neither torch nor transformers is
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
+if TYPE_CHECKING:  # the command line reads the sizes below, and loads nothing
+    import numpy as np
 
 D = 32
 MAX_N = 512
@@ -28,6 +29,8 @@ class Head(NamedTuple):
 
 def heads() -> list[list[Head]]:
     """LAYERS lists of HEADS heads, in the order in which `load` hands them out."""
+    import numpy as np
+
     with np.load(FIXTURE) as fixture:
         layers, sharpness = fixture["layers"], fixture["sharpness"]
     return [
@@ -36,7 +39,7 @@ def heads() -> list[list[Head]]:
     ]
 
 
-def load(b: int, h: int, nq: int, nk: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def load(b: int, h: int, nq: int, nk: int) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
     """The first `b` layers, `h` heads, `nq` queries and `nk` keys of the capture.
 
     Returns q (b, h, nq, 32), k and v (b, h, nk, 32): float32, contiguous, the caller's own. Batch
@@ -46,6 +49,8 @@ def load(b: int, h: int, nq: int, nk: int) -> tuple[np.ndarray, np.ndarray, np.n
 
     Raises ValueError, naming the option, when more (or less than 1) is asked for.
     """
+    import numpy as np
+
     limits = (
         ("--b", b, LAYERS, "layers"),
         ("--h", h, HEADS, "heads"),
@@ -63,12 +68,14 @@ def load(b: int, h: int, nq: int, nk: int) -> tuple[np.ndarray, np.ndarray, np.n
         order = _sharpest_first(fixture["sharpness"])[:b, :h]  # (b, h)
     layer = np.arange(b)[:, None]  # (b, 1)
 
-    def pick(x: np.ndarray, n: int) -> np.ndarray:
+    def pick(x: "np.ndarray", n: int) -> "np.ndarray":
         return np.ascontiguousarray(x[layer, order, :n], dtype=np.float32)  # (b, h, n, D)
 
     return pick(q, nq), pick(k, nk), pick(v, nk)
 
 
-def _sharpest_first(sharpness: np.ndarray) -> np.ndarray:
+def _sharpest_first(sharpness: "np.ndarray") -> "np.ndarray":
     """(LAYERS, HEADS) sharpness -> (LAYERS, HEADS) head indices; ties keep the model's order."""
+    import numpy as np
+
     return np.argsort(-sharpness, axis=1, kind="stable")

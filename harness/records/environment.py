@@ -4,6 +4,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -21,6 +22,14 @@ def version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def own_version() -> str:
+    """The ladder's own version: that of this checkout, or as installed."""
+    project = ROOT / "pyproject.toml"
+    if project.is_file() and (found := re.search(r'^version = "(.+)"', project.read_text(), re.M)):
+        return found[1]
+    return version("attention-ladder") or "of unknown version"
 
 
 def cpu_model() -> str:

@@ -6,6 +6,7 @@ times are ratios made. Whoever is wrong, crashes or refuses is out, with its sta
 and is never timed. Nothing here touches a tensor.
 """
 
+import functools
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -168,11 +169,14 @@ class NoOracle(Exception):
         self.status = error.status
 
 
+Say = Callable[[str], None]  # told what begins, in a contest
+
+
 class Entry:
     """A contestant in a contest: its stage, its record, and the file that its output goes to."""
 
-    def __init__(self, stage: StageInfo, problem: Problem, terms: Terms, out: Path) -> None:
-        self.stage, self.problem, self.terms, self.out = stage, problem, terms, out
+    def __init__(self, stage: StageInfo, problem: Problem, terms: Terms, out: Path, say: Say) -> None:
+        self.stage, self.problem, self.terms, self.out, self.say = stage, problem, terms, out, say
         self.record = blank_record(stage, problem, terms)
         self.standing = True
 
@@ -220,10 +224,15 @@ def blank_record(stage: StageInfo, problem: Problem, terms: Terms) -> Record:
 
 
 Report = Callable[[Contest, list[Record], str], None]  # told what the contestants printed, too
+Watch = Callable[[Contest, str], None]
 
 
-def run(contests: Sequence[Contest], terms: Terms, writer: Writer, report: Report) -> None:
+def run(
+    contests: Sequence[Contest], terms: Terms, writer: Writer, report: Report, watch: Watch
+) -> None:
     """Hold the contests, append the records of each to `writer`, tell `report` of them.
+
+    `watch` is told of each step of a contest when it begins.
 
     A run broken off keeps the contests that were over.
     """
@@ -231,19 +240,21 @@ def run(contests: Sequence[Contest], terms: Terms, writer: Writer, report: Repor
         folder = Path(name)
         for contest in contests:
             printed: list[str] = []
-            records = hold(contest, terms, folder, printed)
+            records = hold(contest, terms, folder, printed, functools.partial(watch, contest))
             writer.append(*records)
             report(contest, records, "".join(printed))
 
 
-def hold(contest: Contest, terms: Terms, folder: Path, printed: list[str]) -> list[Record]:
+def hold(
+    contest: Contest, terms: Terms, folder: Path, printed: list[str], say: Say = lambda what: None
+) -> list[Record]:
     """The records of one contest. A contestant that fails costs itself only.
 
     What the contestants print, process by process, is added to `printed`.
     """
     problem = contest.problem
     entries = [
-        Entry(stage, problem, terms, folder / f"out.{index}")
+        Entry(stage, problem, terms, folder / f"out.{index}", say)
         for index, stage in enumerate(contest.stages)
     ]
     for entry in entries:
@@ -317,6 +328,8 @@ def compete_in_one_process(
 def with_a_child(entries: Sequence[Entry], court: Judge, log: Path) -> None:
     """Start the contest's process, and go through it step by step."""
     problem, terms = entries[0].problem, entries[0].terms
+    say = entries[0].say
+    say("the contestants load, stage 3 in float64 is computed")
     court.start()  # it makes the oracle while the contestants load
     order = problem.to_json() | {
         "warmup": terms.warmup, "repeat": terms.repeat, "budget": terms.budget,
@@ -332,6 +345,7 @@ def with_a_child(entries: Sequence[Entry], court: Judge, log: Path) -> None:
         child.send({"event": "start"})
         late = f"took more than its budget of {terms.budget:g} s"
         for entry in entries:
+            say(f"{entry.stage.number} {entry.stage.name} is called")
             note_first_call(entry, child.receive(terms.budget, late))
         for entry in entries:
             if entry.standing:
@@ -343,6 +357,9 @@ def with_a_child(entries: Sequence[Entry], court: Judge, log: Path) -> None:
             for index, entry in enumerate(entries)
             if entry.standing and entry.record["mode"] != "interpreted"
         ]
+        if going:
+            names = ", ".join(entries[index].stage.name for index in going)
+            say(f"{names}: {terms.warmup} + {terms.repeat} calls each, in turns")
         child.send({"event": "turns", "going": going})
         if going:
             take_turns([entries[index] for index in going], child, court)

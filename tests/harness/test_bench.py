@@ -7,11 +7,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 from ladder_command import FAKES, Started, in_turn
 
+from harness.commands import bench_progress
 from harness.isolation.child import ChildFailed
 from harness.isolation.roster import PEERS, StageInfo, built_in_files, describe_files, read_stages
 from harness.measures import timing
+from harness.problems import cost
 from harness.problems.problem import Problem
 from harness.records import jsonl
 from harness.runs import bench
@@ -475,7 +478,9 @@ def test_a_run_broken_off_keeps_what_was_measured(tmp_path, make_stage):
      (("--d", "0"), "--d: got 0"), (("--n", "8,x"), "--n: got '8,x'"),
      (("--n", "512", "--tokens", "256"), "--n: got 512, expected at most the 256 tokens"),
      (("--d", "48"), "--d: got 48, expected a divisor of 32"),
+     (("--stages", "3,nobody"), "--stages: got 'nobody', expected some of 0 (scalar_autograd)"),
      (("--impl", "3,nobody"), "--impl: got 'nobody', expected some of 0 (scalar_autograd)"),
+     (("--impl", "3", "--stages", "3"), "--impl: it is the old name of --stages"),
      (("--suite", "002"), "--suite: got '002', expected one of 001-forward"),
      (("--suite", "004", "--n", "64"), "--n: a suite's problems are its own"),
      (("--budget", "nan"), "--budget: got nan"), (("--repeat", "1"), "--repeat"),
@@ -504,12 +509,63 @@ def test_bad_arguments_are_one_line(tmp_path, monkeypatch, capsys, arguments, wh
     assert Path("there.csv").read_text() == "mine"
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the peers run here")
+@pytest.mark.parametrize("asked", ["sdpa_flash", "100", "3,flex_attention"])
+@pytest.mark.parametrize(
+    "option", [("bench", "--stages"), ("bench", "--impl"), ("run", "--stages")]
+)
+def test_a_peer_that_needs_a_gpu_is_no_wrong_choice(tmp_path, asked, option):
+    command, name = option
+    asked = asked if command == "bench" else "3,100"
+    done = in_turn(command, name, asked, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{name}: {asked.rpartition(',')[2]} needs a GPU" in done.stderr
+    assert done.stderr.count("\n") == 1 and list(tmp_path.iterdir()) == []
+
+
+def test_what_is_hopeless_on_a_cpu_is_not_begun(tmp_path):
+    done = in_turn("bench", "--suite", "004", "--device", "cpu", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "hopeless on a CPU: the calls alone would take" in done.stderr
+    assert done.stderr.count("\n") == 1 and list(tmp_path.iterdir()) == []
+
+
+def test_hopeless_is_what_takes_long_at_a_fast_rate(make_stage):
+    [native] = describe_files([make_stage("mine")])
+    interpreted = replace(native, modes={**native.modes, "cpu": "interpreted"})
+    flops = cost.flops(PROBLEM)
+
+    stranger = replace(native, options=(), unavailable=dict.fromkeys(native.unavailable, "gone"))
+
+    def reason(stage, calls, device="cpu"):
+        problem = replace(PROBLEM, device=device)
+        terms = replace(TERMS, warmup=1, repeat=calls - 1)
+        return bench_progress.why_too_long([Contest(problem, [stranger, stage])], terms)
+
+    most = int(bench_progress.PATIENCE * bench_progress.THREAD_RATE / flops)
+    assert reason(native, most) is None
+    assert "10 minutes" in reason(native, most + 1)
+    assert "2 hours" in reason(native, 12 * most)
+    assert reason(native, 12 * most, "cuda") is None
+    assert reason(interpreted, 12 * most) is None  # it is called once
+
+
+def test_each_step_is_said_when_it_begins(tmp_path, make_stage):
+    """A contestant that hangs is named before its budget is over."""
+    slow = make_stage("sleeper", "time.sleep(600)")
+    with Started("bench", *QUICK, "--causal", "off", "--stages", "3", "--stage", slow, "--out",
+                 tmp_path / "bench.jsonl", log=tmp_path / "log") as run:  # fmt: skip
+        run.wait_for(lambda: "90 sleeper is called" in run.text(), "the sleeper's name")
+        assert "[1/2] 0 s: fwd d = 16, N = 16: the contestants load" in run.text()
+        assert ": 3 torch_three_gemm is called ..." in run.text()
+
+
 # what --show has no use for: at its default, too
 OF_A_RUN = {
     "mode": "fwd", "dtype": "float32", "causal": "on", "d": "16", "n": "64", "tokens": "256",
-    "hidden": "32", "b": "1", "h": "1", "impl": "99", "stage": "mine.py", "warmup": "5",
-    "repeat": "30", "inputs": "normal", "seed": str(SEED), "device": "cpu", "budget": "120",
-    "suite": "nonsense",
+    "hidden": "32", "b": "1", "h": "1", "hk": "1", "seqlens": "9", "stages": "99", "impl": "99",
+    "stage": "mine.py", "warmup": "5", "repeat": "30", "inputs": "normal", "seed": str(SEED),
+    "device": "cpu", "budget": "120", "suite": "nonsense",
 }  # fmt: skip
 
 

@@ -1,11 +1,11 @@
 """`--hk` and `--seqlens` of `ladder run` and `ladder bench`: grouped heads, and padded keys."""
 
 import pytest
-from harness.records.jsonl import read
 from ladder_command import by_name, in_turn
 
 from harness.problems import cost
 from harness.problems.problem import Problem
+from harness.records.jsonl import read
 
 GROUPED = ("--n", "8,16", "--d", 8, "--h", 4, "--hk", 2)
 PADDED = ("--n", "16,24", "--d", 8, "--b", 2, "--seqlens", "5,16")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shlex
 import sys
 from collections import defaultdict
 from dataclasses import replace
@@ -107,6 +108,18 @@ def test_a_transformers_whose_bert_takes_no_stage_is_refused(monkeypatch, capsys
     code, _, [line] = run_main(capsys, "model", "--stage", 3)
     assert code == 2
     assert "4.57.1" in line and "5 or later" in line and NEEDED in line
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_the_command_that_brings_the_model_works_from_where_one_is(inside, tmp_path, monkeypatch):
+    """It is this Python's pip, on this checkout; only whether it resolves is asked of it here."""
+    monkeypatch.chdir(ROOT if inside else tmp_path)
+    words = shlex.split(model.hint())
+    assert words[:4] == [sys.executable, "-m", "pip", "install"]
+    options = dict(zip(words[4::2], words[5::2], strict=True))
+    folder, _, extra = options["-e"].partition("[")
+    assert extra == "model]" and (Path(folder) / "pyproject.toml").samefile(ROOT / "pyproject.toml")
+    assert Path(options["-c"]).samefile(ROOT / "constraints.txt")
 
 
 @pytest.mark.parametrize(

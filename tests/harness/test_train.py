@@ -654,6 +654,8 @@ def run_main(capsys, *arguments):
         (["--stage", 3, "--seeds", 0], "--seeds: got 0"),
         (["--stage", 3, "--seed", -1], "--seed: got -1"),
         (["--stage", 3, "--seed", 2**63], "--seed: got"),
+        (["--stage", 4, "--device", "cpu"], "4 triton_lite can't be trained with: carries no grad"),
+        (["--stage", "4,6", "--device", "cpu"], "Stages 0, 2, 3, 7 carry gradients"),
         (["--stage", 3, "--out", __file__], "is there already"),
         (["--stage", 3, "--show", "a"], "--stage: --show trains nothing"),
         (["--show", "a"], "No such file"),

@@ -1,6 +1,7 @@
 """`ladder list` and `ladder diff`: the stages in a line each, and the lesson between two."""
 
 import difflib
+import itertools
 import re
 
 import pytest
@@ -23,13 +24,46 @@ def test_list_names_every_stage_and_its_idea():
 
 
 def test_diff_4_5_is_the_lesson():
+    """Nine lines of the kernel come, two go; and the files' own lines are numbered."""
     done = in_turn("diff", 4, 5)
     assert done.returncode == 0 and done.stderr == ""
     lines = done.stdout.splitlines()
     assert lines[0].startswith("--- s04_") and lines[1].startswith("+++ s05_")
     added = [line[1:] for line in lines[2:] if line.startswith("+")]
     removed = [line[1:] for line in lines[2:] if line.startswith("-")]
-    assert 0 < len(added) + len(removed) <= 60
+    assert (len(added), len(removed)) == (9, 2)
+    for name in ("m_i", "l_i", "alpha"):
+        assert any(re.search(rf"\b{name}\b", line) for line in added), name
+    assert "9 lines come, 2 go" in lines[-1] and "--whole" in lines[-1]
+    files = [next((ROOT / "stages").glob(f"s0{n}_*.py")).read_text().splitlines() for n in (4, 5)]
+    for index, line in enumerate(lines):
+        if found := re.match(r"@@ -(\d+),\d+ \+(\d+),\d+ @@", line):
+            here = [file[int(at) - 1] for file, at in zip(files, found.groups(), strict=True)]
+            assert here == [lines[index + 1][1:]] * 2
+
+
+@pytest.mark.parametrize(("old", "new"), itertools.permutations((0, 2, 3, 5, 6, 7), 2))
+def test_every_pair_has_a_diff_of_what_computes(old, new):
+    path = next((ROOT / "stages").glob(f"s0{new}_*.py"))
+    done = in_turn("diff", old, new)
+    assert done.returncode == 0 and done.stderr == ""
+    lines = done.stdout.splitlines()
+    added = {line[1:] for line in lines[2:] if line.startswith("+")}
+    assert added <= set(path.read_text().splitlines()) | {""}
+    assert not any(line.startswith(("import ", "from ", "STAGE = ")) for line in added)
+    for number, kernels in ((old, old > 3), (new, new > 3)):
+        name = next((ROOT / "stages").glob(f"s0{number}_*.py")).name
+        assert (f"{name}" in lines[-1]) == (not kernels)  # all its code, and it is said so
+
+
+def test_diff_of_whole_files():
+    done = in_turn("diff", 4, 5, "--whole")
+    assert done.returncode == 0 and done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("--- s04_") and lines[1].startswith("+++ s05_")
+    added = [line[1:] for line in lines[2:] if line.startswith("+")]
+    removed = [line[1:] for line in lines[2:] if line.startswith("-")]
+    assert 11 < len(added) + len(removed) <= 60
     for name in ("m_i", "l_i", "alpha"):
         assert any(re.search(rf"\b{name}\b", line) for line in added), name
     assert any("acc" in line and "alpha" in line for line in added)
@@ -41,8 +75,9 @@ def test_diff_4_5_is_the_lesson():
 
 
 def test_diff_of_a_stage_with_itself_is_nothing():
-    done = in_turn("diff", 3, 3)
-    assert (done.returncode, done.stdout) == (0, "")
+    for options in ((), ("--whole",)):
+        done = in_turn("diff", 3, 3, *options)
+        assert (done.returncode, done.stdout) == (0, "")
 
 
 @pytest.mark.parametrize("line", ["x" * 300, "[bold]not markup[/bold]"])
