@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from harness.commands.options import UserError
-from harness.lessons import figures
 from harness.records import checkout
 from harness.records.schema import BadRecord
 
@@ -25,6 +24,8 @@ def figures_command(
     ] = False,
 ) -> int:
     """Draw the pictures that explain, for README and docs."""
+    from harness.lessons import figures  # with NumPy: loaded by who asks for this command alone
+
     if out is None or ceilings is None:
         checkout.need("ladder figures", ", or name both --out and --ceilings")
     folder = figures.FOLDER if out is None else out

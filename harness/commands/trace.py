@@ -5,8 +5,6 @@ from typing import Annotated
 import typer
 
 from harness.commands.options import MAX_D, MAX_SEED, UserError, one_of, whole
-from harness.lessons.trace_inputs import make_trace
-from harness.lessons.trace_text import to_json, to_text
 
 FORMATS = ("text", "json")
 INPUTS = ("normal", "peaky")
@@ -26,6 +24,10 @@ def trace_command(
     form: Annotated[str, typer.Option("--format", help="text or json")] = "text",
 ) -> int:
     """Walk one query row through the online softmax by tiles."""
+    # NumPy is loaded by who asks for this command alone
+    from harness.lessons.trace_inputs import make_trace
+    from harness.lessons.trace_text import to_json, to_text
+
     one_of(inputs, "--inputs", INPUTS)
     one_of(form, "--format", FORMATS)
     for option, value, most in (("--n", n, MAX_N), ("--tile", tile, MAX_N), ("--d", d, MAX_D)):
