@@ -52,7 +52,7 @@ from harness.runs.runner import (
     run,
 )
 from harness.runs.suites import SUITES
-from harness.views import cell_tables, lines
+from harness.views import cell_tables, lines, tour
 
 
 def make_problem(arguments: dict[str, Any], device: str) -> Problem:
@@ -341,13 +341,16 @@ def carry_out(
               f"ladder run --resume {writer.path}", file=sys.stderr)  # fmt: skip
     if ended is not None:
         return leave(ended)
-    if all(env["arguments"][name] == DEFAULTS[name] for name in SHAPE):
+    if all(env["arguments"].get(name, DEFAULTS[name]) == DEFAULTS[name] for name in SHAPE):
         try:
             written = lines.plot(env, records, writer.path.with_name(f"{writer.path.stem}-plots"))
             shown = ", ".join(str(path) for path in written)
             console.print(Text(f"plots:   {shown}"), soft_wrap=True)
         except (ImportError, OSError) as error:
             console.print(Text(f"no plot: {error}"), soft_wrap=True)
+        if records and env["arguments"].get("suite") is None:
+            for line in tour.closing(env, records):
+                console.print(Text(line), soft_wrap=True)
     return 1 if any(record["status"] in FAILURES for record in records) else 0
 
 

@@ -229,8 +229,9 @@ def rich_tables(env: Record, cells: Sequence[Record], width: int) -> RenderableT
                 width=widths[index],
             )
         for cell, texts in zip(group, rows, strict=True):
-            style = "dim" if cell["mode"] == "interpreted" else ""
-            styles = [style] * (len(texts) - 1) + [STYLES.get(cell["status"], "bold red")]
+            styles = [""] * (len(texts) - 1) + [STYLES.get(cell["status"], "bold red")]
+            if cell["mode"] == "interpreted":  # its time says nothing, its error is the lesson
+                styles[TIME] = styles[TIME + 1] = "dim"
             table.add_row(*(Text(texts[index], style=styles[index]) for index in shown))
         notes = [*key_lengths(group[0]), *reasons(group)]
         parts += [table, *(Text(line, style="dim") for line in notes), Text("")]

@@ -1,11 +1,15 @@
 """`ladder run` without any option is the tour: what a newcomer sees, and no more than fits."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
-from ladder_command import PATIENCE, ROOT, environ
+from ladder_command import PATIENCE, ROOT, environ, in_turn
+from made_up import make_cell, make_env
+
+from harness.views import tour
 
 PLAN = """
 import json, sys
@@ -44,30 +48,30 @@ def plans():
 
 
 @pytest.fixture
-def tour(plans):
+def planned(plans):
     return plans["tour"]
 
 
-def test_the_tour_is_the_designs(tour):
+def test_the_tour_is_the_designs(planned):
     # stages from 6 on, once they are there, are the GPU's
-    got = {(c["inputs"], c["d"], c["nk"], c["stage"]) for c in tour if c["stage"] <= 5}
+    got = {(c["inputs"], c["d"], c["nk"], c["stage"]) for c in planned if c["stage"] <= 5}
     small = {("normal", 16, n, stage) for n in (8, 16, 32, 64) for stage in range(6)}
     large = {("normal", 64, n, stage) for n in (64, 128, 256, 512, 1024) for stage in (3, 4, 5)}
     real = {("real", 32, n, stage) for n in (128, 256, 512) for stage in (3, 4, 5)}
     assert got >= small | large | real
     # stage 2 may go on to where stage 3 leaves it behind
     assert {(n <= 256, stage) for _, _, n, stage in got - small - large - real} <= {(True, 2)}
-    assert len(tour) == len({json.dumps(cell) for cell in tour})
+    assert len(planned) == len({json.dumps(cell) for cell in planned})
 
 
-def test_the_tour_is_one_seed_and_plain_otherwise(tour):
-    for cell in tour:
+def test_the_tour_is_one_seed_and_plain_otherwise(planned):
+    for cell in planned:
         assert (cell["b"], cell["h"], cell["hk"]) == (1, 1, 1)
         assert cell["nq"] == cell["nk"]
         assert (cell["dtype"], cell["precision"], cell["direction"]) == ("float32", "ieee", "fwd")
         assert (cell["causal"], cell["seqlens_k"], cell["device"]) == (False, None, "cpu")
         assert not cell["paired"]
-    assert len({cell["seed"] for cell in tour}) == 1
+    assert len({cell["seed"] for cell in planned}) == 1
 
 
 def test_a_described_problem_is_one_cell_a_stage_and_n(plans):
@@ -83,3 +87,86 @@ def test_a_described_problem_is_one_cell_a_stage_and_n(plans):
 
 def test_real_inputs_have_their_own_width(plans):
     assert {(cell["d"], cell["nk"]) for cell in plans["real"]} == {(32, 64)}
+
+
+# ---- how it ends
+
+
+def sized(n, **changes):
+    return {"nq": n, "nk": n, "flops": 4 * n * n * 64, **changes}
+
+
+def ended(*cells):
+    """The closing lines of a run of `cells`; stage 4 is declared exact up to 64 keys."""
+    env = make_env(cells)
+    for stage in env["rungs"]:
+        stage["exact_up_to"] = 64 if stage["stage"] == 4 else None
+    return tour.closing(env | {"plan": cells}, cells)
+
+
+def test_the_fastest_is_found_at_one_problem_among_exact_rows_alone():
+    small = [make_cell(1, "raw_python", **sized(64, time_ms=1.0)),
+             make_cell(3, "torch_three_gemm", **sized(64, time_ms=2.0))]  # fmt: skip
+    # stage 3 alone at a larger problem is compared with nobody
+    large = make_cell(3, "torch_three_gemm", **sized(512, time_ms=0.1))
+    first = ended(*small, large)[0]
+    assert "1 raw_python, 1 ms, ~2x as fast as 3 torch_three_gemm" in first
+    assert "N = 64, d = 64" in first and "interpreted" not in first
+    faster = {"time_ms": 0.01}
+    for stage, changes in (
+        (4, {}),  # exact here, and not at any N
+        (5, {"mode": "interpreted"}), (5, {"status": "wrong"}), (5, {"status": "timeout"}),
+        (100, {}),  # a peer
+    ):  # fmt: skip
+        rival = make_cell(stage, "rival", **sized(64, **faster, **changes))
+        line = ended(*small, large, rival)[0]
+        assert "1 raw_python, 1 ms" in line
+        assert ("(interpreted, so not compared: stage 5)" in line) == ("mode" in changes)
+    assert "5 rival, 10 us" in ended(*small, make_cell(5, "rival", **sized(64, **faster)))[0]
+    assert "none" in ended(make_cell(5, "rival", **sized(64, status="wrong")))[0]
+
+
+def test_where_it_broke_is_in_the_records():
+    cells = [
+        make_cell(4, "lite", **sized(n, status="ok" if n <= 64 else "wrong-by-design",
+                                     err_stage3_max=error))
+        for n, error in ((32, 1e-7), (64, 2e-7), (128, 0.5), (512, 2.25))
+    ]  # fmt: skip
+    assert ended(*cells)[1] == (
+        "Where it broke: 4 lite is exact up to N = 64, wrong from N = 128 on: off by 0.5 there, by "
+        "2.2 at N = 512."
+    )
+    other = make_cell(4, "lite", **sized(96, status="timeout"))
+    assert "is exact up to N = 64, wrong from N = 128 on" in ended(*cells, other)[1]
+    assert ended(*cells[:2])[1] == "Where it broke: nowhere."
+    crash = make_cell(5, "online", **sized(64, status="crashed"))
+    assert "failed, and not on purpose: stage 5" in ended(*cells, crash)[1]
+
+
+def test_what_was_skipped_or_spared_is_said_with_the_reason():
+    cells = [make_cell(3, "yardstick", **sized(n)) for n in (64, 1024)]
+    cells += [make_cell(stage, f"s{stage}", **sized(64)) for stage in (0, 1)]
+    cells.append(make_cell(7, "training", **sized(512)))
+    none = [make_cell(stage, f"s{stage}", **sized(1024, status="skipped", reason="no triton"))
+            for stage in (4, 5)]  # fmt: skip
+    line = ended(*cells, *none)[2]
+    assert line == (
+        "Skipped: stages 4, 5 (no triton); stages 0, 1 above N = 64, stage 7 above N = 512 (the "
+        "tour goes to N = 1024; they take too long here)."
+    )
+    assert ended(*cells[:2])[2] == "Skipped: nothing."
+
+
+def test_the_tour_ends_with_what_was_seen_and_what_is_next(tmp_path):
+    """Here of one stage, so that it is short; a described problem ends with its records."""
+    done = in_turn("run", "--stages", 3, "--device", "cpu", "--out", tmp_path / "tour.jsonl")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines[-4:]] == [
+        "Fastest exact stage", "Where it broke", "Skipped", "Next"
+    ]  # fmt: skip
+    assert re.search(r"`ladder diff \d \d`", lines[-1])
+    for options in (("--n", 8), ("--n", 8, "--stages", 3)):
+        out = tmp_path / f"{len(options)}.jsonl"
+        done = in_turn("run", "--stages", 3, *options, "--out", out)
+        assert done.stdout.splitlines()[-1].startswith("records: ")
