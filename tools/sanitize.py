@@ -2,10 +2,12 @@
 
     python tools/sanitize.py --out results/h200/sanitizer.jsonl
 
-Needs a GPU and compute-sanitizer (it comes with CUDA). Each stage runs on small ragged problems,
-with and without masks, in each of its launch configurations. Tensors are allocated one by one, not
-out of torch's pool, so that a byte read past the end of one is past the end of an allocation. Exit
-code 0 where nothing was found.
+Needs a GPU and compute-sanitizer (it comes with CUDA). Each stage runs on small problems, with and
+without masks, in each of its launch configurations: ragged ones, whose last tiles are loaded under
+a mask, and even ones, whose tiles are all whole and are loaded without one where a stage does so.
+Tensors are allocated one by one, not out of torch's pool, so that a byte read past the end of one
+is past the end of an allocation. One process per stage, problem and head dimension, as many at once
+as there are cores: most of the time goes to compiling. Exit code 0 where nothing was found.
 """
 
 import argparse
@@ -24,9 +26,25 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 TOOLS = ("memcheck", "racecheck")
 WITH_KERNELS = (4, 5, 6, 7)
-SHAPE = {"b": 2, "h": 4, "nq": 150, "nk": 210}  # ragged in every tile that there is
-SIZES = (59, 64, 128)
+SHAPES = {
+    "ragged": {"b": 2, "h": 4, "nq": 150, "nk": 210},  # in every tile that there is
+    "even": {"b": 2, "h": 4, "nq": 256, "nk": 256},  # whole tiles only, of every configuration
+}
+SIZES = {"ragged": (59, 64, 128), "even": (64, 128)}
+DTYPES = ("float16", "float32")
 FOUND = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")
+
+Part = tuple[int, str, int]  # of the work: a stage, one of SHAPES, d
+
+
+def parts() -> list[Part]:
+    """All the work, the longest first."""
+    return [
+        (stage, shape, d)
+        for stage in reversed(WITH_KERNELS)
+        for shape in SHAPES
+        for d in SIZES[shape]
+    ]
 
 
 def launch_each(
@@ -41,8 +59,8 @@ def launch_each(
     return candidates[0]
 
 
-def work() -> None:
-    """What is run under the sanitizer: every stage that has kernels, its gradients too."""
+def work(number: int, shape: str, d: int) -> None:
+    """What is run under the sanitizer: one stage, its gradients too."""
     sys.path.insert(0, str(ROOT))
     import torch
 
@@ -50,73 +68,87 @@ def work() -> None:
     from stages import autotune
 
     autotune.choose = launch_each  # type: ignore[assignment]
-    b, h, nq, nk = SHAPE.values()
-    for number in WITH_KERNELS:
-        info = stages.by_number(number)
-        stage = info.STAGE
-        masks: list[dict[str, Any]] = [{}]
-        if stage.options:
-            lengths = torch.tensor([0, nk - 13], dtype=torch.int32, device="cuda")
-            masks += [{"causal": True}, {"causal": True, "seqlens_k": lengths}]
-        for d in SIZES:
-            for dtype in (torch.float16, torch.float32):
-                for options in masks:
-                    hk = h // 2 if options and "gqa" in stage.options else h
-                    q, k, v = (
-                        torch.randn(b, heads, n, d, device="cuda").to(dtype)
-                        for heads, n in ((h, nq), (hk, nk), (hk, nk))
-                    )
-                    leaves = [x.requires_grad_(stage.gradients) for x in (q, k, v)]
-                    o = info.attend(*leaves, **options)
-                    if stage.gradients:
-                        o.backward(torch.randn_like(o))
-                torch.cuda.synchronize()
-                print(f"stage {number}, d = {d}, {dtype}: done", flush=True)
+    b, h, nq, nk = SHAPES[shape].values()
+    info = stages.by_number(number)
+    stage = info.STAGE
+    masks: list[dict[str, Any]] = [{}]
+    if stage.options:
+        lengths = torch.tensor([0, nk - 13], dtype=torch.int32, device="cuda")
+        masks += [{"causal": True}, {"causal": True, "seqlens_k": lengths}]
+    for dtype in DTYPES:
+        for options in masks:
+            hk = h // 2 if options and "gqa" in stage.options else h
+            q, k, v = (
+                torch.randn(b, heads, n, d, device="cuda").to(getattr(torch, dtype))
+                for heads, n in ((h, nq), (hk, nk), (hk, nk))
+            )
+            leaves = [x.requires_grad_(stage.gradients) for x in (q, k, v)]
+            o = info.attend(*leaves, **options)
+            if stage.gradients:
+                o.backward(torch.randn_like(o))
+        torch.cuda.synchronize()
+        print(f"stage {number}, {shape}, d = {d}, {dtype}: done", flush=True)
 
 
-def sanitize(tool: str, log: Path) -> dict[str, Any]:
-    """The record of one run of compute-sanitizer's `tool`, its whole output in `log`."""
-    program = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+def program() -> str:
+    """compute-sanitizer, from the PATH or from where CUDA installs it."""
+    return shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+
+
+def sanitize(tool: str, part: Part) -> tuple[str, int, float]:
+    """What compute-sanitizer's `tool` printed of a part of the work, its exit code, the seconds."""
     start = time.monotonic()
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    with log.open("w") as file:
-        command = [program, "--tool", tool, "--kernel-regex", "kns=_kernel"]
-        command += [sys.executable, __file__, "--work"]
-        done = subprocess.run(
-            command, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False
-        )
-    text = log.read_text(errors="replace")
-    found = FOUND.search(text)
-    ran = [line for line in text.splitlines() if line.startswith("stage ")]
-    lines = [line.lstrip("= ") for line in text.splitlines() if "SUMMARY" in line]
+    command = [program(), "--tool", tool, "--kernel-regex", "kns=_kernel"]
+    command += [sys.executable, __file__, "--work", *map(str, part)]
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    return done.stdout.decode(errors="replace"), done.returncode, time.monotonic() - start
+
+
+def make_record(tool: str, version: str, runs: list[tuple[str, int, float]]) -> dict[str, Any]:
+    """The record of a tool, from what `sanitize` returned for each part of the work."""
+    ran, summaries, errors = [], [], []
+    for text, code, _ in runs:
+        ran += [line for line in text.splitlines() if line.startswith("stage ")]
+        lines = [line.lstrip("= ") for line in text.splitlines() if "SUMMARY" in line]
+        summaries.append(lines[-1] if lines else f"no summary, exit code {code}")
+        found = FOUND.search(text)
+        errors.append(int(found[1] or found[2]) if found and code == 0 else None)
     return {
         "kind": "sanitizer",
         "tool": tool,
-        "version": next(x for x in version.stdout.splitlines() if "ersion" in x).strip(),
-        "ran": ran,
-        "summary": lines[-1] if lines else f"no summary, exit code {done.returncode}",
-        "errors": int(found[1] or found[2]) if found and done.returncode == 0 else None,
-        "seconds": round(time.monotonic() - start, 1),
+        "version": version,
+        "ran": sorted(ran),
+        "summary": "; ".join(dict.fromkeys(summaries)),
+        "errors": None if None in errors else sum(filter(None, errors)),
+        "seconds": round(sum(seconds for *_, seconds in runs), 1),
     }
 
 
 def main(out: Path) -> int:
-    """Run every tool and write an env line and a record a tool to `out`."""
+    """Run every tool and write an env line and a record a tool to `out`, its output beside it."""
     sys.path.insert(0, str(ROOT))
     from harness.isolation.roster import read_stages
     from harness.records import environment
     from harness.records.jsonl import Writer
 
+    said = subprocess.run([program(), "--version"], capture_output=True, text=True, check=True)
+    version = next(line for line in said.stdout.splitlines() if "ersion" in line).strip()
     stages = [stage.to_json() for stage in read_stages() if stage.number in WITH_KERNELS]
     env = environment.make_env("cuda", [], stages, {"command": "tools/sanitize.py"})
     clean = True
-    with Writer.create(out, env) as writer, ThreadPoolExecutor() as pool:
-        logs = [out.with_name(f"{out.stem}-{tool}.log") for tool in TOOLS]
-        for tool, record in zip(TOOLS, pool.map(sanitize, TOOLS, logs), strict=True):
+    with Writer.create(out, env) as writer, ThreadPoolExecutor(os.cpu_count()) as pool:
+        started = {tool: [pool.submit(sanitize, tool, part) for part in parts()] for tool in TOOLS}
+        for tool, futures in started.items():
+            runs = [future.result() for future in futures]
+            log = "".join(text for text, *_ in runs)
+            out.with_name(f"{out.stem}-{tool}.log").write_text(log, encoding="utf-8")
+            record = make_record(tool, version, runs)
             writer.append(record)
             print(f"{tool}: {record['summary']} ({record['seconds']} s)", flush=True)
-            whole = len(record["ran"]) == len(WITH_KERNELS) * len(SIZES) * 2
+            whole = len(record["ran"]) == len(parts()) * len(DTYPES)
             clean = clean and whole and record["errors"] == 0
     return int(not clean)
 
@@ -124,10 +156,10 @@ def main(out: Path) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.work:
-        work()
+        work(int(given.work[0]), given.work[1], int(given.work[2]))
     elif given.out is None:
         parser.error("--out: a file for the records is needed")
     else:
