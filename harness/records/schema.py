@@ -7,6 +7,7 @@ read as if it had the default.
 
 import functools
 import json
+import math
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -99,6 +100,10 @@ class Measured(StageOnProblem):
     err_f64_max: float | None
     err_f64_rel: float | None
     flops: int
+    # ms of each round, in order, where contestants took turns: all of a problem share the rounds
+    rounds_ms: list | None = None
+    # kernel -> the configuration that the tuner launched it with; null where nothing was tuned
+    launch_configs: dict | None = None
 
 
 @dataclass(kw_only=True)
@@ -218,6 +223,25 @@ class Sanitizer:
 
 
 @dataclass(kw_only=True)
+class Tuning:
+    """One kernel of a tuned stage on one problem, in every configuration (tools/tuner_key.py)."""
+
+    kind: Literal["tuning"]
+    kernel: str
+    b: int
+    h: int
+    nq: int
+    nk: int
+    d: int
+    dtype: DType
+    precision: Precision
+    causal: bool
+    configs: list  # that the card could launch
+    tuner_ms: list  # of each, as the tuner times it
+    time_ms: list  # of each, in more rounds
+
+
+@dataclass(kw_only=True)
 class Pitfall(StageOnProblem):
     """A mistake made in a stage on purpose, and what came out of it (tools/pitfalls.py)."""
 
@@ -239,7 +263,7 @@ class Pitfall(StageOnProblem):
 # kind of record -> its schema; a file is an env line, then lines of one other kind
 SCHEMAS: dict[str, type] = {
     schema.__name__.lower(): schema
-    for schema in (Env, Cell, Bench, Ceiling, Model, Io, Train, Sanitizer, Pitfall)
+    for schema in (Env, Cell, Bench, Ceiling, Model, Io, Train, Sanitizer, Tuning, Pitfall)
 }
 
 
@@ -278,6 +302,9 @@ def check_record(record: Mapping[str, Any]) -> None:
             raise BadRecord(f"{name}: got {value!r}, expected {names}")
         if few and value is not None and value not in few:
             raise BadRecord(f"{name}: got {value!r}, expected one of {', '.join(few)}")
+    for time in record.get("rounds_ms") or ():  # ratios are made of them
+        if not isinstance(time, (int, float)) or isinstance(time, bool) or not 0 < time < math.inf:
+            raise BadRecord(f"rounds_ms: got {time!r}, expected a time above 0")
 
 
 def fill(record: dict[str, Any]) -> dict[str, Any]:
