@@ -29,6 +29,7 @@ HEAD_START_CYCLES = (
 )
 
 chosen: dict[tuple[Any, ...], Config] = {}  # of this process
+latest: dict[str, Config] = {}  # kernel -> what `choose` last gave, for whoever keeps records
 
 
 def cache_file() -> Path:
@@ -62,18 +63,45 @@ def bucket(n: int) -> int:
 def choose(
     kernel: Any, candidates: Sequence[Config], launch: Launch, *,
     like: torch.Tensor, precision: str, d: int, causal: bool, n: int,
+    heads: int | None = None, nq: int | None = None,
 ) -> Config:  # fmt: skip
-    """The configuration to launch `kernel` with, one of `candidates`.
+    """The configuration to launch `kernel` with, one of `candidates`; noted in `latest`.
 
     kernel     the Triton kernel; a change of its source voids what was chosen for it
     candidates the surest first: the one that runs where nothing can be timed
     launch     runs the kernel with a configuration, its outputs the same for each
-    like       a tensor on the device and of the dtype in question
-    n          the number of keys; sizes up to the same power of two share a choice
+    like       q (B, H, Nq, d), on the device and of the dtype in question
+    n          the number of keys
+    heads      how many heads the grid has, all batch entries together; B H unless given
+    nq         how many queries there are to each of them; Nq unless given
+    Of the last three, sizes up to the same power of two share a choice.
     """
-    if like.device.type != "cuda" or len(candidates) == 1:
+    B, H, Nq = like.shape[:3]
+    kind = {
+        "dtype": str(like.dtype).removeprefix("torch."),
+        "precision": precision,
+        "d": d,
+        "causal": causal,
+        "heads": bucket(B * H if heads is None else heads),
+        "nq": bucket(Nq if nq is None else nq),
+        "n": bucket(n),
+    }
+    config = look_up(kernel, candidates, launch, like.device, kind)
+    latest[kernel.__name__] = config
+    return config
+
+
+def look_up(
+    kernel: Any,
+    candidates: Sequence[Config],
+    launch: Launch,
+    device: torch.device,
+    kind: dict[str, Any],
+) -> Config:
+    """The choice for a `kind` of call: known to this process, found on disk, or made now."""
+    if device.type != "cuda" or len(candidates) == 1:
         return candidates[0]
-    key = (kernel, like.device.index, like.dtype, precision, d, causal, bucket(n))
+    key = (kernel, device.index, *kind.values())
     if key in chosen:
         return chosen[key]
     if torch.cuda.is_current_stream_capturing():
@@ -81,13 +109,9 @@ def choose(
     kept = {
         "kernel": kernel.__name__,
         "source": kernel.cache_key[:16],
-        "device": torch.cuda.get_device_name(like.device),
+        "device": torch.cuda.get_device_name(device),
         "triton": triton_version(),
-        "dtype": str(like.dtype).removeprefix("torch."),
-        "precision": precision,
-        "d": d,
-        "causal": causal,
-        "n": bucket(n),
+        **kind,
     }
     for choice in read():
         if all(choice.get(name) == value for name, value in kept.items()):
@@ -95,7 +119,7 @@ def choose(
                 if config == choice.get("config"):
                     chosen[key] = config
                     return config
-    with torch.cuda.device(like.device):
+    with torch.cuda.device(device):
         times = time_each(candidates, launch)
     best = min(times, key=lambda index: times[index])
     chosen[key] = candidates[best]
@@ -149,12 +173,16 @@ def read() -> list[dict[str, Any]]:
 
 
 def keep(identity: dict[str, Any], choice: dict[str, Any]) -> None:
-    """Write `choice` in place of any with the same `identity`; a disk that won't is no error."""
+    """Write `choice` in place of any with the same `identity`; a disk that won't is no error.
+
+    Choices that lack a field of `identity`, as those of older versions do, are dropped.
+    """
     path = cache_file()
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with locked(path.with_suffix(".lock")):
-            others = [c for c in read() if any(c.get(k) != v for k, v in identity.items())]
+            ours = [choice for choice in read() if choice.keys() >= identity.keys()]
+            others = [c for c in ours if any(c[k] != v for k, v in identity.items())]
             # whole or not at all: another process may be reading. A plain open, for the umask's
             # mode: tempfile's 0600 would hide the choices from all others who share the folder
             draft = path.with_name(f"{uuid.uuid4().hex}.draft")

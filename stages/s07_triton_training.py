@@ -409,7 +409,9 @@ def backward(
                 PRECISION=precision, **config,
             )  # fmt: skip
 
-        launch_keys(autotune.choose(dk_dv_kernel, for_keys, launch_keys, **tune))
+        # its grid is of key heads, each with the queries of all heads that share it
+        tune_keys = tune | {"heads": B * Hk, "nq": H // Hk * Nq}
+        launch_keys(autotune.choose(dk_dv_kernel, for_keys, launch_keys, **tune_keys))
     if wanted[0]:
         dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
 

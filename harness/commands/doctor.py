@@ -14,6 +14,7 @@ from harness.records import checkout, environment
 from harness.views.cell_tables import YARDSTICK
 
 TILE = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
+SIZES = {"heads": "heads", "nq": "Nq", "n": "N up to"}  # of a tuned call, each the most of its kind
 PACKAGES = ("torch", "triton", "numpy", "matplotlib", "rich", "typer", "psutil")
 
 
@@ -81,8 +82,10 @@ def show_choices(console: Console) -> None:
         return
     console.print(Text("tuned launch configurations, kept in ").append(where), soft_wrap=True)
     table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="underline")
-    for header in ("kernel", "device", "dtype", "d", "mask", "N up to"):
-        table.add_column(header, justify="right" if header in ("d", "N up to") else "left")
+    for header in ("kernel", "device", "dtype", "d", "mask"):
+        table.add_column(header, justify="right" if header == "d" else "left")
+    for header in SIZES.values():
+        table.add_column(header, justify="right")
     table.add_column("M x N, warps, stages")
     for choice in sorted(choices, key=lambda c: [str(c.get(k)) for k in ("kernel", "device")]):
         config = choice.get("config")
@@ -93,7 +96,7 @@ def show_choices(console: Console) -> None:
         row = (
             choice.get("kernel"), choice.get("device"),
             f"{dtype} tf32" if precision == "tf32" else dtype, choice.get("d"),
-            "causal" if choice.get("causal") else "", choice.get("n"),
+            "causal" if choice.get("causal") else "", *map(choice.get, SIZES),
             "{} x {}, {}, {}".format(*said),
         )  # fmt: skip
         table.add_row(*(literal(value) for value in row))
