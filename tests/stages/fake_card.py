@@ -61,6 +61,6 @@ class Card:
         self.now += 1000.0  # nobody may count it
 
 
-def like(dtype=torch.float16, device="cuda:0"):
+def like(dtype=torch.float16, device="cuda:0", shape=(2, 8, 1000, 64)):
     """A tensor of the dtype, on the device, as far as the tuner looks."""
-    return SimpleNamespace(dtype=dtype, device=torch.device(device))
+    return SimpleNamespace(dtype=dtype, device=torch.device(device), shape=shape)

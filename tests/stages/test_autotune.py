@@ -33,6 +33,7 @@ def cache(tmp_path, monkeypatch):
     """Where choices are kept, for this test alone; nothing is there, nor in memory."""
     monkeypatch.setenv("LADDER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(autotune, "chosen", {})
+    monkeypatch.setattr(autotune, "latest", {})
     return tmp_path / "cache" / "autotune.json"
 
 
@@ -44,12 +45,15 @@ def card(cache, monkeypatch):
     return card
 
 
-def choose(card, kernel=None, dtype=torch.float16, **changes):
+def choose(card, kernel=None, dtype=torch.float16, shape=(2, 8, 1000, 64), **changes):
     """The BLOCK_M that is chosen on `card`."""
+    q = like(dtype, shape=shape)
     choice = autotune.choose(
-        kernel or KERNEL, card.candidates, card.launch, like=like(dtype), **(USUAL | changes)
+        kernel or KERNEL, card.candidates, card.launch, like=q, **(USUAL | changes)
     )
     assert choice in card.candidates
+    assert autotune.latest == {(kernel or KERNEL).__name__: choice}
+    autotune.latest.clear()
     return choice["BLOCK_M"]
 
 
@@ -157,11 +161,13 @@ def test_stages_tell_the_tuner_what_they_launch(cache, monkeypatch):
         return candidates[0]
 
     monkeypatch.setattr(autotune, "choose", choose)
-    q, k, v, dO = normal((1, 2, 5, 9, 8), 0, torch.float16)
+    q, k, v, dO = normal((1, 4, 5, 9, 8), 0, torch.float16)
+    k, v = k[:, ::2], v[:, ::2]  # two heads of q share each of them
     gradients(stages.by_number(7), q, k, v, dO, causal=True)
     key = {"precision": "ieee", "d": 8, "causal": True, "n": 9}
-    names = ["attention_kernel", "dk_dv_kernel", "dq_kernel"]
-    assert asked == [(name, torch.float16, key) for name in names]
+    by_keys = key | {"heads": 2, "nq": 10}
+    keys = {"attention_kernel": key, "dk_dv_kernel": by_keys, "dq_kernel": key}
+    assert asked == [(name, torch.float16, key) for name, key in keys.items()]
 
 
 # ---- what is kept
@@ -172,6 +178,9 @@ def test_a_choice_is_made_once(card):
     card.launched.clear()
     for n in (1000, 513, 1024):
         assert choose(card, n=n) == 32
+    for shape in ((1, 16, 1000, 64), (16, 1, 513, 64), (3, 3, 1024, 64)):
+        assert choose(card, shape=shape) == 32
+    assert choose(card, shape=(5, 5, 5, 64), heads=16, nq=600) == 32
     assert card.launched == []
 
 
@@ -187,6 +196,11 @@ def test_a_choice_is_found_again_by_a_process_that_has_only_the_file(card):
 CHANGES = {
     "fewer keys": {"n": 512},
     "more keys": {"n": 1025},
+    "a larger batch": {"shape": (4, 8, 1000, 64)},
+    "fewer heads": {"shape": (2, 4, 1000, 64)},
+    "one query": {"shape": (2, 8, 1, 64)},
+    "other heads in the grid": {"heads": 2},
+    "more queries to each": {"nq": 4000},
     "d": {"d": 128},
     "causal": {"causal": True},
     "precision": {"precision": "tf32"},
@@ -226,8 +240,8 @@ def test_what_is_kept_can_be_read_by_people(card, cache):
     said = {name: choice[name] for name in choice.keys() - {"triton", "config", "of"}}
     assert said == {
         "kernel": "attention_kernel", "source": "0123456789abcdef", "device": "a card",
-        "dtype": "float16", "precision": "ieee", "d": 64, "causal": False, "n": 1024,
-        "time_ms": 1.0,
+        "dtype": "float16", "precision": "ieee", "d": 64, "causal": False, "heads": 16, "nq": 1024,
+        "n": 1024, "time_ms": 1.0,
     }  # fmt: skip
     assert choice["config"] == card.candidates[1]
     times = [(tried["config"]["BLOCK_M"], tried["time_ms"]) for tried in choice["of"]]
@@ -241,6 +255,16 @@ def test_a_choice_that_is_no_candidate_any_more_is_made_again_and_replaced(card,
     card.costs = {16: 3.0, 64: 2.0}
     assert choose(card) == 64
     assert [(x["d"], x["config"]["BLOCK_M"]) for x in kept(cache)] == [(128, 32), (64, 64)]
+
+
+def test_choices_of_an_older_form_go_when_one_is_kept(card, cache):
+    choose(card)
+    (choice,) = kept(cache)
+    older = {name: value for name, value in choice.items() if name not in ("heads", "nq")}
+    cache.write_text(json.dumps([older]))
+    forget()
+    assert choose(card) == 32
+    assert kept(cache) == [choice]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 64, 65, 1000, 1 << 20, (1 << 20) + 1])
