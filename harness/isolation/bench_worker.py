@@ -20,6 +20,7 @@ from harness.isolation.worker import (
     WrongOutput,
     bind,
     blame,
+    launch_configs,
     make_given,
     set_data_limit,
     write_outputs,
@@ -73,6 +74,9 @@ class Contestant:
         """Call it for the first time, write what it returns, say what was measured."""
         from harness.measures.memory import measure_peak
         from harness.measures.timing import time_once
+        from stages import autotune
+
+        autotune.latest.clear()
 
         def first() -> Any:
             self.call = prepare(self.attend, self.problem.direction, *given.tensors)
@@ -85,7 +89,12 @@ class Contestant:
             outputs, peak, meter = measure_peak(self.prepared(), self.device)
         write_outputs(outputs, self.problem, given.tensors, self.out)
         given.check_unwritten()
-        return {"first_call_ms": first_ms, "peak_bytes": peak, "memory_meter": meter}
+        return {
+            "first_call_ms": first_ms,
+            "peak_bytes": peak,
+            "memory_meter": meter,
+            "launch_configs": launch_configs(),
+        }
 
     def prepared(self) -> Call:
         """The call that `check` prepared."""
@@ -263,6 +272,7 @@ def take_turns(
                 "time_iqr_ms": timing.iqr_ms,
                 "samples": len(timing.samples_ms),
                 "sm_clock_mhz": clock,
+                "rounds_ms": timing.rounds_ms,
             }
         )
     return [found[each] for each in going]

@@ -56,6 +56,7 @@ def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -
     problem = Problem.from_json(cell)
     try:
         import stages
+        from stages import autotune
 
         module = stages.load(path)
         # where it works says how it is measured: a CPU stage takes a GPU's tensors
@@ -79,6 +80,7 @@ def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -
         if device == "cpu":
             warm_up(module.attend, problem, given)
         call = prepare(attend, problem.direction, *given)  # for 'bwd' with its forward pass
+        autotune.latest.clear()  # the tiny call's
         if device == "cpu":
             give_back()  # what that has freed would be taken again unseen
         else:
@@ -95,6 +97,7 @@ def contest(connection: Connection, path: str, cell: dict[str, Any], out: str) -
         "first_call_ms": call_ms if first_ms is None else first_ms,
         "peak_bytes": peak,
         "memory_meter": meter,
+        "launch_configs": launch_configs(),
     }
     say(connection, "output", mode=mode, **measured)
 
@@ -138,6 +141,7 @@ def duel(connection: Connection, paths: list[str], order: dict[str, Any], outs: 
     from harness.measures.accuracy import set_precision
     from harness.measures.timing import alternate, sm_clock_mhz, time_once
     from harness.problems.directions import prepare
+    from stages import autotune
 
     problem = Problem.from_json(order)
     try:
@@ -150,10 +154,13 @@ def duel(connection: Connection, paths: list[str], order: dict[str, Any], outs: 
         attends = [bind(module.attend, problem) for module in modules]
         say(connection, "ready")
         hear(connection)
-        calls = [prepare(attend, problem.direction, *given) for attend in attends]
-        for call, device in zip(calls, devices, strict=True):
+        calls, configs = [], []
+        for attend, device in zip(attends, devices, strict=True):
+            autotune.latest.clear()
+            calls.append(prepare(attend, problem.direction, *given))
             for _ in range(WARM_UP_CALLS):
-                time_once(call, device)
+                time_once(calls[-1], device)
+            configs.append(launch_configs())
         timings = alternate(calls, devices, order["seconds"])
         clock = sm_clock_mhz(calls[-1], devices[-1])
         for call, device, out in zip(calls, devices, outs, strict=True):
@@ -170,10 +177,22 @@ def duel(connection: Connection, paths: list[str], order: dict[str, Any], outs: 
                 "time_iqr_ms": t.iqr_ms,
                 "samples": len(t.samples_ms),
                 "sm_clock_mhz": clock,
+                "rounds_ms": t.rounds_ms,
+                "launch_configs": chosen,
             }
-            for t in timings
+            for t, chosen in zip(timings, configs, strict=True)
         ],
     )  # fmt: skip
+
+
+def launch_configs() -> dict[str, dict[str, int]] | None:
+    """What tuned kernels were launched with since the tuner's notes were last cleared, by kernel.
+
+    None where there was no such kernel.
+    """
+    from stages import autotune
+
+    return dict(autotune.latest) or None
 
 
 class WrongOutput(Exception):

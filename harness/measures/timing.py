@@ -39,6 +39,11 @@ class Timing:
         return statistics.median(self.samples_ms)
 
     @property
+    def rounds_ms(self) -> list[float]:
+        """The samples for a record: six digits, more than any clock here has."""
+        return [float(f"{sample:.6g}") for sample in self.samples_ms]
+
+    @property
     def iqr_ms(self) -> float | None:
         """The third quartile less the first, ms; None where there is one sample."""
         if len(self.samples_ms) < 2:

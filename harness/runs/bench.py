@@ -20,13 +20,13 @@ from harness.problems.directions import AGAIN
 from harness.problems.problem import Problem
 from harness.isolation.child import NO_MESSAGE, START_LIMIT, Child, ChildFailed
 from harness.records.jsonl import Writer
-from harness.records.schema import check_record
+from harness.records.schema import LATER, check_record
 from harness.isolation.roster import PEERS_FROM, StageInfo
 from harness.runs.runner import Judge, expect, why_hopeless
 from harness.views.cell_tables import YARDSTICK
 
 INTERPRETED = "interpreted: no speed to compare"
-TIMING = ("time_ms", "time_iqr_ms", "samples", "sm_clock_mhz")
+TIMING = ("time_ms", "time_iqr_ms", "samples", "sm_clock_mhz", "rounds_ms")
 
 Record = dict[str, Any]
 T = TypeVar("T")
@@ -204,7 +204,7 @@ def blank_record(stage: StageInfo, problem: Problem, terms: Terms) -> Record:
     problem_json = problem.to_json()
     if problem.seqlens_k is not None:
         problem_json["seqlens_k"] = list(problem.seqlens_k)
-    measured = ("time_ms", "time_iqr_ms", "first_call_ms", "sm_clock_mhz", "peak_bytes")
+    measured = ("time_ms", "time_iqr_ms", "first_call_ms", "sm_clock_mhz", "peak_bytes", *LATER)
     derived = ("tflops", "tokens_per_s", "skip_ratio", "err_f64_max", "err_f64_rel")
     return {
         "kind": "bench",
@@ -371,7 +371,7 @@ def note_first_call(entry: Entry, message: Record) -> None:
         entry.fall(*refusal(entry.stage, message))
         return
     expect(message, "checked")
-    for field in ("first_call_ms", "peak_bytes", "memory_meter"):
+    for field in ("first_call_ms", "peak_bytes", "memory_meter", "launch_configs"):
         entry.record[field] = message[field]
 
 

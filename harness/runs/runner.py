@@ -17,7 +17,7 @@ from harness.problems.directions import AGAIN
 from harness.problems.problem import REAL_D, Problem
 from harness.isolation.child import NO_MESSAGE, START_LIMIT, Child, ChildFailed, show_bytes
 from harness.records.jsonl import Writer
-from harness.records.schema import BadRecord, check_record, key
+from harness.records.schema import LATER, BadRecord, check_record, key
 from harness.isolation.roster import PEERS_FROM, StageInfo
 from harness.isolation.worker import contest, duel, judge
 
@@ -157,7 +157,7 @@ def run_problem(
 def blank_record(cell: Cell) -> Record:
     """The record of a cell before anything is measured."""
     problem = cell.problem
-    measured = ("time_ms", "time_iqr_ms", "first_call_ms", "sm_clock_mhz", "peak_bytes")
+    measured = ("time_ms", "time_iqr_ms", "first_call_ms", "sm_clock_mhz", "peak_bytes", *LATER)
     errors = ("err_stage3_max", "err_stage3_rel", "err_f64_max", "err_f64_rel")
     return {
         "kind": "cell",
@@ -221,7 +221,7 @@ def measure(cell: Cell, court: "Judge", limits: Limits, record: Record) -> None:
             late = f"took more than its budget of {limits.budget:g} s"
             message = expect(child.receive(budget.left(), late), "output")
             budget.stop()
-            for field in ("mode", "first_call_ms", "peak_bytes", "memory_meter"):
+            for field in ("mode", "first_call_ms", "peak_bytes", "memory_meter", "launch_configs"):
                 record[field] = message[field]
             hold(record, court.verdict(out.with_suffix(".first")), cell)
             go = record["status"] in ("ok", "wrong-by-design")

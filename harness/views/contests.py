@@ -18,7 +18,7 @@ from rich.text import Text
 from harness.isolation.child import show_bytes
 from harness.isolation.roster import PEERS_FROM
 from harness.records.schema import PROBLEM
-from harness.views.cell_tables import YARDSTICK, significant, titles
+from harness.views.cell_tables import YARDSTICK, flat, significant, titles
 from harness.views.roofline import UNITS, roof_of
 
 Record = Mapping[str, Any]
@@ -301,7 +301,7 @@ def as_csv(env: Record, records: Sequence[Record]) -> str:
     if rows:
         writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(map(flat, rows))
     return out.getvalue()
 
 

@@ -55,7 +55,13 @@ DESIGN = [
 
 
 def test_the_schema_has_the_fields_of_the_design():
-    assert set(schema.rules(schema.Cell)) == {"kind", "sm_clock_mhz", *DESIGN}
+    assert set(schema.rules(schema.Cell)) == {
+        "kind",
+        "sm_clock_mhz",
+        "rounds_ms",
+        "launch_configs",
+        *DESIGN,
+    }
     assert set(schema.STATUSES) == {
         "ok", "wrong", "wrong-by-design", "skipped", "crashed", "timeout", "out-of-memory"
     }  # fmt: skip
@@ -86,6 +92,19 @@ def test_a_missing_an_extra_or_an_ill_typed_field_is_refused(field):
 def test_a_value_that_is_none_of_the_few_is_refused(field, value):
     with pytest.raises(BadRecord, match=field):
         check_record({**make_cell(), field: value})
+
+
+def test_records_from_before_a_field_was_there_are_read_without_it(tmp_path):
+    cell = make_cell(paired=True, rounds_ms=[1.0, 2.0], launch_configs={"a_kernel": {"M": 64}})
+    older = {name: value for name, value in cell.items() if name not in results.LATER}
+    path = write_run(tmp_path / "run.jsonl", make_env([cell]), [older, cell])
+    assert read(path)[1] == [older | dict.fromkeys(results.LATER), cell]
+
+
+@pytest.mark.parametrize("rounds", [["1"], [True], [0.0], [-1.0], [math.nan], [1.0, math.inf], 1.0])
+def test_rounds_that_are_no_times_are_refused(rounds):
+    with pytest.raises(BadRecord, match="rounds_ms"):
+        check_record({**make_cell(), "rounds_ms": rounds})
 
 
 def test_the_env_line_is_held_to_its_schema_too():
