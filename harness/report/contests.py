@@ -5,8 +5,10 @@ beside.
 """
 
 import shutil
+import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +231,59 @@ def draw(folder: Path) -> list[Path]:
     return [*written, folder / "loss.png"]
 
 
+# the sizes of a problem that may decide who shares a tuned choice; the last are the tuner's own
+TUNER_KEYS: dict[str, Callable[[Record], tuple[int, ...]]] = {
+    "Nk": lambda r: (r["nk"],),
+    "Nk and B H": lambda r: (r["nk"], r["b"] * r["h"]),
+    "Nk and Nq": lambda r: (r["nk"], r["nq"]),
+    "Nk, B H and Nq": lambda r: (r["nk"], r["b"] * r["h"], r["nq"]),
+}
+
+
+def lost(records: Sequence[Record], sizes: Callable[[Record], tuple[int, ...]]) -> list[float]:
+    """What another problem's choice costs: 0.1 is a tenth more time than with a problem's own.
+
+    A figure for each ordered pair of problems of a kernel whose `sizes`, each up to a power of two,
+    are the same.
+    """
+    from stages.autotune import bucket  # torch with it: only who asks for this part waits for it
+
+    groups: dict[tuple[object, ...], list[Record]] = {}
+    for record in records:
+        kind = tuple(record[name] for name in ("kernel", "dtype", "precision", "d", "causal"))
+        groups.setdefault((*kind, *map(bucket, sizes(record))), []).append(record)
+    found = []
+    for group in groups.values():
+        for first, second in permutations(group, 2):
+            choice = first["configs"][first["time_ms"].index(min(first["time_ms"]))]
+            if choice in second["configs"]:
+                time = second["time_ms"][second["configs"].index(choice)]
+                found.append(time / min(second["time_ms"]) - 1)
+    return found
+
+
+def tuner_key() -> str:
+    """What is lost where problems share tuned choices, by what tells them apart."""
+    env, records = read(GPU / "tuner-key.jsonl", "tuning")
+    kernels = {"attention_kernel": "forward", "dk_dv_kernel": "dk, dv", "dq_kernel": "dq"}
+    body = []
+    for name, sizes in TUNER_KEYS.items():
+        figures = []
+        for kernel in kernels:
+            found = lost([record for record in records if record["kernel"] == kernel], sizes)
+            figures += [f"{100 * max(found):.0f}%", f"{100 * statistics.mean(found):.1f}%"]
+        body.append([name, *figures])
+    header = ["same up to a power of two"]
+    for title in kernels.values():
+        header += [f"{title}: worst", "mean"]
+    problems = len({tuple(r[x] for x in ("b", "h", "nq", "nk", "d", "dtype", "causal"))
+                    for r in records})  # fmt: skip
+    note = (
+        f"Time lost by another problem's choice, over all pairs of {problems} problems that share."
+    )
+    return f"{rows(header, body)}\n\n{note} {machine(env)}"
+
+
 def sanitizer() -> str:
     """What compute-sanitizer said."""
     env, records = read(GPU / "sanitizer.jsonl", "sanitizer")
@@ -236,5 +291,5 @@ def sanitizer() -> str:
         [record["tool"], len(record["ran"]), f"{record['errors']}", record["summary"]]
         for record in records
     ]
-    header = ["tool", "stages x d x dtypes run", "errors", "its summary"]
+    header = ["tool", "stages x problems x dtypes run", "errors", "its summary"]
     return f"{rows(header, body)}\n\n{records[0]['version']}. {machine(env)}"

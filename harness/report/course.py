@@ -24,6 +24,7 @@ Record = Mapping[str, Any]
 
 CPU = RESULTS / "cpu"
 COURSE = ROOT / "docs" / "walkthrough"
+PAIRED = "paired, with the quartiles of the rounds' ratios where the record has them."
 ONE_HEAD = Problem(
     "normal", 0, 1, 1, 1, 1, 1, 64, "float16", "float16", False, None, "cuda"
 )  # fmt: skip
@@ -139,11 +140,11 @@ def tour(name: str = "cpu") -> tuple[Record, list[dict[str, Any]]]:
 
 
 def factor(cells: Sequence[Record], old: int, new: int, **fields: object) -> str:
-    """How many times faster `new` is than `old`, from times taken in turns."""
+    """How many times faster `new` is than `old`, from times taken in turns, with its spread."""
     before, after = (find(cells, stage=s, paired=True, **fields) for s in (old, new))
     if not (cell_tables.comparable(before) and cell_tables.comparable(after)):
         return "-"
-    return f"{cell_tables.significant(before['time_ms'] / after['time_ms'], 2)}x"
+    return cell_tables.show_step(before, after)
 
 
 def graph(stage: int) -> str:
@@ -176,7 +177,7 @@ def climb(old: int, new: int, sizes: Sequence[int]) -> str:
         ])  # fmt: skip
     header = ["N", *(f"{s} {t}" for s, t in zip((old, new), titles, strict=True))]
     header += ["faster", f"peak of {old}", f"of {new}"]
-    return f"{rows(header, body)}\n\nd = 16, float32, one thread; paired. {machine(env)}"
+    return f"{rows(header, body)}\n\nd = 16, float32, one thread; {PAIRED} {machine(env)}"
 
 
 def share_of_s() -> str:
@@ -224,8 +225,8 @@ def price() -> str:
         won = factor(cells, 3, 5, nk=n, h=32, precision="float16")
         body.append([n, lite["status"], errors[0], online["status"], errors[1], won])
     header = ["N", "#4 is", "its max error", "#5 is", "its max error", "#5 over #3"]
-    note = "d = 64; errors in float32, one head; the factor in float16, 32 heads, paired."
-    return f"{rows(header, body)}\n\n{note} {machine(env)}"
+    note = "d = 64; errors in float32, one head; the factor in float16, 32 heads,"
+    return f"{rows(header, body)}\n\n{note} {PAIRED} {machine(env)}"
 
 
 def pitfalls(*sources: str) -> str:

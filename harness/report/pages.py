@@ -13,7 +13,8 @@ from harness.isolation.child import show_bytes
 from harness.problems.cost import source_intensity
 from harness.records.jsonl import read
 from harness.report import contests, course
-from harness.report.text import GPU, RESULTS, ROOT, find, machine, rows, there
+from harness.report.course import CPU, factor
+from harness.report.text import GPU, ROOT, find, machine, rows, there
 from harness.runs import traffic
 from harness.views import cell_tables, lines, roofline
 
@@ -54,18 +55,10 @@ def ms(cell: Record) -> str:
     return cell["status"] if time is None else cell_tables.significant(time)
 
 
-def times(cells: Sequence[Record], **fields: object) -> str:
-    """How many times faster stage 5 is than stage 3, from times taken in turns."""
-    three, five = (find(cells, stage=s, paired=True, **fields) for s in (3, 5))
-    if not (cell_tables.comparable(three) and cell_tables.comparable(five)):
-        return "-"
-    return f"{cell_tables.significant(three['time_ms'] / five['time_ms'])}x"
-
-
 def first_table() -> str:
-    """All stages at N = 64, d = 16, as the tour measured them on a CPU."""
-    env, cells = read(RESULTS / "cpu" / "tour.jsonl")
-    chosen = [c for c in cells if (c["nk"], c["d"], c["inputs"]) == (64, 16, "normal")]
+    """All stages at N = 64 on a CPU, from the record that gives the steps' factors, too."""
+    env, cells = read(CPU / "steps.jsonl")
+    chosen = [cell for cell in cells if cell["nk"] == 64]
     return f"{cell_tables.markdown(env, chosen)}\n\n{machine(env)}"
 
 
@@ -106,7 +99,7 @@ def table_4_2() -> str:
             for precision in kinds.values():
                 at = {"nk": n, "h": h, "precision": precision}
                 three, five = (find(cells, stage=s, paired=True, **at) for s in (3, 5))
-                row += [f"{ms(three)} / {ms(five)}", f"**{times(cells, **at)}**"]
+                row += [f"{ms(three)} / {ms(five)}", f"**{factor(cells, 3, 5, **at)}**"]
             body.append(row)
         header = ["N", "source"]
         for kind in kinds:
@@ -182,15 +175,9 @@ def table_4_4() -> str:
 
 def steps() -> str:
     """What each stage bought over the one before it: factors of times taken in turns."""
-    cpu_env, cpu = read(RESULTS / "cpu" / "steps.jsonl")
+    cpu_env, cpu = read(CPU / "steps.jsonl")
     gpu_env, gpu = read(GPU / "table-4.2.jsonl")
     bench, train = (read(GPU / f"bench-{x}.jsonl", "bench")[1] for x in ("steps", "train"))
-
-    def times(before: Record, after: Record) -> str:
-        return f"{cell_tables.significant(before['time_ms'] / after['time_ms'], 2)}x"
-
-    def faster(cells: Sequence[Record], old: int, new: int, **at: object) -> str:
-        return times(*(find(cells, stage=s, paired=True, **at) for s in (old, new)))
 
     def less(before: Record, after: Record) -> str:
         return f"{before['peak_bytes'] / after['peak_bytes']:.0f}x less memory"
@@ -199,22 +186,24 @@ def steps() -> str:
     fused = less(*(find(gpu, stage=s, paired=False, **at) for s in (3, 5)))
     five, six = (find(bench, stage=s, nk=4096, d=64, causal=False) for s in (5, 6))
     causal = find(bench, stage=6, nk=4096, d=64, causal=True)
-    masks = f"{times(five, six)}; causal ~{times(six, causal)} more"
+    more = cell_tables.show_ratio(cell_tables.times_faster(six, causal), paired=False)
+    masks = f"{cell_tables.show_step(five, six)}; causal {more} more"
     trained = [find(train, stage=s, nk=4096, d=64, causal=False) for s in (3, 7)]
-    training = f"{times(*trained)}, {less(*trained)}"
+    training = f"{cell_tables.show_step(*trained)}, {less(*trained)}"
     body = [
-        ["0 to 1", "no object an operation", faster(cpu, 0, 1, nk=64), "the interpreter"],
-        ["1 to 2", "compiled, the graph recorded", faster(cpu, 1, 2, nk=64), "a node an operation"],
-        ["2 to 3", "whole matrices", faster(cpu, 2, 3, nk=256), "S and P through memory"],
-        ["3 to 5", "one fused kernel, exact", f"{faster(gpu, 3, 5, **at)}, {fused}", "no masks"],
+        ["0 to 1", "no object an operation", factor(cpu, 0, 1, nk=64), "the interpreter"],
+        ["1 to 2", "compiled, the graph recorded", factor(cpu, 1, 2, nk=64), "a node an operation"],
+        ["2 to 3", "whole matrices", factor(cpu, 2, 3, nk=256), "S and P through memory"],
+        ["3 to 5", "one fused kernel, exact", f"{factor(gpu, 3, 5, **at)}, {fused}", "no masks"],
         ["5 to 6", "masks save time", masks, "forward only"],
         ["3 to 7", "it trains, nothing N x N kept", training, "loads and math take turns"],
     ]
     header = ["step", "what it solved", "measured", "what remains"]
     note = (
-        "Paired. 0 to 2: N = 64, 2 to 3: N = 256, both d = 16 on the CPU. From 3 on: N = 4096, "
-        "d = 64, 32 heads, fp16 on the GPU (3 to 7 a batch of 4, forward and backward, against the "
-        "last stage with gradients); stage 4, which lies between, is fast and wrong."
+        "Paired; in brackets the quartiles of the rounds' ratios, where the record has them. 0 to "
+        "2: N = 64, 2 to 3: N = 256, both d = 16 on the CPU. From 3 on: N = 4096, d = 64, 32 "
+        "heads, fp16 on the GPU (3 to 7 a batch of 4, forward and backward, against the last stage "
+        "with gradients); stage 4, which lies between, is fast and wrong."
     )
     return f"{rows(header, body)}\n\n{note} {machine(cpu_env)} {machine(gpu_env)}"
 
@@ -301,6 +290,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "flash2.md": {
         "skipping": contests.skipping,
         "variants": contests.variants,
+        "tuner-key": contests.tuner_key,
         "sanitizer": contests.sanitizer,
     },
     DOCS / "benchmarks.md": {

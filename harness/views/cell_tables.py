@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,9 +26,9 @@ SMALL_PEAK = 1 << 20  # bytes below which a process's resident set tells nothing
 LEGEND = (
     "ok: exact by the float64 rule. wrong: misses it. wrong-by-design: declared inexact above its "
     "N. skipped, crashed, timeout, out-of-memory: no figure. interpreted: Triton without a GPU, "
-    "no speed, never compared. ~: ratio of unpaired medians, a process a cell (without ~: paired, "
-    "one process, in turns); errors are against "
-    "stage 3."
+    "no speed, never compared. ~: ratio of medians from one process per cell. Without ~: paired, "
+    "all in one process, in turns; in brackets the quartiles of the rounds' ratios, and the times "
+    "are of these rounds. Errors are against stage 3."
 )
 
 # what else is to be known of a table that is no forward pass's
@@ -89,8 +90,8 @@ def comparable(cell: Record) -> bool:
     return cell["status"] == "ok" and cell["mode"] != "interpreted" and cell["time_ms"] is not None
 
 
-def ratios(group: Sequence[Record], cell: Record) -> tuple[float | None, float | None]:
-    """How many times faster `cell` is than the stage before it, and than stage 3.
+def rivals(group: Sequence[Record], cell: Record) -> tuple[Record | None, Record | None]:
+    """Whom `cell` is held against: the stage before it, and stage 3.
 
     The stage before is the next lower one of the ladder whose time may be compared. None where
     there is nothing to compare.
@@ -104,8 +105,37 @@ def ratios(group: Sequence[Record], cell: Record) -> tuple[float | None, float |
     ]
     lower = [other for other in others if other["stage"] < cell["stage"] < PEERS_FROM]
     stage3 = [other for other in others if other["stage"] == YARDSTICK]
-    before = lower[-1]["time_ms"] / cell["time_ms"] if lower else None
-    return before, stage3[0]["time_ms"] / cell["time_ms"] if stage3 else None
+    return lower[-1] if lower else None, stage3[0] if stage3 else None
+
+
+def ratios(group: Sequence[Record], cell: Record) -> tuple[float | None, float | None]:
+    """How many times faster `cell` is than the stage before it, and than stage 3 (`rivals`)."""
+    before, stage3 = rivals(group, cell)
+    return times_faster(before, cell), times_faster(stage3, cell)
+
+
+def times_faster(before: Record | None, after: Record) -> float | None:
+    """The median of `before` over that of `after`; None where there is no `before`."""
+    return None if before is None else float(before["time_ms"] / after["time_ms"])
+
+
+def spread(before: Record | None, after: Record) -> tuple[float, float] | None:
+    """The quartiles of how many times faster `after` is, round by round.
+
+    None where the two were not timed in the same rounds, or in fewer than two, or by a version that
+    kept no rounds.
+    """
+    slow, fast = ((cell or {}).get("rounds_ms") or () for cell in (before, after))
+    if len(slow) != len(fast) or len(slow) < 2:
+        return None
+    of_rounds = [x / y for x, y in zip(slow, fast, strict=True)]
+    first, _, third = statistics.quantiles(of_rounds, n=4, method="inclusive")
+    return first, third
+
+
+def show_step(before: Record, after: Record) -> str:
+    """How many times faster `after` is, timed in turns with `before`, with its spread."""
+    return show_ratio(times_faster(before, after), True, spread(before, after))
 
 
 def rows_of(group: Sequence[Record]) -> list[Record]:
@@ -140,11 +170,14 @@ def significant(x: float, digits: int = 3) -> str:
     return f"{float(text):.0f}" if "e+" in text else text
 
 
-def show_ratio(ratio: float | None, paired: bool) -> str:
-    """A ratio: of paired medians 12.3x, three digits; of unpaired ones ~12x, two."""
+def show_ratio(ratio: float | None, paired: bool, spread: tuple[float, float] | None = None) -> str:
+    """A ratio: of paired medians 12.3x (12.1-12.5), three digits; of unpaired ones ~12x, two."""
     if ratio is None:
         return "-"
-    return f"{significant(ratio)}x" if paired else f"~{significant(ratio, 2)}x"
+    if not paired:
+        return f"~{significant(ratio, 2)}x"
+    quartiles = "" if spread is None else f" ({'-'.join(map(significant, spread))})"
+    return f"{significant(ratio)}x{quartiles}"
 
 
 def show_peak(cell: Record) -> str:
@@ -170,14 +203,16 @@ def titles(env: Record) -> dict[tuple[int, str], str]:
 def row(group: Sequence[Record], cell: Record, title: str) -> list[str]:
     """The texts of one row, in the order of HEADERS."""
     turn = in_turns(group, cell)
-    before, stage3 = ratios(group, turn or cell)
+    timed = turn or cell  # a reader may divide two times, and finds the ratio
+    before, stage3 = rivals(group, timed)
     interpreted = cell["mode"] == "interpreted" and cell["time_ms"] is not None
+    step = show_ratio(times_faster(before, timed), turn is not None, spread(before, timed))
     return [
         str(cell["stage"]),
         title,
-        show_time(cell["time_ms"]),
-        "interpreted" if interpreted else show_ratio(before, turn is not None),
-        show_ratio(stage3, turn is not None),
+        show_time(timed["time_ms"]),
+        "interpreted" if interpreted else step,
+        show_ratio(times_faster(stage3, timed), turn is not None),
         show_peak(cell),
         show_error(cell["err_stage3_max"]),
         show_error(cell["err_stage3_rel"]),
@@ -287,15 +322,25 @@ def markdown(env: Record, cells: Sequence[Record]) -> str:
 
 
 def flat_rows(env: Record, cells: Sequence[Record]) -> list[dict[str, Any]]:
-    """A dict a cell: the record, its stage's title and both ratios, unrounded."""
+    """A dict a cell: the record, its stage's title, both ratios and a spread, unrounded."""
     names = titles(env)
     rows = []
     for group in by_problem(cells):
         for cell in group:
             before, stage3 = ratios(group, cell)
+            low, high = spread(rivals(group, cell)[0], cell) or (None, None)
             title = names[cell["stage"], cell["name"]]
-            rows.append({**cell, "title": title, "vs_before": before, "vs_stage3": stage3})
+            shown = {"vs_before": before, "vs_before_q1": low, "vs_before_q3": high}
+            rows.append({**cell, "title": title, **shown, "vs_stage3": stage3})
     return rows
+
+
+def flat(row: Record) -> dict[str, Any]:
+    """A record for a line of CSV: what holds several values becomes JSON."""
+    return {
+        name: json.dumps(value) if isinstance(value, (list, dict)) else value
+        for name, value in row.items()
+    }
 
 
 def as_csv(env: Record, cells: Sequence[Record]) -> str:
@@ -305,7 +350,7 @@ def as_csv(env: Record, cells: Sequence[Record]) -> str:
     if rows:
         writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(map(flat, rows))
     return out.getvalue().rstrip("\n")
 
 

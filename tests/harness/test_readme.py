@@ -132,7 +132,7 @@ def test_programs_are_counted_with_the_stages_own_tiles():
     assert lines[2] == "| 1024 | 32 | 8 | 1024 | 256 |"
 
 
-@pytest.mark.parametrize("path", sorted(pages.RESULTS.glob("*/t[ao]*.jsonl")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted(text.RESULTS.glob("*/t[ao]*.jsonl")), ids=lambda p: p.name)
 def test_committed_runs_are_whole_and_hold_no_failure(path):
     env, cells = read(path)
     assert len(cells) == len(env["plan"])
@@ -185,6 +185,8 @@ def test_the_sanitizer_found_nothing():
     assert {record["tool"] for record in records} == {"memcheck", "racecheck"}
     for record in records:
         assert record["errors"] == 0
+        assert {line.split(", ")[1] for line in record["ran"]} == {"ragged", "even"}
+        # "stage 4, ...", or "rung 4, ..." in older records
         assert {int(line.split(",")[0].split()[1]) for line in record["ran"]} == {4, 5, 6, 7}
 
 

@@ -140,8 +140,28 @@ def test_ratios_of_paired_cells_are_told_from_those_of_unpaired_ones():
     lines = shown(cells)
     row = line_of(lines, "3")
     assert " 3x " in row and "~" not in row
-    assert "1 ms" in row  # the absolute figure stays that of a process of its own
+    assert " 2 ms " in row  # who divides the times shown finds the ratio shown
     assert "~8x" in line_of(shown(cells[:2]), "3")
+
+
+def test_a_paired_ratio_has_the_quartiles_of_its_rounds():
+    """Of the ratios, not of the times: both sag alike in the last round."""
+    before = make_cell(1, "raw_python", time_ms=8.0, paired=True, rounds_ms=[8.0, 9.0, 8.0, 80.0])
+    after = make_cell(time_ms=2.0, paired=True, rounds_ms=[2.0, 2.0, 1.6, 20.0])
+    assert cell_tables.spread(before, after) == (4.0, 4.625)
+    assert cell_tables.show_step(before, after) == "4x (4-4.62)"
+    cells = [make_cell(1, "raw_python"), make_cell(), before, after]
+    assert " 4x (4-4.62) " in line_of(shown(cells), "3")
+    assert "| 4x (4-4.62) |" in cell_tables.markdown(make_env(cells, TITLES), cells)
+    flat = cell_tables.flat_rows(make_env(cells, TITLES), cells)
+    assert [(row["vs_before_q1"], row["vs_before_q3"]) for row in flat[-2:]] == [
+        (None, None), (4.0, 4.625),
+    ]  # fmt: skip
+    # a record that is older, or of other rounds, has none
+    for rounds in (None, [2.0], [2.0, 2.0, 1.6]):
+        assert cell_tables.spread(before, after | {"rounds_ms": rounds}) is None
+        assert cell_tables.show_step(before, after | {"rounds_ms": rounds}) == "4x"
+    assert cell_tables.spread(None, after) is None
 
 
 def test_interpreted_rows_are_dimmed_and_failures_stand_out():
