@@ -2,6 +2,7 @@
 
 import inspect
 import signal
+import statistics
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -124,6 +125,48 @@ def test_ratios_are_of_the_medians_of_one_process(tmp_path, make_stage):
         # one process holds all: its resident set is nobody's
         assert record["peak_bytes"] is record["memory_meter"] is record["skip_ratio"] is None
     assert len({line for line in "".join(printed).splitlines() if "process" in line}) == 1
+
+
+# what a tuned stage does, without a kernel: its launch is its choice's alone
+TUNES = """
+from types import SimpleNamespace
+from stages import autotune
+candidates = [{{"BLOCK_M": {m}, "num_warps": 4}}]
+autotune.choose(SimpleNamespace(__name__="{kernel}"), candidates, None, like=q, precision="ieee",
+                d=16, causal=False, n=32)
+"""
+
+
+def test_a_record_holds_its_rounds_and_its_own_launch_configurations(tmp_path, make_stage):
+    ours, other = (
+        make_stage(name, TUNES.format(kernel=kernel, m=m) + RIGHT)
+        for name, kernel, m in (("ours", "a_kernel", 32), ("other", "b_kernel", 64))
+    )
+    records = hold(tmp_path, ours, STAGE3, other)
+    assert {name: record["launch_configs"] for name, record in records.items()} == {
+        "ours": {"a_kernel": {"BLOCK_M": 32, "num_warps": 4}}, "torch_three_gemm": None,
+        "other": {"b_kernel": {"BLOCK_M": 64, "num_warps": 4}},
+    }  # fmt: skip
+    for record in records.values():
+        assert len(record["rounds_ms"]) == record["samples"] == 6
+        assert statistics.median(record["rounds_ms"]) == pytest.approx(record["time_ms"], rel=1e-5)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "train"])
+def test_a_run_holds_them_too_by_itself_and_in_turns(tmp_path, make_stage, direction):
+    ours = make_stage("ours", TUNES.format(kernel="a_kernel", m=32) + RIGHT)
+    out = tmp_path / "run.jsonl"
+    options = ("--stage", ours, "--n", 32, "--d", 16, "--direction", direction, "--paired")
+    done = in_turn("run", "--stages", 3, *options, "--out", out)
+    assert done.returncode == 0, done.stderr
+    cells = {(cell["name"], cell["paired"]): cell for cell in jsonl.read(out)[1]}
+    for paired in (False, True):
+        assert cells["torch_three_gemm", paired]["launch_configs"] is None
+        configs = {"a_kernel": {"BLOCK_M": 32, "num_warps": 4}}
+        assert cells["ours", paired]["launch_configs"] == configs
+    assert cells["ours", False]["rounds_ms"] is None  # it took turns with nobody
+    shared = [len(cells[name, True]["rounds_ms"]) for name in ("ours", "torch_three_gemm")]
+    assert shared[0] == shared[1] == cells["ours", True]["samples"]
 
 
 def test_rounds_are_as_many_as_asked_for_and_nobody_always_follows_the_same_other():

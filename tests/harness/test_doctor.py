@@ -125,7 +125,8 @@ def test_it_shows_what_was_tuned_here_and_bears_what_is_none_of_ours(tmp_path, m
     assert "tuned: nothing yet" in choices()
     choice = {
         "kernel": "attention_kernel", "source": "0", "device": "a card", "triton": "3.7",
-        "dtype": "float16", "precision": "ieee", "d": 64, "causal": True, "n": 4096,
+        "dtype": "float16", "precision": "ieee", "d": 64, "causal": True, "heads": 512,
+        "nq": 2048, "n": 4096,
         "config": {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3},
     }  # fmt: skip
     path = tmp_path / "autotune.json"
@@ -133,7 +134,16 @@ def test_it_shows_what_was_tuned_here_and_bears_what_is_none_of_ours(tmp_path, m
     done = ladder("doctor")
     assert done.returncode == 0, done.stderr
     line = next(x for x in done.stdout.splitlines() if "a card" in x)
-    for word in ("attention_kernel", "float16", "64", "causal", "4096", "128 x 64, 8, 3"):
+    for word in (
+        "attention_kernel",
+        "float16",
+        "64",
+        "causal",
+        "512",
+        "2048",
+        "4096",
+        "128 x 64, 8, 3",
+    ):
         assert word in line
     path.write_text("{not json")
     assert "tuned: nothing yet" in choices()
@@ -145,13 +155,23 @@ def test_it_shows_what_was_tuned_here_and_bears_what_is_none_of_ours(tmp_path, m
      ("\x1b[31mC\nD", "?[31mC?D"), (None, "None"), (["[/x]"], "['[/x]']")],
 )  # fmt: skip
 @pytest.mark.parametrize(
-    "field", ["kernel", "device", "dtype", "d", "n", "BLOCK_M", "BLOCK_N", "num_warps"]
+    "field",
+    ["kernel", "device", "dtype", "d", "heads", "nq", "n", "BLOCK_M", "BLOCK_N", "num_warps"],
 )
 def test_what_is_in_the_tuner_s_file_is_shown_as_it_stands(
     tmp_path, monkeypatch, field, text, shown
 ):
     monkeypatch.setenv("LADDER_CACHE_DIR", str(tmp_path))
-    choice = {"kernel": "k", "device": "a", "dtype": "x", "d": 1, "n": 2, "config": {}}
+    choice = {
+        "kernel": "k",
+        "device": "a",
+        "dtype": "x",
+        "d": 1,
+        "heads": 3,
+        "nq": 4,
+        "n": 2,
+        "config": {},
+    }
     (choice if field in choice else choice["config"])[field] = text
     (tmp_path / "autotune.json").write_text(json.dumps([choice]))
     line = choices().splitlines()[-1]

@@ -1,0 +1,69 @@
+"""The sanitizer's problems reach the loads without a mask; its records hold what each part said."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+import stages
+
+ROOT = Path(__file__).parents[2]
+HALF, FULL = ("float16", "float16"), ("float32", "ieee")
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("tool", ROOT / "tools" / "sanitize.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def configurations(d, dtype, precision):
+    """Those of every tuned kernel for a head dimension and a dtype."""
+    forward, training = stages.by_number(6), stages.by_number(7)
+    dtype = getattr(torch, dtype)
+    yield from forward.candidates(d, dtype, precision)
+    for kernel in training.TILES:
+        yield from training.candidates(kernel, d, dtype, precision)
+
+
+@pytest.mark.parametrize("kind", [HALF, FULL], ids=lambda kind: kind[0])
+def test_every_configuration_meets_tiles_that_are_whole_and_tiles_that_are_not(tool, kind):
+    assert kind[0] in tool.DTYPES
+    for d in (64, 128):
+        assert all(d in sizes for sizes in tool.SIZES.values())
+        for config in configurations(d, *kind):
+            tiles = [(shape["nq"] % config["BLOCK_M"], shape["nk"] % config["BLOCK_N"])
+                     for shape in (tool.SHAPES["ragged"], tool.SHAPES["even"])]  # fmt: skip
+            assert 0 not in tiles[0] and tiles[1] == (0, 0), config
+            assert config["BLOCK_D"] == d
+
+
+def test_every_stage_meets_every_problem_once(tool):
+    parts = tool.parts()
+    assert len(parts) == len(set(parts)) == 4 * (3 + 2)
+    assert {stage for stage, *_ in parts} == {4, 5, 6, 7}
+    assert {(shape, d) for _, shape, d in parts} == {
+        ("ragged", 59), ("ragged", 64), ("ragged", 128), ("even", 64), ("even", 128),
+    }  # fmt: skip
+
+
+def said(line, errors, code=0):
+    return f"{line}\n========= ERROR SUMMARY: {errors} errors\n", code, 1.25
+
+
+def test_a_record_adds_up_what_the_parts_found(tool):
+    record = tool.make_record("memcheck", "1", [said("stage 7: done", 0), said("stage 4: done", 0)])
+    assert record["ran"] == ["stage 4: done", "stage 7: done"]
+    assert (record["errors"], record["summary"]) == (0, "ERROR SUMMARY: 0 errors")
+    assert record["seconds"] == 2.5
+    record = tool.make_record("memcheck", "1", [said("", 0), said("", 3), said("", 4)])
+    assert record["errors"] == 7
+    assert "3 errors" in record["summary"] and "4 errors" in record["summary"]
+
+
+@pytest.mark.parametrize("broken", [("Device not supported\n", 1, 0.5), said("stage 7", 0, code=1)])
+def test_a_part_that_did_not_end_well_leaves_no_count(tool, broken):
+    assert tool.make_record("memcheck", "1", [said("", 0), broken])["errors"] is None
