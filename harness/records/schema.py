@@ -106,6 +106,10 @@ class Measured(StageOnProblem):
     launch_configs: dict | None = None
 
 
+# what records from before these fields lack: read as null
+LATER = tuple(field.name for field in fields(Measured) if field.default is None)
+
+
 @dataclass(kw_only=True)
 class Cell(Measured):
     """One stage on one problem, as `ladder run` measures it."""

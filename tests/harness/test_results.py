@@ -96,9 +96,9 @@ def test_a_value_that_is_none_of_the_few_is_refused(field, value):
 
 def test_records_from_before_a_field_was_there_are_read_without_it(tmp_path):
     cell = make_cell(paired=True, rounds_ms=[1.0, 2.0], launch_configs={"a_kernel": {"M": 64}})
-    older = {name: value for name, value in cell.items() if name not in results.LATER}
+    older = {name: value for name, value in cell.items() if name not in schema.LATER}
     path = write_run(tmp_path / "run.jsonl", make_env([cell]), [older, cell])
-    assert read(path)[1] == [older | dict.fromkeys(results.LATER), cell]
+    assert read(path)[1] == [older | dict.fromkeys(schema.LATER), cell]
 
 
 @pytest.mark.parametrize("rounds", [["1"], [True], [0.0], [-1.0], [math.nan], [1.0, math.inf], 1.0])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness.records.schema import check_record
 
+from harness.records.schema import check_record
 from harness.report import contests
 from stages import autotune
 from stages.machine import has_module
