@@ -50,6 +50,7 @@ from harness.records.schema import BadRecord
 from harness.report import pages
 from harness.runs import ceilings
 from harness.views import cell_tables, lines, roofline
+from harness.views.look import DARK, LIGHT
 
 app = typer.Typer(
     cls=Groups,
@@ -201,7 +202,7 @@ def roofline_command(
     if not panels:
         raise UserError(f"{file}: no cell in it has a place under a roof: ok, and not interpreted")
     try:
-        written = roofline.draw(env, panels, out, dark)
+        written = roofline.draw(env, panels, out, DARK if dark else LIGHT)
     except ImportError as error:
         raise UserError(f"plots need matplotlib: {error}; pip install matplotlib") from None
     except OSError as error:

@@ -106,16 +106,16 @@ def trace_moving(_: Path) -> Save:
     return save
 
 
-TRACE_MODULES = ("figures_look", "inputs", "trace", "trace_inputs", "trace_plots")
+TRACE_MODULES = ("look", "inputs", "trace", "trace_inputs", "trace_plots")
 
 PICTURES = (
     Picture(
-        "memory-hierarchy", "png", ("cited", "figures_look", "figures_memory"), memory_hierarchy,
+        "memory-hierarchy", "png", ("cited", "look", "figures_memory"), memory_hierarchy,
         ceilings=True,
     ),
-    Picture("tiling", "png", ("figures_look", "figures_tiling"), tiling),
+    Picture("tiling", "png", ("look", "figures_tiling"), tiling),
     Picture(
-        "lite-breaks", "png", ("figures_look", "figures_lite", "trace"), lite_breaks
+        "lite-breaks", "png", ("look", "figures_lite", "trace"), lite_breaks
     ),
     Picture("trace", "png", TRACE_MODULES, trace_still),
     Picture("trace", "gif", TRACE_MODULES, trace_moving),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from harness.lessons.trace import Array, Step, max_error
-from harness.views.look import LIGHT, Look, in_look, new_figure, plain
+from harness.views.look import LIGHT, Look, in_look, mark, new_figure, plain
 
 MOST_TILES = 8  # columns that can still be read
 MOST_KEYS = 64
@@ -70,9 +70,11 @@ def moving(
                 frames.append(pixels)
                 stays.append(STAND_MS if done else MOVE_MS)
     stays[-1] = END_MS
+    # the end first: it is what a still preview shows, and in a loop it still comes last
+    frames, stays = [frames[-1], *frames[:-1]], [stays[-1], *stays[:-1]]
     # one palette for all, so that only what moves is stored; the usual one of most pixels would
     # leave out the few of a marker's colour
-    palette = frames[-1].quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE)
+    palette = frames[0].quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE)
     shown = [pixels.quantize(palette=palette, dither=Image.Dither.NONE) for pixels in frames]
     path.parent.mkdir(parents=True, exist_ok=True)
     shown[0].save(
@@ -98,6 +100,7 @@ def check(steps: Sequence[Step]) -> None:
 def frame(steps: Sequence[Step], index: int, done: bool, truth: Array, look: Look) -> Any:
     """One frame: tile `index` is scored, and with `done` rescaled and added too."""
     figure = new_figure(7.2, 3.3)
+    figure.set_facecolor(look.ground)  # a moving picture is opaque
     left, middle, right = figure.subplots(1, 3)
     draw_scores(left, steps, index, look)
     shown = index if done else index - 1
@@ -199,28 +202,31 @@ def draw_weights(axis: Any, steps: Sequence[Step], index: int, look: Look) -> No
 
 
 def draw_outputs(axis: Any, steps: Sequence[Step], index: int, truth: Array, look: Look) -> None:
-    """The truth as levels, Online's o as dots, Lite's as crosses; -1: neither has any yet."""
+    """The truth as levels, Online's o and Lite's in their stages' marks; -1: neither has any yet."""
     dims = np.arange(len(truth))
     axis.axhline(0, color=look.soft, linewidth=0.6)
     axis.hlines(truth, dims - 0.38, dims + 0.38, color=look.ink, linewidth=2.2, label="truth")
+    lite, online = mark(4), mark(5)
     # what has no place yet is drawn outside, so that the legend is the same in every frame
     at = steps[index] if index >= 0 else None
     nowhere = np.full(len(truth), np.nan)
     axis.plot(
-        dims - 0.12, nowhere if at is None else at.o, "o", color=look.blue, markersize=6,
+        dims - 0.12, nowhere if at is None else at.o, online.marker, color=online.colour,
+        markersize=6,
         markeredgecolor=look.ink, label="Online",
     )  # fmt: skip
     axis.plot(
-        dims + 0.12, nowhere if at is None else at.lite, "X", color=look.red, markersize=6.5,
+        dims + 0.12, nowhere if at is None else at.lite, lite.marker, color=lite.colour,
+        markersize=5.5,
         markeredgecolor=look.ink, markeredgewidth=0.6, label="Lite",
     )  # fmt: skip
     values = [truth, *(x for step in steps for x in (step.o, step.lite))]
     axis.set_ylim(*room([float(x) for some in values for x in some]))
     if at is not None:
-        online, lite = (max_error(o, truth) for o in (at.o, at.lite))
+        errors = [max_error(o, truth) for o in (at.o, at.lite)]
         axis.text(
-            0.5, 0.99, f"off by: Online {online:.2g},  Lite {lite:.2g}", ha="center", va="top",
-            transform=axis.transAxes, fontsize=8,
+            0.5, 0.99, "off by: Online {:.2g},  Lite {:.2g}".format(*errors), ha="center",
+            va="top", transform=axis.transAxes, fontsize=8,
         )  # fmt: skip
     axis.set_xlim(-0.6, len(truth) - 0.4)
     axis.set_xticks(dims if len(truth) <= 8 else dims[:: len(truth) // 4])

@@ -17,6 +17,7 @@ from harness.records.jsonl import read
 from harness.report.text import GPU, find, machine, rows
 from harness.views import cell_tables, contest_plots, contests
 from harness.views import training as training_views
+from harness.views.look import Look
 
 Record = Mapping[str, Any]
 
@@ -208,27 +209,25 @@ BENCH_PREFIX = {
 }  # fmt: skip
 
 
-def draw(folder: Path) -> list[Path]:
-    """The pictures of source 004's figure and of the training curves, into `folder`."""
+def draw(folder: Path, look: Look) -> list[Path]:
+    """The pictures of both sources' figures and of the training curves, into `folder`."""
     env, records = read(GPU / "bench-004.jsonl", "bench")
     _, ceilings = read(GPU / "ceilings.jsonl", "ceiling")
     written: list[Path] = []
-    shown = [r for r in records if r["name"] in ("torch_three_gemm", "triton_flash2", "sdpa_flash")]
     halves_env, halves = read(GPU / "bench-001-train.jsonl", "bench")
-    names = ("torch_three_gemm", "triton_flash2", "triton_training", "sdpa_flash", "sdpa_cudnn")
-    halves = [r for r in halves if r["name"] in names]
     with tempfile.TemporaryDirectory() as drafts:
-        for of, records, wanted in (
-            (env, shown, ("tflops",)),
+        for of, found, wanted in (
+            (env, records, ("tflops",)),
             (halves_env, halves, ("latency", "memory", "speedup", "breakdown")),
         ):
-            contest_plots.plot(of, records, Path(drafts), ceilings)
+            contest_plots.plot(of, found, Path(drafts), ceilings, look)
             for name in wanted:
-                written.append(folder / f"{BENCH_PREFIX[name]}.png")
-                shutil.copy(Path(drafts) / f"{name}.png", written[-1])
+                written.append(folder / f"{BENCH_PREFIX[name]}{look.suffix}.png")
+                shutil.copy(Path(drafts) / f"{name}{look.suffix}.png", written[-1])
     train_env, curves_records = read(GPU / "train.jsonl", "train")
-    training_views.plot(train_env, curves_records, folder / "loss.png")
-    return [*written, folder / "loss.png"]
+    written.append(folder / f"loss{look.suffix}.png")
+    training_views.plot(train_env, curves_records, written[-1], look)
+    return written
 
 
 # the sizes of a problem that may decide who shares a tuned choice; the last are the tuner's own

@@ -17,6 +17,7 @@ from harness.report.course import CPU, factor
 from harness.report.text import GPU, ROOT, find, machine, rows, there
 from harness.runs import traffic
 from harness.views import cell_tables, lines, roofline
+from harness.views.look import LOOKS
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
@@ -254,20 +255,35 @@ def occupancy() -> str:
 
 
 def draw(folder: Path) -> list[Path]:
-    """README's pictures, from the same records, into `folder`."""
+    """README's pictures, from the same records, into `folder`, each for light pages and dark."""
     env, cells = read(GPU / "table-4.2.jsonl")
     # no peer follows torch's TF32 switch: in that panel they would stand for something else
     many = [c for c in cells if c["h"] == 32 and (c["stage"] < 100 or c["precision"] != "tf32")]
-    written = [path for path in lines.plot(env, many, folder) if path.stem != "error"]
-    (folder / "error.png").unlink(missing_ok=True)
+    # the tour has every stage, with one head; its problems have panels of their own
+    tour_env, tour = read(GPU / "tour.jsonl")
+    tour = [cell for cell in tour if cell["inputs"] == "normal"]
     error_env, error_cells = read(GPU / "table-4.3.jsonl")
-    written.append(lines.plot_measure(error_env, error_cells, "error", folder))
+    tf32 = [cell for cell in error_cells if cell["precision"] == "tf32"]
     io_env, records = read(GPU / "io.jsonl", "io")
-    traffic.plot(records, cell_tables.titles(io_env), folder / "traffic.png")
     _, ceilings = read(GPU / "ceilings.jsonl", "ceiling")
-    for dark in (False, True):
-        written.append(roofline.draw(env, roofline.panels(many, ceilings), folder, dark))
-    return [*written, folder / "traffic.png", *contests.draw(folder)]
+    all_stages = {
+        "rungs": [stage for each in (env, tour_env, error_env) for stage in each["rungs"]]
+    }
+    # N from where the others begin, or the roof would be small beside the launches of tiny calls
+    one_head = [c for c in tour if c["d"] == 64 and c["nk"] >= min(each["nk"] for each in many)]
+    roofs = [panel for each in (many, one_head) for panel in roofline.panels(each, ceilings)]
+    written: list[Path] = []
+    for look in LOOKS:
+        for measure in ("time", "memory"):
+            shown = [*tour, *many]
+            written.append(lines.plot_measure(all_stages, shown, measure, folder, look))
+        shown = [*(cell for cell in tour if cell["d"] < 128), *tf32]
+        written.append(lines.plot_measure(all_stages, shown, "error", folder, look))
+        written.append(folder / f"traffic{look.suffix}.png")
+        traffic.plot(records, cell_tables.titles(io_env), written[-1], look)
+        written.append(roofline.draw(all_stages, roofs, folder, look))
+        written += contests.draw(folder, look)
+    return written
 
 
 # page -> its parts

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from harness.problems import cost
 from harness.views import cell_tables
+from harness.views.look import LIGHT, Look, Mark, in_look, marks, new_figure
 from harness.problems.problem import Problem
 from harness.isolation.child import show_bytes
 from harness.isolation.roster import StageInfo
@@ -155,42 +156,50 @@ def piece(kernel: str) -> str:
     return "GEMM"
 
 
-PIECES = {"scale q": ("#8C8C00", ""), "GEMM": ("#56B4E9", "//"), "softmax": ("#E69F00", ".."),
-          "fused": ("#009E73", "xx")}  # fmt: skip
+PIECES = {"scale q": "", "GEMM": "//", "softmax": "..", "fused": "xx"}  # the hatch of each
 
 
-def plot(records: Sequence[Record], titles: Mapping[tuple[int, str], str], path: Path) -> None:
-    """Bars of time, kernel by kernel, a panel an N: stage 3's pieces against one fused bar."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.patches import Patch
-
+def plot(
+    records: Sequence[Record], titles: Mapping[tuple[int, str], str], path: Path,
+    look: Look = LIGHT,
+) -> None:  # fmt: skip
+    """Bars of time, kernel by kernel, a panel an N, in the stages' colours; hatched by piece."""
     sizes = sorted({record["nk"] for record in records})
-    figure, axes = pyplot.subplots(1, len(sizes), figsize=(4.6 * len(sizes), 2.6), squeeze=False)
-    for axis, n in zip(axes[0], sizes, strict=True):
-        groups = by_stage([record for record in records if record["nk"] == n])
-        for height, group in enumerate(groups):
-            left = 0.0
-            for record in group:
-                colour, hatch = PIECES[piece(record["kernel"])]
-                axis.barh(height, record["time_ms"], left=left, color=colour, edgecolor="black",
-                          hatch=hatch, linewidth=0.8)  # fmt: skip
-                left += record["time_ms"]
-            axis.text(left, height, f" {cell_tables.show_time(left)}", va="center", fontsize=8)
-        labels = [f"{group[0]['stage']} {titles[group[0]['stage'], group[0]['name']]}"
-                  for group in groups]  # fmt: skip
-        axis.set_yticks(range(len(groups)), labels, fontsize=8)
-        axis.invert_yaxis()
-        axis.set_xlabel("kernels, one after another (ms)", fontsize=9)
-        axis.set_title(cell_tables.problem_title(next(r for r in records if r["nk"] == n)), fontsize=8)
-        axis.margins(x=0.25)
-    there = {piece(record["kernel"]) for record in records}
-    handles = [Patch(facecolor=colour, edgecolor="black", hatch=hatch, label=what)
-               for what, (colour, hatch) in PIECES.items() if what in there]  # fmt: skip
-    figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncol=4,
-                  frameon=False, fontsize=9)  # fmt: skip
-    figure.tight_layout()
-    figure.savefig(path, dpi=110, bbox_inches="tight", facecolor="white")
-    pyplot.close(figure)
+    style = marks((record["stage"], record["name"]) for record in records)
+    with in_look(look):
+        from matplotlib.patches import Patch
+
+        most = max(len(by_stage([r for r in records if r["nk"] == n])) for n in sizes)
+        figure = new_figure(4.8 * len(sizes), 1.4 + 0.45 * most)
+        axes = figure.subplots(1, len(sizes), squeeze=False)[0]
+        for axis, n in zip(axes, sizes, strict=True):
+            draw_kernels(axis, [record for record in records if record["nk"] == n], style, look)
+            groups = by_stage([record for record in records if record["nk"] == n])
+            labels = [f"{group[0]['stage']} {titles[group[0]['stage'], group[0]['name']]}"
+                      for group in groups]  # fmt: skip
+            axis.set_yticks(range(len(groups)), labels, fontsize=8)
+        there = {piece(record["kernel"]) for record in records}
+        handles = [Patch(facecolor=look.ground, edgecolor=look.ink, hatch=hatch, label=what)
+                   for what, hatch in PIECES.items() if what in there]  # fmt: skip
+        figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9)
+        figure.savefig(path)
+
+
+def draw_kernels(
+    axis: Any, records: Sequence[Record], style: Mapping[tuple[int, str], Mark], look: Look
+) -> None:
+    """A row of bars a stage, each as long as its kernel took, the sum behind them."""
+    for height, group in enumerate(by_stage(records)):
+        left = 0.0
+        for record in group:
+            axis.barh(
+                height, record["time_ms"], left=left, edgecolor=look.ink, linewidth=0.8,
+                color=style[record["stage"], record["name"]].colour,
+                hatch=PIECES[piece(record["kernel"])],
+            )  # fmt: skip
+            left += record["time_ms"]
+        axis.text(left, height, f" {cell_tables.show_time(left)}", va="center", fontsize=8)
+    axis.invert_yaxis()
+    axis.set_xlabel("kernels, one after another (ms)", fontsize=9)
+    axis.set_title(cell_tables.problem_title(records[0]), fontsize=8)
+    axis.margins(x=0.25)

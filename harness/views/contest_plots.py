@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.isolation.roster import PEERS_FROM
-from harness.views.cell_tables import significant, titles
+from harness.views.cell_tables import titles
 from harness.views.contests import (
     Contestant,
     contestants,
@@ -27,61 +27,77 @@ from harness.views.contests import (
     sizes,
     timed,
 )
-from harness.views.lines import COLOURS, DASHES, MARKERS, legend
+from harness.views.look import (
+    LIGHT,
+    Look,
+    Mark,
+    in_look,
+    layer,
+    legend,
+    marks,
+    new_figure,
+    note_below,
+)
 from harness.views.roofline import UNITS, roof_of
 
 Record = Mapping[str, Any]
 Group = Sequence[Record]
 Value = Callable[[Record], float | None]
 Panel = Callable[[Any, Group], None]  # draws a group into an axis
+Marks = Mapping[Contestant, Mark]
 
 COLUMNS = 2  # of panels
 HATCH = "////"  # of the backward part
-LONGEST_BAR = 2.5  # in times of the newest stage
+LONGEST_BAR = 2.5  # in times of the newest stage: with longer ones the axis is logarithmic
 WIDE = 8  # peers whose speed-ups are further apart than this factor need a logarithmic axis
 
 
 def plot(
-    env: Record, records: Sequence[Record], folder: Path, ceilings: Sequence[Record] = ()
-) -> list[Path]:
+    env: Record, records: Sequence[Record], folder: Path, ceilings: Sequence[Record] = (),
+    look: Look = LIGHT,
+) -> list[Path]:  # fmt: skip
     """Write the plots that there is something for into `folder`, and return their paths.
 
     Raises ImportError where matplotlib is missing.
     """
     names = titles(env)
-    order = contestants(records)
+    style = marks(contestants(records))
 
     def lines(value: Value, label: str, scale: str) -> Panel:
         def panel(axis: Any, group: Group) -> None:
-            draw_lines(axis, group, value, order, names)
+            draw_lines(axis, group, value, style, names)
             frame(axis, group, label, scale)
 
         return panel
 
     def speedups(axis: Any, group: Group) -> None:
-        draw_speedups(axis, group, order, names)
+        draw_speedups(axis, group, style, names, look)
 
     def rates(axis: Any, group: Group) -> None:
         unit = UNITS[group[0]["device"]][0]
-        draw_lines(axis, group, rate_of, order, names)
+        draw_lines(axis, group, rate_of, style, names)
         frame(axis, group, f"achieved ({unit})", "linear")
         share_axis(axis, group, ceilings)
 
     def breakdown(axis: Any, group: Group) -> None:
-        draw_breakdown(axis, group, records, order, names)
+        draw_breakdown(axis, group, records, style, names, look)
 
     every = [group for group in groups(records) if any(timed(record) for record in group)]
     with_memory = [group for group in every if any(peak_mb(r) for r in group if timed(r))]
     rivalled = [group for group in every if None not in rivals(group)]
     trained = [group for group in every if parts_of_training(group, records)]
     found = (
-        ("latency.png", every, lines(time_ms, "time of a call (ms)", "log")),
-        ("memory.png", with_memory, lines(peak_mb, "peak memory above the inputs (MB)", "log")),
-        ("speedup.png", rivalled, speedups),
-        ("tflops.png", every, rates),
-        ("breakdown.png", trained, breakdown),
+        ("latency", every, lines(time_ms, "time of a call (ms)", "log")),
+        ("memory", with_memory, lines(peak_mb, "peak memory above the inputs (MB)", "log")),
+        ("speedup", rivalled, speedups),
+        ("tflops", every, rates),
+        ("breakdown", trained, breakdown),
     )
-    return [write(folder / name, panels, draw) for name, panels, draw in found if panels]
+    return [
+        write(folder / f"{name}{look.suffix}.png", panels, draw, look)
+        for name, panels, draw in found
+        if panels
+    ]
 
 
 def time_ms(record: Record) -> float | None:
@@ -93,44 +109,30 @@ def peak_mb(record: Record) -> float | None:
     return peak / (1 << 20) if peak else None
 
 
-def write(path: Path, panels: Sequence[Group], draw: Panel) -> Path:
+def write(path: Path, panels: Sequence[Group], draw: Panel, look: Look) -> Path:
     """Write one picture: a panel a group, two side by side, one legend below."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
-    figure, grid = pyplot.subplots(
-        rows, columns, figsize=(4.8 * columns + 0.4, 3.9 * rows + 0.3), squeeze=False
-    )
-    axes = list(grid.flat)
-    for axis in axes[len(panels) :]:
-        axis.set_visible(False)
-    for axis, group in zip(axes, panels, strict=False):
-        draw(axis, group)
-        axis.set_title(group_title(group), fontsize=9)
-    figure.tight_layout()
-    legend(figure, axes[: len(panels)])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, bbox_inches="tight", facecolor="white")
-    pyplot.close(figure)
+    with in_look(look):
+        figure = new_figure(4.8 * columns + 0.4, 3.9 * rows + 0.3)
+        axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for axis in axes[len(panels) :]:
+            axis.set_visible(False)
+        for axis, group in zip(axes, panels, strict=False):
+            draw(axis, group)
+            axis.set_title(group_title(group), fontsize=9)
+        legend(figure, axes[: len(panels)])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)
     return path
 
 
-def look(order: Sequence[Contestant], contestant: Contestant) -> dict[str, Any]:
-    """Colour, marker and dash of a contestant, the same in every panel and picture of a run."""
-    index = order.index(contestant) % len(COLOURS)
-    return {"color": COLOURS[index], "marker": MARKERS[index], "linestyle": DASHES[index]}
-
-
 def draw_lines(
-    axis: Any, group: Group, value: Value, order: Sequence[Contestant],
+    axis: Any, group: Group, value: Value, style: Marks,
     names: Mapping[Contestant, str],
 ) -> None:  # fmt: skip
     """A line a contestant: its value at each N where it was timed."""
-    for contestant in contestants(group):
+    for index, contestant in enumerate(style):
         found = [
             (n, value(r)) for n in sizes(group) if (r := find(group, contestant, n)) and timed(r)
         ]
@@ -138,12 +140,12 @@ def draw_lines(
         if points:
             axis.plot(
                 *zip(*points, strict=True), label=f"{contestant[0]} {names[contestant]}",
-                linewidth=1.6, markersize=6, **look(order, contestant),
+                **style[contestant].line, **layer(index, len(style)),
             )  # fmt: skip
 
 
 def draw_speedups(
-    axis: Any, group: Group, order: Sequence[Contestant], names: Mapping[Contestant, str]
+    axis: Any, group: Group, style: Marks, names: Mapping[Contestant, str], look: Look
 ) -> None:
     """A line a peer: how many times faster the newest stage is; 1 is as fast."""
     ours = rivals(group)[0]
@@ -156,9 +158,9 @@ def draw_speedups(
             shown += [ratio for _, ratio in points]
             axis.plot(
                 *zip(*points, strict=True), label=f"{peer[0]} {names[peer]}",
-                linewidth=1.6, markersize=6, **look(order, peer),
+                linewidth=1.6, markersize=6, **style[peer].line,
             )  # fmt: skip
-    axis.axhline(1.0, color="#000000", linewidth=0.8)
+    axis.axhline(1.0, color=look.ink, linewidth=0.8)
     scale = "log" if shown and max(shown) > WIDE * min(shown) else "linear"
     frame(axis, group, f"#{ours[0]} {names[ours]}: times faster", scale)
 
@@ -176,13 +178,9 @@ def frame(axis: Any, group: Group, label: str, scale: str) -> None:
     axis.xaxis.set_major_formatter(ScalarFormatter())
     axis.set_xlabel("N")
     axis.set_ylabel(label)
-    axis.grid(True, which="major", color="#dddddd", linewidth=0.6)
-    axis.set_axisbelow(True)
+    axis.grid(True, which="major")
     if any(r["mode"] == "interpreted" and r["status"] == "ok" for r in group):
-        axis.text(
-            0.02, 0.98, "interpreted stages: no speed, not shown", transform=axis.transAxes,
-            fontsize=7, va="top",
-        )  # fmt: skip
+        note_below(axis, ["interpreted stages: no speed, not shown"])
 
 
 def share_axis(axis: Any, group: Group, ceilings: Sequence[Record]) -> None:
@@ -223,20 +221,20 @@ def parts_of_training(
 
 
 def draw_breakdown(
-    axis: Any, group: Group, records: Sequence[Record], order: Sequence[Contestant],
-    names: Mapping[Contestant, str],
+    axis: Any, group: Group, records: Sequence[Record], style: Marks,
+    names: Mapping[Contestant, str], look: Look,
 ) -> None:  # fmt: skip
     """A bar a contestant at each N: forward below, backward hatched on top of it.
 
-    In units of the newest stage's training time at that N, so that all N fit on one axis; bars that
-    would leave it are cut, their length written above them.
+    In units of the newest stage's training time at that N, so that all N fit on one axis.
     """
     found = parts_of_training(group, records)
     base = rivals(group)[0]
     base = base if base in found else min(found)
     width = 0.84 / len(found)
+    tops = [1.0]
     for place, contestant in enumerate(sorted(found)):
-        colour = look(order, contestant)["color"]
+        colour = style[contestant].colour
         label: str | None = f"{contestant[0]} {names[contestant]}"
         for index, n in enumerate(sizes(group)):
             if n not in found[contestant] or n not in found[base]:
@@ -244,23 +242,31 @@ def draw_breakdown(
             unit = sum(found[base][n])
             forward, backward = (part / unit for part in found[contestant][n])
             x = index - 0.42 + (place + 0.5) * width
-            drawn = min(forward, LONGEST_BAR)
-            rest = min(forward + backward, LONGEST_BAR) - drawn
-            axis.bar(x, drawn, width, color=colour, edgecolor="black", linewidth=0.5, label=label)
+            axis.bar(x, forward, width, color=colour, edgecolor=look.ink, linewidth=0.5,
+                     label=label)  # fmt: skip
             axis.bar(
-                x, rest, width, bottom=drawn, color="white", hatch=HATCH, edgecolor=colour,
-                linewidth=0.8,
+                x, backward, width, bottom=forward, color=look.ground, hatch=HATCH,
+                edgecolor=colour, linewidth=1.2,
             )  # fmt: skip
-            if forward + backward > LONGEST_BAR:
-                text = f"{significant(forward + backward, 2)}"
-                axis.text(x, LONGEST_BAR, text, fontsize=6, ha="center", va="bottom")
+            tops.append(forward + backward)
             label = None
-    axis.axhline(1.0, color="#000000", linewidth=0.8)
+    axis.axhline(1.0, color=look.ink, linewidth=0.8)
     axis.set_xticks(range(len(sizes(group))), [str(n) for n in sizes(group)])
-    axis.set_ylim(0, 1.12 * LONGEST_BAR)
+    scale = ""
+    if max(tops) > LONGEST_BAR:
+        scale = ", logarithmic scale"
+        log_axis(axis, 1.2 * max(tops))
     axis.set_xlabel("N")
-    axis.set_ylabel(f"time / #{base[0]} {names[base]}'s")
-    axis.text(
-        0.02, 0.98, "plain: forward, hatched: backward; by number from the left",
-        transform=axis.transAxes, fontsize=7, va="top", backgroundcolor="white",
-    )  # fmt: skip
+    axis.set_ylabel(f"time / #{base[0]} {names[base]}'s{scale}")
+    note_below(axis, ["plain: forward, hatched on top: backward; by number from the left"])
+
+
+def log_axis(axis: Any, top: float) -> None:
+    """Bars on a logarithmic axis, its ticks in plain numbers: 0.1, 0.2, 0.5, 1, 2, 5, 10."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    axis.set_yscale("log")
+    axis.set_ylim(0.1, top)
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_minor_locator(NullLocator())
+    axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))

@@ -7,13 +7,21 @@ from typing import Any
 
 from harness.records.schema import PROBLEM
 from harness.views.cell_tables import titles
+from harness.views.look import (
+    LIGHT,
+    Look,
+    Mark,
+    in_look,
+    layer,
+    legend,
+    marks,
+    new_figure,
+    note_below,
+)
 
 Record = Mapping[str, Any]
 
-# Okabe and Ito's colours, told apart by the colour-blind; marker and dash tell them apart in grey
-COLOURS = ("#000000", "#E69F00", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C8C00")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2, 1, 2)))
+COLUMNS = 3  # of panels
 
 MEASURES = {
     "time": ("time_ms", "time of a call (ms)"),
@@ -83,30 +91,34 @@ def plot(env: Record, cells: Sequence[Record], folder: Path) -> list[Path]:
     return [plot_measure(env, cells, measure, folder) for measure in found]
 
 
-def plot_measure(env: Record, cells: Sequence[Record], measure: str, folder: Path) -> Path:
+def plot_measure(
+    env: Record, cells: Sequence[Record], measure: str, folder: Path, look: Look = LIGHT
+) -> Path:
     """Write one of MEASURES against N into `folder`, a panel a family of problems."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     names = titles(env)
-    stages = sorted({(cell["stage"], cell["name"]) for cell in cells})
+    style = marks((cell["stage"], cell["name"]) for cell in cells)
     panels = [group for group in families(cells) if any_point(group, measure)]
-    figure, axes = pyplot.subplots(
-        1, len(panels), figsize=(4.6 * len(panels) + 0.6, 4.6), squeeze=False, sharey=True
-    )
-    for axis, group in zip(axes[0], panels, strict=True):
-        for index, stage in enumerate(stages):
-            own = [cell for cell in group if (cell["stage"], cell["name"]) == stage]
-            draw(axis, points(own, measure), index, f"{stage[0]} {names[stage]}")
-        finish(axis, group, measure)
-    axes[0][0].set_ylabel(axis_title(cells, measure))
-    legend(figure, axes[0])
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{measure}.png"
-    figure.savefig(path, dpi=110, bbox_inches="tight", facecolor="white")
-    pyplot.close(figure)
+    columns = min(COLUMNS, len(panels))
+    rows = -(-len(panels) // columns)
+    with in_look(look):
+        figure = new_figure(4.3 * columns + 0.6, 3.9 * rows + 0.6)
+        grid = figure.subplots(rows, columns, squeeze=False, sharey="row")
+        axes = list(grid.flat)
+        for axis in axes[len(panels) :]:
+            axis.set_visible(False)
+        for axis, group in zip(axes, panels, strict=False):
+            for index, stage in enumerate(style):
+                own = [cell for cell in group if (cell["stage"], cell["name"]) == stage]
+                label = f"{stage[0]} {names[stage]}"
+                width = layer(index, len(style))
+                draw(axis, points(own, measure), style[stage], width, label, look)
+            finish(axis, group, measure)
+        for row in grid:
+            row[0].set_ylabel(axis_title(cells, measure))
+        legend(figure, axes[: len(panels)])
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{measure}{look.suffix}.png"
+        figure.savefig(path)
     return path
 
 
@@ -121,26 +133,27 @@ def any_point(group: Sequence[Record], measure: str) -> bool:
     return bool(points(group, measure))
 
 
-def draw(axis: Any, found: list[tuple[int, float, bool]], index: int, label: str) -> None:
+def draw(
+    axis: Any, found: Sequence[tuple[int, float, bool]], style: Mark,
+    width: Mapping[str, float], label: str, look: Look,
+) -> None:  # fmt: skip
     """One stage's line; what is wrong by design has hollow marks."""
     if not found:
         return
-    style = index % len(COLOURS)
-    colour, marker = COLOURS[style], MARKERS[style]
     n, values, _ = zip(*found, strict=True)
-    axis.plot(n, values, color=colour, linestyle=DASHES[style], linewidth=1.6)
+    axis.plot(n, values, color=style.colour, linestyle=style.dash, linewidth=width["linewidth"])
     for good in (True, False):
         some = [(x, y) for x, y, ok in found if ok is good]
         if some:
             axis.plot(
                 *zip(*some, strict=True),
-                color=colour,
-                marker=marker,
-                markersize=6,
+                color=style.colour,
+                marker=style.marker,
+                markersize=width["markersize"],
                 linestyle="none",
-                markerfacecolor=colour if good else "white",
+                markerfacecolor=style.colour if good else look.ground,
             )
-    axis.plot([], [], color=colour, marker=marker, linestyle=DASHES[style], label=label)
+    axis.plot([], [], label=label, **style.line)
 
 
 def finish(axis: Any, group: Sequence[Record], measure: str) -> None:
@@ -154,16 +167,15 @@ def finish(axis: Any, group: Sequence[Record], measure: str) -> None:
     axis.xaxis.set_major_formatter(ScalarFormatter())
     axis.set_xlabel("N (keys)")
     axis.set_title(family_title(group[0]), fontsize=9)
-    axis.grid(True, which="major", color="#dddddd", linewidth=0.6)
+    axis.grid(True, which="major")
     notes = []
     if measure == "time" and any(cell["mode"] == "interpreted" for cell in group):
         notes.append("interpreted stages: no speed, not shown")
-    if measure == "error" and any(cell["status"] == "wrong-by-design" for cell in group):
+    if not all(ok for _, _, ok in points(group, measure)):
         notes.append("hollow: wrong by design")
     if measure == "memory" and any(cell["memory_meter"] == "process-rss" for cell in group):
         notes.append("resident set: below 1 MB it tells little")
-    if notes:
-        axis.text(0.02, 0.98, "\n".join(notes), transform=axis.transAxes, fontsize=7, va="top")
+    note_below(axis, notes)
 
 
 def apart(sizes: Iterable[int]) -> list[int]:
@@ -173,21 +185,3 @@ def apart(sizes: Iterable[int]) -> list[int]:
         if not shown or size > 1.1 * shown[-1]:
             shown.append(size)
     return shown
-
-
-def legend(figure: Any, axes: Sequence[Any]) -> None:
-    """One legend for all panels, below them."""
-    handles: dict[str, Any] = {}
-    for axis in axes:
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
-    ordered = sorted(handles, key=lambda label: int(label.split()[0]))
-    figure.legend(
-        [handles[label] for label in ordered],
-        ordered,
-        loc="upper center",
-        bbox_to_anchor=(0.5, 0.0),
-        ncol=min(4, len(ordered)),
-        fontsize=9,
-        frameon=False,
-    )

@@ -10,6 +10,7 @@ a cache. (Williams, Waterman and Patterson 2009.)
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,19 @@ from rich.text import Text
 from harness.problems.cost import intensity
 from harness.runs.ceilings import show_rate
 from harness.views.cell_tables import significant, titles
-from harness.views.lines import COLOURS, DASHES, MARKERS, families, family_title, legend
-from harness.views.look import DARK, LIGHT
+from harness.views.lines import families, family_title
+from harness.views.look import (
+    DASHES,
+    LIGHT,
+    Look,
+    Mark,
+    halo,
+    in_look,
+    legend,
+    marks,
+    new_figure,
+    note_below,
+)
 
 Record = Mapping[str, Any]
 
@@ -31,12 +43,6 @@ STAGE_THREADS = {
 }  # harness/measures/timing.py: a CPU stage is timed with one thread
 UNITS = {"cpu": ("GFLOP/s", 1e3), "cuda": ("TFLOP/s", 1.0)}  # of the axis, and how many a TFLOP/s
 COLUMNS = 2  # of panels
-INK = {
-    False: "#000000",
-    True: DARK.ink,
-}  # on white as in harness/views/lines.py, and on a dark page
-FAINT = {False: "#DDDDDD", True: "#444444"}
-GROUND = {False: LIGHT.ground, True: DARK.ground}  # around letters, so that no line crosses them
 NO_ROOF = "no matrix rate for {} among the ceilings: the bandwidth roof alone"
 NO_SLOPE = "no copy among the ceilings: the matrix roof alone"
 ABOVE = "above 100%: bytes counted as memory's stayed in a cache"
@@ -199,62 +205,45 @@ def which_roof(point: Point, roof: Roof) -> str:
     return "memory" if point.x < roof.ridge else "matrix"
 
 
-def draw(env: Record, found: Sequence[Panel], folder: Path, dark: bool = False) -> Path:
-    """Write roofline.png into `folder`, or with `dark` roofline-dark.png: light ink, no ground.
+def draw(env: Record, found: Sequence[Panel], folder: Path, look: Look = LIGHT) -> Path:
+    """Write roofline.png into `folder`, or roofline-dark.png where `look` is DARK.
 
     A colour and a marker a stage, a dash a family of problems, N beside the points. Raises
     ImportError where matplotlib is missing.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     names = titles(env)
-    stages = sorted({point.stage for panel in found for group in panel.groups for point in group})
-    ink = INK[dark]
-    inks = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    style = marks(point.stage for panel in found for group in panel.groups for point in group)
     columns = min(COLUMNS, len(found))
     rows = -(-len(found) // columns)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ("roofline-dark.png" if dark else "roofline.png")
-    with pyplot.rc_context(dict.fromkeys(inks, ink)):
-        figure, grid = pyplot.subplots(
-            rows, columns, figsize=(5.4 * columns + 0.4, 4.6 * rows), squeeze=False
-        )
+    path = folder / f"roofline{look.suffix}.png"
+    with in_look(look):
+        figure = new_figure(5.4 * columns + 0.4, 4.6 * rows)
+        grid = figure.subplots(rows, columns, squeeze=False)
         axes = list(grid.flat)
         for axis in axes[len(found) :]:
             axis.set_visible(False)
         drawn = list(zip(axes[: len(found)], found, strict=True))
         for axis, panel in drawn:
-            frame(axis, panel, dark)
-        figure.tight_layout()  # what comes after it looks at where things are
-        for axis, panel in drawn:
-            draw_roof(axis, panel, ink)
-            for dash, group in enumerate(panel.groups):
-                for index, stage in enumerate(stages):
-                    own = [point for point in group if point.stage == stage]
-                    draw_stage(axis, own, style(index, dark), dash, panel.device)
-            draw_names(axis, panel, dark)
-        for index, stage in enumerate(stages):
-            colour, marker = style(index, dark)
+            frame(axis, panel, look)
+        for stage, mark in style.items():
             label = f"{stage[0]} {names[stage]}"
-            grid[0][0].plot([], [], color=colour, marker=marker, linestyle="-", label=label)
+            axes[0].plot([], [], color=mark.colour, marker=mark.marker, label=label)
         legend(figure, grid[0])
-        ground: Any = "none" if dark else "white"
-        figure.savefig(path, dpi=110, bbox_inches="tight", facecolor=ground, transparent=dark)
-        pyplot.close(figure)
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # what comes after it looks at where things are
+        for axis, panel in drawn:
+            draw_roof(axis, panel, look)
+            for dash, group in enumerate(panel.groups):
+                for stage, mark in style.items():
+                    own = [point for point in group if point.stage == stage]
+                    draw_stage(axis, own, mark, dash, panel.device)
+            draw_names(axis, panel, look)
+        figure.savefig(path)
     return path
 
 
-def style(index: int, dark: bool) -> tuple[str, str]:
-    """Colour and marker of the stage that comes `index`-th: a pair of its own for each of 64."""
-    colour = COLOURS[index % len(COLOURS)]
-    marker = MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]
-    return (INK[True] if dark and colour == INK[False] else colour), marker
-
-
-def frame(axis: Any, panel: Panel, dark: bool) -> None:
+def frame(axis: Any, panel: Panel, look: Look) -> None:
     """Scales, title, labels with units, what is missing, and which dash is which family."""
     from matplotlib.lines import Line2D
 
@@ -264,21 +253,16 @@ def frame(axis: Any, panel: Panel, dark: bool) -> None:
         xscale="log", yscale="log", xlim=(low, high), ylim=(scale * bottom, scale * top),
         xlabel="arithmetic intensity (FLOP per HBM byte, counted)", ylabel=f"achieved ({unit})",
     )  # fmt: skip
-    axis.grid(True, which="major", color=FAINT[dark], linewidth=0.6)
-    axis.set_axisbelow(True)
+    axis.grid(True, which="major")
     shared, apart = differences([family_title(group[0].cell) for group in panel.groups])
     axis.set_title(f"{shared}; N at the points", fontsize=9)
     if len(panel.groups) > 1:
         handles = [
-            Line2D([], [], color=INK[dark], linestyle=DASHES[dash % len(DASHES)], label=label)
+            Line2D([], [], color=look.ink, linestyle=DASHES[dash % len(DASHES)], label=label)
             for dash, label in enumerate(apart)
         ]
         axis.legend(handles=handles, loc="lower right", fontsize=7, frameon=False, handlelength=3)
-    if notes := panel.roof.missing(panel.kind):
-        axis.text(
-            0.02, 0.98, "\n".join(notes), transform=axis.transAxes, fontsize=7, va="top",
-            path_effects=halo(dark),
-        )  # fmt: skip
+    note_below(axis, panel.roof.missing(panel.kind))
 
 
 def limits(panel: Panel) -> tuple[float, float, float, float]:
@@ -293,7 +277,7 @@ def limits(panel: Panel) -> tuple[float, float, float, float]:
     return min(xs) / 4, max(xs) * 3, min(point.y for point in points) / 3, max(ys) * 3
 
 
-def draw_roof(axis: Any, panel: Panel, ink: str) -> None:
+def draw_roof(axis: Any, panel: Panel, look: Look) -> None:
     """The roofs that are known, as far as where they meet, each with its figure."""
     _, scale = UNITS[panel.device]
     roof = panel.roof
@@ -301,7 +285,7 @@ def draw_roof(axis: Any, panel: Panel, ink: str) -> None:
     if roof.bandwidth is not None:
         end = roof.ridge or high
         slope = [scale * roof.bandwidth * x for x in (low, end)]
-        axis.plot([low, end], slope, color=ink, linewidth=2.2, solid_capstyle="round")
+        axis.plot([low, end], slope, color=look.ink, linewidth=2.2, solid_capstyle="round")
         # the text runs along the slope, above it, near the left edge
         bottom = max(low, axis.get_ylim()[0] / (scale * roof.bandwidth)) * 1.3
         axis.annotate(
@@ -312,7 +296,7 @@ def draw_roof(axis: Any, panel: Panel, ink: str) -> None:
         )  # fmt: skip
     if roof.matrix is not None:
         start = roof.ridge or low
-        axis.plot([start, high], [scale * roof.matrix] * 2, color=ink, linewidth=2.2)
+        axis.plot([start, high], [scale * roof.matrix] * 2, color=look.ink, linewidth=2.2)
         axis.annotate(
             f"{panel.kind} products {show_rate(roof.matrix, 'TFLOP/s')}",
             (high, scale * roof.matrix), xytext=(-4, 4),
@@ -328,29 +312,27 @@ def slant(axis: Any) -> float:
     return degrees(atan2(y1 - y0, x1 - x0))
 
 
-def draw_stage(
-    axis: Any, own: Sequence[Point], look: tuple[str, str], dash: int, device: str
-) -> None:
+def draw_stage(axis: Any, own: Sequence[Point], mark: Mark, dash: int, device: str) -> None:
     """One stage's points of one family, joined in the order of N."""
     _, scale = UNITS[device]
-    colour, marker = look
     axis.plot(
         [point.x for point in own], [scale * point.y for point in own],
-        color=colour, marker=marker, markersize=6, linewidth=1.4,
+        color=mark.colour, marker=mark.marker, markersize=6, linewidth=1.4,
         linestyle=DASHES[dash % len(DASHES)],
     )  # fmt: skip
 
 
-def draw_names(axis: Any, panel: Panel, dark: bool) -> None:
+def draw_names(axis: Any, panel: Panel, look: Look) -> None:
     """N below and right of its point, the ends of each line first.
 
-    One that would cover another, or a marker, gives way.
+    One that would cover another, a marker or a line gives way.
     """
     _, scale = UNITS[panel.device]
     pixels = axis.figure.dpi / 72  # a point of type
     points = by_weight(panel)
     where = axis.transData.transform([(point.x, scale * point.y) for point in points])
-    taken = [Box(x - 3 * pixels, x + 3 * pixels, y - 3 * pixels, y + 3 * pixels) for x, y in where]
+    taken = [Box(x - 4 * pixels, x + 4 * pixels, y - 4 * pixels, y + 4 * pixels) for x, y in where]
+    taken += line_boxes(axis)
     for point, (x, y) in zip(points, where, strict=True):
         text = str(point.cell["nk"])
         left, top = x + 4 * pixels, y - 4 * pixels
@@ -360,15 +342,21 @@ def draw_names(axis: Any, panel: Panel, dark: bool) -> None:
         taken.append(box)
         axis.annotate(
             text, (point.x, scale * point.y), xytext=(4, -4), textcoords="offset points",
-            fontsize=7, va="top", path_effects=halo(dark),
+            fontsize=7, va="top", path_effects=halo(look),
         )  # fmt: skip
 
 
-def halo(dark: bool) -> list[Any]:
-    """Ground around letters."""
-    from matplotlib.patheffects import withStroke
-
-    return [withStroke(linewidth=2, foreground=GROUND[dark])]
+def line_boxes(axis: Any) -> list["Box"]:
+    """The places that lines pass, as boxes without width, near enough to each other for a word."""
+    found = []
+    for line in axis.get_lines():
+        ends = axis.transData.transform(line.get_xydata()).tolist()
+        for (x0, y0), (x1, y1) in pairwise(ends):
+            steps = 1 + int(max(abs(x1 - x0), abs(y1 - y0)) / 4)
+            for step in range(steps + 1):
+                x, y = (a + (b - a) * step / steps for a, b in ((x0, x1), (y0, y1)))
+                found.append(Box(x, x, y, y))
+    return found
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from rich.text import Text
 from harness.training import curves
 from harness.training.curves import Verdict
 from harness.views import cell_tables
-from harness.views.lines import COLOURS, DASHES, legend
+from harness.views.look import LIGHT, Look, in_look, legend, marks, new_figure, note_below
 
 Record = Mapping[str, Any]
 
@@ -33,7 +33,7 @@ HEADERS = ("#", "attention", "final", "held out", "off by", "allowed", "at step"
            "status")  # fmt: skip
 FULL_WIDTH = 92  # columns that a whole row takes
 STYLES = cell_tables.STYLES | {curves.NOT_JUDGED: "yellow"}
-SHADE, EDGE = "#BBBBBB", "#555555"
+MARK_EVERY = 4  # windows, so that a curve stays a curve
 
 
 def row(verdict: Verdict, title: str) -> list[str]:
@@ -117,31 +117,25 @@ def markdown(env: Record, records: Sequence[Record]) -> str:
     return "\n\n".join(["\n".join(lines), *reasons, LEGEND])
 
 
-def plot(env: Record, records: Sequence[Record], path: Path) -> bool:
+def plot(env: Record, records: Sequence[Record], path: Path, look: Look = LIGHT) -> bool:
     """Write the plot to the file `path`; False, and nothing written, where no curve is there.
 
     Raises ImportError where matplotlib is missing, OSError where the file can't be written.
     """
     if not any(record["losses"] for record in records):
         return False
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.6))
-    draw_losses(left, env, records)
-    draw_deviations(right, env, records)
-    figure.suptitle(title_line(records), fontsize=10)
-    for axis in (left, right):
-        axis.set_xlabel("step")
-        axis.grid(True, which="major", color="#dddddd", linewidth=0.6)
-        axis.set_axisbelow(True)
-    figure.tight_layout()
-    legend(figure, (left,))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, bbox_inches="tight", facecolor="white")
-    pyplot.close(figure)
+    with in_look(look):
+        figure = new_figure(11, 5)
+        left, right = figure.subplots(1, 2)
+        draw_losses(left, env, records)
+        draw_deviations(right, env, records, look)
+        figure.suptitle(title_line(records), fontsize=10)
+        for axis in (left, right):
+            axis.set_xlabel("step")
+            axis.grid(True, which="major")
+        legend(figure, (left,))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)
     return True
 
 
@@ -158,7 +152,7 @@ def draw_losses(axis: Any, env: Record, records: Sequence[Record]) -> None:
     axis.set_title(f"loss, averaged over {curves.WINDOW} steps; a line a seed", fontsize=9)
 
 
-def draw_deviations(axis: Any, env: Record, records: Sequence[Record]) -> None:
+def draw_deviations(axis: Any, env: Record, records: Sequence[Record], look: Look) -> None:
     """How far the curves are from the mean of SDPA's, the spread as a band, and what is allowed."""
     steps = curves.ends(records[0]["steps"])
     judged = curves.why_not_judged(records) is None
@@ -166,15 +160,15 @@ def draw_deviations(axis: Any, env: Record, records: Sequence[Record]) -> None:
     if (wide := curves.spread(records)) is not None:
         edges = [0, *steps]  # what holds at a window holds from the end of the one before
         axis.fill_between(
-            edges, 0, [wide[0], *wide], step="pre", color=SHADE, alpha=0.6, linewidth=0
+            edges, 0, [wide[0], *wide], step="pre", color=look.faint, alpha=0.6, linewidth=0
         )
         note = "grey: the spread of SDPA's backends so far"
         if limits is not None:
-            axis.step(edges, [limits[0], *limits], where="pre", color=EDGE, linewidth=1.4)
+            axis.step(edges, [limits[0], *limits], where="pre", color=look.soft, linewidth=1.4)
             note += "; above it: allowed"
         else:
             note += "; too few to judge by"
-        axis.text(0.02, 0.98, note, transform=axis.transAxes, fontsize=7, va="top")
+        note_below(axis, [note])
     found: list[float] = []
     for record, style, _ in styled(env, records):
         deviations = curves.deviations(record, records)
@@ -201,7 +195,7 @@ def styled(
     where it is the first of its contestant: stages wide, SDPA's backends thin on top of them."""
     titles = cell_tables.titles(env)
     keys = sorted({(r["reference"], r["stage"], r["name"]) for r in records})
-    index = {key: place % len(COLOURS) for place, key in enumerate(keys)}
+    looks = marks(key[1:] for key in keys)
     found, labelled = [], set()
     for record in sorted(records, key=lambda r: (r["reference"], r["stage"], r["seed"])):
         key = (record["reference"], record["stage"], record["name"])
@@ -211,8 +205,9 @@ def styled(
             label = f"{record['stage']} {titles[record['stage'], record['name']]}"
         thin = record["reference"]
         style = {
-            "color": COLOURS[index[key]],
-            "linestyle": DASHES[index[key]],
+            **looks[key[1:]].line,
+            "markevery": (keys.index(key) % MARK_EVERY, MARK_EVERY),
+            "markersize": 4.5 if thin else 7,
             "linewidth": 1.0 if thin else 2.6,
             "alpha": 1.0 if thin else 0.7,
         }
