@@ -13,7 +13,6 @@ shown, nor drawn: it says nothing of the kernel.
 import base64
 import io
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from harness.lessons.exercise import Exercise
-from harness.lessons.html import Shown, together
+from harness.lessons.html import Picture, Shown, together
 from harness.lessons.html import table as rows
 from harness.lessons.side_by_side import ROOT, code, fingerprint, side_by_side
 from harness.problems.problem import ITEMSIZE, Problem
 from harness.records.jsonl import read
 from harness.report.text import machine
 from harness.views import cell_tables, lines
+from harness.views.look import EITHER, LOOKS, Look, in_look, new_figure
 
 __all__ = [
     "Exercise", "Records", "code", "drawn", "full_load", "gif", "here", "judged", "measure",
@@ -166,48 +166,57 @@ def ratio(run: Records, before: int, after: int, **fields: object) -> str:
     return said
 
 
-def plot(run: Records, measure: str) -> Any:
+def plot(run: Records, measure: str) -> Picture | None:
     """One of the harness's plots, 'time', 'memory' or 'error' against N, as a picture.
 
     None where nothing has such a figure: every time was interpreted, say.
     """
     if not lines.any_point(run.records, measure):
         return None
-    folder = tempfile.mkdtemp()
-    try:
-        data = lines.plot_measure(run.env, run.records, measure, Path(folder)).read_bytes()
-    finally:
-        shutil.rmtree(folder)
-    return image(data)
+    with tempfile.TemporaryDirectory() as folder:
+        path = lines.plot_measure(run.env, run.records, measure, Path(folder), EITHER)
+        return Picture(path.read_bytes(), lines.in_words(run.env, run.records, measure))
 
 
-def picture(figure: Any) -> Any:
-    """A matplotlib Figure as a picture, small enough for a notebook with several of them."""
+def picture(draw: Callable[[Look], Any], words: str) -> Picture:
+    """The matplotlib Figure that `draw(look)` gives; `words` say what is to be seen on it."""
     data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=DPI, metadata={"Software": None})
-    return image(data.getvalue())
+    draw(EITHER).savefig(data, format="png", dpi=DPI, metadata={"Software": None})
+    return Picture(data.getvalue(), words)
 
 
-def image(png: bytes) -> Any:
-    from IPython.display import Image
+def gif(draw: Callable[[Path, Look], object], words: str) -> Shown:
+    """A moving picture, which the notebook then holds for light pages and for dark ones.
 
-    return Image(data=png, format="png")
+    `draw(path, look)` writes it; `words` say what is to be seen on it.
+    """
+    data = []
+    with tempfile.TemporaryDirectory() as folder:
+        for look in LOOKS:
+            path = Path(folder) / "moving.gif"
+            draw(path, look)
+            encoded = base64.b64encode(path.read_bytes()).decode("ascii")
+            data.append(f"data:image/gif;base64,{encoded}")
+    light, dark = data
+    html = (
+        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
+        f'<img alt="{escape(words)}" src="{light}"></picture>'
+    )
+    return Shown(html, words)
 
 
-def gif(path: Path, words: str) -> Shown:
-    """A moving picture from a file, which the notebook then holds; `words` where none is shown."""
-    data = base64.b64encode(path.read_bytes()).decode("ascii")
-    return Shown(f'<img alt="{escape(words)}" src="data:image/gif;base64,{data}">', words)
-
-
-def drawn(draw: Callable[[Any, Any], None], width: float = 6.4, height: float = 3.8) -> Any:
+def drawn(
+    draw: Callable[[Any, Look], None], words: str, width: float = 6.4, height: float = 3.8
+) -> Picture:
     """What `draw(axis, look)` draws on one axis, in the look of the project's pictures."""
-    from harness.views.look import LIGHT, in_look, new_figure
 
-    with in_look(LIGHT):
-        figure = new_figure(width, height)
-        draw(figure.subplots(), LIGHT)
-        return picture(figure)
+    def figure(look: Look) -> Any:
+        made = new_figure(width, height)
+        draw(made.subplots(), look)
+        return made
+
+    with in_look(EITHER):
+        return picture(figure, words)
 
 
 def here(cpu: Any, gpu: Any) -> Any:

@@ -137,22 +137,20 @@ nb.rows(("stage", "kernels", "moved, by the profiler", "counted"), body, shape, 
 # The picture of it: bytes through memory against $N$, counted.
 
 # %%
+from harness.views.look import mark
+
 sizes = [256, 512, 1024, 2048, 4096, 8192, 16384]
 
 
 def draw(axis, look):
-    for count, label, colour, dash in (
-        (lambda p: sum(cost.three_kernel_bytes(p).values()), "three kernels", look.red, "--"),
-        (
-            lambda p: sum(cost.half_fused_bytes(p).values()),
-            "half fused",
-            look.orange,
-            ":",
-        ),
-        (cost.fused_bytes, "one kernel, at the least", look.blue, "-"),
+    half = {"color": look.orange, "linestyle": ":", "marker": "."}
+    for count, label, style in (
+        (lambda p: sum(cost.three_kernel_bytes(p).values()), "three kernels", mark(3).line),
+        (lambda p: sum(cost.half_fused_bytes(p).values()), "half fused", half),
+        (cost.fused_bytes, "one kernel, at the least", mark(4).line),
     ):
         found = [count(nb.problem(n)) / 2**20 for n in sizes]
-        axis.plot(sizes, found, dash, color=colour, marker="o", label=label)
+        axis.plot(sizes, found, label=label, **style)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_xlabel("N")
@@ -161,7 +159,11 @@ def draw(axis, look):
     axis.legend()
 
 
-nb.drawn(draw)
+nb.drawn(
+    draw,
+    "Megabytes against N, both axes logarithmic. What three kernels move rises with the square of "
+    "N, half fused too, but lower; what one kernel moves rises in step with N, far below.",
+)
 
 # %% [markdown]
 # ## Both stages, side by side

@@ -116,7 +116,11 @@ def draw(axis, look):
     axis.legend()
 
 
-nb.drawn(draw)
+nb.drawn(
+    draw,
+    "Largest error against N. Lite's is nothing up to 64 keys, then leaps just after each multiple "
+    "of 64 and falls until the next: a sawtooth that grows. Online's stays at nothing throughout.",
+)
 
 # %% [markdown]
 # (Worked out in NumPy, by the same arithmetic as the kernels': median of a few draws, $d = 64$.)
@@ -124,19 +128,23 @@ nb.drawn(draw)
 # ## See it happen
 #
 # A small case to look at: 9 keys in tiles of 4. Key 8 is the lone one. The top row has the scores.
-# The bottom row has the output so far: black the truth over all the keys, a dot for Online, a
-# cross for Lite.
+# The bottom row has the output so far: a dash is the truth over all the keys, a triangle Online, a
+# square Lite.
 
 # %%
 from harness.lessons import trace_plots
 
 small = make_trace(n=9, d=4, tile=4, row=3)
 steps, truth = small.steps(), small.truth()
-nb.picture(trace_plots.still(steps, truth))
+nb.picture(
+    lambda look: trace_plots.still(steps, truth, look),
+    "Three columns, a tile each: the scores so far with their running max; the weights, older ones "
+    "shrunk where the max rose; the output so far. Online ends on the truth, Lite far from it.",
+)
 
 # %% [markdown]
 # In the third column the lone key comes. Its score is nothing special, and its true weight is
-# small. Lite's crosses leap by the whole of its $v$.
+# small. Lite's squares leap by the whole of its $v$.
 #
 # ## The way out
 #
@@ -168,13 +176,11 @@ nb.rows(header, body, note="Errors are against exact attention over the keys so 
 # The same walk, moving (`ladder trace --n 9 --tile 4 --row 3 --d 4` prints it in full):
 
 # %%
-import tempfile
-from pathlib import Path
-
-with tempfile.TemporaryDirectory() as folder:
-    moving = trace_plots.moving(steps, truth, Path(folder) / "walk.gif")
-    shown = nb.gif(moving, "the walk, tile by tile: scores, weights, outputs of Online and Lite")
-shown
+nb.gif(
+    lambda path, look: trace_plots.moving(steps, truth, path, look),
+    "The same walk in six frames: each tile's scores come, then the weights and outputs change. "
+    "Online ends on the truth; Lite leaps away from it with the last key, alone in its tile.",
+)
 
 # %% [markdown]
 # ## Both stages, side by side

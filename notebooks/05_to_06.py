@@ -83,7 +83,13 @@ print(f"of those visited, {(kinds == tiling.MASKED).sum() / visited.sum():.1%} n
 # do. A small case to look at:
 
 # %%
-nb.drawn(lambda axis, look: tiling.draw(axis, tiling.Case(512, 512, True, 128, 64), look), 5.4, 4.6)
+nb.drawn(
+    lambda axis, look: tiling.draw(axis, tiling.Case(512, 512, True, 128, 64), look),
+    "Four blocks of queries against eight tiles of keys, causal: two tiles on the diagonal of each "
+    "block take the mask, those left of them are whole, those right of them are never loaded.",
+    5.4,
+    4.6,
+)
 
 # %% [markdown]
 # Does the kernel really do so? It can count, as it runs, the tiles that it never visits. Compare

@@ -5,6 +5,7 @@ read from tables, <pre> and <b> alone. The few inline styles are for Jupyter, wh
 set text to the right; nothing is lost where they are.
 """
 
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -25,6 +26,21 @@ class Shown:
 
     def __repr__(self) -> str:
         return self.text
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture as a cell's output, with `words` for who doesn't see it."""
+
+    png: bytes
+    words: str
+
+    def _repr_mimebundle_(self, **_: object) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+        data = {"image/png": b64encode(self.png).decode("ascii"), "text/plain": self.words}
+        return data, {"image/png": {"alt": self.words}}
+
+    def __repr__(self) -> str:
+        return self.words
 
 
 def table(

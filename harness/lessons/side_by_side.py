@@ -15,13 +15,17 @@ from itertools import zip_longest
 from pathlib import Path
 
 from harness.lessons.html import Shown
+from harness.views.look import COMES, GOES, INK
 
 ROOT = Path(__file__).parents[2]
-WIDTH = 74  # columns of code before a line goes on below
+WIDTH = 62  # columns of code before a line goes on below: two columns fit into a usual window
 DIGITS = 12  # of a sha256, enough to tell versions apart
-COLOURS = {"-": "#ffe3e0", "+": "#ddf4e0"}  # of a changed line, where there is CSS
+GROUNDS = {"-": GOES, "+": COMES}  # of a changed line, where there is CSS
 CELL = 'align="left" valign="top" style="text-align:left;vertical-align:top"'
-PRE = 'style="text-align:left;white-space:pre;margin:0"'
+# a viewer may give <pre> in a table the letters of its prose, or cut what is wider than the window
+FONT = "font-family:ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;font-size:12px"
+PRE = f'style="text-align:left;white-space:pre;margin:0;{FONT};line-height:1.35"'
+SCROLLS = 'style="overflow-x:auto;max-width:100%"'
 
 # the lines of both columns that belong together, None where one column has none; and whether they
 # are the same
@@ -101,7 +105,9 @@ def side_by_side(left: Code | int, right: Code | int, context: int | None = 3) -
         rows.append(f"<tr>{''.join(cells)}</tr>")
     files = dict.fromkeys(fingerprint(x.path) for x in (old, new))
     note = f"- goes, + comes. {'; '.join(files)}."
-    html = f"<table>{''.join(rows)}</table>\n<p><small>{escape(note)}</small></p>"
+    html = (
+        f"<div {SCROLLS}><table>{''.join(rows)}</table></div>\n<p><small>{escape(note)}</small></p>"
+    )
     return Shown(html, f"{unified(old, new, context)}\n{note}")
 
 
@@ -146,7 +152,7 @@ def marked(of: Code, index: int, mark: str) -> list[str]:
     lines += [f"{'':>4} {mark} {other}" for other in others]
     if mark == " ":
         return [escape(line, quote=False).rstrip() for line in lines]
-    style = f'style="background:{COLOURS[mark]};color:#1a1a1a"'
+    style = f'style="background:{GROUNDS[mark]};color:{INK}"'
     return [f"<b {style}>{escape(line, quote=False).rstrip()}</b>" for line in lines]
 
 

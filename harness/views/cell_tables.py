@@ -3,8 +3,9 @@
 import csv
 import io
 import json
+import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -305,6 +306,17 @@ def reasons(group: Sequence[Record]) -> list[str]:
     ]
 
 
+# a number, then what it is of; a narrow cell must not break between the two
+UNIT = re.compile(r"(?<=\d) (?=(?:[num]?s|[kKMGT]?B(?:/s)?|[kKMGT]?FLOP(?:/s)?|%)(?![\w/]))")
+NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+def markdown_row(texts: Iterable[object]) -> str:
+    """A row of a Markdown table; no number in it is parted from its unit."""
+    cells = (UNIT.sub(NO_BREAK, str(text)).replace("|", r"\|") for text in texts)
+    return f"| {' | '.join(cells)} |"
+
+
 def markdown(env: Record, cells: Sequence[Record]) -> str:
     """The tables in Markdown."""
     names = titles(env)
@@ -316,7 +328,7 @@ def markdown(env: Record, cells: Sequence[Record]) -> str:
         lines.append(f"| {' | '.join(marks)} |")
         for cell in rows_of(group):
             texts = row(group, cell, names[cell["stage"], cell["name"]])
-            lines.append(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |")
+            lines.append(markdown_row(texts))
         lines.append("")
     return "\n".join([*lines, legend(cells)])
 

@@ -122,6 +122,23 @@ def plot_measure(
     return path
 
 
+def in_words(env: Record, cells: Sequence[Record], measure: str) -> str:
+    """What the plot shows, for who doesn't see it: the ends of every line, panel by panel."""
+    names = titles(env)
+    said = []
+    for group in (each for each in families(cells) if any_point(each, measure)):
+        lines = []
+        for stage, name in marks((cell["stage"], cell["name"]) for cell in group):
+            own = [cell for cell in group if (cell["stage"], cell["name"]) == (stage, name)]
+            if found := points(own, measure):
+                ends = [f"{value:.2g} at N = {n}" for n, value, _ in (found[0], found[-1])]
+                lines.append(f"{stage} {names[stage, name]}, {' to '.join(dict.fromkeys(ends))}")
+                if wrong := [n for n, _, ok in found if not ok]:
+                    lines[-1] += f", wrong by design from N = {wrong[0]}"
+        said.append(f"{family_title(group[0])}: {'; '.join(lines)}")
+    return f"Plot of the {axis_title(cells, measure)} against N. {'. '.join(said)}."
+
+
 def axis_title(cells: Sequence[Record], measure: str) -> str:
     """What is drawn upwards: of one direction where all cells have it, of a call otherwise."""
     directions = {cell["direction"] for cell in cells}

@@ -112,7 +112,7 @@ def markdown(env: Record, records: Sequence[Record]) -> str:
     lines += [f"| {' | '.join(HEADERS)} |", f"| {' | '.join(marks)} |"]
     for verdict in verdicts:
         texts = row(verdict, titles[verdict.stage, verdict.name])
-        lines.append(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |")
+        lines.append(cell_tables.markdown_row(texts))
     reasons = [f"{v.status} #{v.stage}: {v.reason}" for v in verdicts if v.reason]
     return "\n\n".join(["\n".join(lines), *reasons, LEGEND])
 
