@@ -4,8 +4,7 @@ The PNG of one and the same picture differs from one version of matplotlib to th
 computed for it in its last digits from one processor to the next. So each file carries a digest of
 what it was drawn from instead: the code that decides what is drawn and how, and the records that it
 shows. `stale` compares that with the digest of what is there now, and draws nothing. It can't see
-that somebody painted over a file by hand; it sees every change of code or records, and takes one of
-a comment for one, too.
+that somebody painted over a file by hand; it sees every change of code or records.
 """
 
 import hashlib
@@ -13,10 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.records import syntax
 from harness.views.look import LOOKS, Look
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent
+HARNESS = Path(__file__).parents[1]
+ROOT = HARNESS.parent
 FOLDER = ROOT / "docs" / "figures"
 CEILINGS = ROOT / "results" / "h200" / "ceilings.jsonl"
 MARK = b"ladder figures "  # before the digest, 64 hexadecimal digits, in a file
@@ -45,11 +45,12 @@ class Picture:
 
     def digest(self, ceilings: Path) -> str:
         """Of all that it is drawn from. Raises OSError where a record can't be read."""
-        read = [HERE / f"{module}.py" for module in self.modules]
         total = hashlib.sha256()
-        for path in [*read, *([ceilings] if self.ceilings else [])]:
-            data = path.read_bytes().replace(b"\r\n", b"\n")  # as a checkout on Windows may have it
-            total.update(hashlib.sha256(data).digest())
+        for module in self.modules:
+            code = (HARNESS / f"{module}.py").read_text(encoding="utf-8")
+            total.update(syntax.digest(code).encode())
+        if self.ceilings:  # less what a checkout on Windows may add
+            total.update(ceilings.read_bytes().replace(b"\r\n", b"\n"))
         return total.hexdigest()
 
 
@@ -106,16 +107,18 @@ def trace_moving(_: Path) -> Save:
     return save
 
 
-TRACE_MODULES = ("look", "inputs", "trace", "trace_inputs", "trace_plots")
+TRACE_MODULES = (
+    "problems/inputs", "lessons/trace", "lessons/trace_inputs", "lessons/trace_plots", "views/look",
+)  # fmt: skip
 
 PICTURES = (
     Picture(
-        "memory-hierarchy", "png", ("cited", "look", "figures_memory"), memory_hierarchy,
-        ceilings=True,
+        "memory-hierarchy", "png", ("lessons/cited", "lessons/figures_memory", "views/look"),
+        memory_hierarchy, ceilings=True,
     ),
-    Picture("tiling", "png", ("look", "figures_tiling"), tiling),
+    Picture("tiling", "png", ("lessons/figures_tiling", "views/look"), tiling),
     Picture(
-        "lite-breaks", "png", ("look", "figures_lite", "trace"), lite_breaks
+        "lite-breaks", "png", ("lessons/figures_lite", "lessons/trace", "views/look"), lite_breaks
     ),
     Picture("trace", "png", TRACE_MODULES, trace_still),
     Picture("trace", "gif", TRACE_MODULES, trace_moving),

@@ -202,7 +202,7 @@ def draw_weights(axis: Any, steps: Sequence[Step], index: int, look: Look) -> No
 
 
 def draw_outputs(axis: Any, steps: Sequence[Step], index: int, truth: Array, look: Look) -> None:
-    """The truth as levels, Online's o and Lite's in their stages' marks; -1: neither has any yet."""
+    """The truth as levels, Online's o and Lite's in their marks; -1: neither has any yet."""
     dims = np.arange(len(truth))
     axis.axhline(0, color=look.soft, linewidth=0.6)
     axis.hlines(truth, dims - 0.38, dims + 0.38, color=look.ink, linewidth=2.2, label="truth")

@@ -3,7 +3,6 @@
 import ast
 import sys
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,9 +23,9 @@ from harness.records.jsonl import read
 from harness.records.schema import Ceiling
 from harness.views.look import DARK, LIGHT, LOOKS
 
-HARNESS = Path(figures.__file__).parent
+HARNESS = figures.HARNESS
 # imported by what draws, with no say in what is drawn
-BESIDE = {"problem", "real_inputs"}
+BESIDE = {"problems/problem", "problems/real_inputs"}
 
 
 def words_of(figure):
@@ -395,11 +394,11 @@ def test_the_committed_pictures_are_up_to_date():
 
 def test_a_picture_names_every_module_that_decides_what_is_drawn():
     """The modules' imports, followed; a module left out would change the picture unseen."""
-    makers = {"memory-hierarchy": "figures_memory", "tiling": "figures_tiling",
-              "lite-breaks": "figures_lite", "trace": "trace_plots"}  # fmt: skip
+    makers = {"memory-hierarchy": "lessons/figures_memory", "tiling": "lessons/figures_tiling",
+              "lite-breaks": "lessons/figures_lite", "trace": "lessons/trace_plots"}  # fmt: skip
     for picture in figures.PICTURES:
         found, left = set(), [makers[picture.name]]
-        left += ["trace_inputs"] if picture.name == "trace" else []
+        left += ["lessons/trace_inputs"] if picture.name == "trace" else []
         while left:
             name = left.pop()
             if name in found | BESIDE:
@@ -407,8 +406,9 @@ def test_a_picture_names_every_module_that_decides_what_is_drawn():
             found.add(name)
             for node in ast.walk(ast.parse((HARNESS / f"{name}.py").read_text())):
                 if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("harness"):
-                    module = node.module.partition(".")[2]
-                    left += [module] if module else [alias.name for alias in node.names]
+                    place = node.module.partition(".")[2].replace(".", "/")
+                    whole = (HARNESS / f"{place}.py").is_file()
+                    left += [place] if whole else [f"{place}/{a.name}" for a in node.names]
                 elif isinstance(node, ast.Import):
                     assert not any(alias.name.startswith("harness") for alias in node.names)
         assert found == set(picture.modules), picture.name
@@ -437,13 +437,15 @@ def test_a_change_of_code_or_record_makes_pictures_stale(tmp_path, monkeypatch):
     assert figures.stale(folder, record) == ["memory-hierarchy.png", "memory-hierarchy-dark.png"]
     code = tmp_path / "harness"
     code.mkdir()
-    for path in HARNESS.glob("*.py"):
-        (code / path.name).write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
-    monkeypatch.setattr(figures, "HERE", code)
-    assert figures.stale(folder) == []  # other line ends are no change
-    (code / "figures_tiling.py").write_text("another")
+    for path in HARNESS.glob("*/*.py"):
+        copy = code / path.relative_to(HARNESS)
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_bytes(path.read_bytes().replace(b"\n", b"\r\n") + b"# and a comment\r\n")
+    monkeypatch.setattr(figures, "HARNESS", code)
+    assert figures.stale(folder) == []  # other line ends, or words, are no change
+    (code / "lessons" / "figures_tiling.py").write_text("another")
     assert figures.stale(folder) == ["tiling.png", "tiling-dark.png"]
-    (code / "trace.py").write_text("another")
+    (code / "lessons" / "trace.py").write_text("another")
     assert len(figures.stale(folder)) == 8
 
 
