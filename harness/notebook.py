@@ -27,7 +27,8 @@ from harness.lessons.exercise import Exercise
 from harness.lessons.html import Shown, together
 from harness.lessons.html import table as rows
 from harness.lessons.side_by_side import ROOT, code, fingerprint, side_by_side
-from harness.problems.problem import ITEMSIZE, Problem
+from harness.problems.problem import ITEMSIZE, SEED, Problem
+from harness.records import units
 from harness.records.results import read
 from harness.report.text import machine
 from harness.views import cell_tables, lines
@@ -40,7 +41,6 @@ __all__ = [
 Record = Mapping[str, Any]
 
 RESULTS = ROOT / "results"
-SEED = 20_260_101
 NO_SPEED = "interpreted"
 DPI = 85
 
@@ -159,7 +159,7 @@ def ratio(run: Records, before: int, after: int, **fields: object) -> str:
         if record["status"] != "ok":
             return f"no ratio: stage {record['stage']} is {record['status']}: {record['reason']}"
     slow, fast = (record["time_ms"] for record in found)
-    times = cell_tables.significant(slow / fast)
+    times = units.significant(slow / fast)
     return f"N = {found[0]['nk']}: stage {after} is {times} times as fast as stage {before}"
 
 

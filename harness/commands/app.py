@@ -48,18 +48,25 @@ from harness.commands.printed import show_printed
 from harness.commands.trace import trace_command
 from harness.commands.train import train_command
 from harness.isolation.child import ChildFailed
-from harness.isolation.roster import PEERS_FROM, BadStage, StageInfo, read_stages
+from harness.isolation.roster import BadStage, StageInfo, read_stages
 from harness.lessons import diff as diff_view
 from harness.minilm import model as real_model
 from harness.problems.directions import OUTPUTS
-from harness.problems.problem import DTYPES, INPUTS, PRECISIONS, REAL_D, Problem
+from harness.problems.problem import (
+    DTYPES,
+    INPUTS,
+    PEERS_FROM,
+    PRECISIONS,
+    REAL_D,
+    SEED,
+    Problem,
+)
 from harness.problems.real_inputs import HEADS, LAYERS, MAX_N
-from harness.records import environment
+from harness.records import environment, units
 from harness.records.results import FAILURES, BadRecord, WriteFailed, Writer, key, read
 from harness.report import pages
 from harness.runs import ceilings, traffic
 from harness.runs.runner import (
-    SEED,
     Cell,
     Limits,
     Record,
@@ -416,7 +423,7 @@ class Monitor:
         what = f"{record['stage']} {record['name']}, N = {record['nk']}{direction}{turns}"
         self.bar.update(self.task, completed=self.done, description=what)
         if not self.console.is_terminal:
-            time = cell_tables.show_time(record["time_ms"])
+            time = units.show_time(record["time_ms"])
             if record["mode"] == "interpreted":
                 time += " interpreted"
             line = (
@@ -480,7 +487,7 @@ def model_command(
 
         def tell(record: Record, printed: str) -> None:
             what = f"{record['stage']} {record['name']}, {record['tokens']} tokens"
-            time = cell_tables.show_time(record["time_ms"])
+            time = units.show_time(record["time_ms"])
             print(f"{what}: {record['status']} {time}", file=sys.stderr, flush=True)
             show_printed(console, record["name"], printed)
 
@@ -557,7 +564,7 @@ def ceilings_command(
             else:
                 writer.append(found)
                 records.append(found)
-                said = ceilings.show_rate(found["value"], found["unit"])
+                said = units.show_rate(found["value"], found["unit"])
             print(f"[{index}/{len(wanted)}] {ceiling.title}: {said}", file=sys.stderr, flush=True)
     console = cell_tables.page()
     ceilings.show(env, records, console)

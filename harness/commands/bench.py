@@ -29,12 +29,12 @@ from harness.commands.options import (
     settle_device,
 )
 from harness.commands.printed import show_printed
-from harness.isolation.roster import PEERS_FROM, StageInfo, read_stages
-from harness.problems.problem import DTYPES, Problem
-from harness.records import environment
+from harness.isolation.roster import StageInfo, read_stages
+from harness.problems.problem import DTYPES, PEERS_FROM, SEED, Problem
+from harness.records import environment, units
 from harness.records.results import DIRECTIONS, WriteFailed
 from harness.runs import bench
-from harness.runs.runner import SEED, default_memory
+from harness.runs.runner import default_memory
 from harness.views import cell_tables, contest_plots, contests, roofline
 
 CAUSAL = {"off": (False,), "on": (True,), "both": (False, True)}
@@ -345,4 +345,4 @@ def outcome(record: Record) -> str:
     """A record in a few words: what is said here is all there is of a run that is cut off."""
     if record["status"] != "ok":
         return f"{record['status']} ({record['reason'][:REASON]})"
-    return cell_tables.show_time(record["time_ms"]) if record["time_ms"] else "interpreted"
+    return units.show_time(record["time_ms"]) if record["time_ms"] else "interpreted"

@@ -9,9 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.isolation.roster import StageInfo
-from harness.problems.problem import DEVICES
+from harness.problems.problem import DEVICES, YARDSTICK
 from harness.records import environment
-from harness.views.cell_tables import YARDSTICK
 
 TILE = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
 PACKAGES = ("torch", "triton", "numpy", "matplotlib", "rich", "typer", "psutil")

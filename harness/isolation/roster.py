@@ -15,7 +15,6 @@ from harness.problems.problem import Problem
 
 STAGES = Path(__file__).parents[2] / "stages"
 PEERS = Path(__file__).parents[1] / "peers"
-PEERS_FROM = 100  # stages from this number on are peers: others' kernels, no steps of the ladder
 
 
 class BadStage(ValueError):

@@ -31,9 +31,8 @@ import torch
 import stages
 from harness.problems.directions import OUTPUTS, make_output_gradient
 from harness.problems.inputs import make_inputs
-from harness.problems.problem import Problem
+from harness.problems.problem import YARDSTICK, Problem
 
-YARDSTICK = 3  # the stage that every other is compared with
 BLOCK_BYTES = 1 << 26  # of a block of float64 scores
 GPU_BLOCK = 4  # times as large on a GPU: a small block leaves it waiting for Python
 HALF = ("float16", "bfloat16")

@@ -36,7 +36,7 @@ from harness.isolation.roster import StageInfo
 from harness.isolation.worker import WrongOutput, blame, show
 from harness.problems.problem import REAL_D, Problem
 from harness.problems.real_inputs import HEADS, MAX_N
-from harness.records import environment
+from harness.records import environment, units
 from harness.records.results import Writer
 from harness.runs.runner import Record, expect
 from harness.views import cell_tables
@@ -632,8 +632,8 @@ def row(record: Mapping[str, Any], title: str) -> list[str]:
         "-" if record["cosine"] is None else f"{record['cosine']:.6f}",
         cell_tables.show_error(record["max_hidden_diff"]),
         cell_tables.show_error(record["rel_hidden_diff"]),
-        cell_tables.show_time(record["time_ms"]),
-        cell_tables.show_time(record["sdpa_time_ms"]),
+        units.show_time(record["time_ms"]),
+        units.show_time(record["sdpa_time_ms"]),
         "interpreted" if interpreted else cell_tables.show_ratio(ratio(record), paired=True),
         record["status"],
     ]

@@ -9,9 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.isolation.child import show_bytes
 from harness.problems.cost import source_intensity
+from harness.records import units
 from harness.records.results import read
+from harness.records.units import show_bytes
 from harness.report import contests, course
 from harness.report.text import GPU, RESULTS, ROOT, find, machine, rows, there
 from harness.runs import traffic
@@ -51,7 +52,7 @@ SOURCE_4_4 = {1024: (15.4, 261), 4096: (16.1, 1044)}
 def ms(cell: Record) -> str:
     """A time in ms, three digits; the status where there is none."""
     time = cell["time_ms"]
-    return cell["status"] if time is None else cell_tables.significant(time)
+    return cell["status"] if time is None else units.significant(time)
 
 
 def times(cells: Sequence[Record], **fields: object) -> str:
@@ -59,7 +60,7 @@ def times(cells: Sequence[Record], **fields: object) -> str:
     three, five = (find(cells, stage=s, paired=True, **fields) for s in (3, 5))
     if not (cell_tables.comparable(three) and cell_tables.comparable(five)):
         return "-"
-    return f"{cell_tables.significant(three['time_ms'] / five['time_ms'])}x"
+    return f"{units.significant(three['time_ms'] / five['time_ms'])}x"
 
 
 def first_table() -> str:
@@ -80,7 +81,7 @@ def table_4_1() -> str:
             if what == "source":
                 if stage not in SOURCE_4_1:
                     continue
-                figures = [cell_tables.significant(x) for x in SOURCE_4_1[stage]]
+                figures = [units.significant(x) for x in SOURCE_4_1[stage]]
                 what = "source, one row" if stage < 2 else "source, all rows"
             else:
                 sizes = [(1 if what == "one row" else n, n) for n in (8, 16, 32, 64)]
@@ -169,9 +170,9 @@ def table_4_4() -> str:
         row: list[object] = [n, f"{source[0]} / {source[1]}"]
         counted = source_intensity(n, 64)
         standard, flash = counted["standard"], counted["flash"]
-        row.append(f"{cell_tables.significant(standard)} / {cell_tables.significant(flash, 4)}")
+        row.append(f"{units.significant(standard)} / {units.significant(flash, 4)}")
         ours = [c["flops"] / c["hbm_bytes"] for c in (three, five)]
-        row.append(f"{cell_tables.significant(ours[0])} / {cell_tables.significant(ours[1], 4)}")
+        row.append(f"{units.significant(ours[0])} / {units.significant(ours[1], 4)}")
         achieved = [c["flops"] / c["time_ms"] / 1e9 for c in (three, five)]
         row.append(" / ".join(f"{x:.1f}" for x in achieved))
         body.append(row)
@@ -187,7 +188,7 @@ def steps() -> str:
     bench, train = (read(GPU / f"bench-{x}.jsonl", "bench")[1] for x in ("steps", "train"))
 
     def times(before: Record, after: Record) -> str:
-        return f"{cell_tables.significant(before['time_ms'] / after['time_ms'], 2)}x"
+        return f"{units.significant(before['time_ms'] / after['time_ms'], 2)}x"
 
     def faster(cells: Sequence[Record], old: int, new: int, **at: object) -> str:
         return times(*(find(cells, stage=s, paired=True, **at) for s in (old, new)))

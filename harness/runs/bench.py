@@ -13,15 +13,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
+from harness.problems.problem import PEERS_FROM, YARDSTICK
 from harness.problems import cost
 from harness.isolation.bench_worker import compete
 from harness.problems.directions import AGAIN
 from harness.problems.problem import Problem
 from harness.isolation.child import NO_MESSAGE, START_LIMIT, Child, ChildFailed
 from harness.records.results import Writer, check_record
-from harness.isolation.roster import PEERS_FROM, StageInfo
+from harness.isolation.roster import StageInfo
 from harness.runs.runner import Judge, expect, why_hopeless
-from harness.views.cell_tables import YARDSTICK
 
 INTERPRETED = "interpreted: no speed to compare"
 TIMING = ("time_ms", "time_iqr_ms", "samples", "sm_clock_mhz")

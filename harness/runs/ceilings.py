@@ -17,10 +17,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from harness.records.units import show_bytes, show_rate
 from harness.records import environment
 from harness.problems.problem import ITEMSIZE
-from harness.isolation.child import START_LIMIT, Child, ChildFailed, hear, say, show_bytes
-from harness.views.cell_tables import significant
+from harness.isolation.child import START_LIMIT, Child, ChildFailed, hear, say
 
 Record = dict[str, Any]
 
@@ -236,12 +236,3 @@ def show(env: Record, records: Sequence[Record], console: Console) -> None:
 def of_record(record: Record) -> Ceiling:
     """The ceiling that a record is of."""
     return Ceiling(**{name: record[name] for name in Ceiling.__dataclass_fields__})
-
-
-def show_rate(value: float, unit: str) -> str:
-    """A rate in 10^12 a second for people, three digits: 790 TFLOP/s, 12.3 GB/s, 1.5 MFLOP/s."""
-    for prefix in ("T", "G", "M", "k"):
-        if value >= 0.9995 or prefix == "k":
-            break
-        value *= 1e3
-    return f"{significant(value)} {prefix}{unit.removeprefix('T')}"

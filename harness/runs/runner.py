@@ -11,16 +11,17 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from harness.problems.problem import PEERS_FROM
+from harness.records.units import show_bytes
 from harness.problems import cost
 from harness.records import environment
 from harness.problems.directions import AGAIN
 from harness.problems.problem import REAL_D, Problem
-from harness.isolation.child import NO_MESSAGE, START_LIMIT, Child, ChildFailed, show_bytes
+from harness.isolation.child import NO_MESSAGE, START_LIMIT, Child, ChildFailed
 from harness.records.results import BadRecord, Writer, check_record, key
-from harness.isolation.roster import PEERS_FROM, StageInfo
+from harness.isolation.roster import StageInfo
 from harness.isolation.worker import contest, duel, judge
 
-SEED = 20_260_101
 JUDGE_LIMIT = 600.0  # seconds for an oracle
 # FLOP/s in float64 that none exceeds: a CPU's core (two 512-bit FMAs a cycle, 6 GHz), and a GPU
 CORE_RATE, GPU_RATE = 2e11, 1e14

@@ -10,8 +10,9 @@ table-4.4   arithmetic intensity of three kernels and of one
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from harness.problems.problem import PEERS_FROM
 from harness.problems.problem import Problem
-from harness.isolation.roster import PEERS_FROM, StageInfo
+from harness.isolation.roster import StageInfo
 from harness.runs.runner import Cell, plan_grid
 
 IEEE, TF32, HALF = ("float32", "ieee"), ("float32", "tf32"), ("float16", "float16")

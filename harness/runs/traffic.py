@@ -20,10 +20,11 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from harness.records import units
+from harness.records.units import show_bytes
 from harness.problems import cost
 from harness.views import cell_tables
 from harness.problems.problem import Problem
-from harness.isolation.child import show_bytes
 from harness.isolation.roster import StageInfo
 
 Record = dict[str, Any]
@@ -130,7 +131,7 @@ def show_table(records: Sequence[Record], titles: Mapping[tuple[int, str], str])
             rate = moved(record) / record["time_ms"] / 1e9
             shown.add_row(
                 "", Text(short(record["kernel"]), style="dim"),
-                cell_tables.show_time(record["time_ms"]), show_bytes(record["dram_read_bytes"]),
+                units.show_time(record["time_ms"]), show_bytes(record["dram_read_bytes"]),
                 show_bytes(record["dram_write_bytes"]), f"{rate:.2f}",
             )  # fmt: skip
         first = group[0]
@@ -140,7 +141,7 @@ def show_table(records: Sequence[Record], titles: Mapping[tuple[int, str], str])
         shown.add_row(
             str(first["stage"]),
             Text(f"{titles[first['stage'], first['name']]}, N = {first['nk']}", style="bold"),
-            cell_tables.show_time(milliseconds), show_bytes(reads), show_bytes(total - reads),
+            units.show_time(milliseconds), show_bytes(reads), show_bytes(total - reads),
             f"{total / milliseconds / 1e9:.2f}", show_bytes(predicted), f"{total / predicted:.2f}",
         )  # fmt: skip
     return shown
@@ -178,7 +179,7 @@ def plot(records: Sequence[Record], titles: Mapping[tuple[int, str], str], path:
                 axis.barh(height, record["time_ms"], left=left, color=colour, edgecolor="black",
                           hatch=hatch, linewidth=0.8)  # fmt: skip
                 left += record["time_ms"]
-            axis.text(left, height, f" {cell_tables.show_time(left)}", va="center", fontsize=8)
+            axis.text(left, height, f" {units.show_time(left)}", va="center", fontsize=8)
         labels = [f"{group[0]['stage']} {titles[group[0]['stage'], group[0]['name']]}"
                   for group in groups]  # fmt: skip
         axis.set_yticks(range(len(groups)), labels, fontsize=8)

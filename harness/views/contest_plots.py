@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.isolation.roster import PEERS_FROM
-from harness.views.cell_tables import significant, titles
+from harness.problems.problem import PEERS_FROM
+from harness.records.units import significant
+from harness.views.cell_tables import titles
 from harness.views.contests import (
     Contestant,
     contestants,

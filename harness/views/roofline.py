@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.problems.cost import intensity
-from harness.runs.ceilings import show_rate
-from harness.views.cell_tables import significant, titles
+from harness.records.units import show_rate, significant
+from harness.views.cell_tables import titles
 from harness.views.lines import COLOURS, DASHES, MARKERS, families, family_title, legend
 from harness.views.look import DARK, LIGHT
 

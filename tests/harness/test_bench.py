@@ -12,7 +12,7 @@ from ladder_command import FAKES, Started, in_turn
 from harness.isolation.child import ChildFailed
 from harness.isolation.roster import PEERS, StageInfo, built_in_files, describe_files, read_stages
 from harness.measures import timing
-from harness.problems.problem import Problem
+from harness.problems.problem import SEED, Problem
 from harness.records import results
 from harness.runs import bench
 from harness.runs.bench import (
@@ -24,7 +24,7 @@ from harness.runs.bench import (
     suite_problems,
     usual_stages,
 )
-from harness.runs.runner import SEED, plan_tour
+from harness.runs.runner import plan_tour
 
 PROBLEM = Problem(
     inputs="normal", seed=1, b=2, h=2, hk=2, nq=32, nk=32, d=16, dtype="float32", precision="ieee",
