@@ -26,7 +26,8 @@ from typing import Any
 import torch
 
 import stages
-from harness.measures.accuracy import judge_outputs, make_oracles
+from harness.measures.accuracy import judge_outputs
+from harness.measures.oracle import make_oracles
 from harness.problems.directions import make_output_gradient, prepare
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import SEED, Problem

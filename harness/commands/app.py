@@ -50,7 +50,8 @@ from harness.commands.train import train_command
 from harness.isolation.child import ChildFailed
 from harness.isolation.roster import BadStage, StageInfo, read_stages
 from harness.lessons import diff as diff_view
-from harness.minilm import model as real_model
+from harness.minilm import run as model_run
+from harness.minilm import weights as model_weights
 from harness.problems.directions import OUTPUTS
 from harness.problems.problem import (
     DTYPES,
@@ -63,20 +64,13 @@ from harness.problems.problem import (
 )
 from harness.problems.real_inputs import HEADS, LAYERS, MAX_N
 from harness.records import environment, units
-from harness.records.results import FAILURES, BadRecord, WriteFailed, Writer, key, read
+from harness.records.results import FAILURES, BadRecord, Record, WriteFailed, Writer, key, read
 from harness.report import pages
 from harness.runs import ceilings, traffic
-from harness.runs.runner import (
-    Cell,
-    Limits,
-    Record,
-    default_memory,
-    plan_grid,
-    plan_tour,
-    run,
-)
-from harness.runs.suites import SUITES
-from harness.views import cell_tables, lines, roofline
+from harness.runs.plan import Cell, Limits, default_memory, plan_grid, plan_tour
+from harness.runs.runner import run
+from harness.runs.suites import CELL_SUITES
+from harness.views import cell_tables, lines, minilm, roofline
 
 app = typer.Typer(
     help="Exact attention, each stage faster than the last, all measured by one harness.",
@@ -143,11 +137,11 @@ def make_cells(arguments: dict[str, Any], stages: Sequence[StageInfo], device: s
     base = make_problem(arguments, device)
     described = [name for name in SHAPE if arguments[name] != DEFAULTS[name]]
     if arguments["suite"] is not None:
-        one_of(arguments["suite"], "--suite", tuple(SUITES))
+        one_of(arguments["suite"], "--suite", tuple(CELL_SUITES))
         described += ["direction"] if base.direction != "fwd" else []
         if described:
             raise UserError(f"--{described[0]}: a suite's problems are its own; leave it away")
-        return SUITES[arguments["suite"]](stages, base)
+        return CELL_SUITES[arguments["suite"]](stages, base)
     if not described:
         return plan_tour(stages, base)
     sizes = integers("64" if arguments["n"] is None else arguments["n"], "--n", 1)
@@ -209,7 +203,7 @@ def run_command(
         typer.Option("--paired", help="also time the stages in turns, in one process, for ratios"),
     ] = DEFAULTS["paired"],
     suite: Annotated[
-        str | None, typer.Option(help=f"the problems of a source's table: {', '.join(SUITES)}")
+        str | None, typer.Option(help=f"the problems of a source's table: {', '.join(CELL_SUITES)}")
     ] = DEFAULTS["suite"],
     stage: Annotated[
         list[Path] | None,
@@ -442,7 +436,7 @@ def model_command(
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; cuda by default where there is a GPU")
     ] = None,
-    dtype: Annotated[str, typer.Option(help=", ".join(real_model.DTYPES))] = "float32",
+    dtype: Annotated[str, typer.Option(help=", ".join(model_run.DTYPES))] = "float32",
     text: Annotated[
         Path | None, typer.Option(help="a text, its first 512 tokens, instead of ours")
     ] = None,
@@ -455,23 +449,26 @@ def model_command(
     ] = None,
 ) -> int:
     """Put stages into a real model, MiniLM, as its attention: embeddings, differences, times."""
-    dtype = one_of(SHORT_DTYPES.get(dtype, dtype), "--dtype", real_model.DTYPES)
+    dtype = one_of(SHORT_DTYPES.get(dtype, dtype), "--dtype", model_run.DTYPES)
     numbers, own = numbers_and_files(stage)
     check_out(out)
     if text is not None and weights is not None:
         raise UserError("--text: got --weights too, whose file has our texts and no tokenizer")
     device = settle_device(device)
     try:
-        version = real_model.check_transformers()
-        found = real_model.packed_weights(weights) if weights else real_model.package_weights()
-        given = [real_model.text_of(text)] if text is not None else None
+        version = model_weights.check_transformers()
+        if weights is None:
+            found = model_weights.package_weights()
+        else:
+            found = model_weights.packed_weights(weights)
+        given = [model_weights.text_of(text)] if text is not None else None
         stages = read_stages(own)
         device = known_device(device, stages)
         known = [info.number for info in stages]
         check_numbers(numbers, known, "--stage", "a file or some of")
         chosen = [info for info in stages if info.number in numbers or info.path in own]
-        texts = given or real_model.our_texts(found, device)
-        cells = real_model.make_cells(chosen, texts, dtype, device)
+        texts = given or model_weights.our_texts(found, device)
+        cells = model_run.make_cells(chosen, texts, dtype, device)
         env = environment.make_env(
             device,
             [cell.to_json() for cell in cells],
@@ -492,11 +489,11 @@ def model_command(
             show_printed(console, record["name"], printed)
 
         memory = make_limits(DEFAULTS).memory
-        records = real_model.run(cells, found, memory, lambda: create(out, env), tell)
-    except real_model.ModelError as error:
+        records = model_run.run(cells, found, memory, lambda: create(out, env), tell)
+    except model_weights.ModelError as error:
         raise UserError(str(error)) from None
     page = cell_tables.page()
-    page.print(real_model.rich_tables(env, records, page.width))
+    page.print(minilm.rich_tables(env, records, page.width))
     page.print(Text(f"records: {out}"), soft_wrap=True)
     return 1 if any(record["status"] in FAILURES for record in records) else 0
 

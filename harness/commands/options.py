@@ -11,8 +11,7 @@ import typer
 
 from harness.isolation.roster import StageInfo
 from harness.problems.problem import DEVICES, YARDSTICK
-from harness.records.results import WriteFailed, Writer, read
-from harness.runs.runner import Record
+from harness.records.results import Record, WriteFailed, Writer, read
 
 MAX_D = 256
 MAX_SEED = 2**63 - 1  # the largest that torch's generator takes for sure

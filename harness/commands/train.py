@@ -31,8 +31,8 @@ from harness.commands.options import (
 from harness.commands.printed import show_printed
 from harness.isolation.roster import StageInfo, read_stages
 from harness.records import environment
-from harness.records.results import WriteFailed
-from harness.runs.runner import Record, default_memory
+from harness.records.results import Record, WriteFailed
+from harness.runs.plan import default_memory
 from harness.training import curves, trainer
 from harness.training import plan as train_plan
 from harness.views import cell_tables, training

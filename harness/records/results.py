@@ -27,6 +27,8 @@ CEILINGS = ("matmul", "copy")
 # what makes a problem: harness/problems/problem.py's fields
 PROBLEM = tuple(Problem.__dataclass_fields__)
 
+Record = dict[str, Any]
+
 number = (int, float)
 nothing = type(None)
 

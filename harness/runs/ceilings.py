@@ -17,10 +17,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from harness.records.units import show_bytes, show_rate
-from harness.records import environment
-from harness.problems.problem import ITEMSIZE
 from harness.isolation.child import START_LIMIT, Child, ChildFailed, hear, say
+from harness.problems.problem import ITEMSIZE
+from harness.records import environment
+from harness.records.units import show_bytes, show_rate
 
 Record = dict[str, Any]
 

@@ -20,12 +20,12 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from harness.isolation.roster import StageInfo
+from harness.problems import cost
+from harness.problems.problem import Problem
 from harness.records import units
 from harness.records.units import show_bytes
-from harness.problems import cost
 from harness.views import cell_tables
-from harness.problems.problem import Problem
-from harness.isolation.roster import StageInfo
 
 Record = dict[str, Any]
 
@@ -185,7 +185,9 @@ def plot(records: Sequence[Record], titles: Mapping[tuple[int, str], str], path:
         axis.set_yticks(range(len(groups)), labels, fontsize=8)
         axis.invert_yaxis()
         axis.set_xlabel("kernels, one after another (ms)", fontsize=9)
-        axis.set_title(cell_tables.problem_title(next(r for r in records if r["nk"] == n)), fontsize=8)
+        axis.set_title(
+            cell_tables.problem_title(next(r for r in records if r["nk"] == n)), fontsize=8
+        )
         axis.margins(x=0.25)
     there = {piece(record["kernel"]) for record in records}
     handles = [Patch(facecolor=colour, edgecolor="black", hatch=hatch, label=what)

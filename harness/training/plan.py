@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.isolation.roster import StageInfo
 from harness.problems.problem import Problem
-from harness.runs.runner import Record
+from harness.records.results import Record
 
 DTYPES = ("bfloat16", "float32")
 DEFAULT_DTYPES = {"cpu": "float32", "cuda": "bfloat16"}

@@ -16,7 +16,7 @@ from rich.console import Console
 
 import stages
 from harness.commands import app, train
-from harness.isolation import roster
+from harness.isolation import roster, session
 from harness.isolation.child import NO_MESSAGE
 from harness.records import environment
 from harness.records.results import BadRecord, Writer, check_record, read
@@ -610,7 +610,7 @@ def losses(*values):
 )
 def test_figures_that_are_none_cost_the_contestant_that_sent_them(messages, tmp_path, monkeypatch):
     def follow(*messages):
-        monkeypatch.setattr(trainer, "Child", lambda *_, log: FakeChild(*messages))
+        monkeypatch.setattr(session, "Child", lambda *_, log: FakeChild(*messages))
         contestant = a_contestant(90, "forger", tmp_path)
         with trainer.Trainee(contestant, a_plan(2), MEMORY, tmp_path / "log") as trainee:
             return trainee.train(0, lambda record: None)
