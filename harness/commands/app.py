@@ -7,7 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -70,7 +70,7 @@ from harness.runs import ceilings, traffic
 from harness.runs.plan import Cell, Limits, default_memory, plan_grid, plan_tour
 from harness.runs.runner import run
 from harness.runs.suites import CELL_SUITES
-from harness.views import cell_tables, lines, minilm, roofline
+from harness.views import cell_tables, lines, machine, minilm, roofline
 
 app = typer.Typer(
     help="Exact attention, each stage faster than the last, all measured by one harness.",
@@ -562,9 +562,10 @@ def ceilings_command(
                 writer.append(found)
                 records.append(found)
                 said = units.show_rate(found["value"], found["unit"])
-            print(f"[{index}/{len(wanted)}] {ceiling.title}: {said}", file=sys.stderr, flush=True)
+            title = machine.ceiling_title(asdict(ceiling))
+            print(f"[{index}/{len(wanted)}] {title}: {said}", file=sys.stderr, flush=True)
     console = cell_tables.page()
-    ceilings.show(env, records, console)
+    machine.show_ceilings(env, records, console)
     console.print(Text(f"records: {out}"), soft_wrap=True)
     return int(len(records) < len(wanted))
 
@@ -642,11 +643,11 @@ def io_command(
                 records += found
     console = cell_tables.page()
     names = cell_tables.titles(env)
-    console.print(traffic.show_table(records, names))
+    console.print(machine.traffic_table(records, names))
     console.print(Text(f"records: {path}"), soft_wrap=True)
     try:
         picture = path.with_suffix(".png")
-        traffic.plot(records, names, picture)
+        machine.plot_traffic(records, names, picture)
         console.print(Text(f"plot:    {picture}"), soft_wrap=True)
     except ImportError as error:
         console.print(Text(f"no plot: {error}"), soft_wrap=True)

@@ -18,8 +18,8 @@ from harness.records import units
 from harness.records.results import read
 from harness.records.units import show_bytes
 from harness.report.text import GPU, RESULTS, ROOT, find, machine, rows, there
-from harness.runs.traffic import moved
 from harness.views import cell_tables
+from harness.views.machine import moved
 
 Record = Mapping[str, Any]
 

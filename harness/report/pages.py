@@ -15,8 +15,8 @@ from harness.records.results import read
 from harness.records.units import show_bytes
 from harness.report import contests, course
 from harness.report.text import GPU, RESULTS, ROOT, find, machine, rows, there
-from harness.runs import traffic
 from harness.views import cell_tables, lines, roofline
+from harness.views import machine as machine_view
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
@@ -225,9 +225,9 @@ def traffic_table() -> str:
     env, records = read(GPU / "io.jsonl", "io")
     names = cell_tables.titles(env)
     body = []
-    for group in traffic.by_stage(records):
+    for group in machine_view.by_stage(records):
         first = group[0]
-        total = sum(map(traffic.moved, group))
+        total = sum(map(machine_view.moved, group))
         milliseconds = sum(record["time_ms"] for record in group)
         predicted = first["predicted_bytes"]
         body.append([
@@ -275,7 +275,7 @@ def draw(folder: Path) -> list[Path]:
     error_env, error_cells = read(GPU / "table-4.3.jsonl")
     written.append(lines.plot_measure(error_env, error_cells, "error", folder))
     io_env, records = read(GPU / "io.jsonl", "io")
-    traffic.plot(records, cell_tables.titles(io_env), folder / "traffic.png")
+    machine_view.plot_traffic(records, cell_tables.titles(io_env), folder / "traffic.png")
     _, ceilings = read(GPU / "ceilings.jsonl", "ceiling")
     for dark in (False, True):
         written.append(roofline.draw(env, roofline.panels(many, ceilings), folder, dark))
