@@ -134,7 +134,7 @@ def choose(
     stages: Sequence[StageInfo],
     numbers: Sequence[int],
     own: Sequence[Path],
-    backends: Sequence[train_plan.Contestant],
+    backends: Sequence[train_plan.Trainee],
 ) -> list[StageInfo]:
     """The stages that --stage names; UserError where one is not there, or is SDPA itself."""
     beside = {(backend.stage, backend.name) for backend in backends}
@@ -147,7 +147,7 @@ def choose(
     return chosen
 
 
-def default_steps(contestants: Sequence[train_plan.Contestant], device: str) -> int:
+def default_steps(contestants: Sequence[train_plan.Trainee], device: str) -> int:
     """So many steps as are worth while: few where a contestant is interpreted, or goes by rows."""
     for one in contestants:
         if one.skip is None and (one.mode == "interpreted" or one.by_rows):

@@ -21,7 +21,7 @@ ATTENTION = "attention_ladder"  # the name that a stage is registered under
 TURN_SECONDS = 0.3  # of sampling each of the two that take turns
 
 
-def contest(connection: Connection, path: str, order: Record) -> None:
+def run_texts(connection: Connection, path: str, order: Record) -> None:
     """The stage in the file `path` as the model's attention, text after text.
 
     Says 'ready'; then for each {'ids', 'out'} 'output' with the time of the pass, its hidden states

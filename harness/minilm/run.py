@@ -29,7 +29,7 @@ from harness.isolation.session import (
     optional,
 )  # fmt: skip
 from harness.minilm.compare import FIGURES, judge
-from harness.minilm.encoder import contest
+from harness.minilm.encoder import run_texts
 from harness.minilm.weights import ModelError, Weights
 from harness.problems.problem import REAL_D, Problem
 from harness.problems.real_inputs import HEADS
@@ -118,10 +118,10 @@ def run(
         for stage, group in groupby(cells, key=lambda cell: cell.stage):
             order = model | {"problem": problem.to_json()}
             with Session(
-                contest, str(stage.path), order, log=folder / "log", memory=memory
+                run_texts, str(stage.path), order, log=folder / "log", memory=memory
             ) as contestant:
                 for cell in group:
-                    record = blank_record(cell)
+                    record = model_record(cell)
                     reason = cell.why_skip()
                     if reason is None:
                         contestant.start()
@@ -150,7 +150,7 @@ def wait_for(judging: Session) -> None:
         raise ModelError(f"the model can't be built: {error}") from None
 
 
-def blank_record(cell: Cell) -> Record:
+def model_record(cell: Cell) -> Record:
     """The record of a cell before anything is measured."""
     problem = cell.problem
     return {

@@ -42,7 +42,7 @@ Attend = Callable[..., "torch.Tensor"]
 Order = dict[str, Any]
 
 
-def contest(connection: Connection, order: Order) -> None:
+def train_seeds(connection: Connection, order: Order) -> None:
     """Train with the stage in the file order['path'], or with the SDPA backend order['backend'].
 
     Says 'ready' with the number of parameters; then for each {'seed'} 'losses' again and again,

@@ -1,6 +1,6 @@
 """`ladder train`: a small GPT learns with stages as its attention, and with SDPA beside them.
 
-Each contestant, a stage or one of SDPA's backends, has its own process, where
+Each trainee, a stage or one of SDPA's backends, has its own process, where
 harness/training/loop.py trains the model of harness/training/gpt.py from one seed after another; a
 record is what came of one seed. Whether the curves agree is told from the records alone, by
 harness/training/curves.py.
@@ -13,11 +13,11 @@ from pathlib import Path
 from harness.isolation.child import NO_MESSAGE, ChildFailed
 from harness.isolation.session import Session, is_count, is_number, list_of, optional
 from harness.records.results import Record, Writer
-from harness.training.loop import contest
-from harness.training.plan import Contestant, Plan
+from harness.training.loop import train_seeds
+from harness.training.plan import Plan, Trainee
 
 STEP_LIMIT = 300.0  # seconds between two messages: a step, or all that the first one compiles
-# what a contestant may say of a seed (harness/training/loop.py)
+# what a trainee may say of a seed (harness/training/loop.py)
 SAID = {
     "losses": {"losses": list_of(is_number)},
     "done": {"val_loss": is_number, "tokens_per_s": optional(is_number)},
@@ -25,40 +25,40 @@ SAID = {
 
 
 def run(
-    contestants: Sequence[Contestant],
+    trainees: Sequence[Trainee],
     plan: Plan,
     memory: int,
     writer: Writer,
     progress: Callable[[Record], None],
     report: Callable[[Record, str], None],
 ) -> list[Record]:
-    """Train each contestant from each seed, and write a record of each. Returns the records.
+    """Train each trainee from each seed, and write a record of each. Returns the records.
 
     `progress` is shown the record under way as its losses come in; `report` is told of each that is
-    done, with what its stage printed. `memory`: bytes that a contestant may take.
+    done, with what its stage printed. `memory`: bytes that a trainee may take.
     """
     records = []
     with tempfile.TemporaryDirectory(prefix="ladder-") as folder:
-        for contestant in contestants:
-            with Trainee(contestant, plan, memory, Path(folder) / "log") as trainee:
+        for trainee in trainees:
+            with Training(trainee, plan, memory, Path(folder) / "log") as training:
                 for seed in plan.seeds:
-                    record = trainee.train(seed, progress)
+                    record = training.train(seed, progress)
                     writer.append(record)
                     records.append(record)
-                    report(record, trainee.printed())
+                    report(record, training.printed())
     return records
 
 
-def blank_record(contestant: Contestant, plan: Plan, seed: int) -> Record:
-    """The record of a contestant and a seed before anything is done."""
+def train_record(trainee: Trainee, plan: Plan, seed: int) -> Record:
+    """The record of a trainee and a seed before anything is done."""
     return {
         "kind": "train",
-        "stage": contestant.stage,
-        "name": contestant.name,
-        "reference": contestant.backend is not None,
+        "stage": trainee.stage,
+        "name": trainee.name,
+        "reference": trainee.backend is not None,
         "device": plan.problem.device,
         "dtype": plan.problem.dtype,
-        "mode": contestant.mode,
+        "mode": trainee.mode,
         "size": plan.size,
         "seed": seed,
         "steps": plan.steps,
@@ -71,26 +71,26 @@ def blank_record(contestant: Contestant, plan: Plan, seed: int) -> Record:
     }
 
 
-class Trainee:
-    """A contestant and its process, which trains from one seed after another."""
+class Training:
+    """A trainee and its process, which trains from one seed after another."""
 
-    def __init__(self, contestant: Contestant, plan: Plan, memory: int, log: Path) -> None:
-        self.contestant, self.plan = contestant, plan
-        self.skip = contestant.skip  # why its next seeds aren't tried
+    def __init__(self, trainee: Trainee, plan: Plan, memory: int, log: Path) -> None:
+        self.trainee, self.plan = trainee, plan
+        self.skip = trainee.skip  # why its next seeds aren't tried
         order = {
-            "path": None if contestant.path is None else str(contestant.path),
-            "backend": contestant.backend,
+            "path": None if trainee.path is None else str(trainee.path),
+            "backend": trainee.backend,
             "problem": plan.problem.to_json(),
             "size": plan.size,
             "steps": plan.steps,
             "dtype": plan.problem.dtype,
         }
         greeting = {"parameters": is_count}
-        self.session = Session(contest, order, log=log, memory=memory, greeting=greeting)
+        self.session = Session(train_seeds, order, log=log, memory=memory, greeting=greeting)
 
     def train(self, seed: int, progress: Callable[[Record], None]) -> Record:
         """The record of one seed, whatever happens."""
-        record = blank_record(self.contestant, self.plan, seed)
+        record = train_record(self.trainee, self.plan, seed)
         if self.skip is not None:
             return record | {"status": "skipped", "reason": self.skip}
         try:
@@ -98,7 +98,7 @@ class Trainee:
         except ChildFailed as error:
             self.session.end()
             if error.reason == NO_MESSAGE:  # nor is what it said before to be believed
-                record = blank_record(self.contestant, self.plan, seed)
+                record = train_record(self.trainee, self.plan, seed)
             record |= {"status": error.status, "reason": error.reason}
             if error.status == "skipped":
                 self.skip = error.reason
@@ -126,9 +126,9 @@ class Trainee:
 
     def printed(self) -> str:
         """What the stage has printed since the last time; of torch's backends it is no matter."""
-        return "" if self.contestant.path is None else self.session.printed()
+        return "" if self.trainee.path is None else self.session.printed()
 
-    def __enter__(self) -> "Trainee":
+    def __enter__(self) -> "Training":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -69,7 +69,7 @@ def a_cell(tokens=5, stage=STAGE_FILE, device="cpu"):
 
 
 def a_record(**changes):
-    return {**model_run.blank_record(a_cell()), "status": "ok", **changes}
+    return {**model_run.model_record(a_cell()), "status": "ok", **changes}
 
 
 def an_env(*records):
