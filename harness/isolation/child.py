@@ -1,4 +1,4 @@
-"""A process a cell: started from a fork server that has torch imported, watched, and ended.
+"""One process per comparison: started by a server that has torch imported, watched, and ended.
 
 The server imports torch and nothing else: it runs no operation (one would leave threads behind
 that hang every child), loads no stage and touches no GPU. What a child says comes as JSON over a

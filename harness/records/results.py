@@ -108,7 +108,7 @@ CEILING: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
     "device": ((str,), DEVICES),
 }
 
-# one stage as a real model's attention, on one text (harness/minilm/model.py)
+# one stage as a real model's attention, on one text (harness/minilm/run.py)
 MODEL: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
     "kind": ((str,), ("model",)),
     "stage": ((int,), None),
@@ -145,7 +145,7 @@ IO: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
     "predicted_bytes": ((int,), None),  # of the whole call, harness/problems/cost.py
 }
 
-# one contestant on one problem of `ladder bench` (harness/runs/bench.py): all of them in one
+# one contestant on one problem of `ladder bench` (harness/runs/contest.py): all of them in one
 # process, taking turns, so that the ratios are fair
 BENCH: dict[str, tuple[tuple[type, ...], tuple[str, ...] | None]] = {
     "kind": ((str,), ("bench",)),

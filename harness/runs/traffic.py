@@ -76,7 +76,7 @@ def profile(stage: StageInfo, problem: Problem) -> Iterator[Record]:
 
 
 def parse(text: str) -> list[dict[str, Any]]:
-    """ncu's raw CSV page -> a dict a kernel launch: its name and METRICS, in base units.
+    """ncu's raw CSV page -> a dict for each kernel launch: its name and METRICS, in base units.
 
     Lines of ncu's own start with '=='; the header's next line holds units.
     """

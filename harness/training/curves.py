@@ -51,7 +51,7 @@ OUTSIDE = "outside"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the records of one contestant, a record a seed, come to.
+    """What the records of one contestant, one record per seed, come to.
 
     `status` is 'ok', 'outside', 'not judged', or what kept it from training. Losses are in nats a
     character, means over the seeds; `final` is the last window's. `deviation` is the largest beside

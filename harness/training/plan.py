@@ -63,7 +63,7 @@ class Trainee:
     path: Path | None = None
     backend: str | None = None
     skip: str | None = None  # why it can't be trained with
-    by_rows: bool = False  # it takes no causal mask: asked row by row (train_worker.row_by_row)
+    by_rows: bool = False  # it takes no causal mask: asked row by row (loop.row_by_row)
 
 
 @dataclass(frozen=True)
