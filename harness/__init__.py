@@ -1,4 +1,4 @@
-"""The harness: problem -> runner -> worker -> timing, memory, accuracy -> results -> views.
+"""The harness: problem -> plan -> runner -> engine -> contestant and judge -> record -> views.
 
 The command line and the runner import no torch; whatever touches a tensor happens in children.
 """

@@ -26,7 +26,7 @@ from harness.lessons.exercise import Exercise
 from harness.lessons.html import Picture, Shown, together
 from harness.lessons.html import table as rows
 from harness.lessons.side_by_side import ROOT, code, fingerprint, side_by_side
-from harness.problems.problem import ITEMSIZE, Problem
+from harness.problems.problem import ITEMSIZE, SEED, Problem
 from harness.records.jsonl import read
 from harness.report.text import machine
 from harness.views import cell_tables, lines
@@ -40,7 +40,6 @@ __all__ = [
 Record = Mapping[str, Any]
 
 RESULTS = ROOT / "results"
-SEED = 20_260_101
 NO_SPEED = "interpreted"
 DPI = 85
 

@@ -20,10 +20,10 @@ ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "minilm_float16.safetensors"
 
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
-from harness.minilm import model  # noqa: E402
+from harness.minilm import weights as model_weights  # noqa: E402
 
 
-def pack(weights: model.Weights) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def pack(weights: model_weights.Weights) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """What the file holds: float16 arrays by the model's own names, and its metadata.
 
     Raises ValueError if float16 can't hold a weight.
@@ -45,7 +45,7 @@ def pack(weights: model.Weights) -> tuple[dict[str, np.ndarray], dict[str, str]]
         "sentence": list(weights.sentence),
         "text": list(weights.text),
     }
-    return arrays, {model.PACK_KEY: json.dumps(packed)}
+    return arrays, {model_weights.PACK_KEY: json.dumps(packed)}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,12 +56,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         from safetensors.numpy import save
 
-        arrays, metadata = pack(model.package_weights())
+        arrays, metadata = pack(model_weights.package_weights())
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_bytes(save(arrays, metadata))
     except ImportError as error:
-        return _fail(f"can't pack: {error}; run {model.hint()}")
-    except (OSError, ValueError, model.ModelError) as error:
+        return _fail(f"can't pack: {error}; run {model_weights.hint()}")
+    except (OSError, ValueError, model_weights.ModelError) as error:
         return _fail(str(error))
     print(f"{out}: {out.stat().st_size:,} bytes, {len(arrays)} arrays")
     return 0

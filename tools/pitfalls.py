@@ -26,13 +26,13 @@ from typing import Any
 import torch
 
 import stages
-from harness.measures.accuracy import judge_outputs, make_oracles
+from harness.measures.accuracy import judge_outputs
+from harness.measures.oracle import make_oracles
 from harness.problems.directions import make_output_gradient, prepare
 from harness.problems.inputs import make_inputs
-from harness.problems.problem import Problem
+from harness.problems.problem import SEED, Problem
 from harness.records.environment import make_env
 from harness.records.jsonl import Writer
-from harness.runs.runner import SEED
 from stages import machine
 
 MARGIN = 1 << 15  # elements of NaN around a tensor: further than any mistake here reaches

@@ -6,6 +6,7 @@ All cells ok, skipped or wrong by design is well; wrong, crashed, timed out or o
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -36,7 +37,6 @@ from harness.commands.train import train_command
 from harness.isolation.child import ChildFailed
 from harness.isolation.declared import read_declared
 from harness.isolation.roster import (
-    PEERS_FROM,
     BadStage,
     built_in_files,
     describe_files,
@@ -44,12 +44,15 @@ from harness.isolation.roster import (
     read_stages,
 )
 from harness.lessons import diff as diff_view
-from harness.records import checkout, environment
+from harness.problems.problem import (
+    PEERS_FROM,
+)
+from harness.records import checkout, environment, units
 from harness.records.jsonl import WriteFailed
 from harness.records.schema import BadRecord
 from harness.report import pages
 from harness.runs import ceilings
-from harness.views import cell_tables, lines, roofline
+from harness.views import cell_tables, lines, machine, roofline
 from harness.views.look import DARK, LIGHT
 
 app = typer.Typer(
@@ -173,10 +176,11 @@ def ceilings_command(
             else:
                 writer.append(found)
                 records.append(found)
-                said = ceilings.show_rate(found["value"], found["unit"])
-            print(f"[{index}/{len(wanted)}] {ceiling.title}: {said}", file=sys.stderr, flush=True)
+                said = units.show_rate(found["value"], found["unit"])
+            title = machine.ceiling_title(asdict(ceiling))
+            print(f"[{index}/{len(wanted)}] {title}: {said}", file=sys.stderr, flush=True)
     console = cell_tables.page()
-    ceilings.show(env, records, console)
+    machine.show_ceilings(env, records, console)
     console.print(Text(f"records: {out}"), soft_wrap=True)
     return int(len(records) < len(wanted))
 

@@ -30,13 +30,13 @@ from harness.commands.options import (
     refuse_others,
     settle_device,
 )
-from harness.isolation.roster import PEERS_FROM, StageInfo, read_stages
-from harness.problems.problem import DTYPES, Problem
+from harness.isolation.roster import StageInfo, read_stages
+from harness.problems.problem import DTYPES, PEERS_FROM, SEED, Problem
 from harness.records import environment
 from harness.records.jsonl import WriteFailed
 from harness.records.schema import DIRECTIONS
-from harness.runs import bench
-from harness.runs.runner import SEED, default_memory
+from harness.runs import plan, runner
+from harness.runs.suites import PROBLEM_SUITES, suite_problems
 from harness.views import cell_tables, contest_plots, contests, roofline
 
 CAUSAL = {"off": (False,), "on": (True,), "both": (False, True)}
@@ -107,7 +107,7 @@ def bench_command(
         float, typer.Option(help="seconds that one may take for its check, and for its rounds")
     ] = 120.0,
     suite: Annotated[
-        str | None, typer.Option(help=f"a source's problems: {', '.join(bench.SUITES)}")
+        str | None, typer.Option(help=f"a source's problems: {', '.join(PROBLEM_SUITES)}")
     ] = None,
     out: Annotated[
         Path | None,
@@ -226,22 +226,23 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
     else:
         chosen = choose(stages, wanted, option, own)
         asked = [stage.path for stage in chosen]
-    contests = bench.plan(chosen, problems, asked)
-    if not contests:
+    comparisons = plan.plan_comparisons(chosen, problems, asked, make_limits(given, device))
+    if not comparisons:
         raise UserError("bench: none of the stages takes any of these problems")
-    terms = make_terms(given, device)
-    if reason := why_too_long(contests, terms):
+    if reason := why_too_long(comparisons):
         raise UserError(f"bench: {reason}")
     env = environment.make_env(
         device,
-        [cell for contest in contests for cell in contest.to_json()],
+        [entry for comparison in comparisons for entry in comparison.to_json()],
         [stage.to_json() for stage in chosen],
         {**given, "command": "bench", "stage": [r.name for r in chosen if r.path in own]},
     )
     view.check(env)
     out = out or default_out("bench")
-    with create(out, env) as writer, Progress(len(contests)) as progress:
-        ended = ended_by(lambda: bench.run(contests, terms, writer, progress.tell, progress.watch))
+    with create(out, env) as writer, Progress(len(comparisons)) as progress:
+        ended = ended_by(
+            lambda: runner.run_comparisons(comparisons, writer, progress.tell, progress.watch)
+        )
     env, records = open_results(out, "bench")  # what is shown is what can be shown again
     view.show(env, records, out)
     if not isinstance(ended, WriteFailed):
@@ -266,14 +267,14 @@ def check_problems(given: Record, device: str | None) -> None:
     make_problems(given, device or "cuda")
 
 
-def make_terms(given: Record, device: str) -> bench.Terms:
-    """How the contests are held."""
+def make_limits(given: Record, device: str) -> plan.Limits:
+    """What each stage may take, and how many samples are taken of it."""
     machine = environment.memory_bytes()
-    memory = default_memory(machine)
+    memory = plan.default_memory(machine)
     if device == "cuda" and machine:
         # it is libraries, and outputs on their way to the judge: what a stage takes is the GPU's
         memory = machine // 2
-    return bench.Terms(given["warmup"], given["repeat"], given["budget"], memory)
+    return plan.Limits(given["budget"], memory, given["warmup"], given["repeat"])
 
 
 def make_problems(given: Record, device: str) -> list[Problem]:
@@ -288,15 +289,15 @@ def make_problems(given: Record, device: str) -> list[Problem]:
         seqlens_k=key_lengths(given["seqlens"]), device=device,
     )  # fmt: skip
     if given["suite"] is not None:
-        one_of(given["suite"], "--suite", tuple(bench.SUITES))
+        one_of(given["suite"], "--suite", tuple(PROBLEM_SUITES))
         if own := [name for name in SHAPE if given[name] is not None]:
             raise UserError(f"--{own[0]}: a suite's problems are its own; leave it away")
-        return bench.suite_problems(given["suite"], base)
+        return suite_problems(given["suite"], base)
     directions = words(given["mode"] or "fwd", "--mode", DIRECTIONS)
     causal = CAUSAL[one_of(given["causal"] or "both", "--causal", tuple(CAUSAL))]
     ds = integers(given["d"] or usual["d"], "--d", 1, MAX_D)
     ns = integers(given["n"] or usual["n"], "--n", 1)
-    sizes = bench.Sizes(
+    sizes = plan.Sizes(
         given["tokens"] or usual["tokens"], given["hidden"] or usual["hidden"], given["b"],
         given["h"], given["hk"],
     )  # fmt: skip
@@ -312,7 +313,7 @@ def make_problems(given: Record, device: str) -> list[Problem]:
                 f"--d: got {d}, expected a divisor of {sizes.hidden}, the size of all heads: "
                 "change --hidden, or give --h"
             )
-    problems = bench.make_problems(base, directions, causal, ds, ns, sizes)
+    problems = plan.make_problems(base, directions, causal, ds, ns, sizes)
     for problem in problems:
         key_heads(given["hk"], problem.h)
         check_key_lengths(problem)
@@ -329,7 +330,7 @@ def usual(
     stages: Sequence[StageInfo], own: Sequence[Path], problems: Sequence[Problem]
 ) -> list[StageInfo]:
     """Who competes where no stages are named; and those of --stage."""
-    wanted = bench.usual_stages([stage for stage in stages if stage.path not in own], problems)
+    wanted = plan.usual_stages([stage for stage in stages if stage.path not in own], problems)
     return [stage for stage in stages if stage in wanted or stage.path in own]
 
 

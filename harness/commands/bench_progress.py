@@ -10,9 +10,8 @@ from rich.console import Console
 from harness.commands.printed import show_printed
 from harness.problems import cost
 from harness.problems.problem import Problem
-from harness.runs.bench import Contest, Terms
-from harness.runs.runner import why_hopeless
-from harness.views import cell_tables
+from harness.records import units
+from harness.runs.plan import Comparison, why_hopeless
 
 REASON = 100  # characters of a reason, on stderr
 # FLOP/s that are fast for attention on one thread of a CPU (contestants have no more), and in
@@ -23,23 +22,24 @@ PATIENCE = 600.0  # seconds: what takes longer even at those rates is not begun
 Record = dict[str, Any]
 
 
-def why_too_long(contests: Sequence[Contest], terms: Terms) -> str | None:
-    """Why the contests can't be over in a time worth waiting for; None where they may be.
+def why_too_long(comparisons: Sequence[Comparison]) -> str | None:
+    """Why the comparisons can't be over in a time worth waiting for; None where they may be.
 
     Only of a CPU: what a GPU is too slow for, its memory refuses first.
     """
     seconds = 0.0
-    for contest in contests:
-        problem = contest.problem
+    for comparison in comparisons:
+        problem, limits = comparison.problem, comparison.limits
+        calls = limits.warmup + (limits.rounds or 0)
         if problem.device != "cpu" or why_hopeless(problem):  # those end at once, and say so
             continue
-        for stage in contest.stages:
+        for stage in comparison.stages:
             if stage.why_skip(problem):
                 continue
             if stage.modes[problem.device] == "interpreted":
                 seconds += cost.flops(problem) / INTERPRETED_RATE
             else:
-                seconds += cost.flops(problem) * (terms.warmup + terms.repeat) / THREAD_RATE
+                seconds += cost.flops(problem) * calls / THREAD_RATE
     if seconds <= PATIENCE:
         return None
     rates = [f"{rate / 1e9:.0f} GFLOP/s" for rate in (THREAD_RATE, INTERPRETED_RATE)]
@@ -54,11 +54,11 @@ def show_long(seconds: float) -> str:
     """'25 minutes' or '3.2 hours'."""
     if seconds < 5400:
         return f"{seconds / 60:.0f} minutes"
-    return f"{cell_tables.significant(seconds / 3600, 2)} hours"
+    return f"{units.significant(seconds / 3600, 2)} hours"
 
 
 class Progress:
-    """What is under way and what came of each contest, on stderr; and what contestants print.
+    """What is under way and what came of each comparison, on stderr; and what stages print.
 
     On a terminal, what is under way is one line that changes.
     """
@@ -78,24 +78,24 @@ class Progress:
         if self.status is not None:
             self.status.stop()
 
-    def watch(self, contest: Contest, what: str) -> None:
-        """`what` begins, in a contest that is under way."""
-        line = f"{self.where(self.done + 1, contest.problem)}: {what} ..."
+    def watch(self, comparison: Comparison, what: str) -> None:
+        """`what` begins, in a comparison that is under way."""
+        line = f"{self.where(self.done + 1, comparison.problem)}: {what} ..."
         if self.status is not None:
             self.status.update(line.replace("[", r"\["))
         else:
             print(line, file=sys.stderr, flush=True)
 
-    def tell(self, contest: Contest, records: Sequence[Record], printed: str) -> None:
-        """One contest is over."""
+    def tell(self, comparison: Comparison, records: Sequence[Record], printed: str) -> None:
+        """One comparison is over."""
         self.done += 1
         results = ", ".join(f"{record['name']} {outcome(record)}" for record in records)
-        line = f"{self.where(self.done, contest.problem)}: {results}"
+        line = f"{self.where(self.done, comparison.problem)}: {results}"
         self.console.print(line, soft_wrap=True, markup=False, highlight=False)
         show_printed(self.console, "bench", printed)
 
     def where(self, count: int, problem: Problem) -> str:
-        """Which contest, after how many seconds, on what."""
+        """Which comparison, after how many seconds, on what."""
         masked = " causal" if problem.causal else ""
         what = f"{problem.direction}{masked} d = {problem.d}, N = {problem.nk}"
         return f"[{count}/{self.total}] {time.monotonic() - self.start:.0f} s: {what}"
@@ -105,4 +105,4 @@ def outcome(record: Record) -> str:
     """A record in a few words: what is said here is all there is of a run that is cut off."""
     if record["status"] != "ok":
         return f"{record['status']} ({record['reason'][:REASON]})"
-    return cell_tables.show_time(record["time_ms"]) if record["time_ms"] else "interpreted"
+    return units.show_time(record["time_ms"]) if record["time_ms"] else "interpreted"

@@ -9,9 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.isolation.roster import StageInfo
-from harness.problems.problem import DEVICES
+from harness.problems.problem import DEVICES, YARDSTICK
 from harness.records import checkout, environment
-from harness.views.cell_tables import YARDSTICK
 
 TILE = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
 SIZES = {"heads": "heads", "nq": "Nq", "n": "N up to"}  # of a tuned call, each the most of its kind

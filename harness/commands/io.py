@@ -21,9 +21,9 @@ from harness.commands.run import DEFAULTS, choose, make_problem
 from harness.isolation.roster import read_stages
 from harness.problems.problem import DTYPES
 from harness.records import environment
+from harness.records.schema import Record
 from harness.runs import traffic
-from harness.runs.runner import Record
-from harness.views import cell_tables
+from harness.views import cell_tables, machine
 
 
 def io_command(
@@ -65,11 +65,11 @@ def io_command(
                 records += found
     console = cell_tables.page()
     names = cell_tables.titles(env)
-    console.print(traffic.show_table(records, names))
+    console.print(machine.traffic_table(records, names))
     console.print(Text(f"records: {path}"), soft_wrap=True)
     try:
         picture = path.with_suffix(".png")
-        traffic.plot(records, names, picture)
+        machine.plot_traffic(records, names, picture)
         console.print(Text(f"plot:    {picture}"), soft_wrap=True)
     except ImportError as error:
         console.print(Text(f"no plot: {error}"), soft_wrap=True)

@@ -22,11 +22,12 @@ from harness.commands.options import (
 )
 from harness.commands.printed import show_printed
 from harness.isolation.roster import read_stages
-from harness.minilm import model
+from harness.minilm import run as model_run
+from harness.minilm import weights as model_weights
 from harness.records import environment
-from harness.records.schema import FAILURES
-from harness.runs.runner import Record, default_memory
-from harness.views import cell_tables
+from harness.records.schema import FAILURES, Record
+from harness.runs.plan import default_memory
+from harness.views import cell_tables, minilm
 
 
 def model_command(
@@ -37,7 +38,7 @@ def model_command(
     device: Annotated[
         str | None, typer.Option(help="cpu or cuda; cuda by default where there is a GPU")
     ] = None,
-    dtype: Annotated[str, typer.Option(help=", ".join(model.DTYPES))] = "float32",
+    dtype: Annotated[str, typer.Option(help=", ".join(model_run.DTYPES))] = "float32",
     text: Annotated[
         Path | None, typer.Option(help="a text, its first 512 tokens, instead of ours")
     ] = None,
@@ -50,23 +51,25 @@ def model_command(
     ] = None,
 ) -> int:
     """Put a stage into a real model, MiniLM, as its attention."""
-    dtype = one_of(SHORT_DTYPES.get(dtype, dtype), "--dtype", model.DTYPES)
+    dtype = one_of(SHORT_DTYPES.get(dtype, dtype), "--dtype", model_run.DTYPES)
     numbers, own = numbers_and_files(stage)
     check_out(out)
     if text is not None and weights is not None:
         raise UserError("--text: got --weights too, whose file has our texts and no tokenizer")
     device = settle_device(device)
     try:
-        version = model.check_transformers()
-        found = model.packed_weights(weights) if weights else model.package_weights()
-        given = [model.text_of(text)] if text is not None else None
+        version = model_weights.check_transformers()
+        found = (
+            model_weights.packed_weights(weights) if weights else model_weights.package_weights()
+        )
+        given = [model_weights.text_of(text)] if text is not None else None
         stages = read_stages(own)
         device = known_device(device, stages)
         known = [info.number for info in stages]
         check_numbers(numbers, known, "--stage", "a file or some of")
         chosen = [info for info in stages if info.number in numbers or info.path in own]
-        texts = given or model.our_texts(found, device)
-        cells = model.make_cells(chosen, texts, dtype, device)
+        texts = given or model_weights.our_texts(found, device)
+        cells = model_run.make_cells(chosen, texts, dtype, device)
         env = environment.make_env(
             device,
             [cell.to_json() for cell in cells],
@@ -87,10 +90,10 @@ def model_command(
             show_printed(console, record["name"], printed)
 
         memory = default_memory(environment.memory_bytes())
-        records = model.run(cells, found, memory, lambda: create(out, env), tell)
-    except model.ModelError as error:
+        records = model_run.run(cells, found, memory, lambda: create(out, env), tell)
+    except model_weights.ModelError as error:
         raise UserError(str(error)) from None
     page = cell_tables.page()
-    page.print(model.rich_tables(env, records, page.width))
+    page.print(minilm.rich_tables(env, records, page.width))
     page.print(Text(f"records: {out}"), soft_wrap=True)
     return 1 if any(record["status"] in FAILURES for record in records) else 0

@@ -10,10 +10,9 @@ from pathlib import Path
 import typer
 
 from harness.isolation.roster import StageInfo, why_absent
-from harness.problems.problem import DEVICES, Problem
+from harness.problems.problem import DEVICES, YARDSTICK, Problem
 from harness.records.jsonl import WriteFailed, Writer, read
-from harness.runs.runner import Record
-from harness.views import cell_tables
+from harness.records.schema import Record
 
 MAX_D = 256
 MAX_SEED = 2**63 - 1  # the largest that torch's generator takes for sure
@@ -126,7 +125,7 @@ def settle_device(device: str | None) -> str | None:
 
 def why_no_cuda(stages: Sequence[StageInfo]) -> str | None:
     """Why the yardstick can't run on a GPU, or None where it can."""
-    yardstick = next(stage for stage in stages if stage.number == cell_tables.YARDSTICK)
+    yardstick = next(stage for stage in stages if stage.number == YARDSTICK)
     return yardstick.unavailable["cuda"]
 
 

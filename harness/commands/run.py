@@ -34,24 +34,16 @@ from harness.commands.options import (
     whole,
 )
 from harness.commands.printed import show_printed
-from harness.isolation.roster import PEERS_FROM, StageInfo, read_stages
+from harness.isolation.roster import StageInfo, read_stages
 from harness.problems.directions import OUTPUTS
-from harness.problems.problem import DTYPES, INPUTS, PRECISIONS, REAL_D, Problem
+from harness.problems.problem import DTYPES, INPUTS, PEERS_FROM, PRECISIONS, REAL_D, SEED, Problem
 from harness.problems.real_inputs import HEADS, LAYERS, MAX_N
 from harness.records import environment
 from harness.records.jsonl import Writer, read
-from harness.records.schema import FAILURES, key
-from harness.runs.runner import (
-    SEED,
-    Cell,
-    Limits,
-    Record,
-    default_memory,
-    plan_grid,
-    plan_tour,
-    run,
-)
-from harness.runs.suites import SUITES
+from harness.records.schema import FAILURES, Record, key
+from harness.runs.plan import Cell, Limits, default_memory, plan_grid, plan_tour
+from harness.runs.runner import run
+from harness.runs.suites import CELL_SUITES
 from harness.views import cell_tables, lines, tour
 
 
@@ -91,11 +83,11 @@ def make_cells(arguments: dict[str, Any], stages: Sequence[StageInfo], device: s
     base = make_problem(arguments, device)
     described = [name for name in SHAPE if arguments[name] != DEFAULTS[name]]
     if arguments["suite"] is not None:
-        one_of(arguments["suite"], "--suite", tuple(SUITES))
+        one_of(arguments["suite"], "--suite", tuple(CELL_SUITES))
         described += ["direction"] if base.direction != "fwd" else []
         if described:
             raise UserError(f"--{described[0]}: a suite's problems are its own; leave it away")
-        return SUITES[arguments["suite"]](stages, base)
+        return CELL_SUITES[arguments["suite"]](stages, base)
     if not described:
         return plan_tour(stages, base)
     sizes = integers("64" if arguments["n"] is None else arguments["n"], "--n", 1)
@@ -166,7 +158,7 @@ def run_command(
         typer.Option("--paired", help="also time the stages in turns, in one process, for ratios"),
     ] = DEFAULTS["paired"],
     suite: Annotated[
-        str | None, typer.Option(help=f"the problems of a source's table: {', '.join(SUITES)}")
+        str | None, typer.Option(help=f"the problems of a source's table: {', '.join(CELL_SUITES)}")
     ] = DEFAULTS["suite"],
     stage: Annotated[
         list[Path] | None,

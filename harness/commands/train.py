@@ -29,10 +29,12 @@ from harness.commands.options import (
     whole,
 )
 from harness.commands.printed import show_printed
-from harness.isolation.roster import PEERS_FROM, StageInfo, read_stages
+from harness.isolation.roster import StageInfo, read_stages
+from harness.problems.problem import PEERS_FROM
 from harness.records import environment
 from harness.records.jsonl import WriteFailed
-from harness.runs.runner import Record, default_memory
+from harness.records.schema import Record
+from harness.runs.plan import default_memory
 from harness.training import curves, trainer
 from harness.training import plan as train_plan
 from harness.views import cell_tables, training
@@ -137,7 +139,7 @@ def choose(
     stages: Sequence[StageInfo],
     numbers: Sequence[int],
     own: Sequence[Path],
-    backends: Sequence[train_plan.Contestant],
+    backends: Sequence[train_plan.Trainee],
 ) -> list[StageInfo]:
     """The stages that --stage names; UserError where one is not there, or is SDPA itself."""
     beside = {(backend.stage, backend.name) for backend in backends}
@@ -150,14 +152,14 @@ def choose(
     return chosen
 
 
-def why_none(asked: Sequence[train_plan.Contestant], stages: Sequence[StageInfo]) -> str:
+def why_none(asked: Sequence[train_plan.Trainee], stages: Sequence[StageInfo]) -> str:
     """Why none of the stages that were `asked` for can be trained with, and which ones can."""
     reasons = [f"{one.stage} {one.name} can't be trained with: {one.skip}" for one in asked]
     able = [str(stage.number) for stage in stages if stage.gradients and stage.number < PEERS_FROM]
     return f"--stage: {'; '.join(reasons)}. Stages {', '.join(able)} carry gradients"
 
 
-def default_steps(contestants: Sequence[train_plan.Contestant], device: str) -> int:
+def default_steps(contestants: Sequence[train_plan.Trainee], device: str) -> int:
     """So many steps as are worth while: few where a contestant is interpreted, or goes by rows."""
     for one in contestants:
         if one.skip is None and (one.mode == "interpreted" or one.by_rows):

@@ -1,4 +1,4 @@
-"""A process a cell: started from a fork server that has torch imported, watched, and ended.
+"""One process per comparison: started by a server that has torch imported, watched, and ended.
 
 The server imports torch and nothing else: it runs no operation (one would leave threads behind
 that hang every child), loads no stage and touches no GPU. What a child says comes as JSON over a
@@ -21,6 +21,8 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+
+from harness.records.units import show_bytes
 
 START_LIMIT = 180.0  # seconds for a child to start: the first waits for the server's own import
 POLL = 0.02  # seconds between two looks at a child's memory
@@ -264,12 +266,3 @@ def resident_bytes(pid: int | None) -> int | None:
         return int(psutil.Process(pid).memory_info().rss)
     except Exception:  # not installed, or the process has just ended
         return None
-
-
-def show_bytes(size: float) -> str:
-    """A size for people, in powers of 1024: 1.5 MB."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if size < 1024 or unit == "GB":
-            break
-        size /= 1024
-    return f"{size:.0f} {unit}" if size >= 1000 else f"{size:.3g} {unit}"

@@ -3,20 +3,48 @@
 The harness knows no stage by name: a new file in stages/, or one named by --stage, is a new row.
 """
 
+import hashlib
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from harness.isolation.child import START_LIMIT, Child, ChildFailed, Message
+from harness.isolation.child import START_LIMIT, Child, ChildFailed, Message, say
 from harness.isolation.declared import read_declared
-from harness.isolation.worker import describe
-from harness.problems.problem import Problem
+from harness.isolation.session import (
+    Events,
+    believe,
+    has,
+    is_bool,
+    is_count,
+    is_text,
+    list_of,
+    optional,
+)
+from harness.problems.problem import DEVICES, DTYPES, Problem
+from harness.records.syntax import digest
 
 STAGES = Path(__file__).parents[2] / "stages"
 PEERS = Path(__file__).parents[1] / "peers"
-PEERS_FROM = 100  # stages from this number on are peers: others' kernels, no steps of the ladder
+
+# what the child may say of a file
+SAID: Events = {
+    "stage": {
+        "number": is_count,
+        **dict.fromkeys(("name", "title", "idea", "still_hurts", "traffic"), is_text),
+        **dict.fromkeys(("sha256", "syntax_sha256"), is_text),
+        **dict.fromkeys(("needs", "devices", "options"), list_of(is_text)),
+        "gradients": is_bool,
+        **dict.fromkeys(("exact_up_to", "at_most"), optional(is_count)),
+        "worth_up_to": lambda value: isinstance(value, dict) and all(map(is_count, value.values())),
+        "modes": has(dict.fromkeys(DEVICES, is_text)),
+        "unavailable": has(dict.fromkeys(DEVICES, optional(is_text))),
+        "refused": has(dict.fromkeys(DEVICES, has(dict.fromkeys(DTYPES, optional(is_text))))),
+    },
+    "bad": {"reason": is_text},
+}
 
 
 # an option of the contract (stages/contract.py) whose name doesn't say it -> what it is
@@ -149,10 +177,44 @@ def describe_files(paths: Sequence[Path]) -> list[StageInfo]:
         with Child(describe, [str(path.resolve()) for path in paths], log=log) as child:
             for path in paths:
                 try:
-                    message = child.receive(START_LIMIT, f"took more than {START_LIMIT:g} s")
+                    late = f"took more than {START_LIMIT:g} s"
+                    message = believe(child.receive(START_LIMIT, late), SAID)
                 except ChildFailed as error:
                     raise BadStage(f"{path.name}: while it was loaded: {error.reason}") from None
-                if message["event"] == "failed":
+                if message["event"] == "bad":
                     raise BadStage(f"{path.name}: {message['reason']}")
                 stages.append(StageInfo.from_message(path, message))
     return stages
+
+
+def describe(connection: Connection, paths: list[str]) -> None:
+    """In a child: load the stages in `paths` and say what each is and what it can do here.
+
+    Says 'stage' for each, with its STAGE, where it runs and why not, or 'bad' with the reason.
+    """
+    try:
+        import stages
+        from stages.contract import most_on_an_axis, why_not, why_not_dtype
+    except ImportError as error:
+        say(connection, "bad", reason=f"nothing runs without {error.name}: {error}")
+        return
+    for path in paths:
+        try:
+            stage = stages.load(path).STAGE
+            fields = asdict(stage)
+            fields["worth_up_to"] = dict(stage.worth_up_to)
+            say(
+                connection, "stage", **fields,
+                sha256=hashlib.sha256(Path(path).read_bytes()).hexdigest(),
+                syntax_sha256=digest(Path(path).read_text(encoding="utf-8")),
+                modes={device: stage.mode(device) for device in DEVICES},
+                unavailable={device: why_not(stage, device) for device in DEVICES},
+                refused={
+                    device: {dtype: why_not_dtype(stage, dtype, device) for dtype in DTYPES}
+                    for device in DEVICES
+                },
+                at_most=most_on_an_axis(stage),
+            )  # fmt: skip
+        except BaseException as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            say(connection, "bad", reason=text)

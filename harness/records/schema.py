@@ -26,9 +26,12 @@ Mode = Literal["native", "interpreted", "compiled"]
 Status = Literal["ok", "wrong", "wrong-by-design", "skipped", "crashed", "timeout", "out-of-memory"]
 Meter = Literal["cuda-allocator", "process-rss"]
 
+Record = dict[str, Any]
+
 STATUSES: tuple[str, ...] = get_args(Status)
 FAILURES = ("wrong", "crashed", "timeout", "out-of-memory")
 DIRECTIONS: tuple[str, ...] = get_args(Direction)
+METERS: tuple[str, ...] = get_args(Meter)
 PROBLEM = tuple(field.name for field in fields(Problem))  # what makes a problem
 
 

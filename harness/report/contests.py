@@ -12,8 +12,9 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from harness.isolation.child import show_bytes
+from harness.records import units
 from harness.records.jsonl import read
+from harness.records.units import show_bytes
 from harness.report.text import GPU, find, machine, rows
 from harness.views import cell_tables, contest_plots, contests
 from harness.views import training as training_views
@@ -107,8 +108,8 @@ def skipping() -> str:
             )
             body.append([
                 f"d = {d}, N = {n}", f"{100 * half['skip_ratio']:.0f}%",
-                f"{cell_tables.significant(full['time_ms'])} ms",
-                f"{cell_tables.significant(half['time_ms'])} ms",
+                f"{units.significant(full['time_ms'])} ms",
+                f"{units.significant(half['time_ms'])} ms",
                 f"{full['time_ms'] / half['time_ms']:.2f}x",
             ])  # fmt: skip
     header = ["size", "tiles never visited", "no mask", "causal", "faster"]
@@ -129,7 +130,7 @@ def variants() -> str:
                 ours = find(cells, stage=6, nk=n, **at)["time_ms"]
                 times = [find(cells, name=name, nk=n, **at)["time_ms"] for _, name in others]
                 body.append([
-                    f"d = {d}, {mask}, N = {n}", f"{cell_tables.significant(ours)} ms",
+                    f"d = {d}, {mask}, N = {n}", f"{units.significant(ours)} ms",
                     *(f"{time / ours:.2f}x" for time in times),
                 ])  # fmt: skip
     header = ["mask and size", "as shipped", *(names[other] for other in others)]

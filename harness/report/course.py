@@ -11,14 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.isolation.child import show_bytes
 from harness.lessons import cited
 from harness.problems import cost
 from harness.problems.problem import Problem
+from harness.records import units
 from harness.records.jsonl import read
+from harness.records.units import show_bytes
 from harness.report.text import GPU, RESULTS, ROOT, find, machine, rows, there
-from harness.runs.traffic import moved
 from harness.views import cell_tables
+from harness.views.machine import moved
 
 Record = Mapping[str, Any]
 
@@ -81,7 +82,7 @@ def scores() -> str:
     for n in (1024, 4096, 8192, 32768):
         one = cost.score_bytes(square(n))
         many = cost.score_bytes(replace(square(n), h=16, hk=16))
-        crossing = cell_tables.show_time(many / rate * 1e3)
+        crossing = units.show_time(many / rate * 1e3)
         kept = 4 * n  # bytes of a head's LSE, float32: all that stage 7 keeps of S
         body.append([n, show_bytes(one), show_bytes(many), crossing, show_bytes(kept)])
     header = ["N", "S, a head, fp16", "16 heads", "crosses memory in", "a head's LSE"]
@@ -102,12 +103,12 @@ def three_kernels() -> str:
         for (kernel, predicted), launch in zip(counted.items(), launches, strict=True):
             body.append([
                 f"N = {n}: {kernel}", show_bytes(predicted), show_bytes(moved(launch)),
-                cell_tables.show_time(launch["time_ms"]), rate_of([launch]),
+                units.show_time(launch["time_ms"]), rate_of([launch]),
             ])  # fmt: skip
         whole: list[object] = [
             f"**N = {n}: three kernels**", show_bytes(sum(counted.values())),
             show_bytes(sum(map(moved, launches))),
-            cell_tables.show_time(sum(x["time_ms"] for x in launches)), rate_of(launches),
+            units.show_time(sum(x["time_ms"] for x in launches)), rate_of(launches),
         ]  # fmt: skip
         half = cost.half_fused_bytes(problem)
         online = [r for r in ours if r["stage"] == 5]
@@ -117,7 +118,7 @@ def three_kernels() -> str:
             [
                 f"**N = {n}: one kernel (stage 5)**", show_bytes(cost.fused_bytes(problem)),
                 show_bytes(sum(map(moved, online))),
-                cell_tables.show_time(sum(x["time_ms"] for x in online)), rate_of(online),
+                units.show_time(sum(x["time_ms"] for x in online)), rate_of(online),
             ],
         ]  # fmt: skip
     header = ["kernel", "counted", "DRAM moved", "time", "bandwidth"]
@@ -156,7 +157,7 @@ def graph(stage: int) -> str:
     for n in (64, 256):
         cell = find(cells, stage=stage, nk=n, paired=False)
         nodes = stages.by_number(stage).node_count(1, 1, n, n, 16)
-        time, peak = cell_tables.show_time(cell["time_ms"]), cell_tables.show_peak(cell)
+        time, peak = units.show_time(cell["time_ms"]), cell_tables.show_peak(cell)
         body.append([n, f"{nodes:,}", time, peak, f"{cell['peak_bytes'] / nodes:.0f}"])
     header = ["N", "nodes", "time", "peak", "bytes a node"]
     return f"{rows(header, body)}\n\nd = 16, float32, forward. {machine(env)}"
@@ -172,7 +173,7 @@ def climb(old: int, new: int, sizes: Sequence[int]) -> str:
         both = [find(cells, stage=s, nk=n, paired=True) for s in (old, new)]
         peaks = [find(cells, stage=s, nk=n, paired=False) for s in (old, new)]
         body.append([
-            n, *(cell_tables.show_time(cell["time_ms"]) for cell in both),
+            n, *(units.show_time(cell["time_ms"]) for cell in both),
             factor(cells, old, new, nk=n), *map(cell_tables.show_peak, peaks),
         ])  # fmt: skip
     header = ["N", *(f"{s} {t}" for s, t in zip((old, new), titles, strict=True))]
@@ -347,9 +348,7 @@ def expected() -> str:
 
 def said_of(cell: Record) -> list[str]:
     """Status, error, time and peak of a cell; an interpreted time is none."""
-    time = (
-        "interpreted" if cell["mode"] == "interpreted" else cell_tables.show_time(cell["time_ms"])
-    )
+    time = "interpreted" if cell["mode"] == "interpreted" else units.show_time(cell["time_ms"])
     status, peak = str(cell["status"]), cell_tables.show_peak(cell)
     return [status, cell_tables.show_error(cell["err_f64_max"]), time, peak]
 

@@ -9,14 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.isolation.child import show_bytes
 from harness.problems.cost import source_intensity
+from harness.records import units
 from harness.records.jsonl import read
+from harness.records.units import show_bytes
 from harness.report import contests, course
 from harness.report.course import CPU, factor
 from harness.report.text import GPU, ROOT, find, machine, rows, there
-from harness.runs import traffic
 from harness.views import cell_tables, lines, roofline
+from harness.views import machine as machine_view
 from harness.views.look import LOOKS
 
 README = ROOT / "README.md"
@@ -53,7 +54,7 @@ SOURCE_4_4 = {1024: (15.4, 261), 4096: (16.1, 1044)}
 def ms(cell: Record) -> str:
     """A time in ms, three digits; the status where there is none."""
     time = cell["time_ms"]
-    return cell["status"] if time is None else cell_tables.significant(time)
+    return cell["status"] if time is None else units.significant(time)
 
 
 def first_table() -> str:
@@ -74,7 +75,7 @@ def table_4_1() -> str:
             if what == "source":
                 if stage not in SOURCE_4_1:
                     continue
-                figures = [cell_tables.significant(x) for x in SOURCE_4_1[stage]]
+                figures = [units.significant(x) for x in SOURCE_4_1[stage]]
                 what = "source, one row" if stage < 2 else "source, all rows"
             else:
                 sizes = [(1 if what == "one row" else n, n) for n in (8, 16, 32, 64)]
@@ -163,9 +164,9 @@ def table_4_4() -> str:
         row: list[object] = [n, f"{source[0]} / {source[1]}"]
         counted = source_intensity(n, 64)
         standard, flash = counted["standard"], counted["flash"]
-        row.append(f"{cell_tables.significant(standard)} / {cell_tables.significant(flash, 4)}")
+        row.append(f"{units.significant(standard)} / {units.significant(flash, 4)}")
         ours = [c["flops"] / c["hbm_bytes"] for c in (three, five)]
-        row.append(f"{cell_tables.significant(ours[0])} / {cell_tables.significant(ours[1], 4)}")
+        row.append(f"{units.significant(ours[0])} / {units.significant(ours[1], 4)}")
         achieved = [c["flops"] / c["time_ms"] / 1e9 for c in (three, five)]
         row.append(" / ".join(f"{x:.1f}" for x in achieved))
         body.append(row)
@@ -214,9 +215,9 @@ def traffic_table() -> str:
     env, records = read(GPU / "io.jsonl", "io")
     names = cell_tables.titles(env)
     body = []
-    for group in traffic.by_stage(records):
+    for group in machine_view.by_stage(records):
         first = group[0]
-        total = sum(map(traffic.moved, group))
+        total = sum(map(machine_view.moved, group))
         milliseconds = sum(record["time_ms"] for record in group)
         predicted = first["predicted_bytes"]
         body.append([
@@ -280,7 +281,7 @@ def draw(folder: Path) -> list[Path]:
         shown = [*(cell for cell in tour if cell["d"] < 128), *tf32]
         written.append(lines.plot_measure(all_stages, shown, "error", folder, look))
         written.append(folder / f"traffic{look.suffix}.png")
-        traffic.plot(records, cell_tables.titles(io_env), written[-1], look)
+        machine_view.plot_traffic(records, cell_tables.titles(io_env), written[-1], look)
         written.append(roofline.draw(all_stages, roofs, folder, look))
         written += contests.draw(folder, look)
     return written

@@ -12,17 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from harness.records import environment
+from harness.isolation.child import START_LIMIT, Child, ChildFailed, hear, say
+from harness.isolation.session import Session, is_count, is_number, is_time, optional
 from harness.problems.problem import ITEMSIZE
-from harness.isolation.child import START_LIMIT, Child, ChildFailed, hear, say, show_bytes
-from harness.views.cell_tables import significant
-
-Record = dict[str, Any]
+from harness.records import environment
+from harness.records.schema import Record
 
 GPU_SIDE, CPU_SIDE = 8192, 2048  # of the square matrices
 GPU_DTYPES = (
@@ -37,6 +32,7 @@ WARM_UP_CALLS = 3
 SECONDS = 1.0  # of sampling a ceiling, and more where it's slow:
 LEAST_SAMPLES = 5
 LIMIT = 300.0  # seconds that a ceiling may take: a slow core needs some for a product in float64
+DONE = {"done": {"time_ms": is_time, "time_iqr_ms": optional(is_number), "samples": is_count}}
 CPU_CACHES = Path("/sys/devices/system/cpu")
 
 
@@ -59,18 +55,6 @@ class Ceiling:
     def work(self) -> int:
         """FLOPs of a product, a multiply and an add being two; bytes read and written of a copy."""
         return 2 * self.size**3 if self.what == "matmul" else self.size
-
-    @property
-    def title(self) -> str:
-        """What it is, in a line."""
-        if self.what == "copy":
-            text = f"copy, {show_bytes(self.size / 2)}"
-        else:
-            tf32 = " tf32" if self.precision == "tf32" else ""
-            text = f"{self.dtype}{tf32} product, {self.size}^3"
-        if self.threads is None:
-            return text
-        return f"{text}, {self.threads} thread{'s' if self.threads > 1 else ''}"
 
     def record(self, time_ms: float, time_iqr_ms: float | None, samples: int) -> Record:
         """Its record (harness/records/schema.py: CEILING), in 10^12 FLOPs or bytes a second."""
@@ -139,21 +123,15 @@ def measure(ceilings: Sequence[Ceiling], seconds: float = SECONDS) -> Iterator[R
     """The record of each ceiling, or the reason why there is none, one after the other."""
     with tempfile.TemporaryDirectory(prefix="ladder-") as folder:
         for ceiling in ceilings:
-            try:
-                child = Child(gauge, asdict(ceiling), seconds, log=Path(folder) / "log")
-                with child:
-                    late = f"took more than {START_LIMIT:g} s to start"
-                    start = child.receive(START_LIMIT, late)
-                    child.send({"event": "start"})
+            log = Path(folder) / "log"
+            with Session(gauge, asdict(ceiling), seconds, log=log) as session:
+                try:
                     late = f"took more than {LIMIT:g} s"
-                    message = child.receive(LIMIT, late) if start["event"] == "ready" else start
-            except ChildFailed as error:
-                yield error.reason
-                continue
-            if message["event"] != "done":
-                yield str(message["reason"])
-                continue
-            yield ceiling.record(message["time_ms"], message["time_iqr_ms"], message["samples"])
+                    message = session.ask({"event": "start"}, DONE, LIMIT, late)
+                except ChildFailed as error:
+                    yield error.reason
+                    continue
+            yield ceiling.record(*(message[name] for name in DONE["done"]))
 
 
 def gauge(connection: Connection, fields: Record, seconds: float) -> None:
@@ -171,7 +149,7 @@ def gauge(connection: Connection, fields: Record, seconds: float) -> None:
         timing = time_call(call, ceiling.device, seconds)
     except BaseException as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        say(connection, "failed", reason=text)
+        say(connection, "failed", status="crashed", reason=text)
         return
     say(
         connection, "done",
@@ -213,35 +191,3 @@ def prepare(ceiling: Ceiling) -> Callable[[], object]:
         return work()
 
     return call
-
-
-def show(env: Record, records: Sequence[Record], console: Console) -> None:
-    """Print the ceilings of a machine as a small table."""
-    console.print(f"{env['device_name']}, torch {env['torch']}", highlight=False, markup=False)
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="underline")
-    for header in ("ceiling", "rate", "time of a call", "IQR", "samples"):
-        table.add_column(header, justify="left" if header == "ceiling" else "right", no_wrap=True)
-    for record in records:
-        iqr = record["time_iqr_ms"]
-        table.add_row(
-            of_record(record).title,
-            show_rate(record["value"], record["unit"]),
-            f"{record['time_ms']:.3g} ms",
-            f"{iqr:.2g} ms" if iqr is not None else "-",
-            str(record["samples"]),
-        )
-    console.print(table)
-
-
-def of_record(record: Record) -> Ceiling:
-    """The ceiling that a record is of."""
-    return Ceiling(**{name: record[name] for name in Ceiling.__dataclass_fields__})
-
-
-def show_rate(value: float, unit: str) -> str:
-    """A rate in 10^12 a second for people, three digits: 790 TFLOP/s, 12.3 GB/s, 1.5 MFLOP/s."""
-    for prefix in ("T", "G", "M", "k"):
-        if value >= 0.9995 or prefix == "k":
-            break
-        value *= 1e3
-    return f"{significant(value)} {prefix}{unit.removeprefix('T')}"

@@ -9,10 +9,10 @@ import sys
 import torch
 
 import stages
+from harness.isolation.call import bind
 from harness.measures.accuracy import set_precision
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
-from harness.isolation.worker import bind
 
 
 def main(path: str, problem_json: str) -> None:

@@ -51,7 +51,7 @@ OUTSIDE = "outside"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the records of one contestant, a record a seed, come to.
+    """What the records of one contestant, one record per seed, come to.
 
     `status` is 'ok', 'outside', 'not judged', or what kept it from training. Losses are in nats a
     character, means over the seeds; `final` is the last window's. `deviation` is the largest beside
@@ -181,7 +181,7 @@ def judge_one(own: Sequence[Record], records: Sequence[Record]) -> Verdict:
     limits = None if why_not_judged(records) else allowed(records)
     worst = farthest(whole, records, limits)
     deviation, limit, step = worst or (None, None, None)
-    status, reason = settle(own, records, worst)
+    status, reason = status_of(own, records, worst)
     speeds = [record["tokens_per_s"] for record in whole if record["tokens_per_s"] is not None]
     val_losses = [record["val_loss"] for record in whole if record["val_loss"] is not None]
     return Verdict(
@@ -211,7 +211,7 @@ def farthest(
     return max(found, key=lambda one: one[0] / (one[1] or 1.0), default=None)
 
 
-def settle(
+def status_of(
     own: Sequence[Record],
     records: Sequence[Record],
     worst: tuple[float, float | None, int] | None,

@@ -14,9 +14,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.isolation.call import WrongOutput, blame, check_like
 from harness.isolation.child import hear, say
-from harness.isolation.worker import WrongOutput, blame
-from harness.problems.directions import show
 from harness.problems.problem import Problem
 from harness.training.plan import SHAPES, Shape
 
@@ -43,7 +42,7 @@ Attend = Callable[..., "torch.Tensor"]
 Order = dict[str, Any]
 
 
-def contest(connection: Connection, order: Order) -> None:
+def train_seeds(connection: Connection, order: Order) -> None:
     """Train with the stage in the file order['path'], or with the SDPA backend order['backend'].
 
     Says 'ready' with the number of parameters; then for each {'seed'} 'losses' again and again,
@@ -277,10 +276,7 @@ def checked(attend: Attend) -> Attend:
         q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", *, causal: bool
     ) -> "torch.Tensor":
         o = attend(q, k, v, causal=causal)
-        for what in ("shape", "dtype", "device"):
-            got, expected = getattr(o, what, None), getattr(q, what)
-            if got != expected:
-                raise WrongOutput(f"returned {what} {show(got)}, expected {show(expected)}")
+        check_like(o, q)
         if q.requires_grad and not o.requires_grad:
             raise WrongOutput("returned an output that carries no gradient")
         return o

@@ -1,4 +1,4 @@
-"""What `ladder train` asks of every contestant: the model's shape, the text's windows, the seeds.
+"""What `ladder train` asks of every trainee: the model's shape, the text's windows, the seeds.
 
 No torch in here.
 """
@@ -9,16 +9,16 @@ from pathlib import Path
 
 from harness.isolation.roster import StageInfo
 from harness.problems.problem import Problem
-from harness.runs.runner import Record
+from harness.records.schema import Record
 
 DTYPES = ("bfloat16", "float32")
 DEFAULT_DTYPES = {"cpu": "float32", "cuda": "bfloat16"}
 DEFAULT_SIZES = {"cpu": "tiny", "cuda": "small"}
 DEFAULT_STEPS = {"cpu": 300, "cuda": 500}
-INTERPRETED_STEPS = 3  # where a contestant's kernels are interpreted: each takes seconds
+INTERPRETED_STEPS = 3  # where a trainee's kernels are interpreted: each takes seconds
 DEFAULT_SEEDS = {"cpu": 1, "cuda": 3}
 
-# SDPA's backends (torch.nn.attention.SDPBackend) as contestants: number, name, title, backend
+# SDPA's backends (torch.nn.attention.SDPBackend) as trainees: number, name, title, backend
 FLASH = (100, "sdpa_flash", "SDPA, flash", "FLASH_ATTENTION")
 CUDNN = (101, "sdpa_cudnn", "SDPA, cuDNN", "CUDNN_ATTENTION")
 EFFICIENT = (102, "sdpa_efficient", "SDPA, efficient", "EFFICIENT_ATTENTION")
@@ -53,7 +53,7 @@ SHAPES = {
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Trainee:
     """A stage, from its file, or one of SDPA's backends."""
 
     stage: int
@@ -63,31 +63,31 @@ class Contestant:
     path: Path | None = None
     backend: str | None = None
     skip: str | None = None  # why it can't be trained with
-    by_rows: bool = False  # it takes no causal mask: asked row by row (train_worker.row_by_row)
+    by_rows: bool = False  # it takes no causal mask: asked row by row (loop.row_by_row)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What every contestant is trained on, the same for all."""
+    """What every trainee is trained on, the same for all."""
 
     size: str
     steps: int
     seeds: Sequence[int]
     problem: Problem  # what each layer asks of an attention
 
-    def to_json(self, contestants: Sequence[Contestant]) -> list[Record]:
-        """The plan as the env line has it: a dict a contestant and seed."""
+    def to_json(self, trainees: Sequence[Trainee]) -> list[Record]:
+        """The plan as the env line has it: a dict for each trainee and seed."""
         return [
-            {"stage": contestant.stage, "name": contestant.name, "seed": seed}
-            for contestant in contestants
+            {"stage": trainee.stage, "name": trainee.name, "seed": seed}
+            for trainee in trainees
             for seed in self.seeds
         ]
 
 
-def from_backends(device: str) -> list[Contestant]:
+def from_backends(device: str) -> list[Trainee]:
     """SDPA's backends for `device`; which of them take the problem is told by their processes."""
     return [
-        Contestant(
+        Trainee(
             stage=number,
             name=name,
             mode="native",
@@ -98,10 +98,10 @@ def from_backends(device: str) -> list[Contestant]:
     ]
 
 
-def from_stage(stage: StageInfo, problem: Problem) -> Contestant:
-    """A stage as a contestant, skipped where it can't train on this machine."""
+def from_stage(stage: StageInfo, problem: Problem) -> Trainee:
+    """A stage as a trainee, skipped where it can't train on this machine."""
     by_rows = "causal" not in stage.options
-    return Contestant(
+    return Trainee(
         stage=stage.number,
         name=stage.name,
         mode=stage.modes[problem.device],

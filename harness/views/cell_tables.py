@@ -12,14 +12,13 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from harness.isolation.child import show_bytes
-from harness.isolation.roster import PEERS_FROM
+from harness.problems.problem import PEERS_FROM, YARDSTICK
 from harness.records.schema import PROBLEM
+from harness.records.units import show_bytes, show_time, significant
 
 Record = Mapping[str, Any]
 
 FORMATS = ("rich", "markdown", "csv", "json")
-YARDSTICK = 3
 WIDTH = 100
 SHORTEST_TITLE, LONGEST_TITLE = 12, 24  # columns of a stage's title
 SMALL_PEAK = 1 << 20  # bytes below which a process's resident set tells nothing
@@ -153,22 +152,6 @@ def in_turns(group: Sequence[Record], cell: Record) -> Record | None:
         if same and other["paired"] and comparable(other):
             return other
     return None
-
-
-def show_time(ms: float | None) -> str:
-    """A time for people, three digits: 12.3 us, 4.56 ms, 1.23 s."""
-    if ms is None:
-        return "-"
-    for factor, unit in ((1e3, "us"), (1.0, "ms")):
-        if ms * factor < 999.5:
-            return f"{significant(ms * factor)} {unit}"
-    return f"{significant(ms / 1e3)} s"
-
-
-def significant(x: float, digits: int = 3) -> str:
-    """`x` with so many digits and no exponent: 1234, 12.3, 0.00123."""
-    text = f"{x:.{digits}g}"
-    return f"{float(text):.0f}" if "e+" in text else text
 
 
 def show_ratio(ratio: float | None, paired: bool, spread: tuple[float, float] | None = None) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.isolation.roster import PEERS_FROM
+from harness.problems.problem import PEERS_FROM
 from harness.views.cell_tables import titles
 from harness.views.contests import (
     Contestant,

@@ -15,10 +15,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from harness.isolation.child import show_bytes
-from harness.isolation.roster import PEERS_FROM
+from harness.problems.problem import PEERS_FROM, YARDSTICK
 from harness.records.schema import PROBLEM
-from harness.views.cell_tables import YARDSTICK, flat, significant, titles
+from harness.records.units import show_bytes, significant
+from harness.views.cell_tables import flat, titles
 from harness.views.roofline import UNITS, roof_of
 
 Record = Mapping[str, Any]

@@ -19,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.problems.cost import intensity
-from harness.runs.ceilings import show_rate
-from harness.views.cell_tables import significant, titles
+from harness.records.units import show_rate, significant
+from harness.views.cell_tables import titles
 from harness.views.lines import families, family_title
 from harness.views.look import (
     DASHES,

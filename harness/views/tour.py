@@ -3,16 +3,10 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from harness.isolation.roster import PEERS_FROM
+from harness.problems.problem import PEERS_FROM
 from harness.records.schema import FAILURES
-from harness.views.cell_tables import (
-    by_problem,
-    comparable,
-    problem_title,
-    show_error,
-    show_ratio,
-    show_time,
-)
+from harness.records.units import show_time
+from harness.views.cell_tables import by_problem, comparable, problem_title, show_error, show_ratio
 
 Record = Mapping[str, Any]
 

@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from harness.records import units
 from harness.training import curves
 from harness.training.curves import Verdict
 from harness.views import cell_tables
@@ -47,7 +48,7 @@ def row(verdict: Verdict, title: str) -> list[str]:
         cell_tables.show_error(verdict.deviation),
         cell_tables.show_error(verdict.allowed),
         "-" if verdict.step is None else str(verdict.step),
-        "-" if speed is None else cell_tables.significant(speed),
+        "-" if speed is None else units.significant(speed),
         verdict.status,
     ]
 
@@ -61,7 +62,7 @@ def title_line(records: Sequence[Record]) -> str:
     """What all contestants of a run were trained on, in a line."""
     first = records[0]
     sizes = [record["parameters"] for record in records if record["parameters"] is not None]
-    parameters = f" ({cell_tables.significant(sizes[0] / 1e6)} M parameters)" if sizes else ""
+    parameters = f" ({units.significant(sizes[0] / 1e6)} M parameters)" if sizes else ""
     seeds = len({record["seed"] for record in records})
     return (
         f"GPT, {first['size']}{parameters}, {first['steps']} steps, {seeds} "

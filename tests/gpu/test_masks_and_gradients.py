@@ -11,9 +11,10 @@ import torch
 from test_on_a_gpu import KINDS, problem
 
 import stages
-from harness.isolation.worker import bind
-from harness.measures.accuracy import judge_outputs, make_oracles, set_precision
+from harness.isolation.call import bind
+from harness.measures.accuracy import judge_outputs, set_precision
 from harness.measures.memory import measure_peak
+from harness.measures.oracle import make_oracles
 from harness.peers import p100_sdpa_flash
 from harness.problems.directions import make_output_gradient, prepare
 from harness.problems.inputs import make_inputs

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import stages
-from harness.measures.accuracy import Error, make_oracle, set_precision
+from harness.measures.accuracy import Error, set_precision
 from harness.measures.memory import measure_peak
+from harness.measures.oracle import make_oracle
 from harness.measures.timing import cuda_sampler
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem

@@ -9,8 +9,9 @@ import torch
 from test_inputs import problem, scores
 
 import stages
-from harness.measures import accuracy
-from harness.measures.accuracy import Error, Oracle, in_blocks, make_oracle, row_blocks
+from harness.measures import accuracy, oracle
+from harness.measures.accuracy import Error, Oracle
+from harness.measures.oracle import in_blocks, make_oracle, row_blocks
 from harness.problems.inputs import make_inputs
 
 stage3 = stages.by_number(3).attend
@@ -38,13 +39,13 @@ def test_row_blocks_are_the_whole(monkeypatch, shape):
     if asked.seqlens_k is not None:
         options["seqlens_k"] = torch.tensor(asked.seqlens_k, dtype=torch.int32)
     whole = stage3(q, k, v, **options)
-    monkeypatch.setattr(accuracy, "BLOCK_BYTES", 7 * 8 * asked.b * asked.h * asked.nk)
+    monkeypatch.setattr(oracle, "BLOCK_BYTES", 7 * 8 * asked.b * asked.h * asked.nk)
     assert len(list(row_blocks(asked))) > 5
     in_parts = in_blocks(stage3, asked, q, k, v)
     assert in_parts.shape == whole.shape
     torch.testing.assert_close(in_parts, whole, rtol=1e-12, atol=1e-13)
     # and the largest score is that of the whole, masked or not
-    largest = accuracy.largest_score(asked, q, k)
+    largest = oracle.largest_score(asked, q, k)
     assert largest == pytest.approx(scores(q, k).abs().max().item(), rel=1e-12)
 
 
@@ -139,7 +140,7 @@ def test_half_precision_is_judged_by_the_mixed_yardstick_not_by_stage_3(dtype):
 def test_tf32_is_judged_by_truncated_operands(monkeypatch):
     """On a CPU the switch does nothing, so that the truncated yardstick alone makes the bound."""
     switched = []
-    monkeypatch.setattr(accuracy, "set_precision", switched.append)
+    monkeypatch.setattr(oracle, "set_precision", switched.append)
     asked = problem(precision="tf32", nq=256, nk=256)
     q, k, v = make_inputs(asked)
 
@@ -166,7 +167,7 @@ def test_tf32_is_judged_by_truncated_operands(monkeypatch):
 def test_truncation_clears_thirteen_bits():
     x = torch.tensor([1 + 2**-10, 1 + 2**-11, -(1 + 2**-10 + 2**-12), 3.0])
     expected = torch.tensor([1 + 2**-10, 1.0, -(1 + 2**-10), 3.0])
-    assert torch.equal(accuracy.truncate_to_tf32(x), expected)
+    assert torch.equal(oracle.truncate_to_tf32(x), expected)
 
 
 def test_what_missed_which_bound_is_said():

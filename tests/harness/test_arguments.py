@@ -216,7 +216,7 @@ def test_a_tour_whose_file_has_no_ending_does_not_stumble_over_its_plots(tmp_pat
     """The plots' folder is named after the file: a file without .jsonl is its own folder."""
     from harness.commands import run
     from harness.records.jsonl import Writer, read
-    from harness.runs.runner import Limits
+    from harness.runs.plan import Limits
 
     cells = [make_cell()]
     out = tmp_path / "tour"

@@ -12,29 +12,30 @@ import torch
 from ladder_command import FAKES, Started, in_turn
 
 from harness.commands import bench_progress
-from harness.isolation.child import ChildFailed
+from harness.isolation.judge import Judge, NoVerdict
 from harness.isolation.roster import PEERS, StageInfo, built_in_files, describe_files, read_stages
 from harness.measures import timing
 from harness.problems import cost
-from harness.problems.problem import Problem
+from harness.problems.problem import SEED, Problem
 from harness.records import jsonl
-from harness.runs import bench
-from harness.runs.bench import (
-    Contest,
+from harness.runs import contest
+from harness.runs.outcome import bench_records
+from harness.runs.plan import (
+    Comparison,
+    Limits,
     Sizes,
-    Terms,
     make_problems,
-    plan,
-    suite_problems,
+    plan_comparisons,
+    plan_tour,
     usual_stages,
 )
-from harness.runs.runner import SEED, plan_tour
+from harness.runs.suites import PROBLEM_SUITES, suite_problems
 
 PROBLEM = Problem(
     inputs="normal", seed=1, b=2, h=2, hk=2, nq=32, nk=32, d=16, dtype="float32", precision="ieee",
     causal=False, seqlens_k=None, device="cpu",
 )  # fmt: skip
-TERMS = Terms(warmup=2, repeat=6, budget=30.0, memory=1 << 30)
+LIMITS = Limits(budget=30.0, memory=1 << 30, warmup=2, rounds=6)
 STAGE3, TRITON = (
     next(path for path in built_in_files() if path.name.startswith(name))
     for name in ("s03_", "s05_")
@@ -79,17 +80,20 @@ def calls_of(path):
     return path.with_suffix(".calls").stat().st_size
 
 
-def hold(folder, *paths, problem=PROBLEM, terms=TERMS, printed=None):
+def hold(folder, *paths, problem=PROBLEM, limits=LIMITS, printed=None, judge=Judge):
     """name -> record of a contest between the stages in `paths`; each holds to the schema."""
     stages = describe_files([Path(path) for path in paths])
-    where = folder / "court"
+    where = folder / "outputs"
     where.mkdir(exist_ok=True)
-    records = bench.hold(Contest(problem, stages), terms, where, [] if printed is None else printed)
+    comparison = Comparison(problem, stages, limits)
+    with judge(problem, where) as judging:
+        outcomes = contest.measure(comparison, judging, [] if printed is None else printed)
+    records = bench_records(outcomes, limits)
     for record in records:
         jsonl.dump_line(record)
         timed = record["time_ms"] is not None
         assert timed == (record["status"] == "ok" and record["mode"] != "interpreted")
-        assert timed == (record["samples"] == terms.repeat)
+        assert timed == (record["samples"] == limits.rounds)
         if not timed:  # nothing that follows from a time is there without one
             assert record["tflops"] is record["tokens_per_s"] is None
             assert record["speedup"] == {}
@@ -198,7 +202,7 @@ def test_who_is_wrong_is_never_timed(tmp_path, make_stage):
         assert why in records[name]["reason"]
         assert calls_of(path) == 1
     assert records["off"]["err_f64_max"] > 1e-4  # how wrong it was is kept
-    assert calls_of(right) > 1 + TERMS.warmup + TERMS.repeat
+    assert calls_of(right) > 1 + LIMITS.warmup + LIMITS.rounds
 
 
 @pytest.mark.parametrize("direction", ["bwd", "train"])
@@ -258,15 +262,15 @@ def test_who_falls_in_the_rounds_costs_itself_only(tmp_path, make_stage, error, 
 
 def test_who_hangs_costs_itself_only(tmp_path):
     hangs = FAKES / "hangs.py"
-    records = hold(tmp_path, hangs, STAGE3, terms=replace(TERMS, budget=1.0))
+    records = hold(tmp_path, hangs, STAGE3, limits=replace(LIMITS, budget=1.0))
     assert found(records) == {"hangs": "timeout", "torch_three_gemm": "ok"}
     assert "budget of 1 s" in records["hangs"]["reason"]
 
 
 def test_who_is_too_slow_for_the_rounds_is_told_beforehand(tmp_path, make_stage):
     slow = make_stage("slow", f"time.sleep(0.05)\n{RIGHT}")
-    terms = replace(TERMS, repeat=100, budget=5.0)
-    records = hold(tmp_path, slow, STAGE3, terms=terms)
+    limits = replace(LIMITS, rounds=100, budget=5.0)
+    records = hold(tmp_path, slow, STAGE3, limits=limits)
     assert found(records) == {"slow": "timeout", "torch_three_gemm": "ok"}
     assert "102 calls do not fit in its budget of 5 s" in records["slow"]["reason"]
     assert calls_of(slow) == 2  # its check, and one warm-up call
@@ -281,7 +285,7 @@ def test_who_remembers_its_answer_is_found_out(tmp_path):
 
 @pytest.mark.parametrize("name", ["talks_forged", "talks_garbage"])
 def test_who_talks_to_the_harness_talks_for_itself(tmp_path, name):
-    records = hold(tmp_path, STAGE3, FAKES / f"{name}.py", terms=replace(TERMS, budget=3.0))
+    records = hold(tmp_path, STAGE3, FAKES / f"{name}.py", limits=replace(LIMITS, budget=3.0))
     assert records["torch_three_gemm"]["status"] == "ok"
     assert records[name]["status"] in ("crashed", "timeout")
 
@@ -290,7 +294,7 @@ def test_the_interpreted_are_checked_and_the_inexact_are_not_timed(tmp_path):
     records = hold(tmp_path, TRITON, FAKES / "modest.py", FAKES / "claims_too_much.py", STAGE3)
     interpreted = records.pop("triton_online")
     assert (interpreted["status"], interpreted["mode"]) == ("ok", "interpreted")
-    assert interpreted["reason"] == bench.INTERPRETED and interpreted["time_ms"] is None
+    assert interpreted["reason"] == contest.INTERPRETED and interpreted["time_ms"] is None
     assert 0 < interpreted["err_f64_max"] < 1e-5
     assert found(records) == {"modest": "wrong-by-design", "claims_too_much": "wrong",
                               "torch_three_gemm": "ok"}  # fmt: skip
@@ -327,14 +331,13 @@ def test_who_counts_skipped_tiles_has_its_share_recorded(tmp_path, make_stage):
     assert found(records) == {"deadly": "ok", "torch_three_gemm": "ok"}
 
 
-def test_without_an_oracle_nobody_is_timed(tmp_path, make_stage, monkeypatch):
-    class Blind(bench.Judge):
+def test_without_an_oracle_nobody_is_timed(tmp_path, make_stage):
+    class Blind(Judge):
         def open(self):
-            raise ChildFailed("out-of-memory", "can't be checked: too large")
+            raise NoVerdict("out-of-memory", "can't be checked: too large")
 
-    monkeypatch.setattr(bench, "Judge", Blind)
     right = make_stage("right")
-    records = hold(tmp_path, right, STAGE3)
+    records = hold(tmp_path, right, STAGE3, judge=Blind)
     assert set(found(records).values()) == {"out-of-memory"}
     assert {record["reason"] for record in records.values()} == {"can't be checked: too large"}
     assert not right.with_suffix(".calls").exists()
@@ -391,17 +394,17 @@ def test_unless_told_stage_3_the_newest_that_fits_and_the_peers_compete(directio
 def test_the_usual_compete_where_they_fit_and_those_asked_for_everywhere():
     problems = [PROBLEM, replace(PROBLEM, causal=True), replace(PROBLEM, direction="train")]
     some = [stage for stage in LADDER if stage.number in (3, 5, 6, 7, 101)]
-    assert [numbers(c.stages) for c in plan(some, problems, ())] == [
+    assert [numbers(c.stages) for c in plan_comparisons(some, problems, ())] == [
         [3, 5, 6, 7],
         [3, 6, 7],
         [3, 7],
     ]
-    everywhere = plan(some, problems, [stage.path for stage in some])
+    everywhere = plan_comparisons(some, problems, [stage.path for stage in some])
     assert [numbers(c.stages) for c in everywhere] == [[3, 5, 6, 7, 101]] * 3
-    assert plan([LADDER[2]], problems[1:], ()) == []
+    assert plan_comparisons([LADDER[2]], problems[1:], ()) == []
     # one that declares itself wrong there is no contestant unless it is asked for
     assert numbers(usual_stages(LADDER[:2], [PROBLEM])) == [3]
-    assert plan(LADDER[1:2], [PROBLEM], ()) == []
+    assert plan_comparisons(LADDER[1:2], [PROBLEM], ()) == []
 
 
 def test_the_work_a_token_stays_the_same():
@@ -426,7 +429,7 @@ def test_problems_come_by_direction_mask_and_d_and_n_last():
     )
 
 
-@pytest.mark.parametrize("name", bench.SUITES)
+@pytest.mark.parametrize("name", PROBLEM_SUITES)
 def test_the_suites_have_the_sources_shapes(name):
     problems = suite_problems(name, PROBLEM)
     assert {p.dtype for p in problems} == {"float16"} and {p.causal for p in problems} == {0, 1}
@@ -582,8 +585,8 @@ def test_hopeless_is_what_takes_long_at_a_fast_rate(make_stage):
 
     def reason(stage, calls, device="cpu"):
         problem = replace(PROBLEM, device=device)
-        terms = replace(TERMS, warmup=1, repeat=calls - 1)
-        return bench_progress.why_too_long([Contest(problem, [stranger, stage])], terms)
+        limits = Limits(warmup=1, rounds=calls - 1)
+        return bench_progress.why_too_long([Comparison(problem, [stranger, stage], limits)])
 
     most = int(bench_progress.PATIENCE * bench_progress.THREAD_RATE / flops)
     assert reason(native, most) is None

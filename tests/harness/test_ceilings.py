@@ -13,8 +13,9 @@ from made_up import make_env, write_run
 from harness.commands import app
 from harness.measures.timing import time_call
 from harness.records import jsonl, schema
+from harness.records.units import show_rate
 from harness.runs import ceilings
-from harness.runs.ceilings import Ceiling, last_level_cache, plan, prepare, show_rate
+from harness.runs.ceilings import Ceiling, last_level_cache, plan, prepare
 
 SMALL = [
     Ceiling("matmul", "cpu", 64, "float32", "ieee", 1),

@@ -23,7 +23,7 @@ from harness.problems.cost import (
     three_kernel_bytes,
     visible_pairs,
 )
-from harness.runs.runner import Cell, blank_record
+from harness.runs.outcome import Outcome, cell_record
 from stages.contract import TRAFFICS, Stage
 
 
@@ -257,7 +257,7 @@ def test_a_stage_declares_its_traffic():
 def test_records_hold_a_stage_to_what_it_declares():
     asked = problem(nq=64, nk=64, d=16)
     found = {
-        stage.number: blank_record(Cell(stage, asked))["hbm_bytes"]
+        stage.number: cell_record(Outcome(stage, asked), paired=False)["hbm_bytes"]
         for stage in read_stages()
         if stage.number in (1, 3, 4, 5)
     }

@@ -15,18 +15,17 @@ from hypothesis import given, settings
 from test_inputs import problem, scores
 
 import stages
-from harness.isolation.worker import bind
-from harness.measures import accuracy
-from harness.measures.accuracy import (
-    Error,
-    Oracle,
+from harness.isolation.call import bind
+from harness.measures import oracle as oracle_module
+from harness.measures.accuracy import Error, Oracle, judge_outputs
+from harness.measures.oracle import (
     gradients_in_blocks,
-    judge_outputs,
     make_gradient_oracles,
     make_oracle,
     make_oracles,
     rounded_gradients,
     row_blocks,
+    truncate_to_tf32,
 )
 from harness.problems.directions import OUTPUTS, make_output_gradient, prepare
 from harness.problems.inputs import make_inputs
@@ -134,7 +133,7 @@ def test_blocks_are_the_whole(asked, rows):
     """The oracles in blocks of a few query rows are those of all rows at once."""
     whole = make_gradient_oracles(asked)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(accuracy, "BLOCK_BYTES", rows * 8 * asked.b * asked.h * asked.nk)
+        patch.setattr(oracle_module, "BLOCK_BYTES", rows * 8 * asked.b * asked.h * asked.nk)
         assert len(list(row_blocks(asked))) == math.ceil(asked.nq / rows)
         parts = make_gradient_oracles(asked)
     for one, other, rounding in zip(whole, parts, float64_rounding(asked)):
@@ -150,7 +149,7 @@ def test_blocks_are_the_whole(asked, rows):
 def test_no_n_by_n_is_held(monkeypatch):
     """Whatever the problem's size, no tensor is larger than a block, or an input in float64."""
     asked = problem(nq=700, nk=600, d=4, direction="train", causal=True)
-    monkeypatch.setattr(accuracy, "BLOCK_BYTES", 8 * 600 * 10)
+    monkeypatch.setattr(oracle_module, "BLOCK_BYTES", 8 * 600 * 10)
 
     class Largest(torch.utils._python_dispatch.TorchDispatchMode):
         elements = 0
@@ -393,10 +392,10 @@ def test_the_bound_is_three_yardsticks_and_the_floor(dtype, inputs):
 def test_tf32_is_judged_by_truncated_operands(monkeypatch):
     """On a CPU the switch does nothing, so that the truncated yardstick alone makes the bound."""
     switched = []
-    monkeypatch.setattr(accuracy, "set_precision", switched.append)
+    monkeypatch.setattr(oracle_module, "set_precision", switched.append)
     asked = problem(precision="tf32", nq=256, nk=256, direction="bwd")
     q, k, v = make_inputs(asked)
-    dO, scale, cut = make_output_gradient(asked), 64**-0.5, accuracy.truncate_to_tf32
+    dO, scale, cut = make_output_gradient(asked), 64**-0.5, truncate_to_tf32
     p = torch.softmax(cut(q) @ cut(k).mT * scale, -1)
     delta = ((cut(p) @ cut(v)) * dO).sum(-1, keepdim=True)
     ds = cut(p * (cut(dO) @ cut(v).mT - delta))
@@ -468,7 +467,7 @@ def test_dk_and_dv_are_summed_in_float32_at_least(monkeypatch):
     asked = case({"nq": 512, "nk": 8, "d": 8}, "bfloat16", "normal")
     inputs = (*make_inputs(asked), make_output_gradient(asked))
     truth = dense_gradients(asked)
-    monkeypatch.setattr(accuracy, "BLOCK_BYTES", 8 * 8)
+    monkeypatch.setattr(oracle_module, "BLOCK_BYTES", 8 * 8)
     assert len(list(row_blocks(asked))) == 512
     parts = gradients_in_blocks(stage3, asked, *inputs)
     u = torch.finfo(torch.bfloat16).eps

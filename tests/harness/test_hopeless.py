@@ -12,8 +12,8 @@ from harness.problems.cost import held_bytes
 from harness.problems.problem import Problem
 from harness.records import environment
 from harness.records.jsonl import read
-from harness.runs import bench, runner, suites
-from harness.runs.runner import plan_tour, why_hopeless
+from harness.runs import plan, suites
+from harness.runs.plan import plan_tour, why_hopeless
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_check_may_take_half_of_the_machines_memory(machine):
 
 def test_an_oracle_may_take_as_long_as_it_is_waited_for(machine, monkeypatch):
     asked = problem(nq=64, nk=64, d=64)
-    monkeypatch.setattr(runner, "CORE_RATE", 4 * 64 * 64 * 64 / 1200)  # FLOP/s
+    monkeypatch.setattr(plan, "CORE_RATE", 4 * 64 * 64 * 64 / 1200)  # FLOP/s
     machine(1 << 40)
     assert why_hopeless(asked) is None
     machine(1 << 40, cores=1)
@@ -78,10 +78,10 @@ def test_what_the_harness_has_planned_itself_is_never_hopeless(machine, device):
     problems: set[Problem] = {cell.problem for cell in plan_tour(stages, base)}
     if device == "cuda":
         machine(32 << 30)
-        for name in bench.SUITES:
-            problems.update(bench.suite_problems(name, base))
-        for plan in suites.SUITES.values():
-            problems |= {cell.problem for cell in plan(stages, base)}
+        for name in suites.PROBLEM_SUITES:
+            problems.update(suites.suite_problems(name, base))
+        for make_cells in suites.CELL_SUITES.values():
+            problems |= {cell.problem for cell in make_cells(stages, base)}
     assert len(problems) > 10
     assert [why_hopeless(asked) for asked in problems] == [None] * len(problems)
 

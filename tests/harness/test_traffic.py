@@ -9,6 +9,7 @@ from rich.console import Console
 
 from harness.records.schema import PROBLEM, check_record
 from harness.runs import traffic
+from harness.views import machine
 
 CSV = """==PROF== Connected to process 7
 "ID","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum","gpu__time_duration.sum"
@@ -62,8 +63,8 @@ def test_a_counter_that_ncu_lacks_is_named():
     ],
 )  # fmt: skip
 def test_kernels_have_names_for_people(kernel, short, piece):
-    assert traffic.short(kernel) == short
-    assert traffic.piece(kernel) == piece
+    assert machine.short(kernel) == short
+    assert machine.piece(kernel) == piece
 
 
 def test_the_table_adds_a_stages_kernels_up():
@@ -73,7 +74,7 @@ def test_the_table_adds_a_stages_kernels_up():
         io_record("attention_kernel"),
     ]
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(traffic.show_table(records, TITLES))
+    console.print(machine.traffic_table(records, TITLES))
     lines = console.export_text().splitlines()
     three = next(line for line in lines if line.startswith("3 "))
     # 6 GB read, 2 GB written in 4 ms, twice what was predicted
@@ -88,7 +89,7 @@ def test_the_picture_is_drawn(tmp_path):
         io_record("softmax", 3, "torch_three_gemm"),
         io_record("attention_kernel"),
     ]
-    traffic.plot(records, TITLES, tmp_path / "io.png")
+    machine.plot_traffic(records, TITLES, tmp_path / "io.png")
     assert (tmp_path / "io.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 import stages
 from harness.commands import app, train
-from harness.isolation import roster
+from harness.isolation import roster, session
 from harness.isolation.child import NO_MESSAGE
 from harness.records import environment
 from harness.records.jsonl import Writer, read
@@ -24,7 +24,7 @@ from harness.records.schema import BadRecord, check_record
 from harness.training import curves, loop, trainer
 from harness.training import plan as train_plan
 from harness.training.loop import Run, WrongOutput
-from harness.training.plan import SHAPES, Contestant, Plan
+from harness.training.plan import SHAPES, Plan, Trainee
 from harness.views import training
 
 STAGE_3 = stages.by_number(3).attend
@@ -45,7 +45,7 @@ def one_thread():
 
 def a_contestant(stage, name, path=None, backend=None, **more):
     declared = {"stage": stage, "name": name, "title": name}
-    return Contestant(stage, name, "native", declared, path=path, backend=backend, **more)
+    return Trainee(stage, name, "native", declared, path=path, backend=backend, **more)
 
 
 def a_plan(steps, seeds=(0,), size="tiny", dtype="float32"):
@@ -54,7 +54,7 @@ def a_plan(steps, seeds=(0,), size="tiny", dtype="float32"):
 
 def a_record(stage, name, losses, /, seed=0, reference=False, **changes):
     contestant = a_contestant(stage, name, backend="MATH" if reference else None)
-    record = trainer.blank_record(contestant, a_plan(len(losses)), seed)
+    record = trainer.train_record(contestant, a_plan(len(losses)), seed)
     done = {"status": "ok", "losses": losses, "val_loss": 3.0, "parameters": 110_000}
     return record | done | {"tokens_per_s": 1230.0} | changes
 
@@ -559,7 +559,7 @@ def test_stage_7_interpreted_takes_the_same_steps(tmp_path):
 
     if reason := why_not(stage, "cpu"):
         pytest.skip(reason)
-    info = Contestant(7, stage.name, "interpreted", {}, path=path)
+    info = Trainee(7, stage.name, "interpreted", {}, path=path)
     [record], _ = train_all(tmp_path, [info], a_plan(2))
     assert (record["status"], record["reason"]) == ("ok", "")
     assert record["tokens_per_s"] is None
@@ -611,10 +611,10 @@ def losses(*values):
 )
 def test_figures_that_are_none_cost_the_contestant_that_sent_them(messages, tmp_path, monkeypatch):
     def follow(*messages):
-        monkeypatch.setattr(trainer, "Child", lambda *_, log: FakeChild(*messages))
+        monkeypatch.setattr(session, "Child", lambda *_, log: FakeChild(*messages))
         contestant = a_contestant(90, "forger", tmp_path)
-        with trainer.Trainee(contestant, a_plan(2), MEMORY, tmp_path / "log") as trainee:
-            return trainee.train(0, lambda record: None)
+        with trainer.Training(contestant, a_plan(2), MEMORY, tmp_path / "log") as training:
+            return training.train(0, lambda record: None)
 
     record = follow(*messages)
     check_record(record)

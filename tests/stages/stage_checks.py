@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import stages
-from harness.measures.accuracy import YARDSTICK, Error, explain
+from harness.measures.accuracy import Error, explain
+from harness.problems.problem import YARDSTICK
 from stages.contract import why_not
 from stages.machine import has_module
 

@@ -38,7 +38,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import stages
-from harness.measures.accuracy import Error, explain, make_oracle, make_oracles
+from harness.measures.accuracy import Error, explain
+from harness.measures.oracle import make_oracle, make_oracles
 from harness.problems.directions import make_output_gradient
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem

@@ -34,7 +34,7 @@ from stage_checks import (
 )
 
 import stages
-from harness.measures.accuracy import make_oracle
+from harness.measures.oracle import make_oracle
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
 

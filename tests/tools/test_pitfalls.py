@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.measures.accuracy import judge_outputs, make_oracles
+from harness.measures.accuracy import judge_outputs
+from harness.measures.oracle import make_oracles
 from harness.records.jsonl import read
 from stages import by_number
 

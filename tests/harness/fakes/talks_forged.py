@@ -15,9 +15,9 @@ STAGE = Stage(
     idea="the harness's own message, with figures of another kind",
 )
 FORGED = {
-    "event": "output",
-    "mode": "fast",
+    "event": "checked",
     "first_call_ms": "quick",
+    "call_ms": "quick",
     "peak_bytes": -1.5,
     "memory_meter": ["none"],
 }

@@ -1,0 +1,106 @@
+"""Calling a stage in its own process: its options, its outputs for the judge, its errors."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness.problems.directions import OUTPUTS, BadGradient, prepare, show
+from harness.problems.problem import Problem
+
+WARM_UP_ROWS = 16
+LONGEST_REASON = 300  # characters
+
+
+class WrongOutput(Exception):
+    """What a stage gave back is no output of this problem, or it changed its inputs."""
+
+
+class TooSlow(Exception):
+    """The rounds of a contestant would take longer than its budget."""
+
+
+def bind(attend: Callable[..., Any], problem: Problem) -> Callable[..., Any]:
+    """`attend` with the problem's options; without options it is called as attend(q, k, v)."""
+    import torch
+
+    options: dict[str, Any] = {"causal": True} if problem.causal else {}
+    if problem.seqlens_k is not None:
+        lengths = torch.tensor(problem.seqlens_k, dtype=torch.int32, device=problem.device)
+        options["seqlens_k"] = lengths
+    if not options:
+        return attend
+    return lambda q, k, v: attend(q, k, v, **options)
+
+
+def launch_configs() -> dict[str, dict[str, int]] | None:
+    """What tuned kernels were launched with since the tuner's notes were last cleared, by kernel.
+
+    None where there was no such kernel.
+    """
+    from stages import autotune
+
+    return dict(autotune.latest) or None
+
+
+def warm_up(attend: Callable[..., Any], problem: Problem, given: tuple[Any, ...]) -> None:
+    """One tiny call, so that what a stage sets up once is not taken for the memory of a call.
+
+    What it raises is no matter here: a stage may have its reasons against tiny inputs.
+    """
+    with contextlib.suppress(Exception):
+        tiny: list[Any] = [x if x is None else x[:1, :, :WARM_UP_ROWS].contiguous() for x in given]
+        lengths = problem.seqlens_k and (min(problem.seqlens_k[0], tiny[1].shape[2]),)
+        bound = bind(attend, replace(problem, seqlens_k=lengths))
+        prepare(bound, problem.direction, *tiny)()
+
+
+def write_outputs(
+    outputs: tuple[Any, ...], problem: Problem, given: tuple[Any, ...], path: str
+) -> None:
+    """Write the bytes of all outputs to a file for the judge, one after the other.
+
+    WrongOutput where one of them is not like its input: o and dq like q, dk like k, dv like v.
+    """
+    import torch
+
+    q, k, v, _ = given
+    like = {"o": q, "dq": q, "dk": k, "dv": v}
+    with Path(path).open("wb") as file:
+        for name, x in zip(OUTPUTS[problem.direction], outputs, strict=True):
+            said = "returned" if problem.direction == "fwd" else f"{name}: returned"
+            if x is None and name != "o":
+                raise WrongOutput(f"{name}: there is none, no gradient reaches {name[1:]}")
+            if not isinstance(x, torch.Tensor):
+                raise WrongOutput(f"{said} {type(x).__name__}, expected a tensor")
+            check_like(x, like[name], said)
+            flat = x.detach().cpu().contiguous().reshape(-1)
+            file.write(flat.view(torch.uint8).numpy().tobytes())
+
+
+def check_like(x: Any, like: Any, said: str = "returned") -> None:
+    """Raise WrongOutput where `x` has another shape, dtype or device than `like`."""
+    for what in ("shape", "dtype", "device"):
+        got, expected = getattr(x, what, None), getattr(like, what)
+        if got != expected:
+            raise WrongOutput(f"{said} {what} {show(got)}, expected {show(expected)}")
+
+
+def blame(error: BaseException, problem: Problem) -> dict[str, str]:
+    """Status and reason of a failed contestant, from what was raised."""
+    import torch
+
+    from stages.contract import StageUnavailable
+
+    text = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
+    if isinstance(error, TooSlow):
+        return {"status": "timeout", "reason": str(error)}
+    if isinstance(error, (WrongOutput, BadGradient)):
+        return {"status": "wrong", "reason": str(error)}
+    if isinstance(error, StageUnavailable):
+        return {"status": "skipped", "reason": str(error)}
+    out_of_memory = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    if out_of_memory or "can't allocate memory" in str(error):
+        return {"status": "out-of-memory", "reason": text}
+    return {"status": "crashed", "reason": text}

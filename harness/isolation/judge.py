@@ -1,0 +1,116 @@
+"""The judge: a process that no stage ever enters compares outputs with the oracles of a problem."""
+
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from harness.isolation.call import blame
+from harness.isolation.child import NO_MESSAGE, START_LIMIT, ChildFailed, Message, hear, say
+from harness.isolation.session import Session, is_bool, is_number, is_text, optional
+from harness.problems.problem import ITEMSIZE, Problem
+
+JUDGE_LIMIT = 600.0  # seconds for an oracle, and for a comparison
+
+ERRORS = ("err_f64_max", "err_f64_rel", "err_stage3_max", "err_stage3_rel")
+VERDICT = {
+    "verdict": {
+        "finite": is_bool, "exact": is_bool, "why": is_text,
+        **dict.fromkeys(ERRORS, optional(is_number)),
+    }
+}  # fmt: skip
+
+
+class NoVerdict(Exception):
+    """The judge can't say what is right; `status` is a record's, `reason` says why."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
+class Judge(Session):
+    """The process that holds one problem's oracles.
+
+    Outputs come to it as files out.* in `folder`.
+    """
+
+    def __init__(self, problem: Problem, folder: Path) -> None:
+        super().__init__(judge, problem.to_json(), log=folder / "judge.log")
+        self.folder = folder
+
+    def open(self) -> None:
+        """Wait until the oracles are made, once. Raises NoVerdict where they can't be."""
+        try:
+            self.ready(START_LIMIT + JUDGE_LIMIT, f"the oracle took more than {JUDGE_LIMIT:g} s")
+        except ChildFailed as error:
+            raise NoVerdict(error.status, f"can't be checked: {error.reason}") from None
+
+    def verdict(self, path: Path, again: int | None = None) -> Message:
+        """What the judge finds of the outputs in the file `path`, which is then removed.
+
+        `again`: which of the changes in directions.AGAIN they were computed after. Raises
+        ChildFailed where the stage has not written the file, NoVerdict where the judge fails.
+        """
+        self.open()
+        if not path.is_file():  # announced, and never written
+            raise ChildFailed("crashed", NO_MESSAGE)
+        late = f"comparing its output took more than {JUDGE_LIMIT:g} s"
+        try:
+            return self.ask({"path": str(path), "again": again}, VERDICT, JUDGE_LIMIT, late)
+        except ChildFailed as error:
+            raise NoVerdict(error.status, error.reason) from None
+        finally:
+            path.unlink(missing_ok=True)  # outputs are large
+
+    def remove_outputs(self) -> None:
+        """Remove what was written for the judge, so that no later stage finds it."""
+        for path in self.folder.glob("out.*"):
+            path.unlink()
+
+
+def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
+    """In the judge's process: compare outputs of one problem with their oracles.
+
+    Says 'ready' once the oracles are made; then, for each {'path', 'again'}, 'verdict' with the
+    errors, whether all is finite, whether it is exact, and why not. `again`: which of AGAIN's
+    changes (harness/problems/directions.py) the outputs were computed after, or None.
+    """
+    import numpy
+    import torch
+
+    from harness.measures.accuracy import judge_outputs, set_precision
+    from harness.measures.oracle import make_oracles
+    from harness.problems.directions import AGAIN
+
+    problem = Problem.from_json(problem_json)
+    try:
+        if problem.device == "cuda" and problem.dtype == "float32":
+            set_precision(problem.precision)
+        oracles = make_oracles(problem)
+        if problem.device == "cuda":
+            torch.cuda.empty_cache()  # what making them took is the contestants' again
+    except BaseException as error:
+        say(connection, "failed", **blame(error, problem))
+        return
+    say(connection, "ready")
+    sizes = [oracle.out64.numel() for oracle in oracles.values()]
+    none = dict.fromkeys(ERRORS)
+    while True:
+        order = hear(connection)
+        data = torch.from_numpy(numpy.fromfile(order["path"], dtype=numpy.uint8))
+        if data.numel() != sum(sizes) * ITEMSIZE[problem.dtype]:
+            why = "its output was cut short"
+            say(connection, "verdict", finite=True, exact=False, why=why, **none)
+            continue
+        # compared where the oracles are: on a GPU that takes milliseconds
+        flat = data.view(getattr(torch, problem.dtype)).to(problem.device).double()
+        factors = [1.0] * len(sizes)
+        if order["again"] is not None:
+            factors = list(AGAIN[problem.direction][order["again"]][1])
+        outputs = [
+            part.view(oracle.out64.shape) / factor
+            for part, oracle, factor in zip(
+                flat.split(sizes), oracles.values(), factors, strict=True
+            )
+        ]
+        say(connection, "verdict", **(none | judge_outputs(outputs, oracles)))

@@ -1,0 +1,291 @@
+"""The oracles: what each output of a problem is compared with.
+
+The rule is that of harness/measures/accuracy.py. Everything is computed in blocks of query rows: no
+N x N matrix in float64 is ever held.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+import stages
+from harness.measures.accuracy import Error, Oracle, set_precision
+from harness.problems.directions import OUTPUTS, make_output_gradient
+from harness.problems.inputs import make_inputs
+from harness.problems.problem import YARDSTICK, Problem
+
+BLOCK_BYTES = 1 << 26  # of a block of float64 scores
+GPU_BLOCK = 4  # times as large on a GPU: a small block leaves it waiting for Python
+HALF = ("float16", "bfloat16")
+
+Attend = Callable[..., torch.Tensor]
+Rounding = Callable[[torch.Tensor], torch.Tensor]
+Tensors = tuple[torch.Tensor, ...]
+
+
+def row_blocks(problem: Problem) -> Iterator[tuple[int, int]]:
+    """[start, end) of blocks of query rows whose float64 scores take 64 MB, on a GPU 256 MB."""
+    row = 8 * problem.b * problem.h * problem.nk
+    size = BLOCK_BYTES * (GPU_BLOCK if problem.device == "cuda" else 1)
+    step = max(1, size // row)
+    for start in range(0, problem.nq, step):
+        yield start, min(start + step, problem.nq)
+
+
+def seen_blocks(
+    problem: Problem, device: torch.device
+) -> Iterator[tuple[slice, int, dict[str, object]]]:
+    """The blocks of query rows that see a key: the rows, how many keys they see, and the options.
+
+    A causal block sees the keys up to its last row's: cut there, its own mask is the problem's.
+    """
+    seqlens_k = None
+    if problem.seqlens_k is not None:
+        seqlens_k = torch.tensor(problem.seqlens_k, dtype=torch.int32, device=device)
+    for start, end in row_blocks(problem):
+        seen = min(problem.nk, end + problem.nk - problem.nq) if problem.causal else problem.nk
+        if seen < 1:
+            continue
+        options: dict[str, object] = {"causal": True} if problem.causal else {}
+        if seqlens_k is not None:
+            options["seqlens_k"] = seqlens_k.clamp(max=seen)
+        yield slice(start, end), seen, options
+
+
+def in_blocks(
+    attend: Attend, problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    """attend(q, k, v) with the problem's masks, a block of query rows at a time."""
+    o = torch.zeros_like(q)  # and so it stays where a block sees no key
+    for rows, seen, options in seen_blocks(problem, q.device):
+        o[:, :, rows] = attend(q[:, :, rows], k[:, :, :seen], v[:, :, :seen], **options)
+    return o
+
+
+def gradients_in_blocks(
+    attend: Attend, problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
+    dO: torch.Tensor,
+) -> Tensors:  # fmt: skip
+    """dq, dk, dv of attend(q, k, v) by torch's autograd, a block of query rows at a time.
+
+    What the blocks add to dk and dv is summed in float32, for float64 in float64.
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    dq = torch.zeros_like(q)
+    dk, dv = torch.zeros_like(k, dtype=wide), torch.zeros_like(v, dtype=wide)
+    for rows, seen, options in seen_blocks(problem, q.device):
+        block = (q[:, :, rows], k[:, :, :seen], v[:, :, :seen])
+        leaves = [x.detach().requires_grad_() for x in block]
+        o = attend(*leaves, **options)
+        dq_rows, dk_seen, dv_seen = torch.autograd.grad(o, leaves, dO[:, :, rows])
+        dq[:, :, rows] = dq_rows
+        dk[:, :, :seen] += dk_seen
+        dv[:, :, :seen] += dv_seen
+    return dq, dk.to(k.dtype), dv.to(v.dtype)
+
+
+def largest_score(problem: Problem, q: torch.Tensor, k: torch.Tensor) -> float:
+    """max |q . k| * scale over all pairs, in float64."""
+    k = k.double().repeat_interleave(problem.h // problem.hk, dim=1)
+    largest = 0.0
+    for start, end in row_blocks(problem):
+        s = q[:, :, start:end].double() @ k.transpose(-2, -1)
+        largest = max(largest, s.abs().max().item())
+    return largest * problem.d**-0.5
+
+
+def with_rounded_p(round_p: Callable[[torch.Tensor], torch.Tensor]) -> Attend:
+    """The steps of stage 3, its P put through `round_p` before P V."""
+
+    def attend(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object
+    ) -> torch.Tensor:
+        groups = q.shape[1] // k.shape[1]
+        scale = q.shape[-1] ** -0.5
+        k = k.repeat_interleave(groups, dim=1)
+        v = v.repeat_interleave(groups, dim=1)
+        s = (q * scale) @ k.transpose(-2, -1)
+        hidden = stages.by_number(YARDSTICK).hidden_keys(
+            q, k, bool(options.get("causal", False)), options.get("seqlens_k")
+        )
+        p = torch.softmax(s.masked_fill(hidden, torch.finfo(s.dtype).min), dim=-1)
+        return round_p(p.masked_fill(hidden, 0.0)) @ v
+
+    return attend
+
+
+def truncate_to_tf32(x: torch.Tensor) -> torch.Tensor:
+    """Float32 `x` with the 13 low bits of its mantissa cleared, as Triton's TF32 operands are."""
+    return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """What a backward pass computes again for a block of query rows.
+
+    p and dp (b, h, rows, seen), delta (b, h, rows, 1), in float32 or float64. dS = p (dp - delta).
+    """
+
+    rows: slice
+    seen: int
+    p: torch.Tensor
+    dp: torch.Tensor
+    delta: torch.Tensor
+
+
+def recompute(
+    problem: Problem, given: Tensors, operand: Rounding, dtype: torch.dtype
+) -> Iterator[Recomputed]:
+    """P, dP and delta, a block of query rows at a time (Dao 2023, algorithm 2).
+
+    `given`: q, k, v, dO in float32 or float64, k and v with as many heads as q. `operand` rounds
+    what goes into a matrix product, `dtype` is that of the o which delta is computed from.
+    """
+    q, k, v, dO = given
+    hidden_keys = stages.by_number(YARDSTICK).hidden_keys
+    for rows, seen, options in seen_blocks(problem, q.device):
+        q_rows, dO_rows = q[:, :, rows], dO[:, :, rows]  # (b, h, rows, d)
+        k_seen, v_seen = k[:, :, :seen], v[:, :, :seen]  # (b, h, seen, d)
+        s = operand(q_rows) @ operand(k_seen).mT * problem.d**-0.5
+        hidden = hidden_keys(
+            q_rows, k_seen, bool(options.get("causal", False)), options.get("seqlens_k")
+        )
+        p = torch.softmax(s.masked_fill(hidden, torch.finfo(s.dtype).min), dim=-1)
+        p = p.masked_fill(hidden, 0.0)
+        o = (operand(p) @ operand(v_seen)).to(dtype).to(p.dtype)
+        delta = (o * dO_rows).sum(-1, keepdim=True)
+        yield Recomputed(rows, seen, p, operand(dO_rows) @ operand(v_seen).mT, delta)
+
+
+def spread_heads(problem: Problem, x: torch.Tensor) -> torch.Tensor:
+    """k or v (b, hk, nk, d) with each head once for every query head that it serves."""
+    return x.repeat_interleave(problem.h // problem.hk, dim=1)
+
+
+def gather_heads(problem: Problem, x: torch.Tensor) -> torch.Tensor:
+    """(b, h, nk, d) summed over the query heads that share a key head: (b, hk, nk, d)."""
+    return x.unflatten(1, (problem.hk, -1)).sum(2)
+
+
+def rounded_gradients(
+    problem: Problem, given: Tensors, operand: Rounding, dtype: torch.dtype
+) -> Tensors:
+    """dq, dk, dv in `dtype` from q, k, v, dO in float32, by a backward pass worked out in float32.
+
+    All that goes into a matrix product is put through `operand`, P and dS too; o and the gradients
+    are rounded to `dtype`.
+    """
+    q, k, v, dO = given
+    k, v = spread_heads(problem, k), spread_heads(problem, v)
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    scale = problem.d**-0.5
+    for block in recompute(problem, (q, k, v, dO), operand, dtype):
+        rows, seen = block.rows, block.seen
+        ds = operand(block.p * (block.dp - block.delta))
+        dv[:, :, :seen] += operand(block.p).mT @ operand(dO[:, :, rows])
+        dq[:, :, rows] = scale * (ds @ operand(k[:, :, :seen]))
+        dk[:, :, :seen] += scale * (ds.mT @ operand(q[:, :, rows]))
+    dk, dv = gather_heads(problem, dk), gather_heads(problem, dv)
+    return dq.to(dtype), dk.to(dtype), dv.to(dtype)
+
+
+def magnitudes(problem: Problem, given: Tensors) -> Tensors:
+    """How large dq, dk, dv would be if nothing cancelled, element by element; `given` q, k, v, dO.
+
+    The root of the sum of the squared terms: P_ij dO_i for dv_j, scale P_ij (|dP_ij| + |delta_i|)
+    times k_j for dq_i and times q_i for dk_j. That is what n terms of random signs add up to; and
+    rounding each of them by u leaves u times it. (The sum of their absolute values is sqrt(n) times
+    as much: at N = 16384 in bfloat16 that would excuse anything.)
+    """
+    q, k, v, dO = given
+    k, v = spread_heads(problem, k), spread_heads(problem, v)
+    dq2, dk2, dv2 = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for block in recompute(problem, (q, k, v, dO), lambda x: x, q.dtype):
+        rows, seen = block.rows, block.seen
+        ds2 = (block.p * (block.dp.abs() + block.delta.abs())).square() / problem.d
+        dv2[:, :, :seen] += block.p.square().mT @ dO[:, :, rows].square()
+        dq2[:, :, rows] = ds2 @ k[:, :, :seen].square()
+        dk2[:, :, :seen] += ds2.mT @ q[:, :, rows].square()
+    return dq2.sqrt(), gather_heads(problem, dk2).sqrt(), gather_heads(problem, dv2).sqrt()
+
+
+def make_oracles(problem: Problem) -> dict[str, Oracle]:
+    """What each output of `problem`'s direction is held against, by name, in OUTPUTS' order."""
+    wanted = OUTPUTS[problem.direction]
+    oracles = {"o": make_oracle(problem)} if "o" in wanted else {}
+    if "dq" in wanted:
+        oracles |= zip(("dq", "dk", "dv"), make_gradient_oracles(problem), strict=True)
+    return oracles
+
+
+def make_oracle(problem: Problem) -> Oracle:
+    """Compute what o = attend(q, k, v) of `problem` is held against, on the problem's device."""
+    stage3: Attend = stages.by_number(YARDSTICK).attend
+    dtype = getattr(torch, problem.dtype)
+    q, k, v = make_inputs(problem)
+    out64 = in_blocks(stage3, problem, q.double(), k.double(), v.double())
+    out3 = in_blocks(stage3, problem, q, k, v)
+    yardstick = Error.between(out3, out64)
+    u = torch.finfo(dtype).eps
+    largest_v = v.abs().max().item()
+    if problem.dtype in HALF:
+        floor = u
+        mixed = with_rounded_p(lambda p: p.to(dtype).float())
+        out_mixed = in_blocks(mixed, problem, q.float(), k.float(), v.float()).to(dtype)
+        yardstick = Error.between(out_mixed, out64)
+    else:
+        floor = 4 * u * (1 + largest_score(problem, q, k))
+    if problem.precision == "tf32":
+        set_precision("ieee")
+        truncated = (truncate_to_tf32(x) for x in (q, k, v))
+        out_tf32 = in_blocks(with_rounded_p(truncate_to_tf32), problem, *truncated)
+        set_precision("tf32")
+        yardstick = yardstick.larger(Error.between(out_tf32, out64))
+    bound = Error(2 * yardstick.max + floor * largest_v, 2 * yardstick.rel + floor)
+    return Oracle(out64, out3, bound)
+
+
+def make_gradient_oracles(problem: Problem) -> list[Oracle]:
+    """Compute what dq, dk and dv of `problem` are held against, on the problem's device."""
+    stage3: Attend = stages.by_number(YARDSTICK).attend
+    dtype = getattr(torch, problem.dtype)
+    given = (*make_inputs(problem), make_output_gradient(problem))
+    wide = tuple(x.to(torch.promote_types(dtype, torch.float32)) for x in given)
+    truths = gradients_in_blocks(stage3, problem, *(x.double() for x in given))
+    thirds = gradients_in_blocks(stage3, problem, *given)
+    yardsticks = [thirds]
+    u = torch.finfo(dtype).eps
+    floor = 4 * u * (1 + largest_score(problem, *given[:2]))
+    if problem.dtype in HALF:
+        floor = 2 * u
+        mixed = rounded_gradients(problem, wide, lambda x: x.to(dtype).float(), dtype)
+        yardsticks = [mixed]
+    if problem.precision == "tf32":
+        set_precision("ieee")
+        yardsticks.append(rounded_gradients(problem, given, truncate_to_tf32, dtype))
+    sizes = magnitudes(problem, wide)
+    if problem.precision == "tf32":
+        set_precision("tf32")
+    return [
+        gradient_oracle(truth, third, found, size.double(), floor, u)
+        for truth, third, size, *found in zip(truths, thirds, sizes, *yardsticks, strict=True)
+    ]
+
+
+def gradient_oracle(
+    truth: torch.Tensor, third: torch.Tensor, yardsticks: list[torch.Tensor], size: torch.Tensor,
+    floor: float, u: float,
+) -> Oracle:  # fmt: skip
+    """The oracle of one gradient, from its truth, stage 3's, the yardsticks' and its `size`."""
+    size = torch.maximum(size, truth.abs())  # terms of one sign add up to more than their root
+    norm = None
+    related = truth.norm().item()
+    if related <= u * size.norm().item():  # it is less than a rounding of what it's the sum of
+        norm = related = size.norm().item()
+    yardstick = Error(0.0, 0.0)
+    for found in yardsticks:
+        yardstick = yardstick.larger(Error.between(found, truth, norm))
+    rel = floor * (size.norm().item() / related if related else 1.0)
+    bound = Error(3 * yardstick.max + floor * size.max().item(), 3 * yardstick.rel + rel)
+    return Oracle(truth, third, bound, norm)

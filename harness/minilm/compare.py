@@ -1,0 +1,102 @@
+"""The judge of `ladder model`: hidden states compared with SDPA's and with a float64 model's.
+
+It runs in a process that no stage enters.
+"""
+
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from harness.isolation.child import hear, say
+from harness.minilm.encoder import build_model, hidden_states, prepare
+from harness.records.schema import Record
+
+# How far from the float64 model a stage may be, in errors of SDPA's own: over 120 texts, float32
+# and float16, stage 3's relative error was up to 1.4 times SDPA's, its largest one up to 2.4 times
+MAX_FACTOR = 4.0
+REL_FACTOR = 2.0
+
+# of a verdict; the layers' is a list; None where something is not finite
+FIGURES = (
+    "cosine", "max_hidden_diff", "rel_hidden_diff", "layer_hidden_diffs", "err_f64_max",
+    "err_f64_rel",
+)  # fmt: skip
+
+
+def judge(connection: Connection, order: Record, dtype: str, device: str) -> None:
+    """Hold hidden states against the same model's with SDPA, in their dtype and in float64.
+
+    Says 'ready'; then for each {'ids', 'path'} 'verdict': whether all is finite, whether it is as
+    exact as SDPA, why not, and the figures of a record. Or 'failed'.
+    """
+    try:
+        import torch
+
+        prepare(dtype)
+        like = getattr(torch, dtype)
+        sdpa = build_model(order, like, "sdpa", device=device)
+        # the same weights, rounded to the dtype: what is compared is arithmetic alone
+        oracle = build_model(order, like, "sdpa", device=device, compute=torch.float64)
+        references: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
+        none = dict.fromkeys(FIGURES)
+        say(connection, "ready")
+        while True:
+            message = hear(connection)
+            ids = tuple(message["ids"])
+            if ids not in references:
+                text = torch.tensor([ids], device=device)
+                references[ids] = (
+                    hidden_states(sdpa, text).cpu().double(),
+                    hidden_states(oracle, text).cpu(),
+                )
+            by_sdpa, exact = references[ids]
+            data = torch.frombuffer(bytearray(Path(message["path"]).read_bytes()), dtype=like)
+            if data.numel() != exact.numel():
+                why = "its output was cut short"
+                say(connection, "verdict", finite=False, exact=False, why=why, **none)
+                continue
+            hidden = data.view(exact.shape).double()
+            found = compare(hidden, by_sdpa, exact, torch.finfo(like).eps)
+            say(connection, "verdict", **(none | found))
+    except BaseException as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        say(connection, "failed", status="crashed", reason=reason)
+
+
+def compare(hidden: Any, by_sdpa: Any, exact: Any, eps: float) -> Record:
+    """The verdict on hidden states (L + 1, N, 384), against SDPA's and against float64's.
+
+    Exact is: the last one's error against float64 is within a few of SDPA's own, plus an eps of
+    the dtype for the last rounding.
+    """
+    import torch
+
+    from harness.measures.accuracy import Error, explain
+
+    if not torch.isfinite(hidden).all():
+        bad = int((~torch.isfinite(hidden)).sum())
+        why = f"{bad} of {hidden.numel()} hidden values are NaN or infinite"
+        return {"finite": False, "exact": False, "why": why}
+    own = Error.between(by_sdpa[-1], exact[-1])
+    error = Error.between(hidden[-1], exact[-1])
+    diff = Error.between(hidden[-1], by_sdpa[-1])
+    largest = float(exact[-1].abs().max())
+    bound = Error(MAX_FACTOR * own.max + eps * largest, REL_FACTOR * own.rel + eps)
+    passed = error.within(bound)
+    return {
+        "finite": True,
+        "exact": passed,
+        "why": "" if passed else explain(error, bound),
+        "cosine": float(embedding(hidden[-1]) @ embedding(by_sdpa[-1])),
+        "max_hidden_diff": diff.max,
+        "rel_hidden_diff": diff.rel,
+        "layer_hidden_diffs": (hidden - by_sdpa).abs().amax(dim=(1, 2)).tolist()[1:],
+        "err_f64_max": error.max,
+        "err_f64_rel": error.rel,
+    }
+
+
+def embedding(hidden: Any) -> Any:
+    """The sentence embedding (384,) of last hidden states (N, 384): their mean, normalised."""
+    mean = hidden.mean(dim=0)  # (384,)
+    return mean / mean.norm()

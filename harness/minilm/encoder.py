@@ -1,0 +1,138 @@
+"""The encoder that transformers builds, with a stage as its attention, in the stage's own process.
+
+Transformers' AttentionInterface lets any stage be the attention of a model; one unpadded text at a
+time, so that no mask is needed.
+"""
+
+import functools
+import math
+import os
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from harness.isolation.call import blame, check_like
+from harness.isolation.child import hear, say
+from harness.problems.problem import Problem
+from harness.records.schema import Record
+
+ATTENTION = "attention_ladder"  # the name that a stage is registered under
+TURN_SECONDS = 0.3  # of sampling each of the two that take turns
+
+
+def run_texts(connection: Connection, path: str, order: Record) -> None:
+    """The stage in the file `path` as the model's attention, text after text.
+
+    Says 'ready'; then for each {'ids', 'out'} 'output' with the time of the pass, its hidden states
+    written to the file `out`; for a 'time' after it 'done' with both timings. Or 'failed'.
+    """
+    problem = Problem.from_json(order["problem"])
+    try:
+        import stages  # before triton: it decides between compiling and interpreting
+
+        module = stages.load(path)
+        import torch
+
+        from harness.measures.timing import alternate, time_once
+
+        prepare(problem.dtype)
+        build = functools.partial(build_model, order, getattr(torch, problem.dtype))
+        model = build(as_attention(module.attend), device=problem.device)
+        sdpa: Any = None
+        say(connection, "ready")
+        while True:
+            message = hear(connection)
+            if message["event"] == "text":
+                ids = torch.tensor([message["ids"]], device=problem.device)
+                hidden, first_ms = time_once(
+                    functools.partial(hidden_states, model, ids), problem.device
+                )
+                flat = hidden.cpu().contiguous().reshape(-1)
+                Path(message["out"]).write_bytes(flat.view(torch.uint8).numpy().tobytes())
+                say(connection, "output", first_ms=first_ms)
+            else:
+                sdpa = sdpa or build("sdpa", device=problem.device)
+                with torch.no_grad():
+                    calls = [functools.partial(each, ids) for each in (model, sdpa)]
+                    for call in calls:
+                        call()
+                    # on a GPU by events, also where a stage computes on the CPU: the pass is both's
+                    devices = [problem.device] * 2
+                    stage_timing, sdpa_timing = alternate(calls, devices, 2 * TURN_SECONDS)
+                say(
+                    connection, "done", samples=len(stage_timing.samples_ms),
+                    time_ms=stage_timing.median_ms, time_iqr_ms=stage_timing.iqr_ms,
+                    sdpa_time_ms=sdpa_timing.median_ms, sdpa_time_iqr_ms=sdpa_timing.iqr_ms,
+                )  # fmt: skip
+    except BaseException as error:
+        say(connection, "failed", **blame(error, problem))
+
+
+def prepare(dtype: str) -> None:
+    """Set this process up: one thread (timing.py says why), IEEE, no network, no chatter."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    import torch
+    from transformers.utils import logging
+
+    from harness.measures.accuracy import set_precision
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    if dtype == "float32":
+        set_precision("ieee")
+
+
+def as_attention(attend: Callable[..., Any]) -> str:
+    """Register `attend` with transformers; returns the name that a model asks for it by."""
+    from transformers import AttentionInterface
+
+    def attention(
+        module: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        attention_mask: Any,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        **_: Any,
+    ) -> tuple[Any, None]:
+        # what a stage can't be asked; none of it can come with one unpadded text
+        if attention_mask is not None or dropout or getattr(module, "is_causal", False):
+            raise ValueError("the model asks for a mask or dropout, expected neither")
+        if scaling is not None and not math.isclose(scaling, q.shape[-1] ** -0.5):
+            raise ValueError(f"scaling: got {scaling}, expected d ** -0.5 = {q.shape[-1] ** -0.5}")
+        out = attend(q, k, v)  # (1, 12, N, 32)
+        check_like(out, q)
+        return out.transpose(1, 2).contiguous(), None  # (1, N, 12, 32), as transformers wants it
+
+    AttentionInterface.register(ATTENTION, attention)
+    return ATTENTION
+
+
+def build_model(
+    order: Record, dtype: Any, attention: str, *, device: str, compute: Any = None
+) -> Any:
+    """The encoder with its weights rounded to `dtype`, computing in it or in `compute`.
+
+    Raises RuntimeError where a weight is missing. The pooler on top, which embeddings don't use, is
+    left away.
+    """
+    from safetensors.torch import load_file
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(**order["config"], attn_implementation=attention)
+    model = BertModel(config, add_pooling_layer=False)
+    ours = model.state_dict().keys()
+    state = load_file(order["path"])
+    model.load_state_dict({name: x.to(dtype) for name, x in state.items() if name in ours})
+    return model.eval().to(device=device, dtype=compute or dtype)
+
+
+def hidden_states(model: Any, ids: Any) -> Any:
+    """The hidden states (L + 1, N, 384) of the text `ids` (1, N): of the embeddings, each layer."""
+    import torch
+
+    with torch.no_grad():
+        return torch.cat(model(ids, output_hidden_states=True).hidden_states)

@@ -1,0 +1,35 @@
+"""Numbers as people read them: in reasons, tables and pictures."""
+
+
+def show_bytes(size: float) -> str:
+    """A size in powers of 1024: 1.5 MB."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if size < 1024 or unit == "GB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if size >= 1000 else f"{size:.3g} {unit}"
+
+
+def show_time(ms: float | None) -> str:
+    """A time, three digits: 12.3 us, 4.56 ms, 1.23 s."""
+    if ms is None:
+        return "-"
+    for factor, unit in ((1e3, "us"), (1.0, "ms")):
+        if ms * factor < 999.5:
+            return f"{significant(ms * factor)} {unit}"
+    return f"{significant(ms / 1e3)} s"
+
+
+def show_rate(value: float, unit: str) -> str:
+    """A rate given in 10^12 per second, three digits: 790 TFLOP/s, 12.3 GB/s, 1.5 MFLOP/s."""
+    for prefix in ("T", "G", "M", "k"):
+        if value >= 0.9995 or prefix == "k":
+            break
+        value *= 1e3
+    return f"{significant(value)} {prefix}{unit.removeprefix('T')}"
+
+
+def significant(x: float, digits: int = 3) -> str:
+    """`x` with so many digits and no exponent: 1234, 12.3, 0.00123."""
+    text = f"{x:.{digits}g}"
+    return f"{float(text):.0f}" if "e+" in text else text

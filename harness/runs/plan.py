@@ -1,0 +1,227 @@
+"""What a run measures: cells for `ladder run`, comparisons for `ladder bench`.
+
+Nothing here touches a tensor.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+from harness.isolation.judge import JUDGE_LIMIT
+from harness.isolation.roster import StageInfo
+from harness.problems import cost
+from harness.problems.problem import PEERS_FROM, REAL_D, YARDSTICK, Problem
+from harness.records import environment
+from harness.records.schema import Record
+from harness.records.units import show_bytes
+
+# FLOP/s in float64 that none exceeds: a CPU's core (two 512-bit FMAs a cycle, 6 GHz), and a GPU
+CORE_RATE, GPU_RATE = 2e11, 1e14
+GPU_SIZES = (1024, 2048, 4096, 8192, 16384)
+SMALL_N, SMALL_D = 64, 16  # the tour's small part goes up to so many keys
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What each stage of a comparison may take, and how those that take turns are sampled.
+
+    budget: seconds for its check, and where stages take turns once more for its rounds; a stage
+    alone has it once for both. memory: bytes of the machine's own memory, for the whole process.
+    warmup: calls before the rounds. rounds: samples of each; None: as many as fit into some time.
+    """
+
+    budget: float = 60.0
+    memory: int = 4 << 30
+    warmup: int = 2
+    rounds: int | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Stages that answer one problem: a single one `alone` in its process, or several in turns."""
+
+    problem: Problem
+    stages: Sequence[StageInfo]
+    limits: Limits = Limits()
+    alone: bool = False
+
+    def to_json(self) -> list[Record]:
+        """The comparison as the env line's plan has it: a dict for each stage."""
+        problem = self.problem.to_json()
+        return [{"stage": stage.number, "name": stage.name, **problem} for stage in self.stages]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One stage on one problem; `paired`: timed in turns with the other stages, in one process."""
+
+    stage: StageInfo
+    problem: Problem
+    paired: bool = False
+
+    def to_json(self) -> Record:
+        """The cell as the env line's plan has it."""
+        identity = {"stage": self.stage.number, "name": self.stage.name, "paired": self.paired}
+        return identity | self.problem.to_json()
+
+
+def default_memory(machine_bytes: int | None) -> int:
+    """The memory that a cell may take unless told: the smaller of 4 GiB and half the machine's."""
+    return min(4 << 30, machine_bytes // 2) if machine_bytes else 4 << 30
+
+
+def why_hopeless(problem: Problem) -> tuple[str, str] | None:
+    """Status and reason where no answer to `problem` can be checked here; None where one may be.
+
+    Said before anything is made: inputs that outgrow the machine would have its kernel end whatever
+    process it likes, and an oracle that can't be in time would be waited for in silence.
+    """
+    machine, held = environment.memory_bytes(), cost.held_bytes(problem)
+    if machine is not None and held > machine // 2:
+        return "out-of-memory", (
+            f"can't be checked: that takes at least {show_bytes(held)}, more than half of this "
+            f"machine's {show_bytes(machine)}"
+        )
+    rate = GPU_RATE if problem.device == "cuda" else CORE_RATE * environment.cores()
+    seconds = cost.flops(problem) / rate
+    if seconds > JUDGE_LIMIT:
+        return "timeout", (
+            f"can't be checked: the oracle would take at least {seconds:.0f} s, more than its "
+            f"limit of {JUDGE_LIMIT:g} s"
+        )
+    return None
+
+
+# ---- cells
+
+
+def plan_grid(
+    stages: Sequence[StageInfo], problems: Iterable[Problem], paired: bool = False
+) -> list[Cell]:
+    """Every stage on every problem, problem by problem; with `paired`, once more in turns."""
+    turns = (False, True) if paired else (False,)
+    return [
+        Cell(stage, problem, turn) for problem in problems for turn in turns for stage in stages
+    ]
+
+
+def plan_tour(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
+    """What a newcomer sees: small problems for all, larger ones and real input for the faster.
+
+    A GPU gets a part of its own, up to N = 16384, with the peers. Stages come in up to the N that
+    they call worth running; `base` gives seed, dtype and device.
+    """
+    sizes = [("normal", n, SMALL_D) for n in (8, 16, 32, SMALL_N)]
+    sizes += [("normal", n, 64) for n in (64, 128, 256, 512, 1024)]
+    sizes += [("real", n, REAL_D) for n in (128, 256, 512)]
+    if base.device == "cuda":
+        sizes += [("normal", n, d) for d in (64, 128) for n in GPU_SIZES if (n, d) != (1024, 64)]
+    cells = []
+    for inputs, n, d in sizes:
+        problem = replace(base, inputs=inputs, nq=n, nk=n, d=d)
+        # a stage that isn't worth more than the small part is spared the rest
+        least = n if d == SMALL_D else max(n, SMALL_N + 1)
+        cells += [
+            Cell(stage, problem)
+            for stage in stages
+            if least <= stage.worth_up_to.get(problem.device, least)
+            and (stage.number < PEERS_FROM or peer_joins(stage, problem))
+        ]
+    return cells
+
+
+def peer_joins(peer: StageInfo, problem: Problem) -> bool:
+    """Whether a peer has a row: on a GPU, on the larger problems that it takes."""
+    large = problem.device == "cuda" and problem.nk >= GPU_SIZES[0]
+    return large and peer.why_skip(problem) is None
+
+
+# ---- comparisons
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many batch entries and heads a problem of N queries has.
+
+    B = tokens // N and H = hidden // d, so that the work per token stays the same, as source 004
+    has it; or `b`, `h` where they are given. k and v have `hk` heads, as many as q
+    where it is None.
+    """
+
+    tokens: int
+    hidden: int
+    b: int | None = None
+    h: int | None = None
+    hk: int | None = None
+
+    def of(self, n: int, d: int) -> tuple[int, int]:
+        """b and h of a problem. Raises ValueError where `tokens` or `hidden` is too small."""
+        b = self.tokens // n if self.b is None else self.b
+        h = self.hidden // d if self.h is None else self.h
+        if b < 1:
+            raise ValueError(f"N = {n} is more than the {self.tokens} tokens of a batch")
+        if h < 1 or (self.h is None and self.hidden % d):
+            raise ValueError(f"d = {d} does not divide {self.hidden}, the size of all heads")
+        return b, h
+
+
+def make_problems(
+    base: Problem, directions: Sequence[str], causal: Sequence[bool], ds: Sequence[int],
+    ns: Sequence[int], sizes: Sizes,
+) -> list[Problem]:  # fmt: skip
+    """A problem for each combination, N last; `base` gives inputs, seed, dtype and device.
+
+    Raises ValueError where `sizes` leaves a problem no batch entry or no head.
+    """
+    problems = []
+    for direction, masked, d, n in product(directions, causal, ds, ns):
+        b, h = sizes.of(n, d)
+        hk = sizes.hk or h
+        problems.append(
+            replace(base, direction=direction, causal=masked, b=b, h=h, hk=hk, nq=n, nk=n, d=d)
+        )
+    return problems
+
+
+def fits(stage: StageInfo, problem: Problem) -> bool:
+    """Whether a stage takes the problem and declares itself right on it."""
+    return stage.why_skip(problem) is None and stage.exact(problem)
+
+
+def usual_stages(stages: Sequence[StageInfo], problems: Sequence[Problem]) -> list[StageInfo]:
+    """Who is compared unless told: stage 3, the newest stage that fits, and all the peers.
+
+    For forward passes that is the newest of the forward-only stages, for the others the newest that
+    carries gradients.
+    """
+    ours = [stage for stage in stages if stage.number < PEERS_FROM]
+    chosen = {stage.path for stage in stages if stage.number == YARDSTICK}
+    for trains in {problem.direction != "fwd" for problem in problems}:
+        able = [
+            stage
+            for stage in ours
+            if stage.gradients == trains
+            and any(fits(stage, p) for p in problems if (p.direction != "fwd") == trains)
+        ]
+        chosen |= {max(able, key=lambda stage: stage.number).path} if able else set()
+    return [stage for stage in stages if stage.path in chosen or stage.number >= PEERS_FROM]
+
+
+def plan_comparisons(
+    stages: Sequence[StageInfo],
+    problems: Sequence[Problem],
+    asked: Collection[Path],
+    limits: Limits = Limits(),
+) -> list[Comparison]:
+    """A comparison for each problem, of those of `stages` that fit.
+
+    Stages whose files are `asked` for take part in each: where they don't take the problem, their
+    record says why.
+    """
+    comparisons = []
+    for problem in problems:
+        able = [stage for stage in stages if stage.path in asked or fits(stage, problem)]
+        if able:
+            comparisons.append(Comparison(problem, able, limits))
+    return comparisons

@@ -1,0 +1,149 @@
+"""What a machine can do at the best, and the bytes that stages really move: from records alone."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness.records.units import show_bytes, show_rate, show_time
+from harness.views import cell_tables
+from harness.views.look import LIGHT, Look, Mark, in_look, marks, new_figure
+
+Record = Mapping[str, Any]
+
+PIECES = {"scale q": "", "GEMM": "//", "softmax": "..", "fused": "xx"}  # the hatch of each
+
+
+def ceiling_title(record: Record) -> str:
+    """What a ceiling is, in a line."""
+    if record["what"] == "copy":
+        text = f"copy, {show_bytes(record['size'] / 2)}"
+    else:
+        tf32 = " tf32" if record["precision"] == "tf32" else ""
+        text = f"{record['dtype']}{tf32} product, {record['size']}^3"
+    threads = record["threads"]
+    return text if threads is None else f"{text}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def show_ceilings(env: Record, records: Sequence[Record], console: Console) -> None:
+    """Print the ceilings of a machine as a small table."""
+    console.print(f"{env['device_name']}, torch {env['torch']}", highlight=False, markup=False)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="underline")
+    for header in ("ceiling", "rate", "time of a call", "IQR", "samples"):
+        table.add_column(header, justify="left" if header == "ceiling" else "right", no_wrap=True)
+    for record in records:
+        iqr = record["time_iqr_ms"]
+        table.add_row(
+            ceiling_title(record),
+            show_rate(record["value"], record["unit"]),
+            f"{record['time_ms']:.3g} ms",
+            f"{iqr:.2g} ms" if iqr is not None else "-",
+            str(record["samples"]),
+        )
+    console.print(table)
+
+
+def moved(record: Mapping[str, Any]) -> int:
+    """Bytes that DRAM read and wrote for one kernel."""
+    return int(record["dram_read_bytes"] + record["dram_write_bytes"])
+
+
+def short(kernel: str) -> str:
+    """A kernel's name for people: no namespaces, templates or arguments."""
+    plain = kernel.removeprefix("void ").replace("<unnamed>::", "")
+    return plain.split("(")[0].split("<")[0].strip().split("::")[-1]
+
+
+def by_stage(records: Sequence[Record]) -> list[list[Record]]:
+    """The records of each (stage, problem), in the order of their first coming."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        identity = [record["stage"], record["name"], record["b"], record["h"], record["nk"]]
+        groups.setdefault(json.dumps([*identity, record["d"], record["dtype"]]), []).append(record)
+    return list(groups.values())
+
+
+def traffic_table(records: Sequence[Record], titles: Mapping[tuple[int, str], str]) -> Table:
+    """A row per kernel, then a row per stage with its sum beside the prediction."""
+    shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="underline")
+    for header in ("#", "kernel", "time", "read", "written", "TB/s", "predicted", "moved/pred."):
+        shown.add_column(header, justify="left" if header == "kernel" else "right", no_wrap=True,
+                         max_width=34 if header == "kernel" else None)  # fmt: skip
+    for group in by_stage(records):
+        for record in group:
+            rate = moved(record) / record["time_ms"] / 1e9
+            shown.add_row(
+                "", Text(short(record["kernel"]), style="dim"),
+                show_time(record["time_ms"]), show_bytes(record["dram_read_bytes"]),
+                show_bytes(record["dram_write_bytes"]), f"{rate:.2f}",
+            )  # fmt: skip
+        first = group[0]
+        total, milliseconds = sum(map(moved, group)), sum(r["time_ms"] for r in group)
+        predicted = first["predicted_bytes"]
+        reads = sum(record["dram_read_bytes"] for record in group)
+        shown.add_row(
+            str(first["stage"]),
+            Text(f"{titles[first['stage'], first['name']]}, N = {first['nk']}", style="bold"),
+            show_time(milliseconds), show_bytes(reads), show_bytes(total - reads),
+            f"{total / milliseconds / 1e9:.2f}", show_bytes(predicted), f"{total / predicted:.2f}",
+        )  # fmt: skip
+    return shown
+
+
+def piece(kernel: str) -> str:
+    """What a kernel does for attention, by its name: scale, softmax, fused, or else a GEMM."""
+    name = short(kernel).lower()
+    for word, what in (("elementwise", "scale q"), ("softmax", "softmax"), ("attention", "fused")):
+        if word in name:
+            return what
+    return "GEMM"
+
+
+def plot_traffic(
+    records: Sequence[Record], titles: Mapping[tuple[int, str], str], path: Path,
+    look: Look = LIGHT,
+) -> None:  # fmt: skip
+    """Bars of time, kernel by kernel, a panel an N, in the stages' colours; hatched by piece."""
+    sizes = sorted({record["nk"] for record in records})
+    style = marks((record["stage"], record["name"]) for record in records)
+    with in_look(look):
+        from matplotlib.patches import Patch
+
+        most = max(len(by_stage([r for r in records if r["nk"] == n])) for n in sizes)
+        figure = new_figure(4.8 * len(sizes), 1.4 + 0.45 * most)
+        axes = figure.subplots(1, len(sizes), squeeze=False)[0]
+        for axis, n in zip(axes, sizes, strict=True):
+            draw_kernels(axis, [record for record in records if record["nk"] == n], style, look)
+            groups = by_stage([record for record in records if record["nk"] == n])
+            labels = [f"{group[0]['stage']} {titles[group[0]['stage'], group[0]['name']]}"
+                      for group in groups]  # fmt: skip
+            axis.set_yticks(range(len(groups)), labels, fontsize=8)
+        there = {piece(record["kernel"]) for record in records}
+        handles = [Patch(facecolor=look.ground, edgecolor=look.ink, hatch=hatch, label=what)
+                   for what, hatch in PIECES.items() if what in there]  # fmt: skip
+        figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9)
+        figure.savefig(path)
+
+
+def draw_kernels(
+    axis: Any, records: Sequence[Record], style: Mapping[tuple[int, str], Mark], look: Look
+) -> None:
+    """A row of bars a stage, each as long as its kernel took, the sum behind them."""
+    for height, group in enumerate(by_stage(records)):
+        left = 0.0
+        for record in group:
+            axis.barh(
+                height, record["time_ms"], left=left, edgecolor=look.ink, linewidth=0.8,
+                color=style[record["stage"], record["name"]].colour,
+                hatch=PIECES[piece(record["kernel"])],
+            )  # fmt: skip
+            left += record["time_ms"]
+        axis.text(left, height, f" {show_time(left)}", va="center", fontsize=8)
+    axis.invert_yaxis()
+    axis.set_xlabel("kernels, one after another (ms)", fontsize=9)
+    axis.set_title(cell_tables.problem_title(records[0]), fontsize=8)
+    axis.margins(x=0.25)

@@ -1,0 +1,111 @@
+"""What the parent believes of a child's messages, and what becomes of a child that fails."""
+
+import math
+
+import pytest
+
+from harness.isolation import session
+from harness.isolation.child import NO_MESSAGE, ChildFailed
+from harness.isolation.session import (
+    Session,
+    believe,
+    has,
+    is_count,
+    is_number,
+    is_time,
+    list_of,
+    optional,
+)
+from harness.records.schema import FAILURES
+
+EVENTS = {"done": {"time_ms": is_time, "samples": is_count, "iqr": optional(is_number)}}
+DONE = {"event": "done", "time_ms": 1.5, "samples": 3, "iqr": None}
+
+
+def failure(message):
+    """Status and reason of the failure that `message` comes to."""
+    with pytest.raises(ChildFailed) as raised:
+        believe(message, EVENTS)
+    return raised.value.status, raised.value.reason
+
+
+@pytest.mark.parametrize("status", [*FAILURES, "skipped"])
+def test_a_child_may_say_that_it_failed_and_why(status):
+    assert failure({"event": "failed", "status": status, "reason": "so"}) == (status, "so")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"status": "ok", "reason": ""}, {"status": "wrong-by-design", "reason": ""}, {"reason": "so"},
+     {"status": "wrong"}, {"status": "wrong", "reason": 7}, {"status": ["wrong"], "reason": "so"}],
+    ids=str,
+)  # fmt: skip
+def test_a_child_that_claims_another_status_has_crashed(said):
+    assert failure({"event": "failed", **said}) == ("crashed", NO_MESSAGE)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"time_ms": value} for value in (math.nan, math.inf, 0, -1.0, True, "1.5", None, [1.5])]
+    + [{"time_ms": 10**400}]
+    + [{"samples": value} for value in (1.5, -1, None, False)]
+    + [{"iqr": value} for value in ("0", {}, math.nan)],
+    ids=lambda changes: str(changes)[:30],
+)
+def test_a_figure_that_is_none_is_a_crash(changes):
+    assert believe(DONE, EVENTS) == DONE
+    assert failure(DONE | changes) == ("crashed", NO_MESSAGE)
+
+
+def test_a_message_without_a_field_or_out_of_turn_is_a_crash():
+    assert failure({"event": "done", "time_ms": 1.5}) == ("crashed", NO_MESSAGE)
+    said = f"its process said {'x' * 40!r} out of turn"
+    assert failure(DONE | {"event": "x" * 1000}) == ("crashed", said)
+
+
+def test_lists_and_objects_are_checked_throughout():
+    timings = list_of(has({"time_ms": is_time}))
+    assert timings([]) and timings([{"time_ms": 1.0}, {"time_ms": 2}])
+    assert not any(map(timings, (None, {}, [{}], [{"time_ms": 1.0}, 2.0], "", [{"time_ms": "1"}])))
+
+
+class FakeChild:
+    """Says its messages one after another; counts those that were started and ended."""
+
+    started, ended, limits = [], [], []
+
+    def __init__(self, target, *arguments, log):
+        self.messages = iter(arguments)
+        self.started.append(self)
+        log.write_text(f"child {len(self.started)}\n")
+
+    def receive(self, seconds, late):
+        return next(self.messages)
+
+    def send(self, message):
+        pass
+
+    def limit_memory(self, memory):
+        self.limits.append(memory)
+
+    def end(self):
+        self.ended.append(self)
+
+
+def test_a_session_waits_once_and_starts_anew_after_a_failure(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "Child", FakeChild)
+    ready, bad = {"event": "ready"}, {"event": "failed", "status": "ok", "reason": ""}
+    log = tmp_path / "log"
+    log.write_text("another's")
+    with Session(None, ready, DONE, DONE, bad, log=log, memory=5) as asked:
+        assert asked.printed() == "" and FakeChild.started == []  # nothing runs before it is due
+        for _ in range(2):
+            assert asked.ask({}, EVENTS, 1.0, "late") == DONE
+        assert asked.printed() == "child 1\n" and asked.printed() == ""
+        with pytest.raises(ChildFailed, match=NO_MESSAGE):
+            asked.ask({}, EVENTS, 1.0, "late")
+        assert FakeChild.ended == FakeChild.started
+        assert asked.ask({}, EVENTS, 1.0, "late") == DONE
+        assert asked.printed() == "child 2\n"
+    assert FakeChild.limits == [5, 5]
+    assert FakeChild.ended == FakeChild.started and len(FakeChild.started) == 2
