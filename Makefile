@@ -1,6 +1,7 @@
 # Two commands: `make ladder` shows the whole ladder measured, `make test` passes the tests.
 # Each sets up .venv first: exact versions from constraints.txt, the C++ extension built.
-# Other words: make build (the extension again), make lint, make clean.
+# Other words: make test-all (the slow tests, too), make build (the extension again), make lint,
+# make clean.
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,15 +9,21 @@ BIN := $(VENV)/bin
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 # the pins hold for what the build itself needs, too
 PIP := PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest -n 4 --dist worksteal
+# the files that have a timing test: to collect all the others takes longer than most of them
+TIMED = $(shell grep -rlw --include='test_*.py' pytest.mark.timing tests)
 
-.PHONY: ladder test lint build clean
+.PHONY: ladder test test-all lint build clean
 
 ladder: $(VENV)/ladder.stamp
 	@$(BIN)/ladder run
 
 test: $(VENV)/test.stamp lint
-	$(BIN)/python -m pytest -n 4 --dist worksteal -m "not timing"
-	$(BIN)/python -m pytest -m timing
+	$(PYTEST) -m "not slow and not timing"
+
+test-all: $(VENV)/test.stamp lint
+	$(PYTEST) -m "not timing"
+	$(BIN)/python -m pytest -m timing $(TIMED)
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .

@@ -3,8 +3,9 @@ are made from records.
 
 A command is a line of a fenced `sh` block, or inline code that begins with `ladder` or `python`
 and has arguments. It is run in a folder of its own, with the files that it names put there first,
-and must end as its page says: exit code 0, or the N of a comment "exit code N". NOT_RUN lists what
-is too long, or needs what not every machine has; of those the options are checked.
+and must end as its page says: exit code 0, or the N of a comment "exit code N". A shell runs it, or,
+where it is a call of `ladder` and nothing else, a process that carries out all of these. NOT_RUN
+lists what is too long, or needs what not every machine has; of those the options are checked.
 """
 
 import json
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from ladder_command import in_turn
 
 from harness.commands import app
 from harness.records.jsonl import read
@@ -165,12 +167,15 @@ GPU = "needs a GPU"
 LONG = "minutes"
 TOUR = "tests/harness/test_tour.py runs it"
 TRAINED = "tests/harness/test_train.py trains stage 7"
+IN_A_NOTEBOOK = "tests/test_notebooks.py executes it"
 NOT_RUN = {
     "make ladder": "installs; whoever runs these tests has done it",
     "make test": "these are the tests",
+    "make test-all": "these are the tests",
     "ladder run --stage mine.py": f"the tour, and one stage more: {TOUR}",
     "ladder run --stage mine.py --n 65,128 --inputs peaky": f"every stage, stage 0 too: {LONG}",
     "ladder run --inputs real --n 128,256,512 --h 12": f"twelve heads interpreted: {LONG}",
+    "ladder run --stages 3,4,5 --stage mine.py ...": IN_A_NOTEBOOK,
     "ladder run --direction train": TOUR,
     "ladder run --direction bwd": TOUR,
     "ladder train --stage 3": "tests/harness/test_train.py trains stage 3",
@@ -271,8 +276,8 @@ def put_there(command, folder, env):
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
             if option == "--resume":
-                begun = ["-m", "harness", "run", "--stages", "1", "--n", "8", "--out", word]
-                subprocess.run([sys.executable, *begun], cwd=folder, env=env, check=True)
+                begun = in_turn("run", "--stages", 1, "--n", 8, "--out", word, cwd=folder)
+                assert begun.returncode == 0, begun.stderr
             else:
                 shutil.copy(RECORDS[option if option == "--ceilings" else name], path)
 
@@ -282,10 +287,14 @@ def put_there(command, folder, env):
 def test_a_command_runs_as_its_page_says(command, tmp_path):
     env = environ(tmp_path)
     put_there(command, tmp_path, env)
-    done = subprocess.run(
-        ["sh", "-c", command.text], cwd=tmp_path, env=env, capture_output=True, text=True,
-        timeout=PATIENCE, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    if re.fullmatch(r"(\S*/)?ladder [^;|&<>$\n]+", command.text):
+        [arguments] = command.calls
+        done = in_turn(*arguments, cwd=tmp_path)
+    else:
+        done = subprocess.run(
+            ["sh", "-c", command.text], cwd=tmp_path, env=env, capture_output=True, text=True,
+            timeout=PATIENCE, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
     assert done.returncode == command.code, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     assert "Traceback" not in done.stderr
 

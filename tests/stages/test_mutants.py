@@ -3,9 +3,12 @@
 A mutant is the shipped file with some text replaced by other text, each found exactly once. It is
 killed when a check fails that the shipped stage passes, or when it raises. All tensors, the output
 too, lie in a storage of NaN, so that a mutant that strays reads NaN and damages nothing but that.
+
+`make test` has the first mutant of each line; those that change a line once more are slow.
 """
 
 import math
+import os
 import warnings
 from functools import lru_cache
 from pathlib import Path
@@ -598,10 +601,31 @@ def mutate(text, pairs):
     return text
 
 
+def shipped(number):
+    """The text of stage `number`'s file."""
+    return Path(stages.by_number(number).__file__).read_text(encoding="utf-8")
+
+
+def lines_changed(text, pairs):
+    """The line of `text` in which each of `pairs` makes its first change."""
+    for old, new in pairs:
+        same = len(os.path.commonprefix([old, new]))
+        yield text.count("\n", 0, text.find(old) + same)
+
+
+def every_mutant():
+    """(number, name) of each, slow where the mutants before it have changed all its lines."""
+    for number, mutants in MUTANTS.items():
+        text, changed = shipped(number), set()
+        for name, pairs in mutants.items():
+            new = {*lines_changed(text, pairs)} - changed
+            yield pytest.param(number, name, marks=() if new else pytest.mark.slow)
+            changed |= new
+
+
 def load_mutant(number, name, folder):
     """The mutant `name` of stage `number`, written to `folder` and imported."""
-    shipped = stages.by_number(number)
-    text = mutate(Path(shipped.__file__).read_text(encoding="utf-8"), MUTANTS[number][name])
+    text = mutate(shipped(number), MUTANTS[number][name])
     words = "".join(x if x.isalnum() else "_" for x in name)
     path = folder / f"mutant_{number}_{words}.py"
     path.write_text(text, encoding="utf-8")
@@ -614,9 +638,7 @@ def test_the_shipped_stage_lives(number):
     battery(stage, device_of(stage))
 
 
-@pytest.mark.parametrize(
-    ("number", "name"), [(number, name) for number, names in MUTANTS.items() for name in names]
-)
+@pytest.mark.parametrize(("number", "name"), every_mutant())
 def test_the_mutant_dies(number, name, tmp_path):
     device = device_of(stages.by_number(number))
     mutant = load_mutant(number, name, tmp_path)  # one that can't be imported was never alive
@@ -644,7 +666,7 @@ def test_a_substitution_must_match_once(pair, found):
 
 @pytest.mark.parametrize("number", MUTANTS)
 def test_a_mutant_differs_from_what_is_shipped(number, tmp_path):
-    text = Path(stages.by_number(number).__file__).read_text(encoding="utf-8")
+    text = shipped(number)
     mutants = [mutate(text, pairs) for pairs in MUTANTS[number].values()]
     assert text not in mutants
     assert len(set(mutants)) == len(mutants)
