@@ -3,9 +3,9 @@ are made from records.
 
 A command is a line of a fenced `sh` block, or inline code that begins with `ladder` or `python`
 and has arguments. It is run in a folder of its own, with the files that it names put there first,
-and must end as its page says: exit code 0, or the N of a comment "exit code N". A shell runs it, or,
-where it is a call of `ladder` and nothing else, a process that carries out all of these. NOT_RUN
-lists what is too long, or needs what not every machine has; of those the options are checked.
+and must end as its page says: exit code 0, or the N of a comment "exit code N". A shell runs it;
+calls of `ladder` and nothing else are carried out in one process. NOT_RUN lists what is too long,
+or needs what not every machine has; of those the options are checked.
 """
 
 import json

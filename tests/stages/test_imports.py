@@ -88,6 +88,7 @@ sys.meta_path.insert(0, Broken)
 """
 
 
+@pytest.mark.slow
 def test_an_extension_of_another_python_is_said_to_be_one(tmp_path):
     path = tmp_path / "ladder_value_graph.py"
     path.write_text("raise ImportError('wrong ELF class')\n")
@@ -120,6 +121,7 @@ print(json.dumps({{
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "set_to", "interpret"),
     [
@@ -255,6 +257,7 @@ def test_kernels_need_triton_whether_said_or_not(tmp_path):
     assert unused.STAGE.needs == ()
 
 
+@pytest.mark.slow
 @needs_triton
 def test_a_kernel_is_seen_where_it_is_compiled_too(tmp_path):
     path = a_file(tmp_path, "foreign_compiled", FOUR, ATTEND, KERNEL)
