@@ -99,17 +99,6 @@ def test_links_lead_somewhere(page):
     assert [why for target in links_of(page) if (why := dead(page, target))] == []
 
 
-def test_links_are_found_and_dead_ones_told(tmp_path):
-    page = ROOT / "docs" / "memory.md"
-    assert "profiling.md" in links_of(page)
-    assert "figures/memory-hierarchy.png" in links_of(page)
-    assert "three-kernels-and-what-they-move" in anchors_of(page)
-    assert dead(page, "profiling.md") is None
-    assert "no such file" in dead(page, "gone.md")
-    assert "no such heading" in dead(page, "profiling.md#gone")
-    assert "outside" in dead(page, "../../..")
-
-
 def test_every_stage_has_its_page_and_every_page_is_linked():
     """A page that nothing leads to is read by nobody."""
     linked = {
@@ -315,14 +304,6 @@ def test_every_call_of_ladder_has_options_that_there_are(page):
                 known[name].make_context(name, list(arguments))  # raises what typer would say
 
 
-def test_an_option_that_is_not_there_is_found():
-    import typer
-
-    known = typer.main.get_command(app.app).commands
-    with pytest.raises(Exception, match="--gone"):
-        known["run"].make_context("run", ["--gone", "3"])
-
-
 def test_what_is_not_run_is_on_a_page_and_make_knows_its_words():
     texts = [x.text.removeprefix(".venv/bin/") for x in COMMANDS]
     assert [x for x in NOT_RUN if not any(stands_for(x, text) for text in texts)] == []
@@ -408,12 +389,3 @@ def test_no_figure_without_a_record(page):
         "made from no record: cite it, or say it in words"
     )
     assert sorted(known.keys() - set(figures_of(page))) == [], "no longer on the page"
-
-
-def test_figures_are_found():
-    page = ROOT / "docs" / "memory.md"
-    assert len(GENERATED.findall(text_of(page))) == 4
-    for text in ("takes 3.5 ms", "12x faster", "up to 90%", "at 4.26 TB/s", "3 to 4 TFLOP/s"):
-        assert FIGURE.search(text), text
-    for text in ("N x N", "s04_triton", "2 x 2", "at N = 64", "a 3 s", "mp3"):
-        assert not FIGURE.search(text), text

@@ -143,21 +143,6 @@ def test_the_committed_one_shows_the_code_and_the_records_of_today(name):
         assert "csrc/attention.cpp" in {place for place, _ in cited} or "02" not in name
 
 
-@every
-def test_it_has_what_a_reader_needs(name):
-    notebook = committed(name)
-    words = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    kinds = {
-        kind for cell in code_cells(notebook) for o in cell.outputs for kind in o.get("data", ())
-    }
-    assert "image/png" in kinds
-    assert "text/html" in kinds
-    assert "rite down" in words
-    assert 2 <= words.count("<details><summary>") == words.count("</details>")
-    for link in re.findall(r"\]\(([^)#:]+)\)", words):
-        assert (FOLDER / link).exists(), link
-
-
 def test_the_folded_answer_is_the_stages_own_lines():
     words = "\n".join(cell.source for cell in committed("04_to_05").cells)
     folded_answer = re.search(r"```python\n(.*?)```", words, re.DOTALL)[1].splitlines()
@@ -363,12 +348,6 @@ def test_side_by_side_marks_each_changed_line_and_no_other():
     text = old.path.read_text().splitlines()
     assert {text[int(number) - 1] for number, mark in marked if mark == "-"} == set(gone)
     assert "<style" not in shown.html
-
-
-def test_both_columns_of_a_row_are_equally_high():
-    html = nb.side_by_side(4, 5).html
-    for left, right in re.findall(r"<td[^>]*><pre[^>]*>(.*?)</pre></td>" * 2, html, re.DOTALL):
-        assert left.count("\n") == right.count("\n")
 
 
 def test_a_folded_line_loses_nothing():

@@ -168,22 +168,6 @@ def test_nothing_in_stages_imports_the_harness(path):
     assert not imports_harness(path)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import harness",
-        "import os, harness.problems.problem as problem",
-        "from harness.problems.problem import Problem",
-        "def f():\n    from harness import cost",
-        "import importlib\nimportlib.import_module('harness.problems.cost')",
-    ],
-)
-def test_an_import_of_the_harness_would_be_seen(tmp_path, line):
-    path = tmp_path / "stage.py"
-    path.write_text(line + "\n")
-    assert imports_harness(path)
-
-
 # ---- files of others
 
 
