@@ -1,6 +1,5 @@
 """The roofline, from records made up by hand."""
 
-
 import matplotlib
 import pytest
 
