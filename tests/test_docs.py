@@ -34,6 +34,7 @@ PAGES = [
     *sorted((ROOT / "notebooks").glob("*.ipynb")),
 ]
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.M | re.S)
+ALONE = re.compile(r"(\S*/)?ladder [^;|&<>$\n]+")  # a call of `ladder`, nothing for a shell to do
 PATIENCE = 200  # seconds; a safety net, no test is decided by it
 
 
@@ -271,12 +272,19 @@ def put_there(command, folder, env):
                 shutil.copy(RECORDS[option if option == "--ceilings" else name], path)
 
 
+def slow(command):
+    """The mark of a command that measures something, or that takes a shell; views have none."""
+    measures = r"ladder (run|bench|train)\b(?!.* --(show|help)\b)"
+    quick = ALONE.fullmatch(command.text) and not re.search(measures, command.text)
+    return () if quick else pytest.mark.slow
+
+
 @pytest.mark.skipif(os.name != "posix", reason="the commands are a Unix shell's")
-@pytest.mark.parametrize("command", RUN, ids=command_id)
+@pytest.mark.parametrize("command", [pytest.param(x, id=command_id(x), marks=slow(x)) for x in RUN])
 def test_a_command_runs_as_its_page_says(command, tmp_path):
     env = environ(tmp_path)
     put_there(command, tmp_path, env)
-    if re.fullmatch(r"(\S*/)?ladder [^;|&<>$\n]+", command.text):
+    if ALONE.fullmatch(command.text):
         [arguments] = command.calls
         done = in_turn(*arguments, cwd=tmp_path)
     else:
@@ -318,6 +326,7 @@ def test_what_is_not_run_is_on_a_page_and_make_knows_its_words():
 # ---- CONTRIBUTING: a stage in ten minutes
 
 
+@pytest.mark.slow
 def test_a_stage_in_ten_minutes_by_following_contributing(tmp_path):
     """mine.py moved into stages/, with check_inputs: a row. (Its command is run above, outside.)"""
     env = environ(tmp_path)

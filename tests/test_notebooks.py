@@ -89,6 +89,7 @@ def test_there_is_a_notebook_for_each_step():
     assert {path.stem for path in FOLDER.glob("*.ipynb")} >= set(STEPS)
 
 
+@pytest.mark.slow
 @every
 def test_it_executes(name, tmp_path):
     notebook = tool.execute(name, tmp_path)
@@ -162,6 +163,7 @@ def inline(pattern):
     return list(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", inline(r"nb\.measure\("))
 def test_a_measurement_that_an_exercise_asks_for_works(call):
     run = eval(call, {"nb": nb})
@@ -248,6 +250,7 @@ def test_elsewhere_the_first_cell_takes_the_source_that_it_was_told(tmp_path):
 # what executes them
 
 
+@pytest.mark.slow
 def test_nbconvert_executes_by_this_python(tmp_path):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("import sys; sys.prefix")])
     nbformat.write(notebook, tmp_path / "a.ipynb")
