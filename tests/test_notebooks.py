@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+from functools import lru_cache
 from pathlib import Path
 
 import nbformat
@@ -30,6 +31,7 @@ spec = importlib.util.spec_from_file_location("tool", ROOT / "tools" / "build_no
 tool = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(tool)
 
+script = lru_cache(tool.from_script)
 no_triton = importlib.util.find_spec("triton") is None
 every = pytest.mark.parametrize("name", STEPS)
 
@@ -116,8 +118,8 @@ def check_exercise(notebook):
 
 @every
 def test_the_committed_one_is_its_script_executed(name):
-    notebook, script = committed(name), tool.from_script(name)
-    made = [(cell.cell_type, cell.source) for cell in script.cells]
+    notebook = committed(name)
+    made = [(cell.cell_type, cell.source) for cell in script(name).cells]
     again = f"its script has changed: python tools/build_notebooks.py {name}"
     assert [(cell.cell_type, cell.source) for cell in notebook.cells] == made, again
     cells = code_cells(notebook)
@@ -155,7 +157,7 @@ def inline(pattern):
     """Inline code of all notebooks' words that matches, once each."""
     found = {}
     for name in STEPS:
-        for cell in tool.from_script(name).cells:
+        for cell in script(name).cells:
             if cell.cell_type == "markdown":
                 for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", cell.source):
                     if re.match(pattern, code):
@@ -183,7 +185,7 @@ def test_the_judges_command_in_the_words_is_executed_as_it_stands(command):
 
 
 def first_cell(name):
-    return code_cells(tool.from_script(name))[0].source
+    return code_cells(script(name))[0].source
 
 
 def test_the_first_cell_is_everywhere_the_same():
