@@ -520,6 +520,7 @@ def train_all(folder, contestants, plan):
     return records, told
 
 
+@pytest.mark.slow
 def test_each_contestant_fails_for_itself_and_a_good_one_gives_the_same_bits_elsewhere(tmp_path):
     bodies = {
         "dies": "os._exit(3) if len(calls) > 4 else print('here')",

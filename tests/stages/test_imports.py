@@ -51,6 +51,7 @@ def run(code, **environment):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("missing", "need", "reason"),
     [
