@@ -1,7 +1,8 @@
 # Two commands: `make ladder` shows the whole ladder measured, `make test` passes the tests.
 # Each sets up .venv first: exact versions from constraints.txt, the C++ extension built.
 # TORCH=cpu takes PyTorch's small build without CUDA. PYTHON=python3.12 takes another Python.
-# Other words: make build (the extension again), make lint, make clean.
+# Other words: make test-all (the slow tests, too), make build (the extension again), make lint,
+# make clean.
 
 PYTHON ?= python3
 TORCH ?=
@@ -13,15 +14,21 @@ SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 # newer ones the second. No absolute path: pip would split it at its spaces.
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	$(BIN)/python -m pip --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest -n 4 --dist worksteal
+# the files that have a timing test: to collect all the others takes longer than most of them
+TIMED = $(shell grep -rlw --include='test_*.py' pytest.mark.timing tests)
 
-.PHONY: ladder test lint build clean
+.PHONY: ladder test test-all lint build clean
 
 ladder: $(VENV)/ladder.stamp
 	@$(BIN)/python -m harness run
 
 test: $(VENV)/test.stamp lint
-	$(BIN)/python -m pytest -n 4 --dist worksteal -m "not timing"
-	$(BIN)/python -m pytest -m timing
+	$(PYTEST) -m "not slow and not timing"
+
+test-all: $(VENV)/test.stamp lint
+	$(PYTEST) -m "not timing"
+	$(BIN)/python -m pytest -m timing $(TIMED)
 
 lint: $(VENV)/test.stamp
 	$(BIN)/python -m ruff check .

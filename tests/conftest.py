@@ -1,16 +1,34 @@
 """GPU tests run where there is a GPU, and are left out, by name, where there is none."""
 
+import os
+
 import pytest
 import torch
 
 
 def pytest_collection_modifyitems(config, items):
+    items[:] = slow_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     if torch.cuda.is_available():
         return
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if gpu:
         config.hook.pytest_deselected(items=gpu)
         items[:] = [item for item in items if item not in gpu]
+
+
+def slow_first(items, workers):
+    """`items` in such an order that each worker has its slow tests first, and no long one last.
+
+    pytest-xdist gives each worker a run of neighbours.
+    """
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    quick = [item for item in items if not item.get_closest_marker("slow")]
+    shares = [
+        some[len(some) * worker // workers : len(some) * (worker + 1) // workers]
+        for worker in range(workers)
+        for some in (slow, quick)
+    ]
+    return [item for share in shares for item in share]
 
 
 def pytest_report_header(config):

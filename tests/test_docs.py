@@ -3,8 +3,9 @@ are made from records.
 
 A command is a line of a fenced `sh` block, or inline code that begins with `ladder` or `python`
 and has arguments. It is run in a folder of its own, with the files that it names put there first,
-and must end as its page says: exit code 0, or the N of a comment "exit code N". NOT_RUN lists what
-is too long, or needs what not every machine has; of those the options are checked.
+and must end as its page says: exit code 0, or the N of a comment "exit code N". A shell runs it;
+calls of `ladder` and nothing else are carried out in one process. NOT_RUN lists what is too long,
+or needs what not every machine has; of those the options are checked.
 """
 
 import json
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from ladder_command import in_turn
 
 from harness.commands import app
 from harness.records.jsonl import read
@@ -32,6 +34,7 @@ PAGES = [
     *sorted((ROOT / "notebooks").glob("*.ipynb")),
 ]
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.M | re.S)
+ALONE = re.compile(r"(\S*/)?ladder [^;|&<>$\n]+")  # a call of `ladder`, nothing for a shell to do
 PATIENCE = 200  # seconds; a safety net, no test is decided by it
 
 
@@ -97,17 +100,6 @@ def test_links_lead_somewhere(page):
     assert [why for target in links_of(page) if (why := dead(page, target))] == []
 
 
-def test_links_are_found_and_dead_ones_told(tmp_path):
-    page = ROOT / "docs" / "memory.md"
-    assert "profiling.md" in links_of(page)
-    assert "figures/memory-hierarchy.png" in links_of(page)
-    assert "three-kernels-and-what-they-move" in anchors_of(page)
-    assert dead(page, "profiling.md") is None
-    assert "no such file" in dead(page, "gone.md")
-    assert "no such heading" in dead(page, "profiling.md#gone")
-    assert "outside" in dead(page, "../../..")
-
-
 def test_every_stage_has_its_page_and_every_page_is_linked():
     """A page that nothing leads to is read by nobody."""
     linked = {
@@ -165,14 +157,17 @@ GPU = "needs a GPU"
 LONG = "minutes"
 TOUR = "tests/harness/test_tour.py runs it"
 TRAINED = "tests/harness/test_train.py trains stage 7"
+IN_A_NOTEBOOK = "tests/test_notebooks.py executes it"
 NOT_RUN = {
     "make ladder": "installs; whoever runs these tests has done it",
     "make test": "these are the tests",
     "python3 -m venv .venv": "installs, as make does",
     "python -m pip install ...": "installs, as make does",
+    "make test-all": "these are the tests",
     "ladder run --stage mine.py": f"the tour, and one stage more: {TOUR}",
     "ladder run --stage mine.py --n 65,128 --inputs peaky": f"every stage, stage 0 too: {LONG}",
     "ladder run --inputs real --n 128,256,512 --h 12": f"twelve heads interpreted: {LONG}",
+    "ladder run --stages 3,4,5 --stage mine.py ...": IN_A_NOTEBOOK,
     "ladder run --direction train": TOUR,
     "ladder run --direction bwd": TOUR,
     "ladder train --stage 3": "tests/harness/test_train.py trains stage 3",
@@ -273,21 +268,32 @@ def put_there(command, folder, env):
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
             if option == "--resume":
-                begun = ["-m", "harness", "run", "--stages", "1", "--n", "8", "--out", word]
-                subprocess.run([sys.executable, *begun], cwd=folder, env=env, check=True)
+                begun = in_turn("run", "--stages", 1, "--n", 8, "--out", word, cwd=folder)
+                assert begun.returncode == 0, begun.stderr
             else:
                 shutil.copy(RECORDS[option if option == "--ceilings" else name], path)
 
 
+def slow(command):
+    """The mark of a command that measures something, or that takes a shell; views have none."""
+    measures = r"ladder (run|bench|train)\b(?!.* --(show|help)\b)"
+    quick = ALONE.fullmatch(command.text) and not re.search(measures, command.text)
+    return () if quick else pytest.mark.slow
+
+
 @pytest.mark.skipif(os.name != "posix", reason="the commands are a Unix shell's")
-@pytest.mark.parametrize("command", RUN, ids=command_id)
+@pytest.mark.parametrize("command", [pytest.param(x, id=command_id(x), marks=slow(x)) for x in RUN])
 def test_a_command_runs_as_its_page_says(command, tmp_path):
     env = environ(tmp_path)
     put_there(command, tmp_path, env)
-    done = subprocess.run(
-        ["sh", "-c", command.text], cwd=tmp_path, env=env, capture_output=True, text=True,
-        timeout=PATIENCE, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    if ALONE.fullmatch(command.text):
+        [arguments] = command.calls
+        done = in_turn(*arguments, cwd=tmp_path)
+    else:
+        done = subprocess.run(
+            ["sh", "-c", command.text], cwd=tmp_path, env=env, capture_output=True, text=True,
+            timeout=PATIENCE, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
     assert done.returncode == command.code, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     assert "Traceback" not in done.stderr
 
@@ -308,20 +314,12 @@ def test_every_call_of_ladder_has_options_that_there_are(page):
                 known[name].make_context(name, list(arguments))  # raises what typer would say
 
 
-def test_an_option_that_is_not_there_is_found():
-    import typer
-
-    known = typer.main.get_command(app.app).commands
-    with pytest.raises(Exception, match="--gone"):
-        known["run"].make_context("run", ["--gone", "3"])
-
-
 def test_what_is_not_run_is_on_a_page_and_make_knows_its_words():
     texts = [x.text.removeprefix(".venv/bin/") for x in COMMANDS]
     assert [x for x in NOT_RUN if not any(stands_for(x, text) for text in texts)] == []
-    words = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    words = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
     for page in PAGES:
-        said = re.findall(r"`make ([a-z]+)`", text_of(page))
+        said = re.findall(r"`make ([a-z-]+)`", text_of(page))
         said += [x.text.split("make ")[1] for x in commands_of(page) if "make " in x.text]
         assert set(said) <= words, page
     assert len(COMMANDS) > 60 and len(RUN) > 20  # they are found at all
@@ -330,6 +328,7 @@ def test_what_is_not_run_is_on_a_page_and_make_knows_its_words():
 # ---- CONTRIBUTING: a stage in ten minutes
 
 
+@pytest.mark.slow
 def test_a_stage_in_ten_minutes_by_following_contributing(tmp_path):
     """mine.py moved into stages/, with check_inputs: a row. (Its command is run above, outside.)"""
     env = environ(tmp_path)
@@ -401,12 +400,3 @@ def test_no_figure_without_a_record(page):
         "made from no record: cite it, or say it in words"
     )
     assert sorted(known.keys() - set(figures_of(page))) == [], "no longer on the page"
-
-
-def test_figures_are_found():
-    page = ROOT / "docs" / "memory.md"
-    assert len(GENERATED.findall(text_of(page))) == 4
-    for text in ("takes 3.5 ms", "12x faster", "up to 90%", "at 4.26 TB/s", "3 to 4 TFLOP/s"):
-        assert FIGURE.search(text), text
-    for text in ("N x N", "s04_triton", "2 x 2", "at N = 64", "a 3 s", "mp3"):
-        assert not FIGURE.search(text), text

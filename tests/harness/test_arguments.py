@@ -169,6 +169,7 @@ BAD_STAGES = {
 }
 
 
+@pytest.mark.slow
 def test_bad_stage_files(tmp_path):
     """Each is refused with a line that names it."""
     cases = []
@@ -192,12 +193,12 @@ def test_bad_stage_files(tmp_path):
 
 
 def test_ladder_alone_is_the_help():
-    done = ladder()
+    done = in_turn()
     assert done.returncode == 2
     for word in ("run", "table", "plot", "list", "doctor", "diff"):
         assert f" {word} " in done.stderr
     assert "Traceback" not in done.stderr
-    helped = ladder("run", "--help")
+    helped = in_turn("run", "--help")
     assert helped.returncode == 0
     assert "--resume" in helped.stdout
 

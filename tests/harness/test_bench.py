@@ -205,6 +205,7 @@ def test_who_is_wrong_is_never_timed(tmp_path, make_stage):
     assert calls_of(right) > 1 + LIMITS.warmup + LIMITS.rounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["bwd", "train"])
 def test_a_contestant_that_writes_its_input_harms_nobody(tmp_path, make_stage, direction):
     """Calls that were prepared before it read where it wrote: the inputs are themselves again."""
@@ -300,6 +301,7 @@ def test_the_interpreted_are_checked_and_the_inexact_are_not_timed(tmp_path):
                               "torch_three_gemm": "ok"}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("direction", "products"), [("bwd", 5), ("train", 7)])
 def test_other_directions_are_checked_and_counted(tmp_path, make_stage, direction, products):
     """The work of a direction is that of its products; who is forward only is skipped."""
@@ -500,6 +502,7 @@ def test_the_exit_code_is_1_where_one_of_ours_is_wrong(tmp_path, make_stage):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_broken_off_keeps_what_was_measured(tmp_path, make_stage):
     slow = make_stage("slow", f"time.sleep(0.05)\n{RIGHT}")
     out = tmp_path / "bench.jsonl"
@@ -705,6 +708,7 @@ def everyone():
     return read_stages()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked",
     [PROBLEM, replace(PROBLEM, causal=True), replace(PROBLEM, h=4, hk=2, causal=True),

@@ -190,6 +190,7 @@ def test_what_a_backward_pass_raises_itself_is_passed_on(direction):
         prepare(lambda q, k, v: Raises.apply(stage3(q, k, v)), direction, *given())()
 
 
+@pytest.mark.slow
 def test_what_torch_compiled_for_training_can_go_through_its_graph_again(monkeypatch):
     """Its backward pass may write into what was saved, unless it's told that it is needed again."""
     import torch._functorch.config

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ladder_command import environ, installed, ladder
+from ladder_command import environ, in_turn, installed, ladder
 from rich.console import Console
 
 from harness.commands import doctor
@@ -35,7 +35,7 @@ def rows(text):
 
 
 def test_it_says_what_the_machine_has_and_what_runs():
-    done = ladder("doctor")
+    done = in_turn("doctor")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert f"python  {sys.version.split()[0]}" in done.stdout
@@ -46,6 +46,7 @@ def test_it_says_what_the_machine_has_and_what_runs():
     assert "native" in said[3] and "native" in said[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="triton has wheels for Linux only")
 def test_without_a_gpu_kernels_are_interpreted_and_refuse_bfloat16(tmp_path):
     env = environ(CUDA_VISIBLE_DEVICES="")
@@ -57,6 +58,7 @@ def test_without_a_gpu_kernels_are_interpreted_and_refuse_bfloat16(tmp_path):
     assert "no GPU" in done.stdout
 
 
+@pytest.mark.slow
 def test_without_triton_and_the_extension_their_stages_say_so_and_the_rest_runs(tmp_path):
     env = without(tmp_path / "poor", "triton", "ladder_value_graph")
     done = ladder("doctor", env=env)
@@ -75,6 +77,7 @@ def test_without_triton_and_the_extension_their_stages_say_so_and_the_rest_runs(
     assert "no triton" in run.stdout and "extension is not built" in run.stdout
 
 
+@pytest.mark.slow
 def test_a_minimal_machine_runs_from_a_checkout(tmp_path):
     """Torch, numpy, rich and typer; nothing for plots, tests or processes."""
     env = without(tmp_path / "poor", "matplotlib", "psutil", "hypothesis", "pytest")
@@ -90,6 +93,7 @@ def test_a_minimal_machine_runs_from_a_checkout(tmp_path):
     assert not (tmp_path / "plots").exists()
 
 
+@pytest.mark.slow
 def test_without_torch_it_says_so(tmp_path):
     """The one thing that nothing runs without."""
     done = ladder("doctor", env=without(tmp_path / "poor", "torch"))
@@ -98,6 +102,7 @@ def test_without_torch_it_says_so(tmp_path):
     assert "Traceback" not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_it_fails_where_stage_3_can_not_run(tmp_path):
     """In a copy of the checkout whose stage 3 needs compute capability 99."""
     env = installed(tmp_path)
@@ -120,6 +125,7 @@ def choices():
     return out.getvalue()
 
 
+@pytest.mark.slow
 def test_it_shows_what_was_tuned_here_and_bears_what_is_none_of_ours(tmp_path, monkeypatch):
     monkeypatch.setenv("LADDER_CACHE_DIR", str(tmp_path))
     assert "tuned: nothing yet" in choices()

@@ -121,26 +121,10 @@ def test_the_pictures_panels_show_what_the_issue_asks_for():
         assert case.causal == ("never" in figures_tiling.kinds(case))
 
 
-def test_tiles_are_painted_by_kind():
-    from matplotlib.patches import Rectangle
-
-    figure = figures_tiling.figure(LIGHT)
-    for axis, case in zip(figure.axes, figures_tiling.CASES, strict=True):
-        painted = {}
-        for patch in axis.patches:
-            if isinstance(patch, Rectangle):
-                painted.setdefault(patch.get_xy(), patch)
-        for (block, tile), kind in np.ndenumerate(figures_tiling.kinds(case)):
-            patch = painted[tile * case.block_n, block * case.block_m]
-            assert (patch.get_hatch() is not None) == (kind == "masked")
-            assert (patch.get_facecolor()[3] == 0) == (kind == "never")
-        visited = int((figures_tiling.kinds(case) != "never").sum())
-        assert f"{visited} of " in axis.get_title()
-
-
 # where Lite breaks
 
 
+@pytest.mark.slow
 def test_lites_error_is_a_sawtooth_and_onlines_is_rounding(breaks):
     found = breaks.by_n
     lite, online = np.array(found.lite), np.array(found.online)
@@ -176,6 +160,7 @@ def test_a_longer_draw_begins_with_the_shorter():
     np.testing.assert_allclose(q[0, :2], np.random.RandomState([0, 0]).standard_normal(2), 1e-6)
 
 
+@pytest.mark.slow
 def test_sharp_scores_make_lite_worse(breaks):
     for n, found in breaks.by_sharpness.items():
         lite, online = np.array(found.lite), np.array(found.online)
@@ -187,6 +172,7 @@ def test_sharp_scores_make_lite_worse(breaks):
         assert (online <= bound).all()
 
 
+@pytest.mark.slow
 def test_the_lines_are_the_errors(breaks):
     figure = figures_lite.figure(breaks, LIGHT)
     lite, sharp, online, _ = figure.axes
@@ -276,6 +262,7 @@ def test_the_trace_shows_the_walk():
         assert np.array_equal(lines["Online"], step.o) and np.array_equal(lines["Lite"], step.lite)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [
     {"n": 1, "d": 1, "tile": 1, "row": 0},
     {"n": 64, "d": 16, "tile": 8, "row": 9},
@@ -304,6 +291,7 @@ def test_what_is_too_much_for_a_picture_is_said(tmp_path):
     assert not (tmp_path / "x.gif").exists()
 
 
+@pytest.mark.slow
 def test_the_moving_picture_moves(tmp_path):
     made = example()
     path = trace_plots.moving(made.steps(), made.truth(), tmp_path / "new" / "x.gif", comment="c")
@@ -342,6 +330,7 @@ def drawn(look, breaks):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look", LOOKS, ids=["light", "dark"])
 def test_every_word_can_be_read(look, breaks):
     for name, figure in drawn(look, breaks).items():
@@ -370,6 +359,7 @@ def test_colours_stand_out_from_their_ground(look):
     assert contrast(look.blue) >= 3 and contrast(look.red) >= 3 and contrast(look.orange) >= 2
 
 
+@pytest.mark.slow
 def test_the_users_own_settings_are_left_out_and_left_alone():
     import matplotlib
 
@@ -464,6 +454,7 @@ def command(capsys, *arguments):
     return ended.value.code, *capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_the_command_draws_what_it_then_finds_up_to_date(tmp_path, capsys, monkeypatch, breaks):
     monkeypatch.setattr(figures_lite, "measure", lambda: breaks)
     folder = tmp_path / "new" / "figures"
@@ -480,22 +471,13 @@ def test_the_command_draws_what_it_then_finds_up_to_date(tmp_path, capsys, monke
     assert not (folder / names[0]).exists()
 
 
+@pytest.mark.slow
 def test_a_picture_drawn_twice_on_one_machine_is_the_same(tmp_path):
     tiling = next(picture for picture in figures.PICTURES if picture.name == "tiling")
     for name in ("once.png", "again.png"):
         tiling.prepare(figures.CEILINGS)(LIGHT, tmp_path / name, "a comment")
     assert (tmp_path / "once.png").read_bytes() == (tmp_path / "again.png").read_bytes()
     assert b"a comment" in (tmp_path / "once.png").read_bytes()
-
-
-def test_dark_and_light_are_opaque():
-    for look in (LIGHT, DARK):
-        for picture in figures.PICTURES:
-            with Image.open(figures.FOLDER / picture.file(look)) as image:
-                pixels = np.asarray(image.convert("RGBA"))
-            assert (pixels[..., 3] == 255).all()
-            ground = [int(look.ground[i : i + 2], 16) for i in (1, 3, 5)]
-            assert np.abs(pixels[2, 2, :3].astype(int) - ground).max() <= 4
 
 
 def test_bad_arguments_are_one_clear_line(tmp_path, capsys):

@@ -236,6 +236,7 @@ def verdict(asked, gradients):
     return judge_outputs([x.double() for x in gradients], oracles)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("inputs", ["normal", "peaky"])
 @pytest.mark.parametrize("shape", GRID, ids=str)

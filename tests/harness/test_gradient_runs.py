@@ -28,6 +28,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["bwd", "train"])
 def test_what_has_wrong_gradients(tmp_path, direction):
     """Each names the tensor; the honest ones before, between and after are unharmed."""
@@ -80,6 +81,7 @@ def test_a_forward_run_of_a_stage_with_wrong_gradients_is_ok(tmp_path):
     assert [cell["status"] for cell in by_name(out)["grad_swaps"]] == ["ok"]
 
 
+@pytest.mark.slow
 def test_only_stages_with_gradients_are_planned_and_named_ones_say_why_they_are_skipped(tmp_path):
     """A stage of one's own is named by its file."""
     plain, named = tmp_path / "plain.jsonl", tmp_path / "named.jsonl"
@@ -101,6 +103,7 @@ def test_only_stages_with_gradients_are_planned_and_named_ones_say_why_they_are_
     assert "bwd time" in done.stdout and ", bwd, cpu" in done.stdout
 
 
+@pytest.mark.slow
 def test_ratios_in_turns_are_those_of_the_direction(tmp_path):
     out = tmp_path / "run.jsonl"
     done = in_turn(
@@ -116,6 +119,7 @@ def test_ratios_in_turns_are_those_of_the_direction(tmp_path):
     assert [cell["status"] for cell in cells["grad_swaps"]] == ["wrong", "skipped"]
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_in_its_direction(tmp_path):
     path = tmp_path / "run.jsonl"
     arguments = ("run", "--direction", "bwd", "--stages", "3", "--n", "8,16", "--d", "4")
@@ -148,6 +152,7 @@ def test_bad_directions_are_one_line(arguments, said):
     assert said in done.stderr
 
 
+@pytest.mark.slow
 def test_one_key_has_no_gradient_but_v_s(tmp_path):
     """dq and dk are 0, and stages compute the rounding of what cancels: honest all the same."""
     out = tmp_path / "run.jsonl"

@@ -4,7 +4,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from ladder_command import ladder
+from ladder_command import in_turn
 from test_inputs import problem
 
 from harness.isolation.roster import read_stages
@@ -95,7 +95,7 @@ def test_what_the_harness_has_planned_itself_is_never_hopeless(machine, device):
 def test_absurd_sizes_end_at_once(tmp_path, command, sizes):
     out = tmp_path / "out.jsonl"
     begun = time.monotonic()
-    done = ladder(command, *sizes.split(), "--device", "cpu", "--budget", 5, "--out", out)
+    done = in_turn(command, *sizes.split(), "--device", "cpu", "--budget", 5, "--out", out)
     assert time.monotonic() - begun < 60  # their inputs alone would take longer, where they fit
     assert "Traceback" not in done.stderr
     records = read(out, "cell" if command == "run" else command)[1]

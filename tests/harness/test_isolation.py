@@ -84,12 +84,14 @@ def test_what_answers_wrongly(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_stage_that_remembers_by_torchs_own_version_counter(tmp_path):
     out = tmp_path / "run.jsonl"
     in_turn("run", "--stages", 3, *QUICK, *fakes("remembers_versions"), "--out", out)
     hold_to(out, {"remembers_versions": ("wrong", "after v changed")})
 
 
+@pytest.mark.slow
 def test_what_talks_to_the_harness(tmp_path):
     """Whatever a stage sends down the pipe, whole, half or forged, it sends for itself alone."""
     names = ("garbage", "endlessly", "hugely", "half", "forged")
@@ -105,6 +107,7 @@ def test_what_talks_to_the_harness(tmp_path):
     hold_to(out, found)
 
 
+@pytest.mark.slow
 def test_what_writes_into_every_open_file(tmp_path):
     """It comes first: the judge of its problem, and what the others print, must survive it."""
     out = tmp_path / "run.jsonl"
@@ -116,6 +119,7 @@ def test_what_writes_into_every_open_file(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_what_a_stage_prints_is_shown_as_its_own_and_never_recorded(tmp_path):
     out = tmp_path / "run.jsonl"
     done = ladder("run", "--stages", 3, *QUICK, *fakes("prints_records"), "--out", out)
@@ -126,6 +130,7 @@ def test_what_a_stage_prints_is_shown_as_its_own_and_never_recorded(tmp_path):
     assert "\x1b" not in done.stderr + done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["leaves_a_child", "leaves_a_daemon"])
 def test_what_a_stage_starts_ends_with_its_cell(tmp_path, name):
     out = tmp_path / "run.jsonl"
@@ -162,6 +167,7 @@ def test_a_stage_is_skipped_where_it_takes_no_such_option(tmp_path):
         ]
 
 
+@pytest.mark.slow
 def test_a_stage_wrong_below_its_declared_n_fails_and_is_excused_above(tmp_path):
     out = tmp_path / "run.jsonl"
     done = in_turn("run", "--stages", 3, "--n", "32,128", *fakes("claims_too_much"), "--out", out)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ladder_command import ROOT, environ, fakes, ladder
+from ladder_command import ROOT, environ, fakes, in_turn, ladder
 from rich.console import Console
 
 from harness.commands import app
@@ -354,7 +354,7 @@ def test_the_table_has_a_part_a_text_with_its_stages_in_order():
 def default_run(weights, tmp_path_factory):
     out = tmp_path_factory.mktemp("run") / "run.jsonl"
     stages = [text for number in (3, 4, 5) for text in ("--stage", number)]
-    done = ladder("model", *stages, "--device", "cpu", "--out", out)
+    done = in_turn("model", *stages, "--device", "cpu", "--out", out)
     env, records = read(out, kind="model")
     return done, env, {(record["stage"], record["tokens"]): record for record in records}
 
@@ -470,7 +470,7 @@ def test_a_failing_stage_costs_its_own_rows_only(weights, tmp_path):
     text.write_text("Kelvin held that when you can measure it, you know something about it. " * 2)
     out = tmp_path / "run.jsonl"
     names = ("segfaults", "raises", "faintly_wrong", "gives_nan", "wrong_shape")
-    done = ladder(
+    done = in_turn(
         "model", "--stage", 3, *fakes(*names), "--text", text, "--device", "cpu", "--out", out
     )
     assert done.returncode == 1, done.stderr
@@ -495,7 +495,7 @@ def test_after_a_failure_the_next_text_gets_a_new_process(weights, tmp_path):
     stage = tmp_path / "stumbles.py"
     stage.write_text(STUMBLES)
     out = tmp_path / "run.jsonl"
-    done = ladder("model", "--stage", stage, "--device", "cpu", "--out", out)
+    done = in_turn("model", "--stage", stage, "--device", "cpu", "--out", out)
     assert done.returncode == 1
     found = {record["tokens"]: record["status"] for record in read(out, kind="model")[1]}
     assert found == {16: "crashed", 64: "ok", 65: "ok"}

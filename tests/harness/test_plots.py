@@ -123,6 +123,7 @@ def test_points_leave_out_what_has_no_place():
     assert points("time", paired=True) == []
 
 
+@pytest.mark.slow
 def test_a_panel_for_each_kind_of_problem(tmp_path, figures):
     cells = [make_cell(n=n) for n in (64, 128)]
     cells += [make_cell(n=n, d=16) for n in (8, 16)]
@@ -133,6 +134,7 @@ def test_a_panel_for_each_kind_of_problem(tmp_path, figures):
     assert all(word in title for word, title in zip(("d = 64", "d = 16", "real input"), titles))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("directions", "time", "error"),
     [

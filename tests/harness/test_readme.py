@@ -29,6 +29,7 @@ def test_a_changed_figure_is_found():
     assert pages.generate(changed) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "name"),
     [(page, name) for page, parts in pages.PAGES.items() for name in parts],

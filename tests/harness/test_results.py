@@ -247,6 +247,7 @@ BENCH = ("bench", "--impl", "3", "--causal", "off", "--d", "8", "--n", "8,16", "
          "--hidden", "8", "--repeat", "2")  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no such limits")
 @pytest.mark.parametrize("arguments", [RUN, BENCH], ids=["run", "bench"])
 def test_a_command_whose_file_is_full_says_so_and_shows_what_it_has(tmp_path, arguments):

@@ -30,6 +30,7 @@ def hold_complete(path):
     return cells
 
 
+@pytest.mark.slow
 def test_ten_kills_at_random_moments(tmp_path):
     seed = int(os.environ.get("LADDER_TEST_SEED") or random.SystemRandom().getrandbits(32))
     print(f"LADDER_TEST_SEED={seed} repeats these moments")
@@ -77,6 +78,7 @@ def test_nothing_is_left_behind_by_a_killed_run_whose_stage_hangs(tmp_path):
         assert run.wait_until_gone() == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_valid_file_and_a_table_of_what_is_done(tmp_path):
     """And a second run may not write to the file meanwhile."""
     path = tmp_path / "run.jsonl"
@@ -176,6 +178,7 @@ def test_other_arguments_are_refused(tmp_path, finished, option):
     refuses(path, *option.split(), says=option.split()[0])
 
 
+@pytest.mark.slow
 def test_the_same_arguments_said_again_are_fine(tmp_path, finished):
     path = tmp_path / "run.jsonl"
     edited(path, finished)
@@ -184,6 +187,7 @@ def test_the_same_arguments_said_again_are_fine(tmp_path, finished):
     hold_complete(path)
 
 
+@pytest.mark.slow
 def test_a_stage_of_somebodys_must_be_there_and_unchanged(tmp_path):
     stage = tmp_path / "mine.py"
     stage.write_text(

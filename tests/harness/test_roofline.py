@@ -1,7 +1,5 @@
 """The roofline, from records made up by hand."""
 
-import math
-
 import matplotlib
 import pytest
 
@@ -191,6 +189,7 @@ def test_the_picture_is_the_records(tmp_path, figures):
     assert labels == ["3 three", "5 online"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hbm_bytes", [None, 10**6, 10**9, 10**11])
 def test_every_point_and_the_ridge_are_inside(tmp_path, figures, hbm_bytes):
     """Also where one slow point lies far to the left or the right of the ridge."""
@@ -244,83 +243,11 @@ def test_a_missing_ceiling_is_said_and_the_rest_drawn(tmp_path, figures, roofs, 
     assert any(said in text.get_text() for text in axis.texts)
 
 
-def test_an_odd_panel_leaves_no_empty_frame(tmp_path, figures):
-    cells = [*gpu_run(), make_cell(n=1024, **GPU, precision="tf32")]
-    roofline.draw(gpu_env(cells), panels(cells, gpu_ceilings()), tmp_path)
-    assert [axis.get_visible() for axis in figures["roofline.png"].axes] == [True] * 3 + [False]
-
-
 def test_stages_are_told_apart_by_marker_and_colour():
     for dark in (False, True):
         looks = [roofline.style(index, dark) for index in range(20)]
         assert len(set(looks)) == 20
     assert all(colour != "#000000" for colour, _ in (roofline.style(i, True) for i in range(20)))
-
-
-def test_names_cover_neither_each_other_nor_a_marker(tmp_path, figures):
-    """Twenty stages in one place: the names that remain are apart."""
-    cells = [
-        make_cell(s, f"stage{s}", n=n, **GPU, **HALF, flops=n * 10**9, hbm_bytes=10**9,
-                  time_ms=n / 1024 * (1 + s / 200))
-        for s in range(20)
-        for n in (1024, 2048, 4096)
-    ]  # fmt: skip
-    found = panels(cells, gpu_ceilings())
-    roofline.draw(gpu_env(cells), found, tmp_path)
-    figure = figures["roofline.png"]
-    [axis] = figure.axes
-    names = [text for text in axis.texts if text.get_text().isdigit()]
-    assert {text.get_text() for text in names} >= {"1024", "4096"}
-    boxes = [text.get_window_extent(figure.canvas.get_renderer()) for text in names]
-    for index, box in enumerate(boxes):
-        for other in boxes[:index]:
-            assert not box.overlaps(other)
-        for group in found[0].groups:
-            for x, y in axis.transData.transform([(p.x, p.y) for p in group]):
-                assert not (box.x0 < x < box.x1 and box.y0 < y < box.y1)
-
-
-def test_a_name_gives_way_to_a_marker(tmp_path, figures):
-    """The second point lies where the first one's name would."""
-    first, second = {"n": 1024, "time_ms": 1.0}, {"n": 2048, "time_ms": 1.065}
-    cells = [
-        make_cell(3, "three", **GPU, **HALF, flops=10**9, hbm_bytes=11 * 10**6, **first),
-        make_cell(5, "online", **GPU, **HALF, flops=10**9, hbm_bytes=10**7, **second),
-    ]
-    [panel] = panels(cells, [])
-    roofline.draw(gpu_env(cells), [panel], tmp_path)
-    [axis] = figures["roofline.png"].axes
-    points = [point for group in panel.groups for point in group]
-    (x0, y0), (x1, y1) = axis.transData.transform([(p.x, p.y) for p in points])
-    assert 6 < x1 - x0 < 30 and 6 < y0 - y1 < 15
-    names = [text.get_text() for text in axis.texts if text.get_text().isdigit()]
-    assert names == ["2048"]
-
-
-def luminance(pixel):
-    return 0.2126 * pixel[0] + 0.7152 * pixel[1] + 0.0722 * pixel[2]
-
-
-def test_on_a_dark_page_the_ground_is_clear_and_the_ink_light(tmp_path):
-    cells = gpu_run()
-    found = panels(cells, gpu_ceilings())
-    light = pyplot.imread(roofline.draw(gpu_env(cells), found, tmp_path))
-    path = roofline.draw(gpu_env(cells), found, tmp_path, dark=True)
-    assert path.name == "roofline-dark.png"
-    dark = pyplot.imread(path)
-    assert light[0, 0].tolist() == [1, 1, 1, 1]
-    assert dark[0, 0, 3] == 0
-    # legend and labels lie below and left of the panels: no dark ink in them
-    for strip in (dark[-60:], dark[:, :60]):
-        words = strip.reshape(-1, 4)
-        words = words[words[:, 3] > 0.9]
-        assert max(map(luminance, words)) > 0.8
-        assert min(map(luminance, words)) > 0.2
-    assert (light[..., 3] == 1).all()
-    ink = light[-60:].reshape(-1, 4)
-    assert min(map(luminance, ink)) < 0.2
-    # inside the panels the page shows through: most of the picture is clear
-    assert (dark[..., 3] == 0).mean() > 0.5
 
 
 def files(tmp_path, cells, roofs, **changes):
@@ -383,16 +310,6 @@ def test_bad_arguments_are_one_line(tmp_path, arguments, why):
     assert done.returncode == 2
     assert why in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "plots").exists()
-
-
-def test_the_slope_s_words_run_along_it(tmp_path, figures):
-    cells = gpu_run()
-    roofline.draw(gpu_env(cells), panels(cells, gpu_ceilings()), tmp_path)
-    figure = figures["roofline.png"]
-    axis = figure.axes[0]
-    [words] = [text for text in axis.texts if text.get_text().startswith("copy")]
-    (x0, y0), (x1, y1) = axis.transData.transform([(1.0, 4.0), (10.0, 40.0)])
-    assert words.get_rotation() == pytest.approx(math.degrees(math.atan2(y1 - y0, x1 - x0)))
 
 
 def test_titles_share_what_they_have_in_common():

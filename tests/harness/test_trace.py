@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ladder_command import PATIENCE, ROOT, environ, ladder
+from ladder_command import PATIENCE, ROOT, environ, in_turn
 
 from harness.commands import app
 from harness.lessons import trace, trace_text
@@ -366,7 +366,7 @@ def test_the_command(capsys):
 
 
 def test_the_issues_own_command():
-    done = ladder("trace", "--n", 8, "--tile", 2)
+    done = in_turn("trace", "--n", 8, "--tile", 2)
     assert done.returncode == 0 and done.stderr == ""
     assert done.stdout.count("\ntile ") == 4
 

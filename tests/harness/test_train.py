@@ -200,6 +200,7 @@ def honest_run(rng, backends, shift=0.0):
     return records
 
 
+@pytest.mark.slow
 def test_an_honest_stage_is_seldom_outside_and_a_shifted_one_always(monkeypatch):
     monkeypatch.setattr(curves, "WINDOW", 1)
     rng = random.Random(0)
@@ -280,6 +281,7 @@ def test_nothing_held_out_is_trained_on():
         assert starts.max() + run.shape.block < len(text)
 
 
+@pytest.mark.slow
 def test_a_model_starts_from_ignorance_and_learns_more_than_how_often_a_character_comes():
     run = a_run(STAGE_3, 150)
     losses = curve(run, 0)
@@ -388,10 +390,12 @@ def trained():
     return {verdict.name: verdict for verdict in curves.judge(records)}
 
 
+@pytest.mark.slow
 def test_a_right_stage_trains_as_sdpa_does(trained):
     assert trained["stage_3"].status == "ok", trained["stage_3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [attend.__name__ for attend in WRONG])
 def test_a_wrong_gradient_or_mask_falls_outside(trained, name):
     verdict = trained[name]
@@ -516,6 +520,7 @@ def train_all(folder, contestants, plan):
     return records, told
 
 
+@pytest.mark.slow
 def test_each_contestant_fails_for_itself_and_a_good_one_gives_the_same_bits_elsewhere(tmp_path):
     bodies = {
         "dies": "os._exit(3) if len(calls) > 4 else print('here')",
@@ -550,6 +555,7 @@ def test_each_contestant_fails_for_itself_and_a_good_one_gives_the_same_bits_els
     assert ("good", 6) in told
 
 
+@pytest.mark.slow
 def test_stage_7_interpreted_takes_the_same_steps(tmp_path):
     [path] = [path for path in stages.files() if path.stem.startswith("s07")]
     stage = stages.load(path).STAGE
@@ -623,6 +629,7 @@ def test_figures_that_are_none_cost_the_contestant_that_sent_them(messages, tmp_
     assert follow(losses(1.0), losses(2.0), DONE)["status"] == "ok"
 
 
+@pytest.mark.slow
 def test_a_contestant_that_hangs_is_not_waited_for_again(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "STEP_LIMIT", 3.0)
     stage = a_contestant(90, "hangs", a_stage(tmp_path, "hangs", "import time; time.sleep(1000)"))

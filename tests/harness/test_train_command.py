@@ -11,6 +11,7 @@ from harness.records.jsonl import WriteFailed, Writer, read
 TINY = ("train", "--stage", "3", "--device", "cpu", "--seeds", "40", "--steps")
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_a_valid_file_a_table_and_a_plot_of_what_is_done(tmp_path):
     path = tmp_path / "run.jsonl"
     with Started(*TINY, "30", "--out", path, log=tmp_path / "log") as run:
@@ -29,6 +30,7 @@ def test_ctrl_c_leaves_a_valid_file_a_table_and_a_plot_of_what_is_done(tmp_path)
     assert f"plot:    {picture}" in text and picture.stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_before_the_first_end_says_that_there_is_nothing(tmp_path):
     path = tmp_path / "run.jsonl"
     with Started(*TINY, "99999", "--out", path, log=tmp_path / "log") as run:

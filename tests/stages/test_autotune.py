@@ -391,6 +391,7 @@ def write_many(number, count, start):
         autotune.keep(identity, identity | {"config": {"BLOCK_M": i}})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no such locks: the last one to write wins")
 def test_many_processes_write_at_once_none_is_lost_and_the_file_is_whole(cache):
     writers, count = 4, 25
@@ -428,6 +429,7 @@ print(config["BLOCK_M"], len(card.launched))
 """
 
 
+@pytest.mark.slow
 def test_another_process_does_not_tune_again(cache):
     paths = [str(HERE), str(HERE.parents[1]), *filter(None, sys.path)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}

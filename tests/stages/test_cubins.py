@@ -3,6 +3,9 @@
 What doesn't fit a GPU's shared memory still compiles, and only its launch would fail; what spills
 still runs, slowly. So the numbers are read from the cubins (cubins.py, a process of its own, since
 kernels are interpreted in this one).
+
+What was compiled is kept in pytest's cache by Triton, whose key is the kernel's source, its
+configuration and Triton's own version; CI compiles everything.
 """
 
 import importlib.util
@@ -64,11 +67,18 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.fixture
+def cubins(request, tmp_path):
+    """The folder in which Triton keeps what it compiles."""
+    cache = None if os.environ.get("CI") else getattr(request.config, "cache", None)
+    return cache.mkdir("cubins") if cache else tmp_path
+
+
 def compiled(asked, folder):
     """For each of the jobs `asked`, what cubins.py says of it."""
     environment = os.environ | {
         "TRITON_INTERPRET": "0",
-        "TRITON_CACHE_DIR": str(folder),  # compiled now, not last month
+        "TRITON_CACHE_DIR": str(folder),
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
     }
     command = [sys.executable, str(Path(__file__).with_name("cubins.py"))]
@@ -88,11 +98,12 @@ def test_every_stage_in_triton_has_kernels_to_compile_for_both():
         assert {(d, sm) for d, _, sm in rest} >= {(d, sm) for d in SIZES[1:] for sm in (80, 90)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("info", STAGES)
-def test_every_kernel_is_compiled_and_fits(info, tmp_path):
+def test_every_kernel_is_compiled_and_fits(info, cubins):
     faults = []
     asked = [job for job in JOBS if job[0] == info]
-    for job, report in compiled(asked, tmp_path).items():
+    for job, report in compiled(asked, cubins).items():
         stage, name, d, dtype, sm, flags = job
         said = [report[field] for field in ("stage", "kernel", "d", "sm", "flags")]
         assert said == [stage, name, d, sm, flags]

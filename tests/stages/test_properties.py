@@ -50,6 +50,7 @@ def test_the_truth_at_ragged_sizes(stage, data):
     assert_close(attend(stage, q, k, v), truth(q, k, v), rounding(q, k, v))
 
 
+@pytest.mark.slow
 @every_stage
 @few
 @given(data=st.data())
@@ -63,6 +64,7 @@ def test_rows_lie_in_the_hull_of_v(stage, data):
     assert (o <= v.amax(2, keepdim=True) + slack).all()
 
 
+@pytest.mark.slow
 @every_stage
 @few
 @given(data=st.data())
@@ -73,6 +75,7 @@ def test_the_order_of_keys_does_not_matter(stage, data):
     assert_close(shuffled, attend(stage, q, k, v), 2 * rounding(q, k, v))
 
 
+@pytest.mark.slow
 @every_stage
 @few
 @given(data=st.data(), size=st.sampled_from([1.0, 100.0]))
@@ -87,6 +90,7 @@ def test_a_shift_of_all_the_logits_does_not_matter(stage, data, size):
     assert_close(attend(stage, q, shifted, v), attend(stage, q, k, v), bound)
 
 
+@pytest.mark.slow
 @every_stage
 @few
 @given(data=st.data(), a=eighths, b=eighths)
@@ -101,6 +105,7 @@ def test_linear_in_v(stage, data, a, b):
     assert_close(attend(stage, q, k, in_nan(both)), a * o1.double() + b * o2.double(), bound)
 
 
+@pytest.mark.slow
 @every_stage
 @few
 @given(data=st.data())
@@ -113,6 +118,7 @@ def test_heads_and_batches_are_apart(stage, data):
     assert_close(o[b : b + 1, h : h + 1], attend(stage, *alone), 2 * rounding(*alone))
 
 
+@pytest.mark.slow
 @every_stage
 @pytest.mark.parametrize("which", ["q", "k", "v"])
 @few

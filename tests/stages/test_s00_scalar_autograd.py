@@ -140,6 +140,7 @@ def test_a_sum_of_n_takes_n_minus_1_nodes():
     assert total(xs[:1]) is xs[0]
 
 
+@pytest.mark.slow
 def test_a_chain_of_a_million_nodes_goes_backward_and_dies():
     # in a process of its own, so that a crash fails this test instead of ending all of them
     code = (

@@ -186,6 +186,7 @@ def test_a_chain_of_a_million_nodes_goes_backward_and_dies():
     assert (done.returncode, done.stdout.split()) == (0, ["1000000.0", "0"]), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to RLIMIT_AS")
 def test_a_graph_that_does_not_fit_is_a_memory_error_and_leaves_nothing():
     done = run(
@@ -204,6 +205,7 @@ def test_a_graph_that_does_not_fit_is_a_memory_error_and_leaves_nothing():
     assert (done.returncode, done.stdout.split()) == (0, ["MemoryError", "0", "8"]), done.stderr
 
 
+@pytest.mark.slow
 def test_without_the_extension_it_imports_and_says_why_it_cannot_run():
     done = run(
         "import sys, torch\n"

