@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         result = app(args=arguments, standalone_mode=False, prog_name="ladder")
         code = result if isinstance(result, int) else 0
-    except (UserError, BadStage, BadRecord, WriteFailed) as error:
+    except (UserError, checkout.NoCheckout, BadStage, BadRecord, WriteFailed) as error:
         code = complain(str(error))
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED

@@ -3,8 +3,11 @@
 import sys
 from pathlib import Path
 
-from harness.commands.options import UserError
 from harness.records.environment import ROOT
+
+
+class NoCheckout(Exception):
+    """This code was installed without the checkout that a command needs; the message says so."""
 
 
 def is_checkout(folder: Path) -> bool:
@@ -13,9 +16,9 @@ def is_checkout(folder: Path) -> bool:
 
 
 def need(command: str, instead: str = "") -> None:
-    """Raise UserError where this code was installed without the checkout that `command` needs."""
+    """Raise NoCheckout where this code was installed without the checkout that `command` needs."""
     if not is_checkout(ROOT):
-        raise UserError(
+        raise NoCheckout(
             f"{command} needs a checkout, whose records and pages it reads, and this ladder was "
             f"installed without one: clone the repository and run it there{instead}"
         )
