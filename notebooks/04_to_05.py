@@ -178,8 +178,9 @@ nb.rows(header, body, note="Errors are against exact attention over the keys so 
 # %%
 nb.gif(
     lambda path, look: trace_plots.moving(steps, truth, path, look),
-    "The same walk in six frames: each tile's scores come, then the weights and outputs change. "
-    "Online ends on the truth; Lite leaps away from it with the last key, alone in its tile.",
+    "The same walk in six frames, the end first: each tile's scores come, then the weights and "
+    "outputs change. Online ends on the truth; Lite leaps away from it with the last key, alone in "
+    "its tile.",
 )
 
 # %% [markdown]
@@ -238,6 +239,8 @@ nb.rows(("N", "float32 as", "#3: max error", "#4 Lite", "#5 Online"), body, note
 print(exercise)
 
 # %%
+from pathlib import Path
+
 my_lines = """
 m_i = ____
 l_i = ____

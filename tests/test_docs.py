@@ -359,6 +359,43 @@ def test_a_stage_in_ten_minutes_by_following_contributing(tmp_path):
     assert [(x["stage"], x["status"]) for x in cells] == [(90, "ok")]
 
 
+# ---- pictures
+
+PICTURE = re.compile(
+    r"<picture>\n"
+    r' *<source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)">\n'
+    r' *<img src="([^"]+)" alt="([^"]+)">\n'
+    r"</picture>"
+)
+LEAST_WORDS = 20  # to say what is to be seen
+
+
+def pictures_of(page):
+    """(dark, light, words) of each picture of a page."""
+    return PICTURE.findall(text_of(page))
+
+
+@every_page
+def test_every_picture_is_for_light_and_dark_and_has_words(page):
+    text = text_of(page)
+    assert len(pictures_of(page)) == text.count("<img") == text.count("<picture>")
+    assert not re.search(r"!\[[^\]]*\]\(", prose_of(page)), "shown on light pages alone"
+    for dark, light, words in pictures_of(page):
+        path = Path(light)
+        assert Path(dark) == path.with_name(f"{path.stem}-dark{path.suffix}")
+        assert len(words.split()) >= LEAST_WORDS, light
+
+
+def test_every_picture_is_on_a_page():
+    shown = {
+        (page.parent / path).resolve()
+        for page in PAGES
+        for dark, light, _ in pictures_of(page)
+        for path in (dark, light)
+    }
+    assert sorted(set((ROOT / "docs" / "figures").iterdir()) - shown) == []
+
+
 # ---- figures
 
 GENERATED = re.compile(r"<!-- begin ([\w.-]+) -->.*?<!-- end \1 -->", re.S)

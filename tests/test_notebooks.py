@@ -1,7 +1,9 @@
 """The notebooks: each runs on this machine, and what is committed is what its script makes."""
 
+import base64
 import importlib.metadata
 import importlib.util
+import io
 import json
 import os
 import re
@@ -11,15 +13,19 @@ import subprocess
 import sys
 import sysconfig
 from functools import lru_cache
+from html import unescape
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
+from PIL import Image
 
 from harness import notebook as nb
 from harness.lessons.exercise import BLANK
-from harness.lessons.side_by_side import braces, changed, extent, fingerprint, folded
+from harness.lessons.side_by_side import WIDTH, braces, changed, extent, fingerprint, folded
 from harness.records.jsonl import read
+from harness.views.look import LOOKS
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "notebooks"
@@ -84,6 +90,41 @@ def check_outputs(notebook):
         for output in cell.outputs:
             assert output.output_type != "error"
             assert output.get("name") != "stderr", output.text
+            if "image/png" in output.get("data", ()):  # words for who doesn't see it
+                assert len(output.metadata["image/png"]["alt"].split()) > 10
+
+
+def test_a_picture_reads_on_light_and_on_dark():
+    """Clear ground, and letters of a middle tone; its words go where a viewer looks for them."""
+    shown = nb.plot(nb.recorded("cpu/tour.jsonl").only(d=16), "memory")
+    data, about = shown._repr_mimebundle_()
+    assert about["image/png"]["alt"] == data["text/plain"] == repr(shown)
+    assert all(f"{stage} " in repr(shown) for stage in range(8))
+    with Image.open(io.BytesIO(base64.b64decode(data["image/png"]))) as image:
+        pixels = np.asarray(image.convert("RGBA")).reshape(-1, 4)
+    assert (pixels[:, 3] == 0).mean() > 0.5
+    drawn = pixels[pixels[:, 3] > 250][:, :3].astype(int)
+    assert drawn.max(1).min() > 80, "black, or nearly"
+    assert drawn.min(1).max() < 190, "white, or nearly"
+
+
+def test_a_moving_picture_is_there_in_both_looks():
+    html = nb.gif(lambda path, look: path.write_bytes(look.ground.encode()), "a < b").html
+    light, dark = (base64.b64encode(x.ground.encode()).decode() for x in LOOKS)
+    assert f'prefers-color-scheme: dark)" srcset="data:image/gif;base64,{dark}"' in html
+    assert f'alt="a &lt; b" src="data:image/gif;base64,{light}"' in html
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (3, 4), (4, 5), (5, 6), (6, 7)])
+def test_code_side_by_side_is_monospaced_and_not_cut(pair):
+    html = nb.side_by_side(*pair).html
+    blocks = re.findall(r"<pre style=\"([^\"]*)\">(.*?)</pre>", html, re.DOTALL)
+    assert blocks and len(blocks) == html.count("<pre")
+    for style, code in blocks:
+        assert style.count("monospace") == 1
+        for line in re.sub(r"<[^>]+>", "", code).splitlines():
+            assert len(unescape(line)) <= WIDTH + 7
+    assert "overflow-x:auto" in html.split("<table")[0]
 
 
 def test_there_is_a_notebook_for_each_step():

@@ -192,7 +192,7 @@ def roofline_command(
     ],
     out: Annotated[Path, typer.Option(help="the folder for roofline.png, or roofline-dark.png")],
     dark: Annotated[
-        bool, typer.Option("--dark", help="for a dark page: light ink, no background")
+        bool, typer.Option("--dark", help="for a dark page: light ink on near-black")
     ] = False,
 ) -> int:
     """Put the stages of a run under the roofs of its machine."""

@@ -74,7 +74,7 @@ def moving(
     frames, stays = [frames[-1], *frames[:-1]], [stays[-1], *stays[:-1]]
     # one palette for all, so that only what moves is stored; the usual one of most pixels would
     # leave out the few of a marker's colour
-    palette = frames[0].quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE)
+    palette = frames[0].quantize(COLOURS, method=Image.Quantize.FASTOCTREE)
     shown = [pixels.quantize(palette=palette, dither=Image.Dither.NONE) for pixels in frames]
     path.parent.mkdir(parents=True, exist_ok=True)
     shown[0].save(
@@ -100,7 +100,6 @@ def check(steps: Sequence[Step]) -> None:
 def frame(steps: Sequence[Step], index: int, done: bool, truth: Array, look: Look) -> Any:
     """One frame: tile `index` is scored, and with `done` rescaled and added too."""
     figure = new_figure(7.2, 3.3)
-    figure.set_facecolor(look.ground)  # a moving picture is opaque
     left, middle, right = figure.subplots(1, 3)
     draw_scores(left, steps, index, look)
     shown = index if done else index - 1

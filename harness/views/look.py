@@ -1,9 +1,10 @@
 """What every picture looks like: inks and grounds, and one colour and one marker for each stage.
 
 A picture of docs/figures is drawn twice, NAME.png with dark ink on white and NAME-dark.png with
-light ink and no ground of its own; a page shows the one that fits. A notebook can't choose, so its
-pictures are drawn in EITHER: ink of a middle tone, no ground. The colours of stages and peers stand
-out from white and from near-black alike, so they are the same in all of them.
+light ink on near-black, both opaque, so that whichever file stands on whichever page can be read; a
+page shows the one that fits. A notebook can't choose, so its pictures are drawn in EITHER: ink of a
+middle tone, no ground. The colours of stages and peers stand out from white and from near-black
+alike, so they are the same in all of them.
 
 No two things are told apart by colour alone: hatching, marker, dash or position tells them apart,
 too.
@@ -45,16 +46,15 @@ class Look:
     ink: str
     soft: str  # words and lines of less weight
     faint: str  # grids and what is past
-    ground: str  # behind words and inside hollow things
-    page: str  # behind the whole picture
+    ground: str
     blue: str = COLOURS[5]  # what is right, or measured: stage 5's
     orange: str = "#D08A00"  # what takes care, or is merely cited
     red: str = COLOURS[4]  # what is wrong: stage 4's
 
 
-LIGHT = Look("", INK, "#5A5A5A", "#D5D5D5", "#FFFFFF", "#FFFFFF")
-DARK = Look("-dark", "#E6E6E6", "#A8A8A8", "#454B52", "#16191D", NOTHING)
-EITHER = Look("", "#7C7C7C", "#7C7C7C", "#7C7C7C60", NOTHING, NOTHING)
+LIGHT = Look("", INK, "#5A5A5A", "#D5D5D5", "#FFFFFF")
+DARK = Look("-dark", "#E6E6E6", "#A8A8A8", "#454B52", "#0D1117")
+EITHER = Look("", "#7C7C7C", "#7C7C7C", "#7C7C7C60", NOTHING)
 LOOKS = (LIGHT, DARK)
 
 
@@ -120,7 +120,7 @@ def in_look(look: Look) -> Iterator[None]:
     grounds = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
     settings = {
         **dict.fromkeys(inks, look.ink),
-        **dict.fromkeys(grounds, look.page),
+        **dict.fromkeys(grounds, look.ground),
         "font.size": 9,
         "axes.titlesize": 9.5,
         "axes.spines.top": False,

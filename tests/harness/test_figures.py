@@ -303,6 +303,9 @@ def test_the_moving_picture_moves(tmp_path):
             frames.append(np.asarray(gif.convert("RGB")).copy())
         assert gif.info["loop"] == 0
     assert all((a != b).any() for a, b in pairwise(frames))
+    # a still preview shows the first frame: it is the fullest
+    inked = [(frame != frame[2, 2]).any(-1).sum() for frame in frames]
+    assert inked[0] == max(inked)
     # the colour of Lite's crosses is among those kept
     red = np.array([int(LIGHT.red[i : i + 2], 16) for i in (1, 3, 5)])
     assert (np.abs(frames[-1].astype(int) - red).max(-1) < 24).sum() > 20

@@ -90,6 +90,25 @@ def test_the_lines_are_the_records(tmp_path, figures):
     assert "interpreted" in notes
 
 
+def test_notes_lie_on_no_data(tmp_path, figures):
+    cells = cells_of_a_ladder()
+    lines.plot(make_env(cells), cells, tmp_path)
+    for name, word in (("time", "interpreted"), ("error", "hollow"), ("memory", "resident")):
+        figure = figures[f"{name}.png"]
+        figure.canvas.draw()
+        [axis] = figure.axes
+        [note] = [text for text in axis.texts if word in text.get_text()]
+        assert note.get_window_extent().y1 < axis.bbox.y0
+
+
+def test_words_for_who_does_not_see_it_have_every_line():
+    cells = cells_of_a_ladder()
+    said = lines.in_words(make_env(cells), cells, "error")
+    assert "3 torch_three_gemm, 3e-07 at N = 64 to 3e-07 at N = 256;" in said
+    assert "4 lite, 0.64 at N = 64 to 2.6 at N = 256, wrong by design from N = 128" in said
+    assert "5 online" in said and "5 online" not in lines.in_words(make_env(cells), cells, "time")
+
+
 def test_lines_are_told_apart_without_colour(tmp_path, figures):
     cells = [
         make_cell(number, f"stage{number}", n=n, time_ms=float(number + 1))

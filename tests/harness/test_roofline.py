@@ -243,13 +243,6 @@ def test_a_missing_ceiling_is_said_and_the_rest_drawn(tmp_path, figures, roofs, 
     assert any(said in text.get_text() for text in axis.texts)
 
 
-def test_stages_are_told_apart_by_marker_and_colour():
-    for dark in (False, True):
-        looks = [roofline.style(index, dark) for index in range(20)]
-        assert len(set(looks)) == 20
-    assert all(colour != "#000000" for colour, _ in (roofline.style(i, True) for i in range(20)))
-
-
 def files(tmp_path, cells, roofs, **changes):
     run = write_run(tmp_path / "run.jsonl", gpu_env(cells), cells)
     return run, write_run(tmp_path / "ceilings.jsonl", gpu_env([]) | changes, roofs)

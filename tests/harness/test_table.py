@@ -300,7 +300,7 @@ def test_every_format_holds_what_the_records_hold(tmp_path):
         assert line.count("|") - line.count("\\|") == len(cell_tables.HEADERS) + 1
     assert "**N = 512, d = 64, float32, normal input, cpu**" in lines
     assert [cell.strip() for cell in tables[3].split("|")[1:4]] == [
-        "3", "torch, three GEMMs", "500 us"
+        "3", "torch, three GEMMs", "500\N{NO-BREAK SPACE}us"
     ]  # fmt: skip
     assert lines[-1] == cell_tables.LEGEND
 
@@ -318,3 +318,16 @@ def test_a_title_can_not_break_a_table():
     console = Console(width=100, file=io.StringIO())
     cell_tables.show(env, cells, "markdown", console)
     assert "| [red]a\\|b[/red] |" in console.file.getvalue()
+
+
+def test_no_number_is_parted_from_its_unit_in_markdown():
+    parted = ["12.3 us", "1.5 MB", "<1 MB", "4.28 TB/s", "7 kFLOP/s", "1.2 GB / 3 GB, 2x"]
+    row = cell_tables.markdown_row(parted)
+    for text, shown in zip(parted, row.strip("| ").split(" | "), strict=True):
+        assert shown.replace("\N{NO-BREAK SPACE}", " ") == text
+        assert not re.search(r"\d [a-zA-Z]", shown)
+    kept = ["4 Triton Lite", "64 tokens, 3 SDPA", "5 members", "a|b"]
+    assert (
+        cell_tables.markdown_row(kept)
+        == r"| 4 Triton Lite | 64 tokens, 3 SDPA | 5 members | a\|b |"
+    )

@@ -1,0 +1,130 @@
+"""One colour and one marker for each stage and peer, in every picture and on every ground."""
+
+import matplotlib.figure
+import pytest
+from matplotlib.colors import to_hex
+
+from harness.isolation import roster
+from harness.records.jsonl import read
+from harness.report import pages
+from harness.views import lines, roofline
+from harness.views.look import DARK, EITHER, LIGHT, LOOKS, PEERS_FROM, mark, marks
+
+STAGES, PEERS = range(PEERS_FROM), range(PEERS_FROM, PEERS_FROM + 20)
+
+
+def test_no_two_stages_or_peers_look_alike():
+    pairs = {(mark(n).colour, str(mark(n).marker)) for n in (*STAGES, *PEERS)}
+    assert len(pairs) == len(STAGES) + len(PEERS)
+    assert roster.PEERS_FROM == PEERS_FROM
+    for few in (range(8), range(100, 107)):  # in grey, too
+        assert len({str(mark(n).marker) for n in few}) == len(few)
+
+
+def test_a_second_file_with_a_stages_number_has_a_mark_of_its_own():
+    found = marks([(5, "online"), (5, "mine"), (99, "spare"), (5, "mine"), (104, "math")])
+    assert len(found) == 4 == len({(x.colour, str(x.marker)) for x in found.values()})
+    assert found[99, "spare"] == mark(99) and found[104, "math"] == mark(104)
+    assert mark(5) in found.values()
+
+
+def luminance(colour):
+    """WCAG's relative luminance of '#RRGGBB'."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("ground", [LIGHT.ground, DARK.ground, "#111111"])
+def test_marks_and_a_notebooks_ink_stand_out_from_light_and_dark(ground):
+    """WCAG 2 asks 3 to 1 of lines; no one ink has 4.5 with white and with near-black."""
+    for colour in (EITHER.ink, *(mark(n).colour for n in (*STAGES, *PEERS))):
+        a, b = sorted((luminance(colour), luminance(ground)))
+        assert (b + 0.05) / (a + 0.05) >= (4 if colour == EITHER.ink else 3), colour
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """name of the file -> figure, of all that README and docs show from records."""
+    found = {}
+    folder = tmp_path_factory.mktemp("figures")
+
+    def remember(figure, path, **_):
+        draft = "" if path.parent == folder else "bench "  # copied from there by another name
+        found[draft + path.name] = figure
+        path.write_bytes(b"")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matplotlib.figure.Figure, "savefig", remember)
+        written = pages.draw(folder)
+    assert {path.name for path in written} == {path.name for path in folder.iterdir()}
+    return found
+
+
+def entries(figure):
+    """number -> handle, of the legend's entries that begin with a stage's number."""
+    return {
+        int(text.get_text().split()[0]): handle
+        for legend in figure.legends
+        for text, handle in zip(legend.get_texts(), legend.legend_handles, strict=True)
+        if text.get_text().split()[0].isdigit()
+    }
+
+
+def test_a_stage_has_its_mark_in_every_picture(drawn):
+    seen = {}
+    for name, figure in drawn.items():
+        for number, handle in entries(figure).items():
+            seen.setdefault(number, set()).add(name)
+            if hasattr(handle, "get_marker"):
+                assert to_hex(handle.get_color()) == mark(number).colour.lower(), name
+                assert handle.get_marker() == mark(number).marker, name
+            else:
+                assert to_hex(handle.get_facecolor()) == mark(number).colour.lower(), name
+        for axis in figure.axes:  # a line of data has the colour of an entry
+            data = [x for x in axis.get_lines() if len(x.get_xdata()) and x.get_marker() != "None"]
+            marked = {(mark(n).colour.lower(), mark(n).marker) for n in entries(figure)}
+            assert {(to_hex(x.get_color()), x.get_marker()) for x in data} <= marked, name
+    assert set(range(8)) <= seen.keys() and len(seen[5]) > 6
+
+
+def test_every_picture_is_there_for_light_pages_and_dark(drawn):
+    light = {name for name in drawn if "-dark" not in name}
+    assert {name.replace(".png", "-dark.png") for name in light} == drawn.keys() - light
+    for name, figure in drawn.items():
+        look = LOOKS["-dark" in name]
+        assert to_hex(figure.get_facecolor()) == look.ground.lower()
+
+
+def placed(name, kind, has):
+    _, records = read(pages.GPU / name, kind)
+    return {record["stage"] for record in records if has(record)}
+
+
+@pytest.mark.parametrize("measure", ["time", "memory", "error"])
+def test_every_stage_and_peer_of_the_records_is_drawn(drawn, measure):
+    """Those of the tour, and those that only the table beside it has."""
+    other = "table-4.3.jsonl" if measure == "error" else "table-4.2.jsonl"
+    wanted = set().union(
+        *(placed(x, "cell", lambda r: lines.points([r], measure)) for x in ("tour.jsonl", other))
+    )
+    assert wanted >= set(range(8))
+    assert entries(drawn[f"{measure}.png"]).keys() == wanted
+
+
+def test_the_roofline_and_the_traffic_have_every_stage_of_theirs(drawn):
+    wanted = placed("tour.jsonl", "cell", lambda r: roofline.place(r) and r["nk"] >= 1024)
+    assert {3, 5, 6, 7} <= wanted <= entries(drawn["roofline.png"]).keys()
+    labels = {
+        int(text.get_text().split()[0])
+        for axis in drawn["traffic.png"].axes
+        for text in axis.get_yticklabels()
+    }
+    assert labels == placed("io.jsonl", "io", lambda r: True)
+
+
+def test_unlike_problems_have_panels_of_their_own(drawn):
+    titles = [axis.get_title() for axis in drawn["time.png"].axes if axis.get_visible()]
+    assert len(titles) == len(set(titles)) == 6
+    titles = [axis.get_title() for axis in drawn["roofline.png"].axes if axis.get_visible()]
+    assert len(titles) == len(set(titles)) == 4
