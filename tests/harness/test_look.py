@@ -4,7 +4,7 @@ import matplotlib.figure
 import pytest
 from matplotlib.colors import to_hex
 
-from harness.isolation import roster
+from harness.problems import problem
 from harness.records.jsonl import read
 from harness.report import pages
 from harness.views import lines, roofline
@@ -16,7 +16,7 @@ STAGES, PEERS = range(PEERS_FROM), range(PEERS_FROM, PEERS_FROM + 20)
 def test_no_two_stages_or_peers_look_alike():
     pairs = {(mark(n).colour, str(mark(n).marker)) for n in (*STAGES, *PEERS)}
     assert len(pairs) == len(STAGES) + len(PEERS)
-    assert roster.PEERS_FROM == PEERS_FROM
+    assert problem.PEERS_FROM == PEERS_FROM
     for few in (range(8), range(100, 107)):  # in grey, too
         assert len({str(mark(n).marker) for n in few}) == len(few)
 
