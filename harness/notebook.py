@@ -30,10 +30,10 @@ from harness.problems.problem import ITEMSIZE, SEED, Problem
 from harness.records.jsonl import read
 from harness.report.text import machine
 from harness.views import cell_tables, lines
-from harness.views.look import EITHER, LOOKS, Look, in_look, new_figure
+from harness.views.look import EITHER, Look, in_look, new_figure
 
 __all__ = [
-    "Exercise", "Records", "code", "drawn", "full_load", "gif", "here", "judged", "measure",
+    "Exercise", "Records", "code", "drawn", "full_load", "here", "judged", "measure", "moving",
     "picture", "plot", "problem", "ratio", "recorded", "rows", "runs", "side_by_side", "stages",
 ]  # fmt: skip
 
@@ -184,24 +184,16 @@ def picture(draw: Callable[[Look], Any], words: str) -> Picture:
     return Picture(data.getvalue(), words)
 
 
-def gif(draw: Callable[[Path, Look], object], words: str) -> Shown:
-    """A moving picture, which the notebook then holds for light pages and for dark ones.
+def moving(draw: Callable[[Path, Look], object], words: str) -> Shown:
+    """A moving picture, which the notebook then holds; `words` say what is to be seen on it.
 
-    `draw(path, look)` writes it; `words` say what is to be seen on it.
+    `draw(path, look)` writes it as WebP.
     """
-    data = []
     with tempfile.TemporaryDirectory() as folder:
-        for look in LOOKS:
-            path = Path(folder) / "moving.gif"
-            draw(path, look)
-            encoded = base64.b64encode(path.read_bytes()).decode("ascii")
-            data.append(f"data:image/gif;base64,{encoded}")
-    light, dark = data
-    html = (
-        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
-        f'<img alt="{escape(words)}" src="{light}"></picture>'
-    )
-    return Shown(html, words)
+        path = Path(folder) / "moving.webp"
+        draw(path, EITHER)
+        data = base64.b64encode(path.read_bytes()).decode("ascii")
+    return Shown(f'<img alt="{escape(words)}" src="data:image/webp;base64,{data}">', words)
 
 
 def drawn(

@@ -176,7 +176,7 @@ nb.rows(header, body, note="Errors are against exact attention over the keys so 
 # The same walk, moving (`ladder trace --n 9 --tile 4 --row 3 --d 4` prints it in full):
 
 # %%
-nb.gif(
+nb.moving(
     lambda path, look: trace_plots.moving(steps, truth, path, look),
     "The same walk in six frames, the end first: each tile's scores come, then the weights and "
     "outputs change. Online ends on the truth; Lite leaps away from it with the last key, alone in "

@@ -53,9 +53,10 @@ LABELS = ("scores s", "weights exp(s - m_i)", "output so far")
 def moving(
     steps: Sequence[Step], truth: Array, path: Path, look: Look = LIGHT, comment: str = ""
 ) -> Path:
-    """Write the walk as a GIF to `path`: each tile's scores come, then what they change.
+    """Write the walk to `path`, .gif or .webp: each tile's scores come, then what they change.
 
-    `comment` goes into the file. Arguments and errors as `still`'s.
+    A GIF has no half-clear edges of letters, so EITHER needs WebP. `comment` goes into a GIF.
+    Arguments and errors as `still`'s.
     """
     from PIL import Image
 
@@ -66,17 +67,22 @@ def moving(
             for done in (False, True):
                 figure = frame(steps, index, done, truth, look)
                 figure.canvas.draw()
-                pixels = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")
-                frames.append(pixels)
+                frames.append(Image.fromarray(np.array(figure.canvas.buffer_rgba())))
                 stays.append(STAND_MS if done else MOVE_MS)
     stays[-1] = END_MS
     # the end first: it is what a still preview shows, and in a loop it still comes last
     frames, stays = [frames[-1], *frames[:-1]], [stays[-1], *stays[:-1]]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".webp":
+        frames[0].save(
+            path, save_all=True, append_images=frames[1:], duration=stays, loop=0, lossless=True
+        )
+        return path
+    frames = [pixels.convert("RGB") for pixels in frames]
     # one palette for all, so that only what moves is stored; the usual one of most pixels would
     # leave out the few of a marker's colour
     palette = frames[0].quantize(COLOURS, method=Image.Quantize.FASTOCTREE)
     shown = [pixels.quantize(palette=palette, dither=Image.Dither.NONE) for pixels in frames]
-    path.parent.mkdir(parents=True, exist_ok=True)
     shown[0].save(
         path, save_all=True, append_images=shown[1:], duration=stays, loop=0, optimize=True,
         comment=comment,
