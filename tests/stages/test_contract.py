@@ -470,7 +470,7 @@ def test_triton_stages_state_their_precision(stage, monkeypatch, precision):
 
     class Kernel:
         def __init__(self, name):
-            self.name = name
+            self.name = self.__name__ = name
 
         def __getitem__(self, grid):
             return lambda *args, **kwargs: launched.append((self.name, kwargs["PRECISION"]))

@@ -254,7 +254,8 @@ def test_what_nobody_wants_is_not_computed(monkeypatch):
 
     class Watched:
         def __init__(self, name):
-            self.name, self.kernel = name, getattr(stage, name)
+            self.name = self.__name__ = name
+            self.kernel = getattr(stage, name)
 
         def __getitem__(self, grid):
             launched.append(self.name)
