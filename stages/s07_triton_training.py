@@ -20,7 +20,7 @@ Cost: 10 d FLOPs a visible pair and head counted (14 d done), to the forward's 4
 delta, 4 bytes a row each, beside o and the gradients themselves.
 What it bought: training in O(N) memory (FlashAttention, Dao et al. 2022, algorithm 4; two kernels
 as FlashAttention-2 splits the work, Dao 2023, section 3.2).
-Still hurts: loads and math take turns, and each tile's scores are computed twice. Stage 8 goes on.
+Still hurts: with few query rows, or one head, most of the GPU is idle. Stage 8 goes on.
 """
 
 from typing import Any
@@ -45,7 +45,7 @@ STAGE = Stage(
     name="triton_training",
     title="Triton training",
     idea="backward by recomputation: it trains",
-    still_hurts="loads and math take turns",
+    still_hurts="with few query rows, or one head, most of the GPU is idle",
     needs=("triton",),
     dtypes=("float16", "bfloat16", "float32"),
     options=("causal", "seqlens_k", "gqa"),

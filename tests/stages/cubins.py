@@ -2,7 +2,7 @@
 
 Triton decides on TRITON_INTERPRET when a kernel is defined, so this runs as a script of its own,
 with interpretation off: ``python cubins.py stage,kernel,d,dtype,sm,flags ...`` prints a line of
-JSON a kernel.
+JSON a kernel. A kernel with several configurations is asked for by ``...,flags,rows,several`` too.
 """
 
 import importlib
@@ -32,14 +32,21 @@ def resources(cubin: bytes) -> dict[str, int]:
     return {name: int(found[name]) for name in ("REG", "STACK", "LOCAL")}
 
 
-POINTERS = {"lse_ptr": "*fp32", "delta_ptr": "*fp32", "seqlens_ptr": "*i32", "skipped_ptr": "*i32"}
+FLOAT32 = dict.fromkeys(("lse_ptr", "delta_ptr", "parts_ptr", "stats_ptr"), "*fp32")
+INT32 = dict.fromkeys(("seqlens_ptr", "skipped_ptr", "table_ptr", "rows_ptr"), "*i32")
+POINTERS = FLOAT32 | INT32
 # what the flags of a kernel are where no mask is asked for, and where all are
 FLAGS = {
     "plain": {
         "CAUSAL": False, "HAS_SEQLENS": False, "LSE": False, "COUNT": False, "EVEN_M": True,
+        "SPLIT": True, "PAGE_SIZE": 0, "PDL": False,
         "group": 1, "lse_ptr": None, "seqlens_ptr": None, "skipped_ptr": None,
+        "table_ptr": None, "rows_ptr": None,
     },
-    "masked": {"CAUSAL": True, "HAS_SEQLENS": True, "LSE": True, "COUNT": True, "EVEN_M": False},
+    "masked": {
+        "CAUSAL": True, "HAS_SEQLENS": True, "LSE": True, "COUNT": True, "EVEN_M": False,
+        "SPLIT": False, "PAGE_SIZE": 16, "PDL": False,
+    },
 }  # fmt: skip
 
 
@@ -49,19 +56,21 @@ def kernels(stage: str) -> dict[str, object]:
     return {name: kernel for name, kernel in vars(module).items() if name.endswith("_kernel")}
 
 
-def launch_config(stage: str, kernel: str, d: int, dtype: str, precision: str) -> dict[str, int]:
-    """The configuration that `kernel` runs in untuned."""
+def launch_config(
+    stage: str, kernel: str, d: int, dtype: str, precision: str, *more: int
+) -> dict[str, int]:
+    """The configuration that `kernel` runs in untuned; `more` as the stage's launch_config has it."""
     import torch
 
     module = importlib.import_module(f"stages.{stage}")
     arguments = d, getattr(torch, dtype), precision
-    if hasattr(module, "launch_configs"):
+    if hasattr(module, "launch_configs") and not more:
         return dict(module.launch_configs(*arguments)[kernel])
-    return dict(module.launch_config(*arguments))
+    return dict(module.launch_config(*arguments, *more))
 
 
 def compile_for(
-    stage: str, name: str, d: int, dtype: str, sm: int, flags: str
+    stage: str, name: str, d: int, dtype: str, sm: int, flags: str, *more: int
 ) -> dict[str, object]:
     """Compile a stage's kernel for capability `sm`, as a launch on contiguous tensors would.
 
@@ -74,7 +83,7 @@ def compile_for(
     precision = "ieee"
     if dtype == "tf32":
         dtype, precision = "float32", "tf32"
-    config = launch_config(stage, name, d, dtype, precision)
+    config = launch_config(stage, name, d, dtype, precision, *more)
     options = {key: config.pop(key) for key in ("num_warps", "num_stages")}
     kernel = kernels(stage)[name]
     constants = {"PRECISION": precision, "EVEN_D": d == config["BLOCK_D"], **config, **FLAGS[flags]}
@@ -109,5 +118,6 @@ def compile_for(
 if __name__ == "__main__":
     os.environ["TRITON_INTERPRET"] = "0"  # before stages sets it: there is no GPU here
     for job in sys.argv[1:]:
-        stage, name, d, dtype, sm, flags = job.split(",")
-        print(json.dumps(compile_for(stage, name, int(d), dtype, int(sm), flags)), flush=True)
+        stage, name, d, dtype, sm, flags, *more = job.split(",")
+        report = compile_for(stage, name, int(d), dtype, int(sm), flags, *map(int, more))
+        print(json.dumps(report), flush=True)

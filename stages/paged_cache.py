@@ -1,0 +1,281 @@
+"""A paged cache of keys and values: sequences grow, and share one pool of pages.
+
+    k, v     (pages, Hk, page_size, d), apart; what lies beyond a sequence's length is never read
+    table    (sequences, pages) int32: in its row, the pages of a sequence, in order
+    lengths  (sequences,) int32
+
+All four lie on the device and stay where they are, so that a captured CUDA graph reads what was
+appended since. The host keeps its own lists: which pages are free, and how long each sequence is.
+It decides by them and never waits for the device. One stream owns a cache.
+"""
+
+from collections.abc import Hashable, Sequence
+
+import torch
+
+from stages.contract import (
+    MAX_GRID,
+    MAX_HEAD_DIM,
+    Stage,
+    StageUnavailable,
+    dtype_name,
+    why_not,
+    why_not_dtype,
+)
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # the file imports all the same; PagedCache says why it can't run
+    from stages.machine import no_triton as tl
+    from stages.machine import no_triton as triton
+
+PAGE_SIZES = (16, 32, 64, 128, 256)
+DTYPES = ("float16", "bfloat16", "float32")
+SPARE = 16  # columns of the table past its last page: a kernel looks one tile of keys ahead
+MOST_BATCHES = 256  # whose rows are kept on the device
+
+# what the cache itself needs of a machine
+NEEDS = Stage(number=8, name="paged_cache", title="Paged cache", idea="pages", needs=("triton",))
+
+
+@triton.jit(do_not_specialize=["row", "length", "n"])
+def append_kernel(
+    k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, table_ptr, lengths_ptr, pages_ptr,
+    stride_kh, stride_kn, stride_kd, stride_vh, stride_vn, stride_vd,
+    stride_page, stride_head, stride_table, row, length, n, d,
+    PAGE_SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One program per page written and head: its tokens, and with the first head its number."""
+    j, h = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    nth = length // PAGE_SIZE + j  # of the sequence's pages
+    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,)
+    slots = tl.arange(0, PAGE_SIZE)  # (PAGE_SIZE,)
+    token = (nth * PAGE_SIZE + slots - length).to(tl.int64)  # (PAGE_SIZE,), of k and v
+    mask = ((token >= 0) & (token < n))[:, None] & (offs_d[None, :] < d)
+    page = tl.load(pages_ptr + j)
+    out = page.to(tl.int64) * stride_page + h * stride_head
+    out_offs = out + slots[:, None] * d + offs_d[None, :]
+    k_ptrs = k_ptr + h * stride_kh + token[:, None] * stride_kn + offs_d[None, :] * stride_kd
+    v_ptrs = v_ptr + h * stride_vh + token[:, None] * stride_vn + offs_d[None, :] * stride_vd
+    tl.store(k_cache_ptr + out_offs, tl.load(k_ptrs, mask=mask), mask=mask)
+    tl.store(v_cache_ptr + out_offs, tl.load(v_ptrs, mask=mask), mask=mask)
+    if h == 0:
+        used = nth * PAGE_SIZE < length + n
+        tl.store(table_ptr + row.to(tl.int64) * stride_table + nth, page, mask=used)
+        if j == 0:
+            tl.store(lengths_ptr + row, length + n)
+
+
+class PagedCache:
+    """Keys and values of several sequences, in pages of one pool.
+
+    pages      how many pages there are
+    page_size  tokens per page: 16, 32, 64, 128 or 256
+    Hk, d      key heads, and numbers per head
+    dtype      torch.float16, torch.bfloat16 or torch.float32
+    device     where it lies: 'cuda', 'cpu' (interpreted), ...
+    sequences  how many it holds at a time, at most; the page table has a row for each
+
+    Raises ValueError on arguments that are none of these, StageUnavailable where Triton can't run.
+    """
+
+    def __init__(
+        self,
+        pages: int,
+        page_size: int,
+        Hk: int,
+        d: int,
+        dtype: torch.dtype,
+        device: str | torch.device,
+        *,
+        sequences: int = 256,
+    ) -> None:
+        for name, value, most in (
+            ("pages", pages, (1 << 31) - 1),
+            ("Hk", Hk, MAX_GRID),
+            ("d", d, MAX_HEAD_DIM),
+            ("sequences", sequences, (1 << 31) - 1),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                raise ValueError(f"{name}: got {value!r}, expected an int from 1 to {most}")
+        if isinstance(page_size, bool) or page_size not in PAGE_SIZES:
+            sizes = ", ".join(map(str, PAGE_SIZES))
+            raise ValueError(f"page_size: got {page_size!r}, expected one of {sizes}")
+        if not isinstance(dtype, torch.dtype) or dtype_name(dtype) not in DTYPES:
+            raise ValueError(f"dtype: got {dtype!r}, expected one of {', '.join(DTYPES)}")
+        try:
+            device = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"device: got {device!r}, expected 'cuda' or 'cpu'") from error
+        if device.type not in NEEDS.devices:
+            raise ValueError(f"device: got '{device}', expected 'cuda' or 'cpu'")
+        if reason := why_not_dtype(NEEDS, dtype_name(dtype), device.type):
+            raise ValueError(f"dtype: got {dtype_name(dtype)}: {reason}")
+        if reason := why_not(NEEDS, device.type):
+            raise StageUnavailable(f"a paged cache can't be kept here: {reason}")
+        self.page_size = page_size
+        self.k = torch.empty((pages, Hk, page_size, d), dtype=dtype, device=device)
+        self.v = torch.empty((pages, Hk, page_size, d), dtype=dtype, device=device)
+        # zeros: what a kernel looks up ahead, and does not use, is a page all the same
+        size = (sequences, pages + SPARE)
+        self.table = torch.zeros(size, dtype=torch.int32, device=device)
+        self.lengths = torch.zeros(sequences, dtype=torch.int32, device=device)
+        self.free_pages = list(range(pages - 1, -1, -1))  # taken from the end
+        self.free_rows = list(range(sequences - 1, -1, -1))
+        self.row: dict[Hashable, int] = {}  # of each sequence
+        self.pages: dict[Hashable, list[int]] = {}
+        self.length: dict[Hashable, int] = {}
+        self.batches: dict[tuple[int, ...], torch.Tensor] = {}
+        self.captured: list[torch.Tensor] = []  # what a CUDA graph reads is kept
+
+    def append(self, sequence: Hashable, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Add the tokens of k and v, each (Hk, n, d), to a sequence; one not known yet is begun.
+
+        n may be 0. Raises ValueError where an argument is wrong and RuntimeError where pages or
+        rows run out, or while a CUDA graph is captured; the cache is then as it was.
+        """
+        try:
+            hash(sequence)
+        except TypeError:
+            got = type(sequence).__name__
+            raise ValueError(f"sequence: got a {got}, expected a number, a text, ...") from None
+        self.check_tokens(k, v)
+        if self.k.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "append: a CUDA graph is being captured, and where tokens go is decided outside "
+                "of it; append before the capture, or between replays"
+            )
+        length, n = self.length.get(sequence, 0), k.shape[1]
+        pages = self.pages.get(sequence, [])
+        missing = -(-(length + n) // self.page_size) - len(pages)
+        if missing > len(self.free_pages):
+            raise RuntimeError(
+                f"append: {n} tokens more for sequence {sequence!r} take {missing} pages more, but "
+                f"{len(self.free_pages)} of {self.k.shape[0]} are free; free a sequence"
+            )
+        if sequence not in self.row and not self.free_rows:
+            raise RuntimeError(
+                f"append: the cache holds {len(self.row)} sequences, the most that it was made "
+                "for; free one, or make it with a larger sequences="
+            )
+        new = self.free_pages[len(self.free_pages) - missing :][::-1]
+        row = self.row[sequence] if sequence in self.row else self.free_rows[-1]
+        written = (pages + new)[length // self.page_size :]
+        self.write(k, v, row, length, written)
+        # the host's lists last: whatever was raised before, they are as they were
+        if sequence not in self.row:
+            self.row[sequence] = self.free_rows.pop()
+        del self.free_pages[len(self.free_pages) - missing :]
+        self.pages[sequence], self.length[sequence] = pages + new, length + n
+
+    def write(
+        self, k: torch.Tensor, v: torch.Tensor, row: int, length: int, pages: list[int]
+    ) -> None:
+        """Write tokens, table and length on the device, by one kernel that nobody waits for."""
+        k, v = k.resolve_neg(), v.resolve_neg()
+        Hk, n, d = k.shape
+        BLOCK_D = max(16, 1 << (d - 1).bit_length())
+        numbers = self.upload(pages or [0])
+        with torch.cuda.device_of(self.k):
+            append_kernel[(len(numbers), Hk)](
+                k, v, self.k, self.v, self.table, self.lengths, numbers, *k.stride(), *v.stride(),
+                self.k.stride(0), self.k.stride(1), self.table.stride(0), row, length, n, d,
+                PAGE_SIZE=self.page_size, BLOCK_D=BLOCK_D,
+            )  # fmt: skip
+
+    def upload(self, numbers: Sequence[int]) -> torch.Tensor:
+        """int32 `numbers` on the device; from pinned memory, since a plain copy waits for it."""
+        host = torch.tensor(numbers, dtype=torch.int32, pin_memory=self.k.is_cuda)
+        return host.to(self.k.device, non_blocking=True)
+
+    def free(self, sequence: Hashable) -> None:
+        """Forget a sequence: its pages are free again. Raises ValueError where it is unknown."""
+        self.check_known([sequence])
+        self.free_pages += reversed(self.pages.pop(sequence))
+        self.free_rows.append(self.row.pop(sequence))
+        del self.length[sequence]
+
+    def rows(self, sequences: Sequence[Hashable]) -> tuple[torch.Tensor, int]:
+        """The table's rows of `sequences`, (B,) int32 on the device, and the longest's length.
+
+        Raises ValueError where there is none or one is unknown, RuntimeError where a CUDA graph
+        captures a batch that was never asked for before it.
+        """
+        if isinstance(sequences, str) or not isinstance(sequences, Sequence):
+            got = type(sequences).__name__
+            raise ValueError(f"sequences: got {got}, expected a list of sequences")
+        if not sequences:
+            raise ValueError("sequences: got none, expected one for each batch entry of q")
+        self.check_known(sequences)
+        batch = tuple(self.row[sequence] for sequence in sequences)
+        capturing = self.k.is_cuda and torch.cuda.is_current_stream_capturing()
+        if batch not in self.batches:
+            if capturing:
+                raise RuntimeError(
+                    "attend_paged: a CUDA graph is being captured; call it once with these "
+                    "sequences before the capture"
+                )
+            if len(self.batches) == MOST_BATCHES:
+                self.batches.clear()
+            self.batches[batch] = self.upload(batch)
+        if capturing:
+            self.captured.append(self.batches[batch])
+        return self.batches[batch], max(self.length[sequence] for sequence in sequences)
+
+    def check_known(self, sequences: Sequence[Hashable]) -> None:
+        """Raise ValueError unless each of `sequences` has been appended to."""
+        for sequence in sequences:
+            try:
+                known = sequence in self.row
+            except TypeError:  # a list, say
+                known = False
+            if not known:
+                raise ValueError(
+                    f"sequence: got {sequence!r}, which this cache doesn't hold, expected one that "
+                    "was appended to and not freed"
+                )
+
+    def check_tokens(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Raise ValueError unless k and v are (Hk, n, d) of the cache's dtype and device."""
+        Hk, d = self.k.shape[1], self.k.shape[3]
+        for name, x in (("k", k), ("v", v)):
+            if not isinstance(x, torch.Tensor):
+                got = type(x).__name__
+                raise ValueError(f"{name}: got {got}, expected a torch.Tensor (Hk, n, d)")
+            if x.ndim != 3 or x.shape[0] != Hk or x.shape[2] != d:
+                raise ValueError(
+                    f"{name}: got shape {tuple(x.shape)}, expected (Hk, n, d) = ({Hk}, n, {d})"
+                )
+            self.check_kind(name, x)
+        if k.shape[1] != v.shape[1]:
+            raise ValueError(f"v: got {v.shape[1]} tokens, expected k's {k.shape[1]}")
+
+    def check_queries(self, q: torch.Tensor, batch: int) -> None:
+        """Raise ValueError unless q (batch, H, Nq, d) fits the cache."""
+        Hk, d = self.k.shape[1], self.k.shape[3]
+        if not isinstance(q, torch.Tensor) or q.ndim != 4:
+            got = f"shape {tuple(q.shape)}" if isinstance(q, torch.Tensor) else type(q).__name__
+            raise ValueError(f"q: got {got}, expected a torch.Tensor (B, H, Nq, d)")
+        if q.shape[0] != batch:
+            raise ValueError(f"q: got batch B = {q.shape[0]}, expected one for each of {batch}")
+        if q.shape[3] != d:
+            raise ValueError(f"q: got head dimension d = {q.shape[3]}, expected the cache's {d}")
+        if q.shape[1] % Hk or not q.shape[1]:
+            raise ValueError(f"q: got {q.shape[1]} heads, expected a multiple of the cache's {Hk}")
+        self.check_kind("q", q)
+
+    def check_kind(self, name: str, x: torch.Tensor) -> None:
+        """Raise ValueError unless `x` has the cache's dtype and device, and wants no gradient."""
+        if x.dtype != self.k.dtype:
+            raise ValueError(
+                f"{name}: got dtype {dtype_name(x.dtype)}, "
+                f"expected the cache's {dtype_name(self.k.dtype)}"
+            )
+        if x.device != self.k.device:
+            raise ValueError(f"{name}: got device {x.device}, expected the cache's {self.k.device}")
+        if torch.is_grad_enabled() and x.requires_grad:
+            raise ValueError(
+                f"{name}: got requires_grad=True, expected none: a cache has no way back; "
+                "call it under torch.no_grad()"
+            )
