@@ -59,7 +59,7 @@ def kernels(stage: str) -> dict[str, object]:
 def launch_config(
     stage: str, kernel: str, d: int, dtype: str, precision: str, *more: int
 ) -> dict[str, int]:
-    """The configuration that `kernel` runs in untuned; `more` as the stage's launch_config has it."""
+    """The configuration that `kernel` runs in untuned; `more` for the stage's launch_config."""
     import torch
 
     module = importlib.import_module(f"stages.{stage}")

@@ -109,7 +109,8 @@ def test_every_kernel_is_compiled_and_fits(info, cubins):
         assert said == [stage, name, d, sm, flags]
         assert dtype in (report["dtype"], report["precision"])
         limit = SHARED_LIMIT[sm]
-        if not 0 < report["shared"] <= limit:
+        least = 0 if name == "merge_kernel" else 1  # which multiplies no matrices
+        if not least <= report["shared"] <= limit:
             faults.append(f"{job}: {report['shared']} bytes of shared memory, at most {limit} fit")
         # masks cost registers: what is held to none is the way without, which has the most to do
         if flags == "plain" and d <= 128 and (report["STACK"] or report["LOCAL"]):

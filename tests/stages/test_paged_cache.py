@@ -1,0 +1,383 @@
+"""The paged cache against plain lists of keys and values, and against the contiguous kernel."""
+
+import math
+import sys
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from stage_checks import assert_close, device_of, guarded_outputs, in_nan, normal, rounding, truth
+
+from stages import s08_triton_split_kv as stage
+from stages.machine import has_module
+from stages.paged_cache import PAGE_SIZES, PagedCache
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" and not has_module("triton"), reason="no triton for this machine"
+)
+
+DEVICE = device_of(stage) if has_module("triton") else "cpu"
+HK, D = 2, 8
+
+
+def cache_of(pages=8, page_size=16, dtype=torch.float32, **options):
+    return PagedCache(pages, page_size, HK, D, dtype, DEVICE, **options)
+
+
+def tokens(n, seed=0, dtype=torch.float32, d=D):
+    """k and v (HK, n, d) ~ N(0, 1)."""
+    _, k, v, _ = normal((1, HK, 1, max(n, 1), d), seed, dtype, DEVICE)
+    return k[0, :, :n], v[0, :, :n]
+
+
+def queries(sequences, nq=1, group=2, seed=99, dtype=torch.float32, d=D):
+    return normal((sequences, HK * group, nq, 1, d), seed, dtype, DEVICE)[0]
+
+
+def hidden_from(nq, nk, causal):
+    late = nk - nq if causal else nk
+    rows = torch.arange(nq, device=DEVICE)[:, None]
+    return (torch.arange(nk, device=DEVICE) > rows + late)[None, None]
+
+
+def poison(cache):
+    """NaN in all that no sequence holds: free pages, and what lies beyond the lengths."""
+    for x in (cache.k, cache.v):
+        x[cache.free_pages] = math.nan
+        for name, pages in cache.pages.items():
+            if filled := cache.length[name] % cache.page_size:
+                x[pages[-1], :, filled:] = math.nan
+
+
+def check(cache, held, sequences, nq, causal):
+    """attend_paged is what float64 says of the keys and values that were appended."""
+    q = in_nan(queries(len(sequences), nq, dtype=cache.k.dtype))
+    with guarded_outputs():
+        o = stage.attend_paged(q, cache, sequences, causal=causal)
+    assert (o.shape, o.dtype) == (q.shape, q.dtype)
+    for row, name in enumerate(sequences):
+        k, v = held[name]
+        one = q[row : row + 1]
+        if not k.shape[1]:
+            assert (o[row] == 0).all()
+            continue
+        hidden = hidden_from(nq, k.shape[1], causal)
+        want = truth(one, k[None], v[None], hidden)
+        assert_close(o[row : row + 1], want, rounding(one, k[None], v[None]))
+        assert (o[row][:, hidden[0, 0].all(-1)] == 0).all()
+
+
+def snapshot(cache):
+    """All that a cache holds, its unused memory included."""
+    lists = cache.free_pages, cache.free_rows, cache.row, cache.pages, cache.length
+    stored = cache.k, cache.v, cache.table, cache.lengths
+    return repr(lists), [x.clone().nan_to_num(nan=7.0) for x in stored]
+
+
+@contextmanager
+def unchanged(cache):
+    lists, stored = snapshot(cache)
+    yield
+    after, now = snapshot(cache)
+    assert after == lists
+    assert all(map(torch.equal, now, stored))
+
+
+# ---- what it computes
+
+
+@settings(max_examples=8, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
+@given(data=st.data(), page_size=st.sampled_from([16, 64]), causal=st.booleans())
+def test_any_order_of_appending_and_freeing(data, page_size, causal):
+    cache, held = cache_of(5, page_size, torch.float16), {}
+    for step in range(data.draw(st.integers(3, 8), label="steps")):
+        name = data.draw(st.sampled_from("abc"), label="sequence")
+        if name in held and data.draw(st.integers(0, 3), label="free?") == 0:
+            cache.free(name)
+            del held[name]
+            continue
+        n = data.draw(st.sampled_from([0, 1, 2, page_size - 1, page_size, page_size + 1, 40]))
+        k, v = tokens(n, step, torch.float16)
+        old = held.get(name, tokens(0, dtype=torch.float16))
+        needed = sum(-(-x.shape[1] // page_size) for key, (x, _) in held.items() if key != name)
+        if needed + -(-(old[0].shape[1] + n) // page_size) > 5:
+            with (
+                unchanged(cache),
+                pytest.raises(RuntimeError, match=r"pages more, but .* are free"),
+            ):
+                cache.append(name, k, v)
+            continue
+        cache.append(name, k, v)
+        held[name] = tuple(torch.cat(pair, 1) for pair in zip(old, (k, v), strict=True))
+    poison(cache)
+    assert {name: x.shape[1] for name, (x, _) in held.items()} == cache.length
+    if held:
+        check(cache, held, sorted(held, reverse=True), data.draw(st.integers(1, 3)), causal)
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+def test_every_page_size(page_size):
+    cache, held = cache_of(6, page_size), {}
+    for name, n in (("a", 2 * page_size + 1), ("b", page_size), ("c", 3)):
+        held[name] = tokens(n, n)
+        cache.append(name, *held[name])
+    poison(cache)
+    check(cache, held, ["c", "a", "b", "a"], 2, causal=True)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("page_size", [16, 32])
+def test_scattered_pages_give_the_bits_of_contiguous_keys(page_size, splits):
+    """The same parts in the same tiles: a page table adds no rounding."""
+    n, tile = 90, 16
+    k, v = tokens(n)
+    cache = cache_of(20, page_size)
+    cache.free_pages = [(7 * page + 3) % 20 for page in range(20)]
+    cache.append("other", *tokens(page_size + 3, 1))
+    cache.append("mine", k[:, :33], v[:, :33])
+    cache.append("other", *tokens(page_size, 2))
+    cache.append("mine", k[:, 33:], v[:, 33:])
+    assert sorted(pages := cache.pages["mine"]) != pages
+    q = queries(1, 3)
+    config = {"BLOCK_M": 16, "BLOCK_N": tile, "BLOCK_D": 16, "num_warps": 4, "num_stages": 2}
+    chosen = {"splits": splits, "config": config}
+    rows, longest = cache.rows(["mine"])
+    assert longest == n
+    got = stage.forward(
+        q, cache.k, cache.v, True, cache.lengths, table=cache.table, rows=rows, longest=n, **chosen
+    )
+    assert torch.equal(got, stage.forward(q, k[None], v[None], True, None, **chosen))
+
+
+@pytest.mark.parametrize("splits", [1, 2, 3, 6])
+def test_a_dominant_key_at_both_ends_of_each_page(splits):
+    d, n, page_size = 32, 90, 16
+    _, k, v, _ = normal((1, 1, 1, n, d), 0, device=DEVICE)
+    k = k / k.norm(dim=-1, keepdim=True)
+    ends = sorted({min(n - 1, x) for at in range(0, n, page_size) for x in (at, at + 15)})
+    q = 40 * math.sqrt(d) * k[:, :, ends]
+    cache = PagedCache(9, page_size, 1, d, torch.float32, DEVICE)
+    cache.append(0, k[0], v[0])
+    poison(cache)
+    rows, longest = cache.rows([0])
+    config = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_D": d, "num_warps": 4, "num_stages": 2}
+    o = stage.forward(
+        q, cache.k, cache.v, False, cache.lengths, table=cache.table, rows=rows,
+        longest=longest, splits=splits, config=config,
+    )  # fmt: skip
+    assert_close(o, truth(q, k, v), rounding(q, k, v))
+    nearest = torch.cdist(o[0, 0].double(), v[0, 0].double()).argmin(-1)
+    assert nearest.tolist() == ends
+
+
+def test_a_freed_page_is_taken_again():
+    cache = cache_of(2)
+    cache.append("a", *tokens(32))
+    cache.free("a")
+    held = {"b": tokens(20, 1), "c": tokens(0)}
+    for name in held:
+        cache.append(name, *held[name])
+    assert not cache.free_pages
+    check(cache, held, ["b", "c"], 1, causal=True)
+
+
+def test_tokens_of_any_stride_stay_as_they_are():
+    held = {}
+    cache = cache_of()
+    for name, order in (("a", (2, 0, 3, 1)), ("b", (3, 1, 2, 0))):
+        plain = tokens(19, 3)
+        k, v = (in_nan(x[None], order, (1, 2, 1, 2))[0] for x in plain)
+        before = k.clone(), v.clone()
+        cache.append(name, k, v)
+        held[name] = plain
+        assert torch.equal(k, before[0]) and torch.equal(v, before[1])
+    k, v = tokens(5, 4)
+    cache.append("c", torch._neg_view(-k), torch._neg_view(-v))
+    held["c"] = k, v
+    check(cache, held, ["a", "b", "c"], 2, causal=True)
+
+
+def test_neighbours_are_not_written_to():
+    cache = cache_of(4)
+    cache.append("a", *tokens(10))
+    cache.append("b", *tokens(16, 1))
+    kept = cache.k[cache.pages["a"]].clone()[:, :, :10], cache.k[cache.pages["b"]].clone()
+    cache.append("a", *tokens(7, 2))
+    assert torch.equal(cache.k[cache.pages["a"][:1]][:, :, :10], kept[0])
+    assert torch.equal(cache.k[cache.pages["b"]], kept[1])
+
+
+# ---- what it refuses
+
+
+def bad_tokens():
+    k, v = tokens(3)
+    float64 = k.double()
+    meta = torch.zeros(HK, 3, D, device="meta")
+    wants = k.clone().requires_grad_()
+    return {
+        "a list": ([1.0], v, "k: got list, expected a torch.Tensor"),
+        "rank 2": (k[0], v, "k: got shape (3, 8), expected (Hk, n, d) = (2, n, 8)"),
+        "heads": (k[:1], v[:1], "k: got shape (1, 3, 8), expected (Hk, n, d) = (2, n, 8)"),
+        "d": (k, v[:, :, :7], "v: got shape (2, 3, 7), expected (Hk, n, d) = (2, n, 8)"),
+        "n": (k, v[:, :2], "v: got 2 tokens, expected k's 3"),
+        "dtype": (k, v.half(), "v: got dtype float16, expected the cache's float32"),
+        "float64": (float64, float64, "k: got dtype float64, expected the cache's float32"),
+        "device": (k, meta, "v: got device meta, expected the cache's"),
+        "gradient": (wants, v, "k: got requires_grad=True, expected none"),
+    }
+
+
+@pytest.mark.parametrize("case", bad_tokens() if has_module("triton") else ())
+@pytest.mark.parametrize("sequence", ["known", "new"])
+def test_bad_tokens_change_nothing(case, sequence):
+    k, v, message = bad_tokens()[case]
+    cache = cache_of()
+    cache.append("known", *tokens(5))
+    with unchanged(cache), pytest.raises(ValueError) as error:
+        cache.append(sequence, k, v)
+    assert str(error.value).startswith(message)
+
+
+def test_what_has_no_hash_names_no_sequence():
+    cache = cache_of()
+    with unchanged(cache), pytest.raises(ValueError, match=r"^sequence: got a list, expected"):
+        cache.append([1], *tokens(5))
+
+
+def test_rows_run_out():
+    cache = cache_of(sequences=2)
+    for name in "ab":
+        cache.append(name, *tokens(5))
+    with unchanged(cache), pytest.raises(RuntimeError, match="holds 2 sequences, the most"):
+        cache.append("c", *tokens(5))
+    cache.append("a", *tokens(5))
+    cache.free("b")
+    cache.append("c", *tokens(5))
+
+
+def test_a_launch_that_fails_changes_nothing(monkeypatch):
+    cache = cache_of()
+    cache.append("a", *tokens(5))
+
+    def fail(*_):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(cache, "upload", fail)
+    for name in "ab":
+        with unchanged(cache), pytest.raises(RuntimeError, match="out of memory"):
+            cache.append(name, *tokens(40))
+
+
+@pytest.mark.parametrize("sequence", ["unknown", "freed", ["a"]], ids=str)
+def test_an_unknown_sequence(sequence):
+    cache = cache_of()
+    for name in ("a", "freed"):
+        cache.append(name, *tokens(5))
+    cache.free("freed")
+    calls = (
+        lambda: cache.free(sequence),
+        lambda: stage.attend_paged(queries(2), cache, ["a", sequence]),
+    )
+    for call in calls:
+        with unchanged(cache), pytest.raises(ValueError, match=r"^sequence: got .* doesn't hold"):
+            call()
+
+
+def bad_queries():
+    q = queries(2)
+    return {
+        "rank": (q[0], "q: got shape (4, 1, 8), expected a torch.Tensor (B, H, Nq, d)"),
+        "a list": ([1.0], "q: got list, expected a torch.Tensor"),
+        "batch": (q[:1], "q: got batch B = 1, expected one for each of 2"),
+        "d": (queries(2, d=9), "q: got head dimension d = 9, expected the cache's 8"),
+        "heads": (q[:, :3], "q: got 3 heads, expected a multiple of the cache's 2"),
+        "rows": (q[:, :, :0], "q: got shape (2, 4, 0, 8), expected N to be at least 1"),
+        "dtype": (q.half(), "q: got dtype float16, expected the cache's float32"),
+        "device": (q.to("meta"), "q: got device meta, expected the cache's"),
+        "gradient": (q.clone().requires_grad_(), "q: got requires_grad=True, expected none"),
+    }
+
+
+@pytest.mark.parametrize("case", bad_queries() if has_module("triton") else ())
+def test_bad_queries(case):
+    q, message = bad_queries()[case]
+    cache = cache_of()
+    for name in "ab":
+        cache.append(name, *tokens(5))
+    with unchanged(cache), pytest.raises(ValueError) as error:
+        stage.attend_paged(q, cache, ["a", "b"])
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.parametrize("sequences", ["ab", 3, None, {"a"}, []], ids=str)
+def test_bad_lists_of_sequences(sequences):
+    cache = cache_of()
+    for name in "ab":
+        cache.append(name, *tokens(5))
+    with pytest.raises(ValueError, match=r"^sequences: got "):
+        stage.attend_paged(queries(2), cache, sequences)
+
+
+def test_no_cache():
+    with pytest.raises(ValueError, match=r"^cache: got dict, expected a PagedCache"):
+        stage.attend_paged(queries(1), {}, ["a"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[(name, x) for name in ("pages", "Hk", "d") for x in (0, -1, 2.0, True, "3", 1 << 31)],
+        *[("page_size", x) for x in (0, 8, 17, 48, 512, 16.5, None, True)],
+        ("d", 257),
+        *[("dtype", x) for x in (torch.float64, torch.int32, "float32", None)],
+        *[("device", x) for x in ("meta", "nowhere", 3.5)],
+        ("sequences", 0),
+    ],
+)
+def test_bad_sizes(name, value):
+    good = {
+        "pages": 4, "page_size": 16, "Hk": 2, "d": 8, "dtype": torch.float32, "device": DEVICE,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=f"^{name}: got "):
+        PagedCache(**(good | {name: value}))
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a GPU takes bfloat16")
+def test_bfloat16_is_refused_in_the_interpreter():
+    with pytest.raises(ValueError, match=r"^dtype: got bfloat16: .*interpreter"):
+        cache_of(dtype=torch.bfloat16)
+
+
+# ---- on a GPU
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize("n", [40, 4000])
+def test_a_captured_graph_reads_what_was_appended_since(n):
+    cache, held = cache_of(1000, 16, torch.float16), {}
+    for name in "ab":
+        held[name] = tokens(n, ord(name), torch.float16)
+        cache.append(name, *held[name])
+    q = queries(2, 2, dtype=torch.float16)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), pytest.raises(RuntimeError, match="before the capture"):
+        stage.attend_paged(q, cache, ["a", "b"])
+    stage.attend_paged(q, cache, ["a", "b"])
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = stage.attend_paged(q, cache, ["a", "b"])
+        with pytest.raises(RuntimeError, match="a CUDA graph is being captured"):
+            cache.append("a", *tokens(1, dtype=torch.float16))
+    for step in range(20):
+        more = tokens(3, step, torch.float16)
+        cache.append("a", *more)
+        held["a"] = tuple(torch.cat(pair, 1) for pair in zip(held["a"], more, strict=True))
+        graph.replay()
+        for row, name in enumerate("ab"):
+            k, v = (x[None] for x in held[name])
+            one = q[row : row + 1]
+            want = truth(one, k, v, hidden_from(2, k.shape[2], True))
+            assert_close(o[row : row + 1], want, rounding(one, k, v))
