@@ -41,6 +41,7 @@ import stages
 from harness.measures.oracle import make_oracle
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
+from stages.paged_cache import PagedCache
 
 # b, h, nq, nk, d and the strides of q, k, v: small, since stage 0 has to bear them; each stage
 # takes as many of the keys as it is exact for
@@ -121,6 +122,76 @@ def tiled_battery(stage):
             assert_close(o, want["o"], allowed["o"])
 
 
+# b, h (all share one key head), nq, nk, causal, parts and the tile, for a stage that splits the keys:
+# parts past what is merged at once, blocks that begin within a group, blocks of more rows
+PARTS = [
+    (1, 1, 2, 280, False, 18, (16, 16)),
+    (2, 2, 20, 40, True, 1, (16, 16)),
+    (1, 3, 7, 100, False, 2, (32, 16)),
+    (1, 2, 2, 40, True, 3, (16, 16)),
+]
+
+
+def a_tile(M, N):
+    """A launch configuration of BLOCK_M x BLOCK_N, for d up to 16."""
+    return {"BLOCK_M": M, "BLOCK_N": N, "BLOCK_D": 16, "num_warps": 4, "num_stages": 2}
+
+
+def split_battery(stage):
+    """Raise where a stage that splits the keys is wrong, in small tiles, in one part and in several.
+
+    Then from pages of a cache, in no order, NaN in whatever no sequence holds.
+    """
+    for b, h, nq, nk, causal, splits, size in PARTS:
+        q, k, v, _ = (in_nan(x) for x in normal((b, h, nq, nk, 8), 0))
+        k = k[:, :1]
+        v = v[:, :1]
+        with guarded_outputs():
+            o = stage.forward(q, k, v, causal, None, splits=splits, config=a_tile(*size))
+        hidden = torch.arange(nk) > torch.arange(nq)[:, None] + (nk - nq if causal else nk)
+        assert_close(o, truth(q, k, v, hidden[None, None]), rounding(q, k, v))
+    for index, (*_, size) in enumerate(TILED):
+        (q, k, v, _), options, _, want, allowed = a_tiled_problem(index)
+        causal, seqlens_k = options.get("causal", False), options.get("seqlens_k")
+        splits = (2, 1, 5)[index % 3]
+        with guarded_outputs():
+            lse = torch.empty(q.shape[:3])
+            o = stage.forward(q, k, v, causal, seqlens_k, lse, splits=splits, config=a_tile(*size))
+        lse = lse * math.log(2)
+        seen = want["lse"].isfinite()
+        assert torch.equal(lse.isfinite(), seen)
+        assert_close(lse[seen], want["lse"][seen], allowed["lse"])
+        assert_close(o, want["o"], allowed["o"])
+    for page_size, N in ((16, 16), (16, 32), (32, 16)):
+        paged_battery(stage, page_size, N)
+
+
+def paged_battery(stage, page_size, N):
+    """Raise where a stage is wrong that reads from a cache of pages, in tiles of N keys."""
+    q, k, v, _ = normal((2, 4, 3, 70, 8), 0)
+    k, v, lengths = k[:, :2], v[:, :2], (70, 33)
+    cache = PagedCache(12, page_size, 2, 8, torch.float32, "cpu")
+    cache.free_pages = [(5 * page + 2) % 12 for page in range(12)]
+    cache.k.fill_(math.nan), cache.v.fill_(math.nan)
+    cache.append("a row that is not asked for", k[0, :, :0], v[0, :, :0])
+    for b in (1, 0):
+        cache.append(b, k[b, :, : lengths[b]], v[b, :, : lengths[b]])
+    rows, longest = cache.rows([0, 1])
+    for splits, causal in ((1, True), (3, True), (2, False)):
+        with guarded_outputs():
+            o = stage.forward(
+                q, cache.k, cache.v, causal, cache.lengths, table=cache.table, rows=rows,
+                longest=longest, splits=splits, config=a_tile(16, N),
+            )  # fmt: skip
+        for b, length in enumerate(lengths):
+            keys = torch.arange(length)
+            late = torch.arange(3)[:, None] + length - 3 if causal else length
+            one, key, value = q[b : b + 1], k[b : b + 1, :, :length], v[b : b + 1, :, :length]
+            want = truth(one, key, value, (keys > late).expand(1, 1, 3, length))
+            assert_close(o[b : b + 1], want, rounding(one, key, value))
+    assert_close(stage.attend_paged(q, cache, [0, 1], causal=causal), o, 2 * rounding(q, k, v))
+
+
 @lru_cache
 def a_problem(name, device, most):
     """The tensors of a problem of BATTERY, at most `most` keys of it, and its oracle."""
@@ -137,6 +208,8 @@ def battery(stage, device):
     """Raise where `stage` is wrong; every shipped stage passes."""
     if hasattr(stage, "candidates"):
         tiled_battery(stage)
+    if hasattr(stage, "attend_paged"):
+        split_battery(stage)
     if stage.STAGE.gradients:
         q, k, v, dO = normal((2, 3, 4, 7, 5), 0, device=device)
         # and logits so low that exp(-lse) overflows: nobody may take it for a key that isn't there
@@ -583,6 +656,154 @@ TRAINING = wrong_scales("    scale = d**-0.5\n", "d**-0.5", d="d") | replaced(
     keys_of_the_last_block_not_done=("(triton.cdiv(Nk, config", "(Nk // (config"),
 )
 
+SHIFT_PAGED, SEEN = "shift = Nk_valid - Nq", "(start_n + offs_n)[None, :] < seen[:, None]"
+FIRST_M, LAST_M = "tl.maximum(first_m + shift + 1, 0)", "tl.maximum(last_m + shift + 1, 0)"
+PACKED = "last_m = tl.minimum(block * BLOCK_M + BLOCK_M - 1, Nq * group - 1) // group"
+PART_START = "start = (split * (tiles // splits) + tl.minimum(split, tiles % splits)) * BLOCK_N"
+PART_END = "end = start + (tiles // splits + tl.where(split < tiles % splits, 1, 0)) * BLOCK_N"
+MERGED_L, MERGED_ACC = "l_i = l_i * alpha + tl.sum(w_s * l_s, 0)", "tl.sum(w_s[:, None] * acc_s, 0)"
+L_16 = "l_i = l_i * alpha[:, None] + p if BLOCK_M == 16"
+PAGE_OF_TILE, PAGES_OF_TILE = "tl.load(table_ptr + start //", "tl.load(table_ptrs + start //"
+AHEAD = "(start_n + BLOCK_N) // PAGE_SIZE)"
+SPLIT_KV = wrong_scales("d**-0.5 * LOG2_E", "d**-0.5", d="d") | replaced(
+    # the merge
+    merge_without_the_rescale_of_acc=("acc = acc * alpha + tl.sum(w_s", "acc = acc + tl.sum(w_s"),
+    merge_without_the_rescale_of_l=(MERGED_L, MERGED_L.replace(" * alpha", "")),
+    merge_without_weights=("w_s = tl.exp2(m_s - m_safe)", "w_s = tl.exp2(m_s - m_s)"),
+    parts_summed_unweighted=(MERGED_ACC, "tl.sum(acc_s, 0)"),
+    sums_merged_unweighted=(MERGED_L, MERGED_L.replace("w_s * ", "")),
+    merge_by_the_first_max=("tl.maximum(m_i, tl.max(m_s, 0))", "tl.maximum(m_i, tl.min(m_s, 0))"),
+    merged_parts_averaged=("(acc / l_i).to", "(acc / splits).to"),
+    an_empty_part_counted=("mask=s < splits, other=0.0)", "mask=s < splits, other=1.0) + 1.0"),
+    an_empty_part_s_max_is_0=(
+        "tl.store(stats_ptr + 2 * part, m_i,",
+        "tl.store(stats_ptr + 2 * part, tl.maximum(m_i, 0.0),",
+    ),
+    the_last_part_forgotten=("range(0, splits, BLOCK_S)", "range(0, splits - 1, BLOCK_S * 16)"),
+    m_and_l_mixed_up=("2 * part + 1, l_i", "2 * part + 1, m_i"),
+    parts_of_another_row=("parts_ptr += row * splits * d", "parts_ptr += i * splits * d"),
+    stats_of_another_row=("stats_ptr += 2 * row * splits", "stats_ptr += 2 * i * splits"),
+    parts_divided_by_l=("tl.store(part_ptrs, acc,", "tl.store(part_ptrs, acc / l_i[:, None],"),
+    lse_of_the_merge_without_the_sum=(
+        "row, m_i + tl.log2(l_i))\n\n\n# BLOCK_M",
+        "row, m_i)\n\n\n# BLOCK_M",
+    ),
+    lse_without_the_max=("row, m_i + tl.log2(l_i), mask", "row, tl.log2(l_i), mask"),
+    no_key_divides_by_0=("l_i = tl.where(l_i == 0.0, 1.0, l_i)  # no part", "l_i = l_i  # no part"),
+    no_key_divides_by_0_in_one_part=(
+        "l_i = tl.where(l_i == 0.0, 1.0, l_i)  # a row",
+        "l_i = l_i  # a row",
+    ),
+    # which part has which tiles
+    parts_overlap=(PART_END, PART_END.replace("1, 0)", "1, 1)")),
+    a_part_one_tile_short=(PART_END, PART_END.replace("1, 0)", "0, 0)")),
+    parts_begin_together=(
+        PART_START,
+        PART_START.replace(" + tl.minimum(split, tiles % splits)", ""),
+    ),
+    every_part_has_all=(PART_START, "start = 0"),
+    block_and_part_mixed_up=(
+        "tl.program_id(0) // splits, tl.program_id(0) % splits",
+        "tl.program_id(0) % splits, tl.program_id(0) // splits",
+    ),
+    masked_tiles_left_to_another=("tl.maximum(start, full), end", "tl.maximum(start, full), full"),
+    full_tiles_past_the_part=("start, tl.minimum(full, end)", "start, full"),
+    full_tiles_twice=("tl.maximum(start, full), end", "start, end"),
+    # packed rows
+    group_index_off_by_one=("offs_m = offs_r // group ", "offs_m = (offs_r + 1) // group "),
+    causal_by_the_packed_row=(
+        "seen = tl.minimum(tl.maximum(offs_m + shift",
+        "seen = tl.minimum(tl.maximum(offs_r + shift",
+    ),
+    heads_packed_the_other_way=("h_k * group + offs_r % group", "h_k * group + offs_r // Nq"),
+    heads_grouped_the_other_way=(
+        "h_k * group + offs_r % group",
+        "h_k + offs_r % group * tl.num_programs(1)",
+    ),
+    first_row_of_a_block_unpacked=(
+        "first_m = block * BLOCK_M // group",
+        "first_m = block * BLOCK_M",
+    ),
+    last_row_of_a_block_unpacked=(
+        PACKED,
+        PACKED.replace("- 1) // group", "- 1)").replace(
+            "- 1, Nq", "- 1) // group * group + 0 * (Nq"
+        ),
+    ),
+    rows_of_the_first_block_for_all=("offs_r = block * BLOCK_M +", "offs_r ="),
+    rows_of_the_last_block_not_done=(
+        "blocks = -(-Nq * (H // Hk) //",
+        "blocks = (Nq * (H // Hk) //",
+    ),
+    rows_past_the_last_stored=("in_rows = offs_r < Nq * group", "in_rows = offs_r <= Nq * group"),
+    # masks
+    causal_without_the_diagonal=(
+        "offs_m + shift + 1, 0), Nk_valid)",
+        "offs_m + shift, 0), Nk_valid)",
+    ),
+    causal_one_key_too_far=(
+        "offs_m + shift + 1, 0), Nk_valid)",
+        "offs_m + shift + 2, 0), Nk_valid)",
+    ),
+    causal_from_the_top_left=("shift = Nk - Nq ", "shift = 0 "),
+    full_tiles_one_key_too_far=(FIRST_M, FIRST_M.replace("+ 1", "+ 2")),
+    last_key_of_a_block_forgotten=(LAST_M, LAST_M.replace(" + 1", "")),
+    tail_unmasked=(SEEN, "(start_n + offs_n)[None, :] < last + 0 * seen[:, None] + BLOCK_N"),
+    no_mask_on_the_keys=("(start_n + offs_n < last)[:, None] & in_d", "in_d"),
+    one_key_of_the_padding=(
+        "tl.load(seqlens_ptr + entry), 0)",
+        "tl.load(seqlens_ptr + entry) + 1, 0)",
+    ),
+    one_length_for_all=("tl.load(seqlens_ptr + entry)", "tl.load(seqlens_ptr)"),
+    first_masked_tile_as_a_full_one=(
+        "full = full // BLOCK_N * BLOCK_N",
+        "full = tl.cdiv(full, BLOCK_N) * BLOCK_N",
+    ),
+    # the walk
+    l_of_the_last_tile=(L_16, "l_i = p if BLOCK_M == 16"),
+    l_without_the_rescale=(L_16, "l_i = l_i + p if BLOCK_M == 16"),
+    l_of_more_rows_without_the_rescale=(
+        "else l_i * alpha + tl.sum(p, 1)",
+        "else l_i + tl.sum(p, 1)",
+    ),
+    no_rescale_of_acc=("acc = acc * alpha[:, None]\n", "acc = acc\n"),
+    max_not_kept=("        m_i = m_new\n    return", "    return"),
+    wrong_max=(
+        "tl.maximum(m_i, tl.max(s, 1) * qk_scale)",
+        "tl.maximum(m_i, tl.min(s, 1) * qk_scale)",
+    ),
+    V_by_the_heads_of_K=("v_ptr += h_k * stride_vh", "v_ptr += h_k * stride_kh"),
+    V_by_the_batch_of_K=("v_ptr += b * stride_vb", "v_ptr += b * stride_kb"),
+    # pages
+    page_table_off_by_one=(PAGES_OF_TILE, "tl.load(table_ptrs + 1 + start //"),
+    page_table_off_by_one_in_large_pages=(PAGE_OF_TILE, "tl.load(table_ptr + 1 + start //"),
+    the_pages_of_the_last_tile_again=(
+        "pages = tl.load(table_ptrs + " + AHEAD,
+        "pages = tl.load(table_ptrs + start_n // PAGE_SIZE)",
+    ),
+    the_page_of_the_last_tile_again=(
+        "page = tl.load(table_ptr + " + AHEAD,
+        "page = tl.load(table_ptr + start_n // PAGE_SIZE)",
+    ),
+    the_last_page_unmasked=("        True, PAGE_SIZE", "        PAGE_SIZE == 0, PAGE_SIZE"),
+    first_page_for_a_tile=(
+        "table_ptrs = table_ptr + offs_n // PAGE_SIZE",
+        "table_ptrs = table_ptr + offs_n * 0",
+    ),
+    slots_not_within_a_page=("slots = offs_n % PAGE_SIZE if", "slots = offs_n if"),
+    slot_of_a_tile_forgotten=("start_n % PAGE_SIZE * stride_kn", "0 * stride_kn"),
+    pages_of_the_first_sequence=(
+        "table_ptr += entry * stride_table",
+        "table_ptr += 0 * stride_table",
+    ),
+    a_sequence_s_row_by_its_place=("entry = tl.load(rows_ptr + b).to(tl.int64)", "entry = b"),
+    causal_by_the_capacity=(SHIFT_PAGED, "shift = Nk - Nq"),
+    # the call
+    strides_of_K_and_V_mixed_up=("*k.stride(), *v.stride()", "*v.stride(), *k.stride()"),
+    d_always_even=('EVEN_D=d == config["BLOCK_D"]', "EVEN_D=True"),
+    causal_ignored_for_two_rows=("CAUSAL=causal and Nq > 1", "CAUSAL=causal and Nq > 2"),
+)
+
 MUTANTS = {
     0: SCALAR_AUTOGRAD,
     1: RAW_PYTHON,
@@ -592,6 +813,7 @@ MUTANTS = {
     5: TRITON_ONLINE,
     6: FLASH_2,
     7: TRAINING,
+    8: SPLIT_KV,
 }
 
 

@@ -361,7 +361,7 @@ def test_a_captured_graph_reads_what_was_appended_since(n):
     for name in "ab":
         held[name] = tokens(n, ord(name), torch.float16)
         cache.append(name, *held[name])
-    q = queries(2, 2, dtype=torch.float16)
+    q, late = queries(2, 2, dtype=torch.float16), tokens(1, dtype=torch.float16)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph), pytest.raises(RuntimeError, match="before the capture"):
         stage.attend_paged(q, cache, ["a", "b"])
@@ -370,7 +370,7 @@ def test_a_captured_graph_reads_what_was_appended_since(n):
     with torch.cuda.graph(graph):
         o = stage.attend_paged(q, cache, ["a", "b"])
         with pytest.raises(RuntimeError, match="a CUDA graph is being captured"):
-            cache.append("a", *tokens(1, dtype=torch.float16))
+            cache.append("a", *late)
     for step in range(20):
         more = tokens(3, step, torch.float16)
         cache.append("a", *more)
