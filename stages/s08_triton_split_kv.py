@@ -352,7 +352,12 @@ def multiprocessors(device: torch.device) -> tuple[int, bool]:
 
 
 def plan(
-    q: torch.Tensor, Hk: int, Nk: int, splits: int | None, config: dict[str, int] | None
+    q: torch.Tensor,
+    Hk: int,
+    Nk: int,
+    splits: int | None = None,
+    config: dict[str, int] | None = None,
+    paged: bool = False,
 ) -> tuple[int, dict[str, int]]:
     """How many parts, and the launch configuration, for q (B, H, Nq, d), Hk key heads, Nk keys.
 
@@ -366,7 +371,9 @@ def plan(
     if splits is None:
         tiles = max(1, -(-Nk // first["BLOCK_N"]))
         kv_bytes, part_bytes = 2 * B * Hk * Nk * d * q.element_size(), 4 * B * H * Nq * (d + 2)
-        splits = choose_splits(programs, tiles, sms, kv_bytes // part_bytes)
+        # finding the page of a short row takes as long as reading it: two programs hide it
+        busy = 2 * sms if paged and d <= 64 else sms
+        splits = choose_splits(programs, tiles, busy, kv_bytes // part_bytes)
     several = programs * splits > sms or not roomy
     return splits, config or launch_config(d, q.dtype, precision, rows, several)
 
@@ -401,7 +408,8 @@ def forward(
     q, k, v = loadable(q), loadable(k), loadable(v)
     if seqlens_k is not None:
         seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
-    splits, config = plan(q, Hk, Nk if longest is None else longest, splits, config)
+    keys = Nk if longest is None else longest
+    splits, config = plan(q, Hk, keys, splits, config, paged=table is not None)
     o = torch.empty((B, H, Nq, d), dtype=q.dtype, device=q.device)
     parts = stats = None
     if splits > 1:  # a buffer for each call: one for all would be written by two streams at once
