@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from harness.commands import doctor as doctor_view
@@ -52,8 +51,9 @@ from harness.records.jsonl import WriteFailed
 from harness.records.schema import BadRecord
 from harness.report import pages
 from harness.runs import ceilings
-from harness.views import cell_tables, lines, machine, roofline
+from harness.views import cell_tables, lines, machine, roofline, table
 from harness.views.look import DARK, LIGHT
+from harness.views.table import Column, Table
 
 app = typer.Typer(
     cls=Groups,
@@ -123,7 +123,7 @@ def table_command(
     """Show the tables of a run again, from its records alone."""
     one_of(form, "--format", cell_tables.FORMATS)
     env, cells = open_results(file)
-    cell_tables.show(env, cells, form, cell_tables.page())
+    cell_tables.show(env, cells, form, table.page())
     return 0
 
 
@@ -179,7 +179,7 @@ def ceilings_command(
                 said = units.show_rate(found["value"], found["unit"])
             title = machine.ceiling_title(asdict(ceiling))
             print(f"[{index}/{len(wanted)}] {title}: {said}", file=sys.stderr, flush=True)
-    console = cell_tables.page()
+    console = table.page()
     machine.show_ceilings(env, records, console)
     console.print(Text(f"records: {out}"), soft_wrap=True)
     return int(len(records) < len(wanted))
@@ -211,7 +211,7 @@ def roofline_command(
         raise UserError(f"plots need matplotlib: {error}; pip install matplotlib") from None
     except OSError as error:
         raise UserError(f"--out: {out}: {error.strerror}") from None
-    console = cell_tables.page()
+    console = table.page()
     roofline.show(env, panels, console)
     console.print(Text(f"plot: {written}"), soft_wrap=True)
     return 0
@@ -219,18 +219,18 @@ def roofline_command(
 
 def list_command() -> int:
     """List the stages: number, name and idea."""
-    shown = Table(box=None, padding=(0, 1), pad_edge=False, header_style="underline")
-    for header in ("#", "stage", "the one idea", "still hurts"):
-        shown.add_column(header, justify="right" if header == "#" else "left")
+    rows = []
     for path in [*built_in_files(), *peer_files()]:
         try:
             stage = read_declared(path)
         except (SyntaxError, ValueError):  # somebody's own, not in literals: by its import then
             stage = vars(describe_files([path])[0])
         texts = (stage["title"], stage["idea"], stage.get("still_hurts", ""))
-        shown.add_row(str(stage["number"]), *map(Text, texts))
-    page = cell_tables.page()
-    page.print(shown)
+        rows.append([str(stage["number"]), *texts])
+    headers = ("stage", "the one idea", "still hurts")
+    columns = [Column("#"), *(Column(header, left=True, wraps=True) for header in headers)]
+    page = table.page()
+    page.print(Table(columns, rows, gap=2))
     said = f"From {PEERS_FROM} on: peers, others' kernels to compare with. "
     page.print(Text(f"{said}`ladder doctor` says what runs here.", style="dim"))
     return 0
@@ -241,10 +241,10 @@ def doctor_command() -> int:
     try:
         stages = read_stages()
     except BadStage as error:
-        doctor_view.show([], cell_tables.page())
+        doctor_view.show([], table.page())
         print(f"no stage runs here: {error}", file=sys.stderr)
         return 1
-    doctor_view.show(stages, cell_tables.page())
+    doctor_view.show(stages, table.page())
     return 0 if doctor_view.healthy(stages) else 1
 
 
@@ -261,7 +261,7 @@ def diff_command(
         if number not in files:
             there = ", ".join(str(number) for number in files)
             raise UserError(f"diff: got {number}, expected some of {there}")
-    console = cell_tables.page()
+    console = table.page()
     paths = (files[old], files[new])
     lines = list(diff_view.changes(*paths, diff_view.whole if whole else diff_view.kernel))
     for line in lines:

@@ -37,7 +37,7 @@ from harness.records.jsonl import WriteFailed
 from harness.records.schema import DIRECTIONS
 from harness.runs import plan, runner
 from harness.runs.suites import PROBLEM_SUITES, suite_problems
-from harness.views import cell_tables, contest_plots, contests, roofline
+from harness.views import contest_plots, contests, roofline, table
 
 CAUSAL = {"off": (False,), "on": (True,), "both": (False, True)}
 OURS_FAILED = ("wrong", "crashed")
@@ -167,7 +167,7 @@ class View:
 
     def show(self, env: Record, records: Sequence[Record], path: Path) -> None:
         """Print the tables. `path`: the file of the records."""
-        page = cell_tables.page()
+        page = table.page()
         page.width = min(page.width, contests.WIDTH)
         if not records:
             page.print(Text(f"{path}: nothing was measured"), soft_wrap=True)
@@ -179,7 +179,7 @@ class View:
         """Write the CSV, where it has a name, and the plots; nothing of no records."""
         if not records:
             return
-        page, writing = cell_tables.page(), csv
+        page, writing = table.page(), csv
         try:
             if csv is not None:
                 csv.write_text(contests.as_csv(env, records))

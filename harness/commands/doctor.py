@@ -5,14 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from harness.isolation.roster import StageInfo
 from harness.problems.problem import DEVICES, YARDSTICK
 from harness.records import checkout, environment
+from harness.views.table import Cell, Column, Table
 
 TILE = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
+LAUNCH = "M x N, warps, stages"
 SIZES = {"heads": "heads", "nq": "Nq", "n": "N up to"}  # of a tuned call, each the most of its kind
 PACKAGES = ("torch", "triton", "numpy", "matplotlib", "rich", "typer", "psutil")
 
@@ -46,25 +47,22 @@ def show(stages: Sequence[StageInfo], console: Console) -> None:
     if other := checkout.warning():
         console.print(literal(other), style="yellow", soft_wrap=True)
     console.print()
-    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="underline")
-    table.add_column("#", justify="right")
-    table.add_column("stage", no_wrap=True)
-    for device in DEVICES:
-        table.add_column(device, overflow="fold")
-    for stage in stages:
-        texts = []
-        for device in DEVICES:
-            reason = stage.unavailable[device]
-            notes = [stage.modes[device]]
-            notes += [
-                f"no {dtype}" for dtype, why in stage.refused[device].items() if why is not None
-            ]
-            good = Text(", ".join(notes), style="green")
-            texts.append(good if reason is None else Text(reason, style="yellow"))
-        table.add_row(str(stage.number), stage.title, *texts)
-    console.print(table)
+    columns = [Column(device, left=True, wraps=True) for device in DEVICES]
+    rows: list[list[Cell]] = [
+        [str(stage.number), stage.title, *(ability(stage, device) for device in DEVICES)]
+        for stage in stages
+    ]
+    console.print(Table([Column("#"), Column("stage", left=True), *columns], rows, gap=2))
     console.print()
     show_choices(console)
+
+
+def ability(stage: StageInfo, device: str) -> Text:
+    """How a stage runs on a device and which dtypes it doesn't take there, or why it can't run."""
+    if (reason := stage.unavailable[device]) is not None:
+        return Text(reason, style="yellow")
+    refused = [f"no {dtype}" for dtype, why in stage.refused[device].items() if why is not None]
+    return Text(", ".join([stage.modes[device], *refused]), style="green")
 
 
 def show_choices(console: Console) -> None:
@@ -80,12 +78,7 @@ def show_choices(console: Console) -> None:
             where).append(")"), soft_wrap=True)  # fmt: skip
         return
     console.print(Text("tuned launch configurations, kept in ").append(where), soft_wrap=True)
-    table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="underline")
-    for header in ("kernel", "device", "dtype", "d", "mask"):
-        table.add_column(header, justify="right" if header == "d" else "left")
-    for header in SIZES.values():
-        table.add_column(header, justify="right")
-    table.add_column("M x N, warps, stages")
+    rows = []
     for choice in sorted(choices, key=lambda c: [str(c.get(k)) for k in ("kernel", "device")]):
         config = choice.get("config")
         if not isinstance(config, dict):
@@ -98,8 +91,11 @@ def show_choices(console: Console) -> None:
             "causal" if choice.get("causal") else "", *map(choice.get, SIZES),
             "{} x {}, {}, {}".format(*said),
         )  # fmt: skip
-        table.add_row(*(literal(value) for value in row))
-    console.print(table)
+        rows.append([literal(value) for value in row])
+    to_left = ("kernel", "device", "dtype", "mask", LAUNCH)
+    headers = ("kernel", "device", "dtype", "d", "mask", *SIZES.values(), LAUNCH)
+    columns = [Column(header, left=header in to_left, wraps=True) for header in headers]
+    console.print(Table(columns, rows, gap=2))
 
 
 def literal(value: object) -> Text:

@@ -23,7 +23,7 @@ from harness.problems.problem import DTYPES
 from harness.records import environment
 from harness.records.schema import Record
 from harness.runs import traffic
-from harness.views import cell_tables, machine
+from harness.views import cell_tables, machine, table
 
 
 def io_command(
@@ -63,7 +63,7 @@ def io_command(
                     raise UserError(f"io: {error}") from None
                 writer.append(*found)
                 records += found
-    console = cell_tables.page()
+    console = table.page()
     names = cell_tables.titles(env)
     console.print(machine.traffic_table(records, names))
     console.print(Text(f"records: {path}"), soft_wrap=True)

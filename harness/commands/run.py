@@ -44,7 +44,7 @@ from harness.records.schema import FAILURES, Record, key
 from harness.runs.plan import Cell, Limits, default_memory, plan_grid, plan_tour
 from harness.runs.runner import run
 from harness.runs.suites import CELL_SUITES
-from harness.views import cell_tables, lines, tour
+from harness.views import cell_tables, lines, table, tour
 
 
 def make_problem(arguments: dict[str, Any], device: str) -> Problem:
@@ -323,7 +323,7 @@ def carry_out(
     ended = ended_by(measure)
     order = {key(cell.to_json()): index for index, cell in enumerate(cells)}
     records.sort(key=lambda record: order[key(record)])
-    console = cell_tables.page()
+    console = table.page()
     if records:
         cell_tables.show(env, records, "rich", console)
     console.print(Text(f"records: {writer.path}"), soft_wrap=True)

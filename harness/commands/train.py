@@ -37,7 +37,7 @@ from harness.records.schema import Record
 from harness.runs.plan import default_memory
 from harness.training import curves, trainer
 from harness.training import plan as train_plan
-from harness.views import cell_tables, training
+from harness.views import table, training
 
 MAX_STEPS = 100_000
 MAX_SEEDS = 100
@@ -131,7 +131,7 @@ def train_command(
     if records:
         finish(env, records, out, draw=not isinstance(ended, WriteFailed))
     else:
-        cell_tables.page().print(Text(f"{out}: nothing was trained to its end"), soft_wrap=True)
+        table.page().print(Text(f"{out}: nothing was trained to its end"), soft_wrap=True)
     return leave(ended)
 
 
@@ -179,8 +179,8 @@ def finish(env: Record, records: Sequence[Record], path: Path, draw: bool = True
     """Print the table, `draw` the plot beside the records in `path`; returns the exit code."""
     if not records:
         raise UserError(f"{path}: no record in it: nothing was trained to its end")
-    page = cell_tables.page()
-    page.print(training.rich_table(env, records, page.width))
+    page = table.page()
+    page.print(training.in_terminal(env, records))
     page.print(Text(f"records: {path}"), soft_wrap=True)
     picture = path.with_name(f"{path.stem}-plots") / "loss.png"
     try:

@@ -16,7 +16,7 @@ from harness.records import units
 from harness.records.jsonl import read
 from harness.records.units import show_bytes
 from harness.report.text import GPU, find, machine, rows
-from harness.views import cell_tables, contest_plots, contests
+from harness.views import cell_tables, contest_groups, contest_plots, contests
 from harness.views import training as training_views
 from harness.views.look import Look
 
@@ -147,7 +147,7 @@ def trios(cells: Sequence[Record], stage: int) -> list[contests.Trio]:
     found = contests.trios(mine)
     for trio in found:
         if None in (trio.three, trio.ours, trio.peer):
-            raise KeyError(f"not all three in {contests.group_title(trio.group)}")
+            raise KeyError(f"not all three in {contest_groups.group_title(trio.group)}")
     return sorted(found, key=lambda trio: (trio.group[0]["d"], trio.group[0]["causal"]))
 
 
@@ -157,7 +157,7 @@ def source_001(direction: str, stage: int) -> str:
     body = []
     for trio in trios([cell for cell in cells if cell["direction"] == direction], stage):
         mask = MASKS[trio.group[0]["causal"]]
-        times, peaks = trio.each(contests.show_time), trio.each(contests.show_peak)
+        times, peaks = trio.each(contest_groups.show_time), trio.each(contest_groups.show_peak)
         lines = trio.rows(*times, trio.speedups(), *peaks)
         body += [[f"{mask}, N = {n}", *figures] for n, *figures in lines]
     header = ["mask and size", "#3, ms", f"#{stage}", "SDPA flash", f"#{stage} over flash"]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.records.syntax import digest, digest_of_version
-from harness.views import cell_tables
+from harness.views.table import markdown_row
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -17,7 +17,7 @@ Record = Mapping[str, Any]
 def rows(header: Sequence[str], body: Iterable[Sequence[object]]) -> str:
     """A Markdown table, its first column to the left and the others to the right."""
     lines = [f"| {' | '.join(header)} |", f"|---|{'---:|' * (len(header) - 1)}"]
-    lines += [cell_tables.markdown_row(row) for row in body]
+    lines += [markdown_row(row) for row in body]
     return "\n".join(lines)
 
 

@@ -1,26 +1,22 @@
-"""Tables from records alone: one a problem, a row a stage."""
+"""The tables of a run, from its records alone: one table per problem, one row per stage."""
 
-import csv
-import io
 import json
-import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from harness.problems.problem import PEERS_FROM, YARDSTICK
 from harness.records.schema import PROBLEM
 from harness.records.units import show_bytes, show_time, significant
+from harness.views import table
+from harness.views.table import Column, Table, Tables
 
 Record = Mapping[str, Any]
 
 FORMATS = ("rich", "markdown", "csv", "json")
-WIDTH = 100
-SHORTEST_TITLE, LONGEST_TITLE = 12, 24  # columns of a stage's title
 SMALL_PEAK = 1 << 20  # bytes below which a process's resident set tells nothing
 
 LEGEND = (
@@ -31,7 +27,12 @@ LEGEND = (
     "are of these rounds. Errors are against stage 3."
 )
 
+# what it takes to read a table in a terminal, in one line of 80 columns
+SHORT_LEGEND = "~: separate runs; without ~: in turns."
+MORE = "docs/measuring.md"
+
 # what else is to be known of a table that is no forward pass's
+SHORT_LEGENDS = {"fwd": "", "bwd": "bwd: dq, dk, dv from dO.", "train": "train: o, dq, dk, dv."}
 LEGENDS = {
     "fwd": "",
     "bwd": " bwd: dq, dk, dv from dO, the forward pass done before; its peak is above what that "
@@ -40,7 +41,7 @@ LEGENDS = {
 }
 
 HEADERS = ("#", "stage", "time", "vs before", "vs #3", "peak", "max err", "rel err", "status")
-STAGE_FILE, TIME, REL_ERR = (HEADERS.index(header) for header in ("stage", "time", "rel err"))
+TIME = HEADERS.index("time")
 TIMES = {"fwd": "time", "bwd": "bwd time", "train": "train time"}
 
 
@@ -213,69 +214,47 @@ def headers(cell: Record) -> list[str]:
 
 def legend(cells: Sequence[Record]) -> str:
     """LEGEND, and what it takes to read the directions that there are."""
-    found = {cell["direction"] for cell in cells}
-    return LEGEND + "".join(text for direction, text in LEGENDS.items() if direction in found)
+    return LEGEND + "".join(LEGENDS[direction] for direction in directions(cells))
+
+
+def short_legend(cells: Sequence[Record]) -> str:
+    """The same in one line, and where the rest is said."""
+    said = [SHORT_LEGEND, *(SHORT_LEGENDS[direction] for direction in directions(cells)), MORE]
+    return " ".join(part for part in said if part)
+
+
+def directions(cells: Sequence[Record]) -> list[str]:
+    """The directions of these cells, in the order of LEGENDS."""
+    return [direction for direction in LEGENDS if any(c["direction"] == direction for c in cells)]
 
 
 STYLES = {"ok": "green", "wrong-by-design": "yellow", "skipped": "dim"}
 
 
-def rich_tables(env: Record, cells: Sequence[Record], width: int) -> RenderableType:
-    """A rich table a problem, the reasons of what isn't ok below it, the legend at the end.
-
-    No figure is ever cut: what is too wide for `width` columns costs the stages' titles their ends,
-    then the column of relative errors.
-    """
+def tables(env: Record, cells: Sequence[Record]) -> list[Table]:
+    """One table per problem, one row per stage; the reasons of what isn't ok are its notes."""
     names = titles(env)
-    groups = [rows_of(group) for group in by_problem(cells)]
-    # ratios are among all cells of a problem, paired ones too, which have no row of their own
-    texts_of = [
-        [row(group, cell, names[cell["stage"], cell["name"]]) for cell in chosen]
-        for group, chosen in zip(by_problem(cells), groups, strict=True)
-    ]
-    lines = [headers(group[0]) for group in groups]
-    shown, widths = layout([*lines, *(texts for rows in texts_of for texts in rows)], width)
-    parts: list[RenderableType] = []
-    for group, rows in zip(groups, texts_of, strict=True):
-        parts.append(Text(problem_title(group[0]), style="bold"))
-        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="underline")
-        for index in shown:
-            left = HEADERS[index] in ("stage", "status")
-            table.add_column(
-                headers(group[0])[index],
-                justify="left" if left else "right",
-                no_wrap=True,
-                width=widths[index],
-            )
-        for cell, texts in zip(group, rows, strict=True):
+    made = []
+    for group in by_problem(cells):
+        rows = []
+        # ratios are among all cells of a problem, paired ones too, which have no row of their own
+        for cell in rows_of(group):
+            texts = row(group, cell, names[cell["stage"], cell["name"]])
             styles = [""] * (len(texts) - 1) + [STYLES.get(cell["status"], "bold red")]
             if cell["mode"] == "interpreted":  # its time says nothing, its error is the lesson
                 styles[TIME] = styles[TIME + 1] = "dim"
-            table.add_row(*(Text(texts[index], style=styles[index]) for index in shown))
-        notes = [*key_lengths(group[0]), *reasons(group)]
-        parts += [table, *(Text(line, style="dim") for line in notes), Text("")]
-    parts.append(Text(legend(cells), style="dim"))
-    return Group(*parts)
+            rows.append([Text(*styled) for styled in zip(texts, styles, strict=True)])
+        columns = [column(header) for header in headers(group[0])]
+        notes = [*key_lengths(group[0]), *reasons(rows_of(group))]
+        made.append(Table(columns, rows, problem_title(group[0]), notes))
+    return made
 
 
-def layout(rows: Sequence[Sequence[str]], width: int) -> tuple[list[int], list[int]]:
-    """Which columns are shown, and the width of each, the same for all tables of a run.
-
-    `rows`: the texts of every row, headers' too.
-    """
-    widths = [max((len(texts[i]) for texts in rows), default=0) for i in range(len(HEADERS))]
-    shown = list(range(len(HEADERS)))
-
-    def excess() -> int:
-        return sum(widths[i] + 1 for i in shown) - 1 - width
-
-    widths[STAGE_FILE] = min(LONGEST_TITLE, widths[STAGE_FILE])
-    if excess() > widths[STAGE_FILE] - SHORTEST_TITLE:
-        shown.remove(REL_ERR)
-    widths[STAGE_FILE] = max(
-        min(SHORTEST_TITLE, widths[STAGE_FILE]), widths[STAGE_FILE] - max(0, excess())
-    )
-    return shown, widths
+def column(header: str) -> Column:
+    """How a column of these tables is laid out: a title is cut, then the relative error goes."""
+    if header == "stage":
+        return Column(header, left=True, least=12, most=24)
+    return Column(header, left=header == "status", gives_way=header == "rel err")
 
 
 def reasons(group: Sequence[Record]) -> list[str]:
@@ -289,31 +268,9 @@ def reasons(group: Sequence[Record]) -> list[str]:
     ]
 
 
-# a number, then what it is of; a narrow cell must not break between the two
-UNIT = re.compile(r"(?<=\d) (?=(?:[num]?s|[kKMGT]?B(?:/s)?|[kKMGT]?FLOP(?:/s)?|%)(?![\w/]))")
-NO_BREAK = "\N{NO-BREAK SPACE}"
-
-
-def markdown_row(texts: Iterable[object]) -> str:
-    """A row of a Markdown table; no number in it is parted from its unit."""
-    cells = (UNIT.sub(NO_BREAK, str(text)).replace("|", r"\|") for text in texts)
-    return f"| {' | '.join(cells)} |"
-
-
 def markdown(env: Record, cells: Sequence[Record]) -> str:
-    """The tables in Markdown."""
-    names = titles(env)
-    lines = []
-    for group in by_problem(cells):
-        lines += [f"**{problem_title(group[0])}**", ""]
-        lines.append(f"| {' | '.join(headers(group[0]))} |")
-        marks = ["---" if header in ("stage", "status") else "---:" for header in HEADERS]
-        lines.append(f"| {' | '.join(marks)} |")
-        for cell in rows_of(group):
-            texts = row(group, cell, names[cell["stage"], cell["name"]])
-            lines.append(markdown_row(texts))
-        lines.append("")
-    return "\n".join([*lines, legend(cells)])
+    """The tables in Markdown, all that it takes to read them at the end."""
+    return table.markdown(tables(env, cells), legend(cells))
 
 
 def flat_rows(env: Record, cells: Sequence[Record]) -> list[dict[str, Any]]:
@@ -330,40 +287,12 @@ def flat_rows(env: Record, cells: Sequence[Record]) -> list[dict[str, Any]]:
     return rows
 
 
-def flat(row: Record) -> dict[str, Any]:
-    """A record for a line of CSV: what holds several values becomes JSON."""
-    return {
-        name: json.dumps(value) if isinstance(value, (list, dict)) else value
-        for name, value in row.items()
-    }
-
-
-def as_csv(env: Record, cells: Sequence[Record]) -> str:
-    """One CSV table of all cells, a header line first."""
-    rows = flat_rows(env, cells)
-    out = io.StringIO()
-    if rows:
-        writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(map(flat, rows))
-    return out.getvalue().rstrip("\n")
-
-
-def page() -> Console:
-    """Standard output, at most 100 columns wide, and just so where it is no terminal."""
-    console = Console()
-    console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
-    return console
-
-
 def show(env: Record, cells: Sequence[Record], form: str, console: Console) -> None:
     """Print the tables in one of FORMATS: 'rich' is for people, the others for programs."""
     if form == "rich":
-        console.print(rich_tables(env, cells, console.width))
-        return
-    render = {
-        "markdown": markdown,
-        "csv": as_csv,
-        "json": lambda env, cells: json.dumps(flat_rows(env, cells), indent=1),
-    }[form]
-    console.file.write(render(env, cells) + "\n")
+        console.print(Tables(tables(env, cells), short_legend(cells), alike=True))
+    elif form == "markdown":
+        console.file.write(markdown(env, cells) + "\n")
+    else:
+        as_text = table.as_csv if form == "csv" else table.as_json
+        console.file.write(as_text(flat_rows(env, cells)) or "\n")

@@ -6,7 +6,7 @@
     tflops.png     what is achieved against N, and how much of the measured matrix rate (source 004)
     breakdown.png  training's time, forward and backward (source 001)
 
-A panel a group of bench_tables. What has no time, or was interpreted, is in no plot.
+One panel per group of records. What has no time, or was interpreted, is in no plot.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.problems.problem import PEERS_FROM
 from harness.views.cell_tables import titles
-from harness.views.contests import (
+from harness.views.contest_groups import (
     Contestant,
     contestants,
     find,

@@ -4,169 +4,44 @@ Records that differ in contestant, N and batch only are a group: a table each of
 speed-ups, of memory and skipped tiles. A suite's tables stand beside what its source says.
 """
 
-import csv
-import io
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from harness.problems.problem import PEERS_FROM, YARDSTICK
-from harness.records.schema import PROBLEM
-from harness.records.units import show_bytes, significant
-from harness.views.cell_tables import flat, titles
+from harness.records.units import significant
+from harness.views import table
+from harness.views.cell_tables import MORE, titles
+from harness.views.contest_groups import (
+    Contestant,
+    Figure,
+    Record,
+    contestants,
+    group_title,
+    groups,
+    rivals,
+    same_but,
+    show_peak,
+    show_rate,
+    show_share,
+    show_skipped,
+    show_speedup,
+    show_time,
+    sizes,
+    texts_of,
+    yardstick,
+)
 from harness.views.roofline import UNITS, roof_of
+from harness.views.table import Column, Table
 
-Record = Mapping[str, Any]
-Contestant = tuple[int, str]  # number and name
-Figure = Callable[[Record | None], str]  # what stands in a table for a record, or for none
-Row = tuple[str, str, Sequence[str]]  # label, unit, a text an N
+Row = tuple[str, str, Sequence[str]]  # label, unit, a text per N
 SourceTable = tuple[str, Sequence[str], list[list[str]]]  # title, header, rows of texts
 
-WITHIN = ("b", "nq", "nk", "seed")  # what may differ within a group
 WIDTH = 80
 LONGEST_NAME = 22
-# what stands in a column of figures instead of one
-SHORT = {"out-of-memory": "OOM", "wrong-by-design": "design", "crashed": "crash",
-         "timeout": "late", "skipped": "-"}  # fmt: skip
-LEGEND = (
-    "All contestants of a problem in one process, in turns: medians, and ratios of medians. Each "
-    "was right by the float64 rule before it was timed, and again after. OOM, crash, wrong, design "
-    "(wrong by design), late, interp. (no GPU: no speed), -: no figure."
-)
-
-
-def groups(records: Sequence[Record]) -> list[list[Record]]:
-    """Records that differ in contestant, N and batch only, grouped, in the order of their coming.
-
-    Problems of one batch size and those whose batch shrinks as N grows may differ in nothing else:
-    they come from different runs.
-    """
-    found: dict[str, list[Record]] = {}
-    for record in records:
-        identity = [record[field] for field in PROBLEM if field not in WITHIN]
-        found.setdefault(json.dumps(identity), []).append(record)
-    return list(found.values())
-
-
-def group_title(group: Sequence[Record]) -> str:
-    """What the records of a group have in common."""
-    first = group[0]
-    dtype = first["dtype"] + (" tf32" if first["precision"] == "tf32" else "")
-    parts = [first["direction"], dtype, f"d = {first['d']}"]
-    parts.append("causal" if first["causal"] else "no mask")
-    batches = {record["b"] for record in group}
-    tokens = {record["b"] * record["nq"] for record in group}
-    if len(batches) == 1:
-        parts.append(f"b = {first['b']}")
-    else:
-        least = f"{min(tokens)}.." if len(tokens) > 1 else ""
-        parts.append(f"b N = {least}{max(tokens)}")
-    parts.append(f"h = {first['h']}")
-    if first["hk"] != first["h"]:
-        parts.append(f"hk = {first['hk']}")
-    if first["seqlens_k"] is not None:
-        parts.append(f"padded to {', '.join(map(str, first['seqlens_k']))} keys")
-    if first["inputs"] != "normal":
-        parts.append(f"{first['inputs']} input")
-    return ", ".join([*parts, first["device"]])
-
-
-def contestants(group: Sequence[Record]) -> list[Contestant]:
-    """The contestants of a group, by number."""
-    return sorted({(record["stage"], record["name"]) for record in group})
-
-
-def sizes(group: Sequence[Record]) -> list[int]:
-    """The N of a group."""
-    return sorted({record["nk"] for record in group})
-
-
-def find(group: Sequence[Record], contestant: Contestant, n: int) -> Record | None:
-    """A contestant's record at N, None where it was no contestant there."""
-    for record in group:
-        if (record["stage"], record["name"], record["nk"]) == (*contestant, n):
-            return record
-    return None
-
-
-def timed(record: Record) -> bool:
-    """Whether a record has a time: right, and from the rounds."""
-    return record["status"] == "ok" and record["time_ms"] is not None
-
-
-def rivals(group: Sequence[Record]) -> tuple[Contestant | None, Contestant | None]:
-    """The newest stage of ours that was timed, the yardstick apart; and the first peer that was."""
-    there = contestants([record for record in group if timed(record)])
-    ours = [c for c in there if c[0] < PEERS_FROM and c[0] != YARDSTICK]
-    peers = [c for c in there if c[0] >= PEERS_FROM]
-    return max(ours, default=None), min(peers, default=None)
-
-
-def rate_of(record: Record) -> float:
-    """What a record achieved, in its device's unit: GFLOP/s on a CPU, TFLOP/s on a GPU."""
-    return float(record["tflops"]) * UNITS[record["device"]][1]
-
-
-def no_figure(record: Record | None) -> str:
-    """Why there is no time."""
-    if record is None:
-        return ""
-    if record["status"] == "ok":
-        return "interp." if record["mode"] == "interpreted" else "-"
-    status: str = record["status"]
-    return SHORT.get(status, status)
-
-
-def show_time(record: Record | None) -> str:
-    """The time in ms, or why there is none."""
-    if record is None or not timed(record):
-        return no_figure(record)
-    return significant(record["time_ms"])
-
-
-def show_rate(record: Record | None) -> str:
-    """The rate, nothing where there is no time."""
-    return significant(rate_of(record)) if record is not None and timed(record) else ""
-
-
-def show_peak(record: Record | None) -> str:
-    """The peak memory above the inputs."""
-    if record is None or not timed(record) or record["peak_bytes"] is None:
-        return "-"
-    return show_bytes(record["peak_bytes"])
-
-
-def show_skipped(record: Record | None) -> str:
-    """The share of tiles never visited, where the stage counts them."""
-    if record is None or record["skip_ratio"] is None:
-        return "-"
-    return f"{100 * record['skip_ratio']:.1f}%"
-
-
-def show_speedup(peer: Contestant) -> Figure:
-    """How many times faster than that peer."""
-
-    def show(record: Record | None) -> str:
-        ratio = record["speedup"].get(peer[1]) if record is not None else None
-        return "-" if ratio is None else f"{significant(ratio)}x"
-
-    return show
-
-
-def texts_of(
-    group: Sequence[Record],
-    contestant: Contestant | None,
-    figure: Figure,
-    ns: Sequence[int] | None = None,
-) -> list[str]:
-    """A contestant's figure at each N of the group, or of `ns`; of no contestant, nothing."""
-    ns = sizes(group) if ns is None else ns
-    return ["-" if contestant is None else figure(find(group, contestant, n)) for n in ns]
+LEGEND = f"Timed in turns, in one process: medians, ratios of medians. {MORE}"
 
 
 def time_rows(group: Sequence[Record], names: Mapping[Contestant, str]) -> list[Row]:
@@ -221,40 +96,27 @@ def rich_tables(
         lines = [*roof_lines(group, names, ceilings), *reason_lines(group)]
         parts += [*(Text(line, style="dim") for line in lines), *[Text("")] * bool(lines)]
     for title, header, body in source_tables(env, records, ceilings):
-        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="underline")
-        for head in header:
-            table.add_column(head, justify="right")
-        for texts in body:
-            table.add_row(*texts)
-        parts += [Text(title, style="bold"), table, Text("")]
+        parts += [Table([Column(head, wraps=True) for head in header], body, title), Text("")]
     if said := SOURCES.get(suite_of(env)):
         parts += [Text(said), Text("")]
     return Group(*parts, Text(LEGEND, style="dim"))
 
 
-def layout(rows: Sequence[Row], heads: Sequence[str], width: int) -> list[RenderableType]:
+def layout(rows: Sequence[Row], heads: Sequence[str], width: int) -> list[Table]:
     """One table, or where all N don't fit into `width` columns, several below each other."""
     label = min(LONGEST_NAME, max(len(row[0]) for row in rows))
     unit = max(len(row[1]) for row in rows)
     figure = max(len(text) for _, _, texts in rows for text in [*texts, *heads])
     each = max(1, (width - label - unit - 1) // (figure + 1))
-    tables: list[RenderableType] = []
-    for start in range(0, len(heads), each):
-        table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="underline")
-        table.add_column("N", no_wrap=True, width=label)
-        table.add_column("", no_wrap=True, width=unit, justify="right")
-        for head in heads[start : start + each]:
-            table.add_column(head, no_wrap=True, width=figure, justify="right")
-        for name, what, texts in rows:
-            table.add_row(Text(name), Text(what, style="dim"), *texts[start : start + each])
-        tables.append(table)
-    return tables
-
-
-def show_share(record: Record | None, ceilings: Sequence[Record]) -> str:
-    """How much of the measured matrix rate of its dtype a record reaches."""
-    matrix = roof_of(record, ceilings).matrix if record is not None and timed(record) else None
-    return f"{100 * record['tflops'] / matrix:.0f}%" if record is not None and matrix else "-"
+    first = [Column("N", left=True, most=LONGEST_NAME), Column("")]
+    parts = [slice(start, start + each) for start in range(0, len(heads), each)]
+    return [
+        Table(
+            [*first, *(Column(head, width=figure) for head in heads[part])],
+            [[name, Text(what, style="dim"), *texts[part]] for name, what, texts in rows],
+        )
+        for part in parts
+    ]
 
 
 def roof_lines(
@@ -297,12 +159,7 @@ def as_csv(env: Record, records: Sequence[Record]) -> str:
         ratios = {f"speedup_{peer}": record["speedup"].get(peer) for peer in peers}
         plain = {name: value for name, value in record.items() if name not in ("kind", "speedup")}
         rows.append({**plain, **ratios, **machine})
-    out = io.StringIO()
-    if rows:
-        writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(map(flat, rows))
-    return out.getvalue()
+    return table.as_csv(rows)
 
 
 # what the sources say of their own, and all that is known of it
@@ -384,11 +241,6 @@ def masked(group: Sequence[Record]) -> str:
     return f"d = {group[0]['d']}, {'causal' if group[0]['causal'] else 'no mask'}"
 
 
-def yardstick(group: Sequence[Record]) -> Contestant | None:
-    """Stage 3, the sources' naive or standard one, where it is in the group."""
-    return next((c for c in contestants(group) if c[0] == YARDSTICK), None)
-
-
 def name_of(contestant: Contestant | None, names: Mapping[Contestant, str]) -> str:
     return names[contestant] if contestant is not None else "-"
 
@@ -421,13 +273,6 @@ def train_table(
               "faster", "source")  # fmt: skip
     split = [*trio.split(trio.peer), *trio.split(trio.ours)]
     return f"training, {masked(trio.group)}", header, trio.rows(*split, trio.speedups(), source)
-
-
-def same_but(records: Sequence[Record], group: Sequence[Record], direction: str) -> list[Record]:
-    """The records of a group's problems in another direction."""
-    first = {**group[0], "direction": direction}
-    alike = [field for field in PROBLEM if field not in WITHIN]
-    return [r for r in records if all(r[field] == first[field] for field in alike)]
 
 
 def memory_table(

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from harness.records.units import show_bytes, show_rate, show_time
 from harness.views import cell_tables
 from harness.views.look import LIGHT, Look, Mark, in_look, marks, new_figure
+from harness.views.table import Cell, Column, Table
 
 Record = Mapping[str, Any]
 
@@ -32,19 +32,16 @@ def ceiling_title(record: Record) -> str:
 def show_ceilings(env: Record, records: Sequence[Record], console: Console) -> None:
     """Print the ceilings of a machine as a small table."""
     console.print(f"{env['device_name']}, torch {env['torch']}", highlight=False, markup=False)
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="underline")
-    for header in ("ceiling", "rate", "time of a call", "IQR", "samples"):
-        table.add_column(header, justify="left" if header == "ceiling" else "right", no_wrap=True)
+    rows = []
     for record in records:
         iqr = record["time_iqr_ms"]
-        table.add_row(
-            ceiling_title(record),
-            show_rate(record["value"], record["unit"]),
-            f"{record['time_ms']:.3g} ms",
-            f"{iqr:.2g} ms" if iqr is not None else "-",
+        rows.append([
+            ceiling_title(record), show_rate(record["value"], record["unit"]),
+            f"{record['time_ms']:.3g} ms", f"{iqr:.2g} ms" if iqr is not None else "-",
             str(record["samples"]),
-        )
-    console.print(table)
+        ])  # fmt: skip
+    headers = ("rate", "time of a call", "IQR", "samples")
+    console.print(Table([Column("ceiling", left=True), *map(Column, headers)], rows, gap=2))
 
 
 def moved(record: Mapping[str, Any]) -> int:
@@ -69,29 +66,29 @@ def by_stage(records: Sequence[Record]) -> list[list[Record]]:
 
 def traffic_table(records: Sequence[Record], titles: Mapping[tuple[int, str], str]) -> Table:
     """A row per kernel, then a row per stage with its sum beside the prediction."""
-    shown = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="underline")
-    for header in ("#", "kernel", "time", "read", "written", "TB/s", "predicted", "moved/pred."):
-        shown.add_column(header, justify="left" if header == "kernel" else "right", no_wrap=True,
-                         max_width=34 if header == "kernel" else None)  # fmt: skip
+    rows: list[list[Cell]] = []
     for group in by_stage(records):
         for record in group:
-            rate = moved(record) / record["time_ms"] / 1e9
-            shown.add_row(
-                "", Text(short(record["kernel"]), style="dim"),
-                show_time(record["time_ms"]), show_bytes(record["dram_read_bytes"]),
-                show_bytes(record["dram_write_bytes"]), f"{rate:.2f}",
-            )  # fmt: skip
+            name = Text(short(record["kernel"]), style="dim")
+            rows.append(["", name, *traffic([record]), "", ""])
         first = group[0]
-        total, milliseconds = sum(map(moved, group)), sum(r["time_ms"] for r in group)
+        title = f"{titles[first['stage'], first['name']]}, N = {first['nk']}"
         predicted = first["predicted_bytes"]
-        reads = sum(record["dram_read_bytes"] for record in group)
-        shown.add_row(
-            str(first["stage"]),
-            Text(f"{titles[first['stage'], first['name']]}, N = {first['nk']}", style="bold"),
-            show_time(milliseconds), show_bytes(reads), show_bytes(total - reads),
-            f"{total / milliseconds / 1e9:.2f}", show_bytes(predicted), f"{total / predicted:.2f}",
-        )  # fmt: skip
-    return shown
+        said = [show_bytes(predicted), f"{sum(map(moved, group)) / predicted:.2f}"]
+        rows.append([str(first["stage"]), Text(title, style="bold"), *traffic(group), *said])
+    headers = ("time", "read", "written", "TB/s", "predicted", "moved/pred.")
+    kernel = Column("kernel", left=True, most=34)
+    return Table([Column("#"), kernel, *map(Column, headers)], rows)
+
+
+def traffic(kernels: Sequence[Record]) -> list[str]:
+    """What some kernels took together: the time, bytes read, bytes written, TB/s of both."""
+    time = sum(record["time_ms"] for record in kernels)
+    read, written = (
+        sum(record[f"dram_{way}_bytes"] for record in kernels) for way in ("read", "write")
+    )
+    rate = (read + written) / time / 1e9
+    return [show_time(time), show_bytes(read), show_bytes(written), f"{rate:.2f}"]
 
 
 def piece(kernel: str) -> str:
@@ -122,9 +119,9 @@ def plot_traffic(
             labels = [f"{group[0]['stage']} {titles[group[0]['stage'], group[0]['name']]}"
                       for group in groups]  # fmt: skip
             axis.set_yticks(range(len(groups)), labels, fontsize=8)
-        there = {piece(record["kernel"]) for record in records}
+        pieces = {piece(record["kernel"]) for record in records}
         handles = [Patch(facecolor=look.ground, edgecolor=look.ink, hatch=hatch, label=what)
-                   for what, hatch in PIECES.items() if what in there]  # fmt: skip
+                   for what, hatch in PIECES.items() if what in pieces]  # fmt: skip
         figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9)
         figure.savefig(path)
 

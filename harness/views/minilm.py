@@ -3,23 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from harness.records import units
 from harness.views import cell_tables
+from harness.views.table import Column, Table, Tables
 
-LEGEND = (
-    "cosine: of the sentence embedding with SDPA's. max diff, rel diff: of the last hidden state "
-    "from SDPA's. ok: as near to the model in float64 as SDPA is. time: one pass of the whole "
-    "model as Python drives it, one text, on a CPU one thread; SDPA's in turns with it, in the "
-    "same process. "
-    "interpreted: Triton without a GPU, no speed, never compared. wrong-by-design: declared "
-    "inexact above its N."
-)
-FULL_WIDTH = 92  # columns that a whole row takes
-HEADERS = ("#", "stage", "cosine", "max diff", "rel diff", "time", "SDPA", "vs SDPA", "status")
+LEGEND = f"Embedding and last hidden state against SDPA's; vs SDPA: in turns. {cell_tables.MORE}"
+COLUMNS = (
+    Column("#"), Column("stage", left=True, least=15, most=22), Column("cosine"),
+    Column("max diff"), Column("rel diff", gives_way=True), Column("time"), Column("SDPA"),
+    Column("vs SDPA"), Column("status", left=True),
+)  # fmt: skip
 
 
 def ratio(record: Mapping[str, Any]) -> float | None:
@@ -30,7 +25,7 @@ def ratio(record: Mapping[str, Any]) -> float | None:
 
 
 def row(record: Mapping[str, Any], title: str) -> list[str]:
-    """The texts of one row, in the order of HEADERS."""
+    """The texts of one row, in the order of COLUMNS."""
     interpreted = record["mode"] == "interpreted" and record["time_ms"] is not None
     return [
         str(record["stage"]),
@@ -45,40 +40,20 @@ def row(record: Mapping[str, Any], title: str) -> list[str]:
     ]
 
 
-def rich_tables(
-    env: Mapping[str, Any], records: Sequence[Mapping[str, Any]], width: int
-) -> RenderableType:
-    """A table a text, a row a stage, the reasons of what isn't ok below it, the legend at the end.
-
-    Below 92 columns the relative difference gives way.
-    """
+def tables(env: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Tables:
+    """One table per text, one row per stage, the reasons of what isn't ok below it."""
     titles = cell_tables.titles(env)
-    narrow = width < FULL_WIDTH
-    shown = [index for index, header in enumerate(HEADERS) if not (narrow and header == "rel diff")]
-    parts: list[RenderableType] = []
+    made = []
     for tokens in sorted({record["tokens"] for record in records}):
         group = [record for record in records if record["tokens"] == tokens]
         group.sort(key=lambda record: (record["stage"], record["name"]))
-        rows = [row(record, titles[record["stage"], record["name"]]) for record in group]
-        first = group[0]
-        parts.append(
-            Text(f"MiniLM, {tokens} tokens, {first['dtype']}, {first['device']}", style="bold")
-        )
-        page = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="underline")
-        for index in shown:
-            header = HEADERS[index]
-            longest = max(len(texts[index]) for texts in [list(HEADERS), *rows])
-            page.add_column(
-                header,
-                justify="left" if header in ("stage", "status") else "right",
-                no_wrap=True,
-                width=min(longest, 15 if narrow else 22) if header == "stage" else longest,
-            )
-        for record, texts in zip(group, rows, strict=True):
-            style = "dim" if record["mode"] == "interpreted" else ""
-            styles = [style] * (len(texts) - 1)
+        rows = []
+        for record in group:
+            texts = row(record, titles[record["stage"], record["name"]])
+            dim = "dim" if record["mode"] == "interpreted" else ""
+            styles = [dim] * (len(texts) - 1)
             styles.append(cell_tables.STYLES.get(record["status"], "bold red"))
-            page.add_row(*(Text(texts[index], style=styles[index]) for index in shown))
-        parts += [page, *(Text(line, style="dim") for line in cell_tables.reasons(group)), Text("")]
-    parts.append(Text(LEGEND, style="dim"))
-    return Group(*parts)
+            rows.append([Text(*styled) for styled in zip(texts, styles, strict=True)])
+        title = f"MiniLM, {tokens} tokens, {group[0]['dtype']}, {group[0]['device']}"
+        made.append(Table(COLUMNS, rows, title, cell_tables.reasons(group)))
+    return Tables(made, LEGEND)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from harness.problems.cost import intensity
@@ -34,13 +33,11 @@ from harness.views.look import (
     new_figure,
     note_below,
 )
+from harness.views.table import Column, Table
 
 Record = Mapping[str, Any]
 
-STAGE_THREADS = {
-    "cpu": 1,
-    "cuda": None,
-}  # harness/measures/timing.py: a CPU stage is timed with one thread
+STAGE_THREADS = {"cpu": 1, "cuda": None}  # a CPU stage is timed with one (measures/timing.py)
 UNITS = {"cpu": ("GFLOP/s", 1e3), "cuda": ("TFLOP/s", 1.0)}  # of the axis, and how many a TFLOP/s
 COLUMNS = 2  # of panels
 NO_ROOF = "no matrix rate for {} among the ceilings: the bandwidth roof alone"
@@ -160,27 +157,11 @@ def share(point: Point, roof: Roof) -> float | None:
 
 
 def show(env: Record, found: Sequence[Panel], console: Console) -> None:
-    """Print the points as text: a table a family, its roof above it."""
-    names = titles(env)
+    """Print the points as text: one table per family, the roof below those of one panel."""
     for panel in found:
-        roof = panel.roof
         for group in panel.groups:
-            console.print(Text(family_title(group[0].cell), style="bold"))
-            table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="underline")
-            for header in ("#", "stage", "N", "FLOP/byte", "rate", "% of the roof", "roof"):
-                justify = "left" if header in ("stage", "roof") else "right"
-                table.add_column(header, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-            for point in group:
-                table.add_row(
-                    str(point.cell["stage"]),
-                    Text(names[point.stage]),
-                    str(point.cell["nk"]),
-                    significant(point.x),
-                    show_rate(point.y, "TFLOP/s"),
-                    show_share(share(point, roof)),
-                    which_roof(point, roof),
-                )
-            console.print(table)
+            console.print(table_of(group, panel.roof, titles(env)))
+        roof = panel.roof
         parts = [show_rate(roof.matrix, "TFLOP/s")] if roof.matrix is not None else []
         parts += [show_rate(roof.bandwidth, "TB/s")] if roof.bandwidth is not None else []
         parts += [f"they meet at {significant(roof.ridge)} FLOP/byte"] if roof.ridge else []
@@ -191,6 +172,21 @@ def show(env: Record, found: Sequence[Panel], console: Console) -> None:
         for line in lines:
             console.print(Text(line, style="dim"))
         console.print()
+
+
+def table_of(group: Sequence[Point], roof: Roof, names: Mapping[tuple[int, str], str]) -> Table:
+    """The points of one family, one row each."""
+    headers = ("#", "stage", "N", "FLOP/byte", "rate", "% of the roof", "roof")
+    rows = [
+        [
+            str(point.cell["stage"]), names[point.stage], str(point.cell["nk"]),
+            significant(point.x), show_rate(point.y, "TFLOP/s"), show_share(share(point, roof)),
+            which_roof(point, roof),
+        ]
+        for point in group
+    ]  # fmt: skip
+    columns = [Column(header, left=header in ("stage", "roof")) for header in headers]
+    return Table(columns, rows, family_title(group[0].cell), gap=2)
 
 
 def show_share(part: float | None) -> str:

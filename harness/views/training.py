@@ -10,15 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from harness.records import units
 from harness.training import curves
 from harness.training.curves import Verdict
-from harness.views import cell_tables
+from harness.views import cell_tables, table
 from harness.views.look import LIGHT, Look, in_look, legend, marks, new_figure, note_below
+from harness.views.table import Column, Table, Tables
 
 Record = Mapping[str, Any]
 
@@ -30,15 +29,18 @@ LEGEND = (
     "there, over all seeds. ok: allowed at each window of each seed. tokens/s: as Python drives "
     "the training, each in a process of its own; only of what is ok."
 )
-HEADERS = ("#", "attention", "final", "held out", "off by", "allowed", "at step", "tokens/s",
-           "status")  # fmt: skip
-FULL_WIDTH = 92  # columns that a whole row takes
+SHORT_LEGEND = f"Losses: nats per character. ok: off by no more than allowed. {cell_tables.MORE}"
+COLUMNS = (
+    Column("#"), Column("attention", left=True, least=15, most=22), Column("final"),
+    Column("held out", gives_way=True), Column("off by"), Column("allowed"), Column("at step"),
+    Column("tokens/s"), Column("status", left=True),
+)  # fmt: skip
 STYLES = cell_tables.STYLES | {curves.NOT_JUDGED: "yellow"}
 MARK_EVERY = 4  # windows, so that a curve stays a curve
 
 
 def row(verdict: Verdict, title: str) -> list[str]:
-    """The texts of one row, in the order of HEADERS."""
+    """The texts of one row, in the order of COLUMNS."""
     speed = verdict.tokens_per_s
     return [
         str(verdict.stage),
@@ -70,52 +72,30 @@ def title_line(records: Sequence[Record]) -> str:
     )
 
 
-def rich_table(env: Record, records: Sequence[Record], width: int) -> RenderableType:
-    """A row a contestant, the reasons of what isn't ok below, the legend at the end.
-
-    Below 92 columns the loss on held-out text gives way.
-    """
+def make_table(env: Record, records: Sequence[Record]) -> Table:
+    """One row per contestant; the reasons of what isn't ok are the notes."""
     titles = cell_tables.titles(env)
-    verdicts = curves.judge(records)
-    rows = [row(verdict, titles[verdict.stage, verdict.name]) for verdict in verdicts]
     interpreted = {(r["stage"], r["name"]) for r in records if r["mode"] == "interpreted"}
-    narrow = width < FULL_WIDTH
-    shown = [index for index, header in enumerate(HEADERS) if not (narrow and header == "held out")]
-    page = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="underline")
-    for index in shown:
-        header = HEADERS[index]
-        longest = max(len(texts[index]) for texts in [list(HEADERS), *rows])
-        page.add_column(
-            header,
-            justify="left" if header in ("attention", "status") else "right",
-            no_wrap=True,
-            width=min(longest, 15 if narrow else 22) if header == "attention" else longest,
-        )
-    for verdict, texts in zip(verdicts, rows, strict=True):
+    rows, notes = [], []
+    for verdict in curves.judge(records):
+        texts = row(verdict, titles[verdict.stage, verdict.name])
         dim = "dim" if (verdict.stage, verdict.name) in interpreted else ""
         styles = [dim] * (len(texts) - 1) + [STYLES.get(verdict.status, "bold red")]
-        page.add_row(*(Text(texts[index], style=styles[index]) for index in shown))
-    reasons = [
-        Text(f"  {verdict.status} #{verdict.stage}: {verdict.reason}", style="dim")
-        for verdict in verdicts
-        if verdict.reason
-    ]
-    title = Text(title_line(records), style="bold")
-    return Group(title, page, *reasons, Text(""), Text(LEGEND, style="dim"))
+        rows.append([Text(*styled) for styled in zip(texts, styles, strict=True)])
+        if verdict.reason:
+            notes.append(f"  {verdict.status} #{verdict.stage}: {verdict.reason}")
+    return Table(COLUMNS, rows, title_line(records), notes)
+
+
+def in_terminal(env: Record, records: Sequence[Record]) -> Tables:
+    """The table, its legend in one line."""
+    return Tables([make_table(env, records)], SHORT_LEGEND)
 
 
 def markdown(env: Record, records: Sequence[Record]) -> str:
     """The table in Markdown, the reasons of what isn't ok below it, the legend at the end."""
-    titles = cell_tables.titles(env)
-    verdicts = curves.judge(records)
-    marks = ["---" if header in ("attention", "status") else "---:" for header in HEADERS]
-    lines = [f"**{title_line(records)}**", ""]
-    lines += [f"| {' | '.join(HEADERS)} |", f"| {' | '.join(marks)} |"]
-    for verdict in verdicts:
-        texts = row(verdict, titles[verdict.stage, verdict.name])
-        lines.append(cell_tables.markdown_row(texts))
-    reasons = [f"{v.status} #{v.stage}: {v.reason}" for v in verdicts if v.reason]
-    return "\n\n".join(["\n".join(lines), *reasons, LEGEND])
+    made = make_table(env, records)
+    return table.markdown([made], *(note.strip() for note in made.notes), LEGEND)
 
 
 def plot(env: Record, records: Sequence[Record], path: Path, look: Look = LIGHT) -> bool:

@@ -16,7 +16,7 @@ from harness.commands import app
 from harness.problems import cost
 from harness.problems.problem import Problem
 from harness.records.schema import check_record
-from harness.views import contest_plots, contests
+from harness.views import contest_groups, contest_plots, contests
 
 NAMES = {3: "torch_three_gemm", 6: "triton_flash2", 7: "triton_training", 100: "sdpa_flash",
          103: "flex_attention", 104: "sdpa_math"}  # fmt: skip
@@ -171,10 +171,10 @@ def test_the_newest_of_ours_stands_against_the_first_peer():
     """Of those that were timed; the yardstick is nobody's rival."""
     ours, flash, flex = (7, "triton_training"), (100, "sdpa_flash"), (103, "flex_attention")
     everyone = [make_bench(stage) for stage in (3, 6, 7, 100, 103)]
-    assert contests.rivals(everyone) == (ours, flash)
+    assert contest_groups.rivals(everyone) == (ours, flash)
     refused = [everyone[0], fell(100, "skipped", "no"), make_bench(103), fell(6, "wrong", "off")]
-    assert contests.rivals(refused) == (None, flex)
-    assert contests.rivals(everyone[:1]) == (None, None)
+    assert contest_groups.rivals(refused) == (None, flex)
+    assert contest_groups.rivals(everyone[:1]) == (None, None)
 
 
 def test_memory_and_skipped_tiles():

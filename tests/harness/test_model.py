@@ -299,7 +299,7 @@ def test_records_have_a_schema_of_their_own(tmp_path):
 
 def render(width, *records):
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    console.print(minilm.rich_tables(an_env(*records), records, width))
+    console.print(minilm.tables(an_env(*records), records))
     return console.export_text().splitlines()
 
 

@@ -759,7 +759,7 @@ def render(width, records):
     titles = {(r["stage"], r["name"]): r["name"] for r in records}
     infos = [{"stage": s, "name": n, "title": title} for (s, n), title in titles.items()]
     env = environment.make_env("cpu", [], infos, {})
-    console.print(training.rich_table(env, records, width))
+    console.print(training.in_terminal(env, records))
     return env, console.export_text().splitlines()
 
 

@@ -1,0 +1,170 @@
+"""A table of texts, made once; shown in a terminal, in Markdown, as CSV and as JSON."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+WIDTH = 100
+Cell = str | Text  # a text without or with a style
+
+# a number, then what it is of; a narrow cell must not break between the two
+UNIT = re.compile(r"(?<=\d) (?=(?:[num]?s|[kKMGT]?B(?:/s)?|[kKMGT]?FLOP(?:/s)?|%)(?![\w/]))")
+NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its header, its side, and what it does where the page is narrow.
+
+    One with `most` cuts longer texts there, and on a narrow page down to `least`; one that
+    `gives_way` is left out where that isn't enough; one that `wraps` has texts of several lines.
+    All others are as wide as their widest text, or `width`.
+    """
+
+    header: str
+    left: bool = False
+    least: int | None = None
+    most: int | None = None
+    width: int = 0
+    gives_way: bool = False
+    wraps: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of texts under `columns`, the title above them, the notes below."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    title: str = ""
+    notes: Sequence[str] = ()
+    gap: int = 1  # blanks between two columns
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        yield from self.laid_out(layout([self], options.max_width))
+
+    def laid_out(self, widths: Mapping[int, int]) -> Iterator[RenderableType]:
+        """What rich shows of the table, its columns as wide as `layout` has them."""
+        if self.title:
+            yield Text(self.title, style="bold")
+        shown = RichTable(
+            box=None, padding=(0, self.gap, 0, 0), pad_edge=False, header_style="underline"
+        )
+        for index, width in widths.items():
+            column = self.columns[index]
+            shown.add_column(
+                column.header,
+                justify="left" if column.left else "right",
+                no_wrap=not column.wraps,
+                width=None if column.wraps else width,
+                overflow="fold" if column.wraps else "ellipsis",
+            )
+        for row in self.rows:
+            # a text is no markup, whoever wrote it
+            shown.add_row(*(Text(x) if isinstance(x := row[i], str) else x for i in widths))
+        yield shown
+        yield from (Text(note, style="dim") for note in self.notes)
+
+    def markdown(self) -> str:
+        """The title and the rows in Markdown."""
+        marks = ["---" if column.left else "---:" for column in self.columns]
+        return "\n".join(
+            [
+                *([f"**{self.title}**", ""] if self.title else []),
+                markdown_row(column.header for column in self.columns),
+                f"| {' | '.join(marks)} |",
+                *map(markdown_row, self.rows),
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Tables below each other, one legend under them all.
+
+    Where they are `alike`, a column is as wide in each of them.
+    """
+
+    tables: Sequence[Table]
+    legend: str = ""
+    alike: bool = False
+
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        for table in self.tables:
+            same = self.tables if self.alike else [table]
+            yield from table.laid_out(layout(same, options.max_width))
+            yield Text("")
+        if self.legend:
+            yield Text(self.legend, style="dim")
+
+
+def layout(tables: Sequence[Table], page: int) -> dict[int, int]:
+    """The columns that fit on a page of so many characters: index -> width, in all `tables`.
+
+    No figure is ever cut: what can be shorter gives its ends, then what may give way goes.
+    """
+    if not tables:
+        return {}
+    columns, gap = tables[0].columns, tables[0].gap
+    rows = [row for table in tables for row in ([c.header for c in table.columns], *table.rows)]
+    widths = {i: max(len(row[i]) for row in rows) for i in range(len(columns))}
+    for i, column in enumerate(columns):
+        widths[i] = max(column.width, min(widths[i], column.most or widths[i]))
+    least = {i: min(widths[i], columns[i].least or widths[i]) for i in widths}
+
+    def excess() -> int:
+        return sum(width + gap for width in widths.values()) - gap - page
+
+    for i in [i for i, column in enumerate(columns) if column.gives_way]:
+        if excess() > sum(widths[j] - least[j] for j in widths if j != i):
+            del widths[i]
+    for i in widths:
+        widths[i] = max(least[i], widths[i] - max(0, excess()))
+    return widths
+
+
+def markdown_row(texts: Iterable[object]) -> str:
+    """A row of a Markdown table; no number in it is parted from its unit."""
+    cells = (UNIT.sub(NO_BREAK, str(text)).replace("|", r"\|") for text in texts)
+    return f"| {' | '.join(cells)} |"
+
+
+def markdown(tables: Sequence[Table], *below: str) -> str:
+    """The tables in Markdown, and paragraphs below them."""
+    return "\n\n".join([*(table.markdown() for table in tables), *below])
+
+
+def as_csv(records: Sequence[Mapping[str, Any]]) -> str:
+    """Lines of CSV, the names first; a value that holds several is JSON. '' of no records."""
+    out = io.StringIO()
+    if records:
+        writer = csv.DictWriter(out, fieldnames=list(records[0]), lineterminator="\n")
+        writer.writeheader()
+        for record in records:
+            writer.writerow(
+                {
+                    name: json.dumps(value) if isinstance(value, (list, dict)) else value
+                    for name, value in record.items()
+                }
+            )
+    return out.getvalue()
+
+
+def as_json(records: Sequence[Mapping[str, Any]]) -> str:
+    """The records as a list in JSON."""
+    return json.dumps(records, indent=1) + "\n"
+
+
+def page() -> Console:
+    """Standard output, at most 100 columns wide, and just so where it is no terminal."""
+    console = Console()
+    console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
+    return console
