@@ -27,7 +27,7 @@ from harness.minilm import weights as model_weights
 from harness.records import environment
 from harness.records.schema import FAILURES, Record
 from harness.runs.plan import default_memory
-from harness.views import cell_tables, minilm, table
+from harness.views import cell_tables, table, training
 
 
 def model_command(
@@ -94,6 +94,6 @@ def model_command(
     except model_weights.ModelError as error:
         raise UserError(str(error)) from None
     page = table.page()
-    page.print(minilm.tables(env, records))
+    page.print(training.model_tables(env, records))
     page.print(Text(f"records: {out}"), soft_wrap=True)
     return 1 if any(record["status"] in FAILURES for record in records) else 0

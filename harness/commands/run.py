@@ -44,7 +44,7 @@ from harness.records.schema import FAILURES, Record, key
 from harness.runs.plan import Cell, Limits, default_memory, plan_grid, plan_tour
 from harness.runs.runner import run
 from harness.runs.suites import CELL_SUITES
-from harness.views import cell_tables, lines, table, tour
+from harness.views import cell_tables, lines, table
 
 
 def make_problem(arguments: dict[str, Any], device: str) -> Problem:
@@ -341,7 +341,7 @@ def carry_out(
         except (ImportError, OSError) as error:
             console.print(Text(f"no plot: {error}"), soft_wrap=True)
         if records and env["arguments"].get("suite") is None:
-            for line in tour.closing(env, records):
+            for line in cell_tables.closing(env, records):
                 console.print(Text(line), soft_wrap=True)
     return 1 if any(record["status"] in FAILURES for record in records) else 0
 

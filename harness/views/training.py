@@ -1,6 +1,6 @@
-"""What `ladder train` shows, from records alone: a table of verdicts, and loss.png.
+"""What `ladder train` and `ladder model` show: tables, and loss.png, from records alone.
 
-The plot's first panel has each contestant's loss against the step, averaged over windows as
+The first panel of loss.png has each contestant's loss against the step, averaged over windows as
 harness/training/curves.py has it; the second how far each is from the mean of SDPA's backends from
 the same seed, beside their spread and twice it: what the first can't show, since right curves lie
 on top of each other.
@@ -37,6 +37,12 @@ COLUMNS = (
 )  # fmt: skip
 STYLES = cell_tables.STYLES | {curves.NOT_JUDGED: "yellow"}
 MARK_EVERY = 4  # windows, so that a curve stays a curve
+MODEL_LEGEND = f"Differences from SDPA's outputs; vs SDPA: in turns. {cell_tables.MORE}"
+MODEL_COLUMNS = (
+    Column("#"), Column("stage", left=True, least=15, most=22), Column("cosine"),
+    Column("max diff"), Column("rel diff", gives_way=True), Column("time"), Column("SDPA"),
+    Column("vs SDPA"), Column("status", left=True),
+)  # fmt: skip
 
 
 def row(verdict: Verdict, title: str) -> list[str]:
@@ -194,3 +200,45 @@ def styled(
         }
         found.append((record, style, label))
     return found
+
+
+def model_ratio(record: Record) -> float | None:
+    """How many times faster a pass is with the stage than with SDPA; None where none is fair."""
+    if not cell_tables.comparable(record) or record["sdpa_time_ms"] is None:
+        return None
+    return float(record["sdpa_time_ms"] / record["time_ms"])
+
+
+def model_row(record: Record, title: str) -> list[str]:
+    """The texts of one row, in the order of MODEL_COLUMNS."""
+    interpreted = record["mode"] == "interpreted" and record["time_ms"] is not None
+    return [
+        str(record["stage"]),
+        title,
+        "-" if record["cosine"] is None else f"{record['cosine']:.6f}",
+        cell_tables.show_error(record["max_hidden_diff"]),
+        cell_tables.show_error(record["rel_hidden_diff"]),
+        units.show_time(record["time_ms"]),
+        units.show_time(record["sdpa_time_ms"]),
+        "interpreted" if interpreted else cell_tables.show_ratio(model_ratio(record), paired=True),
+        record["status"],
+    ]
+
+
+def model_tables(env: Record, records: Sequence[Record]) -> Tables:
+    """One table per text, one row per stage, the reasons of what isn't ok below it."""
+    titles = cell_tables.titles(env)
+    made = []
+    for tokens in sorted({record["tokens"] for record in records}):
+        group = [record for record in records if record["tokens"] == tokens]
+        group.sort(key=lambda record: (record["stage"], record["name"]))
+        rows = []
+        for record in group:
+            texts = model_row(record, titles[record["stage"], record["name"]])
+            dim = "dim" if record["mode"] == "interpreted" else ""
+            styles = [dim] * (len(texts) - 1)
+            styles.append(cell_tables.STYLES.get(record["status"], "bold red"))
+            rows.append([Text(*styled) for styled in zip(texts, styles, strict=True)])
+        title = f"MiniLM, {tokens} tokens, {group[0]['dtype']}, {group[0]['device']}"
+        made.append(Table(MODEL_COLUMNS, rows, title, cell_tables.reasons(group)))
+    return Tables(made, MODEL_LEGEND)
