@@ -1,34 +1,35 @@
 """`ladder bench`: the arguments, the run, and its views. Exit codes as of the other commands."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.text import Text
 
-from harness.commands.bench_progress import Progress, why_too_long
-from harness.commands.options import (
-    MAX_D,
-    MAX_SEED,
-    SHORT_DTYPES,
-    UserError,
+from harness.commands import options
+from harness.commands.arguments import (
     check_key_lengths,
     check_out,
     check_peer,
     create,
     default_out,
     ended_by,
-    integers,
+    hide_gpus,
     key_heads,
-    key_lengths,
     known_device,
     leave,
-    one_of,
     open_results,
     refuse_others,
-    settle_device,
+)
+from harness.commands.bench_progress import Progress, why_too_long
+from harness.commands.options import (
+    MAX_D,
+    UserError,
+    integers,
+    key_lengths,
+    long_dtype,
+    one_of,
 )
 from harness.isolation.roster import StageInfo, read_stages
 from harness.problems.problem import DTYPES, PEERS_FROM, SEED, Problem
@@ -39,9 +40,7 @@ from harness.runs import plan, runner
 from harness.runs.suites import PROBLEM_SUITES, suite_problems
 from harness.views import contest_plots, contests, roofline, table
 
-CAUSAL = {"off": (False,), "on": (True,), "both": (False, True)}
 OURS_FAILED = ("wrong", "crashed")
-SYNTHETIC = ("normal", "peaky")
 
 # what isn't given: device -> the problems that a machine like it is done with in minutes
 USUAL: dict[str, dict[str, Any]] = {
@@ -52,6 +51,7 @@ USUAL: dict[str, dict[str, Any]] = {
     "cpu": {"dtype": "float32", "d": "16", "n": "64,128,256", "tokens": 256, "hidden": 32},
 }  # fmt: skip
 SHOWN = ("show", "out", "plots", "ceilings")  # what --show goes with
+NOT_KEPT = ("stage", *SHOWN)  # not among the arguments that are kept with the records
 # what describes problems, of which a suite has its own
 SHAPE = ("mode", "dtype", "causal", "d", "n", "tokens", "hidden", "b", "h", "hk", "seqlens")
 
@@ -60,79 +60,34 @@ Record = dict[str, Any]
 
 def bench_command(
     context: typer.Context,
-    mode: Annotated[
-        str | None, typer.Option(help="some of fwd, bwd, train, commas between; fwd by default")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help=f"{', '.join(DTYPES)}; float16 on a GPU, else float32")
-    ] = None,
-    causal: Annotated[str | None, typer.Option(help="on, off or both (by default)")] = None,
-    d: Annotated[str | None, typer.Option(help="head dimensions, such as 64,128")] = None,
-    n: Annotated[str | None, typer.Option(help="numbers of queries and keys")] = None,
-    tokens: Annotated[
-        int | None, typer.Option(help="B = tokens // N; 16384 on a GPU, else 256", min=1)
-    ] = None,
-    hidden: Annotated[
-        int | None, typer.Option(help="H = hidden // d; 2048 on a GPU, else 32", min=1)
-    ] = None,
-    b: Annotated[int | None, typer.Option(help="batch size, instead of --tokens", min=1)] = None,
-    h: Annotated[int | None, typer.Option(help="heads, instead of --hidden", min=1)] = None,
-    hk: Annotated[
-        int | None, typer.Option(help="heads of k and v, a divisor of q's; as many by default")
-    ] = None,
-    seqlens: Annotated[
-        str | None,
-        typer.Option(help="valid keys of each batch entry, such as 10,64; all N by default"),
-    ] = None,
-    stages: Annotated[
-        str | None,
-        typer.Option(
-            help="stages and peers by number or name, such as 3,6,sdpa_flash; by default 3, the "
-            "newest that fits, and all peers"
-        ),
-    ] = None,
-    impl: Annotated[str | None, typer.Option(hidden=True)] = None,  # its name of old
-    stage: Annotated[
-        list[Path] | None,
-        typer.Option(help="a stage's file, as one more; may be repeated", show_default=False),
-    ] = None,
-    warmup: Annotated[int, typer.Option(help="calls of each before the rounds", min=1)] = 5,
-    repeat: Annotated[int, typer.Option(help="rounds: samples of each", min=2)] = 30,
-    inputs: Annotated[str, typer.Option(help="normal or peaky")] = "normal",
-    seed: Annotated[int, typer.Option(help="the one seed of all inputs", min=0)] = SEED,
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; cuda by default where there is a GPU")
-    ] = None,
-    budget: Annotated[
-        float, typer.Option(help="seconds that one may take for its check, and for its rounds")
-    ] = 120.0,
-    suite: Annotated[
-        str | None, typer.Option(help=f"a source's problems: {', '.join(PROBLEM_SUITES)}")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="where the records go, a new file under runs/ by default; with --show, the CSV"
-        ),
-    ] = None,
-    plots: Annotated[
-        Path | None, typer.Option(help="also plot, into this folder", show_default=False)
-    ] = None,
-    ceilings: Annotated[
-        Path | None,
-        typer.Option(help="what `ladder ceilings` wrote here, for % of the matrix rate"),
-    ] = None,
-    show: Annotated[
-        Path | None, typer.Option(help="measure nothing: the views of this file of records")
-    ] = None,
+    mode: options.Modes = None,
+    dtype: options.BenchDtype = None,
+    causal: options.Masks = None,
+    d: options.Ds = None,
+    n: options.Ns = None,
+    tokens: options.Tokens = None,
+    hidden: options.Hidden = None,
+    b: options.BenchB = None,
+    h: options.BenchH = None,
+    hk: options.BenchHk = None,
+    seqlens: options.Seqlens = None,
+    stages: options.Contestants = None,
+    impl: options.Impl = None,
+    stage: options.ContestantFiles = None,
+    warmup: options.Warmup = 5,
+    repeat: options.Repeat = 30,
+    inputs: options.SyntheticInputs = "normal",
+    seed: options.Seed = SEED,
+    device: options.Device = None,
+    budget: options.BenchBudget = 120.0,
+    suite: options.ProblemSuite = None,
+    out: options.BenchOut = None,
+    plots: options.Plots = None,
+    ceilings: options.BenchCeilings = None,
+    show: options.BenchShow = None,
 ) -> int:
     """Time contestants in turns, in one process: speed-ups."""
-    given: Record = {
-        "mode": mode, "dtype": dtype, "causal": causal, "d": d, "n": n, "tokens": tokens,
-        "hidden": hidden, "b": b, "h": h, "hk": hk, "seqlens": seqlens, "stages": stages,
-        "impl": impl, "warmup": warmup, "repeat": repeat, "inputs": inputs, "seed": seed,
-        "device": device, "budget": budget, "suite": suite,
-    }  # fmt: skip
+    given = {name: context.params[name] for name in context.params if name not in NOT_KEPT}
     view = View(plots, ceilings)
     if show is None:
         return measure(given, stage or [], out, view)
@@ -206,17 +161,14 @@ def csv_path(path: Path) -> Path:
 
 def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) -> int:
     """Plan the run, carry it out, and show it. Returns the exit code."""
-    if not 0 < given["budget"] < math.inf:
-        raise UserError(f"--budget: got {given['budget']:g}, expected seconds above 0")
-    if given["seed"] > MAX_SEED:
-        raise UserError(f"--seed: got {given['seed']}, expected at most {MAX_SEED}")
     option = "--stages" if given["impl"] is None else "--impl"
     if given["impl"] is not None and given["stages"] is not None:
         raise UserError("--impl: it is the old name of --stages; leave it away")
     wanted = given["stages"] if given["impl"] is None else given["impl"]
     check_out(out)
     check_out(csv_path(out) if out is not None else None)
-    device = settle_device(given["device"])
+    device = given["device"]
+    hide_gpus(device)
     check_problems(given, device)
     stages = read_stages(own)
     device = known_device(device, stages)
@@ -279,12 +231,10 @@ def make_limits(given: Record, device: str) -> plan.Limits:
 
 def make_problems(given: Record, device: str) -> list[Problem]:
     """The problems that the arguments describe on `device`."""
-    inputs = one_of(given["inputs"], "--inputs", SYNTHETIC)
     usual = USUAL[device]
-    dtype: str = given["dtype"] or usual["dtype"]
-    dtype = one_of(SHORT_DTYPES.get(dtype, dtype), "--dtype", DTYPES)
+    dtype = one_of(long_dtype(given["dtype"] or usual["dtype"]), "--dtype", DTYPES)
     base = Problem(
-        inputs=inputs, seed=given["seed"], b=1, h=1, hk=1, nq=1, nk=1, d=1, dtype=dtype,
+        inputs=given["inputs"], seed=given["seed"], b=1, h=1, hk=1, nq=1, nk=1, d=1, dtype=dtype,
         precision="ieee" if dtype == "float32" else dtype, causal=False,
         seqlens_k=key_lengths(given["seqlens"]), device=device,
     )  # fmt: skip
@@ -294,7 +244,7 @@ def make_problems(given: Record, device: str) -> list[Problem]:
             raise UserError(f"--{own[0]}: a suite's problems are its own; leave it away")
         return suite_problems(given["suite"], base)
     directions = words(given["mode"] or "fwd", "--mode", DIRECTIONS)
-    causal = CAUSAL[one_of(given["causal"] or "both", "--causal", tuple(CAUSAL))]
+    causal = options.CAUSAL[one_of(given["causal"] or "both", "--causal", tuple(options.CAUSAL))]
     ds = integers(given["d"] or usual["d"], "--d", 1, MAX_D)
     ns = integers(given["n"] or usual["n"], "--n", 1)
     sizes = plan.Sizes(
@@ -339,14 +289,14 @@ def choose(
 ) -> list[StageInfo]:
     """The stages and peers that `stages` names by number or name; and those of --stage.
 
-    Raises UserError, which names `option`, where one is not there, and says why of a peer.
+    Raises UserError, which names `option`, where one isn't known, and says why of a peer.
     """
     parts = [part.strip() for part in stages.split(",")]
     for part in parts:
         if not any(part in (str(stage.number), stage.name) for stage in infos):
             check_peer(part, option)
-            there = ", ".join(f"{stage.number} ({stage.name})" for stage in infos)
-            raise UserError(f"{option}: got {part!r}, expected some of {there}")
+            known = ", ".join(f"{stage.number} ({stage.name})" for stage in infos)
+            raise UserError(f"{option}: got {part!r}, expected some of {known}")
     return [
         stage
         for stage in infos

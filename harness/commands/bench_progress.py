@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.commands.printed import show_printed
+from harness.commands.arguments import show_printed
 from harness.problems import cost
 from harness.problems.problem import Problem
 from harness.records import units

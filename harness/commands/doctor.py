@@ -1,21 +1,62 @@
-"""What runs on this machine and what doesn't, and why."""
+"""`ladder list` and `ladder doctor`: the stages, and what runs on this machine and why not."""
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from harness.isolation.roster import StageInfo
-from harness.problems.problem import DEVICES, YARDSTICK
+from harness.isolation.declared import read_declared
+from harness.isolation.roster import (
+    BadStage,
+    StageInfo,
+    built_in_files,
+    describe_files,
+    peer_files,
+    read_stages,
+)
+from harness.problems.problem import DEVICES, PEERS_FROM, YARDSTICK
 from harness.records import checkout, environment
+from harness.views import table
 from harness.views.table import Cell, Column, Table
 
 TILE = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
 LAUNCH = "M x N, warps, stages"
 SIZES = {"heads": "heads", "nq": "Nq", "n": "N up to"}  # of a tuned call, each the most of its kind
 PACKAGES = ("torch", "triton", "numpy", "matplotlib", "rich", "typer", "psutil")
+
+
+def list_command() -> int:
+    """List the stages: number, name and idea."""
+    rows = []
+    for path in [*built_in_files(), *peer_files()]:
+        try:
+            stage = read_declared(path)
+        except (SyntaxError, ValueError):  # somebody's own, not in literals: by its import then
+            stage = vars(describe_files([path])[0])
+        texts = (stage["title"], stage["idea"], stage.get("still_hurts", ""))
+        rows.append([str(stage["number"]), *texts])
+    headers = ("stage", "the one idea", "still hurts")
+    columns = [Column("#"), *(Column(header, left=True, wraps=True) for header in headers)]
+    page = table.page()
+    page.print(Table(columns, rows, gap=2))
+    said = f"From {PEERS_FROM} on: peers, others' kernels to compare with. "
+    page.print(Text(f"{said}`ladder doctor` says what runs here.", style="dim"))
+    return 0
+
+
+def doctor_command() -> int:
+    """Say what runs on this machine and what doesn't, and why."""
+    try:
+        stages = read_stages()
+    except BadStage as error:
+        show([], table.page())
+        print(f"no stage runs here: {error}", file=sys.stderr)
+        return 1
+    show(stages, table.page())
+    return 0 if healthy(stages) else 1
 
 
 def findings(stages: Sequence[StageInfo]) -> list[tuple[StageInfo, str, str | None]]:

@@ -2,26 +2,17 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
+from harness.commands import options
 from harness.commands.options import UserError
 from harness.records import checkout
 from harness.records.schema import BadRecord
 
 
 def figures_command(
-    out: Annotated[
-        Path | None, typer.Option(help="the folder for them; docs/figures by default")
-    ] = None,
-    ceilings: Annotated[
-        Path | None,
-        typer.Option(help="what `ladder ceilings` wrote; the H200's committed record by default"),
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="draw nothing; exit code 1 where a picture is stale")
-    ] = False,
+    out: options.Figures = None,
+    ceilings: options.FigureCeilings = None,
+    check: options.CheckFigures = False,
 ) -> int:
     """Draw the pictures that explain, for README and docs."""
     from harness.lessons import figures  # with NumPy: loaded by who asks for this command alone

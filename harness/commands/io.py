@@ -2,24 +2,19 @@
 
 import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.text import Text
 
-from harness.commands.options import (
-    MAX_D,
-    UserError,
+from harness.commands import options
+from harness.commands.arguments import (
     check_out,
     create,
     default_out,
-    integers,
     why_no_cuda,
 )
+from harness.commands.options import UserError, integers
 from harness.commands.run import DEFAULTS, choose, make_problem
 from harness.isolation.roster import read_stages
-from harness.problems.problem import DTYPES
 from harness.records import environment
 from harness.records.schema import Record
 from harness.runs import traffic
@@ -27,22 +22,19 @@ from harness.views import cell_tables, machine, table
 
 
 def io_command(
-    stages: Annotated[str, typer.Option(help="stages by number")] = "3,4,5",
-    n: Annotated[str, typer.Option(help="numbers of keys and queries")] = "1024,4096",
-    d: Annotated[int, typer.Option(help="head dimension", min=1, max=MAX_D)] = 64,
-    b: Annotated[int, typer.Option(help="batch size", min=1)] = 8,
-    h: Annotated[int, typer.Option(help="number of heads: GPT-2's by default", min=1)] = 12,
-    dtype: Annotated[str, typer.Option(help=", ".join(DTYPES))] = "float16",
-    out: Annotated[
-        Path | None, typer.Option(help="where the records go; a new file under runs/ by default")
-    ] = None,
+    stages: options.IoStages = "3,4,5",
+    n: options.IoN = "1024,4096",
+    d: options.IoD = 64,
+    b: options.IoB = 8,
+    h: options.IoH = 12,
+    dtype: options.Dtype = "float16",
+    out: options.Out = None,
 ) -> int:
     """Count the bytes that stages move (needs a GPU and ncu)."""
     check_out(out)
     sizes = integers(n, "--n", 1)
     shape = {**DEFAULTS, "d": d, "b": b, "h": h, "dtype": dtype}
     base = make_problem(shape, "cuda")
-    integers(stages, "--stages", 0)
     infos = read_stages()
     if reason := why_no_cuda(infos):
         raise UserError(f"io: a GPU is needed, but {reason}")

@@ -1,62 +1,47 @@
 """`ladder model`: its arguments, what it says on the way, and its tables."""
 
 import sys
-from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.text import Text
 
-from harness.commands.options import (
-    SHORT_DTYPES,
-    UserError,
+from harness.commands import options
+from harness.commands.arguments import (
     check_numbers,
     check_out,
     create,
     default_out,
+    hide_gpus,
     known_device,
     numbers_and_files,
-    one_of,
-    settle_device,
+    show_printed,
 )
-from harness.commands.printed import show_printed
+from harness.commands.options import UserError, long_dtype
 from harness.isolation.roster import read_stages
 from harness.minilm import run as model_run
 from harness.minilm import weights as model_weights
 from harness.records import environment
 from harness.records.schema import FAILURES, Record
+from harness.records.units import show_time
 from harness.runs.plan import default_memory
-from harness.views import cell_tables, table, training
+from harness.views import table, training
 
 
 def model_command(
-    stage: Annotated[
-        list[str],
-        typer.Option(help="the stage to put in: its number, or its file", metavar="N"),
-    ],
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; cuda by default where there is a GPU")
-    ] = None,
-    dtype: Annotated[str, typer.Option(help=", ".join(model_run.DTYPES))] = "float32",
-    text: Annotated[
-        Path | None, typer.Option(help="a text, its first 512 tokens, instead of ours")
-    ] = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option(help="the model from a file that tools/pack_model_weights.py made"),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="where the records go; a new file under runs/ by default")
-    ] = None,
+    stage: options.StageOrFile,
+    device: options.Device = None,
+    dtype: options.ModelDtype = "float32",
+    text: options.TextFile = None,
+    weights: options.Weights = None,
+    out: options.Out = None,
 ) -> int:
     """Put a stage into a real model, MiniLM, as its attention."""
-    dtype = one_of(SHORT_DTYPES.get(dtype, dtype), "--dtype", model_run.DTYPES)
+    dtype = long_dtype(dtype)
     numbers, own = numbers_and_files(stage)
     check_out(out)
     if text is not None and weights is not None:
         raise UserError("--text: got --weights too, whose file has our texts and no tokenizer")
-    device = settle_device(device)
+    hide_gpus(device)
     try:
         version = model_weights.check_transformers()
         found = (
@@ -85,7 +70,7 @@ def model_command(
 
         def tell(record: Record, printed: str) -> None:
             what = f"{record['stage']} {record['name']}, {record['tokens']} tokens"
-            time = cell_tables.show_time(record["time_ms"])
+            time = show_time(record["time_ms"])
             print(f"{what}: {record['status']} {time}", file=sys.stderr, flush=True)
             show_printed(console, record["name"], printed)
 

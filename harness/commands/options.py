@@ -1,39 +1,35 @@
-"""What the commands share: reading arguments, and one clear line for whatever is wrong in them."""
+"""The options of the commands, each declared once: its type, its help, and what it may be."""
 
-import os
+import math
 import re
-import sys
-from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from harness.isolation.roster import StageInfo, why_absent
-from harness.problems.problem import DEVICES, YARDSTICK, Problem
-from harness.records.jsonl import WriteFailed, Writer, read
-from harness.records.schema import Record
+from harness.minilm.run import DTYPES as MODEL_DTYPES
+from harness.problems.directions import OUTPUTS
+from harness.problems.problem import DEVICES, DTYPES, INPUTS, PRECISIONS
+from harness.runs.suites import CELL_SUITES, PROBLEM_SUITES
+from harness.training.plan import DTYPES as TRAIN_DTYPES
+from harness.training.plan import SHAPES
+from harness.views.cell_tables import FORMATS
 
 MAX_D = 256
 MAX_SEED = 2**63 - 1  # the largest that torch's generator takes for sure
-RUNS = Path("runs")
-INTERRUPTED = 130  # the exit code after a Ctrl-C
-
+MAX_STEPS, MAX_SEEDS = 100_000, 100
+MAX_TRACE_N = 1024
+CAUSAL = {"off": (False,), "on": (True,), "both": (False, True)}
+SYNTHETIC = ("normal", "peaky")
 SHORT_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
-
-Ended = KeyboardInterrupt | WriteFailed | None  # what ended a run early, if anything
+Check = Callable[[typer.CallbackParam, Any], Any]
 
 
 class UserError(Exception):
     """Bad arguments: one clear line for the person who typed them, and exit code 2."""
-
-
-def complain(message: str) -> int:
-    """Say what was wrong in one line on stderr; returns the exit code for it."""
-    print(f"ladder: {' '.join(message.split())}", file=sys.stderr)
-    return 2
 
 
 def integers(text: str, option: str, least: int, most: int | None = None) -> list[int]:
@@ -60,15 +56,6 @@ def whole(value: int, option: str, least: int, most: int | None = None) -> int:
     return value
 
 
-def key_heads(hk: int | None, h: int) -> int:
-    """How many heads k and v have: `h`, or --hk, which must divide it."""
-    if hk is None:
-        return h
-    if hk < 1 or h % hk:
-        raise UserError(f"--hk: got {hk}, expected a number that divides the {h} heads of q")
-    return hk
-
-
 def key_lengths(text: str | None) -> tuple[int, ...] | None:
     """--seqlens: '10,64' -> (10, 64), the valid keys of each batch entry; None where not given."""
     if text is None:
@@ -80,23 +67,6 @@ def key_lengths(text: str | None) -> tuple[int, ...] | None:
             "commas between them"
         )
     return tuple(int(part) for part in parts)
-
-
-def check_key_lengths(problem: Problem) -> None:
-    """Raise UserError unless --seqlens has a length for each batch entry, and as many keys."""
-    lengths = problem.seqlens_k
-    if lengths is None:
-        return
-    if len(lengths) != problem.b:
-        shown = ",".join(map(str, lengths))
-        raise UserError(
-            f"--seqlens: got {shown}, expected a length for each batch entry, and the batch size "
-            f"is {problem.b}: give --b {len(lengths)}, or as many lengths"
-        )
-    if max(lengths) > problem.nk:
-        raise UserError(
-            f"--seqlens: got {max(lengths)}, expected at most N = {problem.nk}, the number of keys"
-        )
 
 
 def one_of(value: str, option: str, allowed: Sequence[str]) -> str:
@@ -114,102 +84,221 @@ def size(text: str) -> int:
     return int(float(match[1]) * UNITS[match[2]])
 
 
-def settle_device(device: str | None) -> str | None:
-    """Check --device; with 'cpu' hide the GPUs from all that follows, so that kernels interpret."""
-    if device is not None:
-        one_of(device, "--device", DEVICES)
-    if device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    return device
+def long_dtype(dtype: str) -> str:
+    """'fp16' -> 'float16'; a name that is long already as it is."""
+    return SHORT_DTYPES.get(dtype, dtype)
 
 
-def why_no_cuda(stages: Sequence[StageInfo]) -> str | None:
-    """Why the yardstick can't run on a GPU, or None where it can."""
-    yardstick = next(stage for stage in stages if stage.number == YARDSTICK)
-    return yardstick.unavailable["cuda"]
+def checked(check: Callable[[Any, str], object]) -> Check:
+    """Call `check` with an option's value, where it has one, and its name; the value stays."""
+
+    def callback(param: typer.CallbackParam, value: Any) -> Any:
+        if value is not None:
+            check(value, param.opts[0])
+        return value
+
+    return callback
 
 
-def known_device(device: str | None, stages: Sequence[StageInfo]) -> str:
-    """`device`; where none was asked for, 'cuda' if the yardstick runs there, else 'cpu'.
-
-    Raises UserError where 'cuda' was asked for and the yardstick can't run there.
-    """
-    reason = why_no_cuda(stages)
-    if device == "cuda" and reason:
-        raise UserError(f"--device: got cuda, but {reason}")
-    return device or ("cpu" if reason else "cuda")
+def choice(allowed: Sequence[str]) -> Check:
+    """Check that a text is one of the allowed."""
+    return checked(lambda value, option: one_of(value, option, allowed))
 
 
-def refuse_others(context: typer.Context, taken: Sequence[str], why: str) -> None:
-    """Raise UserError, which says `why`, where an option was given that is none of `taken`."""
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE" and name not in taken:
-            raise UserError(f"--{name}: {why}; leave it away")
+def dtypes(allowed: Sequence[str]) -> Check:
+    """Check that a dtype, which may be a short name, is one of the allowed."""
+    return checked(lambda value, option: one_of(long_dtype(value), option, allowed))
 
 
-def numbers_and_files(stage: Sequence[str]) -> tuple[list[int], list[Path]]:
-    """The values of a --stage that takes both: stages' numbers, and stages' files."""
-    by_number = [value for value in stage if re.fullmatch(r"[\d,\s]*", value)]
-    numbers = integers(",".join(by_number), "--stage", 0) if by_number else []
-    return numbers, [Path(value) for value in stage if value not in by_number]
+def within(least: int, most: int | None = None) -> Check:
+    """Check that a number is in least..most."""
+    return checked(lambda value, option: whole(value, option, least, most))
 
 
-def check_numbers(
-    numbers: Sequence[int], known: Iterable[int], option: str, expected: str = "some of"
-) -> None:
-    """Raise UserError where one of `numbers` is no stage's among `known`."""
-    there = sorted(set(known))
-    if missing := [number for number in numbers if number not in there]:
-        check_peer(str(missing[0]), option)
-        names = ", ".join(str(number) for number in there)
-        raise UserError(f"{option}: got {missing[0]}, expected {expected} {names}")
+def listed(least: int, most: int | None = None) -> Check:
+    """Check that a text is whole numbers in least..most, with commas between them."""
+    return checked(lambda value, option: integers(value, option, least, most))
 
 
-def check_peer(asked: str, option: str) -> None:
-    """Raise UserError where `asked` is the number or name of a peer that can't run here."""
-    if reason := why_absent(asked):
-        raise UserError(f"{option}: {asked} needs a GPU that it can use; {reason}")
+def seconds(value: float, option: str) -> None:
+    """Raise UserError unless the number is of seconds above 0."""
+    if not 0 < value < math.inf:
+        raise UserError(f"{option}: got {value:g}, expected a number of seconds above 0")
 
 
-def open_results(file: Path, kind: str = "cell") -> tuple[Record, list[Record]]:
-    """The env and the records of `kind` of a results file; UserError where it can't be read."""
-    try:
-        return read(file, kind)
-    except OSError as error:
-        raise UserError(f"{file}: {error.strerror}") from None
+def option(help: str, check: Check | None = None, *names: str, **more: Any) -> Any:
+    """An option with its help text; `check` sees its value before the command does."""
+    return typer.Option(*names, help=help, callback=check, **more)
 
 
-def check_out(out: Path | None) -> None:
-    """Raise UserError where the file that --out names is there already."""
-    if out is not None and out.exists():
-        raise UserError(f"--out: {out} is there already: name another")
+# the options of several commands
+Device = Annotated[
+    str | None, option("cpu or cuda; cuda by default where there is a GPU", choice(DEVICES))
+]
+Out = Annotated[Path | None, option("where the records go; a new file under runs/ by default")]
+StageOrFile = Annotated[
+    list[str], option("the stage to put in: its number, or its file", metavar="N")
+]
+Seqlens = Annotated[
+    str | None,
+    option(
+        "valid keys of each batch entry, such as 10,64; all N by default",
+        checked(lambda value, _: key_lengths(value)),
+    ),
+]
+Seed = Annotated[int, option("the one seed of all inputs", within(0, MAX_SEED), min=0)]
+ResultsFile = Annotated[Path, typer.Argument(help="a results file, JSONL")]
 
+# run
+Stages = Annotated[
+    str | None, option("stages by number, such as 0,1,5; all of ours by default", listed(0))
+]
+N = Annotated[str | None, option("numbers of keys, such as 8,16,32", listed(1))]
+Nq = Annotated[int | None, option("number of queries; N by default", within(1))]
+D = Annotated[
+    int | None,
+    option("head dimension, 1 to 256; 64 by default, 32 for real inputs", within(1, MAX_D)),
+]
+B = Annotated[int, option("batch size", within(1))]
+H = Annotated[int, option("number of heads", within(1))]
+Hk = Annotated[int | None, option("heads of k and v, a divisor of --h; as many by default")]
+Dtype = Annotated[str, option(", ".join(DTYPES), dtypes(DTYPES))]
+Precision = Annotated[
+    str, option("how float32 is multiplied on a GPU: ieee or tf32", choice(PRECISIONS))
+]
+Causal = Annotated[bool, option("query i sees keys up to i + Nk - Nq", None, "--causal")]
+Inputs = Annotated[str, option("normal, peaky or real", choice(INPUTS))]
+Direction = Annotated[
+    str,
+    option("fwd; bwd: dq, dk, dv alone; train: both, of stages with gradients",
+           choice(tuple(OUTPUTS))),
+]  # fmt: skip
+Budget = Annotated[
+    float, option("seconds that a cell may take from its first call on", checked(seconds))
+]
+Memory = Annotated[
+    str | None,
+    option(
+        "memory of a cell, such as 2G; by default 4 GiB or half the machine's",
+        checked(lambda value, _: size(value)),
+    ),
+]
+Paired = Annotated[
+    bool, option("also time the stages in turns, in one process, for ratios", None, "--paired")
+]
+CellSuite = Annotated[
+    str | None,
+    option(
+        f"the problems of a source's table: {', '.join(CELL_SUITES)}", choice(tuple(CELL_SUITES))
+    ),
+]
+StageFiles = Annotated[
+    list[Path] | None,
+    option("a stage's file, as one more row; may be repeated", show_default=False),
+]
+Resume = Annotated[Path | None, option("finish the run that this file holds, as it was begun")]
 
-def default_out(command: str) -> Path:
-    """A new file under runs/, named by the command and the time."""
-    return RUNS / f"{command}-{datetime.now():%Y%m%d-%H%M%S}.jsonl"
+# bench, whose --show says of all others that it has no use for them, before what is wrong in them
+Modes = Annotated[str | None, option("some of fwd, bwd, train, commas between; fwd by default")]
+BenchDtype = Annotated[str | None, option(f"{', '.join(DTYPES)}; float16 on a GPU, else float32")]
+Masks = Annotated[str | None, option("on, off or both (by default)")]
+Ds = Annotated[str | None, option("head dimensions, such as 64,128")]
+Ns = Annotated[str | None, option("numbers of queries and keys")]
+Tokens = Annotated[int | None, option("B = tokens // N; 16384 on a GPU, else 256", min=1)]
+Hidden = Annotated[int | None, option("H = hidden // d; 2048 on a GPU, else 32", min=1)]
+BenchB = Annotated[int | None, option("batch size, instead of --tokens", min=1)]
+BenchH = Annotated[int | None, option("heads, instead of --hidden", min=1)]
+BenchHk = Annotated[int | None, option("heads of k and v, a divisor of q's; as many by default")]
+Contestants = Annotated[
+    str | None,
+    option(
+        "stages and peers by number or name, such as 3,6,sdpa_flash; by default 3, the newest that "
+        "fits, and all peers"
+    ),
+]
+Impl = Annotated[str | None, typer.Option(hidden=True)]  # the name of old of --stages
+ContestantFiles = Annotated[
+    list[Path] | None, option("a stage's file, as one more; may be repeated", show_default=False)
+]
+Warmup = Annotated[int, option("calls of each before the rounds", min=1)]
+Repeat = Annotated[int, option("rounds: samples of each", min=2)]
+SyntheticInputs = Annotated[str, option("normal or peaky", choice(SYNTHETIC))]
+BenchBudget = Annotated[
+    float, option("seconds that one may take for its check, and for its rounds", checked(seconds))
+]
+ProblemSuite = Annotated[str | None, option(f"a source's problems: {', '.join(PROBLEM_SUITES)}")]
+BenchOut = Annotated[
+    Path | None,
+    option("where the records go, a new file under runs/ by default; with --show, the CSV"),
+]
+Plots = Annotated[Path | None, option("also plot, into this folder", show_default=False)]
+BenchCeilings = Annotated[
+    Path | None, option("what `ladder ceilings` wrote here, for % of the matrix rate")
+]
+BenchShow = Annotated[Path | None, option("measure nothing: the views of this file of records")]
 
+# train and model
+TrainStage = Annotated[
+    list[str] | None, option("the stage to train with: its number, or its file", metavar="N")
+]
+Size = Annotated[
+    str | None,
+    option(f"{' or '.join(SHAPES)}; small by default on a GPU", choice(tuple(SHAPES))),
+]
+TrainDtype = Annotated[
+    str | None,
+    option("of q, k, v; bfloat16 by default on a GPU, float32 on a CPU", dtypes(TRAIN_DTYPES)),
+]
+Steps = Annotated[
+    int | None,
+    option("500 by default on a GPU, 300 on a CPU, 3 where one is interpreted",
+           within(1, MAX_STEPS)),
+]  # fmt: skip
+Seeds = Annotated[
+    int | None, option("how many seeds; 3 by default on a GPU, 1 on a CPU", within(1, MAX_SEEDS))
+]
+FirstSeed = Annotated[
+    int, option("the first seed; the others follow it", within(0, MAX_SEED - MAX_SEEDS))
+]
+TrainShow = Annotated[Path | None, option("train nothing: table and plot of this file again")]
+ModelDtype = Annotated[str, option(", ".join(MODEL_DTYPES), dtypes(MODEL_DTYPES))]
+TextFile = Annotated[Path | None, option("a text, its first 512 tokens, instead of ours")]
+Weights = Annotated[
+    Path | None, option("the model from a file that tools/pack_model_weights.py made")
+]
 
-def create(out: Path, env: Record) -> Writer:
-    """A new results file with its env line; UserError where it can't be written."""
-    try:
-        return Writer.create(out, env)
-    except OSError as error:
-        raise UserError(f"--out: {out} can't be written: {error.strerror or error}") from None
+# io
+IoStages = Annotated[str, option("stages by number", listed(0))]
+IoN = Annotated[str, option("numbers of keys and queries", listed(1))]
+IoD = Annotated[int, option("head dimension", min=1, max=MAX_D)]
+IoB = Annotated[int, option("batch size", min=1)]
+IoH = Annotated[int, option("number of heads: GPT-2's by default", min=1)]
 
+# trace
+TraceN = Annotated[int, option("number of keys, and of queries", within(1, MAX_TRACE_N))]
+Tile = Annotated[int, option("keys a tile", within(1, MAX_TRACE_N))]
+TraceRow = Annotated[int, option("the query row, 0 to n - 1")]
+TraceD = Annotated[int, option("head dimension", within(1, MAX_D))]
+TraceSeed = Annotated[int, option("the one seed of q, k and v", within(0, MAX_SEED))]
+TraceCausal = Annotated[bool, option("row i sees keys 0 to i only", None, "--causal")]
+TraceFormat = Annotated[str, option("text or json", choice(("text", "json")), "--format")]
 
-def ended_by(work: Callable[[], object]) -> Ended:
-    """Carry `work` out; what ended it early, so that what is done can be shown before `leave`."""
-    try:
-        work()
-    except (KeyboardInterrupt, WriteFailed) as ended:
-        return ended
-    return None
-
-
-def leave(ended: KeyboardInterrupt | WriteFailed) -> int:
-    """The exit code after a Ctrl-C; a record that couldn't be written is raised again."""
-    if isinstance(ended, WriteFailed):
-        raise ended
-    return INTERRUPTED
+# what shows records again
+TableFormat = Annotated[str, option("rich, markdown, csv or json", choice(FORMATS), "--format")]
+PlotFolder = Annotated[Path, option("the folder for time.png, memory.png, error.png")]
+Ceilings = Annotated[
+    Path, option("what `ladder ceilings` wrote on the same machine", None, "--ceilings")
+]
+RooflineFolder = Annotated[Path, option("the folder for roofline.png, or roofline-dark.png")]
+Dark = Annotated[bool, option("for a dark page: light ink on near-black", None, "--dark")]
+Whole = Annotated[bool, option("the whole files, not the kernels alone", None, "--whole")]
+CheckPages = Annotated[
+    bool, option("write nothing; exit code 1 where README is stale", None, "--check")
+]
+Figures = Annotated[Path | None, option("the folder for them; docs/figures by default")]
+FigureCeilings = Annotated[
+    Path | None, option("what `ladder ceilings` wrote; the H200's committed record by default")
+]
+CheckFigures = Annotated[
+    bool, option("draw nothing; exit code 1 where a picture is stale", None, "--check")
+]

@@ -1,42 +1,41 @@
 """`ladder run`: the arguments, the plan, the run or its resumption, and the tables."""
 
-import math
+import inspect
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from harness.commands.options import (
-    MAX_D,
-    MAX_SEED,
+from harness.commands import options
+from harness.commands.arguments import (
     RUNS,
-    SHORT_DTYPES,
-    UserError,
     check_key_lengths,
     check_numbers,
     create,
     ended_by,
-    integers,
+    hide_gpus,
     key_heads,
-    key_lengths,
     known_device,
     leave,
-    one_of,
-    settle_device,
+    show_printed,
+)
+from harness.commands.options import (
+    UserError,
+    integers,
+    key_lengths,
+    long_dtype,
     size,
     whole,
 )
-from harness.commands.printed import show_printed
 from harness.isolation.roster import StageInfo, read_stages
-from harness.problems.directions import OUTPUTS
-from harness.problems.problem import DTYPES, INPUTS, PEERS_FROM, PRECISIONS, REAL_D, SEED, Problem
+from harness.problems.problem import PEERS_FROM, REAL_D, SEED, Problem
 from harness.problems.real_inputs import HEADS, LAYERS, MAX_N
 from harness.records import environment
 from harness.records.jsonl import Writer, read
@@ -49,18 +48,14 @@ from harness.views import cell_tables, lines, table
 
 def make_problem(arguments: dict[str, Any], device: str) -> Problem:
     """The problem that the arguments of `ladder run` describe, its N still 1."""
-    inputs = one_of(arguments["inputs"], "--inputs", INPUTS)
-    dtype = SHORT_DTYPES.get(arguments["dtype"], arguments["dtype"])
-    one_of(dtype, "--dtype", DTYPES)
-    precision = one_of(arguments["precision"], "--precision", PRECISIONS)
+    inputs, precision = arguments["inputs"], arguments["precision"]
+    dtype = long_dtype(arguments["dtype"])
     if dtype != "float32":
         if precision == "tf32":
             raise UserError(f"--precision: got tf32 with {dtype}, expected it with float32")
         precision = dtype
     d = arguments["d"] if arguments["d"] is not None else REAL_D if inputs == "real" else 64
     b, h = arguments["b"], arguments["h"]
-    for option, value, most in (("--d", d, MAX_D), ("--b", b, None), ("--h", h, None)):
-        whole(value, option, 1, most)
     hk = key_heads(arguments["hk"], h)
     if inputs == "real":
         if d != REAL_D:
@@ -74,7 +69,7 @@ def make_problem(arguments: dict[str, Any], device: str) -> Problem:
         inputs=inputs, seed=arguments["seed"], b=b, h=h, hk=hk, nq=1, nk=1, d=d,
         dtype=dtype, precision=precision, causal=arguments["causal"],
         seqlens_k=key_lengths(arguments["seqlens"]), device=device,
-        direction=one_of(arguments["direction"], "--direction", tuple(OUTPUTS)),
+        direction=arguments["direction"],
     )  # fmt: skip
 
 
@@ -83,7 +78,6 @@ def make_cells(arguments: dict[str, Any], stages: Sequence[StageInfo], device: s
     base = make_problem(arguments, device)
     described = [name for name in SHAPE if arguments[name] != DEFAULTS[name]]
     if arguments["suite"] is not None:
-        one_of(arguments["suite"], "--suite", tuple(CELL_SUITES))
         described += ["direction"] if base.direction != "fwd" else []
         if described:
             raise UserError(f"--{described[0]}: a suite's problems are its own; leave it away")
@@ -94,8 +88,8 @@ def make_cells(arguments: dict[str, Any], stages: Sequence[StageInfo], device: s
     if base.inputs == "real" and max(sizes) > MAX_N:
         raise UserError(f"--n: got {max(sizes)}, real inputs have at most {MAX_N} tokens")
     nq = arguments["nq"]
-    if nq is not None:
-        whole(nq, "--nq", 1, MAX_N if base.inputs == "real" else None)
+    if nq is not None and base.inputs == "real":
+        whole(nq, "--nq", 1, MAX_N)
     problems = [replace(base, nq=n if nq is None else nq, nk=n) for n in sizes]
     for problem in problems:
         check_key_lengths(problem)
@@ -103,85 +97,35 @@ def make_cells(arguments: dict[str, Any], stages: Sequence[StageInfo], device: s
 
 
 SHAPE = ("n", "nq", "d", "b", "h", "hk", "dtype", "precision", "causal", "seqlens", "inputs")
-DEFAULTS: dict[str, Any] = {
-    "stages": None, "n": None, "nq": None, "d": None, "b": 1, "h": 1, "hk": None,
-    "dtype": "float32", "precision": "ieee", "causal": False, "seqlens": None,
-    "inputs": "normal", "device": None, "seed": SEED, "budget": 60.0, "memory": None,
-    "paired": False, "suite": None, "direction": "fwd",
-}  # fmt: skip
 
 
 def run_command(
-    stages: Annotated[
-        str | None, typer.Option(help="stages by number, such as 0,1,5; all of ours by default")
-    ] = DEFAULTS["stages"],
-    n: Annotated[str | None, typer.Option(help="numbers of keys, such as 8,16,32")] = DEFAULTS["n"],
-    nq: Annotated[int | None, typer.Option(help="number of queries; N by default")] = DEFAULTS[
-        "nq"
-    ],
-    d: Annotated[
-        int | None, typer.Option(help="head dimension, 1 to 256; 64 by default, 32 for real inputs")
-    ] = DEFAULTS["d"],
-    b: Annotated[int, typer.Option(help="batch size")] = DEFAULTS["b"],
-    h: Annotated[int, typer.Option(help="number of heads")] = DEFAULTS["h"],
-    hk: Annotated[
-        int | None, typer.Option(help="heads of k and v, a divisor of --h; as many by default")
-    ] = DEFAULTS["hk"],
-    dtype: Annotated[str, typer.Option(help=", ".join(DTYPES))] = DEFAULTS["dtype"],
-    precision: Annotated[
-        str, typer.Option(help="how float32 is multiplied on a GPU: ieee or tf32")
-    ] = DEFAULTS["precision"],
-    causal: Annotated[
-        bool, typer.Option("--causal", help="query i sees keys up to i + Nk - Nq")
-    ] = DEFAULTS["causal"],
-    seqlens: Annotated[
-        str | None,
-        typer.Option(help="valid keys of each batch entry, such as 10,64; all N by default"),
-    ] = DEFAULTS["seqlens"],
-    inputs: Annotated[str, typer.Option(help="normal, peaky or real")] = DEFAULTS["inputs"],
-    direction: Annotated[
-        str, typer.Option(help="fwd; bwd: dq, dk, dv alone; train: both, of stages with gradients")
-    ] = DEFAULTS["direction"],
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; cuda by default where there is a GPU")
-    ] = DEFAULTS["device"],
-    seed: Annotated[int, typer.Option(help="the one seed of all inputs", min=0)] = DEFAULTS["seed"],
-    budget: Annotated[
-        float, typer.Option(help="seconds that a cell may take from its first call on")
-    ] = DEFAULTS["budget"],
-    memory: Annotated[
-        str | None,
-        typer.Option(help="memory of a cell, such as 2G; by default 4 GiB or half the machine's"),
-    ] = DEFAULTS["memory"],
-    paired: Annotated[
-        bool,
-        typer.Option("--paired", help="also time the stages in turns, in one process, for ratios"),
-    ] = DEFAULTS["paired"],
-    suite: Annotated[
-        str | None, typer.Option(help=f"the problems of a source's table: {', '.join(CELL_SUITES)}")
-    ] = DEFAULTS["suite"],
-    stage: Annotated[
-        list[Path] | None,
-        typer.Option(help="a stage's file, as one more row; may be repeated", show_default=False),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="where the records go; a new file under runs/ by default")
-    ] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="finish the run that this file holds, as it was begun")
-    ] = None,
+    context: typer.Context,
+    stages: options.Stages = None,
+    n: options.N = None,
+    nq: options.Nq = None,
+    d: options.D = None,
+    b: options.B = 1,
+    h: options.H = 1,
+    hk: options.Hk = None,
+    dtype: options.Dtype = "float32",
+    precision: options.Precision = "ieee",
+    causal: options.Causal = False,
+    seqlens: options.Seqlens = None,
+    inputs: options.Inputs = "normal",
+    direction: options.Direction = "fwd",
+    device: options.Device = None,
+    seed: options.Seed = SEED,
+    budget: options.Budget = 60.0,
+    memory: options.Memory = None,
+    paired: options.Paired = False,
+    suite: options.CellSuite = None,
+    stage: options.StageFiles = None,
+    out: options.Out = None,
+    resume: options.Resume = None,
 ) -> int:
     """Measure stages on problems; without any option, the tour."""
-    given = {
-        "stages": stages, "n": n, "nq": nq, "d": d, "b": b, "h": h, "hk": hk,
-        "dtype": dtype, "precision": precision, "causal": causal, "seqlens": seqlens,
-        "inputs": inputs, "device": device, "seed": seed, "budget": budget, "memory": memory,
-        "paired": paired, "suite": suite, "direction": direction,
-    }  # fmt: skip
-    if not 0 < budget < math.inf:
-        raise UserError(f"--budget: got {budget:g}, expected a number of seconds above 0")
-    if seed > MAX_SEED:
-        raise UserError(f"--seed: got {seed}, expected a whole number from 0 to {MAX_SEED}")
+    given = {name: context.params[name] for name in DEFAULTS}
     if resume is not None:
         if out is not None:
             raise UserError("--out: a resumed run goes on in its own file; leave --out away")
@@ -189,16 +133,23 @@ def run_command(
     return new_run(given, stage or [], out)
 
 
+# what describes a run, and is kept with its records
+DEFAULTS: dict[str, Any] = {
+    name: parameter.default
+    for name, parameter in inspect.signature(run_command).parameters.items()
+    if name not in ("context", "stage", "out", "resume")
+}
+
+
 def new_run(given: dict[str, Any], own: Sequence[Path], out: Path | None) -> int:
     """Plan a run, write its env line, and carry it out."""
     if out is not None and out.exists():
         raise UserError(f"--out: {out} is there already: --resume goes on with it, or name another")
-    device = settle_device(given["device"])
+    device = given["device"]
+    hide_gpus(device)
     limits = make_limits(given)
     # what can be known to be wrong is said before seconds are spent on looking at the stages
     make_cells(given, [], device or "cpu")
-    if given["stages"] is not None:
-        integers(given["stages"], "--stages", 0)
     stages = read_stages(own)
     device = known_device(device, stages)
     # others' kernels come into suites and the tour, elsewhere when they are asked for
@@ -240,7 +191,7 @@ def resume_run(path: Path, given: dict[str, Any], own: Sequence[Path]) -> int:
                     "now; a run goes on as it was begun, so leave it away"
                 )
         given = {name: before[name] for name in given}
-        settle_device(env["device"])
+        hide_gpus(env["device"])
         stages = read_stages(own)
         chosen = match_stages(path, env, stages)
         plan = [

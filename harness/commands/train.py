@@ -4,31 +4,27 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from harness.commands.options import (
-    MAX_SEED,
-    SHORT_DTYPES,
-    UserError,
+from harness.commands import options
+from harness.commands.arguments import (
     check_numbers,
     check_out,
     create,
     default_out,
     ended_by,
+    hide_gpus,
     known_device,
     leave,
     numbers_and_files,
-    one_of,
     open_results,
     refuse_others,
-    settle_device,
-    whole,
+    show_printed,
 )
-from harness.commands.printed import show_printed
+from harness.commands.options import UserError, long_dtype
 from harness.isolation.roster import StageInfo, read_stages
 from harness.problems.problem import PEERS_FROM
 from harness.records import environment
@@ -39,42 +35,20 @@ from harness.training import curves, trainer
 from harness.training import plan as train_plan
 from harness.views import table, training
 
-MAX_STEPS = 100_000
-MAX_SEEDS = 100
 QUIET = 10.0  # seconds between two lines of progress
 
 
 def train_command(
     context: typer.Context,
-    stage: Annotated[
-        list[str] | None,
-        typer.Option(help="the stage to train with: its number, or its file", metavar="N"),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu or cuda; cuda by default where there is a GPU")
-    ] = None,
-    size: Annotated[
-        str | None,
-        typer.Option(help=f"{' or '.join(train_plan.SHAPES)}; small by default on a GPU"),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(help="of q, k, v; bfloat16 by default on a GPU, float32 on a CPU"),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(help="500 by default on a GPU, 300 on a CPU, 3 where one is interpreted"),
-    ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(help="how many seeds; 3 by default on a GPU, 1 on a CPU")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="the first seed; the others follow it")] = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="where the records go; a new file under runs/ by default")
-    ] = None,
-    show: Annotated[
-        Path | None, typer.Option(help="train nothing: table and plot of this file again")
-    ] = None,
+    stage: options.TrainStage = None,
+    device: options.Device = None,
+    size: options.Size = None,
+    dtype: options.TrainDtype = None,
+    steps: options.Steps = None,
+    seeds: options.Seeds = None,
+    seed: options.FirstSeed = 0,
+    out: options.Out = None,
+    show: options.TrainShow = None,
 ) -> int:
     """Train a small GPT with a stage, its loss beside SDPA's."""
     if show is not None:
@@ -85,21 +59,12 @@ def train_command(
     if not stage:
         raise UserError("--stage: got none, expected a stage's number or file, such as --stage 3")
     numbers, own = numbers_and_files(stage)
-    if size is not None:
-        one_of(size, "--size", tuple(train_plan.SHAPES))
-    if dtype is not None:
-        dtype = one_of(SHORT_DTYPES.get(dtype, dtype), "--dtype", train_plan.DTYPES)
-    if steps is not None:
-        whole(steps, "--steps", 1, MAX_STEPS)
-    if seeds is not None:
-        whole(seeds, "--seeds", 1, MAX_SEEDS)
-    whole(seed, "--seed", 0, MAX_SEED - MAX_SEEDS)
     check_out(out)
-    device = settle_device(device)
+    hide_gpus(device)
     stages = read_stages(own)
     device = known_device(device, stages)
     size = size or train_plan.DEFAULT_SIZES[device]
-    dtype = dtype or train_plan.DEFAULT_DTYPES[device]
+    dtype = long_dtype(dtype or train_plan.DEFAULT_DTYPES[device])
     problem = train_plan.make_problem(size, dtype, device)
     backends = train_plan.from_backends(device)
     chosen = choose(stages, numbers, own, backends)
@@ -141,7 +106,7 @@ def choose(
     own: Sequence[Path],
     backends: Sequence[train_plan.Trainee],
 ) -> list[StageInfo]:
-    """The stages that --stage names; UserError where one is not there, or is SDPA itself."""
+    """The stages that --stage names; UserError where one isn't known, or is SDPA itself."""
     beside = {(backend.stage, backend.name) for backend in backends}
     known = {stage.number for stage in stages if (stage.number, stage.name) not in beside}
     check_numbers(numbers, known, "--stage", "a file or some of")

@@ -9,7 +9,7 @@ import pytest
 import typer
 from ladder_command import ROOT, command, environ, in_turn, ladder
 
-from harness.commands import app
+from harness.commands import app, doctor
 from harness.isolation.roster import built_in_files, peer_files
 
 COMMANDS = typer.main.get_command(app.app).commands
@@ -114,8 +114,8 @@ def test_list_holds_every_stage_and_peer_and_ones_own(monkeypatch, tmp_path, cap
         "STAGE = Stage(number=90, name='mine', title='my stage', idea=IDEA)\n"
         "def attend(q, k, v):\n    return q\n"
     )
-    monkeypatch.setattr(app, "built_in_files", lambda: [*built_in_files(), mine])
-    assert app.list_command() == 0
+    monkeypatch.setattr(doctor, "built_in_files", lambda: [*built_in_files(), mine])
+    assert doctor.list_command() == 0
     lines = capsys.readouterr().out.splitlines()
     numbers = [int(found[1]) for line in lines if (found := re.match(r" *(\d+) ", line))]
     files = [*built_in_files(), mine, *peer_files()]
