@@ -29,15 +29,15 @@ from harness.commands.options import (
     integers,
     key_lengths,
     long_dtype,
-    one_of,
+    words,
 )
 from harness.isolation.roster import StageInfo, read_stages
-from harness.problems.problem import DTYPES, PEERS_FROM, SEED, Problem
+from harness.problems.problem import PEERS_FROM, SEED, Problem
 from harness.records import environment
 from harness.records.jsonl import WriteFailed
 from harness.records.schema import DIRECTIONS
 from harness.runs import plan, runner
-from harness.runs.suites import PROBLEM_SUITES, suite_problems
+from harness.runs.suites import suite_problems
 from harness.views import contest_plots, contests, roofline, table
 
 OURS_FAILED = ("wrong", "crashed")
@@ -232,19 +232,18 @@ def make_limits(given: Record, device: str) -> plan.Limits:
 def make_problems(given: Record, device: str) -> list[Problem]:
     """The problems that the arguments describe on `device`."""
     usual = USUAL[device]
-    dtype = one_of(long_dtype(given["dtype"] or usual["dtype"]), "--dtype", DTYPES)
+    dtype = long_dtype(given["dtype"] or usual["dtype"])
     base = Problem(
         inputs=given["inputs"], seed=given["seed"], b=1, h=1, hk=1, nq=1, nk=1, d=1, dtype=dtype,
         precision="ieee" if dtype == "float32" else dtype, causal=False,
         seqlens_k=key_lengths(given["seqlens"]), device=device,
     )  # fmt: skip
     if given["suite"] is not None:
-        one_of(given["suite"], "--suite", tuple(PROBLEM_SUITES))
         if own := [name for name in SHAPE if given[name] is not None]:
             raise UserError(f"--{own[0]}: a suite's problems are its own; leave it away")
         return suite_problems(given["suite"], base)
     directions = words(given["mode"] or "fwd", "--mode", DIRECTIONS)
-    causal = options.CAUSAL[one_of(given["causal"] or "both", "--causal", tuple(options.CAUSAL))]
+    causal = options.CAUSAL[given["causal"] or "both"]
     ds = integers(given["d"] or usual["d"], "--d", 1, MAX_D)
     ns = integers(given["n"] or usual["n"], "--n", 1)
     sizes = plan.Sizes(
@@ -268,12 +267,6 @@ def make_problems(given: Record, device: str) -> list[Problem]:
         key_heads(given["hk"], problem.h)
         check_key_lengths(problem)
     return problems
-
-
-def words(text: str, option: str, allowed: Sequence[str]) -> list[str]:
-    """'fwd,bwd' -> ['fwd', 'bwd'], each one of the allowed, each once."""
-    found = [one_of(part.strip(), option, allowed) for part in text.split(",")]
-    return list(dict.fromkeys(found))
 
 
 def usual(

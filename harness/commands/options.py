@@ -11,6 +11,7 @@ import typer
 from harness.minilm.run import DTYPES as MODEL_DTYPES
 from harness.problems.directions import OUTPUTS
 from harness.problems.problem import DEVICES, DTYPES, INPUTS, PRECISIONS
+from harness.records.schema import DIRECTIONS
 from harness.runs.suites import CELL_SUITES, PROBLEM_SUITES
 from harness.training.plan import DTYPES as TRAIN_DTYPES
 from harness.training.plan import SHAPES
@@ -25,7 +26,7 @@ SYNTHETIC = ("normal", "peaky")
 SHORT_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
-Check = Callable[[typer.CallbackParam, Any], Any]
+Check = Callable[[typer.Context, typer.CallbackParam, Any], Any]
 
 
 class UserError(Exception):
@@ -46,6 +47,12 @@ def integers(text: str, option: str, least: int, most: int | None = None) -> lis
         if value not in numbers:
             numbers.append(value)
     return numbers
+
+
+def words(text: str, option: str, allowed: Sequence[str]) -> list[str]:
+    """'fwd,bwd' -> ['fwd', 'bwd'], each one of the allowed, each once."""
+    found = [one_of(part.strip(), option, allowed) for part in text.split(",")]
+    return list(dict.fromkeys(found))
 
 
 def whole(value: int, option: str, least: int, most: int | None = None) -> int:
@@ -90,10 +97,13 @@ def long_dtype(dtype: str) -> str:
 
 
 def checked(check: Callable[[Any, str], object]) -> Check:
-    """Call `check` with an option's value, where it has one, and its name; the value stays."""
+    """Call `check` with an option's value, where it has one, and its name; the value stays.
 
-    def callback(param: typer.CallbackParam, value: Any) -> Any:
-        if value is not None:
+    Not where --show is given: that has no use for the option, whatever its value.
+    """
+
+    def callback(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
+        if value is not None and context.params.get("show") is None:
             check(value, param.opts[0])
         return value
 
@@ -198,12 +208,20 @@ StageFiles = Annotated[
 ]
 Resume = Annotated[Path | None, option("finish the run that this file holds, as it was begun")]
 
-# bench, whose --show says of all others that it has no use for them, before what is wrong in them
-Modes = Annotated[str | None, option("some of fwd, bwd, train, commas between; fwd by default")]
-BenchDtype = Annotated[str | None, option(f"{', '.join(DTYPES)}; float16 on a GPU, else float32")]
-Masks = Annotated[str | None, option("on, off or both (by default)")]
-Ds = Annotated[str | None, option("head dimensions, such as 64,128")]
-Ns = Annotated[str | None, option("numbers of queries and keys")]
+# bench
+Modes = Annotated[
+    str | None,
+    option(
+        "some of fwd, bwd, train, commas between; fwd by default",
+        checked(lambda value, option: words(value, option, DIRECTIONS)),
+    ),
+]
+BenchDtype = Annotated[
+    str | None, option(f"{', '.join(DTYPES)}; float16 on a GPU, else float32", dtypes(DTYPES))
+]
+Masks = Annotated[str | None, option("on, off or both (by default)", choice(tuple(CAUSAL)))]
+Ds = Annotated[str | None, option("head dimensions, such as 64,128", listed(1, MAX_D))]
+Ns = Annotated[str | None, option("numbers of queries and keys", listed(1))]
 Tokens = Annotated[int | None, option("B = tokens // N; 16384 on a GPU, else 256", min=1)]
 Hidden = Annotated[int | None, option("H = hidden // d; 2048 on a GPU, else 32", min=1)]
 BenchB = Annotated[int | None, option("batch size, instead of --tokens", min=1)]
@@ -226,7 +244,10 @@ SyntheticInputs = Annotated[str, option("normal or peaky", choice(SYNTHETIC))]
 BenchBudget = Annotated[
     float, option("seconds that one may take for its check, and for its rounds", checked(seconds))
 ]
-ProblemSuite = Annotated[str | None, option(f"a source's problems: {', '.join(PROBLEM_SUITES)}")]
+ProblemSuite = Annotated[
+    str | None,
+    option(f"a source's problems: {', '.join(PROBLEM_SUITES)}", choice(tuple(PROBLEM_SUITES))),
+]
 BenchOut = Annotated[
     Path | None,
     option("where the records go, a new file under runs/ by default; with --show, the CSV"),
@@ -235,7 +256,9 @@ Plots = Annotated[Path | None, option("also plot, into this folder", show_defaul
 BenchCeilings = Annotated[
     Path | None, option("what `ladder ceilings` wrote here, for % of the matrix rate")
 ]
-BenchShow = Annotated[Path | None, option("measure nothing: the views of this file of records")]
+BenchShow = Annotated[
+    Path | None, option("measure nothing: the views of this file of records", is_eager=True)
+]
 
 # train and model
 TrainStage = Annotated[
@@ -260,7 +283,9 @@ Seeds = Annotated[
 FirstSeed = Annotated[
     int, option("the first seed; the others follow it", within(0, MAX_SEED - MAX_SEEDS))
 ]
-TrainShow = Annotated[Path | None, option("train nothing: table and plot of this file again")]
+TrainShow = Annotated[
+    Path | None, option("train nothing: table and plot of this file again", is_eager=True)
+]
 ModelDtype = Annotated[str, option(", ".join(MODEL_DTYPES), dtypes(MODEL_DTYPES))]
 TextFile = Annotated[Path | None, option("a text, its first 512 tokens, instead of ours")]
 Weights = Annotated[

@@ -11,7 +11,7 @@ from made_up import make_cell, make_env, write_run
 from rich.console import Console
 
 from harness.records import units
-from harness.views import cell_tables
+from harness.views import cell_tables, table
 
 TITLES = {
     "raw_python": "raw Python floats",
@@ -326,12 +326,9 @@ def test_a_title_can_not_break_a_table():
 
 def test_no_number_is_parted_from_its_unit_in_markdown():
     parted = ["12.3 us", "1.5 MB", "<1 MB", "4.28 TB/s", "7 kFLOP/s", "1.2 GB / 3 GB, 2x"]
-    row = cell_tables.markdown_row(parted)
+    row = table.markdown_row(parted)
     for text, shown in zip(parted, row.strip("| ").split(" | "), strict=True):
         assert shown.replace("\N{NO-BREAK SPACE}", " ") == text
         assert not re.search(r"\d [a-zA-Z]", shown)
     kept = ["4 Triton Lite", "64 tokens, 3 SDPA", "5 members", "a|b"]
-    assert (
-        cell_tables.markdown_row(kept)
-        == r"| 4 Triton Lite | 64 tokens, 3 SDPA | 5 members | a\|b |"
-    )
+    assert table.markdown_row(kept) == r"| 4 Triton Lite | 64 tokens, 3 SDPA | 5 members | a\|b |"
