@@ -29,8 +29,8 @@ class NoTriton:
     """
 
     @staticmethod
-    def jit(fn: Any) -> Any:
-        return fn
+    def jit(fn: Any = None, **options: Any) -> Any:
+        return fn if fn is not None else lambda fn: fn
 
     def __getattr__(self, name: str) -> Any:
         return None
