@@ -138,7 +138,7 @@ def a_tile(M, N):
 
 
 def split_battery(stage):
-    """Raise where a stage that splits the keys is wrong, in small tiles, in one part and in several.
+    """Raise where a stage that splits the keys is wrong, in small tiles, one part and several.
 
     Then from pages of a cache, in no order, NaN in whatever no sequence holds.
     """
