@@ -1,6 +1,6 @@
 """What the generated parts of README and docs are made with: records found, Markdown tables."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,17 +8,31 @@ from harness.records.syntax import digest, digest_of_version
 from harness.views import cell_tables
 
 ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 RESULTS = ROOT / "results"
-GPU = RESULTS / "h200"
+CPU, GPU = RESULTS / "cpu", RESULTS / "h200"
+
+SIZES = (1024, 4096, 16384)
+ALL_SIZES = (1024, 2048, 4096, 8192, 16384)
+MASKS = {False: "none", True: "causal"}
+READING = "[how to read a table]({}measuring.md#reading-a-table)"  # {}: the way to docs/
 
 Record = Mapping[str, Any]
 
 
-def rows(header: Sequence[str], body: Iterable[Sequence[object]]) -> str:
-    """A Markdown table, its first column to the left and the others to the right."""
-    lines = [f"| {' | '.join(header)} |", f"|---|{'---:|' * (len(header) - 1)}"]
+def rows(header: str, body: Iterable[Sequence[object]], mark: str = "---:") -> str:
+    """A Markdown table, its first column to the left and the others as `mark` says: to the right.
+
+    `header`: the columns' names with " | " between them.
+    """
+    lines = [f"| {header} |", f"|---|{f'{mark}|' * header.count(' | ')}"]
     lines += [cell_tables.markdown_row(row) for row in body]
     return "\n".join(lines)
+
+
+def part(header: str, body: Iterable[Sequence[object]], note: str, *envs: Record) -> str:
+    """A table, its legend in one line, and a line for each machine that it was measured on."""
+    return "\n\n".join([rows(header, body), note, *map(machine, envs)])
 
 
 def find(cells: Sequence[Record], **fields: object) -> Record:
@@ -29,9 +43,44 @@ def find(cells: Sequence[Record], **fields: object) -> Record:
     return found[0]
 
 
-def there(cells: Sequence[Record]) -> list[tuple[int, str]]:
-    """The stages that have cells, lowest first."""
+def both(cells: Sequence[Record], old: int, new: int, **fields: object) -> tuple[Record, Record]:
+    """The records with those fields of two stages. Raises KeyError as `find` does."""
+    return find(cells, stage=old, **fields), find(cells, stage=new, **fields)
+
+
+def factor(cells: Sequence[Record], old: int, new: int, **fields: object) -> str:
+    """How many times faster `new` is than `old`, from times taken in turns, with its spread."""
+    before, after = both(cells, old, new, paired=True, **fields)
+    if not (cell_tables.comparable(before) and cell_tables.comparable(after)):
+        return "-"
+    return cell_tables.show_step(before, after)
+
+
+def contestants(cells: Sequence[Record]) -> list[tuple[int, str]]:
+    """The number and name of each stage that has cells, lowest first."""
     return sorted({(cell["stage"], cell["name"]) for cell in cells})
+
+
+def problems(
+    sizes: Sequence[int], masks: Mapping[bool, str] = MASKS
+) -> Iterator[tuple[str, dict[str, object]]]:
+    """The sources' problems by d, mask and N: a title, and the fields that find their records."""
+    for d in (64, 128):
+        for causal, mask in masks.items():
+            for n in sizes:
+                said = f"d = {d}, {mask}, N = {n}" if len(masks) > 1 else f"d = {d}, N = {n}"
+                yield said, {"d": d, "causal": causal, "nk": n}
+
+
+def problem_but_n(cell: Record) -> str:
+    """A cell's problem in a line, without its N."""
+    return cell_tables.problem_title(cell).split(", ", 1)[1]
+
+
+def as_shown(env: Record, cells: Sequence[Record], note: str = READING.format("")) -> str:
+    """Cells as `ladder table --format markdown` shows them, with a legend of one line."""
+    tables = cell_tables.markdown(env, cells).removesuffix(cell_tables.legend(cells)).rstrip()
+    return "\n\n".join([tables, f"Errors are against stage 3; {note}.", machine(env)])
 
 
 def edited_since(env: Record) -> list[int]:
