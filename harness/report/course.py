@@ -318,7 +318,7 @@ def expected() -> str:
             ])  # fmt: skip
         parts.append(f"### Stage {stage}, {names[stage, name]}\n\n{rows(header, body)}")
     note = "float32, one head; errors against stage 3 in float64."
-    return "\n\n".join([*parts, note, machine(cpu_env), machine(gpu_env)])
+    return "\n\n".join([*parts, note, machine(cpu_env, gpu_env)])
 
 
 def said_of(cell: Record) -> list[str]:

@@ -50,13 +50,11 @@ def less_memory(before: Record, after: Record) -> str:
     return f"{before['peak_bytes'] / after['peak_bytes']:.0f}x less memory"
 
 
-def gains() -> dict[int, str]:
-    """What each stage gained over the one before that it can be compared with."""
-    _, cpu = read(CPU / "steps.jsonl")
-    _, gpu = read(GPU / "table-4.2.jsonl")
-    _, tour = read(GPU / "tour.jsonl")
-    _, bench = read(GPU / "bench-steps.jsonl", "bench")
-    _, train = read(GPU / "bench-train.jsonl", "bench")
+def gains() -> tuple[dict[int, str], list[Record]]:
+    """What each stage gained over the one before that it can be compared with, and where."""
+    runs = [read(CPU / "steps.jsonl"), read(GPU / "table-4.2.jsonl"), read(GPU / "tour.jsonl")]
+    runs += [read(GPU / f"bench-{name}.jsonl", "bench") for name in ("steps", "train")]
+    cpu, gpu, tour, bench, train = (cells for _, cells in runs)
     at = {"nk": 4096, "h": 32, "precision": "float16"}
     long = {"nk": 4096, "d": 64, "causal": False}
     five, six = both(bench, 5, 6, **long)
@@ -64,7 +62,7 @@ def gains() -> dict[int, str]:
     more = cell_tables.show_ratio(cell_tables.times_faster(six, causal), paired=False)
     trained = both(train, 3, 7, **long)
     alone = both(gpu, 3, 5, paired=False, **at)
-    return {
+    found = {
         1: factor(cpu, 0, 1, nk=64),
         2: factor(cpu, 1, 2, nk=64),
         3: factor(cpu, 2, 3, nk=256),
@@ -73,11 +71,12 @@ def gains() -> dict[int, str]:
         6: f"{cell_tables.show_step(five, six)}; causal {more} more",
         7: f"{cell_tables.show_step(*trained)} over #3, {less_memory(*trained)}",
     }
+    return found, [env for env, _ in runs]
 
 
 def ladder() -> str:
     """The stages as they declare themselves, each with its measured gain."""
-    found = gains()
+    found, envs = gains()
     body = []
     for path in built_in_files():
         stage = read_declared(path)
@@ -87,16 +86,15 @@ def ladder() -> str:
             found.get(number, "-"), HURTS.get(number, stage.get("still_hurts", "")),
         ])  # fmt: skip
     note = "In turns, in brackets the quartiles: [sizes](docs/results.md#the-ladder), " + HOW + "."
-    envs = (read(CPU / "steps.jsonl")[0], read(GPU / "table-4.2.jsonl")[0])
     table = rows("stage | the one idea | gain | still hurts", body, mark="---")
-    return "\n\n".join([table, note, *map(machine, envs)])
+    return "\n\n".join([table, note, machine(*envs)])
 
 
 def top() -> str:
     """Our fastest kernels and the vendor's at the largest N, forward and training."""
-    _, forward = read(GPU / "bench-004.jsonl", "bench")
-    env, train = read(GPU / "bench-train.jsonl", "bench")
-    names = cell_tables.titles(env) | cell_tables.titles(read(GPU / "bench-004.jsonl", "bench")[0])
+    forward_env, forward = read(GPU / "bench-004.jsonl", "bench")
+    train_env, train = read(GPU / "bench-train.jsonl", "bench")
+    names = cell_tables.titles(forward_env) | cell_tables.titles(train_env)
     body = []
     for stage, name in contestants([*forward, *train]):
         if stage >= 100 and name not in CONTESTANTS:
@@ -109,5 +107,5 @@ def top() -> str:
                 figures.append(" / ".join(map(rate, at)) or "-")
         body.append([f"{stage} {names[stage, name]}", *figures])
     header = "TFLOP/s | forward, d = 64 | d = 128 | training, d = 64 | d = 128"
-    note = "No mask / causal; N = 16384, fp16, in turns: [all sizes](docs/results.md)."
-    return part(header, body, note, env)
+    note = "No mask / causal; N = 16384, fp16; FlexAttention not tuned: [more](docs/results.md)."
+    return part(header, body, note, forward_env, train_env)

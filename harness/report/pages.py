@@ -24,7 +24,7 @@ def steps() -> str:
 
 
 def draw(folder: Path) -> list[Path]:
-    """The pictures of README and docs, from the same records, into `folder`, each for light pages and dark."""
+    """The pictures of README and docs into `folder`, each for light pages and for dark."""
     env, cells = read(GPU / "table-4.2.jsonl")
     # no peer follows torch's TF32 switch: in that panel they would stand for something else
     many = [c for c in cells if c["h"] == 32 and (c["stage"] < 100 or c["precision"] != "tf32")]

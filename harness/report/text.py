@@ -32,7 +32,7 @@ def rows(header: str, body: Iterable[Sequence[object]], mark: str = "---:") -> s
 
 def part(header: str, body: Iterable[Sequence[object]], note: str, *envs: Record) -> str:
     """A table, its legend in one line, and a line for each machine that it was measured on."""
-    return "\n\n".join([rows(header, body), note, *map(machine, envs)])
+    return "\n\n".join([rows(header, body), note, *([machine(*envs)] if envs else [])])
 
 
 def find(cells: Sequence[Record], **fields: object) -> Record:
@@ -83,9 +83,9 @@ def as_shown(env: Record, cells: Sequence[Record], note: str = READING.format(""
     return "\n\n".join([tables, f"Errors are against stage 3; {note}.", machine(env)])
 
 
-def edited_since(env: Record) -> list[int]:
+def edited_since(env: Record) -> set[int]:
     """The built-in stages in a file of records whose code is no longer what was measured."""
-    edited = []
+    edited = set()
     planned = {cell["stage"] for cell in env["plan"]}  # a suite may measure some of the stages
     for stage in env["rungs"]:
         if planned and stage["stage"] not in planned:
@@ -95,17 +95,25 @@ def edited_since(env: Record) -> list[int]:
             continue
         measured = stage.get("syntax_sha256") or digest_of_version(path, stage["sha256"])
         if measured != digest(path.read_text(encoding="utf-8")):
-            edited.append(stage["stage"])
-    return sorted(edited)
+            edited.add(stage["stage"])
+    return edited
 
 
-def machine(env: Record) -> str:
-    """Where a file was measured, in a line, and which stages have been edited since."""
-    where = env["device_name"]
-    if env["device"] == "cpu":
-        where += f", {env['cores']} cores"
-    versions = [f"torch {env['torch']}"] + [f"Triton {env['triton']}"] * bool(env["triton"])
-    said = f"Measured on: {where}; {', '.join(versions)}; {env['date'][:10]}"
-    if edited := edited_since(env):
-        said += f"; stage{'s' * (len(edited) > 1)} {', '.join(map(str, edited))} edited since"
-    return f"{said}."
+def machine(*envs: Record) -> str:
+    """Where files were measured, one line for each machine, and which stages were edited since."""
+    found: dict[str, set[int]] = {}
+    for env in envs:
+        where = env["device_name"]
+        if env["device"] == "cpu":
+            where += f", {env['cores']} cores"
+        versions = [f"torch {env['torch']}"] + [f"Triton {env['triton']}"] * bool(env["triton"])
+        said = f"Measured on: {where}; {', '.join(versions)}; {env['date'][:10]}"
+        found.setdefault(said, set()).update(edited_since(env))
+    return "\n\n".join(said + since(sorted(edited)) for said, edited in found.items())
+
+
+def since(edited: Sequence[int]) -> str:
+    """The end of a line that names the stages edited since."""
+    if not edited:
+        return "."
+    return f"; stage{'s' * (len(edited) > 1)} {', '.join(map(str, edited))} edited since."
