@@ -15,29 +15,15 @@ from harness.problems import cost
 from harness.problems.problem import Problem
 from harness.records.jsonl import read
 from harness.records.units import show_bytes, show_time
+from harness.report import text
+from harness.report.contests import training_memory
 from harness.report.sources import bandwidth
-from harness.report.text import (
-    CPU,
-    DOCS,
-    GPU,
-    READING,
-    SIZES,
-    Record,
-    as_shown,
-    both,
-    contestants,
-    factor,
-    find,
-    machine,
-    part,
-    problem_but_n,
-    rows,
-)
+from harness.report.text import Record
 from harness.views import cell_tables
 from harness.views.machine import moved
 
-PAIRED = f"paired: {READING.format('../')}."
-COURSE = DOCS / "walkthrough"
+PAIRED = f"paired: {text.READING.format('../')}."
+COURSE = text.DOCS / "walkthrough"
 ONE_HEAD = Problem(
     "normal", 0, 1, 1, 1, 1, 1, 64, "float16", "float16", False, None, "cuda"
 )  # fmt: skip
@@ -53,8 +39,8 @@ def square(n: int, problem: Problem = ONE_HEAD) -> Problem:
 
 def copy_rate() -> tuple[Record, float]:
     """Where it was measured, and bytes a second that a copy moves there, read and written."""
-    env, ceilings = read(GPU / "ceilings.jsonl", "ceiling")
-    return env, find(ceilings, what="copy")["value"] * 1e12
+    env, ceilings = read(text.GPU / "ceilings.jsonl", "ceiling")
+    return env, text.find(ceilings, what="copy")["value"] * 1e12
 
 
 def hierarchy() -> str:
@@ -65,8 +51,8 @@ def hierarchy() -> str:
         for level in (cited.SRAM, cited.HBM)
     ]
     body.append([cited.HBM.name, "-", "-", f"{rate / 1e12:.2f} TB/s", "measured: a copy"])
-    table = rows("level | size | cycles | bandwidth | whose figures", body)
-    return f"{table}\n\n{machine(env)}"
+    table = text.rows("level | size | cycles | bandwidth | whose figures", body)
+    return f"{table}\n\n{text.machine(env)}"
 
 
 def links() -> str:
@@ -81,7 +67,7 @@ def links() -> str:
         body.append([link.name, link.theory, link.achieved, right])
     header = "link | source 002: theory | achieved | one direction, one link"
     note = "GB/s. In bold: from NVIDIA's data sheets, which give the sum over links and directions."
-    return part(header, body, note)
+    return text.part(header, body, note)
 
 
 def scores() -> str:
@@ -96,14 +82,14 @@ def scores() -> str:
         body.append([n, show_bytes(one), show_bytes(many), crossing, show_bytes(kept)])
     header = "N | S of one head, fp16 | 16 heads | crosses memory in | LSE of one head"
     note = f"Counted; crossing: 16 heads, once, at the {rate / 1e12:.2f} TB/s of a copy."
-    return part(header, body, note, env)
+    return text.part(header, body, note, env)
 
 
 def three_kernels() -> str:
     """What GEMM, softmax, GEMM move, kernel by kernel: predicted, measured; half fused, fused."""
-    env, records = read(GPU / "io.jsonl", "io")
+    env, records = read(text.GPU / "io.jsonl", "io")
     body: list[list[object]] = []
-    for n in SIZES[:2]:
+    for n in text.SIZES[:2]:
         # q's scaling, the first, is no kernel of the method: harness/problems/cost.py
         three, online = (
             sorted((r for r in records if (r["nk"], r["stage"]) == (n, s)), key=launch_of)[skip:]
@@ -120,8 +106,8 @@ def three_kernels() -> str:
             [f"N = {n}: half fused", show_bytes(half), "-", "-", "-"],
             [f"**N = {n}: one kernel (stage 5)**", show_bytes(fused), *measured(online)],
         ]
-    note = f"{problem_but_n(three[0])}, by Nsight Compute."
-    return part("kernel | counted | DRAM moved | time | bandwidth", body, note, env)
+    note = f"{text.problem_but_n(three[0])}, by Nsight Compute."
+    return text.part("kernel | counted | DRAM moved | time | bandwidth", body, note, env)
 
 
 def launch_of(record: Record) -> int:
@@ -142,53 +128,54 @@ def graph(stage: int) -> str:
     """A Value graph: nodes counted by the stage itself, time and memory measured."""
     import stages  # torch with it: only who asks for this part waits for it
 
-    env, cells = read(CPU / "steps.jsonl")
+    env, cells = read(text.CPU / "steps.jsonl")
     body = []
     for n in (64, 256):
-        cell = find(cells, stage=stage, nk=n, paired=False)
+        cell = text.find(cells, stage=stage, nk=n, paired=False)
         nodes = stages.by_number(stage).node_count(1, 1, n, n, 16)
         time, peak = show_time(cell["time_ms"]), cell_tables.show_peak(cell)
         body.append([n, f"{nodes:,}", time, peak, f"{cell['peak_bytes'] / nodes:.0f}"])
     header = "N | nodes | time | peak | bytes per node"
-    return part(header, body, "d = 16, float32, forward.", env)
+    return text.part(header, body, "d = 16, float32, forward.", env)
 
 
 def climb(old: int, new: int) -> str:
     """Two neighbours on the CPU, in turns in one process."""
-    env, cells = read(CPU / "steps.jsonl")
+    env, cells = read(text.CPU / "steps.jsonl")
     titles = {stage: f"{stage} {title}" for (stage, _), title in cell_tables.titles(env).items()}
     body = []
     for n in (64, 256):
-        times = [show_time(c["time_ms"]) for c in both(cells, old, new, nk=n, paired=True)]
-        peaks = map(cell_tables.show_peak, both(cells, old, new, nk=n, paired=False))
-        body.append([n, *times, factor(cells, old, new, nk=n), *peaks])
+        times = [show_time(c["time_ms"]) for c in text.both(cells, old, new, nk=n, paired=True)]
+        peaks = map(cell_tables.show_peak, text.both(cells, old, new, nk=n, paired=False))
+        body.append([n, *times, text.factor(cells, old, new, nk=n), *peaks])
     header = f"N | {titles[old]} | {titles[new]} | faster | peak of {old} | of {new}"
-    return part(header, body, f"d = 16, float32, one thread; {PAIRED}", env)
+    return text.part(header, body, f"d = 16, float32, one thread; {PAIRED}", env)
 
 
 def share_of_s() -> str:
     """Stage 3's peak memory beside its input and output, and what S and P are of it."""
-    env, cells = read(GPU / "table-4.2.jsonl")
+    env, cells = read(text.GPU / "table-4.2.jsonl")
     body = []
-    for n in SIZES:
-        cell = find(cells, stage=3, nk=n, h=1, precision="ieee", paired=False)
+    for n in text.SIZES:
+        cell = text.find(cells, stage=3, nk=n, h=1, precision="ieee", paired=False)
         problem = Problem.from_json(cell)
         inputs = cost.query_bytes(problem) + 2 * cost.key_bytes(problem)
-        both = 2 * cost.score_bytes(problem)
-        counted = [show_bytes(inputs), show_bytes(both)]
-        body.append([n, *counted, cell_tables.show_peak(cell), f"{both / cell['peak_bytes']:.3f}"])
+        square_part = 2 * cost.score_bytes(problem)
+        share = f"{square_part / cell['peak_bytes']:.3f}"
+        peak = cell_tables.show_peak(cell)
+        body.append([n, show_bytes(inputs), show_bytes(square_part), peak, share])
     header = "N | q, k, v | S and P, counted | peak, measured | S and P / peak"
-    return part(header, body, "One head, d = 64, float32.", env)
+    return text.part(header, body, "One head, d = 64, float32.", env)
 
 
 def fusing() -> str:
     """What Lite buys: bytes and launches; and what it costs: the answer."""
-    env, records = read(GPU / "io.jsonl", "io")
-    _, cells = read(GPU / "tour.jsonl")
+    env, records = read(text.GPU / "io.jsonl", "io")
+    _, cells = read(text.GPU / "tour.jsonl")
     body = []
-    for n in SIZES[:2]:
+    for n in text.SIZES[:2]:
         three, lite = ([r for r in records if (r["stage"], r["nk"]) == (s, n)] for s in (3, 4))
-        lost = find(cells, stage=4, nk=n, d=64)
+        lost = text.find(cells, stage=4, nk=n, d=64)
         bytes_of = [sum(map(moved, launches)) for launches in (three, lite)]
         body.append([
             n, f"{len(three)} / {len(lite)}", *map(show_bytes, bytes_of),
@@ -197,57 +184,46 @@ def fusing() -> str:
         ])  # fmt: skip
     header = "N | kernels, #3 / #4 | DRAM, #3 | #4 | less | #4 is | its max error"
     note = "d = 64; bytes in float16, 96 heads; the error in float32, one head."
-    return part(header, body, note, env)
+    return text.part(header, body, note, env)
 
 
 def price() -> str:
     """Lite and Online: the errors, and what is won over stage 3 by who is right."""
-    env, cells = read(GPU / "table-4.2.jsonl")
-    _, alone = read(GPU / "tour.jsonl")
+    env, cells = read(text.GPU / "table-4.2.jsonl")
+    _, alone = read(text.GPU / "tour.jsonl")
     body = []
-    for n in SIZES:
+    for n in text.SIZES:
         judged = []
-        for cell in both(alone, 4, 5, nk=n, d=64):
+        for cell in text.both(alone, 4, 5, nk=n, d=64):
             judged += [cell["status"], cell_tables.show_error(cell["err_f64_max"])]
-        body.append([n, *judged, factor(cells, 3, 5, nk=n, h=32, precision="float16")])
+        body.append([n, *judged, text.factor(cells, 3, 5, nk=n, h=32, precision="float16")])
     header = "N | #4 is | its max error | #5 is | its max error | #5 over #3"
     note = "d = 64; errors in float32, one head; the factor in float16, 32 heads,"
-    return part(header, body, f"{note} {PAIRED}", env)
+    return text.part(header, body, f"{note} {PAIRED}", env)
 
 
 def pitfalls(*sources: str) -> str:
     """What comes out of each mistake that those sources warn of, or make."""
-    env, records = read(CPU / "pitfalls.jsonl", "pitfall")
+    env, records = read(text.CPU / "pitfalls.jsonl", "pitfall")
     parts = []
     for record in (r for r in records if r["source"] in sources):
         gone = record["raised"] or record["reason"]
         if record["rows_wrong"]:
             gone += f"; {record['rows_wrong']} of {record['rows']} rows wrong"
         changes = "\n".join(change(*pair) for pair in record["changes"])
-        tried = f"stage {record['stage']}, {problem_in_short(record)}"
+        tried = f"stage {record['stage']}, {cell_tables.problem_title(record)}"
         parts.append(
             f"**{record['name']}.** {record['lesson']}\n\n```diff\n{changes}\n```\n\n"
             f"Comes out ({tried}): *{gone}*."
         )
     note = "Made by `tools/pitfalls.py`, interpreted; the shipped stage is exact on each of these."
-    return "\n\n".join([*parts, note, machine(env)])
-
-
-def problem_in_short(record: Record) -> str:
-    """What of a problem a reader needs."""
-    size = f"N = {record['nk']}"
-    if record["nq"] != record["nk"]:
-        size = f"Nq = {record['nq']}, Nk = {record['nk']}"
-    said = [size, f"d = {record['d']}", record["dtype"], f"{record['inputs']} input"]
-    return ", ".join(said + ["causal"] * record["causal"])
+    return "\n\n".join([*parts, note, text.machine(env)])
 
 
 def change(old: str, new: str) -> str:
     """A changed text as lines of a diff; what both begin or end with stands without a sign."""
-    lines = unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=9)
-    return "\n".join(
-        line.rstrip() for line in list(lines)[3:]
-    )  # less the file names and the place, of which there are none
+    lines = list(unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=9))
+    return "\n".join(line.rstrip() for line in lines[3:])  # less file names and place: none here
 
 
 def causal_tiles() -> str:
@@ -256,7 +232,7 @@ def causal_tiles() -> str:
 
     BLOCK_M, BLOCK_N = TILES["half"][0][0][:2]
     body = []
-    for n in SIZES:
+    for n in text.SIZES:
         problem = replace(square(n), causal=True)
         blocks = [-(-keys // BLOCK_N) for keys in cost.keys_of_blocks(problem, BLOCK_M)]
         # a block's first row sees the fewest keys: tiles that it sees whole, all its rows do
@@ -267,13 +243,13 @@ def causal_tiles() -> str:
         body.append([n, every, sum(full), masked, every - sum(blocks), f"{skipped:.1f}%"])
     header = "N | tiles | without a mask | with one | never visited | of all"
     tiles = f"BLOCK_M = {BLOCK_M}, BLOCK_N = {BLOCK_N}"
-    return part(header, body, f"One head, counted: {tiles}, stage 6's for fp16, d <= 64.")
+    return text.part(header, body, f"One head, counted: {tiles}, stage 6's for fp16, d <= 64.")
 
 
 def backward_bytes() -> str:
     """What a backward pass moves, and what is kept for it, with P kept and with P made again."""
     body = []
-    for n in SIZES:
+    for n in text.SIZES:
         problem = replace(square(n), direction="bwd")
         kept, again = (cost.hbm_bytes(problem, how) for how in ("three-kernel", "fused"))
         body.append([
@@ -282,20 +258,7 @@ def backward_bytes() -> str:
         ])  # fmt: skip
     header = "N | P, kept | LSE, kept | moved with P kept | made again, at the least | less"
     note = "One head, d = 64, float16; counted by harness/problems/cost.py."
-    return part(header, body, note)
-
-
-def training_peak() -> str:
-    """Peak memory of a training step on the GPU, stage 3's beside stage 7's."""
-    env, cells = read(GPU / "bench-train.jsonl", "bench")
-    body = []
-    for n in SIZES[1:]:
-        found = both(cells, 3, 7, direction="train", d=64, causal=False, nk=n)
-        body.append([
-            n, *(show_bytes(c["peak_bytes"]) if c["peak_bytes"] else c["status"] for c in found)
-        ])  # fmt: skip
-    header = "N | 3 torch, three GEMMs | 7 Triton training"
-    return part(header, body, "B N = 16384, H d = 2048, d = 64, fp16, no mask.", env)
+    return text.part(header, body, note)
 
 
 # ---- expected output
@@ -303,11 +266,11 @@ def training_peak() -> str:
 
 def expected() -> str:
     """What the tour said of each stage, on the CPU and on the GPU."""
-    (cpu_env, cpu), (gpu_env, gpu) = (read(where / "tour.jsonl") for where in (CPU, GPU))
+    (cpu_env, cpu), (gpu_env, gpu) = (read(where / "tour.jsonl") for where in (text.CPU, text.GPU))
     names = cell_tables.titles(cpu_env)
     header = "problem | CPU | max err | time | peak | H200 | max err | time | peak"
     parts = []
-    for stage, name in contestants(cpu):
+    for stage, name in text.contestants(cpu):
         body = []
         for cell in (c for c in cpu if (c["stage"], c["name"]) == (stage, name)):
             fields = ("stage", "name", "inputs", "nk", "d")
@@ -316,9 +279,9 @@ def expected() -> str:
                 f"N = {cell['nk']}, d = {cell['d']}, {cell['inputs']}",
                 *said_of(cell), *(said_of(other[0]) if other else ("-",) * 4),
             ])  # fmt: skip
-        parts.append(f"### Stage {stage}, {names[stage, name]}\n\n{rows(header, body)}")
+        parts.append(f"### Stage {stage}, {names[stage, name]}\n\n{text.rows(header, body)}")
     note = "float32, one head; errors against stage 3 in float64."
-    return "\n\n".join([*parts, note, machine(cpu_env, gpu_env)])
+    return "\n\n".join([*parts, note, text.machine(cpu_env, gpu_env)])
 
 
 def said_of(cell: Record) -> list[str]:
@@ -328,23 +291,18 @@ def said_of(cell: Record) -> list[str]:
     return [status, cell_tables.show_error(cell["err_f64_max"]), time, peak]
 
 
-def of_cpu(name: str) -> str:
-    """A committed run on the CPU."""
-    return as_shown(*read(CPU / f"{name}.jsonl"))
-
-
 # page -> its parts, for harness/report/pages.py
 COURSE_PAGES: dict[Path, dict[str, Callable[[], str]]] = {
-    DOCS / "memory.md": {
+    text.DOCS / "memory.md": {
         "hierarchy": hierarchy,
         "links": links,
         "scores": scores,
         "three-kernels": three_kernels,
     },
-    DOCS / "expected-output.md": {
+    text.DOCS / "expected-output.md": {
         "expected-tour": expected,
-        "expected-masks": partial(of_cpu, "masks"),
-        "expected-gradients": partial(of_cpu, "gradients"),
+        "expected-masks": partial(text.as_shown, text.CPU / "masks.jsonl"),
+        "expected-gradients": partial(text.as_shown, text.CPU / "gradients.jsonl"),
     },
     COURSE / "0-scalar-autograd.md": {"graph-0": partial(graph, 0)},
     COURSE / "1-raw-python.md": {"climb-0-1": partial(climb, 0, 1)},
@@ -365,7 +323,7 @@ COURSE_PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     COURSE / "6-triton-flash2.md": {"causal-tiles": causal_tiles},
     COURSE / "7-training.md": {
         "backward-bytes": backward_bytes,
-        "training-peak": training_peak,
+        "training-peak": partial(training_memory, (64,)),
         "pitfalls-001": partial(pitfalls, "001"),
     },
 }

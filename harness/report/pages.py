@@ -18,11 +18,6 @@ from harness.views.look import LOOKS
 README = ROOT / "README.md"
 
 
-def steps() -> str:
-    """README's first problem in full, and those that the ladder's gains are from."""
-    return as_shown(*read(CPU / "steps.jsonl"))
-
-
 def draw(folder: Path) -> list[Path]:
     """The pictures of README and docs into `folder`, each for light pages and for dark."""
     env, cells = read(GPU / "table-4.2.jsonl")
@@ -59,11 +54,11 @@ def draw(folder: Path) -> list[Path]:
 PAGES: dict[Path, dict[str, Callable[[], str]]] = {
     README: {"first-table": front.first_table, "ladder": front.ladder, "top": front.top},
     DOCS / "results.md": {
-        "steps": steps,
+        "steps": partial(as_shown, CPU / "steps.jsonl"),
         "forward": partial(contests.race, "bench-004", "fwd", 6, SIZES),
         "training": partial(contests.race, "bench-train", "train", 7, SIZES[1:]),
         "training-memory": contests.training_memory,
-        "gradients": contests.gradients,
+        "gradients": partial(as_shown, GPU / "gradients.jsonl", nk=64),
         "traffic": sources.traffic,
         "model": sources.model,
     },

@@ -8,19 +8,8 @@ from collections.abc import Sequence
 from harness.problems.cost import source_intensity
 from harness.records.jsonl import read
 from harness.records.units import show_bytes, significant
-from harness.report.text import (
-    ALL_SIZES,
-    GPU,
-    Record,
-    both,
-    contestants,
-    factor,
-    find,
-    machine,
-    part,
-    problem_but_n,
-    rows,
-)
+from harness.report import text
+from harness.report.text import Record
 from harness.views import cell_tables
 from harness.views import machine as machine_view
 
@@ -58,42 +47,42 @@ def ms(cell: Record) -> str:
 
 def table_4_1() -> str:
     """Every stage at d = 16, one query row and all, beside the source's figures."""
-    env, cells = read(GPU / "table-4.1.jsonl")
+    env, cells = read(text.GPU / "table-4.1.jsonl")
     names = cell_tables.titles(env)
     sizes = (8, 16, 32, 64)
     body = []
-    for stage, name in contestants(cells):
+    for stage, name in text.contestants(cells):
         title = f"{stage} {names[stage, name]}"
         at = {"stage": stage, "name": name, "paired": False}
         if stage in SOURCE_4_1:
             work = "source, one row" if stage < 2 else "source, all rows"
             body.append([title, work, *map(significant, SOURCE_4_1[stage])])
-        body.append([title, "one row", *(ms(find(cells, nq=1, nk=n, **at)) for n in sizes)])
-        body.append([title, "all rows", *(ms(find(cells, nq=n, nk=n, **at)) for n in sizes)])
+        body.append([title, "one row", *(ms(text.find(cells, nq=1, nk=n, **at)) for n in sizes)])
+        body.append([title, "all rows", *(ms(text.find(cells, nq=n, nk=n, **at)) for n in sizes)])
     header = "stage | work | N = 8 | 16 | 32 | 64"
-    return part(header, body, "Times in ms, d = 16, float32.", env)
+    return text.part(header, body, "Times in ms, d = 16, float32.", env)
 
 
 def table_4_2() -> str:
     """Stage 5 against stage 3 at d = 64: the speed-up and the memory, precision by precision."""
-    env, cells = read(GPU / "table-4.2.jsonl")
+    env, cells = read(text.GPU / "table-4.2.jsonl")
     kinds = {"IEEE": "ieee", "TF32": "tf32", "fp16": "float16"}
     header = "N | source" + "".join(f" | {kind}: #3 / #5, ms | #5 faster" for kind in kinds)
     parts = []
     for h, heads in ((1, "one head"), (32, "32 heads")):
         body = []
-        for n in ALL_SIZES:
+        for n in text.ALL_SIZES:
             source = SOURCE_4_2.get(n)
             row: list[object] = [n, f"{source[0] / source[1]:.1f}x" if source else "-"]
             for precision in kinds.values():
                 at = {"nk": n, "h": h, "precision": precision}
-                times = " / ".join(map(ms, both(cells, 3, 5, paired=True, **at)))
-                row += [times, f"**{factor(cells, 3, 5, **at)}**"]
+                times = " / ".join(map(ms, text.both(cells, 3, 5, paired=True, **at)))
+                row += [times, f"**{text.factor(cells, 3, 5, **at)}**"]
             body.append(row)
-        parts.append(f"**Time, {heads}** (paired)\n\n{rows(header, body)}")
+        parts.append(f"**Time, {heads}** (paired)\n\n{text.rows(header, body)}")
     parts.append(f"**Against the peers, fp16, 32 heads** (paired, ms)\n\n{peers(env, cells)}")
     parts.append(f"**Peak memory above the inputs, one head, float32**\n\n{memory(cells)}")
-    return "\n\n".join([*parts, machine(env)])
+    return "\n\n".join([*parts, text.machine(env)])
 
 
 def peers(env: Record, cells: Sequence[Record]) -> str:
@@ -101,41 +90,41 @@ def peers(env: Record, cells: Sequence[Record]) -> str:
     cells = [c for c in cells if c["dtype"] == "float16" and c["h"] == 32 and c["paired"]]
     names = cell_tables.titles(env)
     body = []
-    for stage, name in contestants(cells):
-        times = (ms(find(cells, stage=stage, name=name, nk=n)) for n in ALL_SIZES)
+    for stage, name in text.contestants(cells):
+        times = (ms(text.find(cells, stage=stage, name=name, nk=n)) for n in text.ALL_SIZES)
         body.append([f"{stage} {names[stage, name]}", *times])
-    return rows("contestant" + "".join(f" | N = {n}" for n in ALL_SIZES), body)
+    return text.rows("contestant" + "".join(f" | N = {n}" for n in text.ALL_SIZES), body)
 
 
 def memory(cells: Sequence[Record]) -> str:
     """Peak memory of stage 3 and stage 5, and their ratio, beside the source's."""
     body = []
-    for n in ALL_SIZES:
-        three, five = both(cells, 3, 5, nk=n, h=1, precision="ieee", paired=False)
+    for n in text.ALL_SIZES:
+        three, five = text.both(cells, 3, 5, nk=n, h=1, precision="ieee", paired=False)
         source = SOURCE_4_2.get(n)
         said = f"{source[2]} / {source[3]} MB, {source[2] / source[3]:.0f}x" if source else "-"
         ratio = three["peak_bytes"] / five["peak_bytes"]
         body.append([n, said, *map(cell_tables.show_peak, (three, five)), f"{ratio:.0f}x"])
-    return rows("N | source | #3 | #5 | #5 less", body)
+    return text.rows("N | source | #3 | #5 | #5 less", body)
 
 
 def table_4_3() -> str:
     """The error of Lite and Online against stage 3 as N grows."""
-    env, cells = read(GPU / "table-4.3.jsonl")
+    env, cells = read(text.GPU / "table-4.3.jsonl")
     body = []
     for n, said in SOURCE_4_3.items():
-        found = [c for p in ("tf32", "ieee") for c in both(cells, 4, 5, nk=n, precision=p)]
+        found = [c for p in ("tf32", "ieee") for c in text.both(cells, 4, 5, nk=n, precision=p)]
         body.append([n, *said, *(cell_tables.show_error(c["err_stage3_max"]) for c in found)])
     header = "N | source: Lite | Online | TF32: Lite | Online | IEEE: Lite | Online"
-    return part(header, body, "Max error, d = 64, N(0, 1), one head.", env)
+    return text.part(header, body, "Max error, d = 64, N(0, 1), one head.", env)
 
 
 def table_4_4() -> str:
     """Arithmetic intensity by the source's count and by ours, and what was achieved."""
-    env, cells = read(GPU / "table-4.4.jsonl")
+    env, cells = read(text.GPU / "table-4.4.jsonl")
     body = []
-    for n in ALL_SIZES[:-1]:
-        compared = both(cells, 3, 5, nk=n, paired=True)
+    for n in text.ALL_SIZES[:-1]:
+        compared = text.both(cells, 3, 5, nk=n, paired=True)
         source = SOURCE_4_4.get(n, ("-", "-"))
         counted = source_intensity(n, 64)
         ours = [c["flops"] / c["hbm_bytes"] for c in compared]
@@ -148,21 +137,23 @@ def table_4_4() -> str:
         ])  # fmt: skip
     header = "N | source | its count | ours: products alone | achieved TFLOP/s"
     note = "FLOP per byte of memory, stage 3 / stage 5; d = 64, float32 IEEE, one head."
-    return part(header, body, note, env)
+    return text.part(header, body, note, env)
 
 
 def occupancy() -> str:
     """Why one head is too few: programs of stage 5 against the card's multiprocessors."""
     body = [
         [n, *(-(-n // rows_each) * h for h in (1, 32) for rows_each in (32, 128))]
-        for n in ALL_SIZES
+        for n in text.ALL_SIZES
     ]
-    return rows("N | 1 head, IEEE | 1 head, TF32 and fp16 | 32 heads, IEEE | TF32 and fp16", body)
+    return text.rows(
+        "N | 1 head, IEEE | 1 head, TF32 and fp16 | 32 heads, IEEE | TF32 and fp16", body
+    )
 
 
 def traffic() -> str:
     """Bytes that stages moved, by the profiler, beside those predicted."""
-    env, records = read(GPU / "io.jsonl", "io")
+    env, records = read(text.GPU / "io.jsonl", "io")
     names = cell_tables.titles(env)
     body = []
     for group in machine_view.by_stage(records):
@@ -174,7 +165,7 @@ def traffic() -> str:
             bandwidth(group),
         ])  # fmt: skip
     header = "stage | kernels | DRAM moved | predicted | ratio | bandwidth"
-    return part(header, body, f"{problem_but_n(first)}.", env)
+    return text.part(header, body, f"{text.problem_but_n(first)}.", env)
 
 
 def bandwidth(launches: Sequence[Record]) -> str:
@@ -185,7 +176,7 @@ def bandwidth(launches: Sequence[Record]) -> str:
 
 def model() -> str:
     """MiniLM with its attention replaced, as its embeddings and hidden states take it."""
-    env, records = read(GPU / "model-float32.jsonl", "model")
+    env, records = read(text.GPU / "model-float32.jsonl", "model")
     names = cell_tables.titles(env)
     body = [
         [
@@ -196,4 +187,4 @@ def model() -> str:
         for tokens in (64, 65, 128, 512) for cell in records if cell["tokens"] == tokens
     ]  # fmt: skip
     header = "text and stage | cosine of the embedding | largest hidden difference | status"
-    return part(header, body, "Against SDPA, float32.", env)
+    return text.part(header, body, "Against SDPA, float32.", env)

@@ -1,9 +1,11 @@
 """What the generated parts of README and docs are made with: records found, Markdown tables."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from harness.records.jsonl import read
 from harness.records.syntax import digest, digest_of_version
 from harness.views import cell_tables
 
@@ -62,14 +64,12 @@ def contestants(cells: Sequence[Record]) -> list[tuple[int, str]]:
 
 
 def problems(
-    sizes: Sequence[int], masks: Mapping[bool, str] = MASKS
+    sizes: Sequence[int], ds: Sequence[int] = (64, 128), masks: Mapping[bool, str] = MASKS
 ) -> Iterator[tuple[str, dict[str, object]]]:
     """The sources' problems by d, mask and N: a title, and the fields that find their records."""
-    for d in (64, 128):
-        for causal, mask in masks.items():
-            for n in sizes:
-                said = f"d = {d}, {mask}, N = {n}" if len(masks) > 1 else f"d = {d}, N = {n}"
-                yield said, {"d": d, "causal": causal, "nk": n}
+    for d, causal, n in product(ds, masks, sizes):
+        mask = f"{masks[causal]}, " * (len(masks) > 1)
+        yield f"d = {d}, {mask}N = {n}", {"d": d, "causal": causal, "nk": n}
 
 
 def problem_but_n(cell: Record) -> str:
@@ -77,10 +77,16 @@ def problem_but_n(cell: Record) -> str:
     return cell_tables.problem_title(cell).split(", ", 1)[1]
 
 
-def as_shown(env: Record, cells: Sequence[Record], note: str = READING.format("")) -> str:
-    """Cells as `ladder table --format markdown` shows them, with a legend of one line."""
+def as_shown(path: Path, **fields: object) -> str:
+    """The cells of a file with those fields as `ladder table --format markdown` shows them.
+
+    Their legend is one line.
+    """
+    env, cells = read(path)
+    cells = [c for c in cells if all(c[name] == value for name, value in fields.items())]
     tables = cell_tables.markdown(env, cells).removesuffix(cell_tables.legend(cells)).rstrip()
-    return "\n\n".join([tables, f"Errors are against stage 3; {note}.", machine(env)])
+    note = f"Errors are against stage 3; {READING.format('')}."
+    return "\n\n".join([tables, note, machine(env)])
 
 
 def edited_since(env: Record) -> set[int]:

@@ -71,15 +71,15 @@ def test_two_runs_on_one_machine_are_one_line_with_all_that_was_edited(monkeypat
 
 def test_a_table_in_docs_leaves_the_long_legend_to_measuring():
     for name in ("gradients", "masks"):
-        env, cells = read(text.CPU / f"{name}.jsonl")
-        assert cell_tables.legend(cells) not in text.as_shown(env, cells)
+        path = text.CPU / f"{name}.jsonl"
+        assert cell_tables.legend(read(path)[1]) not in text.as_shown(path)
     assert training_views.LEGEND not in contests.curves()
 
 
 def test_a_stage_without_a_measured_gain_has_its_row(tmp_path, monkeypatch):
     stage = tmp_path / "s12_new.py"
     stage.write_text('STAGE = Stage(number=12, name="new", title="a title", idea="an idea")\n')
-    monkeypatch.setattr(front, "ROOT", tmp_path)
+    monkeypatch.setattr(text, "ROOT", tmp_path)
     monkeypatch.setattr(front, "built_in_files", lambda: [stage])
     assert "| [12 a title](s12_new.py) | an idea | - |  |" in front.ladder()
 
