@@ -90,7 +90,7 @@ def variants() -> str:
     """Stage 6 written in other ways, paired with itself as shipped."""
     env, cells = read(text.GPU / "variants.jsonl", "bench")
     names = cell_tables.titles(env)
-    others = text.contestants([cell for cell in cells if cell["stage"] != 6])
+    others = contests.contestants([cell for cell in cells if cell["stage"] != 6])
     body = []
     for title, at in text.problems(sorted({cell["nk"] for cell in cells})):
         ours = text.find(cells, stage=6, **at)["time_ms"]

@@ -20,6 +20,7 @@ from harness.report.contests import training_memory
 from harness.report.sources import bandwidth
 from harness.report.text import Record
 from harness.views import cell_tables
+from harness.views.contests import contestants
 from harness.views.machine import moved
 
 PAIRED = f"paired: {text.READING.format('../')}."
@@ -270,7 +271,7 @@ def expected() -> str:
     names = cell_tables.titles(cpu_env)
     header = "problem | CPU | max err | time | peak | H200 | max err | time | peak"
     parts = []
-    for stage, name in text.contestants(cpu):
+    for stage, name in contestants(cpu):
         body = []
         for cell in (c for c in cpu if (c["stage"], c["name"]) == (stage, name)):
             fields = ("stage", "name", "inputs", "nk", "d")

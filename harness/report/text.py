@@ -58,11 +58,6 @@ def factor(cells: Sequence[Record], old: int, new: int, **fields: object) -> str
     return cell_tables.show_step(before, after)
 
 
-def contestants(cells: Sequence[Record]) -> list[tuple[int, str]]:
-    """The number and name of each stage that has cells, lowest first."""
-    return sorted({(cell["stage"], cell["name"]) for cell in cells})
-
-
 def problems(
     sizes: Sequence[int], ds: Sequence[int] = (64, 128), masks: Mapping[bool, str] = MASKS
 ) -> Iterator[tuple[str, dict[str, object]]]:
