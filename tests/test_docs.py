@@ -354,9 +354,12 @@ def test_a_stage_in_ten_minutes_by_following_contributing(tmp_path):
     )
     assert checked.count("check_inputs") == 2
     (tmp_path / "stages" / "s90_mine.py").write_text(checked)
-    assert "my stage" in ladder("run", "--stages", "90", "--n", "65", "--out", "moved.jsonl")
-    _, cells = read(tmp_path / "moved.jsonl")
-    assert [(x["stage"], x["status"]) for x in cells] == [(90, "ok")]
+    asked = ("run", "--stages", "90", "--n", "65", "--inputs", "peaky")
+    for dtype in ("float32", "float16"):  # tests/stages asks every dtype that a stage declares
+        shown = ladder(*asked, "--dtype", dtype, "--out", f"{dtype}.jsonl")
+        assert "my stage" in shown
+        _, cells = read(tmp_path / f"{dtype}.jsonl")
+        assert [(x["stage"], x["status"]) for x in cells] == [(90, "ok")]
 
 
 # ---- pictures

@@ -7,25 +7,21 @@ beside.
 import shutil
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import permutations
 from pathlib import Path
-from typing import Any
 
-from harness.records import units
 from harness.records.jsonl import read
-from harness.records.units import show_bytes
-from harness.report.text import GPU, find, machine, rows
+from harness.records.units import show_bytes, significant
+from harness.report import text
+from harness.report.text import Record
 from harness.views import cell_tables, contest_groups, contest_plots, contests
 from harness.views import training as training_views
 from harness.views.look import Look
 
-Record = Mapping[str, Any]
-
-SIZES = (1024, 4096, 16384)
 CONTESTANTS = {"sdpa_flash": "SDPA flash", "sdpa_cudnn": "cuDNN", "flex_attention": "FlexAttention"}
 AGAINST = ("sdpa_flash", "flex_attention")
-MASKS = {False: "none", True: "causal"}
+FULL = {False: text.MASKS[False]}
 
 
 def rate(cell: Record | None) -> str:
@@ -43,99 +39,66 @@ def ratio(cell: Record, peer: str) -> str:
 
 def race(name: str, direction: str, stage: int, sizes: Sequence[int]) -> str:
     """TFLOP/s of stage 3, one of ours and the peers, by d, mask and N; ratios to the peers."""
-    env, cells = read(GPU / f"{name}.jsonl", "bench")
+    env, cells = read(text.GPU / f"{name}.jsonl", "bench")
+    cells = [cell for cell in cells if cell["direction"] == direction]
     body = []
-    for d in (64, 128):
-        for causal, mask in MASKS.items():
-            for n in sizes:
-                at = {"direction": direction, "d": d, "causal": causal, "nk": n}
-                ours = find(cells, stage=stage, **at)
-                body.append([
-                    f"d = {d}, {mask}, N = {n}", rate(find(cells, stage=3, **at)),
-                    f"**{rate(ours)}**",
-                    *(rate(find(cells, name=peer, **at)) for peer in CONTESTANTS),
-                    *(ratio(ours, peer) for peer in AGAINST),
-                ])  # fmt: skip
-    header = ["mask and size", "#3", f"#{stage}", *CONTESTANTS.values()]
-    header += [f"#{stage} over flash", "over Flex"]
+    for title, at in text.problems(sizes):
+        three, ours = text.both(cells, 3, stage, **at)
+        theirs = (rate(text.find(cells, name=peer, **at)) for peer in CONTESTANTS)
+        over = (ratio(ours, peer) for peer in AGAINST)
+        body.append([title, rate(three), f"**{rate(ours)}**", *theirs, *over])
+    header = f"mask and size | #3 | #{stage} | {' | '.join(CONTESTANTS.values())}"
+    header += f" | #{stage} over flash | over Flex"
     note = "TFLOP/s, the masked part not counted; fp16, B N = 16384, H d = 2048; paired."
-    return f"{rows(header, body)}\n\n{note} {machine(env)}"
+    return text.part(header, body, note, env)
 
 
-def forward() -> str:
-    """Stage 6 against the vendor's kernels."""
-    return race("bench-004", "fwd", 6, SIZES)
-
-
-def gradients() -> str:
-    """The gradient family: every stage that goes backward, on one small problem."""
-    env, cells = read(GPU / "gradients.jsonl")
-    chosen = [cell for cell in cells if cell["nk"] == 64]
-    return f"{cell_tables.markdown(env, chosen)}\n\n{machine(env)}"
-
-
-def training() -> str:
-    """Stage 7, forward and backward, against the vendor's kernels."""
-    return race("bench-train", "train", 7, (4096, 16384))
-
-
-def training_memory() -> str:
+def training_memory(ds: Sequence[int] = (64, 128)) -> str:
     """Peak memory of a training step, stage 7's beside the others'."""
-    env, cells = read(GPU / "bench-train.jsonl", "bench")
+    env, cells = read(text.GPU / "bench-train.jsonl", "bench")
+    cells = [cell for cell in cells if cell["direction"] == "train"]
     body = []
-    for d in (64, 128):
-        for n in (4096, 16384):
-            at = {"direction": "train", "d": d, "causal": False, "nk": n}
-            peaks = {f"#{s}": find(cells, stage=s, **at)["peak_bytes"] for s in (3, 7)}
-            for peer, title in CONTESTANTS.items():
-                peaks[title] = find(cells, name=peer, **at)["peak_bytes"]
-            shown = [show_bytes(peak) if peak is not None else "-" for peak in peaks.values()]
-            against = f"{peaks['#7'] / peaks['SDPA flash']:.2f}x"
-            body.append([f"d = {d}, N = {n}", *shown, against])
-    header = ["size", *peaks, "#7 / SDPA flash"]
-    note = "Above q, k, v and dO; the output, its gradients and all in between."
-    return f"{rows(header, body)}\n\n{note} {machine(env)}"
+    for title, at in text.problems(text.SIZES[1:], ds, FULL):
+        found = [*text.both(cells, 3, 7, **at)]
+        found += [text.find(cells, name=peer, **at) for peer in CONTESTANTS]
+        peaks = [cell["peak_bytes"] for cell in found]
+        shown = ["-" if peak is None else show_bytes(peak) for peak in peaks]
+        body.append([title, *shown, f"{peaks[1] / peaks[2]:.2f}x"])
+    header = f"size | #3 | #7 | {' | '.join(CONTESTANTS.values())} | #7 / SDPA flash"
+    note = "Above q, k, v, dO; fp16, B N = 16384, H d = 2048, no mask."
+    return text.part(header, body, note, env)
 
 
 def skipping() -> str:
     """What the causal mask saves: tiles never visited, and time."""
-    env, cells = read(GPU / "bench-004.jsonl", "bench")
+    env, cells = read(text.GPU / "bench-004.jsonl", "bench")
     body = []
-    for d in (64, 128):
-        for n in SIZES:
-            full, half = (
-                find(cells, stage=6, d=d, nk=n, causal=causal) for causal in (False, True)
-            )
-            body.append([
-                f"d = {d}, N = {n}", f"{100 * half['skip_ratio']:.0f}%",
-                f"{units.significant(full['time_ms'])} ms",
-                f"{units.significant(half['time_ms'])} ms",
-                f"{full['time_ms'] / half['time_ms']:.2f}x",
-            ])  # fmt: skip
-    header = ["size", "tiles never visited", "no mask", "causal", "faster"]
+    for title, at in text.problems(text.SIZES, masks=FULL):
+        both = [text.find(cells, stage=6, **(at | {"causal": causal})) for causal in text.MASKS]
+        full, half = both
+        body.append([
+            title, f"{100 * half['skip_ratio']:.0f}%",
+            *(f"{significant(cell['time_ms'])} ms" for cell in both),
+            f"{full['time_ms'] / half['time_ms']:.2f}x",
+        ])  # fmt: skip
+    header = "size | tiles never visited | no mask | causal | faster"
     note = "Two contests: the ratio is of medians taken one after the other."
-    return f"{rows(header, body)}\n\n{note} {machine(env)}"
+    return text.part(header, body, note, env)
 
 
 def variants() -> str:
     """Stage 6 written in other ways, paired with itself as shipped."""
-    env, cells = read(GPU / "variants.jsonl", "bench")
+    env, cells = read(text.GPU / "variants.jsonl", "bench")
     names = cell_tables.titles(env)
-    others = sorted({(cell["stage"], cell["name"]) for cell in cells if cell["stage"] != 6})
+    others = contests.contestants([cell for cell in cells if cell["stage"] != 6])
     body = []
-    for d in (64, 128):
-        for causal, mask in MASKS.items():
-            at = {"d": d, "causal": causal}
-            for n in sorted({cell["nk"] for cell in cells}):
-                ours = find(cells, stage=6, nk=n, **at)["time_ms"]
-                times = [find(cells, name=name, nk=n, **at)["time_ms"] for _, name in others]
-                body.append([
-                    f"d = {d}, {mask}, N = {n}", f"{units.significant(ours)} ms",
-                    *(f"{time / ours:.2f}x" for time in times),
-                ])  # fmt: skip
-    header = ["mask and size", "as shipped", *(names[other] for other in others)]
+    for title, at in text.problems(sorted({cell["nk"] for cell in cells})):
+        ours = text.find(cells, stage=6, **at)["time_ms"]
+        times = [text.find(cells, name=name, **at)["time_ms"] for _, name in others]
+        body.append([title, f"{significant(ours)} ms", *(f"{time / ours:.2f}x" for time in times)])
+    header = "mask and size | as shipped" + "".join(f" | {names[other]}" for other in others)
     note = "fp16; a variant's time over the shipped stage's: above 1.00x it is slower. Paired."
-    return f"{rows(header, body)}\n\n{note} {machine(env)}"
+    return text.part(header, body, note, env)
 
 
 def trios(cells: Sequence[Record], stage: int) -> list[contests.Trio]:
@@ -153,54 +116,56 @@ def trios(cells: Sequence[Record], stage: int) -> list[contests.Trio]:
 
 def source_001(direction: str, stage: int) -> str:
     """A table of source 001 at its shapes: time, memory, speed-up over SDPA's flash backend."""
-    env, cells = read(GPU / "bench-001-train.jsonl", "bench")
+    env, cells = read(text.GPU / "bench-001-train.jsonl", "bench")
     body = []
     for trio in trios([cell for cell in cells if cell["direction"] == direction], stage):
-        mask = MASKS[trio.group[0]["causal"]]
+        mask = text.MASKS[trio.group[0]["causal"]]
         times, peaks = trio.each(contest_groups.show_time), trio.each(contest_groups.show_peak)
         lines = trio.rows(*times, trio.speedups(), *peaks)
         body += [[f"{mask}, N = {n}", *figures] for n, *figures in lines]
-    header = ["mask and size", "#3, ms", f"#{stage}", "SDPA flash", f"#{stage} over flash"]
-    header += ["#3, peak", f"#{stage}", "SDPA flash"]
+    header = f"mask and size | #3, ms | #{stage} | SDPA flash | #{stage} over flash"
+    header += f" | #3, peak | #{stage} | SDPA flash"
     claims = contests.SOURCES["001-train"]
     if direction == "fwd":  # its table has both
-        both = f"{contests.FORWARD_TIME}; {contests.FORWARD_MEMORY}"
-        claims = f"{contests.SOURCE_001} {both}."
-    note = f"{direction}, fp16, B = 2, H = 4, d = 64. {claims}"
-    return f"{rows(header, body)}\n\n{note} {machine(env)}"
+        claims = f"{contests.SOURCE_001} {contests.FORWARD_TIME}; {contests.FORWARD_MEMORY}."
+    note = f"{direction}, fp16, B = 2, H = 4, d = 64.\n\n{claims}"
+    return text.part(header, body, note, env)
 
 
 def train_split() -> str:
     """Forward, backward and both of stage 7 at source 001's shapes, beside SDPA's."""
-    env, cells = read(GPU / "bench-001-train.jsonl", "bench")
+    env, cells = read(text.GPU / "bench-001-train.jsonl", "bench")
     unmasked = trios([cell for cell in cells if not cell["causal"]], 7)
     (trio,) = (trio for trio in unmasked if trio.group[0]["direction"] == "train")
     body = trio.rows(*trio.split(trio.ours), *trio.split(trio.peer))
-    header = ["N", "#7: forward", "backward", "both", "SDPA flash: forward", "backward", "both"]
-    return f"{rows(header, body)}\n\nms, no mask, fp16, B = 2, H = 4, d = 64. {machine(env)}"
+    header = "N | #7: forward | backward | both | SDPA flash: forward | backward | both"
+    return text.part(header, body, "ms, no mask, fp16, B = 2, H = 4, d = 64.", env)
 
 
 def source_004() -> str:
     """Stage 6's share of the matrix rate, and its rate beside stage 3's and SDPA's."""
-    env, cells = read(GPU / "bench-004.jsonl", "bench")
-    _, ceilings = read(GPU / "ceilings.jsonl", "ceiling")
-    roof = find(ceilings, what="matmul", dtype="float16")["value"]
-    header, columns = ["N"], []
+    env, cells = read(text.GPU / "bench-004.jsonl", "bench")
+    _, ceilings = read(text.GPU / "ceilings.jsonl", "ceiling")
+    roof = text.find(ceilings, what="matmul", dtype="float16")["value"]
+    header, columns = "N", []
     for trio in trios(cells, 6):
-        header.append(f"d = {trio.group[0]['d']}" + ", causal" * trio.group[0]["causal"])
+        header += f" | d = {trio.group[0]['d']}" + ", causal" * trio.group[0]["causal"]
         figures = zip(*trio.each(rate), trio.shares(ceilings), strict=True)
         columns.append(
             [f"{three} / {ours} ({share}) / {peer}" for three, ours, peer, share in figures]
         )
-    note = f"TFLOP/s: #3 / #6 (its share of the {roof:.0f} that the card reached) / SDPA flash; "
-    note += "fp16, B N = 16384, H d = 2048."
-    return f"{rows(header, trio.rows(*columns))}\n\n{note} {machine(env)}"
+    note = (
+        f"TFLOP/s: #3 / #6 (its share of the {roof:.0f} that the card reached) / SDPA flash; fp16."
+    )
+    return text.part(header, trio.rows(*columns), note, env)
 
 
 def curves() -> str:
     """The training curves, judged."""
-    env, records = read(GPU / "train.jsonl", "train")
-    return f"{training_views.markdown(env, records)}\n\n{machine(env)}"
+    env, records = read(text.GPU / "train.jsonl", "train")
+    table = training_views.markdown(env, records).removesuffix(training_views.LEGEND).rstrip()
+    note = "Losses in nats per character, means over the seeds: [the columns](#the-columns)."
+    return "\n\n".join([table, note, text.machine(env)])
 
 
 # a plot of `ladder bench` -> its name among the pictures of docs
@@ -212,10 +177,10 @@ BENCH_PREFIX = {
 
 def draw(folder: Path, look: Look) -> list[Path]:
     """The pictures of both sources' figures and of the training curves, into `folder`."""
-    env, records = read(GPU / "bench-004.jsonl", "bench")
-    _, ceilings = read(GPU / "ceilings.jsonl", "ceiling")
+    env, records = read(text.GPU / "bench-004.jsonl", "bench")
+    _, ceilings = read(text.GPU / "ceilings.jsonl", "ceiling")
     written: list[Path] = []
-    halves_env, halves = read(GPU / "bench-001-train.jsonl", "bench")
+    halves_env, halves = read(text.GPU / "bench-001-train.jsonl", "bench")
     with tempfile.TemporaryDirectory() as drafts:
         for of, found, wanted in (
             (env, records, ("tflops",)),
@@ -225,7 +190,7 @@ def draw(folder: Path, look: Look) -> list[Path]:
             for name in wanted:
                 written.append(folder / f"{BENCH_PREFIX[name]}{look.suffix}.png")
                 shutil.copy(Path(drafts) / f"{name}{look.suffix}.png", written[-1])
-    train_env, curves_records = read(GPU / "train.jsonl", "train")
+    train_env, curves_records = read(text.GPU / "train.jsonl", "train")
     written.append(folder / f"loss{look.suffix}.png")
     training_views.plot(train_env, curves_records, written[-1], look)
     return written
@@ -264,7 +229,7 @@ def lost(records: Sequence[Record], sizes: Callable[[Record], tuple[int, ...]]) 
 
 def tuner_key() -> str:
     """What is lost where problems share tuned choices, by what tells them apart."""
-    env, records = read(GPU / "tuner-key.jsonl", "tuning")
+    env, records = read(text.GPU / "tuner-key.jsonl", "tuning")
     kernels = {"attention_kernel": "forward", "dk_dv_kernel": "dk, dv", "dq_kernel": "dq"}
     body = []
     for name, sizes in TUNER_KEYS.items():
@@ -273,23 +238,20 @@ def tuner_key() -> str:
             found = lost([record for record in records if record["kernel"] == kernel], sizes)
             figures += [f"{100 * max(found):.0f}%", f"{100 * statistics.mean(found):.1f}%"]
         body.append([name, *figures])
-    header = ["same up to a power of two"]
-    for title in kernels.values():
-        header += [f"{title}: worst", "mean"]
-    problems = len({tuple(r[x] for x in ("b", "h", "nq", "nk", "d", "dtype", "causal"))
+    header = "same up to a power of two"
+    header += "".join(f" | {title}: worst | mean" for title in kernels.values())
+    count = len({tuple(r[x] for x in ("b", "h", "nq", "nk", "d", "dtype", "causal"))
                     for r in records})  # fmt: skip
-    note = (
-        f"Time lost by another problem's choice, over all pairs of {problems} problems that share."
-    )
-    return f"{rows(header, body)}\n\n{note} {machine(env)}"
+    note = f"Time lost by another problem's choice, over all pairs of {count} problems that share."
+    return text.part(header, body, note, env)
 
 
 def sanitizer() -> str:
     """What compute-sanitizer said."""
-    env, records = read(GPU / "sanitizer.jsonl", "sanitizer")
+    env, records = read(text.GPU / "sanitizer.jsonl", "sanitizer")
     body = [
         [record["tool"], len(record["ran"]), f"{record['errors']}", record["summary"]]
         for record in records
     ]
-    header = ["tool", "stages x problems x dtypes run", "errors", "its summary"]
-    return f"{rows(header, body)}\n\n{records[0]['version']}. {machine(env)}"
+    header = "tool | stages x problems x dtypes run | errors | its summary"
+    return text.part(header, body, f"{records[0]['version']}.", env)

@@ -1,24 +1,41 @@
 """What the generated parts of README and docs are made with: records found, Markdown tables."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from harness.records.jsonl import read
 from harness.records.syntax import digest, digest_of_version
+from harness.views import cell_tables
 from harness.views.table import markdown_row
 
 ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 RESULTS = ROOT / "results"
-GPU = RESULTS / "h200"
+CPU, GPU = RESULTS / "cpu", RESULTS / "h200"
+
+SIZES = (1024, 4096, 16384)
+ALL_SIZES = (1024, 2048, 4096, 8192, 16384)
+MASKS = {False: "none", True: "causal"}
+READING = "[how to read a table]({}measuring.md#reading-a-table)"  # {}: the way to docs/
 
 Record = Mapping[str, Any]
 
 
-def rows(header: Sequence[str], body: Iterable[Sequence[object]]) -> str:
-    """A Markdown table, its first column to the left and the others to the right."""
-    lines = [f"| {' | '.join(header)} |", f"|---|{'---:|' * (len(header) - 1)}"]
+def rows(header: str, body: Iterable[Sequence[object]], mark: str = "---:") -> str:
+    """A Markdown table, its first column to the left and the others as `mark` says: to the right.
+
+    `header`: the columns' names with " | " between them.
+    """
+    lines = [f"| {header} |", f"|---|{f'{mark}|' * header.count(' | ')}"]
     lines += [markdown_row(row) for row in body]
     return "\n".join(lines)
+
+
+def part(header: str, body: Iterable[Sequence[object]], note: str, *envs: Record) -> str:
+    """A table, its legend in one line, and a line for each machine that it was measured on."""
+    return "\n\n".join([rows(header, body), note, *([machine(*envs)] if envs else [])])
 
 
 def find(cells: Sequence[Record], **fields: object) -> Record:
@@ -29,14 +46,48 @@ def find(cells: Sequence[Record], **fields: object) -> Record:
     return found[0]
 
 
-def there(cells: Sequence[Record]) -> list[tuple[int, str]]:
-    """The stages that have cells, lowest first."""
-    return sorted({(cell["stage"], cell["name"]) for cell in cells})
+def both(cells: Sequence[Record], old: int, new: int, **fields: object) -> tuple[Record, Record]:
+    """The records with those fields of two stages. Raises KeyError as `find` does."""
+    return find(cells, stage=old, **fields), find(cells, stage=new, **fields)
 
 
-def edited_since(env: Record) -> list[int]:
+def factor(cells: Sequence[Record], old: int, new: int, **fields: object) -> str:
+    """How many times faster `new` is than `old`, from times taken in turns, with its spread."""
+    before, after = both(cells, old, new, paired=True, **fields)
+    if not (cell_tables.comparable(before) and cell_tables.comparable(after)):
+        return "-"
+    return cell_tables.show_step(before, after)
+
+
+def problems(
+    sizes: Sequence[int], ds: Sequence[int] = (64, 128), masks: Mapping[bool, str] = MASKS
+) -> Iterator[tuple[str, dict[str, object]]]:
+    """The sources' problems by d, mask and N: a title, and the fields that find their records."""
+    for d, causal, n in product(ds, masks, sizes):
+        mask = f"{masks[causal]}, " * (len(masks) > 1)
+        yield f"d = {d}, {mask}N = {n}", {"d": d, "causal": causal, "nk": n}
+
+
+def problem_but_n(cell: Record) -> str:
+    """A cell's problem in a line, without its N."""
+    return cell_tables.problem_title(cell).split(", ", 1)[1]
+
+
+def as_shown(path: Path, **fields: object) -> str:
+    """The cells of a file with those fields as `ladder table --format markdown` shows them.
+
+    Their legend is one line.
+    """
+    env, cells = read(path)
+    cells = [c for c in cells if all(c[name] == value for name, value in fields.items())]
+    tables = cell_tables.markdown(env, cells).removesuffix(cell_tables.legend(cells)).rstrip()
+    note = f"Errors are against stage 3; {READING.format('')}."
+    return "\n\n".join([tables, note, machine(env)])
+
+
+def edited_since(env: Record) -> set[int]:
     """The built-in stages in a file of records whose code is no longer what was measured."""
-    edited = []
+    edited = set()
     planned = {cell["stage"] for cell in env["plan"]}  # a suite may measure some of the stages
     for stage in env["rungs"]:
         if planned and stage["stage"] not in planned:
@@ -46,17 +97,25 @@ def edited_since(env: Record) -> list[int]:
             continue
         measured = stage.get("syntax_sha256") or digest_of_version(path, stage["sha256"])
         if measured != digest(path.read_text(encoding="utf-8")):
-            edited.append(stage["stage"])
-    return sorted(edited)
+            edited.add(stage["stage"])
+    return edited
 
 
-def machine(env: Record) -> str:
-    """Where a file was measured, in a line, and which stages have been edited since."""
-    where = env["device_name"]
-    if env["device"] == "cpu":
-        where += f", {env['cores']} cores"
-    versions = [f"torch {env['torch']}"] + [f"Triton {env['triton']}"] * bool(env["triton"])
-    said = f"Measured on: {where}; {', '.join(versions)}; {env['date'][:10]}"
-    if edited := edited_since(env):
-        said += f"; stage{'s' * (len(edited) > 1)} {', '.join(map(str, edited))} edited since"
-    return f"{said}."
+def machine(*envs: Record) -> str:
+    """Where files were measured, one line for each machine, and which stages were edited since."""
+    found: dict[str, set[int]] = {}
+    for env in envs:
+        where = env["device_name"]
+        if env["device"] == "cpu":
+            where += f", {env['cores']} cores"
+        versions = [f"torch {env['torch']}"] + [f"Triton {env['triton']}"] * bool(env["triton"])
+        said = f"Measured on: {where}; {', '.join(versions)}; {env['date'][:10]}"
+        found.setdefault(said, set()).update(edited_since(env))
+    return "\n\n".join(said + since(sorted(edited)) for said, edited in found.items())
+
+
+def since(edited: Sequence[int]) -> str:
+    """The end of a line that names the stages edited since."""
+    if not edited:
+        return "."
+    return f"; stage{'s' * (len(edited) > 1)} {', '.join(map(str, edited))} edited since."

@@ -12,21 +12,24 @@ import stages
 from harness.records import syntax
 from harness.records.jsonl import read
 from harness.records.schema import FAILURES
-from harness.report import contests, pages, text
+from harness.report import contests, front, pages, sources, text
 from harness.training import curves
+from harness.views import cell_tables
+from harness.views import training as training_views
 
 
 @pytest.mark.parametrize("page", list(pages.PAGES), ids=lambda page: page.name)
 def test_a_page_is_what_the_records_say(page):
-    text = page.read_text()
-    assert pages.generate(text, page) == text, "run `ladder readme`"
+    before = page.read_text()
+    assert pages.generate(before, page) == before, "run `ladder readme`"
 
 
 def test_a_changed_figure_is_found():
-    text = pages.README.read_text()
-    changed = text.replace("**3.04x**", "**9.04x**")
-    assert changed != text
-    assert pages.generate(changed) == text
+    page = text.DOCS / "source-tables.md"
+    before = page.read_text()
+    changed = before.replace("**3.04x**", "**9.04x**")
+    assert changed != before
+    assert pages.generate(changed, page) == before
 
 
 @pytest.mark.slow
@@ -36,29 +39,62 @@ def test_a_changed_figure_is_found():
     ids=lambda x: getattr(x, "name", x),
 )
 def test_a_part_without_its_markers_is_an_error(page, name):
-    text = page.read_text().replace(f"<!-- end {name} -->", "")
+    cut = page.read_text().replace(f"<!-- end {name} -->", "")
     with pytest.raises(ValueError, match=name):
-        pages.generate(text, page)
+        pages.generate(cut, page)
 
 
-def test_pictures_are_there():
-    shown = re.findall(r'(?:\]\(|src=")(docs/figures/[\w-]+\.png)', pages.README.read_text())
-    assert len(shown) >= 5
+def test_readme_is_one_page():
+    readme = pages.README.read_text()
+    assert len(readme.splitlines()) <= 130
+    assert len(readme.split()) <= 1300
+
+
+@pytest.mark.parametrize("page", list(pages.PAGES), ids=lambda page: page.name)
+def test_pictures_are_there(page):
+    shown = re.findall(r'(?:src|srcset)="([\w./-]+\.png)', page.read_text())
+    assert len(shown) >= {"README.md": 2, "results.md": 2, "source-tables.md": 8}.get(page.name, 0)
     for path in shown:
-        assert (pages.ROOT / path).read_bytes().startswith(b"\x89PNG")
+        assert (page.parent / path).read_bytes().startswith(b"\x89PNG")
+
+
+def test_two_runs_on_one_machine_are_one_line_with_all_that_was_edited(monkeypatch):
+    (one, _), (other, _) = (read(text.GPU / f"table-4.{n}.jsonl") for n in (2, 3))
+    edited = {id(one): {5}, id(other): {4, 5}}
+    monkeypatch.setattr(text, "edited_since", lambda env: edited[id(env)])
+    assert text.machine(one, other).endswith("; stages 4, 5 edited since.")
+    assert text.machine(one, other).count("Measured on") == 1
+    other["device_name"] = "another"
+    first, second = text.machine(one, other).split("\n\n")
+    assert first.endswith("stage 5 edited since.") and "another" in second
+
+
+def test_a_table_in_docs_leaves_the_long_legend_to_measuring():
+    for name in ("gradients", "masks"):
+        path = text.CPU / f"{name}.jsonl"
+        assert cell_tables.legend(read(path)[1]) not in text.as_shown(path)
+    assert training_views.LEGEND not in contests.curves()
+
+
+def test_a_stage_without_a_measured_gain_has_its_row(tmp_path, monkeypatch):
+    stage = tmp_path / "s12_new.py"
+    stage.write_text('STAGE = Stage(number=12, name="new", title="a title", idea="an idea")\n')
+    monkeypatch.setattr(text, "ROOT", tmp_path)
+    monkeypatch.setattr(front, "built_in_files", lambda: [stage])
+    assert "| [12 a title](s12_new.py) | an idea | - |  |" in front.ladder()
 
 
 def test_a_record_that_is_missing_or_double_is_an_error():
     cells = [make_cell(), make_cell(n=64)]
-    assert pages.find(cells, nk=64)["nk"] == 64
+    assert text.find(cells, nk=64)["nk"] == 64
     with pytest.raises(KeyError):
-        pages.find(cells, nk=7)
+        text.find(cells, nk=7)
     with pytest.raises(KeyError):
-        pages.find(cells, stage=3)
+        text.find(cells, stage=3)
 
 
 def test_a_stage_that_was_edited_since_is_named(tmp_path, monkeypatch):
-    env, _ = read(pages.GPU / "table-4.3.jsonl")
+    env, _ = read(text.GPU / "table-4.3.jsonl")
     monkeypatch.setattr(text, "ROOT", tmp_path)
     (tmp_path / "stages").mkdir()
     for stage in env["rungs"]:  # as measured, but for two
@@ -116,7 +152,7 @@ def test_an_old_record_is_compared_with_its_version_in_the_files_history(tmp_pat
 
 
 def test_a_sources_table_without_one_of_its_three_is_an_error():
-    _, cells = read(pages.GPU / "bench-004.jsonl", "bench")
+    _, cells = read(text.GPU / "bench-004.jsonl", "bench")
     assert len(contests.trios(cells, 6)) == 4
     for name in ("torch_three_gemm", "triton_flash2", "sdpa_flash"):
         with pytest.raises(KeyError, match="not all three in fwd, float16, d = 64, no mask"):
@@ -129,7 +165,7 @@ def test_programs_are_counted_with_the_stages_own_tiles():
     assert config(64, torch.float32, "ieee")["BLOCK_M"] == 32
     assert config(64, torch.float32, "tf32")["BLOCK_M"] == 128
     assert config(64, torch.float16, "ieee")["BLOCK_M"] == 128
-    lines = pages.occupancy().splitlines()
+    lines = sources.occupancy().splitlines()
     assert lines[2] == "| 1024 | 32 | 8 | 1024 | 256 |"
 
 
@@ -142,15 +178,15 @@ def test_committed_runs_are_whole_and_hold_no_failure(path):
 
 def test_what_must_show_on_the_gpu():
     """The issue's own figures: stage 5 against stage 3 with 32 heads in fp16, memory, errors."""
-    _, cells = read(pages.GPU / "table-4.2.jsonl")
+    _, cells = read(text.GPU / "table-4.2.jsonl")
     for n, factor in ((1024, 2.1), (2048, 1.6), (4096, 3.6)):
         at = {"nk": n, "h": 32, "precision": "float16", "paired": True}
-        three, five = (pages.find(cells, stage=s, **at) for s in (3, 5))
+        three, five = (text.find(cells, stage=s, **at) for s in (3, 5))
         assert three["time_ms"] / five["time_ms"] > factor
         single = {"nk": n, "h": 1, "precision": "ieee", "paired": False}
-        three, five = (pages.find(cells, stage=s, **single) for s in (3, 5))
+        three, five = (text.find(cells, stage=s, **single) for s in (3, 5))
         assert three["peak_bytes"] / five["peak_bytes"] >= n / 32
-    _, cells = read(pages.GPU / "table-4.3.jsonl")
+    _, cells = read(text.GPU / "table-4.3.jsonl")
     lite = [c["err_stage3_max"] for c in cells if c["stage"] == 4 and c["precision"] == "ieee"]
     assert lite == sorted(lite)
     for cell in (c for c in cells if c["stage"] == 5):
@@ -160,7 +196,7 @@ def test_what_must_show_on_the_gpu():
 def test_what_must_show_of_stages_6_and_7_on_the_gpu():
     """Issue 4's figures, in every cell, and the shapes that they are asked for."""
     for name, stage, flash, flex in (("bench-004", 6, 1.2, 0.97), ("bench-train", 7, 1.1, 0.95)):
-        _, cells = read(pages.GPU / f"{name}.jsonl", "bench")
+        _, cells = read(text.GPU / f"{name}.jsonl", "bench")
         ours = [c for c in cells if c["stage"] == stage and c["nk"] >= 4096]
         asked = {(d, causal, n) for d in (64, 128) for causal in (False, True)
                  for n in (4096, 8192, 16384)}  # fmt: skip
@@ -172,17 +208,17 @@ def test_what_must_show_of_stages_6_and_7_on_the_gpu():
     for cell in ours:
         at = {name: cell[name] for name in ("d", "causal", "nk", "direction")}
         assert cell["direction"] == "train"
-        assert cell["peak_bytes"] <= 1.05 * pages.find(cells, name="sdpa_flash", **at)["peak_bytes"]
-    _, cells = read(pages.GPU / "bench-004.jsonl", "bench")
+        assert cell["peak_bytes"] <= 1.05 * text.find(cells, name="sdpa_flash", **at)["peak_bytes"]
+    _, cells = read(text.GPU / "bench-004.jsonl", "bench")
     for d in (64, 128):
         full, half = (
-            pages.find(cells, stage=6, d=d, nk=16384, causal=causal) for causal in (False, True)
+            text.find(cells, stage=6, d=d, nk=16384, causal=causal) for causal in (False, True)
         )
         assert full["time_ms"] / half["time_ms"] >= 1.6
 
 
 def test_the_sanitizer_found_nothing():
-    _, records = read(pages.GPU / "sanitizer.jsonl", "sanitizer")
+    _, records = read(text.GPU / "sanitizer.jsonl", "sanitizer")
     assert {record["tool"] for record in records} == {"memcheck", "racecheck"}
     for record in records:
         assert record["errors"] == 0
@@ -192,7 +228,7 @@ def test_the_sanitizer_found_nothing():
 
 
 def test_stage_7_trains_as_sdpa_does():
-    _, records = read(pages.GPU / "train.jsonl", "train")
+    _, records = read(text.GPU / "train.jsonl", "train")
     assert {(r["name"], r["seed"]) for r in records} >= {("triton_training", s) for s in range(3)}
     assert all(r["steps"] == len(r["losses"]) == 500 for r in records)
     assert [verdict.status for verdict in curves.judge(records)] == ["ok"] * 5
