@@ -22,10 +22,17 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from harness.lessons.exercise import Exercise
-from harness.lessons.html import Picture, Shown, together
-from harness.lessons.html import table as rows
-from harness.lessons.side_by_side import ROOT, code, fingerprint, side_by_side
+from harness.lessons.side_by_side import (
+    ROOT,
+    Exercise,
+    Picture,
+    Shown,
+    code,
+    fingerprint,
+    side_by_side,
+    together,
+)
+from harness.lessons.side_by_side import table as rows
 from harness.problems.problem import ITEMSIZE, SEED, Problem
 from harness.records.jsonl import read
 from harness.report.text import machine
@@ -122,7 +129,7 @@ def recorded(name: str, kind: str = "cell") -> Records:
 
 
 def judged(run: Records) -> Shown:
-    """Cells as tables: a table a problem, a row a stage, checked; interpreted times left out."""
+    """Cells as tables: one per problem, one row per stage; interpreted times are left out."""
     names = cell_tables.titles(run.env)
     parts = []
     for group in cell_tables.by_problem(run.records):

@@ -74,7 +74,7 @@ nb.measure(stages="3,4", n="64,65,128", d=16)
 
 # %%
 from harness.lessons import trace
-from harness.lessons.trace_inputs import make_trace
+from harness.lessons.trace import make_trace
 
 one_row = make_trace(n=65, d=16, tile=64, row=0)  # query row 0 of 65, the harness's own inputs
 first, last = one_row.steps()

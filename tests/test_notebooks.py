@@ -23,9 +23,8 @@ from PIL import Image
 
 from harness import notebook as nb
 from harness.lessons import trace_plots
-from harness.lessons.exercise import BLANK
-from harness.lessons.side_by_side import WIDTH, braces, changed, extent, fingerprint, folded
-from harness.lessons.trace_inputs import make_trace
+from harness.lessons.side_by_side import BLANK, WIDTH, braces, changed, extent, fingerprint, folded
+from harness.lessons.trace import make_trace
 from harness.records.jsonl import read
 
 ROOT = Path(__file__).parents[1]

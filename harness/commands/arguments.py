@@ -120,7 +120,7 @@ def open_results(file: Path, kind: str = "cell") -> tuple[Record, list[Record]]:
 
 
 def check_out(out: Path | None) -> None:
-    """Raise UserError where the file that --out names is there already."""
+    """Raise UserError where the file that --out names exists already."""
     if out is not None and out.exists():
         raise UserError(f"--out: {out} is there already: name another")
 

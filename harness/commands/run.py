@@ -298,7 +298,7 @@ def carry_out(
 
 
 class Monitor:
-    """Progress on stderr: a bar on a terminal, a line a cell elsewhere; and what stages print."""
+    """Progress on stderr: a bar on a terminal, else one line per cell; and what stages print."""
 
     def __init__(self, total: int, done: int) -> None:
         self.total, self.done = total, done

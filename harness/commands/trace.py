@@ -19,7 +19,7 @@ def trace_command(
 ) -> int:
     """Walk one query row through the online softmax by tiles."""
     # NumPy is loaded by who asks for this command alone
-    from harness.lessons.trace_inputs import make_trace
+    from harness.lessons.trace import make_trace
     from harness.lessons.trace_text import to_json, to_text
 
     whole(row, "--row", 0, n - 1)

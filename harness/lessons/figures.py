@@ -87,7 +87,7 @@ def lite_breaks(_: Path) -> Save:
 
 def trace_still(_: Path) -> Save:
     from harness.lessons import trace_plots
-    from harness.lessons.trace_inputs import example
+    from harness.lessons.trace import example
 
     trace = example()
     steps, truth = trace.steps(), trace.truth()
@@ -96,7 +96,7 @@ def trace_still(_: Path) -> Save:
 
 def trace_moving(_: Path) -> Save:
     from harness.lessons import trace_plots
-    from harness.lessons.trace_inputs import example
+    from harness.lessons.trace import example
 
     trace = example()
     steps, truth = trace.steps(), trace.truth()
@@ -108,7 +108,7 @@ def trace_moving(_: Path) -> Save:
 
 
 TRACE_MODULES = (
-    "problems/inputs", "lessons/trace", "lessons/trace_inputs", "lessons/trace_plots", "views/look",
+    "problems/inputs", "lessons/trace", "lessons/trace_plots", "views/look",
 )  # fmt: skip
 
 PICTURES = (
@@ -118,7 +118,8 @@ PICTURES = (
     ),
     Picture("tiling", "png", ("lessons/figures_tiling", "views/look"), tiling),
     Picture(
-        "lite-breaks", "png", ("lessons/figures_lite", "lessons/trace", "views/look"), lite_breaks
+        "lite-breaks", "png",
+        ("problems/inputs", "lessons/figures_lite", "lessons/trace", "views/look"), lite_breaks,
     ),
     Picture("trace", "png", TRACE_MODULES, trace_still),
     Picture("trace", "gif", TRACE_MODULES, trace_moving),
@@ -126,7 +127,7 @@ PICTURES = (
 
 
 def draw(folder: Path, ceilings: Path = CEILINGS) -> Iterator[Path]:
-    """Write every picture into `folder`, and yield each file when it is there.
+    """Write every picture into `folder`, and yield each file when it is written.
 
     Raises ImportError where matplotlib is missing, OSError where a file can't be written or read,
     BadRecord or ValueError where `ceilings` holds nothing that can be drawn.

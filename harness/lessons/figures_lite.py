@@ -130,7 +130,7 @@ def draw_n(column: Any, found: Errors, look: Look) -> None:
 
 
 def draw_sharpness(column: Any, found: dict[int, Errors], look: Look) -> None:
-    """Both errors against the scores' standard deviation, a line an N."""
+    """Both errors against the scores' standard deviation, one line per N."""
     above, below = column
     for n, one in found.items():
         above.plot(one.x, one.lite, color=look.red, linestyle=DASHES[n], linewidth=1.8,

@@ -129,7 +129,7 @@ def machine(env: Record) -> str:
 
 
 def figure(env: Record, ceilings: Sequence[Record], look: Look) -> Any:
-    """A row a level, the fastest at the top, bandwidth across on a logarithmic scale."""
+    """One row per level, the fastest at the top, bandwidth across on a logarithmic scale."""
     shown = levels(ceilings)
     with in_look(look):
         picture = new_figure(10.4, 1.6 + 0.95 * len(shown))

@@ -1,4 +1,7 @@
-"""Two stages' code in two columns for a notebook, taken from their files, changed lines marked.
+"""Two stages' code for a notebook: in two columns, changed lines marked; and as an exercise.
+
+A code host shows a notebook's HTML without <style> and without most of CSS: what is said must be
+read from tables, <pre> and <b> alone.
 
 A changed line is bold, and has '-' (it goes) or '+' (it comes) before it, so that it is seen
 without CSS and without colour. Below the columns stand the files and the start of their sha256: a
@@ -8,13 +11,14 @@ notebook that shows an older stage is found by that (tests/test_notebooks.py).
 import ast
 import difflib
 import hashlib
-from collections.abc import Iterator, Sequence
+import re
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import zip_longest
 from pathlib import Path
 
-from harness.lessons.html import Shown
 from harness.views.look import COMES, GOES, INK
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +34,86 @@ SCROLLS = 'style="overflow-x:auto;max-width:100%"'
 # the lines of both columns that belong together, None where one column has none; and whether they
 # are the same
 Pair = tuple[int | None, int | None, bool]
+
+# for Jupyter, whose own sheet would set text to the right; nothing is lost where they are
+LEFT = 'align="left" style="text-align:left"'
+RIGHT = 'align="right" style="text-align:right"'
+BLANK = "____"  # what a student fills in
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One output of a cell: Jupyter takes the `html`, a terminal the `text`."""
+
+    html: str
+    text: str
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture as a cell's output, with `words` for who doesn't see it."""
+
+    png: bytes
+    words: str
+
+    def _repr_mimebundle_(self, **_: object) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+        data = {"image/png": b64encode(self.png).decode("ascii"), "text/plain": self.words}
+        return data, {"image/png": {"alt": self.words}}
+
+    def __repr__(self) -> str:
+        return self.words
+
+
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[object]], title: str = "", note: str = "",
+    left: int = 1,
+) -> Shown:  # fmt: skip
+    """A table, its first `left` columns to the left, the others to the right; words around it."""
+    texts = [[str(cell) for cell in row] for row in rows]
+    return Shown(
+        as_html(header, texts, title, note, left), as_text(header, texts, title, note, left)
+    )
+
+
+def as_html(
+    header: Sequence[str], rows: Sequence[Sequence[str]], title: str, note: str, left: int
+) -> str:
+    """The table as HTML; every text is escaped."""
+    sides = [LEFT if index < left else RIGHT for index in range(len(header))]
+    lines = [f"<p><b>{escape(title)}</b></p>"] * bool(title) + ["<table>"]
+    for tag, texts in [("th", header), *(("td", row) for row in rows)]:
+        cells = (
+            f"<{tag} {side}>{escape(text)}</{tag}>" for side, text in zip(sides, texts, strict=True)
+        )
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    lines += ["</table>"] + [f"<p>{escape(note)}</p>"] * bool(note)
+    return "\n".join(lines)
+
+
+def as_text(
+    header: Sequence[str], rows: Sequence[Sequence[str]], title: str, note: str, left: int
+) -> str:
+    """The table in letters of one width."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [title] * bool(title)
+    for texts in (header, *rows):
+        padded = (
+            text.ljust(width) if index < left else text.rjust(width)
+            for index, (text, width) in enumerate(zip(texts, widths, strict=True))
+        )
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines + [note] * bool(note))
+
+
+def together(parts: Sequence[Shown]) -> Shown:
+    """Several outputs as one, one below the other."""
+    return Shown("\n".join(part.html for part in parts), "\n\n".join(part.text for part in parts))
 
 
 @dataclass(frozen=True)
@@ -174,3 +258,86 @@ def unified(old: Code, new: Code, context: int | None) -> str:
     return "\n".join(
         difflib.unified_diff(old.lines, new.lines, old.title, new.title, n=around, lineterm="")
     )
+
+
+class Exercise:
+    """Stage `upper` without the lines that its function `name` has and stage `lower`'s has not.
+
+    The template is the upper stage's own file, so it can't be out of date. Its docstring, which
+    gives the answer, is left out, and it declares itself under a number and a name of its own, so
+    that `ladder run --stage` takes it as one more row.
+
+    Raises KeyError where a stage has no such function.
+    """
+
+    def __init__(self, lower: int, upper: int, name: str) -> None:
+        old, new = code(lower, name), code(upper, name)
+        gone, come = changed(old, new)
+        self.answer = [line.strip() for line in come]
+        self.gone = len(gone)
+        self.whole = "\n".join(code(upper).lines) + "\n"
+        self.kernel = list(new.lines)
+        self.places = blanks(self.kernel, self.answer)
+
+    def filled(
+        self, lines: str | Sequence[str], number: int = 90, name: str = "mine", title: str = ""
+    ) -> str:
+        """A stage's file with `lines`, one line per blank, where the answer would be.
+
+        Empty lines and indentation don't count. Raises ValueError where there are too many or too
+        few of them.
+        """
+        given = lines.splitlines() if isinstance(lines, str) else lines
+        given = [line.strip() for line in given if line.strip()]
+        if len(given) != len(self.places):
+            raise ValueError(f"lines: got {len(given)}, expected {len(self.places)}, one a blank")
+        before = "\n".join(self.kernel)
+        after = "\n".join(replaced(self.kernel, self.places, given))
+        return declared(self.whole.replace(before, after), number, name, title or name)
+
+    def blanked(self) -> list[str]:
+        """The answer with its right-hand sides blanked: what a student starts from."""
+        return [re.sub(r" (\+?=) .*", rf" \1 {BLANK}", line) for line in self.answer]
+
+    def __repr__(self) -> str:
+        return "\n".join(replaced(self.kernel, self.places, self.blanked()))
+
+
+def blanks(kernel: Sequence[str], answer: Sequence[str]) -> list[int]:
+    """Where in `kernel` the lines of the answer are, one after the other."""
+    places: list[int] = []
+    for line in answer:
+        start = places[-1] + 1 if places else 0
+        places.append(next(i for i in range(start, len(kernel)) if kernel[i].strip() == line))
+    return places
+
+
+def replaced(kernel: Sequence[str], places: Sequence[int], lines: Sequence[str]) -> list[str]:
+    """`kernel` with `lines` in those places, each as far to the right as what it replaces."""
+    result = list(kernel)
+    for place, line in zip(places, lines, strict=True):
+        indent = kernel[place][: len(kernel[place]) - len(kernel[place].lstrip())]
+        result[place] = indent + line
+    return result
+
+
+def declared(text: str, number: int, name: str, title: str) -> str:
+    """A stage's file without its docstring, and with a STAGE of its own."""
+    tree = ast.parse(text)
+    lines = text.splitlines()
+    docstring, stage = tree.body[0], None
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "STAGE":
+            stage = node
+    if stage is None or ast.get_docstring(tree) is None:
+        raise ValueError("the stage's file has no docstring or no STAGE")
+    declaration = (
+        f"STAGE = Stage(\n    number={number}, name={name!r}, title={title!r},\n"
+        '    idea="my ten lines", needs=("triton",), dtypes=("float16", "bfloat16", "float32"),\n)'
+    )
+    kept = [
+        *lines[docstring.end_lineno : stage.lineno - 1],
+        declaration,
+        *lines[stage.end_lineno :],
+    ]
+    return "\n".join(kept).lstrip("\n") + "\n"

@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from harness.problems.problem import Problem
+
 Array = np.ndarray[Any, Any]
 
 
@@ -196,3 +198,26 @@ class Trace:
 def outputs(step: Step) -> Sequence[tuple[str, Array]]:
     """The outputs after a step by the name of who computed them, (..., d) each."""
     return (("online", step.o), ("normalised", step.normalised), ("lite", step.lite))
+
+
+def make_trace(
+    n: int, d: int, tile: int, row: int, *, inputs: str = "normal", seed: int = 0,
+    causal: bool = False,
+) -> Trace:  # fmt: skip
+    """Query `row` of a problem of n queries and n keys, one head, float32, as `ladder run` has it.
+
+    `inputs` is 'normal' or 'peaky'. What comes out is checked by nobody yet: walking it is.
+    """
+    from harness.problems.inputs import make_inputs  # torch comes with it
+
+    problem = Problem(inputs, seed, 1, 1, 1, n, n, d, "float32", "ieee", causal, None, "cpu")
+    q, k, v = (x[0, 0].numpy() for x in make_inputs(problem))
+    return Trace(row, tile, inputs, seed, causal, q[row], k, v)
+
+
+def example() -> Trace:
+    """The walk of the committed pictures: `ladder trace --n 8 --tile 2 --row 3`.
+
+    The running max rises in its first three tiles and stays in the last.
+    """
+    return make_trace(n=8, d=4, tile=2, row=3)

@@ -1,4 +1,4 @@
-"""Pictures of a walk through the online softmax: a still one, a column a tile, and a moving one.
+"""Pictures of a walk through the online softmax: one with a column per tile, and a moving one.
 
 In each column: the scores with the running max m_i; the weights exp(s - m_i), whose sum is l_i, and
 in outline what the past's were before alpha shrank them; the output so far of Online and of Lite,
@@ -25,7 +25,7 @@ class TooMuch(ValueError):
 
 
 def still(steps: Sequence[Step], truth: Array, look: Look = LIGHT) -> Any:
-    """A matplotlib Figure of one row's walk, a column a tile, as `trace.walk` gave it.
+    """A matplotlib Figure of one row's walk, one column per tile, as `trace.walk` gave it.
 
     `truth` is (d,), as `trace.attention` gives it. Raises TooMuch where there is no step, more than
     MOST_TILES, more than MOST_KEYS keys, or more than one row; ImportError without matplotlib.
@@ -239,7 +239,7 @@ def draw_outputs(axis: Any, steps: Sequence[Step], index: int, truth: Array, loo
 
 
 def key_axis(axis: Any, steps: Sequence[Step], look: Look) -> None:
-    """The keys across, a tick each where there are few, and lines between tiles."""
+    """The keys across, one tick each where there are few, and lines between tiles."""
     n = steps[-1].stop
     axis.set_xlim(-0.6, n - 0.4)
     axis.set_xticks(range(0, n, 1 if n <= 16 else n // 8))

@@ -258,7 +258,7 @@ def column(header: str) -> Column:
 
 
 def reasons(group: Sequence[Record]) -> list[str]:
-    """Why cells are not ok, a line a reason with the stages that it is true of."""
+    """Why cells are not ok, one line per reason, with its stages."""
     found: dict[tuple[str, str], list[str]] = {}
     for cell in group:
         if cell["reason"]:
@@ -274,7 +274,7 @@ def markdown(env: Record, cells: Sequence[Record]) -> str:
 
 
 def flat_rows(env: Record, cells: Sequence[Record]) -> list[dict[str, Any]]:
-    """A dict a cell: the record, its stage's title, both ratios and a spread, unrounded."""
+    """One dict per cell: the record, its stage's title, both ratios and a spread, unrounded."""
     names = titles(env)
     rows = []
     for group in by_problem(cells):

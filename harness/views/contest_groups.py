@@ -69,7 +69,7 @@ def sizes(group: Sequence[Record]) -> list[int]:
 
 
 def find(group: Sequence[Record], contestant: Contestant, n: int) -> Record | None:
-    """A contestant's record at N, None where it was no contestant there."""
+    """A contestant's record at N, None where it was no contestant at that N."""
     for record in group:
         if (record["stage"], record["name"], record["nk"]) == (*contestant, n):
             return record

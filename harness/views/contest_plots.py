@@ -110,7 +110,7 @@ def peak_mb(record: Record) -> float | None:
 
 
 def write(path: Path, panels: Sequence[Group], draw: Panel, look: Look) -> Path:
-    """Write one picture: a panel a group, two side by side, one legend below."""
+    """Write one picture: one panel per group, two side by side, one legend below."""
     columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
     with in_look(look):
@@ -131,7 +131,7 @@ def draw_lines(
     axis: Any, group: Group, value: Value, style: Marks,
     names: Mapping[Contestant, str],
 ) -> None:  # fmt: skip
-    """A line a contestant: its value at each N where it was timed."""
+    """One line per contestant: its value at each N where it was timed."""
     for index, contestant in enumerate(style):
         found = [
             (n, value(r)) for n in sizes(group) if (r := find(group, contestant, n)) and timed(r)
@@ -147,7 +147,7 @@ def draw_lines(
 def draw_speedups(
     axis: Any, group: Group, style: Marks, names: Mapping[Contestant, str], look: Look
 ) -> None:
-    """A line a peer: how many times faster the newest stage is; 1 is as fast."""
+    """One line per peer: how many times faster the newest stage is; 1 is as fast."""
     ours = rivals(group)[0]
     assert ours is not None
     shown: list[float] = []
@@ -224,7 +224,7 @@ def draw_breakdown(
     axis: Any, group: Group, records: Sequence[Record], style: Marks,
     names: Mapping[Contestant, str], look: Look,
 ) -> None:  # fmt: skip
-    """A bar a contestant at each N: forward below, backward hatched on top of it.
+    """One bar per contestant at each N: forward below, backward hatched on top of it.
 
     In units of the newest stage's training time at that N, so that all N fit on one axis.
     """

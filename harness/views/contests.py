@@ -45,7 +45,7 @@ LEGEND = f"Timed in turns, in one process: medians, ratios of medians. {MORE}"
 
 
 def time_rows(group: Sequence[Record], names: Mapping[Contestant, str]) -> list[Row]:
-    """Two rows a contestant: the time of a call, and the rate."""
+    """Two rows per contestant: the time of a call, and the rate."""
     unit = UNITS[group[0]["device"]][0]
     rows: list[Row] = []
     for contestant in contestants(group):
@@ -84,7 +84,7 @@ def memory_rows(group: Sequence[Record], names: Mapping[Contestant, str]) -> lis
 def rich_tables(
     env: Record, records: Sequence[Record], ceilings: Sequence[Record] = (), width: int = WIDTH
 ) -> RenderableType:
-    """Each group's tables and the reasons of what isn't there; the suite's tables; the legend."""
+    """Each group's tables and the reasons of what is missing; the suite's tables; the legend."""
     names = titles(env)
     parts: list[RenderableType] = []
     for group in groups(records):
@@ -134,7 +134,7 @@ def roof_lines(
 
 
 def reason_lines(group: Sequence[Record]) -> list[str]:
-    """Why there is no figure, a line a reason, with who and at which N."""
+    """Why there is no figure, one line per reason, with who and at which N."""
     found: dict[tuple[str, str], dict[int, list[str]]] = {}
     for record in group:
         if record["status"] != "ok":
@@ -148,7 +148,7 @@ def reason_lines(group: Sequence[Record]) -> list[str]:
 
 
 def as_csv(env: Record, records: Sequence[Record]) -> str:
-    """One CSV table of all records, a column a speed-up, with the machine and its software."""
+    """One CSV table of all records, one column per speed-up, with the machine and its software."""
     machine = {
         "gpu" if env["device"] == "cuda" else "cpu": env["device_name"],
         **{field: env[field] for field in ("driver", "torch", "triton", "python", "date")},
@@ -184,7 +184,7 @@ def suite_of(env: Record) -> str:
 class Trio:
     """What the sources' tables compare in a group: stage 3, one of our stages and a peer.
 
-    None stands for who isn't there. `records` are the run's, for the group's other directions.
+    None stands for who is missing. `records` are the run's, for the group's other directions.
     """
 
     group: Sequence[Record]
@@ -194,21 +194,21 @@ class Trio:
     peer: Contestant | None
 
     def each(self, figure: Figure) -> list[list[str]]:
-        """Stage 3's figure, our stage's and the peer's, a text an N."""
+        """Stage 3's figure, our stage's and the peer's, one text per N."""
         return [texts_of(self.group, who, figure) for who in (self.three, self.ours, self.peer)]
 
     def speedups(self) -> list[str]:
-        """How many times faster our stage is than the peer, a text an N."""
+        """How many times faster our stage is than the peer, one text per N."""
         if self.peer is None:
             return ["-"] * len(sizes(self.group))
         return texts_of(self.group, self.ours, show_speedup(self.peer))
 
     def shares(self, ceilings: Sequence[Record]) -> list[str]:
-        """How much of the measured matrix rate our stage reaches, a text an N."""
+        """How much of the measured matrix rate our stage reaches, one text per N."""
         return texts_of(self.group, self.ours, lambda record: show_share(record, ceilings))
 
     def split(self, who: Contestant | None) -> list[list[str]]:
-        """Somebody's time forward, backward and for both, a text an N."""
+        """Somebody's time forward, backward and for both, one text per N."""
         return [
             texts_of(same_but(self.records, self.group, way), who, show_time, sizes(self.group))
             for way in ("fwd", "bwd", "train")
@@ -228,7 +228,7 @@ def trios(records: Sequence[Record]) -> list[Trio]:
 def source_tables(
     env: Record, records: Sequence[Record], ceilings: Sequence[Record] = ()
 ) -> list[SourceTable]:
-    """The tables of the run's suite, a row an N, the source's figure in the last column.
+    """The tables of the run's suite, one row per N, the source's figure in the last column.
 
     What the source doesn't tell is '-'. None where the run is of no suite.
     """

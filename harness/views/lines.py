@@ -1,4 +1,4 @@
-"""Plots from records alone: time, peak memory and error against N, one line a stage."""
+"""Plots from records alone: time, peak memory and error against N, one line per stage."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -94,7 +94,7 @@ def plot(env: Record, cells: Sequence[Record], folder: Path) -> list[Path]:
 def plot_measure(
     env: Record, cells: Sequence[Record], measure: str, folder: Path, look: Look = LIGHT
 ) -> Path:
-    """Write one of MEASURES against N into `folder`, a panel a family of problems."""
+    """Write one of MEASURES against N into `folder`, one panel per family of problems."""
     names = titles(env)
     style = marks((cell["stage"], cell["name"]) for cell in cells)
     panels = [group for group in families(cells) if any_point(group, measure)]

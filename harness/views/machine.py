@@ -104,7 +104,7 @@ def plot_traffic(
     records: Sequence[Record], titles: Mapping[tuple[int, str], str], path: Path,
     look: Look = LIGHT,
 ) -> None:  # fmt: skip
-    """Bars of time, kernel by kernel, a panel an N, in the stages' colours; hatched by piece."""
+    """Bars of time, kernel by kernel, one panel per N, in the stages' colours; hatched by piece."""
     sizes = sorted({record["nk"] for record in records})
     style = marks((record["stage"], record["name"]) for record in records)
     with in_look(look):

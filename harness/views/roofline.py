@@ -204,7 +204,7 @@ def which_roof(point: Point, roof: Roof) -> str:
 def draw(env: Record, found: Sequence[Panel], folder: Path, look: Look = LIGHT) -> Path:
     """Write roofline.png into `folder`, or roofline-dark.png where `look` is DARK.
 
-    A colour and a marker a stage, a dash a family of problems, N beside the points. Raises
+    One colour and marker per stage, one dash per family of problems, N beside the points. Raises
     ImportError where matplotlib is missing.
     """
     names = titles(env)

@@ -105,7 +105,7 @@ def markdown(env: Record, records: Sequence[Record]) -> str:
 
 
 def plot(env: Record, records: Sequence[Record], path: Path, look: Look = LIGHT) -> bool:
-    """Write the plot to the file `path`; False, and nothing written, where no curve is there.
+    """Write the plot to the file `path`; False, and nothing written, where there is no curve.
 
     Raises ImportError where matplotlib is missing, OSError where the file can't be written.
     """
@@ -127,7 +127,7 @@ def plot(env: Record, records: Sequence[Record], path: Path, look: Look = LIGHT)
 
 
 def draw_losses(axis: Any, env: Record, records: Sequence[Record]) -> None:
-    """Each contestant's curves, a line a seed; what was cut short as far as it goes."""
+    """Each contestant's curves, one line per seed; what was cut short as far as it goes."""
     for record, style, label in styled(env, records):
         if losses := record["losses"]:
             mode = ", interpreted" if record["mode"] == "interpreted" else ""

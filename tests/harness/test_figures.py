@@ -18,7 +18,7 @@ from harness.lessons import (
     trace,
     trace_plots,
 )
-from harness.lessons.trace_inputs import example, make_trace
+from harness.lessons.trace import example, make_trace
 from harness.records.jsonl import read
 from harness.records.schema import Ceiling
 from harness.views.look import DARK, LIGHT, LOOKS
@@ -391,7 +391,6 @@ def test_a_picture_names_every_module_that_decides_what_is_drawn():
               "lite-breaks": "lessons/figures_lite", "trace": "lessons/trace_plots"}  # fmt: skip
     for picture in figures.PICTURES:
         found, left = set(), [makers[picture.name]]
-        left += ["lessons/trace_inputs"] if picture.name == "trace" else []
         while left:
             name = left.pop()
             if name in found | BESIDE:

@@ -13,7 +13,7 @@ from ladder_command import PATIENCE, ROOT, environ, in_turn
 
 from harness.commands import app
 from harness.lessons import trace, trace_text
-from harness.lessons.trace_inputs import make_trace
+from harness.lessons.trace import make_trace
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
 
