@@ -44,6 +44,7 @@ class Stage:
     dtypes        dtypes of q, k, v that it gets right
     options       of 'causal', 'seqlens_k', 'gqa'
     gradients     whether out.backward() fills q.grad, k.grad and v.grad
+    few_queries   made for few query rows (decoding): compared unasked only where Nq < Nk
     exact_up_to   the largest Nk at which it is exact; None: at any
     worth_up_to   device -> the largest N that the tour gives it; a missing device: any N
     traffic       what crosses memory at the least: 'fused' (q, k, v and o, once each) or
@@ -61,6 +62,7 @@ class Stage:
     dtypes: tuple[str, ...] = DTYPES
     options: tuple[str, ...] = ()
     gradients: bool = False
+    few_queries: bool = False
     exact_up_to: int | None = None
     worth_up_to: Mapping[str, int] = field(default_factory=dict)
     traffic: str = "fused"

@@ -49,6 +49,7 @@ STAGE = Stage(
     needs=("triton",),
     dtypes=("float16", "bfloat16", "float32"),
     options=("causal", "seqlens_k", "gqa"),
+    few_queries=True,
     worth_up_to={"cpu": 1024},
 )
 

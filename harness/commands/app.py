@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.arguments import INTERRUPTED, complain
+from harness.commands.arguments import INTERRUPTED, bad_value, complain
 from harness.commands.bench import bench_command
 from harness.commands.ceilings import ceilings_command
 from harness.commands.doctor import doctor_command, list_command
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(message, file=sys.stderr)
             code = 2
         else:
-            code = complain(message)
+            code = complain(bad_value(error, message))
     sys.exit(code)
 
 

@@ -30,12 +30,26 @@ def complain(message: str) -> int:
     return 2
 
 
+def bad_value(error: Exception, message: str) -> str:
+    """What to say of typer's usage `error`: its `message`, or what came and what was expected.
+
+    Of a value that it can't convert, typer says only what was expected.
+    """
+    found: list[dict[str, str]] = getattr(error.__cause__, "errors", list)()
+    if not found or not (param := getattr(error, "param", None)):
+        return message
+    expected = found[0]["msg"].removeprefix("Input should be ").partition(",")[0]
+    return f"{param.opts[0]}: got {found[0]['input']!r}, expected: {expected}"
+
+
 def key_heads(hk: int | None, h: int) -> int:
     """How many heads k and v have: `h`, or --hk, which must divide it."""
     if hk is None:
         return h
     if hk < 1 or h % hk:
-        raise UserError(f"--hk: got {hk}, expected a number that divides the {h} heads of q")
+        raise UserError(
+            f"--hk: got {hk}, expected a number that divides the {h} head{'s' * (h > 1)} of q"
+        )
     return hk
 
 

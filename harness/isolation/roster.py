@@ -36,7 +36,7 @@ SAID: Events = {
         **dict.fromkeys(("name", "title", "idea", "still_hurts", "traffic"), is_text),
         **dict.fromkeys(("sha256", "syntax_sha256"), is_text),
         **dict.fromkeys(("needs", "devices", "options"), list_of(is_text)),
-        "gradients": is_bool,
+        **dict.fromkeys(("gradients", "few_queries"), is_bool),
         **dict.fromkeys(("exact_up_to", "at_most"), optional(is_count)),
         "worth_up_to": lambda value: isinstance(value, dict) and all(map(is_count, value.values())),
         "modes": has(dict.fromkeys(DEVICES, is_text)),
@@ -72,6 +72,7 @@ class StageInfo:
     devices: Sequence[str]
     options: Sequence[str]
     gradients: bool
+    few_queries: bool
     exact_up_to: int | None
     worth_up_to: Mapping[str, int]
     traffic: str  # what it moves through memory at the least (harness/problems/cost.py)

@@ -193,7 +193,7 @@ def usual_stages(stages: Sequence[StageInfo], problems: Sequence[Problem]) -> li
     """Who is compared unless told: stage 3, the newest stage that fits, and all the peers.
 
     For forward passes that is the newest of the forward-only stages, for the others the newest that
-    carries gradients.
+    carries gradients. A stage made for few query rows comes in where there are fewer than keys.
     """
     ours = [stage for stage in stages if stage.number < PEERS_FROM]
     chosen = {stage.path for stage in stages if stage.number == YARDSTICK}
@@ -202,7 +202,11 @@ def usual_stages(stages: Sequence[StageInfo], problems: Sequence[Problem]) -> li
             stage
             for stage in ours
             if stage.gradients == trains
-            and any(fits(stage, p) for p in problems if (p.direction != "fwd") == trains)
+            and any(
+                fits(stage, p) and (not stage.few_queries or p.nq < p.nk)
+                for p in problems
+                if (p.direction != "fwd") == trains
+            )
         ]
         chosen |= {max(able, key=lambda stage: stage.number).path} if able else set()
     return [stage for stage in stages if stage.path in chosen or stage.number >= PEERS_FROM]

@@ -360,7 +360,7 @@ def make_fake(number, gradients=False, options=("causal",), **fields):
     anywhere = {"cpu": None, "cuda": None}
     return StageInfo(
         path=Path(f"{name}.py"), number=number, name=name, title=name, idea="", still_hurts="",
-        needs=(), devices=("cpu", "cuda"), options=options, gradients=gradients,
+        needs=(), devices=("cpu", "cuda"), options=options, gradients=gradients, few_queries=False,
         exact_up_to=fields.get("exact_up_to"), worth_up_to={}, traffic="fused", sha256="",
         syntax_sha256="",
         modes=dict.fromkeys(anywhere, "native"), unavailable=fields.get("unavailable", anywhere),

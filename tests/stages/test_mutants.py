@@ -153,15 +153,18 @@ def split_battery(stage):
     for index, (*_, size) in enumerate(TILED):
         (q, k, v, _), options, _, want, allowed = a_tiled_problem(index)
         causal, seqlens_k = options.get("causal", False), options.get("seqlens_k")
-        splits = (2, 1, 5)[index % 3]
-        with guarded_outputs():
-            lse = torch.empty(q.shape[:3])
-            o = stage.forward(q, k, v, causal, seqlens_k, lse, splits=splits, config=a_tile(*size))
-        lse = lse * math.log(2)
         seen = want["lse"].isfinite()
-        assert torch.equal(lse.isfinite(), seen)
-        assert_close(lse[seen], want["lse"][seen], allowed["lse"])
-        assert_close(o, want["o"], allowed["o"])
+        # a row that sees no key is another matter in each number of parts
+        for splits in ((2, 1, 5)[index % 3],) if seen.all() else (1, 2, 5):
+            lse = torch.empty(q.shape[:3])
+            with guarded_outputs():
+                o = stage.forward(
+                    q, k, v, causal, seqlens_k, lse, splits=splits, config=a_tile(*size)
+                )
+            lse = lse * math.log(2)
+            assert torch.equal(lse.isfinite(), seen)
+            assert_close(lse[seen], want["lse"][seen], allowed["lse"])
+            assert_close(o, want["o"], allowed["o"])
     for page_size, N in ((16, 16), (16, 32), (32, 16)):
         paged_battery(stage, page_size, N)
 
