@@ -129,7 +129,11 @@ def run_command(
     if resume is not None:
         if out is not None:
             raise UserError("--out: a resumed run goes on in its own file; leave --out away")
-        return resume_run(resume, given, stage or [])
+        sources = {name: context.get_parameter_source(name) for name in given}
+        typed = {
+            name for name, source in sources.items() if source and source.name == "COMMANDLINE"
+        }
+        return resume_run(resume, {name: given[name] for name in typed}, stage or [])
     return new_run(given, stage or [], out)
 
 
@@ -171,8 +175,11 @@ def new_run(given: dict[str, Any], own: Sequence[Path], out: Path | None) -> int
         return carry_out(cells, env, [], writer, limits)
 
 
-def resume_run(path: Path, given: dict[str, Any], own: Sequence[Path]) -> int:
-    """Go on with the run in `path`: same arguments, device, software and commit, or not at all."""
+def resume_run(path: Path, typed: dict[str, Any], own: Sequence[Path]) -> int:
+    """Go on with the run in `path`: same arguments, device, software and commit, or not at all.
+
+    `typed`: the options on the command line, which may only repeat what the run was begun with.
+    """
     if not path.is_file():
         raise UserError(f"--resume: {path}: no such file")
     try:
@@ -184,13 +191,14 @@ def resume_run(path: Path, given: dict[str, Any], own: Sequence[Path]) -> int:
     with writer:
         env, done = read(path)
         before = {**DEFAULTS, **env["arguments"]}
-        for name, value in given.items():
-            if value not in (DEFAULTS[name], before[name]):
+        for name, value in typed.items():
+            if value != before[name]:
+                then = "not given" if before[name] is None else before[name]
                 raise UserError(
-                    f"--resume: --{name} was {before[name]} when {path} was begun and is {value} "
+                    f"--resume: --{name} was {then} when {path} was begun and is {value} "
                     "now; a run goes on as it was begun, so leave it away"
                 )
-        given = {name: before[name] for name in given}
+        given = {name: before[name] for name in DEFAULTS}
         hide_gpus(env["device"])
         stages = read_stages(own)
         chosen = match_stages(path, env, stages)

@@ -345,8 +345,8 @@ def broken(env: Record, cells: Sequence[Record]) -> str:
         least, most = (f(wrong, key=lambda cell: cell["nk"]) for f in (min, max))
         right = [c["nk"] for c in rows if c["status"] == "ok" and c["nk"] < least["nk"]]
         till = f"is exact up to N = {max(right)}, " if right else "is "
-        said = f"{stage['stage']} {stage['title']} {till}wrong from N = {least['nk']} on: off by "
-        said += f"{show_error(least['err_stage3_max'])} there"
+        said = f"{stage['stage']} {stage['title']} {till}wrong at N = {least['nk']}, the next "
+        said += f"measured: off by {show_error(least['err_stage3_max'])} there"
         if most["nk"] > least["nk"]:
             said += f", by {show_error(most['err_stage3_max'])} at N = {most['nk']}"
         parts.append(said)

@@ -179,6 +179,14 @@ def test_other_arguments_are_refused(tmp_path, finished, option):
 
 
 @pytest.mark.slow
+def test_a_default_that_is_typed_is_an_argument_like_another(tmp_path, finished):
+    path = tmp_path / "run.jsonl"
+    arguments = {**json.loads(finished.splitlines()[0])["arguments"], "b": 2}
+    edited(path, finished, arguments=arguments)
+    refuses(path, "--b", "1", says="--b was 2")
+
+
+@pytest.mark.slow
 def test_the_same_arguments_said_again_are_fine(tmp_path, finished):
     path = tmp_path / "run.jsonl"
     edited(path, finished)

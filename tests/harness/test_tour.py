@@ -133,11 +133,11 @@ def test_where_it_broke_is_in_the_records():
         for n, error in ((32, 1e-7), (64, 2e-7), (128, 0.5), (512, 2.25))
     ]  # fmt: skip
     assert ended(*cells)[1] == (
-        "Where it broke: 4 lite is exact up to N = 64, wrong from N = 128 on: off by 0.5 there, by "
-        "2.2 at N = 512."
+        "Where it broke: 4 lite is exact up to N = 64, wrong at N = 128, the next measured: off by "
+        "0.5 there, by 2.2 at N = 512."
     )
     other = make_cell(4, "lite", **sized(96, status="timeout"))
-    assert "is exact up to N = 64, wrong from N = 128 on" in ended(*cells, other)[1]
+    assert "is exact up to N = 64, wrong at N = 128, the next measured" in ended(*cells, other)[1]
     assert ended(*cells[:2])[1] == "Where it broke: nowhere."
     crash = make_cell(5, "online", **sized(64, status="crashed"))
     assert "failed, and not on purpose: stage 5" in ended(*cells, crash)[1]
