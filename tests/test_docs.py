@@ -172,7 +172,6 @@ NOT_RUN = {
     "ladder run --direction bwd": TOUR,
     "ladder train --stage 3": "tests/harness/test_train.py trains stage 3",
     "ladder run --suite ...": GPU,
-    "for table in 4.1 4.2 4.3 4.4; do ladder run --suite ...": GPU,
     "ladder io ...": GPU,
     "ladder bench --mode train --causal on --d 64,128 --n 4096,8192,16384": GPU,
     "ladder bench --stages 3,6,sdpa_flash,flex_attention --dtype bf16": GPU,

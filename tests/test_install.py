@@ -17,8 +17,11 @@ ROOT = Path(__file__).parent.parent
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 
-# for `make PYTHON=...`: a Python of another version, or one that lacks a module
-PRETENDER = """#!{python}
+# for `make PYTHON=...`: a Python of another version, or that lacks a module; sh starts it, since
+# a first line can't name a Python whose path has spaces, and Python takes those lines for a text
+PRETENDER = """#!/bin/sh
+'''exec' '{python}' "$0" "$@"
+' '''
 import sys
 sys.version_info = {version}
 sys.modules.update({missing})
