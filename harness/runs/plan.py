@@ -110,7 +110,8 @@ def plan_tour(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
     """What a newcomer sees: small problems for all, larger ones and real input for the faster.
 
     A GPU gets a part of its own, up to N = 16384, with the peers. Stages come in up to the N that
-    they call worth running; `base` gives seed, dtype and device.
+    they call worth running, and one made for few query rows up to the small part's; `base` gives
+    seed, dtype and device.
     """
     sizes = [("normal", n, SMALL_D) for n in (8, 16, 32, SMALL_N)]
     sizes += [("normal", n, 64) for n in (64, 128, 256, 512, 1024)]
@@ -126,6 +127,7 @@ def plan_tour(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
             Cell(stage, problem)
             for stage in stages
             if least <= stage.worth_up_to.get(problem.device, least)
+            and (n <= SMALL_N or not stage.few_queries)
             and (stage.number < PEERS_FROM or peer_joins(stage, problem))
         ]
     return cells
