@@ -24,9 +24,8 @@ Config = dict[str, int]  # BLOCK_M, ..., num_warps, num_stages: keyword argument
 Launch = Callable[[Config], None]
 
 ROUNDS = 7
-HEAD_START_CYCLES = (
-    1_000_000  # the GPU is busy while Python launches: see harness/measures/timing.py
-)
+# the GPU is busy while Python launches: see harness/measures/timing.py
+HEAD_START_CYCLES = 1_000_000
 
 chosen: dict[tuple[Any, ...], Config] = {}  # of this process
 latest: dict[str, Config] = {}  # kernel -> what `choose` last gave, for whoever keeps records

@@ -93,11 +93,16 @@ def known_device(device: str | None, stages: Sequence[StageInfo]) -> str:
     return device or ("cpu" if reason else "cuda")
 
 
+def typed(context: typer.Context) -> list[str]:
+    """The options that were given on the command line, by name."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+
+
 def refuse_others(context: typer.Context, taken: Sequence[str], why: str) -> None:
     """Raise UserError, which says `why`, where an option was given that is none of `taken`."""
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE" and name not in taken:
+    for name in typed(context):
+        if name not in taken:
             raise UserError(f"--{name}: {why}; leave it away")
 
 

@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console
 
@@ -11,6 +10,7 @@ from harness.commands.arguments import show_printed
 from harness.problems import cost
 from harness.problems.problem import Problem
 from harness.records import units
+from harness.records.schema import Record
 from harness.runs.plan import Comparison, why_hopeless
 
 REASON = 100  # characters of a reason, on stderr
@@ -18,8 +18,6 @@ REASON = 100  # characters of a reason, on stderr
 # Triton's interpreter, where a contestant is called once and not timed
 THREAD_RATE, INTERPRETED_RATE = 2e11, 2e9
 PATIENCE = 600.0  # seconds: what takes longer even at those rates is not begun
-
-Record = dict[str, Any]
 
 
 def why_too_long(comparisons: Sequence[Comparison]) -> str | None:

@@ -25,6 +25,7 @@ from harness.commands.arguments import (
     known_device,
     leave,
     show_printed,
+    typed,
 )
 from harness.commands.options import (
     UserError,
@@ -129,11 +130,8 @@ def run_command(
     if resume is not None:
         if out is not None:
             raise UserError("--out: a resumed run goes on in its own file; leave --out away")
-        sources = {name: context.get_parameter_source(name) for name in given}
-        typed = {
-            name for name, source in sources.items() if source and source.name == "COMMANDLINE"
-        }
-        return resume_run(resume, {name: given[name] for name in typed}, stage or [])
+        again = {name: given[name] for name in typed(context) if name in given}
+        return resume_run(resume, again, stage or [])
     return new_run(given, stage or [], out)
 
 
@@ -175,10 +173,10 @@ def new_run(given: dict[str, Any], own: Sequence[Path], out: Path | None) -> int
         return carry_out(cells, env, [], writer, limits)
 
 
-def resume_run(path: Path, typed: dict[str, Any], own: Sequence[Path]) -> int:
+def resume_run(path: Path, again: dict[str, Any], own: Sequence[Path]) -> int:
     """Go on with the run in `path`: same arguments, device, software and commit, or not at all.
 
-    `typed`: the options on the command line, which may only repeat what the run was begun with.
+    `again`: the options on the command line, which may only repeat what the run was begun with.
     """
     if not path.is_file():
         raise UserError(f"--resume: {path}: no such file")
@@ -191,7 +189,7 @@ def resume_run(path: Path, typed: dict[str, Any], own: Sequence[Path]) -> int:
     with writer:
         env, done = read(path)
         before = {**DEFAULTS, **env["arguments"]}
-        for name, value in typed.items():
+        for name, value in again.items():
             if value != before[name]:
                 then = "not given" if before[name] is None else before[name]
                 raise UserError(
