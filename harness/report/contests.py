@@ -12,9 +12,9 @@ from itertools import permutations
 from pathlib import Path
 
 from harness.records.jsonl import read
+from harness.records.schema import Record
 from harness.records.units import show_bytes, significant
 from harness.report import text
-from harness.report.text import Record
 from harness.views import cell_tables, contest_groups, contest_plots, contests
 from harness.views import training as training_views
 from harness.views.look import Look
@@ -90,7 +90,7 @@ def variants() -> str:
     """Stage 6 written in other ways, paired with itself as shipped."""
     env, cells = read(text.GPU / "variants.jsonl", "bench")
     names = cell_tables.titles(env)
-    others = contests.contestants([cell for cell in cells if cell["stage"] != 6])
+    others = cell_tables.stages_of([cell for cell in cells if cell["stage"] != 6])
     body = []
     for title, at in text.problems(sorted({cell["nk"] for cell in cells})):
         ours = text.find(cells, stage=6, **at)["time_ms"]
@@ -101,13 +101,15 @@ def variants() -> str:
     return text.part(header, body, note, env)
 
 
-def trios(cells: Sequence[Record], stage: int) -> list[contests.Trio]:
+def trios(
+    cells: Sequence[Record], stage: int, ceilings: Sequence[Record] = ()
+) -> list[contests.Trio]:
     """Stage 3, that stage and SDPA's flash backend as `ladder bench` compares them, by d and mask.
 
     Raises KeyError where one of them is missing, or was never timed, in a group.
     """
     mine = [c for c in cells if c["stage"] in (3, stage) or c["name"] == "sdpa_flash"]
-    found = contests.trios(mine)
+    found = contests.trios(mine, ceilings)
     for trio in found:
         if None in (trio.three, trio.ours, trio.peer):
             raise KeyError(f"not all three in {contest_groups.group_title(trio.group)}")
@@ -148,9 +150,9 @@ def source_004() -> str:
     _, ceilings = read(text.GPU / "ceilings.jsonl", "ceiling")
     roof = text.find(ceilings, what="matmul", dtype="float16")["value"]
     header, columns = "N", []
-    for trio in trios(cells, 6):
+    for trio in trios(cells, 6, ceilings):
         header += f" | d = {trio.group[0]['d']}" + ", causal" * trio.group[0]["causal"]
-        figures = zip(*trio.each(rate), trio.shares(ceilings), strict=True)
+        figures = zip(*trio.each(rate), trio.shares(), strict=True)
         columns.append(
             [f"{three} / {ours} ({share}) / {peer}" for three, ours, peer, share in figures]
         )
@@ -163,9 +165,8 @@ def source_004() -> str:
 def curves() -> str:
     """The training curves, judged."""
     env, records = read(text.GPU / "train.jsonl", "train")
-    table = training_views.markdown(env, records).removesuffix(training_views.LEGEND).rstrip()
     note = "Losses in nats per character, means over the seeds: [the columns](#the-columns)."
-    return "\n\n".join([table, note, text.machine(env)])
+    return training_views.markdown(env, records, note, text.machine(env))
 
 
 # a plot of `ladder bench` -> its name among the pictures of docs

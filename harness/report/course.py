@@ -14,13 +14,13 @@ from harness.lessons import cited
 from harness.problems import cost
 from harness.problems.problem import Problem
 from harness.records.jsonl import read
+from harness.records.schema import Record
 from harness.records.units import show_bytes, show_time
 from harness.report import text
 from harness.report.contests import training_memory
 from harness.report.sources import bandwidth
-from harness.report.text import Record
 from harness.views import cell_tables
-from harness.views.contests import contestants
+from harness.views.cell_tables import stages_of
 from harness.views.machine import moved
 
 PAIRED = f"paired: {text.READING.format('../')}."
@@ -271,7 +271,7 @@ def expected() -> str:
     names = cell_tables.titles(cpu_env)
     header = "problem | CPU | max err | time | peak | H200 | max err | time | peak"
     parts = []
-    for stage, name in contestants(cpu):
+    for stage, name in stages_of(cpu):
         body = []
         for cell in (c for c in cpu if (c["stage"], c["name"]) == (stage, name)):
             fields = ("stage", "name", "inputs", "nk", "d")

@@ -4,12 +4,12 @@ from harness.isolation.declared import read_declared
 from harness.isolation.roster import built_in_files
 from harness.problems.problem import PEERS_FROM
 from harness.records.jsonl import read
+from harness.records.schema import Record
 from harness.records.units import show_time
 from harness.report import text
 from harness.report.contests import CONTESTANTS, rate
-from harness.report.text import Record
 from harness.views import cell_tables
-from harness.views.contests import contestants
+from harness.views.cell_tables import stages_of
 
 HOW = text.READING.format("docs/")
 # in plainer words than the stages' own, whose change would make their records look old
@@ -90,7 +90,7 @@ def top() -> str:
     train_env, train = read(text.GPU / "bench-train.jsonl", "bench")
     names = cell_tables.titles(forward_env) | cell_tables.titles(train_env)
     body = []
-    for stage, name in contestants([*forward, *train]):
+    for stage, name in stages_of([*forward, *train]):
         if stage >= PEERS_FROM and name not in CONTESTANTS:
             continue
         figures = []

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from harness.problems.cost import source_intensity
 from harness.records.jsonl import read
+from harness.records.schema import Record
 from harness.records.units import show_bytes, significant
 from harness.report import text
-from harness.report.text import Record
 from harness.views import cell_tables
 from harness.views import machine as machine_view
-from harness.views.contests import contestants
+from harness.views.cell_tables import stages_of
 
 # the source's table 4.1, ms: the first two columns are one query row, the others all rows
 SOURCE_4_1 = {
@@ -52,7 +52,7 @@ def table_4_1() -> str:
     names = cell_tables.titles(env)
     sizes = (8, 16, 32, 64)
     body = []
-    for stage, name in contestants(cells):
+    for stage, name in stages_of(cells):
         title = f"{stage} {names[stage, name]}"
         at = {"stage": stage, "name": name, "paired": False}
         if stage in SOURCE_4_1:
@@ -91,7 +91,7 @@ def peers(env: Record, cells: Sequence[Record]) -> str:
     cells = [c for c in cells if c["dtype"] == "float16" and c["h"] == 32 and c["paired"]]
     names = cell_tables.titles(env)
     body = []
-    for stage, name in contestants(cells):
+    for stage, name in stages_of(cells):
         times = (ms(text.find(cells, stage=stage, name=name, nk=n)) for n in text.ALL_SIZES)
         body.append([f"{stage} {names[stage, name]}", *times])
     return text.rows("contestant" + "".join(f" | N = {n}" for n in text.ALL_SIZES), body)

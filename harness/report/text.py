@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from harness.records.jsonl import read
+from harness.records.schema import Record
 from harness.records.syntax import digest, digest_of_version
 from harness.views import cell_tables
-from harness.views.table import markdown_row
+from harness.views.table import markdown, markdown_row
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -19,8 +19,6 @@ SIZES = (1024, 4096, 16384)
 ALL_SIZES = (1024, 2048, 4096, 8192, 16384)
 MASKS = {False: "none", True: "causal"}
 READING = "[how to read a table]({}measuring.md#reading-a-table)"  # {}: the way to docs/
-
-Record = Mapping[str, Any]
 
 
 def rows(header: str, body: Iterable[Sequence[object]], mark: str = "---:") -> str:
@@ -80,9 +78,8 @@ def as_shown(path: Path, **fields: object) -> str:
     """
     env, cells = read(path)
     cells = [c for c in cells if all(c[name] == value for name, value in fields.items())]
-    tables = cell_tables.markdown(env, cells).removesuffix(cell_tables.legend(cells)).rstrip()
     note = f"Errors are against stage 3; {READING.format('')}."
-    return "\n\n".join([tables, note, machine(env)])
+    return markdown(cell_tables.tables(env, cells), note, machine(env))
 
 
 def edited_since(env: Record) -> set[int]:

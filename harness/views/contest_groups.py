@@ -1,22 +1,21 @@
 """The records of `ladder bench` in groups, and the figure of each contestant at each N.
 
-Records that differ in contestant, N and batch only are a group.
+Records that differ in contestant, N and batch only are a group. A "figure" is the text that stands
+in a table for a record, or for none.
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from harness.problems.problem import PEERS_FROM, YARDSTICK
-from harness.records.schema import PROBLEM
+from harness.records.schema import PROBLEM, Record
 from harness.records.units import show_bytes, significant
+from harness.views.cell_tables import Stage, grouped, stage_of, stages_of
 from harness.views.roofline import UNITS, roof_of
 
-Record = Mapping[str, Any]
-Contestant = tuple[int, str]  # number and name
-Figure = Callable[[Record | None], str]  # what stands in a table for a record, or for none
+Figure = Callable[[Record | None], str]
 
-WITHIN = ("b", "nq", "nk", "seed")  # what may differ within a group
+# what the records of a group have in common
+SHARED = [field for field in PROBLEM if field not in ("b", "nq", "nk", "seed")]
 # what stands in a column of figures instead of one
 SHORT = {"out-of-memory": "OOM", "wrong-by-design": "design", "crashed": "crash",
          "timeout": "late", "skipped": "-"}  # fmt: skip
@@ -28,39 +27,38 @@ def groups(records: Sequence[Record]) -> list[list[Record]]:
     Problems of one batch size and those whose batch shrinks as N grows may differ in nothing else:
     they come from different runs.
     """
-    found: dict[str, list[Record]] = {}
-    for record in records:
-        identity = [record[field] for field in PROBLEM if field not in WITHIN]
-        found.setdefault(json.dumps(identity), []).append(record)
-    return list(found.values())
+    return grouped(records, lambda record: [record[field] for field in SHARED])
+
+
+def same_but(records: Sequence[Record], group: Sequence[Record], direction: str) -> list[Record]:
+    """The records of a group's problems in another direction."""
+    first = {**group[0], "direction": direction}
+    return [r for r in records if all(r[field] == first[field] for field in SHARED)]
+
+
+def mask_of(group: Sequence[Record]) -> str:
+    """A group's head dimension and mask, in words."""
+    return f"d = {group[0]['d']}, {'causal' if group[0]['causal'] else 'no mask'}"
 
 
 def group_title(group: Sequence[Record]) -> str:
     """What the records of a group have in common."""
     first = group[0]
-    dtype = first["dtype"] + (" tf32" if first["precision"] == "tf32" else "")
-    parts = [first["direction"], dtype, f"d = {first['d']}"]
-    parts.append("causal" if first["causal"] else "no mask")
-    batches = {record["b"] for record in group}
-    tokens = {record["b"] * record["nq"] for record in group}
-    if len(batches) == 1:
-        parts.append(f"b = {first['b']}")
-    else:
-        least = f"{min(tokens)}.." if len(tokens) > 1 else ""
-        parts.append(f"b N = {least}{max(tokens)}")
-    parts.append(f"h = {first['h']}")
-    if first["hk"] != first["h"]:
-        parts.append(f"hk = {first['hk']}")
-    if first["seqlens_k"] is not None:
-        parts.append(f"padded to {', '.join(map(str, first['seqlens_k']))} keys")
-    if first["inputs"] != "normal":
-        parts.append(f"{first['inputs']} input")
-    return ", ".join([*parts, first["device"]])
-
-
-def contestants(group: Sequence[Record]) -> list[Contestant]:
-    """The contestants of a group, by number."""
-    return sorted({(record["stage"], record["name"]) for record in group})
+    tokens = sorted({record["b"] * record["nq"] for record in group})
+    of_all = f"{tokens[0]}..{tokens[-1]}" if len(tokens) > 1 else f"{tokens[0]}"
+    one_batch = len({record["b"] for record in group}) == 1
+    parts = (
+        first["direction"],
+        first["dtype"] + (" tf32" if first["precision"] == "tf32" else ""),
+        mask_of(group),
+        f"b = {first['b']}" if one_batch else f"b N = {of_all}",
+        f"h = {first['h']}",
+        "" if first["hk"] == first["h"] else f"hk = {first['hk']}",
+        f"padded to {', '.join(map(str, first['seqlens_k']))} keys" if first["seqlens_k"] else "",
+        "" if first["inputs"] == "normal" else f"{first['inputs']} input",
+        first["device"],
+    )
+    return ", ".join(filter(None, parts))
 
 
 def sizes(group: Sequence[Record]) -> list[int]:
@@ -68,12 +66,18 @@ def sizes(group: Sequence[Record]) -> list[int]:
     return sorted({record["nk"] for record in group})
 
 
-def find(group: Sequence[Record], contestant: Contestant, n: int) -> Record | None:
+def find(group: Sequence[Record], contestant: Stage, n: int) -> Record | None:
     """A contestant's record at N, None where it was no contestant at that N."""
-    for record in group:
-        if (record["stage"], record["name"], record["nk"]) == (*contestant, n):
-            return record
-    return None
+    found = (r for r in group if stage_of(r) == contestant and r["nk"] == n)
+    return next(found, None)
+
+
+def texts_of(
+    group: Sequence[Record], contestant: Stage | None, figure: Figure, ns: Sequence[int] = ()
+) -> list[str]:
+    """A contestant's figure at each N of the group, or of `ns`; '-' where it is None."""
+    ns = ns or sizes(group)
+    return ["-" if contestant is None else figure(find(group, contestant, n)) for n in ns]
 
 
 def timed(record: Record) -> bool:
@@ -81,11 +85,11 @@ def timed(record: Record) -> bool:
     return record["status"] == "ok" and record["time_ms"] is not None
 
 
-def rivals(group: Sequence[Record]) -> tuple[Contestant | None, Contestant | None]:
+def rivals(group: Sequence[Record]) -> tuple[Stage | None, Stage | None]:
     """The newest stage of ours that was timed, the yardstick apart; and the first peer that was."""
-    timed_ones = contestants([record for record in group if timed(record)])
-    ours = [c for c in timed_ones if c[0] < PEERS_FROM and c[0] != YARDSTICK]
-    peers = [c for c in timed_ones if c[0] >= PEERS_FROM]
+    found = stages_of([record for record in group if timed(record)])
+    ours = [stage for stage in found if stage[0] < PEERS_FROM and stage[0] != YARDSTICK]
+    peers = [stage for stage in found if stage[0] >= PEERS_FROM]
     return max(ours, default=None), min(peers, default=None)
 
 
@@ -94,21 +98,15 @@ def rate_of(record: Record) -> float:
     return float(record["tflops"]) * UNITS[record["device"]][1]
 
 
-def no_figure(record: Record | None) -> str:
-    """Why there is no time."""
-    if record is None:
-        return ""
-    if record["status"] == "ok":
-        return "interp." if record["mode"] == "interpreted" else "-"
-    status: str = record["status"]
-    return SHORT.get(status, status)
-
-
 def show_time(record: Record | None) -> str:
     """The time in ms, or why there is none."""
-    if record is None or not timed(record):
-        return no_figure(record)
-    return significant(record["time_ms"])
+    if record is None:
+        return ""
+    if timed(record):
+        return significant(record["time_ms"])
+    if record["status"] == "ok":
+        return "interp." if record["mode"] == "interpreted" else "-"
+    return SHORT.get(record["status"], str(record["status"]))
 
 
 def show_rate(record: Record | None) -> str:
@@ -130,7 +128,7 @@ def show_skipped(record: Record | None) -> str:
     return f"{100 * record['skip_ratio']:.1f}%"
 
 
-def show_speedup(peer: Contestant) -> Figure:
+def show_speedup(peer: Stage) -> Figure:
     """How many times faster than that peer."""
 
     def show(record: Record | None) -> str:
@@ -140,30 +138,11 @@ def show_speedup(peer: Contestant) -> Figure:
     return show
 
 
-def texts_of(
-    group: Sequence[Record],
-    contestant: Contestant | None,
-    figure: Figure,
-    ns: Sequence[int] | None = None,
-) -> list[str]:
-    """A contestant's figure at each N of the group, or of `ns`; of no contestant, nothing."""
-    ns = sizes(group) if ns is None else ns
-    return ["-" if contestant is None else figure(find(group, contestant, n)) for n in ns]
+def show_share(ceilings: Sequence[Record]) -> Figure:
+    """How much of the measured matrix rate of its dtype is reached."""
 
+    def show(record: Record | None) -> str:
+        matrix = roof_of(record, ceilings).matrix if record is not None and timed(record) else None
+        return f"{100 * record['tflops'] / matrix:.0f}%" if record is not None and matrix else "-"
 
-def show_share(record: Record | None, ceilings: Sequence[Record]) -> str:
-    """How much of the measured matrix rate of its dtype a record reaches."""
-    matrix = roof_of(record, ceilings).matrix if record is not None and timed(record) else None
-    return f"{100 * record['tflops'] / matrix:.0f}%" if record is not None and matrix else "-"
-
-
-def same_but(records: Sequence[Record], group: Sequence[Record], direction: str) -> list[Record]:
-    """The records of a group's problems in another direction."""
-    first = {**group[0], "direction": direction}
-    alike = [field for field in PROBLEM if field not in WITHIN]
-    return [r for r in records if all(r[field] == first[field] for field in alike)]
-
-
-def yardstick(group: Sequence[Record]) -> Contestant | None:
-    """Stage 3, the sources' naive or standard one, where it is in the group."""
-    return next((c for c in contestants(group) if c[0] == YARDSTICK), None)
+    return show

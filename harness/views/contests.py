@@ -1,26 +1,25 @@
 """Tables and CSV of `ladder bench`, from records alone.
 
-Records that differ in contestant, N and batch only are a group: a table each of time and rate, of
-speed-ups, of memory and skipped tiles. A suite's tables stand beside what its source says.
+Each group of records has a table of time and rate, one of speed-ups, one of memory and skipped
+tiles. A suite's tables stand beside what its source says.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from harness.problems.problem import PEERS_FROM, YARDSTICK
+from harness.records.schema import Record
 from harness.records.units import significant
 from harness.views import table
-from harness.views.cell_tables import MORE, titles
+from harness.views.cell_tables import MORE, Stage, grouped, labels, stages_of, titles
 from harness.views.contest_groups import (
-    Contestant,
     Figure,
-    Record,
-    contestants,
     group_title,
     groups,
+    mask_of,
     rivals,
     same_but,
     show_peak,
@@ -31,72 +30,56 @@ from harness.views.contest_groups import (
     show_time,
     sizes,
     texts_of,
-    yardstick,
 )
 from harness.views.roofline import UNITS, roof_of
 from harness.views.table import Column, Table
 
-Row = tuple[str, str, Sequence[str]]  # label, unit, a text per N
-SourceTable = tuple[str, Sequence[str], list[list[str]]]  # title, header, rows of texts
+Row = tuple[str, str, Sequence[str]]  # label, unit, one text per N
 
 WIDTH = 80
 LONGEST_NAME = 22
 LEGEND = f"Timed in turns, in one process: medians, ratios of medians. {MORE}"
 
 
-def time_rows(group: Sequence[Record], names: Mapping[Contestant, str]) -> list[Row]:
-    """Two rows per contestant: the time of a call, and the rate."""
-    unit = UNITS[group[0]["device"]][0]
-    rows: list[Row] = []
-    for contestant in contestants(group):
-        label = f"{contestant[0]} {names[contestant]}"
-        rows.append((label, "ms", texts_of(group, contestant, show_time)))
+def rows_of(env: Record, group: Sequence[Record]) -> list[list[Row]]:
+    """The rows of a group's tables: times and rates; speed-ups over the peers; memory and tiles.
+
+    Only a contestant's times have their row where there is no figure in it.
+    """
+    everyone, names, label = stages_of(group), titles(env), labels(env)
+    times: list[Row] = []
+    for contestant in everyone:
+        times.append((label[contestant], "ms", texts_of(group, contestant, show_time)))
         rates = texts_of(group, contestant, show_rate)
-        if any(rates):
-            rows.append(("", unit, rates))
-    return rows
-
-
-def speedup_rows(group: Sequence[Record], names: Mapping[Contestant, str]) -> list[Row]:
-    """A row for each stage of ours over each peer; the yardstick has none."""
-    rows: list[Row] = []
-    for ours in contestants(group):
-        for peer in contestants(group):
-            if ours[0] >= PEERS_FROM or ours[0] == YARDSTICK or peer[0] < PEERS_FROM:
-                continue
-            texts = texts_of(group, ours, show_speedup(peer))
-            if any(text != "-" for text in texts):
-                rows.append((f"{ours[0]} over {names[peer]}", "", texts))
-    return rows
-
-
-def memory_rows(group: Sequence[Record], names: Mapping[Contestant, str]) -> list[Row]:
-    """Peak memory above the inputs, and the share of tiles never visited, where there is any."""
-    rows: list[Row] = []
-    for what, figure in (("peak", show_peak), ("skipped", show_skipped)):
-        for contestant in contestants(group):
-            texts = texts_of(group, contestant, figure)
-            if any(text != "-" for text in texts):
-                rows.append((f"{contestant[0]} {names[contestant]}", what, texts))
-    return rows
+        times += [("", UNITS[group[0]["device"]][0], rates)] if any(rates) else []
+    speedups: list[Row] = [
+        (f"{ours[0]} over {names[peer]}", "", texts_of(group, ours, show_speedup(peer)))
+        for ours in everyone
+        for peer in everyone
+        if ours[0] < PEERS_FROM <= peer[0] and ours[0] != YARDSTICK
+    ]
+    memory: list[Row] = [
+        (label[contestant], what, texts_of(group, contestant, figure))
+        for what, figure in (("peak", show_peak), ("skipped", show_skipped))
+        for contestant in everyone
+    ]
+    told = [[row for row in rows if set(row[2]) != {"-"}] for rows in (speedups, memory)]
+    return [rows for rows in (times, *told) if rows]
 
 
 def rich_tables(
     env: Record, records: Sequence[Record], ceilings: Sequence[Record] = (), width: int = WIDTH
 ) -> RenderableType:
     """Each group's tables and the reasons of what is missing; the suite's tables; the legend."""
-    names = titles(env)
     parts: list[RenderableType] = []
     for group in groups(records):
-        heads = [str(n) for n in sizes(group)]
         parts.append(Text(group_title(group), style="bold"))
-        for make in (time_rows, speedup_rows, memory_rows):
-            if rows := make(group, names):
-                parts += [*layout(rows, heads, width), Text("")]
-        lines = [*roof_lines(group, names, ceilings), *reason_lines(group)]
+        for rows in rows_of(env, group):
+            parts += [*layout(rows, [str(n) for n in sizes(group)], width), Text("")]
+        lines = [*roof_lines(env, group, ceilings), *reason_lines(group)]
         parts += [*(Text(line, style="dim") for line in lines), *[Text("")] * bool(lines)]
-    for title, header, body in source_tables(env, records, ceilings):
-        parts += [Table([Column(head, wraps=True) for head in header], body, title), Text("")]
+    for made in source_tables(env, records, ceilings):
+        parts += [made, Text("")]
     if said := SOURCES.get(suite_of(env)):
         parts += [Text(said), Text("")]
     return Group(*parts, Text(LEGEND, style="dim"))
@@ -119,31 +102,26 @@ def layout(rows: Sequence[Row], heads: Sequence[str], width: int) -> list[Table]
     ]
 
 
-def roof_lines(
-    group: Sequence[Record], names: Mapping[Contestant, str], ceilings: Sequence[Record]
-) -> list[str]:
+def roof_lines(env: Record, group: Sequence[Record], ceilings: Sequence[Record]) -> list[str]:
     """How much of the measured matrix rate the newest stage reaches at each N, where known."""
     ours, matrix = rivals(group)[0], roof_of(group[0], ceilings).matrix
     if ours is None or matrix is None:
         return []
-    shares = texts_of(group, ours, lambda record: show_share(record, ceilings))
-    return [
-        f"{ours[0]} {names[ours]} reaches {', '.join(shares)} of the measured matrix rate, "
-        f"{significant(matrix)} TFLOP/s"
-    ]
+    shares = ", ".join(texts_of(group, ours, show_share(ceilings)))
+    rate = f"{significant(matrix)} TFLOP/s"
+    return [f"{labels(env)[ours]} reaches {shares} of the measured matrix rate, {rate}"]
 
 
 def reason_lines(group: Sequence[Record]) -> list[str]:
     """Why there is no figure, one line per reason, with who and at which N."""
-    found: dict[tuple[str, str], dict[int, list[str]]] = {}
-    for record in group:
-        if record["status"] != "ok":
-            those = found.setdefault((record["status"], record["reason"]), {})
-            those.setdefault(record["stage"], []).append(str(record["nk"]))
     lines = []
-    for (status, reason), those in found.items():
-        who = "; ".join(f"#{stage} at {', '.join(ns)}" for stage, ns in those.items())
-        lines.append(f"{status} {who}: {reason}")
+    out = [record for record in group if record["status"] != "ok"]
+    for same in grouped(out, lambda record: [record["status"], record["reason"]]):
+        who = "; ".join(
+            f"#{own[0]['stage']} at {', '.join(str(record['nk']) for record in own)}"
+            for own in grouped(same, lambda record: record["stage"])
+        )
+        lines.append(f"{same[0]['status']} {who}: {same[0]['reason']}")
     return lines
 
 
@@ -189,9 +167,10 @@ class Trio:
 
     group: Sequence[Record]
     records: Sequence[Record]
-    three: Contestant | None
-    ours: Contestant | None
-    peer: Contestant | None
+    ceilings: Sequence[Record]
+    three: Stage | None
+    ours: Stage | None
+    peer: Stage | None
 
     def each(self, figure: Figure) -> list[list[str]]:
         """Stage 3's figure, our stage's and the peer's, one text per N."""
@@ -199,20 +178,21 @@ class Trio:
 
     def speedups(self) -> list[str]:
         """How many times faster our stage is than the peer, one text per N."""
-        if self.peer is None:
-            return ["-"] * len(sizes(self.group))
-        return texts_of(self.group, self.ours, show_speedup(self.peer))
+        ours = self.ours if self.peer else None
+        return texts_of(self.group, ours, show_speedup(self.peer or (0, "")))
 
-    def shares(self, ceilings: Sequence[Record]) -> list[str]:
+    def shares(self) -> list[str]:
         """How much of the measured matrix rate our stage reaches, one text per N."""
-        return texts_of(self.group, self.ours, lambda record: show_share(record, ceilings))
+        return texts_of(self.group, self.ours, show_share(self.ceilings))
 
-    def split(self, who: Contestant | None) -> list[list[str]]:
+    def split(self, who: Stage | None) -> list[list[str]]:
         """Somebody's time forward, backward and for both, one text per N."""
-        return [
-            texts_of(same_but(self.records, self.group, way), who, show_time, sizes(self.group))
-            for way in ("fwd", "bwd", "train")
-        ]
+        ways = [same_but(self.records, self.group, way) for way in ("fwd", "bwd", "train")]
+        return [texts_of(group, who, show_time, sizes(self.group)) for group in ways]
+
+    def claims(self, said: Callable[[int], str | None]) -> list[str]:
+        """What the source says at each N, '-' where that is nothing."""
+        return [said(n) or "-" for n in sizes(self.group)]
 
     def rows(self, *columns: Sequence[str]) -> list[list[str]]:
         """Rows from columns of texts, N first."""
@@ -220,89 +200,86 @@ class Trio:
         return [list(row) for row in zip(heads, *columns, strict=True)]
 
 
-def trios(records: Sequence[Record]) -> list[Trio]:
+def trios(records: Sequence[Record], ceilings: Sequence[Record] = ()) -> list[Trio]:
     """The trio of each group: our newest stage that was timed, the first peer that was."""
-    return [Trio(group, records, yardstick(group), *rivals(group)) for group in groups(records)]
+    found = []
+    for group in groups(records):
+        three = next((stage for stage in stages_of(group) if stage[0] == YARDSTICK), None)
+        found.append(Trio(group, records, ceilings, three, *rivals(group)))
+    return found
+
+
+Made = tuple[str, list[tuple[str, list[str]]]]  # a title; columns: a header, one text per N
 
 
 def source_tables(
     env: Record, records: Sequence[Record], ceilings: Sequence[Record] = ()
-) -> list[SourceTable]:
-    """The tables of the run's suite, one row per N, the source's figure in the last column.
-
-    What the source doesn't tell is '-'. None where the run is of no suite.
-    """
+) -> list[Table]:
+    """The tables of the run's suite, one row per N, the source's figure in the last column."""
     make = SOURCE_TABLES.get(suite_of(env))
-    made = [make(trio, titles(env), ceilings) for trio in trios(records)] if make else []
-    return [table for table in made if table is not None]
+    names, tables = titles(env), []
+    for trio in trios(records, ceilings) if make else ():
+        rival, own = (names[who] if who else "-" for who in (trio.peer, trio.ours))
+        if make and (made := make(trio, rival, own)):
+            title, columns = made
+            heads = [Column(head, wraps=True) for head in ("N", *(head for head, _ in columns))]
+            tables.append(Table(heads, trio.rows(*(texts for _, texts in columns)), title))
+    return tables
 
 
-def masked(group: Sequence[Record]) -> str:
-    return f"d = {group[0]['d']}, {'causal' if group[0]['causal'] else 'no mask'}"
+# A source's tables: of a trio, and the names of its peer (`rival`) and of our stage (`own`).
 
 
-def name_of(contestant: Contestant | None, names: Mapping[Contestant, str]) -> str:
-    return names[contestant] if contestant is not None else "-"
-
-
-def forward_table(
-    trio: Trio, names: Mapping[Contestant, str], ceilings: Sequence[Record]
-) -> SourceTable:
+def forward_table(trio: Trio, rival: str, own: str) -> Made:
     """Source 001's forward table: naive, SDPA, its own; and how many times faster."""
     three, ours, peer = trio.each(show_time)
-    source = ["1.15-1.35x" if n >= 4096 else "-" for n in sizes(trio.group)]
-    rival = name_of(trio.peer, names)
-    header = ("N", "#3, ms", f"{rival}, ms", f"{name_of(trio.ours, names)}, ms", f"over {rival}",
-              "source over SDPA")  # fmt: skip
-    body = trio.rows(three, peer, ours, trio.speedups(), source)
-    return f"forward, {masked(trio.group)}", header, body
+    return f"forward, {mask_of(trio.group)}", [
+        ("#3, ms", three),
+        (f"{rival}, ms", peer),
+        (f"{own}, ms", ours),
+        (f"over {rival}", trio.speedups()),
+        ("source over SDPA", trio.claims(lambda n: "1.15-1.35x" if n >= 4096 else None)),
+    ]
 
 
-def train_table(
-    trio: Trio, names: Mapping[Contestant, str], ceilings: Sequence[Record]
-) -> SourceTable | None:
+def train_table(trio: Trio, rival: str, own: str) -> Made | None:
     """Source 001's training table: forward, backward and both, of its own and of SDPA.
 
     None for a group of another direction: it is a part of its training's table.
     """
     if trio.group[0]["direction"] != "train":
         return None
-    source = ["up to 1.17x" if n == 8192 else "-" for n in sizes(trio.group)]
-    rival, own = name_of(trio.peer, names), name_of(trio.ours, names)
-    header = ("N", f"{rival}: fwd, ms", "bwd", "both", f"{own}: fwd, ms", "bwd", "both",
-              "faster", "source")  # fmt: skip
-    split = [*trio.split(trio.peer), *trio.split(trio.ours)]
-    return f"training, {masked(trio.group)}", header, trio.rows(*split, trio.speedups(), source)
+    heads = (f"{rival}: fwd, ms", "bwd", "both", f"{own}: fwd, ms", "bwd", "both")
+    return f"training, {mask_of(trio.group)}", [
+        *zip(heads, [*trio.split(trio.peer), *trio.split(trio.ours)], strict=True),
+        ("faster", trio.speedups()),
+        ("source", trio.claims({8192: "up to 1.17x"}.get)),
+    ]
 
 
-def memory_table(
-    trio: Trio, names: Mapping[Contestant, str], ceilings: Sequence[Record]
-) -> SourceTable:
+def memory_table(trio: Trio, rival: str, own: str) -> Made:
     """Source 001's memory table: peak memory of naive, SDPA, its own."""
     three, ours, peer = trio.each(show_peak)
     training = trio.group[0]["direction"] == "train"
-    tells = {8192: "13% less than SDPA"} if training else {4096: "788 MB / 24 MB"}
-    source = [tells.get(n, "-") for n in sizes(trio.group)]
-    header = ("N", "#3", name_of(trio.peer, names), name_of(trio.ours, names), "source")
-    title = f"peak memory, {'training' if training else 'forward'}, {masked(trio.group)}"
-    return title, header, trio.rows(three, peer, ours, source)
+    said = {8192: "13% less than SDPA"} if training else {4096: "788 MB / 24 MB"}
+    title = f"peak memory, {'training' if training else 'forward'}, {mask_of(trio.group)}"
+    return title, [("#3", three), (rival, peer), (own, ours), ("source", trio.claims(said.get))]
 
 
-def rate_table(
-    trio: Trio, names: Mapping[Contestant, str], ceilings: Sequence[Record]
-) -> SourceTable:
+def rate_table(trio: Trio, rival: str, own: str) -> Made:
     """Source 004's figure as a table: TFLOP/s of standard, SDPA and its own against N."""
     three, ours, peer = trio.each(show_rate)
-    source = [f"3-4 / {'190 (61%)' if n == 16384 else '-'}" for n in sizes(trio.group)]
-    header = ("N", "standard, #3", name_of(trio.peer, names), name_of(trio.ours, names),
-              "of the matrix rate", "source: standard / own")  # fmt: skip
-    body = trio.rows(three, peer, ours, trio.shares(ceilings), source)
-    return f"{UNITS[trio.group[0]['device']][0]}, {masked(trio.group)}", header, body
+    said = trio.claims(lambda n: f"3-4 / {'190 (61%)' if n == 16384 else '-'}")
+    return f"{UNITS[trio.group[0]['device']][0]}, {mask_of(trio.group)}", [
+        ("standard, #3", three),
+        (rival, peer),
+        (own, ours),
+        ("of the matrix rate", trio.shares()),
+        ("source: standard / own", said),
+    ]
 
 
-SOURCE_TABLES: dict[
-    str, Callable[[Trio, Mapping[Contestant, str], Sequence[Record]], SourceTable | None]
-] = {
+SOURCE_TABLES: dict[str, Callable[[Trio, str, str], Made | None]] = {
     "001-forward": forward_table,
     "001-train": train_table,
     "001-memory": memory_table,
