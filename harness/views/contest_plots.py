@@ -9,7 +9,7 @@
 One panel per group of records. What has no time, or was interpreted, is in no plot.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from harness.views.contest_groups import (
     same_but,
     sizes,
     timed,
-)
+)  # fmt: skip
 from harness.views.look import (
     LIGHT,
     Look,
@@ -36,104 +36,93 @@ from harness.views.look import (
     n_axis,
     note_below,
     picture,
-)
+)  # fmt: skip
 from harness.views.roofline import UNITS, roof_of
 
 Group = Sequence[Record]
-Points = dict[Stage, list[tuple[float, float, bool]]]  # of draw_lines
 
+# what there is to draw -> what its file is called
+PLOTS = {name: name for name in ("latency", "memory", "speedup", "tflops", "breakdown")}
 LONGEST_BAR = 2.5  # in times of the newest stage: with longer ones the axis is logarithmic
 WIDE = 8  # peers whose speed-ups are further apart than this factor need a logarithmic axis
 
 
 def plot(
-    env: Record, records: Sequence[Record], folder: Path, ceilings: Sequence[Record] = (),
-    look: Look = LIGHT,
+    env: Record, records: Group, folder: Path, ceilings: Sequence[Record] = (),
+    look: Look = LIGHT, plots: Mapping[str, str] = PLOTS,
 ) -> list[Path]:  # fmt: skip
-    """Write the plots that there is something for into `folder`, and return their paths.
+    """Write the `plots` that there is something for into `folder`, and return their paths.
 
     Raises ImportError where matplotlib is missing.
     """
     names, style = labels(env), marks(stages_of(records))
-
-    def lines(axis: Any, group: Group, found: Points, title: str, scale: str) -> None:
-        draw_lines(axis, found, names, style, look)
-        axis.set_yscale(scale)
-        if scale == "linear":
-            axis.set_ylim(0, 1.08 * max(1e-9, axis.dataLim.y1))
-        n_axis(axis, sizes(group))
-        axis.set_ylabel(title)
-        if any(r["mode"] == "interpreted" and r["status"] == "ok" for r in group):
-            note_below(axis, ["interpreted stages: no speed, not shown"])
-
-    def latency(axis: Any, group: Group) -> None:
-        found = points(group, lambda record: float(record["time_ms"]))
-        lines(axis, group, found, "time of a call (ms)", "log")
-
-    def memory(axis: Any, group: Group) -> None:
-        lines(axis, group, points(group, peak_mb), "peak memory above the inputs (MB)", "log")
-
-    def speedup(axis: Any, group: Group) -> None:
-        found, ours = speedups(group), rivals(group)[0]
-        shown = [ratio for line in found.values() for _, ratio, _ in line]
-        axis.axhline(1.0, color=look.ink, linewidth=0.8)  # as fast
-        scale = "log" if shown and max(shown) > WIDE * min(shown) else "linear"
-        lines(axis, group, found, f"#{names[ours] if ours else ''}: times faster", scale)
-
-    def tflops(axis: Any, group: Group) -> None:
-        unit = UNITS[group[0]["device"]][0]
-        lines(axis, group, points(group, rate_of), f"achieved ({unit})", "linear")
-        share_axis(axis, group, ceilings)
-
-    def breakdown(axis: Any, group: Group) -> None:
-        draw_breakdown(axis, group, records, names, style, look)
-
-    every = [group for group in groups(records) if any(map(timed, group))]
-    found: list[tuple[Callable[[Any, Group], None], list[list[Record]]]] = [
-        (latency, every),
-        (memory, [group for group in every if any(points(group, peak_mb).values())]),
-        (speedup, [group for group in every if None not in rivals(group)]),
-        (tflops, every),
-        (breakdown, [group for group in every if parts_of_training(group, records)]),
-    ]
     written = []
-    for draw, shown in found:
-        if shown:
-            written.append(folder / f"{draw.__name__}{look.suffix}.png")
-            with picture(written[-1], look, len(shown), 2, 4.8, 3.9) as (figure, axes):
-                for axis, group in zip(axes, shown, strict=True):
-                    draw(axis, group)
-                    axis.set_title(group_title(group), fontsize=9)
-                legend(figure, axes)
+    for what, file in plots.items():
+        shown = [
+            group
+            for group in groups(records)
+            if (parts_of_training(group, records) if what == "breakdown" else points(what, group))
+        ]
+        if not shown:
+            continue
+        written.append(folder / f"{file}{look.suffix}.png")
+        with picture(written[-1], look, len(shown), 2, 4.8, 3.9) as (figure, axes):
+            for axis, group in zip(axes, shown, strict=True):
+                if what == "breakdown":
+                    draw_breakdown(axis, group, records, names, style, look)
+                else:
+                    draw_lines(axis, points(what, group), names, style, look)
+                    frame(axis, what, group, names, look)
+                if what == "tflops":
+                    share_axis(axis, group, ceilings)
+                axis.set_title(group_title(group), fontsize=9)
+            legend(figure, axes)
     return written
 
 
-def peak_mb(record: Record) -> float | None:
-    """The peak memory in MB."""
-    return record["peak_bytes"] / (1 << 20) if record["peak_bytes"] else None
+def points(what: str, group: Group) -> dict[Stage, list[tuple[float, float, bool]]]:
+    """(N, value, True) of each contestant where it was timed, of one of PLOTS but 'breakdown'.
+
+    A speed-up is a peer's: how many times faster than it the newest stage is.
+    """
+    newest = rivals(group)[0]
+    found: dict[Stage, list[tuple[float, float, bool]]] = {}
+    for stage in stages_of(group):
+        for n in sizes(group):
+            record = find(group, newest if what == "speedup" and newest else stage, n)
+            if record is None or not timed(record):
+                continue
+            value = {
+                "latency": record["time_ms"],
+                "memory": (record["peak_bytes"] or 0) / (1 << 20),
+                "speedup": record["speedup"].get(stage[1]) if stage[0] >= PEERS_FROM else None,
+                "tflops": rate_of(record),
+            }[what]
+            if value:
+                found.setdefault(stage, []).append((n, value, True))
+    return found
 
 
-def points(group: Group, value: Callable[[Record], float | None]) -> Points:
-    """(N, value, True) of each contestant, where it was timed and has a value."""
-    return {
-        stage: [
-            (n, y, True)
-            for n in sizes(group)
-            if (record := find(group, stage, n)) and timed(record) and (y := value(record))
-        ]
-        for stage in stages_of(group)
+def frame(axis: Any, what: str, group: Group, names: Mapping[Stage, str], look: Look) -> None:
+    """Scales, labels, grid; a note where something is left out."""
+    newest = rivals(group)[0]
+    titles = {
+        "latency": "time of a call (ms)",
+        "memory": "peak memory above the inputs (MB)",
+        "speedup": f"#{names[newest]}: times faster" if newest else "",
+        "tflops": f"achieved ({UNITS[group[0]['device']][0]})",
     }
-
-
-def speedups(group: Group) -> Points:
-    """(N, ratio, True) of each peer: how many times faster than it the newest stage is."""
-    ours = rivals(group)[0]
-    own = [] if ours is None else [(n, find(group, ours, n)) for n in sizes(group)]
-    return {
-        peer: [(n, r["speedup"][peer[1]], True) for n, r in own if r and peer[1] in r["speedup"]]
-        for peer in stages_of(group)
-        if peer[0] >= PEERS_FROM
-    }
+    axis.set_ylabel(titles[what])
+    n_axis(axis, sizes(group))
+    low, high = axis.dataLim.intervaly
+    if what == "speedup":
+        axis.axhline(1.0, color=look.ink, linewidth=0.8)  # as fast
+    if what in ("latency", "memory") or (what == "speedup" and high > WIDE * low):
+        axis.set_yscale("log")
+    else:
+        axis.set_ylim(0, 1.08 * max(1e-9, axis.dataLim.y1))
+    if any(r["mode"] == "interpreted" and r["status"] == "ok" for r in group):
+        note_below(axis, ["interpreted stages: no speed, not shown"])
 
 
 def share_axis(axis: Any, group: Group, ceilings: Sequence[Record]) -> None:
