@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import permutations
 
 from harness.records.jsonl import read
-from harness.records.schema import Record
+from harness.records.schema import DIRECTIONS, Record
 from harness.records.units import show_bytes, significant
 from harness.report import text
 from harness.views import cell_tables, contest_groups, contests, training
@@ -104,9 +104,10 @@ def source_001(direction: str, stage: int) -> str:
     env, cells = read(text.GPU / "bench-001-train.jsonl", "bench")
     body = []
     for trio in trios([cell for cell in cells if cell["direction"] == direction], stage):
-        times, peaks = trio.each(contest_groups.show_time), trio.each(contest_groups.show_peak)
-        for n, *figures in trio.rows(*times, trio.speedups(), *peaks):
-            body.append([f"{text.MASKS[trio.group[0]['causal']]}, N = {n}", *figures])
+        mask = text.MASKS[trio.group[0]["causal"]]
+        rows = trio.rows("three time", "ours time", "peer time", "ours speedup", "three peak",
+                         "ours peak", "peer peak")  # fmt: skip
+        body += [[f"{mask}, N = {n}", *figures] for n, *figures in rows]
     header = f"mask and size | #3, ms | #{stage} | SDPA flash | #{stage} over flash"
     header += f" | #3, peak | #{stage} | SDPA flash"
     claims = contests.SOURCES["001-train"]
@@ -121,7 +122,7 @@ def train_split() -> str:
     env, cells = read(text.GPU / "bench-001-train.jsonl", "bench")
     unmasked = trios([cell for cell in cells if not cell["causal"]], 7)
     (trio,) = (trio for trio in unmasked if trio.group[0]["direction"] == "train")
-    body = trio.rows(*trio.split(trio.ours), *trio.split(trio.peer))
+    body = trio.rows(*(f"{who} {way}" for who in ("ours", "peer") for way in DIRECTIONS))
     header = "N | #7: forward | backward | both | SDPA flash: forward | backward | both"
     return text.part(header, body, "ms, no mask, fp16, B = 2, H = 4, d = 64.", env)
 
@@ -134,12 +135,12 @@ def source_004() -> str:
     header, columns = "N", []
     for trio in trios(cells, 6, ceilings):
         header += f" | d = {trio.group[0]['d']}" + ", causal" * trio.group[0]["causal"]
-        figures = zip(*trio.each(rate), trio.shares(), strict=True)
-        columns.append(
-            [f"{three} / {ours} ({part}) / {peer}" for three, ours, peer, part in figures]
-        )
+        rates = (trio.texts(who, rate) for who in ("three", "ours", "peer"))
+        figures = zip(*rates, trio.texts("ours", "share"), strict=True)
+        columns.append([f"{a} / {b} ({share}) / {c}" for a, b, c, share in figures])
+    body = zip(contest_groups.sizes(cells), *columns, strict=True)
     note = f"TFLOP/s: #3 / #6 (its share of the {roof:.0f} that the card reached) / SDPA flash;"
-    return text.part(header, trio.rows(*columns), f"{note} fp16.", env)
+    return text.part(header, body, f"{note} fp16.", env)
 
 
 def curves() -> str:

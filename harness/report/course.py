@@ -15,10 +15,9 @@ from harness.records.jsonl import read
 from harness.records.schema import Record
 from harness.records.units import show_bytes, show_time
 from harness.report import text
-from harness.report.sources import bandwidth
 from harness.views import cell_tables
 from harness.views.cell_tables import stages_of
-from harness.views.machine import moved
+from harness.views.machine import moved, traffic
 
 LAUNCH = itemgetter("launch")
 PAIRED = f"paired: {text.READING.format('../')}."
@@ -108,8 +107,8 @@ def three_kernels() -> str:
 
 def measured(launches: Sequence[Record]) -> list[str]:
     """Bytes moved by launches, their time, and the one over the other."""
-    time = show_time(sum(launch["time_ms"] for launch in launches))
-    return [show_bytes(sum(map(moved, launches))), time, bandwidth(launches)]
+    time, _, _, rate = traffic(launches)
+    return [show_bytes(sum(map(moved, launches))), time, f"{rate} TB/s"]
 
 
 # ---- the stages, page by page

@@ -20,13 +20,12 @@ def first_table() -> str:
     """All stages at N = 64 on a CPU, from the record that gives the ladder's gains, too."""
     env, cells = read(text.CPU / "steps.jsonl")
     cells = [cell for cell in cells if cell["nk"] == 64]
-    names = cell_tables.titles(env)
-    body = []
+    labels, body = cell_tables.labels(env), []
     for cell in cell_tables.rows_of(cells):
         timed = cell_tables.in_turns(cells, cell) or cell
         interpreted = cell["mode"] == "interpreted"
         body.append([
-            f"{cell['stage']} {names[cell['stage'], cell['name']]}",
+            labels[cell_tables.stage_of(cell)],
             "interpreted" if interpreted else show_time(timed["time_ms"]),
             cell_tables.show_peak(cell), cell_tables.show_error(cell["err_stage3_max"]),
             cell["status"],
@@ -42,11 +41,8 @@ def less_memory(before: Record, after: Record) -> str:
 
 def gains() -> tuple[dict[int, str], list[Record]]:
     """What each stage gained over the one before that it can be compared with, and where."""
-    runs = [
-        read(text.CPU / "steps.jsonl"),
-        read(text.GPU / "table-4.2.jsonl"),
-        read(text.GPU / "tour.jsonl"),
-    ]
+    runs = [read(text.CPU / "steps.jsonl")]
+    runs += [read(text.GPU / f"{name}.jsonl") for name in ("table-4.2", "tour")]
     runs += [read(text.GPU / f"bench-{name}.jsonl", "bench") for name in ("steps", "train")]
     cpu, gpu, tour, bench, train = (cells for _, cells in runs)
     at = {"nk": 4096, "h": 32, "precision": "float16"}
@@ -88,7 +84,7 @@ def top() -> str:
     """Our fastest kernels and the vendor's at the largest N, forward and training."""
     forward_env, forward = read(text.GPU / "bench-004.jsonl", "bench")
     train_env, train = read(text.GPU / "bench-train.jsonl", "bench")
-    names = cell_tables.titles(forward_env) | cell_tables.titles(train_env)
+    labels = cell_tables.labels(forward_env) | cell_tables.labels(train_env)
     body = []
     for stage, name in stages_of([*forward, *train]):
         if stage >= PEERS_FROM and name not in CONTESTANTS:
@@ -97,13 +93,9 @@ def top() -> str:
         for direction, cells in (("fwd", forward), ("train", train)):
             mine = [c for c in cells if (c["stage"], c["direction"]) == (stage, direction)]
             for d in (64, 128):
-                at = (
-                    [text.find(mine, nk=16384, d=d, causal=c) for c in (False, True)]
-                    if mine
-                    else []
-                )
-                figures.append(" / ".join(map(rate, at)) or "-")
-        body.append([f"{stage} {names[stage, name]}", *figures])
+                at = [{"nk": 16384, "d": d, "causal": causal} for causal in text.MASKS if mine]
+                figures.append(" / ".join(rate(text.find(mine, **each)) for each in at) or "-")
+        body.append([labels[stage, name], *figures])
     header = "TFLOP/s | forward, d = 64 | d = 128 | training, d = 64 | d = 128"
     note = "No mask / causal; N = 16384, fp16; FlexAttention not tuned: [more](docs/results.md)."
     return text.part(header, body, note, forward_env, train_env)

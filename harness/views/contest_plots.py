@@ -15,17 +15,8 @@ from typing import Any
 
 from harness.problems.problem import PEERS_FROM
 from harness.records.schema import Record
+from harness.views import contest_groups as bench
 from harness.views.cell_tables import Stage, labels, stages_of
-from harness.views.contest_groups import (
-    find,
-    group_title,
-    groups,
-    rate_of,
-    rivals,
-    same_but,
-    sizes,
-    timed,
-)  # fmt: skip
 from harness.views.look import (
     LIGHT,
     Look,
@@ -60,7 +51,7 @@ def plot(
     for what, file in plots.items():
         shown = [
             group
-            for group in groups(records)
+            for group in bench.groups(records)
             if (parts_of_training(group, records) if what == "breakdown" else points(what, group))
         ]
         if not shown:
@@ -75,7 +66,7 @@ def plot(
                     frame(axis, what, group, names, look)
                 if what == "tflops":
                     share_axis(axis, group, ceilings)
-                axis.set_title(group_title(group), fontsize=9)
+                axis.set_title(bench.group_title(group), fontsize=9)
             legend(figure, axes)
     return written
 
@@ -85,18 +76,18 @@ def points(what: str, group: Group) -> dict[Stage, list[tuple[float, float, bool
 
     A speed-up is a peer's: how many times faster than it the newest stage is.
     """
-    newest = rivals(group)[0]
+    newest = bench.rivals(group)[0]
     found: dict[Stage, list[tuple[float, float, bool]]] = {}
     for stage in stages_of(group):
-        for n in sizes(group):
-            record = find(group, newest if what == "speedup" and newest else stage, n)
-            if record is None or not timed(record):
+        for n in bench.sizes(group):
+            record = bench.find(group, newest if what == "speedup" and newest else stage, n)
+            if record is None or not bench.timed(record):
                 continue
             value = {
                 "latency": record["time_ms"],
                 "memory": (record["peak_bytes"] or 0) / (1 << 20),
                 "speedup": record["speedup"].get(stage[1]) if stage[0] >= PEERS_FROM else None,
-                "tflops": rate_of(record),
+                "tflops": bench.rate_of(record),
             }[what]
             if value:
                 found.setdefault(stage, []).append((n, value, True))
@@ -105,7 +96,7 @@ def points(what: str, group: Group) -> dict[Stage, list[tuple[float, float, bool
 
 def frame(axis: Any, what: str, group: Group, names: Mapping[Stage, str], look: Look) -> None:
     """Scales, labels, grid; a note where something is left out."""
-    newest = rivals(group)[0]
+    newest = bench.rivals(group)[0]
     titles = {
         "latency": "time of a call (ms)",
         "memory": "peak memory above the inputs (MB)",
@@ -113,7 +104,7 @@ def frame(axis: Any, what: str, group: Group, names: Mapping[Stage, str], look: 
         "tflops": f"achieved ({UNITS[group[0]['device']][0]})",
     }
     axis.set_ylabel(titles[what])
-    n_axis(axis, sizes(group))
+    n_axis(axis, bench.sizes(group))
     low, high = axis.dataLim.intervaly
     if what == "speedup":
         axis.axhline(1.0, color=look.ink, linewidth=0.8)  # as fast
@@ -142,11 +133,11 @@ def parts_of_training(group: Group, records: Group) -> dict[Stage, dict[int, tup
     contests of their own: what is stacked here was not measured in the same rounds.
     """
     found: dict[Stage, dict[int, tuple[float, float]]] = {}
-    ways = [same_but(records, group, way) for way in ("fwd", "bwd", "train")]
+    ways = [bench.same_but(records, group, way) for way in ("fwd", "bwd", "train")]
     for stage in stages_of(group) if group[0]["direction"] == "train" else ():
-        for n in sizes(group):
-            each = (find(way, stage, n) for way in ways)
-            forward, backward, both = (r["time_ms"] if r and timed(r) else None for r in each)
+        for n in bench.sizes(group):
+            each = (bench.find(way, stage, n) for way in ways)
+            forward, backward, both = (r["time_ms"] if r and bench.timed(r) else None for r in each)
             if forward is None or both is None:
                 continue
             rest = both - forward if backward is None else backward
@@ -163,13 +154,13 @@ def draw_breakdown(
 
     In units of the newest stage's training time at that N, so that all N fit on one axis.
     """
-    found, newest = parts_of_training(group, records), rivals(group)[0]
+    found, newest = parts_of_training(group, records), bench.rivals(group)[0]
     base = newest if newest in found else min(found)
     width, top = 0.84 / len(found), 1.0
     for place, (stage, times) in enumerate(sorted(found.items())):
         parts = {
             index - 0.42 + (place + 0.5) * width: [ms / sum(found[base][n]) for ms in times[n]]
-            for index, n in enumerate(sizes(group))
+            for index, n in enumerate(bench.sizes(group))
             if n in times and n in found[base]
         }
         if not parts:
@@ -182,7 +173,7 @@ def draw_breakdown(
                  edgecolor=colour, linewidth=1.2)  # fmt: skip
         top = max(top, *map(sum, parts.values()))
     axis.axhline(1.0, color=look.ink, linewidth=0.8)
-    axis.set_xticks(range(len(sizes(group))), [str(n) for n in sizes(group)])
+    axis.set_xticks(range(len(bench.sizes(group))), [str(n) for n in bench.sizes(group)])
     axis.set_xlabel("N")
     scale = ""
     if top > LONGEST_BAR:

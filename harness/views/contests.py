@@ -11,26 +11,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from harness.problems.problem import PEERS_FROM, YARDSTICK
-from harness.records.schema import Record
+from harness.records.schema import DIRECTIONS, Record
 from harness.records.units import significant
+from harness.views import contest_groups as bench
 from harness.views import table
 from harness.views.cell_tables import MORE, Stage, grouped, labels, stages_of, titles
-from harness.views.contest_groups import (
-    Figure,
-    group_title,
-    groups,
-    mask_of,
-    rivals,
-    same_but,
-    show_peak,
-    show_rate,
-    show_share,
-    show_skipped,
-    show_speedup,
-    show_time,
-    sizes,
-    texts_of,
-)
 from harness.views.roofline import UNITS, roof_of
 from harness.views.table import Column, Table
 
@@ -49,18 +34,18 @@ def rows_of(env: Record, group: Sequence[Record]) -> list[list[Row]]:
     everyone, names, label = stages_of(group), titles(env), labels(env)
     times: list[Row] = []
     for contestant in everyone:
-        times.append((label[contestant], "ms", texts_of(group, contestant, show_time)))
-        rates = texts_of(group, contestant, show_rate)
+        times.append((label[contestant], "ms", bench.texts_of(group, contestant, bench.show_time)))
+        rates = bench.texts_of(group, contestant, bench.show_rate)
         times += [("", UNITS[group[0]["device"]][0], rates)] if any(rates) else []
     speedups: list[Row] = [
-        (f"{ours[0]} over {names[peer]}", "", texts_of(group, ours, show_speedup(peer)))
+        (f"{ours[0]} over {names[peer]}", "", bench.texts_of(group, ours, bench.show_speedup(peer)))
         for ours in everyone
         for peer in everyone
         if ours[0] < PEERS_FROM <= peer[0] and ours[0] != YARDSTICK
     ]
     memory: list[Row] = [
-        (label[contestant], what, texts_of(group, contestant, figure))
-        for what, figure in (("peak", show_peak), ("skipped", show_skipped))
+        (label[contestant], what, bench.texts_of(group, contestant, figure))
+        for what, figure in (("peak", bench.show_peak), ("skipped", bench.show_skipped))
         for contestant in everyone
     ]
     told = [[row for row in rows if set(row[2]) != {"-"}] for rows in (speedups, memory)]
@@ -72,10 +57,10 @@ def rich_tables(
 ) -> RenderableType:
     """Each group's tables and the reasons of what is missing; the suite's tables; the legend."""
     parts: list[RenderableType] = []
-    for group in groups(records):
-        parts.append(Text(group_title(group), style="bold"))
+    for group in bench.groups(records):
+        parts.append(Text(bench.group_title(group), style="bold"))
         for rows in rows_of(env, group):
-            parts += [*layout(rows, [str(n) for n in sizes(group)], width), Text("")]
+            parts += [*layout(rows, [str(n) for n in bench.sizes(group)], width), Text("")]
         lines = [*roof_lines(env, group, ceilings), *reason_lines(group)]
         parts += [*(Text(line, style="dim") for line in lines), *[Text("")] * bool(lines)]
     for made in source_tables(env, records, ceilings):
@@ -104,10 +89,10 @@ def layout(rows: Sequence[Row], heads: Sequence[str], width: int) -> list[Table]
 
 def roof_lines(env: Record, group: Sequence[Record], ceilings: Sequence[Record]) -> list[str]:
     """How much of the measured matrix rate the newest stage reaches at each N, where known."""
-    ours, matrix = rivals(group)[0], roof_of(group[0], ceilings).matrix
+    ours, matrix = bench.rivals(group)[0], roof_of(group[0], ceilings).matrix
     if ours is None or matrix is None:
         return []
-    shares = ", ".join(texts_of(group, ours, show_share(ceilings)))
+    shares = ", ".join(bench.texts_of(group, ours, bench.show_share(ceilings)))
     rate = f"{significant(matrix)} TFLOP/s"
     return [f"{labels(env)[ours]} reaches {shares} of the measured matrix rate, {rate}"]
 
@@ -172,116 +157,111 @@ class Trio:
     ours: Stage | None
     peer: Stage | None
 
-    def each(self, figure: Figure) -> list[list[str]]:
-        """Stage 3's figure, our stage's and the peer's, one text per N."""
-        return [texts_of(self.group, who, figure) for who in (self.three, self.ours, self.peer)]
+    def texts(self, who: str, what: str | bench.Figure) -> list[str]:
+        """One text per N: the 'time', 'rate', 'peak' ... of 'three', 'ours' or 'peer'.
 
-    def speedups(self) -> list[str]:
-        """How many times faster our stage is than the peer, one text per N."""
-        ours = self.ours if self.peer else None
-        return texts_of(self.group, ours, show_speedup(self.peer or (0, "")))
+        'speedup' is over the peer, 'share' of the measured matrix rate; 'fwd', 'bwd' and 'train'
+        are the times of these directions.
+        """
+        contestant, group, ns = getattr(self, who), self.group, bench.sizes(self.group)
+        if isinstance(what, str) and what in DIRECTIONS:
+            group, what = bench.same_but(self.records, group, what), "time"
+        if what == "speedup" and self.peer is None:
+            contestant = None
+        figures = {
+            "time": bench.show_time,
+            "rate": bench.show_rate,
+            "peak": bench.show_peak,
+            "speedup": bench.show_speedup(self.peer or (0, "")),
+            "share": bench.show_share(self.ceilings),
+        }
+        figure = figures[what] if isinstance(what, str) else what
+        return bench.texts_of(group, contestant, figure, ns)
 
-    def shares(self) -> list[str]:
-        """How much of the measured matrix rate our stage reaches, one text per N."""
-        return texts_of(self.group, self.ours, show_share(self.ceilings))
-
-    def split(self, who: Stage | None) -> list[list[str]]:
-        """Somebody's time forward, backward and for both, one text per N."""
-        ways = [same_but(self.records, self.group, way) for way in ("fwd", "bwd", "train")]
-        return [texts_of(group, who, show_time, sizes(self.group)) for group in ways]
-
-    def claims(self, said: Callable[[int], str | None]) -> list[str]:
-        """What the source says at each N, '-' where that is nothing."""
-        return [said(n) or "-" for n in sizes(self.group)]
-
-    def rows(self, *columns: Sequence[str]) -> list[list[str]]:
-        """Rows from columns of texts, N first."""
-        heads = [str(n) for n in sizes(self.group)]
-        return [list(row) for row in zip(heads, *columns, strict=True)]
+    def rows(self, *columns: str) -> list[list[str]]:
+        """One row per N, which is first; `columns` say whose figure of what: 'ours time'."""
+        heads = [str(n) for n in bench.sizes(self.group)]
+        texts = [self.texts(*column.split()) for column in columns]
+        return [list(row) for row in zip(heads, *texts, strict=True)]
 
 
 def trios(records: Sequence[Record], ceilings: Sequence[Record] = ()) -> list[Trio]:
     """The trio of each group: our newest stage that was timed, the first peer that was."""
     found = []
-    for group in groups(records):
+    for group in bench.groups(records):
         three = next((stage for stage in stages_of(group) if stage[0] == YARDSTICK), None)
-        found.append(Trio(group, records, ceilings, three, *rivals(group)))
+        found.append(Trio(group, records, ceilings, three, *bench.rivals(group)))
     return found
 
 
-Made = tuple[str, list[tuple[str, list[str]]]]  # a title; columns: a header, one text per N
+@dataclass(frozen=True)
+class SourceTable:
+    """One of a source's tables, made again.
+
+    `columns`: a header, and whose figure of what is below it (`Trio.rows`). In the last column is
+    what the source says at an N, of training or of a forward pass; '-' where that is nothing.
+    """
+
+    title: str
+    columns: Sequence[tuple[str, str]]
+    source: str
+    says: Callable[[int, bool], str | None]
+
+
+SOURCE_TABLES = {
+    "001-forward": SourceTable(
+        "forward, {mask}",
+        [("#3, ms", "three time"), ("{peer}, ms", "peer time"), ("{ours}, ms", "ours time"),
+         ("over {peer}", "ours speedup")],
+        "source over SDPA",
+        lambda n, _: "1.15-1.35x" if n >= 4096 else None,
+    ),
+    "001-train": SourceTable(
+        "training, {mask}",
+        [("{peer}: fwd, ms", "peer fwd"), ("bwd", "peer bwd"), ("both", "peer train"),
+         ("{ours}: fwd, ms", "ours fwd"), ("bwd", "ours bwd"), ("both", "ours train"),
+         ("faster", "ours speedup")],
+        "source",
+        lambda n, _: "up to 1.17x" if n == 8192 else None,
+    ),
+    "001-memory": SourceTable(
+        "peak memory, {direction}, {mask}",
+        [("#3", "three peak"), ("{peer}", "peer peak"), ("{ours}", "ours peak")],
+        "source",
+        lambda n, training: {
+            (8192, True): "13% less than SDPA", (4096, False): "788 MB / 24 MB",
+        }.get((n, training)),
+    ),
+    "004": SourceTable(
+        "{unit}, {mask}",
+        [("standard, #3", "three rate"), ("{peer}", "peer rate"), ("{ours}", "ours rate"),
+         ("of the matrix rate", "ours share")],
+        "source: standard / own",
+        lambda n, _: f"3-4 / {'190 (61%)' if n == 16384 else '-'}",
+    ),
+}  # fmt: skip
 
 
 def source_tables(
     env: Record, records: Sequence[Record], ceilings: Sequence[Record] = ()
 ) -> list[Table]:
-    """The tables of the run's suite, one row per N, the source's figure in the last column."""
-    make = SOURCE_TABLES.get(suite_of(env))
-    names, tables = titles(env), []
-    for trio in trios(records, ceilings) if make else ():
-        rival, own = (names[who] if who else "-" for who in (trio.peer, trio.ours))
-        if make and (made := make(trio, rival, own)):
-            title, columns = made
-            heads = [Column(head, wraps=True) for head in ("N", *(head for head, _ in columns))]
-            tables.append(Table(heads, trio.rows(*(texts for _, texts in columns)), title))
-    return tables
-
-
-# A source's tables: of a trio, and the names of its peer (`rival`) and of our stage (`own`).
-
-
-def forward_table(trio: Trio, rival: str, own: str) -> Made:
-    """Source 001's forward table: naive, SDPA, its own; and how many times faster."""
-    three, ours, peer = trio.each(show_time)
-    return f"forward, {mask_of(trio.group)}", [
-        ("#3, ms", three),
-        (f"{rival}, ms", peer),
-        (f"{own}, ms", ours),
-        (f"over {rival}", trio.speedups()),
-        ("source over SDPA", trio.claims(lambda n: "1.15-1.35x" if n >= 4096 else None)),
-    ]
-
-
-def train_table(trio: Trio, rival: str, own: str) -> Made | None:
-    """Source 001's training table: forward, backward and both, of its own and of SDPA.
-
-    None for a group of another direction: it is a part of its training's table.
-    """
-    if trio.group[0]["direction"] != "train":
-        return None
-    heads = (f"{rival}: fwd, ms", "bwd", "both", f"{own}: fwd, ms", "bwd", "both")
-    return f"training, {mask_of(trio.group)}", [
-        *zip(heads, [*trio.split(trio.peer), *trio.split(trio.ours)], strict=True),
-        ("faster", trio.speedups()),
-        ("source", trio.claims({8192: "up to 1.17x"}.get)),
-    ]
-
-
-def memory_table(trio: Trio, rival: str, own: str) -> Made:
-    """Source 001's memory table: peak memory of naive, SDPA, its own."""
-    three, ours, peer = trio.each(show_peak)
-    training = trio.group[0]["direction"] == "train"
-    said = {8192: "13% less than SDPA"} if training else {4096: "788 MB / 24 MB"}
-    title = f"peak memory, {'training' if training else 'forward'}, {mask_of(trio.group)}"
-    return title, [("#3", three), (rival, peer), (own, ours), ("source", trio.claims(said.get))]
-
-
-def rate_table(trio: Trio, rival: str, own: str) -> Made:
-    """Source 004's figure as a table: TFLOP/s of standard, SDPA and its own against N."""
-    three, ours, peer = trio.each(show_rate)
-    said = trio.claims(lambda n: f"3-4 / {'190 (61%)' if n == 16384 else '-'}")
-    return f"{UNITS[trio.group[0]['device']][0]}, {mask_of(trio.group)}", [
-        ("standard, #3", three),
-        (rival, peer),
-        (own, ours),
-        ("of the matrix rate", trio.shares()),
-        ("source: standard / own", said),
-    ]
-
-
-SOURCE_TABLES: dict[str, Callable[[Trio, str, str], Made | None]] = {
-    "001-forward": forward_table,
-    "001-train": train_table,
-    "001-memory": memory_table,
-    "004": rate_table,
-}
+    """The tables of the run's suite, one row per N; none where it is of no suite."""
+    made, suite, names = [], suite_of(env), titles(env)
+    for trio in trios(records, ceilings) if suite in SOURCE_TABLES else ():
+        first, table = trio.group[0], SOURCE_TABLES[suite]
+        training = first["direction"] == "train"
+        if suite == "001-train" and not training:
+            continue  # another direction is a part of its training's table
+        words = {
+            "peer": names[trio.peer] if trio.peer else "-",
+            "ours": names[trio.ours] if trio.ours else "-",
+            "mask": bench.mask_of(trio.group),
+            "direction": "training" if training else "forward",
+            "unit": UNITS[first["device"]][0],
+        }
+        headers = ["N", *(header.format(**words) for header, _ in table.columns), table.source]
+        rows = trio.rows(*(column for _, column in table.columns))
+        body = [[*row, table.says(int(row[0]), training) or "-"] for row in rows]
+        columns = [Column(header, wraps=True) for header in headers]
+        made.append(Table(columns, body, table.title.format(**words)))
+    return made

@@ -8,17 +8,8 @@ from harness.records.schema import Record
 from harness.records.units import show_time, significant
 from harness.training import curves
 from harness.training.curves import Verdict
-from harness.views import table
-from harness.views.cell_tables import (
-    MORE,
-    comparable,
-    labels,
-    reasons,
-    show_error,
-    show_ratio,
-    stage_of,
-    titles,
-)
+from harness.views import cell_tables, table
+from harness.views.cell_tables import MORE, labels, show_error, stage_of, titles
 from harness.views.look import LIGHT, Look, legend, marks, note_below, picture
 from harness.views.table import Column, Table, Tables, verdict_row
 
@@ -192,8 +183,8 @@ def styled(env: Record, records: Sequence[Record]) -> Iterator[tuple[Record, dic
 def model_row(record: Record, title: str) -> list[str]:
     """The texts of one row, in the order of MODEL_COLUMNS."""
     time, sdpa_time = record["time_ms"], record["sdpa_time_ms"]
-    fair = comparable(record) and sdpa_time is not None
-    ratio = show_ratio(sdpa_time / time if fair else None, paired=True)
+    fair = cell_tables.comparable(record) and sdpa_time is not None
+    ratio = cell_tables.show_ratio(sdpa_time / time if fair else None, paired=True)
     return [
         str(record["stage"]),
         title,
@@ -221,5 +212,5 @@ def model_tables(env: Record, records: Sequence[Record]) -> Tables:
             for record in group
         ]
         title = f"MiniLM, {tokens} tokens, {group[0]['dtype']}, {group[0]['device']}"
-        made.append(Table(MODEL_COLUMNS, rows, title, reasons(group)))
+        made.append(Table(MODEL_COLUMNS, rows, title, cell_tables.reasons(group)))
     return Tables(made, MODEL_LEGEND)
