@@ -34,11 +34,6 @@ def first_table() -> str:
     return text.part("stage | time | peak | max err | status", body, f"{title}: {HOW}.", env)
 
 
-def less_memory(before: Record, after: Record) -> str:
-    """By how much the peak memory fell."""
-    return f"{before['peak_bytes'] / after['peak_bytes']:.0f}x less memory"
-
-
 def gains() -> tuple[dict[int, str], list[Record]]:
     """What each stage gained over the one before that it can be compared with, and where."""
     runs = [read(text.CPU / "steps.jsonl")]
@@ -52,14 +47,17 @@ def gains() -> tuple[dict[int, str], list[Record]]:
     more = cell_tables.show_ratio(cell_tables.times_faster(six, causal), paired=False)
     trained = text.both(train, 3, 7, **long)
     alone = text.both(gpu, 3, 5, paired=False, **at)
+    less = [
+        f"{old['peak_bytes'] / new['peak_bytes']:.0f}x less memory" for old, new in (alone, trained)
+    ]
     found = {
         1: text.factor(cpu, 0, 1, nk=64),
         2: text.factor(cpu, 1, 2, nk=64),
         3: text.factor(cpu, 2, 3, nk=256),
         4: text.find(tour, stage=4, nk=4096, d=64)["status"],
-        5: f"{text.factor(gpu, 3, 5, **at)} over #3, {less_memory(*alone)}",
+        5: f"{text.factor(gpu, 3, 5, **at)} over #3, {less[0]}",
         6: f"{cell_tables.show_step(five, six)}; causal {more} more",
-        7: f"{cell_tables.show_step(*trained)} over #3, {less_memory(*trained)}",
+        7: f"{cell_tables.show_step(*trained)} over #3, {less[1]}",
     }
     return found, [env for env, _ in runs]
 

@@ -91,11 +91,11 @@ def generate(text: str, page: Path = README) -> str:
     """`text` of a page, every part made again; ValueError where a part's markers are wrong."""
     for name in parts_of(text):
         begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
-        if name not in PARTS or text.count(begin) != 1 or text.count(end) != 1:
+        if name not in PARTS:
             known = ", ".join(PARTS)
-            raise ValueError(
-                f"{page.name}: expected one part between {begin.strip()} and {end}, of {known}"
-            )
+            raise ValueError(f"{page.name}: got a part called {name!r}, expected one of {known}")
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise ValueError(f"{page.name}: expected one part between {begin.strip()} and {end}")
         before, rest = text.split(begin)
         text = before + begin + PARTS[name]() + "\n" + end + rest.split(end)[1]
     return text

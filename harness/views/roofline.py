@@ -81,6 +81,10 @@ class Panel:
     roof: Roof
     groups: list[list[Point]]
 
+    @property
+    def points(self) -> list[Point]:
+        return [point for group in self.groups for point in group]
+
 
 def place(cell: Record) -> Point | None:
     """The point of a cell that is ok, timed alone, not interpreted, and a forward pass; else None.
@@ -149,7 +153,7 @@ def show(env: Record, found: Sequence[Panel], console: Console) -> None:
         parts += [f"they meet at {significant(roof.ridge)} FLOP/byte"] if roof.ridge else []
         lines = [f"roof of {panel.kind}: {', '.join(parts)}"] if parts else []
         lines += roof.missing(panel.kind)
-        if any((share(point, roof) or 0) > 1 for group in panel.groups for point in group):
+        if any((share(point, roof) or 0) > 1 for point in panel.points):
             lines.append(ABOVE)
         for group in panel.groups:
             console.print(table_of(env, group, roof, lines if group is panel.groups[-1] else ()))
@@ -184,7 +188,7 @@ def draw(env: Record, found: Sequence[Panel], folder: Path, look: Look = LIGHT) 
     ImportError where matplotlib is missing.
     """
     names = labels(env)
-    style = marks(point.stage for panel in found for group in panel.groups for point in group)
+    style = marks(point.stage for panel in found for point in panel.points)
     path = folder / f"roofline{look.suffix}.png"
     with picture(path, look, len(found), 2, 5.4, 4.6) as (figure, axes):
         for axis, panel in zip(axes, found, strict=True):
@@ -213,10 +217,13 @@ def frame(axis: Any, panel: Panel, look: Look) -> None:
     """Scales, title, labels with units, what is missing, and which dash is which family."""
     from matplotlib.lines import Line2D
 
-    unit, scale = UNITS[panel.device]
-    low, high, bottom, top = limits(panel)
+    (unit, scale), roof = UNITS[panel.device], panel.roof
+    xs, ys = ([getattr(point, way) for point in panel.points] for way in "xy")
     axis.set(
-        xscale="log", yscale="log", xlim=(low, high), ylim=(scale * bottom, scale * top),
+        xscale="log", yscale="log",
+        # the points, the ridge and room for words; a slanted roof that meets no other may leave
+        xlim=(min(*xs, roof.ridge or xs[0]) / 4, max(*xs, roof.ridge or 0) * 3),
+        ylim=(scale * min(ys) / 3, scale * max(*ys, roof.matrix or 0) * 3),
         xlabel="arithmetic intensity (FLOP per HBM byte, counted)", ylabel=f"achieved ({unit})",
     )  # fmt: skip
     axis.grid(True, which="major")
@@ -228,19 +235,7 @@ def frame(axis: Any, panel: Panel, look: Look) -> None:
             for dash, label in enumerate(apart)
         ]
         axis.legend(handles=handles, loc="lower right", fontsize=7, frameon=False, handlelength=3)
-    note_below(axis, panel.roof.missing(panel.kind))
-
-
-def limits(panel: Panel) -> tuple[float, float, float, float]:
-    """Least and most FLOP/byte, least and most TFLOP/s: the points, the ridge, room for words.
-
-    A slanted roof that meets no other may leave the panel.
-    """
-    points = [point for group in panel.groups for point in group]
-    roof = panel.roof
-    xs = [point.x for point in points] + ([roof.ridge] if roof.ridge else [])
-    ys = [point.y for point in points] + ([roof.matrix] if roof.matrix else [])
-    return min(xs) / 4, max(xs) * 3, min(point.y for point in points) / 3, max(ys) * 3
+    note_below(axis, roof.missing(panel.kind))
 
 
 def draw_roof(axis: Any, panel: Panel, look: Look) -> None:
@@ -249,26 +244,20 @@ def draw_roof(axis: Any, panel: Panel, look: Look) -> None:
     low, high = axis.get_xlim()
     (x0, y0), (x1, y1) = axis.transData.transform([(1.0, 1.0), (10.0, 10.0)])
     slant = degrees(atan2(y1 - y0, x1 - x0))  # of y = c x on logarithmic scales
+    line: dict[str, Any] = {"color": look.ink, "linewidth": 2.2, "solid_capstyle": "round"}
+    words: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "va": "bottom"}
     if roof.bandwidth is not None:
-        end = roof.ridge or high
-        slope = [scale * roof.bandwidth * x for x in (low, end)]
-        axis.plot([low, end], slope, color=look.ink, linewidth=2.2, solid_capstyle="round")
+        rate, ends = scale * roof.bandwidth, [low, roof.ridge or high]
+        axis.plot(ends, [rate * x for x in ends], **line)
         # the text runs along the slope, above it, near the left edge
-        bottom = max(low, axis.get_ylim()[0] / (scale * roof.bandwidth)) * 1.3
-        axis.annotate(
-            f"copy {show_rate(roof.bandwidth, 'TB/s')}",
-            (bottom, scale * roof.bandwidth * bottom), xytext=(-2, 5),
-            textcoords="offset points", rotation=slant, rotation_mode="anchor",
-            fontsize=8, va="bottom",
-        )  # fmt: skip
+        left = max(low, axis.get_ylim()[0] / rate) * 1.3
+        text = f"copy {show_rate(roof.bandwidth, 'TB/s')}"
+        axis.annotate(text, (left, rate * left), xytext=(-2, 5), rotation=slant,
+                      rotation_mode="anchor", **words)  # fmt: skip
     if roof.matrix is not None:
-        start = roof.ridge or low
-        axis.plot([start, high], [scale * roof.matrix] * 2, color=look.ink, linewidth=2.2)
-        axis.annotate(
-            f"{panel.kind} products {show_rate(roof.matrix, 'TFLOP/s')}",
-            (high, scale * roof.matrix), xytext=(-4, 4),
-            textcoords="offset points", fontsize=8, ha="right", va="bottom",
-        )  # fmt: skip
+        axis.plot([roof.ridge or low, high], [scale * roof.matrix] * 2, **line)
+        text = f"{panel.kind} products {show_rate(roof.matrix, 'TFLOP/s')}"
+        axis.annotate(text, (high, scale * roof.matrix), xytext=(-4, 4), ha="right", **words)
 
 
 def draw_names(axis: Any, panel: Panel, look: Look) -> None:
@@ -298,13 +287,13 @@ def draw_names(axis: Any, panel: Panel, look: Look) -> None:
 
 def by_weight(panel: Panel) -> list[Point]:
     """The points of a panel, first and last of each stage's line before those between."""
-    ends, between = [], []
-    for group in panel.groups:
-        for stage in sorted({point.stage for point in group}):
-            own = [point for point in group if point.stage == stage]
-            ends += own[:1] + own[1:][-1:]
-            between += own[1:-1]
-    return ends + between
+    lines = [
+        [point for point in group if point.stage == stage]
+        for group in panel.groups
+        for stage in sorted({point.stage for point in group})
+    ]
+    ends = [point for line in lines for point in line[:1] + line[1:][-1:]]
+    return ends + [point for line in lines for point in line[1:-1]]
 
 
 def differences(labels: Sequence[str]) -> tuple[str, list[str]]:
