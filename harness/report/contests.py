@@ -135,7 +135,10 @@ def source_004() -> str:
     header, columns = "N", []
     for trio in trios(cells, 6, ceilings):
         header += f" | d = {trio.group[0]['d']}" + ", causal" * trio.group[0]["causal"]
-        rates = (trio.texts(who, rate) for who in ("three", "ours", "peer"))
+        rates = (
+            [rate(contest_groups.find(trio.group, who, n)) for n in contest_groups.sizes(cells)]
+            for who in (trio.three, trio.ours, trio.peer)
+        )
         figures = zip(*rates, trio.texts("ours", "share"), strict=True)
         columns.append([f"{a} / {b} ({share}) / {c}" for a, b, c, share in figures])
     body = zip(contest_groups.sizes(cells), *columns, strict=True)

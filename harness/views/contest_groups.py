@@ -1,18 +1,15 @@
 """The records of `ladder bench` in groups, and the figure of each contestant at each N.
 
-Records that differ in contestant, N and batch only are a group. A "figure" is the text that stands
-in a table for a record, or for none.
+Records that differ in contestant, N and batch only are a group.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from harness.problems.problem import PEERS_FROM, YARDSTICK
 from harness.records.schema import PROBLEM, Record
 from harness.records.units import show_bytes, significant
 from harness.views.cell_tables import Stage, grouped, stage_of, stages_of
 from harness.views.roofline import UNITS, roof_of
-
-Figure = Callable[[Record | None], str]
 
 # what the records of a group have in common
 SHARED = [field for field in PROBLEM if field not in ("b", "nq", "nk", "seed")]
@@ -66,18 +63,10 @@ def sizes(group: Sequence[Record]) -> list[int]:
     return sorted({record["nk"] for record in group})
 
 
-def find(group: Sequence[Record], contestant: Stage, n: int) -> Record | None:
+def find(group: Sequence[Record], contestant: Stage | None, n: int) -> Record | None:
     """A contestant's record at N, None where it was no contestant at that N."""
     found = (r for r in group if stage_of(r) == contestant and r["nk"] == n)
     return next(found, None)
-
-
-def texts_of(
-    group: Sequence[Record], contestant: Stage | None, figure: Figure, ns: Sequence[int] = ()
-) -> list[str]:
-    """A contestant's figure at each N of the group, or of `ns`; '-' where it is None."""
-    ns = ns or sizes(group)
-    return ["-" if contestant is None else figure(find(group, contestant, n)) for n in ns]
 
 
 def timed(record: Record) -> bool:
@@ -98,51 +87,39 @@ def rate_of(record: Record) -> float:
     return float(record["tflops"]) * UNITS[record["device"]][1]
 
 
-def show_time(record: Record | None) -> str:
-    """The time in ms, or why there is none."""
+def show(
+    record: Record | None, what: str, peer: Stage | None = None, ceilings: Sequence[Record] = ()
+) -> str:
+    """What stands in a table for a record, or for none; where there is no time, why.
+
+    `what`: the 'time' in ms, the 'rate', the 'peak' memory, the share of tiles 'skipped', the
+    'speedup' over `peer`, or the 'share' of the matrix rate among the `ceilings`.
+    """
     if record is None:
-        return ""
-    if timed(record):
-        return significant(record["time_ms"])
-    if record["status"] == "ok":
-        return "interp." if record["mode"] == "interpreted" else "-"
-    return SHORT.get(record["status"], str(record["status"]))
-
-
-def show_rate(record: Record | None) -> str:
-    """The rate, nothing where there is no time."""
-    return significant(rate_of(record)) if record is not None and timed(record) else ""
-
-
-def show_peak(record: Record | None) -> str:
-    """The peak memory above the inputs."""
-    if record is None or not timed(record) or record["peak_bytes"] is None:
-        return "-"
-    return show_bytes(record["peak_bytes"])
-
-
-def show_skipped(record: Record | None) -> str:
-    """The share of tiles never visited, where the stage counts them."""
-    if record is None or record["skip_ratio"] is None:
-        return "-"
-    return f"{100 * record['skip_ratio']:.1f}%"
-
-
-def show_speedup(peer: Stage) -> Figure:
-    """How many times faster than that peer."""
-
-    def show(record: Record | None) -> str:
-        ratio = record["speedup"].get(peer[1]) if record is not None else None
+        return "" if what in ("time", "rate") else "-"
+    if what == "skipped":
+        return "-" if record["skip_ratio"] is None else f"{100 * record['skip_ratio']:.1f}%"
+    if what == "speedup":
+        ratio = record["speedup"].get(peer[1]) if peer else None
         return "-" if ratio is None else f"{significant(ratio)}x"
+    if not timed(record):
+        none = "interp." if record["mode"] == "interpreted" else "-"
+        why = none if record["status"] == "ok" else SHORT.get(record["status"], record["status"])
+        return {"time": str(why), "rate": ""}.get(what, "-")
+    if what == "time":
+        return significant(record["time_ms"])
+    if what == "rate":
+        return significant(rate_of(record))
+    if what == "peak":
+        return "-" if record["peak_bytes"] is None else show_bytes(record["peak_bytes"])
+    matrix = roof_of(record, ceilings).matrix
+    return f"{100 * record['tflops'] / matrix:.0f}%" if matrix else "-"
 
-    return show
 
-
-def show_share(ceilings: Sequence[Record]) -> Figure:
-    """How much of the measured matrix rate of its dtype is reached."""
-
-    def show(record: Record | None) -> str:
-        matrix = roof_of(record, ceilings).matrix if record is not None and timed(record) else None
-        return f"{100 * record['tflops'] / matrix:.0f}%" if record is not None and matrix else "-"
-
-    return show
+def texts_of(
+    group: Sequence[Record], contestant: Stage | None, what: str, peer: Stage | None = None,
+    ceilings: Sequence[Record] = (), ns: Sequence[int] = (),
+) -> list[str]:  # fmt: skip
+    """What `show` says of a contestant at each N of the group, or of `ns`; '-' where it is None."""
+    found = (find(group, contestant, n) for n in ns or sizes(group))
+    return ["-" if contestant is None else show(each, what, peer, ceilings) for each in found]

@@ -34,18 +34,18 @@ def rows_of(env: Record, group: Sequence[Record]) -> list[list[Row]]:
     everyone, names, label = stages_of(group), titles(env), labels(env)
     times: list[Row] = []
     for contestant in everyone:
-        times.append((label[contestant], "ms", bench.texts_of(group, contestant, bench.show_time)))
-        rates = bench.texts_of(group, contestant, bench.show_rate)
+        times.append((label[contestant], "ms", bench.texts_of(group, contestant, "time")))
+        rates = bench.texts_of(group, contestant, "rate")
         times += [("", UNITS[group[0]["device"]][0], rates)] if any(rates) else []
     speedups: list[Row] = [
-        (f"{ours[0]} over {names[peer]}", "", bench.texts_of(group, ours, bench.show_speedup(peer)))
+        (f"{ours[0]} over {names[peer]}", "", bench.texts_of(group, ours, "speedup", peer))
         for ours in everyone
         for peer in everyone
         if ours[0] < PEERS_FROM <= peer[0] and ours[0] != YARDSTICK
     ]
     memory: list[Row] = [
-        (label[contestant], what, bench.texts_of(group, contestant, figure))
-        for what, figure in (("peak", bench.show_peak), ("skipped", bench.show_skipped))
+        (label[contestant], what, bench.texts_of(group, contestant, what))
+        for what in ("peak", "skipped")
         for contestant in everyone
     ]
     told = [[row for row in rows if set(row[2]) != {"-"}] for rows in (speedups, memory)]
@@ -92,7 +92,7 @@ def roof_lines(env: Record, group: Sequence[Record], ceilings: Sequence[Record])
     ours, matrix = bench.rivals(group)[0], roof_of(group[0], ceilings).matrix
     if ours is None or matrix is None:
         return []
-    shares = ", ".join(bench.texts_of(group, ours, bench.show_share(ceilings)))
+    shares = ", ".join(bench.texts_of(group, ours, "share", ceilings=ceilings))
     rate = f"{significant(matrix)} TFLOP/s"
     return [f"{labels(env)[ours]} reaches {shares} of the measured matrix rate, {rate}"]
 
@@ -157,26 +157,15 @@ class Trio:
     ours: Stage | None
     peer: Stage | None
 
-    def texts(self, who: str, what: str | bench.Figure) -> list[str]:
-        """One text per N: the 'time', 'rate', 'peak' ... of 'three', 'ours' or 'peer'.
+    def texts(self, who: str, what: str) -> list[str]:
+        """What `bench.show` says of 'three', 'ours' or 'peer', one text per N.
 
-        'speedup' is over the peer, 'share' of the measured matrix rate; 'fwd', 'bwd' and 'train'
-        are the times of these directions.
+        'speedup' is over the peer; 'fwd', 'bwd' and 'train' are the times of these directions.
         """
         contestant, group, ns = getattr(self, who), self.group, bench.sizes(self.group)
-        if isinstance(what, str) and what in DIRECTIONS:
+        if what in DIRECTIONS:
             group, what = bench.same_but(self.records, group, what), "time"
-        if what == "speedup" and self.peer is None:
-            contestant = None
-        figures = {
-            "time": bench.show_time,
-            "rate": bench.show_rate,
-            "peak": bench.show_peak,
-            "speedup": bench.show_speedup(self.peer or (0, "")),
-            "share": bench.show_share(self.ceilings),
-        }
-        figure = figures[what] if isinstance(what, str) else what
-        return bench.texts_of(group, contestant, figure, ns)
+        return bench.texts_of(group, contestant, what, self.peer, self.ceilings, ns)
 
     def rows(self, *columns: str) -> list[list[str]]:
         """One row per N, which is first; `columns` say whose figure of what: 'ours time'."""
