@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -35,6 +35,7 @@ from harness.lessons.side_by_side import (
 from harness.lessons.side_by_side import table as rows
 from harness.problems.problem import ITEMSIZE, SEED, Problem
 from harness.records.jsonl import read
+from harness.records.schema import Record
 from harness.report.text import machine
 from harness.views import cell_tables, lines
 from harness.views.look import EITHER, Look, in_look, new_figure
@@ -43,8 +44,6 @@ __all__ = [
     "Exercise", "Records", "code", "drawn", "full_load", "here", "judged", "measure", "moving",
     "picture", "plot", "problem", "ratio", "recorded", "rows", "runs", "side_by_side", "stages",
 ]  # fmt: skip
-
-Record = Mapping[str, Any]
 
 RESULTS = ROOT / "results"
 NO_SPEED = "interpreted"

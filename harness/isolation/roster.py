@@ -96,6 +96,7 @@ class StageInfo:
             "name": self.name,
             "title": self.title,
             "exact_up_to": self.exact_up_to,
+            "few_queries": self.few_queries,
             "sha256": self.sha256,
             "syntax_sha256": self.syntax_sha256,
         }

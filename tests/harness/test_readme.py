@@ -44,6 +44,13 @@ def test_a_part_without_its_markers_is_an_error(page, name):
         pages.generate(cut, page)
 
 
+def test_each_part_has_its_place_on_one_page():
+    assert sorted(name for parts in pages.PAGES.values() for name in parts) == sorted(pages.PARTS)
+    strange = "<!-- begin nothing -->\n<!-- end nothing -->"
+    with pytest.raises(ValueError, match="got a part called 'nothing', expected one of"):
+        pages.generate(strange)
+
+
 def test_readme_is_one_page():
     readme = pages.README.read_text()
     assert len(readme.splitlines()) <= 130
