@@ -6,6 +6,8 @@ error is the largest |o - truth| over ROWS query rows and all of d, the truth in
 shows the median over SEEDS draws.
 """
 
+import functools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,13 +52,18 @@ def errors(q: Array, k: Array, v: Array) -> tuple[float, float]:
     return max_error(last.lite, truth), max_error(last.o, truth)
 
 
+def medians(x: Sequence[float], cases: Iterable[Iterable[tuple[Array, Array, Array]]]) -> Errors:
+    """The median errors at each of `x`, over the draws of q, k and v that `cases` has for it."""
+    found = [[errors(*draw) for draw in draws] for draws in cases]  # (x, SEEDS, 2)
+    lite, online = np.median(np.array(found), axis=1).T
+    return Errors(tuple(x), tuple(lite.tolist()), tuple(online.tolist()))
+
+
 def against_n(most: int = MOST_N) -> Errors:
     """The errors at every N from 1 to `most`."""
     draws = [inputs(seed, most) for seed in range(SEEDS)]
     sizes = range(1, most + 1)
-    found = [[errors(q, k[:n], v[:n]) for q, k, v in draws] for n in sizes]  # (most, SEEDS, 2)
-    lite, online = np.median(np.array(found), axis=1).T
-    return Errors(tuple(map(float, sizes)), tuple(lite.tolist()), tuple(online.tolist()))
+    return medians(sizes, ([(q, k[:n], v[:n]) for q, k, v in draws] for n in sizes))
 
 
 def against_sharpness(n: int) -> Errors:
@@ -66,9 +73,8 @@ def against_sharpness(n: int) -> Errors:
     that x is the scores' standard deviation.
     """
     draws = [inputs(seed, n) for seed in range(SEEDS)]
-    found = [[errors(np.float32(by) * q, k, v) for q, k, v in draws] for by in SHARPNESS]
-    lite, online = np.median(np.array(found), axis=1).T
-    return Errors(SHARPNESS, tuple(lite.tolist()), tuple(online.tolist()))
+    sharp = ([(np.float32(by) * q, k, v) for q, k, v in draws] for by in SHARPNESS)
+    return medians(SHARPNESS, sharp)
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,7 @@ class Breaks:
     by_sharpness: dict[int, Errors]
 
 
+@functools.cache
 def measure() -> Breaks:
     """A few seconds of NumPy."""
     return Breaks(against_n(), {n: against_sharpness(n) for n in SHARPNESS_N})
