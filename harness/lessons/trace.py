@@ -195,6 +195,12 @@ class Trace:
         return attention(self.q, self.k, self.v, self.visible)
 
 
+def title(step: Step) -> str:
+    """Which keys a tile holds: 'keys 2 to 3', 'key 8'."""
+    last = step.stop - 1
+    return f"key {last}" if step.start == last else f"keys {step.start} to {last}"
+
+
 def outputs(step: Step) -> Sequence[tuple[str, Array]]:
     """The outputs after a step by the name of who computed them, (..., d) each."""
     return (("online", step.o), ("normalised", step.normalised), ("lite", step.lite))
