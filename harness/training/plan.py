@@ -88,11 +88,7 @@ def from_backends(device: str) -> list[Trainee]:
     """SDPA's backends for `device`; which of them take the problem is told by their processes."""
     return [
         Trainee(
-            stage=number,
-            name=name,
-            mode="native",
-            declared={"stage": number, "name": name, "title": title},
-            backend=backend,
+            number, name, "native", {"stage": number, "name": name, "title": title}, None, backend
         )
         for number, name, title, backend in BACKENDS[device]
     ]
