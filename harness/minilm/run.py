@@ -78,18 +78,12 @@ def make_cells(
 ) -> list[Cell]:
     """Every stage on every text, stage by stage."""
     precision = "ieee" if dtype == "float32" else dtype
-    return [
-        Cell(
-            stage,
-            ids,
-            Problem(
-                inputs="real", seed=0, b=1, h=HEADS, hk=HEADS, nq=len(ids), nk=len(ids), d=REAL_D,
-                dtype=dtype, precision=precision, causal=False, seqlens_k=None, device=device,
-            ),
-        )
-        for stage in stages
-        for ids in texts
-    ]  # fmt: skip
+
+    def problem(n: int) -> Problem:
+        shape = (1, HEADS, HEADS, n, n, REAL_D)
+        return Problem("real", 0, *shape, dtype, precision, False, None, device)
+
+    return [Cell(stage, ids, problem(len(ids))) for stage in stages for ids in texts]
 
 
 def run(
@@ -123,7 +117,10 @@ def run(
                     else:
                         contestant.start()  # judge and contestant load side by side
                     if writer is None:
-                        wait_for(judging)
+                        try:
+                            judging.ready(late="building the model took more than {:g} s")
+                        except ChildFailed as error:
+                            raise ModelError(f"the model can't be built: {error}") from None
                         writer = stack.enter_context(create())
                     if not reason:
                         try:
@@ -151,28 +148,14 @@ def in_the_judge(connection: Connection, order: Record, dtype: str, device: str)
     judge(connection, order, dtype, device)
 
 
-def wait_for(judging: Session) -> None:
-    """Wait until the judge has built the model; ModelError where it can't."""
-    try:
-        judging.ready(late="building the model took more than {:g} s")
-    except ChildFailed as error:
-        raise ModelError(f"the model can't be built: {error}") from None
-
-
 def model_record(cell: Cell) -> Record:
     """The record of a cell before anything is measured."""
     problem = cell.problem
     return {
-        "kind": "model",
-        **cell.to_json(),
-        "device": problem.device,
-        "dtype": problem.dtype,
-        "mode": cell.stage.modes[problem.device],
-        "status": "crashed",
-        "reason": "",
-        **dict.fromkeys((*FIGURES, *TIMES)),
-        "samples": 0,
-    }
+        "kind": "model", **cell.to_json(), "device": problem.device, "dtype": problem.dtype,
+        "mode": cell.stage.modes[problem.device], "status": "crashed", "reason": "",
+        **dict.fromkeys((*FIGURES, *TIMES)), "samples": 0,
+    }  # fmt: skip
 
 
 def measure(cell: Cell, contestant: Session, judging: Session, out: Path, record: Record) -> None:
