@@ -8,8 +8,7 @@ shows the median over SEEDS draws.
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +23,7 @@ SHARPNESS = tuple(float(x) for x in np.geomspace(0.01, 100, 33))
 DASHES = {65: ":", 128: "-", 256: "--"}
 
 
-@dataclass(frozen=True)
-class Errors:
+class Errors(NamedTuple):
     """Lite's and Online's errors at each of `x`."""
 
     x: tuple[float, ...]
@@ -77,8 +75,7 @@ def against_sharpness(n: int) -> Errors:
     return medians(SHARPNESS, sharp)
 
 
-@dataclass(frozen=True)
-class Breaks:
+class Breaks(NamedTuple):
     """All that the picture shows: errors against N, and by N against sharpness."""
 
     by_n: Errors
@@ -114,12 +111,18 @@ def figure(found: Breaks, look: Look) -> Any:
     return picture
 
 
+def lines(column: Any, found: Errors, look: Look, **style: Any) -> None:
+    """Lite's errors above, Online's below; one of 0 has no place on a logarithmic scale."""
+    above, below = column
+    above.plot(found.x, found.lite, color=look.red, linewidth=1.8, **style)
+    online = [x or np.nan for x in found.online]
+    below.plot(found.x, online, color=look.blue, linewidth=1.4, **style)
+
+
 def draw_n(column: Any, found: Errors, look: Look) -> None:
     """Both errors against N: the sawtooth."""
     above, below = column
-    above.plot(found.x, found.lite, color=look.red, linewidth=1.8)
-    # an error of 0, as at one key, has no place on a logarithmic scale
-    below.plot(found.x, [x or np.nan for x in found.online], color=look.blue, linewidth=1.4)
+    lines(column, found, look)
     for axis in column:
         for edge in range(TILE, MOST_N, TILE):
             axis.axvline(edge + 0.5, color=look.soft, linewidth=0.7, linestyle=":")
@@ -140,9 +143,7 @@ def draw_sharpness(column: Any, found: dict[int, Errors], look: Look) -> None:
     """Both errors against the scores' standard deviation, one line per N."""
     above, below = column
     for n, one in found.items():
-        above.plot(one.x, one.lite, color=look.red, linestyle=DASHES[n], linewidth=1.8,
-                   label=f"N = {n}")  # fmt: skip
-        below.plot(one.x, one.online, color=look.blue, linestyle=DASHES[n], linewidth=1.4)
+        lines(column, one, look, linestyle=DASHES[n], label=f"N = {n}")
     above.set_xscale("log")
     above.set_title("against how sharp the scores are")
     above.legend(loc="upper left")

@@ -52,20 +52,12 @@ SRAM = Level(
 )
 HBM_CITED = hatched(cited.HBM.rate, "TB/s", f"{{}}: A100, {cited.HBM.size}")
 NVLINK_SAID = "{} in generations 2 to 4 (source 002, corrected)"
+NVLINK = [hatched(cited.NVLINK_EACH, "GB/s", NVLINK_SAID)]
 PCIE_SAID = {5: "generation 5: {} achieved", 4: "generation 4: {}", 3: "generation 3: {}"}
+PCIE = [hatched(cited.PCIE[which].achieved, "GB/s", said) for which, said in PCIE_SAID.items()]
 LINKS = (
-    Level(
-        "NVLink, one link, each way",
-        "to another GPU",
-        "",
-        [hatched(cited.NVLINK_EACH, "GB/s", NVLINK_SAID)],
-    ),
-    Level(
-        "PCIe x16, each way",
-        "to the host",
-        "",
-        [hatched(cited.PCIE[which].achieved, "GB/s", said) for which, said in PCIE_SAID.items()],
-    ),
+    Level("NVLink, one link, each way", "to another GPU", "", NVLINK),
+    Level("PCIe x16, each way", "to the host", "", PCIE),
 )
 
 
