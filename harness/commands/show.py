@@ -79,12 +79,14 @@ def diff_command(
         if number not in files:
             known = ", ".join(map(str, files))
             raise UserError(f"diff: got {number}, expected some of {known}")
+    if old == new:
+        raise UserError(f"diff: got {old} twice, the same stage; expected two different ones")
     console = table.page()
     paths = (files[old], files[new])
     lines = list(diff_view.changes(*paths, diff_view.whole if whole else diff_view.kernel))
     for line in lines:
         console.print(line, soft_wrap=True)
-    if not whole and old != new:
+    if not whole:
         console.print(Text(diff_view.summary(paths, lines), style="dim"), soft_wrap=True)
     return 0
 

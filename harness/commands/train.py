@@ -59,6 +59,9 @@ def train_command(
     if not stage:
         raise UserError("--stage: got none, expected a stage's number or file, such as --stage 3")
     numbers, own = numbers_and_files(stage)
+    if odd := [path for path in own if path.suffix != ".py" and not path.exists()]:
+        expected = "a stage's number, such as 7, or its .py file; SDPA's backends run in any case"
+        raise UserError(f"--stage: got {odd[0]}, expected {expected}")
     check_out(out)
     hide_gpus(device)
     stages = read_stages(own)
