@@ -8,19 +8,8 @@ from typing import Any
 import typer
 from rich.text import Text
 
-from harness.commands import options, problems
+from harness.commands import measuring, options, problems
 from harness.commands.arguments import SHOWN, choose, stages_and_device
-from harness.commands.measuring import (
-    Progress,
-    begin,
-    carry_out,
-    check_machine,
-    check_out,
-    draw,
-    note,
-    open_results,
-    writing,
-)
 from harness.commands.options import MAX_D, UserError, integers
 from harness.problems.problem import PEERS_FROM, SEED, Problem
 from harness.records import environment, units
@@ -79,8 +68,8 @@ def bench_command(
         return measure(given, stage or [], out, view)
     if out is not None and out.suffix != ".csv":
         raise UserError(f"--out: got {out}, expected a name in .csv: --show writes nothing else")
-    check_out(out)
-    env, records = open_results(show, "bench")
+    measuring.check_out(out)
+    env, records = measuring.open_results(show, "bench")
     view.check(env)
     view.show(env, records, show)
     view.write(env, records, out)
@@ -95,12 +84,15 @@ class View:
 
     def __init__(self, plots: Path | None, ceilings: Path | None) -> None:
         self.plots, self.file = plots, ceilings
-        self.env, self.ceilings = open_results(ceilings, "ceiling") if ceilings else ({}, [])
+        self.env: Record = {}
+        self.ceilings: list[Record] = []
+        if ceilings is not None:
+            self.env, self.ceilings = measuring.open_results(ceilings, "ceiling")
 
     def check(self, env: Record) -> None:
         """Raise UserError where the ceilings are another machine's."""
         if self.file is not None:
-            check_machine(env, self.env, self.file)
+            measuring.check_machine(env, self.env, self.file)
 
     def show(self, env: Record, records: Sequence[Record], path: Path) -> None:
         """Print the tables. `path`: the file of the records."""
@@ -110,19 +102,18 @@ class View:
             page.print(Text(f"{path}: nothing was measured"), soft_wrap=True)
             return
         page.print(contests.rich_tables(env, records, self.ceilings))
-        note("records", path)
+        measuring.note("records", path)
 
     def write(self, env: Record, records: Sequence[Record], csv: Path | None) -> None:
         """Write the CSV, where it has a name, and the plots; nothing of no records."""
         if records and csv is not None:
-            with writing(csv):
+            with measuring.writing(csv):
                 csv.write_text(contests.as_csv(env, records))
-            note("csv", csv)
+            measuring.note("csv", csv)
         if records and self.plots is not None:
-            folder = self.plots
-            with writing(folder, "--plots"):
-                draw("plots", lambda: contest_plots.plot(env, records, folder, self.ceilings),
-                     unless=ImportError)  # fmt: skip
+            with measuring.writing(self.plots, "--plots"):
+                written = contest_plots.plot(env, records, self.plots, self.ceilings)
+            measuring.note("plots", ", ".join(map(str, written)) or "nothing to plot")
 
 
 def csv_path(path: Path) -> Path:
@@ -135,8 +126,8 @@ def csv_path(path: Path) -> Path:
 
 def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) -> int:
     """Plan the run, carry it out, and show it. Returns the exit code."""
-    check_out(out)
-    check_out(csv_path(out) if out is not None else None)
+    measuring.check_out(out)
+    measuring.check_out(csv_path(out) if out is not None else None)
     check_problems(given)
     stages, device = stages_and_device(given["device"], own)
     asked = make_problems(given, device)
@@ -182,9 +173,9 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
         ours = [record for record in records if record["stage"] < PEERS_FROM]
         return any(record["status"] in OURS_FAILED for record in ours)
 
-    progress = Progress(len(comparisons))
-    with begin("bench-", out, device, kept, described, planned, view.check) as writer:
-        return carry_out(writer, "bench", work, show)
+    progress = measuring.Progress(len(comparisons))
+    with measuring.begin("bench-", out, device, kept, described, planned, view.check) as writer:
+        return measuring.carry_out(writer, "bench", work, show)
 
 
 def outcome(record: Record) -> str:

@@ -34,7 +34,8 @@ def writing(path: Path, option: str = "--out") -> Iterator[None]:
         raise UserError(f"plots need matplotlib: {error}; pip install matplotlib") from None
     except OSError as error:
         what = error.filename or path  # a full disk doesn't say which
-        raise UserError(f"{option}: {what} can't be written: {error.strerror or error}") from None
+        reason = error.strerror or error
+        raise UserError(f"{option}: {what}: {reason}: it can't be written") from None
 
 
 def open_results(file: Path, kind: str = "cell") -> tuple[Record, list[Record]]:
@@ -109,13 +110,11 @@ def note(what: str, said: object) -> None:
     table.page().print(Text(f"{what + ':':<9}{said}"), soft_wrap=True)
 
 
-def draw(
-    what: str, plot: Callable[[], Sequence[Path]], unless: Any = (ImportError, OSError)
-) -> None:
+def draw(what: str, plot: Callable[[], Sequence[Path]]) -> None:
     """Plot, and say where; or why not: what was measured is shown and kept without."""
     try:
         note(what, ", ".join(map(str, plot())) or "nothing to plot")
-    except unless as error:
+    except (ImportError, OSError) as error:
         table.page().print(Text(f"no plot: {error}"), soft_wrap=True)
 
 

@@ -274,6 +274,7 @@ IoNs = Annotated[str, option("numbers of keys, and of queries", integers(1))]
 TraceN = Annotated[int, option("number of keys, and of queries", whole(1, MAX_TRACE_N))]
 Tile = Annotated[int, option("keys per tile", whole(1, MAX_TRACE_N))]
 TraceRow = Annotated[int, option("the query row, 0 to n - 1")]
+TraceSeed = Annotated[int, option("the one seed of q, k and v", whole(0, MAX_SEED))]
 TraceCausal = Annotated[bool, option("row i sees keys 0 to i only", None, "--causal")]
 TraceFormat = Annotated[str, option("text or json", one_of("text", "json"), "--format")]
 

@@ -10,21 +10,8 @@ from typing import Any
 import typer
 
 from harness.commands import options, problems
-from harness.commands.arguments import (
-    RUN_SHAPE,
-    choose,
-    hide_gpus,
-    stages_and_device,
-    typed,
-)
-from harness.commands.measuring import (
-    Progress,
-    begin,
-    carry_out,
-    check_out,
-    draw,
-    note,
-)
+from harness.commands.arguments import RUN_SHAPE, choose, hide_gpus, stages_and_device, typed
+from harness.commands.measuring import Progress, begin, carry_out, check_out, draw, note
 from harness.commands.options import UserError
 from harness.isolation.roster import StageInfo, read_stages
 from harness.problems.problem import PEERS_FROM, REAL_D, SEED, Problem

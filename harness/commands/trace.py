@@ -12,7 +12,7 @@ def trace_command(
     tile: options.Tile = 2,
     row: options.TraceRow = 0,
     d: options.OneD = 4,
-    seed: options.Seed = SEED,
+    seed: options.TraceSeed = SEED,
     inputs: options.Synthetic = "normal",
     causal: options.TraceCausal = False,
     form: options.TraceFormat = "text",

@@ -7,17 +7,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from harness.commands import options
+from harness.commands import measuring, options
 from harness.commands.arguments import choose, numbers_and_files, stages_and_device
-from harness.commands.measuring import (
-    Progress,
-    begin,
-    carry_out,
-    check_out,
-    draw,
-    note,
-    open_results,
-)
 from harness.commands.options import UserError, long_dtype
 from harness.isolation.roster import StageInfo
 from harness.problems.problem import PEERS_FROM
@@ -44,13 +35,13 @@ def train_command(
 ) -> int:
     """Train a small GPT with a stage, its loss beside SDPA's."""
     if show is not None:
-        env, records = open_results(show, "train")
+        env, records = measuring.open_results(show, "train")
         curves.check(records)
         return int(finish(env, records, show))
     if not stage:
         raise UserError("--stage: got none, expected a stage's number or file, such as --stage 3")
     numbers, own = numbers_and_files(stage)
-    check_out(out)
+    measuring.check_out(out)
     stages, device = stages_and_device(device, own)
     size = size or train_plan.DEFAULT_SIZES[device]
     dtype = long_dtype(dtype or train_plan.DEFAULT_DTYPES[device])
@@ -70,7 +61,7 @@ def train_command(
         "command": "train", "stage": [info.name for info in chosen], "device": device, "size": size,
         "dtype": dtype, "steps": steps, "seeds": seeds, "seed": seed,
     }  # fmt: skip
-    progress = Progress(len(contestants) * seeds)
+    progress = measuring.Progress(len(contestants) * seeds)
     said = time.monotonic()
 
     def name(record: Record) -> str:
@@ -104,8 +95,8 @@ def train_command(
         return False
 
     planned, declared = plan.to_json(contestants), [one.declared for one in contestants]
-    with begin("train-", out, device, arguments, declared, planned) as writer:
-        return carry_out(writer, "train", work, show_all)
+    with measuring.begin("train-", out, device, arguments, declared, planned) as writer:
+        return measuring.carry_out(writer, "train", work, show_all)
 
 
 def why_none(asked: Sequence[train_plan.Trainee], stages: Sequence[StageInfo]) -> str:
@@ -136,8 +127,8 @@ def finish(env: Record, records: Sequence[Record], path: Path, plots: bool = Tru
     if not records:
         raise UserError(f"{path}: no record in it: nothing was trained to its end")
     table.page().print(training.in_terminal(env, records))
-    note("records", path)
+    measuring.note("records", path)
     picture = path.with_name(f"{path.stem}-plots") / "loss.png"
     if plots:
-        draw("plot", lambda: [picture] if training.plot(env, records, picture) else [])
+        measuring.draw("plot", lambda: [picture] if training.plot(env, records, picture) else [])
     return any(verdict.failed for verdict in curves.judge(records))

@@ -198,7 +198,7 @@ def test_options_that_exclude_each_other_say_so(tmp_path, options):
 def on_terminal(columns, *arguments):
     """What `ladder ARGUMENTS` shows on a terminal of so many columns."""
     ours, theirs = pty.openpty()
-    env = environ(COLUMNS=str(columns), TERM="dumb", NO_COLOR="1")
+    env = environ(COLUMNS=str(columns), TERM="xterm", NO_COLOR="1")
     with subprocess.Popen(command(*arguments), cwd=ROOT, env=env, stdout=theirs,
                           stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL) as ran:  # fmt: skip
         os.close(theirs)
