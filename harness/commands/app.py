@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from harness.commands.arguments import end_children
 from harness.commands.bench import bench_command
 from harness.commands.ceilings import ceilings_command
 from harness.commands.doctor import doctor_command, list_command
@@ -85,6 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = result if isinstance(result, int) else 0
     except BaseException as error:
         code = settle(error)
+    if code == INTERRUPTED:  # typer, too, makes it of a Ctrl-C
+        end_children()
     try:
         sys.stdout.flush()
     except OSError as error:

@@ -2,12 +2,16 @@
 
 import os
 import re
+import signal
 from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import typer
 
 from harness.commands.options import UserError, integers
+from harness.isolation.child import server
 from harness.isolation.roster import StageInfo, read_stages, why_absent
 from harness.problems.problem import YARDSTICK
 
@@ -59,7 +63,7 @@ def stages_and_device(device: str | None, own: Sequence[Path] = ()) -> tuple[lis
     Where none was asked for, it is 'cuda' if the yardstick runs there, else 'cpu'. Raises UserError
     where 'cuda' was, and the yardstick can't run there.
     """
-    hide_gpus(device)
+    prepare_children(device)
     stages = read_stages(own)
     reason = why_no_cuda(stages)
     if device == "cuda" and reason:
@@ -72,10 +76,29 @@ def why_no_cuda(stages: Sequence[StageInfo]) -> str | None:
     return next(stage for stage in stages if stage.number == YARDSTICK).unavailable["cuda"]
 
 
-def hide_gpus(device: str | None) -> None:
-    """With --device cpu hide the GPUs from all that follows, so that kernels are interpreted."""
+def prepare_children(device: str | None) -> None:
+    """Start the server of all processes to come, in which a Ctrl-C is not heard: it is ours.
+
+    With --device cpu they see no GPU, so that kernels are interpreted.
+    """
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if server().get_start_method() != "forkserver":  # Windows
+        return
+    heard = signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is started inherits it
+    try:
+        resource_tracker.ensure_running()
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, heard)
+
+
+def end_children() -> None:
+    """End the server now, and with it what it was still to start and all that runs."""
+    pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def numbers_and_files(values: Sequence[str]) -> tuple[list[str], list[Path]]:

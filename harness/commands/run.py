@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from harness.commands import options, problems
-from harness.commands.arguments import RUN_SHAPE, choose, hide_gpus, stages_and_device, typed
+from harness.commands.arguments import RUN_SHAPE, choose, prepare_children, stages_and_device, typed
 from harness.commands.measuring import Progress, begin, carry_out, check_out, draw, note
 from harness.commands.options import UserError
 from harness.isolation.roster import StageInfo, read_stages
@@ -144,7 +144,7 @@ def resume_run(path: Path, again: Record, own: Sequence[Path]) -> int:
                     f"--resume: --{name} was {then} when {path} was begun and is {value} "
                     "now; a run goes on as it was begun, so leave it away"
                 )
-        hide_gpus(env["device"])
+        prepare_children(env["device"])
         known = match_stages(path, env, read_stages(own))
         cells = [
             Cell(known[cell["stage"], cell["name"]], Problem.from_json(cell), cell["paired"])
