@@ -111,6 +111,10 @@ def prepare() -> None:
     with suppress(locale.Error):
         if locale.getpreferredencoding(False).lower() != "utf-8":
             locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
+    try:
+        Path.cwd()
+    except OSError:  # libraries would end without a word, or with many
+        raise UserError("the folder that you are in is gone: cd to another") from None
     if other := checkout.warning():
         print(f"ladder: {other}", file=sys.stderr)
     if most_files() < LEAST_FILES:
@@ -145,7 +149,7 @@ def settle(error: BaseException) -> int:
     if isinstance(error, USERS):
         return complain(str(error))
     if isinstance(error, OSError):
-        return complain(f"{error.filename or 'output'}: {error.strerror or error}{hint()}")
+        return complain(f"{error.filename or 'output'}: {error.strerror or error}")
     if not hasattr(error, "format_message"):  # typer's own usage errors have it
         raise error
     message = error.format_message()
@@ -153,15 +157,6 @@ def settle(error: BaseException) -> int:
         print(message, file=sys.stderr)
         return 2
     return complain(bad_value(error, message))
-
-
-def hint() -> str:
-    """What else may be wrong where a file can't be read or written."""
-    try:
-        Path.cwd()
-    except OSError:
-        return "; the folder that you are in is gone: cd to another"
-    return ""
 
 
 def complain(message: str) -> int:

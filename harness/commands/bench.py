@@ -132,7 +132,7 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
     stages, device = stages_and_device(given["device"], own)
     asked = make_problems(given, device)
     option = "--stages" if given["impl"] is None else "--impl"
-    wanted = given["stages"] or given["impl"]
+    wanted = given["impl"] if given["stages"] is None else given["stages"]
     if wanted is not None:
         chosen = choose(stages, wanted.split(","), option, own, named=True)
         named = [stage.path for stage in chosen]

@@ -25,7 +25,8 @@ def io_command(
     check_out(out)
     arguments = {"n": n, "d": d, "b": b, "h": h, "dtype": dtype}
     base = problems.make_base("cuda", dtype, d=d, b=b, h=h)
-    asked = [replace(base, nq=size, nk=size) for size in options.integers(1)(n, "--n")]
+    sizes = dict.fromkeys(options.integers(1)(n, "--n"))
+    asked = [replace(base, nq=size, nk=size) for size in sizes]
     known, _ = stages_and_device(None)
     if reason := why_no_cuda(known):
         raise UserError(f"io: a GPU is needed, but {reason}")
