@@ -94,7 +94,7 @@ def key_lengths(text: str | None, option: str = "--seqlens") -> tuple[int, ...] 
 def size(text: str, option: str = "--memory") -> int:
     """Reads '200M', '4GiB' or a number of bytes as bytes."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", text.lower(), re.ASCII)
-    if not match or not 1 <= float(match[1]) * UNITS[match[2]] < math.inf:
+    if not match or not 1 <= float(match[1]) * UNITS[match[2]] < 1 << 63:
         raise UserError(f"{option}: got {text!r}, expected a size such as 500M or 4G")
     return int(float(match[1]) * UNITS[match[2]])
 

@@ -58,6 +58,7 @@ BAD_OPTIONS = {
     "--device tpu": "--device: got 'tpu', expected one of cpu, cuda",
     "--memory 0": "--memory: got '0', expected a size",
     "--memory 0.0000001": "--memory",
+    "--memory 99999999T": "--memory: got '99999999T', expected a size",
     "--memory plenty": "--memory: got 'plenty', expected a size such as 500M or 4G",
     "--budget 0": "--budget: got 0, expected a number of seconds above 0",
     "--budget -1": "--budget",
