@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from harness.commands.arguments import prepare_children
 from harness.isolation.declared import read_declared
 from harness.isolation.roster import (
     BadStage,
@@ -49,6 +50,7 @@ def list_command() -> int:
 
 def doctor_command() -> int:
     """Say what runs on this machine and what doesn't, and why."""
+    prepare_children(None)
     try:
         stages = read_stages()
     except BadStage as error:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from harness.records.schema import Record
 
-WIDTH = 100
+WIDTH, LEAST = 100, 40  # columns of a page; a narrower terminal breaks the lines itself
 STYLES = {"ok": "green", "wrong-by-design": "yellow", "not judged": "yellow", "skipped": "dim"}
 Cell = str | Text  # a text without or with a style
 
@@ -57,9 +57,12 @@ class Table:
         """What rich shows of the table, its columns as wide as `layout` has them."""
         if self.title:
             yield Text(self.title, style="bold")
+        wraps = any(self.columns[index].wraps for index in widths)
+        needed = sum(widths.values()) + self.gap * (len(widths) - 1)
         shown = RichTable(
-            box=None, padding=(0, self.gap, 0, 0), pad_edge=False, header_style="underline"
-        )
+            box=None, padding=(0, self.gap, 0, 0), pad_edge=False, header_style="underline",
+            width=None if wraps else max(1, needed),  # or rich cuts figures on a narrow page
+        )  # fmt: skip
         for index, width in widths.items():
             column = self.columns[index]
             shown.add_column(
@@ -156,8 +159,16 @@ def as_json(records: Sequence[Record]) -> str:
     return json.dumps(records, indent=1) + "\n"
 
 
+class Page(Console):
+    """A console that cuts nothing: a table wider than the terminal goes on in its next line."""
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        """As Console.print, uncropped."""
+        super().print(*objects, **{"crop": False, **how})
+
+
 def page() -> Console:
-    """Standard output, at most 100 columns wide, and just so where it is no terminal."""
-    console = Console()
-    console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
+    """Standard output, 40 to 100 columns wide, and 100 where it is no terminal."""
+    console = Page()
+    console.width = max(LEAST, min(WIDTH, console.width)) if console.is_terminal else WIDTH
     return console
