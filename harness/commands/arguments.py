@@ -16,6 +16,7 @@ from harness.isolation.roster import StageInfo, why_absent
 from harness.problems.problem import YARDSTICK, Problem
 from harness.records.jsonl import WriteFailed, Writer, read
 from harness.records.schema import Record
+from harness.records.units import clean
 
 RUNS = Path("runs")
 PRINTED_LINES = 20  # of what a stage prints, shown a cell
@@ -26,7 +27,7 @@ Ended = KeyboardInterrupt | WriteFailed | None  # what ended a run early, if any
 
 def complain(message: str) -> int:
     """Say what was wrong in one line on stderr; returns the exit code for it."""
-    print(f"ladder: {' '.join(message.split())}", file=sys.stderr)
+    print(f"ladder: {clean(' '.join(message.split()))}", file=sys.stderr)
     return 2
 
 
@@ -179,5 +180,4 @@ def show_printed(console: Console, name: str, printed: str) -> None:
     if len(lines) > PRINTED_LINES:
         lines = [f"... {len(lines) - PRINTED_LINES} lines before", *lines[-PRINTED_LINES:]]
     for line in lines:
-        clean = "".join(c for c in line if c.isprintable())
-        console.print(Text(f"{name} | {clean}", style="dim"), soft_wrap=True)
+        console.print(Text(clean(f"{name} | {line}"), style="dim"), soft_wrap=True)

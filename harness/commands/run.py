@@ -310,7 +310,7 @@ class Monitor:
         self.total, self.done = total, done
         self.console = Console(stderr=True)
         self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
             TimeElapsedColumn(), console=self.console, transient=True,
             disable=not self.console.is_terminal,
         )  # fmt: skip
