@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from harness.records.schema import BadRecord, Record, check_beside, check_record
+from harness.records.schema import BadRecord, Record, check_record, check_stages
 
 
 class WriteFailed(Exception):
@@ -63,8 +63,8 @@ def read(path: str | os.PathLike[str], kind: str = "cell") -> tuple[Record, list
         expected = kind if records else "env"
         try:
             record = parse(line)
-            if record["kind"] == expected and (records or kind == "cell"):
-                check_beside(record, records[0] if records else record)
+            if record["kind"] == expected:
+                check_stages(record, records[0] if records else record)
         except BadRecord as error:
             raise BadRecord(f"{path}: line {count} is not a record of ours: {error}") from error
         if record["kind"] != expected:

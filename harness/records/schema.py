@@ -361,19 +361,20 @@ def check_problem(record: Mapping[str, Any], where: str = "") -> None:
         raise bad(f"{where}seqlens_k", lengths, expected)
 
 
-def check_beside(record: Mapping[str, Any], env: Record) -> None:
-    """Raise BadRecord where the env line of its file knows nothing of a record's stage.
+def check_stages(record: Mapping[str, Any], env: Record) -> None:
+    """Raise BadRecord where the env line knows no such stage; of itself, as its plan's."""
+    known = [(rung["stage"], rung["name"]) for rung in env["rungs"]]
+    named = env["plan"] if record is env else [record] if record["kind"] in OF_STAGES else []
+    for each in named:
+        if (who := (each.get("stage"), each.get("name"))) not in known:
+            raise bad("stage and name", who, "one of the rungs of line 1")
 
-    Of an env line itself: where its plan is none of `ladder run`.
-    """
-    for index, cell in enumerate(env["plan"] if record is env else ()):
+
+def check_plan(env: Record) -> None:
+    """Raise BadRecord unless the plan in an env line is one of `ladder run`."""
+    for index, cell in enumerate(env["plan"]):
         where = f"plan[{index}]."
         check_problem(check_fields(cell, Planned, where), where)
-        check_beside(cell | {"kind": "cell"}, env)
-    who = (record.get("stage"), record.get("name"))
-    known = [(rung["stage"], rung["name"]) for rung in env["rungs"]]
-    if record["kind"] in OF_STAGES and who not in known:
-        raise bad("stage and name", who, "one of the rungs of line 1")
 
 
 def check(value: Any, hint: Any, where: str) -> Any:

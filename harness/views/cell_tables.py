@@ -311,7 +311,7 @@ def fastest(env: Record, cells: Sequence[Record]) -> str:
 
     Only rows that are ok and not interpreted, of stages that are exact at any N; no peers.
     """
-    bounded = {identity(stage) for stage in env["rungs"] if stage["exact_up_to"] is not None}
+    bounded = {identity(stage) for stage in env["rungs"] if stage.get("exact_up_to") is not None}
     groups = []
     for group in by_problem(cells):
         able = [
