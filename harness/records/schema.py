@@ -33,7 +33,8 @@ LARGEST = 10**36  # no count of a problem that can be asked for comes near it
 Time = Annotated[float, SHORTEST, LONGEST]
 Rate = Annotated[float, 0, 1e40]
 Loss = Annotated[float, -1e15, 1e15]
-Size = Annotated[int, 1, LARGEST]
+Size = Annotated[int, 1, 2**63 - 1]  # torch counts no further
+Bytes = Annotated[int, 1, LARGEST]
 Name = Annotated[str, 1, 200]
 Code = Annotated[str, 0, 100_000, "kept as it is"]
 # what is bounded by its type alone
@@ -156,7 +157,7 @@ class Cell(Measured):
     kind: Literal["cell"]
     err_stage3_max: float | None
     err_stage3_rel: float | None
-    hbm_bytes: Size
+    hbm_bytes: Bytes
     paired: bool
 
 
@@ -227,7 +228,7 @@ class Io(StageOnProblem):
     time_ms: Time
     dram_read_bytes: int
     dram_write_bytes: int
-    predicted_bytes: Size  # of the whole call, harness/problems/cost.py
+    predicted_bytes: Bytes  # of the whole call, harness/problems/cost.py
 
 
 @dataclass(kw_only=True)
@@ -397,7 +398,8 @@ def check(value: Any, hint: Any, where: str) -> Any:
     if kind is list:
         return [check(item, inside[0], f"{where}[{i}]") for i, item in enumerate(value)]
     if kind is dict:
-        return {clean(name): check(x, inside[1], f"{where}.{name}") for name, x in value.items()}
+        names = {name: f"{where}[{reprlib.repr(name)}]" for name in value}
+        return {clean(name): check(x, inside[1], names[name]) for name, x in value.items()}
     if kind is bool:
         return value
     least, most, *code = limits or BOUNDS[kind]

