@@ -12,6 +12,7 @@ from harness.commands.options import UserError
 from harness.isolation.roster import built_in_files
 from harness.lessons import diff as diff_view
 from harness.records import checkout
+from harness.records.schema import BadRecord
 from harness.report import pages
 from harness.views import cell_tables, lines, roofline, table
 from harness.views.look import DARK, LIGHT
@@ -95,7 +96,12 @@ def readme_command(check: options.CheckPages = False) -> int:
     stale = []
     for page in pages.PAGES:
         before = page.read_text()
-        after = pages.generate(before, page)
+        try:
+            after = pages.generate(before, page)
+        except BadRecord:
+            raise
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+            raise UserError(f"readme: results/ is not what {page.name} shows: {error}") from error
         if before != after:
             stale.append(page)
             if not check:

@@ -8,7 +8,8 @@ import pytest
 
 from harness.commands.app import main
 from harness.records.jsonl import read
-from harness.records.schema import BadRecord
+from harness.records.schema import SCHEMA_VERSION, BadRecord
+from harness.report import text
 from harness.views import training
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -127,7 +128,7 @@ def test_a_nasty_value_in_any_field_is_refused_or_shown(tmp_path, show, kind, mo
     for index in (0, 1):
         for where, mutant in mutants(records[index]):
             changed = [*records[:index], mutant, *records[index + 1 :]]
-            path.write_text("".join(json.dumps(record) + "\n" for record in changed))
+            save(path, changed)
             try:
                 read(path, kind)
             except BadRecord as error:  # a command shows just that: the test above
@@ -150,6 +151,60 @@ def change(records, **changes):
     return [env, *(record | values for record in records[1:])]
 
 
+def save(path, records):
+    """A results file of these records, of whatever kind they are."""
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"nk": 0}, {"nk": 2**64}, {"nk": "64"}, {"hk": 3}, {"seqlens_k": []}, {"seqlens_k": [10**9]},
+     {"paired": None}, {"stage": 77}, {"name": "nobody"}, {"extra": 1}, {"direction": "up"}],
+    ids=str,
+)  # fmt: skip
+def test_a_malformed_plan_is_not_gone_on_with(tmp_path, show, changes):
+    _, (env, *cells) = lines_of("cell")
+    for plan in ([env["plan"][0] | changes, *env["plan"][1:]], [{}], [env["plan"][0], [changes]]):
+        path = save(tmp_path / "run.jsonl", [env | {"plan": plan}, *cells])
+        assert show("run", "--resume", path) == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"budget": value} for value in ("60", None, 0, -1.0, [])]
+    + [{"memory": value} for value in ("much", 7, ["4G"], ESCAPES)],
+    ids=str,
+)  # fmt: skip
+def test_arguments_that_no_run_was_begun_with_are_refused(tmp_path, show, changes):
+    _, (env, *cells) = lines_of("cell")
+    env["arguments"] |= changes
+    assert show("run", "--resume", save(tmp_path / "run.jsonl", [env, *cells])) == 2
+    assert show("table", tmp_path / "run.jsonl") == 0  # which asks for neither
+
+
+def test_a_record_beside_the_plan_is_not_gone_on_with(tmp_path, show, capsys):
+    _, (env, *cells) = lines_of("cell")
+    path = save(tmp_path / "run.jsonl", [env | {"plan": env["plan"][1:]}, *cells])
+    assert show("run", "--resume", path) == 2
+
+
+def test_a_file_of_a_newer_ladder_is_refused_in_a_line_that_says_so(tmp_path):
+    _, (env, *cells) = lines_of("cell")
+    env |= {"schema": SCHEMA_VERSION + 1, "a new field": 1}
+    with pytest.raises(BadRecord, match=r"line 1 .*got 2, expected 1, .*older than the file"):
+        read(save(tmp_path / "run.jsonl", [env, *cells]))
+
+
+def test_results_that_lack_what_a_page_shows_are_named(tmp_path, show, monkeypatch):
+    lines, _ = lines_of("cell")
+    (tmp_path / "cpu").mkdir()
+    for text_of_it in (b"".join(lines), b"garbage\n"):
+        (tmp_path / "cpu" / "steps.jsonl").write_bytes(text_of_it)
+        monkeypatch.setattr(text, "CPU", tmp_path / "cpu")
+        assert show("readme", "--check") == 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("title", ["$x^{$", "[/red]", "_", "x" * 200])
 @pytest.mark.parametrize(
@@ -169,6 +224,5 @@ def test_pictures_of_extreme_values_and_odd_titles_are_drawn(tmp_path, show, kin
                     {"time_ms": 1e15, "peak_bytes": 10**36, "flops": 10**36, "val_loss": -1e15,
                      "losses": [1e15] * 500}):  # fmt: skip
         changed = change(records, title=title, **extreme)
-        path.write_text("".join(json.dumps(record) + "\n" for record in changed))
-        read(path, kind)
+        read(save(path, changed), kind)
         assert show(*command, path) in (0, 1)
