@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.isolation.child import NO_MESSAGE, START_LIMIT, Child, ChildFailed, Message
-from harness.records.schema import FAILURES, LONGEST, SHORTEST
+from harness.records.schema import FAILURES
 from harness.records.units import clean
+from harness.records.values import LONGEST, SHORTEST
 
 Own = TypeVar("Own", bound="Session")
 Check = Callable[[Any], bool]

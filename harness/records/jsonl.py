@@ -1,8 +1,7 @@
-"""The JSONL file that holds a run, written so that a killed run loses nothing.
+"""The JSONL file that holds a run: the env line with the plan, then one line for each record.
 
-A run is one JSON object per line: first the env line, with the whole plan, then one line per cell,
-each appended and flushed when it is measured. A run killed at any moment loses at most the cell
-under way; a torn last line is dropped when the run is resumed.
+Each line is flushed when it is measured: a run killed at any moment loses at most the cell under
+way, and a torn last line is dropped when the run is resumed.
 """
 
 import contextlib

@@ -1,23 +1,20 @@
 """The schema of records: a dataclass for each kind, in this one place.
 
-A field's annotation says what its value may be: a Literal where the values are few, `| None` where
-JSON has null, Annotated with the least and the most that a number may be, or a text's length. An
-int is never below 0. Fields with a default are younger than the first records: a record without
-them is read as if it had the default.
+A field's annotation says what its value may be (harness/records/values.py). Fields with a default
+are younger than the first records: a record without them is read as if it had the default.
 """
 
-import functools
 import json
-import reprlib
-import sys
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, dataclass, fields
+from typing import Annotated, Any, Literal, get_args
 
 from harness.problems.problem import Problem
-from harness.records.units import clean
+from harness.records import values
+from harness.records.values import Bytes, Code, Loss, Name, Rate, Size, Time, bad, check_fields
 
+BadRecord = values.BadRecord
+rules = values.rules
 SCHEMA_VERSION = 1
 
 Device = Literal["cpu", "cuda"]
@@ -28,22 +25,6 @@ Direction = Literal["fwd", "bwd", "train"]
 Mode = Literal["native", "interpreted", "compiled"]
 Status = Literal["ok", "wrong", "wrong-by-design", "skipped", "crashed", "timeout", "out-of-memory"]
 Meter = Literal["cuda-allocator", "process-rss"]
-SHORTEST, LONGEST = 1e-9, 1e15  # ms that a call can take: no clock tells less, nobody waits longer
-LARGEST = 10**36  # no count of a problem that can be asked for comes near it
-Time = Annotated[float, SHORTEST, LONGEST]
-Rate = Annotated[float, 0, 1e40]
-Loss = Annotated[float, -1e15, 1e15]
-Size = Annotated[int, 1, 2**63 - 1]  # torch counts no further
-Bytes = Annotated[int, 1, LARGEST]
-Name = Annotated[str, 1, 200]
-Code = Annotated[str, 0, 100_000, "kept as it is"]
-# what is bounded by its type alone
-BOUNDS: dict[type, tuple[float, float]] = {
-    int: (0, LARGEST), float: (-sys.float_info.max, sys.float_info.max), str: (0, 100_000)
-}  # fmt: skip
-SHOWN = {int: "a whole number", float: "a number", str: "a text", bool: "true or false",
-         list: "a list", dict: "an object"}  # fmt: skip
-
 Record = dict[str, Any]
 
 STATUSES: tuple[str, ...] = get_args(Status)
@@ -53,16 +34,18 @@ METERS: tuple[str, ...] = get_args(Meter)
 PROBLEM = tuple(field.name for field in fields(Problem))  # what makes a problem
 
 
-class BadRecord(ValueError):
-    """A line of a results file is not a record; the message says which line and why."""
-
-
 @dataclass(kw_only=True)
-class Rung:
-    """A stage of a run, as its env line keeps it; a trainer's contestant has the first three."""
+class Named:
+    """What stages are known by."""
 
     stage: int
     name: Name
+
+
+@dataclass(kw_only=True)
+class Rung(Named):
+    """A stage of a run, as its env line keeps it; a trainer's contestant has the title alone."""
+
     title: Name
     exact_up_to: int | None = None
     sha256: str = ""
@@ -95,25 +78,38 @@ class Env:
 
 
 @dataclass(kw_only=True)
-class StageOnProblem:
-    """What most kinds begin with: a stage, and the fields of harness/problems/problem.py."""
+class Shape:
+    """The sizes of a problem, and how it is computed."""
 
-    stage: int
-    name: Name
-    inputs: Inputs
-    seed: int
     b: Size
     h: Size
-    hk: Size
     nq: Size
     nk: Size
     d: Size
     dtype: DType
     precision: Precision
     causal: bool
+
+
+@dataclass(kw_only=True)
+class StageOnProblem(Named, Shape):
+    """What most kinds begin with: a stage, and the fields of harness/problems/problem.py."""
+
+    inputs: Inputs
+    seed: int
+    hk: Size
     seqlens_k: list[int] | None
     device: Device
     direction: Direction
+
+
+@dataclass(kw_only=True)
+class Tried:
+    """How a stage runs, and what came of it."""
+
+    mode: Mode
+    status: Status
+    reason: str  # empty where there is nothing to explain
 
 
 @dataclass(kw_only=True)
@@ -124,12 +120,9 @@ class Planned(StageOnProblem):
 
 
 @dataclass(kw_only=True)
-class Measured(StageOnProblem):
+class Measured(StageOnProblem, Tried):
     """What `ladder run` and `ladder bench` both measure."""
 
-    mode: Mode
-    status: Status
-    reason: str  # empty where there is nothing to explain
     time_ms: Time | None  # median of a call
     time_iqr_ms: float | None  # null where there was one sample
     samples: int
@@ -193,18 +186,13 @@ class Ceiling:
 
 
 @dataclass(kw_only=True)
-class Model:
+class Model(Named, Tried):
     """One stage as a real model's attention, on one text (`ladder model`)."""
 
     kind: Literal["model"]
-    stage: int
-    name: Name
     device: Device
     dtype: DType
-    mode: Mode
     tokens: Size  # of the text, [CLS] and [SEP] counted
-    status: Status
-    reason: str
     cosine: float | None  # of the sentence embedding with SDPA's
     max_hidden_diff: float | None  # of the last hidden state from SDPA's
     rel_hidden_diff: float | None
@@ -232,22 +220,18 @@ class Io(StageOnProblem):
 
 
 @dataclass(kw_only=True)
-class Train:
+class Train(Named, Tried):
     """One small GPT trained with one attention from one seed (`ladder train`)."""
 
     kind: Literal["train"]
-    stage: int
-    name: Name
     reference: bool  # one of SDPA's backends, which the others are compared with
     device: Device
     dtype: DType  # of q, k, v; the weights are float32
-    mode: Mode
     size: Name  # of the model: SHAPES in harness/training/plan.py
     seed: int
     steps: Annotated[int, 1, 10**6]  # that were asked for
     parameters: int | None
-    status: Status  # of the training alone: harness/training/curves.py judges the curves
-    reason: str
+    # its status is of the training alone: harness/training/curves.py judges the curves
     losses: list[Loss]  # of each step that was done, nats per character; all finite
     val_loss: Loss | None  # on text that it was not trained on, after the end
     tokens_per_s: Rate | None  # null where interpreted, and of very few steps
@@ -267,19 +251,11 @@ class Sanitizer:
 
 
 @dataclass(kw_only=True)
-class Tuning:
+class Tuning(Shape):
     """One kernel of a tuned stage on one problem, in every configuration (tools/tuner_key.py)."""
 
     kind: Literal["tuning"]
     kernel: str
-    b: int
-    h: int
-    nq: int
-    nk: int
-    d: int
-    dtype: DType
-    precision: Precision
-    causal: bool
     configs: list[dict[str, int]]  # that the card could launch
     tuner_ms: list[Time]  # of each, as the tuner times it
     time_ms: list[Time]  # of each, in more rounds
@@ -289,8 +265,7 @@ class Tuning:
 class Pitfall(StageOnProblem):
     """A mistake made in a stage on purpose, and what came out of it (tools/pitfalls.py)."""
 
-    kind: Literal["pitfall"]
-    name: str  # of the mistake
+    kind: Literal["pitfall"]  # and the name is the mistake's
     source: str  # who warns of it, or makes it
     lesson: str
     mode: Mode
@@ -315,12 +290,6 @@ SCHEMAS: dict[str, type] = {
 OF_STAGES = ("cell", "bench", "model", "io", "train")
 
 
-@functools.cache
-def rules(schema: type) -> dict[str, Any]:
-    """Field -> what its value may be."""
-    return get_type_hints(schema, include_extras=True)
-
-
 def check_record(record: Mapping[str, Any]) -> Record:
     """`record` as it may be shown, where it is of a kind of ours, with just its schema's fields.
 
@@ -339,17 +308,6 @@ def check_record(record: Mapping[str, Any]) -> Record:
     if schema is Bench and (found["time_ms"] is None) != (found["tflops"] is None):
         raise bad("tflops", found["tflops"], "a rate where there is a time_ms, and there alone")
     return {f.name: f.default for f in fields(schema) if f.default is not MISSING} | found
-
-
-def check_fields(record: Mapping[str, Any], schema: type, where: str = "") -> Record:
-    """The fields of `record`, each as `schema` has it; `where`: what is before their names."""
-    known = rules(schema)
-    for field in fields(schema):
-        if field.default is MISSING and field.name not in record:
-            raise BadRecord(f"no field {where + field.name!r}")
-    if strange := [name for name in record if name not in known]:
-        raise BadRecord(f"unknown field {reprlib.repr(where + strange[0])}")
-    return {name: check(value, known[name], where + name) for name, value in record.items()}
 
 
 def check_problem(record: Mapping[str, Any], where: str = "") -> None:
@@ -376,42 +334,6 @@ def check_plan(env: Record) -> None:
     for index, cell in enumerate(env["plan"]):
         where = f"plan[{index}]."
         check_problem(check_fields(cell, Planned, where), where)
-
-
-def check(value: Any, hint: Any, where: str) -> Any:
-    """`value`, safe to show, where the annotation `hint` allows it; `where` it is, in messages."""
-    origin, inside = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return None if value is None else check(value, inside[0], where)
-    if hint is Any:
-        return clean(value)
-    if origin is Literal:
-        if value not in inside:
-            raise bad(where, value, f"one of {', '.join(inside)}")
-        return value
-    if isinstance(hint, type) and is_dataclass(hint):
-        return check_fields(check(value, dict[str, Any], where), hint, f"{where}.")
-    kind, *limits = inside if origin is Annotated else (origin or hint,)
-    # bool is an int to Python, not here
-    if type(value) not in ((int, float) if kind is float else (kind,)):
-        raise bad(where, value, SHOWN[kind])
-    if kind is list:
-        return [check(item, inside[0], f"{where}[{i}]") for i, item in enumerate(value)]
-    if kind is dict:
-        names = {name: f"{where}[{reprlib.repr(name)}]" for name in value}
-        return {clean(name): check(x, inside[1], names[name]) for name, x in value.items()}
-    if kind is bool:
-        return value
-    least, most, *code = limits or BOUNDS[kind]
-    if not least <= (len(value) if kind is str else value) <= most:
-        unit = " characters long" if kind is str else ""
-        raise bad(where, value, f"{SHOWN[kind]}, {least:g} to {most:g}{unit}")
-    return value if code else clean(value)
-
-
-def bad(where: str, value: Any, expected: str) -> BadRecord:
-    """The error for a `value` that isn't what is expected."""
-    return BadRecord(f"{where}: got {reprlib.repr(value)}, expected {expected}")
 
 
 def key(cell: Mapping[str, Any]) -> str:
