@@ -177,7 +177,7 @@ def frame(axis: Any, group: Group, label: str, scale: str) -> None:
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter(ScalarFormatter())
     axis.set_xlabel("N")
-    axis.set_ylabel(label)
+    axis.set_ylabel(label, parse_math=False)
     axis.grid(True, which="major")
     if any(r["mode"] == "interpreted" and r["status"] == "ok" for r in group):
         note_below(axis, ["interpreted stages: no speed, not shown"])
@@ -257,7 +257,7 @@ def draw_breakdown(
         scale = ", logarithmic scale"
         log_axis(axis, 1.2 * max(tops))
     axis.set_xlabel("N")
-    axis.set_ylabel(f"time / #{base[0]} {names[base]}'s{scale}")
+    axis.set_ylabel(f"time / #{base[0]} {names[base]}'s{scale}", parse_math=False)
     note_below(axis, ["plain: forward, hatched on top: backward; by number from the left"])
 
 
