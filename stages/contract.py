@@ -9,6 +9,7 @@ i + Nk - Nq) and `seqlens_k` ((B,) int32, valid keys a batch entry); 'gqa' means
 have fewer heads, any number that divides H. A row that may see no key is 0, and so is its gradient.
 """
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -23,10 +24,23 @@ DEVICES = ("cpu", "cuda")
 OPTIONS = ("causal", "seqlens_k", "gqa")
 NEEDS = ("triton", "extension", "cuda")
 TRAFFICS = ("fused", "three-kernel")
+LISTS = {"needs": NEEDS, "devices": DEVICES, "dtypes": DTYPES, "options": OPTIONS}
+TEXTS = {"name": 60, "title": 100, "idea": 400, "still_hurts": 400}  # and their most characters
+LARGEST = 2**63 - 1  # a number of keys, as torch counts them
 
 
 class StageUnavailable(RuntimeError):
     """This stage can't run on this machine; the message says why."""
+
+
+def is_whole(value: object) -> bool:
+    """Whether `value` is an int of at least 0 that torch can count to."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+
+
+def refuse(what: str, value: object, expected: str) -> ValueError:
+    """The error for a field of a Stage that isn't what it must be."""
+    return ValueError(f"Stage.{what}: got {reprlib.repr(value)}, expected {expected}")
 
 
 @dataclass(frozen=True)
@@ -68,27 +82,41 @@ class Stage:
     traffic: str = "fused"
 
     def __post_init__(self) -> None:
-        if isinstance(self.number, bool) or not isinstance(self.number, int) or self.number < 0:
-            raise ValueError(f"Stage.number: got {self.number!r}, expected an int of at least 0")
-        for what in ("name", "title", "idea"):
+        if not is_whole(self.number):
+            raise refuse("number", self.number, "an int of at least 0")
+        if not (self.exact_up_to is None or is_whole(self.exact_up_to)):
+            raise refuse("exact_up_to", self.exact_up_to, "None or an int of at least 0")
+        for what, most in TEXTS.items():
             value = getattr(self, what)
-            if not isinstance(value, str) or not value.strip():
-                raise ValueError(f"Stage.{what}: got {value!r}, expected a text")
-        for what, allowed in (
-            ("needs", NEEDS),
-            ("devices", DEVICES),
-            ("dtypes", DTYPES),
-            ("options", OPTIONS),
+            if not isinstance(value, str) or not (value.strip() or what == "still_hurts"):
+                raise refuse(what, value, "a text")
+            if not value.isprintable() or len(value) > most:
+                raise refuse(what, value, f"at most {most} characters, all of which print")
+        for what, allowed in LISTS.items():
+            value = getattr(self, what)
+            some = f"some of {', '.join(allowed)}"
+            if not isinstance(value, (tuple, list)) or (
+                what in ("devices", "dtypes") and not value
+            ):
+                raise refuse(what, value, some)
+            for each in value:
+                if each not in allowed:
+                    raise refuse(what, each, some)
+        for what in ("gradients", "few_queries"):
+            if not isinstance(getattr(self, what), bool):
+                raise refuse(what, getattr(self, what), "True or False")
+        pair = self.capability
+        if pair is not None and not (
+            isinstance(pair, tuple) and len(pair) == 2 and all(map(is_whole, pair))
         ):
-            for value in getattr(self, what):
-                if value not in allowed:
-                    raise ValueError(
-                        f"Stage.{what}: got {value!r}, expected some of {', '.join(allowed)}"
-                    )
+            raise refuse("capability", pair, "two ints, such as (9, 0)")
+        worth = self.worth_up_to
+        if not isinstance(worth, Mapping) or not all(
+            device in DEVICES and is_whole(n) for device, n in worth.items()
+        ):
+            raise refuse("worth_up_to", worth, "an int of at least 0 for cpu, cuda or both")
         if self.traffic not in TRAFFICS:
-            raise ValueError(
-                f"Stage.traffic: got {self.traffic!r}, expected one of {', '.join(TRAFFICS)}"
-            )
+            raise refuse("traffic", self.traffic, f"one of {', '.join(TRAFFICS)}")
 
     def computes_on(self, device: str) -> str:
         """Where it does its work when its input is on `device`: a CPU stage takes a GPU's tensors,

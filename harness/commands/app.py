@@ -38,6 +38,7 @@ from harness.isolation.roster import BadStage
 from harness.records import checkout, environment
 from harness.records.jsonl import WriteFailed
 from harness.records.schema import BadRecord
+from harness.records.units import clean
 
 LEAST_FILES = 64  # that a run with its processes may have open at a time
 # what the user got wrong: the message says all
@@ -161,9 +162,8 @@ def settle(error: BaseException) -> int:
 
 def complain(message: str) -> int:
     """Say what was wrong in one line on stderr; returns the exit code for it."""
-    text = "".join(c if c.isprintable() else "?" for c in " ".join(message.split()))
     with suppress(OSError):
-        print(f"ladder: {text}", file=sys.stderr, flush=True)
+        print(f"ladder: {clean(' '.join(message.split()))}", file=sys.stderr, flush=True)
     return 2
 
 

@@ -15,6 +15,7 @@ from harness.commands.options import UserError
 from harness.records import environment
 from harness.records.jsonl import WriteFailed, Writer, read
 from harness.records.schema import Record
+from harness.records.units import clean
 from harness.views import roofline, table
 
 RUNS = Path("runs")
@@ -162,7 +163,6 @@ class Progress:
 
     def say(self, line: str, style: str = "") -> None:
         """One line; nobody's control characters reach the terminal."""
-        clean = "".join(c for c in line if c.isprintable())
         with suppress(OSError):
-            self.console.print(Text(clean, style=style), soft_wrap=True)
+            self.console.print(Text(clean(line), style=style), soft_wrap=True)
             self.console.file.flush()

@@ -17,7 +17,7 @@ from harness.isolation.roster import StageInfo, read_stages
 from harness.problems.problem import PEERS_FROM, REAL_D, SEED, Problem
 from harness.records import environment
 from harness.records.jsonl import Writer, read
-from harness.records.schema import FAILURES, Record, key
+from harness.records.schema import FAILURES, BadRecord, Record, check_plan, key
 from harness.records.units import show_time
 from harness.runs.plan import Cell, Limits, default_memory, plan_grid, plan_tour
 from harness.runs.runner import run
@@ -136,6 +136,7 @@ def resume_run(path: Path, again: Record, own: Sequence[Path]) -> int:
         raise UserError(f"--resume: {path} can't be written: {error.strerror or error}") from None
     with writer:
         env, done = read(path)
+        check_begun(path, env, done)
         before = {**DEFAULTS, **env["arguments"]}
         for name, value in again.items():
             if value != before[name]:
@@ -154,6 +155,20 @@ def resume_run(path: Path, again: Record, own: Sequence[Path]) -> int:
         return measure(cells, done, writer, make_limits(before))
 
 
+def check_begun(path: Path, env: Record, done: Sequence[Record]) -> None:
+    """Raise BadRecord where the file can be shown, but not gone on with."""
+    try:
+        check_plan(env)
+        options.seconds(env["arguments"].get("budget", DEFAULTS["budget"]), "budget")
+        options.size(env["arguments"].get("memory") or "4G")
+    except (BadRecord, UserError, TypeError, AttributeError) as error:
+        raise BadRecord(f"{path}: line 1 is no run to go on with: {error}") from error
+    plan = {key(cell) for cell in env["plan"]}
+    if strange := [record for record in done if key(record) not in plan]:
+        name, n = strange[0]["name"], strange[0]["nk"]
+        raise BadRecord(f"{path}: {name} at N = {n} is in no line of its plan; start a new run")
+
+
 def match_stages(
     path: Path, env: Record, stages: Sequence[StageInfo]
 ) -> dict[tuple[int, str], StageInfo]:
@@ -166,7 +181,7 @@ def match_stages(
                 f"--resume: stage {stage['stage']} ({stage['name']}) of {path} is not one of ours; "
                 "name its file with --stage"
             )
-        if found.sha256 != stage["sha256"]:
+        if found.sha256 != stage.get("sha256"):
             raise UserError(
                 f"--resume: {found.path.name} has changed since {path} was begun; start a new run"
             )

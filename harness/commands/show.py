@@ -82,7 +82,14 @@ def diff_command(
 def readme_command(check: options.CheckPages = False) -> int:
     """Make README's and the docs' tables again from results/."""
     checkout.need("ladder readme")
-    made = {page: pages.generate(page.read_text(), page) for page in pages.PAGES}
+    made = {}
+    for page in pages.PAGES:
+        try:
+            made[page] = pages.generate(page.read_text(), page)
+        except BadRecord:
+            raise
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+            raise UserError(f"readme: results/ is not what {page.name} shows: {error}") from error
     stale = [page for page, text in made.items() if text != page.read_text()]
     if check:
         for page in stale:

@@ -12,9 +12,8 @@ when both its maximum and its relative error are within a multiple of the yardst
     float16, bfloat16  u                                  2 u
     times              max|v| for the maximum             the largest of `magnitudes`
 
-A gradient's own size is no measure of its rounding: dS = P (dP - delta) cancels, to 0 where one key
-has all of a row's weight. So its floor goes with the terms of its sum before they cancelled.
-
+A gradient's own size is no measure of its rounding, since dS = P (dP - delta) cancels: the floor
+goes with the terms of its sum as large as they were before they cancelled (`magnitudes`).
 harness/measures/oracle.py computes what an output is compared with.
 """
 

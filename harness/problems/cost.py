@@ -1,23 +1,19 @@
 """What a problem costs, counted, not measured: FLOPs, bytes through memory, and their ratio.
 
-Attention is S = scale Q K^T, P = softmax(S), O = P V. Every stage does the same FLOPs (`flops`);
-what the ladder changes is how many bytes cross the bus between the chip and its memory (HBM). With
-N = Nq = Nk, one head and elements of e bytes:
+Attention is S = scale Q K^T, P = softmax(S), O = P V; backward dV = P^T dO, dP = dO V^T, dS = P (dP
+- delta) with delta = rowsum(P dP), dQ = scale dS K, dK = scale dS^T Q. Every stage does the same
+FLOPs (`flops`); what the ladder changes is how many bytes cross the bus between the chip and its
+memory (HBM). With N = Nq = Nk, one head and elements of e bytes:
 
-    three kernels (stage 3)     e (4 N^2 + 4 N d)            S and P each written once and read once
-    half fused                 e (2 N^2 + 4 N d)            Q K^T and softmax in one kernel: P only
-    Flash, q blocks of Bm      e (2 N d + 2 N d ceil(N/Bm)) K and V read again by each q block
-    the least (stages 4, 5)     e 4 N d                      q, k, v read once, o written once
+                    forward                                 backward
+    stage 3         e (4 N^2 + 4 N d)                       e (7 N^2 + 8 N d)
+    half fused      e (2 N^2 + 4 N d)
+    Flash           e (2 N d + 2 N d ceil(N/Bm))            with q blocks of Bm rows
+    the least       e 4 N d                                 e 7 N d
 
-so that the arithmetic intensity, FLOPs a byte, is (N d / (N + d)) / e -> d / e for stage 3, flat in
-N, and N / e for a fused stage, growing with N. A machine whose matrix rate over its bandwidth is
-more than that waits for its memory (harness/views/roofline.py draws it).
-
-The backward pass moves e (7 N^2 + 8 N d) in five kernels (stage 3), and e 7 N d at the least.
-Training moves what both passes do: between them lies the rest of the model, and no chip remembers.
-
-Which count a stage is held to, it declares itself: STAGE.traffic in stages/contract.py. Stages 0
-to 2 keep S and P in objects or not at all: they too are held to the least.
+docs/memory.md tells what follows from that. Training moves what both passes do. Which count a stage
+is held to, it declares itself: STAGE.traffic in stages/contract.py. Stages 0 to 2, which keep S and
+P in objects or not at all, are held to the least.
 """
 
 from collections import Counter
@@ -54,9 +50,8 @@ def key_lengths(problem: Problem) -> dict[int, int]:
 def flops(problem: Problem) -> int:
     """FLOPs of the two matrix products, 4 d a visible pair and head; the masked part not counted.
 
-    A multiply and an add are two, so that Q K^T is 2 d a pair, and P V 2 d more. The softmax is not
-    counted (it is 5 a pair at most). The backward pass has five products to the forward's two:
-    x2.5, and x3.5 for both.
+    A multiply and an add are two. The softmax (5 a pair at most) is not counted. The backward pass
+    has five products to the forward's two: x2.5, and x3.5 for both.
     """
     forward = 4 * problem.h * problem.d * visible_pairs(problem)
     return forward * {"fwd": 2, "bwd": 5, "train": 7}[problem.direction] // 2

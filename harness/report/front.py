@@ -12,8 +12,6 @@ from harness.views import cell_tables
 from harness.views.cell_tables import stages_of
 
 HOW = text.READING.format("docs/")
-# in plainer words than the stages' own, whose change would make their records look old
-HURTS = {0: "one object per operation", 2: "one thread, one node per operation"}
 
 
 def first_table() -> str:
@@ -71,7 +69,7 @@ def ladder() -> str:
         number = stage["number"]
         body.append([
             f"[{number} {stage['title']}]({path.relative_to(text.ROOT).as_posix()})", stage["idea"],
-            found.get(number, "-"), HURTS.get(number, stage.get("still_hurts", "")),
+            found.get(number, "-"), stage.get("still_hurts", ""),
         ])  # fmt: skip
     note = "In turns, in brackets the quartiles: [sizes](docs/results.md#the-ladder), " + HOW + "."
     table = text.rows("stage | the one idea | gain | still hurts", body, mark="---")

@@ -297,7 +297,7 @@ def fastest(env: Record, cells: Sequence[Record]) -> str:
 
     Only rows that are ok and not interpreted, of stages that are exact at any N; no peers.
     """
-    bounded = {stage_of(stage) for stage in env["rungs"] if stage["exact_up_to"] is not None}
+    bounded = {stage_of(stage) for stage in env["rungs"] if stage.get("exact_up_to") is not None}
     able = [
         cell
         for cell in cells

@@ -103,7 +103,7 @@ def frame(axis: Any, what: str, group: Group, names: Mapping[Stage, str], look: 
         "speedup": f"#{names[newest]}: times faster" if newest else "",
         "tflops": f"achieved ({UNITS[group[0]['device']][0]})",
     }
-    axis.set_ylabel(titles[what])
+    axis.set_ylabel(titles[what], parse_math=False)
     n_axis(axis, bench.sizes(group))
     low, high = axis.dataLim.intervaly
     if what == "speedup":
@@ -184,5 +184,5 @@ def draw_breakdown(
         shown = [tick for tick in ticks if tick < 1.2 * top]
         axis.set_yticks(shown, [f"{tick:g}" for tick in shown])
         axis.set_yticks([], minor=True)
-    axis.set_ylabel(f"time / #{names[base]}'s{scale}")
+    axis.set_ylabel(f"time / #{names[base]}'s{scale}", parse_math=False)
     note_below(axis, ["plain: forward, hatched on top: backward; by number from the left"])

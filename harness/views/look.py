@@ -220,10 +220,12 @@ def legend(figure: Any, axes: Sequence[Any]) -> None:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     ordered = sorted(handles, key=lambda label: int(label.split()[0]))
-    figure.legend(
+    shown = figure.legend(
         [handles[label] for label in ordered],
         ordered,
         loc="outside lower center",
         ncols=min(4, len(ordered)),
         fontsize=9,
     )
+    for text in shown.get_texts():
+        text.set_parse_math(False)  # a title is no formula, whoever wrote it

@@ -67,7 +67,7 @@ class Table:
         for index, width in widths.items():
             column = self.columns[index]
             shown.add_column(
-                column.header,
+                Text(column.header),  # and a header is no markup either
                 justify="left" if column.left else "right",
                 no_wrap=not column.wraps,
                 width=None if column.wraps else width,
