@@ -1,7 +1,7 @@
 """Stage 5, Triton "Online": the running max, the running sum and the correction. Exact.
 
     one program: BLOCK_M query rows of one head
-    q  stays on the chip; m_i = -inf, l_i = 0, acc = 0
+    q  stays on the chip; m_i = lowest, l_i = 0, acc = 0
     for each tile of BLOCK_N keys:
         s = q k^T * scale                (BLOCK_M, BLOCK_N), never leaves the chip
         m_new = max(m_i, max s)
@@ -69,7 +69,8 @@ def attention_kernel(
     q = tl.load(q_ptrs, mask=q_mask, other=0.0)  # (BLOCK_M, BLOCK_D)
     k_ptrs = k_ptr + offs_n[:, None] * stride_kn + offs_d[None, :] * stride_kd  # (BLOCK_N, BLOCK_D)
     v_ptrs = v_ptr + offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd  # (BLOCK_N, BLOCK_D)
-    m_i = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)  # running max of each row's scores
+    # running max of each row's scores: the lowest float32, where -inf - -inf would be NaN
+    m_i = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
     l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of exp(s - m_i)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
 

@@ -74,6 +74,7 @@ def visit_tiles(
     v_offs = offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd  # (BLOCK_N, BLOCK_D)
     k_ptr += tl.cast(start, tl.int64) * stride_kn
     v_ptr += tl.cast(start, tl.int64) * stride_vn
+    spoilt = tl.full((BLOCK_D,), 0x7FFFFFFF, dtype=tl.int32)  # the first key with a v not finite
     for start_n in range(start, end, BLOCK_N):
         k_ptrs = k_ptr + k_offs
         v_ptrs = v_ptr + v_offs
@@ -95,12 +96,14 @@ def visit_tiles(
             if CAUSAL:
                 visible = visible & (start_n + offs_n[None, :] <= rows[:, None] + shift)
             s = tl.where(visible, s, float("-inf"))
+        if MASKED and CAUSAL:  # 0 * NaN is NaN, in rows that don't see it too: taken out, noted
+            finite = tl.abs(v) < float("inf")  # (BLOCK_N, BLOCK_D)
+            first = tl.min(tl.where(finite, 0x7FFFFFFF, start_n + offs_n[:, None]), 0)  # (BLOCK_D,)
+            spoilt = tl.minimum(spoilt, first)
+            v = tl.where(finite, v, 0.0)
         m_new = tl.maximum(m_i, tl.max(s, 1) * qk_scale)  # (BLOCK_M,)
-        m_safe = m_new
-        if MASKED:  # -inf - -inf is NaN: a row that has seen nothing yet stays at p = 0, alpha = 0
-            m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
-        alpha = tl.exp2(m_i - m_safe)  # (BLOCK_M,)
-        p = tl.exp2(s * qk_scale - m_safe[:, None])  # (BLOCK_M, BLOCK_N)
+        alpha = tl.exp2(m_i - m_new)  # (BLOCK_M,)
+        p = tl.exp2(s * qk_scale - m_new[:, None])  # (BLOCK_M, BLOCK_N)
         l_i = l_i * alpha + tl.sum(p, 1)
         acc = acc * alpha[:, None]
         if PRECISION == "tf32":
@@ -110,6 +113,8 @@ def visit_tiles(
         visited += 1
         k_ptr += BLOCK_N * stride_kn
         v_ptr += BLOCK_N * stride_vn
+    if MASKED and CAUSAL:
+        acc = tl.where(spoilt[None, :] <= rows[:, None] + shift, float("nan"), acc)
     return acc, l_i, m_i, visited
 
 
@@ -153,7 +158,8 @@ def attention_kernel(
     k_ptr += b * stride_kb + h_k * stride_kh
     v_ptr += b * stride_vb + h_k * stride_vh
 
-    m_i = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)  # running max of s * qk_scale
+    # running max of s * qk_scale: the lowest float32, where -inf - -inf would be NaN
+    m_i = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
     l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of 2^(s * qk_scale - m_i)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     visited = 0
@@ -168,14 +174,17 @@ def attention_kernel(
         True, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
 
-    l_i = tl.where(l_i == 0.0, 1.0, l_i)  # a row that saw no key: o = 0 / 1, lse = -inf + 0
+    seen = tl.full((BLOCK_M,), 0, tl.int32) + Nk_valid  # how many keys each row sees
+    if CAUSAL:
+        seen = tl.minimum(rows + shift + 1, Nk_valid)
+    l_i = tl.where(seen > 0, l_i, 1.0)  # a row that sees no key: o = 0 / 1
     acc = acc / l_i[:, None]
     o_ptrs = o_ptr + b * stride_ob + h * stride_oh
     o_ptrs += offs_m[:, None] * stride_om + offs_d[None, :] * stride_od
     tl.store(o_ptrs, acc.to(o_ptr.dtype.element_ty), mask=q_mask)
     head = b * tl.num_programs(1) + h
     if LSE:
-        lse = m_i + tl.log2(l_i)  # (BLOCK_M,), in base 2, as m_i is
+        lse = tl.where(seen > 0, m_i + tl.log2(l_i), float("-inf"))  # in base 2, as m_i is
         tl.store(lse_ptr + head * Nq + offs_m, lse, mask=offs_m < Nq)
     if COUNT:
         skipped = tl.cdiv(Nk, BLOCK_N) - visited

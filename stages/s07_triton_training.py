@@ -239,13 +239,13 @@ def walk_kv_tiles(
             v = tl.load(v_ptrs, mask=in_d, other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
         p = tl.exp2(s * qk_scale - lse[:, None])
+        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
+        ds = p * (dp - delta[:, None])
         if MASKED:
             visible = valid[None, :]
             if CAUSAL:
                 visible = visible & (start_n + offs_n[None, :] <= rows[:, None] + shift)
-            p = tl.where(visible, p, 0.0)
-        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
-        ds = p * (dp - delta[:, None])
+            ds = tl.where(visible, ds, 0.0)  # not p alone: dp may be NaN there, as v may
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)
         k_ptr += BLOCK_N * stride_kn
         v_ptr += BLOCK_N * stride_vn
