@@ -1,10 +1,13 @@
 """What this machine offers a stage: a GPU, Triton, the built extension, and why not."""
 
+import contextlib
 import importlib.util
 import os
 import platform
 import re
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -58,6 +61,16 @@ def has_module(name: str) -> bool:
 def interpreting() -> bool:
     """Whether Triton kernels run in Triton's interpreter in this process."""
     return os.environ.get("TRITON_INTERPRET", "0") in {"1", "true", "on", "yes", "y"}
+
+
+_interpreter = threading.RLock()  # Triton's interpreter patches triton.language while it runs
+
+
+@contextlib.contextmanager
+def launching(x: torch.Tensor) -> Iterator[None]:
+    """Where kernels on `x` may be launched: on its GPU; interpreted, by one thread at a time."""
+    with _interpreter if interpreting() else contextlib.nullcontext(), torch.cuda.device_of(x):
+        yield
 
 
 def why_no_gpu() -> str | None:

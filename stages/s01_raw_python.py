@@ -57,4 +57,4 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         ]
         for q_heads, k_heads, v_heads in zip(q.tolist(), k.tolist(), v.tolist())
     ]
-    return torch.tensor(o, dtype=torch.float64).to(device=q.device, dtype=q.dtype)
+    return torch.tensor(o, dtype=torch.float64, device="cpu").to(device=q.device, dtype=q.dtype)

@@ -24,6 +24,7 @@ import torch
 
 from stages import autotune
 from stages.contract import MAX_HEAD_DIM, Stage, check_inputs, input_precision
+from stages.machine import launching
 
 try:
     import triton
@@ -74,7 +75,6 @@ def visit_tiles(
     v_offs = offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd  # (BLOCK_N, BLOCK_D)
     k_ptr += tl.cast(start, tl.int64) * stride_kn
     v_ptr += tl.cast(start, tl.int64) * stride_vn
-    spoilt = tl.full((BLOCK_D,), 0x7FFFFFFF, dtype=tl.int32)  # the first key with a v not finite
     for start_n in range(start, end, BLOCK_N):
         k_ptrs = k_ptr + k_offs
         v_ptrs = v_ptr + v_offs
@@ -95,12 +95,11 @@ def visit_tiles(
             visible = valid[None, :]
             if CAUSAL:
                 visible = visible & (start_n + offs_n[None, :] <= rows[:, None] + shift)
+                # 0 * NaN is NaN: a v that isn't finite spoils the scores of the rows that see it,
+                # and is taken out for the others
+                s += tl.sum(v - v, 1)[None, :]
+                v = tl.where(v - v == 0.0, v, 0.0)
             s = tl.where(visible, s, float("-inf"))
-        if MASKED and CAUSAL:  # 0 * NaN is NaN, in rows that don't see it too: taken out, noted
-            finite = tl.abs(v) < float("inf")  # (BLOCK_N, BLOCK_D)
-            first = tl.min(tl.where(finite, 0x7FFFFFFF, start_n + offs_n[:, None]), 0)  # (BLOCK_D,)
-            spoilt = tl.minimum(spoilt, first)
-            v = tl.where(finite, v, 0.0)
         m_new = tl.maximum(m_i, tl.max(s, 1) * qk_scale)  # (BLOCK_M,)
         alpha = tl.exp2(m_i - m_new)  # (BLOCK_M,)
         p = tl.exp2(s * qk_scale - m_new[:, None])  # (BLOCK_M, BLOCK_N)
@@ -113,8 +112,6 @@ def visit_tiles(
         visited += 1
         k_ptr += BLOCK_N * stride_kn
         v_ptr += BLOCK_N * stride_vn
-    if MASKED and CAUSAL:
-        acc = tl.where(spoilt[None, :] <= rows[:, None] + shift, float("nan"), acc)
     return acc, l_i, m_i, visited
 
 
@@ -278,7 +275,7 @@ def forward(
             EVEN_D=d == config["BLOCK_D"], PRECISION=precision, **config,
         )  # fmt: skip
 
-    with torch.cuda.device_of(q):  # Triton launches on the current GPU
+    with launching(q):
         if config is None:
             config = autotune.choose(
                 attention_kernel, candidates(d, q.dtype, precision), launch,

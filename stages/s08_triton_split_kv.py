@@ -28,6 +28,7 @@ from collections.abc import Hashable, Sequence
 import torch
 
 from stages.contract import Stage, check_inputs, input_precision
+from stages.machine import launching
 from stages.paged_cache import PagedCache
 from stages.s06_triton_flash2 import LOG2_E, loadable, round_to_tf32
 
@@ -78,7 +79,6 @@ def visit_tiles(
     elif PAGE_SIZE:
         table_ptrs = table_ptr + offs_n // PAGE_SIZE  # (BLOCK_N,)
         pages = tl.load(table_ptrs + start // PAGE_SIZE)  # (BLOCK_N,)
-    spoilt = tl.full((BLOCK_D,), 0x7FFFFFFF, dtype=tl.int32)  # the first key with a v not finite
     for start_n in range(start, end, BLOCK_N):
         # the pages of a tile are looked up one tile ahead, so that no load waits for another
         if PAGE_SIZE == 0:
@@ -107,12 +107,10 @@ def visit_tiles(
             v = tl.load(v_ptrs, mask=in_d, other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
         if MASKED:
+            if CAUSAL:  # as in stage 6: a v that isn't finite spoils no row that doesn't see it
+                s += tl.sum(v - v, 1)[None, :]
+                v = tl.where(v - v == 0.0, v, 0.0)
             s = tl.where((start_n + offs_n)[None, :] < seen[:, None], s, float("-inf"))
-        if MASKED and CAUSAL:  # a v that isn't finite, as in stage 6: taken out, noted
-            finite = tl.abs(v) < float("inf")  # (BLOCK_N, BLOCK_D)
-            first = tl.min(tl.where(finite, 0x7FFFFFFF, start_n + offs_n[:, None]), 0)  # (BLOCK_D,)
-            spoilt = tl.minimum(spoilt, first)
-            v = tl.where(finite, v, 0.0)
         m_new = tl.maximum(m_i, tl.max(s, 1) * qk_scale)  # (BLOCK_M,)
         alpha = tl.exp2(m_i - m_new)  # (BLOCK_M,)
         p = tl.exp2(s * qk_scale - m_new[:, None])  # (BLOCK_M, BLOCK_N)
@@ -122,8 +120,6 @@ def visit_tiles(
             p = round_to_tf32(p)
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)
         m_i = m_new
-    if MASKED and CAUSAL:
-        acc = tl.where(spoilt[None, :] < seen[:, None], float("nan"), acc)
     return acc, l_i, m_i
 
 
@@ -424,7 +420,7 @@ def forward(
         parts = torch.empty((B, H, Nq, splits, d), dtype=torch.float32, device=q.device)
         stats = torch.empty((B, H, Nq, splits, 2), dtype=torch.float32, device=q.device)
     blocks = -(-Nq * (H // Hk) // config["BLOCK_M"])
-    with torch.cuda.device_of(q):  # Triton launches on the current GPU
+    with launching(q):
         split_kernel[(blocks * splits, Hk, B)](
             q, k, v, o, lse, parts, stats, seqlens_k, table, rows,
             *q.stride(), *k.stride(), *v.stride(), *o.stride(),
