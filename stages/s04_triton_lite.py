@@ -18,7 +18,7 @@ one tile holds all the keys (Nk <= 64): fast and wrong above, on purpose. Stage 
 import torch
 
 from stages.contract import Stage, check_inputs, input_precision
-from stages.machine import launching
+from stages.machine import launching, untraced
 
 try:
     import triton
@@ -110,6 +110,7 @@ def launch_config(d: int, dtype: torch.dtype, precision: str) -> dict[str, int]:
     }
 
 
+@untraced
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Attention with softmax per 64-key tile: exact for Nk <= 64, wrong above. Forward only.
 

@@ -22,7 +22,7 @@ unsupported, and one head alone fills few multiprocessors. Stage 6 goes on.
 import torch
 
 from stages.contract import Stage, check_inputs, input_precision
-from stages.machine import launching
+from stages.machine import launching, untraced
 
 try:
     import triton
@@ -121,6 +121,7 @@ def launch_config(d: int, dtype: torch.dtype, precision: str) -> dict[str, int]:
     }
 
 
+@untraced
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Exact attention by the online softmax. Forward only.
 

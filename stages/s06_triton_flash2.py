@@ -24,7 +24,7 @@ import torch
 
 from stages import autotune
 from stages.contract import MAX_HEAD_DIM, Stage, check_inputs, input_precision
-from stages.machine import launching
+from stages.machine import launching, untraced
 
 try:
     import triton
@@ -285,6 +285,7 @@ def forward(
     return o
 
 
+@untraced
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -304,6 +305,7 @@ def attend(
     return forward(q, k, v, causal, seqlens_k)
 
 
+@untraced
 def attend_with_lse(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -29,7 +29,7 @@ import torch
 
 from stages import autotune
 from stages.contract import FirstDerivative, Stage, check_inputs, input_precision
-from stages.machine import launching
+from stages.machine import launching, untraced
 from stages.s06_triton_flash2 import LOG2_E, loadable, round_to_tf32
 from stages.s06_triton_flash2 import forward as flash2_forward
 from stages.s06_triton_flash2 import skip_ratio as skip_ratio  # of the forward pass, which is its
@@ -462,6 +462,7 @@ class Attention(torch.autograd.Function):
         return *gradients, None, None
 
 
+@untraced
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,

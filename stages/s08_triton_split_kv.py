@@ -28,7 +28,7 @@ from collections.abc import Hashable, Sequence
 import torch
 
 from stages.contract import Stage, check_inputs, input_precision
-from stages.machine import launching
+from stages.machine import launching, untraced
 from stages.paged_cache import PagedCache
 from stages.s06_triton_flash2 import LOG2_E, loadable, round_to_tf32
 
@@ -463,6 +463,7 @@ def refuse_gradients(**tensors: torch.Tensor) -> None:
             )
 
 
+@untraced
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -483,6 +484,7 @@ def attend(
     return forward(q, k, v, causal, seqlens_k)
 
 
+@untraced
 def attend_with_lse(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -502,6 +504,7 @@ def attend_with_lse(
     return o, lse.mul_(math.log(2))
 
 
+@untraced
 def attend_paged(
     q: torch.Tensor, cache: PagedCache, sequences: Sequence[Hashable], *, causal: bool = True
 ) -> torch.Tensor:

@@ -21,7 +21,6 @@ from stage_checks import (
     truth,
 )
 
-import stages
 from harness.problems.problem import Problem
 
 LONG = [stage for stage in FAKES if stage.STAGE.exact_up_to is None]
