@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from stages.contract import FirstDerivative, Stage, check_inputs
+from stages.machine import untraced
 
 STAGE = Stage(
     number=0,
@@ -186,6 +187,7 @@ class ScalarAttention(torch.autograd.Function):
         return FirstDerivative.apply(STAGE, passes, dO, *ctx.saved_tensors)
 
 
+@untraced
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Exact attention with gradients, in double precision whatever the dtype.
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from stages.contract import FirstDerivative, Stage, check_inputs
+from stages.machine import untraced
 
 try:
     import ladder_value_graph
@@ -65,6 +66,7 @@ class GraphAttention(torch.autograd.Function):
         return FirstDerivative.apply(STAGE, passes, dO, *ctx.saved_tensors)
 
 
+@untraced
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Exact attention with gradients, in double precision whatever the dtype, without the GIL.
 

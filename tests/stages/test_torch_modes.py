@@ -27,7 +27,7 @@ def test_a_second_derivative_is_refused_also_where_dO_is_a_constant(stage):
     q, k, v = (x.requires_grad_() for x in tensors(stage))
     o = stage.attend(q, k, v)
     (dq,) = torch.autograd.grad(o, q, torch.ones_like(o), create_graph=True)
-    with pytest.raises(RuntimeError, match="can't be differentiated twice.* use stage 3"):
+    with pytest.raises(RuntimeError, match=r"can't be differentiated twice.* use stage 3"):
         (dq.square().sum() + k.square().sum()).backward()
 
 
@@ -54,14 +54,14 @@ def test_an_unusual_tensor_is_refused(stage, index, kind):
 @for_each([stage for stage in FAKES if "causal" in stage.STAGE.options])
 @pytest.mark.parametrize("causal", ["no", 1, None])
 def test_causal_is_true_or_false(stage, causal):
-    with pytest.raises(ValueError, match="^causal: got .*, expected True or False"):
+    with pytest.raises(ValueError, match=r"^causal: got .*, expected True or False"):
         stage.attend(*tensors(stage), causal=causal)
 
 
 @for_each([stage for stage in FAKES if "seqlens_k" in stage.STAGE.options])
 def test_lengths_that_are_sparse_are_refused(stage):
     lengths = torch.tensor([5], dtype=torch.int32).to_sparse()
-    with pytest.raises(ValueError, match="^seqlens_k: got a sparse_coo tensor, expected"):
+    with pytest.raises(ValueError, match=r"^seqlens_k: got a sparse_coo tensor, expected"):
         stage.attend(*tensors(stage), seqlens_k=lengths)
 
 
@@ -165,6 +165,8 @@ def test_a_call_that_fails_lets_the_next_one_in(stage, monkeypatch):
     kernels = stage if hasattr(stage, name) else sys.modules["stages.s06_triton_flash2"]
 
     class Fails:
+        __name__ = name
+
         def __getitem__(self, grid):
             raise StageUnavailable("no launch")
 
