@@ -54,6 +54,8 @@ class Stage:
     gradients     whether out.backward() fills q.grad, k.grad and v.grad
     few_queries   made for few query rows (decoding): compared unasked only where Nq < Nk
     exact_up_to   the largest Nk at which it is exact; None: at any
+    rounds_scores whether scores are rounded to q's dtype: where they are large (peaky input), it is
+                  inexact in half precision
     worth_up_to   device -> the largest N that the tour gives it; a missing device: any N
     traffic       what crosses memory at the least: 'fused' (q, k, v and o, once each) or
                   'three-kernel' (S and P too, written and read)
@@ -72,6 +74,7 @@ class Stage:
     gradients: bool = False
     few_queries: bool = False
     exact_up_to: int | None = None
+    rounds_scores: bool = False
     worth_up_to: Mapping[str, int] = field(default_factory=dict)
     traffic: str = "fused"
 

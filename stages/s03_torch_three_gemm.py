@@ -7,7 +7,9 @@
 Cost: 4 B H Nq Nk d FLOPs on the vendor's matrix units; S and P, 2 B H Nq Nk elements, live in
 memory and cross the bus about four times.
 What it bought: every operation is a whole matrix, so the interpreter's share is gone.
-Still hurts: N x N through memory, twice: at large N time and memory are S and P. Stage 4 fuses.
+Still hurts: N x N through memory, twice: at large N time and memory are S and P. And what crosses
+memory is of q's dtype: in half precision a score of 100 is rounded to the next 1/16 or 1/2, and P
+with it. Stage 4 fuses, and keeps S in float32.
 """
 
 import math
@@ -24,6 +26,7 @@ STAGE = Stage(
     still_hurts="N x N through memory, twice",
     options=("causal", "seqlens_k", "gqa"),
     gradients=True,
+    rounds_scores=True,
     traffic="three-kernel",
 )
 

@@ -66,7 +66,6 @@ SUM_P = "l_i = l_i * alpha + tl.sum(p, 1)"
 RESCALE = "        acc = acc * alpha[:, None]\n"
 ADD = "        acc += tl.dot(p.to(v.dtype), v, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)\n"
 MASK_S = '        s = tl.where(in_range[None, :], s, float("-inf"))\n'
-DP = "        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)"
 SAVED = "ctx.save_for_backward(q, k, v, o, lse, seqlens_k)"
 MAX_IN_BASE_2 = "(q @ k.mT).amax(-1).float() * q.shape[-1] ** -0.5 * LOG2_E"
 

@@ -15,6 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 
 import pytest
+import test_hidden
 import torch
 from masked_problems import in_tiles, masks, skipped_by_definition
 from stage_checks import (
@@ -237,6 +238,12 @@ def battery(stage, device):
             q, k, v = (in_nan(x) for x in make_inputs(problem))
             o = attend(stage, q, k, v, **options_of(problem))
             assert_close(o, truth(q, k, v, hidden_keys(problem)), rounding(q, k, v))
+    if stage.STAGE.exact_up_to is None:
+        test_hidden.test_a_tile_of_overflowing_scores_counts_for_nothing(stage)
+    if {"causal", "seqlens_k"} <= {*stage.STAGE.options}:
+        test_hidden.test_a_row_that_sees_minus_infinity_only_is_nan_under_a_mask(stage, "float32")
+        for case in range(len(test_hidden.HIDING)):
+            test_hidden.test_what_is_hidden_may_hold_anything(stage, case, "nan")
 
 
 # name of the mutant: (old, new), ...
