@@ -361,6 +361,7 @@ def make_fake(number, gradients=False, options=("causal",), **fields):
     return StageInfo(
         path=Path(f"{name}.py"), number=number, name=name, title=name, idea="", still_hurts="",
         needs=(), devices=("cpu", "cuda"), options=options, gradients=gradients, few_queries=False,
+        rounds_scores=False,
         exact_up_to=fields.get("exact_up_to"), worth_up_to={}, traffic="fused", sha256="",
         syntax_sha256="",
         modes=dict.fromkeys(anywhere, "native"), unavailable=fields.get("unavailable", anywhere),
