@@ -82,15 +82,15 @@ for number in (0, 1):
 # %% [markdown]
 # ## The chain rule on one graph
 #
-# The graph of the page, built of stage 0's `Value`s. First in a right order, as stage 0's
-# `backward` goes; then in an order in which `a` passes its gradient on too early.
+# The page's graph at $x = 3$, $y = 1$, built of stage 0's `Value`s. First in a right order, as
+# stage 0's `backward` goes; then in an order in which `a` passes its gradient on too early.
 
 # %%
 from stages.s00_scalar_autograd import Value, backward
 
 
 def graph():
-    x, y = Value(2.0), Value(3.0)
+    x, y = Value(3.0), Value(1.0)
     a = x * y
     b = a + x
     return {"x": x, "y": y, "a": a, "b": b, "L": a * b}
@@ -111,8 +111,8 @@ nb.rows(("", "value", "dL/d(it), right", "a before b"), body)
 # %% [markdown]
 # ## Memory-bound: measured here
 #
-# An addition of two long vectors, and a product of two matrices. Which of them is limited by memory
-# and which by arithmetic? (`add` reads two vectors and writes one. On a CPU one thread works.)
+# A sum of two long vectors, and a product of two matrices. (The sum reads two vectors and writes
+# one. On a CPU one thread works.)
 
 # %%
 from harness.measures.timing import time_call
