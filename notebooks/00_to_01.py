@@ -38,14 +38,11 @@ nb.measure(stages="0", n="32,64", d=16)
 # %% [markdown]
 # Double $N$, and the time grows fourfold, or a little more: there are four times as many pairs.
 #
-# ## Predict
+# ## Count
 #
-# Stage 0 makes a `Value` for each operation. **Write down, before you run the next cell: how many
-# `Value`s does it make for one head at $N = 64$, $d = 16$? How many bytes are they, at about 200
-# bytes each?**
-#
+# What you predicted on [stage 0's page](../docs/walkthrough/0-scalar-autograd.md#predict), counted.
 # (A score takes $d$ products, $d - 1$ sums and one scaling. The softmax takes about three
-# operations a pair. The output takes about $2d$ more a pair.)
+# operations per pair. The output takes about $2d$ more per pair.)
 
 # %%
 from stages import s00_scalar_autograd as stage_0
@@ -85,8 +82,8 @@ print("\n".join(nb.code(0, "Value").lines))
 # %% [markdown]
 # ## Measure
 #
-# **Write down: how many times faster is stage 1?** Then let the harness measure both. `paired`
-# means that they also take turns in one process, so that the ratio ("vs before") is fair.
+# How many times faster did you say on [stage 1's page](../docs/walkthrough/1-raw-python.md#predict)?
+# `paired` means that both also take turns in one process, so that the ratio ("vs before") is fair.
 
 # %%
 run = nb.measure(stages="0,1", n="16,32,64", d=16, paired=True)

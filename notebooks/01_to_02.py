@@ -51,11 +51,9 @@ print("\n".join(line[16:] for line in text.getvalue().splitlines() if line.strip
 nb.measure(stages="1", n="64,128", d=16)
 
 # %% [markdown]
-# ## Predict
+# ## Count
 #
-# A node of stage 2 holds the number, its gradient, two pointers to parents and two derivatives: 48
-# bytes. **Write down: how many bytes is the graph of one head at $N = 64$, $d = 16$? And which is
-# faster: stage 2, which writes all that, or stage 1, which writes nothing?**
+# What you predicted on [stage 2's page](../docs/walkthrough/2-cpp-value-graph.md#predict), counted:
 
 # %%
 from stages import s02_cpp_value_graph as stage_2

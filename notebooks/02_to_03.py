@@ -34,11 +34,10 @@ import harness.notebook as nb
 nb.measure(stages="2", n="128,256", d=16)
 
 # %% [markdown]
-# ## Predict
+# ## Count
 #
-# **Write down, for one head at $N = 256$, $d = 16$ in float32: how many bytes does stage 2 write
-# into its graph? How many bytes do $S$ and $P$ take, the largest things that stage 3 ever makes?
-# What does the quotient say about how many times faster stage 3 may be?**
+# The last prediction of [stage 3's page](../docs/walkthrough/3-torch-three-gemm.md#predict), and
+# what each kernel of the method moves. $S$ and $P$ are the largest things that stage 3 ever makes.
 
 # %%
 from harness.problems import cost
@@ -114,11 +113,10 @@ nb.recorded("h200/table-4.1.jsonl").only(stage=(2, 3), nq=64, nk=64)
 # %% [markdown]
 # ## What was bought, what still hurts
 #
-# - Bought: the interpreter's share is gone, since it starts three operations whatever $N$ is.
+# - Bought: the interpreter's share is gone: it starts the same few operations whatever $N$ is.
 #   Multiplications run several at a time, from caches, on matrix units where there are some.
-# - Still hurts: $S$ and $P$ are $N \times N$. They are written to memory and read back, twice. At
-#   $N = 256$ nobody notices. **Write down: at which $N$ is $S$ alone 1 GB, for one head in
-#   float16?**
+# - Still hurts: $S$ and $P$ are $N \times N$. Each is written to memory and read back. At $N = 256$
+#   nobody notices.
 #
 # [Stage 4](03_to_04.ipynb) does not write them.
 

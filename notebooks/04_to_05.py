@@ -36,14 +36,12 @@ nb.measure(stages="3,4", n="64,65,128", d=16)
 # Right at 64, far off at 65. One more key, and the error is several times as large as the outputs.
 # And at 128 it is *smaller* than at 65. What is so special about the 65th key?
 #
-# ## Predict
+# ## Look at the weights
 #
 # Stage 4 walks over the keys in tiles of 64. In each tile it takes a softmax of that tile's scores
-# alone, multiplies it by the tile's $V$, and adds that to the output.
-#
-# With $N = 65$ there are two tiles: 64 keys in the first, one key in the second. **Write down:
-# what weight does stage 4 give to the 65th key? What weight should it have, on average? What do all
-# of stage 4's weights sum to, and what should they sum to?**
+# alone, multiplies it by the tile's $V$, and adds that to the output. With $N = 65$ there are two
+# tiles: 64 keys in the first, one key in the second. [Stage 4's
+# page](../docs/walkthrough/4-triton-lite.md#predict) asked for their weights:
 
 # %%
 from harness.lessons import trace
@@ -173,8 +171,8 @@ nb.side_by_side(nb.code(4, "attention_kernel"), nb.code(5, "attention_kernel"))
 #
 # ## Measure
 #
-# **Write down: the error of stage 5 at 65 keys, within a factor of ten.** (The numbers are float32:
-# about $10^{-7}$ of their size is lost in each operation.)
+# The last prediction of [stage 5's page](../docs/walkthrough/5-triton-online.md#predict). (The
+# table's errors are against stage 3 in float32, the plot's against float64.)
 
 # %%
 from IPython.display import display

@@ -26,7 +26,7 @@ import harness.notebook as nb
 # %% [markdown]
 # ## What hurts in stage 5
 #
-# Ask it for a causal mask (query $i$ sees keys up to $i$):
+# Ask it for a [causal mask](../docs/glossary.md#causal):
 
 # %%
 nb.measure(stages="3,5,6", n="64,200", d=16, causal=True)
@@ -35,11 +35,10 @@ nb.measure(stages="3,5,6", n="64,200", d=16, causal=True)
 # Stage 5 refuses. Stage 3 takes the mask, but it computes all of $S$ first and then throws half of
 # it away: the mask costs it time, where it should save some.
 #
-# ## Predict
+# ## Count
 #
-# $N = 4096$ queries and keys, causal. A program of stage 6 takes 128 rows of $Q$ and walks over
-# tiles of 64 keys. **Write down: what share of all the (q block, key tile) pairs need never be
-# visited? Of those that are visited, what share needs a mask at all?**
+# The first prediction of [stage 6's page](../docs/walkthrough/6-triton-flash2.md#predict): the
+# shares of all (q block, key tile) pairs, by the formula.
 
 # %%
 from harness.lessons import figures_tiling as tiling
@@ -150,9 +149,8 @@ nb.plot(causal, "error")
 # %% [markdown]
 # ## On a GPU
 #
-# **Write down: what does a causal mask do to the time of stage 3, which masks and throws away? To
-# that of stage 6, which skips?** One problem with the mask and without it, all contestants in turns
-# (float16):
+# The second prediction of the page. One problem with the mask and without it, all contestants in
+# turns (float16):
 
 # %%
 body = []

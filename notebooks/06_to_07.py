@@ -33,11 +33,10 @@ nb.measure(stages="3,6,7", n="64,100", d=16, direction="train")
 # %% [markdown]
 # Stage 6 carries no gradients. Stage 3 does, at a price:
 #
-# ## Predict
+# ## Count
 #
-# One layer, batch 2, 4 heads, $N = 8192$, $d = 64$, float16. **Write down: how many bytes does
-# stage 3 keep between forward and backward, $P$ alone? What does stage 7 keep: $O$, and one float32
-# a row?**
+# The last prediction of [stage 7's page](../docs/walkthrough/7-training.md#predict): what is kept
+# between forward and backward.
 
 # %%
 from harness.problems import cost
@@ -130,7 +129,7 @@ print("\n".join(nb.code(7, "walk_q_tiles").lines))
 #
 # ## Measure
 #
-# **Write down: which of the two stages' peaks grows fourfold when $N$ doubles?**
+# Look at how the two stages' peaks grow when $N$ doubles.
 
 # %%
 sizes, d = nb.here(cpu=("128,256,512", 16), gpu=("1024,2048,4096,8192", 64))
