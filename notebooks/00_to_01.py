@@ -82,7 +82,7 @@ print("\n".join(nb.code(0, "Value").lines))
 # %% [markdown]
 # ## Measure
 #
-# How many times faster did you say on [stage 1's page](../docs/walkthrough/1-raw-python.md#predict)?
+# What did you say on [stage 1's page](../docs/walkthrough/1-raw-python.md#predict)?
 # `paired` means that both also take turns in one process, so that the ratio ("vs before") is fair.
 
 # %%
