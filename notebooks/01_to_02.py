@@ -73,9 +73,8 @@ cpp = nb.code("csrc/attention.cpp", "Attention::attend_head")
 nb.side_by_side(nb.code(1, "attend_head"), cpp, context=None)
 
 # %% [markdown]
-# How a node is made: a pointer moves on by 48 bytes, and six fields are written. A node can only be
-# made from nodes that are there already. So the order in which they were made *is* a topological
-# order, and the backward pass needs no sort: it walks from the last to the first.
+# How a node is made: a pointer moves on by 48 bytes, and six fields are written. Then the backward
+# pass ([why it needs no sort](../docs/walkthrough/2-cpp-value-graph.md#explain)):
 
 # %%
 for name in ("Value* make", "void backward"):

@@ -61,13 +61,9 @@ nb.rows(
 )
 
 # %% [markdown]
-# **That is the whole mistake.** A softmax over one number is 1, whatever the number is. The 65th
-# key is alone in its tile, so it gets all the weight that its tile has to give: 1. Its $v$ is
-# added to the output in full.
-#
-# At 128 keys the second tile is full, and its weight is spread over 64 keys, whose values average
-# out to something small. Still the weights sum to 2, where they should sum to 1; with $T$ tiles
-# they sum to $T$. Hence the sawtooth: worst just after a multiple of 64.
+# **That is the whole mistake**: the 65th key's $v$ is added to the output in full. At 128 keys the
+# second tile's weight is spread over 64 keys, whose values average out to something small. For
+# every $N$ up to 256:
 
 # %%
 import numpy as np
@@ -119,17 +115,9 @@ nb.picture(
 #
 # ## The way out
 #
-# A softmax needs the maximum and the sum over *all* scores, and a tile does not know what is to
-# come. So keep what is known so far, and correct it when more is known:
-#
-# - `m_i`: the largest score so far,
-# - `l_i`: the sum of $e^{s - m_i}$ so far,
-# - `acc`: the sum of $e^{s - m_i} v$ so far.
-#
-# When a tile brings a larger maximum, everything that was summed up under the old one is too large
-# by the same factor, since $e^{s - m_{new}} = e^{s - m_{old}} \cdot e^{m_{old} - m_{new}}$ for
-# every key. So one multiplication by `alpha` $= e^{m_{old} - m_{new}}$ mends all of the past. At
-# the end `acc / l_i` is the exact softmax. Nothing is approximated. Tile by tile:
+# [Stage 5's page](../docs/walkthrough/5-triton-online.md#the-recurrences) has the recurrences and
+# the proof. In the kernel the max so far $m$ is `m_i`, the sum so far $\ell$ is `l_i`, the weighted
+# sum of rows of V is `acc`, and the correction is `alpha`. Tile by tile:
 
 # %%
 body = []

@@ -97,13 +97,9 @@ if nb.runs(6):
 nb.side_by_side(nb.code(5, "attention_kernel"), nb.code(6, "visit_tiles"), context=None)
 
 # %% [markdown]
-# What is new in it, from the top:
-#
-# - `exp2` instead of `exp`: a GPU has $2^x$ in hardware. `qk_scale` is the scale times $\log_2 e$,
-#   so one multiplication does for both.
-# - `m_safe`: a row that has seen nothing yet has $m = -\infty$, and $-\infty - (-\infty)$ is not a
-#   number. (Stage 5 never meets such a row: no mask.)
-# - Tiles without a mask are loaded without one.
+# What is new in it: `exp2` and `qk_scale`, `m_safe`, loads without a mask. [Stage 6's
+# page](../docs/walkthrough/6-triton-flash2.md#explain) says why each is there. (Stage 5 needs no
+# `m_safe`: without a mask every row sees a key in its first tile.)
 #
 # Where each walk begins and ends is worked out before. All the saving is in these lines:
 

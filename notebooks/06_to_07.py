@@ -70,19 +70,9 @@ nb.rows(("N", "contestant", "forward", "backward", "both"), body, shape, bench.s
 # %% [markdown]
 # ## How can it do without P?
 #
-# The forward pass keeps the log-sum-exp $L_i = m_i + \log l_i$ of each row. Then
-#
-# $$P_{ij} = e^{S_{ij} - L_i}$$
-#
-# is the finished softmax, at once: no running maximum, no correction. $S$ is computed again from
-# $Q$ and $K$, a tile at a time. The rest is the chain rule:
-#
-# $$dV = P^T dO, \quad dP = dO\, V^T, \quad dS = P \circ (dP - \delta)$$
-#
-# $$dQ = c\, dS\, K, \quad dK = c\, dS^T Q$$
-#
-# with $\delta_i = \sum_c O_{ic}\, dO_{ic}$, one number a row, and $c$ the scale. Try it in float64
-# against torch's own gradients:
+# With the [log-sum-exp](../docs/glossary.md#lse) of each row, and the equations of [stage 7's
+# page](../docs/walkthrough/7-training.md#explain). Here they are, in float64, against torch's own
+# gradients:
 
 # %%
 import torch
@@ -122,10 +112,7 @@ nb.side_by_side(nb.code(6, "visit_tiles"), nb.code(7, "walk_kv_tiles"), context=
 print("\n".join(nb.code(7, "walk_q_tiles").lines))
 
 # %% [markdown]
-# Each gradient is summed by one program in one order: no atomics, and the same bits at every run
-# of one launch configuration. (The tuner picks it by timing, and keeps its choice on disk: another
-# machine may choose another, which sums in another order.) The price is that `s` and `dp` are
-# computed twice.
+# The page has the reason for two kernels, and their price.
 #
 # ## Measure
 #
