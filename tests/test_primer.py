@@ -76,6 +76,16 @@ def test_a_gap_is_no_error(kernel, twin, tmp_path):
     assert said(tmp_path, cell, kernel, twin) == f"Not written yet: {gaps} gaps left."
 
 
+def test_the_pages_way_into_stage_4_shows_lines_that_it_has():
+    page = (ROOT / "docs" / "primer.md").read_text().split("## Now read stage 4")[1]
+    shown = [
+        code for row in re.findall(r"^\| (`.*?) \|", page, re.M) for code in row.split("`")[1::2]
+    ]
+    stage = (ROOT / "stages" / "s04_triton_lite.py").read_text()
+    assert len(shown) > 8
+    assert [x for code in shown for x in code.split("...") if x not in stage] == []
+
+
 WRONG = [
     ("add_kernel", "offs = tl.arange(0, BLOCK)", "every program did the same block"),
     ("add_kernel", "mask = offs < n - n % BLOCK", "the last elements are missing"),
