@@ -151,8 +151,8 @@ nb.rows(("mask", "contestant", "forward", "backward", "both"), body, shape, benc
 # ## What was bought, what still hurts
 #
 # - Bought: training in $O(N)$ memory, masks and all.
-# - Still hurts: a program loads a tile, waits for it, multiplies, and loads the next: loads and
-#   math take turns. And each tile's scores are computed twice in the backward pass.
+# - Still hurts: each tile's scores are computed twice in the backward pass; and with few query rows,
+#   or one head, most of the GPU is idle.
 #
 # ## Exercises
 #

@@ -59,7 +59,8 @@ from stages import s01_raw_python as stage_1
 doubled, _ = attention(2 * q, k, v)
 print(f"'it' on 'cat': {weights[4, 1]:.3f}, with queries twice as long {doubled[4, 1]:.3f}")
 q4, k4, v4 = (x[None, None] for x in (q, k, v))  # (1, 1, 6, 2)
-print("largest difference from stage 1:", (stage_1.attend(q4, k4, v4)[0, 0] - output).abs().max())
+difference = (stage_1.attend(q4, k4, v4)[0, 0] - output).abs().max()
+print(f"largest difference from stage 1: {difference:.1e}")
 
 # %% [markdown]
 # ## Heads
