@@ -151,8 +151,8 @@ nb.rows(("mask", "contestant", "forward", "backward", "both"), body, shape, benc
 # ## What was bought, what still hurts
 #
 # - Bought: training in $O(N)$ memory, masks and all.
-# - Still hurts: each tile's scores are computed twice in the backward pass; and with few query rows,
-#   or one head, most of the GPU is idle.
+# - Still hurts: each tile's scores are computed twice in the backward pass. And with few query
+#   rows, or one head, most of the GPU is idle.
 #
 # ## Exercises
 #
