@@ -113,14 +113,12 @@ def run(
     problem, model = cells[0].problem, weights.to_json()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ladder-")))
-        judging = Session(judge, model, problem.dtype, problem.device, log=folder / "judge.log")
+        judging = Session(judge, model, problem.dtype, problem.device)
         stack.enter_context(judging).start()
         writer: Writer | None = None
         for stage, group in groupby(cells, key=lambda cell: cell.stage):
             order = model | {"problem": problem.to_json()}
-            with Session(
-                run_texts, str(stage.path), order, log=folder / "log", memory=memory
-            ) as contestant:
+            with Session(run_texts, str(stage.path), order, memory=memory) as contestant:
                 for cell in group:
                     record = model_record(cell)
                     reason = cell.why_skip()

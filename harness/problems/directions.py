@@ -72,12 +72,15 @@ class Train:
     """Forward and backward: o, dq, dk, dv."""
 
     def __init__(self, attend: Attend, leaves: Tensors, dO: Any) -> None:
-        self.attend, self.leaves, self.dO = attend, leaves, dO
+        import torch
+
+        self.attend, self.leaves, self.dO, self.plain = attend, leaves, dO, torch.Tensor
 
     def __call__(self) -> Tensors:
         o = self.attend(*self.leaves)
         try:
-            return (o.detach(), *differentiate(o, self.leaves, self.dO))
+            gradients = differentiate(o, self.leaves, self.dO)
+            return (o.detach() if type(o) is self.plain else o, *gradients)
         except Exception as error:
             raise explain(error, o, self.attend, self.leaves, self.dO) from error
 
@@ -128,7 +131,7 @@ def why_no_gradient(o: Any, dO: Any) -> str | None:
     """Why the output `o` can't be differentiated, or None where it can."""
     import torch
 
-    if not isinstance(o, torch.Tensor):
+    if type(o) is not torch.Tensor:  # a subclass may compute when it is asked, later
         return f"o: returned {type(o).__name__}, expected a tensor"
     for what in ("shape", "dtype", "device"):
         got, expected = getattr(o, what), getattr(dO, what)

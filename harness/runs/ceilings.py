@@ -7,7 +7,6 @@ samples after a warm-up, and each ceiling has a process of its own. On a CPU the
 thread, as stages are timed, and with all.
 """
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
@@ -104,10 +103,7 @@ def last_level_cache(folder: Path = CPU_CACHES) -> int | None:
 
 def why_no_gpu() -> str | None:
     """Why nothing can be measured on a GPU here, or None; asked in a child, as torch must be."""
-    with (
-        tempfile.TemporaryDirectory(prefix="ladder-") as folder,
-        Child(look, log=Path(folder) / "log") as child,
-    ):
+    with Child(look) as child:
         message = child.receive(START_LIMIT, f"took more than {START_LIMIT:g} s to look")
         return str(message["reason"]) or None
 
@@ -121,17 +117,15 @@ def look(connection: Connection) -> None:
 
 def measure(ceilings: Sequence[Ceiling], seconds: float = SECONDS) -> Iterator[Record | str]:
     """The record of each ceiling, or the reason why there is none, one after the other."""
-    with tempfile.TemporaryDirectory(prefix="ladder-") as folder:
-        for ceiling in ceilings:
-            log = Path(folder) / "log"
-            with Session(gauge, asdict(ceiling), seconds, log=log) as session:
-                try:
-                    late = f"took more than {LIMIT:g} s"
-                    message = session.ask({"event": "start"}, DONE, LIMIT, late)
-                except ChildFailed as error:
-                    yield error.reason
-                    continue
-            yield ceiling.record(*(message[name] for name in DONE["done"]))
+    for ceiling in ceilings:
+        with Session(gauge, asdict(ceiling), seconds) as session:
+            try:
+                late = f"took more than {LIMIT:g} s"
+                message = session.ask({"event": "start"}, DONE, LIMIT, late)
+            except ChildFailed as error:
+                yield error.reason
+                continue
+        yield ceiling.record(*(message[name] for name in DONE["done"]))
 
 
 def gauge(connection: Connection, fields: Record, seconds: float) -> None:

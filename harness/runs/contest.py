@@ -6,13 +6,18 @@ its outputs go to the judge (another process), and only what is right, or wrong 
 is alone, is timed. Nothing here touches a tensor.
 """
 
+import contextlib
+import math
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from harness.isolation.child import NO_MESSAGE, ChildFailed
 from harness.isolation.contestant import compete
 from harness.isolation.judge import Judge, NoVerdict
+from harness.isolation.roster import LEAST_LOAD
 from harness.isolation.session import (
     FAULT,
     Session,
@@ -33,12 +38,21 @@ SAMPLE_SECONDS = 0.2  # of sampling a stage alone
 TURN_SECONDS = 0.3  # of sampling each of several in turns, where no rounds are asked for
 LEAST_SECONDS = 0.01  # left of a budget, so that an answer already given is still heard
 INTERPRETED = "interpreted: no speed to compare"
+APART = "timed in a process of its own, in turns with the others' processes"
+
+# how we look at a claimed time by our own clock
+WATCH_SECONDS, MOST_CALLS, LOOKS = 0.01, 1000, 3
+WAITING = 0.02  # seconds for messages to come and go
+FAR = 4.0  # a time so many times as long is no noise of a busy machine
+LAUNCH = 0.002  # seconds that Python may take for a call, of which a GPU's own time knows nothing
+LEAST_ROUNDS = 5
 
 # what a comparison's process may say (harness/isolation/contestant.py)
 OUT = {**FAULT, "refused": is_bool}
 TIMED = {
     "time_ms": is_time, "time_iqr_ms": optional(is_number), "samples": is_count,
     "sm_clock_mhz": optional(is_count), "rounds_ms": optional(list_of(is_time)),
+    "change": list_of(is_count),
 }  # fmt: skip
 FIRST = {
     "checked": {
@@ -47,6 +61,7 @@ FIRST = {
         "peak_bytes": optional(is_count),
         "memory_meter": lambda value: value in (None, *METERS),
         "launch_configs": lambda value: value is None or isinstance(value, dict),
+        "interpreted": is_bool,
     },
     "out": OUT,
 }
@@ -54,6 +69,7 @@ DONE = {"done": {"timings": list_of(lambda value: has(OUT)(value) or has(TIMED)(
 COUNTED = {"counted": {"skip_ratios": list_of(optional(is_number))}}
 
 
+Failure = tuple[str, str] | None  # status and reason
 Say = Callable[[str], None]  # told of each step when it begins
 
 
@@ -71,7 +87,9 @@ def measure(
     problem = comparison.problem
     outcomes = [Outcome(stage, problem) for stage in comparison.stages]
     for outcome in outcomes:
-        if reason := outcome.stage.why_skip(problem):
+        if outcome.stage.failed is not None:
+            outcome.drop(*outcome.stage.failed)
+        elif reason := outcome.stage.why_skip(problem):
             outcome.drop("skipped", reason)
         elif hopeless := why_hopeless(problem):
             outcome.drop(*hopeless)
@@ -94,15 +112,24 @@ def find_out(
     """Fill the outcomes: all together, and where that process ends early, first one at a time.
 
     One that takes the process with it shows it by itself, too; the others then go on without it.
+    Where one is somebody's own file, each has a process of its own, and their turns go between
+    these: it can neither slow another nor hurt it.
     """
-    failure = in_one_process(comparison, together, judge, log, tell)
+    if len(together) > 1 and not all(outcome.stage.ours for outcome in together):
+        in_processes(comparison, [[outcome] for outcome in together], judge, log, tell)
+        for outcome in left(together):
+            if outcome.time_ms is not None and not outcome.stage.ours:
+                outcome.reason = APART
+        return
+    [failure] = in_processes(comparison, [together], judge, log, tell)
     if failure is not None and len(together) > 1:
         for outcome in together:
             outcome.forget()
-            if by_itself := in_one_process(comparison, [outcome], judge, log, tell):
+            [by_itself] = in_processes(comparison, [[outcome]], judge, log, tell)
+            if by_itself is not None:
                 outcome.drop(*by_itself)
         together = left(together)
-        failure = in_one_process(comparison, together, judge, log, tell)
+        [failure] = in_processes(comparison, [together], judge, log, tell)
         if failure is not None:
             failure = (failure[0], f"sound alone, but of all in one process: {failure[1]}")
     if failure is not None:
@@ -110,72 +137,239 @@ def find_out(
             outcome.drop(*failure)
 
 
-def in_one_process(
-    comparison: Comparison, outcomes: Sequence[Outcome], judge: Judge, log: list[str], tell: Say
-) -> tuple[str, str] | None:
-    """Check the stages of `outcomes`, time them, check them again, all in one new process.
+def in_processes(
+    comparison: Comparison, groups: Sequence[Sequence[Outcome]], judge: Judge, log: list[str],
+    tell: Say,
+) -> list[Failure]:  # fmt: skip
+    """Check each group's stages in a process of its own, time them in turns, check them again.
 
-    Returns None, or status and reason of that process's early end. Raises NoVerdict where nothing
-    can be checked.
+    Returns what each group's process ended with early, None where it did not; where there are
+    several, its stages are dropped with it. Raises NoVerdict where nothing can be checked.
     """
-    if not outcomes:
-        return None
-    limits = comparison.limits
-    order = comparison.problem.to_json() | {
-        "alone": comparison.alone, "warmup": 0 if comparison.alone else limits.warmup,
-        "rounds": limits.rounds, "budget": limits.budget, "memory": limits.memory,
-    }  # fmt: skip
-    paths = [str(outcome.stage.path) for outcome in outcomes]
-    outs = [judge.folder / f"out.{index}" for index in range(len(outcomes))]
-    session = Session(
-        compete, paths, order, list(map(str, outs)), log=judge.folder / "log", memory=limits.memory
-    )
-    try:
-        with session:
-            tell("the contestants load, stage 3 in float64 is computed")
-            judge.start()  # it makes the oracles while the stages load
-            session.ready()
-            judge.open()  # before the first call: a stage that tunes itself wants the GPU alone
-            seconds = check(comparison, outcomes, outs, session, judge, tell)
-            time_them(comparison, outcomes, outs, session, judge, seconds, tell)
-    except ChildFailed as error:
-        if error.reason == NO_MESSAGE:  # nor is what it said before to be believed
-            for outcome in outcomes:
-                outcome.forget()
-        return error.status, error.reason
-    finally:
-        judge.remove_outputs()
-        log.append(session.printed())
-    return None
+    with contextlib.ExitStack() as stack:
+        apart = len(groups) > 1
+        heats = [
+            stack.enter_context(Heat(comparison, outcomes, judge, apart, tell))
+            for outcomes in groups
+        ]
+        tell("the contestants load, stage 3 in float64 is computed")
+        for heat in heats:
+            heat.attempt(heat.load)
+        for heat in heats:
+            heat.attempt(heat.check)
+        limits = comparison.limits
+        if limits.rounds is not None and (going := [e for h in heats for e in h.to_be_timed()]):
+            names = ", ".join(outcome.stage.name for outcome in going)
+            tell(f"{names}: {limits.warmup} + {limits.rounds} calls each, in turns")
+        for heat in heats:
+            heat.attempt(heat.send_turns)
+        if apart:
+            take_turns(heats, limits.rounds)
+        for heat in heats:
+            heat.attempt(heat.finish)
+    for heat in heats:
+        log.append(heat.session.printed())
+        if apart and heat.failure:
+            for outcome in left(heat.outcomes):
+                outcome.drop(*heat.failure)
+    return [heat.failure for heat in heats]
 
 
-def check(
-    comparison: Comparison, outcomes: Sequence[Outcome], outs: Sequence[Path], session: Session,
-    judge: Judge, tell: Say,
-) -> float:  # fmt: skip
-    """Have each stage called and its outputs judged; returns what is left of one budget, seconds.
+def take_turns(heats: Sequence["Heat"], rounds: int | None) -> None:
+    """Let processes take turns, round after round, one sample each; each round starts one later."""
+    able = [heat for heat in heats if heat.going]
+    deadline = time.monotonic() + (TURN_SECONDS * len(able) if rounds is None else 0.0)
+    first = 0
+    while first < (rounds or LEAST_ROUNDS) or time.monotonic() < deadline:
+        for offset in range(len(able)):
+            heat = able[(first + offset) % len(able)]
+            heat.attempt(heat.turn)
+        first += 1
+    for heat in able:
+        heat.attempt(heat.end_turns)
 
-    The clock stands still while the judge works.
-    """
-    budget = comparison.limits.budget
-    late = f"took more than its budget of {budget:g} s"
-    begun = time.monotonic()
-    session.send({"event": "start"})
-    for outcome in outcomes:
-        tell(f"{outcome.stage.number} {outcome.stage.name} is called")
-        message = session.receive(FIRST, budget, late)
-        if message["event"] == "checked":
-            outcome.note(message, (*CHECKED, "call_ms", "launch_configs"))
-        else:
-            note_fault(outcome, message)
-    seconds = max(LEAST_SECONDS, budget - (time.monotonic() - begun))
-    for outcome, out in zip(outcomes, outs, strict=True):
-        if not outcome.dropped:
-            outcome.note_verdict(judge.verdict(out))
-            excused = comparison.alone and outcome.status == "wrong-by-design"
-            if outcome.status != "ok" and not excused:
-                outcome.drop(outcome.status, outcome.reason)
-    return seconds
+
+class Heat:
+    """One process of a comparison, and the stages in it; `failure` is how it ended early."""
+
+    def __init__(
+        self, comparison: Comparison, outcomes: Sequence[Outcome], judge: Judge, apart: bool,
+        tell: Say,
+    ) -> None:  # fmt: skip
+        self.comparison, self.outcomes, self.judge, self.apart = comparison, outcomes, judge, apart
+        self.tell, self.limits = tell, comparison.limits
+        self.failure: Failure = None
+        self.going: list[int] = []
+        self.seconds = self.limits.budget  # left of it
+        # its own, so that it finds nothing there that another has made, and leaves nothing
+        self.folder = tempfile.TemporaryDirectory(prefix="ladder-", ignore_cleanup_errors=True)
+        self.outs = [Path(self.folder.name) / f"out.{i}" for i in range(len(outcomes))]
+        order = comparison.problem.to_json() | {
+            "alone": comparison.alone, "apart": apart, "rounds": self.limits.rounds,
+            "warmup": 0 if comparison.alone else self.limits.warmup,
+            "budget": self.limits.budget, "memory": self.limits.memory,
+        }  # fmt: skip
+        paths = [str(outcome.stage.path) for outcome in outcomes]
+        self.session = Session(
+            compete, paths, order, list(map(str, self.outs)), memory=self.limits.memory,
+            load=max(LEAST_LOAD, self.limits.budget),
+        )  # fmt: skip
+
+    def attempt(self, step: Callable[[], None]) -> None:
+        """Take a step, unless one before has failed."""
+        if self.failure is None and self.outcomes:
+            try:
+                step()
+            except ChildFailed as error:
+                if error.reason == NO_MESSAGE:  # nor is what it said before to be believed
+                    for outcome in self.outcomes:
+                        outcome.forget()
+                self.failure, self.going = (error.status, error.reason), []
+                self.session.end()
+
+    def load(self) -> None:
+        """Load the stages while the judge makes its oracles."""
+        self.judge.start()
+        self.session.ready()
+        self.judge.open()  # before the first call: a stage that tunes itself wants the GPU alone
+
+    def check(self) -> None:
+        """Have each stage called and its outputs judged.
+
+        The clock of the budget stands still while the judge works.
+        """
+        budget = self.limits.budget
+        late = f"took more than its budget of {budget:g} s"
+        begun = time.monotonic()
+        self.session.send({"event": "start"})
+        for outcome in self.outcomes:
+            self.tell(f"{outcome.stage.number} {outcome.stage.name} is called")
+            asked = time.monotonic()
+            message = self.session.receive(FIRST, budget, late)
+            outcome.waited = time.monotonic() - asked
+            if message["event"] == "checked":
+                outcome.note(message, (*CHECKED, "call_ms", "launch_configs", "interpreted"))
+            else:
+                note_fault(outcome, message)
+        self.seconds = max(LEAST_SECONDS, budget - (time.monotonic() - begun))
+        for outcome, out in zip(self.outcomes, self.outs, strict=True):
+            if not outcome.dropped:
+                outcome.note_verdict(self.judge.verdict(out))
+                excused = self.comparison.alone and outcome.status == "wrong-by-design"
+                if outcome.status != "ok" and not excused:
+                    outcome.drop(outcome.status, outcome.reason)
+
+    def to_be_timed(self) -> list[Outcome]:
+        """The stages that are left, and not interpreted: those are no match for others.
+
+        Alone, the one call of a stage that is interpreted, or that slow, is its time.
+        """
+        found = []
+        for outcome in left(self.outcomes) if self.failure is None else []:
+            interpreted = outcome.mode == "interpreted"
+            if self.comparison.alone and (interpreted or 4e-3 * outcome.call_ms >= self.seconds):
+                outcome.time_ms, outcome.samples = outcome.call_ms, 1
+            elif interpreted:
+                outcome.reason = INTERPRETED
+            else:
+                found.append(outcome)
+        return found
+
+    def send_turns(self) -> None:
+        """Say who is timed, and for how long; a process among others then warms up."""
+        timed = self.to_be_timed()
+        self.going = [i for i, each in enumerate(self.outcomes) if each in timed]
+        if not timed:
+            return
+        sampled = TURN_SECONDS * len(timed) if self.limits.rounds is None else 0.0
+        if self.comparison.alone:
+            sampled = min(max(SAMPLE_SECONDS, 5e-3 * timed[0].call_ms), self.seconds / 2)
+        self.session.send({"event": "turns", "going": self.going, "seconds": sampled})
+        if self.apart:
+            late = f"took more than {self.limits.budget:g} s to warm up"
+            message = self.session.receive({"warm": {}, **DONE}, self.limits.budget, late)
+            if message["event"] == "done":  # it has failed
+                self.note_timings(message["timings"])
+                self.going = []
+
+    def turn(self) -> None:
+        """Its turn: a sample."""
+        self.session.send({"turn": True})
+        self.session.receive({"turn": {}}, self.limits.budget, "took too long for its turn")
+
+    def end_turns(self) -> None:
+        """Tell it that no turn comes any more."""
+        self.session.send({"turn": False})
+
+    def finish(self) -> None:
+        """Take its timings, and judge what it answered to calls with inputs of their own."""
+        if not self.going:
+            return
+        seconds, late = self.seconds, f"took more than its budget of {self.limits.budget:g} s"
+        if not self.comparison.alone:
+            seconds = self.limits.budget * len(self.going)
+            late = f"took more than {seconds:g} s for the rounds of all"
+        self.note_timings(self.session.receive(DONE, seconds, late)["timings"])
+        going = [self.outcomes[index] for index in self.going]
+        ratios = self.count(seconds)
+        for place, outcome in enumerate(going):
+            if not outcome.dropped and (why := self.why_too_fast(place, outcome)):
+                outcome.drop("wrong", why)
+            if not outcome.dropped and self.limits.rounds is not None:
+                outcome.skip_ratio = ratios[place]  # a cell has no field for it
+
+    def note_timings(self, timings: Sequence[dict[str, Any]]) -> None:
+        """Take the timings over, of what answers rightly to changed inputs, too."""
+        if len(timings) != len(self.going):
+            raise ChildFailed("crashed", NO_MESSAGE)
+        for index, timing in zip(self.going, timings, strict=True):
+            outcome = self.outcomes[index]
+            if "status" in timing:
+                note_fault(outcome, timing)
+            elif why := why_not_again(outcome, self.outs[index], self.judge, timing["change"]):
+                outcome.drop("wrong", why)
+            else:
+                outcome.note(timing, TIMING)
+
+    def count(self, seconds: float) -> list[float | None]:
+        """The share of its tiles that each stage skips, where it counts them."""
+        ratios: list[float | None] = self.session.receive(
+            COUNTED, seconds, "took too long to count its tiles"
+        )["skip_ratios"]
+        return [*ratios, *[None] * len(self.going)]
+
+    def why_too_fast(self, place: int, outcome: Outcome) -> str | None:
+        """Why the time that a stage's process claims can't be true, by our own clock; or None.
+
+        A call takes no longer than we wait for it. What a busy machine adds is forgiven: only a
+        time that is far below, each time that we look, is a false one.
+        """
+        claimed = 1e-3 * (outcome.time_ms or 0.0)
+        if FAR * claimed >= outcome.waited:  # for its first call, and more
+            return None
+        calls = min(MOST_CALLS, math.ceil(WATCH_SECONDS / claimed))
+        allowed = WAITING + FAR * calls * claimed
+        if outcome.problem.device == "cuda":
+            allowed += calls * LAUNCH  # a GPU's own time is not that of its launches
+        for _ in range(LOOKS):
+            begun = time.monotonic()
+            self.session.send({"index": place, "calls": calls})
+            late = f"took more than {self.limits.budget:g} s for {calls} calls"
+            self.session.receive({"called": {}}, self.limits.budget, late)
+            waited = time.monotonic() - begun
+            if waited <= allowed:
+                return None
+        return (
+            f"its clock is wrong: {1e3 * claimed:.3g} ms a call, but {1e3 * waited:.3g} ms for "
+            f"{calls} of them"
+        )
+
+    def __enter__(self) -> "Heat":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.session.end()
+        self.folder.cleanup()
 
 
 def note_fault(outcome: Outcome, message: dict[str, str]) -> None:
@@ -184,71 +378,13 @@ def note_fault(outcome: Outcome, message: dict[str, str]) -> None:
     outcome.refused = bool(message["refused"])
 
 
-def time_them(
-    comparison: Comparison, outcomes: Sequence[Outcome], outs: Sequence[Path], session: Session,
-    judge: Judge, seconds: float, tell: Say,
-) -> None:  # fmt: skip
-    """Have the stages that are left timed, alone within `seconds`, and their answers checked again.
+def why_not_again(
+    outcome: Outcome, out: Path, judge: Judge, change: list[int] | None
+) -> str | None:
+    """Why the answers to changed inputs are not those inputs' own, or None where they are.
 
-    Interpreted stages are no match for others: alone, their one call is their time.
+    Last comes the answer to one of the calls that were timed.
     """
-    limits = comparison.limits
-    going = []
-    for index, outcome in enumerate(outcomes):
-        if outcome.dropped:
-            continue
-        interpreted = outcome.mode == "interpreted"
-        if comparison.alone and (interpreted or 1e-3 * outcome.call_ms >= seconds / 4):
-            outcome.time_ms, outcome.samples = outcome.call_ms, 1
-        elif interpreted:
-            outcome.reason = INTERPRETED
-        else:
-            going.append(index)
-    if not going:
-        return
-    if comparison.alone:
-        sampled = min(max(SAMPLE_SECONDS, 5e-3 * outcomes[0].call_ms), seconds / 2)
-        late = f"took more than its budget of {limits.budget:g} s"
-    else:
-        sampled = TURN_SECONDS * len(going) if limits.rounds is None else 0.0
-        seconds = limits.budget * len(going)
-        late = f"took more than {seconds:g} s for the rounds of all"
-    if limits.rounds is not None:
-        names = ", ".join(outcomes[index].stage.name for index in going)
-        tell(f"{names}: {limits.warmup} + {limits.rounds} calls each, in turns")
-    session.send({"event": "turns", "going": going, "seconds": sampled})
-    timings = session.receive(DONE, seconds, late)["timings"]
-    if len(timings) != len(going):
-        raise ChildFailed("crashed", NO_MESSAGE)
-    for index, timing in zip(going, timings, strict=True):
-        outcome = outcomes[index]
-        if "status" in timing:
-            note_fault(outcome, timing)
-        elif why := why_not_again(outcome, outs[index], judge):
-            outcome.drop("wrong", why)
-        else:
-            outcome.note(timing, TIMING)
-    if limits.rounds is not None:  # a cell has no field for it
-        note_skip_ratios([outcomes[index] for index in going], session, seconds)
-
-
-def note_skip_ratios(going: Sequence[Outcome], session: Session, seconds: float) -> None:
-    """Note the share of its tiles that each stage skips, where it counts them.
-
-    Where the process fails at it, the times were taken before, and stand.
-    """
-    try:
-        late = "took too long to count its tiles"
-        ratios = session.receive(COUNTED, seconds, late)["skip_ratios"]
-    except ChildFailed:
-        return
-    for outcome, ratio in zip(going, ratios):
-        if not outcome.dropped:
-            outcome.skip_ratio = ratio
-
-
-def why_not_again(outcome: Outcome, out: Path, judge: Judge) -> str | None:
-    """Why the answers to changed inputs are not those inputs' own, or None where they are."""
     if not outcome.stage.exact(outcome.problem):
         return None
     for index, (changed, _) in enumerate(AGAIN[outcome.problem.direction]):
@@ -256,4 +392,7 @@ def why_not_again(outcome: Outcome, out: Path, judge: Judge) -> str | None:
         if not found["exact"]:
             why = found["why"]
             return f"its output after {changed} changed is not the new {changed}'s: {why}"
+    found = judge.verdict(out.with_name(f"{out.name}.timed"), change=change)
+    if not found["exact"]:
+        return f"its output of a call that was timed is not that call's own: {found['why']}"
     return None

@@ -6,9 +6,7 @@ record is what came of one seed. Whether the curves agree is told from the recor
 harness/training/curves.py.
 """
 
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from harness.isolation.child import NO_MESSAGE, ChildFailed
 from harness.isolation.session import Session, is_count, is_number, list_of, optional
@@ -39,14 +37,13 @@ def run(
     done, with what its stage printed. `memory`: bytes that a trainee may take.
     """
     records = []
-    with tempfile.TemporaryDirectory(prefix="ladder-") as folder:
-        for trainee in trainees:
-            with Training(trainee, plan, memory, Path(folder) / "log") as training:
-                for seed in plan.seeds:
-                    record = training.train(seed, progress)
-                    writer.append(record)
-                    records.append(record)
-                    report(record, training.printed())
+    for trainee in trainees:
+        with Training(trainee, plan, memory) as training:
+            for seed in plan.seeds:
+                record = training.train(seed, progress)
+                writer.append(record)
+                records.append(record)
+                report(record, training.printed())
     return records
 
 
@@ -75,7 +72,7 @@ def train_record(trainee: Trainee, plan: Plan, seed: int) -> Record:
 class Training:
     """A trainee and its process, which trains from one seed after another."""
 
-    def __init__(self, trainee: Trainee, plan: Plan, memory: int, log: Path) -> None:
+    def __init__(self, trainee: Trainee, plan: Plan, memory: int) -> None:
         self.trainee, self.plan = trainee, plan
         self.skip = trainee.skip  # why its next seeds aren't tried
         order = {
@@ -87,7 +84,7 @@ class Training:
             "dtype": plan.problem.dtype,
         }
         greeting = {"parameters": is_count}
-        self.session = Session(train_seeds, order, log=log, memory=memory, greeting=greeting)
+        self.session = Session(train_seeds, order, memory=memory, greeting=greeting)
 
     def train(self, seed: int, progress: Callable[[Record], None]) -> Record:
         """The record of one seed, whatever happens."""

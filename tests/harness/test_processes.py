@@ -39,7 +39,8 @@ from harness.isolation.roster import describe
 
 stage3 = next(Path("stages").glob("s03_*.py")).resolve()
 with tempfile.TemporaryDirectory() as folder:
-    with Child(describe, [str(stage3)], log=Path(folder) / "log") as child:
+    with Child(describe, [str(stage3)]) as child:
+        said = child.receive(120, "no answer")
         said = child.receive(120, "no answer")
         server = multiprocessing.forkserver._forkserver
         status = Path(f"/proc/{server._forkserver_pid}/status").read_text()
