@@ -78,7 +78,7 @@ def hide_gpus(device: str | None) -> None:
 
 def why_no_cuda(stages: Sequence[StageInfo]) -> str | None:
     """Why the yardstick can't run on a GPU, or None where it can."""
-    yardstick = next(stage for stage in stages if stage.number == YARDSTICK)
+    yardstick = next(stage for stage in stages if stage.number == YARDSTICK and stage.ours)
     return yardstick.unavailable["cuda"]
 
 

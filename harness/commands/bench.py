@@ -76,7 +76,7 @@ def bench_command(
     stage: options.ContestantFiles = None,
     warmup: options.Warmup = 5,
     repeat: options.Repeat = 30,
-    inputs: options.SyntheticInputs = "normal",
+    inputs: options.SyntheticInputs = None,
     seed: options.Seed = SEED,
     device: options.Device = None,
     budget: options.BenchBudget = 120.0,
@@ -165,12 +165,15 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
     if given["impl"] is not None and given["stages"] is not None:
         raise UserError("--impl: it is the old name of --stages; leave it away")
     wanted = given["stages"] if given["impl"] is None else given["impl"]
+    if given["inputs"] is None:
+        given["inputs"] = options.ALL if own and given["suite"] is None else "normal"
     check_out(out)
     check_out(csv_path(out) if out is not None else None)
     device = given["device"]
     hide_gpus(device)
     check_problems(given, device)
-    stages = read_stages(own)
+    machine = plan.default_memory(environment.memory_bytes())
+    stages = read_stages(own, given["budget"], machine)
     device = known_device(device, stages)
     problems = make_problems(given, device)
     if wanted is None:
@@ -241,7 +244,8 @@ def make_problems(given: Record, device: str) -> list[Problem]:
     if given["suite"] is not None:
         if own := [name for name in SHAPE if given[name] is not None]:
             raise UserError(f"--{own[0]}: a suite's problems are its own; leave it away")
-        return suite_problems(given["suite"], base)
+        problems = suite_problems(given["suite"], base)
+        return [each for problem in problems for each in inputs_of(problem)]
     directions = words(given["mode"] or "fwd", "--mode", DIRECTIONS)
     causal = options.CAUSAL[given["causal"] or "both"]
     ds = integers(given["d"] or usual["d"], "--d", 1, MAX_D)
@@ -266,7 +270,12 @@ def make_problems(given: Record, device: str) -> list[Problem]:
     for problem in problems:
         key_heads(given["hk"], problem.h)
         check_key_lengths(problem)
-    return problems
+    return [each for problem in problems for each in inputs_of(problem)]
+
+
+def inputs_of(problem: Problem) -> list[Problem]:
+    """`problem` with each of the inputs that it asks for."""
+    return plan.each_inputs(problem, options.SYNTHETIC)
 
 
 def usual(

@@ -23,6 +23,7 @@ MAX_STEPS, MAX_SEEDS = 100_000, 100
 MAX_TRACE_N = 1024
 CAUSAL = {"off": (False,), "on": (True,), "both": (False, True)}
 SYNTHETIC = ("normal", "peaky")
+ALL = "all"  # of them
 SHORT_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -177,7 +178,13 @@ Precision = Annotated[
     str, option("how float32 is multiplied on a GPU: ieee or tf32", choice(PRECISIONS))
 ]
 Causal = Annotated[bool, option("query i sees keys up to i + Nk - Nq", None, "--causal")]
-Inputs = Annotated[str, option("normal, peaky or real", choice(INPUTS))]
+Inputs = Annotated[
+    str | None,
+    option(
+        "normal, peaky, real, or all that fit; all by default with --stage, else normal",
+        choice((*INPUTS, ALL)),
+    ),
+]
 Direction = Annotated[
     str,
     option("fwd; bwd: dq, dk, dv alone; train: both, of stages with gradients",
@@ -240,7 +247,11 @@ ContestantFiles = Annotated[
 ]
 Warmup = Annotated[int, option("calls of each before the rounds", min=1)]
 Repeat = Annotated[int, option("rounds: samples of each", min=2)]
-SyntheticInputs = Annotated[str, option("normal or peaky", choice(SYNTHETIC))]
+SyntheticInputs = Annotated[
+    str | None,
+    option("normal, peaky or all; all by default with --stage, else normal",
+           choice((*SYNTHETIC, ALL))),
+]  # fmt: skip
 BenchBudget = Annotated[
     float, option("seconds that one may take for its check, and for its rounds", checked(seconds))
 ]

@@ -41,7 +41,14 @@ from harness.problems.real_inputs import HEADS, LAYERS, MAX_N
 from harness.records import environment
 from harness.records.jsonl import Writer, read
 from harness.records.schema import FAILURES, Record, key
-from harness.runs.plan import Cell, Limits, default_memory, plan_grid, plan_tour
+from harness.runs.plan import (
+    Cell,
+    Limits,
+    default_memory,
+    each_inputs,
+    plan_grid,
+    plan_tour,
+)
 from harness.runs.runner import run
 from harness.runs.suites import CELL_SUITES
 from harness.views import cell_tables, lines, table
@@ -91,7 +98,11 @@ def make_cells(arguments: dict[str, Any], stages: Sequence[StageInfo], device: s
     nq = arguments["nq"]
     if nq is not None and base.inputs == "real":
         whole(nq, "--nq", 1, MAX_N)
-    problems = [replace(base, nq=n if nq is None else nq, nk=n) for n in sizes]
+    problems = [
+        problem
+        for n in sizes
+        for problem in each_inputs(replace(base, nq=n if nq is None else nq, nk=n))
+    ]
     for problem in problems:
         check_key_lengths(problem)
     return plan_grid(stages, problems, arguments["paired"])
@@ -113,7 +124,7 @@ def run_command(
     precision: options.Precision = "ieee",
     causal: options.Causal = False,
     seqlens: options.Seqlens = None,
-    inputs: options.Inputs = "normal",
+    inputs: options.Inputs = None,
     direction: options.Direction = "fwd",
     device: options.Device = None,
     seed: options.Seed = SEED,
@@ -140,19 +151,22 @@ DEFAULTS: dict[str, Any] = {
     name: parameter.default
     for name, parameter in inspect.signature(run_command).parameters.items()
     if name not in ("context", "stage", "out", "resume")
-}
+} | {"inputs": "normal"}
 
 
 def new_run(given: dict[str, Any], own: Sequence[Path], out: Path | None) -> int:
     """Plan a run, write its env line, and carry it out."""
     if out is not None and out.exists():
         raise UserError(f"--out: {out} is there already: --resume goes on with it, or name another")
+    if given["inputs"] is None:  # somebody's own file is asked with all of them
+        described = any(given[name] != DEFAULTS[name] for name in SHAPE if name != "inputs")
+        given["inputs"] = "all" if own and described and given["suite"] is None else "normal"
     device = given["device"]
     hide_gpus(device)
     limits = make_limits(given)
     # what can be known to be wrong is said before seconds are spent on looking at the stages
     make_cells(given, [], device or "cpu")
-    stages = read_stages(own)
+    stages = read_stages(own, limits.budget, limits.memory)
     device = known_device(device, stages)
     # others' kernels come into suites and the tour, elsewhere when they are asked for
     peers = all(given[name] == DEFAULTS[name] for name in SHAPE)
@@ -198,7 +212,8 @@ def resume_run(path: Path, again: dict[str, Any], own: Sequence[Path]) -> int:
                 )
         given = {name: before[name] for name in DEFAULTS}
         hide_gpus(env["device"])
-        stages = read_stages(own)
+        limits = make_limits(given)
+        stages = read_stages(own, limits.budget, limits.memory)
         chosen = match_stages(path, env, stages)
         plan = [
             (cell["stage"], cell["name"], Problem.from_json(cell), cell["paired"])
@@ -208,7 +223,7 @@ def resume_run(path: Path, again: dict[str, Any], own: Sequence[Path]) -> int:
             Cell(chosen[stage, name], problem, paired) for stage, name, problem, paired in plan
         ]
         same_machine(path, env)
-        return carry_out(cells, env, done, writer, make_limits(given))
+        return carry_out(cells, env, done, writer, limits)
 
 
 def match_stages(

@@ -28,6 +28,7 @@ from harness.records.syntax import digest
 
 STAGES = Path(__file__).parents[2] / "stages"
 PEERS = Path(__file__).parents[1] / "peers"
+OURS = STAGES, PEERS
 
 LEAST_LOAD = 10.0  # seconds: importing Triton takes some, whatever a cell's budget is
 
@@ -113,7 +114,7 @@ class StageInfo:
     @property
     def ours(self) -> bool:
         """Whether its file is one of the ladder's stages or peers."""
-        return self.path.resolve().parent in (STAGES, PEERS)
+        return self.path.resolve().parent in OURS
 
     def to_json(self) -> dict[str, Any]:
         """What records keep of a stage, so that tables and plots need no stage's file. No path."""

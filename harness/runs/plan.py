@@ -11,7 +11,8 @@ from pathlib import Path
 from harness.isolation.judge import JUDGE_LIMIT
 from harness.isolation.roster import StageInfo
 from harness.problems import cost
-from harness.problems.problem import PEERS_FROM, REAL_D, YARDSTICK, Problem
+from harness.problems.problem import INPUTS, PEERS_FROM, REAL_D, YARDSTICK, Problem
+from harness.problems.real_inputs import HEADS, LAYERS, MAX_N
 from harness.records import environment
 from harness.records.schema import Record
 from harness.records.units import show_bytes
@@ -96,6 +97,15 @@ def why_hopeless(problem: Problem) -> tuple[str, str] | None:
 # ---- cells
 
 
+def each_inputs(problem: Problem, kinds: Sequence[str] = INPUTS) -> list[Problem]:
+    """`problem`; where its inputs are 'all', one for each of `kinds`, real where these reach."""
+    if problem.inputs != "all":
+        return [problem]
+    b, h, n = problem.b, problem.h, max(problem.nq, problem.nk)
+    real = problem.d == REAL_D and problem.hk == h and b <= LAYERS and h <= HEADS and n <= MAX_N
+    return [replace(problem, inputs=kind) for kind in kinds if kind != "real" or real]
+
+
 def plan_grid(
     stages: Sequence[StageInfo], problems: Iterable[Problem], paired: bool = False
 ) -> list[Cell]:
@@ -111,7 +121,7 @@ def plan_tour(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
 
     A GPU gets a part of its own, up to N = 16384, with the peers. Stages come in up to the N that
     they call worth running, and one made for few query rows up to the small part's; `base` gives
-    seed, dtype and device.
+    seed, dtype and device. Somebody's own stage is asked with peaky input, too.
     """
     sizes = [("normal", n, SMALL_D) for n in (8, 16, 32, SMALL_N)]
     sizes += [("normal", n, 64) for n in (64, 128, 256, 512, 1024)]
@@ -124,9 +134,11 @@ def plan_tour(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
         # a stage that isn't worth more than the small part is spared the rest
         least = n if d == SMALL_D else max(n, SMALL_N + 1)
         cells += [
-            Cell(stage, problem)
+            Cell(stage, asked)
             for stage in stages
-            if least <= stage.worth_up_to.get(problem.device, least)
+            for asked in (problem, replace(problem, inputs="peaky"))
+            if (asked is problem or (inputs == "normal" and not stage.ours))
+            and least <= stage.worth_up_to.get(problem.device, least)
             and (n <= SMALL_N or not stage.few_queries)
             and (stage.number < PEERS_FROM or peer_joins(stage, problem))
         ]
@@ -198,7 +210,7 @@ def usual_stages(stages: Sequence[StageInfo], problems: Sequence[Problem]) -> li
     carries gradients. A stage made for few query rows comes in where there are fewer than keys.
     """
     ours = [stage for stage in stages if stage.number < PEERS_FROM]
-    chosen = {stage.path for stage in stages if stage.number == YARDSTICK}
+    chosen = {stage.path for stage in stages if stage.number == YARDSTICK and stage.ours}
     for trains in {problem.direction != "fwd" for problem in problems}:
         able = [
             stage

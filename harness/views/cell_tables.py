@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from harness.problems.problem import PEERS_FROM, YARDSTICK
+from harness.problems.problem import PEERS_FROM, YARDSTICK, YARDSTICK_NAME
 from harness.records.schema import FAILURES, PROBLEM
 from harness.records.units import show_bytes, show_time, significant
 from harness.views import table
@@ -105,7 +105,7 @@ def rivals(group: Sequence[Record], cell: Record) -> tuple[Record | None, Record
         if comparable(other) and other["paired"] == cell["paired"] and other is not cell
     ]
     lower = [other for other in others if other["stage"] < cell["stage"] < PEERS_FROM]
-    stage3 = [other for other in others if other["stage"] == YARDSTICK]
+    stage3 = [other for other in others if identity(other) == (YARDSTICK, YARDSTICK_NAME)]
     return lower[-1] if lower else None, stage3[0] if stage3 else None
 
 
@@ -245,7 +245,11 @@ def tables(env: Record, cells: Sequence[Record]) -> list[Table]:
                 styles[TIME] = styles[TIME + 1] = "dim"
             rows.append([Text(*styled) for styled in zip(texts, styles, strict=True)])
         columns = [column(header) for header in headers(group[0])]
-        notes = [*key_lengths(group[0]), *reasons(rows_of(group))]
+        shown = rows_of(group)
+        told = (*FAILURES, "ok")  # one that was wrong alone says so by itself
+        turns = [c for c in group if c["paired"] and c["status"] in told and c not in shown]
+        in_turn = [note.replace("  ", "  in turns: ", 1) for note in reasons(turns)]
+        notes = [*key_lengths(group[0]), *reasons(shown), *in_turn]
         made.append(Table(columns, rows, problem_title(group[0]), notes))
     return made
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from harness.problems.problem import PEERS_FROM, YARDSTICK
+from harness.problems.problem import PEERS_FROM, YARDSTICK, YARDSTICK_NAME
 from harness.records.schema import PROBLEM
 from harness.records.units import show_bytes, significant
 from harness.views.roofline import UNITS, roof_of
@@ -84,7 +84,7 @@ def timed(record: Record) -> bool:
 def rivals(group: Sequence[Record]) -> tuple[Contestant | None, Contestant | None]:
     """The newest stage of ours that was timed, the yardstick apart; and the first peer that was."""
     timed_ones = contestants([record for record in group if timed(record)])
-    ours = [c for c in timed_ones if c[0] < PEERS_FROM and c[0] != YARDSTICK]
+    ours = [c for c in timed_ones if c[0] < PEERS_FROM and c != (YARDSTICK, YARDSTICK_NAME)]
     peers = [c for c in timed_ones if c[0] >= PEERS_FROM]
     return max(ours, default=None), min(peers, default=None)
 
@@ -166,4 +166,4 @@ def same_but(records: Sequence[Record], group: Sequence[Record], direction: str)
 
 def yardstick(group: Sequence[Record]) -> Contestant | None:
     """Stage 3, the sources' naive or standard one, where it is in the group."""
-    return next((c for c in contestants(group) if c[0] == YARDSTICK), None)
+    return next((c for c in contestants(group) if c == (YARDSTICK, YARDSTICK_NAME)), None)

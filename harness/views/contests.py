@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from harness.problems.problem import PEERS_FROM, YARDSTICK
+from harness.problems.problem import PEERS_FROM, YARDSTICK, YARDSTICK_NAME
 from harness.records.units import significant
 from harness.views import table
 from harness.views.cell_tables import MORE, titles
@@ -62,7 +62,8 @@ def speedup_rows(group: Sequence[Record], names: Mapping[Contestant, str]) -> li
     rows: list[Row] = []
     for ours in contestants(group):
         for peer in contestants(group):
-            if ours[0] >= PEERS_FROM or ours[0] == YARDSTICK or peer[0] < PEERS_FROM:
+            stands_alone = ours[0] >= PEERS_FROM or ours == (YARDSTICK, YARDSTICK_NAME)
+            if stands_alone or peer[0] < PEERS_FROM:
                 continue
             texts = texts_of(group, ours, show_speedup(peer))
             if any(text != "-" for text in texts):

@@ -12,6 +12,7 @@ import torch
 from ladder_command import FAKES, Started, in_turn
 
 from harness.commands import bench_progress
+from harness.isolation import roster
 from harness.isolation.judge import Judge, NoVerdict
 from harness.isolation.roster import PEERS, StageInfo, built_in_files, describe_files, read_stages
 from harness.measures import timing
@@ -75,6 +76,12 @@ def make_stage(tmp_path):
     return make
 
 
+@pytest.fixture(autouse=True)
+def ours(tmp_path, monkeypatch):
+    """The fakes here are taken for stages of the ladder, which share a process."""
+    monkeypatch.setattr(roster, "OURS", (*roster.OURS, tmp_path, FAKES))
+
+
 def calls_of(path):
     """How often a fake of `make_stage` was called."""
     return path.with_suffix(".calls").stat().st_size
@@ -86,7 +93,7 @@ def hold(folder, *paths, problem=PROBLEM, limits=LIMITS, printed=None, judge=Jud
     where = folder / "outputs"
     where.mkdir(exist_ok=True)
     comparison = Comparison(problem, stages, limits)
-    with judge(problem, where) as judging:
+    with judge(problem) as judging:
         outcomes = contest.measure(comparison, judging, [] if printed is None else printed)
     records = bench_records(outcomes, limits)
     for record in records:
