@@ -312,6 +312,7 @@ IoH = Annotated[int, option("number of heads: GPT-2's by default", min=1)]
 
 # trace
 TraceN = Annotated[int, option("number of keys, and of queries", within(1, MAX_TRACE_N))]
+TraceInputs = Annotated[str, option("normal or peaky", choice(SYNTHETIC))]
 Tile = Annotated[int, option("keys a tile", within(1, MAX_TRACE_N))]
 TraceRow = Annotated[int, option("the query row, 0 to n - 1")]
 TraceD = Annotated[int, option("head dimension", within(1, MAX_D))]

@@ -13,7 +13,7 @@ def trace_command(
     row: options.TraceRow = 0,
     d: options.TraceD = 4,
     seed: options.TraceSeed = SEED,
-    inputs: options.SyntheticInputs = "normal",
+    inputs: options.TraceInputs = "normal",
     causal: options.TraceCausal = False,
     form: options.TraceFormat = "text",
 ) -> int:

@@ -27,16 +27,17 @@ def relatives():
     known = {{}}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            known[int(name)] = int(open(f"/proc/{{name}}/stat").read().rpartition(")")[2].split()[1])
+            text = open(f"/proc/{{name}}/stat").read()
+            known[int(name)] = int(text.rpartition(")")[2].split()[1])
     above = known[known[me]]  # the fork server, or the process that asked for it
     return above, [pid for pid, up in known.items() if up == above and pid != known[me]]
 
 
 """
-CHECKED = dict(
-    event="checked", first_call_ms=1.0, call_ms=1.0, peak_bytes=0, memory_meter=None,
-    launch_configs=None, interpreted=False,
-)  # fmt: skip
+CHECKED = {
+    "event": "checked", "first_call_ms": 1.0, "call_ms": 1.0, "peak_bytes": 0,
+    "memory_meter": None, "launch_configs": None, "interpreted": False,
+}  # fmt: skip
 
 # every one of these is to fail, and nothing else with it
 FAILS = {
