@@ -370,6 +370,19 @@ def hear(connection: Connection) -> Message:
         os._exit(1)
 
 
+def kept_waiting(pid: int | None) -> float:
+    """Seconds that a process has been ready to run, and others had the processors (Linux).
+
+    Its children's, too: what stands over a worker waits for it, and for nothing else.
+    """
+    pids = [pid, *family(pid)]
+    waits = 0.0
+    for each in pids:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            waits += 1e-9 * int(Path(f"/proc/{each}/schedstat").read_text().split()[1])
+    return waits
+
+
 def resident_bytes(pids: Sequence[int | None], kind: str) -> int:
     """The resident sets of processes in bytes, 0 where they can't be told.
 

@@ -330,8 +330,6 @@ def take_turns(
         (sm_clock_mhz(each.prepared(given), "cuda") for each in standing if each.device == "cuda"),
         None,
     )
-    for contestant in standing:
-        contestant.watched(given).restore()
     given.check_unwritten()
     for contestant, timing in zip(standing, timings, strict=True):
         error = caught(functools.partial(contestant.again, given))[1]

@@ -34,30 +34,28 @@ class Watched:
         self.values = values.view(bits).tolist()
         cells = x.data.view(bits).view(-1)
         self.cells = memoryview(cells.numpy()) if self.often else cells
-        self.at, self.was, self.size = 0, int(self.cells[0]), cells.numel()
-        self.count, self.due = 0, 1
+        self.size, self.count, self.due = cells.numel(), 0, 1
         self.change: tuple[int, int] | None = None
         self.kept: Sequence[Any] = ()
 
     def __call__(self) -> Any:
         self.count += 1
         due = self.count == self.due
-        if due or self.often:
-            self.cells[self.at] = self.was
-            self.at = at = int(random() * self.size)
-            self.was = int(self.cells[at])
-            self.cells[at] = self.values[self.count % VALUES]
-        outputs = self.call()
+        if not (due or self.often):
+            return self.call()
+        at = int(random() * self.size)
+        was = int(self.cells[at])
+        self.cells[at] = self.values[self.count % VALUES]
+        try:
+            outputs = self.call()
+        finally:
+            self.cells[at] = was  # others are given the same x
         if due:
             # so each call is as likely as any other to be the last that is kept
             self.due = int(self.count / (1 - random())) + 1
-            self.change = (self.at, self.values[self.count % VALUES])
+            self.change = (at, self.values[self.count % VALUES])
             self.kept = [x.clone() if hasattr(x, "clone") else x for x in outputs]
         return outputs
-
-    def restore(self) -> None:
-        """Make x what it was."""
-        self.cells[self.at] = self.was
 
 
 def undo(

@@ -8,13 +8,14 @@ is alone, is timed. Nothing here touches a tensor.
 
 import contextlib
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.isolation.child import NO_MESSAGE, ChildFailed
+from harness.isolation.child import NO_MESSAGE, ChildFailed, kept_waiting
 from harness.isolation.contestant import compete
 from harness.isolation.judge import Judge, NoVerdict
 from harness.isolation.roster import LEAST_LOAD
@@ -115,26 +116,31 @@ def find_out(
     Where one is somebody's own file, each has a process of its own, and their turns go between
     these: it can neither slow another nor hurt it.
     """
-    if len(together) > 1 and not all(outcome.stage.ours for outcome in together):
-        in_processes(comparison, [[outcome] for outcome in together], judge, log, tell)
-        for outcome in left(together):
-            if outcome.time_ms is not None and not outcome.stage.ours:
-                outcome.reason = APART
-        return
-    [failure] = in_processes(comparison, [together], judge, log, tell)
-    if failure is not None and len(together) > 1:
+    apart = not all(outcome.stage.ours for outcome in together)
+
+    def run(outcomes: Sequence[Outcome]) -> list[Failure]:
+        groups = [[outcome] for outcome in outcomes] if apart else [outcomes]
+        return in_processes(comparison, groups, judge, log, tell)
+
+    failures = run(together)
+    if any(failures) and len(together) > 1:
         for outcome in together:
             outcome.forget()
-            [by_itself] = in_processes(comparison, [[outcome]], judge, log, tell)
-            if by_itself is not None:
-                outcome.drop(*by_itself)
+            for failure in run([outcome]):
+                if failure is not None:
+                    outcome.drop(*failure)
         together = left(together)
-        [failure] = in_processes(comparison, [together], judge, log, tell)
-        if failure is not None:
-            failure = (failure[0], f"sound alone, but of all in one process: {failure[1]}")
-    if failure is not None:
-        for outcome in left(together):
+        where = "beside the others" if apart else "of all in one process"
+        failures = [
+            failure and (failure[0], f"sound alone, but {where}: {failure[1]}")
+            for failure in run(together)
+        ]
+    for index, outcome in enumerate(together):
+        failure = failures[index if apart else 0]
+        if failure is not None and not outcome.dropped:
             outcome.drop(*failure)
+        elif apart and outcome.time_ms is not None and not comparison.alone:
+            outcome.reason = APART if not outcome.stage.ours else ""
 
 
 def in_processes(
@@ -143,8 +149,8 @@ def in_processes(
 ) -> list[Failure]:  # fmt: skip
     """Check each group's stages in a process of its own, time them in turns, check them again.
 
-    Returns what each group's process ended with early, None where it did not; where there are
-    several, its stages are dropped with it. Raises NoVerdict where nothing can be checked.
+    Returns what each group's process ended with early, None where it did not. Raises NoVerdict
+    where nothing can be checked.
     """
     with contextlib.ExitStack() as stack:
         apart = len(groups) > 1
@@ -167,11 +173,7 @@ def in_processes(
             take_turns(heats, limits.rounds)
         for heat in heats:
             heat.attempt(heat.finish)
-    for heat in heats:
-        log.append(heat.session.printed())
-        if apart and heat.failure:
-            for outcome in left(heat.outcomes):
-                outcome.drop(*heat.failure)
+    log.extend(heat.session.printed() for heat in heats)
     return [heat.failure for heat in heats]
 
 
@@ -338,6 +340,11 @@ class Heat:
         )["skip_ratios"]
         return [*ratios, *[None] * len(self.going)]
 
+    def now(self) -> float:
+        """Our clock, seconds, less what other processes have taken of the machine from us both."""
+        pids = (os.getpid(), self.session.start().process.pid)
+        return time.monotonic() - sum(map(kept_waiting, pids))
+
     def why_too_fast(self, place: int, outcome: Outcome) -> str | None:
         """Why the time that a stage's process claims can't be true, by our own clock; or None.
 
@@ -352,11 +359,11 @@ class Heat:
         if outcome.problem.device == "cuda":
             allowed += calls * LAUNCH  # a GPU's own time is not that of its launches
         for _ in range(LOOKS):
-            begun = time.monotonic()
+            begun = self.now()
             self.session.send({"index": place, "calls": calls})
             late = f"took more than {self.limits.budget:g} s for {calls} calls"
             self.session.receive({"called": {}}, self.limits.budget, late)
-            waited = time.monotonic() - begun
+            waited = self.now() - begun
             if waited <= allowed:
                 return None
         return (
