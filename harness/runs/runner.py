@@ -8,7 +8,8 @@ from itertools import groupby
 from harness.isolation.judge import Judge
 from harness.records.jsonl import Writer
 from harness.records.schema import Record, key
-from harness.runs.contest import INTERPRETED, measure
+from harness.runs.contest import measure
+from harness.runs.heat import INTERPRETED
 from harness.runs.outcome import Outcome, bench_records, cell_record
 from harness.runs.plan import Cell, Comparison, Limits
 

@@ -19,7 +19,7 @@ from harness.measures import timing
 from harness.problems import cost
 from harness.problems.problem import SEED, Problem
 from harness.records import jsonl
-from harness.runs import contest
+from harness.runs import contest, heat
 from harness.runs.outcome import bench_records
 from harness.runs.plan import (
     Comparison,
@@ -302,7 +302,7 @@ def test_the_interpreted_are_checked_and_the_inexact_are_not_timed(tmp_path):
     records = hold(tmp_path, TRITON, FAKES / "modest.py", FAKES / "claims_too_much.py", STAGE3)
     interpreted = records.pop("triton_online")
     assert (interpreted["status"], interpreted["mode"]) == ("ok", "interpreted")
-    assert interpreted["reason"] == contest.INTERPRETED and interpreted["time_ms"] is None
+    assert interpreted["reason"] == heat.INTERPRETED and interpreted["time_ms"] is None
     assert 0 < interpreted["err_f64_max"] < 1e-5
     assert found(records) == {"modest": "wrong-by-design", "claims_too_much": "wrong",
                               "torch_three_gemm": "ok"}  # fmt: skip
