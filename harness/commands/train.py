@@ -61,7 +61,8 @@ def train_command(
     numbers, own = numbers_and_files(stage)
     check_out(out)
     hide_gpus(device)
-    stages = read_stages(own)
+    machine = default_memory(environment.memory_bytes())
+    stages = read_stages(own, trainer.STEP_LIMIT, machine)
     device = known_device(device, stages)
     size = size or train_plan.DEFAULT_SIZES[device]
     dtype = long_dtype(dtype or train_plan.DEFAULT_DTYPES[device])

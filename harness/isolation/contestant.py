@@ -35,7 +35,7 @@ from harness.isolation.watched import Watched
 from harness.problems.directions import Call, ask_again, prepare
 from harness.problems.problem import Problem
 
-SETUP = 1 << 28  # bytes that what a stage imports may hold, and libraries once they are called
+SETUP = 1 << 27  # bytes that importing Triton and first calls may leave behind: no workspace
 MEMORY_SLACK = 1 << 29  # bytes: stacks of torch's threads, the interpreter's own growth
 NAMES = ("q", "k", "v", "dO")
 

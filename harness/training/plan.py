@@ -63,6 +63,7 @@ class Trainee:
     path: Path | None = None
     backend: str | None = None
     skip: str | None = None  # why it can't be trained with
+    info: StageInfo | None = None  # it is checked before it trains
     by_rows: bool = False  # it takes no causal mask: asked row by row (loop.row_by_row)
 
 
@@ -101,13 +102,17 @@ def from_backends(device: str) -> list[Trainee]:
 def from_stage(stage: StageInfo, problem: Problem) -> Trainee:
     """A stage as a trainee, skipped where it can't train on this machine."""
     by_rows = "causal" not in stage.options
+    skip = stage.why_skip(replace(problem, causal=False) if by_rows else problem)
+    if stage.failed is not None:
+        skip = f"{stage.failed[0]}: {stage.failed[1]}"
     return Trainee(
         stage=stage.number,
         name=stage.name,
         mode=stage.modes[problem.device],
         declared=stage.to_json(),
         path=stage.path,
-        skip=stage.why_skip(replace(problem, causal=False) if by_rows else problem),
+        info=stage,
+        skip=skip,
         by_rows=by_rows,
     )
 

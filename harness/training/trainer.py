@@ -7,11 +7,16 @@ harness/training/curves.py.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from harness.isolation.child import NO_MESSAGE, ChildFailed
+from harness.isolation.judge import Judge
 from harness.isolation.session import Session, is_count, is_number, list_of, optional
 from harness.records.jsonl import Writer
-from harness.records.schema import Record
+from harness.records.schema import FAILURES, Record
+from harness.runs.contest import measure
+from harness.runs.outcome import Outcome
+from harness.runs.plan import Comparison, Limits
 from harness.training.loop import train_seeds
 from harness.training.plan import Plan, Trainee
 
@@ -73,7 +78,9 @@ class Training:
     """A trainee and its process, which trains from one seed after another."""
 
     def __init__(self, trainee: Trainee, plan: Plan, memory: int) -> None:
-        self.trainee, self.plan = trainee, plan
+        self.trainee, self.plan, self.memory = trainee, plan, memory
+        self.wrong: Outcome | None = None  # what a check has found
+        self.unchecked, self.log = trainee.info is not None, [""]
         self.skip = trainee.skip  # why its next seeds aren't tried
         order = {
             "path": None if trainee.path is None else str(trainee.path),
@@ -92,6 +99,10 @@ class Training:
         if self.skip is not None:
             return record | {"status": "skipped", "reason": self.skip}
         try:
+            if self.unchecked:
+                self.wrong, self.unchecked = self.check(), False
+            if self.wrong is not None:
+                raise ChildFailed(self.wrong.status, f"before it trained: {self.wrong.reason}")
             self.follow(record, progress)
         except ChildFailed as error:
             self.session.end()
@@ -103,6 +114,22 @@ class Training:
             elif error.status == "timeout":  # it would take minutes per seed, all to the same end
                 self.skip = f"seed {seed} ended in a timeout: {error.reason}"
         return record
+
+    def check(self) -> Outcome | None:
+        """What it comes to on one window of the problem, in float32, where it isn't right.
+
+        A loss may fall with a wrong attention, too.
+        """
+        assert self.trainee.info is not None, "only a stage is checked"
+        problem = replace(
+            self.plan.problem, b=1, dtype="float32", precision="ieee",
+            causal=not self.trainee.by_rows, direction="train",
+        )  # fmt: skip
+        limits = Limits(budget=STEP_LIMIT, memory=self.memory)
+        with Judge(problem) as judge:
+            alone = Comparison(problem, [self.trainee.info], limits, alone=True)
+            [outcome] = measure(alone, judge, self.log)
+        return outcome if outcome.status in FAILURES else None
 
     def follow(self, record: Record, progress: Callable[[Record], None]) -> None:
         """Train from the seed of `record`, and fill it. Raises ChildFailed where that fails."""
@@ -124,7 +151,8 @@ class Training:
 
     def printed(self) -> str:
         """What the stage has printed since the last time; of torch's backends it is no matter."""
-        return "" if self.trainee.path is None else self.session.printed()
+        text, self.log = "".join(self.log), []
+        return "" if self.trainee.path is None else text + self.session.printed()
 
     def __enter__(self) -> "Training":
         return self
