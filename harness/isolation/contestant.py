@@ -195,10 +195,10 @@ def compete(
     """One comparison: the stages in the files `paths`, each writing to its file of `outs`.
 
     Says 'loads' and 'ready'; when told to start, 'checked' or 'out' for each, in order; when told
-    who goes on and for how many seconds they are sampled, 'done' with a timing each, then 'counted'
-    with the skip ratios. Where the turns are taken between processes, 'warm' comes before them,
-    then 'turn' after each that it is told of. At the end 'called' after as many calls of a stage as
-    it is asked for. Or 'failed' at any point.
+    who goes on and for how many seconds they are sampled, 'done' with a timing each, then 'called'
+    after as many calls of a stage as it is asked for; asked for none, 'counted' with the skip
+    ratios. Where the turns are taken between processes, 'warm' comes before them, then 'turn' after
+    each that it is told of. Or 'failed' at any point.
     """
     import torch
 
@@ -239,11 +239,10 @@ def compete(
             return
         told = connection if order["apart"] else None
         say(connection, "done", timings=take_turns(going, given, order, turns["seconds"], told))
-        say(connection, "counted", skip_ratios=[each.skip_ratio(given) for each in going])
-        while True:
-            asked = hear(connection)
+        while (asked := hear(connection))["calls"]:
             call_often(going[asked["index"]], given, asked["calls"])
             say(connection, "called")
+        say(connection, "counted", skip_ratios=[each.skip_ratio(given) for each in going])
     except BaseException as error:
         say(connection, "failed", **blame(error, problem))
 

@@ -197,12 +197,13 @@ class Heat:
             late = f"took more than {seconds:g} s for the rounds of all"
         self.note_timings(self.session.receive(DONE, seconds, late)["timings"])
         going = [self.outcomes[index] for index in self.going]
-        ratios = self.count(seconds)
         for place, outcome in enumerate(going):
             if not outcome.dropped and (why := self.why_too_fast(place, outcome)):
                 outcome.drop("wrong", why)
-            if not outcome.dropped and self.limits.rounds is not None:
-                outcome.skip_ratio = ratios[place]  # a cell has no field for it
+        if self.limits.rounds is not None:  # a cell has no field for it
+            for outcome, ratio in zip(going, self.count(seconds)):
+                if not outcome.dropped:
+                    outcome.skip_ratio = ratio
 
     def note_timings(self, timings: Sequence[dict[str, Any]]) -> None:
         """Take the timings over, of what answers rightly to changed inputs, too."""
@@ -218,11 +219,16 @@ class Heat:
                 outcome.note(timing, TIMING)
 
     def count(self, seconds: float) -> list[float | None]:
-        """The share of its tiles that each stage skips, where it counts them."""
-        ratios: list[float | None] = self.session.receive(
-            COUNTED, seconds, "took too long to count its tiles"
-        )["skip_ratios"]
-        return [*ratios, *[None] * len(self.going)]
+        """The share of its tiles that each stage skips, where it counts them.
+
+        Where the process fails at it, the times were taken before, and stand.
+        """
+        self.session.send({"calls": 0})
+        try:
+            late = "took too long to count its tiles"
+            return list(self.session.receive(COUNTED, seconds, late)["skip_ratios"])
+        except ChildFailed:
+            return []
 
     def now(self) -> float:
         """Our clock, seconds, less what other processes have taken of the machine from us both."""

@@ -210,7 +210,7 @@ def usual_stages(stages: Sequence[StageInfo], problems: Sequence[Problem]) -> li
     carries gradients. A stage made for few query rows comes in where there are fewer than keys.
     """
     ours = [stage for stage in stages if stage.number < PEERS_FROM]
-    chosen = {stage.path for stage in stages if stage.number == YARDSTICK and stage.ours}
+    chosen = {stage.path for stage in stages if stage.number == YARDSTICK}
     for trains in {problem.direction != "fwd" for problem in problems}:
         able = [
             stage

@@ -464,7 +464,7 @@ def test_the_command_records_shows_and_writes_csv(tmp_path, make_stage):
     body = "if q.shape[2] == 16:\n    raise ValueError('too short')\nreturn 1.001 * stage3(q, k, v)"
     refuses = make_stage("refuses", body, 111)
     out = tmp_path / "bench.jsonl"
-    done = in_turn("bench", *QUICK, "--mode", "fwd,train", "--causal", "off",
+    done = in_turn("bench", *QUICK, "--mode", "fwd,train", "--causal", "off", "--inputs", "normal",
                   "--impl", "3,rival,111", "--stage", peer, "--stage", refuses,
                   "--out", out)  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -609,7 +609,8 @@ def test_hopeless_is_what_takes_long_at_a_fast_rate(make_stage):
 def test_each_step_is_said_when_it_begins(tmp_path, make_stage):
     """A contestant that hangs is named before its budget is over."""
     slow = make_stage("sleeper", "time.sleep(600)")
-    with Started("bench", *QUICK, "--causal", "off", "--stages", "3", "--stage", slow, "--out",
+    with Started("bench", *QUICK, "--causal", "off", "--stages", "3", "--stage", slow,
+                 "--inputs", "normal", "--out",
                  tmp_path / "bench.jsonl", log=tmp_path / "log") as run:  # fmt: skip
         run.wait_for(lambda: "90 sleeper is called" in run.text(), "the sleeper's name")
         assert "[1/2] 0 s: fwd d = 16, N = 16: the contestants load" in run.text()
