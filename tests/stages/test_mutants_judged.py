@@ -21,7 +21,7 @@ def commands():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("number", "names"), commands())
+@pytest.mark.parametrize(("number", "names"), [*commands()])
 def test_the_documented_command_fails_every_mutant(number, names, tmp_path):
     page = (ROOT / "docs" / "lecturer.md").read_text()
     [line] = re.findall(r"^ladder (run --stages 3 --stage mine\.py .*?) --out", page, re.MULTILINE)
