@@ -1,7 +1,7 @@
 """`--hk` and `--seqlens` of `ladder run` and `ladder bench`: grouped heads, and padded keys."""
 
 import pytest
-from ladder_command import by_name, in_turn
+from ladder_command import RUN, by_name, in_turn
 
 from harness.problems import cost
 from harness.problems.problem import Problem
@@ -21,7 +21,7 @@ PADDED = ("--n", "16,24", "--d", 8, "--b", 2, "--seqlens", "5,16")
 )
 def test_stages_take_it_or_say_that_they_do_not(tmp_path, options, asked, reason, direction):
     out = tmp_path / "run.jsonl"
-    done = in_turn("run", "--inputs", "normal", "--stages", "0,3,7", *options, "--direction", direction, "--device",
+    done = in_turn("run", "--stages", "0,3,7", *options, "--direction", direction, "--device",
                    "cpu", "--paired", "--out", out)  # fmt: skip
     assert done.returncode == 0, done.stderr
     _, cells = read(out)
@@ -48,9 +48,7 @@ def test_a_stage_that_reads_past_the_valid_keys_is_wrong(tmp_path):
     )
     out = tmp_path / "run.jsonl"
     for options, status, code in ((PADDED, "wrong", 1), (GROUPED, "ok", 0)):
-        done = in_turn(
-            "run", "--inputs", "normal", "--stages", 3, *options, "--stage", mine, "--out", out
-        )
+        done = in_turn(*RUN, "--stages", 3, *options, "--stage", mine, "--out", out)
         assert done.returncode == code
         assert {cell["status"] for cell in by_name(out)["mine"]} == {status}
         out.unlink()
@@ -58,7 +56,7 @@ def test_a_stage_that_reads_past_the_valid_keys_is_wrong(tmp_path):
 
 def test_a_run_is_resumed_as_it_was_begun(tmp_path):
     out = tmp_path / "run.jsonl"
-    arguments = ("run", "--inputs", "normal", "--stages", 3, *PADDED, "--h", 2, "--hk", 1)
+    arguments = ("run", "--stages", 3, *PADDED, "--h", 2, "--hk", 1)
     done = in_turn(*arguments, "--out", out)
     assert done.returncode == 0, done.stderr
     whole = out.read_bytes()
@@ -135,7 +133,7 @@ def test_memory_is_measured_after_a_warm_up_that_takes_the_lengths(tmp_path):
     )
     for options in ((), ("--seqlens", "16,16")):
         out = tmp_path / f"{len(options)}.jsonl"
-        done = in_turn("run", "--inputs", "normal", "--stages", 3, "--n", 16, "--b", 2, *options, "--stage", mine,
+        done = in_turn(*RUN, "--stages", 3, "--n", 16, "--b", 2, *options, "--stage", mine,
                        "--device", "cpu", "--out", out)  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert by_name(out)["mine"][0]["peak_bytes"] < 20 << 20

@@ -3,7 +3,7 @@
 import subprocess
 
 import pytest
-from ladder_command import by_name, fakes, in_turn
+from ladder_command import RUN, by_name, fakes, in_turn
 
 MB = 1 << 20
 HELD = 200 * MB
@@ -68,9 +68,7 @@ def attend(q, k, v):
 @pytest.mark.timing
 def test_a_sleep_of_20_ms_reads_20_ms(tmp_path):
     out = tmp_path / "run.jsonl"
-    done = in_turn(
-        "run", "--inputs", "normal", "--stages", 3, "--n", 16, *fakes("naps"), "--out", out
-    )
+    done = in_turn(*RUN, "--stages", 3, "--n", 16, *fakes("naps"), "--out", out)
     assert done.returncode == 0, done.stderr
     [nap] = by_name(out)["naps"]
     assert nap["time_ms"] == pytest.approx(20, rel=0.1)
@@ -91,7 +89,7 @@ def test_200_mb_held_for_a_moment_read_200_mb(tmp_path):
     stage.write_text(HOLDS_CPP.format(path=str(library), size=HELD))
     out = tmp_path / "run.jsonl"
     done = in_turn(
-        "run", "--inputs", "normal", "--stages", 3, "--n", "16,32", "--memory", "1G",
+        *RUN, "--stages", 3, "--n", "16,32", "--memory", "1G",
         *fakes("held_before", "holds_python", "holds_torch"), "--stage", stage, "--out", out,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -108,9 +106,7 @@ def test_200_mb_held_for_a_moment_read_200_mb(tmp_path):
 @pytest.mark.timing
 def test_the_inputs_are_no_part_of_the_peak(tmp_path):
     out = tmp_path / "run.jsonl"
-    done = in_turn(
-        "run", "--inputs", "normal", "--stages", 3, "--n", 200_000, "--nq", 1, "--out", out
-    )
+    done = in_turn("run", "--stages", 3, "--n", 200_000, "--nq", 1, "--out", out)
     assert done.returncode == 0, done.stderr
     [cell] = by_name(out)["torch_three_gemm"]
     inputs = 2 * 200_000 * 64 * 4
@@ -122,7 +118,7 @@ def test_the_inputs_are_no_part_of_the_peak(tmp_path):
 def test_the_scores_of_stage_3_are_its_peak(tmp_path):
     """S and P, N x N each, are what stage 3 is known to hold."""
     out = tmp_path / "run.jsonl"
-    done = in_turn("run", "--inputs", "normal", "--stages", 3, "--n", 2048, "--out", out)
+    done = in_turn("run", "--stages", 3, "--n", 2048, "--out", out)
     assert done.returncode == 0, done.stderr
     [cell] = by_name(out)["torch_three_gemm"]
     matrix = 2048 * 2048 * 4
@@ -138,19 +134,7 @@ def test_what_a_backward_pass_of_stage_3_holds_is_its_peak(tmp_path, direction, 
     What the forward pass took and gave back must not hide them.
     """
     out = tmp_path / "run.jsonl"
-    done = in_turn(
-        "run",
-        "--inputs",
-        "normal",
-        "--direction",
-        direction,
-        "--stages",
-        3,
-        "--n",
-        2048,
-        "--out",
-        out,
-    )
+    done = in_turn("run", "--direction", direction, "--stages", 3, "--n", 2048, "--out", out)
     assert done.returncode == 0, done.stderr
     [cell] = by_name(out)["torch_three_gemm"]
     assert cell["memory_meter"] == "process-rss"
@@ -164,7 +148,7 @@ def test_memory_that_a_forward_pass_gave_back_is_the_backward_passs_own(tmp_path
     stage.write_text(HOLDS_TWICE.format(size=HELD))
     out = tmp_path / "run.jsonl"
     done = in_turn(
-        "run", "--inputs", "normal", "--direction", "bwd", "--stages", 3, "--n", 32, "--memory", "1G", "--stage", stage,
+        *RUN, "--direction", "bwd", "--stages", 3, "--n", 32, "--memory", "1G", "--stage", stage,
         "--out", out,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -177,7 +161,7 @@ def test_a_backward_call_is_timed_without_its_forward_pass(tmp_path):
     """A forward pass that sleeps 20 ms costs training all of them, and a backward call none."""
     for direction in ("bwd", "train"):
         out = tmp_path / f"{direction}.jsonl"
-        done = in_turn("run", "--inputs", "normal", "--direction", direction, "--stages", 3, "--n", 16,
+        done = in_turn(*RUN, "--direction", direction, "--stages", 3, "--n", 16,
                       *fakes("naps"), "--out", out)  # fmt: skip
         assert done.returncode == 0, done.stderr
         [nap] = by_name(out)["naps"]
