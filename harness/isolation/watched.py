@@ -44,15 +44,17 @@ class Watched:
         if not (due or self.often):
             return self.call()
         at = int(random() * self.size)
-        was = int(self.cells[at])
+        was = self.cells[at] if self.often else self.cells[at].clone()  # no GPU is waited for
         self.cells[at] = self.values[self.count % VALUES]
         try:
             outputs = self.call()
         finally:
             self.cells[at] = was  # others are given the same x
         if due:
-            # so each call is as likely as any other to be the last that is kept
-            self.due = int(self.count / (1 - random())) + 1
+            # so each call is as likely as any other to be the last that is kept; few on a GPU
+            self.due = (
+                int(self.count * (1 / (1 - random()) if self.often else 2 + 6 * random())) + 1
+            )
             self.change = (at, self.values[self.count % VALUES])
             self.kept = [x.clone() if hasattr(x, "clone") else x for x in outputs]
         return outputs
