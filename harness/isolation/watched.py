@@ -33,7 +33,7 @@ class Watched:
         values = (size * (0.5 + torch.rand(VALUES, device=x.device))).to(x.dtype)
         self.values = values.view(bits).tolist()
         cells = x.data.view(bits).view(-1)
-        self.cells = memoryview(cells.numpy()) if self.often else cells
+        self.cells: Any = memoryview(cells.numpy()) if self.often else cells
         self.size, self.count, self.due = cells.numel(), 0, 1
         self.change: tuple[int, int] | None = None
         self.kept: Sequence[Any] = ()
