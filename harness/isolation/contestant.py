@@ -117,8 +117,8 @@ class Contestant:
             give_back()  # what that has freed would be taken again unseen
             kept = (status_bytes("VmRSS") or 0) - self.held if self.held else 0
             (outputs, call_ms), peak, meter = measure_peak(once, self.device)
-            if peak is not None and kept > SETUP:
-                peak += kept  # it was made beforehand, and is there during the call
+            if peak is not None and kept > max(SETUP, 2 * peak):
+                peak = kept  # it was made beforehand, and is there during the call
             first_ms = call_ms
         else:
             if alone:

@@ -96,7 +96,8 @@ def undo(
         moved = torch.zeros_like(output)
         moved[here] = after[name] - before[name]
         off = output - moved - truth
-        undone.append(truth + off.sign() * (off.abs() - FORGIVEN * moved.abs()).clamp_min(0))
+        off = off.sign() * (off.abs() - FORGIVEN * moved.abs()).clamp_min(0)
+        undone.append(truth + off / 2)  # the bounds are those of the unchanged problem
     return undone
 
 
