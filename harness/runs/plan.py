@@ -15,10 +15,14 @@ from harness.problems.problem import INPUTS, PEERS_FROM, REAL_D, YARDSTICK, Prob
 from harness.problems.real_inputs import HEADS, LAYERS, MAX_N
 from harness.records import environment
 from harness.records.schema import Record
-from harness.records.units import show_bytes
+from harness.records.units import show_bytes, significant
 
 # FLOP/s in float64 that none exceeds: a CPU's core (two 512-bit FMAs a cycle, 6 GHz), and a GPU
 CORE_RATE, GPU_RATE = 2e11, 1e14
+# FLOP/s that are fast for attention on one thread of a CPU (contestants have no more), and in
+# Triton's interpreter, where a contestant is called once and not timed
+THREAD_RATE, INTERPRETED_RATE = 2e11, 2e9
+PATIENCE = 600.0  # seconds: what takes longer even at those rates is not begun
 GPU_SIZES = (1024, 2048, 4096, 8192, 16384)
 SMALL_N, SMALL_D = 64, 16  # the tour's small part goes up to so many keys
 
@@ -67,9 +71,10 @@ class Cell:
         return identity | self.problem.to_json()
 
 
-def default_memory(machine_bytes: int | None) -> int:
+def default_memory() -> int:
     """The memory that a cell may take unless told: the smaller of 4 GiB and half the machine's."""
-    return min(4 << 30, machine_bytes // 2) if machine_bytes else 4 << 30
+    machine = environment.memory_bytes()
+    return min(4 << 30, machine // 2) if machine else 4 << 30
 
 
 def why_hopeless(problem: Problem) -> tuple[str, str] | None:
@@ -94,16 +99,50 @@ def why_hopeless(problem: Problem) -> tuple[str, str] | None:
     return None
 
 
+def why_too_long(comparisons: Iterable[Comparison]) -> str | None:
+    """Why the comparisons can't be over in a time worth waiting for; None where they may be.
+
+    Only of a CPU: what a GPU is too slow for, its memory refuses first.
+    """
+    seconds = 0.0
+    for comparison in comparisons:
+        problem, limits = comparison.problem, comparison.limits
+        calls = limits.warmup + (limits.rounds or 0)
+        if problem.device != "cpu" or why_hopeless(problem):  # those end at once, and say so
+            continue
+        for stage in comparison.stages:
+            if stage.why_skip(problem):
+                continue
+            if stage.modes[problem.device] == "interpreted":
+                seconds += cost.flops(problem) / INTERPRETED_RATE
+            else:
+                seconds += cost.flops(problem) * calls / THREAD_RATE
+    if seconds <= PATIENCE:
+        return None
+    minutes = f"{seconds / 60:.0f} minutes"
+    wait = minutes if seconds < 5400 else f"{significant(seconds / 3600, 2)} hours"
+    rates = [f"{rate / 1e9:.0f} GFLOP/s" for rate in (THREAD_RATE, INTERPRETED_RATE)]
+    return (
+        f"hopeless on a CPU: the calls alone would take {wait} at {rates[0]}, which "
+        f"is fast for its one thread, and {rates[1]} interpreted; take a GPU, smaller sizes "
+        "without --suite, or fewer --stages and a smaller --repeat"
+    )
+
+
 # ---- cells
 
 
-def each_inputs(problem: Problem, kinds: Sequence[str] = INPUTS) -> list[Problem]:
-    """`problem`; where its inputs are 'all', one for each of `kinds`, real where these reach."""
-    if problem.inputs != "all":
-        return [problem]
-    b, h, n = problem.b, problem.h, max(problem.nq, problem.nk)
-    real = problem.d == REAL_D and problem.hk == h and b <= LAYERS and h <= HEADS and n <= MAX_N
-    return [replace(problem, inputs=kind) for kind in kinds if kind != "real" or real]
+def each_inputs(problems: Iterable[Problem], kinds: Sequence[str] = INPUTS) -> list[Problem]:
+    """`problems`; one whose inputs are 'all' with each of `kinds`, real where these reach."""
+
+    def of(problem: Problem) -> list[Problem]:
+        if problem.inputs != "all":
+            return [problem]
+        b, h, n = problem.b, problem.h, max(problem.nq, problem.nk)
+        real = problem.d == REAL_D and problem.hk == h and b <= LAYERS and h <= HEADS and n <= MAX_N
+        return [replace(problem, inputs=kind) for kind in kinds if kind != "real" or real]
+
+    return [each for problem in problems for each in of(problem)]
 
 
 def plan_grid(
@@ -171,13 +210,17 @@ class Sizes:
 
     def of(self, n: int, d: int) -> tuple[int, int]:
         """b and h of a problem. Raises ValueError where `tokens` or `hidden` is too small."""
-        b = self.tokens // n if self.b is None else self.b
-        h = self.hidden // d if self.h is None else self.h
-        if b < 1:
-            raise ValueError(f"N = {n} is more than the {self.tokens} tokens of a batch")
-        if h < 1 or (self.h is None and self.hidden % d):
-            raise ValueError(f"d = {d} does not divide {self.hidden}, the size of all heads")
-        return b, h
+        if self.b is None and n > self.tokens:
+            raise ValueError(
+                f"--n: got {n}, expected at most the {self.tokens} tokens of a batch: raise "
+                "--tokens, or give --b"
+            )
+        if self.h is None and self.hidden % d:
+            raise ValueError(
+                f"--d: got {d}, expected a divisor of {self.hidden}, the size of all heads: "
+                "change --hidden, or give --h"
+            )
+        return self.b or self.tokens // n, self.h or self.hidden // d
 
 
 def make_problems(
@@ -191,7 +234,7 @@ def make_problems(
     problems = []
     for direction, masked, d, n in product(directions, causal, ds, ns):
         b, h = sizes.of(n, d)
-        hk = sizes.hk or h
+        hk = h if sizes.hk is None else sizes.hk
         problems.append(
             replace(base, direction=direction, causal=masked, b=b, h=h, hk=hk, nq=n, nk=n, d=d)
         )

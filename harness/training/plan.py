@@ -28,8 +28,7 @@ BACKENDS = {"cpu": (FLASH, MATH), "cuda": (FLASH, CUDNN, EFFICIENT, MATH)}
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a model and of its batches: `layers` of `heads` heads, `head_dim` each, so that
-    D = heads * head_dim; `batch` windows of `block` characters a step, at the peak rate `lr`."""
+    """Of a model and its batches: `batch` windows of `block` characters, the peak rate `lr`."""
 
     layers: int
     heads: int
@@ -89,11 +88,7 @@ def from_backends(device: str) -> list[Trainee]:
     """SDPA's backends for `device`; which of them take the problem is told by their processes."""
     return [
         Trainee(
-            stage=number,
-            name=name,
-            mode="native",
-            declared={"stage": number, "name": name, "title": title},
-            backend=backend,
+            number, name, "native", {"stage": number, "name": name, "title": title}, None, backend
         )
         for number, name, title, backend in BACKENDS[device]
     ]
@@ -105,24 +100,13 @@ def from_stage(stage: StageInfo, problem: Problem) -> Trainee:
     skip = stage.why_skip(replace(problem, causal=False) if by_rows else problem)
     if stage.failed is not None:
         skip = f"{stage.failed[0]}: {stage.failed[1]}"
-    return Trainee(
-        stage=stage.number,
-        name=stage.name,
-        mode=stage.modes[problem.device],
-        declared=stage.to_json(),
-        path=stage.path,
-        info=stage,
-        skip=skip,
-        by_rows=by_rows,
-    )
+    mode, declared = stage.modes[problem.device], stage.to_json()
+    return Trainee(stage.number, stage.name, mode, declared, stage.path, None, skip, stage, by_rows)
 
 
 def make_problem(size: str, dtype: str, device: str) -> Problem:
     """What a layer of the model of that size asks of its attention."""
     shape = SHAPES[size]
-    return Problem(
-        inputs="normal", seed=0, b=shape.batch, h=shape.heads, hk=shape.heads, nq=shape.block,
-        nk=shape.block, d=shape.head_dim, dtype=dtype,
-        precision="ieee" if dtype == "float32" else dtype, causal=True, seqlens_k=None,
-        device=device, direction="train",
-    )  # fmt: skip
+    sizes = (shape.batch, shape.heads, shape.heads, shape.block, shape.block, shape.head_dim)
+    precision = "ieee" if dtype == "float32" else dtype
+    return Problem("normal", 0, *sizes, dtype, precision, True, None, device, "train")
