@@ -68,9 +68,7 @@ class Train:
     """Forward and backward: o, dq, dk, dv."""
 
     def __init__(self, attend: Attend, leaves: Tensors, dO: Any) -> None:
-        import torch
-
-        self.attend, self.leaves, self.dO, self.plain = attend, leaves, dO, torch.Tensor
+        self.attend, self.leaves, self.dO = attend, leaves, dO
 
     def __call__(self) -> Tensors:
         return self.outputs(self.attend(*self.leaves))
@@ -79,8 +77,10 @@ class Train:
         """o, dq, dk, dv; where the graph of `o` is to `keep` for another time, without o."""
         import torch
 
+        if type(o) is not torch.Tensor:  # a subclass may compute when it is asked, later
+            raise BadGradient(why_no_gradient(o, self.dO))
         try:
-            forward = () if keep else (o.detach() if type(o) is self.plain else o,)
+            forward = () if keep else (o.detach(),)
             return forward + torch.autograd.grad(
                 o, self.leaves, self.dO, retain_graph=keep, allow_unused=True
             )
@@ -120,7 +120,7 @@ def why_no_gradient(o: Any, dO: Any) -> str | None:
     """Why the output `o` can't be differentiated, or None where it can."""
     import torch
 
-    if type(o) is not torch.Tensor:  # a subclass may compute when it is asked, later
+    if type(o) is not torch.Tensor:
         return f"o: returned {type(o).__name__}, expected a tensor"
     for what in ("shape", "dtype", "device"):
         got, expected = getattr(o, what), getattr(dO, what)

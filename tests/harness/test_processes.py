@@ -87,7 +87,7 @@ def test_each_cell_has_a_process_of_its_own_and_no_stage_meets_another(tmp_path)
 def test_paired_cells_hold_their_own_times_and_only_right_stages_compete(tmp_path):
     out = tmp_path / "run.jsonl"
     arguments = ("--stages", "1,3", "--n", 8, "--paired", *fakes("ignores_v", "naps"))
-    done = in_turn("run", *arguments, "--out", out)
+    done = in_turn(*RUN, *arguments, "--out", out)
     assert done.returncode == 1, done.stderr
     cells = by_name(out)
     for name in ("raw_python", "torch_three_gemm", "naps"):
