@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 
 from harness.commands.options import UserError, integers
-from harness.isolation.child import server
+from harness.isolation.child import START_LIMIT, server
 from harness.isolation.roster import StageInfo, read_stages, why_absent
 from harness.problems.problem import YARDSTICK
 
@@ -57,14 +57,18 @@ def check_together(context: typer.Context) -> None:
             raise UserError(f"--{name}: {why}; leave it away")
 
 
-def stages_and_device(device: str | None, own: Sequence[Path] = ()) -> tuple[list[StageInfo], str]:
+def stages_and_device(
+    device: str | None, own: Sequence[Path] = (), load: float = START_LIMIT,
+    memory: int | None = None,
+) -> tuple[list[StageInfo], str]:  # fmt: skip
     """The stages there are, those in the files `own` among them; and the device to measure on.
 
-    Where none was asked for, it is 'cuda' if the yardstick runs there, else 'cpu'. Raises UserError
-    where 'cuda' was, and the yardstick can't run there.
+    `load` and `memory`: what one of `own` may take to load (`read_stages`). Where no device was
+    asked for, it is 'cuda' if the yardstick runs there, else 'cpu'. Raises UserError where 'cuda'
+    was, and the yardstick can't run there.
     """
     prepare_children(device)
-    stages = read_stages(own)
+    stages = read_stages(own, load, memory)
     reason = why_no_cuda(stages)
     if device == "cuda" and reason:
         raise UserError(f"--device: got cuda, but {reason}")
@@ -73,7 +77,8 @@ def stages_and_device(device: str | None, own: Sequence[Path] = ()) -> tuple[lis
 
 def why_no_cuda(stages: Sequence[StageInfo]) -> str | None:
     """Why the yardstick can't run on a GPU, or None where it can."""
-    return next(stage for stage in stages if stage.number == YARDSTICK).unavailable["cuda"]
+    yardstick = next(stage for stage in stages if stage.number == YARDSTICK and stage.ours)
+    return yardstick.unavailable["cuda"]
 
 
 def prepare_children(device: str | None) -> None:

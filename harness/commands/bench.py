@@ -50,7 +50,7 @@ def bench_command(
     stage: options.StageFiles = None,
     warmup: options.Warmup = 5,
     repeat: options.Repeat = 30,
-    inputs: options.Synthetic = "normal",
+    inputs: options.AllSynthetic = None,
     seed: options.Seed = SEED,
     device: options.Device = None,
     budget: options.BenchBudget = 120.0,
@@ -128,8 +128,11 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
     """Plan the run, carry it out, and show it. Returns the exit code."""
     measuring.check_out(out)
     measuring.check_out(csv_path(out) if out is not None else None)
+    if given["inputs"] is None:
+        given["inputs"] = options.ALL if own and given["suite"] is None else "normal"
     check_problems(given)
-    stages, device = stages_and_device(given["device"], own)
+    memory = plan.default_memory()
+    stages, device = stages_and_device(given["device"], own, given["budget"], memory)
     asked = make_problems(given, device)
     option = "--stages" if given["impl"] is None else "--impl"
     wanted = given["impl"] if given["stages"] is None else given["stages"]
@@ -214,7 +217,8 @@ def make_problems(given: Record, device: str) -> list[Problem]:
     named = {name: given[name] for name in ("inputs", "seed", "seqlens")}
     base = problems.make_base(device, use["dtype"], **named)
     if given["suite"] is not None:
-        return SUITES[given["suite"]].problems(base)
+        made = SUITES[given["suite"]].problems(base)
+        return plan.each_inputs(made, options.SYNTHETIC)
     directions = options.some_of(*DIRECTIONS)(given["mode"] or "fwd", "--mode")
     causal = options.CAUSAL[given["causal"] or "both"]
     ds, ns = integers(1, MAX_D)(use["d"], "--d"), integers(1)(use["n"], "--n")
@@ -223,6 +227,7 @@ def make_problems(given: Record, device: str) -> list[Problem]:
         made = plan.make_problems(base, directions, causal, ds, ns, sizes)
     except ValueError as error:
         raise UserError(str(error)) from None
+    made = plan.each_inputs(made, options.SYNTHETIC)
     for problem in made:
         problems.check(problem)
     return list(dict.fromkeys(made))

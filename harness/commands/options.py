@@ -23,6 +23,7 @@ MAX_STEPS, MAX_SEEDS = 100_000, 100
 MAX_TRACE_N = 1024
 CAUSAL = {"off": (False,), "on": (True,), "both": (False, True)}
 SYNTHETIC = ("normal", "peaky")
+ALL = "all"  # of them
 SHORT_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -173,7 +174,11 @@ Precision = Annotated[
     str, option("how float32 is multiplied on a GPU: ieee or tf32", one_of(*PRECISIONS))
 ]
 Causal = Annotated[bool, option("query i sees keys up to i + Nk - Nq", None, "--causal")]
-Inputs = Annotated[str, option("normal, peaky or real", one_of(*INPUTS))]
+Inputs = Annotated[
+    str | None,
+    option("normal, peaky, real, or all that fit; all by default with --stage, else normal",
+           one_of(*INPUTS, ALL)),
+]  # fmt: skip
 Direction = Annotated[
     str, option("fwd; bwd: dq, dk, dv alone; train: both, of stages with gradients",
                 one_of(*OUTPUTS)),
@@ -216,6 +221,11 @@ Contestants = Annotated[
 Impl = Annotated[str | None, typer.Option(hidden=True)]  # the name of old of --stages
 Warmup = Annotated[int, option("calls of each before the rounds", whole(1))]
 Repeat = Annotated[int, option("rounds: samples of each", whole(2))]
+AllSynthetic = Annotated[
+    str | None,
+    option("normal, peaky or all; all by default with --stage, else normal",
+           one_of(*SYNTHETIC, ALL)),
+]  # fmt: skip
 BenchBudget = Annotated[
     float, option("seconds that one may take for its check, and for its rounds", seconds)
 ]

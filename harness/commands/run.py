@@ -19,7 +19,7 @@ from harness.records import environment
 from harness.records.jsonl import Writer, read
 from harness.records.schema import FAILURES, BadRecord, Record, check_plan, key
 from harness.records.units import show_time
-from harness.runs.plan import Cell, Limits, default_memory, plan_grid, plan_tour
+from harness.runs.plan import Cell, Limits, default_memory, each_inputs, plan_grid, plan_tour
 from harness.runs.runner import run
 from harness.runs.suites import SUITES
 from harness.views import cell_tables, lines, table
@@ -38,7 +38,7 @@ def run_command(
     precision: options.Precision = "ieee",
     causal: options.Causal = False,
     seqlens: options.Seqlens = None,
-    inputs: options.Inputs = "normal",
+    inputs: options.Inputs = None,
     direction: options.Direction = "fwd",
     device: options.Device = None,
     seed: options.Seed = SEED,
@@ -63,7 +63,7 @@ DEFAULTS: dict[str, Any] = {
     name: parameter.default
     for name, parameter in inspect.signature(run_command).parameters.items()
     if name not in ("context", "stage", "out", "resume")
-}
+} | {"inputs": "normal"}
 
 
 def describes_none(arguments: Record) -> bool:
@@ -88,7 +88,7 @@ def make_cells(given: Record, stages: Sequence[StageInfo], device: str) -> list[
             )
         return plan_tour(stages, base)
     sizes = dict.fromkeys(options.integers(1)(given["n"] or "64", "--n"))
-    asked = [replace(base, nq=given["nq"] or n, nk=n) for n in sizes]
+    asked = each_inputs(replace(base, nq=given["nq"] or n, nk=n) for n in sizes)
     for problem in asked:
         problems.check(problem)
     return plan_grid(stages, asked, given["paired"])
@@ -97,9 +97,14 @@ def make_cells(given: Record, stages: Sequence[StageInfo], device: str) -> list[
 def new_run(given: Record, own: Sequence[Path], out: Path | None) -> int:
     """Plan a run, write its env line, and carry it out."""
     check_out(out, "--resume goes on with it, or name another")
+    if given["inputs"] is None:  # somebody's own file is asked with all of them
+        given["inputs"] = "normal"
+        if own and given["suite"] is None and not describes_none(given):
+            given["inputs"] = options.ALL
+    limits = make_limits(given)
     # what can be known to be wrong is said before seconds are spent on looking at the stages
     make_cells(given, [], given["device"] or "cpu")
-    stages, device = stages_and_device(given["device"], own)
+    stages, device = stages_and_device(given["device"], own, limits.budget, limits.memory)
     if given["stages"] is not None:
         chosen = choose(stages, given["stages"].split(","), "--stages", own)
     else:
@@ -118,7 +123,7 @@ def new_run(given: Record, own: Sequence[Path], out: Path | None) -> int:
     kept = {**given, "stage": [stage.name for stage in chosen if stage.path in own]}
     plan, described = [cell.to_json() for cell in cells], [stage.to_json() for stage in chosen]
     with begin("", out, device, kept, described, plan) as writer:
-        return measure(cells, [], writer, make_limits(given))
+        return measure(cells, [], writer, limits)
 
 
 def resume_run(path: Path, again: Record, own: Sequence[Path]) -> int:
@@ -146,13 +151,14 @@ def resume_run(path: Path, again: Record, own: Sequence[Path]) -> int:
                     "now; a run goes on as it was begun, so leave it away"
                 )
         prepare_children(env["device"])
-        known = match_stages(path, env, read_stages(own))
+        limits = make_limits(before)
+        known = match_stages(path, env, read_stages(own, limits.budget, limits.memory))
         cells = [
             Cell(known[cell["stage"], cell["name"]], Problem.from_json(cell), cell["paired"])
             for cell in env["plan"]
         ]
         same_machine(path, env)
-        return measure(cells, done, writer, make_limits(before))
+        return measure(cells, done, writer, limits)
 
 
 def check_begun(path: Path, env: Record, done: Sequence[Record]) -> None:

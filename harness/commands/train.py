@@ -45,7 +45,7 @@ def train_command(
         expected = "a stage's number, such as 7, or its .py file; SDPA's backends run in any case"
         raise UserError(f"--stage: got {odd[0]}, expected {expected}")
     measuring.check_out(out)
-    stages, device = stages_and_device(device, own)
+    stages, device = stages_and_device(device, own, trainer.STEP_LIMIT, default_memory())
     size = size or train_plan.DEFAULT_SIZES[device]
     dtype = long_dtype(dtype or train_plan.DEFAULT_DTYPES[device])
     problem = train_plan.make_problem(size, dtype, device)

@@ -6,22 +6,32 @@ pipe: a stage that writes garbage into it costs its own cell.
 """
 
 import contextlib
-import ctypes
 import json
 import multiprocessing
 import os
 import queue
 import signal
 import sys
+import tempfile
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from harness.isolation.processes import (
+    ADOPT,
+    DIE_WITH_PARENT,
+    DUMPABLE,
+    ask_kernel,
+    end_family,
+    end_process,
+    family,
+    processes,
+    resident_bytes,
+)
 from harness.records.units import show_bytes
 
 START_LIMIT = 180.0  # seconds for a child to start: the first waits for the server's own import
@@ -29,7 +39,10 @@ POLL = 0.02  # seconds between two looks at a child's memory
 LAST_WORDS = 5.0  # seconds for what an ended child has said to be read
 LONGEST_MESSAGE = 1 << 16  # bytes; a stage that announces more is cut off
 MOST_MESSAGES = 64  # unread; a stage that floods the pipe is cut off, too
-MARK = "LADDER_CELL"  # in the environment of whatever a child starts
+LOOK = 0.2  # seconds between two looks at what a child has started
+SHOWN_LOG = 1 << 16  # bytes at the end of what a child prints: what is kept and shown of it
+LONGEST_LOG = 1 << 20  # bytes of it that lie on the disk
+STARTS = 3  # a fork server that a stage has ended is started again
 
 NO_MESSAGE = "what its process reported is not the harness's own message"
 
@@ -48,21 +61,20 @@ class ChildFailed(Exception):
 class Child:
     """A child process running `target(connection, *arguments)`.
 
-    What it prints goes to the file `log`, never to our own output.
+    What it prints goes to a file, never to our own output; `printed` is its end.
     """
 
-    def __init__(self, target: Callable[..., None], *arguments: object, log: Path) -> None:
-        context = server()
-        self.connection, theirs = context.Pipe()
+    def __init__(self, target: Callable[..., None], *arguments: object) -> None:
+        # read by its handle: what a stage does to the name is no matter
+        handle, self.path = tempfile.mkstemp(prefix="ladder-", suffix=".log")
+        self.log = os.fdopen(handle, "r+b", buffering=0)
+        self.shown, self.unseen = 0, ""  # bytes of the log; what is kept of it once it is closed
         self.ended = False
-        self.mark = uuid.uuid4().hex
-        self.process = context.Process(
-            target=enter, args=(target, theirs, str(log), self.mark, arguments), daemon=True
-        )
-        self.process.start()
-        theirs.close()
         self.base_bytes: int | None = None
         self.memory: int | None = None
+        self.kin: dict[int, int] = {}  # processes seen under it -> when each began
+        self.looked = 0.0
+        self.process, self.connection = begin(target, self.path, arguments)
         # a thread reads: a stage may announce a message that never comes
         self.inbox: queue.Queue[bytes | None] = queue.Queue(MOST_MESSAGES)
         self.closing = threading.Lock()
@@ -86,8 +98,7 @@ class Child:
 
     def limit_memory(self, memory: int) -> None:
         """From now on, allow `memory` bytes above what the child holds at this moment."""
-        self.base_bytes = resident_bytes(self.process.pid)
-        self.memory = memory
+        self.base_bytes, self.memory = self.held_bytes(), memory
 
     def send(self, message: Message) -> None:
         """Say something to the child; one that has ended doesn't hear it."""
@@ -112,7 +123,7 @@ class Child:
                 raise ChildFailed(*self.how_it_ended())
             if data:
                 return self.parse(data)
-            self.check_memory()
+            self.watch()
             if time.monotonic() > deadline:
                 self.end()
                 raise ChildFailed("timeout", late)
@@ -128,13 +139,37 @@ class Child:
         self.end()
         raise ChildFailed("crashed", NO_MESSAGE)
 
-    def check_memory(self) -> None:
+    def watch(self) -> None:
+        """Keep its log short, and end it where it has outgrown its memory."""
+        if os.fstat(self.log.fileno()).st_size > LONGEST_LOG:
+            self.unseen, self.shown = self.printed(), 0
+            os.ftruncate(self.log.fileno(), 0)
         if self.memory is None or self.base_bytes is None:
             return
-        resident = resident_bytes(self.process.pid)
-        if resident is not None and resident - self.base_bytes > self.memory:
+        if self.held_bytes() > self.base_bytes + self.memory:
             self.end()
             raise ChildFailed("out-of-memory", f"took more than {show_bytes(self.memory)}")
+
+    def held_bytes(self) -> int:
+        """The resident sets of it and all that it has started, a page that they share once."""
+        if time.monotonic() > self.looked + LOOK:
+            self.kin = family(self.process.pid)
+            self.looked = time.monotonic()
+        held = resident_bytes([*self.kin] or [self.process.pid], "Rss")
+        if len(self.kin) > 1 and held > (self.base_bytes or 0) + (self.memory or 0):
+            held = resident_bytes([*self.kin], "Pss")
+        return held
+
+    def printed(self) -> str:
+        """What it has printed since the last time, or the last SHOWN_LOG bytes of that."""
+        text, self.unseen = self.unseen, ""
+        if not self.log.closed:
+            size = os.fstat(self.log.fileno()).st_size
+            first = max(self.shown, size - SHOWN_LOG)
+            self.log.seek(first)
+            text += self.log.read(SHOWN_LOG).decode(errors="replace")
+            self.shown = max(size, self.shown)
+        return text[-SHOWN_LOG:]
 
     def how_it_ended(self) -> tuple[str, str]:
         """Status and reason of a child that ended without its last message."""
@@ -153,15 +188,20 @@ class Child:
         if self.process.pid is None or self.ended:
             return
         self.ended = True
-        started = list(marked(self.mark))
+        end_family(self.process.pid)
         with contextlib.suppress(ProcessLookupError, PermissionError, AttributeError):
             os.killpg(self.process.pid, signal.SIGKILL)  # it leads a group of its own once it runs
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
-        for pid in started:  # what has left the group
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        known = processes() if self.kin else {}
+        for pid, begun in self.kin.items():  # what stood over them may have been ended before them
+            if pid in known and known[pid][1] == begun:
+                end_process(pid)
         self.process.join(5.0)  # the connection ends with it, and the thread that reads it
+        self.unseen = self.printed()
+        self.log.close()
+        with contextlib.suppress(OSError):
+            Path(self.path).unlink()
 
     def __enter__(self) -> "Child":
         return self
@@ -181,24 +221,75 @@ def server() -> Any:
     return context
 
 
+def begin(
+    target: Callable[..., None], log: str, arguments: tuple[object, ...]
+) -> tuple[Any, Connection]:
+    """A process running `target`, and our end of its connection.
+
+    Raises ChildFailed where none can be started.
+    """
+    context = server()
+    for _ in range(STARTS):
+        running = getattr(forkserver, "_forkserver", None)
+        if pid := getattr(running, "_forkserver_pid", None):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGCONT)  # a stage may have stopped it
+        ours, theirs = context.Pipe()
+        process = context.Process(target=enter, args=(target, theirs, log, arguments), daemon=True)
+        try:
+            process.start()
+            return process, ours
+        except (OSError, EOFError) as error:
+            reason = f"no process could be started: {error}"
+            ours.close()
+            with contextlib.suppress(Exception):
+                running._stop()  # type: ignore[union-attr]  # the next has one of its own
+        finally:
+            theirs.close()
+    raise ChildFailed("crashed", reason)
+
+
 def enter(
-    target: Callable[..., None],
-    connection: Connection,
-    log: str,
-    mark: str,
-    arguments: tuple[object, ...],
+    target: Callable[..., None], connection: Connection, log: str, arguments: tuple[object, ...]
 ) -> None:
     """What every child does first: leave the terminal, and die with its server."""
-    os.environ[MARK] = mark
     leave_the_server()
     if hasattr(os, "setsid"):
         os.setsid()  # a Ctrl-C is the parent's to hear; and it can be ended with all it starts
-    die_with_parent()
-    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    ask_kernel(DIE_WITH_PARENT, signal.SIGKILL)
+    handle = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
+    if sys.platform == "linux":
+        stand_over(connection)
     target(connection, *arguments)
+
+
+def stand_over(connection: Connection) -> None:
+    """Fork, and go on in the new process; the old one adopts whatever that leaves behind.
+
+    Processes that have lost their parent come to the old one, whatever session, group or
+    environment they have chosen: there they are found and ended.
+    """
+    ask_kernel(ADOPT, 1)
+    worker = os.fork()
+    if worker == 0:
+        ask_kernel(DIE_WITH_PARENT, signal.SIGKILL)
+        return
+    connection.close()
+    status = None
+    while status is None:
+        pid, how = os.wait()
+        status = how if pid == worker else None
+    end_family(os.getpid())
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:  # it says how the worker ended
+        with contextlib.suppress(OSError, ValueError):
+            signal.signal(-code, signal.SIG_DFL)
+        ask_kernel(DUMPABLE, 0)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def leave_the_server() -> None:
@@ -218,23 +309,6 @@ def leave_the_server() -> None:
             setattr(owner, name, None)
 
 
-def marked(mark: str) -> Iterator[int]:
-    """The processes that a child with this mark has started, wherever they are (Linux)."""
-    sign = f"{MARK}={mark}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if sign in (folder / "environ").read_bytes().split(b"\0"):
-                yield int(folder.name)
-
-
-def die_with_parent() -> None:
-    """Have the kernel end this process when its fork server ends (Linux)."""
-    if sys.platform == "linux":
-        set_death_signal = 1  # PR_SET_PDEATHSIG
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
-
-
 def say(connection: Connection, event: str, **fields: Any) -> None:
     """Send the parent a message from a child; one whose parent no longer listens ends here."""
     try:
@@ -249,20 +323,3 @@ def hear(connection: Connection) -> Message:
         return dict(json.loads(connection.recv_bytes()))
     except (EOFError, OSError):
         os._exit(1)
-
-
-def resident_bytes(pid: int | None) -> int | None:
-    """The resident set of a process in bytes, None where it can't be told."""
-    if pid is None:
-        return None
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError):
-        pass
-    try:
-        import psutil
-
-        return int(psutil.Process(pid).memory_info().rss)
-    except Exception:  # not installed, or the process has just ended
-        return None

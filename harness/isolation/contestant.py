@@ -27,12 +27,15 @@ from harness.isolation.call import (
     blame,
     launch_configs,
     warm_up,
+    was_interpreted,
     write_outputs,
 )
 from harness.isolation.child import hear, say
+from harness.isolation.watched import Watched
 from harness.problems.directions import Call, ask_again, prepare
 from harness.problems.problem import Problem
 
+SETUP = 1 << 27  # bytes that importing Triton and first calls may leave behind: no workspace
 MEMORY_SLACK = 1 << 29  # bytes: stacks of torch's threads, the interpreter's own growth
 NAMES = ("q", "k", "v", "dO")
 
@@ -78,12 +81,14 @@ class Given:
 class Contestant:
     """One stage in a comparison: the call that is measured, and where its outputs go."""
 
-    def __init__(self, module: ModuleType, problem: Problem, out: str) -> None:
+    def __init__(self, module: ModuleType, problem: Problem, out: str, held: int | None) -> None:
+        self.held = held  # bytes that the process held before it loaded any stage
         self.module, self.problem, self.out = module, problem, out
         self.attend = bind(module.attend, problem)
         # where it works says how it is measured: a CPU stage takes a GPU's tensors
         self.device = module.STAGE.computes_on(problem.device)
         self.call: Call | None = None
+        self.timed: Watched | None = None
 
     def prepared(self, given: Given) -> Call:
         """Its call; for 'bwd' the forward pass is done where the call is made, once."""
@@ -96,7 +101,7 @@ class Contestant:
 
         The resident memory of a process is a stage's own only where it is `alone` in it.
         """
-        from harness.measures.memory import give_back, measure_peak
+        from harness.measures.memory import give_back, measure_peak, status_bytes
         from harness.measures.timing import time_once
         from stages import autotune
 
@@ -110,7 +115,10 @@ class Contestant:
             autotune.latest.clear()  # the tiny call's
             self.prepared(given)
             give_back()  # what that has freed would be taken again unseen
+            kept = (status_bytes("VmRSS") or 0) - self.held if self.held else 0
             (outputs, call_ms), peak, meter = measure_peak(once, self.device)
+            if peak is not None and kept > max(SETUP, 2 * peak):
+                peak = kept  # it was made beforehand, and is there during the call
             first_ms = call_ms
         else:
             if alone:
@@ -129,6 +137,7 @@ class Contestant:
             "peak_bytes": peak,
             "memory_meter": meter,
             "launch_configs": launch_configs(),
+            "interpreted": was_interpreted(),
         }
 
     def warm_up(self, given: Given, order: dict[str, Any]) -> None:
@@ -144,8 +153,18 @@ class Contestant:
                     f"{order['budget']:g} s"
                 )
 
+    def watched(self, given: Given) -> Watched:
+        """Its call for the timer (watched.py), one for all its samples."""
+        if self.timed is None:
+            x = given.tensors[3 if self.problem.direction == "bwd" else 0]
+            self.timed = Watched(self.prepared(given), x)
+        return self.timed
+
     def again(self, given: Given) -> None:
-        """Ask once more with its inputs changed, and write the answers."""
+        """Write what it answered to a call that was timed, and to others with inputs changed."""
+        assert self.timed is not None, "it has been timed"
+        write_outputs(tuple(self.timed.kept), self.problem, given.tensors, f"{self.out}.timed")
+        self.timed.kept = ()
         asked = ask_again(self.prepared(given), self.problem.direction, *given.tensors[2:])
         # closed by hand: where a call raises, the inputs are changed back now and not some day
         with contextlib.closing(cast("Generator[Call, None, None]", asked)) as calls:
@@ -175,27 +194,34 @@ def compete(
 ) -> None:
     """One comparison: the stages in the files `paths`, each writing to its file of `outs`.
 
-    Says 'ready'; when told to start, 'checked' or 'out' for each, in order; when told who goes on
-    and for how many seconds they are sampled, 'done' with a timing each, then 'counted' with the
-    skip ratios. Or 'failed' at any point.
+    Says 'loads' and 'ready'; when told to start, 'checked' or 'out' for each, in order; when told
+    who goes on and for how many seconds they are sampled, 'done' with a timing each, then 'called'
+    after as many calls of a stage as it is asked for; asked for none, 'counted' with the skip
+    ratios. Where the turns are taken between processes, 'warm' comes before them, then 'turn' after
+    each that it is told of. Or 'failed' at any point.
     """
     import torch
 
     import stages
     from harness.measures.accuracy import set_precision
+    from harness.measures.memory import status_bytes
 
     problem = Problem.from_json(order)
     try:
-        modules = [stages.load(path) for path in paths]
         torch.set_num_threads(1)  # timing.py says why
+        given = Given(problem)
+        if problem.device == "cpu":
+            set_data_limit(order["memory"])
+        held = status_bytes("VmRSS") if sys.platform == "linux" else None
+        say(connection, "loads")
+        modules = [stages.load(path) for path in paths]
+        torch.set_num_threads(1)  # whatever they have set
         if problem.device == "cuda" and problem.dtype == "float32":
             set_precision(problem.precision)
-        given = Given(problem)
         contestants = [
-            Contestant(module, problem, out) for module, out in zip(modules, outs, strict=True)
+            Contestant(module, problem, out, held)
+            for module, out in zip(modules, outs, strict=True)
         ]
-        if all(contestant.device == "cpu" for contestant in contestants):
-            set_data_limit(order["memory"])
         say(connection, "ready")
         hear(connection)
         for contestant in contestants:
@@ -211,7 +237,11 @@ def compete(
                 contestant.call = None
         if not going:
             return
-        say(connection, "done", timings=take_turns(going, given, order, turns["seconds"]))
+        told = connection if order["apart"] else None
+        say(connection, "done", timings=take_turns(going, given, order, turns["seconds"], told))
+        while (asked := hear(connection))["calls"]:
+            call_often(going[asked["index"]], given, asked["calls"])
+            say(connection, "called")
         say(connection, "counted", skip_ratios=[each.skip_ratio(given) for each in going])
     except BaseException as error:
         say(connection, "failed", **blame(error, problem))
@@ -257,12 +287,13 @@ def rounds_of(order: dict[str, Any]) -> int:
 
 
 def take_turns(
-    going: Sequence[Contestant], given: Given, order: dict[str, Any], seconds: float
-) -> list[dict[str, Any]]:
+    going: Sequence[Contestant], given: Given, order: dict[str, Any], seconds: float,
+    told: Connection | None,
+) -> list[dict[str, Any]]:  # fmt: skip
     """A timing for each of `going`, all from the same rounds; or why it failed before their end.
 
     A stage that is alone is sampled for `seconds`; in turns there are so many rounds, and more
-    until `seconds` have passed.
+    until `seconds` have passed. Where others are `told` of their turns, a round comes when it does.
     """
     from harness.measures.timing import alternate, sm_clock_mhz, time_call
 
@@ -275,7 +306,11 @@ def take_turns(
     while standing := [each for each in going if each not in found]:
         if order["alone"]:
             [only] = standing
-            timings = [time_call(only.prepared(given), only.device, seconds)]
+            timings = [time_call(only.watched(given), only.device, seconds)]
+            break
+        if told is not None:
+            [only] = standing
+            timings = [rounds_when_told(only.watched(given), only.device, told)]
             break
         calls = [guarded(each, given) for each in standing]
         devices = [each.device for each in standing]
@@ -306,14 +341,39 @@ def take_turns(
                 "samples": len(timing.samples_ms),
                 "sm_clock_mhz": clock,
                 "rounds_ms": None if order["alone"] else timing.rounds_ms,
+                "change": contestant.watched(given).change,
             }
         )
     return [found[each] for each in going]
 
 
+def rounds_when_told(call: Call, device: str, told: Connection) -> Any:
+    """The timing of `call`, a sample whenever its turn has come."""
+    from harness.measures.timing import Timing, cpu_sampler, cuda_sampler
+
+    sample = cuda_sampler(call) if device == "cuda" else cpu_sampler(call)
+    say(told, "warm")
+    samples = []
+    while hear(told)["turn"]:
+        samples.append(sample())
+        say(told, "turn")
+    return Timing(samples)
+
+
+def call_often(contestant: Contestant, given: Given, calls: int) -> None:
+    """Make so many calls, and wait for the device: the parent looks at its own clock."""
+    from harness.measures.timing import synchronize, without_collector
+
+    call = contestant.watched(given)
+    with without_collector():
+        for _ in range(calls):
+            call()
+    synchronize(contestant.device)
+
+
 def guarded(contestant: Contestant, given: Given) -> Call:
     """The contestant's call, whose error says whose it is."""
-    prepared = contestant.prepared(given)
+    prepared = contestant.watched(given)
 
     def call() -> Any:
         try:

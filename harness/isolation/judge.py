@@ -1,5 +1,7 @@
 """The judge: a process that no stage ever enters compares outputs with the oracles of a problem."""
 
+import contextlib
+import os
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 from harness.isolation.call import blame
 from harness.isolation.child import NO_MESSAGE, START_LIMIT, ChildFailed, Message, hear, say
 from harness.isolation.session import Session, is_bool, is_number, is_text, optional
+from harness.isolation.watched import undo
 from harness.problems.problem import ITEMSIZE, Problem
 
 JUDGE_LIMIT = 600.0  # seconds for an oracle, and for a comparison
@@ -29,14 +32,10 @@ class NoVerdict(Exception):
 
 
 class Judge(Session):
-    """The process that holds one problem's oracles.
+    """The process that holds one problem's oracles. Outputs come to it as files."""
 
-    Outputs come to it as files out.* in `folder`.
-    """
-
-    def __init__(self, problem: Problem, folder: Path) -> None:
-        super().__init__(judge, problem.to_json(), log=folder / "judge.log")
-        self.folder = folder
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(judge, problem.to_json())
 
     def open(self) -> None:
         """Wait until the oracles are made, once. Raises NoVerdict where they can't be."""
@@ -45,37 +44,40 @@ class Judge(Session):
         except ChildFailed as error:
             raise NoVerdict(error.status, f"can't be checked: {error.reason}") from None
 
-    def verdict(self, path: Path, again: int | None = None) -> Message:
+    def verdict(
+        self, path: Path, again: int | None = None, change: list[int] | None = None
+    ) -> Message:
         """What the judge finds of the outputs in the file `path`, which is then removed.
 
-        `again`: which of the changes in directions.AGAIN they were computed after. Raises
-        ChildFailed where the stage has not written the file, NoVerdict where the judge fails.
+        `again`: which of the changes in directions.AGAIN they were computed after; `change`: the
+        one of watched.py. Raises ChildFailed where the stage has not written the file, and where
+        the judge fails twice.
         """
-        self.open()
         if not path.is_file():  # announced, and never written
             raise ChildFailed("crashed", NO_MESSAGE)
         late = f"comparing its output took more than {JUDGE_LIMIT:g} s"
+        order = {"path": str(path), "again": again, "change": change}
         try:
-            return self.ask({"path": str(path), "again": again}, VERDICT, JUDGE_LIMIT, late)
-        except ChildFailed as error:
-            raise NoVerdict(error.status, error.reason) from None
+            try:
+                return self.ask(order, VERDICT, JUDGE_LIMIT, late)
+            except ChildFailed:  # a stage may have ended it: another one judges
+                self.open()
+                return self.ask(order, VERDICT, JUDGE_LIMIT, late)
+        except (ChildFailed, NoVerdict) as error:
+            raise ChildFailed(error.status, f"the judge of its output failed: {error}") from None
         finally:
-            path.unlink(missing_ok=True)  # outputs are large
-
-    def remove_outputs(self) -> None:
-        """Remove what was written for the judge, so that no later stage finds it."""
-        for path in self.folder.glob("out.*"):
-            path.unlink()
+            with contextlib.suppress(OSError):
+                path.unlink()  # outputs are large
 
 
 def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
     """In the judge's process: compare outputs of one problem with their oracles.
 
-    Says 'ready' once the oracles are made; then, for each {'path', 'again'}, 'verdict' with the
-    errors, whether all is finite, whether it is exact, and why not. `again`: which of AGAIN's
-    changes (harness/problems/directions.py) the outputs were computed after, or None.
+    Says 'ready' once the oracles are made; then, for each {'path', 'again', 'change'}, 'verdict'
+    with the errors, whether all is finite, whether it is exact, and why not. `again`: which of
+    AGAIN's changes (harness/problems/directions.py) the outputs were computed after, or None;
+    `change`: the change of one element (watched.py), or None.
     """
-    import numpy
     import torch
 
     from harness.measures.accuracy import judge_outputs, set_precision
@@ -97,8 +99,8 @@ def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
     none = dict.fromkeys(ERRORS)
     while True:
         order = hear(connection)
-        data = torch.from_numpy(numpy.fromfile(order["path"], dtype=numpy.uint8))
-        if data.numel() != sum(sizes) * ITEMSIZE[problem.dtype]:
+        data = read_output(order["path"], sum(sizes) * ITEMSIZE[problem.dtype])
+        if data is None:
             why = "its output was cut short"
             say(connection, "verdict", finite=True, exact=False, why=why, **none)
             continue
@@ -113,4 +115,21 @@ def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
                 flat.split(sizes), oracles.values(), factors, strict=True
             )
         ]
+        if order["change"] is not None:
+            truths = [oracle.out64 for oracle in oracles.values()]
+            outputs = undo(outputs, truths, problem, order["change"])
         say(connection, "verdict", **(none | judge_outputs(outputs, oracles)))
+
+
+def read_output(path: str, size: int) -> Any:
+    """The bytes of a file of that size, a tensor; None where it isn't one."""
+    import numpy
+    import torch
+
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # it may be a pipe
+        with os.fdopen(handle, "rb") as file:
+            if os.fstat(handle).st_size == size:
+                data = numpy.fromfile(file, dtype=numpy.uint8)
+                return torch.from_numpy(data) if data.size == size else None
+    return None

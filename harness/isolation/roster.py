@@ -3,19 +3,19 @@
 The harness knows no stage by name: a new file in stages/, or one named by --stage, is a new row.
 """
 
+import contextlib
 import hashlib
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from harness.isolation.child import START_LIMIT, Child, ChildFailed, Message, say
+from harness.isolation.child import START_LIMIT, ChildFailed, Message, say
 from harness.isolation.declared import read_declared
 from harness.isolation.session import (
     Events,
-    believe,
+    Session,
     has,
     is_bool,
     is_count,
@@ -28,6 +28,9 @@ from harness.records.syntax import digest
 
 STAGES = Path(__file__).parents[2] / "stages"
 PEERS = Path(__file__).parents[1] / "peers"
+OURS = STAGES, PEERS
+
+LEAST_LOAD = 10.0  # seconds: importing Triton takes some, whatever a cell's budget is
 
 # what the child may say of a file
 SAID: Events = {
@@ -83,12 +86,36 @@ class StageInfo:
     unavailable: Mapping[str, str | None]  # device -> why it can't run there
     refused: Mapping[str, Mapping[str, str | None]]  # device -> dtype -> why it won't take it
     at_most: int | None = None  # batch entries, and heads
+    failed: tuple[str, str] | None = None  # status and reason, where it could not be loaded
 
     @staticmethod
     def from_message(path: Path, message: Message) -> "StageInfo":
         """A stage from what the child said of it."""
-        names = [field.name for field in fields(StageInfo) if field.name != "path"]
+        names = {field.name for field in fields(StageInfo)} - {"path", "failed"}
         return StageInfo(path=path, **{name: message[name] for name in names})
+
+    @staticmethod
+    def from_text(path: Path, failed: tuple[str, str]) -> "StageInfo | None":
+        """A stage that could not be loaded, from its text; None where that names no stage."""
+        with contextlib.suppress(Exception):
+            text, declared = path.read_bytes(), read_declared(path)
+            said = {name: declared[name] for name in ("number", "name", "title", "idea")}
+            if all(check(said[name]) for name, check in SAID["stage"].items() if name in said):
+                sha256, code = hashlib.sha256(text).hexdigest(), digest(text.decode())
+                free = dict.fromkeys(DEVICES)
+                return StageInfo(
+                    path=path, **said, still_hurts="", needs=(), devices=DEVICES, traffic="fused",
+                    options=tuple(OPTIONS), gradients=True, few_queries=False, exact_up_to=None,
+                    rounds_scores=False, worth_up_to={}, sha256=sha256, syntax_sha256=code,
+                    unavailable=free, modes=dict.fromkeys(DEVICES, "native"), failed=failed,
+                    refused=dict.fromkeys(DEVICES, dict.fromkeys(DTYPES)),
+                )  # fmt: skip
+        return None
+
+    @property
+    def ours(self) -> bool:
+        """Whether its file is one of the ladder's stages or peers."""
+        return self.path.resolve().parent in OURS
 
     def to_json(self) -> dict[str, Any]:
         """What records keep of a stage, so that tables and plots need no stage's file. No path."""
@@ -157,16 +184,22 @@ def why_absent(asked: str) -> str | None:
     return None
 
 
-def read_stages(own: Sequence[Path] = ()) -> list[StageInfo]:
+def read_stages(
+    own: Sequence[Path] = (), load: float = START_LIMIT, memory: int | None = None
+) -> list[StageInfo]:
     """The built-in stages, those in the files `own`, and the peers that run here, by number.
 
-    Raises BadStage where a file can't be loaded, or two stages share number and name.
+    `load` and `memory`: seconds and bytes that one of `own` may take to load. One that hangs or
+    ends its process has rows that say so, where its text names it. Raises BadStage where a file
+    raises an error or is no stage's, or two stages share number and name.
     """
+    load = min(START_LIMIT, max(LEAST_LOAD, load))
     stages = describe_files(built_in_files())
     peers = describe_files(peer_files())
     stages += [peer for peer in peers if None in peer.unavailable.values()]
     for path in own:
-        stages += describe_files([path])  # a process each: one bad file blames itself alone
+        # a process each: one bad file blames itself alone
+        stages += describe_files([path], load, memory)
     seen: dict[tuple[int, str], Path] = {}
     for stage in stages:
         if other := seen.get((stage.number, stage.name)):
@@ -178,32 +211,38 @@ def read_stages(own: Sequence[Path] = ()) -> list[StageInfo]:
     return sorted(stages, key=lambda stage: (stage.number, stage.name))
 
 
-def describe_files(paths: Sequence[Path]) -> list[StageInfo]:
+def describe_files(
+    paths: Sequence[Path], load: float = START_LIMIT, memory: int | None = None
+) -> list[StageInfo]:
     """Load `paths` in a child and return what they declare."""
     for path in paths:
         if not path.is_file():
             raise BadStage(f"{path}: no such file; a stage is one .py file")
     stages: list[StageInfo] = []
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        with Child(describe, [str(path.resolve()) for path in paths], log=log) as child:
-            for path in paths:
-                try:
-                    late = f"took more than {START_LIMIT:g} s"
-                    message = believe(child.receive(START_LIMIT, late), SAID)
-                except ChildFailed as error:
-                    raise BadStage(f"{path.name}: while it was loaded: {error.reason}") from None
-                if message["event"] == "bad":
-                    raise BadStage(f"{path.name}: {message['reason']}")
-                stages.append(StageInfo.from_message(path, message))
+    with Session(describe, [str(path.resolve()) for path in paths], memory=memory) as session:
+        for path in paths:
+            try:
+                session.ready()
+                late = f"took more than {load:g} s"
+                message = session.receive(SAID, load, late)
+            except ChildFailed as error:
+                known = StageInfo.from_text(path, (error.status, f"while it was loaded: {error}"))
+                if known is not None and not known.ours:
+                    return [*stages, known]
+                raise BadStage(f"{path.name}: while it was loaded: {error.reason}") from None
+            if message["event"] == "bad":
+                raise BadStage(f"{path.name}: {message['reason']}")
+            stages.append(StageInfo.from_message(path, message))
     return stages
 
 
 def describe(connection: Connection, paths: list[str]) -> None:
     """In a child: load the stages in `paths` and say what each is and what it can do here.
 
-    Says 'stage' for each, with its STAGE, where it runs and why not, or 'bad' with the reason.
+    Says 'ready', and 'stage' for each, with its STAGE, where it runs and why not, or 'bad' with
+    the reason.
     """
+    say(connection, "ready")
     try:
         import stages
         from stages.contract import most_on_an_axis, why_not, why_not_dtype

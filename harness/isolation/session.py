@@ -8,7 +8,6 @@ and what their fields must hold; any other message ends the child, as a crash of
 import functools
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.isolation.child import NO_MESSAGE, START_LIMIT, Child, ChildFailed, Message
@@ -94,32 +93,30 @@ def believe(message: Message, events: Events) -> Message:
 class Session:
     """A child running `target(connection, *arguments)`, started when it is first needed.
 
-    After a failure it is ended, and the next question starts a new one. What it prints goes to the
-    file `log`. `memory`: bytes that it may take above what it holds when it is ready. `greeting`:
-    the fields of its first message, 'ready'.
+    After a failure it is ended, and the next question starts a new one. `memory`: bytes that it may
+    take above what it holds before it 'loads' code of others, or else when it is ready. `greeting`:
+    the fields of its first message, 'ready'. `load`: seconds for it to load such code.
     """
 
     def __init__(
         self,
         target: Callable[..., None],
         *arguments: object,
-        log: Path,
         memory: int | None = None,
         greeting: Fields | None = None,
+        load: float = START_LIMIT,
     ) -> None:
-        self.begin = functools.partial(Child, target, *arguments, log=log)
-        self.log, self.memory = log, memory
+        self.begin = functools.partial(Child, target, *arguments)
+        self.memory, self.load = memory, load
         self.greeting: Events = {"ready": greeting or {}}
         self.child: Child | None = None
         self.greeted: Message | None = None
-        self.shown = 0  # bytes of the log
-        log.unlink(missing_ok=True)  # another's
+        self.said = ""  # what children printed that have ended
 
     def start(self) -> Child:
         """Start the child where none runs. It gets ready by itself."""
         if self.child is None:
-            self.log.unlink(missing_ok=True)
-            self.shown, self.greeted = 0, None
+            self.greeted = None
             self.child = self.begin()
         return self.child
 
@@ -127,9 +124,14 @@ class Session:
         """Its 'ready', waited for where it has not come yet; `late`: why, where it never does."""
         child = self.start()
         if self.greeted is None:
-            self.greeted = self.receive(self.greeting, seconds, late.format(seconds))
+            events = {"loads": {}, **self.greeting}
+            message = self.receive(events, seconds, late.format(seconds))
             if self.memory is not None:
                 child.limit_memory(self.memory)
+            if message["event"] == "loads":
+                seconds = min(seconds, self.load)
+                message = self.receive(self.greeting, seconds, late.format(seconds))
+            self.greeted = message
         return self.greeted
 
     def ask(self, message: Message, events: Events, seconds: float, late: str) -> Message:
@@ -154,15 +156,15 @@ class Session:
             raise
 
     def printed(self) -> str:
-        """What it has printed since the last time."""
-        data = self.log.read_bytes()[self.shown :] if self.log.exists() else b""
-        self.shown += len(data)
-        return data.decode(errors="replace")
+        """What it has printed since the last time, or the end of that (Child.printed)."""
+        text, self.said = self.said, ""
+        return text if self.child is None else text + self.child.printed()
 
     def end(self) -> None:
         """End its process."""
         if self.child is not None:
             self.child.end()
+            self.said += self.child.printed()
             self.child = None
 
     def __enter__(self: Own) -> Own:

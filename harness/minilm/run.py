@@ -103,13 +103,11 @@ def run(
     order = model | {"problem": problem.to_json()}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ladder-")))
-        judging = Session(in_the_judge, model, problem.dtype, problem.device, log=folder / "judge")
+        judging = Session(in_the_judge, model, problem.dtype, problem.device)
         stack.enter_context(judging).start()
         writer: Writer | None = None
         for stage, group in groupby(cells, key=lambda cell: cell.stage):
-            with Session(
-                in_its_process, str(stage.path), order, log=folder / "log", memory=memory
-            ) as contestant:
+            with Session(in_its_process, str(stage.path), order, memory=memory) as contestant:
                 for cell in group:
                     record = model_record(cell)
                     if reason := cell.why_skip():

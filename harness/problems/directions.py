@@ -77,6 +77,8 @@ class Train:
         """o, dq, dk, dv; where the graph of `o` is to `keep` for another time, without o."""
         import torch
 
+        if type(o) is not torch.Tensor:  # a subclass may compute when it is asked, later
+            raise BadGradient(why_no_gradient(o, self.dO))
         try:
             forward = () if keep else (o.detach(),)
             return forward + torch.autograd.grad(
@@ -118,7 +120,7 @@ def why_no_gradient(o: Any, dO: Any) -> str | None:
     """Why the output `o` can't be differentiated, or None where it can."""
     import torch
 
-    if not isinstance(o, torch.Tensor):
+    if type(o) is not torch.Tensor:
         return f"o: returned {type(o).__name__}, expected a tensor"
     for what in ("shape", "dtype", "device"):
         got, expected = getattr(o, what), getattr(dO, what)

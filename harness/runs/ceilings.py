@@ -7,7 +7,6 @@ samples after a warm-up, and each ceiling has a process of its own. On a CPU the
 thread, as stages are timed, and with all.
 """
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
@@ -104,17 +103,15 @@ def last_level_cache(folder: Path = CPU_CACHES) -> int | None:
 
 def measure(ceilings: Sequence[Ceiling], seconds: float = SECONDS) -> Iterator[Record | str]:
     """The record of each ceiling, or the reason why there is none, one after the other."""
-    with tempfile.TemporaryDirectory(prefix="ladder-") as folder:
-        for ceiling in ceilings:
-            log = Path(folder) / "log"
-            with Session(gauge, asdict(ceiling), seconds, log=log) as session:
-                try:
-                    late = f"took more than {LIMIT:g} s"
-                    message = session.ask({"event": "start"}, DONE, LIMIT, late)
-                except ChildFailed as error:
-                    yield error.reason
-                    continue
-            yield ceiling.record(*(message[name] for name in DONE["done"]))
+    for ceiling in ceilings:
+        with Session(gauge, asdict(ceiling), seconds) as session:
+            try:
+                late = f"took more than {LIMIT:g} s"
+                message = session.ask({"event": "start"}, DONE, LIMIT, late)
+            except ChildFailed as error:
+                yield error.reason
+                continue
+        yield ceiling.record(*(message[name] for name in DONE["done"]))
 
 
 def gauge(connection: Connection, fields: Record, seconds: float) -> None:

@@ -28,6 +28,8 @@ class Outcome:
     reason: str = ""
     dropped: bool = False
     refused: bool = False
+    interpreted: bool = False  # whether a kernel ran in Triton's interpreter, whoever's it is
+    waited: float = 0.0  # seconds, by the parent's clock, for its check
     first_call_ms: float | None = None
     call_ms: float = 0.0  # of the last call of its check
     peak_bytes: int | None = None
@@ -47,7 +49,7 @@ class Outcome:
     @property
     def mode(self) -> str:
         """native, compiled or interpreted."""
-        return self.stage.modes[self.problem.device]
+        return "interpreted" if self.interpreted else self.stage.modes[self.problem.device]
 
     def forget(self) -> None:
         """Forget all that was found of it."""

@@ -11,7 +11,8 @@ from pathlib import Path
 from harness.isolation.judge import JUDGE_LIMIT
 from harness.isolation.roster import StageInfo
 from harness.problems import cost
-from harness.problems.problem import PEERS_FROM, REAL_D, YARDSTICK, Problem
+from harness.problems.problem import INPUTS, PEERS_FROM, REAL_D, YARDSTICK, Problem
+from harness.problems.real_inputs import HEADS, LAYERS, MAX_N
 from harness.records import environment
 from harness.records.schema import Record
 from harness.records.units import show_bytes, significant
@@ -131,6 +132,19 @@ def why_too_long(comparisons: Iterable[Comparison]) -> str | None:
 # ---- cells
 
 
+def each_inputs(problems: Iterable[Problem], kinds: Sequence[str] = INPUTS) -> list[Problem]:
+    """`problems`; one whose inputs are 'all' with each of `kinds`, real where these reach."""
+
+    def of(problem: Problem) -> list[Problem]:
+        if problem.inputs != "all":
+            return [problem]
+        b, h, n = problem.b, problem.h, max(problem.nq, problem.nk)
+        real = problem.d == REAL_D and problem.hk == h and b <= LAYERS and h <= HEADS and n <= MAX_N
+        return [replace(problem, inputs=kind) for kind in kinds if kind != "real" or real]
+
+    return [each for problem in problems for each in of(problem)]
+
+
 def plan_grid(
     stages: Sequence[StageInfo], problems: Iterable[Problem], paired: bool = False
 ) -> list[Cell]:
@@ -146,7 +160,7 @@ def plan_tour(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
 
     A GPU gets a part of its own, up to N = 16384, with the peers. Stages come in up to the N that
     they call worth running, and one made for few query rows up to the small part's; `base` gives
-    seed, dtype and device.
+    seed, dtype and device. Somebody's own stage is asked with peaky input, too.
     """
     sizes = [("normal", n, SMALL_D) for n in (8, 16, 32, SMALL_N)]
     sizes += [("normal", n, 64) for n in (64, 128, 256, 512, 1024)]
@@ -159,9 +173,11 @@ def plan_tour(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
         # a stage that isn't worth more than the small part is spared the rest
         least = n if d == SMALL_D else max(n, SMALL_N + 1)
         cells += [
-            Cell(stage, problem)
+            Cell(stage, asked)
             for stage in stages
-            if least <= stage.worth_up_to.get(problem.device, least)
+            for asked in (problem, replace(problem, inputs="peaky"))
+            if (asked is problem or (inputs == "normal" and not stage.ours))
+            and least <= stage.worth_up_to.get(problem.device, least)
             and (n <= SMALL_N or not stage.few_queries)
             and (stage.number < PEERS_FROM or peer_joins(stage, problem))
         ]

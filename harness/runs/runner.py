@@ -1,16 +1,15 @@
 """Carries a run out: comparison after comparison, each record on the disk when it is measured."""
 
 import functools
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
 
 from harness.isolation.judge import Judge
 from harness.records.jsonl import Writer
 from harness.records.schema import Record, key
-from harness.runs.contest import INTERPRETED, measure
+from harness.runs.contest import measure
+from harness.runs.heat import INTERPRETED
 from harness.runs.outcome import Outcome, bench_records, cell_record
 from harness.runs.plan import Cell, Comparison, Limits
 
@@ -30,16 +29,15 @@ def run(
     measured = {key(record): record for record in done}
     todo = [cell for cell in cells if key(cell.to_json()) not in measured]
     records: list[Record] = []
-    with tempfile.TemporaryDirectory(prefix="ladder-") as folder:
-        for problem, group in groupby(todo, key=lambda cell: cell.problem):
-            with Judge(problem, Path(folder)) as judge:
-                for batch, printed in run_problem(list(group), measured, judge, limits):
-                    writer.append(*batch)
-                    for record in batch:
-                        records.append(record)
-                        measured[key(record)] = record
-                        report(record, printed)
-                        printed = ""
+    for problem, group in groupby(todo, key=lambda cell: cell.problem):
+        with Judge(problem) as judge:
+            for batch, printed in run_problem(list(group), measured, judge, limits):
+                writer.append(*batch)
+                for record in batch:
+                    records.append(record)
+                    measured[key(record)] = record
+                    report(record, printed)
+                    printed = ""
     return records
 
 
@@ -93,11 +91,10 @@ def run_comparisons(
     `watch` is told of each step of a comparison when it begins. A run broken off keeps the
     comparisons that were over.
     """
-    with tempfile.TemporaryDirectory(prefix="ladder-") as name:
-        for comparison in comparisons:
-            log: list[str] = []
-            with Judge(comparison.problem, Path(name)) as judge:
-                outcomes = measure(comparison, judge, log, functools.partial(watch, comparison))
-            records = bench_records(outcomes, comparison.limits)
-            writer.append(*records)
-            report(comparison, records, "".join(log))
+    for comparison in comparisons:
+        log: list[str] = []
+        with Judge(comparison.problem) as judge:
+            outcomes = measure(comparison, judge, log, functools.partial(watch, comparison))
+        records = bench_records(outcomes, comparison.limits)
+        writer.append(*records)
+        report(comparison, records, "".join(log))

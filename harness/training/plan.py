@@ -62,6 +62,7 @@ class Trainee:
     path: Path | None = None
     backend: str | None = None
     skip: str | None = None  # why it can't be trained with
+    info: StageInfo | None = None  # it is checked before it trains
     by_rows: bool = False  # it takes no causal mask: asked row by row (loop.row_by_row)
 
 
@@ -97,8 +98,10 @@ def from_stage(stage: StageInfo, problem: Problem) -> Trainee:
     """A stage as a trainee, skipped where it can't train on this machine."""
     by_rows = "causal" not in stage.options
     skip = stage.why_skip(replace(problem, causal=False) if by_rows else problem)
+    if stage.failed is not None:
+        skip = f"{stage.failed[0]}: {stage.failed[1]}"
     mode, declared = stage.modes[problem.device], stage.to_json()
-    return Trainee(stage.number, stage.name, mode, declared, stage.path, None, skip, by_rows)
+    return Trainee(stage.number, stage.name, mode, declared, stage.path, None, skip, stage, by_rows)
 
 
 def make_problem(size: str, dtype: str, device: str) -> Problem:

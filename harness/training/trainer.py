@@ -6,15 +6,18 @@ record is what came of one seed. Whether the curves agree is told from the recor
 harness/training/curves.py.
 """
 
-import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 from harness.isolation.child import NO_MESSAGE, ChildFailed
+from harness.isolation.judge import Judge
 from harness.isolation.session import Session, is_count, is_number, list_of, optional
 from harness.records.jsonl import Writer
-from harness.records.schema import Record
+from harness.records.schema import FAILURES, Record
+from harness.runs.contest import measure
+from harness.runs.outcome import Outcome
+from harness.runs.plan import Comparison, Limits
 from harness.training.plan import Plan, Trainee
 
 STEP_LIMIT = 300.0  # seconds between two messages: a step, or all that the first one compiles
@@ -39,14 +42,13 @@ def run(
     done, with what its stage printed. `memory`: bytes that a trainee may take.
     """
     records = []
-    with tempfile.TemporaryDirectory(prefix="ladder-") as folder:
-        for trainee in trainees:
-            with Training(trainee, plan, memory, Path(folder) / "log") as training:
-                for seed in plan.seeds:
-                    record = training.train(seed, progress)
-                    writer.append(record)
-                    records.append(record)
-                    report(record, training.printed())
+    for trainee in trainees:
+        with Training(trainee, plan, memory) as training:
+            for seed in plan.seeds:
+                record = training.train(seed, progress)
+                writer.append(record)
+                records.append(record)
+                report(record, training.printed())
     return records
 
 
@@ -71,8 +73,11 @@ def in_its_process(connection: Connection, order: Record) -> None:
 class Training(Session):
     """A trainee's process, which trains from one seed after another."""
 
-    def __init__(self, trainee: Trainee, plan: Plan, memory: int, log: Path) -> None:
+    def __init__(self, trainee: Trainee, plan: Plan, memory: int) -> None:
         self.trainee, self.plan = trainee, plan
+        self.limits = Limits(budget=STEP_LIMIT, memory=memory)
+        self.wrong: Outcome | None = None  # what a check has found
+        self.unchecked, self.log = trainee.info is not None, [""]
         self.skip = trainee.skip  # why its next seeds aren't tried
         order = {
             "path": None if trainee.path is None else str(trainee.path),
@@ -82,7 +87,7 @@ class Training(Session):
             "steps": plan.steps,
         }
         greeting = {"parameters": is_count}
-        super().__init__(in_its_process, order, log=log, memory=memory, greeting=greeting)
+        super().__init__(in_its_process, order, memory=memory, greeting=greeting)
 
     def train(self, seed: int, progress: Callable[[Record], None]) -> Record:
         """The record of one seed, whatever happens."""
@@ -90,6 +95,10 @@ class Training(Session):
         if self.skip is not None:
             return record | {"status": "skipped", "reason": self.skip}
         try:
+            if self.unchecked:
+                self.wrong, self.unchecked = self.check(), False
+            if self.wrong is not None:
+                raise ChildFailed(self.wrong.status, f"before it trained: {self.wrong.reason}")
             self.follow(record, progress)
         except ChildFailed as error:
             self.end()
@@ -101,6 +110,21 @@ class Training(Session):
             elif error.status == "timeout":  # it would take minutes per seed, all to the same end
                 self.skip = f"seed {seed} ended in a timeout: {error.reason}"
         return record
+
+    def check(self) -> Outcome | None:
+        """What it comes to on one window of the problem, in float32, where it isn't right.
+
+        A loss may fall with a wrong attention, too.
+        """
+        assert self.trainee.info is not None, "only a stage is checked"
+        problem = replace(
+            self.plan.problem, b=1, dtype="float32", precision="ieee",
+            causal=not self.trainee.by_rows, direction="train",
+        )  # fmt: skip
+        with Judge(problem) as judge:
+            alone = Comparison(problem, [self.trainee.info], self.limits, alone=True)
+            [outcome] = measure(alone, judge, self.log)
+        return outcome if outcome.status in FAILURES else None
 
     def follow(self, record: Record, progress: Callable[[Record], None]) -> None:
         """Train from the seed of `record`, and fill it. Raises ChildFailed where that fails."""
@@ -122,4 +146,5 @@ class Training(Session):
 
     def printed(self) -> str:
         """What the stage has printed since the last time; of torch's backends it is no matter."""
-        return "" if self.trainee.path is None else super().printed()
+        text, self.log = "".join(self.log), []
+        return "" if self.trainee.path is None else text + super().printed()

@@ -7,13 +7,14 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.problems.problem import PEERS_FROM, YARDSTICK
+from harness.problems.problem import PEERS_FROM, YARDSTICK, YARDSTICK_NAME
 from harness.records.schema import FAILURES, PROBLEM, Record
 from harness.records.units import show_bytes, show_time, significant
 from harness.views import table
 from harness.views.table import Column, Table, Tables
 
 Stage = tuple[int, str]  # number and name of a stage or peer
+THREE = YARDSTICK, YARDSTICK_NAME
 
 FORMATS = ("rich", "markdown", "csv", "json")
 SMALL_PEAK = 1 << 20  # bytes below which a process's resident set tells nothing
@@ -110,7 +111,7 @@ def rivals(group: Sequence[Record], cell: Record) -> tuple[Record | None, Record
         if comparable(other) and other["paired"] == cell["paired"] and other is not cell
     ]
     lower = [other for other in others if other["stage"] < cell["stage"] < PEERS_FROM]
-    stage3 = [other for other in others if other["stage"] == YARDSTICK]
+    stage3 = [other for other in others if stage_of(other) == THREE]
     return lower[-1] if lower else None, stage3[0] if stage3 else None
 
 
@@ -234,7 +235,11 @@ def tables(env: Record, cells: Sequence[Record]) -> list[Table]:
         lengths = group[0]["seqlens_k"]
         padded = [] if lengths is None else [f"  padded: {', '.join(map(str, lengths))} valid keys"]
         columns = [column(header) for header in headers(group[0])]
-        made.append(Table(columns, rows, problem_title(group[0]), [*padded, *reasons(shown)]))
+        told = (*FAILURES, "ok")  # one that was wrong alone says so by itself
+        turns = [c for c in group if c["paired"] and c["status"] in told and c not in shown]
+        in_turn = [note.replace("  ", "  in turns: ", 1) for note in reasons(turns)]
+        notes = [*padded, *reasons(shown), *in_turn]
+        made.append(Table(columns, rows, problem_title(group[0]), notes))
     return made
 
 

@@ -5,10 +5,10 @@ Records that differ in contestant, N and batch only are a group.
 
 from collections.abc import Sequence
 
-from harness.problems.problem import PEERS_FROM, YARDSTICK
+from harness.problems.problem import PEERS_FROM
 from harness.records.schema import PROBLEM, Record
 from harness.records.units import show_bytes, significant
-from harness.views.cell_tables import Stage, grouped, stage_of, stages_of
+from harness.views.cell_tables import THREE, Stage, grouped, stage_of, stages_of
 from harness.views.roofline import UNITS, roof_of
 
 # what the records of a group have in common
@@ -77,7 +77,7 @@ def timed(record: Record) -> bool:
 def rivals(group: Sequence[Record]) -> tuple[Stage | None, Stage | None]:
     """The newest stage of ours that was timed, the yardstick apart; and the first peer that was."""
     found = stages_of([record for record in group if timed(record)])
-    ours = [stage for stage in found if stage[0] < PEERS_FROM and stage[0] != YARDSTICK]
+    ours = [stage for stage in found if stage[0] < PEERS_FROM and stage != THREE]
     peers = [stage for stage in found if stage[0] >= PEERS_FROM]
     return max(ours, default=None), min(peers, default=None)
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from harness.problems.problem import PEERS_FROM, YARDSTICK
+from harness.problems.problem import PEERS_FROM
 from harness.records.schema import DIRECTIONS, Record
 from harness.records.units import significant
 from harness.views import contest_groups as bench
 from harness.views import table
-from harness.views.cell_tables import MORE, Stage, grouped, labels, stages_of, titles
+from harness.views.cell_tables import MORE, THREE, Stage, grouped, labels, stages_of, titles
 from harness.views.roofline import UNITS, roof_of
 from harness.views.table import Column, Table
 
@@ -41,7 +41,7 @@ def rows_of(env: Record, group: Sequence[Record]) -> list[list[Row]]:
         (f"{ours[0]} over {names[peer]}", "", bench.texts_of(group, ours, "speedup", peer))
         for ours in everyone
         for peer in everyone
-        if ours[0] < PEERS_FROM <= peer[0] and ours[0] != YARDSTICK
+        if ours[0] < PEERS_FROM <= peer[0] and ours != THREE
     ]
     memory: list[Row] = [
         (label[contestant], what, bench.texts_of(group, contestant, what))
@@ -178,7 +178,7 @@ def trios(records: Sequence[Record], ceilings: Sequence[Record] = ()) -> list[Tr
     """The trio of each group: our newest stage that was timed, the first peer that was."""
     found = []
     for group in bench.groups(records):
-        three = next((stage for stage in stages_of(group) if stage[0] == YARDSTICK), None)
+        three = THREE if THREE in stages_of(group) else None
         found.append(Trio(group, records, ceilings, three, *bench.rivals(group)))
     return found
 

@@ -11,13 +11,14 @@ import pytest
 import torch
 from ladder_command import FAKES, Started, in_turn
 
+from harness.isolation import roster
 from harness.isolation.judge import Judge, NoVerdict
 from harness.isolation.roster import PEERS, StageInfo, built_in_files, describe_files, read_stages
 from harness.measures import timing
 from harness.problems import cost
 from harness.problems.problem import SEED, Problem
 from harness.records import jsonl
-from harness.runs import contest, plan
+from harness.runs import contest, heat, plan
 from harness.runs.outcome import bench_records
 from harness.runs.plan import (
     Comparison,
@@ -75,6 +76,12 @@ def make_stage(tmp_path):
     return make
 
 
+@pytest.fixture(autouse=True)
+def ours(tmp_path, monkeypatch):
+    """The fakes here are taken for stages of the ladder, which share a process."""
+    monkeypatch.setattr(roster, "OURS", (*roster.OURS, tmp_path, FAKES))
+
+
 def calls_of(path):
     """How often a fake of `make_stage` was called."""
     return path.with_suffix(".calls").stat().st_size
@@ -86,7 +93,7 @@ def hold(folder, *paths, problem=PROBLEM, limits=LIMITS, printed=None, judge=Jud
     where = folder / "outputs"
     where.mkdir(exist_ok=True)
     comparison = Comparison(problem, stages, limits)
-    with judge(problem, where) as judging:
+    with judge(problem) as judging:
         outcomes = contest.measure(comparison, judging, [] if printed is None else printed)
     records = bench_records(outcomes, limits)
     for record in records:
@@ -295,7 +302,7 @@ def test_the_interpreted_are_checked_and_the_inexact_are_not_timed(tmp_path):
     records = hold(tmp_path, TRITON, FAKES / "modest.py", FAKES / "claims_too_much.py", STAGE3)
     interpreted = records.pop("triton_online")
     assert (interpreted["status"], interpreted["mode"]) == ("ok", "interpreted")
-    assert interpreted["reason"] == contest.INTERPRETED and interpreted["time_ms"] is None
+    assert interpreted["reason"] == heat.INTERPRETED and interpreted["time_ms"] is None
     assert 0 < interpreted["err_f64_max"] < 1e-5
     assert found(records) == {"modest": "wrong-by-design", "claims_too_much": "wrong",
                               "torch_three_gemm": "ok"}  # fmt: skip
@@ -458,7 +465,7 @@ def test_the_command_records_shows_and_writes_csv(tmp_path, make_stage):
     body = "if q.shape[2] == 16:\n    raise ValueError('too short')\nreturn 1.001 * stage3(q, k, v)"
     refuses = make_stage("refuses", body, 111)
     out = tmp_path / "bench.jsonl"
-    done = in_turn("bench", *QUICK, "--mode", "fwd,train", "--causal", "off",
+    done = in_turn("bench", *QUICK, "--mode", "fwd,train", "--causal", "off", "--inputs", "normal",
                   "--impl", "3,rival,111", "--stage", peer, "--stage", refuses,
                   "--out", out)  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -603,7 +610,8 @@ def test_hopeless_is_what_takes_long_at_a_fast_rate(make_stage):
 def test_each_step_is_said_when_it_begins(tmp_path, make_stage):
     """A contestant that hangs is named before its budget is over."""
     slow = make_stage("sleeper", "time.sleep(600)")
-    with Started("bench", *QUICK, "--causal", "off", "--stages", "3", "--stage", slow, "--out",
+    with Started("bench", *QUICK, "--causal", "off", "--stages", "3", "--stage", slow,
+                 "--inputs", "normal", "--out",
                  tmp_path / "bench.jsonl", log=tmp_path / "log") as run:  # fmt: skip
         run.wait_for(lambda: "90 sleeper is called" in run.text(), "the sleeper's name")
         assert "[1/2] 0 s: fwd d = 16, N = 16: the contestants load" in run.text()

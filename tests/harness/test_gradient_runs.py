@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from ladder_command import by_name, fakes, in_turn
+from ladder_command import RUN, by_name, fakes, in_turn
 from test_isolation import YARDSTICK
 
 from harness.records.jsonl import read
@@ -35,7 +35,7 @@ def test_what_has_wrong_gradients(tmp_path, direction):
     out = tmp_path / "run.jsonl"
     names = (*WRONG, "grad_right", "grad_remembers")
     done = in_turn(
-        "run", "--direction", direction, "--stages", "0,2,3", *QUICK, *fakes(*names), "--out", out
+        *RUN, "--direction", direction, "--stages", "0,2,3", *QUICK, *fakes(*names), "--out", out
     )
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
@@ -66,7 +66,7 @@ def test_what_has_wrong_gradients(tmp_path, direction):
 def test_the_errors_are_the_largest_of_all_outputs(tmp_path):
     """Half of dk is an error of a half, whatever dq and dv are."""
     out = tmp_path / "run.jsonl"
-    in_turn("run", "--direction", "bwd", "--stages", 3, *QUICK, *fakes("grad_of_half_dk"),
+    in_turn(*RUN, "--direction", "bwd", "--stages", 3, *QUICK, *fakes("grad_of_half_dk"),
            "--out", out)  # fmt: skip
     [cell] = by_name(out)["grad_of_half_dk"]
     assert cell["err_f64_rel"] == pytest.approx(0.5, rel=1e-5)
@@ -76,7 +76,7 @@ def test_the_errors_are_the_largest_of_all_outputs(tmp_path):
 
 def test_a_forward_run_of_a_stage_with_wrong_gradients_is_ok(tmp_path):
     out = tmp_path / "run.jsonl"
-    done = in_turn("run", "--stages", 3, *QUICK, *fakes("grad_swaps"), "--out", out)
+    done = in_turn(*RUN, "--stages", 3, *QUICK, *fakes("grad_swaps"), "--out", out)
     assert done.returncode == 0, done.stderr
     assert [cell["status"] for cell in by_name(out)["grad_swaps"]] == ["ok"]
 
@@ -86,7 +86,7 @@ def test_only_stages_with_gradients_are_planned_and_named_ones_say_why_they_are_
     """A stage of one's own is named by its file."""
     plain, named = tmp_path / "plain.jsonl", tmp_path / "named.jsonl"
     small = ("--n", "4", "--d", "4")
-    done = in_turn("run", "--direction", "train", *small, *fakes("modest"), "--out", plain)
+    done = in_turn(*RUN, "--direction", "train", *small, *fakes("modest"), "--out", plain)
     assert done.returncode == 0, done.stderr
     cells = by_name(plain)
     assert {"scalar_autograd", "cpp_value_graph", YARDSTICK, "modest"} <= cells.keys()
@@ -107,7 +107,7 @@ def test_only_stages_with_gradients_are_planned_and_named_ones_say_why_they_are_
 def test_ratios_in_turns_are_those_of_the_direction(tmp_path):
     out = tmp_path / "run.jsonl"
     done = in_turn(
-        "run", "--direction", "bwd", "--stages", "0,1,3", "--n", 8, "--d", 4, "--paired",
+        *RUN, "--direction", "bwd", "--stages", "0,1,3", "--n", 8, "--d", 4, "--paired",
         *fakes("grad_swaps"), "--out", out,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr

@@ -7,7 +7,8 @@ import signal
 import pytest
 from ladder_command import by_name, fakes, gone, in_turn, ladder
 
-QUICK = ("--n", "32,48", "--budget", "2", "--memory", "300M")
+NORMAL = ("--inputs", "normal")
+QUICK = (*NORMAL, "--n", "32,48", "--budget", "2", "--memory", "300M")
 YARDSTICK = "torch_three_gemm"
 
 
@@ -147,7 +148,7 @@ def test_what_a_stage_starts_ends_with_its_cell(tmp_path, name):
 def test_a_stage_declared_inexact_is_judged_below_its_n_and_excused_above(tmp_path):
     """Exit code 0: what is ok, skipped or wrong by design is no failure."""
     out = tmp_path / "run.jsonl"
-    done = in_turn("run", "--stages", 3, "--n", "16,17", *fakes("modest"), "--out", out)
+    done = in_turn("run", "--stages", 3, *NORMAL, "--n", "16,17", *fakes("modest"), "--out", out)
     assert done.returncode == 0, done.stderr
     statuses = [cell["status"] for cell in by_name(out)["modest"]]
     assert statuses == ["ok", "wrong-by-design"]
@@ -176,7 +177,16 @@ def test_a_stage_that_rounds_its_scores_is_excused_where_they_are_large(
 def test_a_stage_is_skipped_where_it_takes_no_such_option(tmp_path):
     out = tmp_path / "run.jsonl"
     done = in_turn(
-        "run", "--stages", 3, "--n", 16, "--causal", *fakes("modest", "aborts"), "--out", out
+        "run",
+        "--stages",
+        3,
+        *NORMAL,
+        "--n",
+        16,
+        "--causal",
+        *fakes("modest", "aborts"),
+        "--out",
+        out,
     )
     assert done.returncode == 0, done.stderr
     cells = by_name(out)
@@ -190,7 +200,9 @@ def test_a_stage_is_skipped_where_it_takes_no_such_option(tmp_path):
 @pytest.mark.slow
 def test_a_stage_wrong_below_its_declared_n_fails_and_is_excused_above(tmp_path):
     out = tmp_path / "run.jsonl"
-    done = in_turn("run", "--stages", 3, "--n", "32,128", *fakes("claims_too_much"), "--out", out)
+    done = in_turn(
+        "run", "--stages", 3, *NORMAL, "--n", "32,128", *fakes("claims_too_much"), "--out", out
+    )
     assert done.returncode == 1
     statuses = [cell["status"] for cell in by_name(out)["claims_too_much"]]
     assert statuses == ["wrong", "wrong-by-design"]

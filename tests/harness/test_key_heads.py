@@ -1,7 +1,7 @@
 """`--hk` and `--seqlens` of `ladder run` and `ladder bench`: grouped heads, and padded keys."""
 
 import pytest
-from ladder_command import by_name, in_turn
+from ladder_command import RUN, by_name, in_turn
 
 from harness.problems import cost
 from harness.problems.problem import Problem
@@ -48,7 +48,7 @@ def test_a_stage_that_reads_past_the_valid_keys_is_wrong(tmp_path):
     )
     out = tmp_path / "run.jsonl"
     for options, status, code in ((PADDED, "wrong", 1), (GROUPED, "ok", 0)):
-        done = in_turn("run", "--stages", 3, *options, "--stage", mine, "--out", out)
+        done = in_turn(*RUN, "--stages", 3, *options, "--stage", mine, "--out", out)
         assert done.returncode == code
         assert {cell["status"] for cell in by_name(out)["mine"]} == {status}
         out.unlink()
@@ -133,7 +133,7 @@ def test_memory_is_measured_after_a_warm_up_that_takes_the_lengths(tmp_path):
     )
     for options in ((), ("--seqlens", "16,16")):
         out = tmp_path / f"{len(options)}.jsonl"
-        done = in_turn("run", "--stages", 3, "--n", 16, "--b", 2, *options, "--stage", mine,
+        done = in_turn(*RUN, "--stages", 3, "--n", 16, "--b", 2, *options, "--stage", mine,
                        "--device", "cpu", "--out", out)  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert by_name(out)["mine"][0]["peak_bytes"] < 20 << 20

@@ -3,7 +3,7 @@
 import subprocess
 
 import pytest
-from ladder_command import by_name, fakes, in_turn
+from ladder_command import RUN, by_name, fakes, in_turn
 
 MB = 1 << 20
 HELD = 200 * MB
@@ -68,7 +68,7 @@ def attend(q, k, v):
 @pytest.mark.timing
 def test_a_sleep_of_20_ms_reads_20_ms(tmp_path):
     out = tmp_path / "run.jsonl"
-    done = in_turn("run", "--stages", 3, "--n", 16, *fakes("naps"), "--out", out)
+    done = in_turn(*RUN, "--stages", 3, "--n", 16, *fakes("naps"), "--out", out)
     assert done.returncode == 0, done.stderr
     [nap] = by_name(out)["naps"]
     assert nap["time_ms"] == pytest.approx(20, rel=0.1)
@@ -89,7 +89,7 @@ def test_200_mb_held_for_a_moment_read_200_mb(tmp_path):
     stage.write_text(HOLDS_CPP.format(path=str(library), size=HELD))
     out = tmp_path / "run.jsonl"
     done = in_turn(
-        "run", "--stages", 3, "--n", "16,32", "--memory", "1G",
+        *RUN, "--stages", 3, "--n", "16,32", "--memory", "1G",
         *fakes("held_before", "holds_python", "holds_torch"), "--stage", stage, "--out", out,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -148,7 +148,7 @@ def test_memory_that_a_forward_pass_gave_back_is_the_backward_passs_own(tmp_path
     stage.write_text(HOLDS_TWICE.format(size=HELD))
     out = tmp_path / "run.jsonl"
     done = in_turn(
-        "run", "--direction", "bwd", "--stages", 3, "--n", 32, "--memory", "1G", "--stage", stage,
+        *RUN, "--direction", "bwd", "--stages", 3, "--n", 32, "--memory", "1G", "--stage", stage,
         "--out", out,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -161,7 +161,7 @@ def test_a_backward_call_is_timed_without_its_forward_pass(tmp_path):
     """A forward pass that sleeps 20 ms costs training all of them, and a backward call none."""
     for direction in ("bwd", "train"):
         out = tmp_path / f"{direction}.jsonl"
-        done = in_turn("run", "--direction", direction, "--stages", 3, "--n", 16,
+        done = in_turn(*RUN, "--direction", direction, "--stages", 3, "--n", 16,
                       *fakes("naps"), "--out", out)  # fmt: skip
         assert done.returncode == 0, done.stderr
         [nap] = by_name(out)["naps"]

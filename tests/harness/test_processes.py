@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from ladder_command import PATIENCE, ROOT, by_name, environ, fakes, in_turn
+from ladder_command import PATIENCE, ROOT, RUN, by_name, environ, fakes, in_turn
 
 
 def python(code, *arguments):
@@ -39,7 +39,8 @@ from harness.isolation.roster import describe
 
 stage3 = next(Path("stages").glob("s03_*.py")).resolve()
 with tempfile.TemporaryDirectory() as folder:
-    with Child(describe, [str(stage3)], log=Path(folder) / "log") as child:
+    with Child(describe, [str(stage3)]) as child:
+        said = child.receive(120, "no answer")
         said = child.receive(120, "no answer")
         server = multiprocessing.forkserver._forkserver
         status = Path(f"/proc/{server._forkserver_pid}/status").read_text()
@@ -76,7 +77,7 @@ def test_each_cell_has_a_process_of_its_own_and_no_stage_meets_another(tmp_path)
         "    return o\n"
     )
     out = tmp_path / "run.jsonl"
-    done = in_turn("run", "--stages", 3, "--n", "20,32", "--stage", spoiler, "--out", out)
+    done = in_turn(*RUN, "--stages", 3, "--n", "20,32", "--stage", spoiler, "--out", out)
     cells = by_name(out)
     assert [cell["status"] for cell in cells["torch_three_gemm"]] == ["ok", "ok"]
     assert [cell["status"] for cell in cells["spoiler"]] == ["crashed", "crashed"]
@@ -86,7 +87,7 @@ def test_each_cell_has_a_process_of_its_own_and_no_stage_meets_another(tmp_path)
 def test_paired_cells_hold_their_own_times_and_only_right_stages_compete(tmp_path):
     out = tmp_path / "run.jsonl"
     arguments = ("--stages", "1,3", "--n", 8, "--paired", *fakes("ignores_v", "naps"))
-    done = in_turn("run", *arguments, "--out", out)
+    done = in_turn(*RUN, *arguments, "--out", out)
     assert done.returncode == 1, done.stderr
     cells = by_name(out)
     for name in ("raw_python", "torch_three_gemm", "naps"):

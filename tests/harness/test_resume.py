@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from ladder_command import Started, by_name, fakes, in_turn, ladder
+from ladder_command import RUN, Started, by_name, fakes, in_turn, ladder
 
 from harness.records.jsonl import read
 from harness.records.schema import key
@@ -37,7 +37,7 @@ def test_ten_kills_at_random_moments(tmp_path):
     chance = random.Random(seed)
     path = tmp_path / "run.jsonl"
     sizes = ",".join(str(n) for n in range(4, 60, 4))
-    begin = ("run", "--stages", "1,3", "--n", sizes, *fakes("naps"), "--out", path)
+    begin = (*RUN, "--stages", "1,3", "--n", sizes, *fakes("naps"), "--out", path)
     resume = ("run", "--resume", path, *fakes("naps"))
     kills = 0
     for kill in range(KILLS):
@@ -68,7 +68,7 @@ def test_ten_kills_at_random_moments(tmp_path):
 
 
 def test_nothing_is_left_behind_by_a_killed_run_whose_stage_hangs(tmp_path):
-    arguments = ("run", "--stages", 3, "--n", 32, *fakes("hangs"), "--out", tmp_path / "run.jsonl")
+    arguments = (*RUN, "--stages", 3, "--n", 32, *fakes("hangs"), "--out", tmp_path / "run.jsonl")
     with Started(*arguments, log=tmp_path / "log") as run:
         run.wait_for(lambda: "[1/2]" in run.text(), "its first cell")
         time.sleep(1.5)  # by now the stage that hangs is under way
@@ -82,7 +82,7 @@ def test_nothing_is_left_behind_by_a_killed_run_whose_stage_hangs(tmp_path):
 def test_ctrl_c_leaves_a_valid_file_and_a_table_of_what_is_done(tmp_path):
     """And a second run may not write to the file meanwhile."""
     path = tmp_path / "run.jsonl"
-    arguments = ("run", "--stages", 3, "--n", "8,16", *fakes("hangs"), "--out", path)
+    arguments = (*RUN, "--stages", 3, "--n", "8,16", *fakes("hangs"), "--out", path)
     with Started(*arguments, log=tmp_path / "log") as run:
         run.wait_for(lambda: "[1/4]" in run.text(), "its first cell")
         other = ladder("run", "--resume", path, *fakes("hangs"))
@@ -204,7 +204,7 @@ def test_a_stage_of_somebodys_must_be_there_and_unchanged(tmp_path):
         "def attend(q, k, v):\n    return stages.by_number(3).attend(q, k, v)\n"
     )
     path = tmp_path / "run.jsonl"
-    done = in_turn("run", "--stages", 3, "--n", 8, "--stage", stage, "--out", path)
+    done = in_turn(*RUN, "--stages", 3, "--n", 8, "--stage", stage, "--out", path)
     assert done.returncode == 0, done.stderr
     edited(path, path.read_bytes())
     refuses(path, says="stage 95 (mine)")

@@ -617,9 +617,9 @@ def losses(*values):
 )
 def test_figures_that_are_none_cost_the_contestant_that_sent_them(messages, tmp_path, monkeypatch):
     def follow(*messages):
-        monkeypatch.setattr(session, "Child", lambda *_, log: FakeChild(*messages))
+        monkeypatch.setattr(session, "Child", lambda *_: FakeChild(*messages))
         contestant = a_contestant(90, "forger", tmp_path)
-        with trainer.Training(contestant, a_plan(2), MEMORY, tmp_path / "log") as training:
+        with trainer.Training(contestant, a_plan(2), MEMORY) as training:
             return training.train(0, lambda record: None)
 
     record = follow(*messages)
