@@ -27,6 +27,7 @@ LONG = [stage for stage in FAKES if stage.STAGE.exact_up_to is None]
 MASKED = [stage for stage in FAKES if {"causal", "seqlens_k"} <= {*stage.STAGE.options}]
 HALF = [stage for stage in LONG if stage.STAGE.number not in (0, 1, 2)]
 BAD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+SLOW = [pytest.param(bad, marks=() if bad == "nan" else pytest.mark.slow) for bad in BAD]
 LOW = 64  # so many keys come first whose scores are -inf: a whole tile
 # nq, nk, causal, seqlens_k, the tile: several tiles that some rows see whole and others in part
 HIDING = [
@@ -107,7 +108,7 @@ def test_a_row_that_sees_minus_infinity_only_is_nan_under_a_mask(stage, dtype):
 
 
 @for_each(MASKED)
-@pytest.mark.parametrize("bad", BAD)
+@pytest.mark.parametrize("bad", SLOW)
 @pytest.mark.parametrize("case", range(len(HIDING)))
 def test_what_is_hidden_may_hold_anything(stage, case, bad):
     nq, nk, causal, seqlens_k, tile = HIDING[case]
@@ -149,3 +150,15 @@ def test_what_is_hidden_may_hold_anything(stage, case, bad):
         if x is v and grads:
             assert_close(grads[0][apart], want[1][apart], bounds[0][apart])
             assert not grads[0][~apart].isfinite().any()
+
+
+@for_each([stage for stage in MASKED if hasattr(stage, "attend_paged")])
+def test_a_part_that_is_done_again_is_done_alone(stage):
+    q, k, v, _ = normal((1, 2, 2, 48, 8), 0)
+    k, v = k[:, :1], v[:, :1].clone()
+    want, bound = truth(q[:, :, :1], k[:, :, :47], v[:, :, :47]), rounding(q, k, v)
+    v[:, :, 47] = math.nan
+    tile = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_D": 16, "num_warps": 4, "num_stages": 2}
+    o = stage.forward(q, k, v, True, None, splits=3, config=tile)
+    assert_close(o[:, :, :1], want, bound)
+    assert o[:, :, 1].isnan().all()
