@@ -10,8 +10,8 @@ have fewer heads, any number that divides H. A row that may see no key is 0, and
 
 What isn't seen may hold anything, NaN and infinities included: k and v past a length, q and dO of a
 row that sees no key. It changes no output and no gradient. Under a causal mask every key is seen by
-the last row: a k or v that isn't finite there leaves the outputs of the rows before it as they are,
-but not the gradients. Scores of -inf count for nothing; a row that sees no other is NaN.
+the last row: a k or v that isn't finite there leaves the outputs of the rows before it exact, but
+not the gradients. Scores of -inf count for nothing; a row that sees no other is NaN.
 """
 
 import reprlib

@@ -60,13 +60,34 @@ def round_to_tf32(x):
 
 
 @triton.jit
+def any_nan(x):
+    """Whether there is a NaN in the tile x."""
+    return tl.max((x != x).to(tl.int32)) > 0
+
+
+@triton.jit
+def take_out(acc, v, keys, seen):
+    """v without what isn't finite, and acc with a NaN for it where a row sees it.
+
+    Row i sees the keys below seen[i]: what isn't finite in a column, if it sees the first of it.
+    """
+    bad = v - v != 0.0  # (BLOCK_N, BLOCK_D)
+    first = tl.min(tl.where(bad, keys[:, None], 0x7FFFFFFF), 0)  # (BLOCK_D,)
+    acc = tl.where(first[None, :] < seen[:, None], float("nan"), acc)
+    return acc, tl.where(bad, 0.0, v)
+
+
+@triton.jit
 def visit_tiles(
     acc, l_i, m_i, visited, q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
     start, end, rows, Nk_valid, shift, d, qk_scale,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, CAREFUL: tl.constexpr = False,
 ):  # fmt: skip
-    """The online softmax over the tiles of keys in [start, end), `MASKED` or seen whole."""
+    """The online softmax over the tiles of keys in [start, end), `MASKED` or seen whole.
+
+    CAREFUL: no row is spoilt by a v that it doesn't see, whatever that holds.
+    """
     offs_n = tl.arange(0, BLOCK_N)  # (BLOCK_N,)
     offs_d = tl.arange(0, BLOCK_D)  # (BLOCK_D,)
     in_d = offs_d[None, :] < d  # (1, BLOCK_D)
@@ -75,7 +96,7 @@ def visit_tiles(
     v_offs = offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd  # (BLOCK_N, BLOCK_D)
     k_ptr += tl.cast(start, tl.int64) * stride_kn
     v_ptr += tl.cast(start, tl.int64) * stride_vn
-    for start_n in range(start, end, BLOCK_N):
+    for start_n in tl.range(start, end, BLOCK_N, num_stages=1 if CAREFUL else None):
         k_ptrs = k_ptr + k_offs
         v_ptrs = v_ptr + v_offs
         valid = start_n + offs_n < Nk_valid  # (BLOCK_N,)
@@ -95,16 +116,14 @@ def visit_tiles(
             visible = valid[None, :]
             if CAUSAL:
                 visible = visible & (start_n + offs_n[None, :] <= rows[:, None] + shift)
-                # 0 * NaN is NaN: a v that isn't finite spoils the scores of the rows that see it,
-                # and is taken out for the others
-                s += tl.sum(v - v, 1)[None, :]
-                v = tl.where(v - v == 0.0, v, 0.0)
             s = tl.where(visible, s, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(s, 1) * qk_scale)  # (BLOCK_M,)
         alpha = tl.exp2(m_i - m_new)  # (BLOCK_M,)
         p = tl.exp2(s * qk_scale - m_new[:, None])  # (BLOCK_M, BLOCK_N)
         l_i = l_i * alpha + tl.sum(p, 1)
         acc = acc * alpha[:, None]
+        if CAREFUL:
+            acc, v = take_out(acc, v, start_n + offs_n, rows + shift + 1)
         if PRECISION == "tf32":
             p = round_to_tf32(p)
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)
@@ -156,12 +175,12 @@ def attention_kernel(
     v_ptr += b * stride_vb + h_k * stride_vh
 
     # running max of s * qk_scale: the lowest float32, where -inf - -inf would be NaN
-    m_i = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
-    l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of 2^(s * qk_scale - m_i)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    m_0 = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
+    l_0 = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of 2^(s * qk_scale - m_i)
+    acc_0 = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     visited = 0
     acc, l_i, m_i, visited = visit_tiles(
-        acc, l_i, m_i, visited, q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
+        acc_0, l_0, m_0, visited, q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
         0, full, rows, Nk_valid, shift, d, qk_scale,
         False, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
@@ -170,6 +189,15 @@ def attention_kernel(
         full, end, rows, Nk_valid, shift, d, qk_scale,
         True, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
+    # 0 * NaN is NaN: a v that isn't finite spoils rows that don't see it, too. To look for it in
+    # each tile costs up to a third of the time: a NaN tells, and then all is done again with care,
+    # 16 keys at a time, for which the registers are enough
+    if CAUSAL and any_nan(acc):
+        acc, l_i, m_i, _ = visit_tiles(
+            acc_0, l_0, m_0, visited, q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
+            0, end, rows, Nk_valid, shift, d, qk_scale,
+            True, CAUSAL, EVEN_D, PRECISION, 16, BLOCK_D, True,
+        )  # fmt: skip
 
     seen = tl.full((BLOCK_M,), 0, tl.int32) + Nk_valid  # how many keys each row sees
     if CAUSAL:

@@ -30,7 +30,7 @@ import torch
 from stages.contract import Stage, check_inputs, input_precision
 from stages.machine import launching, untraced
 from stages.paged_cache import PagedCache
-from stages.s06_triton_flash2 import LOG2_E, loadable, round_to_tf32
+from stages.s06_triton_flash2 import LOG2_E, any_nan, loadable, round_to_tf32, take_out
 
 try:
     import triton
@@ -58,13 +58,12 @@ def visit_tiles(
     acc, l_i, m_i, q, k_ptr, v_ptr, table_ptr,
     stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd,
     start, end, seen, last, d, qk_scale,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    MASKED: tl.constexpr, PAGE_SIZE: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, CAREFUL: tl.constexpr = False,
 ):  # fmt: skip
     """The online softmax over the tiles of keys in [start, end), `MASKED` or seen whole.
 
-    seen (BLOCK_M,) is how many keys each row sees, `last` the most of them.
+    seen (BLOCK_M,) is how many keys each row sees, `last` the most of them; CAREFUL as in stage 6.
     """
     offs_n = tl.arange(0, BLOCK_N)  # (BLOCK_N,)
     offs_d = tl.arange(0, BLOCK_D)  # (BLOCK_D,)
@@ -79,7 +78,7 @@ def visit_tiles(
     elif PAGE_SIZE:
         table_ptrs = table_ptr + offs_n // PAGE_SIZE  # (BLOCK_N,)
         pages = tl.load(table_ptrs + start // PAGE_SIZE)  # (BLOCK_N,)
-    for start_n in range(start, end, BLOCK_N):
+    for start_n in tl.range(start, end, BLOCK_N, num_stages=1 if CAREFUL else None):
         # the pages of a tile are looked up one tile ahead, so that no load waits for another
         if PAGE_SIZE == 0:
             k_ptrs = k_ptr + tl.cast(start_n, tl.int64) * stride_kn + k_offs
@@ -107,15 +106,14 @@ def visit_tiles(
             v = tl.load(v_ptrs, mask=in_d, other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
         if MASKED:
-            if CAUSAL:  # as in stage 6: a v that isn't finite spoils no row that doesn't see it
-                s += tl.sum(v - v, 1)[None, :]
-                v = tl.where(v - v == 0.0, v, 0.0)
             s = tl.where((start_n + offs_n)[None, :] < seen[:, None], s, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(s, 1) * qk_scale)  # (BLOCK_M,)
         alpha = tl.exp2(m_i - m_new)  # (BLOCK_M,)
         p = tl.exp2(s * qk_scale - m_new[:, None])  # (BLOCK_M, BLOCK_N)
-        l_i = l_i * alpha[:, None] + p if BLOCK_M == 16 else l_i * alpha + tl.sum(p, 1)
+        l_i = l_i * alpha[:, None] + p if len(l_i.shape) == 2 else l_i * alpha + tl.sum(p, 1)
         acc = acc * alpha[:, None]
+        if CAREFUL:
+            acc, v = take_out(acc, v, start_n + offs_n, seen)
         if PRECISION == "tf32":
             p = round_to_tf32(p)
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)
@@ -180,26 +178,33 @@ def split_kernel(
         v_ptr += b * stride_vb
 
     # running max of s * qk_scale: the lowest float32, where -inf - -inf would be NaN
-    m_i = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
-    l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of 2^(s * qk_scale - m_i)
+    m_0 = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
+    l_0 = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of 2^(s * qk_scale - m_i)
+    l_i = l_0
     if BLOCK_M == 16:  # all warps share these rows: to sum over them at each tile makes them wait
         l_i = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)  # column by column, until the end
-    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    acc_0 = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     acc, l_i, m_i = visit_tiles(
-        acc, l_i, m_i, q, k_ptr, v_ptr, table_ptr,
+        acc_0, l_i, m_0, q, k_ptr, v_ptr, table_ptr,
         stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd,
         start, tl.minimum(full, end), seen, last, d, qk_scale,
-        False, CAUSAL, PAGE_SIZE, EVEN_D, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D,
+        False, PAGE_SIZE, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     acc, l_i, m_i = visit_tiles(
         acc, l_i, m_i, q, k_ptr, v_ptr, table_ptr,
         stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd,
         tl.maximum(start, full), end, seen, last, d, qk_scale,
-        True, CAUSAL, PAGE_SIZE, EVEN_D, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D,
+        True, PAGE_SIZE, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
-
     if BLOCK_M == 16:
         l_i = tl.sum(l_i, 1)
+    if CAUSAL and any_nan(acc):  # as in stage 6: all again, with care
+        acc, l_i, m_i = visit_tiles(
+            acc_0, l_0, m_0, q, k_ptr, v_ptr, table_ptr,
+            stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd,
+            start, end, seen, last, d, qk_scale,
+            True, PAGE_SIZE, EVEN_D, PRECISION, 16, BLOCK_D, True,
+        )  # fmt: skip
     m_i = tl.where(seen > 0, m_i, float("-inf"))  # tells the merge that a row sees no key
     row = (b * heads + offs_h) * Nq + offs_m  # (BLOCK_M,), of all query rows
     if SPLIT:
