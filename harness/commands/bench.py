@@ -37,7 +37,7 @@ from harness.records import environment
 from harness.records.jsonl import WriteFailed
 from harness.records.schema import DIRECTIONS
 from harness.runs import plan, runner
-from harness.runs.suites import suite_problems
+from harness.runs.suites import SUITE_STAGES, suite_problems
 from harness.views import contest_plots, contests, roofline, table
 
 OURS_FAILED = ("wrong", "crashed")
@@ -174,7 +174,7 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
     device = known_device(device, stages)
     problems = make_problems(given, device)
     if wanted is None:
-        chosen, asked = usual(stages, own, problems), list(own)
+        chosen, asked = usual(stages, own, problems, given["suite"]), list(own)
     else:
         chosen = choose(stages, wanted, option, own)
         asked = [stage.path for stage in chosen]
@@ -270,10 +270,14 @@ def make_problems(given: Record, device: str) -> list[Problem]:
 
 
 def usual(
-    stages: Sequence[StageInfo], own: Sequence[Path], problems: Sequence[Problem]
+    stages: Sequence[StageInfo], own: Sequence[Path], problems: Sequence[Problem], suite: str | None
 ) -> list[StageInfo]:
     """Who competes where no stages are named; and those of --stage."""
-    wanted = plan.usual_stages([stage for stage in stages if stage.path not in own], problems)
+    others = [stage for stage in stages if stage.path not in own]
+    if numbers := SUITE_STAGES.get(str(suite)):
+        wanted = [stage for stage in others if stage.number in numbers]
+    else:
+        wanted = plan.usual_stages(others, problems)
     return [stage for stage in stages if stage in wanted or stage.path in own]
 
 

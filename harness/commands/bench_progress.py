@@ -31,8 +31,8 @@ def why_too_long(comparisons: Sequence[Comparison]) -> str | None:
         calls = limits.warmup + (limits.rounds or 0)
         if problem.device != "cpu" or why_hopeless(problem):  # those end at once, and say so
             continue
-        for stage in comparison.stages:
-            if stage.why_skip(problem):
+        for stage, asked in comparison.contestants():
+            if stage.why_skip(asked):
                 continue
             if stage.modes[problem.device] == "interpreted":
                 seconds += cost.flops(problem) / INTERPRETED_RATE
@@ -96,6 +96,7 @@ class Progress:
         """Which comparison, after how many seconds, on what."""
         masked = " causal" if problem.causal else ""
         what = f"{problem.direction}{masked} d = {problem.d}, N = {problem.nk}"
+        what += f", Nq = {problem.nq}" * (problem.nq != problem.nk)
         return f"[{count}/{self.total}] {time.monotonic() - self.start:.0f} s: {what}"
 
 

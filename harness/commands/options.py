@@ -12,7 +12,7 @@ from harness.minilm.run import DTYPES as MODEL_DTYPES
 from harness.problems.directions import OUTPUTS
 from harness.problems.problem import DEVICES, DTYPES, INPUTS, PRECISIONS
 from harness.records.schema import DIRECTIONS
-from harness.runs.suites import CELL_SUITES, PROBLEM_SUITES
+from harness.runs.suites import BENCH_SUITES, CELL_SUITES
 from harness.training.plan import DTYPES as TRAIN_DTYPES
 from harness.training.plan import SHAPES
 from harness.views.cell_tables import FORMATS
@@ -246,7 +246,7 @@ BenchBudget = Annotated[
 ]
 ProblemSuite = Annotated[
     str | None,
-    option(f"a source's problems: {', '.join(PROBLEM_SUITES)}", choice(tuple(PROBLEM_SUITES))),
+    option(f"problems that belong together: {', '.join(BENCH_SUITES)}", choice(BENCH_SUITES)),
 ]
 BenchOut = Annotated[
     Path | None,

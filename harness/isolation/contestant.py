@@ -15,6 +15,7 @@ import functools
 import gc
 import sys
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -30,6 +31,7 @@ from harness.isolation.call import (
     write_outputs,
 )
 from harness.isolation.child import hear, say
+from harness.isolation.paged import PagedCall
 from harness.problems.directions import Call, ask_again, prepare
 from harness.problems.problem import Problem
 
@@ -76,7 +78,10 @@ class Given:
 
 
 class Contestant:
-    """One stage in a comparison: the call that is measured, and where its outputs go."""
+    """One stage in a comparison: the call that is measured, and where its outputs go.
+
+    `problem` has a page size where it reads from a paged cache.
+    """
 
     def __init__(self, module: ModuleType, problem: Problem, out: str) -> None:
         self.module, self.problem, self.out = module, problem, out
@@ -87,7 +92,9 @@ class Contestant:
 
     def prepared(self, given: Given) -> Call:
         """Its call; for 'bwd' the forward pass is done where the call is made, once."""
-        if self.call is None:
+        if self.call is None and self.problem.page_size:
+            self.call = PagedCall(self.module, self.problem, *given.tensors[:3])
+        elif self.call is None:
             self.call = prepare(self.attend, self.problem.direction, *given.tensors)
         return self.call
 
@@ -192,7 +199,8 @@ def compete(
             set_precision(problem.precision)
         given = Given(problem)
         contestants = [
-            Contestant(module, problem, out) for module, out in zip(modules, outs, strict=True)
+            Contestant(module, replace(problem, page_size=page_size), out)
+            for module, page_size, out in zip(modules, order["page_sizes"], outs, strict=True)
         ]
         if all(contestant.device == "cpu" for contestant in contestants):
             set_data_limit(order["memory"])

@@ -84,6 +84,7 @@ class StageOnProblem:
     seqlens_k: list | None
     device: Device
     direction: Direction
+    page_size: int | None = None  # keys per page of a paged cache; null where contiguous
 
 
 @dataclass(kw_only=True)
@@ -135,6 +136,8 @@ class Bench(Measured):
     skip_ratio: float | None  # of (q block, KV tile) pairs, never visited; or null
     warmup: int  # calls before the rounds
     repeat: int  # rounds
+    # the fewest that anybody moves, the same for all contestants: q, k, v read, o written
+    hbm_bytes: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -142,17 +145,18 @@ class Ceiling:
     """What a machine can do at the best (harness/runs/ceilings.py)."""
 
     kind: Literal["ceiling"]
-    what: Literal["matmul", "copy"]
-    dtype: DType | None  # null for a copy: bytes are bytes
+    what: Literal["matmul", "copy", "read"]
+    dtype: DType | None  # null where only bytes are moved: bytes are bytes
     precision: Precision | None
     threads: int | None  # of a CPU; null on a GPU
-    size: int  # matmul: the side of the square matrices; copy: bytes read + written
+    size: int  # matmul: the side of the square matrices; copy: bytes read + written; read: bytes
     value: float
     unit: Literal["TFLOP/s", "TB/s"]
     time_ms: float  # median of a call
     time_iqr_ms: float | None
     samples: int
     device: Device
+    how: str | None = None  # the fastest of several ways to read; null where there is one way
 
 
 @dataclass(kw_only=True)
@@ -324,4 +328,5 @@ def fill(record: dict[str, Any]) -> dict[str, Any]:
 
 def key(cell: Mapping[str, Any]) -> str:
     """What a cell is, as text: stage and problem, the same for a planned and a measured cell."""
-    return json.dumps([cell[field] for field in ("stage", "name", "paired", *PROBLEM)])
+    # a plan from before a problem had a field lacks it
+    return json.dumps([cell.get(field) for field in ("stage", "name", "paired", *PROBLEM)])

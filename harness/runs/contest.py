@@ -69,9 +69,9 @@ def measure(
     What the stages print, process by process, is added to `log`; `tell` is told of each step.
     """
     problem = comparison.problem
-    outcomes = [Outcome(stage, problem) for stage in comparison.stages]
+    outcomes = [Outcome(*contestant) for contestant in comparison.contestants()]
     for outcome in outcomes:
-        if reason := outcome.stage.why_skip(problem):
+        if reason := outcome.stage.why_skip(outcome.problem):
             outcome.drop("skipped", reason)
         elif hopeless := why_hopeless(problem):
             outcome.drop(*hopeless)
@@ -122,6 +122,7 @@ def in_one_process(
         return None
     limits = comparison.limits
     order = comparison.problem.to_json() | {
+        "page_sizes": [outcome.problem.page_size for outcome in outcomes],
         "alone": comparison.alone, "warmup": 0 if comparison.alone else limits.warmup,
         "rounds": limits.rounds, "budget": limits.budget, "memory": limits.memory,
     }  # fmt: skip

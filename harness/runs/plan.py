@@ -39,17 +39,28 @@ class Limits:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Stages that answer one problem: a single one `alone` in its process, or several in turns."""
+    """Stages that answer one problem: a single one `alone` in its process, or several in turns.
+
+    `paged`: who reads the same k and v from a paged cache beside them, and its page size.
+    """
 
     problem: Problem
     stages: Sequence[StageInfo]
     limits: Limits = Limits()
     alone: bool = False
+    paged: Sequence[tuple[StageInfo, int]] = ()
+
+    def contestants(self) -> list[tuple[StageInfo, Problem]]:
+        """Each stage, and the problem as it is asked."""
+        paged = [(stage, replace(self.problem, page_size=size)) for stage, size in self.paged]
+        return [(stage, self.problem) for stage in self.stages] + paged
 
     def to_json(self) -> list[Record]:
-        """The comparison as the env line's plan has it: a dict for each stage."""
-        problem = self.problem.to_json()
-        return [{"stage": stage.number, "name": stage.name, **problem} for stage in self.stages]
+        """The comparison as the env line's plan has it: a dict for each contestant."""
+        return [
+            {"stage": stage.number, "name": stage.name, **problem.to_json()}
+            for stage, problem in self.contestants()
+        ]
 
 
 @dataclass(frozen=True)
@@ -195,7 +206,7 @@ def usual_stages(stages: Sequence[StageInfo], problems: Sequence[Problem]) -> li
     """Who is compared unless told: stage 3, the newest stage that fits, and all the peers.
 
     For forward passes that is the newest of the forward-only stages, for the others the newest that
-    carries gradients. A stage made for few query rows comes in where there are fewer than keys.
+    carries gradients. One made for few query rows comes in where there are fewer than keys.
     """
     ours = [stage for stage in stages if stage.number < PEERS_FROM]
     chosen = {stage.path for stage in stages if stage.number == YARDSTICK}
@@ -211,7 +222,12 @@ def usual_stages(stages: Sequence[StageInfo], problems: Sequence[Problem]) -> li
             )
         ]
         chosen |= {max(able, key=lambda stage: stage.number).path} if able else set()
-    return [stage for stage in stages if stage.path in chosen or stage.number >= PEERS_FROM]
+    few = any(problem.nq < problem.nk for problem in problems)
+    return [
+        stage
+        for stage in stages
+        if stage.path in chosen or (stage.number >= PEERS_FROM and (few or not stage.few_queries))
+    ]
 
 
 def plan_comparisons(
@@ -223,11 +239,19 @@ def plan_comparisons(
     """A comparison for each problem, of those of `stages` that fit.
 
     Stages whose files are `asked` for take part in each: where they don't take the problem, their
-    record says why.
+    record says why. Problems that differ in their page size alone are one comparison.
     """
     comparisons = []
-    for problem in problems:
-        able = [stage for stage in stages if stage.path in asked or fits(stage, problem)]
+    for problem in dict.fromkeys(replace(problem, page_size=None) for problem in problems):
+        alike = [each for each in problems if replace(each, page_size=None) == problem]
+        able = [
+            (stage, each)
+            for each in alike
+            for stage in stages
+            if stage.path in asked or fits(stage, each)
+        ]
+        whole = [stage for stage, each in able if each.page_size is None]
+        paged = [(stage, each.page_size) for stage, each in able if each.page_size is not None]
         if able:
-            comparisons.append(Comparison(problem, able, limits))
+            comparisons.append(Comparison(problem, whole, limits, paged=paged))
     return comparisons

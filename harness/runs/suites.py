@@ -12,6 +12,7 @@ For `ladder bench --suite NAME`, each a list of problems in float16, with and wi
 
 001-forward, 001-train, 001-memory   the shapes of source 001
 004                                  the shapes of source 004: 16384 tokens, 2048 hidden
+decode                               few query rows, many keys (harness/runs/decode.py)
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ from dataclasses import replace
 
 from harness.isolation.roster import StageInfo
 from harness.problems.problem import PEERS_FROM, Problem
+from harness.runs import decode
 from harness.runs.plan import Cell, Sizes, make_problems, plan_grid
 
 IEEE, TF32, HALF = ("float32", "ieee"), ("float32", "tf32"), ("float16", "float16")
@@ -46,13 +48,18 @@ def table_4_1(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
 
 
 def table_4_2(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
-    compared = some(stages, 3, 5) + [stage for stage in stages if stage.number >= PEERS_FROM]
+    peers = [stage for stage in stages if stage.number >= PEERS_FROM and not stage.few_queries]
+    compared = some(stages, 3, 5) + peers
     problems = []
     for h in (1, 32):
         for dtype, precision in (IEEE, TF32, HALF):
             sizes = (1024, 2048, 4096, 8192, 16384)
             problems += sized(base, sizes, d=64, h=h, hk=h, dtype=dtype, precision=precision)
-    cells = plan_grid(compared, problems, paired=True)
+    cells = []
+    for problem in problems:
+        # one head leaves most of a GPU idle: what stage 8 is for
+        idle = problem.h == 1 and problem.dtype == "float16"
+        cells += plan_grid(compared + some(stages, 8) * idle, [problem], paired=True)
     return [cell for cell in cells if cell.stage.number < PEERS_FROM or like_for_like(cell)]
 
 
@@ -84,17 +91,21 @@ CELL_SUITES: dict[str, Callable[[Sequence[StageInfo], Problem], list[Cell]]] = {
     "table-4.3": table_4_3,
     "table-4.4": table_4_4,
 }
-# of `ladder bench`: name -> directions, d, N, and how large
+# of `ladder bench`, the sources' shapes: name -> directions, d, N, and how large
 PROBLEM_SUITES: dict[str, tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...], Sizes]] = {
     "001-forward": (("fwd",), (64,), SHORT, SOURCE_001),
     "001-train": (("fwd", "bwd", "train"), (64,), SHORT, SOURCE_001),
     "001-memory": (("fwd", "train"), (64,), SHORT, SOURCE_001),
     "004": (("fwd",), (64, 128), LONG, SOURCE_004),
 }
+BENCH_SUITES = (*PROBLEM_SUITES, "decode")
+SUITE_STAGES = {"decode": decode.STAGES}  # who is compared unless told, where it isn't the usual
 
 
 def suite_problems(name: str, base: Problem) -> list[Problem]:
-    """The problems of one of PROBLEM_SUITES; `base` gives inputs, seed and device."""
+    """The problems of one of BENCH_SUITES; `base` gives inputs, seed and device."""
+    if name == "decode":
+        return list(decode.problems(base))
     directions, ds, ns, sizes = PROBLEM_SUITES[name]
     half = replace(base, dtype="float16", precision="float16")
     return make_problems(half, directions, (False, True), ds, ns, sizes)

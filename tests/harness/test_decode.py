@@ -1,0 +1,214 @@
+"""The decode suite: its plan, contestants that read from a paged cache, and its tables."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.isolation.judge import Judge
+from harness.isolation.roster import describe_files, peer_files, read_stages
+from harness.problems import cost
+from harness.problems.problem import Problem
+from harness.records.schema import BadRecord, check_record
+from harness.runs import contest, decode, plan, suites
+from harness.runs.outcome import bench_records
+
+TINY = Problem(
+    inputs="peaky", seed=1, b=2, h=4, hk=2, nq=2, nk=150, d=16, dtype="float32", precision="ieee",
+    causal=False, seqlens_k=None, device="cpu",
+)  # fmt: skip
+LIMITS = plan.Limits(budget=60.0, memory=2 << 30, warmup=1, rounds=3)
+
+# a stage without kernels, whose cache copies k and v page by page
+OWN = """
+import torch
+import stages
+from stages.contract import Stage
+STAGE = Stage(number=90, name={name!r}, title="own", idea="a fake", options=("gqa", "paged"))
+attend = stages.by_number(3).attend
+
+
+class PagedCache:
+    def __init__(self, pages, page_size, Hk, d, dtype, device, *, sequences):
+        self.k = torch.full((pages, Hk, page_size, d), float("nan"), dtype=dtype)
+        self.v = self.k.clone()
+        self.page_size, self.free_pages, self.held = page_size, list(range(pages)), {{}}
+
+    def append(self, sequence, k, v):
+        pages = [self.free_pages.pop() for _ in range(-(-k.shape[1] // self.page_size))]
+        self.held[sequence] = (pages, k.shape[1])
+        for j, page in enumerate(pages):
+            for mine, x in ((self.k, k), (self.v, v)):
+                part = x[:, j * self.page_size : (j + 1) * self.page_size]
+                mine[page, :, : part.shape[1]] = part
+
+    def free(self, sequence):
+        self.free_pages += self.held.pop(sequence)[0]
+
+
+def whole(x, held):
+    pages, length = held
+    return x[pages].transpose(0, 1).flatten(1, 2)[:, :length]
+
+
+def attend_paged(q, cache, sequences, *, causal=True):
+    assert not causal
+    k, v = (torch.stack([whole(x, cache.held[s]) for s in sequences]) for x in (cache.k, cache.v))
+    {body}
+    return attend(q, k, v)
+"""
+
+
+@pytest.fixture
+def make_own(tmp_path):
+    def make(body="", name="own"):
+        path = tmp_path / f"{name}.py"
+        path.write_text(OWN.format(body=body, name=name))
+        return path
+
+    return make
+
+
+def stage_files(*numbers):
+    return [stage.path for stage in read_stages() if stage.number in numbers]
+
+
+def hold(folder, paths, problem=TINY, page_sizes=(None, 16, 64), stages=None):
+    """(name, page size) -> record of one comparison, planned as the command plans it."""
+    stages = describe_files([Path(path) for path in paths]) if stages is None else stages
+    problems = [replace(problem, page_size=size) for size in page_sizes]
+    asked = [stage.path for stage in stages]
+    [comparison] = plan.plan_comparisons(stages, problems, asked, LIMITS)
+    with Judge(comparison.problem, folder) as judge:
+        outcomes = contest.measure(comparison, judge, [])
+    records = bench_records(outcomes, LIMITS)
+    for record in records:
+        check_record(record)
+    found = {(record["name"], record["page_size"]): record for record in records}
+    planned = [(entry["name"], entry["page_size"]) for entry in comparison.to_json()]
+    assert list(found) == planned
+    return found
+
+
+# ---- the plan
+
+
+def test_the_suite_is_eight_shapes_and_a_sweep_of_query_rows():
+    problems = suites.suite_problems("decode", replace(TINY, inputs="normal", device="cuda"))
+    assert len(set(problems)) == len(problems)
+    whole = [p for p in problems if p.page_size is None]
+    shapes = {(p.b, p.h, p.hk, p.nk, p.d) for p in problems}
+    assert len(shapes) == 8
+    assert {(1, 32, 8, 131072, 128), (8, 64, 8, 16384, 64)} < shapes
+    for shape in shapes:
+        rows = {p.nq for p in whole if (p.b, p.h, p.hk, p.nk, p.d) == shape}
+        assert rows in ({1, 8}, {1, 2, 4, 8, 16})
+    assert {p.nq for p in whole} == {1, 2, 4, 8, 16}
+    assert {(p.dtype, p.precision, p.causal, p.direction) for p in problems} == {
+        ("bfloat16", "bfloat16", False, "fwd")
+    }
+    # whatever lies in pages stands beside the same keys in one piece
+    assert {replace(p, page_size=None) for p in problems} == set(whole)
+    assert {p.page_size for p in problems} == {None, 16, 64, 256}
+
+
+def test_a_page_size_is_a_contestant_and_not_another_comparison():
+    stages = describe_files(stage_files(3, 8))
+    problems = [replace(TINY, page_size=size) for size in (None, 16, 64)]
+    problems += [replace(TINY, nq=1)]
+    first, second = plan.plan_comparisons(stages, problems, [], LIMITS)
+    assert first.problem == TINY and second.problem == replace(TINY, nq=1)
+    assert [(stage.number, p.page_size) for stage, p in first.contestants()] == [
+        (3, None), (8, None), (8, 16), (8, 64)
+    ]  # fmt: skip
+    assert [stage.number for stage, _ in second.contestants()] == [3, 8]
+
+
+def test_who_competes_in_the_suite_unless_told():
+    """Stage 6 beside stage 8, and the tuned peer, which other suites go without."""
+    every = describe_files(stage_files(3, 6, 8) + peer_files())
+    whole = [replace(TINY, nq=nq) for nq in (1, 150)]
+    names = {stage.name for stage in plan.usual_stages(every, whole[:1])}
+    assert "flex_attention_tuned" in names
+    assert "flex_attention_tuned" not in {s.name for s in plan.usual_stages(every, whole[1:])}
+    assert {stage.number for stage in every} >= set(decode.STAGES)
+
+
+def test_one_head_in_half_precision_has_stage_8_in_table_4_2():
+    cells = suites.CELL_SUITES["table-4.2"](read_stages(), replace(TINY, device="cuda"))
+    eight = [cell for cell in cells if cell.stage.number == 8]
+    assert {(c.problem.h, c.problem.dtype, c.problem.d) for c in eight} == {(1, "float16", 64)}
+    assert sorted({c.problem.nk for c in eight}) == [1024, 2048, 4096, 8192, 16384]
+    assert {c.paired for c in eight} == {False, True}
+    alone = {c.problem for c in cells if c.stage.number == 5 and not c.paired}
+    assert {c.problem for c in eight} < alone
+
+
+# ---- contestants with pages
+
+
+def test_stage_8_reads_from_pages_in_the_interpreter(tmp_path):
+    records = hold(tmp_path, stage_files(3, 8))
+    split = "triton_split_kv"
+    for size in (None, 16, 64):
+        record = records[split, size]
+        assert (record["status"], record["mode"]) == ("ok", "interpreted"), record["reason"]
+        assert record["time_ms"] is None and 0 < record["err_f64_max"] < 1e-4
+    assert records["torch_three_gemm", None]["status"] == "ok"
+    for size in (16, 64):  # asked for by its file, and no reader of pages
+        skipped = records["torch_three_gemm", size]
+        assert skipped["status"] == "skipped" and "attend_paged" in skipped["reason"]
+    # the same minimum for all, whatever holds the keys
+    moved = {record["hbm_bytes"] for record in records.values()}
+    assert moved == {4 * 16 * 2 * (2 * 4 * 2 + 2 * 2 * 150)} == {cost.hbm_bytes(TINY)}
+
+
+def test_pages_are_timed_in_turns_with_the_keys_in_one_piece(tmp_path, make_own):
+    records = hold(tmp_path, [make_own()])
+    assert {record["status"] for record in records.values()} == {"ok"}
+    assert {len(record["rounds_ms"]) for record in records.values()} == {3}
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [("v = v.flip(2)", "max error"),
+     ("o = getattr(cache, 'o', None)\n    cache.o = attend(q, k, v) if o is None else o\n"
+      "    return cache.o", "after v changed"),
+     ("q.neg_()", "changed its input q")],
+)  # fmt: skip
+def test_pages_read_wrong_are_found_out(tmp_path, make_own, body, why):
+    """In a wrong order; an answer remembered while the cache was filled anew; q written to."""
+    records = hold(tmp_path, [make_own(body)])
+    for size in (16, 64):
+        assert records["own", size]["status"] == "wrong"
+        assert why in records["own", size]["reason"]
+    assert records["own", None]["status"] == "ok"
+
+
+def test_the_pages_of_a_sequence_lie_in_no_order(tmp_path, make_own):
+    """A stage that takes the pages in the order in which a new cache hands them out is wrong."""
+    body = "k = torch.stack([cache.k.flip(0).transpose(0, 1).flatten(1, 2)[:, :150]])"
+    problem = replace(TINY, b=1)
+    record = hold(tmp_path, [make_own(body)], problem)["own", 16]
+    assert record["status"] == "wrong" and "changed" not in record["reason"]  # at its first call
+
+
+# ---- the records
+
+
+def test_older_records_have_no_page_size_and_no_bytes(tmp_path, make_own):
+    from made_up import make_env, write_run
+
+    from harness.records.jsonl import read
+
+    record = hold(tmp_path, [make_own()])["own", 16]
+    assert (record["page_size"], type(record["hbm_bytes"])) == (16, int)
+    older = {name: x for name, x in record.items() if name not in ("page_size", "hbm_bytes")}
+    path = write_run(tmp_path / "run.jsonl", make_env([record]), [older, record])
+    first, second = read(path, "bench")[1]
+    assert first["page_size"] is first["hbm_bytes"] is None
+    assert second == record
+    with pytest.raises(BadRecord, match="page_size"):
+        check_record({**record, "page_size": "16"})
+    plain = {name: x for name, x in TINY.to_json().items() if name != "page_size"}
+    assert Problem.from_json(plain) == TINY
