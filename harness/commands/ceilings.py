@@ -15,7 +15,7 @@ from harness.views import machine, table
 
 
 def ceilings_command(device: options.Device = None, out: options.Out = None) -> int:
-    """Measure this machine's best: matrix products and copies."""
+    """Measure this machine's best: matrix products, copies, reading."""
     check_out(out)
     hide_gpus(device)
     try:
