@@ -15,7 +15,7 @@ from harness.records.jsonl import read
 from harness.records.units import show_bytes, significant
 from harness.report import text
 from harness.report.text import Record
-from harness.views import cell_tables, contest_groups, contest_plots, contests
+from harness.views import cell_tables, contest_groups, contest_plots, contests, decode, table
 from harness.views import training as training_views
 from harness.views.look import Look
 
@@ -99,6 +99,17 @@ def variants() -> str:
     header = "mask and size | as shipped" + "".join(f" | {names[other]}" for other in others)
     note = "fp16; a variant's time over the shipped stage's: above 1.00x it is slower. Paired."
     return text.part(header, body, note, env)
+
+
+def decoding() -> str:
+    """Few query rows against many keys, in one piece and in pages, beside the best peer."""
+    path = text.GPU / "decode.jsonl"
+    if not path.is_file():
+        return "Not measured yet: `ladder bench --suite decode`, on a GPU."
+    env, cells = read(path, "bench")
+    _, ceilings = read(text.GPU / "ceilings.jsonl", "ceiling")
+    made = decode.make_table(cells, cell_tables.titles(env), ceilings)
+    return "\n\n".join([table.markdown([made], *made.notes), text.machine(env)])
 
 
 def trios(cells: Sequence[Record], stage: int) -> list[contests.Trio]:

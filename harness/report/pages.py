@@ -80,6 +80,7 @@ PAGES: dict[Path, dict[str, Callable[[], str]]] = {
         "001-train": partial(contests.source_001, "train", 7),
         "001-split": contests.train_split,
         "004": contests.source_004,
+        "decode": contests.decoding,
     },
     DOCS / "training.md": {"curves": contests.curves},
     **course.COURSE_PAGES,

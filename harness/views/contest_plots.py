@@ -27,6 +27,7 @@ from harness.views.contest_groups import (
     sizes,
     timed,
 )
+from harness.views.decode import few_rows
 from harness.views.look import (
     LIGHT,
     Look,
@@ -60,6 +61,7 @@ def plot(
 
     Raises ImportError where matplotlib is missing.
     """
+    records = [record for record in records if not few_rows(record)]  # they are a table
     names = titles(env)
     style = marks(contestants(records))
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from harness.problems.problem import PEERS_FROM, YARDSTICK
 from harness.records.units import significant
-from harness.views import table
+from harness.views import decode, table
 from harness.views.cell_tables import MORE, titles
 from harness.views.contest_groups import (
     Contestant,
@@ -87,14 +87,18 @@ def rich_tables(
     """Each group's tables and the reasons of what is missing; the suite's tables; the legend."""
     names = titles(env)
     parts: list[RenderableType] = []
-    for group in groups(records):
+    few = [record for record in records if decode.few_rows(record)]
+    if few:
+        parts += [decode.make_table(few, names, ceilings), *reasons(few), Text("")]
+    for group in groups([record for record in records if not decode.few_rows(record)]):
         heads = [str(n) for n in sizes(group)]
         parts.append(Text(group_title(group), style="bold"))
         for make in (time_rows, speedup_rows, memory_rows):
             if rows := make(group, names):
                 parts += [*layout(rows, heads, width), Text("")]
-        lines = [*roof_lines(group, names, ceilings), *reason_lines(group)]
-        parts += [*(Text(line, style="dim") for line in lines), *[Text("")] * bool(lines)]
+        lines = [*(Text(line, style="dim") for line in roof_lines(group, names, ceilings))]
+        lines += reasons(group)
+        parts += [*lines, *[Text("")] * bool(lines)]
     for title, header, body in source_tables(env, records, ceilings):
         parts += [Table([Column(head, wraps=True) for head in header], body, title), Text("")]
     if said := SOURCES.get(suite_of(env)):
@@ -133,6 +137,11 @@ def roof_lines(
     ]
 
 
+def reasons(group: Sequence[Record]) -> list[Text]:
+    """What `reason_lines` says, dimmed."""
+    return [Text(line, style="dim") for line in reason_lines(group)]
+
+
 def reason_lines(group: Sequence[Record]) -> list[str]:
     """Why there is no figure, one line per reason, with who and at which N."""
     found: dict[tuple[str, str], dict[int, list[str]]] = {}
@@ -142,7 +151,7 @@ def reason_lines(group: Sequence[Record]) -> list[str]:
             those.setdefault(record["stage"], []).append(str(record["nk"]))
     lines = []
     for (status, reason), those in found.items():
-        who = "; ".join(f"#{stage} at {', '.join(ns)}" for stage, ns in those.items())
+        who = "; ".join(f"#{s} at {', '.join(dict.fromkeys(ns))}" for s, ns in those.items())
         lines.append(f"{status} {who}: {reason}")
     return lines
 

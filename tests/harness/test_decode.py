@@ -12,6 +12,7 @@ from harness.problems.problem import Problem
 from harness.records.schema import BadRecord, check_record
 from harness.runs import contest, decode, plan, suites
 from harness.runs.outcome import bench_records
+from harness.views import decode as decode_views
 
 TINY = Problem(
     inputs="peaky", seed=1, b=2, h=4, hk=2, nq=2, nk=150, d=16, dtype="float32", precision="ieee",
@@ -212,3 +213,96 @@ def test_older_records_have_no_page_size_and_no_bytes(tmp_path, make_own):
         check_record({**record, "page_size": "16"})
     plain = {name: x for name, x in TINY.to_json().items() if name != "page_size"}
     assert Problem.from_json(plain) == TINY
+
+
+# ---- the tables
+
+
+def made(stage, name, time_ms, page_size=None, **changes):
+    """A bench record of the suite with that time."""
+    from test_bench_views import make_bench
+
+    big = {"b": 64, "h": 32, "hk": 8, "nq": 1, "nk": 8192, "d": 128, "dtype": "bfloat16"}
+    fields = {**big, "precision": "bfloat16", "page_size": page_size, **changes}
+    record = make_bench(6, **fields) | {"stage": stage, "name": name, "time_ms": time_ms}
+    check_record(record)
+    return record
+
+
+OURS, CUDNN, FLEX = (8, "triton_split_kv"), (101, "sdpa_cudnn"), (103, "flex_attention")
+READ = {"what": "read", "value": 4.5, "device": "cuda", "threads": None, "dtype": None,
+        "precision": None}  # fmt: skip
+
+
+def rows_of(records, ceilings=()):
+    """Header -> text, for each row of the table."""
+    names = {(r["stage"], r["name"]): r["name"] for r in records}
+    table = decode_views.make_table(records, names, ceilings)
+    heads = [column.header for column in table.columns]
+    return [dict(zip(heads, row, strict=True)) for row in table.rows]
+
+
+def test_the_table_has_rates_the_best_peer_the_share_and_what_pages_cost():
+    records = [
+        made(6, "triton_flash2", 1.0), made(*OURS, 0.5), made(*CUDNN, 0.55), made(*FLEX, 0.6),
+        made(*OURS, 0.625, 16), made(*OURS, 0.52, 64),
+        made(*OURS, 0.6, nq=8), made(*FLEX, 0.54, nq=8),
+    ]  # fmt: skip
+    one, eight = rows_of(records, [READ])
+    moved = 2 * 128 * 64 * (2 * 32 + 2 * 8 * 8192)
+    assert {record["hbm_bytes"] for record in records if record["nq"] == 1} == {moved}
+    assert one["B, H, Hk, N, d"] == "64, 32, 8, 8192, 128"
+    assert (one["Nq"], eight["Nq"]) == ("1", "8")
+    assert one["#6"] == f"{moved / 1e9:.2f}" and one["#8"] == f"{moved / 0.5 / 1e9:.2f}"
+    assert one["best peer"] == f"{moved / 0.55 / 1e9:.2f} #101" and one["over it"] == "1.10x"
+    assert one["of read"] == f"{100 * moved / 0.5 / 1e9 / 4.5:.0f}%"
+    assert (one["pages of 16"], one["pages of 64"]) == ("0.80x", "0.96x")
+    assert eight["best peer"].endswith("#103") and eight["over it"] == "0.90x"
+    assert (eight["#6"], eight["pages of 16"]) == ("-", "-")
+    assert {row["of read"] for row in rows_of(records)} == {"-"}
+
+
+def test_who_was_not_timed_is_in_no_ratio():
+    records = [
+        made(*OURS, None, status="wrong", reason="max error", samples=0),
+        made(*CUDNN, None, status="skipped", reason="takes no such", samples=0),
+        made(*FLEX, 0.6), made(*OURS, 0.6, 16),
+    ]  # fmt: skip
+    [row] = rows_of(records, [READ])
+    assert row["#8"] == "wrong" and row["best peer"].endswith("#103")
+    assert row["over it"] == row["of read"] == row["pages of 16"] == "-"
+    [nobody] = rows_of(records[1:2])
+    assert nobody["best peer"] == "-"
+
+
+def test_the_page_of_a_run_shows_few_rows_apart_from_the_others(tmp_path):
+    from test_bench_views import make_bench_env, make_run, text_of
+
+    from harness.views import contest_plots
+
+    why = "takes no paged cache"
+    skipped = made(*CUDNN, None, 16, status="skipped", reason=why, samples=0)
+    few = [made(*OURS, 0.5), made(*CUDNN, 0.55), skipped]
+    other = make_run((6, 100), (1024,))
+    env = make_bench_env([*few, *other])
+    both, alone = text_of(env, [*few, *other]), text_of(env, other)
+    assert any("64, 32, 8, 8192, 128" in line for line in both)
+    assert "skipped #101 at 8192: takes no paged cache" in both
+    assert [line for line in alone if line in both] == alone
+    assert max(map(len, both)) <= 80
+    assert contest_plots.plot(env, few, tmp_path) == []
+
+
+def test_the_docs_have_the_table_once_it_is_measured(tmp_path, monkeypatch):
+    from made_up import write_run
+    from test_bench_views import make_bench_env
+
+    from harness.report import contests, text
+
+    monkeypatch.setattr(text, "GPU", tmp_path)
+    assert contests.decoding().startswith("Not measured yet")
+    records = [made(*OURS, 0.5), made(*CUDNN, 0.55)]
+    env = make_bench_env(records)
+    write_run(tmp_path / "decode.jsonl", env, records)
+    write_run(tmp_path / "ceilings.jsonl", env, [])
+    assert "| 64, 32, 8, 8192, 128 | 1 |" in contests.decoding()
