@@ -292,6 +292,24 @@ Weights = Annotated[
     Path | None, option("the model from a file that tools/pack_model_weights.py made")
 ]
 
+# generate
+GenerateStage = Annotated[
+    str | None, option("the stage to write with, its number or file; 8 on a GPU, else 3")
+]
+NewTokens = Annotated[
+    int | None, option("how many to write; 32 by default, 4 interpreted", within(4, 100_000))
+]
+Contexts = Annotated[
+    str | None,
+    option("tokens before those: 32,64,128,256 by default, 256,1024,4096 on a GPU", listed(1)),
+]
+Prompt = Annotated[str, option("what the text before ends with")]
+Load = Annotated[Path | None, option("train nothing: the model of this file")]
+Save = Annotated[Path | None, option("keep the model in this file")]
+GenerateShow = Annotated[
+    Path | None, option("write nothing: table and plot of this file again", is_eager=True)
+]
+
 # io
 IoStages = Annotated[str, option("stages by number", listed(0))]
 IoN = Annotated[str, option("numbers of keys and queries", listed(1))]

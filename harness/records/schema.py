@@ -221,6 +221,27 @@ class Train:
 
 
 @dataclass(kw_only=True)
+class Generate:
+    """Tokens that the small GPT wrote with a stage after one context, without a cache and with."""
+
+    kind: Literal["generate"]
+    stage: int
+    name: str
+    device: Device
+    mode: Mode
+    page_size: int | None  # of the cache; null where contiguous
+    parameters: int
+    context: int  # tokens before those that it wrote
+    tokens: int
+    text: str  # as written with the cache
+    same: bool  # whether the text without a cache is the same
+    tokens_per_s: float | None  # null where interpreted
+    cached_tokens_per_s: float | None
+    bytes_per_token: int  # counted: the weights, and q, k, v, o in each layer
+    cached_bytes_per_token: int
+
+
+@dataclass(kw_only=True)
 class Sanitizer:
     """One run of a tool of compute-sanitizer over the kernels (tools/sanitize.py)."""
 
@@ -274,7 +295,19 @@ class Pitfall(StageOnProblem):
 # kind of record -> its schema; a file is an env line, then lines of one other kind
 SCHEMAS: dict[str, type] = {
     schema.__name__.lower(): schema
-    for schema in (Env, Cell, Bench, Ceiling, Model, Io, Train, Sanitizer, Tuning, Pitfall)
+    for schema in (
+        Env,
+        Cell,
+        Bench,
+        Ceiling,
+        Model,
+        Io,
+        Train,
+        Generate,
+        Sanitizer,
+        Tuning,
+        Pitfall,
+    )
 }
 
 
