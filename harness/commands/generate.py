@@ -1,5 +1,6 @@
 """`ladder generate`: its arguments, and what it shows."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -81,8 +82,12 @@ def generate_command(
         try:
             for record in generate.run(order, said):
                 writer.append(record)
+        except generate.NoModel as error:
+            raise UserError(f"generate: {error}") from None
         except ChildFailed as error:
-            raise UserError(f"generate: {chosen.number} {chosen.name}: {error.reason}") from None
+            who = f"{chosen.number} {chosen.name}"
+            print(f"ladder: {who} {error.status}: {error.reason}", file=sys.stderr)
+            return 1
     return finish(*open_results(out, "generate"), out)
 
 

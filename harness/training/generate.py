@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from harness.isolation.call import blame
-from harness.isolation.child import hear, say
+from harness.isolation.child import ChildFailed, hear, say
 from harness.isolation.session import Session, is_count, is_text, is_time, list_of, optional
 from harness.problems import cost
 from harness.problems.problem import Problem
@@ -36,6 +36,10 @@ WROTE = {"wrote": {"tokens": list_of(list_of(is_count)), "text": is_text,
 READY = dict.fromkeys(("parameters", *Shape.__dataclass_fields__), is_count) | {"lr": is_time}
 
 
+class NoModel(Exception):
+    """The model can't be trained, read or kept, or it does not know the text; says why."""
+
+
 @dataclass(frozen=True)
 class Order:
     """What is written: `tokens` after each of `contexts`, which end with `prompt`, by a stage.
@@ -54,11 +58,17 @@ class Order:
 
 
 def run(order: Order, said: Record) -> Iterator[Record]:
-    """A record for each context; `said` has what they share. Raises ChildFailed."""
+    """A record for each context; `said` has what they share.
+
+    Raises NoModel where there is none to write with, ChildFailed where the stage fails.
+    """
     with tempfile.TemporaryDirectory(prefix="ladder-") as folder:
         session = Session(write_texts, asdict(order), log=Path(folder) / "log", greeting=READY)
         with session:
-            model = session.ready(LIMIT, "the model took more than {:g} s")
+            try:
+                model = session.ready(LIMIT, "the model took more than {:g} s")
+            except ChildFailed as error:
+                raise NoModel(error.reason) from None
             for context in order.contexts:
                 late = f"writing took more than {LIMIT:g} s"
                 message = session.ask({"context": context}, WROTE, LIMIT, late)
@@ -101,9 +111,11 @@ def write_texts(connection: Connection, order: Record) -> None:
         if order["save"]:
             kept = {"shape": asdict(model.shape), "alphabet": alphabet}
             torch.save({**kept, "weights": model.state_dict()}, order["save"])
+        before = (TEXT.read_text(encoding="utf-8") + order["prompt"])[-max(order["contexts"]) :]
+        if strange := sorted(set(before) - set(alphabet)):
+            raise ValueError(f"{strange[0]!r} is none of the model's characters")
         parameters = sum(weight.numel() for weight in model.parameters())
         say(connection, "ready", parameters=parameters, **asdict(model.shape))
-        before = TEXT.read_text(encoding="utf-8") + order["prompt"]
         while True:
             text = before[-hear(connection)["context"] :]
             ids = torch.tensor([[alphabet.index(c) for c in text]], device=order["device"])
