@@ -306,3 +306,21 @@ def test_the_docs_have_the_table_once_it_is_measured(tmp_path, monkeypatch):
     write_run(tmp_path / "decode.jsonl", env, records)
     write_run(tmp_path / "ceilings.jsonl", env, [])
     assert "| 64, 32, 8, 8192, 128 | 1 |" in contests.decoding()
+
+
+def test_table_4_2_shows_stage_8_once_it_is_measured():
+    from made_up import make_cell
+
+    from harness.report import sources
+
+    at = {"dtype": "float16", "precision": "float16", "paired": True, "device": "cuda"}
+    cells = [
+        make_cell(stage, f"s{stage}", n=n, time_ms=ms * n, rounds_ms=None, **at)
+        for n in (1024, 2048, 4096, 8192, 16384)
+        for stage, ms in ((3, 0.06), (5, 0.04), (8, 0.02))
+    ]
+    rows = sources.split(cells).splitlines()[2:]
+    assert len(rows) == 5
+    first = [text.strip() for text in rows[0].strip("|").split("|")]
+    assert first[:4] == ["1024", "61.4", "41", "20.5"]
+    assert first[4].startswith("**3") and first[5].startswith("**2")
