@@ -5,8 +5,15 @@ Nothing is imported at the top: every cell's process runs this module again as i
 
 
 def main() -> None:
+    import os
+    import signal
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # nothing has begun yet
     from harness.commands.app import main as run
 
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     run()
 
 

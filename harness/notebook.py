@@ -6,8 +6,7 @@
     nb.plot(run, "error")                                      its plot
     nb.recorded("h200/table-4.3.jsonl")                        a committed run, with its machine
 
-Views of records, and the one place that starts a run from a notebook. An interpreted time is never
-shown, nor drawn: it says nothing of the kernel.
+An interpreted time is never shown, nor drawn: it says nothing of the kernel.
 """
 
 import base64
@@ -16,25 +15,17 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from harness.lessons.side_by_side import (
-    ROOT,
-    Exercise,
-    Picture,
-    Shown,
-    code,
-    fingerprint,
-    side_by_side,
-    together,
-)
+from harness.lessons.side_by_side import ROOT, Exercise, Shown, code, fingerprint, side_by_side
 from harness.lessons.side_by_side import table as rows
 from harness.problems.problem import ITEMSIZE, SEED, Problem
 from harness.records.jsonl import read
+from harness.records.schema import Record
 from harness.report.text import machine
 from harness.views import cell_tables, lines
 from harness.views.look import EITHER, Look, in_look, new_figure
@@ -44,11 +35,28 @@ __all__ = [
     "picture", "plot", "problem", "ratio", "recorded", "rows", "runs", "side_by_side", "stages",
 ]  # fmt: skip
 
-Record = Mapping[str, Any]
-
 RESULTS = ROOT / "results"
-NO_SPEED = "interpreted"
 DPI = 85
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture as a cell's output, with `words` for who doesn't see it."""
+
+    png: bytes
+    words: str
+
+    def _repr_mimebundle_(self, **_: object) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+        data = {"image/png": in_letters(self.png), "text/plain": self.words}
+        return data, {"image/png": {"alt": self.words}}
+
+    def __repr__(self) -> str:
+        return self.words
+
+
+def in_letters(data: bytes) -> str:
+    """Bytes in base64, as a notebook holds them."""
+    return base64.b64encode(data).decode("ascii")
 
 
 @dataclass(frozen=True)
@@ -61,14 +69,11 @@ class Records:
 
     def only(self, **fields: object) -> "Records":
         """Those with these fields; a value that is a list or a tuple means any of its items."""
-
-        def fits(record: Record) -> bool:
-            return all(
-                record[name] in value if isinstance(value, list | tuple) else record[name] == value
-                for name, value in fields.items()
-            )
-
-        return replace(self, records=[record for record in self.records if fits(record)])
+        found = self.records
+        for name, value in fields.items():
+            allowed = value if isinstance(value, list | tuple) else [value]
+            found = [record for record in found if record[name] in allowed]
+        return replace(self, records=found)
 
     def one(self, **fields: object) -> Record:
         """The one record with these fields. Raises KeyError where there is none, or more."""
@@ -99,11 +104,13 @@ def measure(stage: Sequence[str | Path] = (), **options: object) -> Records:
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
         words += [option] * value if isinstance(value, bool) else [option, str(value)]
+    # the checkout first, so that `python -m harness` is this one, installed or not
+    python_path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run.jsonl"
         done = subprocess.run(
             [sys.executable, "-m", "harness", "run", *words, "--out", str(out)],
-            env={**os.environ, "PYTHONPATH": python_path()}, capture_output=True, text=True,
+            env={**os.environ, "PYTHONPATH": python_path}, capture_output=True, text=True,
         )  # fmt: skip
         if done.returncode not in (0, 1):  # 1: a cell failed, and its record says why
             last = done.stderr.strip().splitlines()[-1:] or ["ladder run said nothing"]
@@ -111,11 +118,6 @@ def measure(stage: Sequence[str | Path] = (), **options: object) -> Records:
         env, cells = read(out)
     names = {str(path): Path(path).name for path in stage}  # an output names no folder
     return Records(env, cells, f"$ ladder run {' '.join(names.get(x, x) for x in words)}")
-
-
-def python_path() -> str:
-    """The checkout first, so that `python -m harness` is this one, installed or not."""
-    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def recorded(name: str, kind: str = "cell") -> Records:
@@ -144,14 +146,15 @@ def judged(run: Records) -> Shown:
     if any(cell["mode"] == "interpreted" for cell in run.records):
         said.append("interpreted: a Triton kernel without a GPU: right or wrong, but no speed.")
     end = "".join(f"<p><small>{escape(line)}</small></p>" for line in said)
-    return together([*parts, Shown(end, "\n".join(said))])
+    parts.append(Shown(end, "\n".join(said)))
+    return Shown("\n".join(part.html for part in parts), "\n\n".join(part.text for part in parts))
 
 
 def row(group: Sequence[Record], cell: Record, title: str) -> list[str]:
     """A row of the harness's own table, but for the time of what was interpreted."""
     number, _, *texts = cell_tables.row(group, cell, title)
     if cell["mode"] == "interpreted" and cell["time_ms"] is not None:
-        texts[:3] = [NO_SPEED, "-", "-"]  # its time, and two ratios
+        texts[:3] = ["interpreted", "-", "-"]  # for its time, and two ratios
     return [f"{number} {title}", *texts]
 
 
@@ -192,14 +195,11 @@ def picture(draw: Callable[[Look], Any], words: str) -> Picture:
 
 
 def moving(draw: Callable[[Path, Look], object], words: str) -> Shown:
-    """A moving picture, which the notebook then holds; `words` say what is to be seen on it.
-
-    `draw(path, look)` writes it as WebP.
-    """
+    """A moving picture; `draw(path, look)` writes it as WebP, and `words` say what it shows."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "moving.webp"
         draw(path, EITHER)
-        data = base64.b64encode(path.read_bytes()).decode("ascii")
+        data = in_letters(path.read_bytes())
     return Shown(f'<img alt="{escape(words)}" src="data:image/webp;base64,{data}">', words)
 
 
@@ -207,14 +207,10 @@ def drawn(
     draw: Callable[[Any, Look], None], words: str, width: float = 6.4, height: float = 3.8
 ) -> Picture:
     """What `draw(axis, look)` draws on one axis, in the look of the project's pictures."""
-
-    def figure(look: Look) -> Any:
-        made = new_figure(width, height)
-        draw(made.subplots(), look)
-        return made
-
     with in_look(EITHER):
-        return picture(figure, words)
+        figure = new_figure(width, height)
+        draw(figure.subplots(), EITHER)
+        return picture(lambda _: figure, words)
 
 
 def here(cpu: Any, gpu: Any) -> Any:
@@ -263,8 +259,6 @@ def stages(*numbers: int) -> Shown:
     """What these stages say of themselves: their idea, and what still hurts."""
     import stages
 
-    body = []
-    for number in numbers:
-        stage = stages.by_number(number).STAGE
-        body.append((f"{number} {stage.title}", stage.idea, stage.still_hurts))
+    chosen = [stages.by_number(number).STAGE for number in numbers]
+    body = [(f"{one.number} {one.title}", one.idea, one.still_hurts) for one in chosen]
     return rows(("stage", "the one idea", "still hurts"), body, left=3)

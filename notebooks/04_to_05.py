@@ -277,7 +277,7 @@ run
 # <details><summary>The lines</summary>
 #
 # ```python
-# m_i = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+# m_i = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
 # l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)
 # m_new = tl.maximum(m_i, tl.max(s, 1))
 # alpha = tl.exp(m_i - m_new)

@@ -129,8 +129,8 @@ nb.side_by_side(nb.code(5, "attention_kernel"), nb.code(6, "visit_tiles"), conte
 #
 # - `exp2` instead of `exp`: a GPU has $2^x$ in hardware. `qk_scale` is the scale times $\log_2 e$,
 #   so one multiplication does for both.
-# - `m_safe`: a row that has seen nothing yet has $m = -\infty$, and $-\infty - (-\infty)$ is not a
-#   number. (Stage 5 never meets such a row: no mask.)
+# - Under a causal mask, a value that isn't finite spoils the rows that see it and is 0 for the
+#   others, since 0 times NaN is NaN.
 # - Tiles without a mask are loaded without one.
 #
 # Where each walk begins and ends is worked out before. All the saving is in these lines:

@@ -8,12 +8,21 @@ Stages whose STAGE.options name them also take, keyword-only, `causal` (query i 
 i + Nk - Nq) and `seqlens_k` ((B,) int32, valid keys a batch entry); 'gqa' means that k and v may
 have fewer heads, any number that divides H; 'paged' that the file has `PagedCache` and
 `attend_paged` too. A row that may see no key is 0, and so is its gradient.
+
+What isn't seen may hold anything, NaN and infinities included: k and v past a length, q and dO of a
+row that sees no key. It changes no output and no gradient. Under a causal mask every key is seen by
+the last row: a k or v that isn't finite there leaves the outputs of the rows before it as they are,
+but not the gradients. Scores of -inf count for nothing; a row that sees no other is NaN.
 """
 
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.autograd import forward_ad
 
 from stages import machine
 
@@ -24,10 +33,23 @@ DEVICES = ("cpu", "cuda")
 OPTIONS = ("causal", "seqlens_k", "gqa", "paged")
 NEEDS = ("triton", "extension", "cuda")
 TRAFFICS = ("fused", "three-kernel")
+LISTS = {"needs": NEEDS, "devices": DEVICES, "dtypes": DTYPES, "options": OPTIONS}
+TEXTS = {"name": 60, "title": 100, "idea": 400, "still_hurts": 400}  # and their most characters
+LARGEST = 2**63 - 1  # a number of keys, as torch counts them
 
 
 class StageUnavailable(RuntimeError):
     """This stage can't run on this machine; the message says why."""
+
+
+def is_whole(value: object) -> bool:
+    """Whether `value` is an int of at least 0 that torch can count to."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+
+
+def refuse(what: str, value: object, expected: str) -> ValueError:
+    """The error for a field of a Stage that isn't what it must be."""
+    return ValueError(f"Stage.{what}: got {reprlib.repr(value)}, expected {expected}")
 
 
 @dataclass(frozen=True)
@@ -47,6 +69,8 @@ class Stage:
     gradients     whether out.backward() fills q.grad, k.grad and v.grad
     few_queries   made for few query rows (decoding): compared unasked only where Nq < Nk
     exact_up_to   the largest Nk at which it is exact; None: at any
+    rounds_scores whether scores are rounded to q's dtype: where they are large (peaky input), it is
+                  inexact in half precision
     worth_up_to   device -> the largest N that the tour gives it; a missing device: any N
     traffic       what crosses memory at the least: 'fused' (q, k, v and o, once each) or
                   'three-kernel' (S and P too, written and read)
@@ -65,31 +89,46 @@ class Stage:
     gradients: bool = False
     few_queries: bool = False
     exact_up_to: int | None = None
+    rounds_scores: bool = False
     worth_up_to: Mapping[str, int] = field(default_factory=dict)
     traffic: str = "fused"
 
     def __post_init__(self) -> None:
-        if isinstance(self.number, bool) or not isinstance(self.number, int) or self.number < 0:
-            raise ValueError(f"Stage.number: got {self.number!r}, expected an int of at least 0")
-        for what in ("name", "title", "idea"):
+        if not is_whole(self.number):
+            raise refuse("number", self.number, "an int of at least 0")
+        if not (self.exact_up_to is None or is_whole(self.exact_up_to)):
+            raise refuse("exact_up_to", self.exact_up_to, "None or an int of at least 0")
+        for what, most in TEXTS.items():
             value = getattr(self, what)
-            if not isinstance(value, str) or not value.strip():
-                raise ValueError(f"Stage.{what}: got {value!r}, expected a text")
-        for what, allowed in (
-            ("needs", NEEDS),
-            ("devices", DEVICES),
-            ("dtypes", DTYPES),
-            ("options", OPTIONS),
+            if not isinstance(value, str) or not (value.strip() or what == "still_hurts"):
+                raise refuse(what, value, "a text")
+            if not value.isprintable() or len(value) > most:
+                raise refuse(what, value, f"at most {most} characters, all of which print")
+        for what, allowed in LISTS.items():
+            value = getattr(self, what)
+            some = f"some of {', '.join(allowed)}"
+            if not isinstance(value, (tuple, list)) or (
+                what in ("devices", "dtypes") and not value
+            ):
+                raise refuse(what, value, some)
+            for each in value:
+                if each not in allowed:
+                    raise refuse(what, each, some)
+        for what in ("gradients", "few_queries"):
+            if not isinstance(getattr(self, what), bool):
+                raise refuse(what, getattr(self, what), "True or False")
+        pair = self.capability
+        if pair is not None and not (
+            isinstance(pair, tuple) and len(pair) == 2 and all(map(is_whole, pair))
         ):
-            for value in getattr(self, what):
-                if value not in allowed:
-                    raise ValueError(
-                        f"Stage.{what}: got {value!r}, expected some of {', '.join(allowed)}"
-                    )
+            raise refuse("capability", pair, "two ints, such as (9, 0)")
+        worth = self.worth_up_to
+        if not isinstance(worth, Mapping) or not all(
+            device in DEVICES and is_whole(n) for device, n in worth.items()
+        ):
+            raise refuse("worth_up_to", worth, "an int of at least 0 for cpu, cuda or both")
         if self.traffic not in TRAFFICS:
-            raise ValueError(
-                f"Stage.traffic: got {self.traffic!r}, expected one of {', '.join(TRAFFICS)}"
-            )
+            raise refuse("traffic", self.traffic, f"one of {', '.join(TRAFFICS)}")
 
     def computes_on(self, device: str) -> str:
         """Where it does its work when its input is on `device`: a CPU stage takes a GPU's tensors,
@@ -101,6 +140,26 @@ class Stage:
         if "triton" not in self.needs:
             return "native"
         return "compiled" if device == "cuda" else "interpreted"
+
+
+class FirstDerivative(torch.autograd.Function):
+    """A backward pass as a node of torch's graph, so that going back through it can be refused.
+
+    apply(stage, passes, *tensors) gives what passes(*tensors) gives; `tensors` are all that it
+    depends on. torch's own once_differentiable is silent where dO itself needs no gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, stage: Stage, passes: Callable[..., Any], *tensors: Any) -> Any:
+        ctx.stage = stage
+        return passes(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(
+            f"stage {ctx.stage.number} ({ctx.stage.name}) can't be differentiated twice: its "
+            "backward pass has no derivative; use stage 3, which torch differentiates at will"
+        )
 
 
 def why_not(stage: Stage, device: str) -> str | None:
@@ -146,6 +205,35 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def check_plain(name: str, x: Any, expected: str) -> None:
+    """Raise ValueError unless `x` is a tensor whose numbers lie in strided memory, `expected`."""
+    if not isinstance(x, torch.Tensor):
+        raise ValueError(f"{name}: got {type(x).__name__}, expected {expected}")
+    got = "nested" if x.is_nested else str(x.layout).removeprefix("torch.").removeprefix("_")
+    if got != "strided":
+        raise ValueError(
+            f"{name}: got a {got} tensor, expected {expected}, strided: call to_dense()"
+        )
+    if x.is_meta:
+        raise ValueError(
+            f"{name}: got a tensor on meta, which holds no numbers, expected {expected}"
+        )
+
+
+def check_untransformed(stage: Stage, name: str, x: torch.Tensor) -> None:
+    """Raise ValueError where torch.func or forward-mode differentiation has `x` in hand.
+
+    A stage that carries gradients is a part of torch's graph, and torch refuses for itself.
+    """
+    if stage.gradients:
+        return
+    if is_functorch_wrapped_tensor(x) or forward_ad.unpack_dual(x).tangent is not None:
+        raise ValueError(
+            f"{name}: got a tensor inside torch.func (grad, vmap, jvp) or forward_ad, expected a "
+            f"plain one: stage {stage.number} computes outside torch; use stage 3"
+        )
+
+
 def check_inputs(
     stage: Stage,
     q: torch.Tensor,
@@ -161,10 +249,8 @@ def check_inputs(
     StageUnavailable where the input is good but this machine can't run the stage.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, torch.Tensor):
-            raise ValueError(
-                f"{name}: got {type(x).__name__}, expected a torch.Tensor of shape (B, H, N, d)"
-            )
+        check_plain(name, x, "a torch.Tensor of shape (B, H, N, d)")
+        check_untransformed(stage, name, x)
         if x.ndim != 4:
             raise ValueError(
                 f"{name}: got {x.ndim} dimensions, shape {tuple(x.shape)}, expected 4: (B, H, N, d)"
@@ -212,6 +298,8 @@ def check_inputs(
         )
     if v.shape[2] != k.shape[2]:
         raise ValueError(f"v: got Nk = {v.shape[2]} keys, expected k's {k.shape[2]}")
+    if not isinstance(causal, bool):
+        raise ValueError(f"causal: got {causal!r}, expected True or False")
     if seqlens_k is not None:
         check_seqlens(seqlens_k, B, k.shape[2], q.device)
     for option, wanted in (("causal", causal), ("seqlens_k", seqlens_k is not None)):
@@ -228,8 +316,7 @@ def check_inputs(
 def check_seqlens(seqlens_k: torch.Tensor, batch: int, keys: int, device: torch.device) -> None:
     """Raise ValueError unless `seqlens_k` is (batch,) int32 on `device`, each entry in 0..keys."""
     expected = f"an int32 tensor of shape ({batch},) on {device}"
-    if not isinstance(seqlens_k, torch.Tensor):
-        raise ValueError(f"seqlens_k: got {type(seqlens_k).__name__}, expected {expected}")
+    check_plain("seqlens_k", seqlens_k, expected)
     if seqlens_k.shape != (batch,) or seqlens_k.dtype != torch.int32 or seqlens_k.device != device:
         got = (
             f"{dtype_name(seqlens_k.dtype)} of shape {tuple(seqlens_k.shape)} on {seqlens_k.device}"

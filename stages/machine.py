@@ -1,15 +1,20 @@
 """What this machine offers a stage: a GPU, Triton, the built extension, and why not."""
 
+import contextlib
+import functools
 import importlib.util
 import os
 import platform
 import re
 import sys
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
 
 import torch
 
 EXTENSION = "ladder_value_graph"
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 # by platform.system()
@@ -58,6 +63,34 @@ def has_module(name: str) -> bool:
 def interpreting() -> bool:
     """Whether Triton kernels run in Triton's interpreter in this process."""
     return os.environ.get("TRITON_INTERPRET", "0") in {"1", "true", "on", "yes", "y"}
+
+
+_interpreter = threading.RLock()  # Triton's interpreter patches triton.language while it runs
+
+
+@contextlib.contextmanager
+def launching(x: torch.Tensor) -> Iterator[None]:
+    """Where kernels on `x` may be launched: on its GPU; interpreted, by one thread at a time."""
+    with _interpreter if interpreting() else contextlib.nullcontext(), torch.cuda.device_of(x):
+        yield
+
+
+def untraced(function: Function) -> Function:
+    """`function`, which torch.compile leaves out of its graph: it calls it as it is.
+
+    torch's own torch.compiler.disable takes a second to import; it's asked where others have.
+    """
+    disabled: list[Function] = []
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **options)
+        if not disabled:
+            disabled.append(torch.compiler.disable(function))
+        return disabled[0](*args, **options)
+
+    return cast(Function, call)
 
 
 def why_no_gpu() -> str | None:

@@ -18,10 +18,12 @@ from stages.contract import (
     MAX_HEAD_DIM,
     Stage,
     StageUnavailable,
+    check_plain,
     dtype_name,
     why_not,
     why_not_dtype,
 )
+from stages.machine import launching
 
 try:
     import triton
@@ -177,7 +179,7 @@ class PagedCache:
         Hk, n, d = k.shape
         BLOCK_D = max(16, 1 << (d - 1).bit_length())
         numbers = self.upload(pages or [0])
-        with torch.cuda.device_of(self.k):
+        with launching(self.k):
             append_kernel[(len(numbers), Hk)](
                 k, v, self.k, self.v, self.table, self.lengths, numbers, *k.stride(), *v.stride(),
                 self.k.stride(0), self.k.stride(1), self.table.stride(0), row, length, n, d,
@@ -186,7 +188,7 @@ class PagedCache:
 
     def upload(self, numbers: Sequence[int]) -> torch.Tensor:
         """int32 `numbers` on the device; from pinned memory, since a plain copy waits for it."""
-        host = torch.tensor(numbers, dtype=torch.int32, pin_memory=self.k.is_cuda)
+        host = torch.tensor(numbers, dtype=torch.int32, device="cpu", pin_memory=self.k.is_cuda)
         return host.to(self.k.device, non_blocking=True)
 
     def free(self, sequence: Hashable) -> None:
@@ -240,9 +242,7 @@ class PagedCache:
         """Raise ValueError unless k and v are (Hk, n, d) of the cache's dtype and device."""
         Hk, d = self.k.shape[1], self.k.shape[3]
         for name, x in (("k", k), ("v", v)):
-            if not isinstance(x, torch.Tensor):
-                got = type(x).__name__
-                raise ValueError(f"{name}: got {got}, expected a torch.Tensor (Hk, n, d)")
+            check_plain(name, x, "a torch.Tensor (Hk, n, d)")
             if x.ndim != 3 or x.shape[0] != Hk or x.shape[2] != d:
                 raise ValueError(
                     f"{name}: got shape {tuple(x.shape)}, expected (Hk, n, d) = ({Hk}, n, {d})"
@@ -254,8 +254,9 @@ class PagedCache:
     def check_queries(self, q: torch.Tensor, batch: int) -> None:
         """Raise ValueError unless q (batch, H, Nq, d) fits the cache."""
         Hk, d = self.k.shape[1], self.k.shape[3]
-        if not isinstance(q, torch.Tensor) or q.ndim != 4:
-            got = f"shape {tuple(q.shape)}" if isinstance(q, torch.Tensor) else type(q).__name__
+        check_plain("q", q, "a torch.Tensor (B, H, Nq, d)")
+        if q.ndim != 4:
+            got = f"shape {tuple(q.shape)}"
             raise ValueError(f"q: got {got}, expected a torch.Tensor (B, H, Nq, d)")
         if q.shape[0] != batch:
             raise ValueError(f"q: got batch B = {q.shape[0]}, expected one for each of {batch}")

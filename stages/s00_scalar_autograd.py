@@ -23,16 +23,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from stages.contract import Stage, check_inputs
+from stages.contract import FirstDerivative, Stage, check_inputs
+from stages.machine import untraced
 
 STAGE = Stage(
     number=0,
     name="scalar_autograd",
     title="scalar autograd",
     idea="every * and + is a Value node; gradients for free",
-    still_hurts="an object an operation",
+    still_hurts="one object per operation",
     devices=("cpu",),
     gradients=True,
     worth_up_to={"cpu": 64, "cuda": 64},
@@ -170,26 +170,31 @@ class ScalarAttention(torch.autograd.Function):
         ]  # (B, H, Nq, d)
         # where nothing requires grad, torch drops ctx when this returns, and the graph with it
         ctx.leaves, ctx.o = leaves, o
-        return torch.tensor(each(lambda x: x.data, o), dtype=torch.float64).to(q)
+        ctx.save_for_backward(q, k, v)
+        return torch.tensor(each(lambda x: x.data, o), dtype=torch.float64, device="cpu").to(q)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dO: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        roots = [x for heads in ctx.o for head in heads for row in head for x in row]
-        with _backward_lock:  # two passes at a time through one graph would add up
-            backward(roots, dO.flatten().tolist())
-            dq, dk, dv = (each(lambda x: x.grad, leaves) for leaves in ctx.leaves)
-        dq, dk, dv = (torch.tensor(x, dtype=torch.float64).to(dO) for x in (dq, dk, dv))
-        return dq, dk, dv  # (B, H, Nq, d), (B, H, Nk, d), (B, H, Nk, d)
+    def backward(ctx: Any, dO: torch.Tensor) -> Any:
+        def passes(dO: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            roots = [x for heads in ctx.o for head in heads for row in head for x in row]
+            with _backward_lock:  # two passes at a time through one graph would add up
+                backward(roots, dO.flatten().tolist())
+                grads = [each(lambda x: x.grad, leaves) for leaves in ctx.leaves]
+            wide = (torch.tensor(x, dtype=torch.float64, device="cpu") for x in grads)
+            dq, dk, dv = (x.to(dO) for x in wide)
+            return dq, dk, dv  # (B, H, Nq, d), (B, H, Nk, d), (B, H, Nk, d)
+
+        return FirstDerivative.apply(STAGE, passes, dO, *ctx.saved_tensors)
 
 
+@untraced
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Exact attention with gradients, in double precision whatever the dtype.
 
     q (B, H, Nq, d), k and v (B, H, Nk, d), any float dtype -> (B, H, Nq, d) in q's dtype. Its
     backward() fills q.grad, k.grad and v.grad from the graph of Values, which lives as long as the
-    output. Raises ValueError on input that breaks the contract (stages/contract.py); to
-    differentiate a second time (a gradient of a gradient) raises torch's RuntimeError.
+    output. Raises ValueError on input that breaks the contract (stages/contract.py), RuntimeError
+    when it is differentiated twice (a gradient of a gradient).
     """
     global _nodes_made
     check_inputs(STAGE, q, k, v)

@@ -15,6 +15,7 @@ import math
 import torch
 
 from stages.contract import Stage, check_inputs
+from stages.machine import untraced
 
 STAGE = Stage(
     number=1,
@@ -42,6 +43,7 @@ def attend_head(q: Matrix, k: Matrix, v: Matrix, scale: float) -> Matrix:
     return o
 
 
+@untraced
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Exact attention, forward only, in double precision whatever the dtype.
 
@@ -57,4 +59,4 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         ]
         for q_heads, k_heads, v_heads in zip(q.tolist(), k.tolist(), v.tolist())
     ]
-    return torch.tensor(o, dtype=torch.float64).to(device=q.device, dtype=q.dtype)
+    return torch.tensor(o, dtype=torch.float64, device="cpu").to(device=q.device, dtype=q.dtype)

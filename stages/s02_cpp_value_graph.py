@@ -18,9 +18,9 @@ makes a whole matrix an operation.
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from stages.contract import Stage, check_inputs
+from stages.contract import FirstDerivative, Stage, check_inputs
+from stages.machine import untraced
 
 try:
     import ladder_value_graph
@@ -32,7 +32,7 @@ STAGE = Stage(
     name="cpp_value_graph",
     title="C++ Value graph",
     idea="the Value graph compiled, its nodes in an arena",
-    still_hurts="one thread, a node an operation",
+    still_hurts="one thread, one node per operation",
     needs=("extension",),
     devices=("cpu",),
     gradients=True,
@@ -54,23 +54,27 @@ class GraphAttention(torch.autograd.Function):
             *(x.to(torch.float64).numpy(force=True) for x in (q, k, v)), scale
         )
         _nodes_made = ctx.graph.nodes
+        ctx.save_for_backward(q, k, v)
         return torch.from_numpy(o).to(q)  # (B, H, Nq, d)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dO: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        grads = ctx.graph.backward(dO.to(torch.float64).numpy(force=True))
-        return tuple(torch.from_numpy(x).to(dO) for x in grads)  # dq (B, H, Nq, d), dk, dv
+    def backward(ctx: Any, dO: torch.Tensor) -> Any:
+        def passes(dO: torch.Tensor, *_: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            grads = ctx.graph.backward(dO.to(torch.float64).numpy(force=True))
+            return tuple(torch.from_numpy(x).to(dO) for x in grads)  # dq (B, H, Nq, d), dk, dv
+
+        return FirstDerivative.apply(STAGE, passes, dO, *ctx.saved_tensors)
 
 
+@untraced
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Exact attention with gradients, in double precision whatever the dtype, without the GIL.
 
     q (B, H, Nq, d), k and v (B, H, Nk, d), any float dtype -> (B, H, Nq, d) in q's dtype. Its
     backward() fills q.grad, k.grad and v.grad from the graph of Values, which lives as long as the
     output. Raises ValueError on input that breaks the contract (stages/contract.py),
-    StageUnavailable where the extension is not built and MemoryError where the graph does not fit;
-    to differentiate a second time (a gradient of a gradient) raises torch's RuntimeError.
+    StageUnavailable where the extension is not built, MemoryError where the graph does not fit, and
+    RuntimeError when it is differentiated twice (a gradient of a gradient).
     """
     check_inputs(STAGE, q, k, v)
     return GraphAttention.apply(q, k, v)

@@ -7,8 +7,12 @@
 Cost: 4 B H Nq Nk d FLOPs on the vendor's matrix units; S and P, 2 B H Nq Nk elements, live in
 memory and cross the bus about four times.
 What it bought: every operation is a whole matrix, so the interpreter's share is gone.
-Still hurts: N x N through memory, twice: at large N time and memory are S and P. Stage 4 fuses.
+Still hurts: N x N through memory, twice: at large N time and memory are S and P. And what crosses
+memory is of q's dtype: in half precision a score of 100 is rounded to the next 1/16 or 1/2, and P
+with it. Stage 4 fuses, and keeps S in float32.
 """
+
+import math
 
 import torch
 
@@ -22,6 +26,7 @@ STAGE = Stage(
     still_hurts="N x N through memory, twice",
     options=("causal", "seqlens_k", "gqa"),
     gradients=True,
+    rounds_scores=True,
     traffic="three-kernel",
 )
 
@@ -39,6 +44,12 @@ def hidden_keys(
     if seqlens_k is not None:
         hidden = hidden | (offs_n >= seqlens_k[:, None, None, None])  # (B, 1, Nq, Nk)
     return hidden
+
+
+def rows_spoilt(v: torch.Tensor, Nq: int) -> torch.Tensor:
+    """0, or NaN where row i sees a v that isn't finite, under a causal mask: (B, H, Nq, d)."""
+    by_key = (v - v).cumsum(2)  # (B, H, Nk, d): 0, and NaN from the first that isn't finite on
+    return torch.nn.functional.pad(by_key, (0, 0, Nq - v.shape[2], 0))  # the last row sees the last
 
 
 def attend(
@@ -60,14 +71,22 @@ def attend(
     if k.shape[1] != q.shape[1]:  # grouped heads: each key head serves H / Hk query heads
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)  # (B, H, Nk, d)
         v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)  # (B, H, Nk, d)
+    masked = causal or seqlens_k is not None
+    if masked:
+        hidden = hidden_keys(q, k, causal, seqlens_k)  # (B or 1, 1, Nq, Nk)
+        # out of the products goes what doesn't count, whatever it holds: 0 * NaN is NaN
+        blind = hidden.all(-1, keepdim=True)  # (B or 1, 1, Nq, 1), rows that see no key
+        q = q.masked_fill(blind, 0.0)
+        k, v = (x.masked_fill(hidden.all(-2).unsqueeze(-1), 0.0) for x in (k, v))
+    if causal:
+        spoilt = rows_spoilt(v.detach(), q.shape[2])  # (B, H, Nq, d)
+        v = v.nan_to_num(0.0, 0.0, 0.0)
     # q is scaled, not S: one kernel over N x d instead of one more over N x N
     s = (q * scale) @ k.transpose(-2, -1)  # (B, H, Nq, Nk)
-    if not causal and seqlens_k is None:
-        p = torch.softmax(s, dim=-1)  # (B, H, Nq, Nk)
-    else:
-        # the dtype's lowest number instead of -inf: a row that sees nothing is then uniform, not
-        # NaN, and the second fill makes it 0, forward and backward
-        hidden = hidden_keys(q, k, causal, seqlens_k)
-        p = torch.softmax(s.masked_fill(hidden, torch.finfo(s.dtype).min), dim=-1)
-        p = p.masked_fill(hidden, 0.0)  # (B, H, Nq, Nk)
-    return p @ v  # (B, H, Nq, d)
+    if masked:
+        s = s.masked_fill(hidden & ~blind, -math.inf)  # a row of -inf only would be NaN
+    p = torch.softmax(s, dim=-1)  # (B, H, Nq, Nk)
+    o = p @ v  # (B, H, Nq, d)
+    if causal:
+        o = o * (1.0 + spoilt)
+    return o.masked_fill(blind, 0.0) if masked else o

@@ -18,6 +18,7 @@ one tile holds all the keys (Nk <= 64): fast and wrong above, on purpose. Stage 
 import torch
 
 from stages.contract import Stage, check_inputs, input_precision
+from stages.machine import launching, untraced
 
 try:
     import triton
@@ -109,6 +110,7 @@ def launch_config(d: int, dtype: torch.dtype, precision: str) -> dict[str, int]:
     }
 
 
+@untraced
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Attention with softmax per 64-key tile: exact for Nk <= 64, wrong above. Forward only.
 
@@ -127,7 +129,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     precision = input_precision(q)
     config = launch_config(d, q.dtype, precision)
     grid = (triton.cdiv(Nq, config["BLOCK_M"]), H, B)
-    with torch.cuda.device_of(q):  # Triton launches on the current GPU
+    with launching(q):
         attention_kernel[grid](
             q, k, v, o, *q.stride(), *k.stride(), *v.stride(), *o.stride(),
             Nq, Nk, d, d**-0.5, PRECISION=precision, **config,

@@ -1,7 +1,7 @@
 """Stage 5, Triton "Online": the running max, the running sum and the correction. Exact.
 
     one program: BLOCK_M query rows of one head
-    q  stays on the chip; m_i = -inf, l_i = 0, acc = 0
+    q  stays on the chip; m_i = lowest, l_i = 0, acc = 0
     for each tile of BLOCK_N keys:
         s = q k^T * scale                (BLOCK_M, BLOCK_N), never leaves the chip
         m_new = max(m_i, max s)
@@ -22,6 +22,7 @@ unsupported, and one head alone fills few multiprocessors. Stage 6 goes on.
 import torch
 
 from stages.contract import Stage, check_inputs, input_precision
+from stages.machine import launching, untraced
 
 try:
     import triton
@@ -69,7 +70,8 @@ def attention_kernel(
     q = tl.load(q_ptrs, mask=q_mask, other=0.0)  # (BLOCK_M, BLOCK_D)
     k_ptrs = k_ptr + offs_n[:, None] * stride_kn + offs_d[None, :] * stride_kd  # (BLOCK_N, BLOCK_D)
     v_ptrs = v_ptr + offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd  # (BLOCK_N, BLOCK_D)
-    m_i = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)  # running max of each row's scores
+    # running max of each row's scores: the lowest float32, where -inf - -inf would be NaN
+    m_i = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
     l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of exp(s - m_i)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
 
@@ -119,6 +121,7 @@ def launch_config(d: int, dtype: torch.dtype, precision: str) -> dict[str, int]:
     }
 
 
+@untraced
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Exact attention by the online softmax. Forward only.
 
@@ -137,7 +140,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     precision = input_precision(q)
     config = launch_config(d, q.dtype, precision)
     grid = (triton.cdiv(Nq, config["BLOCK_M"]), H, B)
-    with torch.cuda.device_of(q):  # Triton launches on the current GPU
+    with launching(q):
         attention_kernel[grid](
             q, k, v, o, *q.stride(), *k.stride(), *v.stride(), *o.stride(),
             Nq, Nk, d, d**-0.5, PRECISION=precision, **config,

@@ -24,6 +24,7 @@ import torch
 
 from stages import autotune
 from stages.contract import MAX_HEAD_DIM, Stage, check_inputs, input_precision
+from stages.machine import launching, untraced
 
 try:
     import triton
@@ -94,13 +95,14 @@ def visit_tiles(
             visible = valid[None, :]
             if CAUSAL:
                 visible = visible & (start_n + offs_n[None, :] <= rows[:, None] + shift)
+                # 0 * NaN is NaN: a v that isn't finite spoils the scores of the rows that see it,
+                # and is taken out for the others
+                s += tl.sum(v - v, 1)[None, :]
+                v = tl.where(v - v == 0.0, v, 0.0)
             s = tl.where(visible, s, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(s, 1) * qk_scale)  # (BLOCK_M,)
-        m_safe = m_new
-        if MASKED:  # -inf - -inf is NaN: a row that has seen nothing yet stays at p = 0, alpha = 0
-            m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
-        alpha = tl.exp2(m_i - m_safe)  # (BLOCK_M,)
-        p = tl.exp2(s * qk_scale - m_safe[:, None])  # (BLOCK_M, BLOCK_N)
+        alpha = tl.exp2(m_i - m_new)  # (BLOCK_M,)
+        p = tl.exp2(s * qk_scale - m_new[:, None])  # (BLOCK_M, BLOCK_N)
         l_i = l_i * alpha + tl.sum(p, 1)
         acc = acc * alpha[:, None]
         if PRECISION == "tf32":
@@ -153,7 +155,8 @@ def attention_kernel(
     k_ptr += b * stride_kb + h_k * stride_kh
     v_ptr += b * stride_vb + h_k * stride_vh
 
-    m_i = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)  # running max of s * qk_scale
+    # running max of s * qk_scale: the lowest float32, where -inf - -inf would be NaN
+    m_i = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
     l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of 2^(s * qk_scale - m_i)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     visited = 0
@@ -168,14 +171,17 @@ def attention_kernel(
         True, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
 
-    l_i = tl.where(l_i == 0.0, 1.0, l_i)  # a row that saw no key: o = 0 / 1, lse = -inf + 0
+    seen = tl.full((BLOCK_M,), 0, tl.int32) + Nk_valid  # how many keys each row sees
+    if CAUSAL:
+        seen = tl.minimum(rows + shift + 1, Nk_valid)
+    l_i = tl.where(seen > 0, l_i, 1.0)  # a row that sees no key: o = 0 / 1
     acc = acc / l_i[:, None]
     o_ptrs = o_ptr + b * stride_ob + h * stride_oh
     o_ptrs += offs_m[:, None] * stride_om + offs_d[None, :] * stride_od
     tl.store(o_ptrs, acc.to(o_ptr.dtype.element_ty), mask=q_mask)
     head = b * tl.num_programs(1) + h
     if LSE:
-        lse = m_i + tl.log2(l_i)  # (BLOCK_M,), in base 2, as m_i is
+        lse = tl.where(seen > 0, m_i + tl.log2(l_i), float("-inf"))  # in base 2, as m_i is
         tl.store(lse_ptr + head * Nq + offs_m, lse, mask=offs_m < Nq)
     if COUNT:
         skipped = tl.cdiv(Nk, BLOCK_N) - visited
@@ -269,7 +275,7 @@ def forward(
             EVEN_D=d == config["BLOCK_D"], PRECISION=precision, **config,
         )  # fmt: skip
 
-    with torch.cuda.device_of(q):  # Triton launches on the current GPU
+    with launching(q):
         if config is None:
             config = autotune.choose(
                 attention_kernel, candidates(d, q.dtype, precision), launch,
@@ -279,6 +285,7 @@ def forward(
     return o
 
 
+@untraced
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -298,6 +305,7 @@ def attend(
     return forward(q, k, v, causal, seqlens_k)
 
 
+@untraced
 def attend_with_lse(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -28,7 +28,8 @@ from typing import Any
 import torch
 
 from stages import autotune
-from stages.contract import Stage, check_inputs, input_precision
+from stages.contract import FirstDerivative, Stage, check_inputs, input_precision
+from stages.machine import launching, untraced
 from stages.s06_triton_flash2 import LOG2_E, loadable, round_to_tf32
 from stages.s06_triton_flash2 import forward as flash2_forward
 from stages.s06_triton_flash2 import skip_ratio as skip_ratio  # of the forward pass, which is its
@@ -239,13 +240,13 @@ def walk_kv_tiles(
             v = tl.load(v_ptrs, mask=in_d, other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
         p = tl.exp2(s * qk_scale - lse[:, None])
+        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
+        ds = p * (dp - delta[:, None])
         if MASKED:
             visible = valid[None, :]
             if CAUSAL:
                 visible = visible & (start_n + offs_n[None, :] <= rows[:, None] + shift)
-            p = tl.where(visible, p, 0.0)
-        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
-        ds = p * (dp - delta[:, None])
+            ds = tl.where(visible, ds, 0.0)  # not p alone: dp may be NaN there, as v may
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)
         k_ptr += BLOCK_N * stride_kn
         v_ptr += BLOCK_N * stride_vn
@@ -450,28 +451,18 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, do: torch.Tensor) -> Any:
         q, k, v, o, lse, seqlens_k = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
-        gradients = Gradients.apply(q, k, v, o, lse, do, ctx.causal, seqlens_k, wanted)
+
+        def passes(do: torch.Tensor, q: Any, k: Any, v: Any, o: Any, lse: Any) -> Any:
+            if do.stride(-1) != 1:  # such as the expanded gradient of a sum: one number for all
+                do = do.contiguous()
+            with launching(do):
+                return backward(q, k, v, o, lse, do, ctx.causal, seqlens_k, wanted)
+
+        gradients = FirstDerivative.apply(STAGE, passes, do, q, k, v, o, lse)
         return *gradients, None, None
 
 
-class Gradients(torch.autograd.Function):
-    """The backward pass as a node of its own, so that going back through it can be refused."""
-
-    @staticmethod
-    def forward(ctx: Any, q, k, v, o, lse, do, causal, seqlens_k, wanted) -> Any:
-        if do.stride(-1) != 1:  # such as the expanded gradient of a sum: one number for all
-            do = do.contiguous()
-        with torch.cuda.device_of(q):  # Triton launches on the current GPU
-            return backward(q, k, v, o, lse, do, causal, seqlens_k, wanted)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        raise RuntimeError(
-            f"stage {STAGE.number} ({STAGE.name}) can't be differentiated twice: its backward "
-            "kernels have none of their own; use stage 3, which torch differentiates at will"
-        )
-
-
+@untraced
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -6,7 +6,7 @@
     |<---- part 0 ---->|<---- part 1 ---->| ...    whole tiles of BLOCK_N keys, shared out evenly
     each part walks its tiles as in stage 6 and leaves m, l and acc, float32, acc not divided by l
     a second kernel, one program per row, merges the parts in index order, as stage 5 merges tiles:
-        m = max m_s                      m_s = -inf and l_s = 0 where part s saw nothing
+        m = max m_s                      -inf, and l_s = 0, where the row sees nothing
         w_s = 2^(m_s - m)
         o = sum w_s acc_s / sum w_s l_s  0 where no part saw anything
 
@@ -18,8 +18,6 @@ Cost: stage 6's FLOPs; q, k, v and o cross the bus once, and d + 2 floats per ro
 Extra memory: those parts, never more than k and v take.
 What it bought: one query row reads the cache as fast as the memory can be read, whatever the
 number of heads (split-KV: FlashDecoding, Dao et al. 2023; pages: PagedAttention, Kwon et al. 2023).
-Hidden keys: those that no row of a block sees are never read, and may be NaN. In a tile that some
-rows of the block see and others don't, a hidden k may be anything; a hidden v must be finite.
 Still hurts: loads and math take turns. Stage 9 goes on.
 """
 
@@ -30,6 +28,7 @@ from collections.abc import Hashable, Sequence
 import torch
 
 from stages.contract import Stage, check_inputs, input_precision
+from stages.machine import launching, untraced
 from stages.paged_cache import PagedCache
 from stages.s06_triton_flash2 import LOG2_E, loadable, round_to_tf32
 
@@ -59,7 +58,8 @@ def visit_tiles(
     acc, l_i, m_i, q, k_ptr, v_ptr, table_ptr,
     stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd,
     start, end, seen, last, d, qk_scale,
-    MASKED: tl.constexpr, PAGE_SIZE: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The online softmax over the tiles of keys in [start, end), `MASKED` or seen whole.
@@ -107,12 +107,13 @@ def visit_tiles(
             v = tl.load(v_ptrs, mask=in_d, other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
         if MASKED:
+            if CAUSAL:  # as in stage 6: a v that isn't finite spoils no row that doesn't see it
+                s += tl.sum(v - v, 1)[None, :]
+                v = tl.where(v - v == 0.0, v, 0.0)
             s = tl.where((start_n + offs_n)[None, :] < seen[:, None], s, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(s, 1) * qk_scale)  # (BLOCK_M,)
-        # -inf - -inf is NaN: a row that has seen nothing yet stays at p = 0, alpha = 0
-        m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
-        alpha = tl.exp2(m_i - m_safe)  # (BLOCK_M,)
-        p = tl.exp2(s * qk_scale - m_safe[:, None])  # (BLOCK_M, BLOCK_N)
+        alpha = tl.exp2(m_i - m_new)  # (BLOCK_M,)
+        p = tl.exp2(s * qk_scale - m_new[:, None])  # (BLOCK_M, BLOCK_N)
         l_i = l_i * alpha[:, None] + p if BLOCK_M == 16 else l_i * alpha + tl.sum(p, 1)
         acc = acc * alpha[:, None]
         if PRECISION == "tf32":
@@ -178,7 +179,8 @@ def split_kernel(
         k_ptr += b * stride_kb
         v_ptr += b * stride_vb
 
-    m_i = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)  # running max of s * qk_scale
+    # running max of s * qk_scale: the lowest float32, where -inf - -inf would be NaN
+    m_i = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
     l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of 2^(s * qk_scale - m_i)
     if BLOCK_M == 16:  # all warps share these rows: to sum over them at each tile makes them wait
         l_i = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)  # column by column, until the end
@@ -187,17 +189,18 @@ def split_kernel(
         acc, l_i, m_i, q, k_ptr, v_ptr, table_ptr,
         stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd,
         start, tl.minimum(full, end), seen, last, d, qk_scale,
-        False, PAGE_SIZE, EVEN_D, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D,
+        False, CAUSAL, PAGE_SIZE, EVEN_D, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     acc, l_i, m_i = visit_tiles(
         acc, l_i, m_i, q, k_ptr, v_ptr, table_ptr,
         stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd,
         tl.maximum(start, full), end, seen, last, d, qk_scale,
-        True, PAGE_SIZE, EVEN_D, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D,
+        True, CAUSAL, PAGE_SIZE, EVEN_D, PRECISION, BLOCK_M, BLOCK_N, BLOCK_D,
     )  # fmt: skip
 
     if BLOCK_M == 16:
         l_i = tl.sum(l_i, 1)
+    m_i = tl.where(seen > 0, m_i, float("-inf"))  # tells the merge that a row sees no key
     row = (b * heads + offs_h) * Nq + offs_m  # (BLOCK_M,), of all query rows
     if SPLIT:
         part = row * splits + split
@@ -206,7 +209,7 @@ def split_kernel(
         tl.store(stats_ptr + 2 * part, m_i, mask=in_rows)
         tl.store(stats_ptr + 2 * part + 1, l_i, mask=in_rows)
     else:
-        l_i = tl.where(l_i == 0.0, 1.0, l_i)  # a row that saw no key: o = 0 / 1, lse = -inf + 0
+        l_i = tl.where(seen > 0, l_i, 1.0)  # a row that sees no key: o = 0 / 1, lse = -inf + 0
         acc = acc / l_i[:, None]
         o_ptrs = o_ptr + b * stride_ob + (offs_h * stride_oh)[:, None]
         o_ptrs += (offs_m.to(tl.int64) * stride_om)[:, None] + offs_d[None, :] * stride_od
@@ -247,7 +250,7 @@ def merge_kernel(
         acc = acc * alpha + tl.sum(w_s[:, None] * acc_s, 0)
         m_i = m_new
 
-    l_i = tl.where(l_i == 0.0, 1.0, l_i)  # no part saw a key: o = 0 / 1, lse = -inf + 0
+    l_i = tl.where(m_i == float("-inf"), 1.0, l_i)  # the row sees no key: o = 0 / 1, lse = -inf + 0
     o_ptrs = o_ptr + b * stride_ob + h * stride_oh + i.to(tl.int64) * stride_om + offs_d * stride_od
     tl.store(o_ptrs, (acc / l_i).to(o_ptr.dtype.element_ty), mask=in_d)
     if LSE:
@@ -417,7 +420,7 @@ def forward(
         parts = torch.empty((B, H, Nq, splits, d), dtype=torch.float32, device=q.device)
         stats = torch.empty((B, H, Nq, splits, 2), dtype=torch.float32, device=q.device)
     blocks = -(-Nq * (H // Hk) // config["BLOCK_M"])
-    with torch.cuda.device_of(q):  # Triton launches on the current GPU
+    with launching(q):
         split_kernel[(blocks * splits, Hk, B)](
             q, k, v, o, lse, parts, stats, seqlens_k, table, rows,
             *q.stride(), *k.stride(), *v.stride(), *o.stride(),
@@ -460,6 +463,7 @@ def refuse_gradients(**tensors: torch.Tensor) -> None:
             )
 
 
+@untraced
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -480,6 +484,7 @@ def attend(
     return forward(q, k, v, causal, seqlens_k)
 
 
+@untraced
 def attend_with_lse(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -499,6 +504,7 @@ def attend_with_lse(
     return o, lse.mul_(math.log(2))
 
 
+@untraced
 def attend_paged(
     q: torch.Tensor, cache: PagedCache, sequences: Sequence[Hashable], *, causal: bool = True
 ) -> torch.Tensor:

@@ -66,7 +66,6 @@ SUM_P = "l_i = l_i * alpha + tl.sum(p, 1)"
 RESCALE = "        acc = acc * alpha[:, None]\n"
 ADD = "        acc += tl.dot(p.to(v.dtype), v, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)\n"
 MASK_S = '        s = tl.where(in_range[None, :], s, float("-inf"))\n'
-DP = "        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)"
 SAVED = "ctx.save_for_backward(q, k, v, o, lse, seqlens_k)"
 MAX_IN_BASE_2 = "(q @ k.mT).amax(-1).float() * q.shape[-1] ** -0.5 * LOG2_E"
 
@@ -151,20 +150,20 @@ PITFALLS: dict[str, Pitfall] = {
     "-inf minus -inf": Pitfall(
         "001",
         "A row that has seen nothing yet has m = -inf, and alpha = exp(-inf - -inf) is NaN. It "
-        "must be 0: take 0 for such an m.",
+        "must be 0 or 1: let m begin with the lowest number instead.",
         6,
-        (('m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)', "m_safe = m_new"),), BLIND,
+        (("(BLOCK_M,), -3.4028234663852886e38", '(BLOCK_M,), float("-inf")'),), BLIND,
     ),
     "0 / 0 in a row that saw no key": Pitfall(
         "001",
         "l is 0 for it, and acc / l is NaN. Divide by 1: its output is 0, its LSE -inf.",
-        6, (("    l_i = tl.where(l_i == 0.0, 1.0, l_i)", "    l_i = l_i"),), BLIND
+        6, (("    l_i = tl.where(seen > 0, l_i, 1.0)", "    l_i = l_i"),), BLIND
     ),
     "P made again without the mask": Pitfall(
         "001",
         "The backward pass masks P, not S: a hidden key's exp(S - LSE) is a number like any "
         "other. (In a row that saw none it is inf: stage 7 cuts such rows off beforehand.)",
-        7, ((f"            p = tl.where(visible, p, 0.0)\n{DP}", DP),),
+        7, (("            ds = tl.where(visible, ds, 0.0)", "            ds = ds"),),
         replace(BLIND, direction="bwd"),
     ),
 }  # fmt: skip

@@ -3,26 +3,31 @@
 All cells ok, skipped or wrong by design is well; wrong, crashed, timed out or out of memory is not.
 """
 
+import io
+import locale
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from harness.commands.arguments import INTERRUPTED, bad_value, complain
+from harness.commands.arguments import end_children
 from harness.commands.bench import bench_command
 from harness.commands.ceilings import ceilings_command
 from harness.commands.doctor import doctor_command, list_command
-from harness.commands.figures import figures_command
 from harness.commands.generate import generate_command
-from harness.commands.help import LOOK, MEASURE, PAGES, SHOW, Groups, examples
+from harness.commands.help import LOOK, MEASURE, PAGES, SHOW, Command, Groups, examples
 from harness.commands.io import io_command
+from harness.commands.measuring import INTERRUPTED
 from harness.commands.model import model_command
 from harness.commands.options import UserError
 from harness.commands.run import run_command
 from harness.commands.show import (
     diff_command,
+    figures_command,
     plot_command,
     readme_command,
     roofline_command,
@@ -34,6 +39,11 @@ from harness.isolation.roster import BadStage
 from harness.records import checkout, environment
 from harness.records.jsonl import WriteFailed
 from harness.records.schema import BadRecord
+from harness.records.units import clean
+
+LEAST_FILES = 64  # that a run with its processes may have open at a time
+# what the user got wrong: the message says all
+USERS = (UserError, checkout.NoCheckout, BadStage, BadRecord, WriteFailed)
 
 app = typer.Typer(
     cls=Groups,
@@ -72,28 +82,102 @@ def options(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit. Whatever the user got wrong is one line, never a traceback."""
-    if other := checkout.warning():
-        print(f"ladder: {other}", file=sys.stderr)
     try:
+        prepare()
         result = app(args=arguments, standalone_mode=False, prog_name="ladder")
         code = result if isinstance(result, int) else 0
-    except (UserError, checkout.NoCheckout, BadStage, BadRecord, WriteFailed) as error:
-        code = complain(str(error))
-    except (KeyboardInterrupt, typer.Abort):
-        code = INTERRUPTED
-    except BrokenPipeError:  # `ladder table FILE | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    except Exception as error:
-        if not hasattr(error, "format_message"):  # typer's own usage errors have it
-            raise
-        message = error.format_message()
-        if type(error).__name__ == "NoArgsIsHelpError":  # `ladder` alone: the message is the help
-            print(message, file=sys.stderr)
-            code = 2
-        else:
-            code = complain(bad_value(error, message))
+    except BaseException as error:
+        code = settle(error)
+    if code == INTERRUPTED:  # typer, too, makes it of a Ctrl-C
+        end_children()
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        code = settle(error)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # not tried again
     sys.exit(code)
+
+
+def prepare() -> None:
+    """Have texts written whatever the terminal's encoding, and enough files to open.
+
+    Here and in all that is started from here, files are read and written in UTF-8.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed: or a file of records gets its number
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w"))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    os.environ |= {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8:replace"}
+    with suppress(locale.Error):
+        if locale.getpreferredencoding(False).lower() != "utf-8":
+            locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
+    try:
+        Path.cwd()
+    except OSError:  # libraries would end without a word, or with many
+        raise UserError("the folder that you are in is gone: cd to another") from None
+    if other := checkout.warning():
+        print(f"ladder: {other}", file=sys.stderr)
+    if most_files() < LEAST_FILES:
+        raise UserError(
+            f"this shell allows {most_files()} open files at a time, expected {LEAST_FILES} or "
+            "more: `ulimit -n 1024` allows them"
+        )
+
+
+def most_files() -> int:
+    """How many files may be open at a time, as far as that can be raised."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return LEAST_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < LEAST_FILES <= hard or hard == resource.RLIM_INFINITY:
+        soft = max(soft, LEAST_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft if soft >= 0 else LEAST_FILES
+
+
+def settle(error: BaseException) -> int:
+    """The exit code where `error` ended a command, of which the user is told in one line.
+
+    What is nobody's mistake but ours is raised again.
+    """
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        return INTERRUPTED
+    if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
+        return 0  # `ladder table FILE | head`
+    if isinstance(error, USERS):
+        return complain(str(error))
+    if isinstance(error, OSError):
+        return complain(f"{error.filename or 'output'}: {error.strerror or error}")
+    if not hasattr(error, "format_message"):  # typer's own usage errors have it
+        raise error
+    message = error.format_message()
+    if type(error).__name__ == "NoArgsIsHelpError":  # `ladder` alone: the message is the help
+        print(message, file=sys.stderr)
+        return 2
+    return complain(bad_value(error, message))
+
+
+def complain(message: str) -> int:
+    """Say what was wrong in one line on stderr; returns the exit code for it."""
+    with suppress(OSError):
+        print(f"ladder: {clean(' '.join(message.split()))}", file=sys.stderr, flush=True)
+    return 2
+
+
+def bad_value(error: BaseException, message: str) -> str:
+    """What to say of typer's usage `error`: its `message`, or what came and what was expected.
+
+    Of a value that it can't convert, typer says only what was expected.
+    """
+    found: list[dict[str, str]] = getattr(error.__cause__, "errors", list)()
+    if not found or not (param := getattr(error, "param", None)):
+        return message
+    expected = found[0]["msg"].removeprefix("Input should be ").partition(",")[0]
+    return f"{param.opts[0]}: got {found[0]['input']!r}, expected: {expected}"
 
 
 # in the order of the help: its heading, what carries it out, examples
@@ -141,4 +225,4 @@ COMMANDS = (
 )
 for heading, carry_out, *lines in COMMANDS:
     name = carry_out.__name__.removesuffix("_command")
-    app.command(name, rich_help_panel=heading, epilog=examples(*lines))(carry_out)
+    app.command(name, cls=Command, rich_help_panel=heading, epilog=examples(*lines))(carry_out)

@@ -1,5 +1,6 @@
 """`ladder bench`: the arguments, the run, and its views. Exit codes as of the other commands."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,40 +8,19 @@ from typing import Any
 import typer
 from rich.text import Text
 
-from harness.commands import options
-from harness.commands.arguments import (
-    check_key_lengths,
-    check_out,
-    check_peer,
-    create,
-    default_out,
-    ended_by,
-    hide_gpus,
-    key_heads,
-    known_device,
-    leave,
-    open_results,
-    refuse_others,
-)
-from harness.commands.bench_progress import Progress, why_too_long
-from harness.commands.options import (
-    MAX_D,
-    UserError,
-    integers,
-    key_lengths,
-    long_dtype,
-    words,
-)
-from harness.isolation.roster import StageInfo, read_stages
+from harness.commands import measuring, options, problems
+from harness.commands.arguments import SHOWN, choose, stages_and_device
+from harness.commands.options import MAX_D, UserError, integers
 from harness.problems.problem import PEERS_FROM, SEED, Problem
-from harness.records import environment
+from harness.records import environment, units
 from harness.records.jsonl import WriteFailed
-from harness.records.schema import DIRECTIONS
+from harness.records.schema import DIRECTIONS, Record
 from harness.runs import plan, runner
-from harness.runs.suites import SUITE_STAGES, suite_problems
-from harness.views import contest_plots, contests, roofline, table
+from harness.runs.suites import SUITES
+from harness.views import contest_plots, contests, table
 
 OURS_FAILED = ("wrong", "crashed")
+REASON = 100  # characters of a reason, on stderr
 
 # what isn't given: device -> the problems that a machine like it is done with in minutes
 USUAL: dict[str, dict[str, Any]] = {
@@ -50,12 +30,6 @@ USUAL: dict[str, dict[str, Any]] = {
     },
     "cpu": {"dtype": "float32", "d": "16", "n": "64,128,256", "tokens": 256, "hidden": 32},
 }  # fmt: skip
-SHOWN = ("show", "out", "plots", "ceilings")  # what --show goes with
-NOT_KEPT = ("stage", *SHOWN)  # not among the arguments that are kept with the records
-# what describes problems, of which a suite has its own
-SHAPE = ("mode", "dtype", "causal", "d", "n", "tokens", "hidden", "b", "h", "hk", "seqlens")
-
-Record = dict[str, Any]
 
 
 def bench_command(
@@ -69,33 +43,34 @@ def bench_command(
     hidden: options.Hidden = None,
     b: options.BenchB = None,
     h: options.BenchH = None,
-    hk: options.BenchHk = None,
+    hk: options.Hk = None,
     seqlens: options.Seqlens = None,
     stages: options.Contestants = None,
     impl: options.Impl = None,
-    stage: options.ContestantFiles = None,
+    stage: options.StageFiles = None,
     warmup: options.Warmup = 5,
     repeat: options.Repeat = 30,
-    inputs: options.SyntheticInputs = "normal",
+    inputs: options.Synthetic = "normal",
     seed: options.Seed = SEED,
     device: options.Device = None,
     budget: options.BenchBudget = 120.0,
     suite: options.ProblemSuite = None,
+    nq: options.SuiteNqs = None,
     out: options.BenchOut = None,
     plots: options.Plots = None,
     ceilings: options.BenchCeilings = None,
     show: options.BenchShow = None,
 ) -> int:
     """Time contestants in turns, in one process: speed-ups."""
-    given = {name: context.params[name] for name in context.params if name not in NOT_KEPT}
+    not_kept = ("stage", *SHOWN["bench"])
+    given = {name: value for name, value in context.params.items() if name not in not_kept}
     view = View(plots, ceilings)
     if show is None:
         return measure(given, stage or [], out, view)
-    refuse_others(context, SHOWN, "--show measures nothing")
     if out is not None and out.suffix != ".csv":
         raise UserError(f"--out: got {out}, expected a name in .csv: --show writes nothing else")
-    check_out(out)
-    env, records = open_results(show, "bench")
+    measuring.check_out(out)
+    env, records = measuring.open_results(show, "bench")
     view.check(env)
     view.show(env, records, show)
     view.write(env, records, out)
@@ -110,15 +85,15 @@ class View:
 
     def __init__(self, plots: Path | None, ceilings: Path | None) -> None:
         self.plots, self.file = plots, ceilings
-        self.env, self.ceilings = open_results(ceilings, "ceiling") if ceilings else ({}, [])
+        self.env: Record = {}
+        self.ceilings: list[Record] = []
+        if ceilings is not None:
+            self.env, self.ceilings = measuring.open_results(ceilings, "ceiling")
 
     def check(self, env: Record) -> None:
         """Raise UserError where the ceilings are another machine's."""
         if self.file is not None:
-            try:
-                roofline.same_machine(env, self.env)
-            except roofline.NoRoof as error:
-                raise UserError(f"--ceilings: {self.file}: {error}") from None
+            measuring.check_machine(env, self.env, self.file)
 
     def show(self, env: Record, records: Sequence[Record], path: Path) -> None:
         """Print the tables. `path`: the file of the records."""
@@ -128,27 +103,18 @@ class View:
             page.print(Text(f"{path}: nothing was measured"), soft_wrap=True)
             return
         page.print(contests.rich_tables(env, records, self.ceilings))
-        page.print(Text(f"records: {path}"), soft_wrap=True)
+        measuring.note("records", path)
 
     def write(self, env: Record, records: Sequence[Record], csv: Path | None) -> None:
         """Write the CSV, where it has a name, and the plots; nothing of no records."""
-        if not records:
-            return
-        page, writing = table.page(), csv
-        try:
-            if csv is not None:
+        if records and csv is not None:
+            with measuring.writing(csv):
                 csv.write_text(contests.as_csv(env, records))
-                page.print(Text(f"csv:     {csv}"), soft_wrap=True)
-            writing = self.plots
-            if self.plots is not None:
+            measuring.note("csv", csv)
+        if records and self.plots is not None:
+            with measuring.writing(self.plots, "--plots"):
                 written = contest_plots.plot(env, records, self.plots, self.ceilings)
-                shown = ", ".join(str(plot) for plot in written) or "nothing to plot"
-                page.print(Text(f"plots:   {shown}"), soft_wrap=True)
-        except ImportError as error:
-            page.print(Text(f"no plot: {error}"), soft_wrap=True)
-        except OSError as error:
-            what = error.filename or writing  # a full disk doesn't say which
-            raise UserError(f"{what} can't be written: {error.strerror}") from None
+            measuring.note("plots", ", ".join(map(str, written)) or "nothing to plot")
 
 
 def csv_path(path: Path) -> Path:
@@ -161,141 +127,113 @@ def csv_path(path: Path) -> Path:
 
 def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) -> int:
     """Plan the run, carry it out, and show it. Returns the exit code."""
+    measuring.check_out(out)
+    measuring.check_out(csv_path(out) if out is not None else None)
+    check_problems(given)
+    stages, device = stages_and_device(given["device"], own)
+    asked = make_problems(given, device)
+    takes = (given["suite"] and SUITES[given["suite"]].takes) or plan.fits
     option = "--stages" if given["impl"] is None else "--impl"
-    if given["impl"] is not None and given["stages"] is not None:
-        raise UserError("--impl: it is the old name of --stages; leave it away")
-    wanted = given["stages"] if given["impl"] is None else given["impl"]
-    check_out(out)
-    check_out(csv_path(out) if out is not None else None)
-    device = given["device"]
-    hide_gpus(device)
-    check_problems(given, device)
-    stages = read_stages(own)
-    device = known_device(device, stages)
-    problems = make_problems(given, device)
-    if wanted is None:
-        chosen, asked = usual(stages, own, problems, given["suite"]), list(own)
+    wanted = given["impl"] if given["stages"] is None else given["stages"]
+    if wanted is not None:
+        chosen = choose(stages, wanted.split(","), option, own, named=True)
+        named = [stage.path for stage in chosen]
     else:
-        chosen = choose(stages, wanted, option, own)
-        asked = [stage.path for stage in chosen]
-    comparisons = plan.plan_comparisons(chosen, problems, asked, make_limits(given, device))
+        others = [stage for stage in stages if stage.path not in own]
+        usual = plan.usual_stages(others, asked)
+        if takes is not plan.fits:
+            usual = [stage for stage in others if any(takes(stage, problem) for problem in asked)]
+        chosen = [stage for stage in stages if stage in usual or stage.path in own]
+        named = list(own)
+    limits = make_limits(given, device)
+    comparisons = plan.plan_comparisons(chosen, asked, named, limits, takes)
     if not comparisons:
         raise UserError("bench: none of the stages takes any of these problems")
-    if reason := why_too_long(comparisons):
+    if reason := plan.why_too_long(comparisons):
         raise UserError(f"bench: {reason}")
-    env = environment.make_env(
-        device,
-        [entry for comparison in comparisons for entry in comparison.to_json()],
-        [stage.to_json() for stage in chosen],
-        {**given, "command": "bench", "stage": [r.name for r in chosen if r.path in own]},
-    )
-    view.check(env)
-    out = out or default_out("bench")
-    with create(out, env) as writer, Progress(len(comparisons)) as progress:
-        ended = ended_by(
-            lambda: runner.run_comparisons(comparisons, writer, progress.tell, progress.watch)
-        )
-    env, records = open_results(out, "bench")  # what is shown is what can be shown again
-    view.show(env, records, out)
-    if not isinstance(ended, WriteFailed):
-        view.write(env, records, csv_path(out))
-    if ended is not None:
-        return leave(ended)
-    ours = [record for record in records if record["stage"] < PEERS_FROM]
-    return int(any(record["status"] in OURS_FAILED for record in ours))
+    kept = {**given, "command": "bench", "stage": [s.name for s in chosen if s.path in own]}
+    described = [stage.to_json() for stage in chosen]
+    planned = [entry for comparison in comparisons for entry in comparison.to_json()]
+    begun = time.monotonic()
+
+    def where(problem: Problem) -> str:
+        masked = " causal" if problem.causal else ""
+        what = f"{problem.direction}{masked} d = {problem.d}, N = {problem.nk}"
+        what += f", Nq = {problem.nq}" * (problem.nq != problem.nk)
+        return f"{time.monotonic() - begun:.0f} s: {what}"
+
+    def watch(comparison: plan.Comparison, step: str) -> None:
+        progress.begun(f"{where(comparison.problem)}: {step}")
+
+    def tell(comparison: plan.Comparison, records: Sequence[Record], printed: str) -> None:
+        came = ", ".join(f"{record['name']} {outcome(record)}" for record in records)
+        progress.finished(where(comparison.problem), came, "bench", printed)
+
+    def work() -> None:
+        with progress:
+            runner.run_comparisons(comparisons, writer, tell, watch)
+
+    def show(env: Record, records: Sequence[Record], ended: BaseException | None) -> bool:
+        view.show(env, records, writer.path)
+        if not isinstance(ended, WriteFailed):
+            view.write(env, records, csv_path(writer.path))
+        ours = [record for record in records if record["stage"] < PEERS_FROM]
+        return any(record["status"] in OURS_FAILED for record in ours)
+
+    progress = measuring.Progress(len(comparisons))
+    with measuring.begin("bench-", out, device, kept, described, planned, view.check) as writer:
+        return measuring.carry_out(writer, "bench", work, show)
 
 
-def check_problems(given: Record, device: str | None) -> None:
+def outcome(record: Record) -> str:
+    """A record in a few words: what is said here is all there is of a run that is cut off."""
+    if record["status"] != "ok":
+        return f"{record['status']} ({record['reason'][:REASON]})"
+    return units.show_time(record["time_ms"]) if record["time_ms"] else "interpreted"
+
+
+def check_problems(given: Record) -> None:
     """Say at once what is wrong with the problems, before seconds are spent on the stages.
 
     Where the device isn't known yet, neither are the sizes that go with it: what they are too small
     for is said when they are.
     """
-    if device is None and given["suite"] is None:
-        lengths = key_lengths(given["seqlens"]) or (0,)
+    if given["device"] is None and given["suite"] is None:
+        lengths = options.key_lengths(given["seqlens"]) or (0,)
         for size, whole, least in (("b", "tokens", len(lengths)), ("h", "hidden", given["hk"])):
             if given[whole] is None:
                 given = {**given, size: given[size] or least or 1}
-    make_problems(given, device or "cuda")
+    make_problems(given, given["device"] or "cuda")
 
 
 def make_limits(given: Record, device: str) -> plan.Limits:
     """What each stage may take, and how many samples are taken of it."""
-    machine = environment.memory_bytes()
-    memory = plan.default_memory(machine)
-    if device == "cuda" and machine:
+    memory = plan.default_memory()
+    if device == "cuda":
         # it is libraries, and outputs on their way to the judge: what a stage takes is the GPU's
-        memory = machine // 2
+        memory = (environment.memory_bytes() or 2 * memory) // 2
     return plan.Limits(given["budget"], memory, given["warmup"], given["repeat"])
 
 
 def make_problems(given: Record, device: str) -> list[Problem]:
     """The problems that the arguments describe on `device`."""
-    usual = USUAL[device]
-    dtype = long_dtype(given["dtype"] or usual["dtype"])
-    base = Problem(
-        inputs=given["inputs"], seed=given["seed"], b=1, h=1, hk=1, nq=1, nk=1, d=1, dtype=dtype,
-        precision="ieee" if dtype == "float32" else dtype, causal=False,
-        seqlens_k=key_lengths(given["seqlens"]), device=device,
-    )  # fmt: skip
+    use = {**given, **{k: given[k] or usual for k, usual in USUAL[device].items()}}
+    named = {name: given[name] for name in ("inputs", "seed", "seqlens")}
+    base = problems.make_base(device, use["dtype"], **named)
+    rows = given["nq"] and integers(1)(given["nq"], "--nq")
     if given["suite"] is not None:
-        if own := [name for name in SHAPE if given[name] is not None]:
-            raise UserError(f"--{own[0]}: a suite's problems are its own; leave it away")
-        return suite_problems(given["suite"], base)
-    directions = words(given["mode"] or "fwd", "--mode", DIRECTIONS)
+        of_suite = SUITES[given["suite"]].problems(base)
+        return [problem for problem in of_suite if not rows or problem.nq in rows]
+    if rows:
+        raise UserError("--nq: it chooses among a suite's problems; give --suite, too")
+    directions = options.some_of(*DIRECTIONS)(given["mode"] or "fwd", "--mode")
     causal = options.CAUSAL[given["causal"] or "both"]
-    ds = integers(given["d"] or usual["d"], "--d", 1, MAX_D)
-    ns = integers(given["n"] or usual["n"], "--n", 1)
-    sizes = plan.Sizes(
-        given["tokens"] or usual["tokens"], given["hidden"] or usual["hidden"], given["b"],
-        given["h"], given["hk"],
-    )  # fmt: skip
-    for n in ns:
-        if given["b"] is None and n > sizes.tokens:
-            raise UserError(
-                f"--n: got {n}, expected at most the {sizes.tokens} tokens of a batch: raise "
-                "--tokens, or give --b"
-            )
-    for d in ds:
-        if given["h"] is None and sizes.hidden % d:
-            raise UserError(
-                f"--d: got {d}, expected a divisor of {sizes.hidden}, the size of all heads: "
-                "change --hidden, or give --h"
-            )
-    problems = plan.make_problems(base, directions, causal, ds, ns, sizes)
-    for problem in problems:
-        key_heads(given["hk"], problem.h)
-        check_key_lengths(problem)
-    return problems
-
-
-def usual(
-    stages: Sequence[StageInfo], own: Sequence[Path], problems: Sequence[Problem], suite: str | None
-) -> list[StageInfo]:
-    """Who competes where no stages are named; and those of --stage."""
-    others = [stage for stage in stages if stage.path not in own]
-    if numbers := SUITE_STAGES.get(str(suite)):
-        wanted = [stage for stage in others if stage.number in numbers]
-    else:
-        wanted = plan.usual_stages(others, problems)
-    return [stage for stage in stages if stage in wanted or stage.path in own]
-
-
-def choose(
-    infos: Sequence[StageInfo], stages: str, option: str, own: Sequence[Path]
-) -> list[StageInfo]:
-    """The stages and peers that `stages` names by number or name; and those of --stage.
-
-    Raises UserError, which names `option`, where one isn't known, and says why of a peer.
-    """
-    parts = [part.strip() for part in stages.split(",")]
-    for part in parts:
-        if not any(part in (str(stage.number), stage.name) for stage in infos):
-            check_peer(part, option)
-            known = ", ".join(f"{stage.number} ({stage.name})" for stage in infos)
-            raise UserError(f"{option}: got {part!r}, expected some of {known}")
-    return [
-        stage
-        for stage in infos
-        if str(stage.number) in parts or stage.name in parts or stage.path in own
-    ]
+    ds, ns = integers(1, MAX_D)(use["d"], "--d"), integers(1)(use["n"], "--n")
+    sizes = plan.Sizes(use["tokens"], use["hidden"], given["b"], given["h"], given["hk"])
+    try:
+        made = plan.make_problems(base, directions, causal, ds, ns, sizes)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    for problem in made:
+        problems.check(problem)
+    return list(dict.fromkeys(made))

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from harness.commands.arguments import prepare_children
 from harness.isolation.declared import read_declared
 from harness.isolation.roster import (
     BadStage,
@@ -19,6 +20,7 @@ from harness.isolation.roster import (
 )
 from harness.problems.problem import DEVICES, PEERS_FROM, YARDSTICK
 from harness.records import checkout, environment
+from harness.records.units import clean
 from harness.views import table
 from harness.views.table import Cell, Column, Table
 
@@ -49,6 +51,7 @@ def list_command() -> int:
 
 def doctor_command() -> int:
     """Say what runs on this machine and what doesn't, and why."""
+    prepare_children(None)
     try:
         stages = read_stages()
     except BadStage as error:
@@ -141,7 +144,7 @@ def show_choices(console: Console) -> None:
 
 def literal(value: object) -> Text:
     """`value` as it stands: anybody may have written the file, and what it says is no markup."""
-    return Text("".join(c if c.isprintable() else "?" for c in str(value)))
+    return Text(clean(str(value)))
 
 
 def from_home(path: Path) -> str:

@@ -1,13 +1,24 @@
-"""How `ladder --help` looks: commands in groups, each summary whole, examples below the options."""
+"""How `ladder --help` looks, with commands in groups; and what all commands check."""
 
 from typing import Any
 
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+
+from harness.commands.arguments import check_together
 
 LOOK = "Look around"
 MEASURE = "Measure"
 SHOW = "Show records again"
 PAGES = "Make the project's own pages"
+
+
+class Command(TyperCommand):
+    """A command whose options may exclude each other."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Carry the command out, where its options go together."""
+        check_together(ctx)
+        return super().invoke(ctx)
 
 
 class Groups(TyperGroup):

@@ -1,21 +1,12 @@
 """`ladder io`: its arguments, the run under the profiler, its table and plot."""
 
-import sys
 from dataclasses import replace
+from pathlib import Path
 
-from rich.text import Text
-
-from harness.commands import options
-from harness.commands.arguments import (
-    check_out,
-    create,
-    default_out,
-    why_no_cuda,
-)
-from harness.commands.options import UserError, integers
-from harness.commands.run import DEFAULTS, choose, make_problem
-from harness.isolation.roster import read_stages
-from harness.records import environment
+from harness.commands import options, problems
+from harness.commands.arguments import choose, stages_and_device, why_no_cuda
+from harness.commands.measuring import Progress, begin, carry_out, check_out, draw, note
+from harness.commands.options import UserError
 from harness.records.schema import Record
 from harness.runs import traffic
 from harness.views import cell_tables, machine, table
@@ -23,46 +14,50 @@ from harness.views import cell_tables, machine, table
 
 def io_command(
     stages: options.IoStages = "3,4,5",
-    n: options.IoN = "1024,4096",
-    d: options.IoD = 64,
-    b: options.IoB = 8,
-    h: options.IoH = 12,
+    n: options.IoNs = "1024,4096",
+    d: options.OneD = 64,
+    b: options.B = 8,
+    h: options.H = 12,
     dtype: options.Dtype = "float16",
     out: options.Out = None,
 ) -> int:
     """Count the bytes that stages move (needs a GPU and ncu)."""
     check_out(out)
-    sizes = integers(n, "--n", 1)
-    shape = {**DEFAULTS, "d": d, "b": b, "h": h, "dtype": dtype}
-    base = make_problem(shape, "cuda")
-    infos = read_stages()
-    if reason := why_no_cuda(infos):
+    arguments = {"n": n, "d": d, "b": b, "h": h, "dtype": dtype}
+    base = problems.make_base("cuda", dtype, d=d, b=b, h=h)
+    sizes = dict.fromkeys(options.integers(1)(n, "--n"))
+    asked = [replace(base, nq=size, nk=size) for size in sizes]
+    known, _ = stages_and_device(None)
+    if reason := why_no_cuda(known):
         raise UserError(f"io: a GPU is needed, but {reason}")
-    chosen = choose(infos, stages, (), False)
-    arguments = {"command": "io", "n": n, "d": d, "b": b, "h": h, "dtype": dtype}
-    env = environment.make_env("cuda", [], [stage.to_json() for stage in chosen], arguments)
-    path = out or default_out("io")
-    records: list[Record] = []
-    with create(path, env) as writer:
-        for problem in (replace(base, nq=size, nk=size) for size in sizes):
-            for stage in chosen:
-                if why := stage.why_skip(problem):
-                    print(f"{stage.number} {stage.name}: skipped: {why}", file=sys.stderr)
-                    continue
-                try:
-                    found = list(traffic.profile(stage, problem))
-                except traffic.NoProfiler as error:
-                    raise UserError(f"io: {error}") from None
-                writer.append(*found)
-                records += found
-    console = table.page()
-    names = cell_tables.titles(env)
-    console.print(machine.traffic_table(records, names))
-    console.print(Text(f"records: {path}"), soft_wrap=True)
-    try:
-        picture = path.with_suffix(".png")
-        machine.plot_traffic(records, names, picture)
-        console.print(Text(f"plot:    {picture}"), soft_wrap=True)
-    except ImportError as error:
-        console.print(Text(f"no plot: {error}"), soft_wrap=True)
-    return 0
+    chosen = choose(known, stages.split(","), "--stages", ())
+    progress = Progress(len(asked) * len(chosen))
+
+    def work() -> None:
+        with progress:
+            for problem in asked:
+                for stage in chosen:
+                    what, why = f"{stage.number} {stage.name}", stage.why_skip(problem)
+                    if not why:
+                        try:
+                            writer.append(*traffic.profile(stage, problem))
+                        except traffic.NoProfiler as error:
+                            raise UserError(f"io: {error}") from None
+                    progress.finished(what, f"skipped: {why}" if why else "ok")
+
+    def show(env: Record, records: list[Record], _: BaseException | None) -> bool:
+        names, picture = cell_tables.titles(env), writer.path.with_suffix(".png")
+
+        def plot() -> list[Path]:
+            machine.plot_traffic(records, names, picture)
+            return [picture]
+
+        table.page().print(machine.traffic_table(records, names))
+        note("records", writer.path)
+        draw("plot", plot)
+        return False
+
+    kept = {"command": "io", **arguments}
+    described = [stage.to_json() for stage in chosen]
+    with begin("io-", out, "cuda", kept, described) as writer:
+        return carry_out(writer, "io", work, show)

@@ -1,26 +1,15 @@
 """`ladder model`: its arguments, what it says on the way, and its tables."""
 
-import sys
-
-from rich.console import Console
-from rich.text import Text
+from collections.abc import Sequence
+from pathlib import Path
 
 from harness.commands import options
-from harness.commands.arguments import (
-    check_numbers,
-    check_out,
-    create,
-    default_out,
-    hide_gpus,
-    known_device,
-    numbers_and_files,
-    show_printed,
-)
+from harness.commands.arguments import choose, numbers_and_files, stages_and_device
+from harness.commands.measuring import Progress, begin, check_out, note, open_results
 from harness.commands.options import UserError, long_dtype
-from harness.isolation.roster import read_stages
 from harness.minilm import run as model_run
 from harness.minilm import weights as model_weights
-from harness.records import environment
+from harness.records.jsonl import Writer
 from harness.records.schema import FAILURES, Record
 from harness.records.units import show_time
 from harness.runs.plan import default_memory
@@ -28,7 +17,7 @@ from harness.views import table, training
 
 
 def model_command(
-    stage: options.StageOrFile,
+    stage: options.OneStage,
     device: options.Device = None,
     dtype: options.ModelDtype = "float32",
     text: options.TextFile = None,
@@ -36,49 +25,47 @@ def model_command(
     out: options.Out = None,
 ) -> int:
     """Put a stage into a real model, MiniLM, as its attention."""
-    dtype = long_dtype(dtype)
     numbers, own = numbers_and_files(stage)
     check_out(out)
-    if text is not None and weights is not None:
-        raise UserError("--text: got --weights too, whose file has our texts and no tokenizer")
-    hide_gpus(device)
     try:
-        version = model_weights.check_transformers()
-        found = (
-            model_weights.packed_weights(weights) if weights else model_weights.package_weights()
-        )
-        given = [model_weights.text_of(text)] if text is not None else None
-        stages = read_stages(own)
-        device = known_device(device, stages)
-        known = [info.number for info in stages]
-        check_numbers(numbers, known, "--stage", "a file or some of")
-        chosen = [info for info in stages if info.number in numbers or info.path in own]
-        texts = given or model_weights.our_texts(found, device)
-        cells = model_run.make_cells(chosen, texts, dtype, device)
-        env = environment.make_env(
-            device,
-            [cell.to_json() for cell in cells],
-            [info.to_json() for info in chosen],
-            {
-                "stage": [info.name for info in chosen], "device": device, "dtype": dtype,
-                "text": "ours" if text is None else "given",
-                "weights": found.origin, "transformers": version,
-            },
-        )  # fmt: skip
-        out = out or default_out("model")
-        console = Console(stderr=True)
-
-        def tell(record: Record, printed: str) -> None:
-            what = f"{record['stage']} {record['name']}, {record['tokens']} tokens"
-            time = show_time(record["time_ms"])
-            print(f"{what}: {record['status']} {time}", file=sys.stderr, flush=True)
-            show_printed(console, record["name"], printed)
-
-        memory = default_memory(environment.memory_bytes())
-        records = model_run.run(cells, found, memory, lambda: create(out, env), tell)
+        return measure(numbers, own, device, long_dtype(dtype), text, weights, out)
     except model_weights.ModelError as error:
         raise UserError(str(error)) from None
-    page = table.page()
-    page.print(training.model_tables(env, records))
-    page.print(Text(f"records: {out}"), soft_wrap=True)
-    return 1 if any(record["status"] in FAILURES for record in records) else 0
+
+
+def measure(
+    numbers: Sequence[str], own: Sequence[Path], device: str | None, dtype: str, text: Path | None,
+    weights: Path | None, out: Path | None,
+) -> int:  # fmt: skip
+    """Measure the stages in the model; returns the exit code. Raises ModelError without a model."""
+    version = model_weights.check_transformers()
+    found = model_weights.packed_weights(weights) if weights else model_weights.package_weights()
+    given = [model_weights.text_of(text)] if text is not None else None
+    stages, device = stages_and_device(device, own)
+    chosen = choose(stages, numbers, "--stage", own, "a file or ")
+    cells = model_run.make_cells(
+        chosen, given or model_weights.our_texts(found, device), dtype, device
+    )
+    arguments = {
+        "stage": [info.name for info in chosen], "device": device, "dtype": dtype,
+        "text": "ours" if text is None else "given",
+        "weights": found.origin, "transformers": version,
+    }  # fmt: skip
+    described, plan = [info.to_json() for info in chosen], [cell.to_json() for cell in cells]
+    opened: list[Writer] = []
+
+    def create() -> Writer:
+        opened.append(begin("model-", out, device, arguments, described, plan))
+        return opened[0]
+
+    def tell(record: Record, printed: str) -> None:
+        what = f"{record['stage']} {record['name']}, {record['tokens']} tokens"
+        came = f"{record['status']} {show_time(record['time_ms'])}"
+        progress.finished(what, came, record["name"], printed)
+
+    with Progress(len(cells)) as progress:
+        model_run.run(cells, found, default_memory(), create, tell)
+    env, records = open_results(opened[0].path, "model")
+    table.page().print(training.model_tables(env, records))
+    note("records", opened[0].path)
+    return int(any(record["status"] in FAILURES for record in records))

@@ -4,100 +4,25 @@ import inspect
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.text import Text
 
-from harness.commands import options
-from harness.commands.arguments import (
-    RUNS,
-    check_key_lengths,
-    check_numbers,
-    create,
-    ended_by,
-    hide_gpus,
-    key_heads,
-    known_device,
-    leave,
-    show_printed,
-    typed,
-)
-from harness.commands.options import (
-    UserError,
-    integers,
-    key_lengths,
-    long_dtype,
-    size,
-    whole,
-)
+from harness.commands import options, problems
+from harness.commands.arguments import RUN_SHAPE, choose, prepare_children, stages_and_device, typed
+from harness.commands.measuring import Progress, begin, carry_out, check_out, draw, note
+from harness.commands.options import UserError
 from harness.isolation.roster import StageInfo, read_stages
 from harness.problems.problem import PEERS_FROM, REAL_D, SEED, Problem
-from harness.problems.real_inputs import HEADS, LAYERS, MAX_N
 from harness.records import environment
 from harness.records.jsonl import Writer, read
-from harness.records.schema import FAILURES, Record, key
+from harness.records.schema import FAILURES, BadRecord, Record, check_plan, key
+from harness.records.units import show_time
 from harness.runs.plan import Cell, Limits, default_memory, plan_grid, plan_tour
 from harness.runs.runner import run
-from harness.runs.suites import CELL_SUITES
+from harness.runs.suites import SUITES
 from harness.views import cell_tables, lines, table
-
-
-def make_problem(arguments: dict[str, Any], device: str) -> Problem:
-    """The problem that the arguments of `ladder run` describe, its N still 1."""
-    inputs, precision = arguments["inputs"], arguments["precision"]
-    dtype = long_dtype(arguments["dtype"])
-    if dtype != "float32":
-        if precision == "tf32":
-            raise UserError(f"--precision: got tf32 with {dtype}, expected it with float32")
-        precision = dtype
-    d = arguments["d"] if arguments["d"] is not None else REAL_D if inputs == "real" else 64
-    b, h = arguments["b"], arguments["h"]
-    hk = key_heads(arguments["hk"], h)
-    if inputs == "real":
-        if d != REAL_D:
-            raise UserError(f"--d: got {d}, real inputs have {REAL_D}")
-        for option, value, most in (("--b", b, LAYERS), ("--h", h, HEADS)):
-            if value > most:
-                raise UserError(f"{option}: got {value}, real inputs have at most {most}")
-        if hk != h:
-            raise UserError(f"--hk: got {hk}, real inputs have as many key heads as heads: {h}")
-    return Problem(
-        inputs=inputs, seed=arguments["seed"], b=b, h=h, hk=hk, nq=1, nk=1, d=d,
-        dtype=dtype, precision=precision, causal=arguments["causal"],
-        seqlens_k=key_lengths(arguments["seqlens"]), device=device,
-        direction=arguments["direction"],
-    )  # fmt: skip
-
-
-def make_cells(arguments: dict[str, Any], stages: Sequence[StageInfo], device: str) -> list[Cell]:
-    """The cells that the arguments ask for: the tour where no problem is described."""
-    base = make_problem(arguments, device)
-    described = [name for name in SHAPE if arguments[name] != DEFAULTS[name]]
-    if arguments["suite"] is not None:
-        described += ["direction"] if base.direction != "fwd" else []
-        if described:
-            raise UserError(f"--{described[0]}: a suite's problems are its own; leave it away")
-        return CELL_SUITES[arguments["suite"]](stages, base)
-    if not described:
-        return plan_tour(stages, base)
-    sizes = integers("64" if arguments["n"] is None else arguments["n"], "--n", 1)
-    if base.inputs == "real" and max(sizes) > MAX_N:
-        raise UserError(f"--n: got {max(sizes)}, real inputs have at most {MAX_N} tokens")
-    nq = arguments["nq"]
-    if nq is not None and base.inputs == "real":
-        whole(nq, "--nq", 1, MAX_N)
-    problems = [replace(base, nq=n if nq is None else nq, nk=n) for n in sizes]
-    for problem in problems:
-        check_key_lengths(problem)
-    return plan_grid(stages, problems, arguments["paired"])
-
-
-SHAPE = ("n", "nq", "d", "b", "h", "hk", "dtype", "precision", "causal", "seqlens", "inputs")
 
 
 def run_command(
@@ -128,8 +53,6 @@ def run_command(
     """Measure stages on problems; without any option, the tour."""
     given = {name: context.params[name] for name in DEFAULTS}
     if resume is not None:
-        if out is not None:
-            raise UserError("--out: a resumed run goes on in its own file; leave --out away")
         again = {name: given[name] for name in typed(context) if name in given}
         return resume_run(resume, again, stage or [])
     return new_run(given, stage or [], out)
@@ -143,37 +66,62 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def new_run(given: dict[str, Any], own: Sequence[Path], out: Path | None) -> int:
-    """Plan a run, write its env line, and carry it out."""
-    if out is not None and out.exists():
-        raise UserError(f"--out: {out} is there already: --resume goes on with it, or name another")
-    device = given["device"]
-    hide_gpus(device)
-    limits = make_limits(given)
-    # what can be known to be wrong is said before seconds are spent on looking at the stages
-    make_cells(given, [], device or "cpu")
-    stages = read_stages(own)
-    device = known_device(device, stages)
-    # others' kernels come into suites and the tour, elsewhere when they are asked for
-    peers = all(given[name] == DEFAULTS[name] for name in SHAPE)
-    chosen = choose(stages, given["stages"], own, peers)
-    if given["stages"] is None and given["direction"] != "fwd":
-        # a stage that is named is asked all the same, and its row says what it lacks
-        chosen = [stage for stage in chosen if stage.gradients or stage.path in resolved(own)]
-    cells = make_cells(given, chosen, device)
-    env = environment.make_env(
-        device,
-        [cell.to_json() for cell in cells],
-        [stage.to_json() for stage in chosen],
-        {**given, "stage": [stage.name for stage in chosen if stage.path in resolved(own)]},
+def describes_none(arguments: Record) -> bool:
+    """Whether a run's arguments describe no problem: its problems are the tour's, or a suite's."""
+    return all(arguments.get(name, DEFAULTS[name]) == DEFAULTS[name] for name in RUN_SHAPE)
+
+
+def make_cells(given: Record, stages: Sequence[StageInfo], device: str) -> list[Cell]:
+    """The cells that the arguments ask for: the tour where no problem is described."""
+    usual_d = REAL_D if given["inputs"] == "real" else 64
+    named = ("b", "h", "hk", "inputs", "seed", "precision", "causal", "seqlens", "direction")
+    base = problems.make_base(
+        device, given["dtype"], d=given["d"] or usual_d, **{name: given[name] for name in named}
     )
-    if out is None:
-        out = RUNS / f"{datetime.now():%Y%m%d-%H%M%S}.jsonl"
-    with create(out, env) as writer:
-        return carry_out(cells, env, [], writer, limits)
+    if given["suite"] is not None:
+        return SUITES[given["suite"]].cells(stages, base)
+    if describes_none(given):
+        if given["paired"]:
+            raise UserError(
+                "--paired: the tour has each stage alone; describe a problem, such as --n 64, or "
+                "leave it away"
+            )
+        return plan_tour(stages, base)
+    sizes = dict.fromkeys(options.integers(1)(given["n"] or "64", "--n"))
+    asked = [replace(base, nq=given["nq"] or n, nk=n) for n in sizes]
+    for problem in asked:
+        problems.check(problem)
+    return plan_grid(stages, asked, given["paired"])
 
 
-def resume_run(path: Path, again: dict[str, Any], own: Sequence[Path]) -> int:
+def new_run(given: Record, own: Sequence[Path], out: Path | None) -> int:
+    """Plan a run, write its env line, and carry it out."""
+    check_out(out, "--resume goes on with it, or name another")
+    # what can be known to be wrong is said before seconds are spent on looking at the stages
+    make_cells(given, [], given["device"] or "cpu")
+    stages, device = stages_and_device(given["device"], own)
+    if given["stages"] is not None:
+        chosen = choose(stages, given["stages"].split(","), "--stages", own)
+    else:
+        # others' kernels come into suites and the tour, elsewhere when they are asked for; a stage
+        # that is named is asked for gradients all the same, and its row says that it has none
+        peers, forward = describes_none(given), given["direction"] == "fwd"
+        chosen = [
+            stage
+            for stage in stages
+            if stage.path in own
+            or ((peers or stage.number < PEERS_FROM) and (forward or stage.gradients))
+        ]
+    cells = make_cells(given, chosen, device)
+    if not cells:
+        raise UserError("run: none of the stages takes part: leave --stages away")
+    kept = {**given, "stage": [stage.name for stage in chosen if stage.path in own]}
+    plan, described = [cell.to_json() for cell in cells], [stage.to_json() for stage in chosen]
+    with begin("", out, device, kept, described, plan) as writer:
+        return measure(cells, [], writer, make_limits(given))
+
+
+def resume_run(path: Path, again: Record, own: Sequence[Path]) -> int:
     """Go on with the run in `path`: same arguments, device, software and commit, or not at all.
 
     `again`: the options on the command line, which may only repeat what the run was begun with.
@@ -188,6 +136,7 @@ def resume_run(path: Path, again: dict[str, Any], own: Sequence[Path]) -> int:
         raise UserError(f"--resume: {path} can't be written: {error.strerror or error}") from None
     with writer:
         env, done = read(path)
+        check_begun(path, env, done)
         before = {**DEFAULTS, **env["arguments"]}
         for name, value in again.items():
             if value != before[name]:
@@ -196,19 +145,28 @@ def resume_run(path: Path, again: dict[str, Any], own: Sequence[Path]) -> int:
                     f"--resume: --{name} was {then} when {path} was begun and is {value} "
                     "now; a run goes on as it was begun, so leave it away"
                 )
-        given = {name: before[name] for name in DEFAULTS}
-        hide_gpus(env["device"])
-        stages = read_stages(own)
-        chosen = match_stages(path, env, stages)
-        plan = [
-            (cell["stage"], cell["name"], Problem.from_json(cell), cell["paired"])
+        prepare_children(env["device"])
+        known = match_stages(path, env, read_stages(own))
+        cells = [
+            Cell(known[cell["stage"], cell["name"]], Problem.from_json(cell), cell["paired"])
             for cell in env["plan"]
         ]
-        cells = [
-            Cell(chosen[stage, name], problem, paired) for stage, name, problem, paired in plan
-        ]
         same_machine(path, env)
-        return carry_out(cells, env, done, writer, make_limits(given))
+        return measure(cells, done, writer, make_limits(before))
+
+
+def check_begun(path: Path, env: Record, done: Sequence[Record]) -> None:
+    """Raise BadRecord where the file can be shown, but not gone on with."""
+    try:
+        check_plan(env)
+        options.seconds(env["arguments"].get("budget", DEFAULTS["budget"]), "budget")
+        options.size(env["arguments"].get("memory") or "4G")
+    except (BadRecord, UserError, TypeError, AttributeError) as error:
+        raise BadRecord(f"{path}: line 1 is no run to go on with: {error}") from error
+    plan = {key(cell) for cell in env["plan"]}
+    if strange := [record for record in done if key(record) not in plan]:
+        name, n = strange[0]["name"], strange[0]["nk"]
+        raise BadRecord(f"{path}: {name} at N = {n} is in no line of its plan; start a new run")
 
 
 def match_stages(
@@ -223,7 +181,7 @@ def match_stages(
                 f"--resume: stage {stage['stage']} ({stage['name']}) of {path} is not one of ours; "
                 "name its file with --stage"
             )
-        if found.sha256 != stage["sha256"]:
+        if found.sha256 != stage.get("sha256"):
             raise UserError(
                 f"--resume: {found.path.name} has changed since {path} was begun; start a new run"
             )
@@ -242,101 +200,46 @@ def same_machine(path: Path, env: Record) -> None:
             )
 
 
-def make_limits(given: dict[str, Any]) -> Limits:
+def make_limits(given: Record) -> Limits:
     """The limits of a cell from --budget and --memory."""
     memory = given["memory"]
-    return Limits(
-        given["budget"],
-        size(memory) if memory is not None else default_memory(environment.memory_bytes()),
-    )
+    return Limits(given["budget"], default_memory() if memory is None else options.size(memory))
 
 
-def resolved(paths: Sequence[Path]) -> list[Path]:
-    return [*paths, *(path.resolve() for path in paths)]
-
-
-def choose(
-    stages: Sequence[StageInfo], wanted: str | None, own: Sequence[Path], peers: bool
-) -> list[StageInfo]:
-    """The stages that --stages names, and always those of --stage; by default ours, and `peers`."""
-    if wanted is None:
-        return [stage for stage in stages if peers or stage.number < PEERS_FROM]
-    numbers = integers(wanted, "--stages", 0)
-    check_numbers(numbers, [stage.number for stage in stages], "--stages")
-    return [stage for stage in stages if stage.number in numbers or stage.path in own]
-
-
-def carry_out(
-    cells: Sequence[Cell], env: Record, done: list[Record], writer: Writer, limits: Limits
-) -> int:
+def measure(cells: Sequence[Cell], done: list[Record], writer: Writer, limits: Limits) -> int:
     """Measure what is left, show progress, and end with the table. Returns the exit code."""
-    records = list(done)
-    progress = Monitor(len(cells), len(done))
+    progress = Progress(len(cells), len(done), quiet=True)
 
-    def measure() -> None:
-        with progress:
-            run(cells, done, writer, limits, lambda cell, said: progress.tell(cell, said, records))
-
-    ended = ended_by(measure)
-    order = {key(cell.to_json()): index for index, cell in enumerate(cells)}
-    records.sort(key=lambda record: order[key(record)])
-    console = table.page()
-    if records:
-        cell_tables.show(env, records, "rich", console)
-    console.print(Text(f"records: {writer.path}"), soft_wrap=True)
-    if isinstance(ended, KeyboardInterrupt):
-        left = len(cells) - len(records)
-        print(f"interrupted, {left} of {len(cells)} cells left: "
-              f"ladder run --resume {writer.path}", file=sys.stderr)  # fmt: skip
-    if ended is not None:
-        return leave(ended)
-    if all(env["arguments"].get(name, DEFAULTS[name]) == DEFAULTS[name] for name in SHAPE):
-        try:
-            written = lines.plot(env, records, writer.path.with_name(f"{writer.path.stem}-plots"))
-            shown = ", ".join(str(path) for path in written)
-            console.print(Text(f"plots:   {shown}"), soft_wrap=True)
-        except (ImportError, OSError) as error:
-            console.print(Text(f"no plot: {error}"), soft_wrap=True)
-        if records and env["arguments"].get("suite") is None:
-            for line in cell_tables.closing(env, records):
-                console.print(Text(line), soft_wrap=True)
-    return 1 if any(record["status"] in FAILURES for record in records) else 0
-
-
-class Monitor:
-    """Progress on stderr: a bar on a terminal, else one line per cell; and what stages print."""
-
-    def __init__(self, total: int, done: int) -> None:
-        self.total, self.done = total, done
-        self.console = Console(stderr=True)
-        self.bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-            TimeElapsedColumn(), console=self.console, transient=True,
-            disable=not self.console.is_terminal,
-        )  # fmt: skip
-        self.task = self.bar.add_task("measuring", total=total, completed=done)
-
-    def __enter__(self) -> "Monitor":
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def tell(self, record: Record, printed: str, records: list[Record]) -> None:
-        """One cell is done."""
-        records.append(record)
-        self.done += 1
-        turns = ", in turns" if record["paired"] else ""
+    def tell(record: Record, printed: str) -> None:
         direction = f", {record['direction']}" if record["direction"] != "fwd" else ""
+        turns = ", in turns" if record["paired"] else ""
         what = f"{record['stage']} {record['name']}, N = {record['nk']}{direction}{turns}"
-        self.bar.update(self.task, completed=self.done, description=what)
-        if not self.console.is_terminal:
-            time = cell_tables.show_time(record["time_ms"])
-            if record["mode"] == "interpreted":
-                time += " interpreted"
-            line = (
-                f"[{self.done}/{self.total}] {what}, d = {record['d']}: {record['status']} {time}"
-            )
-            print(line, file=sys.stderr, flush=True)
-        show_printed(self.console, record["name"], printed)
+        time = show_time(record["time_ms"])
+        interpreted = record["mode"] == "interpreted" and record["time_ms"] is not None
+        came = f"{record['status']} {time}{' interpreted' * interpreted}"
+        progress.finished(f"{what}, d = {record['d']}", came, record["name"], printed)
+
+    def work() -> None:
+        with progress:
+            run(cells, done, writer, limits, tell)
+
+    def show(env: Record, records: list[Record], ended: BaseException | None) -> bool:
+        order = {key(cell.to_json()): index for index, cell in enumerate(cells)}
+        records.sort(key=lambda record: order[key(record)])
+        page = table.page()
+        if records:
+            cell_tables.show(env, records, "rich", page)
+        note("records", writer.path)
+        if isinstance(ended, KeyboardInterrupt):
+            left = len(cells) - len(records)
+            print(f"interrupted, {left} of {len(cells)} cells left: "
+                  f"ladder run --resume {writer.path}", file=sys.stderr)  # fmt: skip
+        if ended is None and describes_none(env["arguments"]):
+            folder = writer.path.with_name(f"{writer.path.stem}-plots")
+            draw("plots", lambda: lines.plot(env, records, folder))
+            if records and env["arguments"].get("suite") is None:
+                for line in cell_tables.closing(env, records):
+                    page.print(line, soft_wrap=True, markup=False, highlight=False)
+        return any(record["status"] in FAILURES for record in records)
+
+    return carry_out(writer, "cell", work, show)

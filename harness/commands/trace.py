@@ -11,9 +11,9 @@ def trace_command(
     n: options.TraceN = 8,
     tile: options.Tile = 2,
     row: options.TraceRow = 0,
-    d: options.TraceD = 4,
+    d: options.OneD = 4,
     seed: options.TraceSeed = SEED,
-    inputs: options.SyntheticInputs = "normal",
+    inputs: options.Synthetic = "normal",
     causal: options.TraceCausal = False,
     form: options.TraceFormat = "text",
 ) -> int:
@@ -22,7 +22,7 @@ def trace_command(
     from harness.lessons.trace import make_trace
     from harness.lessons.trace_text import to_json, to_text
 
-    whole(row, "--row", 0, n - 1)
+    whole(0, n - 1)(row, "--row")
     for option, value, most in (("--n", n, TEXT_N), ("--d", d, TEXT_D)):
         if form == "text" and value > most:
             raise UserError(

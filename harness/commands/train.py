@@ -5,29 +5,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import typer
-from rich.console import Console
 from rich.text import Text
 
-from harness.commands import options
-from harness.commands.arguments import (
-    check_numbers,
-    check_out,
-    create,
-    default_out,
-    ended_by,
-    hide_gpus,
-    known_device,
-    leave,
-    numbers_and_files,
-    open_results,
-    refuse_others,
-    show_printed,
-)
+from harness.commands import measuring, options
+from harness.commands.arguments import choose, numbers_and_files, stages_and_device
 from harness.commands.options import UserError, long_dtype
-from harness.isolation.roster import StageInfo, read_stages
+from harness.isolation.roster import StageInfo
 from harness.problems.problem import PEERS_FROM
-from harness.records import environment
 from harness.records.jsonl import WriteFailed
 from harness.records.schema import Record
 from harness.runs.plan import default_memory
@@ -39,7 +23,6 @@ QUIET = 10.0  # seconds between two lines of progress
 
 
 def train_command(
-    context: typer.Context,
     stage: options.TrainStage = None,
     device: options.Device = None,
     size: options.Size = None,
@@ -52,69 +35,71 @@ def train_command(
 ) -> int:
     """Train a small GPT with a stage, its loss beside SDPA's."""
     if show is not None:
-        refuse_others(context, ("show",), "--show trains nothing")
-        env, records = open_results(show, "train")
+        env, records = measuring.open_results(show, "train")
         curves.check(records)
-        return finish(env, records, show)
+        return int(finish(env, records, show))
     if not stage:
         raise UserError("--stage: got none, expected a stage's number or file, such as --stage 3")
     numbers, own = numbers_and_files(stage)
-    check_out(out)
-    hide_gpus(device)
-    stages = read_stages(own)
-    device = known_device(device, stages)
+    if odd := [path for path in own if path.suffix != ".py" and not path.exists()]:
+        expected = "a stage's number, such as 7, or its .py file; SDPA's backends run in any case"
+        raise UserError(f"--stage: got {odd[0]}, expected {expected}")
+    measuring.check_out(out)
+    stages, device = stages_and_device(device, own)
     size = size or train_plan.DEFAULT_SIZES[device]
     dtype = long_dtype(dtype or train_plan.DEFAULT_DTYPES[device])
     problem = train_plan.make_problem(size, dtype, device)
     backends = train_plan.from_backends(device)
-    chosen = choose(stages, numbers, own, backends)
+    beside = {(backend.stage, backend.name) for backend in backends}
+    others = [info for info in stages if (info.number, info.name) not in beside]
+    chosen = choose(others, numbers, "--stage", own, "a file or ")
     asked = [train_plan.from_stage(info, problem) for info in chosen]
     if asked and all(one.skip for one in asked):
         raise UserError(why_none(asked, stages))
     contestants = [*backends, *asked]
-    if steps is None:
-        steps = default_steps(contestants, device)
+    steps = steps or default_steps(contestants, device)
     seeds = seeds or train_plan.DEFAULT_SEEDS[device]
     plan = train_plan.Plan(size, steps, range(seed, seed + seeds), problem)
     arguments = {
         "command": "train", "stage": [info.name for info in chosen], "device": device, "size": size,
         "dtype": dtype, "steps": steps, "seeds": seeds, "seed": seed,
     }  # fmt: skip
-    env = environment.make_env(
-        device, plan.to_json(contestants), [one.declared for one in contestants], arguments
-    )
-    out = out or default_out("train")
-    monitor = Monitor(len(contestants) * seeds)
-    memory = default_memory(environment.memory_bytes())
-    with create(out, env) as writer:
-        ended = ended_by(
-            lambda: trainer.run(contestants, plan, memory, writer, monitor.progress, monitor.report)
-        )
-    env, records = open_results(out, "train")  # what is shown is what can be shown again
-    if ended is None:
-        return finish(env, records, out)
-    if records:
-        finish(env, records, out, draw=not isinstance(ended, WriteFailed))
-    else:
-        table.page().print(Text(f"{out}: nothing was trained to its end"), soft_wrap=True)
-    return leave(ended)
+    progress = measuring.Progress(len(contestants) * seeds)
+    said = time.monotonic()
 
+    def name(record: Record) -> str:
+        return f"{record['stage']} {record['name']}, seed {record['seed']}"
 
-def choose(
-    stages: Sequence[StageInfo],
-    numbers: Sequence[int],
-    own: Sequence[Path],
-    backends: Sequence[train_plan.Trainee],
-) -> list[StageInfo]:
-    """The stages that --stage names; UserError where one isn't known, or is SDPA itself."""
-    beside = {(backend.stage, backend.name) for backend in backends}
-    known = {stage.number for stage in stages if (stage.number, stage.name) not in beside}
-    check_numbers(numbers, known, "--stage", "a file or some of")
-    chosen = [stage for stage in stages if stage.number in numbers or stage.path in own]
-    for stage in chosen:
-        if (stage.number, stage.name) in beside:
-            raise UserError(f"--stage: {stage.number} {stage.name} is SDPA, which runs in any case")
-    return chosen
+    def loss(record: Record) -> str:
+        return f", loss {record['losses'][-1]:.4f}" if record["losses"] else ""
+
+    def step(record: Record) -> None:
+        nonlocal said
+        if time.monotonic() - said >= QUIET:
+            said = time.monotonic()
+            done = f"step {len(record['losses'])} of {record['steps']}"
+            progress.begun(f"{name(record)}: {done}{loss(record)}")
+
+    def tell(record: Record, printed: str) -> None:
+        nonlocal said
+        said = time.monotonic()
+        came = f"{record['status']}{loss(record)}"
+        progress.finished(name(record), came, record["name"], printed)
+
+    def work() -> None:
+        with progress:
+            trainer.run(contestants, plan, default_memory(), writer, step, tell)
+
+    def show_all(env: Record, records: Sequence[Record], ended: BaseException | None) -> bool:
+        if records or ended is None:
+            return finish(env, records, writer.path, not isinstance(ended, WriteFailed))
+        nothing = f"{writer.path}: nothing was trained to its end"
+        table.page().print(Text(nothing), soft_wrap=True)
+        return False
+
+    planned, declared = plan.to_json(contestants), [one.declared for one in contestants]
+    with measuring.begin("train-", out, device, arguments, declared, planned) as writer:
+        return measuring.carry_out(writer, "train", work, show_all)
 
 
 def why_none(asked: Sequence[train_plan.Trainee], stages: Sequence[StageInfo]) -> str:
@@ -140,43 +125,13 @@ def default_steps(contestants: Sequence[train_plan.Trainee], device: str) -> int
     return train_plan.DEFAULT_STEPS[device]
 
 
-def finish(env: Record, records: Sequence[Record], path: Path, draw: bool = True) -> int:
-    """Print the table, `draw` the plot beside the records in `path`; returns the exit code."""
+def finish(env: Record, records: Sequence[Record], path: Path, plots: bool = True) -> bool:
+    """Print the table, and draw the plot beside the records in `path`; whether one failed."""
     if not records:
         raise UserError(f"{path}: no record in it: nothing was trained to its end")
-    page = table.page()
-    page.print(training.in_terminal(env, records))
-    page.print(Text(f"records: {path}"), soft_wrap=True)
+    table.page().print(training.in_terminal(env, records))
+    measuring.note("records", path)
     picture = path.with_name(f"{path.stem}-plots") / "loss.png"
-    try:
-        if draw and training.plot(env, records, picture):
-            page.print(Text(f"plot:    {picture}"), soft_wrap=True)
-    except (ImportError, OSError) as error:
-        page.print(Text(f"no plot: {error}"), soft_wrap=True)
-    return 1 if any(verdict.failed for verdict in curves.judge(records)) else 0
-
-
-class Monitor:
-    """Progress on stderr: a line whenever a contestant is done with a seed, or none came long."""
-
-    def __init__(self, total: int) -> None:
-        self.done, self.total = 0, total
-        self.console = Console(stderr=True)
-        self.last = time.monotonic()
-
-    def progress(self, record: Record) -> None:
-        """Some more steps of `record` are done."""
-        if time.monotonic() - self.last >= QUIET:
-            self.say(record, f"step {len(record['losses'])} of {record['steps']}")
-
-    def report(self, record: Record, printed: str) -> None:
-        """A contestant is done with a seed."""
-        self.done += 1
-        self.say(record, record["status"])
-        show_printed(self.console, record["name"], printed)
-
-    def say(self, record: Record, what: str) -> None:
-        self.last = time.monotonic()
-        loss = f", loss {record['losses'][-1]:.4f}" if record["losses"] else ""
-        line = f"[{self.done}/{self.total}] {record['stage']} {record['name']}, seed "
-        print(f"{line}{record['seed']}: {what}{loss}", file=sys.stderr, flush=True)
+    if plots:
+        measuring.draw("plot", lambda: [picture] if training.plot(env, records, picture) else [])
+    return any(verdict.failed for verdict in curves.judge(records))

@@ -36,7 +36,7 @@ SAID: Events = {
         **dict.fromkeys(("name", "title", "idea", "still_hurts", "traffic"), is_text),
         **dict.fromkeys(("sha256", "syntax_sha256"), is_text),
         **dict.fromkeys(("needs", "devices", "options"), list_of(is_text)),
-        **dict.fromkeys(("gradients", "few_queries"), is_bool),
+        **dict.fromkeys(("gradients", "few_queries", "rounds_scores"), is_bool),
         **dict.fromkeys(("exact_up_to", "at_most"), optional(is_count)),
         "worth_up_to": lambda value: isinstance(value, dict) and all(map(is_count, value.values())),
         "modes": has(dict.fromkeys(DEVICES, is_text)),
@@ -75,6 +75,7 @@ class StageInfo:
     gradients: bool
     few_queries: bool
     exact_up_to: int | None
+    rounds_scores: bool
     worth_up_to: Mapping[str, int]
     traffic: str  # what it moves through memory at the least (harness/problems/cost.py)
     sha256: str  # of the file's bytes
@@ -97,6 +98,7 @@ class StageInfo:
             "name": self.name,
             "title": self.title,
             "exact_up_to": self.exact_up_to,
+            "few_queries": self.few_queries,
             "sha256": self.sha256,
             "syntax_sha256": self.syntax_sha256,
         }
@@ -118,9 +120,18 @@ class StageInfo:
                 return f"takes no {option}{OPTIONS.get(option, '')}"
         return None
 
+    def inexact(self, problem: Problem) -> str | None:
+        """What this stage declares of itself that makes it inexact on `problem`, or None."""
+        if self.exact_up_to is not None and problem.nk > self.exact_up_to:
+            return f"declared exact up to Nk = {self.exact_up_to} only"
+        half = problem.dtype in ("float16", "bfloat16")
+        if self.rounds_scores and half and problem.inputs == "peaky":
+            return f"declared to round its scores: inexact in {problem.dtype} where they are large"
+        return None
+
     def exact(self, problem: Problem) -> bool:
         """Whether this stage declares itself exact on `problem`."""
-        return self.exact_up_to is None or problem.nk <= self.exact_up_to
+        return self.inexact(problem) is None
 
 
 def built_in_files() -> list[Path]:

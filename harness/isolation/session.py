@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 from harness.isolation.child import NO_MESSAGE, START_LIMIT, Child, ChildFailed, Message
 from harness.records.schema import FAILURES
+from harness.records.units import clean
+from harness.records.values import LONGEST, SHORTEST
 
 Own = TypeVar("Own", bound="Session")
 Check = Callable[[Any], bool]
@@ -36,8 +38,8 @@ def is_count(value: Any) -> bool:
 
 
 def is_time(value: Any) -> bool:
-    """Whether `value` is a time that a call can take: finite, and above 0."""
-    return is_number(value) and value > 0
+    """Whether `value` is a time that a call can take, ms."""
+    return is_number(value) and SHORTEST <= value <= LONGEST
 
 
 def is_text(value: Any) -> bool:
@@ -73,11 +75,12 @@ FAULT: Fields = {"status": lambda value: value in (*FAILURES, "skipped"), "reaso
 
 
 def believe(message: Message, events: Events) -> Message:
-    """`message`, where it is one of `events` with all of its fields.
+    """`message`, safe to show, where it is one of `events` with all of its fields.
 
     Raises ChildFailed: with the child's own status and reason where it says that it 'failed', as a
     crash where the message is another one or holds something else.
     """
+    message = clean(message)
     event = message["event"]
     if event == "failed" and has(FAULT)(message):
         raise ChildFailed(message["status"], message["reason"])

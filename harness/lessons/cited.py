@@ -5,11 +5,10 @@ A100's sizes and bandwidths, NVIDIA's data sheets of V100, A100 and H100 what ca
 A figure is a text, as its source has it; `ends` makes numbers of it.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(NamedTuple):
     """A level of a GPU's memory: how large, how many cycles to reach it, TB/s."""
 
     name: str
@@ -18,8 +17,7 @@ class Level:
     rate: str
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """A link, one direction of it by source 002: in theory and achieved, GB/s."""
 
     name: str
@@ -27,8 +25,7 @@ class Link:
     achieved: str
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(NamedTuple):
     """What a data sheet tells of a card's NVLink: GB/s of all links, both ways together."""
 
     name: str

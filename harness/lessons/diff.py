@@ -1,4 +1,4 @@
-"""The lesson between two stages: what changed from one file, or its kernels, to the other."""
+"""What changed from one stage's file, or its kernels, to another's, for the terminal."""
 
 import ast
 import difflib
@@ -7,7 +7,6 @@ from pathlib import Path
 
 from rich.text import Text
 
-STYLES = {"+": "green", "-": "red", "@": "cyan"}
 CONTEXT = 3  # lines that are the same, around each change
 
 Numbered = tuple[int, str]  # a line and its number in the file, from 1
@@ -24,31 +23,30 @@ def kernel(path: Path) -> list[Numbered]:
     All code is what comes after the docstring, the imports and the declaration.
     """
     nodes = ast.parse(path.read_text(encoding="utf-8")).body
-    chosen: Sequence[ast.stmt] = [node for node in nodes if is_kernel(node)]
-    if not chosen:
-        start = 1 + max(
-            (i for i, node in enumerate(nodes) if ast.unparse(node).startswith("STAGE =")),
-            default=-1,
-        )
-        chosen = nodes[start:]
+    after = [i + 1 for i, node in enumerate(nodes) if is_declaration(node)] or [0]
     lines = whole(path)
     found: list[Numbered] = []
-    for node in chosen:
-        decorators = getattr(node, "decorator_list", [])
-        first = min([node.lineno, *(each.lineno for each in decorators)])
-        found += [*lines[first - 1 : node.end_lineno], (node.end_lineno or first, "")]
+    for node in list(filter(is_kernel, nodes)) or nodes[after[-1] :]:
+        first, last = extent(node)
+        found += [*lines[first - 1 : last], (last, "")]
     return found[:-1]
 
 
-def has_kernels(path: Path) -> bool:
-    """Whether there are kernels in a stage's file."""
-    return any(map(is_kernel, ast.parse(path.read_text(encoding="utf-8")).body))
+def extent(node: ast.AST) -> tuple[int, int]:
+    """The first and the last line of a statement, its decorators included."""
+    starts = [node, *getattr(node, "decorator_list", [])]
+    return min(each.lineno for each in starts), getattr(node, "end_lineno", 0)
 
 
 def is_kernel(node: ast.stmt) -> bool:
     """Whether a statement is a function for Triton or Gluon to compile."""
     decorators = getattr(node, "decorator_list", [])
     return any(ast.unparse(each).split("(")[0].endswith(".jit") for each in decorators)
+
+
+def is_declaration(node: ast.stmt) -> bool:
+    """Whether a statement is the stage's STAGE = ..."""
+    return ast.unparse(node).startswith("STAGE =")
 
 
 def changes(
@@ -60,32 +58,32 @@ def changes(
     """
     before, after = part(old), part(new)
     a, b = ([text for _, text in lines] for lines in (before, after))
-    matcher = difflib.SequenceMatcher(None, a, b)
-    for count, group in enumerate(matcher.get_grouped_opcodes(CONTEXT)):
-        if not count:
-            yield Text(f"--- {old.name}", style="bold")
-            yield Text(f"+++ {new.name}", style="bold")
-        _, first, _, new_first, _ = group[0]
-        _, _, last, _, new_last = group[-1]
-        sizes = (last - first, new_last - new_first)
-        where = f"-{start(before, first)},{sizes[0]} +{start(after, new_first)},{sizes[1]}"
-        yield Text(f"@@ {where} @@", style=STYLES["@"])
+    groups = list(difflib.SequenceMatcher(None, a, b).get_grouped_opcodes(CONTEXT))
+    if groups:
+        yield Text(f"--- {old.name}", style="bold")
+        yield Text(f"+++ {new.name}", style="bold")
+    for group in groups:
+        (_, first, _, new_first, _), (_, _, last, _, new_last) = group[0], group[-1]
+        removed = f"-{start(before, first)},{last - first}"
+        added = f"+{start(after, new_first)},{new_last - new_first}"
+        yield Text(f"@@ {removed} {added} @@", style="cyan")
         for tag, first, last, new_first, new_last in group:
             if tag == "equal":
                 yield from (Text(f" {text}") for text in a[first:last])
-                continue
-            yield from (Text(f"-{text}", style=STYLES["-"]) for text in a[first:last])
-            yield from (Text(f"+{text}", style=STYLES["+"]) for text in b[new_first:new_last])
-
-
-def summary(paths: Sequence[Path], lines: Sequence[Text]) -> str:
-    """What was compared of the files in `paths`, and how much `lines`, the changes, come to."""
-    come, go = (sum(line.plain[:1] == sign for line in lines[2:]) for sign in "+-")
-    without = [path.name for path in paths if not has_kernels(path)]
-    said = f" ({' and '.join(without)}: no Triton kernel, all the code)" if without else ""
-    return f"The kernels{said}: {come} lines come, {go} go. --whole compares the whole files."
+            else:
+                yield from (Text(f"-{text}", style="red") for text in a[first:last])
+                yield from (Text(f"+{text}", style="green") for text in b[new_first:new_last])
 
 
 def start(lines: Sequence[Numbered], index: int) -> int:
     """The number of the line at `index` in its file."""
     return lines[index][0] if index < len(lines) else (lines[-1][0] if lines else 0)
+
+
+def summary(paths: Sequence[Path], lines: Sequence[Text]) -> str:
+    """What was compared of the files in `paths`, and how much `lines`, the changes, come to."""
+    come, go = (sum(line.plain[:1] == sign for line in lines[2:]) for sign in "+-")
+    trees = {path.name: ast.parse(path.read_text(encoding="utf-8")).body for path in paths}
+    without = [name for name, nodes in trees.items() if not any(map(is_kernel, nodes))]
+    said = f" ({' and '.join(without)}: no Triton kernel, all the code)" if without else ""
+    return f"The kernels{said}: {come} lines come, {go} go. --whole compares the whole files."

@@ -6,8 +6,9 @@ error is the largest |o - truth| over ROWS query rows and all of d, the truth in
 shows the median over SEEDS draws.
 """
 
-from dataclasses import dataclass
-from typing import Any
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +23,7 @@ SHARPNESS = tuple(float(x) for x in np.geomspace(0.01, 100, 33))
 DASHES = {65: ":", 128: "-", 256: "--"}
 
 
-@dataclass(frozen=True)
-class Errors:
+class Errors(NamedTuple):
     """Lite's and Online's errors at each of `x`."""
 
     x: tuple[float, ...]
@@ -50,13 +50,18 @@ def errors(q: Array, k: Array, v: Array) -> tuple[float, float]:
     return max_error(last.lite, truth), max_error(last.o, truth)
 
 
+def medians(x: Sequence[float], cases: Iterable[Iterable[tuple[Array, Array, Array]]]) -> Errors:
+    """The median errors at each of `x`, over the draws of q, k and v that `cases` has for it."""
+    found = [[errors(*draw) for draw in draws] for draws in cases]  # (x, SEEDS, 2)
+    lite, online = np.median(np.array(found), axis=1).T
+    return Errors(tuple(x), tuple(lite.tolist()), tuple(online.tolist()))
+
+
 def against_n(most: int = MOST_N) -> Errors:
     """The errors at every N from 1 to `most`."""
     draws = [inputs(seed, most) for seed in range(SEEDS)]
     sizes = range(1, most + 1)
-    found = [[errors(q, k[:n], v[:n]) for q, k, v in draws] for n in sizes]  # (most, SEEDS, 2)
-    lite, online = np.median(np.array(found), axis=1).T
-    return Errors(tuple(map(float, sizes)), tuple(lite.tolist()), tuple(online.tolist()))
+    return medians(sizes, ([(q, k[:n], v[:n]) for q, k, v in draws] for n in sizes))
 
 
 def against_sharpness(n: int) -> Errors:
@@ -66,19 +71,18 @@ def against_sharpness(n: int) -> Errors:
     that x is the scores' standard deviation.
     """
     draws = [inputs(seed, n) for seed in range(SEEDS)]
-    found = [[errors(np.float32(by) * q, k, v) for q, k, v in draws] for by in SHARPNESS]
-    lite, online = np.median(np.array(found), axis=1).T
-    return Errors(SHARPNESS, tuple(lite.tolist()), tuple(online.tolist()))
+    sharp = ([(np.float32(by) * q, k, v) for q, k, v in draws] for by in SHARPNESS)
+    return medians(SHARPNESS, sharp)
 
 
-@dataclass(frozen=True)
-class Breaks:
+class Breaks(NamedTuple):
     """All that the picture shows: errors against N, and by N against sharpness."""
 
     by_n: Errors
     by_sharpness: dict[int, Errors]
 
 
+@functools.cache
 def measure() -> Breaks:
     """A few seconds of NumPy."""
     return Breaks(against_n(), {n: against_sharpness(n) for n in SHARPNESS_N})
@@ -107,12 +111,18 @@ def figure(found: Breaks, look: Look) -> Any:
     return picture
 
 
+def lines(column: Any, found: Errors, look: Look, **style: Any) -> None:
+    """Lite's errors above, Online's below; one of 0 has no place on a logarithmic scale."""
+    above, below = column
+    above.plot(found.x, found.lite, color=look.red, linewidth=1.8, **style)
+    online = [x or np.nan for x in found.online]
+    below.plot(found.x, online, color=look.blue, linewidth=1.4, **style)
+
+
 def draw_n(column: Any, found: Errors, look: Look) -> None:
     """Both errors against N: the sawtooth."""
     above, below = column
-    above.plot(found.x, found.lite, color=look.red, linewidth=1.8)
-    # an error of 0, as at one key, has no place on a logarithmic scale
-    below.plot(found.x, [x or np.nan for x in found.online], color=look.blue, linewidth=1.4)
+    lines(column, found, look)
     for axis in column:
         for edge in range(TILE, MOST_N, TILE):
             axis.axvline(edge + 0.5, color=look.soft, linewidth=0.7, linestyle=":")
@@ -133,9 +143,7 @@ def draw_sharpness(column: Any, found: dict[int, Errors], look: Look) -> None:
     """Both errors against the scores' standard deviation, one line per N."""
     above, below = column
     for n, one in found.items():
-        above.plot(one.x, one.lite, color=look.red, linestyle=DASHES[n], linewidth=1.8,
-                   label=f"N = {n}")  # fmt: skip
-        below.plot(one.x, one.online, color=look.blue, linestyle=DASHES[n], linewidth=1.4)
+        lines(column, one, look, linestyle=DASHES[n], label=f"N = {n}")
     above.set_xscale("log")
     above.set_title("against how sharp the scores are")
     above.legend(loc="upper left")

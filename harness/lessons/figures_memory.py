@@ -14,7 +14,6 @@ from harness.views.look import Look, in_look, new_figure
 Record = Mapping[str, Any]
 
 TB, GB = 1e12, 1e9
-UNITS = {"TB/s": TB, "GB/s": GB}
 LEFT, RIGHT = 5 * GB, 1000 * TB  # the axis, at the least: room for words at the right
 STEP, GAP = 0.44, 0.4  # from bar to bar, and more between levels
 
@@ -36,12 +35,12 @@ class Level:
     name: str
     size: str
     lives: str
-    bars: tuple[Bar, ...]
+    bars: Sequence[Bar]
 
 
 def hatched(figure: str, unit: str, said: str) -> Bar:
     """A bar that this project has not measured; its figure stands for the {} of `said`."""
-    low, high = (end * UNITS[unit] for end in cited.ends(figure))
+    low, high = (end * (TB if unit == "TB/s" else GB) for end in cited.ends(figure))
     return Bar(low, high, said.format(f"{figure} {unit}"), measured=False)
 
 
@@ -49,47 +48,38 @@ SRAM = Level(
     cited.SRAM.name,
     f"{cited.SRAM.size} (A100), {cited.SRAM.cycles} cycles",
     "lives here: q, a tile of k and v, s, p, m_i, l_i, acc",
-    (hatched(cited.SRAM.rate, "TB/s", "{}: A100"),),
+    [hatched(cited.SRAM.rate, "TB/s", "{}: A100")],
 )
 HBM_CITED = hatched(cited.HBM.rate, "TB/s", f"{{}}: A100, {cited.HBM.size}")
-HBM_SIZE = f"tens of GB, {cited.HBM.cycles} cycles"
-HBM_LIVES = "lives here: q, k, v, o; in stage 3 S and P, too"
+NVLINK_SAID = "{} in generations 2 to 4 (source 002, corrected)"
+NVLINK = [hatched(cited.NVLINK_EACH, "GB/s", NVLINK_SAID)]
+PCIE_SAID = {5: "generation 5: {} achieved", 4: "generation 4: {}", 3: "generation 3: {}"}
+PCIE = [hatched(cited.PCIE[which].achieved, "GB/s", said) for which, said in PCIE_SAID.items()]
 LINKS = (
-    Level(
-        "NVLink, one link, each way",
-        "to another GPU",
-        "",
-        (hatched(cited.NVLINK_EACH, "GB/s", "{} in generations 2 to 4 (source 002, corrected)"),),
-    ),
-    Level(
-        "PCIe x16, each way",
-        "to the host",
-        "",
-        (
-            hatched(cited.PCIE[5].achieved, "GB/s", "generation 5: {} achieved"),
-            hatched(cited.PCIE[4].achieved, "GB/s", "generation 4: {}"),
-            hatched(cited.PCIE[3].achieved, "GB/s", "generation 3: {}"),
-        ),
-    ),
+    Level("NVLink, one link, each way", "to another GPU", "", NVLINK),
+    Level("PCIe x16, each way", "to the host", "", PCIE),
 )
 
 
 def levels(ceilings: Sequence[Record]) -> list[Level]:
     """The levels from the fastest down, with what was measured of them.
 
-    `ceilings` are one machine's records (harness/records/schema.py: CEILING); a copy on a GPU is
+    `ceilings` are one machine's records (harness/records/schema.py: Ceiling); a copy on a GPU is
     HBM's, one on a CPU is main memory's. Raises ValueError where no copy is among them.
     """
     copies = [record for record in ceilings if record["what"] == "copy"]
     if not copies:
         raise ValueError("no copy among the ceilings: nothing measured to show")
-    bars = tuple(Bar(r["value"] * TB, r["value"] * TB, said(r), measured=True) for r in copies)
-    if copies[0]["device"] == "cuda":
-        hbm = Level(cited.HBM.name, HBM_SIZE, HBM_LIVES, (*bars, HBM_CITED))
-        return [SRAM, hbm, *LINKS]
+    bars = [Bar(r["value"] * TB, r["value"] * TB, said(r), measured=True) for r in copies]
+    on_gpu = copies[0]["device"] == "cuda"
+    hbm = Level(
+        cited.HBM.name,
+        f"tens of GB, {cited.HBM.cycles} cycles",
+        "lives here: q, k, v, o; in stage 3 S and P, too",
+        [*bars, HBM_CITED] if on_gpu else [HBM_CITED],
+    )
     host = Level("main memory (CPU)", "", "a CPU's stages keep all here, but what is cached", bars)
-    hbm = Level(cited.HBM.name, HBM_SIZE, HBM_LIVES, (HBM_CITED,))
-    return [SRAM, hbm, host, *LINKS]
+    return [SRAM, hbm, *([] if on_gpu else [host]), *LINKS]
 
 
 def said(copy: Record) -> str:
@@ -101,31 +91,25 @@ def said(copy: Record) -> str:
 
 def rate(value: float) -> str:
     """Bytes a second, three digits: 4.26 TB/s, 12.3 GB/s."""
-    unit, size = ("TB/s", TB) if value >= TB else ("GB/s", GB)
-    return f"{value / size:.3g} {unit}"
+    return f"{value / TB:.3g} TB/s" if value >= TB else f"{value / GB:.3g} GB/s"
 
 
-def balance(ceilings: Sequence[Record]) -> str:
-    """What the fastest product asks of memory, in words: FLOPs for each byte copied."""
+def notes(env: Record, ceilings: Sequence[Record]) -> str:
+    """Where the solid bars are from, and how many FLOPs the fastest product does for each byte."""
+    lines = [
+        f"Solid: measured on {env['device_name'] or env['cpu']}, torch {env['torch']}, "
+        f"{env['date'][:10]}. Hatched: cited, sources 002 and 004."
+    ]
     products = [record for record in ceilings if record["what"] == "matmul"]
-    copies = [record["value"] for record in ceilings if record["what"] == "copy"]
-    if not products or not copies:
-        return ""
-    best = max(products, key=lambda record: record["value"])
-    return (
-        f"Matrix products reach {best['value']:.3g} TFLOP/s in {best['dtype']}: "
-        f"{best['value'] / max(copies):.0f} FLOPs in the time of one byte copied. What does fewer "
-        "a byte waits for memory."
-    )
-
-
-def machine(env: Record) -> str:
-    """Where the solid bars are from."""
-    name = env["device_name"] or env["cpu"]
-    return (
-        f"Solid: measured on {name}, torch {env['torch']}, {env['date'][:10]}. "
-        "Hatched: cited, sources 002 and 004."
-    )
+    if products:
+        best = max(products, key=lambda record: record["value"])
+        copied = max(record["value"] for record in ceilings if record["what"] == "copy")
+        lines.append(
+            f"Matrix products reach {best['value']:.3g} TFLOP/s in {best['dtype']}: "
+            f"{best['value'] / copied:.0f} FLOPs in the time of one byte copied. What does fewer "
+            "a byte waits for memory."
+        )
+    return "\n".join(lines)
 
 
 def figure(env: Record, ceilings: Sequence[Record], look: Look) -> Any:
@@ -135,59 +119,51 @@ def figure(env: Record, ceilings: Sequence[Record], look: Look) -> Any:
         picture = new_figure(10.4, 1.6 + 0.95 * len(shown))
         axis = picture.subplots()
         left = min([LEFT, *(bar.low / 2 for level in shown for bar in level.bars)])
-        ticks, top = [], 0.0
+        top = 0.0
         for level in shown:
             rows = max(2, len(level.bars))  # the words beside a lone bar take the room of two
             first = top + STEP * (rows - len(level.bars)) / 2
             for index, bar in enumerate(level.bars):
                 draw(axis, bar, first + STEP * index, left, look)
-            ticks.append(top + STEP * (rows - 1) / 2)
+            name(axis, level, top + STEP * (rows - 1) / 2, look)
             top += STEP * rows + GAP
-        words(axis, shown, ticks, look)
         axis.set_xscale("log")
         axis.set_xlim(left, RIGHT)
         axis.set_ylim(top - GAP, -STEP)
+        axis.set_yticks([])
         marks = [x for x in (GB, 10 * GB, 100 * GB, TB, 10 * TB) if x >= left]
         axis.set_xticks(marks, [rate(mark) for mark in marks])
         axis.set_xticks([], minor=True)
         axis.grid(True, axis="x")
         axis.set_xlabel("bandwidth, logarithmic scale")
-        notes = [machine(env), balance(ceilings)]
-        picture.supxlabel("\n".join(note for note in notes if note), fontsize=8.5, color=look.soft)
+        picture.supxlabel(notes(env, ceilings), fontsize=8.5, color=look.soft)
     return picture
 
 
 def draw(axis: Any, bar: Bar, y: float, left: float, look: Look) -> None:
     """A bar from `left` to its low figure, empty from there to its high one, and its words."""
-    height = 0.82 * STEP
+    style: dict[str, Any] = {"height": 0.82 * STEP, "facecolor": look.blue, "edgecolor": look.ink}
     if bar.measured:
-        axis.barh(y, bar.low - left, height, left, facecolor=look.blue, edgecolor=look.ink)
+        axis.barh(y, bar.low - left, left=left, **style)
     else:
-        axis.barh(
-            y, bar.low - left, height, left, facecolor=look.ground, edgecolor=look.orange,
-            hatch="////",
-        )  # fmt: skip
-        axis.barh(
-            y, bar.high - bar.low, height, bar.low, facecolor=look.ground, edgecolor=look.orange
-        )
+        style |= {"facecolor": look.ground, "edgecolor": look.orange}
+        axis.barh(y, bar.low - left, left=left, hatch="////", **style)
+        axis.barh(y, bar.high - bar.low, left=bar.low, **style)
+    weight = "bold" if bar.measured else "normal"
     axis.annotate(
         bar.said, (bar.high, y), xytext=(5, 0), textcoords="offset points", va="center",
-        fontsize=8.5, fontweight="bold" if bar.measured else "normal",
+        fontsize=8.5, fontweight=weight,
     )  # fmt: skip
 
 
-def words(axis: Any, shown: Sequence[Level], ticks: Sequence[float], look: Look) -> None:
-    """Names of levels at the left, with size and latency in softer letters below."""
-    axis.set_yticks(ticks, [""] * len(ticks))
-    axis.tick_params(axis="y", length=0)
-    for level, y in zip(shown, ticks, strict=True):
-        lines = [line for line in (level.size, level.lives) if line]
-        axis.annotate(
-            level.name, (0, y), xycoords=("axes fraction", "data"), xytext=(-8, 5 * len(lines)),
-            textcoords="offset points", ha="right", va="center", fontweight="bold",
-        )  # fmt: skip
-        axis.annotate(
-            "\n".join(lines), (0, y), xycoords=("axes fraction", "data"),
-            xytext=(-8, 5 * len(lines) - 7), textcoords="offset points", ha="right", va="top",
-            fontsize=8, color=look.soft,
-        )  # fmt: skip
+def name(axis: Any, level: Level, y: float, look: Look) -> None:
+    """The name of a level at the left, with size and latency in softer letters below."""
+    lines = [line for line in (level.size, level.lives) if line]
+    up = 5 * len(lines)
+    where: dict[str, Any] = {
+        "xy": (0, y), "xycoords": ("axes fraction", "data"), "textcoords": "offset points",
+        "ha": "right",
+    }  # fmt: skip
+    axis.annotate(level.name, xytext=(-8, up), va="center", fontweight="bold", **where)
+    below = "\n".join(lines)
+    axis.annotate(below, xytext=(-8, up - 7), va="top", fontsize=8, color=look.soft, **where)

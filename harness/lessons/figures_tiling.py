@@ -36,6 +36,10 @@ class Case:
         """Blocks of queries, tiles of keys."""
         return -(-self.nq // self.block_m), -(-self.nk // self.block_n)
 
+    def seen_by(self, row: int) -> int:
+        """How many keys a row sees, counted from the first."""
+        return min(max(row + self.nk - self.nq + 1, 0), self.nk) if self.causal else self.nk
+
 
 CASES = (
     Case(512, 480, False),
@@ -58,21 +62,14 @@ def kinds(case: Case) -> np.ndarray[Any, Any]:
     A tile that reaches past the last key is MASKED: what lies there is hidden from everyone.
     """
     found = np.full(case.shape, NEVER, dtype="<U6")
-    shift = case.nk - case.nq
-    for block in range(case.shape[0]):
-        first = block * case.block_m
+    for block, tile in np.ndindex(case.shape):
+        first = block * case.block_m  # this row of the block sees the fewest keys
         last = min(first + case.block_m, case.nq) - 1
-        # the first row of a block sees the fewest keys, its last one the most
-        fewest, most = (
-            min(max(row + shift + 1, 0), case.nk) if case.causal else case.nk
-            for row in (first, last)
-        )
-        for tile in range(case.shape[1]):
-            start = tile * case.block_n
-            if start + case.block_n <= fewest:
-                found[block, tile] = FULL
-            elif start < most:
-                found[block, tile] = MASKED
+        start = tile * case.block_n
+        if start + case.block_n <= case.seen_by(first):
+            found[block, tile] = FULL
+        elif start < case.seen_by(last):
+            found[block, tile] = MASKED
     return found
 
 
@@ -91,12 +88,11 @@ def figure(look: Look) -> Any:
 
 def paint(kind: str, look: Look) -> dict[str, Any]:
     """Fill and hatching of a tile: told apart in grey, too."""
-    return {
-        FULL: {"facecolor": look.blue, "edgecolor": look.ink, "linewidth": 0.8},
-        MASKED: {"facecolor": look.ground, "edgecolor": look.orange, "hatch": "////",
-                 "linewidth": 0.8},
-        NEVER: {"facecolor": "none", "edgecolor": look.soft, "linestyle": ":", "linewidth": 0.8},
-    }[kind]  # fmt: skip
+    return {"linewidth": 0.8} | {
+        FULL: {"facecolor": look.blue, "edgecolor": look.ink},
+        MASKED: {"facecolor": look.ground, "edgecolor": look.orange, "hatch": "////"},
+        NEVER: {"facecolor": "none", "edgecolor": look.soft, "linestyle": ":"},
+    }[kind]
 
 
 def draw(axis: Any, case: Case, look: Look) -> None:
@@ -105,24 +101,20 @@ def draw(axis: Any, case: Case, look: Look) -> None:
 
     found = kinds(case)
     blocks, tiles = case.shape
+    width, height = tiles * case.block_n, blocks * case.block_m
+    # the hatching has a colour of its own, the outline is as for others
+    outline = {"fill": False, "edgecolor": look.ink, "linewidth": 0.8}
     for (block, tile), kind in np.ndenumerate(found):
         corner = (tile * case.block_n, block * case.block_m)
-        axis.add_patch(Rectangle(corner, case.block_n, case.block_m, **paint(kind, look)))
-        if kind == MASKED:  # the hatching has a colour of its own, the outline is as for others
-            axis.add_patch(
-                Rectangle(corner, case.block_n, case.block_m, fill=False, edgecolor=look.ink,
-                          linewidth=0.8)
-            )  # fmt: skip
-    width, height = tiles * case.block_n, blocks * case.block_m
+        for style in [paint(kind, look), outline] if kind == MASKED else [paint(kind, look)]:
+            axis.add_patch(Rectangle(corner, case.block_n, case.block_m, **style))
     edge(axis, case, look)
-    for block in range(blocks):
-        visited = int((found[block] != NEVER).sum())
+    for block, visited in enumerate((found != NEVER).sum(axis=1)):
         axis.text(
             1.02 * width, (block + 0.5) * case.block_m, f"{visited} of {tiles}", va="center",
             fontsize=8.5, clip_on=False,
         )  # fmt: skip
-    visits = int((found != NEVER).sum())
-    axis.set_title(f"{title(case)}\n{visits} of {found.size} tiles visited")
+    axis.set_title(f"{title(case)}\n{(found != NEVER).sum()} of {found.size} tiles visited")
     axis.set_xlim(-0.01 * width, 1.01 * width)
     axis.set_ylim(1.01 * height, -0.01 * height)
     axis.set_aspect("equal")
@@ -135,14 +127,11 @@ def draw(axis: Any, case: Case, look: Look) -> None:
 
 def edge(axis: Any, case: Case, look: Look) -> None:
     """The last key that each row sees, as a line; left of it all is visible."""
-    if case.causal:
-        rows = np.array([max(0, case.nq - case.nk), case.nq])
-        keys = rows + case.nk - case.nq
-    else:
-        rows, keys = np.array([0, case.nq]), np.array([case.nk] * 2)
-    axis.plot(keys, rows, color=look.ink, linewidth=2.4, solid_capstyle="butt")
-    if case.causal and case.nq > case.nk:
+    blind = max(0, case.nq - case.nk) if case.causal else 0  # rows that see no key
+    keys = [case.seen_by(blind - 1), case.nk]
+    axis.plot(keys, [blind, case.nq], color=look.ink, linewidth=2.4, solid_capstyle="butt")
+    if blind:
         axis.text(
-            case.nk / 2, (case.nq - case.nk) / 2, "these rows see no key:\no = 0", ha="center",
-            va="center", fontsize=8.5, bbox=plain(look),
+            case.nk / 2, blind / 2, "these rows see no key:\no = 0", ha="center", va="center",
+            fontsize=8.5, bbox=plain(look),
         )  # fmt: skip

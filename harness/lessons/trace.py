@@ -161,7 +161,7 @@ def check(q: Array, k: Array, v: Array, tile: int, visible: Any) -> Array:
 
 @dataclass(frozen=True)
 class Trace:
-    """One query row's walk, with what it was asked: what the views of it read.
+    """One query row's walk, with what it was asked.
 
     q (d,), k and v (n, d), all float32; `row` of n queries; `inputs` and `seed` as in Problem.
     """
@@ -195,6 +195,12 @@ class Trace:
         return attention(self.q, self.k, self.v, self.visible)
 
 
+def title(step: Step) -> str:
+    """Which keys a tile holds: 'keys 2 to 3', 'key 8'."""
+    last = step.stop - 1
+    return f"key {last}" if step.start == last else f"keys {step.start} to {last}"
+
+
 def outputs(step: Step) -> Sequence[tuple[str, Array]]:
     """The outputs after a step by the name of who computed them, (..., d) each."""
     return (("online", step.o), ("normalised", step.normalised), ("lite", step.lite))
@@ -206,7 +212,7 @@ def make_trace(
 ) -> Trace:  # fmt: skip
     """Query `row` of a problem of n queries and n keys, one head, float32, as `ladder run` has it.
 
-    `inputs` is 'normal' or 'peaky'. What comes out is checked by nobody yet: walking it is.
+    `inputs` is 'normal' or 'peaky'.
     """
     from harness.problems.inputs import make_inputs  # torch comes with it
 
@@ -216,8 +222,5 @@ def make_trace(
 
 
 def example() -> Trace:
-    """The walk of the committed pictures: `ladder trace --n 8 --tile 2 --row 3`.
-
-    The running max rises in its first three tiles and stays in the last.
-    """
+    """The committed pictures' walk: the running max rises in its first three tiles, then stays."""
     return make_trace(n=8, d=4, tile=2, row=3)

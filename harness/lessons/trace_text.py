@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.lessons.trace import Array, Step, Trace, max_error, outputs
+from harness.lessons.trace import Array, Step, Trace, max_error, outputs, title
 from harness.views.cell_tables import show_error
 
 WIDTH = 80
@@ -32,37 +32,28 @@ GLOSSARY = """\
 def to_text(trace: Trace) -> str:
     """The whole walk as text, no line of it longer than WIDTH."""
     steps = trace.steps()
-    return "\n\n".join(
-        [
-            head(trace),
-            GLOSSARY,
-            *("\n".join(lines(trace, steps, index)) for index in range(len(steps))),
-            "\n".join(end(trace, steps[-1])),
-            "\n".join(traffic(trace, steps)),
-        ]
-    )
+    tiles = [tile(steps, index) for index in range(len(steps))]
+    blocks = [head(trace), [GLOSSARY], *tiles, end(trace, steps[-1]), traffic(trace, steps)]
+    return "\n\n".join("\n".join(block) for block in blocks)
 
 
-def head(trace: Trace) -> str:
+def head(trace: Trace) -> Iterator[str]:
     """What is walked through."""
     n, d = trace.k.shape
-    return (
-        f"Query row {trace.row} of 0 to {n - 1} through the online softmax: "
-        f"{n} keys, {trace.tile} a tile\n"
-        f"d = {d}, scale = 1/sqrt(d) = {number(d**-0.5)}, float32, {trace.inputs} input, "
-        f"seed {trace.seed}{', causal' if trace.causal else ''}"
-    )
+    walked = f"Query row {trace.row} of 0 to {n - 1} through the online softmax"
+    yield f"{walked}: {n} keys, {trace.tile} a tile"
+    given = f"{trace.inputs} input, seed {trace.seed}{', causal' if trace.causal else ''}"
+    yield f"d = {d}, scale = 1/sqrt(d) = {number(d**-0.5)}, float32, {given}"
 
 
-def lines(trace: Trace, steps: list[Step], index: int) -> Iterator[str]:
-    """What one tile brought, a quantity a line."""
+def tile(steps: list[Step], index: int) -> Iterator[str]:
+    """What one tile brought, one quantity per line."""
     step = steps[index]
     before = steps[index - 1] if index else None
     m_old, l_old = (before.m_i, before.l_i) if before else (-np.inf, 0.0)
-    yield f"tile {index}, {keys(step)}: k and v loaded, {step.bytes_loaded} bytes"
-    hidden = int(np.isneginf(step.s).sum())
+    yield f"tile {index}, {title(step)}: k and v loaded, {step.bytes_loaded} bytes"
     yield from numbers("s", step.s)
-    if hidden:
+    if hidden := int(np.isneginf(step.s).sum()):
         yield aside(f"-inf: hidden by the causal mask, so its weight is 0 ({hidden} here)")
     moved = f"was {number(m_old)}" if step.m_i > m_old else "stays: no larger score here"
     yield remark("m_i", step.m_i, moved)
@@ -79,12 +70,6 @@ def lines(trace: Trace, steps: list[Step], index: int) -> Iterator[str]:
     yield aside(f"its weights so far sum to {number(step.lite_weight)}, and should to 1")
 
 
-def keys(step: Step) -> str:
-    """'keys 2 to 3', 'key 8'."""
-    last = step.stop - 1
-    return f"key {last}" if step.start == last else f"keys {step.start} to {last}"
-
-
 def worth(alpha: Array, before: Step | None) -> str:
     """What alpha does to the past, in words."""
     if before is None:
@@ -97,22 +82,18 @@ def worth(alpha: Array, before: Step | None) -> str:
 
 
 def end(trace: Trace, last: Step) -> Iterator[str]:
-    """The truth, and what each of the three gives for it."""
+    """The truth, what each of the three gives for it, and why its error is what it is."""
     truth = trace.truth()
     yield f"After all {trace.visible} keys that the row sees, against softmax over all at once"
     yield from numbers("truth", truth)
     for name, o in outputs(last):
+        why = "rounding in float32"
+        if name == "lite":
+            why = f"its weights sum to {number(last.lite_weight)}, 1 for each tile"
+            if last.start == 0:
+                why = "one tile holds all the keys, so Lite is right"
         yield from numbers(NAMES[name], o)
-        yield aside(f"max error {show_error(max_error(o, truth))}: {verdict(name, last)}")
-
-
-def verdict(name: str, last: Step) -> str:
-    """Why an error is what it is."""
-    if name != "lite":
-        return "rounding in float32"
-    if last.start == 0:
-        return "one tile holds all the keys, so Lite is right"
-    return f"its weights sum to {number(last.lite_weight)}, 1 for each tile"
+        yield aside(f"max error {show_error(max_error(o, truth))}: {why}")
 
 
 def traffic(trace: Trace, steps: list[Step]) -> Iterator[str]:
@@ -132,9 +113,7 @@ def number(x: Any) -> str:
     x = float(x)
     if x == 0:
         return "0"
-    if np.isinf(x) or 1e-3 <= abs(x) < 1e4:
-        return f"{x:.4f}"
-    return f"{x:.2e}"
+    return f"{x:.4f}" if np.isinf(x) or 1e-3 <= abs(x) < 1e4 else f"{x:.2e}"
 
 
 def numbers(label: str, values: Array) -> Iterator[str]:
@@ -156,40 +135,26 @@ def aside(said: str) -> str:
 
 def to_json(trace: Trace) -> str:
     """Every number of the walk. A hidden key's score, -inf, is null."""
-    steps = trace.steps()
-    truth = trace.truth()
+    steps, truth = trace.steps(), trace.truth()
     n, d = trace.k.shape
+    moved = sum(step.bytes_loaded for step in steps)
     data = {
         "n": n, "d": d, "tile": trace.tile, "row": trace.row, "inputs": trace.inputs,
         "seed": trace.seed, "causal": trace.causal, "dtype": str(trace.q.dtype),
-        "visible": trace.visible, "scale": d**-0.5,
-        "q": trace.q.tolist(),
-        "tiles": [step_to_json(step) for step in steps],
-        "tiles_skipped": trace.tiles - len(steps),
-        "truth": truth.tolist(),
+        "visible": trace.visible, "scale": d**-0.5, "q": trace.q.tolist(),
+        "tiles": [{name: in_json(x) for name, x in vars(step).items()} for step in steps],
+        "tiles_skipped": trace.tiles - len(steps), "truth": truth.tolist(),
         "outputs": {
             name: {"o": o.tolist(), "max_error": max_error(o, truth)}
             for name, o in outputs(steps[-1])
         },
-        "bytes": {
-            "k_and_v": sum(step.bytes_loaded for step in steps),
-            "q": trace.q.nbytes,
-            "o": trace.q.nbytes,
-        },
+        "bytes": {"k_and_v": moved, "q": trace.q.nbytes, "o": trace.q.nbytes},
     }  # fmt: skip
     return json.dumps(data, indent=1, allow_nan=False)
 
 
-def step_to_json(step: Step) -> dict[str, Any]:
-    """A step's fields; -inf is null."""
-    return {
-        name: finite(value.tolist()) if isinstance(value, (np.ndarray, np.generic)) else value
-        for name, value in vars(step).items()
-    }
-
-
-def finite(x: Any) -> Any:
-    """`x`, or each of its numbers, with null for -inf."""
-    if isinstance(x, list):
-        return [finite(y) for y in x]
-    return None if x == -np.inf else x
+def in_json(value: Any) -> Any:
+    """A number, or an array as a list of them; -inf is null."""
+    if np.ndim(value):
+        return [in_json(x) for x in value]
+    return None if np.isneginf(value) else np.asarray(value).item()

@@ -12,12 +12,8 @@ when both its maximum and its relative error are within a multiple of the yardst
     float16, bfloat16  u                                  2 u
     times              max|v| for the maximum             the largest of `magnitudes`
 
-A gradient's own size is no measure of its rounding. dS = P (dP - delta) cancels: where one key has
-all of a row's weight, or there is one key only, dq and dk are 0, and what an honest stage computes
-is the rounding of dP and delta. So the floor goes with the terms of the sum that a gradient is, as
-large as they were before they cancelled (`magnitudes`): that is the gradient's own size where
-nothing cancels, and it is 0 only where no gradient flows.
-
+A gradient's own size is no measure of its rounding, since dS = P (dP - delta) cancels: the floor
+goes with the terms of its sum as large as they were before they cancelled (`magnitudes`).
 harness/measures/oracle.py computes what an output is compared with.
 """
 

@@ -1,10 +1,9 @@
 """How a call's peak memory is measured, above what is held before it, and nothing else.
 
-On a GPU it is what torch's CUDA allocator says. On a CPU it is the process's own resident set: the
-kernel's high-water mark is reset (a `5` to /proc/self/clear_refs), the call runs, and the mark is
-read again: that sees Python, torch and C++ alike. It must be the first full call in its process,
-since memory that an allocator has kept from an earlier one would not show; or what came before it
-must be given back (`give_back`), as the forward pass that a backward one needs.
+On a GPU it is what torch's CUDA allocator says. On a CPU it is the process's own resident set: its
+high-water mark is reset (a `5` to /proc/self/clear_refs), the call runs, and the mark is read
+again: that sees Python, torch and C++ alike. It must be the first full call in its process, or what
+came before it must be given back (`give_back`): memory that an allocator has kept would not show.
 """
 
 import contextlib

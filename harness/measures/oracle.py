@@ -173,8 +173,7 @@ def rounded_gradients(
 ) -> Tensors:
     """dq, dk, dv in `dtype` from q, k, v, dO in float32, by a backward pass worked out in float32.
 
-    All that goes into a matrix product is put through `operand`, P and dS too; o and the gradients
-    are rounded to `dtype`.
+    All that goes into a matrix product is put through `operand`, P and dS too.
     """
     q, k, v, dO = given
     k, v = spread_heads(problem, k), spread_heads(problem, v)
@@ -194,9 +193,8 @@ def magnitudes(problem: Problem, given: Tensors) -> Tensors:
     """How large dq, dk, dv would be if nothing cancelled, element by element; `given` q, k, v, dO.
 
     The root of the sum of the squared terms: P_ij dO_i for dv_j, scale P_ij (|dP_ij| + |delta_i|)
-    times k_j for dq_i and times q_i for dk_j. That is what n terms of random signs add up to; and
-    rounding each of them by u leaves u times it. (The sum of their absolute values is sqrt(n) times
-    as much: at N = 16384 in bfloat16 that would excuse anything.)
+    times k_j for dq_i and times q_i for dk_j. That is what n terms of random signs add up to; the
+    sum of their absolute values, sqrt(n) times as much, would excuse anything.
     """
     q, k, v, dO = given
     k, v = spread_heads(problem, k), spread_heads(problem, v)

@@ -1,10 +1,9 @@
 """How time is measured, and nothing else.
 
 On a CPU by torch.utils.benchmark.Timer, as it has it: one thread (the stages before torch have no
-more, and two that wait for each other on a busy machine waste a hundred times what they gain), and
-Python's garbage collector off. On a GPU by a pair of CUDA events a call, with the L2 cache flushed
-before each. A call is timed in samples; the figure is their median, the spread their interquartile
-range.
+more), and Python's garbage collector off. On a GPU by a pair of CUDA events for each call, with the
+L2 cache flushed before each. The figure is the median of the samples, the spread their
+interquartile range.
 """
 
 import contextlib

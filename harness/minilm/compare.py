@@ -1,14 +1,20 @@
 """The judge of `ladder model`: hidden states compared with SDPA's and with a float64 model's.
 
-It runs in a process that no stage enters.
+It runs in a process that no stage enters. The parent, which has no torch, never imports this
+module.
 """
 
+import functools
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+
+import torch
+from torch import Tensor
 
 from harness.isolation.child import hear, say
+from harness.measures.accuracy import Error, explain
 from harness.minilm.encoder import build_model, hidden_states, prepare
+from harness.minilm.run import FIGURES
 from harness.records.schema import Record
 
 # How far from the float64 model a stage may be, in errors of SDPA's own: over 120 texts, float32
@@ -16,63 +22,49 @@ from harness.records.schema import Record
 MAX_FACTOR = 4.0
 REL_FACTOR = 2.0
 
-# of a verdict; the layers' is a list; None where something is not finite
-FIGURES = (
-    "cosine", "max_hidden_diff", "rel_hidden_diff", "layer_hidden_diffs", "err_f64_max",
-    "err_f64_rel",
-)  # fmt: skip
-
 
 def judge(connection: Connection, order: Record, dtype: str, device: str) -> None:
-    """Hold hidden states against the same model's with SDPA, in their dtype and in float64.
+    """Compare hidden states with the same model's with SDPA, in their dtype and in float64.
 
     Says 'ready'; then for each {'ids', 'path'} 'verdict': whether all is finite, whether it is as
     exact as SDPA, why not, and the figures of a record. Or 'failed'.
     """
     try:
-        import torch
-
         prepare(dtype)
         like = getattr(torch, dtype)
-        sdpa = build_model(order, like, "sdpa", device=device)
         # the same weights, rounded to the dtype: what is compared is arithmetic alone
-        oracle = build_model(order, like, "sdpa", device=device, compute=torch.float64)
-        references: dict[tuple[int, ...], tuple[torch.Tensor, torch.Tensor]] = {}
-        none = dict.fromkeys(FIGURES)
+        models = [
+            build_model(order, like, "sdpa", device=device, compute=compute)
+            for compute in (like, torch.float64)
+        ]
+
+        @functools.cache
+        def references(ids: tuple[int, ...]) -> list[Tensor]:
+            text = torch.tensor([ids], device=device)
+            return [hidden_states(model, text).cpu().double() for model in models]
+
         say(connection, "ready")
         while True:
             message = hear(connection)
-            ids = tuple(message["ids"])
-            if ids not in references:
-                text = torch.tensor([ids], device=device)
-                references[ids] = (
-                    hidden_states(sdpa, text).cpu().double(),
-                    hidden_states(oracle, text).cpu(),
-                )
-            by_sdpa, exact = references[ids]
+            by_sdpa, exact = references(tuple(message["ids"]))
             data = torch.frombuffer(bytearray(Path(message["path"]).read_bytes()), dtype=like)
-            if data.numel() != exact.numel():
-                why = "its output was cut short"
-                say(connection, "verdict", finite=False, exact=False, why=why, **none)
-                continue
-            hidden = data.view(exact.shape).double()
-            found = compare(hidden, by_sdpa, exact, torch.finfo(like).eps)
-            say(connection, "verdict", **(none | found))
+            if data.numel() == exact.numel():
+                hidden = data.view(exact.shape).double()
+                found = compare(hidden, by_sdpa, exact, torch.finfo(like).eps)
+            else:
+                found = {"finite": False, "exact": False, "why": "its output was cut short"}
+            say(connection, "verdict", **dict.fromkeys(FIGURES) | found)
     except BaseException as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         say(connection, "failed", status="crashed", reason=reason)
 
 
-def compare(hidden: Any, by_sdpa: Any, exact: Any, eps: float) -> Record:
+def compare(hidden: Tensor, by_sdpa: Tensor, exact: Tensor, eps: float) -> Record:
     """The verdict on hidden states (L + 1, N, 384), against SDPA's and against float64's.
 
     Exact is: the last one's error against float64 is within a few of SDPA's own, plus an eps of
     the dtype for the last rounding.
     """
-    import torch
-
-    from harness.measures.accuracy import Error, explain
-
     if not torch.isfinite(hidden).all():
         bad = int((~torch.isfinite(hidden)).sum())
         why = f"{bad} of {hidden.numel()} hidden values are NaN or infinite"
@@ -96,7 +88,7 @@ def compare(hidden: Any, by_sdpa: Any, exact: Any, eps: float) -> Record:
     }
 
 
-def embedding(hidden: Any) -> Any:
+def embedding(hidden: Tensor) -> Tensor:
     """The sentence embedding (384,) of last hidden states (N, 384): their mean, normalised."""
     mean = hidden.mean(dim=0)  # (384,)
     return mean / mean.norm()

@@ -1,7 +1,7 @@
 """The encoder that transformers builds, with a stage as its attention, in the stage's own process.
 
 Transformers' AttentionInterface lets any stage be the attention of a model; one unpadded text at a
-time, so that no mask is needed.
+time, so that no mask is needed. The parent, which has no torch, never imports this module.
 """
 
 import functools
@@ -12,8 +12,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+import stages
 from harness.isolation.call import blame, check_like
 from harness.isolation.child import hear, say
+from harness.measures.accuracy import set_precision
+from harness.measures.timing import alternate, time_once
 from harness.problems.problem import Problem
 from harness.records.schema import Record
 
@@ -29,53 +35,41 @@ def run_texts(connection: Connection, path: str, order: Record) -> None:
     """
     problem = Problem.from_json(order["problem"])
     try:
-        import stages  # before triton: it decides between compiling and interpreting
-
         module = stages.load(path)
-        import torch
-
-        from harness.measures.timing import alternate, time_once
-
         prepare(problem.dtype)
-        build = functools.partial(build_model, order, getattr(torch, problem.dtype))
-        model = build(as_attention(module.attend), device=problem.device)
+        dtype, device = getattr(torch, problem.dtype), problem.device
+        model = build_model(order, dtype, as_attention(module.attend), device=device)
         sdpa: Any = None
         say(connection, "ready")
         while True:
             message = hear(connection)
             if message["event"] == "text":
-                ids = torch.tensor([message["ids"]], device=problem.device)
-                hidden, first_ms = time_once(
-                    functools.partial(hidden_states, model, ids), problem.device
-                )
+                ids = torch.tensor([message["ids"]], device=device)
+                hidden, first_ms = time_once(functools.partial(hidden_states, model, ids), device)
                 flat = hidden.cpu().contiguous().reshape(-1)
                 Path(message["out"]).write_bytes(flat.view(torch.uint8).numpy().tobytes())
                 say(connection, "output", first_ms=first_ms)
-            else:
-                sdpa = sdpa or build("sdpa", device=problem.device)
-                with torch.no_grad():
-                    calls = [functools.partial(each, ids) for each in (model, sdpa)]
-                    for call in calls:
-                        call()
-                    # on a GPU by events, also where a stage computes on the CPU: the pass is both's
-                    devices = [problem.device] * 2
-                    stage_timing, sdpa_timing = alternate(calls, devices, 2 * TURN_SECONDS)
-                say(
-                    connection, "done", samples=len(stage_timing.samples_ms),
-                    time_ms=stage_timing.median_ms, time_iqr_ms=stage_timing.iqr_ms,
-                    sdpa_time_ms=sdpa_timing.median_ms, sdpa_time_iqr_ms=sdpa_timing.iqr_ms,
-                )  # fmt: skip
+                continue
+            sdpa = sdpa or build_model(order, dtype, "sdpa", device=device)
+            with torch.no_grad():
+                calls = [functools.partial(each, ids) for each in (model, sdpa)]
+                for call in calls:
+                    call()
+                # on a GPU by events, also where a stage computes on the CPU: the pass is both's
+                ours, theirs = alternate(calls, [device] * 2, 2 * TURN_SECONDS)
+            say(
+                connection, "done", samples=len(ours.samples_ms),
+                time_ms=ours.median_ms, time_iqr_ms=ours.iqr_ms,
+                sdpa_time_ms=theirs.median_ms, sdpa_time_iqr_ms=theirs.iqr_ms,
+            )  # fmt: skip
     except BaseException as error:
         say(connection, "failed", **blame(error, problem))
 
 
 def prepare(dtype: str) -> None:
     """Set this process up: one thread (timing.py says why), IEEE, no network, no chatter."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    import torch
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
     from transformers.utils import logging
-
-    from harness.measures.accuracy import set_precision
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -89,15 +83,9 @@ def as_attention(attend: Callable[..., Any]) -> str:
     from transformers import AttentionInterface
 
     def attention(
-        module: Any,
-        q: Any,
-        k: Any,
-        v: Any,
-        attention_mask: Any,
-        scaling: float | None = None,
-        dropout: float = 0.0,
-        **_: Any,
-    ) -> tuple[Any, None]:
+        module: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Any,
+        scaling: float | None = None, dropout: float = 0.0, **_: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
         # what a stage can't be asked; none of it can come with one unpadded text
         if attention_mask is not None or dropout or getattr(module, "is_causal", False):
             raise ValueError("the model asks for a mask or dropout, expected neither")
@@ -112,12 +100,12 @@ def as_attention(attend: Callable[..., Any]) -> str:
 
 
 def build_model(
-    order: Record, dtype: Any, attention: str, *, device: str, compute: Any = None
+    order: Record, dtype: torch.dtype, attention: str, *, device: str, compute: Any = None
 ) -> Any:
     """The encoder with its weights rounded to `dtype`, computing in it or in `compute`.
 
-    Raises RuntimeError where a weight is missing. The pooler on top, which embeddings don't use, is
-    left away.
+    Without the pooler on top, which embeddings don't use. Raises RuntimeError where a weight is
+    missing.
     """
     from safetensors.torch import load_file
     from transformers import BertConfig, BertModel
@@ -130,9 +118,7 @@ def build_model(
     return model.eval().to(device=device, dtype=compute or dtype)
 
 
-def hidden_states(model: Any, ids: Any) -> Any:
+@torch.no_grad()
+def hidden_states(model: Any, ids: Tensor) -> Tensor:
     """The hidden states (L + 1, N, 384) of the text `ids` (1, N): of the embeddings, each layer."""
-    import torch
-
-    with torch.no_grad():
-        return torch.cat(model(ids, output_hidden_states=True).hidden_states)
+    return torch.cat(model(ids, output_hidden_states=True).hidden_states)

@@ -14,22 +14,13 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from multiprocessing.connection import Connection
 from pathlib import Path
 
+from harness.isolation import session as check
 from harness.isolation.child import ChildFailed
 from harness.isolation.roster import StageInfo
-from harness.isolation.session import (
-    Session,
-    is_bool,
-    is_count,
-    is_number,
-    is_text,
-    is_time,
-    list_of,
-    optional,
-)  # fmt: skip
-from harness.minilm.compare import FIGURES, judge
-from harness.minilm.encoder import run_texts
+from harness.isolation.session import Session
 from harness.minilm.weights import ModelError, Weights
 from harness.problems.problem import REAL_D, Problem
 from harness.problems.real_inputs import HEADS
@@ -41,19 +32,23 @@ PASS_LIMIT = 600.0  # seconds for one text: a pass, or its timing
 JUDGE_LIMIT = 300.0
 SLOW_MS = 5000.0  # a pass as long as this is timed once
 
+# of a record: what the judge finds, null where something is not finite, and the times
+FIGURES = (
+    "cosine", "max_hidden_diff", "rel_hidden_diff", "layer_hidden_diffs", "err_f64_max",
+    "err_f64_rel",
+)  # fmt: skip
 TIMES = ("time_ms", "time_iqr_ms", "sdpa_time_ms", "sdpa_time_iqr_ms")
 # what the stage's process may say (harness/minilm/encoder.py), and the judge's (compare.py)
-OUTPUT = {"output": {"first_ms": is_time}}
-DONE = {"done": {"samples": is_count, **dict.fromkeys(TIMES, optional(is_number))}}
+NUMBER = check.optional(check.is_number)
+OUTPUT = {"output": {"first_ms": check.is_time}}
+DONE = {"done": {"samples": check.is_count, **dict.fromkeys(TIMES, NUMBER)}}
 VERDICT = {
     "verdict": {
-        "finite": is_bool,
-        "exact": is_bool,
-        "why": is_text,
-        **dict.fromkeys(FIGURES, optional(is_number)),
-        "layer_hidden_diffs": optional(list_of(is_number)),
+        "finite": check.is_bool, "exact": check.is_bool, "why": check.is_text,
+        **dict.fromkeys(FIGURES, NUMBER),
+        "layer_hidden_diffs": check.optional(check.list_of(check.is_number)),
     }
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,18 +78,12 @@ def make_cells(
 ) -> list[Cell]:
     """Every stage on every text, stage by stage."""
     precision = "ieee" if dtype == "float32" else dtype
-    return [
-        Cell(
-            stage,
-            ids,
-            Problem(
-                inputs="real", seed=0, b=1, h=HEADS, hk=HEADS, nq=len(ids), nk=len(ids), d=REAL_D,
-                dtype=dtype, precision=precision, causal=False, seqlens_k=None, device=device,
-            ),
-        )
-        for stage in stages
-        for ids in texts
-    ]  # fmt: skip
+
+    def problem(n: int) -> Problem:
+        shape = (1, HEADS, HEADS, n, n, REAL_D)
+        return Problem("real", 0, *shape, dtype, precision, False, None, device)
+
+    return [Cell(stage, ids, problem(len(ids))) for stage in stages for ids in texts]
 
 
 def run(
@@ -111,27 +100,29 @@ def run(
     """
     records: list[Record] = []
     problem, model = cells[0].problem, weights.to_json()
+    order = model | {"problem": problem.to_json()}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ladder-")))
-        judging = Session(judge, model, problem.dtype, problem.device, log=folder / "judge.log")
+        judging = Session(in_the_judge, model, problem.dtype, problem.device, log=folder / "judge")
         stack.enter_context(judging).start()
         writer: Writer | None = None
         for stage, group in groupby(cells, key=lambda cell: cell.stage):
-            order = model | {"problem": problem.to_json()}
             with Session(
-                run_texts, str(stage.path), order, log=folder / "log", memory=memory
+                in_its_process, str(stage.path), order, log=folder / "log", memory=memory
             ) as contestant:
                 for cell in group:
                     record = model_record(cell)
-                    reason = cell.why_skip()
-                    if reason is None:
-                        contestant.start()
-                    if writer is None:  # judge and contestant have begun to load side by side
-                        wait_for(judging)
-                        writer = stack.enter_context(create())
-                    if reason is not None:
+                    if reason := cell.why_skip():
                         record |= {"status": "skipped", "reason": reason}
                     else:
+                        contestant.start()  # judge and contestant load side by side
+                    if writer is None:
+                        try:
+                            judging.ready(late="building the model took more than {:g} s")
+                        except ChildFailed as error:
+                            raise ModelError(f"the model can't be built: {error}") from None
+                        writer = stack.enter_context(create())
+                    if not reason:
                         try:
                             measure(cell, contestant, judging, folder / "out", record)
                         except ChildFailed as error:
@@ -143,28 +134,28 @@ def run(
     return records
 
 
-def wait_for(judging: Session) -> None:
-    """Wait until the judge has built the model; ModelError where it can't."""
-    try:
-        judging.ready(late="building the model took more than {:g} s")
-    except ChildFailed as error:
-        raise ModelError(f"the model can't be built: {error}") from None
+def in_its_process(connection: Connection, path: str, order: Record) -> None:
+    """Run the stage in the child, which has torch imported: the parent never does."""
+    from harness.minilm.encoder import run_texts
+
+    run_texts(connection, path, order)
+
+
+def in_the_judge(connection: Connection, order: Record, dtype: str, device: str) -> None:
+    """Judge in the child, for the same reason."""
+    from harness.minilm.compare import judge
+
+    judge(connection, order, dtype, device)
 
 
 def model_record(cell: Cell) -> Record:
     """The record of a cell before anything is measured."""
     problem = cell.problem
     return {
-        "kind": "model",
-        **cell.to_json(),
-        "device": problem.device,
-        "dtype": problem.dtype,
-        "mode": cell.stage.modes[problem.device],
-        "status": "crashed",
-        "reason": "",
-        **dict.fromkeys((*FIGURES, *TIMES)),
-        "samples": 0,
-    }
+        "kind": "model", **cell.to_json(), "device": problem.device, "dtype": problem.dtype,
+        "mode": cell.stage.modes[problem.device], "status": "crashed", "reason": "",
+        **dict.fromkeys((*FIGURES, *TIMES)), "samples": 0,
+    }  # fmt: skip
 
 
 def measure(cell: Cell, contestant: Session, judging: Session, out: Path, record: Record) -> None:

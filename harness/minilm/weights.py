@@ -34,15 +34,12 @@ def hint() -> str:
     root = environment.ROOT
     if not checkout.is_checkout(root):  # from a wheel
         wanted = ["transformers>=5", PACKAGE]
-    elif root.resolve() == Path.cwd():
-        wanted = ["-e", ".[model]", "-c", "constraints.txt"]
     else:
-        wanted = ["-e", f"{root}[model]", "-c", str(root / "constraints.txt")]
+        here = Path() if root.resolve() == Path.cwd() else root
+        wanted = ["-e", f"{here}[model]", "-c", str(here / "constraints.txt")]
     words = [sys.executable, "-m", "pip", "install", *wanted]
-    if os.name == "nt":
-        return subprocess.list2cmdline(words)
     # a shell would take the brackets for a pattern
-    return shlex.join(words)
+    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
 class ModelError(Exception):
@@ -108,8 +105,7 @@ def tokenize(text: str) -> list[int]:
 def packed_weights(path: Path) -> Weights:
     """The weights and our texts' ids from a file made by tools/pack_model_weights.py.
 
-    Reads its header alone, by itself. Raises ModelError where the file is missing, cut short or
-    something else.
+    Reads its header alone. Raises ModelError where the file is missing, cut short or another.
     """
     try:
         with path.open("rb") as file:
@@ -120,18 +116,12 @@ def packed_weights(path: Path) -> Weights:
     except OSError as error:
         raise ModelError(f"--weights: {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ModelError(
-            f"--weights: {path} is no file that tools/pack_model_weights.py made"
-        ) from None
+        made = "is no file that tools/pack_model_weights.py made"
+        raise ModelError(f"--weights: {path} {made}") from None
     if path.stat().st_size != 8 + size + end:
         raise ModelError(f"--weights: {path} is cut short: pack it again")
-    return Weights(
-        path=str(path.resolve()),
-        config=packed["config"],
-        origin=packed["origin"],
-        sentence=packed["sentence"],
-        text=packed["text"],
-    )
+    fields = {name: packed[name] for name in ("config", "origin", "sentence", "text")}
+    return Weights(str(path.resolve()), **fields)
 
 
 def prefix(ids: Sequence[int], tokens: int) -> tuple[int, ...]:

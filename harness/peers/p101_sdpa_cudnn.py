@@ -1,6 +1,7 @@
 """Peer: torch's SDPA with its cuDNN backend alone. A row, never the yardstick."""
 
-import torch
+from functools import partial
+
 from torch.nn.attention import SDPBackend
 
 from harness.peers.sdpa import attend_on
@@ -18,9 +19,4 @@ STAGE = Stage(
     gradients=True,
 )
 
-
-def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False
-) -> torch.Tensor:
-    """SDPA on its cuDNN backend: shapes and errors as in harness/peers/sdpa.py."""
-    return attend_on(SDPBackend.CUDNN_ATTENTION, STAGE, q, k, v, causal)
+attend = partial(attend_on, SDPBackend.CUDNN_ATTENTION, STAGE)

@@ -1,6 +1,7 @@
 """Peer: torch's SDPA with its math backend alone. A row, never the yardstick."""
 
-import torch
+from functools import partial
+
 from torch.nn.attention import SDPBackend
 
 from harness.peers.sdpa import attend_on
@@ -16,9 +17,4 @@ STAGE = Stage(
     traffic="three-kernel",
 )
 
-
-def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False
-) -> torch.Tensor:
-    """SDPA on its math backend: shapes and errors as in harness/peers/sdpa.py."""
-    return attend_on(SDPBackend.MATH, STAGE, q, k, v, causal)
+attend = partial(attend_on, SDPBackend.MATH, STAGE)

@@ -18,13 +18,12 @@ def attend_on(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    causal: bool,
+    causal: bool = False,
 ) -> torch.Tensor:
     """SDPA on `backend` alone; StageUnavailable where the backend won't take the problem.
 
     q (B, H, Nq, d), k and v (B, Hk, Nk, d) -> (B, H, Nq, d). SDPA's causal mask starts at the top
     left corner, ours ends at the bottom right: with Nq != Nk they differ, and ValueError is raised.
-    `stage` is the peer that asks: its inputs are held to what it declares.
     """
     check_inputs(stage, q, k, v, causal=causal)
     if causal and q.shape[2] != k.shape[2]:

@@ -1,32 +1,23 @@
 """What a problem costs, counted, not measured: FLOPs, bytes through memory, and their ratio.
 
-Attention is S = scale Q K^T, P = softmax(S), O = P V. Every stage does the same FLOPs (`flops`);
-what the ladder changes is how many bytes cross the bus between the chip and its memory (HBM). With
-N = Nq = Nk, one head and elements of e bytes:
+Attention is S = scale Q K^T, P = softmax(S), O = P V; backward dV = P^T dO, dP = dO V^T, dS = P (dP
+- delta) with delta = rowsum(P dP), dQ = scale dS K, dK = scale dS^T Q. Every stage does the same
+FLOPs (`flops`); what the ladder changes is how many bytes cross the bus between the chip and its
+memory (HBM). With N = Nq = Nk, one head and elements of e bytes:
 
-    three kernels (stage 3)     e (4 N^2 + 4 N d)            S and P each written once and read once
-    half fused                 e (2 N^2 + 4 N d)            Q K^T and softmax in one kernel: P only
-    Flash, q blocks of Bm      e (2 N d + 2 N d ceil(N/Bm)) K and V read again by each q block
-    the least (stages 4, 5)     e 4 N d                      q, k, v read once, o written once
+                    forward                                 backward
+    stage 3         e (4 N^2 + 4 N d)                       e (7 N^2 + 8 N d)
+    half fused      e (2 N^2 + 4 N d)
+    Flash           e (2 N d + 2 N d ceil(N/Bm))            with q blocks of Bm rows
+    the least       e 4 N d                                 e 7 N d
 
-so that the arithmetic intensity, FLOPs a byte, is (N d / (N + d)) / e -> d / e for stage 3, flat in
-N, and N / e for a fused stage, growing with N. A machine whose matrix rate over its bandwidth is
-more than that waits for its memory (harness/views/roofline.py draws it).
-
-The backward pass is dV = P^T dO, dP = dO V^T, dS = P (dP - delta) with delta = rowsum(P dP), and
-dQ = scale dS K, dK = scale dS^T Q. It moves
-
-    five kernels (stage 3)      e (7 N^2 + 8 N d)            P was kept; dP and dS written, all read
-    the least (fused)          e 7 N d                      q, k, v, dO read, dq, dk, dv written
-
-Training moves what both passes do: between them lies the rest of the model, and no chip remembers.
-
-Which count a stage is held to, it declares itself: STAGE.traffic in stages/contract.py. Stages 0
-to 2 keep S and P in objects or not at all: they too are held to the least.
+docs/memory.md tells what follows from that. Training moves what both passes do. Which count a stage
+is held to, it declares itself: STAGE.traffic in stages/contract.py. Stages 0 to 2, which keep S and
+P in objects or not at all, are held to the least.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from harness.problems.problem import ITEMSIZE, Problem
 
@@ -59,19 +50,15 @@ def key_lengths(problem: Problem) -> dict[int, int]:
 def flops(problem: Problem) -> int:
     """FLOPs of the two matrix products, 4 d a visible pair and head; the masked part not counted.
 
-    A multiply and an add are two, so that Q K^T is 2 d a pair, and P V 2 d more. The softmax is not
-    counted (it is 5 a pair at most). The backward pass has five products to the forward's two:
-    x2.5, and x3.5 for both.
+    A multiply and an add are two. The softmax (5 a pair at most) is not counted. The backward pass
+    has five products to the forward's two: x2.5, and x3.5 for both.
     """
     forward = 4 * problem.h * problem.d * visible_pairs(problem)
     return forward * {"fwd": 2, "bwd": 5, "train": 7}[problem.direction] // 2
 
 
 def score_bytes(problem: Problem) -> int:
-    """The size of S, and of P: b h nq nk elements of the problem's dtype.
-
-    A head in float16: 2 MB at N = 1024, 32 MB at 4096, 128 MB at 8192, 2 GB at 32768.
-    """
+    """The size of S, and of P: b h nq nk elements of the problem's dtype."""
     return problem.b * problem.h * problem.nq * problem.nk * ITEMSIZE[problem.dtype]
 
 
@@ -85,59 +72,43 @@ def key_bytes(problem: Problem) -> int:
     return problem.b * problem.hk * problem.nk * problem.d * ITEMSIZE[problem.dtype]
 
 
-def three_kernel_bytes(problem: Problem) -> dict[str, int]:
-    """kernel -> bytes of GEMM, softmax, GEMM (source 002's naive version), nothing kept in L2.
-
-        Q K^T     reads q, k     writes S
-        softmax   reads S        writes P
-        P V       reads P, v     writes o
-
-    Together 4 b h nq nk + 2 b h nq d + 2 b hk nk d elements. S and P are whole whatever the masks
-    leave. Scaling q, repeating grouped heads and filling masks in are further kernels of stage 3 as
-    it is written; they aren't of the method and are not counted.
-    """
-    s, q, k = score_bytes(problem), query_bytes(problem), key_bytes(problem)
-    return {"Q K^T": q + k + s, "softmax": s + s, "P V": s + k + q}
+# kernel -> the matrices that it reads and writes, nothing kept in L2. S, P, dP and dS are whole,
+# whatever the masks leave. Scaling q, repeating grouped heads and filling masks in are further
+# kernels of stage 3 as it is written, not of the method, and aren't counted.
+THREE_KERNELS = {"Q K^T": "q k S", "softmax": "S P", "P V": "P v o"}  # source 002's naive version
+HALF_FUSED = {"softmax(Q K^T)": "q k P", "P V": "P v o"}  # a row of S must fit on the chip
+# P was kept from the forward pass, so that S need not be computed again: four products to the five
+# that `flops` counts
+THREE_KERNELS_BACKWARD = {
+    "P^T dO": "P dO dv", "dO V^T": "dO v dP", "softmax'": "P dP dS", "dS K": "dS k dq",
+    "dS^T Q": "dS q dk",
+}  # fmt: skip
 
 
-def three_kernel_backward_bytes(problem: Problem) -> dict[str, int]:
-    """kernel -> bytes of the backward pass where P was kept from the forward, nothing kept in L2.
-
-        P^T dO      reads P, dO     writes dv
-        dO V^T      reads dO, v     writes dP
-        softmax'    reads P, dP     writes dS
-        dS K        reads dS, k     writes dq
-        dS^T Q      reads dS, q     writes dk
-
-    Together 7 b h nq nk + 4 b h nq d + 4 b hk nk d elements. Four products to the five that `flops`
-    counts: S need not be computed again, which is what its N x N in memory are good for.
-    """
-    s, q, k = score_bytes(problem), query_bytes(problem), key_bytes(problem)
+def kernel_bytes(problem: Problem, kernels: Mapping[str, str]) -> dict[str, int]:
+    """kernel -> the bytes of all the matrices that it reads and writes."""
+    q, k, s = query_bytes(problem), key_bytes(problem), score_bytes(problem)
+    sizes = dict.fromkeys(("q", "o", "dO", "dq"), q) | dict.fromkeys(("k", "v", "dk", "dv"), k)
     return {
-        "P^T dO": s + q + k, "dO V^T": q + k + s, "softmax'": s + s + s,
-        "dS K": s + k + q, "dS^T Q": s + q + k,
-    }  # fmt: skip
+        name: sum(sizes.get(matrix, s) for matrix in matrices.split())
+        for name, matrices in kernels.items()
+    }
+
+
+def three_kernel_bytes(problem: Problem) -> dict[str, int]:
+    """kernel -> bytes of GEMM, softmax, GEMM: 4 b h nq nk + 2 b h nq d + 2 b hk nk d elements."""
+    return kernel_bytes(problem, THREE_KERNELS)
 
 
 def half_fused_bytes(problem: Problem) -> dict[str, int]:
-    """kernel -> bytes where Q K^T is fused with the softmax: P only is written, and read.
-
-        softmax(Q K^T)   reads q, k     writes P
-        P V              reads P, v     writes o
-
-    Together 2 b h nq nk + 2 b h nq d + 2 b hk nk d elements: half the square part is gone, and a
-    row of S must fit on the chip.
-    """
-    s, q, k = score_bytes(problem), query_bytes(problem), key_bytes(problem)
-    return {"softmax(Q K^T)": q + k + s, "P V": s + k + q}
+    """kernel -> bytes where Q K^T and softmax are one: half of the square part is gone."""
+    return kernel_bytes(problem, HALF_FUSED)
 
 
 def fused_bytes(problem: Problem) -> int:
     """The fewest bytes that attention can move: q, k, v read once and o written once.
 
-    2 b h nq d + 2 b hk nk d elements, S and P none. Keys beyond `seqlens_k`, and queries that see
-    no key at all, need not be read; o is written whole. With `causal` the last query sees all valid
-    keys, and the first nq - nk queries see none.
+    Queries that see no key, and keys that no query sees, need not be read; o is written whole.
     """
     rows, keys = looked_at(problem)
     return rows + 2 * keys + query_bytes(problem)
@@ -146,11 +117,8 @@ def fused_bytes(problem: Problem) -> int:
 def fused_backward_bytes(problem: Problem) -> int:
     """The fewest bytes that a backward pass can move: q, k, v, dO read once, dq, dk, dv written.
 
-    3 b h nq d + 4 b hk nk d elements, S, P, dP and dS none; what no query sees and no key answers
-    is not read, as in `fused_bytes`, and the gradients are written whole. o and the LSE are not
-    among them: whoever has whole rows of S on the chip again has their softmax, and delta =
-    rowsum(P dP) = rowsum(dO o). A flash kernel, whose chip holds no whole row, reads o (b h nq d)
-    and the LSE (b h nq in float32) as well.
+    Whoever has whole rows of S on the chip again has their softmax, and delta = rowsum(P dP). A
+    flash kernel holds no whole row, and reads o (for delta = rowsum(dO o)) and the LSE as well.
     """
     rows, keys = looked_at(problem)
     return 2 * rows + 2 * keys + query_bytes(problem) + 2 * key_bytes(problem)
@@ -170,17 +138,9 @@ def looked_at(problem: Problem) -> tuple[int, int]:
 def flash_bytes(problem: Problem, block_m: int) -> int:
     """Bytes of one fused kernel whose q blocks of `block_m` rows each read K and V, none from L2.
 
-    2 b h nq d elements for q and o, and 2 d for each key that a q block sees: without masks
-    2 b h nk d ceil(nq / block_m). With `causal` a block ends early, at its last row's last key.
     What an L2 keeps for the neighbours comes off it: the truth lies between `fused_bytes` and this.
-
-    FlashAttention's Theta(N^2 d^2 / M) (Dao et al. 2022, theorem 2) for a chip that holds M
-    elements, d <= M <= N d: the block of q and its accumulator fill it, so that block_m is about
-    M / (2 d); K and V, 2 N d elements, then cross the bus N / block_m = 2 N d / M times, which is
-    4 N^2 d^2 / M, and the 2 N d of q and o are no more than that. (The paper keeps blocks of K and
-    V and lets q and o cross again: the same product.) Three kernels move Theta(N d + N^2), so that
-    a fused one is ahead by M / d^2: the 227 KB of a Hopper multiprocessor are 28 at d = 64 in
-    float16.
+    It is the Theta(N^2 d^2 / M) of FlashAttention (Dao et al. 2022, theorem 2) for a chip that
+    holds M elements, block_m being about M / (2 d); docs/memory.md works it out.
     """
     if block_m < 1:
         raise ValueError(f"block_m: got {block_m}, expected at least 1")
@@ -220,8 +180,8 @@ def held_bytes(problem: Problem) -> int:
 TRAFFIC: dict[str, dict[str, Callable[[Problem], int]]] = {
     "fused": {"fwd": fused_bytes, "bwd": fused_backward_bytes},
     "three-kernel": {
-        "fwd": lambda problem: sum(three_kernel_bytes(problem).values()),
-        "bwd": lambda problem: sum(three_kernel_backward_bytes(problem).values()),
+        "fwd": lambda problem: sum(kernel_bytes(problem, THREE_KERNELS).values()),
+        "bwd": lambda problem: sum(kernel_bytes(problem, THREE_KERNELS_BACKWARD).values()),
     },
 }
 PASSES = {"fwd": ("fwd",), "bwd": ("bwd",), "train": ("fwd", "bwd")}  # of each direction
@@ -241,12 +201,10 @@ def intensity(operations: int, moved: int) -> float:
 
 
 def source_intensity(n: int, d: int, softmax: bool = True) -> dict[str, float]:
-    """Source 000's table 4.4 by its own count: FLOPs a byte, 'standard' and 'flash'.
+    """FLOPs a byte by source 000's own count (its table 4.4), 'standard' and 'flash'.
 
     One head in float32: 4 N^2 d FLOPs, and 5 N^2 for the `softmax` (scale, max, exp, sum, divide),
-    over 4 (4 N^2 + 4 N d) bytes standard and 4 (4 N d) flash. At d = 64, N = 1024 and 4096 that is
-    15.4 and 16.1, 261 and 1044; without the softmax, which is our count (`flops` over `hbm_bytes`),
-    15.1 and 15.8, 256 and 1024.
+    over 4 (4 N^2 + 4 N d) bytes and 4 (4 N d). Without the softmax it is our count.
     """
     operations = 4 * n * n * d + (5 * n * n if softmax else 0)
     return {

@@ -4,12 +4,9 @@
     bwd     dq, dk, dv from dO, through an output that is there already
     train   both: o = attend(q, k, v), then dq, dk, dv from dO
 
-A call returns all that it computes, so that all of it can be checked. Gradients are
-d(sum o * dO) / d(q, k, v), dO (b, h, nq, d) ~ N(0, 1) from the problem's seed.
-
-A stage that remembers an answer is found out by being asked again, after a change that no version
-counter tells of: attention is linear in v, gradients are linear in dO, and a change of sign or of
-the exponent is exact in floating point.
+A call returns all that it computes, so that all of it can be checked. A stage that remembers an
+answer is found out by being asked again, after a change that no version counter tells of: attention
+is linear in v, gradients in dO, and a change of sign or of the exponent is exact.
 """
 
 import contextlib
@@ -58,9 +55,8 @@ def prepare(
     """The call to be measured: it takes nothing and returns what OUTPUTS names.
 
     q, k, v are read where they are, by every call anew. For 'bwd' the forward pass is done here,
-    once; the call goes through its graph again and again. A gradient that torch has none of is
-    None. Here or in the call, BadGradient is raised where the output has none at all, or torch
-    refuses the shape of one.
+    once. A gradient that torch has none of is None; BadGradient is raised, here or in the call,
+    where the output has none at all, or torch refuses the shape of one.
     """
     if direction == "fwd":
         return lambda: (attend(q, k, v),)
@@ -75,18 +71,26 @@ class Train:
         self.attend, self.leaves, self.dO = attend, leaves, dO
 
     def __call__(self) -> Tensors:
-        o = self.attend(*self.leaves)
+        return self.outputs(self.attend(*self.leaves))
+
+    def outputs(self, o: Any, keep: bool = False) -> Tensors:
+        """o, dq, dk, dv; where the graph of `o` is to `keep` for another time, without o."""
+        import torch
+
         try:
-            return (o.detach(), *differentiate(o, self.leaves, self.dO))
+            forward = () if keep else (o.detach(),)
+            return forward + torch.autograd.grad(
+                o, self.leaves, self.dO, retain_graph=keep, allow_unused=True
+            )
         except Exception as error:
             raise explain(error, o, self.attend, self.leaves, self.dO) from error
 
 
-class Backward:
+class Backward(Train):
     """Backward alone, through a graph that is kept: dq, dk, dv."""
 
     def __init__(self, attend: Attend, leaves: Tensors, dO: Any) -> None:
-        self.attend, self.leaves, self.dO = attend, leaves, dO
+        super().__init__(attend, leaves, dO)
         self.o: Any = None
         keep_buffers()
         self.rebuild()
@@ -99,29 +103,15 @@ class Backward:
             raise BadGradient(reason)
 
     def __call__(self) -> Tensors:
-        try:
-            return differentiate(self.o, self.leaves, self.dO, keep=True)
-        except Exception as error:
-            raise explain(error, self.o, self.attend, self.leaves, self.dO) from error
+        return self.outputs(self.o, keep=True)
 
 
 def keep_buffers() -> None:
-    """Have torch.compile keep what a forward pass saves: it would let a backward one write into it.
-
-    It finds out by itself that a graph is to be kept, but not where it takes the backward pass from
-    its cache, and then raises an error.
-    """
+    """Have torch.compile keep what a forward pass saves, for one backward pass after another."""
     import torch._functorch.config
 
     with contextlib.suppress(AttributeError):  # before torch 2.6 there is no such setting
         torch._functorch.config.donated_buffer = False
-
-
-def differentiate(o: Any, leaves: Tensors, dO: Any, keep: bool = False) -> Tensors:
-    """The gradients of sum o * dO with respect to `leaves`; `keep` the graph for another time."""
-    import torch
-
-    return torch.autograd.grad(o, leaves, dO, retain_graph=keep, allow_unused=True)
 
 
 def why_no_gradient(o: Any, dO: Any) -> str | None:
@@ -147,8 +137,8 @@ def show(value: Any) -> str:
 def explain(error: Exception, o: Any, attend: Attend, leaves: Tensors, dO: Any) -> Exception:
     """What `error` comes to: a BadGradient where the stage's gradients are no gradients, or itself.
 
-    Torch itself refuses a gradient of another shape, by its place among the arguments of whichever
-    function made it; which of ours that is shows when each is asked for alone.
+    Torch refuses a gradient of another shape by its place among the arguments of whichever function
+    made it; which of ours that is shows when each is asked for alone.
     """
     import torch
 

@@ -39,8 +39,8 @@ def peaky(problem: Problem) -> Tensors:
     """q, k, v whose softmax is sharp: what a kernel with a mistake gets visibly wrong.
 
     - Each row has a dominant key with a logit of 105 to 140, past exp's overflow in float32, so
-      that a forgotten max shows. Dominant keys are spread over every tile of 64 keys, the ragged
-      last one included, so that a forgotten rescale shows, whichever tile it skips.
+      that a forgotten max shows. Dominant keys are spread over every tile of 64 keys, so that a
+      forgotten rescale shows, whichever tile it skips.
     - Every fourth row has two dominant keys, in different tiles, less than 0.5 apart.
     - q and k themselves are bounded: |k| < 1.2 sqrt(d), and q is as long as the logits need.
     """
@@ -77,11 +77,7 @@ def peaky(problem: Problem) -> Tensors:
 
 
 def spread_key(rows: torch.Tensor, tiles: int, nk: int, generator: torch.Generator) -> torch.Tensor:
-    """A key index for each row, (nq,): row i points into tile i mod tiles, anywhere in it.
-
-    Rows go through the tiles from the last to the first, so that even the first row points past
-    the first tile.
-    """
+    """A key index for each row, (nq,): rows go through the tiles, from the last to the first."""
     tile = (tiles - 1 - rows) % tiles
     size = torch.minimum(torch.full_like(tile, TILE), nk - tile * TILE)
     return tile * TILE + (torch.rand(rows.shape, generator=generator) * size).long()

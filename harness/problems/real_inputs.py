@@ -42,11 +42,8 @@ def heads() -> list[list[Head]]:
 def load(b: int, h: int, nq: int, nk: int) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
     """The first `b` layers, `h` heads, `nq` queries and `nk` keys of the capture.
 
-    Returns q (b, h, nq, 32), k and v (b, h, nk, 32): float32, contiguous, the caller's own. Batch
-    index is layer, sharpest first; heads go by sharpness within their layer, sharpest first.
-    A shorter N is a slice of the 512-token run: real activations, though not those that the model
-    would have computed on the shorter text alone.
-
+    Returns q (b, h, nq, 32), k and v (b, h, nk, 32): float32, contiguous. Batch index is layer;
+    heads go by sharpness within it, sharpest first. A shorter N is a slice of the 512-token run.
     Raises ValueError, naming the option, when more (or less than 1) is asked for.
     """
     import numpy as np
@@ -62,7 +59,6 @@ def load(b: int, h: int, nq: int, nk: int) -> "tuple[np.ndarray, np.ndarray, np.
             raise ValueError(f"{option}: got {got}, real inputs have at most {most} {unit}")
         if got < 1:
             raise ValueError(f"{option}: got {got}, expected 1 to {most} {unit} of real inputs")
-
     with np.load(FIXTURE) as fixture:
         q, k, v = fixture["q"], fixture["k"], fixture["v"]  # (LAYERS, HEADS, MAX_N, D), float16
         order = _sharpest_first(fixture["sharpness"])[:b, :h]  # (b, h)

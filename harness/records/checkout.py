@@ -27,8 +27,7 @@ def need(command: str, instead: str = "") -> None:
 def warning() -> str | None:
     """What to say where the user stands in one checkout and Python imports the ladder of another.
 
-    That is so where a second checkout is used with the first one's environment: an editable
-    install comes before the current folder, and nothing that is changed there would have an effect.
+    An editable install comes before the current folder: what is changed here would have no effect.
     """
     try:
         here = Path.cwd()

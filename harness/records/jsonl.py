@@ -1,19 +1,20 @@
-"""The JSONL file that holds a run, written so that a killed run loses nothing.
+"""The JSONL file that holds a run: the env line with the plan, then one line for each record.
 
-A run is one JSON object per line: first the env line, with the whole plan, then one line per cell,
-each appended and flushed when it is measured. A run killed at any moment loses at most the cell
-under way; a torn last line is dropped when the run is resumed.
+Each line is flushed when it is measured: a run killed at any moment loses at most the cell under
+way, and a torn last line is dropped when the run is resumed.
 """
 
 import contextlib
 import json
+import math
 import os
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from harness.records.schema import BadRecord, check_record, fill
+from harness.records.schema import BadRecord, Record, check_record, check_stages
 
 
 class WriteFailed(Exception):
@@ -22,34 +23,53 @@ class WriteFailed(Exception):
 
 def dump_line(record: Mapping[str, Any]) -> bytes:
     """A checked record as a line of JSON. NaN and infinity have no place in it."""
+    line = json.dumps(record, allow_nan=False)
     check_record(record)
-    return (json.dumps(record, allow_nan=False) + "\n").encode()
+    return (line + "\n").encode()
 
 
-def read(
-    path: str | os.PathLike[str], kind: str = "cell"
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The env record of a results file and its records, all of `kind`.
+def parse(line: bytes) -> Record:
+    """The record in a line, safe to show. Raises BadRecord."""
+    try:
+        record = json.loads(line, parse_int=number, parse_float=number, parse_constant=number)
+        if not isinstance(record, dict):
+            raise BadRecord(f"got {type(record).__name__}, expected an object")
+        return check_record(record)
+    except RecursionError:
+        raise BadRecord("its lists and objects are nested too deep") from None
+    except ValueError as error:  # of JSON, of UTF-8, or ours
+        raise BadRecord(str(error)) from error
 
-    A torn last line is passed over. Raises BadRecord where any other line is no such record,
-    OSError where there is no such file.
+
+def number(text: str) -> int | float:
+    """A number of JSON, where it is finite and no larger than a float can be."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise BadRecord(f"got the number {reprlib.repr(text)}, expected a finite one")
+    return int(text) if text.lstrip("-").isdigit() else value
+
+
+def read(path: str | os.PathLike[str], kind: str = "cell") -> tuple[Record, list[Record]]:
+    """The env record of a results file and its records, all of `kind`, as `check_record` has them.
+
+    A torn last line is passed over. Raises BadRecord where any other line is no such record, or
+    names a stage that the env line doesn't; OSError where there is no such file.
     """
     data = Path(path).read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
-    records = []
+    records: list[Record] = []
     for count, line in enumerate(whole.splitlines(), start=1):
+        expected = kind if records else "env"
         try:
-            record = json.loads(line)
-            if not isinstance(record, dict):
-                raise BadRecord(f"got {type(record).__name__}, expected an object")
-            check_record(record)
-        except (BadRecord, UnicodeDecodeError, json.JSONDecodeError) as error:
+            record = parse(line)
+            if record["kind"] == expected:
+                check_stages(record, records[0] if records else record)
+        except BadRecord as error:
             raise BadRecord(f"{path}: line {count} is not a record of ours: {error}") from error
-        expected = "env" if count == 1 else kind
         if record["kind"] != expected:
             got = record["kind"]
             raise BadRecord(f"{path}: line {count} is of kind {got!r}, expected {expected!r}")
-        records.append(fill(record))
+        records.append(record)
     if not records:
         raise BadRecord(f"{path}: no whole line in it: nothing was measured, start the run again")
     return records[0], records[1:]

@@ -1,6 +1,7 @@
 """What a stage's file computes, as a digest: comments, docstrings, messages and layout don't count.
 
-A record is stale when its stage was edited since, and an edited sentence is no such edit.
+A record is stale when its stage was edited since, and an edited sentence is no such edit: nor is
+what a stage says of itself to people.
 """
 
 import ast
@@ -9,6 +10,8 @@ import hashlib
 import subprocess
 from pathlib import Path
 from typing import Any
+
+WORDS = ("title", "idea", "still_hurts")  # of STAGE = Stage(...): what people are shown
 
 
 def digest(text: str) -> str:
@@ -32,6 +35,10 @@ def plain(node: Any) -> Any:
     for name, value in ast.iter_fields(node):
         if name == "body" and holds_docstring(node):
             value = value[1:]
+        if name == "keywords" and getattr(getattr(node, "func", None), "id", "") == "Stage":
+            value = [
+                x for x in value if x.arg not in WORDS or not isinstance(x.value, ast.Constant)
+            ]
         if isinstance(node, ast.JoinedStr):  # some Pythons end a format with an empty text
             value = [part for part in value if getattr(part, "value", None) != ""]
         if value not in (None, []):

@@ -1,4 +1,24 @@
-"""Numbers as people read them: in reasons, tables and pictures."""
+"""Numbers and texts as people read them: in reasons, tables and pictures."""
+
+from typing import Any
+
+LONGEST_TEXT = 4000  # characters: more is not read, and a picture can't hold it
+DEEPEST = 64  # lists and objects within each other
+
+
+def clean(value: Any, deepest: int = DEEPEST) -> Any:
+    """`value`, JSON's, with every text in it safe to show: on one line, and no terminal obeys it.
+
+    What doesn't print (escape codes, ends of lines, half a surrogate pair) is a "?".
+    """
+    if isinstance(value, str):
+        cut = value if len(value) <= LONGEST_TEXT else value[:LONGEST_TEXT] + " ..."
+        return cut if cut.isprintable() else "".join(c if c.isprintable() else "?" for c in cut)
+    if isinstance(value, (list, dict)) and not deepest:
+        return "..."
+    if isinstance(value, dict):
+        return {clean(name): clean(item, deepest - 1) for name, item in value.items()}
+    return [clean(item, deepest - 1) for item in value] if isinstance(value, list) else value
 
 
 def show_bytes(size: float) -> str:

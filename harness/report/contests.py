@@ -1,26 +1,16 @@
-"""The generated parts of README and docs that come from `ladder bench`, `ladder train` and tools.
+"""The generated parts of docs that come from `ladder bench`, `ladder train` and tools."""
 
-As in harness/report/pages.py, every figure is a committed record's; what the sources claim stands
-beside.
-"""
-
-import shutil
 import statistics
-import tempfile
 from collections.abc import Callable, Sequence
 from itertools import permutations
-from pathlib import Path
 
 from harness.records.jsonl import read
+from harness.records.schema import DIRECTIONS, Record
 from harness.records.units import show_bytes, significant
 from harness.report import text
-from harness.report.text import Record
-from harness.views import cell_tables, contest_groups, contest_plots, contests, decode, table
-from harness.views import training as training_views
-from harness.views.look import Look
+from harness.views import cell_tables, contest_groups, contests, decode, table, training
 
 CONTESTANTS = {"sdpa_flash": "SDPA flash", "sdpa_cudnn": "cuDNN", "flex_attention": "FlexAttention"}
-AGAINST = ("sdpa_flash", "flex_attention")
 FULL = {False: text.MASKS[False]}
 
 
@@ -31,12 +21,6 @@ def rate(cell: Record | None) -> str:
     return f"{cell['tflops']:.0f}" if cell["tflops"] is not None else str(cell["status"])
 
 
-def ratio(cell: Record, peer: str) -> str:
-    """How many times faster a contestant is than a peer, from times taken in turns."""
-    found = cell["speedup"].get(peer)
-    return f"{found:.2f}x" if found is not None else "-"
-
-
 def race(name: str, direction: str, stage: int, sizes: Sequence[int]) -> str:
     """TFLOP/s of stage 3, one of ours and the peers, by d, mask and N; ratios to the peers."""
     env, cells = read(text.GPU / f"{name}.jsonl", "bench")
@@ -45,7 +29,8 @@ def race(name: str, direction: str, stage: int, sizes: Sequence[int]) -> str:
     for title, at in text.problems(sizes):
         three, ours = text.both(cells, 3, stage, **at)
         theirs = (rate(text.find(cells, name=peer, **at)) for peer in CONTESTANTS)
-        over = (ratio(ours, peer) for peer in AGAINST)
+        ratios = (ours["speedup"].get(peer) for peer in ("sdpa_flash", "flex_attention"))
+        over = ("-" if ratio is None else f"{ratio:.2f}x" for ratio in ratios)
         body.append([title, rate(three), f"**{rate(ours)}**", *theirs, *over])
     header = f"mask and size | #3 | #{stage} | {' | '.join(CONTESTANTS.values())}"
     header += f" | #{stage} over flash | over Flex"
@@ -56,9 +41,9 @@ def race(name: str, direction: str, stage: int, sizes: Sequence[int]) -> str:
 def training_memory(ds: Sequence[int] = (64, 128)) -> str:
     """Peak memory of a training step, stage 7's beside the others'."""
     env, cells = read(text.GPU / "bench-train.jsonl", "bench")
-    cells = [cell for cell in cells if cell["direction"] == "train"]
     body = []
     for title, at in text.problems(text.SIZES[1:], ds, FULL):
+        at["direction"] = "train"
         found = [*text.both(cells, 3, 7, **at)]
         found += [text.find(cells, name=peer, **at) for peer in CONTESTANTS]
         peaks = [cell["peak_bytes"] for cell in found]
@@ -74,13 +59,11 @@ def skipping() -> str:
     env, cells = read(text.GPU / "bench-004.jsonl", "bench")
     body = []
     for title, at in text.problems(text.SIZES, masks=FULL):
-        both = [text.find(cells, stage=6, **(at | {"causal": causal})) for causal in text.MASKS]
-        full, half = both
-        body.append([
-            title, f"{100 * half['skip_ratio']:.0f}%",
-            *(f"{significant(cell['time_ms'])} ms" for cell in both),
-            f"{full['time_ms'] / half['time_ms']:.2f}x",
-        ])  # fmt: skip
+        full, half = (text.find(cells, stage=6, **(at | {"causal": mask})) for mask in text.MASKS)
+        times = [cell["time_ms"] for cell in (full, half)]
+        shown = [f"{significant(time)} ms" for time in times]
+        visited = f"{100 * half['skip_ratio']:.0f}%"
+        body.append([title, visited, *shown, f"{times[0] / times[1]:.2f}x"])
     header = "size | tiles never visited | no mask | causal | faster"
     note = "Two contests: the ratio is of medians taken one after the other."
     return text.part(header, body, note, env)
@@ -90,35 +73,38 @@ def variants() -> str:
     """Stage 6 written in other ways, paired with itself as shipped."""
     env, cells = read(text.GPU / "variants.jsonl", "bench")
     names = cell_tables.titles(env)
-    others = contests.contestants([cell for cell in cells if cell["stage"] != 6])
+    others = [stage for stage in cell_tables.stages_of(cells) if stage[0] != 6]
     body = []
     for title, at in text.problems(sorted({cell["nk"] for cell in cells})):
         ours = text.find(cells, stage=6, **at)["time_ms"]
         times = [text.find(cells, name=name, **at)["time_ms"] for _, name in others]
         body.append([title, f"{significant(ours)} ms", *(f"{time / ours:.2f}x" for time in times)])
-    header = "mask and size | as shipped" + "".join(f" | {names[other]}" for other in others)
+    header = " | ".join(["mask and size | as shipped", *(names[other] for other in others)])
     note = "fp16; a variant's time over the shipped stage's: above 1.00x it is slower. Paired."
     return text.part(header, body, note, env)
 
 
 def decoding() -> str:
     """Few query rows against many keys, in one piece and in pages, beside the best peer."""
-    path = text.GPU / "decode.jsonl"
-    if not path.is_file():
+    files = sorted(text.GPU.glob("decode*.jsonl"))
+    if not files:
         return "Not measured yet: `ladder bench --suite decode`, on a GPU."
-    env, cells = read(path, "bench")
+    runs = [read(file, "bench") for file in files]
     _, ceilings = read(text.GPU / "ceilings.jsonl", "ceiling")
-    made = decode.make_table(cells, cell_tables.titles(env), ceilings)
-    return "\n\n".join([table.markdown([made], *made.notes), text.machine(env)])
+    every = {"rungs": [stage for env, _ in runs for stage in env["rungs"]]}
+    made = decode.make_table(every, [cell for _, cells in runs for cell in cells], ceilings)
+    return "\n\n".join([table.markdown([made], *made.notes), text.machine(runs[0][0])])
 
 
-def trios(cells: Sequence[Record], stage: int) -> list[contests.Trio]:
+def trios(
+    cells: Sequence[Record], stage: int, ceilings: Sequence[Record] = ()
+) -> list[contests.Trio]:
     """Stage 3, that stage and SDPA's flash backend as `ladder bench` compares them, by d and mask.
 
     Raises KeyError where one of them is missing, or was never timed, in a group.
     """
     mine = [c for c in cells if c["stage"] in (3, stage) or c["name"] == "sdpa_flash"]
-    found = contests.trios(mine)
+    found = contests.trios(mine, ceilings)
     for trio in found:
         if None in (trio.three, trio.ours, trio.peer):
             raise KeyError(f"not all three in {contest_groups.group_title(trio.group)}")
@@ -131,9 +117,9 @@ def source_001(direction: str, stage: int) -> str:
     body = []
     for trio in trios([cell for cell in cells if cell["direction"] == direction], stage):
         mask = text.MASKS[trio.group[0]["causal"]]
-        times, peaks = trio.each(contest_groups.show_time), trio.each(contest_groups.show_peak)
-        lines = trio.rows(*times, trio.speedups(), *peaks)
-        body += [[f"{mask}, N = {n}", *figures] for n, *figures in lines]
+        rows = trio.rows("three time", "ours time", "peer time", "ours speedup", "three peak",
+                         "ours peak", "peer peak")  # fmt: skip
+        body += [[f"{mask}, N = {n}", *figures] for n, *figures in rows]
     header = f"mask and size | #3, ms | #{stage} | SDPA flash | #{stage} over flash"
     header += f" | #3, peak | #{stage} | SDPA flash"
     claims = contests.SOURCES["001-train"]
@@ -148,7 +134,7 @@ def train_split() -> str:
     env, cells = read(text.GPU / "bench-001-train.jsonl", "bench")
     unmasked = trios([cell for cell in cells if not cell["causal"]], 7)
     (trio,) = (trio for trio in unmasked if trio.group[0]["direction"] == "train")
-    body = trio.rows(*trio.split(trio.ours), *trio.split(trio.peer))
+    body = trio.rows(*(f"{who} {way}" for who in ("ours", "peer") for way in DIRECTIONS))
     header = "N | #7: forward | backward | both | SDPA flash: forward | backward | both"
     return text.part(header, body, "ms, no mask, fp16, B = 2, H = 4, d = 64.", env)
 
@@ -159,52 +145,24 @@ def source_004() -> str:
     _, ceilings = read(text.GPU / "ceilings.jsonl", "ceiling")
     roof = text.find(ceilings, what="matmul", dtype="float16")["value"]
     header, columns = "N", []
-    for trio in trios(cells, 6):
+    for trio in trios(cells, 6, ceilings):
         header += f" | d = {trio.group[0]['d']}" + ", causal" * trio.group[0]["causal"]
-        figures = zip(*trio.each(rate), trio.shares(ceilings), strict=True)
-        columns.append(
-            [f"{three} / {ours} ({share}) / {peer}" for three, ours, peer, share in figures]
+        rates = (
+            [rate(contest_groups.find(trio.group, who, n)) for n in contest_groups.sizes(cells)]
+            for who in (trio.three, trio.ours, trio.peer)
         )
-    note = (
-        f"TFLOP/s: #3 / #6 (its share of the {roof:.0f} that the card reached) / SDPA flash; fp16."
-    )
-    return text.part(header, trio.rows(*columns), note, env)
+        figures = zip(*rates, trio.texts("ours", "share"), strict=True)
+        columns.append([f"{a} / {b} ({share}) / {c}" for a, b, c, share in figures])
+    body = zip(contest_groups.sizes(cells), *columns, strict=True)
+    note = f"TFLOP/s: #3 / #6 (its share of the {roof:.0f} that the card reached) / SDPA flash;"
+    return text.part(header, body, f"{note} fp16.", env)
 
 
 def curves() -> str:
     """The training curves, judged."""
     env, records = read(text.GPU / "train.jsonl", "train")
-    table = training_views.markdown(env, records).removesuffix(training_views.LEGEND).rstrip()
     note = "Losses in nats per character, means over the seeds: [the columns](#the-columns)."
-    return "\n\n".join([table, note, text.machine(env)])
-
-
-# a plot of `ladder bench` -> its name among the pictures of docs
-BENCH_PREFIX = {
-    "tflops": "tflops", "latency": "001-latency", "memory": "001-memory",
-    "speedup": "001-speedup", "breakdown": "001-breakdown",
-}  # fmt: skip
-
-
-def draw(folder: Path, look: Look) -> list[Path]:
-    """The pictures of both sources' figures and of the training curves, into `folder`."""
-    env, records = read(text.GPU / "bench-004.jsonl", "bench")
-    _, ceilings = read(text.GPU / "ceilings.jsonl", "ceiling")
-    written: list[Path] = []
-    halves_env, halves = read(text.GPU / "bench-001-train.jsonl", "bench")
-    with tempfile.TemporaryDirectory() as drafts:
-        for of, found, wanted in (
-            (env, records, ("tflops",)),
-            (halves_env, halves, ("latency", "memory", "speedup", "breakdown")),
-        ):
-            contest_plots.plot(of, found, Path(drafts), ceilings, look)
-            for name in wanted:
-                written.append(folder / f"{BENCH_PREFIX[name]}{look.suffix}.png")
-                shutil.copy(Path(drafts) / f"{name}{look.suffix}.png", written[-1])
-    train_env, curves_records = read(text.GPU / "train.jsonl", "train")
-    written.append(folder / f"loss{look.suffix}.png")
-    training_views.plot(train_env, curves_records, written[-1], look)
-    return written
+    return training.markdown(env, records, note, text.machine(env))
 
 
 # the sizes of a problem that may decide who shares a tuned choice; the last are the tuner's own
@@ -224,12 +182,11 @@ def lost(records: Sequence[Record], sizes: Callable[[Record], tuple[int, ...]]) 
     """
     from stages.autotune import bucket  # torch with it: only who asks for this part waits for it
 
-    groups: dict[tuple[object, ...], list[Record]] = {}
-    for record in records:
-        kind = tuple(record[name] for name in ("kernel", "dtype", "precision", "d", "causal"))
-        groups.setdefault((*kind, *map(bucket, sizes(record))), []).append(record)
+    kind = ("kernel", "dtype", "precision", "d", "causal")
     found = []
-    for group in groups.values():
+    for group in cell_tables.grouped(
+        records, lambda r: [*(r[name] for name in kind), *map(bucket, sizes(r))]
+    ):
         for first, second in permutations(group, 2):
             choice = first["configs"][first["time_ms"].index(min(first["time_ms"]))]
             if choice in second["configs"]:
@@ -249,20 +206,16 @@ def tuner_key() -> str:
             found = lost([record for record in records if record["kernel"] == kernel], sizes)
             figures += [f"{100 * max(found):.0f}%", f"{100 * statistics.mean(found):.1f}%"]
         body.append([name, *figures])
-    header = "same up to a power of two"
-    header += "".join(f" | {title}: worst | mean" for title in kernels.values())
-    count = len({tuple(r[x] for x in ("b", "h", "nq", "nk", "d", "dtype", "causal"))
-                    for r in records})  # fmt: skip
+    titles = (f" | {title}: worst | mean" for title in kernels.values())
+    shape = ("b", "h", "nq", "nk", "d", "dtype", "causal")
+    count = len(cell_tables.grouped(records, lambda record: [record[name] for name in shape]))
     note = f"Time lost by another problem's choice, over all pairs of {count} problems that share."
-    return text.part(header, body, note, env)
+    return text.part(f"same up to a power of two{''.join(titles)}", body, note, env)
 
 
 def sanitizer() -> str:
     """What compute-sanitizer said."""
     env, records = read(text.GPU / "sanitizer.jsonl", "sanitizer")
-    body = [
-        [record["tool"], len(record["ran"]), f"{record['errors']}", record["summary"]]
-        for record in records
-    ]
+    body = [[r["tool"], len(r["ran"]), r["errors"], r["summary"]] for r in records]
     header = "tool | stages x problems x dtypes run | errors | its summary"
     return text.part(header, body, f"{records[0]['version']}.", env)

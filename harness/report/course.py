@@ -1,30 +1,26 @@
 """The generated parts of the course: docs/walkthrough, docs/memory.md, docs/expected-output.md.
 
-As in harness/report/pages.py: every figure is a committed record's or counted by
-harness/problems/cost.py. What is cited comes from harness/lessons/cited.py, with its source.
+What is cited comes from harness/lessons/cited.py, with its source.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from difflib import unified_diff
-from functools import partial
-from pathlib import Path
+from operator import itemgetter
 
 from harness.lessons import cited
 from harness.problems import cost
 from harness.problems.problem import Problem
 from harness.records.jsonl import read
+from harness.records.schema import Record
 from harness.records.units import show_bytes, show_time
 from harness.report import text
-from harness.report.contests import training_memory
-from harness.report.sources import bandwidth
-from harness.report.text import Record
 from harness.views import cell_tables
-from harness.views.contests import contestants
-from harness.views.machine import moved
+from harness.views.cell_tables import stages_of
+from harness.views.machine import moved, traffic
 
+LAUNCH = itemgetter("launch")
 PAIRED = f"paired: {text.READING.format('../')}."
-COURSE = text.DOCS / "walkthrough"
 ONE_HEAD = Problem(
     "normal", 0, 1, 1, 1, 1, 1, 64, "float16", "float16", False, None, "cuda"
 )  # fmt: skip
@@ -47,13 +43,12 @@ def copy_rate() -> tuple[Record, float]:
 def hierarchy() -> str:
     """The levels of a GPU's memory as cited, and its HBM as measured."""
     env, rate = copy_rate()
-    body: list[list[object]] = [
-        [level.name, level.size, level.cycles, f"{level.rate} TB/s", "sources 002, 004: A100"]
-        for level in (cited.SRAM, cited.HBM)
-    ]
-    body.append([cited.HBM.name, "-", "-", f"{rate / 1e12:.2f} TB/s", "measured: a copy"])
-    table = text.rows("level | size | cycles | bandwidth | whose figures", body)
-    return f"{table}\n\n{text.machine(env)}"
+    body = [
+        *([x.name, x.size, x.cycles, f"{x.rate} TB/s", "sources 002, 004: A100"]
+          for x in (cited.SRAM, cited.HBM)),
+        [cited.HBM.name, "-", "-", f"{rate / 1e12:.2f} TB/s", "measured: a copy"],
+    ]  # fmt: skip
+    return text.part("level | size | cycles | bandwidth | whose figures", body, "", env)
 
 
 def links() -> str:
@@ -76,11 +71,10 @@ def scores() -> str:
     env, rate = copy_rate()
     body = []
     for n in (1024, 4096, 8192, 32768):
-        one = cost.score_bytes(square(n))
-        many = cost.score_bytes(replace(square(n), h=16, hk=16))
-        crossing = show_time(many / rate * 1e3)
+        one, many = (cost.score_bytes(replace(square(n), h=h, hk=h)) for h in (1, 16))
         kept = 4 * n  # bytes of a head's LSE, float32: all that stage 7 keeps of S
-        body.append([n, show_bytes(one), show_bytes(many), crossing, show_bytes(kept)])
+        body.append([n, *map(show_bytes, (one, many)), show_time(many / rate * 1e3),
+                     show_bytes(kept)])  # fmt: skip
     header = "N | S of one head, fp16 | 16 heads | crosses memory in | LSE of one head"
     note = f"Counted; crossing: 16 heads, once, at the {rate / 1e12:.2f} TB/s of a copy."
     return text.part(header, body, note, env)
@@ -93,7 +87,7 @@ def three_kernels() -> str:
     for n in text.SIZES[:2]:
         # q's scaling, the first, is no kernel of the method: harness/problems/cost.py
         three, online = (
-            sorted((r for r in records if (r["nk"], r["stage"]) == (n, s)), key=launch_of)[skip:]
+            sorted((r for r in records if (r["nk"], r["stage"]) == (n, s)), key=LAUNCH)[skip:]
             for s, skip in ((3, 1), (5, 0))
         )
         problem = Problem.from_json(three[0])
@@ -111,15 +105,10 @@ def three_kernels() -> str:
     return text.part("kernel | counted | DRAM moved | time | bandwidth", body, note, env)
 
 
-def launch_of(record: Record) -> int:
-    """Which launch of its call a record is of."""
-    return int(record["launch"])
-
-
 def measured(launches: Sequence[Record]) -> list[str]:
     """Bytes moved by launches, their time, and the one over the other."""
-    time = show_time(sum(launch["time_ms"] for launch in launches))
-    return [show_bytes(sum(map(moved, launches))), time, bandwidth(launches)]
+    time, _, _, rate = traffic(launches)
+    return [show_bytes(sum(map(moved, launches))), time, f"{rate} TB/s"]
 
 
 # ---- the stages, page by page
@@ -143,7 +132,7 @@ def graph(stage: int) -> str:
 def climb(old: int, new: int) -> str:
     """Two neighbours on the CPU, in turns in one process."""
     env, cells = read(text.CPU / "steps.jsonl")
-    titles = {stage: f"{stage} {title}" for (stage, _), title in cell_tables.titles(env).items()}
+    titles = {number: label for (number, _), label in cell_tables.labels(env).items()}
     body = []
     for n in (64, 256):
         times = [show_time(c["time_ms"]) for c in text.both(cells, old, new, nk=n, paired=True)]
@@ -271,7 +260,7 @@ def expected() -> str:
     names = cell_tables.titles(cpu_env)
     header = "problem | CPU | max err | time | peak | H200 | max err | time | peak"
     parts = []
-    for stage, name in contestants(cpu):
+    for stage, name in stages_of(cpu):
         body = []
         for cell in (c for c in cpu if (c["stage"], c["name"]) == (stage, name)):
             fields = ("stage", "name", "inputs", "nk", "d")
@@ -290,41 +279,3 @@ def said_of(cell: Record) -> list[str]:
     time = "interpreted" if cell["mode"] == "interpreted" else show_time(cell["time_ms"])
     status, peak = str(cell["status"]), cell_tables.show_peak(cell)
     return [status, cell_tables.show_error(cell["err_f64_max"]), time, peak]
-
-
-# page -> its parts, for harness/report/pages.py
-COURSE_PAGES: dict[Path, dict[str, Callable[[], str]]] = {
-    text.DOCS / "memory.md": {
-        "hierarchy": hierarchy,
-        "links": links,
-        "scores": scores,
-        "three-kernels": three_kernels,
-    },
-    text.DOCS / "expected-output.md": {
-        "expected-tour": expected,
-        "expected-masks": partial(text.as_shown, text.CPU / "masks.jsonl"),
-        "expected-gradients": partial(text.as_shown, text.CPU / "gradients.jsonl"),
-    },
-    COURSE / "0-scalar-autograd.md": {"graph-0": partial(graph, 0)},
-    COURSE / "1-raw-python.md": {"climb-0-1": partial(climb, 0, 1)},
-    COURSE / "2-cpp-value-graph.md": {
-        "climb-1-2": partial(climb, 1, 2),
-        "graph-2": partial(graph, 2),
-    },
-    COURSE / "3-torch-three-gemm.md": {
-        "climb-2-3": partial(climb, 2, 3),
-        "share-of-s": share_of_s,
-    },
-    COURSE / "4-triton-lite.md": {"fusing": fusing},
-    COURSE / "5-triton-online.md": {
-        "price": price,
-        "pitfalls-003": partial(pitfalls, "003"),
-        "pitfalls-skeleton": partial(pitfalls, "003's skeleton"),
-    },
-    COURSE / "6-triton-flash2.md": {"causal-tiles": causal_tiles},
-    COURSE / "7-training.md": {
-        "backward-bytes": backward_bytes,
-        "training-peak": partial(training_memory, (64,)),
-        "pitfalls-001": partial(pitfalls, "001"),
-    },
-}

@@ -1,18 +1,14 @@
-"""The course project's tables (source 000) made again from our records, its figures beside ours.
-
-Those figures are the only ones in here.
-"""
+"""The course project's tables (source 000) made again from our records, its figures beside ours."""
 
 from collections.abc import Sequence
 
 from harness.problems.cost import source_intensity
 from harness.records.jsonl import read
+from harness.records.schema import Record
 from harness.records.units import show_bytes, significant
 from harness.report import text
-from harness.report.text import Record
-from harness.views import cell_tables
-from harness.views import machine as machine_view
-from harness.views.contests import contestants
+from harness.views import cell_tables, machine
+from harness.views.cell_tables import stage_of, stages_of
 
 # the source's table 4.1, ms: the first two columns are one query row, the others all rows
 SOURCE_4_1 = {
@@ -30,12 +26,9 @@ SOURCE_4_2 = {
 }
 # table 4.3: N -> max error of Lite and Online
 SOURCE_4_3 = {
-    64: (0.002, 0.002),
-    128: (0.761, 0.002),
-    256: (1.292, 0.002),
-    512: (2.287, 0.001),
+    64: (0.002, 0.002), 128: (0.761, 0.002), 256: (1.292, 0.002), 512: (2.287, 0.001),
     1024: (3.491, 0.001),
-}
+}  # fmt: skip
 # table 4.4: N -> FLOP per byte of standard and Flash
 SOURCE_4_4 = {1024: (15.4, 261), 4096: (16.1, 1044)}
 
@@ -49,11 +42,10 @@ def ms(cell: Record) -> str:
 def table_4_1() -> str:
     """Every stage at d = 16, one query row and all, beside the source's figures."""
     env, cells = read(text.GPU / "table-4.1.jsonl")
-    names = cell_tables.titles(env)
-    sizes = (8, 16, 32, 64)
+    labels, sizes = cell_tables.labels(env), (8, 16, 32, 64)
     body = []
-    for stage, name in contestants(cells):
-        title = f"{stage} {names[stage, name]}"
+    for stage, name in stages_of(cells):
+        title = labels[stage, name]
         at = {"stage": stage, "name": name, "paired": False}
         if stage in SOURCE_4_1:
             work = "source, one row" if stage < 2 else "source, all rows"
@@ -103,11 +95,11 @@ def split(cells: Sequence[Record]) -> str:
 def peers(env: Record, cells: Sequence[Record]) -> str:
     """Times of all contestants in turns at fp16, 32 heads."""
     cells = [c for c in cells if c["dtype"] == "float16" and c["h"] == 32 and c["paired"]]
-    names = cell_tables.titles(env)
-    body = []
-    for stage, name in contestants(cells):
-        times = (ms(text.find(cells, stage=stage, name=name, nk=n)) for n in text.ALL_SIZES)
-        body.append([f"{stage} {names[stage, name]}", *times])
+    labels = cell_tables.labels(env)
+    body = [
+        [labels[stage], *(ms(text.find(cells, name=stage[1], nk=n)) for n in text.ALL_SIZES)]
+        for stage in stages_of(cells)
+    ]
     return text.rows("contestant" + "".join(f" | N = {n}" for n in text.ALL_SIZES), body)
 
 
@@ -169,33 +161,27 @@ def occupancy() -> str:
 def traffic() -> str:
     """Bytes that stages moved, by the profiler, beside those predicted."""
     env, records = read(text.GPU / "io.jsonl", "io")
-    names = cell_tables.titles(env)
+    labels = cell_tables.labels(env)
     body = []
-    for group in machine_view.by_stage(records):
+    for group in machine.by_stage(records):
         first = group[0]
-        total, predicted = sum(map(machine_view.moved, group)), first["predicted_bytes"]
+        total, predicted = sum(map(machine.moved, group)), first["predicted_bytes"]
         body.append([
-            f"{first['stage']} {names[first['stage'], first['name']]}, N = {first['nk']}",
+            f"{labels[stage_of(first)]}, N = {first['nk']}",
             len(group), show_bytes(total), show_bytes(predicted), f"{total / predicted:.2f}",
-            bandwidth(group),
+            f"{machine.traffic(group)[-1]} TB/s",
         ])  # fmt: skip
     header = "stage | kernels | DRAM moved | predicted | ratio | bandwidth"
     return text.part(header, body, f"{text.problem_but_n(first)}.", env)
 
 
-def bandwidth(launches: Sequence[Record]) -> str:
-    """What launches moved over the time that they took."""
-    milliseconds = sum(launch["time_ms"] for launch in launches)
-    return f"{sum(map(machine_view.moved, launches)) / milliseconds / 1e9:.2f} TB/s"
-
-
 def model() -> str:
     """MiniLM with its attention replaced, as its embeddings and hidden states take it."""
     env, records = read(text.GPU / "model-float32.jsonl", "model")
-    names = cell_tables.titles(env)
+    labels = cell_tables.labels(env)
     body = [
         [
-            f"{tokens} tokens, {cell['stage']} {names[cell['stage'], cell['name']]}",
+            f"{tokens} tokens, {labels[stage_of(cell)]}",
             f"{cell['cosine']:.4f}", cell_tables.show_error(cell["max_hidden_diff"]),
             cell["status"],
         ]

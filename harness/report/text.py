@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from harness.records.jsonl import read
+from harness.records.schema import Record
 from harness.records.syntax import digest, digest_of_version
 from harness.views import cell_tables
-from harness.views.table import markdown_row
+from harness.views.table import markdown, markdown_row
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -20,22 +20,19 @@ ALL_SIZES = (1024, 2048, 4096, 8192, 16384)
 MASKS = {False: "none", True: "causal"}
 READING = "[how to read a table]({}measuring.md#reading-a-table)"  # {}: the way to docs/
 
-Record = Mapping[str, Any]
-
 
 def rows(header: str, body: Iterable[Sequence[object]], mark: str = "---:") -> str:
     """A Markdown table, its first column to the left and the others as `mark` says: to the right.
 
     `header`: the columns' names with " | " between them.
     """
-    lines = [f"| {header} |", f"|---|{f'{mark}|' * header.count(' | ')}"]
-    lines += [markdown_row(row) for row in body]
-    return "\n".join(lines)
+    marks = f"|---|{f'{mark}|' * header.count(' | ')}"
+    return "\n".join([f"| {header} |", marks, *map(markdown_row, body)])
 
 
 def part(header: str, body: Iterable[Sequence[object]], note: str, *envs: Record) -> str:
     """A table, its legend in one line, and a line for each machine that it was measured on."""
-    return "\n\n".join([rows(header, body), note, *([machine(*envs)] if envs else [])])
+    return "\n\n".join(filter(None, [rows(header, body), note, machine(*envs)]))
 
 
 def find(cells: Sequence[Record], **fields: object) -> Record:
@@ -54,9 +51,8 @@ def both(cells: Sequence[Record], old: int, new: int, **fields: object) -> tuple
 def factor(cells: Sequence[Record], old: int, new: int, **fields: object) -> str:
     """How many times faster `new` is than `old`, from times taken in turns, with its spread."""
     before, after = both(cells, old, new, paired=True, **fields)
-    if not (cell_tables.comparable(before) and cell_tables.comparable(after)):
-        return "-"
-    return cell_tables.show_step(before, after)
+    fair = cell_tables.comparable(before) and cell_tables.comparable(after)
+    return cell_tables.show_step(before, after) if fair else "-"
 
 
 def problems(
@@ -74,15 +70,11 @@ def problem_but_n(cell: Record) -> str:
 
 
 def as_shown(path: Path, **fields: object) -> str:
-    """The cells of a file with those fields as `ladder table --format markdown` shows them.
-
-    Their legend is one line.
-    """
+    """The cells of a file with those fields as `ladder table --format markdown` shows them."""
     env, cells = read(path)
     cells = [c for c in cells if all(c[name] == value for name, value in fields.items())]
-    tables = cell_tables.markdown(env, cells).removesuffix(cell_tables.legend(cells)).rstrip()
     note = f"Errors are against stage 3; {READING.format('')}."
-    return "\n\n".join([tables, note, machine(env)])
+    return markdown(cell_tables.tables(env, cells), note, machine(env))
 
 
 def edited_since(env: Record) -> set[int]:
@@ -105,17 +97,12 @@ def machine(*envs: Record) -> str:
     """Where files were measured, one line for each machine, and which stages were edited since."""
     found: dict[str, set[int]] = {}
     for env in envs:
-        where = env["device_name"]
-        if env["device"] == "cpu":
-            where += f", {env['cores']} cores"
-        versions = [f"torch {env['torch']}"] + [f"Triton {env['triton']}"] * bool(env["triton"])
-        said = f"Measured on: {where}; {', '.join(versions)}; {env['date'][:10]}"
+        cores = f", {env['cores']} cores" if env["device"] == "cpu" else ""
+        triton = f", Triton {env['triton']}" if env["triton"] else ""
+        software = f"torch {env['torch']}{triton}"
+        said = f"Measured on: {env['device_name']}{cores}; {software}; {env['date'][:10]}"
         found.setdefault(said, set()).update(edited_since(env))
-    return "\n\n".join(said + since(sorted(edited)) for said, edited in found.items())
-
-
-def since(edited: Sequence[int]) -> str:
-    """The end of a line that names the stages edited since."""
-    if not edited:
-        return "."
-    return f"; stage{'s' * (len(edited) > 1)} {', '.join(map(str, edited))} edited since."
+    return "\n\n".join(
+        f"{said}; {cell_tables.numbers(edited)} edited since." if edited else f"{said}."
+        for said, edited in found.items()
+    )

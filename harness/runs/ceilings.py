@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from harness.isolation.child import START_LIMIT, Child, ChildFailed, hear, say
+from harness.isolation.child import ChildFailed, hear, say
 from harness.isolation.session import Session, is_count, is_number, is_text, is_time, optional
 from harness.problems.problem import ITEMSIZE
 from harness.records import environment
@@ -111,23 +111,6 @@ def last_level_cache(folder: Path = CPU_CACHES) -> int | None:
             continue
     last = max((level for level, _ in caches), default=None)
     return sum(size for (level, _), size in caches.items() if level == last) or None
-
-
-def why_no_gpu() -> str | None:
-    """Why nothing can be measured on a GPU here, or None; asked in a child, as torch must be."""
-    with (
-        tempfile.TemporaryDirectory(prefix="ladder-") as folder,
-        Child(look, log=Path(folder) / "log") as child,
-    ):
-        message = child.receive(START_LIMIT, f"took more than {START_LIMIT:g} s to look")
-        return str(message["reason"]) or None
-
-
-def look(connection: Connection) -> None:
-    """In a child: say 'gpu' with the reason why there is none, empty where there is one."""
-    from stages.machine import why_no_gpu
-
-    say(connection, "gpu", reason=why_no_gpu() or "")
 
 
 def measure(ceilings: Sequence[Ceiling], seconds: float = SECONDS) -> Iterator[Record | str]:

@@ -70,9 +70,9 @@ class Outcome:
     def note_verdict(self, verdict: Record) -> None:
         """Take the judge's verdict on its first outputs."""
         self.note(verdict, ERRORS)
-        if not self.stage.exact(self.problem) and verdict["finite"]:
-            self.status = "wrong-by-design"
-            self.reason = f"declared exact up to Nk = {self.stage.exact_up_to} only"
+        declared = self.stage.inexact(self.problem)
+        if declared and verdict["finite"]:
+            self.status, self.reason = "wrong-by-design", declared
         elif verdict["exact"]:
             self.status = "ok"
         else:

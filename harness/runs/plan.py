@@ -3,7 +3,7 @@
 Nothing here touches a tensor.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -14,12 +14,17 @@ from harness.problems import cost
 from harness.problems.problem import PEERS_FROM, REAL_D, YARDSTICK, Problem
 from harness.records import environment
 from harness.records.schema import Record
-from harness.records.units import show_bytes
+from harness.records.units import show_bytes, significant
 
 # FLOP/s in float64 that none exceeds: a CPU's core (two 512-bit FMAs a cycle, 6 GHz), and a GPU
 CORE_RATE, GPU_RATE = 2e11, 1e14
+# FLOP/s that are fast for attention on one thread of a CPU (contestants have no more), and in
+# Triton's interpreter, where a contestant is called once and not timed
+THREAD_RATE, INTERPRETED_RATE = 2e11, 2e9
+PATIENCE = 600.0  # seconds: what takes longer even at those rates is not begun
 GPU_SIZES = (1024, 2048, 4096, 8192, 16384)
 SMALL_N, SMALL_D = 64, 16  # the tour's small part goes up to so many keys
+Takes = Callable[[StageInfo, Problem], bool]  # whether a stage is measured on a problem
 
 
 @dataclass(frozen=True)
@@ -77,9 +82,10 @@ class Cell:
         return identity | self.problem.to_json()
 
 
-def default_memory(machine_bytes: int | None) -> int:
+def default_memory() -> int:
     """The memory that a cell may take unless told: the smaller of 4 GiB and half the machine's."""
-    return min(4 << 30, machine_bytes // 2) if machine_bytes else 4 << 30
+    machine = environment.memory_bytes()
+    return min(4 << 30, machine // 2) if machine else 4 << 30
 
 
 def why_hopeless(problem: Problem) -> tuple[str, str] | None:
@@ -102,6 +108,36 @@ def why_hopeless(problem: Problem) -> tuple[str, str] | None:
             f"limit of {JUDGE_LIMIT:g} s"
         )
     return None
+
+
+def why_too_long(comparisons: Iterable[Comparison]) -> str | None:
+    """Why the comparisons can't be over in a time worth waiting for; None where they may be.
+
+    Only of a CPU: what a GPU is too slow for, its memory refuses first.
+    """
+    seconds = 0.0
+    for comparison in comparisons:
+        problem, limits = comparison.problem, comparison.limits
+        calls = limits.warmup + (limits.rounds or 0)
+        if problem.device != "cpu" or why_hopeless(problem):  # those end at once, and say so
+            continue
+        for stage, asked in comparison.contestants():
+            if stage.why_skip(asked):
+                continue
+            if stage.modes[problem.device] == "interpreted":
+                seconds += cost.flops(problem) / INTERPRETED_RATE
+            else:
+                seconds += cost.flops(problem) * calls / THREAD_RATE
+    if seconds <= PATIENCE:
+        return None
+    minutes = f"{seconds / 60:.0f} minutes"
+    wait = minutes if seconds < 5400 else f"{significant(seconds / 3600, 2)} hours"
+    rates = [f"{rate / 1e9:.0f} GFLOP/s" for rate in (THREAD_RATE, INTERPRETED_RATE)]
+    return (
+        f"hopeless on a CPU: the calls alone would take {wait} at {rates[0]}, which "
+        f"is fast for its one thread, and {rates[1]} interpreted; take a GPU, smaller sizes "
+        "without --suite, or fewer --stages and a smaller --repeat"
+    )
 
 
 # ---- cells
@@ -170,13 +206,17 @@ class Sizes:
 
     def of(self, n: int, d: int) -> tuple[int, int]:
         """b and h of a problem. Raises ValueError where `tokens` or `hidden` is too small."""
-        b = self.tokens // n if self.b is None else self.b
-        h = self.hidden // d if self.h is None else self.h
-        if b < 1:
-            raise ValueError(f"N = {n} is more than the {self.tokens} tokens of a batch")
-        if h < 1 or (self.h is None and self.hidden % d):
-            raise ValueError(f"d = {d} does not divide {self.hidden}, the size of all heads")
-        return b, h
+        if self.b is None and n > self.tokens:
+            raise ValueError(
+                f"--n: got {n}, expected at most the {self.tokens} tokens of a batch: raise "
+                "--tokens, or give --b"
+            )
+        if self.h is None and self.hidden % d:
+            raise ValueError(
+                f"--d: got {d}, expected a divisor of {self.hidden}, the size of all heads: "
+                "change --hidden, or give --h"
+            )
+        return self.b or self.tokens // n, self.h or self.hidden // d
 
 
 def make_problems(
@@ -190,7 +230,7 @@ def make_problems(
     problems = []
     for direction, masked, d, n in product(directions, causal, ds, ns):
         b, h = sizes.of(n, d)
-        hk = sizes.hk or h
+        hk = h if sizes.hk is None else sizes.hk
         problems.append(
             replace(base, direction=direction, causal=masked, b=b, h=h, hk=hk, nq=n, nk=n, d=d)
         )
@@ -235,8 +275,9 @@ def plan_comparisons(
     problems: Sequence[Problem],
     asked: Collection[Path],
     limits: Limits = Limits(),
+    takes: Takes = fits,
 ) -> list[Comparison]:
-    """A comparison for each problem, of those of `stages` that fit.
+    """A comparison for each problem, of those of `stages` that it `takes`.
 
     Stages whose files are `asked` for take part in each: where they don't take the problem, their
     record says why. Problems that differ in their page size alone are one comparison.
@@ -248,7 +289,7 @@ def plan_comparisons(
             (stage, each)
             for each in alike
             for stage in stages
-            if stage.path in asked or fits(stage, each)
+            if stage.path in asked or takes(stage, each)
         ]
         whole = [stage for stage, each in able if each.page_size is None]
         paged = [(stage, each.page_size) for stage, each in able if each.page_size is not None]

@@ -5,6 +5,9 @@ read and wrote while it ran. What a kernel wrote last is still in the L2 cache w
 nobody's count: up to some tens of MB, which is much of a small output and nothing beside S and P.
 (The L2's own count of writes is no help: on an H200 it comes out 1.5 times too large, since what
 crosses to the other half of the cache is counted in both.)
+
+What runs under ncu, one call of one stage between profiler marks, is this module as a program:
+``python -m harness.runs.traffic STAGE_FILE PROBLEM_JSON``
 """
 
 import csv
@@ -47,7 +50,7 @@ def profile(stage: StageInfo, problem: Problem) -> Iterator[Record]:
     command = [
         ncu, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none",
         "--profile-from-start", "off", "--metrics", metrics,
-        sys.executable, "-m", "harness.runs.traffic_probe", str(stage.path),
+        sys.executable, "-m", "harness.runs.traffic", str(stage.path),
         json.dumps(problem.to_json()),
     ]  # fmt: skip
     try:
@@ -91,3 +94,30 @@ def parse(text: str) -> list[dict[str, Any]]:
             counts[name] = float(line[metric].replace(",", ""))
         found.append(counts)
     return found
+
+
+def probe(path: str, problem_json: str) -> None:
+    """Under ncu: warm the stage up, empty the caches, and let the profiler see one call."""
+    import torch
+
+    import stages
+    from harness.isolation.call import bind
+    from harness.measures.accuracy import set_precision
+    from harness.problems.inputs import make_inputs
+
+    problem = Problem.from_json(json.loads(problem_json))
+    if problem.dtype == "float32":
+        set_precision(problem.precision)
+    attend = bind(stages.load(path).attend, problem)
+    q, k, v = make_inputs(problem)
+    for _ in range(2):
+        attend(q, k, v)
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    attend(q, k, v)
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+
+
+if __name__ == "__main__":
+    probe(*sys.argv[1:3])

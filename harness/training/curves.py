@@ -1,43 +1,32 @@
-"""Whether a stage trains as SDPA does: its loss curve held against the curves of SDPA's backends.
+"""Whether a stage trains as SDPA does: its loss curve compared with those of SDPA's backends.
 
 Two right attentions from the same seed see the same weights and batches, and differ in rounding
-alone, which training carries on and may amplify. How much it does is measured, not guessed: SDPA's
-own backends are such attentions. So
+alone, which training carries on and may amplify. How much it does is measured on SDPA's backends.
+docs/training.md says why it is judged so, and how far the verdict can be trusted.
 
-    windows    losses are averaged over WINDOW steps: a step's loss is mostly its batch. What is
-               left of the steps at the end belongs to the last window.
+    windows    losses are averaged over WINDOW steps; what is left of the steps at the end belongs
+               to the last window
     spread     at a window: the largest difference between two backends' averages, over all seeds
-               and over the windows so far. One seed's backends may cross and agree by chance: the
-               other seeds, and what they differed by before, say how far they stray. Windows to
-               come say nothing: what goes wrong early isn't excused by noise that comes late.
+               and over the windows so far
     deviation  of a stage at a window: how far its average is from the mean of the backends'
-               averages of the same seed.
-    allowed    FACTOR times the spread. The spread counts as an ulp of the float32 loss at least:
-               below it, two curves that agree can't be told from two that don't.
+               averages of the same seed
+    allowed    FACTOR times the spread, which counts as an ulp of the float32 loss at least
 
-A stage is 'ok' where its deviation is allowed at every window of every seed, else 'outside'.
-
-What that is worth, where the stage's differences are draws of the same kind as the backends' (3
-seeds, 20 windows, by simulation): beside 4 backends such a stage falls outside in 1 of 300 runs,
-beside 3 in 1 of 65, beside 2 in 1 of 7; in 1 of 70, 1 of 12 and nearly half of them where all
-differences grow by two thirds a window. So with fewer than LEAST_BACKENDS backends or LEAST_SEEDS
-seeds nothing is judged; the deviation is told all the same. A stage whose rounding errors are
-larger than any backend's may fall outside and train well: outside means that it is no draw of the
-same kind, not that it learns nothing. And where training itself is unstable, so that a rounding
-error turns a seed's curve, the spread is wide and a wrong stage may hide in it: the plot shows it.
+A stage is 'ok' where its deviation is allowed at every window of every seed, else 'outside'. With
+fewer than LEAST_BACKENDS backends or LEAST_SEEDS seeds it is 'not judged'.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from statistics import median
+from itertools import accumulate, pairwise
+from statistics import fmean, median
 from typing import Any
 
 from harness.records.schema import FAILURES, BadRecord
 
 Record = Mapping[str, Any]
-Key = tuple[int, str]
+Farthest = tuple[float, float | None, int]  # a deviation, what is allowed, and the step
 
 WINDOW = 25  # steps
 FACTOR = 2.0
@@ -56,7 +45,7 @@ class Verdict:
     `status` is 'ok', 'outside', 'not judged', or what kept it from training. Losses are in nats a
     character, means over the seeds; `final` is the last window's. `deviation` is the largest beside
     what is `allowed`, and `step` where its window ends; where nothing is judged it is the largest,
-    and `allowed` is None.
+    and `allowed` is None. `tokens_per_s` is None where it was not measured, or the status isn't ok.
     """
 
     stage: int
@@ -69,7 +58,7 @@ class Verdict:
     deviation: float | None
     allowed: float | None
     step: int | None
-    tokens_per_s: float | None  # None where there is no speed to show: not measured, or unchecked
+    tokens_per_s: float | None
 
     @property
     def failed(self) -> bool:
@@ -93,16 +82,12 @@ def check(records: Sequence[Record]) -> None:
 
 def ends(steps: int) -> list[int]:
     """The steps at which the windows of `steps` steps end."""
-    return [WINDOW * index for index in range(1, steps // WINDOW)] + [steps]
+    return [*range(WINDOW, steps - WINDOW + 1, WINDOW), steps]
 
 
 def averages(losses: Sequence[float]) -> list[float]:
     """The mean loss of each window."""
-    last = ends(len(losses))
-    return [
-        math.fsum(losses[start:end]) / (end - start)
-        for start, end in zip([0, *last[:-1]], last, strict=True)
-    ]
+    return [fmean(losses[start:end]) for start, end in pairwise([0, *ends(len(losses))])]
 
 
 def finished(record: Record) -> bool:
@@ -121,10 +106,8 @@ def backends(records: Sequence[Record]) -> dict[int, list[list[float]]]:
 
 def means(records: Sequence[Record]) -> dict[int, list[float]]:
     """seed -> the mean of the backends' averaged curves."""
-    return {
-        seed: [math.fsum(column) / len(column) for column in zip(*curves, strict=True)]
-        for seed, curves in backends(records).items()
-    }
+    found = backends(records).items()
+    return {seed: [fmean(column) for column in zip(*some, strict=True)] for seed, some in found}
 
 
 def spread(records: Sequence[Record]) -> list[float] | None:
@@ -134,9 +117,8 @@ def spread(records: Sequence[Record]) -> list[float] | None:
         for curves in backends(records).values()
         if len(curves) > 1
     ]
-    if not ranges:
-        return None
-    return list(accumulate((max(column) for column in zip(*ranges, strict=True)), max))
+    widest = [max(column) for column in zip(*ranges, strict=True)]
+    return list(accumulate(widest, max)) or None
 
 
 def allowed(records: Sequence[Record]) -> list[float] | None:
@@ -169,7 +151,7 @@ def why_not_judged(records: Sequence[Record]) -> str | None:
 
 def judge(records: Sequence[Record]) -> list[Verdict]:
     """The verdict on each contestant of a run, SDPA's backends too, by number and name."""
-    groups: dict[Key, list[Record]] = {}
+    groups: dict[tuple[int, str], list[Record]] = {}
     for record in records:
         groups.setdefault((record["stage"], record["name"]), []).append(record)
     return [judge_one(groups[key], records) for key in sorted(groups)]
@@ -178,20 +160,20 @@ def judge(records: Sequence[Record]) -> list[Verdict]:
 def judge_one(own: Sequence[Record], records: Sequence[Record]) -> Verdict:
     """The verdict on one contestant from its `own` records, those of all beside them."""
     whole = [record for record in own if finished(record)]
-    limits = None if why_not_judged(records) else allowed(records)
-    worst = farthest(whole, records, limits)
-    deviation, limit, step = worst or (None, None, None)
+    worst = farthest(whole, records)
     status, reason = status_of(own, records, worst)
-    speeds = [record["tokens_per_s"] for record in whole if record["tokens_per_s"] is not None]
+    deviation, limit, step = worst or (None, None, None)
+    finals = [averages(record["losses"])[-1] for record in whole]
     val_losses = [record["val_loss"] for record in whole if record["val_loss"] is not None]
+    speeds = [record["tokens_per_s"] for record in whole if record["tokens_per_s"] is not None]
     return Verdict(
         stage=own[0]["stage"],
         name=own[0]["name"],
         reference=own[0]["reference"],
         status=status,
         reason=reason,
-        final=mean([averages(record["losses"])[-1] for record in whole]),
-        val_loss=mean(val_losses),
+        final=fmean(finals) if finals else None,
+        val_loss=fmean(val_losses) if val_losses else None,
         deviation=deviation,
         allowed=limit,
         step=step,
@@ -199,24 +181,24 @@ def judge_one(own: Sequence[Record], records: Sequence[Record]) -> Verdict:
     )
 
 
-def farthest(
-    whole: Sequence[Record], records: Sequence[Record], limits: Sequence[float] | None
-) -> tuple[float, float | None, int] | None:
-    """The deviation that is largest beside what is allowed, that, and its step; None: no mean."""
-    found = []
-    for record in whole:
-        for index, deviation in enumerate(deviations(record, records) or ()):
-            limit = None if limits is None else limits[index]
-            found.append((deviation, limit, ends(record["steps"])[index]))
+def farthest(whole: Sequence[Record], records: Sequence[Record]) -> Farthest | None:
+    """The deviation that is largest beside what is allowed, that, and its step; None: no mean.
+
+    Where nothing is judged, nothing is allowed, and it is the largest deviation.
+    """
+    limits = None if why_not_judged(records) else allowed(records)
+    found = [
+        (deviation, None if limits is None else limits[index], ends(record["steps"])[index])
+        for record in whole
+        for index, deviation in enumerate(deviations(record, records) or ())
+    ]
     return max(found, key=lambda one: one[0] / (one[1] or 1.0), default=None)
 
 
 def status_of(
-    own: Sequence[Record],
-    records: Sequence[Record],
-    worst: tuple[float, float | None, int] | None,
+    own: Sequence[Record], records: Sequence[Record], worst: Farthest | None
 ) -> tuple[str, str]:
-    """Status and reason of one contestant; `worst` is what `farthest` found."""
+    """Status and reason of one contestant, of which `worst` is the farthest."""
     for record in sorted(own, key=lambda record: record["status"] not in FAILURES):
         if record["status"] != "ok":
             return record["status"], f"seed {record['seed']}: {record['reason']}"
@@ -230,8 +212,3 @@ def status_of(
     if limit is not None and deviation > limit:
         return OUTSIDE, f"by step {step} off by {deviation:.2g}, allowed is {limit:.2g} at most"
     return "ok", ""
-
-
-def mean(values: Sequence[float]) -> float | None:
-    """The mean, None of nothing."""
-    return math.fsum(values) / len(values) if values else None

@@ -1,28 +1,32 @@
-"""What runs in a contestant's own process: a GPT trained with one attention, seed after seed.
+"""What runs in a trainee's own process: a GPT trained with one attention, seed after seed.
 
 Everything but the attention is the same for all: for one seed the same initial weights, the same
 batches in the same order, the same optimiser and learning rates. On a GPU in bfloat16 the model is
 float32 under torch.autocast, so that a stage gets bfloat16 q, k, v, as it would in anybody's
-training.
+training. The parent, which has no torch, never imports this module.
 """
 
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+import stages
 from harness.isolation.call import WrongOutput, blame, check_like
 from harness.isolation.child import hear, say
+from harness.measures.accuracy import set_precision
 from harness.problems.problem import Problem
+from harness.training.gpt import GPT, Attend
 from harness.training.plan import SHAPES, Shape
-
-if TYPE_CHECKING:
-    import torch
-
-    from harness.training.gpt import GPT
+from stages.contract import StageUnavailable
 
 TEXT = Path(__file__).parents[1] / "data" / "train_text.txt"
 HELD_OUT = 0.1  # of the text, its end: never trained on
@@ -38,11 +42,8 @@ MOST_CHUNKS = 10  # messages with losses a run, while they hold no more than MOS
 MOST_LOSSES = 1000
 UNTIMED_STEPS = 10  # they compile, and fill caches
 
-Attend = Callable[..., "torch.Tensor"]
-Order = dict[str, Any]
 
-
-def train_seeds(connection: Connection, order: Order) -> None:
+def train_seeds(connection: Connection, order: dict[str, Any]) -> None:
     """Train with the stage in the file order['path'], or with the SDPA backend order['backend'].
 
     Says 'ready' with the number of parameters; then for each {'seed'} 'losses' again and again,
@@ -50,24 +51,17 @@ def train_seeds(connection: Connection, order: Order) -> None:
     """
     problem = Problem.from_json(order["problem"])
     try:
-        import stages  # before triton: it decides between compiling and interpreting
-
-        module = None if order["path"] is None else stages.load(order["path"])
-        import torch
-
-        from harness.measures.accuracy import set_precision
-
         torch.set_num_threads(1)  # timing.py says why
         set_precision("ieee")
-        if module is None:
+        if order["path"] is None:
             attend = sdpa(order["backend"])
-        elif "causal" in module.STAGE.options:
-            attend = checked(module.attend)
         else:
-            attend = checked(row_by_row(module.attend))
-        run = Run(attend, SHAPES[order["size"]], order["steps"], order["dtype"], problem.device)
+            module = stages.load(order["path"])
+            masked = "causal" in module.STAGE.options
+            attend = checked(module.attend if masked else row_by_row(module.attend))
+        run = Run(attend, SHAPES[order["size"]], order["steps"], problem.dtype, problem.device)
         parameters = sum(weight.numel() for weight in run.new_model(0).parameters())
-        if module is None:
+        if order["path"] is None:
             refuse_early(run)
         say(connection, "ready", parameters=parameters)
         while True:
@@ -87,8 +81,6 @@ class Run:
     """
 
     def __init__(self, attend: Attend, shape: Shape, steps: int, dtype: str, device: str) -> None:
-        import torch
-
         self.attend, self.shape, self.steps, self.device = attend, shape, steps, device
         self.dtype = getattr(torch, dtype)
         text = TEXT.read_text(encoding="utf-8")
@@ -101,12 +93,8 @@ class Run:
         self.val_loss: float | None = None
         self.tokens_per_s: float | None = None
 
-    def new_model(self, seed: int) -> "GPT":
+    def new_model(self, seed: int) -> GPT:
         """A model with the initial weights of `seed`: made on the CPU, the same on each device."""
-        import torch
-
-        from harness.training.gpt import GPT
-
         torch.manual_seed(seed)
         return GPT(self.characters, self.shape, self.attend).to(self.device)
 
@@ -115,8 +103,6 @@ class Run:
 
         Raises WrongOutput where a loss is NaN or infinite, after those before it.
         """
-        import torch
-
         model = self.model = self.new_model(seed)
         optimizer = self.make_optimizer(model)
         starts = self.draw(self.text, self.steps, seed)  # (steps, batch)
@@ -143,54 +129,45 @@ class Run:
             self.tokens_per_s = tokens / (self.now() - began)
         self.val_loss = self.validate(model)
 
-    def loss(self, model: "GPT", text: "torch.Tensor", starts: "torch.Tensor") -> "torch.Tensor":
+    def loss(self, model: GPT, text: Tensor, starts: Tensor) -> Tensor:
         """The model's loss () on the windows of `text` that begin at `starts` (batch,)."""
-        import torch
-
         offsets = torch.arange(self.shape.block + 1, device=self.device)
         window = text[starts[:, None] + offsets]  # (batch, block + 1)
         mixed = self.dtype != torch.float32
         with torch.autocast(self.device, dtype=self.dtype if mixed else None, enabled=mixed):
-            loss: torch.Tensor = model(window[:, :-1], window[:, 1:])
+            loss: Tensor = model(window[:, :-1], window[:, 1:])
         return loss
 
-    def draw(self, text: "torch.Tensor", count: int, seed: int) -> "torch.Tensor":
+    def draw(self, text: Tensor, count: int, seed: int) -> Tensor:
         """Where the windows of `count` batches begin, (count, batch), uniform over `text`."""
-        import torch
-
         generator = torch.Generator().manual_seed(seed)
         most = len(text) - self.shape.block
         starts = torch.randint(most, (count, self.shape.batch), generator=generator)
         return starts.to(self.device)
 
-    def validate(self, model: "GPT") -> float:
+    @torch.no_grad()
+    def validate(self, model: GPT) -> float:
         """The mean loss on held-out windows, the same ones for every seed and contestant."""
-        import torch
-
-        with torch.no_grad():
-            batches = self.draw(self.held_out, min(VAL_BATCHES, self.steps), 0)
-            losses = [self.loss(model, self.held_out, starts) for starts in batches]
-            mean = float(torch.stack(losses).mean())
+        batches = self.draw(self.held_out, min(VAL_BATCHES, self.steps), 0)
+        losses = [self.loss(model, self.held_out, starts) for starts in batches]
+        mean = float(torch.stack(losses).mean())
         if not math.isfinite(mean):
             raise WrongOutput(f"the loss on held-out text is {mean}")
         return mean
 
-    def make_optimizer(self, model: "GPT") -> "torch.optim.Optimizer":
+    def make_optimizer(self, model: GPT) -> torch.optim.Optimizer:
         """AdamW with weight decay on matrices alone."""
-        import torch
-
-        matrices = [weight for weight in model.parameters() if weight.dim() > 1]
-        others = [weight for weight in model.parameters() if weight.dim() < 2]
         groups = [
-            {"params": matrices, "weight_decay": WEIGHT_DECAY},
-            {"params": others, "weight_decay": 0.0},
+            {
+                "params": [w for w in model.parameters() if w.dim() > 1],
+                "weight_decay": WEIGHT_DECAY,
+            },
+            {"params": [w for w in model.parameters() if w.dim() < 2], "weight_decay": 0.0},
         ]
         return torch.optim.AdamW(groups, betas=BETAS, fused=self.device == "cuda")
 
     def now(self) -> float:
         """Seconds on a clock, once all that was asked of the device is done."""
-        import torch
-
         if self.device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
@@ -216,30 +193,20 @@ def finite(losses: list[float], done: int) -> Iterator[list[float]]:
 
 def sdpa(backend: str) -> Attend:
     """torch's SDPA with one backend alone, such as 'FLASH_ATTENTION', called as a stage is."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention
 
-    chosen = SDPBackend.__members__[backend]
-
-    def attend(
-        q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", *, causal: bool = False
-    ) -> "torch.Tensor":
-        with sdpa_kernel(chosen):
+    def attend(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+        with sdpa_kernel(SDPBackend.__members__[backend]):
             return scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     return attend
 
 
-def refuse_early(run: "Run") -> None:
+def refuse_early(run: Run) -> None:
     """Raise StageUnavailable where torch's own backend won't do one step of `run`.
 
     Which shapes, strides and dtypes a backend takes, forward and backward, differs with torch,
     cuDNN and the GPU: that one refuses is no failure of ours.
     """
-    import torch
-
-    from stages.contract import StageUnavailable
-
     try:
         run.loss(run.new_model(0), run.text, run.draw(run.text, 1, 0)[0]).backward()
         run.now()  # on a GPU it fails where it's waited for
@@ -256,16 +223,11 @@ def row_by_row(attend: Attend) -> Attend:
     Row i is given the keys up to i and no others. As many queries as keys.
     """
 
-    def call(
-        q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", *, causal: bool
-    ) -> "torch.Tensor":
-        import torch
-
-        assert causal and q.shape[2] == k.shape[2], "a GPT asks for nothing else"
-        rows = range(q.shape[2])
-        return torch.cat(
-            [attend(q[:, :, i : i + 1], k[:, :, : i + 1], v[:, :, : i + 1]) for i in rows], dim=2
-        )
+    def call(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+        N = q.shape[2]
+        assert causal and k.shape[2] == N, "a GPT asks for nothing else"
+        rows = [attend(q[:, :, i - 1 : i], k[:, :, :i], v[:, :, :i]) for i in range(1, N + 1)]
+        return torch.cat(rows, dim=2)
 
     return call
 
@@ -273,9 +235,7 @@ def row_by_row(attend: Attend) -> Attend:
 def checked(attend: Attend) -> Attend:
     """`attend`, its output held to the contract: WrongOutput where no model could train with it."""
 
-    def call(
-        q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor", *, causal: bool
-    ) -> "torch.Tensor":
+    def call(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
         o = attend(q, k, v, causal=causal)
         check_like(o, q)
         if q.requires_grad and not o.requires_grad:

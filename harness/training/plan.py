@@ -17,6 +17,8 @@ DEFAULT_SIZES = {"cpu": "tiny", "cuda": "small"}
 DEFAULT_STEPS = {"cpu": 300, "cuda": 500}
 INTERPRETED_STEPS = 3  # where a trainee's kernels are interpreted: each takes seconds
 DEFAULT_SEEDS = {"cpu": 1, "cuda": 3}
+# `ladder generate`: keys per page; the first tokens, which fill the cache and may compile
+PAGE_SIZE, UNTIMED = 16, 2
 
 # SDPA's backends (torch.nn.attention.SDPBackend) as trainees: number, name, title, backend
 FLASH = (100, "sdpa_flash", "SDPA, flash", "FLASH_ATTENTION")
@@ -28,8 +30,7 @@ BACKENDS = {"cpu": (FLASH, MATH), "cuda": (FLASH, CUDNN, EFFICIENT, MATH)}
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a model and of its batches: `layers` of `heads` heads, `head_dim` each, so that
-    D = heads * head_dim; `batch` windows of `block` characters a step, at the peak rate `lr`."""
+    """Of a model and its batches: `batch` windows of `block` characters, the peak rate `lr`."""
 
     layers: int
     heads: int
@@ -88,11 +89,7 @@ def from_backends(device: str) -> list[Trainee]:
     """SDPA's backends for `device`; which of them take the problem is told by their processes."""
     return [
         Trainee(
-            stage=number,
-            name=name,
-            mode="native",
-            declared={"stage": number, "name": name, "title": title},
-            backend=backend,
+            number, name, "native", {"stage": number, "name": name, "title": title}, None, backend
         )
         for number, name, title, backend in BACKENDS[device]
     ]
@@ -101,23 +98,14 @@ def from_backends(device: str) -> list[Trainee]:
 def from_stage(stage: StageInfo, problem: Problem) -> Trainee:
     """A stage as a trainee, skipped where it can't train on this machine."""
     by_rows = "causal" not in stage.options
-    return Trainee(
-        stage=stage.number,
-        name=stage.name,
-        mode=stage.modes[problem.device],
-        declared=stage.to_json(),
-        path=stage.path,
-        skip=stage.why_skip(replace(problem, causal=False) if by_rows else problem),
-        by_rows=by_rows,
-    )
+    skip = stage.why_skip(replace(problem, causal=False) if by_rows else problem)
+    mode, declared = stage.modes[problem.device], stage.to_json()
+    return Trainee(stage.number, stage.name, mode, declared, stage.path, None, skip, by_rows)
 
 
 def make_problem(size: str, dtype: str, device: str) -> Problem:
     """What a layer of the model of that size asks of its attention."""
     shape = SHAPES[size]
-    return Problem(
-        inputs="normal", seed=0, b=shape.batch, h=shape.heads, hk=shape.heads, nq=shape.block,
-        nk=shape.block, d=shape.head_dim, dtype=dtype,
-        precision="ieee" if dtype == "float32" else dtype, causal=True, seqlens_k=None,
-        device=device, direction="train",
-    )  # fmt: skip
+    sizes = (shape.batch, shape.heads, shape.heads, shape.block, shape.block, shape.head_dim)
+    precision = "ieee" if dtype == "float32" else dtype
+    return Problem("normal", 0, *sizes, dtype, precision, True, None, device, "train")

@@ -8,13 +8,13 @@ harness/training/curves.py.
 
 import tempfile
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from harness.isolation.child import NO_MESSAGE, ChildFailed
 from harness.isolation.session import Session, is_count, is_number, list_of, optional
 from harness.records.jsonl import Writer
 from harness.records.schema import Record
-from harness.training.loop import train_seeds
 from harness.training.plan import Plan, Trainee
 
 STEP_LIMIT = 300.0  # seconds between two messages: a step, or all that the first one compiles
@@ -53,27 +53,23 @@ def run(
 def train_record(trainee: Trainee, plan: Plan, seed: int) -> Record:
     """The record of a trainee and a seed before anything is done."""
     return {
-        "kind": "train",
-        "stage": trainee.stage,
-        "name": trainee.name,
-        "reference": trainee.backend is not None,
-        "device": plan.problem.device,
-        "dtype": plan.problem.dtype,
-        "mode": trainee.mode,
-        "size": plan.size,
-        "seed": seed,
-        "steps": plan.steps,
-        "parameters": None,
-        "status": "crashed",
-        "reason": "",
-        "losses": [],
-        "val_loss": None,
-        "tokens_per_s": None,
-    }
+        "kind": "train", "stage": trainee.stage, "name": trainee.name,
+        "reference": trainee.backend is not None, "device": plan.problem.device,
+        "dtype": plan.problem.dtype, "mode": trainee.mode, "size": plan.size, "seed": seed,
+        "steps": plan.steps, "parameters": None, "status": "crashed", "reason": "", "losses": [],
+        "val_loss": None, "tokens_per_s": None,
+    }  # fmt: skip
 
 
-class Training:
-    """A trainee and its process, which trains from one seed after another."""
+def in_its_process(connection: Connection, order: Record) -> None:
+    """Train in the child, which has torch imported: the parent never does."""
+    from harness.training.loop import train_seeds
+
+    train_seeds(connection, order)
+
+
+class Training(Session):
+    """A trainee's process, which trains from one seed after another."""
 
     def __init__(self, trainee: Trainee, plan: Plan, memory: int, log: Path) -> None:
         self.trainee, self.plan = trainee, plan
@@ -84,10 +80,9 @@ class Training:
             "problem": plan.problem.to_json(),
             "size": plan.size,
             "steps": plan.steps,
-            "dtype": plan.problem.dtype,
         }
         greeting = {"parameters": is_count}
-        self.session = Session(train_seeds, order, log=log, memory=memory, greeting=greeting)
+        super().__init__(in_its_process, order, log=log, memory=memory, greeting=greeting)
 
     def train(self, seed: int, progress: Callable[[Record], None]) -> Record:
         """The record of one seed, whatever happens."""
@@ -97,7 +92,7 @@ class Training:
         try:
             self.follow(record, progress)
         except ChildFailed as error:
-            self.session.end()
+            self.end()
             if error.reason == NO_MESSAGE:  # nor is what it said before to be believed
                 record = train_record(self.trainee, self.plan, seed)
             record |= {"status": error.status, "reason": error.reason}
@@ -110,14 +105,14 @@ class Training:
     def follow(self, record: Record, progress: Callable[[Record], None]) -> None:
         """Train from the seed of `record`, and fill it. Raises ChildFailed where that fails."""
         late = f"no step was done in {STEP_LIMIT:g} s"
-        record["parameters"] = self.session.ready()["parameters"]
-        message = self.session.ask({"seed": record["seed"]}, SAID, STEP_LIMIT, late)
+        record["parameters"] = self.ready()["parameters"]
+        message = self.ask({"seed": record["seed"]}, SAID, STEP_LIMIT, late)
         while message["event"] == "losses":
             record["losses"] += message["losses"]
             if len(record["losses"]) > record["steps"]:
                 raise ChildFailed("crashed", NO_MESSAGE)
             progress(record)
-            message = self.session.receive(SAID, STEP_LIMIT, late)
+            message = self.receive(SAID, STEP_LIMIT, late)
         if len(record["losses"]) < record["steps"]:
             raise ChildFailed("crashed", NO_MESSAGE)
         record["val_loss"] = message["val_loss"]
@@ -127,10 +122,4 @@ class Training:
 
     def printed(self) -> str:
         """What the stage has printed since the last time; of torch's backends it is no matter."""
-        return "" if self.trainee.path is None else self.session.printed()
-
-    def __enter__(self) -> "Training":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.session.end()
+        return "" if self.trainee.path is None else super().printed()

@@ -2,19 +2,18 @@
 
 import json
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from harness.problems.problem import PEERS_FROM, YARDSTICK
-from harness.records.schema import FAILURES, PROBLEM
+from harness.records.schema import FAILURES, PROBLEM, Record
 from harness.records.units import show_bytes, show_time, significant
 from harness.views import table
 from harness.views.table import Column, Table, Tables
 
-Record = Mapping[str, Any]
+Stage = tuple[int, str]  # number and name of a stage or peer
 
 FORMATS = ("rich", "markdown", "csv", "json")
 SMALL_PEAK = 1 << 20  # bytes below which a process's resident set tells nothing
@@ -32,58 +31,68 @@ SHORT_LEGEND = "~: separate runs; without ~: in turns."
 MORE = "docs/measuring.md"
 
 # what else is to be known of a table that is no forward pass's
-SHORT_LEGENDS = {"fwd": "", "bwd": "bwd: dq, dk, dv from dO.", "train": "train: o, dq, dk, dv."}
+SHORT_LEGENDS = {"bwd": "bwd: dq, dk, dv from dO.", "train": "train: o, dq, dk, dv."}
 LEGENDS = {
-    "fwd": "",
-    "bwd": " bwd: dq, dk, dv from dO, the forward pass done before; its peak is above what that "
+    "bwd": "bwd: dq, dk, dv from dO, the forward pass done before; its peak is above what that "
     "pass holds, its errors are the largest among the three.",
-    "train": " train: a call is o, then dq, dk, dv from dO; errors are the largest among the four.",
+    "train": "train: a call is o, then dq, dk, dv from dO; errors are the largest among the four.",
 }
 
 HEADERS = ("#", "stage", "time", "vs before", "vs #3", "peak", "max err", "rel err", "status")
 TIME = HEADERS.index("time")
-TIMES = {"fwd": "time", "bwd": "bwd time", "train": "train time"}
+
+
+def grouped(records: Sequence[Record], key: Callable[[Record], object]) -> list[list[Record]]:
+    """Records with equal keys together, in the order of their first coming."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(json.dumps(key(record)), []).append(record)
+    return list(groups.values())
+
+
+def stage_of(record: Record) -> Stage:
+    """Whose record it is; the same of a stage in the env line."""
+    return record["stage"], record["name"]
+
+
+def stages_of(records: Sequence[Record]) -> list[Stage]:
+    """The stages and peers that have records, by number."""
+    return sorted(set(map(stage_of, records)))
+
+
+def titles(env: Record) -> dict[Stage, str]:
+    """(stage, name) -> title, as the run's env line keeps them."""
+    return {stage_of(stage): stage["title"] for stage in env["rungs"]}
+
+
+def labels(env: Record) -> dict[Stage, str]:
+    """(stage, name) -> number and title: '3 torch, three GEMMs'."""
+    return {stage: f"{stage[0]} {title}" for stage, title in titles(env).items()}
 
 
 def by_problem(cells: Sequence[Record]) -> list[list[Record]]:
     """The cells grouped by problem in the order of their first coming, stages by number within."""
-    groups: dict[str, list[Record]] = {}
-    for cell in cells:
-        groups.setdefault(json.dumps([cell[field] for field in PROBLEM]), []).append(cell)
-    return [
-        sorted(group, key=lambda cell: (cell["stage"], cell["name"])) for group in groups.values()
-    ]
+    groups = grouped(cells, lambda cell: [cell[field] for field in PROBLEM])
+    return [sorted(group, key=stage_of) for group in groups]
 
 
 def problem_title(cell: Record) -> str:
     """What a problem is, in a line; what is as usual isn't said."""
-    n = f"N = {cell['nk']}"
-    if cell["nq"] != cell["nk"]:
-        n = f"Nq = {cell['nq']}, Nk = {cell['nk']}"
-    parts = [n, f"d = {cell['d']}"]
-    if (cell["b"], cell["h"]) != (1, 1):
-        parts.append(f"b = {cell['b']}, h = {cell['h']}")
-    if cell["hk"] != cell["h"]:
-        parts.append(f"hk = {cell['hk']}")
-    parts.append(cell["dtype"])
-    if cell["precision"] == "tf32":
-        parts.append("tf32")
-    parts.append({"real": "real input"}.get(cell["inputs"], f"{cell['inputs']} input"))
-    if cell["causal"]:
-        parts.append("causal")
-    if cell["seqlens_k"] is not None:
-        parts.append("padded")
-    if cell["direction"] != "fwd":
-        parts.append(cell["direction"])
-    parts.append(cell["device"])
-    return ", ".join(parts)
-
-
-def key_lengths(cell: Record) -> list[str]:
-    """A line with the valid keys of each batch entry, where the problem is padded."""
-    if cell["seqlens_k"] is None:
-        return []
-    return [f"  padded: {', '.join(map(str, cell['seqlens_k']))} valid keys"]
+    nq, nk, b, h = (cell[field] for field in ("nq", "nk", "b", "h"))
+    parts = (
+        f"N = {nk}" if nq == nk else f"Nq = {nq}, Nk = {nk}",
+        f"d = {cell['d']}",
+        "" if b == h == 1 else f"b = {b}, h = {h}",
+        "" if cell["hk"] == h else f"hk = {cell['hk']}",
+        cell["dtype"],
+        "tf32" if cell["precision"] == "tf32" else "",
+        f"{cell['inputs']} input",
+        "causal" if cell["causal"] else "",
+        "padded" if cell["seqlens_k"] is not None else "",
+        "" if cell["direction"] == "fwd" else cell["direction"],
+        cell["device"],
+    )
+    return ", ".join(filter(None, parts))
 
 
 def comparable(cell: Record) -> bool:
@@ -92,11 +101,7 @@ def comparable(cell: Record) -> bool:
 
 
 def rivals(group: Sequence[Record], cell: Record) -> tuple[Record | None, Record | None]:
-    """Whom `cell` is held against: the stage before it, and stage 3.
-
-    The stage before is the next lower one of the ladder whose time may be compared. None where
-    there is nothing to compare.
-    """
+    """Whom `cell` is compared with: the next lower stage that is comparable, and stage 3."""
     if not comparable(cell):
         return None, None
     others = [
@@ -123,8 +128,7 @@ def times_faster(before: Record | None, after: Record) -> float | None:
 def spread(before: Record | None, after: Record) -> tuple[float, float] | None:
     """The quartiles of how many times faster `after` is, round by round.
 
-    None where the two were not timed in the same rounds, or in fewer than two, or by a version that
-    kept no rounds.
+    None unless both have the times of the same rounds, two or more.
     """
     slow, fast = ((cell or {}).get("rounds_ms") or () for cell in (before, after))
     if len(slow) != len(fast) or len(slow) < 2:
@@ -134,25 +138,16 @@ def spread(before: Record | None, after: Record) -> tuple[float, float] | None:
     return first, third
 
 
-def show_step(before: Record, after: Record) -> str:
-    """How many times faster `after` is, timed in turns with `before`, with its spread."""
-    return show_ratio(times_faster(before, after), True, spread(before, after))
-
-
 def rows_of(group: Sequence[Record]) -> list[Record]:
     """The cells of a problem that have a row: one per stage, unpaired where there are both."""
-    rows = {(cell["stage"], cell["name"]): cell for cell in group if cell["paired"]}
-    rows |= {(cell["stage"], cell["name"]): cell for cell in group if not cell["paired"]}
+    rows = {stage_of(cell): cell for cell in sorted(group, key=lambda c: not c["paired"])}
     return [rows[stage] for stage in sorted(rows)]
 
 
 def in_turns(group: Sequence[Record], cell: Record) -> Record | None:
     """The paired cell of the same stage, where it was measured."""
-    for other in group:
-        same = (other["stage"], other["name"]) == (cell["stage"], cell["name"])
-        if same and other["paired"] and comparable(other):
-            return other
-    return None
+    same = (other for other in group if stage_of(other) == stage_of(cell))
+    return next((other for other in same if other["paired"] and comparable(other)), None)
 
 
 def show_ratio(ratio: float | None, paired: bool, spread: tuple[float, float] | None = None) -> str:
@@ -165,8 +160,13 @@ def show_ratio(ratio: float | None, paired: bool, spread: tuple[float, float] | 
     return f"{significant(ratio)}x{quartiles}"
 
 
+def show_step(before: Record | None, after: Record, paired: bool = True) -> str:
+    """How many times faster `after` is; timed in turns with `before`, with its spread."""
+    return show_ratio(times_faster(before, after), paired, spread(before, after))
+
+
 def show_peak(cell: Record) -> str:
-    """The peak; an honest '<1 MB' where the process's resident set can't tell more."""
+    """The peak; '<1 MB' where the process's resident set can't tell more."""
     peak = cell["peak_bytes"]
     if peak is None:
         return "-"
@@ -180,23 +180,17 @@ def show_error(error: float | None) -> str:
     return "-" if error is None else "0" if error == 0 else f"{error:.2g}"
 
 
-def titles(env: Record) -> dict[tuple[int, str], str]:
-    """(stage, name) -> title, as the run's env line keeps them."""
-    return {(stage["stage"], stage["name"]): stage["title"] for stage in env["rungs"]}
-
-
 def row(group: Sequence[Record], cell: Record, title: str) -> list[str]:
     """The texts of one row, in the order of HEADERS."""
     turn = in_turns(group, cell)
     timed = turn or cell  # a reader may divide two times, and finds the ratio
     before, stage3 = rivals(group, timed)
     interpreted = cell["mode"] == "interpreted" and cell["time_ms"] is not None
-    step = show_ratio(times_faster(before, timed), turn is not None, spread(before, timed))
     return [
         str(cell["stage"]),
         title,
         show_time(timed["time_ms"]),
-        "interpreted" if interpreted else step,
+        "interpreted" if interpreted else show_step(before, timed, turn is not None),
         show_ratio(times_faster(stage3, timed), turn is not None),
         show_peak(cell),
         show_error(cell["err_stage3_max"]),
@@ -206,29 +200,24 @@ def row(group: Sequence[Record], cell: Record, title: str) -> list[str]:
 
 
 def headers(cell: Record) -> list[str]:
-    """HEADERS, the time's saying of what: of `cell`'s direction."""
-    shown = list(HEADERS)
-    shown[TIME] = TIMES[cell["direction"]]
-    return shown
+    """HEADERS; the time's says which direction's it is, `cell`'s."""
+    time = "time" if cell["direction"] == "fwd" else f"{cell['direction']} time"
+    return [time if header == "time" else header for header in HEADERS]
 
 
 def legend(cells: Sequence[Record]) -> str:
-    """LEGEND, and what it takes to read the directions that there are."""
-    return LEGEND + "".join(LEGENDS[direction] for direction in directions(cells))
+    """All that it takes to read the tables of these cells."""
+    return LEGEND + "".join(f" {LEGENDS[direction]}" for direction in directions(cells))
 
 
 def short_legend(cells: Sequence[Record]) -> str:
     """The same in one line, and where the rest is said."""
-    said = [SHORT_LEGEND, *(SHORT_LEGENDS[direction] for direction in directions(cells)), MORE]
-    return " ".join(part for part in said if part)
+    return " ".join([SHORT_LEGEND, *(SHORT_LEGENDS[each] for each in directions(cells)), MORE])
 
 
 def directions(cells: Sequence[Record]) -> list[str]:
-    """The directions of these cells, in the order of LEGENDS."""
+    """The directions of these cells that need a word, in the order of LEGENDS."""
     return [direction for direction in LEGENDS if any(c["direction"] == direction for c in cells)]
-
-
-STYLES = {"ok": "green", "wrong-by-design": "yellow", "skipped": "dim"}
 
 
 def tables(env: Record, cells: Sequence[Record]) -> list[Table]:
@@ -236,17 +225,16 @@ def tables(env: Record, cells: Sequence[Record]) -> list[Table]:
     names = titles(env)
     made = []
     for group in by_problem(cells):
-        rows = []
         # ratios are among all cells of a problem, paired ones too, which have no row of their own
-        for cell in rows_of(group):
-            texts = row(group, cell, names[cell["stage"], cell["name"]])
-            styles = [""] * (len(texts) - 1) + [STYLES.get(cell["status"], "bold red")]
-            if cell["mode"] == "interpreted":  # its time says nothing, its error is the lesson
-                styles[TIME] = styles[TIME + 1] = "dim"
-            rows.append([Text(*styled) for styled in zip(texts, styles, strict=True)])
+        shown, rows = rows_of(group), []
+        for cell in shown:
+            # an interpreted time says nothing, the error is the lesson
+            dim = (TIME, TIME + 1) if cell["mode"] == "interpreted" else ()
+            rows.append(table.verdict_row(row(group, cell, names[stage_of(cell)]), dim))
+        lengths = group[0]["seqlens_k"]
+        padded = [] if lengths is None else [f"  padded: {', '.join(map(str, lengths))} valid keys"]
         columns = [column(header) for header in headers(group[0])]
-        notes = [*key_lengths(group[0]), *reasons(rows_of(group))]
-        made.append(Table(columns, rows, problem_title(group[0]), notes))
+        made.append(Table(columns, rows, problem_title(group[0]), [*padded, *reasons(shown)]))
     return made
 
 
@@ -259,12 +247,11 @@ def column(header: str) -> Column:
 
 def reasons(group: Sequence[Record]) -> list[str]:
     """Why cells are not ok, one line per reason, with its stages."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for cell in group:
-        if cell["reason"]:
-            found.setdefault((cell["status"], cell["reason"]), []).append(str(cell["stage"]))
+    found = grouped([c for c in group if c["reason"]], lambda c: [c["status"], c["reason"]])
     return [
-        f"  {status} #{', #'.join(stages)}: {reason}" for (status, reason), stages in found.items()
+        f"  {same[0]['status']} #{', #'.join(str(cell['stage']) for cell in same)}: "
+        f"{same[0]['reason']}"
+        for same in found
     ]
 
 
@@ -281,9 +268,8 @@ def flat_rows(env: Record, cells: Sequence[Record]) -> list[dict[str, Any]]:
         for cell in group:
             before, stage3 = ratios(group, cell)
             low, high = spread(rivals(group, cell)[0], cell) or (None, None)
-            title = names[cell["stage"], cell["name"]]
             shown = {"vs_before": before, "vs_before_q1": low, "vs_before_q3": high}
-            rows.append({**cell, "title": title, **shown, "vs_stage3": stage3})
+            rows.append({**cell, "title": names[stage_of(cell)], **shown, "vs_stage3": stage3})
     return rows
 
 
@@ -311,24 +297,21 @@ def fastest(env: Record, cells: Sequence[Record]) -> str:
 
     Only rows that are ok and not interpreted, of stages that are exact at any N; no peers.
     """
-    bounded = {identity(stage) for stage in env["rungs"] if stage["exact_up_to"] is not None}
-    groups = []
-    for group in by_problem(cells):
-        able = [
-            cell
-            for cell in group
-            if comparable(cell) and cell["stage"] < PEERS_FROM and identity(cell) not in bounded
-        ]
-        if able:
-            groups.append((len(able) > 1, able[0]["flops"], able))
-    if not groups:
+    bounded = {stage_of(stage) for stage in env["rungs"] if stage.get("exact_up_to") is not None}
+    able = [
+        cell
+        for cell in cells
+        if comparable(cell) and cell["stage"] < PEERS_FROM and stage_of(cell) not in bounded
+    ]
+    if not able:
         return "Fastest exact stage: none, no exact stage has a time to compare."
-    able = max(groups, key=lambda group: group[:2])[2]
-    first, *others = sorted(able, key=lambda cell: cell["time_ms"])
-    said = f"Fastest exact stage: {number_and_title(env, first)}, {show_time(first['time_ms'])}"
+    largest = max(by_problem(able), key=lambda group: (len(group) > 1, group[0]["flops"]))
+    first, *others = sorted(largest, key=lambda cell: cell["time_ms"])
+    names = labels(env)
+    said = f"Fastest exact stage: {names[stage_of(first)]}, {show_time(first['time_ms'])}"
     if others:
-        ratio = show_ratio(others[0]["time_ms"] / first["time_ms"], paired=False)
-        said += f", {ratio} as fast as {number_and_title(env, others[0])}"
+        ratio = show_ratio(times_faster(others[0], first), paired=False)
+        said += f", {ratio} as fast as {names[stage_of(others[0])]}"
     interpreted = {cell["stage"] for cell in cells if cell["mode"] == "interpreted"}
     apart = f" (interpreted, so not compared: {numbers(interpreted)})" if interpreted else ""
     return f"{said}; at {problem_title(first)}{apart}."
@@ -337,20 +320,20 @@ def fastest(env: Record, cells: Sequence[Record]) -> str:
 def broken(env: Record, cells: Sequence[Record]) -> str:
     """From which N on a stage that is declared inexact was wrong, and by how much."""
     parts = []
-    for stage in env["rungs"]:
-        rows = [cell for cell in cells if identity(cell) == identity(stage)]
+    for stage, label in labels(env).items():
+        rows = [cell for cell in cells if stage_of(cell) == stage]
         wrong = [cell for cell in rows if cell["status"] == "wrong-by-design"]
         if not wrong:
             continue
-        least, most = (f(wrong, key=lambda cell: cell["nk"]) for f in (min, max))
+        least, most = (end(wrong, key=lambda cell: cell["nk"]) for end in (min, max))
         right = [c["nk"] for c in rows if c["status"] == "ok" and c["nk"] < least["nk"]]
         till = f"is exact up to N = {max(right)}, " if right else "is "
-        said = f"{stage['stage']} {stage['title']} {till}wrong at N = {least['nk']}, the next "
+        said = f"{label} {till}wrong at N = {least['nk']}, the next "
         said += f"measured: off by {show_error(least['err_stage3_max'])} there"
         if most["nk"] > least["nk"]:
             said += f", by {show_error(most['err_stage3_max'])} at N = {most['nk']}"
         parts.append(said)
-    failed = sorted({cell["stage"] for cell in cells if cell["status"] in FAILURES})
+    failed = {cell["stage"] for cell in cells if cell["status"] in FAILURES}
     if failed:
         parts.append(f"failed, and not on purpose: {numbers(failed)}")
     return f"Where it broke: {'; '.join(parts) or 'nowhere'}."
@@ -358,35 +341,26 @@ def broken(env: Record, cells: Sequence[Record]) -> str:
 
 def skipped(env: Record, cells: Sequence[Record]) -> str:
     """Which stages were skipped for what reason, and which were spared the larger problems."""
-    reasons: dict[str, set[int]] = {}
-    for cell in cells:
-        if cell["status"] == "skipped" and not cell["paired"]:
-            reasons.setdefault(cell["reason"], set()).add(cell["stage"])
-    parts = [f"{numbers(stages)} ({reason})" for reason, stages in reasons.items()]
+    out = [cell for cell in cells if cell["status"] == "skipped" and not cell["paired"]]
+    parts = [
+        f"{numbers({cell['stage'] for cell in same})} ({same[0]['reason']})"
+        for same in grouped(out, lambda cell: cell["reason"])
+    ]
     largest: dict[int, int] = {}
     for cell in env["plan"]:
         if cell["stage"] < PEERS_FROM:
             largest[cell["stage"]] = max(cell["nk"], largest.get(cell["stage"], 0))
-    spared: dict[int, set[int]] = {}
-    for stage, n in largest.items():
-        if n < max(largest.values()):
-            spared.setdefault(n, set()).add(stage)
-    if spared:
-        bounds = ", ".join(f"{numbers(stages)} above N = {n}" for n, stages in spared.items())
-        top = max(largest.values())
-        parts.append(f"{bounds} (the tour goes to N = {top}; they take too long here)")
+    top = max(largest.values(), default=0)
+    special = {stage["stage"] for stage in env["rungs"] if stage.get("few_queries")}
+    for few, why in ((False, "they take too long here"), (True, "made for few query rows")):
+        spared: dict[int, set[int]] = {}
+        for stage, n in largest.items():
+            if n < top and (stage in special) == few:
+                spared.setdefault(n, set()).add(stage)
+        if spared:
+            bounds = ", ".join(f"{numbers(some)} above N = {n}" for n, some in spared.items())
+            parts.append(f"{bounds} (the tour goes to N = {top}; {why})")
     return f"Skipped: {'; '.join(parts) or 'nothing'}."
-
-
-def identity(record: Record) -> tuple[int, str]:
-    """What a record and a stage of the env line are the same by."""
-    return record["stage"], record["name"]
-
-
-def number_and_title(env: Record, cell: Record) -> str:
-    """'3 torch, three GEMMs'."""
-    title = next(stage["title"] for stage in env["rungs"] if identity(stage) == identity(cell))
-    return f"{cell['stage']} {title}"
 
 
 def numbers(stages: Collection[int]) -> str:

@@ -3,20 +3,16 @@
 Records that differ in contestant, N and batch only are a group.
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from harness.problems.problem import PEERS_FROM, YARDSTICK
-from harness.records.schema import PROBLEM
+from harness.records.schema import PROBLEM, Record
 from harness.records.units import show_bytes, significant
+from harness.views.cell_tables import Stage, grouped, stage_of, stages_of
 from harness.views.roofline import UNITS, roof_of
 
-Record = Mapping[str, Any]
-Contestant = tuple[int, str]  # number and name
-Figure = Callable[[Record | None], str]  # what stands in a table for a record, or for none
-
-WITHIN = ("b", "nq", "nk", "seed")  # what may differ within a group
+# what the records of a group have in common
+SHARED = [field for field in PROBLEM if field not in ("b", "nq", "nk", "seed")]
 # what stands in a column of figures instead of one
 SHORT = {"out-of-memory": "OOM", "wrong-by-design": "design", "crashed": "crash",
          "timeout": "late", "skipped": "-"}  # fmt: skip
@@ -26,41 +22,46 @@ def groups(records: Sequence[Record]) -> list[list[Record]]:
     """Records that differ in contestant, N and batch only, grouped, in the order of their coming.
 
     Problems of one batch size and those whose batch shrinks as N grows may differ in nothing else:
-    they come from different runs.
+    they come from different runs. Few query rows are views/decode.py's.
     """
-    found: dict[str, list[Record]] = {}
-    for record in records:
-        identity = [record[field] for field in PROBLEM if field not in WITHIN]
-        found.setdefault(json.dumps(identity), []).append(record)
-    return list(found.values())
+    many = [record for record in records if not few_rows(record)]
+    return grouped(many, lambda record: [record[field] for field in SHARED])
+
+
+def few_rows(record: Record) -> bool:
+    """Whether there are fewer queries than keys."""
+    return bool(record["nq"] < record["nk"])
+
+
+def same_but(records: Sequence[Record], group: Sequence[Record], direction: str) -> list[Record]:
+    """The records of a group's problems in another direction."""
+    first = {**group[0], "direction": direction}
+    return [r for r in records if all(r[field] == first[field] for field in SHARED)]
+
+
+def mask_of(group: Sequence[Record]) -> str:
+    """A group's head dimension and mask, in words."""
+    return f"d = {group[0]['d']}, {'causal' if group[0]['causal'] else 'no mask'}"
 
 
 def group_title(group: Sequence[Record]) -> str:
     """What the records of a group have in common."""
     first = group[0]
-    dtype = first["dtype"] + (" tf32" if first["precision"] == "tf32" else "")
-    parts = [first["direction"], dtype, f"d = {first['d']}"]
-    parts.append("causal" if first["causal"] else "no mask")
-    batches = {record["b"] for record in group}
-    tokens = {record["b"] * record["nq"] for record in group}
-    if len(batches) == 1:
-        parts.append(f"b = {first['b']}")
-    else:
-        least = f"{min(tokens)}.." if len(tokens) > 1 else ""
-        parts.append(f"b N = {least}{max(tokens)}")
-    parts.append(f"h = {first['h']}")
-    if first["hk"] != first["h"]:
-        parts.append(f"hk = {first['hk']}")
-    if first["seqlens_k"] is not None:
-        parts.append(f"padded to {', '.join(map(str, first['seqlens_k']))} keys")
-    if first["inputs"] != "normal":
-        parts.append(f"{first['inputs']} input")
-    return ", ".join([*parts, first["device"]])
-
-
-def contestants(group: Sequence[Record]) -> list[Contestant]:
-    """The contestants of a group, by number."""
-    return sorted({(record["stage"], record["name"]) for record in group})
+    tokens = sorted({record["b"] * record["nq"] for record in group})
+    of_all = f"{tokens[0]}..{tokens[-1]}" if len(tokens) > 1 else f"{tokens[0]}"
+    one_batch = len({record["b"] for record in group}) == 1
+    parts = (
+        first["direction"],
+        first["dtype"] + (" tf32" if first["precision"] == "tf32" else ""),
+        mask_of(group),
+        f"b = {first['b']}" if one_batch else f"b N = {of_all}",
+        f"h = {first['h']}",
+        "" if first["hk"] == first["h"] else f"hk = {first['hk']}",
+        f"padded to {', '.join(map(str, first['seqlens_k']))} keys" if first["seqlens_k"] else "",
+        "" if first["inputs"] == "normal" else f"{first['inputs']} input",
+        first["device"],
+    )
+    return ", ".join(filter(None, parts))
 
 
 def sizes(group: Sequence[Record]) -> list[int]:
@@ -68,12 +69,10 @@ def sizes(group: Sequence[Record]) -> list[int]:
     return sorted({record["nk"] for record in group})
 
 
-def find(group: Sequence[Record], contestant: Contestant, n: int) -> Record | None:
+def find(group: Sequence[Record], contestant: Stage | None, n: int) -> Record | None:
     """A contestant's record at N, None where it was no contestant at that N."""
-    for record in group:
-        if (record["stage"], record["name"], record["nk"]) == (*contestant, n):
-            return record
-    return None
+    found = (r for r in group if stage_of(r) == contestant and r["nk"] == n)
+    return next(found, None)
 
 
 def timed(record: Record) -> bool:
@@ -81,11 +80,11 @@ def timed(record: Record) -> bool:
     return record["status"] == "ok" and record["time_ms"] is not None
 
 
-def rivals(group: Sequence[Record]) -> tuple[Contestant | None, Contestant | None]:
+def rivals(group: Sequence[Record]) -> tuple[Stage | None, Stage | None]:
     """The newest stage of ours that was timed, the yardstick apart; and the first peer that was."""
-    timed_ones = contestants([record for record in group if timed(record)])
-    ours = [c for c in timed_ones if c[0] < PEERS_FROM and c[0] != YARDSTICK]
-    peers = [c for c in timed_ones if c[0] >= PEERS_FROM]
+    found = stages_of([record for record in group if timed(record)])
+    ours = [stage for stage in found if stage[0] < PEERS_FROM and stage[0] != YARDSTICK]
+    peers = [stage for stage in found if stage[0] >= PEERS_FROM]
     return max(ours, default=None), min(peers, default=None)
 
 
@@ -94,76 +93,39 @@ def rate_of(record: Record) -> float:
     return float(record["tflops"]) * UNITS[record["device"]][1]
 
 
-def no_figure(record: Record | None) -> str:
-    """Why there is no time."""
+def show(
+    record: Record | None, what: str, peer: Stage | None = None, ceilings: Sequence[Record] = ()
+) -> str:
+    """What stands in a table for a record, or for none; where there is no time, why.
+
+    `what`: the 'time' in ms, the 'rate', the 'peak' memory, the share of tiles 'skipped', the
+    'speedup' over `peer`, or the 'share' of the matrix rate among the `ceilings`.
+    """
     if record is None:
-        return ""
-    if record["status"] == "ok":
-        return "interp." if record["mode"] == "interpreted" else "-"
-    status: str = record["status"]
-    return SHORT.get(status, status)
-
-
-def show_time(record: Record | None) -> str:
-    """The time in ms, or why there is none."""
-    if record is None or not timed(record):
-        return no_figure(record)
-    return significant(record["time_ms"])
-
-
-def show_rate(record: Record | None) -> str:
-    """The rate, nothing where there is no time."""
-    return significant(rate_of(record)) if record is not None and timed(record) else ""
-
-
-def show_peak(record: Record | None) -> str:
-    """The peak memory above the inputs."""
-    if record is None or not timed(record) or record["peak_bytes"] is None:
-        return "-"
-    return show_bytes(record["peak_bytes"])
-
-
-def show_skipped(record: Record | None) -> str:
-    """The share of tiles never visited, where the stage counts them."""
-    if record is None or record["skip_ratio"] is None:
-        return "-"
-    return f"{100 * record['skip_ratio']:.1f}%"
-
-
-def show_speedup(peer: Contestant) -> Figure:
-    """How many times faster than that peer."""
-
-    def show(record: Record | None) -> str:
-        ratio = record["speedup"].get(peer[1]) if record is not None else None
+        return "" if what in ("time", "rate") else "-"
+    if what == "skipped":
+        return "-" if record["skip_ratio"] is None else f"{100 * record['skip_ratio']:.1f}%"
+    if what == "speedup":
+        ratio = record["speedup"].get(peer[1]) if peer else None
         return "-" if ratio is None else f"{significant(ratio)}x"
-
-    return show
+    if not timed(record):
+        none = "interp." if record["mode"] == "interpreted" else "-"
+        why = none if record["status"] == "ok" else SHORT.get(record["status"], record["status"])
+        return {"time": str(why), "rate": ""}.get(what, "-")
+    if what == "time":
+        return significant(record["time_ms"])
+    if what == "rate":
+        return significant(rate_of(record))
+    if what == "peak":
+        return "-" if record["peak_bytes"] is None else show_bytes(record["peak_bytes"])
+    matrix = roof_of(record, ceilings).matrix
+    return f"{100 * record['tflops'] / matrix:.0f}%" if matrix else "-"
 
 
 def texts_of(
-    group: Sequence[Record],
-    contestant: Contestant | None,
-    figure: Figure,
-    ns: Sequence[int] | None = None,
-) -> list[str]:
-    """A contestant's figure at each N of the group, or of `ns`; of no contestant, nothing."""
-    ns = sizes(group) if ns is None else ns
-    return ["-" if contestant is None else figure(find(group, contestant, n)) for n in ns]
-
-
-def show_share(record: Record | None, ceilings: Sequence[Record]) -> str:
-    """How much of the measured matrix rate of its dtype a record reaches."""
-    matrix = roof_of(record, ceilings).matrix if record is not None and timed(record) else None
-    return f"{100 * record['tflops'] / matrix:.0f}%" if record is not None and matrix else "-"
-
-
-def same_but(records: Sequence[Record], group: Sequence[Record], direction: str) -> list[Record]:
-    """The records of a group's problems in another direction."""
-    first = {**group[0], "direction": direction}
-    alike = [field for field in PROBLEM if field not in WITHIN]
-    return [r for r in records if all(r[field] == first[field] for field in alike)]
-
-
-def yardstick(group: Sequence[Record]) -> Contestant | None:
-    """Stage 3, the sources' naive or standard one, where it is in the group."""
-    return next((c for c in contestants(group) if c[0] == YARDSTICK), None)
+    group: Sequence[Record], contestant: Stage | None, what: str, peer: Stage | None = None,
+    ceilings: Sequence[Record] = (), ns: Sequence[int] = (),
+) -> list[str]:  # fmt: skip
+    """What `show` says of a contestant at each N of the group, or of `ns`; '-' where it is None."""
+    found = (find(group, contestant, n) for n in ns or sizes(group))
+    return ["-" if contestant is None else show(each, what, peer, ceilings) for each in found]

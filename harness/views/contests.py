@@ -1,106 +1,72 @@
 """Tables and CSV of `ladder bench`, from records alone.
 
-Records that differ in contestant, N and batch only are a group: a table each of time and rate, of
-speed-ups, of memory and skipped tiles. A suite's tables stand beside what its source says.
+Each group of records has a table of time and rate, one of speed-ups, one of memory and skipped
+tiles. A suite's tables stand beside what its source says.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from harness.problems.problem import PEERS_FROM, YARDSTICK
+from harness.records.schema import DIRECTIONS, Record
 from harness.records.units import significant
+from harness.views import contest_groups as bench
 from harness.views import decode, table
-from harness.views.cell_tables import MORE, titles
-from harness.views.contest_groups import (
-    Contestant,
-    Figure,
-    Record,
-    contestants,
-    group_title,
-    groups,
-    rivals,
-    same_but,
-    show_peak,
-    show_rate,
-    show_share,
-    show_skipped,
-    show_speedup,
-    show_time,
-    sizes,
-    texts_of,
-    yardstick,
-)
+from harness.views.cell_tables import MORE, Stage, grouped, labels, stages_of, titles
 from harness.views.roofline import UNITS, roof_of
 from harness.views.table import Column, Table
 
-Row = tuple[str, str, Sequence[str]]  # label, unit, a text per N
-SourceTable = tuple[str, Sequence[str], list[list[str]]]  # title, header, rows of texts
+Row = tuple[str, str, Sequence[str]]  # label, unit, one text per N
 
 WIDTH = 80
 LONGEST_NAME = 22
 LEGEND = f"Timed in turns, in one process: medians, ratios of medians. {MORE}"
 
 
-def time_rows(group: Sequence[Record], names: Mapping[Contestant, str]) -> list[Row]:
-    """Two rows per contestant: the time of a call, and the rate."""
-    unit = UNITS[group[0]["device"]][0]
-    rows: list[Row] = []
-    for contestant in contestants(group):
-        label = f"{contestant[0]} {names[contestant]}"
-        rows.append((label, "ms", texts_of(group, contestant, show_time)))
-        rates = texts_of(group, contestant, show_rate)
-        if any(rates):
-            rows.append(("", unit, rates))
-    return rows
+def rows_of(env: Record, group: Sequence[Record]) -> list[list[Row]]:
+    """The rows of a group's tables: times and rates; speed-ups over the peers; memory and tiles.
 
-
-def speedup_rows(group: Sequence[Record], names: Mapping[Contestant, str]) -> list[Row]:
-    """A row for each stage of ours over each peer; the yardstick has none."""
-    rows: list[Row] = []
-    for ours in contestants(group):
-        for peer in contestants(group):
-            if ours[0] >= PEERS_FROM or ours[0] == YARDSTICK or peer[0] < PEERS_FROM:
-                continue
-            texts = texts_of(group, ours, show_speedup(peer))
-            if any(text != "-" for text in texts):
-                rows.append((f"{ours[0]} over {names[peer]}", "", texts))
-    return rows
-
-
-def memory_rows(group: Sequence[Record], names: Mapping[Contestant, str]) -> list[Row]:
-    """Peak memory above the inputs, and the share of tiles never visited, where there is any."""
-    rows: list[Row] = []
-    for what, figure in (("peak", show_peak), ("skipped", show_skipped)):
-        for contestant in contestants(group):
-            texts = texts_of(group, contestant, figure)
-            if any(text != "-" for text in texts):
-                rows.append((f"{contestant[0]} {names[contestant]}", what, texts))
-    return rows
+    Only a contestant's times have their row where there is no figure in it.
+    """
+    everyone, names, label = stages_of(group), titles(env), labels(env)
+    times: list[Row] = []
+    for contestant in everyone:
+        times.append((label[contestant], "ms", bench.texts_of(group, contestant, "time")))
+        rates = bench.texts_of(group, contestant, "rate")
+        times += [("", UNITS[group[0]["device"]][0], rates)] if any(rates) else []
+    speedups: list[Row] = [
+        (f"{ours[0]} over {names[peer]}", "", bench.texts_of(group, ours, "speedup", peer))
+        for ours in everyone
+        for peer in everyone
+        if ours[0] < PEERS_FROM <= peer[0] and ours[0] != YARDSTICK
+    ]
+    memory: list[Row] = [
+        (label[contestant], what, bench.texts_of(group, contestant, what))
+        for what in ("peak", "skipped")
+        for contestant in everyone
+    ]
+    told = [[row for row in rows if set(row[2]) != {"-"}] for rows in (speedups, memory)]
+    return [rows for rows in (times, *told) if rows]
 
 
 def rich_tables(
     env: Record, records: Sequence[Record], ceilings: Sequence[Record] = (), width: int = WIDTH
 ) -> RenderableType:
     """Each group's tables and the reasons of what is missing; the suite's tables; the legend."""
-    names = titles(env)
     parts: list[RenderableType] = []
-    few = [record for record in records if decode.few_rows(record)]
-    if few:
-        parts += [decode.make_table(few, names, ceilings), *reasons(few), Text("")]
-    for group in groups([record for record in records if not decode.few_rows(record)]):
-        heads = [str(n) for n in sizes(group)]
-        parts.append(Text(group_title(group), style="bold"))
-        for make in (time_rows, speedup_rows, memory_rows):
-            if rows := make(group, names):
-                parts += [*layout(rows, heads, width), Text("")]
-        lines = [*(Text(line, style="dim") for line in roof_lines(group, names, ceilings))]
-        lines += reasons(group)
-        parts += [*lines, *[Text("")] * bool(lines)]
-    for title, header, body in source_tables(env, records, ceilings):
-        parts += [Table([Column(head, wraps=True) for head in header], body, title), Text("")]
+    if few := [record for record in records if bench.few_rows(record)]:
+        parts += [decode.make_table(env, few, ceilings), *dim(reason_lines(few)), Text("")]
+    for group in bench.groups(records):
+        parts.append(Text(bench.group_title(group), style="bold"))
+        for rows in rows_of(env, group):
+            parts += [*layout(rows, [str(n) for n in bench.sizes(group)], width), Text("")]
+        lines = [*roof_lines(env, group, ceilings), *reason_lines(group)]
+        parts += [*dim(lines), *[Text("")] * bool(lines)]
+    for made in source_tables(env, records, ceilings):
+        parts += [made, Text("")]
     if said := SOURCES.get(suite_of(env)):
         parts += [Text(said), Text("")]
     return Group(*parts, Text(LEGEND, style="dim"))
@@ -123,36 +89,31 @@ def layout(rows: Sequence[Row], heads: Sequence[str], width: int) -> list[Table]
     ]
 
 
-def roof_lines(
-    group: Sequence[Record], names: Mapping[Contestant, str], ceilings: Sequence[Record]
-) -> list[str]:
+def roof_lines(env: Record, group: Sequence[Record], ceilings: Sequence[Record]) -> list[str]:
     """How much of the measured matrix rate the newest stage reaches at each N, where known."""
-    ours, matrix = rivals(group)[0], roof_of(group[0], ceilings).matrix
+    ours, matrix = bench.rivals(group)[0], roof_of(group[0], ceilings).matrix
     if ours is None or matrix is None:
         return []
-    shares = texts_of(group, ours, lambda record: show_share(record, ceilings))
-    return [
-        f"{ours[0]} {names[ours]} reaches {', '.join(shares)} of the measured matrix rate, "
-        f"{significant(matrix)} TFLOP/s"
-    ]
+    shares = ", ".join(bench.texts_of(group, ours, "share", ceilings=ceilings))
+    rate = f"{significant(matrix)} TFLOP/s"
+    return [f"{labels(env)[ours]} reaches {shares} of the measured matrix rate, {rate}"]
 
 
-def reasons(group: Sequence[Record]) -> list[Text]:
-    """What `reason_lines` says, dimmed."""
-    return [Text(line, style="dim") for line in reason_lines(group)]
+def dim(lines: Sequence[str]) -> list[Text]:
+    """Lines of less weight."""
+    return [Text(line, style="dim") for line in lines]
 
 
 def reason_lines(group: Sequence[Record]) -> list[str]:
     """Why there is no figure, one line per reason, with who and at which N."""
-    found: dict[tuple[str, str], dict[int, list[str]]] = {}
-    for record in group:
-        if record["status"] != "ok":
-            those = found.setdefault((record["status"], record["reason"]), {})
-            those.setdefault(record["stage"], []).append(str(record["nk"]))
     lines = []
-    for (status, reason), those in found.items():
-        who = "; ".join(f"#{s} at {', '.join(dict.fromkeys(ns))}" for s, ns in those.items())
-        lines.append(f"{status} {who}: {reason}")
+    out = [record for record in group if record["status"] != "ok"]
+    for same in grouped(out, lambda record: [record["status"], record["reason"]]):
+        who = "; ".join(
+            f"#{own[0]['stage']} at {', '.join(dict.fromkeys(str(record['nk']) for record in own))}"
+            for own in grouped(same, lambda record: record["stage"])
+        )
+        lines.append(f"{same[0]['status']} {who}: {same[0]['reason']}")
     return lines
 
 
@@ -198,122 +159,105 @@ class Trio:
 
     group: Sequence[Record]
     records: Sequence[Record]
-    three: Contestant | None
-    ours: Contestant | None
-    peer: Contestant | None
+    ceilings: Sequence[Record]
+    three: Stage | None
+    ours: Stage | None
+    peer: Stage | None
 
-    def each(self, figure: Figure) -> list[list[str]]:
-        """Stage 3's figure, our stage's and the peer's, one text per N."""
-        return [texts_of(self.group, who, figure) for who in (self.three, self.ours, self.peer)]
+    def texts(self, who: str, what: str) -> list[str]:
+        """What `bench.show` says of 'three', 'ours' or 'peer', one text per N.
 
-    def speedups(self) -> list[str]:
-        """How many times faster our stage is than the peer, one text per N."""
-        if self.peer is None:
-            return ["-"] * len(sizes(self.group))
-        return texts_of(self.group, self.ours, show_speedup(self.peer))
+        'speedup' is over the peer; 'fwd', 'bwd' and 'train' are the times of these directions.
+        """
+        contestant, group, ns = getattr(self, who), self.group, bench.sizes(self.group)
+        if what in DIRECTIONS:
+            group, what = bench.same_but(self.records, group, what), "time"
+        return bench.texts_of(group, contestant, what, self.peer, self.ceilings, ns)
 
-    def shares(self, ceilings: Sequence[Record]) -> list[str]:
-        """How much of the measured matrix rate our stage reaches, one text per N."""
-        return texts_of(self.group, self.ours, lambda record: show_share(record, ceilings))
-
-    def split(self, who: Contestant | None) -> list[list[str]]:
-        """Somebody's time forward, backward and for both, one text per N."""
-        return [
-            texts_of(same_but(self.records, self.group, way), who, show_time, sizes(self.group))
-            for way in ("fwd", "bwd", "train")
-        ]
-
-    def rows(self, *columns: Sequence[str]) -> list[list[str]]:
-        """Rows from columns of texts, N first."""
-        heads = [str(n) for n in sizes(self.group)]
-        return [list(row) for row in zip(heads, *columns, strict=True)]
+    def rows(self, *columns: str) -> list[list[str]]:
+        """One row per N, which is first; `columns` say whose figure of what: 'ours time'."""
+        heads = [str(n) for n in bench.sizes(self.group)]
+        texts = [self.texts(*column.split()) for column in columns]
+        return [list(row) for row in zip(heads, *texts, strict=True)]
 
 
-def trios(records: Sequence[Record]) -> list[Trio]:
+def trios(records: Sequence[Record], ceilings: Sequence[Record] = ()) -> list[Trio]:
     """The trio of each group: our newest stage that was timed, the first peer that was."""
-    return [Trio(group, records, yardstick(group), *rivals(group)) for group in groups(records)]
+    found = []
+    for group in bench.groups(records):
+        three = next((stage for stage in stages_of(group) if stage[0] == YARDSTICK), None)
+        found.append(Trio(group, records, ceilings, three, *bench.rivals(group)))
+    return found
+
+
+@dataclass(frozen=True)
+class SourceTable:
+    """One of a source's tables, made again.
+
+    `columns`: a header, and whose figure of what is below it (`Trio.rows`). In the last column is
+    what the source says at an N, of training or of a forward pass; '-' where that is nothing.
+    """
+
+    title: str
+    columns: Sequence[tuple[str, str]]
+    source: str
+    says: Callable[[int, bool], str | None]
+
+
+SOURCE_TABLES = {
+    "001-forward": SourceTable(
+        "forward, {mask}",
+        [("#3, ms", "three time"), ("{peer}, ms", "peer time"), ("{ours}, ms", "ours time"),
+         ("over {peer}", "ours speedup")],
+        "source over SDPA",
+        lambda n, _: "1.15-1.35x" if n >= 4096 else None,
+    ),
+    "001-train": SourceTable(
+        "training, {mask}",
+        [("{peer}: fwd, ms", "peer fwd"), ("bwd", "peer bwd"), ("both", "peer train"),
+         ("{ours}: fwd, ms", "ours fwd"), ("bwd", "ours bwd"), ("both", "ours train"),
+         ("faster", "ours speedup")],
+        "source",
+        lambda n, _: "up to 1.17x" if n == 8192 else None,
+    ),
+    "001-memory": SourceTable(
+        "peak memory, {direction}, {mask}",
+        [("#3", "three peak"), ("{peer}", "peer peak"), ("{ours}", "ours peak")],
+        "source",
+        lambda n, training: {
+            (8192, True): "13% less than SDPA", (4096, False): "788 MB / 24 MB",
+        }.get((n, training)),
+    ),
+    "004": SourceTable(
+        "{unit}, {mask}",
+        [("standard, #3", "three rate"), ("{peer}", "peer rate"), ("{ours}", "ours rate"),
+         ("of the matrix rate", "ours share")],
+        "source: standard / own",
+        lambda n, _: f"3-4 / {'190 (61%)' if n == 16384 else '-'}",
+    ),
+}  # fmt: skip
 
 
 def source_tables(
     env: Record, records: Sequence[Record], ceilings: Sequence[Record] = ()
-) -> list[SourceTable]:
-    """The tables of the run's suite, one row per N, the source's figure in the last column.
-
-    What the source doesn't tell is '-'. None where the run is of no suite.
-    """
-    make = SOURCE_TABLES.get(suite_of(env))
-    made = [make(trio, titles(env), ceilings) for trio in trios(records)] if make else []
-    return [table for table in made if table is not None]
-
-
-def masked(group: Sequence[Record]) -> str:
-    return f"d = {group[0]['d']}, {'causal' if group[0]['causal'] else 'no mask'}"
-
-
-def name_of(contestant: Contestant | None, names: Mapping[Contestant, str]) -> str:
-    return names[contestant] if contestant is not None else "-"
-
-
-def forward_table(
-    trio: Trio, names: Mapping[Contestant, str], ceilings: Sequence[Record]
-) -> SourceTable:
-    """Source 001's forward table: naive, SDPA, its own; and how many times faster."""
-    three, ours, peer = trio.each(show_time)
-    source = ["1.15-1.35x" if n >= 4096 else "-" for n in sizes(trio.group)]
-    rival = name_of(trio.peer, names)
-    header = ("N", "#3, ms", f"{rival}, ms", f"{name_of(trio.ours, names)}, ms", f"over {rival}",
-              "source over SDPA")  # fmt: skip
-    body = trio.rows(three, peer, ours, trio.speedups(), source)
-    return f"forward, {masked(trio.group)}", header, body
-
-
-def train_table(
-    trio: Trio, names: Mapping[Contestant, str], ceilings: Sequence[Record]
-) -> SourceTable | None:
-    """Source 001's training table: forward, backward and both, of its own and of SDPA.
-
-    None for a group of another direction: it is a part of its training's table.
-    """
-    if trio.group[0]["direction"] != "train":
-        return None
-    source = ["up to 1.17x" if n == 8192 else "-" for n in sizes(trio.group)]
-    rival, own = name_of(trio.peer, names), name_of(trio.ours, names)
-    header = ("N", f"{rival}: fwd, ms", "bwd", "both", f"{own}: fwd, ms", "bwd", "both",
-              "faster", "source")  # fmt: skip
-    split = [*trio.split(trio.peer), *trio.split(trio.ours)]
-    return f"training, {masked(trio.group)}", header, trio.rows(*split, trio.speedups(), source)
-
-
-def memory_table(
-    trio: Trio, names: Mapping[Contestant, str], ceilings: Sequence[Record]
-) -> SourceTable:
-    """Source 001's memory table: peak memory of naive, SDPA, its own."""
-    three, ours, peer = trio.each(show_peak)
-    training = trio.group[0]["direction"] == "train"
-    tells = {8192: "13% less than SDPA"} if training else {4096: "788 MB / 24 MB"}
-    source = [tells.get(n, "-") for n in sizes(trio.group)]
-    header = ("N", "#3", name_of(trio.peer, names), name_of(trio.ours, names), "source")
-    title = f"peak memory, {'training' if training else 'forward'}, {masked(trio.group)}"
-    return title, header, trio.rows(three, peer, ours, source)
-
-
-def rate_table(
-    trio: Trio, names: Mapping[Contestant, str], ceilings: Sequence[Record]
-) -> SourceTable:
-    """Source 004's figure as a table: TFLOP/s of standard, SDPA and its own against N."""
-    three, ours, peer = trio.each(show_rate)
-    source = [f"3-4 / {'190 (61%)' if n == 16384 else '-'}" for n in sizes(trio.group)]
-    header = ("N", "standard, #3", name_of(trio.peer, names), name_of(trio.ours, names),
-              "of the matrix rate", "source: standard / own")  # fmt: skip
-    body = trio.rows(three, peer, ours, trio.shares(ceilings), source)
-    return f"{UNITS[trio.group[0]['device']][0]}, {masked(trio.group)}", header, body
-
-
-SOURCE_TABLES: dict[
-    str, Callable[[Trio, Mapping[Contestant, str], Sequence[Record]], SourceTable | None]
-] = {
-    "001-forward": forward_table,
-    "001-train": train_table,
-    "001-memory": memory_table,
-    "004": rate_table,
-}
+) -> list[Table]:
+    """The tables of the run's suite, one row per N; none where it is of no suite."""
+    made, suite, names = [], suite_of(env), titles(env)
+    for trio in trios(records, ceilings) if suite in SOURCE_TABLES else ():
+        first, table = trio.group[0], SOURCE_TABLES[suite]
+        training = first["direction"] == "train"
+        if suite == "001-train" and not training:
+            continue  # another direction is a part of its training's table
+        words = {
+            "peer": names[trio.peer] if trio.peer else "-",
+            "ours": names[trio.ours] if trio.ours else "-",
+            "mask": bench.mask_of(trio.group),
+            "direction": "training" if training else "forward",
+            "unit": UNITS[first["device"]][0],
+        }
+        headers = ["N", *(header.format(**words) for header, _ in table.columns), table.source]
+        rows = trio.rows(*(column for _, column in table.columns))
+        body = [[*row, table.says(int(row[0]), training) or "-"] for row in rows]
+        columns = [Column(header, wraps=True) for header in headers]
+        made.append(Table(columns, body, table.title.format(**words)))
+    return made

@@ -1,91 +1,63 @@
-"""The tables of `ladder bench --suite decode`, from records alone: few query rows, many keys.
+"""The table of few query rows against many keys, such as the decode suite's, from records alone.
 
-A row per problem. The figure is TB/s: the bytes of q, k, v and o over the time, the same bytes for
-all contestants. Beside it how many times faster our newest stage is than the best peer, its share
-of the measured read ceiling, and what of it is left where k and v lie in pages.
+The figure is TB/s: the bytes of q, k, v and o over the time, the same bytes for all contestants.
+Beside it: how many times faster our newest stage is than the best peer, its share of the measured
+read ceiling, and what is left of it where k and v lie in pages.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from harness.problems.problem import PEERS_FROM
+from harness.records.schema import PROBLEM, Record
 from harness.records.units import significant
-from harness.views.contest_groups import contestants, no_figure, timed
+from harness.views import contest_groups as bench
+from harness.views.cell_tables import grouped, labels, stage_of, stages_of, times_faster
 from harness.views.table import Column, Table
 
-Record = Mapping[str, Any]
-
-SHAPE = ("b", "h", "hk", "nk", "d", "dtype", "causal", "device", "inputs", "seed", "nq")
-HEAD = ("B, H, Hk, N, d", "Nq")
+SHAPE = ("b", "h", "hk", "nk", "d")
 NOTE = "TB/s: the bytes of q, k, v, o over the time. pages of n: paged over in one piece, paired."
 
 
-def few_rows(record: Record) -> bool:
-    """Whether a record belongs into these tables: fewer queries than keys."""
-    return bool(record["nq"] < record["nk"])
+def rate(record: Record) -> float:
+    """TB/s of a record that has a time."""
+    return float(record["hbm_bytes"] / record["time_ms"] / 1e9)
 
 
-def problems(records: Sequence[Record]) -> list[list[Record]]:
-    """The records of each problem, pages or none, in the order of their coming."""
-    found: dict[tuple[Any, ...], list[Record]] = {}
-    for record in records:
-        found.setdefault(tuple(record[name] for name in SHAPE), []).append(record)
-    return list(found.values())
+def times(before: Record | None, after: Record | None) -> str:
+    """How many times faster `after` is, medians of the same rounds."""
+    ratio = times_faster(before, after) if after else None
+    return "-" if ratio is None else f"{ratio:.2f}x"
 
 
-def rate(record: Record | None) -> str:
-    """TB/s, or why there are none."""
-    if record is None or not timed(record):
-        return no_figure(record) or "-"
-    return f"{record['hbm_bytes'] / record['time_ms'] / 1e9:.2f}"
-
-
-def read_ceiling(ceilings: Sequence[Record]) -> float | None:
-    """TB/s of reading alone, where it was measured."""
-    return max((c["value"] for c in ceilings if c["what"] == "read"), default=None)
-
-
-def make_table(
-    records: Sequence[Record], names: Mapping[tuple[int, str], str], ceilings: Sequence[Record] = ()
-) -> Table:
+def make_table(env: Record, records: Sequence[Record], ceilings: Sequence[Record] = ()) -> Table:
     """A row per problem: our stages, the best peer, how far ahead of it, and with pages."""
-    whole = [record for record in records if record["page_size"] is None]
-    ours = [c for c in contestants(whole) if c[0] < PEERS_FROM]
-    newest = max(
-        contestants([r for r in whole if timed(r) and r["stage"] < PEERS_FROM]), default=None
-    )
-    sizes = sorted({r["page_size"] for r in records} - {None})
-    roof = read_ceiling(ceilings)
+    names = labels(env)
+    everyone = stages_of([record for record in records if record["page_size"] is None])
+    ours = [stage for stage in everyone if stage[0] < PEERS_FROM]
+    timed = [record for record in records if bench.timed(record)]
+    newest = max((s for s in stages_of(timed) if s in ours), default=None)
+    sizes = sorted({record["page_size"] for record in records} - {None})
+    roof = max((c["value"] for c in ceilings if c["what"] == "read"), default=None)
     rows = []
-    for group in problems(records):
-        at = {(r["stage"], r["name"], r["page_size"]): r for r in group}
-        peers = [r for r in group if r["stage"] >= PEERS_FROM and timed(r)]
-        best = min(peers, key=lambda r: r["time_ms"], default=None)
-        mine = at.get((*newest, None)) if newest is not None else None
-        mine = mine if mine is not None and timed(mine) else None
-        texts = [", ".join(str(group[0][name]) for name in SHAPE[:5]), str(group[0]["nq"])]
-        texts += [rate(at.get((*stage, None))) for stage in ours]
-        texts += [f"{rate(best)} #{best['stage']}" if best is not None else "-"]
-        texts += [over(best, mine)]
-        share = mine and roof and mine["hbm_bytes"] / mine["time_ms"] / 1e9 / roof
-        texts += [f"{100 * share:.0f}%" if share else "-"]
-        for size in sizes:
-            paged = at.get((*newest, size)) if newest is not None else None
-            texts += [over(mine, paged if paged is not None and timed(paged) else None)]
+    for group in grouped(records, lambda r: [r[f] for f in PROBLEM if f != "page_size"]):
+        at = {(stage_of(r), r["page_size"]): r for r in group}
+        going = {who: record for who, record in at.items() if bench.timed(record)}
+        peers = [r for ((number, _), _), r in going.items() if number >= PEERS_FROM]
+        best = min(peers, key=lambda r: float(r["time_ms"]), default=None)
+        mine = going.get((newest, None)) if newest else None
+        texts = [", ".join(str(group[0][name]) for name in SHAPE), str(group[0]["nq"])]
+        for stage in ours:
+            one = going.get((stage, None))
+            why = bench.show(at.get((stage, None)), "time") or "-"
+            texts.append(f"{rate(one):.2f}" if one else why)
+        texts += [f"{rate(best):.2f} #{best['stage']}" if best else "-", times(best, mine)]
+        texts += [f"{100 * rate(mine) / roof:.0f}%" if mine and roof else "-"]
+        texts += [times(mine, going.get((newest, size)) if newest else None) for size in sizes]
         rows.append(texts)
-    heads = [f"#{number}" for number, _ in ours] + ["best peer", "over it", "of read"]
-    heads += [f"pages of {size}" for size in sizes]
-    columns = [Column(HEAD[0], left=True), Column(HEAD[1])]
-    columns += [Column(head, wraps=head.startswith("pages")) for head in heads]
-    those = ", ".join(f"#{n} {names[n, name]}" for n, name in contestants(whole))
-    first = records[0]
-    title = f"decoding, {first['dtype']}, {first['device']}"
+    heads = [*(f"#{number}" for number, _ in ours), "best peer", "over it", "of read"]
+    pages = [f"pages of {size}" for size in sizes]
+    columns = [Column("B, H, Hk, N, d", left=True), *map(Column, ["Nq", *heads])]
+    columns += [Column(head, wraps=True) for head in pages]
     ceiling = [f"The read ceiling is {significant(roof)} TB/s."] if roof else []
-    return Table(columns, rows, title, [NOTE, *ceiling, those])
-
-
-def over(slow: Record | None, fast: Record | None) -> str:
-    """How many times faster `fast` is, medians of the same rounds."""
-    if slow is None or fast is None:
-        return "-"
-    return f"{slow['time_ms'] / fast['time_ms']:.2f}x"
+    notes = [NOTE, *ceiling, ", ".join(f"#{names[stage]}" for stage in everyone)]
+    return Table(columns, rows, f"decoding, {records[0]['dtype']}, {records[0]['device']}", notes)

@@ -1,27 +1,23 @@
-"""What every picture looks like: inks and grounds, and one colour and one marker for each stage.
+"""What every picture looks like: inks and grounds, one colour and marker per stage, panels.
 
-A picture of docs/figures is drawn twice, NAME.png with dark ink on white and NAME-dark.png with
-light ink on near-black, both opaque, so that whichever file stands on whichever page can be read; a
-page shows the one that fits. A notebook can't choose, so its pictures are drawn in EITHER: ink of a
-middle tone, no ground. The colours of stages and peers stand out from white and from near-black
-alike, so they are the same in all of them.
-
-No two things are told apart by colour alone: hatching, marker, dash or position tells them apart,
-too.
+A picture of docs/figures is drawn twice, NAME.png for light pages and NAME-dark.png for dark ones;
+a notebook can't choose, so its pictures are drawn in EITHER: ink of a middle tone, no ground.
+No two things are told apart by colour alone: hatching, marker, dash or position tells them, too.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from harness.problems.problem import PEERS_FROM
 
 DPI = 110
 NOTHING = "none"  # matplotlib's word for a colour that isn't drawn
-PEERS_FROM = 100  # harness/isolation/roster.py, which starts processes: no import of a picture
 
-# One for each of stages 0 to 10, then again from the first. Each has a contrast of 3 or more with
-# white and with near-black; they were searched for so that any two are as far apart as can be, also
-# for people who see no red, no green or no blue.
+# One for each of stages 0 to 10, then again from the first: with a contrast of 3 or more to white
+# and to near-black, and far apart also for people who see no red, no green or no blue.
 COLOURS = (
     "#885588", "#9966FF", "#BB77AA", "#808080", "#D55E00", "#1E84CC", "#22AA33", "#9933FF",
     "#AA6644", "#DD00BB", "#669966",
@@ -78,15 +74,14 @@ def mark(number: int) -> Mark:
     No two stages below 100, and no stage and peer, have colour and marker in common.
     """
     if number < PEERS_FROM:
-        pick = number, number, number
+        colour = place = dash = number
         markers = MARKERS
     else:
-        peer = number - PEERS_FROM  # its colour is that of a stage it is seldom drawn beside
-        pick = peer + len(COLOURS) - 1, peer, peer + 1
+        place = number - PEERS_FROM
+        colour, dash = place + len(COLOURS) - 1, place + 1  # as of a stage it is seldom beside
         markers = PEER_MARKERS
-    colour, marker, dash = pick
     return Mark(
-        COLOURS[colour % len(COLOURS)], markers[marker % len(markers)], DASHES[dash % len(DASHES)]
+        COLOURS[colour % len(COLOURS)], markers[place % len(markers)], DASHES[dash % len(DASHES)]
     )
 
 
@@ -100,15 +95,6 @@ def marks(keys: Iterable[tuple[int, str]]) -> dict[tuple[int, str], Mark]:
         second = any(number == other for other, _ in found)
         found[number, name] = mark(next(spare) if second else number)
     return found
-
-
-def layer(index: int, count: int) -> dict[str, float]:
-    """Widths of the `index`-th of `count` lines that may lie on each other: the first is widest.
-
-    So what lies below shows at both sides of what lies on it.
-    """
-    down = index / max(1, count - 1)
-    return {"linewidth": 2.8 - 1.4 * down, "markersize": 8.5 - 3.0 * down}
 
 
 @contextmanager
@@ -159,6 +145,65 @@ def halo(look: Look) -> list[Any]:
     return [] if look.ground == NOTHING else [withStroke(linewidth=2, foreground=look.ground)]
 
 
+@contextmanager
+def picture(
+    path: Path, look: Look, count: int, columns: int, width: float, height: float, **options: Any
+) -> Iterator[tuple[Any, list[Any]]]:
+    """A figure with `count` axes side by side, so many inches each; written to `path` at the end.
+
+    `options` are those of matplotlib's Figure.subplots.
+    """
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    with in_look(look):
+        figure = new_figure(width * columns + 0.4, height * rows + 0.3)
+        axes = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
+        for axis in axes[count:]:
+            axis.set_visible(False)
+        yield figure, axes[:count]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)
+
+
+def n_axis(axis: Any, sizes: Iterable[int], label: str = "N") -> None:
+    """N across on a logarithmic scale, a tick for each of `sizes` that has room, and a grid."""
+    shown: list[int] = []
+    for size in sorted(set(sizes)):
+        if not shown or size > 1.1 * shown[-1]:  # 65 has no room right of 64
+            shown.append(size)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(shown, [str(size) for size in shown])
+    axis.set_xticks([], minor=True)
+    axis.set_xlabel(label)
+    axis.grid(True, which="major")
+
+
+def draw_lines(
+    axis: Any, found: Mapping[tuple[int, str], Sequence[tuple[float, float, bool]]],
+    labels: Mapping[tuple[int, str], str], style: Mapping[tuple[int, str], Mark], look: Look,
+) -> None:  # fmt: skip
+    """One line per stage of `style` through its points (x, y, ok); what isn't ok is hollow.
+
+    The first lines are the widest, so that they show at both sides of what lies on them.
+    """
+    for index, (stage, mark) in enumerate(style.items()):
+        points = found.get(stage)
+        if not points:
+            continue
+        down = index / max(1, len(style) - 1)
+        size = 8.5 - 3.0 * down
+        axis.plot(
+            [x for x, _, _ in points], [y for _, y, _ in points], label=labels[stage],
+            markevery=[i for i, (_, _, ok) in enumerate(points) if ok],
+            linewidth=2.8 - 1.4 * down, markersize=size, **mark.line,
+        )  # fmt: skip
+        for x, y in [(x, y) for x, y, ok in points if not ok]:
+            axis.plot(
+                x, y, color=mark.colour, marker=mark.marker, markersize=size, linestyle="none",
+                markerfacecolor=look.ground,
+            )  # fmt: skip
+
+
 def note_below(axis: Any, lines: Sequence[str]) -> None:
     """Small words below an axis's own, where no data can be."""
     if lines:
@@ -175,10 +220,12 @@ def legend(figure: Any, axes: Sequence[Any]) -> None:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     ordered = sorted(handles, key=lambda label: int(label.split()[0]))
-    figure.legend(
+    shown = figure.legend(
         [handles[label] for label in ordered],
         ordered,
         loc="outside lower center",
         ncols=min(4, len(ordered)),
         fontsize=9,
     )
+    for text in shown.get_texts():
+        text.set_parse_math(False)  # a title is no formula, whoever wrote it

@@ -1,6 +1,5 @@
 """What a machine can do at the best, and the bytes that stages really move: from records alone."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,12 +7,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from harness.records.schema import Record
 from harness.records.units import show_bytes, show_rate, show_time
-from harness.views import cell_tables
-from harness.views.look import LIGHT, Look, Mark, in_look, marks, new_figure
+from harness.views.cell_tables import Stage, grouped, problem_title, stage_of, stages_of
+from harness.views.look import LIGHT, Look, Mark, marks, picture
 from harness.views.table import Cell, Column, Table
-
-Record = Mapping[str, Any]
 
 PIECES = {"scale q": "", "GEMM": "//", "softmax": "..", "fused": "xx"}  # the hatch of each
 
@@ -35,19 +33,20 @@ def ceiling_title(record: Record) -> str:
 def show_ceilings(env: Record, records: Sequence[Record], console: Console) -> None:
     """Print the ceilings of a machine as a small table."""
     console.print(f"{env['device_name']}, torch {env['torch']}", highlight=False, markup=False)
-    rows = []
-    for record in records:
-        iqr = record["time_iqr_ms"]
-        rows.append([
+    rows = [
+        [
             ceiling_title(record), show_rate(record["value"], record["unit"]),
-            f"{record['time_ms']:.3g} ms", f"{iqr:.2g} ms" if iqr is not None else "-",
+            f"{record['time_ms']:.3g} ms", "-" if iqr is None else f"{iqr:.2g} ms",
             str(record["samples"]),
-        ])  # fmt: skip
+        ]
+        for record in records
+        for iqr in [record["time_iqr_ms"]]
+    ]  # fmt: skip
     headers = ("rate", "time of a call", "IQR", "samples")
     console.print(Table([Column("ceiling", left=True), *map(Column, headers)], rows, gap=2))
 
 
-def moved(record: Mapping[str, Any]) -> int:
+def moved(record: Record) -> int:
     """Bytes that DRAM read and wrote for one kernel."""
     return int(record["dram_read_bytes"] + record["dram_write_bytes"])
 
@@ -60,14 +59,11 @@ def short(kernel: str) -> str:
 
 def by_stage(records: Sequence[Record]) -> list[list[Record]]:
     """The records of each (stage, problem), in the order of their first coming."""
-    groups: dict[str, list[Record]] = {}
-    for record in records:
-        identity = [record["stage"], record["name"], record["b"], record["h"], record["nk"]]
-        groups.setdefault(json.dumps([*identity, record["d"], record["dtype"]]), []).append(record)
-    return list(groups.values())
+    fields = ("stage", "name", "b", "h", "nk", "d", "dtype")
+    return grouped(records, lambda record: [record[field] for field in fields])
 
 
-def traffic_table(records: Sequence[Record], titles: Mapping[tuple[int, str], str]) -> Table:
+def traffic_table(records: Sequence[Record], titles: Mapping[Stage, str]) -> Table:
     """A row per kernel, then a row per stage with its sum beside the prediction."""
     rows: list[list[Cell]] = []
     for group in by_stage(records):
@@ -75,7 +71,7 @@ def traffic_table(records: Sequence[Record], titles: Mapping[tuple[int, str], st
             name = Text(short(record["kernel"]), style="dim")
             rows.append(["", name, *traffic([record]), "", ""])
         first = group[0]
-        title = f"{titles[first['stage'], first['name']]}, N = {first['nk']}"
+        title = f"{titles[stage_of(first)]}, N = {first['nk']}"
         predicted = first["predicted_bytes"]
         said = [show_bytes(predicted), f"{sum(map(moved, group)) / predicted:.2f}"]
         rows.append([str(first["stage"]), Text(title, style="bold"), *traffic(group), *said])
@@ -104,46 +100,44 @@ def piece(kernel: str) -> str:
 
 
 def plot_traffic(
-    records: Sequence[Record], titles: Mapping[tuple[int, str], str], path: Path,
-    look: Look = LIGHT,
-) -> None:  # fmt: skip
+    records: Sequence[Record], titles: Mapping[Stage, str], path: Path, look: Look = LIGHT
+) -> None:
     """Bars of time, kernel by kernel, one panel per N, in the stages' colours; hatched by piece."""
-    sizes = sorted({record["nk"] for record in records})
-    style = marks((record["stage"], record["name"]) for record in records)
-    with in_look(look):
+    by_n = [[r for r in records if r["nk"] == n] for n in sorted({r["nk"] for r in records})]
+    style = marks(stages_of(records))
+    height = 1.1 + 0.45 * max(len(by_stage(each)) for each in by_n)
+    with picture(path, look, len(by_n), len(by_n), 4.8, height) as (figure, axes):
         from matplotlib.patches import Patch
 
-        most = max(len(by_stage([r for r in records if r["nk"] == n])) for n in sizes)
-        figure = new_figure(4.8 * len(sizes), 1.4 + 0.45 * most)
-        axes = figure.subplots(1, len(sizes), squeeze=False)[0]
-        for axis, n in zip(axes, sizes, strict=True):
-            draw_kernels(axis, [record for record in records if record["nk"] == n], style, look)
-            groups = by_stage([record for record in records if record["nk"] == n])
-            labels = [f"{group[0]['stage']} {titles[group[0]['stage'], group[0]['name']]}"
-                      for group in groups]  # fmt: skip
-            axis.set_yticks(range(len(groups)), labels, fontsize=8)
+        for axis, each in zip(axes, by_n, strict=True):
+            draw_kernels(axis, each, titles, style, look)
         pieces = {piece(record["kernel"]) for record in records}
-        handles = [Patch(facecolor=look.ground, edgecolor=look.ink, hatch=hatch, label=what)
-                   for what, hatch in PIECES.items() if what in pieces]  # fmt: skip
+        handles = [
+            Patch(facecolor=look.ground, edgecolor=look.ink, hatch=hatch, label=what)
+            for what, hatch in PIECES.items()
+            if what in pieces
+        ]
         figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9)
-        figure.savefig(path)
 
 
 def draw_kernels(
-    axis: Any, records: Sequence[Record], style: Mapping[tuple[int, str], Mark], look: Look
-) -> None:
-    """A row of bars a stage, each as long as its kernel took, the sum behind them."""
-    for height, group in enumerate(by_stage(records)):
+    axis: Any, records: Sequence[Record], titles: Mapping[Stage, str], style: Mapping[Stage, Mark],
+    look: Look,
+) -> None:  # fmt: skip
+    """One row of bars per stage, each as long as its kernel took, their sum at the end."""
+    groups = by_stage(records)
+    for height, group in enumerate(groups):
         left = 0.0
         for record in group:
             axis.barh(
                 height, record["time_ms"], left=left, edgecolor=look.ink, linewidth=0.8,
-                color=style[record["stage"], record["name"]].colour,
-                hatch=PIECES[piece(record["kernel"])],
+                color=style[stage_of(record)].colour, hatch=PIECES[piece(record["kernel"])],
             )  # fmt: skip
             left += record["time_ms"]
         axis.text(left, height, f" {show_time(left)}", va="center", fontsize=8)
+    names = [f"{group[0]['stage']} {titles[stage_of(group[0])]}" for group in groups]
+    axis.set_yticks(range(len(groups)), names, fontsize=8)
     axis.invert_yaxis()
     axis.set_xlabel("kernels, one after another (ms)", fontsize=9)
-    axis.set_title(cell_tables.problem_title(records[0]), fontsize=8)
+    axis.set_title(problem_title(records[0]), fontsize=8)
     axis.margins(x=0.25)

@@ -1,45 +1,30 @@
 """The roofline, from records alone: a run's cells under the ceilings measured on its machine.
 
-A panel a dtype and precision. A point is one stage on one problem: across, its arithmetic
-intensity, the record's flops over its hbm_bytes (counted, harness/problems/cost.py); up, what it
-achieved, flops over time. The slanted roof is the copy bandwidth times the intensity, the flat one
-the matrix rate of that dtype and precision (harness/runs/ceilings.py): nothing that moves its bytes
-through memory can be above either. A point above the slanted roof didn't move them: they stayed in
-a cache. (Williams, Waterman and Patterson 2009.)
+One panel per dtype and precision. A point is one stage on one problem: across, its arithmetic
+intensity, counted flops over counted hbm_bytes (harness/problems/cost.py); up, flops over time. The
+slanted roof is the copy bandwidth times the intensity, the flat one the matrix rate. A point above
+the slanted roof didn't move its bytes: they stayed in a cache. (Williams, Waterman and Patterson
+2009.)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from math import atan2, degrees
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from harness.problems.cost import intensity
+from harness.records.schema import Record
 from harness.records.units import show_rate, significant
-from harness.views.cell_tables import titles
+from harness.views.cell_tables import Stage, labels, stage_of, titles
 from harness.views.lines import families, family_title
-from harness.views.look import (
-    DASHES,
-    LIGHT,
-    Look,
-    Mark,
-    halo,
-    in_look,
-    legend,
-    marks,
-    new_figure,
-    note_below,
-)
+from harness.views.look import DASHES, LIGHT, Look, halo, legend, marks, note_below, picture
 from harness.views.table import Column, Table
-
-Record = Mapping[str, Any]
 
 STAGE_THREADS = {"cpu": 1, "cuda": None}  # a CPU stage is timed with one (measures/timing.py)
 UNITS = {"cpu": ("GFLOP/s", 1e3), "cuda": ("TFLOP/s", 1.0)}  # of the axis, and how many a TFLOP/s
-COLUMNS = 2  # of panels
 NO_ROOF = "no matrix rate for {} among the ceilings: the bandwidth roof alone"
 NO_SLOPE = "no copy among the ceilings: the matrix roof alone"
 ABOVE = "above 100%: bytes counted as memory's stayed in a cache"
@@ -83,8 +68,8 @@ class Point:
     y: float
 
     @property
-    def stage(self) -> tuple[int, str]:
-        return self.cell["stage"], self.cell["name"]
+    def stage(self) -> Stage:
+        return stage_of(self.cell)
 
 
 @dataclass(frozen=True)
@@ -96,12 +81,15 @@ class Panel:
     roof: Roof
     groups: list[list[Point]]
 
+    @property
+    def points(self) -> list[Point]:
+        return [point for group in self.groups for point in group]
+
 
 def place(cell: Record) -> Point | None:
-    """The cell's point, or None where it has none.
+    """The point of a cell that is ok, timed alone, not interpreted, and a forward pass; else None.
 
-    It must be ok, timed by itself and not interpreted, a forward pass (whose bytes are counted),
-    and computed on the device whose ceilings are drawn: a CPU stage in a GPU's run is not.
+    A CPU stage in a GPU's run has none either: the ceilings are the GPU's.
     """
     if cell["status"] != "ok" or cell["mode"] == "interpreted" or cell["paired"]:
         return None
@@ -159,46 +147,38 @@ def share(point: Point, roof: Roof) -> float | None:
 def show(env: Record, found: Sequence[Panel], console: Console) -> None:
     """Print the points as text: one table per family, the roof below those of one panel."""
     for panel in found:
-        for group in panel.groups:
-            console.print(table_of(group, panel.roof, titles(env)))
         roof = panel.roof
         parts = [show_rate(roof.matrix, "TFLOP/s")] if roof.matrix is not None else []
         parts += [show_rate(roof.bandwidth, "TB/s")] if roof.bandwidth is not None else []
         parts += [f"they meet at {significant(roof.ridge)} FLOP/byte"] if roof.ridge else []
         lines = [f"roof of {panel.kind}: {', '.join(parts)}"] if parts else []
         lines += roof.missing(panel.kind)
-        if any((share(point, roof) or 0) > 1 for group in panel.groups for point in group):
+        if any((share(point, roof) or 0) > 1 for point in panel.points):
             lines.append(ABOVE)
-        for line in lines:
-            console.print(Text(line, style="dim"))
+        for group in panel.groups:
+            console.print(table_of(env, group, roof, lines if group is panel.groups[-1] else ()))
         console.print()
 
 
-def table_of(group: Sequence[Point], roof: Roof, names: Mapping[tuple[int, str], str]) -> Table:
+def table_of(env: Record, group: Sequence[Point], roof: Roof, notes: Sequence[str]) -> Table:
     """The points of one family, one row each."""
     headers = ("#", "stage", "N", "FLOP/byte", "rate", "% of the roof", "roof")
+    names = titles(env)
     rows = [
         [
             str(point.cell["stage"]), names[point.stage], str(point.cell["nk"]),
             significant(point.x), show_rate(point.y, "TFLOP/s"), show_share(share(point, roof)),
-            which_roof(point, roof),
+            "-" if roof.ridge is None else "memory" if point.x < roof.ridge else "matrix",
         ]
         for point in group
     ]  # fmt: skip
     columns = [Column(header, left=header in ("stage", "roof")) for header in headers]
-    return Table(columns, rows, family_title(group[0].cell), gap=2)
+    return Table(columns, rows, family_title(group[0].cell), notes, gap=2)
 
 
 def show_share(part: float | None) -> str:
     """A share in per cent, two digits and at least a whole one: 71%, 0.53%."""
     return "-" if part is None else f"{significant(100 * part, 2 if part < 1 else 3)}%"
-
-
-def which_roof(point: Point, roof: Roof) -> str:
-    """Which of the two bounds the point."""
-    if roof.ridge is None:
-        return "-"
-    return "memory" if point.x < roof.ridge else "matrix"
 
 
 def draw(env: Record, found: Sequence[Panel], folder: Path, look: Look = LIGHT) -> Path:
@@ -207,35 +187,29 @@ def draw(env: Record, found: Sequence[Panel], folder: Path, look: Look = LIGHT) 
     One colour and marker per stage, one dash per family of problems, N beside the points. Raises
     ImportError where matplotlib is missing.
     """
-    names = titles(env)
-    style = marks(point.stage for panel in found for group in panel.groups for point in group)
-    columns = min(COLUMNS, len(found))
-    rows = -(-len(found) // columns)
-    folder.mkdir(parents=True, exist_ok=True)
+    names = labels(env)
+    style = marks(point.stage for panel in found for point in panel.points)
     path = folder / f"roofline{look.suffix}.png"
-    with in_look(look):
-        figure = new_figure(5.4 * columns + 0.4, 4.6 * rows)
-        grid = figure.subplots(rows, columns, squeeze=False)
-        axes = list(grid.flat)
-        for axis in axes[len(found) :]:
-            axis.set_visible(False)
-        drawn = list(zip(axes[: len(found)], found, strict=True))
-        for axis, panel in drawn:
+    with picture(path, look, len(found), 2, 5.4, 4.6) as (figure, axes):
+        for axis, panel in zip(axes, found, strict=True):
             frame(axis, panel, look)
         for stage, mark in style.items():
-            label = f"{stage[0]} {names[stage]}"
-            axes[0].plot([], [], color=mark.colour, marker=mark.marker, label=label)
-        legend(figure, grid[0])
+            axes[0].plot([], [], color=mark.colour, marker=mark.marker, label=names[stage])
+        legend(figure, axes[:1])
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # what comes after it looks at where things are
-        for axis, panel in drawn:
+        for axis, panel in zip(axes, found, strict=True):
             draw_roof(axis, panel, look)
+            scale = UNITS[panel.device][1]
             for dash, group in enumerate(panel.groups):
                 for stage, mark in style.items():
                     own = [point for point in group if point.stage == stage]
-                    draw_stage(axis, own, mark, dash, panel.device)
+                    axis.plot(
+                        [point.x for point in own], [scale * point.y for point in own],
+                        color=mark.colour, marker=mark.marker, markersize=6, linewidth=1.4,
+                        linestyle=DASHES[dash % len(DASHES)],
+                    )  # fmt: skip
             draw_names(axis, panel, look)
-        figure.savefig(path)
     return path
 
 
@@ -243,10 +217,13 @@ def frame(axis: Any, panel: Panel, look: Look) -> None:
     """Scales, title, labels with units, what is missing, and which dash is which family."""
     from matplotlib.lines import Line2D
 
-    unit, scale = UNITS[panel.device]
-    low, high, bottom, top = limits(panel)
+    (unit, scale), roof = UNITS[panel.device], panel.roof
+    xs, ys = ([getattr(point, way) for point in panel.points] for way in "xy")
     axis.set(
-        xscale="log", yscale="log", xlim=(low, high), ylim=(scale * bottom, scale * top),
+        xscale="log", yscale="log",
+        # the points, the ridge and room for words; a slanted roof that meets no other may leave
+        xlim=(min(*xs, roof.ridge or xs[0]) / 4, max(*xs, roof.ridge or 0) * 3),
+        ylim=(scale * min(ys) / 3, scale * max(*ys, roof.matrix or 0) * 3),
         xlabel="arithmetic intensity (FLOP per HBM byte, counted)", ylabel=f"achieved ({unit})",
     )  # fmt: skip
     axis.grid(True, which="major")
@@ -258,64 +235,29 @@ def frame(axis: Any, panel: Panel, look: Look) -> None:
             for dash, label in enumerate(apart)
         ]
         axis.legend(handles=handles, loc="lower right", fontsize=7, frameon=False, handlelength=3)
-    note_below(axis, panel.roof.missing(panel.kind))
-
-
-def limits(panel: Panel) -> tuple[float, float, float, float]:
-    """Least and most FLOP/byte, least and most TFLOP/s: the points, the ridge, room for words.
-
-    A slanted roof that meets no other may leave the panel.
-    """
-    points = [point for group in panel.groups for point in group]
-    roof = panel.roof
-    xs = [point.x for point in points] + ([roof.ridge] if roof.ridge else [])
-    ys = [point.y for point in points] + ([roof.matrix] if roof.matrix else [])
-    return min(xs) / 4, max(xs) * 3, min(point.y for point in points) / 3, max(ys) * 3
+    note_below(axis, roof.missing(panel.kind))
 
 
 def draw_roof(axis: Any, panel: Panel, look: Look) -> None:
     """The roofs that are known, as far as where they meet, each with its figure."""
-    _, scale = UNITS[panel.device]
-    roof = panel.roof
+    roof, scale = panel.roof, UNITS[panel.device][1]
     low, high = axis.get_xlim()
-    if roof.bandwidth is not None:
-        end = roof.ridge or high
-        slope = [scale * roof.bandwidth * x for x in (low, end)]
-        axis.plot([low, end], slope, color=look.ink, linewidth=2.2, solid_capstyle="round")
-        # the text runs along the slope, above it, near the left edge
-        bottom = max(low, axis.get_ylim()[0] / (scale * roof.bandwidth)) * 1.3
-        axis.annotate(
-            f"copy {show_rate(roof.bandwidth, 'TB/s')}",
-            (bottom, scale * roof.bandwidth * bottom), xytext=(-2, 5),
-            textcoords="offset points", rotation=slant(axis), rotation_mode="anchor",
-            fontsize=8, va="bottom",
-        )  # fmt: skip
-    if roof.matrix is not None:
-        start = roof.ridge or low
-        axis.plot([start, high], [scale * roof.matrix] * 2, color=look.ink, linewidth=2.2)
-        axis.annotate(
-            f"{panel.kind} products {show_rate(roof.matrix, 'TFLOP/s')}",
-            (high, scale * roof.matrix), xytext=(-4, 4),
-            textcoords="offset points", fontsize=8, ha="right", va="bottom",
-        )  # fmt: skip
-
-
-def slant(axis: Any) -> float:
-    """How steep y = c x looks on the axis's logarithmic scales, degrees."""
-    from math import atan2, degrees
-
     (x0, y0), (x1, y1) = axis.transData.transform([(1.0, 1.0), (10.0, 10.0)])
-    return degrees(atan2(y1 - y0, x1 - x0))
-
-
-def draw_stage(axis: Any, own: Sequence[Point], mark: Mark, dash: int, device: str) -> None:
-    """One stage's points of one family, joined in the order of N."""
-    _, scale = UNITS[device]
-    axis.plot(
-        [point.x for point in own], [scale * point.y for point in own],
-        color=mark.colour, marker=mark.marker, markersize=6, linewidth=1.4,
-        linestyle=DASHES[dash % len(DASHES)],
-    )  # fmt: skip
+    slant = degrees(atan2(y1 - y0, x1 - x0))  # of y = c x on logarithmic scales
+    line: dict[str, Any] = {"color": look.ink, "linewidth": 2.2, "solid_capstyle": "round"}
+    words: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "va": "bottom"}
+    if roof.bandwidth is not None:
+        rate, ends = scale * roof.bandwidth, [low, roof.ridge or high]
+        axis.plot(ends, [rate * x for x in ends], **line)
+        # the text runs along the slope, above it, near the left edge
+        left = max(low, axis.get_ylim()[0] / rate) * 1.3
+        text = f"copy {show_rate(roof.bandwidth, 'TB/s')}"
+        axis.annotate(text, (left, rate * left), xytext=(-2, 5), rotation=slant,
+                      rotation_mode="anchor", **words)  # fmt: skip
+    if roof.matrix is not None:
+        axis.plot([roof.ridge or low, high], [scale * roof.matrix] * 2, **line)
+        text = f"{panel.kind} products {show_rate(roof.matrix, 'TFLOP/s')}"
+        axis.annotate(text, (high, scale * roof.matrix), xytext=(-4, 4), ha="right", **words)
 
 
 def draw_names(axis: Any, panel: Panel, look: Look) -> None:
@@ -323,17 +265,18 @@ def draw_names(axis: Any, panel: Panel, look: Look) -> None:
 
     One that would cover another, a marker or a line gives way.
     """
-    _, scale = UNITS[panel.device]
-    pixels = axis.figure.dpi / 72  # a point of type
+    from matplotlib.transforms import Bbox
+
+    scale = UNITS[panel.device][1]
+    pixel = axis.figure.dpi / 72  # a point of type
     points = by_weight(panel)
     where = axis.transData.transform([(point.x, scale * point.y) for point in points])
-    taken = [Box(x - 4 * pixels, x + 4 * pixels, y - 4 * pixels, y + 4 * pixels) for x, y in where]
-    taken += line_boxes(axis)
+    taken = [Bbox.from_bounds(x, y, 0, 0).padded(4 * pixel) for x, y in where]
+    lines = [axis.transData.transform_path(line.get_path()) for line in axis.get_lines()]
     for point, (x, y) in zip(points, where, strict=True):
         text = str(point.cell["nk"])
-        left, top = x + 4 * pixels, y - 4 * pixels
-        box = Box(left, left + 4.6 * len(text) * pixels, top - 7 * pixels, top)
-        if any(box.covers(other) for other in taken):
+        box = Bbox.from_bounds(x + 4 * pixel, y - 11 * pixel, 4.6 * len(text) * pixel, 7 * pixel)
+        if box.count_overlaps(taken) or any(x.intersects_bbox(box, filled=False) for x in lines):
             continue
         taken.append(box)
         axis.annotate(
@@ -342,43 +285,15 @@ def draw_names(axis: Any, panel: Panel, look: Look) -> None:
         )  # fmt: skip
 
 
-def line_boxes(axis: Any) -> list["Box"]:
-    """The places that lines pass, as boxes without width, near enough to each other for a word."""
-    found = []
-    for line in axis.get_lines():
-        ends = axis.transData.transform(line.get_xydata()).tolist()
-        for (x0, y0), (x1, y1) in pairwise(ends):
-            steps = 1 + int(max(abs(x1 - x0), abs(y1 - y0)) / 4)
-            for step in range(steps + 1):
-                x, y = (a + (b - a) * step / steps for a, b in ((x0, x1), (y0, y1)))
-                found.append(Box(x, x, y, y))
-    return found
-
-
-@dataclass(frozen=True)
-class Box:
-    """A rectangle in the pixels of a figure."""
-
-    left: float
-    right: float
-    bottom: float
-    top: float
-
-    def covers(self, other: "Box") -> bool:
-        """Whether the two share any place."""
-        across = self.left < other.right and other.left < self.right
-        return across and self.bottom < other.top and other.bottom < self.top
-
-
 def by_weight(panel: Panel) -> list[Point]:
     """The points of a panel, first and last of each stage's line before those between."""
-    ends, between = [], []
-    for group in panel.groups:
-        for stage in sorted({point.stage for point in group}):
-            own = [point for point in group if point.stage == stage]
-            ends += own[:1] + own[1:][-1:]
-            between += own[1:-1]
-    return ends + between
+    lines = [
+        [point for point in group if point.stage == stage]
+        for group in panel.groups
+        for stage in sorted({point.stage for point in group})
+    ]
+    ends = [point for line in lines for point in line[:1] + line[1:][-1:]]
+    return ends + [point for line in lines for point in line[1:-1]]
 
 
 def differences(labels: Sequence[str]) -> tuple[str, list[str]]:

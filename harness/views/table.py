@@ -4,7 +4,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,10 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-WIDTH = 100
+from harness.records.schema import Record
+
+WIDTH, LEAST = 100, 40  # columns of a page; a narrower terminal breaks the lines itself
+STYLES = {"ok": "green", "wrong-by-design": "yellow", "not judged": "yellow", "skipped": "dim"}
 Cell = str | Text  # a text without or with a style
 
 # a number, then what it is of; a narrow cell must not break between the two
@@ -22,11 +25,11 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its header, its side, and what it does where the page is narrow.
+    """A column: its header, its side, and how wide it is.
 
-    One with `most` cuts longer texts there, and on a narrow page down to `least`; one that
+    Texts longer than `most` are cut, on a narrow page those longer than `least`; a column that
     `gives_way` is left out where that isn't enough; one that `wraps` has texts of several lines.
-    All others are as wide as their widest text, or `width`.
+    Others are as wide as their widest text, or `width`.
     """
 
     header: str
@@ -55,13 +58,16 @@ class Table:
         """What rich shows of the table, its columns as wide as `layout` has them."""
         if self.title:
             yield Text(self.title, style="bold")
+        wraps = any(self.columns[index].wraps for index in widths)
+        needed = sum(widths.values()) + self.gap * (len(widths) - 1)
         shown = RichTable(
-            box=None, padding=(0, self.gap, 0, 0), pad_edge=False, header_style="underline"
-        )
+            box=None, padding=(0, self.gap, 0, 0), pad_edge=False, header_style="underline",
+            width=None if wraps else max(1, needed),  # or rich cuts figures on a narrow page
+        )  # fmt: skip
         for index, width in widths.items():
             column = self.columns[index]
             shown.add_column(
-                column.header,
+                Text(column.header),  # and a header is no markup either
                 justify="left" if column.left else "right",
                 no_wrap=not column.wraps,
                 width=None if column.wraps else width,
@@ -75,23 +81,15 @@ class Table:
 
     def markdown(self) -> str:
         """The title and the rows in Markdown."""
+        title = [f"**{self.title}**", ""] if self.title else []
+        headers = [column.header for column in self.columns]
         marks = ["---" if column.left else "---:" for column in self.columns]
-        return "\n".join(
-            [
-                *([f"**{self.title}**", ""] if self.title else []),
-                markdown_row(column.header for column in self.columns),
-                f"| {' | '.join(marks)} |",
-                *map(markdown_row, self.rows),
-            ]
-        )
+        return "\n".join([*title, *map(markdown_row, [headers, marks, *self.rows])])
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Tables below each other, one legend under them all.
-
-    Where they are `alike`, a column is as wide in each of them.
-    """
+    """Tables below each other, one legend under them all; `alike`: with columns of one width."""
 
     tables: Sequence[Table]
     legend: str = ""
@@ -107,10 +105,7 @@ class Tables:
 
 
 def layout(tables: Sequence[Table], page: int) -> dict[int, int]:
-    """The columns that fit on a page of so many characters: index -> width, in all `tables`.
-
-    No figure is ever cut: what can be shorter gives its ends, then what may give way goes.
-    """
+    """The columns that fit on a page of so many characters: index -> width, in all `tables`."""
     if not tables:
         return {}
     columns, gap = tables[0].columns, tables[0].gap
@@ -131,6 +126,12 @@ def layout(tables: Sequence[Table], page: int) -> dict[int, int]:
     return widths
 
 
+def verdict_row(texts: Sequence[str], dim: Collection[int] = ()) -> list[Cell]:
+    """A row that ends with a status, in its colour; the columns in `dim` are faint."""
+    faint = [Text(text, "dim" if i in dim else "") for i, text in enumerate(texts[:-1])]
+    return [*faint, Text(texts[-1], STYLES.get(texts[-1], "bold red"))]
+
+
 def markdown_row(texts: Iterable[object]) -> str:
     """A row of a Markdown table; no number in it is parted from its unit."""
     cells = (UNIT.sub(NO_BREAK, str(text)).replace("|", r"\|") for text in texts)
@@ -142,29 +143,33 @@ def markdown(tables: Sequence[Table], *below: str) -> str:
     return "\n\n".join([*(table.markdown() for table in tables), *below])
 
 
-def as_csv(records: Sequence[Mapping[str, Any]]) -> str:
+def as_csv(records: Sequence[Record]) -> str:
     """Lines of CSV, the names first; a value that holds several is JSON. '' of no records."""
     out = io.StringIO()
     if records:
         writer = csv.DictWriter(out, fieldnames=list(records[0]), lineterminator="\n")
         writer.writeheader()
         for record in records:
-            writer.writerow(
-                {
-                    name: json.dumps(value) if isinstance(value, (list, dict)) else value
-                    for name, value in record.items()
-                }
-            )
+            nested = {k: json.dumps(v) for k, v in record.items() if isinstance(v, (list, dict))}
+            writer.writerow(record | nested)
     return out.getvalue()
 
 
-def as_json(records: Sequence[Mapping[str, Any]]) -> str:
+def as_json(records: Sequence[Record]) -> str:
     """The records as a list in JSON."""
     return json.dumps(records, indent=1) + "\n"
 
 
+class Page(Console):
+    """A console that cuts nothing: a table wider than the terminal goes on in its next line."""
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        """As Console.print, uncropped."""
+        super().print(*objects, **{"crop": False, **how})
+
+
 def page() -> Console:
-    """Standard output, at most 100 columns wide, and just so where it is no terminal."""
-    console = Console()
-    console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
+    """Standard output, 40 to 100 columns wide, and 100 where it is no terminal."""
+    console = Page()
+    console.width = max(LEAST, min(WIDTH, console.width)) if console.is_terminal else WIDTH
     return console

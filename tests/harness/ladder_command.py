@@ -155,7 +155,8 @@ class Started:
     All of them carry a mark in their environment, so that they are found wherever they hang.
     """
 
-    def __init__(self, *arguments, log):
+    def __init__(self, *arguments, log, group=False):
+        """`group`: as a terminal has it, it leads a process group of its own."""
         self.mark = uuid.uuid4().hex
         self.log = log
         with log.open("wb") as file:
@@ -166,6 +167,7 @@ class Started:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
+                start_new_session=group,
                 # a shell has what it starts in the background ignore Ctrl-C, tests too
                 preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
             )

@@ -58,6 +58,7 @@ BAD_OPTIONS = {
     "--device tpu": "--device: got 'tpu', expected one of cpu, cuda",
     "--memory 0": "--memory: got '0', expected a size",
     "--memory 0.0000001": "--memory",
+    "--memory 99999999T": "--memory: got '99999999T', expected a size",
     "--memory plenty": "--memory: got 'plenty', expected a size such as 500M or 4G",
     "--budget 0": "--budget: got 0, expected a number of seconds above 0",
     "--budget -1": "--budget",
@@ -223,5 +224,5 @@ def test_a_tour_whose_file_has_no_ending_does_not_stumble_over_its_plots(tmp_pat
     out = tmp_path / "tour"
     env = make_env(cells, arguments=dict(run.DEFAULTS))
     with Writer.create(out, env) as writer:
-        assert run.carry_out([], env, [], writer, Limits()) == 0
+        assert run.measure([], [], writer, Limits()) == 0
     assert json.loads(out.read_text()) == read(out)[0] == env

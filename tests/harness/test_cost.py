@@ -9,6 +9,7 @@ from test_inputs import problem
 
 from harness.isolation.roster import read_stages
 from harness.problems.cost import (
+    THREE_KERNELS_BACKWARD,
     TRAFFIC,
     flash_bytes,
     flops,
@@ -17,9 +18,9 @@ from harness.problems.cost import (
     half_fused_bytes,
     hbm_bytes,
     intensity,
+    kernel_bytes,
     score_bytes,
     source_intensity,
-    three_kernel_backward_bytes,
     three_kernel_bytes,
     visible_pairs,
 )
@@ -144,7 +145,7 @@ def test_three_kernels_move_seven_matrices_backward():
     q = dq = dO = 2 * 6 * 5 * 10
     k = v = dk = dv = 2 * 2 * 7 * 10
     p = dp = ds = 2 * 6 * 5 * 7
-    found = three_kernel_backward_bytes(asked)
+    found = kernel_bytes(asked, THREE_KERNELS_BACKWARD)
     assert found == {
         "P^T dO": 2 * (p + dO + dv), "dO V^T": 2 * (dO + v + dp), "softmax'": 2 * (p + dp + ds),
         "dS K": 2 * (ds + k + dq), "dS^T Q": 2 * (ds + q + dk),

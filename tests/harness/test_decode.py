@@ -10,7 +10,7 @@ from harness.isolation.roster import describe_files, peer_files, read_stages
 from harness.problems import cost
 from harness.problems.problem import Problem
 from harness.records.schema import BadRecord, check_record
-from harness.runs import contest, decode, plan, suites
+from harness.runs import contest, plan, suites
 from harness.runs.outcome import bench_records
 from harness.views import decode as decode_views
 
@@ -95,7 +95,7 @@ def hold(folder, paths, problem=TINY, page_sizes=(None, 16, 64), stages=None):
 
 
 def test_the_suite_is_eight_shapes_and_a_sweep_of_query_rows():
-    problems = suites.suite_problems("decode", replace(TINY, inputs="normal", device="cuda"))
+    problems = suites.SUITES["decode"].problems(replace(TINY, inputs="normal", device="cuda"))
     assert len(set(problems)) == len(problems)
     whole = [p for p in problems if p.page_size is None]
     shapes = {(p.b, p.h, p.hk, p.nk, p.d) for p in problems}
@@ -111,6 +111,8 @@ def test_the_suite_is_eight_shapes_and_a_sweep_of_query_rows():
     # whatever lies in pages stands beside the same keys in one piece
     assert {replace(p, page_size=None) for p in problems} == set(whole)
     assert {p.page_size for p in problems} == {None, 16, 64, 256}
+    # the rows that are promised come first, cut off or not
+    assert {p.nq for p in whole[:16]} == {1, 8} and len(whole) == 22
 
 
 def test_a_page_size_is_a_contestant_and_not_another_comparison():
@@ -132,11 +134,17 @@ def test_who_competes_in_the_suite_unless_told():
     names = {stage.name for stage in plan.usual_stages(every, whole[:1])}
     assert "flex_attention_tuned" in names
     assert "flex_attention_tuned" not in {s.name for s in plan.usual_stages(every, whole[1:])}
-    assert {stage.number for stage in every} >= set(decode.STAGES)
+    asked = [replace(p, device="cuda") for p in suites.SUITES["decode"].problems(TINY)]
+    numbers = {6, 8, 100, 101, 102, 103, 106}
+    able = [replace(s, unavailable={"cuda": None}) for s in every if s.number in {3, 104} | numbers]
+    for each in plan.plan_comparisons(able, asked, [], LIMITS, suites.decodes):
+        compiled = {103, 106} if each.problem.nq in (2, 4, 16) else set()
+        assert {stage.number for stage in each.stages} == numbers - compiled
+        assert {stage.number for stage, _ in each.paged} <= {8}
 
 
 def test_one_head_in_half_precision_has_stage_8_in_table_4_2():
-    cells = suites.CELL_SUITES["table-4.2"](read_stages(), replace(TINY, device="cuda"))
+    cells = suites.SUITES["table-4.2"].cells(read_stages(), replace(TINY, device="cuda"))
     eight = [cell for cell in cells if cell.stage.number == 8]
     assert {(c.problem.h, c.problem.dtype, c.problem.d) for c in eight} == {(1, "float16", 64)}
     assert sorted({c.problem.nk for c in eight}) == [1024, 2048, 4096, 8192, 16384]
@@ -236,8 +244,8 @@ READ = {"what": "read", "value": 4.5, "device": "cuda", "threads": None, "dtype"
 
 def rows_of(records, ceilings=()):
     """Header -> text, for each row of the table."""
-    names = {(r["stage"], r["name"]): r["name"] for r in records}
-    table = decode_views.make_table(records, names, ceilings)
+    rungs = [{**r, "title": r["name"]} for r in records]
+    table = decode_views.make_table({"rungs": rungs}, records, ceilings)
     heads = [column.header for column in table.columns]
     return [dict(zip(heads, row, strict=True)) for row in table.rows]
 

@@ -477,7 +477,7 @@ def test_the_command_draws_what_it_then_finds_up_to_date(tmp_path, capsys, monke
 def test_a_picture_drawn_twice_on_one_machine_is_the_same(tmp_path):
     tiling = next(picture for picture in figures.PICTURES if picture.name == "tiling")
     for name in ("once.png", "again.png"):
-        tiling.prepare(figures.CEILINGS)(LIGHT, tmp_path / name, "a comment")
+        tiling.write(LIGHT, figures.CEILINGS, tmp_path / name, "a comment")
     assert (tmp_path / "once.png").read_bytes() == (tmp_path / "again.png").read_bytes()
     assert b"a comment" in (tmp_path / "once.png").read_bytes()
 

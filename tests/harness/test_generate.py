@@ -8,12 +8,11 @@ from made_up import make_env, write_run
 import stages
 from harness.commands import app
 from harness.records import jsonl, schema
-from harness.training import generate
+from harness.training import writing
 from harness.training.gpt import GPT
 from harness.training.plan import Shape
 
 SHAPE = Shape(layers=2, heads=2, head_dim=16, block=24, batch=1, lr=1e-3)
-ORDER = {"tokens": 6, "device": "cpu", "interpreted": False}
 IDS = torch.arange(12)[None] % 7
 
 
@@ -24,7 +23,7 @@ def written(number, cached, ids=IDS):
     model = GPT(7, SHAPE, module.attend)
     for weight in model.parameters():  # at first all logits are nearly the same
         weight.data *= 4
-    return generate.write(model, module, ids, ORDER, cached)[0]
+    return writing.write(model, module, ids, 6, cached)[0]
 
 
 @pytest.mark.parametrize("number", [3, 8])
@@ -39,7 +38,7 @@ def test_a_cache_changes_no_token(number):
 @pytest.mark.parametrize("broken", ["forgets", "shifts"])
 def test_a_cache_broken_by_hand_is_seen(monkeypatch, number, broken):
     """Its values, all but the newest, are gone, or are those of the token before."""
-    really = generate.Cache.__call__
+    really = writing.Cache.__call__
 
     def call(cache, q, k, v, *, causal):
         if k.shape[2] > 1:
@@ -47,7 +46,7 @@ def test_a_cache_broken_by_hand_is_seen(monkeypatch, number, broken):
         return really(cache, q, k, v, causal=causal)
 
     plain = written(number, False)
-    monkeypatch.setattr(generate.Cache, "__call__", call)
+    monkeypatch.setattr(writing.Cache, "__call__", call)
     assert written(number, True) != plain
 
 

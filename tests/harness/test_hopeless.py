@@ -78,10 +78,8 @@ def test_what_the_harness_has_planned_itself_is_never_hopeless(machine, device):
     problems: set[Problem] = {cell.problem for cell in plan_tour(stages, base)}
     if device == "cuda":
         machine(32 << 30)
-        for name in suites.PROBLEM_SUITES:
-            problems.update(suites.suite_problems(name, base))
-        for make_cells in suites.CELL_SUITES.values():
-            problems |= {cell.problem for cell in make_cells(stages, base)}
+        for suite in suites.SUITES.values():
+            problems.update(suite.problems(base))
     assert len(problems) > 10
     assert [why_hopeless(asked) for asked in problems] == [None] * len(problems)
 

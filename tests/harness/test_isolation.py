@@ -153,6 +153,26 @@ def test_a_stage_declared_inexact_is_judged_below_its_n_and_excused_above(tmp_pa
     assert statuses == ["ok", "wrong-by-design"]
 
 
+@pytest.mark.parametrize(
+    ("inputs", "dtype", "status"),
+    [
+        ("peaky", "float16", "wrong-by-design"),
+        ("peaky", "float32", "ok"),
+        ("normal", "float16", "ok"),
+    ],
+)
+def test_a_stage_that_rounds_its_scores_is_excused_where_they_are_large(
+    tmp_path, inputs, dtype, status
+):
+    out = tmp_path / "run.jsonl"
+    asked = ("--stages", 3, "--n", 128, "--d", 64, "--inputs", inputs, "--dtype", dtype)
+    done = in_turn("run", *asked, "--out", out)
+    assert done.returncode == 0, done.stderr
+    cells = by_name(out)[YARDSTICK]
+    assert [cell["status"] for cell in cells] == [status]
+    assert ("round its scores" in (cells[0]["reason"] or "")) == (status != "ok")
+
+
 def test_a_stage_is_skipped_where_it_takes_no_such_option(tmp_path):
     out = tmp_path / "run.jsonl"
     done = in_turn(

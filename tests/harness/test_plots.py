@@ -56,18 +56,15 @@ def test_three_plots_with_units_and_log_axes(tmp_path, figures):
     assert "float64" in labels["error.png"]
 
 
+def drawn_in(figure):
+    """label -> each stage's line."""
+    lines = figure.axes[0].get_lines()
+    return {line.get_label(): line for line in lines if not line.get_label().startswith("_")}
+
+
 def lines_in(figure):
     """label -> (N, values) of each stage's line."""
-    found = {}
-    for line in figure.axes[0].get_lines():
-        if len(line.get_xdata()):
-            found.setdefault(line.get_color(), []).append(line)
-    legend = {line.get_color(): line.get_label() for line in figure.axes[0].get_lines()
-              if not len(line.get_xdata())}  # fmt: skip
-    return {
-        legend[colour]: (list(lines[0].get_xdata()), list(lines[0].get_ydata()))
-        for colour, lines in found.items()
-    }
+    return {name: tuple(map(list, line.get_data())) for name, line in drawn_in(figure).items()}
 
 
 def test_the_lines_are_the_records(tmp_path, figures):
@@ -116,7 +113,7 @@ def test_lines_are_told_apart_without_colour(tmp_path, figures):
         for n in (64, 128)
     ]
     lines.plot(make_env(cells), cells, tmp_path)
-    drawn = [line for line in figures["time.png"].axes[0].get_lines() if not len(line.get_xdata())]
+    drawn = drawn_in(figures["time.png"]).values()
     assert len(drawn) == 8
     assert len({line.get_marker() for line in drawn}) == 8
     assert len({str(line._dash_pattern) for line in drawn}) == 8

@@ -44,6 +44,13 @@ def test_a_part_without_its_markers_is_an_error(page, name):
         pages.generate(cut, page)
 
 
+def test_each_part_has_its_place_on_one_page():
+    assert sorted(name for parts in pages.PAGES.values() for name in parts) == sorted(pages.PARTS)
+    strange = "<!-- begin nothing -->\n<!-- end nothing -->"
+    with pytest.raises(ValueError, match="got a part called 'nothing', expected one of"):
+        pages.generate(strange)
+
+
 def test_readme_is_one_page():
     readme = pages.README.read_text()
     assert len(readme.splitlines()) <= 130
@@ -113,6 +120,9 @@ def test_a_stage_that_was_edited_since_is_named(tmp_path, monkeypatch):
 
 OLD = '''"""Words."""
 
+STAGE = Stage(number=9, title="a title", idea="an idea", still_hurts="this " "and that")
+SHOWN = Plot(title="a title")
+
 def attend(q):
     """More words."""
     if q is None:
@@ -121,11 +131,13 @@ def attend(q):
 '''
 WORDS = OLD.replace("Words", "Others").replace("More", "\n").replace("# why", "# because\n\n")
 WORDS = WORDS.replace("got {q}", "expected another")
+WORDS = WORDS.replace('9, title="a', '9, title="another').replace("and that", "or this")
 
 
 def test_words_are_no_edit_and_code_is():
     assert syntax.digest(WORDS) == syntax.digest(OLD)
-    for edit in (("* 2", "* 3"), ("is None", "is not None"), ("ValueError", "TypeError")):
+    for edit in (("* 2", "* 3"), ("is None", "is not None"), ("ValueError", "TypeError"),
+                 ("9", "8"), ('Plot(title="a', 'Plot(title="b'), ('"an idea"', "f()")):  # fmt: skip
         assert syntax.digest(OLD.replace(*edit)) != syntax.digest(OLD), edit
     # a constant that stands where a docstring may is one; anywhere else it is code
     assert syntax.digest("x = 1\n'a'") != syntax.digest("x = 1\n'b'")

@@ -101,6 +101,7 @@ def ended(*cells):
     env = make_env(cells)
     for stage in env["rungs"]:
         stage["exact_up_to"] = 64 if stage["stage"] == 4 else None
+        stage["few_queries"] = stage["stage"] == 8
     return cell_tables.closing(env | {"plan": cells}, cells)
 
 
@@ -153,6 +154,12 @@ def test_what_was_skipped_or_spared_is_said_with_the_reason():
     assert line == (
         "Skipped: stages 4, 5 (no triton); stages 0, 1 above N = 64, stage 7 above N = 512 (the "
         "tour goes to N = 1024; they take too long here)."
+    )
+    decoding = make_cell(8, "split", **sized(64))
+    assert ended(*cells, decoding)[2] == (
+        "Skipped: stages 0, 1 above N = 64, stage 7 above N = 512 (the tour goes to N = 1024; they "
+        "take too long here); stage 8 above N = 64 (the tour goes to N = 1024; made for few query "
+        "rows)."
     )
     assert ended(*cells[:2])[2] == "Skipped: nothing."
 

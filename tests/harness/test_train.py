@@ -654,6 +654,7 @@ def run_main(capsys, *arguments):
     [
         ([], "--stage: got none"),
         (["--stage", "3,,"], "--stage"),
+        (["--stage", "sdpa_flash"], "--stage: got sdpa_flash, expected a stage's number"),
         (["--stage", 3, "--size", "huge"], "--size: got 'huge'"),
         (["--stage", 3, "--dtype", "float16"], "--dtype: got 'float16'"),
         (["--stage", 3, "--device", "tpu"], "--device: got 'tpu'"),

@@ -74,10 +74,11 @@ def test_diff_of_whole_files():
     assert [line[2:] for line in whole if line.startswith("- ")] == removed
 
 
-def test_diff_of_a_stage_with_itself_is_nothing():
+def test_diff_of_a_stage_with_itself_is_refused():
     for options in ((), ("--whole",)):
         done = in_turn("diff", 3, 3, *options)
-        assert (done.returncode, done.stdout) == (0, "")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "3 twice, the same stage" in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("line", ["x" * 300, "[bold]not markup[/bold]"])

@@ -1,6 +1,7 @@
 """The contract: what every stage refuses, and how it says so; what it gives; what a Stage takes."""
 
 import dataclasses
+import math
 import re
 import sys
 from pathlib import Path
@@ -316,8 +317,46 @@ def test_a_stage_needs_four_fields_only():
         ("dtypes", (torch.float32,), "some of float16, bfloat16, float32, float64"),
         ("options", ("dropout",), "some of causal, seqlens_k, gqa, paged"),
         ("options", "causal", "some of causal, seqlens_k, gqa, paged"),  # a text is no tuple
+        *[
+            (name, x, "some of cpu, cuda")
+            for name in ("devices",)
+            for x in (None, (), 5, [["cpu"]])
+        ],
+        *[
+            (name, x, f"at most {most} characters, all of which print")
+            for name, most in (("name", 60), ("title", 100), ("idea", 400), ("still_hurts", 400))
+            for x in ("\x1b[2J", "two\nlines", "\ud800", "\u202e", "x" * 10**6)
+        ],
+        ("still_hurts", None, "a text"),
+        ("number", 10**400, "an int of at least 0"),
+        *[
+            ("exact_up_to", x, "None or an int of at least 0")
+            for x in (math.inf, math.nan, "64", 64.0, True, -1, 10**400)
+        ],
+        *[
+            ("worth_up_to", x, "an int of at least 0 for cpu, cuda or both")
+            for x in (
+                None,
+                64,
+                "cpu",
+                {"tpu": 64},
+                {"cpu": "64"},
+                {"cpu": float("inf")},
+                {"cpu": -1},
+            )
+        ],
+        *[
+            ("capability", x, "two ints, such as (9, 0)")
+            for x in (9, "9.0", (9,), (9.0, 0), ("9", "0"))
+        ],
+        *[
+            (name, x, "True or False")
+            for name in ("gradients", "few_queries")
+            for x in (1, None, "no")
+        ],
+        *[("traffic", x, "one of fused, three-kernel") for x in ("", None, ["fused"])],
     ],
-)
+)  # fmt: skip
 def test_a_stage_refuses(name, value, expected):
     with pytest.raises(ValueError) as error:
         Stage(**(FOUR | {name: value}))

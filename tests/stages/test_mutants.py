@@ -15,6 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 
 import pytest
+import test_hidden
 import torch
 from masked_problems import in_tiles, masks, skipped_by_definition
 from stage_checks import (
@@ -237,6 +238,12 @@ def battery(stage, device):
             q, k, v = (in_nan(x) for x in make_inputs(problem))
             o = attend(stage, q, k, v, **options_of(problem))
             assert_close(o, truth(q, k, v, hidden_keys(problem)), rounding(q, k, v))
+    if stage.STAGE.exact_up_to is None:
+        test_hidden.test_a_tile_of_overflowing_scores_counts_for_nothing(stage)
+    if {"causal", "seqlens_k"} <= {*stage.STAGE.options}:
+        test_hidden.test_a_row_that_sees_minus_infinity_only_is_nan_under_a_mask(stage, "float32")
+        for case in range(len(test_hidden.HIDING)):
+            test_hidden.test_what_is_hidden_may_hold_anything(stage, case, "nan")
 
 
 # name of the mutant: (old, new), ...
@@ -301,18 +308,24 @@ THREE_GEMM = PYTHON_SCALE | replaced(
     not_normalised=(SOFTMAX, "p = (s - s.amax(-1, keepdim=True)).exp()"),
     softmax_over_the_queries=(SOFTMAX, "p = torch.softmax(s, dim=-2)"),
     softmax_over_the_heads=(SOFTMAX, "p = torch.softmax(s, dim=1)"),
-    normalised_before_the_mask=(
-        "torch.softmax(s.masked_fill(hidden, torch.finfo(s.dtype).min), dim=-1)",
-        "torch.softmax(s, dim=-1)",
+    not_masked=("s = s.masked_fill(hidden & ~blind, -math.inf)", "s = s"),
+    masked_with_the_lowest_number=("~blind, -math.inf)", "~blind, torch.finfo(s.dtype).min)"),
+    rows_that_see_nothing_masked_too=("hidden & ~blind", "hidden"),
+    blind_q_not_taken_out=("q = q.masked_fill(blind, 0.0)", "q = q"),
+    unseen_keys_not_taken_out=(
+        "x.masked_fill(hidden.all(-2).unsqueeze(-1), 0.0) for x in (k, v)",
+        "x for x in (k, v)",
     ),
+    hidden_v_not_taken_out=("v = v.nan_to_num(0.0, 0.0, 0.0)", "v = v"),
+    rows_that_see_it_not_spoilt=("o = o * (1.0 + spoilt)", "o = o"),
     K_not_transposed=("@ k.transpose(-2, -1)", "@ k.reshape(*k.shape[:2], k.shape[3], -1)"),
     the_scale_a_second_time=("(q * scale) @", "(q * scale * scale) @"),
     causal_from_the_top_left=("offs_m + Nk - Nq", "offs_m"),
     causal_without_the_diagonal=("offs_n > offs_m", "offs_n >= offs_m"),
     one_key_of_the_padding=("offs_n >= seqlens_k", "offs_n > seqlens_k"),
     one_length_for_all=("seqlens_k[:, None, None, None]", "seqlens_k.max()"),
-    rows_that_see_nothing_see_everything=("p = p.masked_fill(hidden, 0.0)", "p = p"),
-    causal_ignored=("    if causal:", "    if False:"),
+    rows_that_see_nothing_see_everything=("o.masked_fill(blind, 0.0) if masked else o", "o"),
+    causal_ignored=("    if causal:\n        hidden", "    if False:\n        hidden"),
     heads_grouped_the_other_way=(
         "k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)",
         "k = k.repeat(1, q.shape[1] // k.shape[1], 1, 1)",
@@ -401,6 +414,7 @@ TRITON_ONLINE = TRITON | replaced(
         "        m_i = m_new\n",
         "        m_i = m_new\n        acc /= l_i[:, None]\n",
     ),
+    max_from_minus_infinity=("(BLOCK_M,), -3.4028234663852886e38", '(BLOCK_M,), float("-inf")'),
     K_stays_at_the_first_tile=("        k_ptrs += BLOCK_N * stride_kn\n", ""),
     V_stays_at_the_first_tile=("        v_ptrs += BLOCK_N * stride_vn\n", ""),
     K_advances_as_if_contiguous=("k_ptrs += BLOCK_N * stride_kn", "k_ptrs += BLOCK_N * d"),
@@ -421,8 +435,9 @@ OF_STAGE_5 = (
     "max not kept", "no division", "divided by every tile",
 )  # fmt: skip
 NEW_MAX_2 = "m_new = tl.maximum(m_i, tl.max(s, 1) * qk_scale)"
-ALPHA_2, P_2 = "alpha = tl.exp2(m_i - m_safe)", "p = tl.exp2(s * qk_scale - m_safe[:, None])"
-SAFE = 'm_safe = tl.where(m_new == float("-inf"), 0.0, m_new)'
+ALPHA_2, P_2 = "alpha = tl.exp2(m_i - m_new)", "p = tl.exp2(s * qk_scale - m_new[:, None])"
+LOWEST, MINUS_INF = "(BLOCK_M,), -3.4028234663852886e38", '(BLOCK_M,), float("-inf")'
+CLEAN_V, SPOIL_S = "v = tl.where(v - v == 0.0, v, 0.0)", "s += tl.sum(v - v, 1)[None, :]"
 DIAGONAL = "(start_n + offs_n[None, :] <= rows[:, None] + shift)"
 LENGTH = "tl.load(seqlens_ptr + b), 0)"
 FULL, ROUNDED = "tl.maximum(start_m + shift + 1, 0)", "full = full // BLOCK_N * BLOCK_N"
@@ -440,14 +455,24 @@ FLASH_2 = (
         no_max=(NEW_MAX_2, "m_new = tl.zeros_like(m_i)"),
         max_of_the_tile_alone=(NEW_MAX_2, "m_new = tl.max(s, 1) * qk_scale"),
         max_not_scaled=("tl.max(s, 1) * qk_scale", "tl.max(s, 1)"),
-        scores_not_scaled=("tl.exp2(s * qk_scale - m_safe", "tl.exp2(s - m_safe"),
+        scores_not_scaled=("tl.exp2(s * qk_scale - m_new", "tl.exp2(s - m_new"),
         exp_for_exp2=("p = tl.exp2(", "p = tl.exp("),
         alpha_by_exp=("alpha = tl.exp2(", "alpha = tl.exp("),
-        alpha_inverted=(ALPHA_2, "alpha = tl.exp2(m_safe - m_i)"),
-        alpha_of_the_block=(ALPHA_2, "alpha = tl.exp2(tl.max(m_i, 0) - m_safe)"),
+        alpha_inverted=(ALPHA_2, "alpha = tl.exp2(m_new - m_i)"),
+        alpha_of_the_block=(ALPHA_2, "alpha = tl.exp2(tl.max(m_i, 0) - m_new)"),
         p_under_the_old_max=(P_2, "p = tl.exp2(s * qk_scale - m_i[:, None])"),
-        no_guard_for_rows_that_see_nothing_yet=(SAFE, "m_safe = m_new"),
-        no_guard_for_rows_that_see_nothing=("tl.where(l_i == 0.0, 1.0, l_i)", "l_i"),
+        max_from_minus_infinity=(LOWEST, MINUS_INF),
+        hidden_v_not_taken_out=(CLEAN_V, "v = v"),
+        rows_that_see_it_not_spoilt=(SPOIL_S, "s = s"),
+        no_guard_for_rows_that_see_nothing=("tl.where(seen > 0, l_i, 1.0)", "l_i"),
+        minus_infinity_only_taken_for_nothing_seen=(
+            "tl.where(seen > 0, l_i, 1.0)",
+            "tl.where(l_i == 0.0, 1.0, l_i)",
+        ),
+        seen_from_the_top_left=(
+            "tl.minimum(rows + shift + 1, Nk_valid)",
+            "tl.minimum(rows + 1, Nk_valid)",
+        ),
         # masks
         mask_not_applied=('s = tl.where(visible, s, float("-inf"))', "s = s"),
         masked_counts_as_0=("tl.where(visible, s, float", "tl.where(visible, s, 0.0 * float"),
@@ -616,6 +641,10 @@ TRAINING = wrong_scales("    scale = d**-0.5\n", "d**-0.5", d="d") | replaced(
     not_masked_in_A=(DIAGONAL_A, "visible = keys[:, None] >= 0"),
     causal_without_the_diagonal_in_B=(DIAGONAL, DIAGONAL.replace("<=", "<")),
     causal_one_key_too_far_in_B=(DIAGONAL, DIAGONAL.replace("shift", "shift + 1")),
+    hidden_dp_not_masked_in_B=(
+        "ds = tl.where(visible, ds, 0.0)",
+        "ds = tl.where(visible, 1.0, 0.0) * ds",
+    ),
     causal_without_the_lengths_in_B=("visible & (start_n", "(start_n"),
     causal_from_the_top_left_in_B=(DIAGONAL, DIAGONAL.replace(" + shift", "")),
     tail_unmasked_in_B=("visible = valid[None, :]", "visible = offs_n[None, :] >= 0"),
@@ -692,10 +721,17 @@ SPLIT_KV = wrong_scales("d**-0.5 * LOG2_E", "d**-0.5", d="d") | replaced(
         "row, m_i)\n\n\n# BLOCK_M",
     ),
     lse_without_the_max=("row, m_i + tl.log2(l_i), mask", "row, tl.log2(l_i), mask"),
-    no_key_divides_by_0=("l_i = tl.where(l_i == 0.0, 1.0, l_i)  # no part", "l_i = l_i  # no part"),
+    no_key_divides_by_0=('l_i = tl.where(m_i == float("-inf"), 1.0, l_i)', "l_i = l_i"),
+    minus_infinity_only_taken_for_nothing_seen=(
+        'tl.where(m_i == float("-inf"), 1.0, l_i)',
+        "tl.where(l_i == 0.0, 1.0, l_i)",
+    ),
+    max_from_minus_infinity=(LOWEST, MINUS_INF),
+    hidden_v_not_taken_out=(CLEAN_V, "v = v"),
+    rows_that_see_it_not_spoilt=(SPOIL_S, "s = s"),
     no_key_divides_by_0_in_one_part=(
-        "l_i = tl.where(l_i == 0.0, 1.0, l_i)  # a row",
-        "l_i = l_i  # a row",
+        "l_i = tl.where(seen > 0, l_i, 1.0)",
+        "l_i = l_i",
     ),
     # which part has which tiles
     parts_overlap=(PART_END, PART_END.replace("1, 0)", "1, 1)")),

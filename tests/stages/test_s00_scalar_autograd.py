@@ -306,7 +306,7 @@ def test_two_passes_through_one_graph_are_the_same(stage):
 def test_a_gradient_of_a_gradient_is_refused(stage):
     q, k, v, dO = inputs(1, 1, 2, 3, 2)
     (dq,) = torch.autograd.grad(stage.attend(q, k, v), q, dO.requires_grad_(), create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
+    with pytest.raises(RuntimeError, match="differentiated twice"):
         dq.sum().backward()
 
 

@@ -49,7 +49,8 @@ NAMES = """\
         offs_m, offs_d = rows, tl.arange(0, BLOCK_D)
         q_mask = (rows[:, None] < Nq) & (offs_d[None, :] < d)
 """
-LN_2 = "m_i * 0.6931471805599453"  # stage 6 keeps log2(e) times the scores
+# stage 6 keeps log2(e) times the scores, and begins with the lowest number
+LN_2 = 'tl.where(l_i == 0.0, float("-inf"), m_i * 0.6931471805599453)'
 SPLIT_LOOP = (
     ("    start, end, rows", "    start, end, states_ptr, Nq, Nk, rows"),
     ("        0, full, rows", "        0, full, states_ptr, Nq, Nk, rows"),

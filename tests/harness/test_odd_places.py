@@ -1,0 +1,237 @@
+"""Wherever a command is started, it ends with one line at the most, and no traceback."""
+
+import os
+import pty
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from ladder_command import PATIENCE, ROOT, Started, command, environ, in_turn
+from made_up import make_cell, make_env, write_run
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="shells, limits and signals")
+
+RUN = "run --stages 3 --n 8 --d 8 --device cpu --out o.jsonl"
+PLAIN = ("list", "diff 4 5", "trace --n 8", "--help", "run --help", "--version")
+
+
+def shell(line, folder, **changes):
+    """What comes of a line of bash in `folder`, in which `ladder` is our command."""
+    ladder = f'ladder() {{ {shlex.join(command())} "$@"; }}\n'
+    return subprocess.run(
+        ["bash", "-c", ladder + line], cwd=folder, env=environ(**changes), capture_output=True,
+        timeout=PATIENCE, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def one_line(done, code, says=""):
+    """The command ended with that exit code and one line, which holds `says`."""
+    err = done.stderr.decode()
+    assert done.returncode == code, (done.returncode, err)
+    assert err.startswith("ladder: ") and err.count("\n") == 1, err
+    assert says in err
+
+
+@pytest.mark.parametrize("options", [*PLAIN, "doctor", "table run.jsonl"])
+def test_a_full_disk_behind_stdout_is_one_line(tmp_path, options):
+    cells = [make_cell()]
+    write_run(tmp_path / "run.jsonl", make_env(cells), cells)
+    done = shell(f"ladder {options} > /dev/full", tmp_path)
+    one_line(done, 2, "No space left on device")
+
+
+@pytest.mark.slow
+def test_a_stderr_that_takes_nothing_costs_no_measurement(tmp_path):
+    done = shell(f"ladder {RUN} 2> /dev/full", tmp_path)
+    assert done.returncode == 0 and b"torch, three GEMMs" in done.stdout
+    assert (tmp_path / "o.jsonl").read_bytes().count(b"\n") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_closed_streams_are_no_files_of_ours(tmp_path, closed):
+    done = shell(f"ladder {RUN} {closed}", tmp_path)
+    assert done.returncode == 0 and b"Traceback" not in done.stderr
+    lines = (tmp_path / "o.jsonl").read_bytes().splitlines()
+    assert len(lines) == 2 and all(line.startswith(b"{") for line in lines)
+
+
+@pytest.mark.parametrize("options", ["doctor", "--help", "list"])
+def test_a_reader_that_has_read_enough_is_no_failure(tmp_path, options):
+    done = shell(f"ladder {options} | true; exit ${{PIPESTATUS[0]}}", tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("options", ["doctor", RUN, "bench --n 16 --causal on", "ceilings"])
+def test_a_folder_that_is_gone_is_one_line(tmp_path, options):
+    done = shell(f"mkdir g && cd g && rmdir ../g && ladder {options} --device cpu"
+                 .replace("doctor --device cpu", "doctor"), tmp_path)  # fmt: skip
+    one_line(done, 2, "the folder that you are in is gone")
+
+
+@pytest.mark.parametrize("files", [8, 12, 24])
+@pytest.mark.parametrize("options", ["doctor", RUN, "list"])
+def test_too_few_open_files_are_one_line(tmp_path, options, files):
+    done = shell(f"ulimit -n {files}; ladder {options}", tmp_path)
+    one_line(done, 2, f"allows {files} open files")
+
+
+@pytest.mark.slow
+def test_a_low_limit_that_can_be_raised_is_raised(tmp_path):
+    done = shell(f"ulimit -S -n 12; ladder {RUN}", tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+LONG = "n" * 300
+OUTS = {
+    "run": "run --n 8", "bench": "bench --n 16", "train": "train --stage 3",
+    "model": "model --stage 3", "ceilings": "ceilings", "io": "io",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OUTS)
+def test_a_name_that_no_file_can_have_is_one_line(tmp_path, name):
+    for out in (LONG, f"{LONG}/x.jsonl", f"{LONG}.csv"):
+        done = in_turn(*OUTS[name].split(), "--out", out, cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("ladder: ") and done.stderr.count("\n") == 1
+        assert "File name too long" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [f"table {LONG}", f"plot {LONG} --out p", f"roofline {LONG} --ceilings x --out p",
+     f"plot run.jsonl --out {LONG}", f"bench --show {LONG}", f"train --show {LONG}",
+     f"run --resume {LONG}", f"bench --ceilings {LONG}", f"run --stage {LONG}",
+     f"bench --stage {LONG}", f"train --stage {LONG}", f"figures --ceilings {LONG}",
+     f"figures --ceilings {LONG} --out p", f"run --n 8 --out {LONG} --device cpu",
+     "table \udcff", "run --n 8 --stage \udcff"],
+)  # fmt: skip
+def test_a_name_too_long_is_one_line_wherever_a_file_is_meant(tmp_path, options):
+    cells = [make_cell()]
+    write_run(tmp_path / "run.jsonl", make_env(cells), cells)
+    done = in_turn(*options.split(), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ladder: ") and done.stderr.count("\n") == 1, done.stderr
+
+
+C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize("changes", [C_LOCALE, {**C_LOCALE, "PYTHONIOENCODING": "ascii"},
+                                     {"PYTHONIOENCODING": "latin-1"}])  # fmt: skip
+def test_a_terminal_without_utf_8_shows_what_it_can(tmp_path, changes):
+    cells = [make_cell()]
+    env = make_env(cells)
+    env["rungs"][0]["title"] = "naïve → \N{SNOWMAN}"
+    write_run(tmp_path / "run.jsonl", env, cells)
+    for options in ("table run.jsonl", "list", "diff 4 5", "trace --n 8", "--help"):
+        done = shell(f"ladder {options}", tmp_path, **changes)
+        assert (done.returncode, done.stderr) == (0, b""), done.stderr
+        assert done.stdout
+    done = shell("ladder readme --check", tmp_path, **changes)
+    assert done.returncode in (0, 1) and b"Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_stage_prints_and_is_read_in_utf_8_whatever_the_locale(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import torch\nfrom stages.contract import Stage\n"
+        "STAGE = Stage(number=90, name='mine', title='naïve →', idea='→')\n"
+        "def attend(q, k, v):\n"
+        "    print('naïve →')\n"
+        "    return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v\n",
+        encoding="utf-8",
+    )
+    changes = {**C_LOCALE, "PYTHONIOENCODING": "ascii"}
+    done = shell(f"ladder {RUN} --stage mine.py", tmp_path, **changes)
+    assert done.returncode == 0, done.stderr
+    assert b"mine | na?ve ?" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wait", [0.3, 0.8, 1.2, 1.6, 2.0, 2.5, 3.5])
+def test_a_ctrl_c_at_once_is_no_traceback(tmp_path, wait):
+    """A terminal's Ctrl-C: all that is started hears it, too."""
+    with Started("run", "--n", 64, "--device", "cpu", "--out", tmp_path / "o.jsonl",
+                 log=tmp_path / "log", group=True) as run:  # fmt: skip
+        time.sleep(wait)
+        os.killpg(run.process.pid, signal.SIGINT)
+        assert run.process.wait(PATIENCE) in (130, -signal.SIGINT)
+        assert run.wait_until_gone() == []
+        assert "Traceback" not in run.text(), run.text()
+
+
+EXCLUDED = {
+    "bench --b 2 --tokens 4": "--tokens: --b says",
+    "bench --tokens 4 --b 2": "--tokens: --b says",
+    "bench --h 2 --hidden 32": "--hidden: --h says",
+    "bench --stages 3 --impl 3": "--impl: it is the old name of --stages",
+    "run --suite table-4.1 --paired": "--paired: a suite's problems are its own",
+    "run --suite table-4.1 --d 64": "--d: a suite's problems are its own",
+    "run --suite table-4.1 --direction fwd": "--direction: a suite's problems are its own",
+    "run --suite table-4.1 --b 1": "--b: a suite's problems are its own",
+    "bench --suite 004 --mode fwd": "--mode: a suite's problems are its own",
+    "run --paired": "--paired: the tour has each stage alone",
+    "run --suite table-4.3 --stages 0 --device cpu": "none of the stages takes part",
+    "model --stage 3 --text x --weights y": "--text: got --weights too",
+    "run --resume x --out y": "--out: a resumed run goes on in its own file",
+    "train --show x --stage 3": "--stage: --show trains nothing",
+    "bench --stage 3": "by number it is --stages 3",
+    "run --stage 3,5": "by number it is --stages 3,5",
+}
+
+
+@pytest.mark.parametrize("options", EXCLUDED)
+def test_options_that_exclude_each_other_say_so(tmp_path, options):
+    done = in_turn(*options.split(), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ladder: ") and done.stderr.count("\n") == 1
+    assert EXCLUDED[options] in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def on_terminal(columns, *arguments):
+    """What `ladder ARGUMENTS` shows on a terminal of so many columns."""
+    ours, theirs = pty.openpty()
+    env = environ(COLUMNS=str(columns), TERM="xterm", NO_COLOR="1")
+    with subprocess.Popen(command(*arguments), cwd=ROOT, env=env, stdout=theirs,
+                          stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL) as ran:  # fmt: skip
+        os.close(theirs)
+        shown = b""
+        while chunk := read(ours):
+            shown += chunk
+    os.close(ours)
+    assert ran.returncode == 0, shown
+    return shown.decode()
+
+
+def read(terminal):
+    try:
+        return os.read(terminal, 1 << 16)
+    except OSError:  # Linux: nobody has the other end open any more
+        return b""
+
+
+@pytest.mark.parametrize("columns", [39, 20, 8, 1])
+def test_no_figure_is_cut_on_a_narrow_terminal(tmp_path, columns):
+    times = {3: 12.345678, 5: 0.0123456, 6: 123.456}
+    cells = [make_cell(number, f"stage{number}", time_ms=ms) for number, ms in times.items()]
+    path = write_run(tmp_path / "run.jsonl", make_env(cells), cells)
+    shown = on_terminal(columns, "table", path)
+    for figure in ("12.3 ms", "12.3 us", "123 ms"):
+        assert figure in shown, shown
+    assert not re.search(r"\d…", shown)
+
+
+def test_a_skipped_cell_is_not_called_interpreted(tmp_path):
+    """bfloat16 is what Triton's interpreter can't do."""
+    done = in_turn("run", "--stages", "3,5", "--n", 8, "--dtype", "bf16", "--device", "cpu",
+                   "--out", tmp_path / "o.jsonl")  # fmt: skip
+    line = next(line for line in done.stderr.splitlines() if " 5 " in line)
+    assert line.endswith("skipped -")

@@ -1,0 +1,181 @@
+"""Stages in torch's own modes: right there, or a clear refusal, and never silently wrong."""
+
+import sys
+import threading
+
+import pytest
+import torch
+from stage_checks import FAKES, attend, device_of, every_stage, for_each, is_yardstick, normal
+
+from stages.contract import StageUnavailable
+
+SHAPE = (1, 2, 3, 5, 4)
+IN_TRITON = [stage for stage in FAKES if "triton" in stage.STAGE.needs]
+NOT_TORCH = [stage for stage in FAKES if not is_yardstick(stage)]
+
+
+def tensors(stage):
+    """q, k, v ~ N(0, 1)."""
+    return normal(SHAPE, 0, device=device_of(stage))[:3]
+
+
+# ---- gradients of gradients
+
+
+@for_each([stage for stage in NOT_TORCH if stage.STAGE.gradients])
+def test_a_second_derivative_is_refused_also_where_dO_is_a_constant(stage):
+    q, k, v = (x.requires_grad_() for x in tensors(stage))
+    o = stage.attend(q, k, v)
+    (dq,) = torch.autograd.grad(o, q, torch.ones_like(o), create_graph=True)
+    with pytest.raises(RuntimeError, match=r"can't be differentiated twice.* use stage 3"):
+        (dq.square().sum() + k.square().sum()).backward()
+
+
+# ---- what isn't a plain tensor
+
+UNUSUAL = {
+    "meta": lambda x: x.to("meta"),
+    "sparse_coo": lambda x: x.to_sparse(),
+    "mkldnn": lambda x: x.to_mkldnn(),
+    "nested": lambda x: torch.nested.nested_tensor(list(x)),
+}
+
+
+@every_stage
+@pytest.mark.parametrize("kind", UNUSUAL)
+@pytest.mark.parametrize("index", range(3))
+def test_an_unusual_tensor_is_refused(stage, index, kind):
+    args = list(tensors(stage))
+    args[index] = UNUSUAL[kind](args[index].cpu())
+    with pytest.raises(ValueError, match=f"^{'qkv'[index]}: got a .*{kind}.*, expected a torch"):
+        stage.attend(*args)
+
+
+@for_each([stage for stage in FAKES if "causal" in stage.STAGE.options])
+@pytest.mark.parametrize("causal", ["no", 1, None])
+def test_causal_is_true_or_false(stage, causal):
+    with pytest.raises(ValueError, match=r"^causal: got .*, expected True or False"):
+        stage.attend(*tensors(stage), causal=causal)
+
+
+@for_each([stage for stage in FAKES if "seqlens_k" in stage.STAGE.options])
+def test_lengths_that_are_sparse_are_refused(stage):
+    lengths = torch.tensor([5], dtype=torch.int32).to_sparse()
+    with pytest.raises(ValueError, match=r"^seqlens_k: got a sparse_coo tensor, expected"):
+        stage.attend(*tensors(stage), seqlens_k=lengths)
+
+
+# ---- torch's transformations
+
+
+@for_each(NOT_TORCH)
+@pytest.mark.parametrize("way", ["grad", "vmap", "jvp", "dual"])
+def test_a_transformation_is_refused(stage, way):
+    q, k, v = tensors(stage)
+
+    def dual(q):
+        with torch.autograd.forward_ad.dual_level():
+            return stage.attend(torch.autograd.forward_ad.make_dual(q, q), k, v)
+
+    ways = {
+        "grad": torch.func.grad(lambda q: stage.attend(q, k, v).sum()),
+        "vmap": lambda q: torch.func.vmap(lambda q: stage.attend(q, k, v))(q[None]),
+        "jvp": lambda q: torch.func.jvp(lambda q: stage.attend(q, k, v), (q,), (q,)),
+        "dual": dual,
+    }
+    with pytest.raises((ValueError, RuntimeError, NotImplementedError)) as refusal:
+        ways[way](q)
+    says = "inside torch.func" if not stage.STAGE.gradients else "autograd.Function"
+    assert says in str(refusal.value)
+
+
+@every_stage
+def test_torch_compile_changes_nothing(stage):
+    q, k, v = tensors(stage)
+    want = 2 * stage.attend(q, k, v)
+    got = torch.compile(lambda q: 2 * stage.attend(q, k, v), backend="eager")(q)
+    assert torch.equal(got, want)
+
+
+@every_stage
+def test_another_default_device_changes_nothing(stage):
+    q, k, v = (x.requires_grad_(stage.STAGE.gradients) for x in tensors(stage))
+    want, answers = stage.attend(q, k, v), []
+    torch.set_default_device("meta")
+    try:
+        answers.append(stage.attend(q, k, v))
+        if stage.STAGE.gradients:
+            answers[0].backward(q)
+    finally:
+        torch.set_default_device(None)
+    assert torch.equal(answers[0], want)
+    if stage.STAGE.gradients:
+        got, q.grad = q.grad, None
+        want.backward(q)
+        assert torch.equal(got, q.grad)
+
+
+@every_stage
+def test_inference_and_deterministic_mode_change_nothing(stage):
+    q, k, v = tensors(stage)
+    want = attend(stage, q, k, v)
+    with torch.inference_mode():
+        assert torch.equal(attend(stage, q, k, v), want)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.equal(attend(stage, q, k, v), want)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+# ---- threads
+
+
+@for_each(IN_TRITON)
+def test_threads_do_not_disturb_each_other(stage):
+    sizes = [(1, 1, 9, 16 * (i + 1), 8) for i in range(4)]
+    problems = [normal(size, 0, device=device_of(stage))[:3] for size in sizes]
+    want = [stage.attend(*each) for each in problems]
+    wrong, interval = [], sys.getswitchinterval()
+
+    def work(i):
+        for _ in range(3):
+            try:
+                if not torch.equal(stage.attend(*problems[i]), want[i]):
+                    wrong.append(i)
+            except Exception as error:
+                wrong.append(error)
+
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
+
+
+@for_each(IN_TRITON)
+def test_a_call_that_fails_lets_the_next_one_in(stage, monkeypatch):
+    q, k, v = tensors(stage)
+    name = "split_kernel" if hasattr(stage, "split_kernel") else "attention_kernel"
+    kernels = stage if hasattr(stage, name) else sys.modules["stages.s06_triton_flash2"]
+
+    class Fails:
+        __name__ = name
+
+        def __getitem__(self, grid):
+            raise StageUnavailable("no launch")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kernels, name, Fails())
+        with pytest.raises(StageUnavailable):
+            stage.attend(q, k, v)
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(stage.attend(q, k, v)), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert len(answers) == 1
