@@ -48,6 +48,7 @@ class Rung(Named):
 
     title: Name
     exact_up_to: int | None = None
+    few_queries: bool = False
     sha256: str = ""
     syntax_sha256: str = ""
 
