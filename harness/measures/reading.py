@@ -1,7 +1,7 @@
 """The fastest way to read memory once: torch's own sum, or a kernel of ours in one of its shapes.
 
-A sum must look at every byte and writes next to nothing. A program goes through a part of x of its
-own or, strided, together with all the others; it has `depth` tiles of 16-byte loads under way.
+A sum must look at every byte and writes next to nothing. All programs go through x together, each
+with `depth` tiles of 16-byte loads under way.
 """
 
 from collections.abc import Callable
@@ -25,38 +25,29 @@ SHAPES = ((8192, 4, 4, 1), (8192, 4, 4, 2), (4096, 4, 4, 4), (8192, 8, 1, 4))
 
 @triton.jit
 def sum_kernel(  # type: ignore[no-untyped-def]
-    x_ptr, sums_ptr, tiles, TILE: tl.constexpr, DEPTH: tl.constexpr, STRIDED: tl.constexpr
+    x_ptr, sums_ptr, tiles, TILE: tl.constexpr, DEPTH: tl.constexpr
 ):
     """A part of the sum of x, `tiles` tiles of TILE float32, into the program's place in sums."""
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    each = tl.cdiv(tiles, programs)
-    first, end, step = program * each, tl.minimum(program * each + each, tiles), 1
-    if STRIDED:
-        first, end, step = program, tiles, programs
+    program = tl.program_id(0)
     acc = tl.zeros((TILE,), dtype=tl.float32)
-    for tile in tl.range(first, end, step, num_stages=DEPTH):
+    for tile in tl.range(program, tiles, tl.num_programs(0), num_stages=DEPTH):
         offs = tl.cast(tile, tl.int64) * TILE + tl.arange(0, TILE)
         acc += tl.load(x_ptr + offs, eviction_policy="evict_first")  # nothing is read twice
     tl.store(sums_ptr + program, tl.sum(acc, 0))
 
 
-def launch(
-    sums: torch.Tensor, x: torch.Tensor, tile: int, depth: int, strided: bool, warps: int
-) -> torch.Tensor:
-    """Run a program for each of `sums`; returns them."""
-    sum_kernel[(len(sums),)](x, sums, x.numel() // tile, tile, depth, strided, num_warps=warps)
-    return sums
-
-
 def ways(x: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
     """Ways to read x (n,) float32, n a multiple of 8192: each returns sums that add up to x's."""
+
+    def launch(sums: torch.Tensor, tile: int, warps: int, depth: int) -> torch.Tensor:
+        sum_kernel[(len(sums),)](x, sums, x.numel() // tile, tile, depth, num_warps=warps)
+        return sums
+
     found: dict[str, Callable[[], torch.Tensor]] = {"torch.sum": x.sum}
     sms = torch.cuda.get_device_properties(0).multi_processor_count if x.is_cuda else 3
-    shapes = [(*shape, s) for shape in SHAPES for s in (False, True) if triton is not no_triton]
-    for tile, warps, depth, each, strided in shapes:
-        name = f"{each} x {depth} x {tile >> 8} KB{', strided' * strided}"
+    for tile, warps, depth, each in SHAPES if triton is not no_triton else ():
         sums = torch.empty(each * sms, device=x.device)
-        found[name] = partial(launch, sums, x, tile, depth, strided, warps)
+        found[f"{each} x {depth} x {tile >> 8} KB"] = partial(launch, sums, tile, warps, depth)
     return found
 
 

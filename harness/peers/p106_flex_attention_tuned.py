@@ -26,8 +26,10 @@ STAGE = Stage(
 @functools.cache
 def compiled() -> Callable[..., Any]:
     """flex_attention through torch.compile, tuned for each shape, once a process."""
+    from torch._inductor import select_algorithm
     from torch.nn.attention.flex_attention import flex_attention
 
+    select_algorithm.PRINT_AUTOTUNE = False  # pages of choices
     return torch.compile(flex_attention, dynamic=False, mode="max-autotune-no-cudagraphs")
 
 

@@ -615,7 +615,7 @@ OF_A_RUN = {
     "mode": "fwd", "dtype": "float32", "causal": "on", "d": "16", "n": "64", "tokens": "256",
     "hidden": "32", "b": "1", "h": "1", "hk": "1", "seqlens": "9", "stages": "99", "impl": "99",
     "stage": "mine.py", "warmup": "5", "repeat": "30", "inputs": "normal", "seed": str(SEED),
-    "device": "cpu", "budget": "120", "suite": "nonsense",
+    "device": "cpu", "budget": "120", "suite": "nonsense", "nq": "1",
 }  # fmt: skip
 
 

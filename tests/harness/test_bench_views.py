@@ -291,7 +291,8 @@ def test_a_suite_where_little_was_measured_is_shown_all_the_same(suite):
 def test_every_suite_has_its_tables():
     from harness.runs.suites import names
 
-    assert set(names("bench")) == contests.SOURCES.keys() == contests.SOURCE_TABLES.keys()
+    sources = set(names("bench")) - {"decode"}  # which has harness/views/decode.py's
+    assert sources == contests.SOURCES.keys() == contests.SOURCE_TABLES.keys()
 
 
 # ---- plots

@@ -1,10 +1,12 @@
 """The decode suite: its plan, contestants that read from a paged cache, and its tables."""
 
+import inspect
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from harness.commands import bench
 from harness.isolation.judge import Judge
 from harness.isolation.roster import describe_files, peer_files, read_stages
 from harness.problems import cost
@@ -113,6 +115,18 @@ def test_the_suite_is_eight_shapes_and_a_sweep_of_query_rows():
     assert {p.page_size for p in problems} == {None, 16, 64, 256}
     # the rows that are promised come first, cut off or not
     assert {p.nq for p in whole[:16]} == {1, 8} and len(whole) == 22
+
+
+def test_nq_chooses_among_the_problems_of_the_suite():
+    given = {
+        name: p.default for name, p in inspect.signature(bench.bench_command).parameters.items()
+    }
+    parts = [
+        bench.make_problems({**given, "suite": "decode", "nq": nq}, "cuda")
+        for nq in ("1", "8", "2,4,16", None)
+    ]
+    assert [{p.nq for p in part} for part in parts[:3]] == [{1}, {8}, {2, 4, 16}]
+    assert set().union(*parts[:3]) == set(parts[3])
 
 
 def test_a_page_size_is_a_contestant_and_not_another_comparison():
@@ -233,6 +247,7 @@ def made(stage, name, time_ms, page_size=None, **changes):
     big = {"b": 64, "h": 32, "hk": 8, "nq": 1, "nk": 8192, "d": 128, "dtype": "bfloat16"}
     fields = {**big, "precision": "bfloat16", "page_size": page_size, **changes}
     record = make_bench(6, **fields) | {"stage": stage, "name": name, "time_ms": time_ms}
+    record["tflops"] = time_ms and record["tflops"]
     check_record(record)
     return record
 

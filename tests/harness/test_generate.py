@@ -126,7 +126,7 @@ def test_the_exit_code_is_1_where_the_cache_changes_a_token(model, tmp_path, sig
 
 @pytest.mark.parametrize(
     ("options", "why"),
-    [(("--stage", "99"), "--stage: got 99, expected a file or one of 0"),
+    [(("--stage", "99"), "--stage: got 99, expected a file or some of 0"),
      (("--stage", "5"), "5 triton_online: takes no causal"),
      (("--context", "0"), "--context: got 0, expected whole numbers of at least 1"),
      (("--context", "9", "--tokens", "1"), "--tokens: got 1, expected a whole number from 4"),
