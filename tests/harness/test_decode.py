@@ -157,6 +157,23 @@ def test_who_competes_in_the_suite_unless_told():
         assert {stage.number for stage, _ in each.paged} <= {8}
 
 
+def test_a_tuned_peer_is_in_no_table_of_a_source():
+    every = [replace(peer, unavailable={"cuda": None}) for peer in describe_files(peer_files())]
+    cells = suites.SUITES["table-4.2"].cells(every, replace(TINY, device="cuda"))
+    assert {cell.stage.number for cell in cells} == {peer.number for peer in every} - {106}
+
+
+def test_what_is_read_from_pages_takes_its_time(monkeypatch, make_own):
+    """One contestant in one piece and two in pages: three are waited for."""
+    once = cost.flops(TINY) * (LIMITS.warmup + LIMITS.rounds) / plan.THREAD_RATE
+    [own] = describe_files([make_own()])
+    for sizes, times in (((), 1), ((16, 64), 3)):
+        comparison = plan.Comparison(TINY, [own], LIMITS, paged=[(own, size) for size in sizes])
+        for patience, late in ((times + 0.5, False), (times - 0.5, True)):
+            monkeypatch.setattr(plan, "PATIENCE", patience * once)
+            assert bool(plan.why_too_long([comparison])) == late
+
+
 def test_one_head_in_half_precision_has_stage_8_in_table_4_2():
     cells = suites.SUITES["table-4.2"].cells(read_stages(), replace(TINY, device="cuda"))
     eight = [cell for cell in cells if cell.stage.number == 8]
