@@ -25,35 +25,8 @@
 # [6 to 7](06_to_07.ipynb).
 
 # %%
-# Is the project there? If not, take it from the checkout around this notebook. If there is none
-# (on Colab, say), put the address of your copy between the quotes, as `git clone` takes it:
-SOURCE = ""
-
-try:
-    import harness.notebook as nb
-except ModuleNotFoundError:
-    import os
-    import subprocess
-    import sys
-    from pathlib import Path
-
-    def pip(*words):
-        return subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *words])
-
-    around = [Path.cwd(), *Path.cwd().parents]
-    home = next((x for x in around if (x / "stages" / "contract.py").is_file()), None)
-    if home:  # by what is there, without the network; stage 2 is skipped where it can't be built
-        pip("--no-index", "--no-build-isolation", "--no-deps", "--editable", str(home))
-    else:
-        SOURCE = SOURCE or os.environ.get("ATTENTION_LADDER_SOURCE", "")
-        if not SOURCE:
-            raise SystemExit("No project here: put its address into SOURCE, above.") from None
-        home = Path("attention-ladder").resolve()
-        if not home.exists():
-            subprocess.run(["git", "clone", "--depth", "1", SOURCE, str(home)], check=True)
-        pip("--editable", f"{home}[notebooks]")
-    sys.path.insert(0, str(home))
-    import harness.notebook as nb
+# Not found? Type `%pip install -e "..[notebooks]"` in a cell, restart the kernel, and come back.
+import harness.notebook as nb
 
 # %%
 nb.stages(0, 1, 2, 3, 4, 5, 6, 7)
@@ -67,11 +40,10 @@ nb.stages(0, 1, 2, 3, 4, 5, 6, 7)
 print("\n".join(nb.code(1, "attend_head").lines))
 
 # %% [markdown]
-# ## Predict
+# ## Stages 0 to 3, measured here
 #
-# **Write down a guess for each: how many times faster than stage 0 (an object for each
-# multiplication) is stage 1 (plain Python), stage 2 (C++, with a graph), stage 3 (three operations
-# of torch)? At $N = 64$, $d = 16$, on one thread of this machine.**
+# Have you written down your guesses of [the walkthrough](../docs/walkthrough/index.md)? On one
+# thread of this machine:
 
 # %%
 run = nb.measure(stages="0,1,2,3", n="16,32,64", d=16, paired=True)
@@ -107,10 +79,9 @@ nb.plot(kernels, "error")
 # Stage 4 is wrong above 64 keys, on purpose: the ten lines that mend it are
 # [the heart of the course](04_to_05.ipynb).
 #
-# ## What a GPU waits for
+# ## FLOPs in the time of one byte
 #
-# **Write down: how many multiplications and additions can a GPU do in the time in which one byte
-# goes through its memory?** Measured, with the largest matrix product and the largest copy:
+# On a GPU, measured with the largest matrix product and the largest copy:
 
 # %%
 ceilings = nb.recorded("h200/ceilings.jsonl", "ceiling")
@@ -123,9 +94,9 @@ header = ("product of matrices", "rate", "FLOPs in the time of a byte")
 nb.rows(header, body, f"copy: {copy:.2f} TB/s", ceilings.said)
 
 # %% [markdown]
-# Attention as three operations does about $d / e$ FLOPs for each byte that it moves, with $e$
-# bytes an element: 32 at $d = 64$ in float16. So it waits for memory nearly all the time. That one
-# number is why stages 4 to 7 exist.
+# Attention as three kernels does about $d / e$ FLOPs for each byte that it moves, with $e$ bytes
+# per element ([derived here](../docs/source-tables.md#table-44-arithmetic-intensity)). Compare that
+# with the last column: this is why stages 4 to 7 exist.
 #
 # ## The ladder on a GPU
 #
@@ -160,7 +131,7 @@ nb.rows(header, body, shape, bench.said)
 # <details><summary>Answer</summary>
 #
 # Stages 0 to 2 get about 64 times faster: they have 64 times less to do. Stage 3 hardly changes:
-# what it pays for at this size is the starting of three operations. Whoever compares one row in
+# what it pays for at this size is the starting of its operations. Whoever compares one row in
 # Python with all rows on a GPU is off by a factor of $N$.
 #
 # </details>

@@ -22,35 +22,8 @@
 # it.
 
 # %%
-# Is the project there? If not, take it from the checkout around this notebook. If there is none
-# (on Colab, say), put the address of your copy between the quotes, as `git clone` takes it:
-SOURCE = ""
-
-try:
-    import harness.notebook as nb
-except ModuleNotFoundError:
-    import os
-    import subprocess
-    import sys
-    from pathlib import Path
-
-    def pip(*words):
-        return subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *words])
-
-    around = [Path.cwd(), *Path.cwd().parents]
-    home = next((x for x in around if (x / "stages" / "contract.py").is_file()), None)
-    if home:  # by what is there, without the network; stage 2 is skipped where it can't be built
-        pip("--no-index", "--no-build-isolation", "--no-deps", "--editable", str(home))
-    else:
-        SOURCE = SOURCE or os.environ.get("ATTENTION_LADDER_SOURCE", "")
-        if not SOURCE:
-            raise SystemExit("No project here: put its address into SOURCE, above.") from None
-        home = Path("attention-ladder").resolve()
-        if not home.exists():
-            subprocess.run(["git", "clone", "--depth", "1", SOURCE, str(home)], check=True)
-        pip("--editable", f"{home}[notebooks]")
-    sys.path.insert(0, str(home))
-    import harness.notebook as nb
+# Not found? Type `%pip install -e "..[notebooks]"` in a cell, restart the kernel, and come back.
+import harness.notebook as nb
 
 # %% [markdown]
 # ## What hurts in stage 0
@@ -65,14 +38,11 @@ nb.measure(stages="0", n="32,64", d=16)
 # %% [markdown]
 # Double $N$, and the time grows fourfold, or a little more: there are four times as many pairs.
 #
-# ## Predict
+# ## Count
 #
-# Stage 0 makes a `Value` for each operation. **Write down, before you run the next cell: how many
-# `Value`s does it make for one head at $N = 64$, $d = 16$? How many bytes are they, at about 200
-# bytes each?**
-#
+# What you predicted on [stage 0's page](../docs/walkthrough/0-scalar-autograd.md#predict), counted.
 # (A score takes $d$ products, $d - 1$ sums and one scaling. The softmax takes about three
-# operations a pair. The output takes about $2d$ more a pair.)
+# operations per pair. The output takes about $2d$ more per pair.)
 
 # %%
 from stages import s00_scalar_autograd as stage_0
@@ -112,8 +82,8 @@ print("\n".join(nb.code(0, "Value").lines))
 # %% [markdown]
 # ## Measure
 #
-# **Write down: how many times faster is stage 1?** Then let the harness measure both. `paired`
-# means that they also take turns in one process, so that the ratio ("vs before") is fair.
+# What did you say on [stage 1's page](../docs/walkthrough/1-raw-python.md#predict)?
+# `paired` means that both also take turns in one process, so that the ratio ("vs before") is fair.
 
 # %%
 run = nb.measure(stages="0,1", n="16,32,64", d=16, paired=True)

@@ -22,35 +22,8 @@
 # nothing.
 
 # %%
-# Is the project there? If not, take it from the checkout around this notebook. If there is none
-# (on Colab, say), put the address of your copy between the quotes, as `git clone` takes it:
-SOURCE = ""
-
-try:
-    import harness.notebook as nb
-except ModuleNotFoundError:
-    import os
-    import subprocess
-    import sys
-    from pathlib import Path
-
-    def pip(*words):
-        return subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *words])
-
-    around = [Path.cwd(), *Path.cwd().parents]
-    home = next((x for x in around if (x / "stages" / "contract.py").is_file()), None)
-    if home:  # by what is there, without the network; stage 2 is skipped where it can't be built
-        pip("--no-index", "--no-build-isolation", "--no-deps", "--editable", str(home))
-    else:
-        SOURCE = SOURCE or os.environ.get("ATTENTION_LADDER_SOURCE", "")
-        if not SOURCE:
-            raise SystemExit("No project here: put its address into SOURCE, above.") from None
-        home = Path("attention-ladder").resolve()
-        if not home.exists():
-            subprocess.run(["git", "clone", "--depth", "1", SOURCE, str(home)], check=True)
-        pip("--editable", f"{home}[notebooks]")
-    sys.path.insert(0, str(home))
-    import harness.notebook as nb
+# Not found? Type `%pip install -e "..[notebooks]"` in a cell, restart the kernel, and come back.
+import harness.notebook as nb
 
 # %% [markdown]
 # ## What hurts in stage 1
@@ -78,11 +51,9 @@ print("\n".join(line[16:] for line in text.getvalue().splitlines() if line.strip
 nb.measure(stages="1", n="64,128", d=16)
 
 # %% [markdown]
-# ## Predict
+# ## Count
 #
-# A node of stage 2 holds the number, its gradient, two pointers to parents and two derivatives: 48
-# bytes. **Write down: how many bytes is the graph of one head at $N = 64$, $d = 16$? And which is
-# faster: stage 2, which writes all that, or stage 1, which writes nothing?**
+# What you predicted on [stage 2's page](../docs/walkthrough/2-cpp-value-graph.md#predict), counted:
 
 # %%
 from stages import s02_cpp_value_graph as stage_2
@@ -102,9 +73,8 @@ cpp = nb.code("csrc/attention.cpp", "Attention::attend_head")
 nb.side_by_side(nb.code(1, "attend_head"), cpp, context=None)
 
 # %% [markdown]
-# How a node is made: a pointer moves on by 48 bytes, and six fields are written. A node can only be
-# made from nodes that are there already. So the order in which they were made *is* a topological
-# order, and the backward pass needs no sort: it walks from the last to the first.
+# How a node is made: a pointer moves on by 48 bytes, and six fields are written. Then the backward
+# pass ([why it needs no sort](../docs/walkthrough/2-cpp-value-graph.md#explain)):
 
 # %%
 for name in ("Value* make", "void backward"):

@@ -22,35 +22,8 @@
 # the yardstick of this project; in float64 it is the oracle that all stages are held to.
 
 # %%
-# Is the project there? If not, take it from the checkout around this notebook. If there is none
-# (on Colab, say), put the address of your copy between the quotes, as `git clone` takes it:
-SOURCE = ""
-
-try:
-    import harness.notebook as nb
-except ModuleNotFoundError:
-    import os
-    import subprocess
-    import sys
-    from pathlib import Path
-
-    def pip(*words):
-        return subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *words])
-
-    around = [Path.cwd(), *Path.cwd().parents]
-    home = next((x for x in around if (x / "stages" / "contract.py").is_file()), None)
-    if home:  # by what is there, without the network; stage 2 is skipped where it can't be built
-        pip("--no-index", "--no-build-isolation", "--no-deps", "--editable", str(home))
-    else:
-        SOURCE = SOURCE or os.environ.get("ATTENTION_LADDER_SOURCE", "")
-        if not SOURCE:
-            raise SystemExit("No project here: put its address into SOURCE, above.") from None
-        home = Path("attention-ladder").resolve()
-        if not home.exists():
-            subprocess.run(["git", "clone", "--depth", "1", SOURCE, str(home)], check=True)
-        pip("--editable", f"{home}[notebooks]")
-    sys.path.insert(0, str(home))
-    import harness.notebook as nb
+# Not found? Type `%pip install -e "..[notebooks]"` in a cell, restart the kernel, and come back.
+import harness.notebook as nb
 
 # %% [markdown]
 # ## What hurts in stage 2
@@ -61,11 +34,10 @@ except ModuleNotFoundError:
 nb.measure(stages="2", n="128,256", d=16)
 
 # %% [markdown]
-# ## Predict
+# ## Count
 #
-# **Write down, for one head at $N = 256$, $d = 16$ in float32: how many bytes does stage 2 write
-# into its graph? How many bytes do $S$ and $P$ take, the largest things that stage 3 ever makes?
-# What does the quotient say about how many times faster stage 3 may be?**
+# The last prediction of [stage 3's page](../docs/walkthrough/3-torch-three-gemm.md#predict), and
+# what each kernel of the method moves. $S$ and $P$ are the largest things that stage 3 ever makes.
 
 # %%
 from harness.problems import cost
@@ -141,11 +113,10 @@ nb.recorded("h200/table-4.1.jsonl").only(stage=(2, 3), nq=64, nk=64)
 # %% [markdown]
 # ## What was bought, what still hurts
 #
-# - Bought: the interpreter's share is gone, since it starts three operations whatever $N$ is.
+# - Bought: the interpreter's share is gone: it starts the same few operations whatever $N$ is.
 #   Multiplications run several at a time, from caches, on matrix units where there are some.
-# - Still hurts: $S$ and $P$ are $N \times N$. They are written to memory and read back, twice. At
-#   $N = 256$ nobody notices. **Write down: at which $N$ is $S$ alone 1 GB, for one head in
-#   float16?**
+# - Still hurts: $S$ and $P$ are $N \times N$. Each is written to memory and read back. At $N = 256$
+#   nobody notices.
 #
 # [Stage 4](03_to_04.ipynb) does not write them.
 

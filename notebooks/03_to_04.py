@@ -22,35 +22,8 @@
 # purpose: [the next notebook](04_to_05.ipynb) mends it.
 
 # %%
-# Is the project there? If not, take it from the checkout around this notebook. If there is none
-# (on Colab, say), put the address of your copy between the quotes, as `git clone` takes it:
-SOURCE = ""
-
-try:
-    import harness.notebook as nb
-except ModuleNotFoundError:
-    import os
-    import subprocess
-    import sys
-    from pathlib import Path
-
-    def pip(*words):
-        return subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *words])
-
-    around = [Path.cwd(), *Path.cwd().parents]
-    home = next((x for x in around if (x / "stages" / "contract.py").is_file()), None)
-    if home:  # by what is there, without the network; stage 2 is skipped where it can't be built
-        pip("--no-index", "--no-build-isolation", "--no-deps", "--editable", str(home))
-    else:
-        SOURCE = SOURCE or os.environ.get("ATTENTION_LADDER_SOURCE", "")
-        if not SOURCE:
-            raise SystemExit("No project here: put its address into SOURCE, above.") from None
-        home = Path("attention-ladder").resolve()
-        if not home.exists():
-            subprocess.run(["git", "clone", "--depth", "1", SOURCE, str(home)], check=True)
-        pip("--editable", f"{home}[notebooks]")
-    sys.path.insert(0, str(home))
-    import harness.notebook as nb
+# Not found? Type `%pip install -e "..[notebooks]"` in a cell, restart the kernel, and come back.
+import harness.notebook as nb
 
 # %% [markdown]
 # ## What hurts in stage 3
@@ -76,14 +49,12 @@ for found in run:
     print(f"N = {found['nk']}: {counted}" + (f", peak {peak / 2**20:.1f} MB" if peak else ""))
 
 # %% [markdown]
-# ## Predict
+# ## Count
 #
-# Take a GPU, $N = 4096$, 32 heads, $d = 64$, float16. **Write down: how many bytes does S take?
-# Three kernels write it, read it, write P and read that: how long does the GPU's memory (HBM) need
-# for that at the least? And how long do its matrix units need for the arithmetic?**
-#
-# What the machine can do was measured with `ladder ceilings`: the fastest copy, the fastest
-# product.
+# Take a GPU, $N = 4096$, 32 heads, $d = 64$, float16. How long does its memory (HBM) need for what
+# [your predictions](../docs/walkthrough/4-triton-lite.md#predict) count, at the least? And how long
+# do its matrix units need for the arithmetic? What the machine can do was measured with
+# `ladder ceilings`: the fastest copy, the fastest product.
 
 # %%
 ceilings = nb.recorded("h200/ceilings.jsonl", "ceiling")
@@ -108,8 +79,8 @@ shape = "N = 4096, 32 heads, d = 64, float16"
 nb.rows(("what", "counted", "takes at the least"), body, shape, ceilings.said)
 
 # %% [markdown]
-# The arithmetic would be done long before the bytes are through: stage 3 waits for memory. A fused
-# kernel moves so little that it waits for the matrix units instead. What was measured there:
+# The arithmetic would be done long before the bytes are through: stage 3 is memory-bound. A fused
+# kernel moves so little that memory is not its limit. What was measured there:
 
 # %%
 nb.recorded("h200/table-4.2.jsonl").only(
@@ -201,8 +172,10 @@ nb.plot(run, "error")
 # %% [markdown]
 # ## What was bought, what still hurts
 #
-# - Bought: $O(N)$ memory instead of $O(N^2)$, and one launch instead of three.
-# - Bought: the work waits for the matrix units, no more for the memory.
+# - Bought: $O(N)$ memory instead of $O(N^2)$, and one launch instead of four ([three for the
+#   method, one to scale q](../docs/walkthrough/3-torch-three-gemm.md#explain)).
+# - Bought: memory is no longer the limit ([what is, hasn't been
+#   measured](../docs/profiling.md#what-a-fused-kernel-waits-for)).
 # - Still hurts: the softmax is taken inside each tile of 64 keys, so it is right only while one
 #   tile holds all the keys. [The next notebook](04_to_05.ipynb) shows the ten lines that mend it.
 

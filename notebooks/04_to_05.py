@@ -21,35 +21,8 @@
 # real ones.
 
 # %%
-# Is the project there? If not, take it from the checkout around this notebook. If there is none
-# (on Colab, say), put the address of your copy between the quotes, as `git clone` takes it:
-SOURCE = ""
-
-try:
-    import harness.notebook as nb
-except ModuleNotFoundError:
-    import os
-    import subprocess
-    import sys
-    from pathlib import Path
-
-    def pip(*words):
-        return subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *words])
-
-    around = [Path.cwd(), *Path.cwd().parents]
-    home = next((x for x in around if (x / "stages" / "contract.py").is_file()), None)
-    if home:  # by what is there, without the network; stage 2 is skipped where it can't be built
-        pip("--no-index", "--no-build-isolation", "--no-deps", "--editable", str(home))
-    else:
-        SOURCE = SOURCE or os.environ.get("ATTENTION_LADDER_SOURCE", "")
-        if not SOURCE:
-            raise SystemExit("No project here: put its address into SOURCE, above.") from None
-        home = Path("attention-ladder").resolve()
-        if not home.exists():
-            subprocess.run(["git", "clone", "--depth", "1", SOURCE, str(home)], check=True)
-        pip("--editable", f"{home}[notebooks]")
-    sys.path.insert(0, str(home))
-    import harness.notebook as nb
+# Not found? Type `%pip install -e "..[notebooks]"` in a cell, restart the kernel, and come back.
+import harness.notebook as nb
 
 # %% [markdown]
 # ## What hurts in stage 4
@@ -63,14 +36,12 @@ nb.measure(stages="3,4", n="64,65,128", d=16)
 # Right at 64, far off at 65. One more key, and the error is several times as large as the outputs.
 # And at 128 it is *smaller* than at 65. What is so special about the 65th key?
 #
-# ## Predict
+# ## Look at the weights
 #
 # Stage 4 walks over the keys in tiles of 64. In each tile it takes a softmax of that tile's scores
-# alone, multiplies it by the tile's $V$, and adds that to the output.
-#
-# With $N = 65$ there are two tiles: 64 keys in the first, one key in the second. **Write down:
-# what weight does stage 4 give to the 65th key? What weight should it have, on average? What do all
-# of stage 4's weights sum to, and what should they sum to?**
+# alone, multiplies it by the tile's $V$, and adds that to the output. With $N = 65$ there are two
+# tiles: 64 keys in the first, one key in the second. [Stage 4's
+# page](../docs/walkthrough/4-triton-lite.md#predict) asked for their weights:
 
 # %%
 from harness.lessons import trace
@@ -90,13 +61,9 @@ nb.rows(
 )
 
 # %% [markdown]
-# **That is the whole mistake.** A softmax over one number is 1, whatever the number is. The 65th
-# key is alone in its tile, so it gets all the weight that its tile has to give: 1. Its $v$ is
-# added to the output in full.
-#
-# At 128 keys the second tile is full, and its weight is spread over 64 keys, whose values average
-# out to something small. Still the weights sum to 2, where they should sum to 1; with $T$ tiles
-# they sum to $T$. Hence the sawtooth: worst just after a multiple of 64.
+# **That is the whole mistake**: the 65th key's $v$ is added to the output in full. At 128 keys the
+# second tile's weight is spread over 64 keys, whose values average out to something small. For
+# every $N$ up to 256:
 
 # %%
 import numpy as np
@@ -148,17 +115,9 @@ nb.picture(
 #
 # ## The way out
 #
-# A softmax needs the maximum and the sum over *all* scores, and a tile does not know what is to
-# come. So keep what is known so far, and correct it when more is known:
-#
-# - `m_i`: the largest score so far,
-# - `l_i`: the sum of $e^{s - m_i}$ so far,
-# - `acc`: the sum of $e^{s - m_i} v$ so far.
-#
-# When a tile brings a larger maximum, everything that was summed up under the old one is too large
-# by the same factor, since $e^{s - m_{new}} = e^{s - m_{old}} \cdot e^{m_{old} - m_{new}}$ for
-# every key. So one multiplication by `alpha` $= e^{m_{old} - m_{new}}$ mends all of the past. At
-# the end `acc / l_i` is the exact softmax. Nothing is approximated. Tile by tile:
+# [Stage 5's page](../docs/walkthrough/5-triton-online.md#the-recurrences) has the recurrences and
+# the proof. In the kernel the max so far $m$ is `m_i`, the sum so far $\ell$ is `l_i`, the weighted
+# sum of rows of V is `acc`, and the correction is `alpha`. Tile by tile:
 
 # %%
 body = []
@@ -200,8 +159,8 @@ nb.side_by_side(nb.code(4, "attention_kernel"), nb.code(5, "attention_kernel"))
 #
 # ## Measure
 #
-# **Write down: the error of stage 5 at 65 keys, within a factor of ten.** (The numbers are float32:
-# about $10^{-7}$ of their size is lost in each operation.)
+# The last prediction of [stage 5's page](../docs/walkthrough/5-triton-online.md#predict). (The
+# table's errors are against stage 3 in float32, the plot's against float64.)
 
 # %%
 from IPython.display import display

@@ -20,40 +20,13 @@
 # never loaded. This is FlashAttention-2's forward pass.
 
 # %%
-# Is the project there? If not, take it from the checkout around this notebook. If there is none
-# (on Colab, say), put the address of your copy between the quotes, as `git clone` takes it:
-SOURCE = ""
-
-try:
-    import harness.notebook as nb
-except ModuleNotFoundError:
-    import os
-    import subprocess
-    import sys
-    from pathlib import Path
-
-    def pip(*words):
-        return subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *words])
-
-    around = [Path.cwd(), *Path.cwd().parents]
-    home = next((x for x in around if (x / "stages" / "contract.py").is_file()), None)
-    if home:  # by what is there, without the network; stage 2 is skipped where it can't be built
-        pip("--no-index", "--no-build-isolation", "--no-deps", "--editable", str(home))
-    else:
-        SOURCE = SOURCE or os.environ.get("ATTENTION_LADDER_SOURCE", "")
-        if not SOURCE:
-            raise SystemExit("No project here: put its address into SOURCE, above.") from None
-        home = Path("attention-ladder").resolve()
-        if not home.exists():
-            subprocess.run(["git", "clone", "--depth", "1", SOURCE, str(home)], check=True)
-        pip("--editable", f"{home}[notebooks]")
-    sys.path.insert(0, str(home))
-    import harness.notebook as nb
+# Not found? Type `%pip install -e "..[notebooks]"` in a cell, restart the kernel, and come back.
+import harness.notebook as nb
 
 # %% [markdown]
 # ## What hurts in stage 5
 #
-# Ask it for a causal mask (query $i$ sees keys up to $i$):
+# Ask it for a [causal mask](../docs/glossary.md#causal):
 
 # %%
 nb.measure(stages="3,5,6", n="64,200", d=16, causal=True)
@@ -62,11 +35,10 @@ nb.measure(stages="3,5,6", n="64,200", d=16, causal=True)
 # Stage 5 refuses. Stage 3 takes the mask, but it computes all of $S$ first and then throws half of
 # it away: the mask costs it time, where it should save some.
 #
-# ## Predict
+# ## Count
 #
-# $N = 4096$ queries and keys, causal. A program of stage 6 takes 128 rows of $Q$ and walks over
-# tiles of 64 keys. **Write down: what share of all the (q block, key tile) pairs need never be
-# visited? Of those that are visited, what share needs a mask at all?**
+# The first prediction of [stage 6's page](../docs/walkthrough/6-triton-flash2.md#predict): the
+# shares of all (q block, key tile) pairs, by the formula.
 
 # %%
 from harness.lessons import figures_tiling as tiling
@@ -125,13 +97,8 @@ if nb.runs(6):
 nb.side_by_side(nb.code(5, "attention_kernel"), nb.code(6, "visit_tiles"), context=None)
 
 # %% [markdown]
-# What is new in it, from the top:
-#
-# - `exp2` instead of `exp`: a GPU has $2^x$ in hardware. `qk_scale` is the scale times $\log_2 e$,
-#   so one multiplication does for both.
-# - Under a causal mask, a value that isn't finite spoils the rows that see it and is 0 for the
-#   others, since 0 times NaN is NaN.
-# - Tiles without a mask are loaded without one.
+# What is new in it: `exp2` and `qk_scale`, and loads without a mask. [Stage 6's
+# page](../docs/walkthrough/6-triton-flash2.md#explain) says why each is there.
 #
 # Where each walk begins and ends is worked out before. All the saving is in these lines:
 
@@ -177,9 +144,8 @@ nb.plot(causal, "error")
 # %% [markdown]
 # ## On a GPU
 #
-# **Write down: what does a causal mask do to the time of stage 3, which masks and throws away? To
-# that of stage 6, which skips?** One problem with the mask and without it, all contestants in turns
-# (float16):
+# The second prediction of the page. One problem with the mask and without it, all contestants in
+# turns (float16):
 
 # %%
 body = []

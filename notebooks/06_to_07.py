@@ -19,35 +19,8 @@
 # many layers and heads. Stage 7 keeps one number a row instead, and makes $P$ again, tile by tile.
 
 # %%
-# Is the project there? If not, take it from the checkout around this notebook. If there is none
-# (on Colab, say), put the address of your copy between the quotes, as `git clone` takes it:
-SOURCE = ""
-
-try:
-    import harness.notebook as nb
-except ModuleNotFoundError:
-    import os
-    import subprocess
-    import sys
-    from pathlib import Path
-
-    def pip(*words):
-        return subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *words])
-
-    around = [Path.cwd(), *Path.cwd().parents]
-    home = next((x for x in around if (x / "stages" / "contract.py").is_file()), None)
-    if home:  # by what is there, without the network; stage 2 is skipped where it can't be built
-        pip("--no-index", "--no-build-isolation", "--no-deps", "--editable", str(home))
-    else:
-        SOURCE = SOURCE or os.environ.get("ATTENTION_LADDER_SOURCE", "")
-        if not SOURCE:
-            raise SystemExit("No project here: put its address into SOURCE, above.") from None
-        home = Path("attention-ladder").resolve()
-        if not home.exists():
-            subprocess.run(["git", "clone", "--depth", "1", SOURCE, str(home)], check=True)
-        pip("--editable", f"{home}[notebooks]")
-    sys.path.insert(0, str(home))
-    import harness.notebook as nb
+# Not found? Type `%pip install -e "..[notebooks]"` in a cell, restart the kernel, and come back.
+import harness.notebook as nb
 
 # %% [markdown]
 # ## What hurts in stage 6
@@ -60,11 +33,10 @@ nb.measure(stages="3,6,7", n="64,100", d=16, direction="train")
 # %% [markdown]
 # Stage 6 carries no gradients. Stage 3 does, at a price:
 #
-# ## Predict
+# ## Count
 #
-# One layer, batch 2, 4 heads, $N = 8192$, $d = 64$, float16. **Write down: how many bytes does
-# stage 3 keep between forward and backward, $P$ alone? What does stage 7 keep: $O$, and one float32
-# a row?**
+# The last prediction of [stage 7's page](../docs/walkthrough/7-training.md#predict): what is kept
+# between forward and backward.
 
 # %%
 from harness.problems import cost
@@ -98,19 +70,9 @@ nb.rows(("N", "contestant", "forward", "backward", "both"), body, shape, bench.s
 # %% [markdown]
 # ## How can it do without P?
 #
-# The forward pass keeps the log-sum-exp $L_i = m_i + \log l_i$ of each row. Then
-#
-# $$P_{ij} = e^{S_{ij} - L_i}$$
-#
-# is the finished softmax, at once: no running maximum, no correction. $S$ is computed again from
-# $Q$ and $K$, a tile at a time. The rest is the chain rule:
-#
-# $$dV = P^T dO, \quad dP = dO\, V^T, \quad dS = P \circ (dP - \delta)$$
-#
-# $$dQ = c\, dS\, K, \quad dK = c\, dS^T Q$$
-#
-# with $\delta_i = \sum_c O_{ic}\, dO_{ic}$, one number a row, and $c$ the scale. Try it in float64
-# against torch's own gradients:
+# With the [log-sum-exp](../docs/glossary.md#lse) of each row, and the equations of [stage 7's
+# page](../docs/walkthrough/7-training.md#explain). Here they are, in float64, against torch's own
+# gradients:
 
 # %%
 import torch
@@ -150,14 +112,11 @@ nb.side_by_side(nb.code(6, "visit_tiles"), nb.code(7, "walk_kv_tiles"), context=
 print("\n".join(nb.code(7, "walk_q_tiles").lines))
 
 # %% [markdown]
-# Each gradient is summed by one program in one order: no atomics, and the same bits at every run
-# of one launch configuration. (The tuner picks it by timing, and keeps its choice on disk: another
-# machine may choose another, which sums in another order.) The price is that `s` and `dp` are
-# computed twice.
+# The page has the reason for two kernels, and their price.
 #
 # ## Measure
 #
-# **Write down: which of the two stages' peaks grows fourfold when $N$ doubles?**
+# Look at how the two stages' peaks grow when $N$ doubles.
 
 # %%
 sizes, d = nb.here(cpu=("128,256,512", 16), gpu=("1024,2048,4096,8192", 64))
@@ -192,8 +151,8 @@ nb.rows(("mask", "contestant", "forward", "backward", "both"), body, shape, benc
 # ## What was bought, what still hurts
 #
 # - Bought: training in $O(N)$ memory, masks and all.
-# - Still hurts: a program loads a tile, waits for it, multiplies, and loads the next: loads and
-#   math take turns. And each tile's scores are computed twice in the backward pass.
+# - Still hurts: each tile's scores are computed twice in the backward pass. And with few query
+#   rows, or one head, most of the GPU is idle.
 #
 # ## Exercises
 #

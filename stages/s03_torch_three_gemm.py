@@ -1,5 +1,6 @@
-"""Stage 3, three kernels in torch: GEMM, softmax, GEMM. The yardstick, and in float64 the oracle.
+"""Stage 3, GEMM, softmax, GEMM in torch: the yardstick, and in float64 the oracle.
 
+    Q * scale              (Nq, d), a small kernel of its own, before the three of the method
     S = (Q * scale) K^T    (Nq, Nk) written to memory
     P = softmax(S)         read, written
     O = P V                read again

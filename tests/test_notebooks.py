@@ -4,14 +4,13 @@ import base64
 import importlib.metadata
 import importlib.util
 import io
-import json
 import os
 import re
 import shlex
 import socket
 import subprocess
 import sys
-import sysconfig
+import tomllib
 from functools import lru_cache
 from html import unescape
 from pathlib import Path
@@ -31,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "notebooks"
 MOST_BYTES = 400_000
 CELLS = range(10, 26)
-STEPS = ["00_overview", *(f"{n:02d}_to_{n + 1:02d}" for n in range(7))]
+STEPS = ["00_overview", *(f"{n:02d}_to_{n + 1:02d}" for n in range(7)), "primer"]
 
 spec = importlib.util.spec_from_file_location("tool", ROOT / "tools" / "build_notebooks.py")
 tool = importlib.util.module_from_spec(spec)
@@ -191,7 +190,7 @@ def test_the_committed_one_shows_the_code_and_the_records_of_today(name):
     again = f"python tools/build_notebooks.py {name}"
     for place, digest in cited:
         assert fingerprint(ROOT / place) == f"{place}, sha256 {digest}", f"{place} changed: {again}"
-    if name != "00_overview":
+    if name not in ("00_overview", "primer"):
         shown = {place[len("stages/s") :][:2] for place, _ in cited if place.startswith("stages/")}
         assert shown >= {part for part in name.split("_to_") if part != "02"}
         assert "csrc/attention.cpp" in {place for place, _ in cited} or "02" not in name
@@ -243,61 +242,16 @@ def test_the_first_cell_is_everywhere_the_same():
     assert len({first_cell(name) for name in STEPS}) == 1
 
 
-TRY = """
-import json, subprocess, sys
-sys.path.append({packages!r})
-calls = []
-def run(words, **_):
-    calls.append(words)
-subprocess.run = run
-try:
-    exec({cell!r})
-    end = sys.modules["harness"].__file__
-except (SystemExit, ModuleNotFoundError) as error:
-    end = str(error)
-print(json.dumps([calls, end]))
-"""
+def test_where_the_project_is_the_first_cell_is_an_import():
+    names = {}
+    exec(first_cell(STEPS[0]), names)
+    assert names["nb"] is nb
 
 
-def try_first_cell(folder, *options, **environment):
-    """Run it in `folder`; returns the commands that it would have started, and how it ended."""
-    code = TRY.format(cell=first_cell(STEPS[0]), packages=sysconfig.get_paths()["purelib"])
-    script = folder / "try.py" if folder != FOLDER else None
-    words = [sys.executable, *options, "-c", code]
-    done = subprocess.run(
-        words, cwd=folder, capture_output=True, text=True, env={**os.environ, **environment}
-    )
-    assert done.returncode == 0, done.stderr
-    assert script is None or not script.exists()
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-# -S: site-packages without its .pth files, and so without the editable install of the project
-def test_where_the_project_is_the_first_cell_starts_nothing(tmp_path):
-    calls, end = try_first_cell(FOLDER)
-    assert calls == []
-    assert Path(end).parent == ROOT / "harness"
-
-
-def test_in_a_checkout_the_first_cell_installs_it_without_the_network():
-    calls, end = try_first_cell(FOLDER, "-S")
-    assert len(calls) == 1
-    assert {"pip", "--no-index", "--no-deps", str(ROOT)} <= set(calls[0])
-    assert Path(end).parent == ROOT / "harness"
-
-
-def test_elsewhere_the_first_cell_asks_for_the_source(tmp_path):
-    calls, end = try_first_cell(tmp_path, "-S", ATTENTION_LADDER_SOURCE="")
-    assert calls == []
-    assert "SOURCE" in end
-
-
-def test_elsewhere_the_first_cell_takes_the_source_that_it_was_told(tmp_path):
-    calls, _ = try_first_cell(tmp_path, "-S", ATTENTION_LADDER_SOURCE="file:///a/copy")
-    (clone, install) = calls
-    assert clone[:2] == ["git", "clone"]
-    assert "file:///a/copy" in clone
-    assert "pip" in install
+def test_the_first_cells_help_names_what_the_project_has():
+    extra = re.search(r"%pip install -e \"\.\.\[(\w+)\]\"", first_cell(STEPS[0]))[1]
+    text = (ROOT / "pyproject.toml").read_text()
+    assert extra in tomllib.loads(text)["project"]["optional-dependencies"]
 
 
 # what executes them

@@ -23,7 +23,7 @@ KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 def names() -> list[str]:
     """The notebooks there are, in order."""
-    return sorted(path.stem for path in FOLDER.glob("[0-9][0-9]_*.py"))
+    return sorted(path.stem for path in FOLDER.glob("*.py"))
 
 
 def from_script(name: str) -> Any:

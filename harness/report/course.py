@@ -173,7 +173,7 @@ def fusing() -> str:
             cell_tables.show_error(lost["err_f64_max"]),
         ])  # fmt: skip
     header = "N | kernels, #3 / #4 | DRAM, #3 | #4 | less | #4 is | its max error"
-    note = "d = 64; bytes in float16, 96 heads; the error in float32, one head."
+    note = "d = 64; bytes in float16, 96 heads; the error in float32 against float64."
     return text.part(header, body, note, env)
 
 
@@ -188,7 +188,7 @@ def price() -> str:
             judged += [cell["status"], cell_tables.show_error(cell["err_f64_max"])]
         body.append([n, *judged, text.factor(cells, 3, 5, nk=n, h=32, precision="float16")])
     header = "N | #4 is | its max error | #5 is | its max error | #5 over #3"
-    note = "d = 64; errors in float32, one head; the factor in float16, 32 heads,"
+    note = "d = 64; errors in float32, against float64; the factor in float16, 32 heads,"
     return text.part(header, body, f"{note} {PAIRED}", env)
 
 

@@ -123,7 +123,7 @@ def table_4_3() -> str:
         found = [c for p in ("tf32", "ieee") for c in text.both(cells, 4, 5, nk=n, precision=p)]
         body.append([n, *said, *(cell_tables.show_error(c["err_stage3_max"]) for c in found)])
     header = "N | source: Lite | Online | TF32: Lite | Online | IEEE: Lite | Online"
-    return text.part(header, body, "Max error, d = 64, N(0, 1), one head.", env)
+    return text.part(header, body, "Max error against #3 in that precision, d = 64, N(0, 1).", env)
 
 
 def table_4_4() -> str:

@@ -73,7 +73,7 @@ def as_shown(path: Path, **fields: object) -> str:
     """The cells of a file with those fields as `ladder table --format markdown` shows them."""
     env, cells = read(path)
     cells = [c for c in cells if all(c[name] == value for name, value in fields.items())]
-    note = f"Errors are against stage 3; {READING.format('')}."
+    note = f"Errors are against stage 3 in this dtype; {READING.format('')}."
     return markdown(cell_tables.tables(env, cells), note, machine(env))
 
 

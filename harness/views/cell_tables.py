@@ -23,7 +23,7 @@ LEGEND = (
     "N. skipped, crashed, timeout, out-of-memory: no figure. interpreted: Triton without a GPU, "
     "no speed, never compared. ~: ratio of medians from one process per cell. Without ~: paired, "
     "all in one process, in turns; in brackets the quartiles of the rounds' ratios, and the times "
-    "are of these rounds. Errors are against stage 3."
+    "are of these rounds. Errors are against stage 3 in the same dtype."
 )
 
 # what it takes to read a table in a terminal, in one line of 80 columns
