@@ -6,7 +6,8 @@
 
 Stages whose STAGE.options name them also take, keyword-only, `causal` (query i sees keys up to
 i + Nk - Nq) and `seqlens_k` ((B,) int32, valid keys a batch entry); 'gqa' means that k and v may
-have fewer heads, any number that divides H. A row that may see no key is 0, and so is its gradient.
+have fewer heads, any number that divides H; 'paged' that the file has `PagedCache` and
+`attend_paged` too. A row that may see no key is 0, and so is its gradient.
 
 What isn't seen may hold anything, NaN and infinities included: k and v past a length, q and dO of a
 row that sees no key. It changes no output and no gradient. Under a causal mask every key is seen by
@@ -29,7 +30,7 @@ MAX_HEAD_DIM = 256
 MAX_GRID = 65_535  # where a CUDA grid's second and third axes end: heads and batch entries
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 DEVICES = ("cpu", "cuda")
-OPTIONS = ("causal", "seqlens_k", "gqa")
+OPTIONS = ("causal", "seqlens_k", "gqa", "paged")
 NEEDS = ("triton", "extension", "cuda")
 TRAFFICS = ("fused", "three-kernel")
 LISTS = {"needs": NEEDS, "devices": DEVICES, "dtypes": DTYPES, "options": OPTIONS}
@@ -64,7 +65,7 @@ class Stage:
     capability    the least CUDA compute capability, such as (9, 0)
     devices       where it computes
     dtypes        dtypes of q, k, v that it gets right
-    options       of 'causal', 'seqlens_k', 'gqa'
+    options       of 'causal', 'seqlens_k', 'gqa', 'paged'
     gradients     whether out.backward() fills q.grad, k.grad and v.grad
     few_queries   made for few query rows (decoding): compared unasked only where Nq < Nk
     exact_up_to   the largest Nk at which it is exact; None: at any

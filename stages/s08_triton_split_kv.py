@@ -47,7 +47,7 @@ STAGE = Stage(
     still_hurts="loads and math take turns",
     needs=("triton",),
     dtypes=("float16", "bfloat16", "float32"),
-    options=("causal", "seqlens_k", "gqa"),
+    options=("causal", "seqlens_k", "gqa", "paged"),
     few_queries=True,
     worth_up_to={"cpu": 1024},
 )

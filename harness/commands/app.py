@@ -18,6 +18,7 @@ from harness.commands.arguments import end_children
 from harness.commands.bench import bench_command
 from harness.commands.ceilings import ceilings_command
 from harness.commands.doctor import doctor_command, list_command
+from harness.commands.generate import generate_command
 from harness.commands.help import LOOK, MEASURE, PAGES, SHOW, Command, Groups, examples
 from harness.commands.io import io_command
 from harness.commands.measuring import INTERRUPTED
@@ -208,6 +209,7 @@ COMMANDS = (
         "ladder bench --show runs/FILE.jsonl --plots plots",
     ),
     (MEASURE, train_command, "ladder train --stage 3", "ladder train --stage mine.py"),
+    (MEASURE, generate_command, "ladder generate --stage 3", "ladder generate --prompt 'def '"),
     (MEASURE, model_command, "ladder model --stage 5", "ladder model --stage 5 --text FILE"),
     (MEASURE, ceilings_command, "ladder ceilings"),
     (MEASURE, io_command, "ladder io", "ladder io --stages 3,6 --n 4096"),

@@ -35,8 +35,12 @@ EXCLUDED = {
     "model": {("text", "weights"): "got --weights too, whose file has our texts and no tokenizer"},
 }
 # command -> what goes with its --show, which measures or trains nothing
-SHOWN = {"bench": ("show", "out", "plots", "ceilings"), "train": ("show",)}
-DOES_NOTHING = {"bench": "measures nothing", "train": "trains nothing"}
+SHOWN = {
+    "bench": ("show", "out", "plots", "ceilings"), "train": ("show",), "generate": ("show",),
+}  # fmt: skip
+DOES_NOTHING = {
+    "bench": "measures nothing", "train": "trains nothing", "generate": "writes nothing",
+}  # fmt: skip
 
 
 def typed(context: typer.Context) -> list[str]:

@@ -55,6 +55,7 @@ def bench_command(
     device: options.Device = None,
     budget: options.BenchBudget = 120.0,
     suite: options.ProblemSuite = None,
+    nq: options.SuiteNqs = None,
     out: options.BenchOut = None,
     plots: options.Plots = None,
     ceilings: options.BenchCeilings = None,
@@ -134,16 +135,21 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
     memory = plan.default_memory()
     stages, device = stages_and_device(given["device"], own, given["budget"], memory)
     asked = make_problems(given, device)
+    takes = (given["suite"] and SUITES[given["suite"]].takes) or plan.fits
     option = "--stages" if given["impl"] is None else "--impl"
     wanted = given["impl"] if given["stages"] is None else given["stages"]
     if wanted is not None:
         chosen = choose(stages, wanted.split(","), option, own, named=True)
         named = [stage.path for stage in chosen]
     else:
-        usual = plan.usual_stages([stage for stage in stages if stage.path not in own], asked)
+        others = [stage for stage in stages if stage.path not in own]
+        usual = plan.usual_stages(others, asked)
+        if takes is not plan.fits:
+            usual = [stage for stage in others if any(takes(stage, problem) for problem in asked)]
         chosen = [stage for stage in stages if stage in usual or stage.path in own]
         named = list(own)
-    comparisons = plan.plan_comparisons(chosen, asked, named, make_limits(given, device))
+    limits = make_limits(given, device)
+    comparisons = plan.plan_comparisons(chosen, asked, named, limits, takes)
     if not comparisons:
         raise UserError("bench: none of the stages takes any of these problems")
     if reason := plan.why_too_long(comparisons):
@@ -156,6 +162,7 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
     def where(problem: Problem) -> str:
         masked = " causal" if problem.causal else ""
         what = f"{problem.direction}{masked} d = {problem.d}, N = {problem.nk}"
+        what += f", Nq = {problem.nq}" * (problem.nq != problem.nk)
         return f"{time.monotonic() - begun:.0f} s: {what}"
 
     def watch(comparison: plan.Comparison, step: str) -> None:
@@ -216,9 +223,13 @@ def make_problems(given: Record, device: str) -> list[Problem]:
     use = {**given, **{k: given[k] or usual for k, usual in USUAL[device].items()}}
     named = {name: given[name] for name in ("inputs", "seed", "seqlens")}
     base = problems.make_base(device, use["dtype"], **named)
+    rows = given["nq"] and integers(1)(given["nq"], "--nq")
     if given["suite"] is not None:
-        made = SUITES[given["suite"]].problems(base)
-        return plan.each_inputs(made, options.SYNTHETIC)
+        of_suite = SUITES[given["suite"]].problems(base)
+        chosen = [problem for problem in of_suite if not rows or problem.nq in rows]
+        return plan.each_inputs(chosen, options.SYNTHETIC)
+    if rows:
+        raise UserError("--nq: it chooses among a suite's problems; give --suite, too")
     directions = options.some_of(*DIRECTIONS)(given["mode"] or "fwd", "--mode")
     causal = options.CAUSAL[given["causal"] or "both"]
     ds, ns = integers(1, MAX_D)(use["d"], "--d"), integers(1)(use["n"], "--n")

@@ -12,7 +12,7 @@ from harness.views import machine, table
 
 
 def ceilings_command(device: options.Device = None, out: options.Out = None) -> int:
-    """Measure this machine's best: matrix products and copies."""
+    """Measure this machine's best: matrix products, copies, reading."""
     check_out(out)
     _, device = stages_and_device(device)
     wanted = ceilings.plan(device)

@@ -231,7 +231,11 @@ BenchBudget = Annotated[
 ]
 ProblemSuite = Annotated[
     str | None,
-    option(f"a source's problems: {', '.join(suites('bench'))}", one_of(*suites("bench"))),
+    option(f"problems that belong together: {', '.join(suites('bench'))}",
+           one_of(*suites("bench"))),
+]  # fmt: skip
+SuiteNqs = Annotated[
+    str | None, option("those of the suite with so many queries, such as 1,8", integers(1))
 ]
 BenchOut = Annotated[
     Path | None,
@@ -274,6 +278,25 @@ ModelDtype = Annotated[str, option(", ".join(MODEL_DTYPES), one_of(*MODEL_DTYPES
 TextFile = Annotated[Path | None, option("a text, its first 512 tokens, instead of ours")]
 Weights = Annotated[
     Path | None, option("the model from a file that tools/pack_model_weights.py made")
+]
+
+# generate
+GenerateStage = Annotated[
+    str | None, option("the stage to write with, its number or file; 8 on a GPU, else 3")
+]
+NewTokens = Annotated[
+    int | None,
+    option("how many to write; 32 by default, 4 interpreted", whole(4, 100_000)),
+]
+Contexts = Annotated[
+    str | None,
+    option("tokens before those: 32,64,128,256 by default, 256,1024,4096 on a GPU", integers(1)),
+]
+Prompt = Annotated[str, option("what the text before ends with")]
+Load = Annotated[Path | None, option("train nothing: the model of this file")]
+Save = Annotated[Path | None, option("keep the model in this file")]
+GenerateShow = Annotated[
+    Path | None, option("write nothing: table and plot of this file again", is_eager=True)
 ]
 
 # io

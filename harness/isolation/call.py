@@ -11,6 +11,7 @@ from harness.problems.directions import OUTPUTS, BadGradient, prepare, show
 from harness.problems.problem import Problem
 
 WARM_UP_ROWS = 16
+NAMES = ("q", "k", "v", "dO")
 LONGEST_REASON = 300  # characters
 
 
@@ -112,3 +113,33 @@ def blame(error: BaseException, problem: Problem) -> dict[str, str]:
     if out_of_memory or "can't allocate memory" in str(error):
         return {"status": "out-of-memory", "reason": text}
     return {"status": "crashed", "reason": text}
+
+
+class Given:
+    """What every contestant is given: q, k, v and dO (None for a forward pass), and copies."""
+
+    def __init__(self, problem: Problem) -> None:
+        from harness.problems.directions import make_output_gradient
+        from harness.problems.inputs import make_inputs
+
+        dO: Any = None if problem.direction == "fwd" else make_output_gradient(problem)
+        self.tensors: tuple[Any, ...] = (*make_inputs(problem), dO)
+        self.copies = [None if x is None else x.clone() for x in self.tensors]
+
+    def check_unwritten(self) -> None:
+        """Raise WrongOutput where one is not, bit for bit, what it was; and restore it.
+
+        The next contestant must not pay for the last. In place: calls that have been prepared read
+        it where it was.
+        """
+        import torch
+
+        changed = []
+        for name, x, copy in zip(NAMES, self.tensors, self.copies, strict=True):
+            if copy is not None and (x.shape != copy.shape or not torch.equal(x, copy)):
+                changed.append(name)
+                if x.shape != copy.shape:
+                    x.resize_(copy.shape)
+                x.data.copy_(copy)  # past the version counter: their graphs are good again
+        if changed:
+            raise WrongOutput(f"changed its input {changed[0]}")

@@ -15,12 +15,14 @@ import functools
 import gc
 import sys
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
 from harness.isolation.call import (
+    Given,
     TooSlow,
     WrongOutput,
     bind,
@@ -31,13 +33,13 @@ from harness.isolation.call import (
     write_outputs,
 )
 from harness.isolation.child import hear, say
+from harness.isolation.paged import PagedCall
 from harness.isolation.watched import Watched
 from harness.problems.directions import Call, ask_again, prepare
 from harness.problems.problem import Problem
 
 SETUP = 1 << 27  # bytes that importing Triton and first calls may leave behind: no workspace
 MEMORY_SLACK = 1 << 29  # bytes: stacks of torch's threads, the interpreter's own growth
-NAMES = ("q", "k", "v", "dO")
 
 
 class RaisedInTurn(Exception):
@@ -48,38 +50,11 @@ class RaisedInTurn(Exception):
         self.contestant = contestant
 
 
-class Given:
-    """What every contestant is given: q, k, v and dO (None for a forward pass), and copies."""
-
-    def __init__(self, problem: Problem) -> None:
-        from harness.problems.directions import make_output_gradient
-        from harness.problems.inputs import make_inputs
-
-        dO: Any = None if problem.direction == "fwd" else make_output_gradient(problem)
-        self.tensors: tuple[Any, ...] = (*make_inputs(problem), dO)
-        self.copies = [None if x is None else x.clone() for x in self.tensors]
-
-    def check_unwritten(self) -> None:
-        """Raise WrongOutput where one is not, bit for bit, what it was; and restore it.
-
-        The next contestant must not pay for the last. In place: calls that have been prepared read
-        it where it was.
-        """
-        import torch
-
-        changed = []
-        for name, x, copy in zip(NAMES, self.tensors, self.copies, strict=True):
-            if copy is not None and (x.shape != copy.shape or not torch.equal(x, copy)):
-                changed.append(name)
-                if x.shape != copy.shape:
-                    x.resize_(copy.shape)
-                x.data.copy_(copy)  # past the version counter: their graphs are good again
-        if changed:
-            raise WrongOutput(f"changed its input {changed[0]}")
-
-
 class Contestant:
-    """One stage in a comparison: the call that is measured, and where its outputs go."""
+    """One stage in a comparison: the call that is measured, and where its outputs go.
+
+    `problem` has a page size where it reads from a paged cache.
+    """
 
     def __init__(self, module: ModuleType, problem: Problem, out: str, held: int | None) -> None:
         self.held = held  # bytes that the process held before it loaded any stage
@@ -92,7 +67,9 @@ class Contestant:
 
     def prepared(self, given: Given) -> Call:
         """Its call; for 'bwd' the forward pass is done where the call is made, once."""
-        if self.call is None:
+        if self.call is None and self.problem.page_size:
+            self.call = PagedCall(self.module, self.problem, *given.tensors[:3])
+        elif self.call is None:
             self.call = prepare(self.attend, self.problem.direction, *given.tensors)
         return self.call
 
@@ -219,8 +196,8 @@ def compete(
         if problem.device == "cuda" and problem.dtype == "float32":
             set_precision(problem.precision)
         contestants = [
-            Contestant(module, problem, out, held)
-            for module, out in zip(modules, outs, strict=True)
+            Contestant(module, replace(problem, page_size=page_size), out, held)
+            for module, page_size, out in zip(modules, order["page_sizes"], outs, strict=True)
         ]
         say(connection, "ready")
         hear(connection)

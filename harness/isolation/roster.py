@@ -54,6 +54,7 @@ SAID: Events = {
 OPTIONS = {
     "gqa": " (grouped heads: fewer heads of k and v than of q)",
     "seqlens_k": " (valid key lengths)",
+    "paged": " cache (it has no attend_paged)",
 }
 
 

@@ -3,12 +3,15 @@
 A backend is a row of its own, so that a table says which kernel was measured.
 """
 
+import warnings
+
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from stages.contract import Stage, StageUnavailable, check_inputs
 
+warnings.filterwarnings("ignore", module=__name__)  # why torch takes none of the other backends
 REFUSALS = ("No available kernel", "No viable backend")  # torch's words, on a GPU and on a CPU
 
 

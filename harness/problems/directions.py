@@ -177,7 +177,7 @@ def ask_again(call: Call, direction: str, v: "torch.Tensor", dO: Any) -> Iterato
                 v.data.neg_()
             if double:
                 dO.data.mul_(2.0)
-            if isinstance(call, Backward) and negate:
+            if negate and hasattr(call, "rebuild"):  # it holds what it made of v
                 call.rebuild()
             yield call
         finally:

@@ -22,7 +22,8 @@ class Problem:
     """Attention of q (b, h, nq, d) over k, v (b, hk, nk, d), all made from one seed.
 
     `inputs` is 'normal', 'peaky' or 'real'; `precision` is 'ieee' or 'tf32' for float32 and the
-    dtype's own name for any other; `seqlens_k` None or a valid key length a batch entry.
+    dtype's own name for any other; `seqlens_k` None or a valid key length a batch entry;
+    `page_size` the keys per page where k and v lie in a paged cache, None where in one piece.
     """
 
     inputs: str
@@ -39,6 +40,7 @@ class Problem:
     seqlens_k: tuple[int, ...] | None
     device: str
     direction: str = "fwd"
+    page_size: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The fields as a dict that JSON can hold."""
@@ -47,6 +49,8 @@ class Problem:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "Problem":
         """The problem that `to_json` wrote; fields that are no problem's are passed over."""
+        # a plan from before there were pages has no page size
+        data = {"page_size": None, **data}
         fields = {name: data[name] for name in Problem.__dataclass_fields__}
         if fields["seqlens_k"] is not None:
             fields["seqlens_k"] = tuple(fields["seqlens_k"])
@@ -59,5 +63,6 @@ class Problem:
             "causal": self.causal,
             "seqlens_k": self.seqlens_k is not None,
             "gqa": self.hk != self.h,
+            "paged": self.page_size is not None,
         }
         return tuple(name for name, wanted in asked.items() if wanted)

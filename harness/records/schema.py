@@ -102,6 +102,7 @@ class StageOnProblem(Named, Shape):
     seqlens_k: list[int] | None
     device: Device
     direction: Direction
+    page_size: Size | None = None  # keys per page of a paged cache; null where contiguous
 
 
 @dataclass(kw_only=True)
@@ -166,6 +167,8 @@ class Bench(Measured):
     skip_ratio: float | None  # of (q block, KV tile) pairs, never visited; or null
     warmup: int  # calls before the rounds
     repeat: int  # rounds
+    # the fewest that anybody moves, the same for all contestants: q, k, v read, o written
+    hbm_bytes: Bytes | None = None
 
 
 @dataclass(kw_only=True)
@@ -173,17 +176,18 @@ class Ceiling:
     """What a machine can do at the best (harness/runs/ceilings.py)."""
 
     kind: Literal["ceiling"]
-    what: Literal["matmul", "copy"]
-    dtype: DType | None  # null for a copy: bytes are bytes
+    what: Literal["matmul", "copy", "read"]
+    dtype: DType | None  # null where only bytes are moved: bytes are bytes
     precision: Precision | None
     threads: Size | None  # of a CPU; null on a GPU
-    size: Size  # matmul: the side of the square matrices; copy: bytes read + written
+    size: Size  # matmul: the side of the square matrices; copy: bytes read + written; read: bytes
     value: Annotated[float, 1e-15, 1e15]
     unit: Literal["TFLOP/s", "TB/s"]
     time_ms: Time  # median of a call
     time_iqr_ms: float | None
     samples: int
     device: Device
+    how: str | None = None  # the fastest of several ways to read; null where there is one way
 
 
 @dataclass(kw_only=True)
@@ -239,6 +243,25 @@ class Train(Named, Tried):
 
 
 @dataclass(kw_only=True)
+class Generate(Named):
+    """Tokens that the small GPT wrote with a stage after one context, without a cache and with."""
+
+    kind: Literal["generate"]
+    device: Device
+    mode: Mode
+    page_size: Size | None  # of the cache; null where contiguous
+    parameters: Size
+    context: Size  # tokens before those that it wrote
+    tokens: Size
+    text: str  # as written with the cache
+    same: bool  # whether the text without a cache is the same
+    tokens_per_s: Rate | None  # null where interpreted
+    cached_tokens_per_s: Rate | None
+    bytes_per_token: Bytes  # counted: the weights, and q, k, v, o in each layer
+    cached_bytes_per_token: Bytes
+
+
+@dataclass(kw_only=True)
 class Sanitizer:
     """One run of a tool of compute-sanitizer over the kernels (tools/sanitize.py)."""
 
@@ -283,7 +306,19 @@ class Pitfall(StageOnProblem):
 # kind of record -> its schema; a file is an env line, then lines of one other kind
 SCHEMAS: dict[str, type] = {
     schema.__name__.lower(): schema
-    for schema in (Env, Cell, Bench, Ceiling, Model, Io, Train, Sanitizer, Tuning, Pitfall)
+    for schema in (
+        Env,
+        Cell,
+        Bench,
+        Ceiling,
+        Model,
+        Io,
+        Train,
+        Generate,
+        Sanitizer,
+        Tuning,
+        Pitfall,
+    )
 }
 
 
@@ -339,4 +374,5 @@ def check_plan(env: Record) -> None:
 
 def key(cell: Mapping[str, Any]) -> str:
     """What a cell is, as text: stage and problem, the same for a planned and a measured cell."""
-    return json.dumps([cell[field] for field in ("stage", "name", "paired", *PROBLEM)])
+    # a plan from before a problem had a field lacks it
+    return json.dumps([cell.get(field) for field in ("stage", "name", "paired", *PROBLEM)])

@@ -8,7 +8,7 @@ from harness.records.jsonl import read
 from harness.records.schema import DIRECTIONS, Record
 from harness.records.units import show_bytes, significant
 from harness.report import text
-from harness.views import cell_tables, contest_groups, contests, training
+from harness.views import cell_tables, contest_groups, contests, table, training
 
 CONTESTANTS = {"sdpa_flash": "SDPA flash", "sdpa_cudnn": "cuDNN", "flex_attention": "FlexAttention"}
 FULL = {False: text.MASKS[False]}
@@ -82,6 +82,20 @@ def variants() -> str:
     header = " | ".join(["mask and size | as shipped", *(names[other] for other in others)])
     note = "fp16; a variant's time over the shipped stage's: above 1.00x it is slower. Paired."
     return text.part(header, body, note, env)
+
+
+def decoding() -> str:
+    """Few query rows against many keys, in one piece and in pages, beside the best peer."""
+    files = sorted(text.GPU.glob("decode*.jsonl"))
+    if not files:
+        return "Not measured yet: `ladder bench --suite decode`, on a GPU."
+    runs = [read(file, "bench") for file in files]
+    _, ceilings = read(text.GPU / "ceilings.jsonl", "ceiling")
+    every = {"rungs": [stage for env, _ in runs for stage in env["rungs"]]}
+    made = contest_groups.decode_table(
+        every, [cell for _, cells in runs for cell in cells], ceilings
+    )
+    return "\n\n".join([table.markdown([made], *made.notes), text.machine(runs[0][0])])
 
 
 def trios(

@@ -46,6 +46,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "001-train": partial(contests.source_001, "train", 7),
     "001-split": contests.train_split,
     "004": contests.source_004,
+    "decode": contests.decoding,
     "curves": contests.curves,
     # docs/memory.md
     "hierarchy": course.hierarchy,

@@ -73,9 +73,23 @@ def table_4_2() -> str:
                 row += [times, f"**{text.factor(cells, 3, 5, **at)}**"]
             body.append(row)
         parts.append(f"**Time, {heads}** (paired)\n\n{text.rows(header, body)}")
+    if any(cell["stage"] == 8 for cell in cells):
+        parts.append(f"**Keys split too, fp16, one head** (paired)\n\n{split(cells)}")
     parts.append(f"**Against the peers, fp16, 32 heads** (paired, ms)\n\n{peers(env, cells)}")
     parts.append(f"**Peak memory above the inputs, one head, float32**\n\n{memory(cells)}")
     return "\n\n".join([*parts, text.machine(env)])
+
+
+def split(cells: Sequence[Record]) -> str:
+    """Stage 8 beside stages 3 and 5 where one head leaves most of the GPU idle."""
+    body = []
+    for n in text.ALL_SIZES:
+        at = {"nk": n, "h": 1, "precision": "float16"}
+        three, eight = text.both(cells, 3, 8, paired=True, **at)
+        five = text.find(cells, stage=5, paired=True, **at)
+        factors = (f"**{text.factor(cells, old, 8, **at)}**" for old in (3, 5))
+        body.append([n, *map(ms, (three, five, eight)), *factors])
+    return text.rows("N | #3, ms | #5 | #8 | #8 faster than #3 | than #5", body)
 
 
 def peers(env: Record, cells: Sequence[Record]) -> str:

@@ -1,7 +1,8 @@
 """What a machine can do at the best, measured: matrix products and copies, no attention.
 
 The matrix rate is 2 n^3 FLOPs over the time of one product of two n x n matrices by torch; the
-bandwidth is the bytes read and written over the time of one copy too large for the caches. Inputs
+bandwidth is the bytes read and written over the time of one copy too large for the caches; a GPU
+reads alone faster than it copies, so that has a ceiling too, the fastest of several ways. Inputs
 are randn (a GPU runs zeros faster), the figure is the median of harness/measures/timing.py's
 samples after a warm-up, and each ceiling has a process of its own. On a CPU they are taken with one
 thread, as stages are timed, and with all.
@@ -13,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from harness.isolation.child import ChildFailed, hear, say
-from harness.isolation.session import Session, is_count, is_number, is_time, optional
+from harness.isolation.session import Session, is_count, is_number, is_text, is_time, optional
 from harness.problems.problem import ITEMSIZE
 from harness.records import environment
 from harness.records.schema import Record
@@ -24,6 +25,7 @@ GPU_DTYPES = (
 )  # fmt: skip
 CPU_DTYPES = (("float32", "ieee"), ("float64", "float64"))
 GPU_COPY = 4 << 30  # bytes read, and as many written
+GPU_READ = 2 << 30  # bytes: the K and V of a large batch
 CACHES = 4  # a copy on a CPU reads so many times the last-level cache
 LEAST_CPU_COPY = 256 << 20  # bytes read, where the caches are small
 USUAL_CACHE = 32 << 20  # bytes, where the system doesn't tell
@@ -31,7 +33,12 @@ WARM_UP_CALLS = 3
 SECONDS = 1.0  # of sampling a ceiling, and more where it's slow:
 LEAST_SAMPLES = 5
 LIMIT = 300.0  # seconds that a ceiling may take: a slow core needs some for a product in float64
-DONE = {"done": {"time_ms": is_time, "time_iqr_ms": optional(is_number), "samples": is_count}}
+DONE = {
+    "done": {
+        "time_ms": is_time, "time_iqr_ms": optional(is_number), "samples": is_count,
+        "how": optional(is_text),
+    }
+}  # fmt: skip
 CPU_CACHES = Path("/sys/devices/system/cpu")
 
 
@@ -40,7 +47,8 @@ class Ceiling:
     """One ceiling to be measured.
 
     `what` 'matmul': two matrices of `size` x `size` in `dtype`, float32 as `precision` says;
-    'copy': `size` bytes, half of them read and half written. `threads` of the CPU, None on a GPU.
+    'copy': `size` bytes, half of them read and half written; 'read': `size` bytes, all read.
+    `threads` of the CPU, None on a GPU.
     """
 
     what: str
@@ -52,14 +60,17 @@ class Ceiling:
 
     @property
     def work(self) -> int:
-        """FLOPs of a product, a multiply and an add being two; bytes read and written of a copy."""
+        """FLOPs of a product, a multiply and an add being two; otherwise bytes."""
         return 2 * self.size**3 if self.what == "matmul" else self.size
 
-    def record(self, time_ms: float, time_iqr_ms: float | None, samples: int) -> Record:
+    def record(
+        self, time_ms: float, time_iqr_ms: float | None, samples: int, how: str | None = None
+    ) -> Record:
         """Its record (harness/records/schema.py: CEILING), in 10^12 FLOPs or bytes a second."""
         return {
             "kind": "ceiling",
             **asdict(self),
+            "how": how,
             "value": self.work / (1e9 * time_ms),
             "unit": "TFLOP/s" if self.what == "matmul" else "TB/s",
             "time_ms": time_ms,
@@ -73,7 +84,7 @@ def plan(device: str) -> list[Ceiling]:
     if device == "cuda":
         copy = Ceiling("copy", device, 2 * GPU_COPY)
         products = [Ceiling("matmul", device, GPU_SIDE, *dtype) for dtype in GPU_DTYPES]
-        return [*products, copy]
+        return [*products, copy, Ceiling("read", device, GPU_READ)]
     copied = max(LEAST_CPU_COPY, CACHES * (last_level_cache() or USUAL_CACHE))
     copied = min(copied, (environment.memory_bytes() or 8 * copied) // 8)
     ceilings = []
@@ -120,7 +131,12 @@ def gauge(connection: Connection, fields: Record, seconds: float) -> None:
     try:
         from harness.measures.timing import time_call, time_once
 
-        call = prepare(ceiling)
+        if ceiling.what == "read":
+            from harness.measures.reading import fastest
+
+            how, call = fastest(ceiling.size, ceiling.device)
+        else:
+            how, call = None, prepare(ceiling)
         say(connection, "ready")
         hear(connection)
         for _ in range(WARM_UP_CALLS):
@@ -134,6 +150,7 @@ def gauge(connection: Connection, fields: Record, seconds: float) -> None:
     say(
         connection, "done",
         time_ms=timing.median_ms, time_iqr_ms=timing.iqr_ms, samples=len(timing.samples_ms),
+        how=how,
     )  # fmt: skip
 
 

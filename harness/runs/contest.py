@@ -31,11 +31,11 @@ def measure(
     What the stages print, process by process, is added to `log`; `tell` is told of each step.
     """
     problem = comparison.problem
-    outcomes = [Outcome(stage, problem) for stage in comparison.stages]
+    outcomes = [Outcome(*contestant) for contestant in comparison.contestants()]
     for outcome in outcomes:
         if outcome.stage.failed is not None:
             outcome.drop(*outcome.stage.failed)
-        elif reason := outcome.stage.why_skip(problem):
+        elif reason := outcome.stage.why_skip(outcome.problem):
             outcome.drop("skipped", reason)
         elif hopeless := why_hopeless(problem):
             outcome.drop(*hopeless)

@@ -91,6 +91,7 @@ class Heat:
         self.folder = tempfile.TemporaryDirectory(prefix="ladder-", ignore_cleanup_errors=True)
         self.outs = [Path(self.folder.name) / f"out.{i}" for i in range(len(outcomes))]
         order = comparison.problem.to_json() | {
+            "page_sizes": [outcome.problem.page_size for outcome in outcomes],
             "alone": comparison.alone, "apart": apart, "rounds": self.limits.rounds,
             "warmup": 0 if comparison.alone else self.limits.warmup,
             "budget": self.limits.budget, "memory": self.limits.memory,

@@ -133,6 +133,7 @@ def bench_records(outcomes: Sequence[Outcome], limits: Limits) -> list[Record]:
             "speedup": {},
             "warmup": limits.warmup,
             "repeat": limits.rounds,
+            "hbm_bytes": cost.hbm_bytes(outcome.problem),
         }
         if time_ms is not None:
             record["tflops"] = record["flops"] / (1e-3 * time_ms) / 1e12

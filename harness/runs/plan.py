@@ -3,7 +3,7 @@
 Nothing here touches a tensor.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -25,6 +25,7 @@ THREAD_RATE, INTERPRETED_RATE = 2e11, 2e9
 PATIENCE = 600.0  # seconds: what takes longer even at those rates is not begun
 GPU_SIZES = (1024, 2048, 4096, 8192, 16384)
 SMALL_N, SMALL_D = 64, 16  # the tour's small part goes up to so many keys
+Takes = Callable[[StageInfo, Problem], bool]  # whether a stage is measured on a problem
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,28 @@ class Limits:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Stages that answer one problem: a single one `alone` in its process, or several in turns."""
+    """Stages that answer one problem: a single one `alone` in its process, or several in turns.
+
+    `paged`: who reads the same k and v from a paged cache beside them, and its page size.
+    """
 
     problem: Problem
     stages: Sequence[StageInfo]
     limits: Limits = Limits()
     alone: bool = False
+    paged: Sequence[tuple[StageInfo, int]] = ()
+
+    def contestants(self) -> list[tuple[StageInfo, Problem]]:
+        """Each stage, and the problem as it is asked."""
+        paged = [(stage, replace(self.problem, page_size=size)) for stage, size in self.paged]
+        return [(stage, self.problem) for stage in self.stages] + paged
 
     def to_json(self) -> list[Record]:
-        """The comparison as the env line's plan has it: a dict for each stage."""
-        problem = self.problem.to_json()
-        return [{"stage": stage.number, "name": stage.name, **problem} for stage in self.stages]
+        """The comparison as the env line's plan has it: a dict for each contestant."""
+        return [
+            {"stage": stage.number, "name": stage.name, **problem.to_json()}
+            for stage, problem in self.contestants()
+        ]
 
 
 @dataclass(frozen=True)
@@ -110,8 +122,8 @@ def why_too_long(comparisons: Iterable[Comparison]) -> str | None:
         calls = limits.warmup + (limits.rounds or 0)
         if problem.device != "cpu" or why_hopeless(problem):  # those end at once, and say so
             continue
-        for stage in comparison.stages:
-            if stage.why_skip(problem):
+        for stage, asked in comparison.contestants():
+            if stage.why_skip(asked):
                 continue
             if stage.modes[problem.device] == "interpreted":
                 seconds += cost.flops(problem) / INTERPRETED_RATE
@@ -250,7 +262,7 @@ def usual_stages(stages: Sequence[StageInfo], problems: Sequence[Problem]) -> li
     """Who is compared unless told: stage 3, the newest stage that fits, and all the peers.
 
     For forward passes that is the newest of the forward-only stages, for the others the newest that
-    carries gradients. A stage made for few query rows comes in where there are fewer than keys.
+    carries gradients. One made for few query rows comes in where there are fewer than keys.
     """
     ours = [stage for stage in stages if stage.number < PEERS_FROM]
     chosen = {stage.path for stage in stages if stage.number == YARDSTICK}
@@ -266,7 +278,12 @@ def usual_stages(stages: Sequence[StageInfo], problems: Sequence[Problem]) -> li
             )
         ]
         chosen |= {max(able, key=lambda stage: stage.number).path} if able else set()
-    return [stage for stage in stages if stage.path in chosen or stage.number >= PEERS_FROM]
+    few = any(problem.nq < problem.nk for problem in problems)
+    return [
+        stage
+        for stage in stages
+        if stage.path in chosen or (stage.number >= PEERS_FROM and (few or not stage.few_queries))
+    ]
 
 
 def plan_comparisons(
@@ -274,15 +291,24 @@ def plan_comparisons(
     problems: Sequence[Problem],
     asked: Collection[Path],
     limits: Limits = Limits(),
+    takes: Takes = fits,
 ) -> list[Comparison]:
-    """A comparison for each problem, of those of `stages` that fit.
+    """A comparison for each problem, of those of `stages` that it `takes`.
 
     Stages whose files are `asked` for take part in each: where they don't take the problem, their
-    record says why.
+    record says why. Problems that differ in their page size alone are one comparison.
     """
     comparisons = []
-    for problem in problems:
-        able = [stage for stage in stages if stage.path in asked or fits(stage, problem)]
+    for problem in dict.fromkeys(replace(problem, page_size=None) for problem in problems):
+        alike = [each for each in problems if replace(each, page_size=None) == problem]
+        able = [
+            (stage, each)
+            for each in alike
+            for stage in stages
+            if stage.path in asked or takes(stage, each)
+        ]
+        whole = [stage for stage, each in able if each.page_size is None]
+        paged = [(stage, each.page_size) for stage, each in able if each.page_size is not None]
         if able:
-            comparisons.append(Comparison(problem, able, limits))
+            comparisons.append(Comparison(problem, whole, limits, paged=paged))
     return comparisons

@@ -12,49 +12,82 @@ For `ladder bench --suite NAME`, in float16, with and without the mask:
 
 001-forward, 001-train, 001-memory   the shapes of source 001
 004                                  the shapes of source 004: 16384 tokens, 2048 hidden
+
+and in bfloat16, without (SDPA's backends refuse a causal mask where Nq != Nk):
+
+decode      few query rows against thousands of cached keys, on some shapes in pages too
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
 from harness.isolation.roster import StageInfo
 from harness.problems.problem import PEERS_FROM, Problem
-from harness.runs.plan import Cell, Sizes, make_problems, plan_grid
+from harness.runs.plan import Cell, Sizes, Takes, fits, make_problems, plan_grid
 
 IEEE, TF32, HALF = ("float32", "ieee"), ("float32", "tf32"), ("float16", "float16")
 SOURCE_001 = Sizes(tokens=0, hidden=0, b=2, h=4)
 SOURCE_004 = Sizes(tokens=16384, hidden=2048)
 SHORT, LONG = (512, 1024, 2048, 4096, 8192), (512, 1024, 2048, 4096, 8192, 16384)
-OURS = range(PEERS_FROM)
+# decode: (b, h, hk, nk, d), the sizes of pages
+CACHED = (
+    ((1, 32, 32, 8192, 128), ()),
+    ((1, 32, 8, 8192, 128), (16, 64, 256)),
+    ((16, 32, 8, 8192, 128), (16, 64, 256)),
+    ((64, 32, 8, 8192, 128), (16, 64)),
+    ((128, 32, 8, 4096, 128), ()),
+    ((1, 32, 8, 131072, 128), (16, 64)),
+    ((16, 16, 1, 8192, 128), ()),
+    ((8, 64, 8, 16384, 64), (16, 64)),
+)
+ROWS, MORE_ROWS = (1, 8), (2, 4, 16)  # of queries: on each shape; on two of them, the sweep
+# before and after the keys are split, and the fused peers; those that compile not in the sweep
+DECODERS, COMPILED = (6, 8, 100, 101, 102, 103, 106), (103, 106)
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite of `command`: its problems, and for `ladder run` who is measured on them, and how."""
+    """A suite of `command`: its problems, and who is measured on them, and how.
+
+    Where `ladder bench` has no `takes`, it is the usual contestants.
+    """
 
     command: str
     problems: Callable[[Problem], list[Problem]]  # from one that gives inputs, seed and device
-    stages: Collection[int] = OURS
-    peers: bool = False
+    takes: Takes | None = None
     paired: bool = True
 
     def cells(self, stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
         """The cells of those of `stages` that take part; `base` gives seed and device."""
-        peers = [stage for stage in stages if self.peers and stage.number >= PEERS_FROM]
-        chosen = [stage for stage in stages if stage.number in self.stages] + peers
-        cells = plan_grid(chosen, self.problems(base), self.paired)
-        return [cell for cell in cells if cell.stage not in peers or like_for_like(cell)]
+        takes = self.takes or some(*range(PEERS_FROM))
+        cells = plan_grid(stages, self.problems(base), self.paired)
+        return [cell for cell in cells if takes(cell.stage, cell.problem)]
 
 
-def like_for_like(cell: Cell) -> bool:
-    """Whether a peer is compared: it takes the problem, and at the precision asked for.
+def some(*numbers: int) -> Takes:
+    """The stages with these numbers, on any problem."""
+    return lambda stage, _: stage.number in numbers
+
+
+def like_for_like(stage: StageInfo, problem: Problem) -> bool:
+    """Table 4.2: 3 and 5; 8 where one head leaves most of a GPU idle; peers at the same precision.
 
     No fused peer follows torch's TF32 switch: the one that takes float32 is the same with it and
     without. SDPA's math backend does, being torch's own products, as stage 3 is: IEEE is enough.
     """
-    return cell.stage.why_skip(cell.problem) is None and cell.problem.precision != "tf32"
+    if stage.number < PEERS_FROM:
+        idle = problem.h == 1 and problem.dtype == "float16"
+        return stage.number in (3, 5, 8)[: 2 + idle]
+    able = stage.why_skip(problem) is None and not stage.few_queries
+    return able and problem.precision != "tf32"
+
+
+def decodes(stage: StageInfo, problem: Problem) -> bool:
+    """Who is compared on a problem of the decode suite."""
+    spared = problem.nq in MORE_ROWS and stage.number in COMPILED
+    return stage.number in DECODERS and not spared and fits(stage, problem)
 
 
 def sized(
@@ -76,20 +109,32 @@ def halves(
     return make_problems(half, directions, (False, True), ds, ns, sizes)
 
 
+def cached(base: Problem) -> list[Problem]:
+    """Few query rows, the sweep last; the same keys in one piece (page size None) and in pages."""
+    bf16 = replace(base, dtype="bfloat16", precision="bfloat16")
+    return [
+        replace(bf16, b=b, h=h, hk=hk, nq=nq, nk=nk, d=d, page_size=page_size)
+        for shapes, rows in ((CACHED, ROWS), (CACHED[1:3], MORE_ROWS))
+        for ((b, h, hk, nk, d), pages), nq in product(shapes, rows)
+        for page_size in (None, *pages)
+    ]
+
+
 SUITES = {
     "table-4.1": Suite("run", partial(sized, ns=(8, 16, 32, 64), d=16, nqs=(None, 1))),
     "table-4.2": Suite(
-        "run", partial(sized, ns=LONG[1:], hs=(1, 32), dtypes=(IEEE, TF32, HALF)), (3, 5), True
+        "run", partial(sized, ns=LONG[1:], hs=(1, 32), dtypes=(IEEE, TF32, HALF)), like_for_like
     ),
     "table-4.3": Suite(
-        "run", partial(sized, ns=(64, 128, 256, 512, 1024), dtypes=(IEEE, TF32)), (3, 4, 5),
+        "run", partial(sized, ns=(64, 128, 256, 512, 1024), dtypes=(IEEE, TF32)), some(3, 4, 5),
         paired=False,
     ),
-    "table-4.4": Suite("run", partial(sized, ns=SHORT[1:]), (3, 5)),
+    "table-4.4": Suite("run", partial(sized, ns=SHORT[1:]), some(3, 5)),
     "001-forward": Suite("bench", partial(halves, ("fwd",), (64,), SHORT, SOURCE_001)),
     "001-train": Suite("bench", partial(halves, ("fwd", "bwd", "train"), (64,), SHORT, SOURCE_001)),
     "001-memory": Suite("bench", partial(halves, ("fwd", "train"), (64,), SHORT, SOURCE_001)),
     "004": Suite("bench", partial(halves, ("fwd",), (64, 128), LONG, SOURCE_004)),
+    "decode": Suite("bench", cached, decodes),
 }  # fmt: skip
 
 

@@ -66,6 +66,7 @@ class GPT(nn.Module):
         self.positions = nn.Embedding(shape.block, shape.width)
         self.layers = nn.ModuleList(Layer(shape, attend) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.width)
+        self.shape = shape
         for name, weight in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(weight)
@@ -75,9 +76,17 @@ class GPT(nn.Module):
 
     def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean cross-entropy (), in nats a character, of `targets` after `ids`, both (B, N)."""
-        positions = torch.arange(ids.shape[1], device=ids.device)  # (N,)
+        logits = self.logits(ids)
+        return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+    def logits(self, ids: torch.Tensor, first: int = 0) -> torch.Tensor:
+        """What comes after each of `ids` (B, N), at positions from `first` on: (B, N, characters).
+
+        With `first` above 0 the attention itself knows what came before.
+        """
+        positions = torch.arange(first, first + ids.shape[1], device=ids.device)  # (N,)
         x = self.tokens(ids) + self.positions(positions)  # (B, N, D)
         for layer in self.layers:
             x = layer(x)
-        logits = self.norm(x) @ self.tokens.weight.T  # (B, N, characters)
-        return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        logits: torch.Tensor = self.norm(x) @ self.tokens.weight.T
+        return logits

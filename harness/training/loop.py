@@ -76,15 +76,16 @@ def train_seeds(connection: Connection, order: dict[str, Any]) -> None:
 class Run:
     """Trains models of one `shape` for `steps` steps in `dtype`, their attention `attend`.
 
-    After `train` has ended, `val_loss` is the loss on held-out text in nats a character, and
-    `tokens_per_s` the speed (None: too few steps to tell).
+    After `train` has ended, `model` is trained, `val_loss` is its loss on held-out text in nats a
+    character, and `tokens_per_s` the speed (None: too few steps to tell).
     """
 
     def __init__(self, attend: Attend, shape: Shape, steps: int, dtype: str, device: str) -> None:
         self.attend, self.shape, self.steps, self.device = attend, shape, steps, device
         self.dtype = getattr(torch, dtype)
         text = TEXT.read_text(encoding="utf-8")
-        alphabet = {character: index for index, character in enumerate(sorted(set(text)))}
+        self.alphabet = sorted(set(text))
+        alphabet = {character: index for index, character in enumerate(self.alphabet)}
         ids = torch.tensor([alphabet[character] for character in text], device=device)
         self.characters = len(alphabet)
         held_out = int(HELD_OUT * len(ids))
@@ -102,7 +103,7 @@ class Run:
 
         Raises WrongOutput where a loss is NaN or infinite, after those before it.
         """
-        model = self.new_model(seed)
+        model = self.model = self.new_model(seed)
         optimizer = self.make_optimizer(model)
         starts = self.draw(self.text, self.steps, seed)  # (steps, batch)
         losses = torch.zeros(self.steps, device=self.device)

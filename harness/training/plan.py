@@ -17,6 +17,8 @@ DEFAULT_SIZES = {"cpu": "tiny", "cuda": "small"}
 DEFAULT_STEPS = {"cpu": 300, "cuda": 500}
 INTERPRETED_STEPS = 3  # where a trainee's kernels are interpreted: each takes seconds
 DEFAULT_SEEDS = {"cpu": 1, "cuda": 3}
+# `ladder generate`: keys per page; the first tokens, which fill the cache and may compile
+PAGE_SIZE, UNTIMED = 16, 2
 
 # SDPA's backends (torch.nn.attention.SDPBackend) as trainees: number, name, title, backend
 FLASH = (100, "sdpa_flash", "SDPA, flash", "FLASH_ATTENTION")

@@ -8,11 +8,22 @@ from collections.abc import Sequence
 from harness.problems.problem import PEERS_FROM
 from harness.records.schema import PROBLEM, Record
 from harness.records.units import show_bytes, significant
-from harness.views.cell_tables import THREE, Stage, grouped, stage_of, stages_of
+from harness.views.cell_tables import (
+    THREE,
+    Stage,
+    grouped,
+    labels,
+    stage_of,
+    stages_of,
+    times_faster,
+)
 from harness.views.roofline import UNITS, roof_of
+from harness.views.table import Column, Table
 
 # what the records of a group have in common
 SHARED = [field for field in PROBLEM if field not in ("b", "nq", "nk", "seed")]
+DECODED = ("b", "h", "hk", "nk", "d")
+PAGED = "TB/s: the bytes of q, k, v, o over the time. pages of n: paged over in one piece, paired."
 # what stands in a column of figures instead of one
 SHORT = {"out-of-memory": "OOM", "wrong-by-design": "design", "crashed": "crash",
          "timeout": "late", "skipped": "-"}  # fmt: skip
@@ -22,9 +33,15 @@ def groups(records: Sequence[Record]) -> list[list[Record]]:
     """Records that differ in contestant, N and batch only, grouped, in the order of their coming.
 
     Problems of one batch size and those whose batch shrinks as N grows may differ in nothing else:
-    they come from different runs.
+    they come from different runs. Few query rows are `decode_table`'s.
     """
-    return grouped(records, lambda record: [record[field] for field in SHARED])
+    many = [record for record in records if not few_rows(record)]
+    return grouped(many, lambda record: [record[field] for field in SHARED])
+
+
+def few_rows(record: Record) -> bool:
+    """Whether there are fewer queries than keys."""
+    return bool(record["nq"] < record["nk"])
 
 
 def same_but(records: Sequence[Record], group: Sequence[Record], direction: str) -> list[Record]:
@@ -123,3 +140,52 @@ def texts_of(
     """What `show` says of a contestant at each N of the group, or of `ns`; '-' where it is None."""
     found = (find(group, contestant, n) for n in ns or sizes(group))
     return ["-" if contestant is None else show(each, what, peer, ceilings) for each in found]
+
+
+def bandwidth(record: Record) -> float:
+    """TB/s of a record that has a time."""
+    return float(record["hbm_bytes"] / record["time_ms"] / 1e9)
+
+
+def ahead(before: Record | None, after: Record | None) -> str:
+    """How many times faster `after` is, medians of the same rounds."""
+    ratio = times_faster(before, after) if after else None
+    return "-" if ratio is None else f"{ratio:.2f}x"
+
+
+def decode_table(env: Record, records: Sequence[Record], ceilings: Sequence[Record] = ()) -> Table:
+    """Few query rows against many keys: our stages and the best peer in TB/s, and with pages.
+
+    The same bytes for all contestants: q, k, v and o. Beside the best peer: how many times faster
+    our newest stage is, its share of the measured read ceiling, and what is left of it with pages.
+    """
+    names = labels(env)
+    everyone = stages_of([record for record in records if record["page_size"] is None])
+    ours = [stage for stage in everyone if stage[0] < PEERS_FROM]
+    able = [record for record in records if timed(record)]
+    newest = max((s for s in stages_of(able) if s in ours), default=None)
+    sizes = sorted({record["page_size"] for record in records} - {None})
+    roof = max((c["value"] for c in ceilings if c["what"] == "read"), default=None)
+    rows = []
+    for group in grouped(records, lambda r: [r[f] for f in PROBLEM if f != "page_size"]):
+        at = {(stage_of(r), r["page_size"]): r for r in group}
+        going = {who: record for who, record in at.items() if timed(record)}
+        peers = [r for ((number, _), _), r in going.items() if number >= PEERS_FROM]
+        best = min(peers, key=lambda r: float(r["time_ms"]), default=None)
+        mine = going.get((newest, None)) if newest else None
+        texts = [", ".join(str(group[0][name]) for name in DECODED), str(group[0]["nq"])]
+        for stage in ours:
+            one = going.get((stage, None))
+            why = show(at.get((stage, None)), "time") or "-"
+            texts.append(f"{bandwidth(one):.2f}" if one else why)
+        texts += [f"{bandwidth(best):.2f} #{best['stage']}" if best else "-", ahead(best, mine)]
+        texts += [f"{100 * bandwidth(mine) / roof:.0f}%" if mine and roof else "-"]
+        texts += [ahead(mine, going.get((newest, size)) if newest else None) for size in sizes]
+        rows.append(texts)
+    heads = [*(f"#{number}" for number, _ in ours), "best peer", "over it", "of read"]
+    pages = [f"pages of {size}" for size in sizes]
+    columns = [Column("B, H, Hk, N, d", left=True), *map(Column, ["Nq", *heads])]
+    columns += [Column(head, wraps=True) for head in pages]
+    ceiling = [f"The read ceiling is {significant(roof)} TB/s."] if roof else []
+    notes = [PAGED, *ceiling, ", ".join(f"#{names[stage]}" for stage in everyone)]
+    return Table(columns, rows, f"decoding, {records[0]['dtype']}, {records[0]['device']}", notes)

@@ -57,12 +57,14 @@ def rich_tables(
 ) -> RenderableType:
     """Each group's tables and the reasons of what is missing; the suite's tables; the legend."""
     parts: list[RenderableType] = []
+    if few := [record for record in records if bench.few_rows(record)]:
+        parts += [bench.decode_table(env, few, ceilings), *dim(reason_lines(few)), Text("")]
     for group in bench.groups(records):
         parts.append(Text(bench.group_title(group), style="bold"))
         for rows in rows_of(env, group):
             parts += [*layout(rows, [str(n) for n in bench.sizes(group)], width), Text("")]
         lines = [*roof_lines(env, group, ceilings), *reason_lines(group)]
-        parts += [*(Text(line, style="dim") for line in lines), *[Text("")] * bool(lines)]
+        parts += [*dim(lines), *[Text("")] * bool(lines)]
     for made in source_tables(env, records, ceilings):
         parts += [made, Text("")]
     if said := SOURCES.get(suite_of(env)):
@@ -97,13 +99,18 @@ def roof_lines(env: Record, group: Sequence[Record], ceilings: Sequence[Record])
     return [f"{labels(env)[ours]} reaches {shares} of the measured matrix rate, {rate}"]
 
 
+def dim(lines: Sequence[str]) -> list[Text]:
+    """Lines of less weight."""
+    return [Text(line, style="dim") for line in lines]
+
+
 def reason_lines(group: Sequence[Record]) -> list[str]:
     """Why there is no figure, one line per reason, with who and at which N."""
     lines = []
     out = [record for record in group if record["status"] != "ok"]
     for same in grouped(out, lambda record: [record["status"], record["reason"]]):
         who = "; ".join(
-            f"#{own[0]['stage']} at {', '.join(str(record['nk']) for record in own)}"
+            f"#{own[0]['stage']} at {', '.join(dict.fromkeys(str(record['nk']) for record in own))}"
             for own in grouped(same, lambda record: record["stage"])
         )
         lines.append(f"{same[0]['status']} {who}: {same[0]['reason']}")

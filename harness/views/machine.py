@@ -20,6 +20,9 @@ def ceiling_title(record: Record) -> str:
     """What a ceiling is, in a line."""
     if record["what"] == "copy":
         text = f"copy, {show_bytes(record['size'] / 2)}"
+    elif record["what"] == "read":
+        how = f" ({record['how']})" if record.get("how") else ""
+        text = f"read, {show_bytes(record['size'])}{how}"
     else:
         tf32 = " tf32" if record["precision"] == "tf32" else ""
         text = f"{record['dtype']}{tf32} product, {record['size']}^3"

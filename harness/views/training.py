@@ -1,16 +1,16 @@
-"""What `ladder train` and `ladder model` show: tables, and loss.png, from records alone."""
+"""What `ladder train`, `ladder generate` and `ladder model` show, from records alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.records.schema import Record
-from harness.records.units import show_time, significant
+from harness.records.units import show_bytes, show_time, significant
 from harness.training import curves
 from harness.training.curves import Verdict
 from harness.views import cell_tables, table
 from harness.views.cell_tables import MORE, labels, show_error, stage_of, titles
-from harness.views.look import LIGHT, Look, legend, marks, note_below, picture
+from harness.views.look import LIGHT, Look, legend, marks, n_axis, note_below, picture
 from harness.views.table import Column, Table, Tables, verdict_row
 
 LEGEND = (
@@ -35,6 +35,14 @@ MODEL_COLUMNS = (
     Column("max diff"), Column("rel diff", gives_way=True), Column("time"), Column("SDPA"),
     Column("vs SDPA"), Column("status", left=True),
 )  # fmt: skip
+# of `ladder generate`
+WAYS = {"": "no cache", "cached_": "cache"}
+MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "tokens_per_s": ("tokens/s", significant), "bytes_per_token": ("bytes/token", show_bytes),
+}  # fmt: skip
+GENERATED_NOTE = (
+    "Bytes: counted, the weights once and q, k, v, o in each layer. Tokens: the likeliest each."
+)
 
 
 def row(verdict: Verdict, title: str) -> list[str]:
@@ -214,3 +222,31 @@ def model_tables(env: Record, records: Sequence[Record]) -> Tables:
         title = f"MiniLM, {tokens} tokens, {group[0]['dtype']}, {group[0]['device']}"
         made.append(Table(MODEL_COLUMNS, rows, title, cell_tables.reasons(group)))
     return Tables(made, MODEL_LEGEND)
+
+
+def generated_table(env: Record, records: Sequence[Record]) -> Table:
+    """A row per context; no speed where the stage was interpreted."""
+    first, heads = records[0], ["context"]
+    rows = [[str(record["context"])] for record in records]
+    for name, (title, show) in MEASURES.items():
+        for way, what in WAYS.items() if first[name] else ():
+            heads.append(f"{title}, {what}")
+            for row, record in zip(rows, records, strict=True):
+                row.append(show(record[way + name] or 0))
+    rows = [[*row, "yes" if r["same"] else "NO"] for row, r in zip(rows, records, strict=True)]
+    cache = f"pages of {first['page_size']}" if first["page_size"] else "contiguous"
+    title = f"{labels(env)[stage_of(first)]}, {first['device']}, {first['mode']}; cache: {cache}"
+    return Table(list(map(Column, [*heads, "same tokens"])), rows, title, [GENERATED_NOTE], gap=2)
+
+
+def plot_generated(records: Sequence[Record], path: Path) -> list[Path]:
+    """Draw into `path` what the table has, against the context."""
+    shown, lengths = [x for x in MEASURES if records[0][x]], [r["context"] for r in records]
+    with picture(path, LIGHT, len(shown), 2, 5.0, 4.0) as (_, axes):
+        for axis, name in zip(axes, shown, strict=True):
+            for (way, what), style in zip(WAYS.items(), ("o--", "s-"), strict=True):
+                axis.plot(lengths, [record[way + name] for record in records], style, label=what)
+            n_axis(axis, lengths, "context (tokens)")
+            axis.set(ylabel=MEASURES[name][0], yscale="log")
+            axis.legend()
+    return [path]

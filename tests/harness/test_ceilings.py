@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 
 import pytest
@@ -11,11 +12,13 @@ from ladder_command import ROOT, in_turn
 from made_up import make_env, write_run
 
 from harness.commands import app
+from harness.measures import reading
 from harness.measures.timing import time_call
 from harness.records import jsonl, schema
 from harness.records.units import show_rate
 from harness.runs import ceilings
 from harness.runs.ceilings import Ceiling, last_level_cache, plan, prepare
+from harness.views import machine
 
 SMALL = [
     Ceiling("matmul", "cpu", 64, "float32", "ieee", 1),
@@ -71,6 +74,8 @@ def test_the_ceilings_of_a_gpu():
     assert {c.size for c in planned if c.what == "matmul"} == {8192}
     [copy] = [c for c in planned if c.what == "copy"]
     assert copy.size >= 4_000_000_000  # several GB: no cache holds a part of it that matters
+    [read] = [c for c in planned if c.what == "read"]
+    assert read.size >= 1 << 30 and read.size % (4 * 8192) == 0
     assert all((c.device, c.threads) == ("cuda", None) for c in planned)
 
 
@@ -174,6 +179,41 @@ def test_each_ceiling_is_measured_and_a_failure_costs_its_own():
         work = 2 * ceiling.size**3 if ceiling.what == "matmul" else ceiling.size
         assert record["value"] == work / (record["time_ms"] * 1e9)
         assert record["samples"] >= 1 and record["time_ms"] > 0
+
+
+def test_every_way_to_read_looks_at_every_number():
+    """One NaN, wherever it is, is in the sum; more tiles than programs, and fewer."""
+    for tiles in (1, 7, 20):
+        x = torch.randn(8192 * tiles)
+        found = reading.ways(x)
+        assert len(found) == 1 + len(reading.SHAPES)
+        for call in found.values():
+            torch.testing.assert_close(
+                call().sum().double(), x.double().sum(), atol=1e-2, rtol=1e-4
+            )
+    for place in (0, 8191, 8192 * 9 + 5, 8192 * 20 - 1):
+        bad = x.clone()
+        bad[place] = float("nan")
+        assert all(call().sum().isnan() for call in reading.ways(bad).values())
+
+
+def test_the_record_of_reading_says_which_way_was_the_fastest(monkeypatch):
+    size = 8192 * 4 * 5
+    [record] = ceilings.measure([Ceiling("read", "cpu", size)], seconds=0.01)
+    schema.check_record(record)
+    assert record["how"] in reading.ways(torch.zeros(8192))
+    assert record["value"] == size / (record["time_ms"] * 1e9) and record["unit"] == "TB/s"
+    assert f"read, 160 KB ({record['how']})" == machine.ceiling_title(record)
+    calls = {"slow": lambda: time.sleep(0.01), "quick": lambda: None}
+    monkeypatch.setattr(reading, "ways", lambda x: calls)
+    assert reading.fastest(64, "cpu") == ("quick", calls["quick"])
+
+
+def test_ceilings_from_before_there_were_several_ways_are_read(tmp_path):
+    record = make_ceiling("copy")
+    older = {name: value for name, value in record.items() if name != "how"}
+    path = write_run(tmp_path / "ceilings.jsonl", make_env([]), [older])
+    assert jsonl.read(path, "ceiling")[1] == [record] and record["how"] is None
 
 
 @pytest.mark.timing

@@ -177,6 +177,7 @@ EXCLUDED = {
     "run --suite table-4.1 --direction fwd": "--direction: a suite's problems are its own",
     "run --suite table-4.1 --b 1": "--b: a suite's problems are its own",
     "bench --suite 004 --mode fwd": "--mode: a suite's problems are its own",
+    "bench --nq 1": "--nq: it chooses among a suite's problems; give --suite, too",
     "run --paired": "--paired: the tour has each stage alone",
     "run --suite table-4.3 --stages 0 --device cpu": "none of the stages takes part",
     "model --stage 3 --text x --weights y": "--text: got --weights too",

@@ -1,0 +1,366 @@
+"""The decode suite: its plan, contestants that read from a paged cache, and its tables."""
+
+import inspect
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.commands import bench
+from harness.isolation.judge import Judge
+from harness.isolation.roster import describe_files, peer_files, read_stages
+from harness.problems import cost
+from harness.problems.problem import Problem
+from harness.records.schema import BadRecord, check_record
+from harness.runs import contest, plan, suites
+from harness.runs.outcome import bench_records
+from harness.views import contest_groups
+
+TINY = Problem(
+    inputs="peaky", seed=1, b=2, h=4, hk=2, nq=2, nk=150, d=16, dtype="float32", precision="ieee",
+    causal=False, seqlens_k=None, device="cpu",
+)  # fmt: skip
+LIMITS = plan.Limits(budget=60.0, memory=2 << 30, warmup=1, rounds=3)
+
+# a stage without kernels, whose cache copies k and v page by page
+OWN = """
+import torch
+import stages
+from stages.contract import Stage
+STAGE = Stage(number=90, name={name!r}, title="own", idea="a fake", options=("gqa", "paged"))
+attend = stages.by_number(3).attend
+
+
+class PagedCache:
+    def __init__(self, pages, page_size, Hk, d, dtype, device, *, sequences):
+        self.k = torch.full((pages, Hk, page_size, d), float("nan"), dtype=dtype)
+        self.v = self.k.clone()
+        self.page_size, self.free_pages, self.held = page_size, list(range(pages)), {{}}
+
+    def append(self, sequence, k, v):
+        pages = [self.free_pages.pop() for _ in range(-(-k.shape[1] // self.page_size))]
+        self.held[sequence] = (pages, k.shape[1])
+        for j, page in enumerate(pages):
+            for mine, x in ((self.k, k), (self.v, v)):
+                part = x[:, j * self.page_size : (j + 1) * self.page_size]
+                mine[page, :, : part.shape[1]] = part
+
+    def free(self, sequence):
+        self.free_pages += self.held.pop(sequence)[0]
+
+
+def whole(x, held):
+    pages, length = held
+    return x[pages].transpose(0, 1).flatten(1, 2)[:, :length]
+
+
+def attend_paged(q, cache, sequences, *, causal=True):
+    assert not causal
+    k, v = (torch.stack([whole(x, cache.held[s]) for s in sequences]) for x in (cache.k, cache.v))
+    {body}
+    return attend(q, k, v)
+"""
+
+
+@pytest.fixture
+def make_own(tmp_path):
+    def make(body="", name="own"):
+        path = tmp_path / f"{name}.py"
+        path.write_text(OWN.format(body=body, name=name))
+        return path
+
+    return make
+
+
+def stage_files(*numbers):
+    return [stage.path for stage in read_stages() if stage.number in numbers]
+
+
+def hold(folder, paths, problem=TINY, page_sizes=(None, 16, 64), stages=None):
+    """(name, page size) -> record of one comparison, planned as the command plans it."""
+    stages = describe_files([Path(path) for path in paths]) if stages is None else stages
+    problems = [replace(problem, page_size=size) for size in page_sizes]
+    asked = [stage.path for stage in stages]
+    [comparison] = plan.plan_comparisons(stages, problems, asked, LIMITS)
+    with Judge(comparison.problem, folder) as judge:
+        outcomes = contest.measure(comparison, judge, [])
+    records = bench_records(outcomes, LIMITS)
+    for record in records:
+        check_record(record)
+    found = {(record["name"], record["page_size"]): record for record in records}
+    planned = [(entry["name"], entry["page_size"]) for entry in comparison.to_json()]
+    assert list(found) == planned
+    return found
+
+
+# ---- the plan
+
+
+def test_the_suite_is_eight_shapes_and_a_sweep_of_query_rows():
+    problems = suites.SUITES["decode"].problems(replace(TINY, inputs="normal", device="cuda"))
+    assert len(set(problems)) == len(problems)
+    whole = [p for p in problems if p.page_size is None]
+    shapes = {(p.b, p.h, p.hk, p.nk, p.d) for p in problems}
+    assert len(shapes) == 8
+    assert {(1, 32, 8, 131072, 128), (8, 64, 8, 16384, 64)} < shapes
+    for shape in shapes:
+        rows = {p.nq for p in whole if (p.b, p.h, p.hk, p.nk, p.d) == shape}
+        assert rows in ({1, 8}, {1, 2, 4, 8, 16})
+    assert {p.nq for p in whole} == {1, 2, 4, 8, 16}
+    assert {(p.dtype, p.precision, p.causal, p.direction) for p in problems} == {
+        ("bfloat16", "bfloat16", False, "fwd")
+    }
+    # whatever lies in pages stands beside the same keys in one piece
+    assert {replace(p, page_size=None) for p in problems} == set(whole)
+    assert {p.page_size for p in problems} == {None, 16, 64, 256}
+    # the rows that are promised come first, cut off or not
+    assert {p.nq for p in whole[:16]} == {1, 8} and len(whole) == 22
+
+
+def test_nq_chooses_among_the_problems_of_the_suite():
+    given = {
+        name: p.default for name, p in inspect.signature(bench.bench_command).parameters.items()
+    }
+    parts = [
+        bench.make_problems({**given, "suite": "decode", "nq": nq}, "cuda")
+        for nq in ("1", "8", "2,4,16", None)
+    ]
+    assert [{p.nq for p in part} for part in parts[:3]] == [{1}, {8}, {2, 4, 16}]
+    assert set().union(*parts[:3]) == set(parts[3])
+
+
+def test_a_page_size_is_a_contestant_and_not_another_comparison():
+    stages = describe_files(stage_files(3, 8))
+    problems = [replace(TINY, page_size=size) for size in (None, 16, 64)]
+    problems += [replace(TINY, nq=1)]
+    first, second = plan.plan_comparisons(stages, problems, [], LIMITS)
+    assert first.problem == TINY and second.problem == replace(TINY, nq=1)
+    assert [(stage.number, p.page_size) for stage, p in first.contestants()] == [
+        (3, None), (8, None), (8, 16), (8, 64)
+    ]  # fmt: skip
+    assert [stage.number for stage, _ in second.contestants()] == [3, 8]
+
+
+def test_who_competes_in_the_suite_unless_told():
+    """Stage 6 beside stage 8, and the tuned peer, which other suites go without."""
+    every = describe_files(stage_files(3, 6, 8) + peer_files())
+    whole = [replace(TINY, nq=nq) for nq in (1, 150)]
+    names = {stage.name for stage in plan.usual_stages(every, whole[:1])}
+    assert "flex_attention_tuned" in names
+    assert "flex_attention_tuned" not in {s.name for s in plan.usual_stages(every, whole[1:])}
+    asked = [replace(p, device="cuda") for p in suites.SUITES["decode"].problems(TINY)]
+    numbers = {6, 8, 100, 101, 102, 103, 106}
+    able = [replace(s, unavailable={"cuda": None}) for s in every if s.number in {3, 104} | numbers]
+    for each in plan.plan_comparisons(able, asked, [], LIMITS, suites.decodes):
+        compiled = {103, 106} if each.problem.nq in (2, 4, 16) else set()
+        assert {stage.number for stage in each.stages} == numbers - compiled
+        assert {stage.number for stage, _ in each.paged} <= {8}
+
+
+def test_a_tuned_peer_is_in_no_table_of_a_source():
+    every = [replace(peer, unavailable={"cuda": None}) for peer in describe_files(peer_files())]
+    cells = suites.SUITES["table-4.2"].cells(every, replace(TINY, device="cuda"))
+    assert {cell.stage.number for cell in cells} == {peer.number for peer in every} - {106}
+
+
+def test_what_is_read_from_pages_takes_its_time(monkeypatch, make_own):
+    """One contestant in one piece and two in pages: three are waited for."""
+    once = cost.flops(TINY) * (LIMITS.warmup + LIMITS.rounds) / plan.THREAD_RATE
+    [own] = describe_files([make_own()])
+    for sizes, times in (((), 1), ((16, 64), 3)):
+        comparison = plan.Comparison(TINY, [own], LIMITS, paged=[(own, size) for size in sizes])
+        for patience, late in ((times + 0.5, False), (times - 0.5, True)):
+            monkeypatch.setattr(plan, "PATIENCE", patience * once)
+            assert bool(plan.why_too_long([comparison])) == late
+
+
+def test_one_head_in_half_precision_has_stage_8_in_table_4_2():
+    cells = suites.SUITES["table-4.2"].cells(read_stages(), replace(TINY, device="cuda"))
+    eight = [cell for cell in cells if cell.stage.number == 8]
+    assert {(c.problem.h, c.problem.dtype, c.problem.d) for c in eight} == {(1, "float16", 64)}
+    assert sorted({c.problem.nk for c in eight}) == [1024, 2048, 4096, 8192, 16384]
+    assert {c.paired for c in eight} == {False, True}
+    alone = {c.problem for c in cells if c.stage.number == 5 and not c.paired}
+    assert {c.problem for c in eight} < alone
+
+
+# ---- contestants with pages
+
+
+def test_stage_8_reads_from_pages_in_the_interpreter(tmp_path):
+    records = hold(tmp_path, stage_files(3, 8))
+    split = "triton_split_kv"
+    for size in (None, 16, 64):
+        record = records[split, size]
+        assert (record["status"], record["mode"]) == ("ok", "interpreted"), record["reason"]
+        assert record["time_ms"] is None and 0 < record["err_f64_max"] < 1e-4
+    assert records["torch_three_gemm", None]["status"] == "ok"
+    for size in (16, 64):  # asked for by its file, and no reader of pages
+        skipped = records["torch_three_gemm", size]
+        assert skipped["status"] == "skipped" and "attend_paged" in skipped["reason"]
+    # the same minimum for all, whatever holds the keys
+    moved = {record["hbm_bytes"] for record in records.values()}
+    assert moved == {4 * 16 * 2 * (2 * 4 * 2 + 2 * 2 * 150)} == {cost.hbm_bytes(TINY)}
+
+
+def test_pages_are_timed_in_turns_with_the_keys_in_one_piece(tmp_path, make_own):
+    records = hold(tmp_path, [make_own()])
+    assert {record["status"] for record in records.values()} == {"ok"}
+    assert {len(record["rounds_ms"]) for record in records.values()} == {3}
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [("v = v.flip(2)", "max error"),
+     ("o = getattr(cache, 'o', None)\n    cache.o = attend(q, k, v) if o is None else o\n"
+      "    return cache.o", "after v changed"),
+     ("q.neg_()", "changed its input q")],
+)  # fmt: skip
+def test_pages_read_wrong_are_found_out(tmp_path, make_own, body, why):
+    """In a wrong order; an answer remembered while the cache was filled anew; q written to."""
+    records = hold(tmp_path, [make_own(body)])
+    for size in (16, 64):
+        assert records["own", size]["status"] == "wrong"
+        assert why in records["own", size]["reason"]
+    assert records["own", None]["status"] == "ok"
+
+
+def test_the_pages_of_a_sequence_lie_in_no_order(tmp_path, make_own):
+    """A stage that takes the pages in the order in which a new cache hands them out is wrong."""
+    body = "k = torch.stack([cache.k.flip(0).transpose(0, 1).flatten(1, 2)[:, :150]])"
+    problem = replace(TINY, b=1)
+    record = hold(tmp_path, [make_own(body)], problem)["own", 16]
+    assert record["status"] == "wrong" and "changed" not in record["reason"]  # at its first call
+
+
+# ---- the records
+
+
+def test_older_records_have_no_page_size_and_no_bytes(tmp_path, make_own):
+    from made_up import make_env, write_run
+
+    from harness.records.jsonl import read
+
+    record = hold(tmp_path, [make_own()])["own", 16]
+    assert (record["page_size"], type(record["hbm_bytes"])) == (16, int)
+    older = {name: x for name, x in record.items() if name not in ("page_size", "hbm_bytes")}
+    path = write_run(tmp_path / "run.jsonl", make_env([record]), [older, record])
+    first, second = read(path, "bench")[1]
+    assert first["page_size"] is first["hbm_bytes"] is None
+    assert second == record
+    with pytest.raises(BadRecord, match="page_size"):
+        check_record({**record, "page_size": "16"})
+    plain = {name: x for name, x in TINY.to_json().items() if name != "page_size"}
+    assert Problem.from_json(plain) == TINY
+
+
+# ---- the tables
+
+
+def made(stage, name, time_ms, page_size=None, **changes):
+    """A bench record of the suite with that time."""
+    from test_bench_views import make_bench
+
+    big = {"b": 64, "h": 32, "hk": 8, "nq": 1, "nk": 8192, "d": 128, "dtype": "bfloat16"}
+    fields = {**big, "precision": "bfloat16", "page_size": page_size, **changes}
+    record = make_bench(6, **fields) | {"stage": stage, "name": name, "time_ms": time_ms}
+    record["tflops"] = time_ms and record["tflops"]
+    check_record(record)
+    return record
+
+
+OURS, CUDNN, FLEX = (8, "triton_split_kv"), (101, "sdpa_cudnn"), (103, "flex_attention")
+READ = {"what": "read", "value": 4.5, "device": "cuda", "threads": None, "dtype": None,
+        "precision": None}  # fmt: skip
+
+
+def rows_of(records, ceilings=()):
+    """Header -> text, for each row of the table."""
+    rungs = [{**r, "title": r["name"]} for r in records]
+    table = contest_groups.decode_table({"rungs": rungs}, records, ceilings)
+    heads = [column.header for column in table.columns]
+    return [dict(zip(heads, row, strict=True)) for row in table.rows]
+
+
+def test_the_table_has_rates_the_best_peer_the_share_and_what_pages_cost():
+    records = [
+        made(6, "triton_flash2", 1.0), made(*OURS, 0.5), made(*CUDNN, 0.55), made(*FLEX, 0.6),
+        made(*OURS, 0.625, 16), made(*OURS, 0.52, 64),
+        made(*OURS, 0.6, nq=8), made(*FLEX, 0.54, nq=8),
+    ]  # fmt: skip
+    one, eight = rows_of(records, [READ])
+    moved = 2 * 128 * 64 * (2 * 32 + 2 * 8 * 8192)
+    assert {record["hbm_bytes"] for record in records if record["nq"] == 1} == {moved}
+    assert one["B, H, Hk, N, d"] == "64, 32, 8, 8192, 128"
+    assert (one["Nq"], eight["Nq"]) == ("1", "8")
+    assert one["#6"] == f"{moved / 1e9:.2f}" and one["#8"] == f"{moved / 0.5 / 1e9:.2f}"
+    assert one["best peer"] == f"{moved / 0.55 / 1e9:.2f} #101" and one["over it"] == "1.10x"
+    assert one["of read"] == f"{100 * moved / 0.5 / 1e9 / 4.5:.0f}%"
+    assert (one["pages of 16"], one["pages of 64"]) == ("0.80x", "0.96x")
+    assert eight["best peer"].endswith("#103") and eight["over it"] == "0.90x"
+    assert (eight["#6"], eight["pages of 16"]) == ("-", "-")
+    assert {row["of read"] for row in rows_of(records)} == {"-"}
+
+
+def test_who_was_not_timed_is_in_no_ratio():
+    records = [
+        made(*OURS, None, status="wrong", reason="max error", samples=0),
+        made(*CUDNN, None, status="skipped", reason="takes no such", samples=0),
+        made(*FLEX, 0.6), made(*OURS, 0.6, 16),
+    ]  # fmt: skip
+    [row] = rows_of(records, [READ])
+    assert row["#8"] == "wrong" and row["best peer"].endswith("#103")
+    assert row["over it"] == row["of read"] == row["pages of 16"] == "-"
+    [nobody] = rows_of(records[1:2])
+    assert nobody["best peer"] == "-"
+
+
+def test_the_page_of_a_run_shows_few_rows_apart_from_the_others(tmp_path):
+    from test_bench_views import make_bench_env, make_run, text_of
+
+    from harness.views import contest_plots
+
+    why = "takes no paged cache"
+    skipped = made(*CUDNN, None, 16, status="skipped", reason=why, samples=0)
+    few = [made(*OURS, 0.5), made(*CUDNN, 0.55), skipped]
+    other = make_run((6, 100), (1024,))
+    env = make_bench_env([*few, *other])
+    both, alone = text_of(env, [*few, *other]), text_of(env, other)
+    assert any("64, 32, 8, 8192, 128" in line for line in both)
+    assert "skipped #101 at 8192: takes no paged cache" in both
+    assert [line for line in alone if line in both] == alone
+    assert max(map(len, both)) <= 80
+    assert contest_plots.plot(env, few, tmp_path) == []
+
+
+def test_the_docs_have_the_table_once_it_is_measured(tmp_path, monkeypatch):
+    from made_up import write_run
+    from test_bench_views import make_bench_env
+
+    from harness.report import contests, text
+
+    monkeypatch.setattr(text, "GPU", tmp_path)
+    assert contests.decoding().startswith("Not measured yet")
+    records = [made(*OURS, 0.5), made(*CUDNN, 0.55)]
+    env = make_bench_env(records)
+    write_run(tmp_path / "decode.jsonl", env, records)
+    write_run(tmp_path / "ceilings.jsonl", env, [])
+    assert "| 64, 32, 8, 8192, 128 | 1 |" in contests.decoding()
+
+
+def test_table_4_2_shows_stage_8_once_it_is_measured():
+    from made_up import make_cell
+
+    from harness.report import sources
+
+    at = {"dtype": "float16", "precision": "float16", "paired": True, "device": "cuda"}
+    cells = [
+        make_cell(stage, f"s{stage}", n=n, time_ms=ms * n, rounds_ms=None, **at)
+        for n in (1024, 2048, 4096, 8192, 16384)
+        for stage, ms in ((3, 0.06), (5, 0.04), (8, 0.02))
+    ]
+    rows = sources.split(cells).splitlines()[2:]
+    assert len(rows) == 5
+    first = [text.strip() for text in rows[0].strip("|").split("|")]
+    assert first[:4] == ["1024", "61.4", "41", "20.5"]
+    assert first[4].startswith("**3") and first[5].startswith("**2")

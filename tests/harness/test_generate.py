@@ -1,0 +1,162 @@
+"""`ladder generate`: the same text with a cache and without, and what is told of it."""
+
+import pytest
+import torch
+from ladder_command import in_turn
+from made_up import make_env, write_run
+
+import stages
+from harness.commands import app
+from harness.records import jsonl, schema
+from harness.training import writing
+from harness.training.gpt import GPT
+from harness.training.plan import Shape
+
+SHAPE = Shape(layers=2, heads=2, head_dim=16, block=24, batch=1, lr=1e-3)
+IDS = torch.arange(12)[None] % 7
+
+
+def written(number, cached, ids=IDS):
+    """What a model with random weights writes with that stage, no near-ties in it."""
+    torch.manual_seed(0)
+    module = stages.by_number(number)
+    model = GPT(7, SHAPE, module.attend)
+    for weight in model.parameters():  # at first all logits are nearly the same
+        weight.data *= 4
+    return writing.write(model, module, ids, 6, cached)[0]
+
+
+@pytest.mark.parametrize("number", [3, 8])
+def test_a_cache_changes_no_token(number):
+    plain, cached = written(number, False), written(number, True)
+    assert plain == cached == written(3, False) and len(plain) == 6
+    assert len(set(plain)) > 1, "a text of one token shows nothing"
+    assert written(number, True, IDS.flip(1)) != plain
+
+
+@pytest.mark.parametrize("number", [3, 8])
+@pytest.mark.parametrize("broken", ["forgets", "shifts"])
+def test_a_cache_broken_by_hand_is_seen(monkeypatch, number, broken):
+    """Its values, all but the newest, are gone, or are those of the token before."""
+    really = writing.Cache.__call__
+
+    def call(cache, q, k, v, *, causal):
+        if k.shape[2] > 1:
+            v = torch.zeros_like(v) if broken == "forgets" else v.roll(1, 2)
+        return really(cache, q, k, v, causal=causal)
+
+    plain = written(number, False)
+    monkeypatch.setattr(writing.Cache, "__call__", call)
+    assert written(number, True) != plain
+
+
+# a stage that is wrong where there are fewer queries than keys: with a cache alone
+OFF = """
+import stages
+from stages.contract import Stage
+STAGE = Stage(number=90, name="off", title="off", idea="a fake", options=("causal",))
+three = stages.by_number(3).attend
+
+
+def attend(q, k, v, *, causal=False):
+    return {sign}three(q, k, v, causal=causal) if q.shape[2] < k.shape[2] else three(q, k, v, causal=causal)
+"""  # noqa: E501
+
+
+def run_command(*arguments, cwd):
+    return in_turn("generate", "--device", "cpu", "--prompt", "", *arguments, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A model that the command has trained, and the records of what it wrote."""
+    folder = tmp_path_factory.mktemp("model")
+    out = ("--save", "gpt.pt", "--out", "run.jsonl")
+    done = run_command("--context", "8,20", "--tokens", 8, *out, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "gpt.pt", done.stdout
+
+
+def test_what_the_command_records_and_shows(model):
+    path, shown = model
+    env, records = jsonl.read(path.with_name("run.jsonl"), "generate")
+    assert [record["context"] for record in records] == [8, 20] and env["device"] == "cpu"
+    for record in records:
+        assert record["same"] and record["page_size"] is None and record["stage"] == 3
+        assert len(record["text"]) == record["tokens"] == 8
+        assert record["tokens_per_s"] > 0 and record["cached_tokens_per_s"] > 0
+        # 2 layers of 2 heads of 32: K and V of each token once, q and o of one row, or of all
+        kv, weights = 2 * 2 * 64 * 4 * record["context"], 4 * record["parameters"]
+        assert record["cached_bytes_per_token"] == weights + kv + 2 * 2 * 64 * 4
+        assert record["bytes_per_token"] == weights + 2 * kv
+    assert "tokens/s, cache" in shown and repr(records[-1]["text"]) in shown
+    assert (path.parent / "run-plots" / "generate.png").stat().st_size > 0
+    again = in_turn("generate", "--show", "run.jsonl", cwd=path.parent)
+    assert (again.returncode, again.stdout) == (0, shown)
+
+
+def test_stage_8_interpreted_writes_the_same_and_shows_no_speed(model, tmp_path):
+    options = ("--stage", 8, "--context", 20, "--load", model[0], "--out", "run.jsonl")
+    done = run_command(*options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    [record] = jsonl.read(tmp_path / "run.jsonl", "generate")[1]
+    assert (record["mode"], record["tokens"], record["page_size"]) == ("interpreted", 4, 16)
+    assert record["tokens_per_s"] is record["cached_tokens_per_s"] is None
+    assert "tokens/s" not in done.stdout and "pages of 16" in done.stdout
+    of_three = jsonl.read(model[0].with_name("run.jsonl"), "generate")[1][1]
+    assert record["text"] == of_three["text"][:4]
+
+
+def test_a_stage_that_fails_is_named_and_the_exit_code_is_1(model, tmp_path):
+    (tmp_path / "off.py").write_text(OFF.format(sign="no_such_name * "))
+    done = run_command("--stage", "off.py", "--context", 20, "--load", model[0], "--tokens", 8,
+                       cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 1 and "ladder: 90 off crashed: NameError" in done.stderr
+
+
+@pytest.mark.parametrize(("sign", "code"), [("", 0), ("-", 1)])
+def test_the_exit_code_is_1_where_the_cache_changes_a_token(model, tmp_path, sign, code):
+    (tmp_path / "off.py").write_text(OFF.format(sign=sign))
+    done = run_command(
+        "--stage", "off.py", "--context", 20, "--tokens", 8, "--load", model[0], cwd=tmp_path
+    )
+    assert done.returncode == code, done.stderr
+    assert ("NO" in done.stdout.split()) == bool(code)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [(("--stage", "99"), "--stage: got 99, expected a file or some of 0"),
+     (("--stage", "5"), "5 triton_online: takes no causal"),
+     (("--context", "0"), "--context: got 0, expected whole numbers of at least 1"),
+     (("--context", "9", "--tokens", "1"), "--tokens: got 1, expected a whole number from 4"),
+     (("--context", "2", "--prompt", "long"), "--prompt: got 4 characters, expected at most 2"),
+     (("--load", "gone.pt"), "--load: gone.pt: no such file"),
+     (("--save", "text.txt"), "--save: text.txt is there already"),
+     (("--load", "text.txt"), "text.txt: no model that --save has written"),
+     (("--context", "900", "--load", "MODEL"), "positions, and 932 are asked for"),
+     (("--context", "9", "--tokens", "4", "--prompt", "\u732b", "--load", "MODEL"),
+      "'\u732b' is none of the model's characters")],
+)  # fmt: skip
+def test_bad_arguments_are_one_line(model, tmp_path, options, why):
+    (tmp_path / "text.txt").write_text("no model")
+    options = [str(model[0]) if option == "MODEL" else option for option in options]
+    done = in_turn("generate", "--device", "cpu", *options, cwd=tmp_path)
+    assert done.returncode == 2
+    assert why in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_show_refuses_what_it_has_no_use_for_and_says_what_differs(capsys, tmp_path):
+    record = {
+        "kind": "generate", "stage": 3, "name": "three", "device": "cpu", "mode": "native",
+        "page_size": None, "parameters": 10, "context": 8, "tokens": 4, "text": "abcd",
+        "same": False, "tokens_per_s": 1.0, "cached_tokens_per_s": 2.0, "bytes_per_token": 50,
+        "cached_bytes_per_token": 40,
+    }  # fmt: skip
+    schema.check_record(record)
+    path = write_run(tmp_path / "run.jsonl", make_env([record]), [record])
+    for arguments, code in (([], 1), (["--tokens", "8"], 2)):
+        with pytest.raises(SystemExit) as ended:
+            app.main(["generate", "--show", str(path), *arguments])
+        assert ended.value.code == code
+    assert "--tokens: --show writes nothing; leave it away" in capsys.readouterr().err
