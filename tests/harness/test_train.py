@@ -591,6 +591,9 @@ class FakeChild:
     def end(self):
         pass
 
+    def printed(self):
+        return ""
+
 
 DONE = {"event": "done", "val_loss": 2.0, "tokens_per_s": None}
 
