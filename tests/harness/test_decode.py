@@ -82,7 +82,7 @@ def hold(folder, paths, problem=TINY, page_sizes=(None, 16, 64), stages=None):
     problems = [replace(problem, page_size=size) for size in page_sizes]
     asked = [stage.path for stage in stages]
     [comparison] = plan.plan_comparisons(stages, problems, asked, LIMITS)
-    with Judge(comparison.problem, folder) as judge:
+    with Judge(comparison.problem) as judge:
         outcomes = contest.measure(comparison, judge, [])
     records = bench_records(outcomes, LIMITS)
     for record in records:
