@@ -86,9 +86,9 @@ BAD = {
     "v of other heads": (good(v=(B, 1, NK, D)), "v", "1 heads", "k's 2"),
     "k of another dtype": (good(k=torch.float16), "k", "dtype float16", "q's float32"),
     "v of another dtype": (good(v=torch.float64), "v", "dtype float64", "q's float32"),
-    "k on another device": (good(k=meta(SIZES["k"])), "k", "device meta", "q's cpu"),
-    "v on another device": (good(v=meta(SIZES["v"])), "v", "device meta", "q's cpu"),
-    "q on another device": (good(q=meta(SIZES["q"])), "k", "device cpu", "q's meta"),
+    "k on another device": (good(k=meta(SIZES["k"])), "k", "a tensor on meta", "(B, H, N, d)"),
+    "v on another device": (good(v=meta(SIZES["v"])), "v", "a tensor on meta", "(B, H, N, d)"),
+    "q on another device": (good(q=meta(SIZES["q"])), "q", "a tensor on meta", "(B, H, N, d)"),
     "v of another Nk": (good(v=(B, H, NK + 1, D)), "v", "Nk = 5 keys", "k's 4"),
 }  # fmt: skip
 
@@ -177,7 +177,7 @@ def lengths(*values, dtype=torch.int32, **kw):
         (torch.zeros(B, 1, dtype=torch.int32), "int32 of shape (2, 1) on cpu"),
         (lengths(1, 2, dtype=torch.int64), "int64 of shape (2,) on cpu"),
         (lengths(1, 2, dtype=torch.float32), "float32 of shape (2,) on cpu"),
-        (lengths(1, 2, device="meta"), "int32 of shape (2,) on meta"),
+        (lengths(1, 2, device="meta"), "a tensor on meta, which holds no numbers"),
         (lengths(-1, 2), "[-1, 2]"),
         (lengths(0, NK + 1), "[0, 5]"),
     ],

@@ -225,7 +225,7 @@ def bad_tokens():
         "n": (k, v[:, :2], "v: got 2 tokens, expected k's 3"),
         "dtype": (k, v.half(), "v: got dtype float16, expected the cache's float32"),
         "float64": (float64, float64, "k: got dtype float64, expected the cache's float32"),
-        "device": (k, meta, "v: got device meta, expected the cache's"),
+        "device": (k, meta, "v: got a tensor on meta"),
         "gradient": (wants, v, "k: got requires_grad=True, expected none"),
     }
 
@@ -296,7 +296,7 @@ def bad_queries():
         "heads": (q[:, :3], "q: got 3 heads, expected a multiple of the cache's 2"),
         "rows": (q[:, :, :0], "q: got shape (2, 4, 0, 8), expected N to be at least 1"),
         "dtype": (q.half(), "q: got dtype float16, expected the cache's float32"),
-        "device": (q.to("meta"), "q: got device meta, expected the cache's"),
+        "device": (q.to("meta"), "q: got a tensor on meta"),
         "gradient": (q.clone().requires_grad_(), "q: got requires_grad=True, expected none"),
     }
 

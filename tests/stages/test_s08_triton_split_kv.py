@@ -192,10 +192,10 @@ def test_a_hidden_key_may_hold_anything(splits):
     """k of a tile that some rows of the block see: NaN for those, and nothing for the others."""
     q, k, v, _ = normal((1, 1, 16, 64, 8), 0)
     chosen = {"causal": True, "splits": splits, "config": tile(16, 16, 8)}
-    want, _ = forward(q, k, v, **chosen)
+    want, bound = forward(q, k, v, **chosen)[0], 2 * rounding(q, k, v)
     k[:, :, 60] = math.nan  # rows from 12 on see it
     o, _ = forward(q, k, v, **chosen)
-    assert torch.equal(o[:, :, :12], want[:, :, :12])
+    assert_close(o[:, :, :12], want[:, :, :12], bound)
     assert o[:, :, 12:].isnan().all()
 
 
