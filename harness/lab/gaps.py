@@ -110,7 +110,7 @@ def unwritten(text: str) -> Iterator[tuple[str, int]]:
     lines = text.splitlines()
     marks = [(at, mark) for at, line in enumerate(lines) if (mark := MARKER.match(line))]
     ends = [at for at, _ in marks[1:]] + [len(lines)]
-    for (at, mark), end in zip(marks, ends, strict=True):
+    for (at, mark), end in zip(marks, ends):
         steps_follow = end < len(lines) and MARKER.match(lines[end])[2] == "step"  # type: ignore[index]
         if mark[2] == "end of" or (mark[2] == "exercise" and steps_follow):
             continue

@@ -1,0 +1,278 @@
+"""What the first failure of a submission comes from: its own words, its numbers, its tiles.
+
+Only to explain: no mark depends on it. The submission answers once more in a process of its own;
+when that has ended, another compares the answer with the truth and with what known mistakes give.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from harness.isolation.call import bind, blame, write_outputs
+from harness.isolation.child import ChildFailed, say
+from harness.isolation.session import Session, is_text, list_of
+from harness.problems.directions import OUTPUTS, prepare
+from harness.problems.problem import Problem
+
+LIMIT = 60.0  # seconds for each of the two processes
+CORNER = 4  # rows and columns of a failing case that are shown
+NEAR = 0.01  # of the distance from the truth: so near to a mistake's output, it is that mistake
+KERNELS = ("attention_kernel", "visit_tiles", "attend_head")  # the functions that walk tiles
+STATES = ("m_i", "l_i", "acc")
+
+# what the harness or Python says of a failure -> what that comes from
+REASONS = {
+    r"returned dtype": "output dtype: o must have q's dtype; convert it when it is stored",
+    r"returned shape": "output shape: o is (B, H, Nq, d), as q",
+    r"changed its input": "input written to: q, k, v and dO must stay as they were; copy first",
+    r"its output after": "the answer is remembered: it must be computed from q, k and v each time",
+    r"power of 2|power of two": "d not a power of two: tl.arange takes only powers of two; take the "
+    "next one, and mask the columns past d",
+    r"math range error": "no max: exp overflows; subtract the row's max first",
+    r"does not require grad|no gradient reaches": "no gradient: o must come from q, k and v through "
+    "the graph",
+    r"not compatible for matmul|incompatible|mat1|size of tensor|matmul": "shapes don't fit: is K "
+    "not transposed? s = q k^T, (BLOCK_M, d) times (d, BLOCK_N)",
+    r"is not defined|UnboundLocal": "a name is used that nothing was assigned to before",
+    r"not written yet": "not written yet",
+    r"took more than": "it doesn't end in time: does the loop's variable move on?",
+    r"takes no |carries no gradients|not among the dtypes": "the file's STAGE declares less than the "
+    "stage must do",
+}
+
+
+@dataclass(frozen=True)
+class Said:
+    """The diagnosis, '' where none is known, and lines that show the case."""
+
+    diagnosis: str
+    case: Sequence[str]
+
+
+def explain(path: Path, problem: Problem, layout: str, reason: str, folder: Path) -> Said:
+    """What the failure of the stage in `path` on a problem comes from, for which `reason` stands."""
+    known = next((text for pattern, text in REASONS.items() if re.search(pattern, reason)), "")
+    if known or not re.search("error|NaN|dq|dk|dv|cut short", reason):
+        return Said(known, [reason])
+    out, log = folder / "answer", folder / "explain.log"
+    order = problem.to_json()
+    try:
+        with Session(answer, str(path), order, str(out), log=log) as session:
+            session.ready(LIMIT)
+        fields = {"diagnosis": is_text, "case": list_of(is_text)}
+        with Session(diagnose, order, layout, str(out), log=log, greeting=fields) as session:
+            found = session.ready(LIMIT)
+    except ChildFailed as error:
+        return Said("", [reason, f"asked once more, it failed in another way: {error.reason}"])
+    return Said(found["diagnosis"], [reason, *found["case"]])
+
+
+# ---- in the submission's process
+
+
+def answer(connection: Connection, path: str, order: dict[str, Any], out: str) -> None:
+    """Write what the stage in `path` answers, and what it held after each tile. Says 'ready'."""
+    import numpy as np
+
+    import stages
+    from harness.isolation.contestant import Given
+
+    problem = Problem.from_json(order)
+    try:
+        module, given = stages.load(path), Given(problem)
+        call = prepare(bind(module.attend, problem), problem.direction, *given.tensors)
+        with watching() as states:
+            outputs = call()
+        write_outputs(outputs, problem, given.tensors, out)
+        np.savez(f"{out}.npz", **states)
+        say(connection, "ready")
+    except BaseException as error:
+        say(connection, "failed", **blame(error, problem))
+
+
+@contextmanager
+def watching() -> Iterator[dict[str, Any]]:
+    """Note m_i, l_i and acc after each tile of the first program that keeps the stubs' names.
+
+    In Triton's interpreter a kernel is Python. Keys of what it gives: 'acc 64' is acc after the tile
+    of key 64, 'rows' which queries they belong to. Without a GPU only; it slows Python down.
+    """
+    import numpy as np
+
+    states: dict[str, Any] = {}
+    last = -1  # the tile noted last; where another walk begins before it, the program is another
+
+    def value(x: Any) -> Any:
+        return np.array(getattr(getattr(x, "handle", None), "data", x))
+
+    def enter(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_name not in KERNELS:
+            return None
+        before, head = frame.f_lineno, 0  # the line of the last event; the loop's first line
+
+        def line(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal before, head, last
+            names = frame.f_locals
+            if event == "line" and "start_n" in names:
+                start = int(value(names["start_n"]))
+                if not head:
+                    head = before
+                    if start <= last:
+                        sys.settrace(None)
+                        return None
+                if frame.f_lineno == head:
+                    last = start
+                    rows = names.get("rows", names.get("offs_m"))
+                    if rows is not None:
+                        states["rows"] = value(rows)
+                    states.update({f"{x} {start}": value(names[x]) for x in STATES if x in names})
+            before = frame.f_lineno
+            return line
+
+        return line
+
+    sys.settrace(enter)
+    try:
+        yield states
+    finally:
+        sys.settrace(None)
+
+
+# ---- in a process that no submission enters
+
+
+def diagnose(connection: Connection, order: dict[str, Any], layout: str, out: str) -> None:
+    """Say 'ready' with what an answer's mistake is, and with lines that show it."""
+    import numpy as np
+    import torch
+
+    from harness.lab import mistakes
+    from harness.measures.oracle import make_oracles
+
+    problem = Problem.from_json(order)
+    oracles = make_oracles(problem)
+    flat = torch.from_numpy(np.fromfile(out, np.uint8)).view(getattr(torch, problem.dtype))
+    parts = flat.double().split([each.out64.numel() for each in oracles.values()])
+    got = {
+        name: part.view(each.out64.shape)
+        for (name, each), part in zip(oracles.items(), parts, strict=True)
+    }
+    wrong = {x: y for x, y in got.items() if not oracles[x].error(y).within(oracles[x].bound)}
+    if not wrong:
+        say(connection, "ready", diagnosis="", case=["asked once more, it was right"])
+        return
+    name = next(iter(wrong))
+    known = mistakes.forward if name == "o" else mistakes.gradients
+    best = (NEAR, "")
+    for says, made in known(problem, layout):
+        judged = ["o"] if name == "o" else list(wrong)
+        off = max(distance(got[x], made[x], oracles[x].out64) for x in judged)
+        best = min(best, (off, says))
+    case = show(problem, name, got[name], oracles[name].out64, oracles[name].bound.max)
+    case += first_tile(problem, layout, Path(f"{out}.npz")) if name == "o" else []
+    say(connection, "ready", diagnosis=best[1], case=case)
+
+
+def distance(got: Any, made: Any, truth: Any) -> float:
+    """How far an output is from a mistake's, as a share of how far it is from the truth.
+
+    Where `made` is NaN anything may stand; infinity stands for what isn't finite.
+    """
+    known = ~made.isnan()
+    over = made.isinf()
+    if bool(((~got.isfinite()) & known).ne(over).any()):
+        return float("inf")
+    known &= ~over
+    if not bool(known.any()):
+        return 0.0
+    off = (got - truth)[known].norm()
+    return float((got - made)[known].norm() / off) if off or over.any() else float("inf")
+
+
+def show(problem: Problem, name: str, got: Any, truth: Any, bound: float) -> list[str]:
+    """Shapes, where an output is wrong, and a corner of it beside what was expected."""
+    from harness.lessons.trace_text import number
+
+    off = (got - truth).abs().nan_to_num(float("inf"), float("inf"))
+    bad = off > bound
+    b, h, i, j = (int(x) for x in (off == off.max()).nonzero()[0])
+    rows, columns = (sorted(set(bad.nonzero()[:, axis].tolist())) for axis in (2, 3))
+    shape = f"q {(problem.b, problem.h, problem.nq, problem.d)}, k and v "
+    shape += f"{(problem.b, problem.hk, problem.nk, problem.d)}, {problem.dtype}, {problem.inputs}"
+    if problem.causal or problem.seqlens_k:
+        shape += f", causal {problem.causal}, seqlens_k {problem.seqlens_k}"
+    lines = [
+        shape,
+        f"{name} {tuple(got.shape)} is wrong in {spans(rows)} of {got.shape[2]} rows, "
+        f"{spans(columns)} of {got.shape[3]} columns; most at batch {b}, head {h}, row {i}, "
+        f"column {j}: got {number(got[b, h, i, j])}, expected {number(truth[b, h, i, j])}",
+    ]
+    top, left = (max(0, min(x, n - CORNER)) for x, n in zip((i, j), got.shape[2:]))
+    corner = (b, h, slice(top, top + CORNER), slice(left, left + CORNER))
+    lines.append(f"rows from {top}, columns from {left}: got | expected")
+    for mine, right in zip(got[corner], truth[corner], strict=True):
+        cells = ("  ".join(f"{number(x):>9}" for x in row) for row in (mine, right))
+        lines.append(" | ".join(cells))
+    return lines
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """'0 to 4', '7', or '3 of them, 0 to 9' where they don't follow each other."""
+    if not numbers:
+        return "none"
+    first, last = numbers[0], numbers[-1]
+    if first == last:
+        return str(first)
+    lone = "" if last - first + 1 == len(numbers) else f"{len(numbers)}, "
+    return f"{lone}{first} to {last}"
+
+
+def first_tile(problem: Problem, layout: str, path: Path) -> list[str]:
+    """A line on the first tile after which m_i, l_i or acc is not the reference walk's.
+
+    None where the stub's names or its tile are not kept. Stage 6 keeps m_i in base 2.
+    """
+    import numpy as np
+
+    from harness.lab import mistakes
+    from harness.lessons.trace import walk
+    from harness.lessons.trace_text import number
+
+    states = np.load(path)
+    starts = sorted({int(key.split()[1]) for key in states.files if " " in key})
+    if not starts or any(x.ndim > 2 for x in states.values()):
+        return []
+    tile = starts[1] - starts[0] if len(starts) > 1 else max(64, problem.nk)
+    a = mistakes.ask(problem, "")
+    rows = states["rows"] if "rows" in states else np.arange(problem.nq)
+    inside = rows < problem.nq
+    rows = rows[inside]
+    seen = (~a.hidden)[0, 0].sum(-1).numpy()[rows]
+    q, k, v = a.q[0, 0].numpy()[rows], a.keys()[0][0, 0].numpy(), a.keys()[1][0, 0].numpy()
+    scale = 1.0
+    for step in walk(q, k, v, tile, seen):
+        for name in STATES:
+            key = f"{name} {step.start}"
+            if key not in states or len(states[key]) != len(inside):
+                continue
+            right = getattr(step, name) if "l_i 0" in states.files else step.lite
+            mine = states[key][inside][..., : right.shape[-1]] if right.ndim == 2 else states[key][inside]
+            if name == "m_i" and step.start == 0 and np.allclose(mine, right * np.log2(np.e), rtol=1e-3):
+                scale = np.log2(np.e)
+            right = right * (scale if name == "m_i" else 1.0)
+            with np.errstate(invalid="ignore"):
+                bad = ~(np.abs(mine - right) <= 1e-3 * (1 + np.abs(right)))
+            if bad.any():
+                at = tuple(np.argwhere(bad)[0])
+                return [
+                    f"first tile that differs: keys {step.start} to {step.stop - 1}, after which "
+                    f"{name} of row {rows[at[0]]} is {number(mine[at])}, expected "
+                    f"{number(right[at])}"
+                ]
+    return []
