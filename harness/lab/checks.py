@@ -10,7 +10,6 @@ from harness.isolation.declared import read_declared
 from harness.isolation.judge import Judge
 from harness.isolation.roster import BadStage, StageInfo, describe_files
 from harness.lab import cpp, explain, gaps
-from harness.lab.layouts import wrap
 from harness.problems.problem import Problem
 from harness.runs.contest import measure
 from harness.runs.plan import Comparison, Limits
@@ -204,3 +203,17 @@ def one(info: StageInfo, each: Check, folder: Path) -> Mark:
     with tempfile.TemporaryDirectory(dir=folder) as place, Judge(each.problem, Path(place)) as judge:
         [outcome] = measure(comparison, judge, [])
     return Mark(each, outcome.status, outcome.reason)
+
+
+def wrap(path: Path, layout: str, folder: Path) -> Path:
+    """The file of a stage that asks the one in `path` in a `layout`, in `folder`."""
+    if not layout:
+        return path
+    wrapper = folder / f"{layout}.py"
+    wrapper.write_text(
+        "import stages\nfrom harness.lab.layouts import laid\n\n"
+        f"mine = stages.load({str(path.resolve())!r})\n"
+        f"STAGE, attend = mine.STAGE, laid(mine.attend, {layout!r})\n",
+        encoding="utf-8",
+    )
+    return wrapper

@@ -1,7 +1,6 @@
 """How a check lays the tensors that it gives a stage, around the stage's own attend."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,17 +35,3 @@ def laid(attend: Callable[..., torch.Tensor], layout: str) -> Callable[..., torc
         return attend(q, k, v, **options)[..., :d].to(given[0])
 
     return attend_laid
-
-
-def wrap(path: Path, layout: str, folder: Path) -> Path:
-    """The file of a stage that asks the one in `path` in a `layout`, in `folder`."""
-    if not layout:
-        return path
-    wrapper = folder / f"{layout}.py"
-    wrapper.write_text(
-        "import stages\nfrom harness.lab.layouts import laid\n\n"
-        f"mine = stages.load({str(path.resolve())!r})\n"
-        f"STAGE, attend = mine.STAGE, laid(mine.attend, {layout!r})\n",
-        encoding="utf-8",
-    )
-    return wrapper
