@@ -97,7 +97,7 @@ def check_command(
     of = f", {passed} of {len(found.marks)} checks passed" if found.marks else ""
     print(f"\nstage {found.stage}: {found.verdict}{of}")
     if found.verdict == "passed":
-        print(f"beside the real one: ladder run --stages 3,{found.stage} --stage {file}")
+        print(f"beside stage 3, with times: ladder run --stages 3 --stage {file}")
         return 0
     first = next((mark.check.name for mark in found.marks if not mark.passed), None)
     if first:
@@ -123,7 +123,7 @@ def export_command(
         labs.export(folder, int(match[1] or 0))
     except labs.NoLab as error:
         raise UserError(str(error)) from None
-    print(f"{folder}: stages {stages}; stubs of the others: `ladder lab start N` there")
+    print(f"{folder}: stages {stages}, and the stub of the next for `ladder lab start` there")
     return 0
 
 

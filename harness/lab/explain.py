@@ -37,7 +37,7 @@ REASONS = {
     r"math range error": "no max: exp overflows; subtract the row's max first",
     r"does not require grad|no gradient reaches": "no gradient: o must come from q, k and v through "
     "the graph",
-    r"not compatible for matmul|incompatible|mat1|size of tensor|matmul": "shapes don't fit: is K "
+    r"reduction dimensions|compatible|mat1|size of tensor|matmul": "shapes don't fit: is K "
     "not transposed? s = q k^T, (BLOCK_M, d) times (d, BLOCK_N)",
     r"is not defined|UnboundLocal": "a name is used that nothing was assigned to before",
     r"not written yet": "not written yet",

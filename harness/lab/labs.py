@@ -15,7 +15,7 @@ from harness.lab.cpp import FILES, STAGE_2
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 STUBS = ROOT / "stubs"  # in a copy that was handed out
 NUMPY = HERE / "numpy_online.py"  # stage 5 for machines without Triton
-TELLING = ("tests/", "tools/", "docs/lecturer.md")  # what holds a stage's lines, or its answers
+TELLING = ("tests/", "tools/", "docs/lecturer.md", "results/cpu/pitfalls")  # what holds a stage's lines, or its answers
 TRAIN_TEXT = "harness/data/train_text.txt"  # this project's own sources, as a text to learn
 
 
@@ -106,9 +106,13 @@ def export(to: Path, last: int) -> None:
     for name in kept:
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, to / name)
-    gone = {line for name in dropped for line in (ROOT / name).read_bytes().splitlines()}
-    text = (ROOT / TRAIN_TEXT).read_bytes().splitlines(keepends=True)
-    (to / TRAIN_TEXT).write_bytes(b"".join(x for x in text if x.rstrip(b"\r\n") not in gone))
+    lines = [
+        {line for name in names if name.startswith("stages/") for line in lines_of(ROOT / name)}
+        for names in (kept, dropped)
+    ]
+    text = lines_of(ROOT / TRAIN_TEXT)
+    shown = [line for line in text if line in lines[0] or line not in lines[1]]
+    (to / TRAIN_TEXT).write_text("\n".join(shown) + "\n", encoding="utf-8")
     for page in (to / "docs" / "walkthrough").glob("[0-9]*-*.md"):
         if int(page.name.split("-")[0]) > last:  # questions stay, answers go
             asked = page.read_text(encoding="utf-8").split("\n## Explain\n")[0]
@@ -116,17 +120,17 @@ def export(to: Path, last: int) -> None:
     if last < 2:  # nothing to compile
         rules = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8").splitlines()[:2]
         (to / "CMakeLists.txt").write_text("\n".join(rules) + "\n", encoding="utf-8")
-    for stage, size, numpy in (
-        (stage, size, numpy)
-        for stage in about()
-        if stage > last
-        for size in gaps.KINDS
-        for numpy in ((False, True) if stage == 5 else (False,))
-    ):
-        for name, text in stubs(stage, size, numpy).items():
-            path = to / "stubs" / place(stage, size, numpy) / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+    for size in gaps.KINDS if last + 1 in about() else ():  # a later one would tell this one
+        for numpy in (False, True)[: 1 + (last + 1 == 5)]:
+            for name, stub in stubs(last + 1, size, numpy).items():
+                path = to / STUBS.name / place(last + 1, size, numpy) / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(stub, encoding="utf-8")
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a text file."""
+    return path.read_text(encoding="utf-8").splitlines()
 
 
 def tells(name: str, last: int) -> bool:

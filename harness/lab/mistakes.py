@@ -144,7 +144,7 @@ def outputs(problem: Problem, a: Asked, layout: str) -> Iterator[tuple[str, Tens
     )
     top = s.amax(-1, keepdim=True)
     yield "not divided by l: acc is the output only after that", exp_from(s, top) @ v
-    if nk in (d, padded) and d == padded or nk == d:
+    if nk == d:
         yield (
             "K not transposed: k is (keys, d), and s = q k^T; it fits only since there are as many "
             "keys as columns", softmax((a.q @ k * a.scale).masked_fill(a.hidden, -math.inf), v),
@@ -185,7 +185,9 @@ def masked(problem: Problem, a: Asked) -> Iterator[tuple[str, Tensor]]:
         (right, problem.nk, "the lengths seqlens_k are ignored"),
         (problem.nk, problem.nk, "neither mask is there"),
     ):
-        yield says, softmax(s.masked_fill(hidden(problem, shift, longer), -math.inf), v)
+        seen = ~hidden(problem, shift, longer)
+        blind = ~seen.any(-1, keepdim=True)  # what a row gives that sees nothing, nobody knows
+        yield says, softmax(s.masked_fill(~seen, -math.inf), v).masked_fill(blind, math.nan)
 
 
 def strides(a: Asked) -> Iterator[tuple[str, Tensor]]:

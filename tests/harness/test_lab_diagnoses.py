@@ -1,0 +1,100 @@
+"""Each known mistake, made in a solution by one edit, is found, and called by its name."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from test_lab import STAGES, solution
+
+from harness.isolation.roster import describe_files
+from harness.lab import checks
+
+TRITON = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="no wheel of triton"
+)
+S5 = "s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale"
+HEAD = "float64.\"\"\"\n    (Nq, d), Nk"
+# mistake: stage, (old, new), the check that shows it, what the diagnosis begins with, and a word
+MISTAKES = {
+    "local softmax": (5, (
+        ("        alpha = tl.exp(m_i - m_new)", "        m_new = tl.max(s, 1)\n        alpha = m_new * 0 + 1"),
+        ("p = tl.exp(s - m_new[:, None])", "p = tl.exp(s - m_new[:, None]) / tl.sum(tl.exp(s - m_new[:, None]), 1)[:, None]"),
+        ("    acc = acc / l_i[:, None]\n", ""),
+    ), "many keys", "local softmax"),
+    "no rescale of acc": (5, (("acc = acc * alpha[:, None]", "acc = acc"),), "many keys",
+                          "no rescale: acc"),
+    "no rescale of l": (5, (("l_i = l_i * alpha +", "l_i = l_i +"),), "many keys",
+                        "no rescale: l "),
+    "no max": (5, (("m_new = tl.maximum(m_i, tl.max(s, 1))", "m_new = m_i * 0"),
+                   ("m_i = tl.full((BLOCK_M,), -3.4028234663852886e38", "m_i = tl.full((BLOCK_M,), 0"),
+                   ), "large scores", "no max"),
+    "no scale": (5, ((S5, S5.replace(" * scale", "")),), "a few keys", "wrong scale"),
+    "K not transposed": (5, (("tl.trans(k)", "k"),), "as many keys as columns", "K not transposed"),
+    "K not transposed, and other shapes": (5, (("tl.trans(k)", "k"),), "a few keys",
+                                           "shapes don't fit"),
+    "mask off by one": (6, (("<= rows[:, None] + shift", "< rows[:, None] + shift"),), "causal",
+                        "mask off by one: a row misses"),
+    "mask too wide": (6, (("<= rows[:, None] + shift", "<= rows[:, None] + shift + 1"),),
+                      "causal, fewer queries", "mask off by one: a row sees"),
+    "ragged tail unmasked": (5, (('s = tl.where(in_range[None, :], s, float("-inf"))', "s = s"),),
+                             "one key in the last tile", "ragged tail unmasked"),
+    "stride assumed": (5, (("offs_n[:, None] * stride_kn + offs_d[None, :] * stride_kd",
+                            "offs_n[:, None] * stride_kn + offs_d[None, :]"),),
+                       "batch, heads and strides", "stride assumed: k"),
+    "d not a power of two": (5, (("1 << (d - 1).bit_length()", "1 << (d.bit_length() - 1)"),),
+                             "d is no power of two", "d not a power of two"),
+    "d as it comes": (5, (("max(16, 1 << (d - 1).bit_length())", "d"),), "d is no power of two",
+                      "d not a power of two"),
+    "output dtype": (5, (("dtype=q.dtype, device=q.device)", "dtype=torch.float32, device=q.device)"),),
+                     "float16", "output dtype"),
+    "input written to": (3, (("    s = (q * scale)", "    q *= scale\n    s = q"),), "a few keys",
+                         "input written to"),
+    "gradient ignoring dO": (0, (("backward(roots, dO.flatten().tolist())",
+                                  "backward(roots, [1.0] * len(roots))"),), "gradients",
+                             "gradient ignoring dO"),
+    "no delta": (7, (("tl.sum(o * do, 1), mask", "tl.sum(o * do, 1) * 0, mask"),), "gradients",
+                 "delta is missing"),
+    "overflow in Python": (1, (("m_i = max(s)", "m_i = 0.0"),), "scores of 1000", "no max"),
+    "scale twice, in Python": (1, (("* scale for k_row", "* scale * scale for k_row"),),
+                               "a few keys", "wrong scale"),
+    "no rescale, in NumPy": ("numpy", (("acc = acc * alpha[:, None]", "acc = acc"),), "many keys",
+                             "no rescale: acc"),
+    "lengths ignored": (3, (("hidden | (offs_n >= seqlens_k[:, None, None, None])", "hidden"),),
+                        "lengths and grouped heads", "the lengths seqlens_k are ignored"),
+}  # fmt: skip
+
+
+def judged(stage, edits, name, folder):
+    """What comes of a solution with `edits`, in the check `name` alone."""
+    text = solution(stage).read_text(encoding="utf-8")
+    for old, new in edits:
+        assert text.count(old) >= 1, old
+        text = text.replace(old, new)
+    path = folder / "mine.py"
+    path.write_text(text, encoding="utf-8")
+    number = 5 if stage == "numpy" else stage
+    asked = [each for each in checks.checks(number, 1) if each.name == name]
+    assert asked, name
+    [info] = describe_files([path])
+    return checks.judged(info, number, asked, folder, lambda mark: None)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_called_by_its_name(name, tmp_path):
+    stage, edits, shows, begins = MISTAKES[name]
+    found = judged(stage, edits, shows, tmp_path)
+    assert found.verdict in ("failed", "crashed"), found
+    assert found.diagnosis.startswith(begins), (found.diagnosis, found.case)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_solution_passes_the_checks_that_show_mistakes(stage, tmp_path):
+    shows = {shows for of, _, shows, _ in MISTAKES.values() if of == stage}
+    for name in sorted(shows):
+        assert judged(stage, (), name, tmp_path).verdict == "passed"
+
+
+@TRITON
+def test_the_first_tile_that_differs_is_named(tmp_path):
+    found = judged(*MISTAKES["no rescale of l"][:3], tmp_path)
+    assert any("first tile that differs: keys 64 to 127, after which l_i" in x for x in found.case)
