@@ -3,6 +3,7 @@
 import pytest
 from ladder_command import ROOT, in_turn
 
+from harness.isolation.roster import BadStage, read_stages
 from harness.lab import gaps, labs
 
 STAGES = [*range(9), "numpy"]
@@ -151,3 +152,15 @@ def test_a_copy_to_hand_out_tells_nothing_of_the_upper_stages(tmp_path):
         assert stub.read_text(encoding="utf-8") == labs.stubs(5, size)[solution(5).name]
     done = in_turn("lab", "export", copy, "--stages", "0-4")
     assert done.returncode == 2 and "already" in done.stderr
+
+
+def test_a_file_with_a_stages_number_and_name_runs_beside_it_as_yours(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(solution(1).read_text(encoding="utf-8"), encoding="utf-8")
+    found = [stage for stage in read_stages([path]) if stage.number == 1]
+    assert [(stage.name, stage.path == path) for stage in found] == [
+        ("raw_python", False),
+        ("yours", True),
+    ]
+    with pytest.raises(BadStage, match="another number or name"):
+        read_stages([path, path])
