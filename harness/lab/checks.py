@@ -2,6 +2,7 @@
 
 import secrets
 import tempfile
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,21 +16,25 @@ from harness.runs.contest import measure
 from harness.runs.plan import Comparison, Limits
 
 STAGES = range(9)  # that have a lab
-SCALAR, LITE = (0, 1, 2), 4  # stages of loops on numbers; the stage that is right for one tile
-TRITON, MASKS, GRADIENTS = 4, (3, 6, 7, 8), (0, 2, 3, 7)
+TABLE = tomllib.loads(Path(__file__).with_name("checks.toml").read_text(encoding="utf-8"))
+BASE = Problem("normal", 0, 1, 1, 1, 1, 1, 1, "float32", "ieee", False, None, "cpu")
 BUDGET = 20.0  # seconds for a check
 FAILED = {"wrong": "failed", "wrong-by-design": "failed", "skipped": "failed"}
 REMEMBERED = "its output after"  # how the reason begins where a stage remembers its answers
 
 
+class Unchecked(Exception):
+    """A stage can't be checked on this machine; the message says why."""
+
+
 @dataclass(frozen=True)
 class Check:
-    """One check: a problem, its tensors in a layout, and where to look if this is the first to fail."""
+    """A problem, its tensors in a layout, and where to look if this is the first to fail."""
 
     name: str
     problem: Problem
+    layout: str
     look: str
-    layout: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,58 +69,12 @@ class Result:
 
 def checks(stage: int, seed: int) -> Iterator[Check]:
     """The checks of a stage's lab, the smallest first; all inputs come from `seed`."""
-    base = Problem("normal", seed, 1, 1, 1, 3, 5, 4, "float32", "ieee", False, None, "cpu")
-    if stage in SCALAR:
-        shapes = {"square": (3, 4, 4), "d": (3, 5, 3), "keys": (3, 21, 4)}
-    else:
-        shapes = {"square": (5, 64, 64), "d": (5, 33, 40), "keys": (5, 192, 16)}
-        base = replace(base, nq=5, nk=16, d=16)
-    if stage == LITE:
-        shapes["keys"] = (5, 50, 16)
-
-    def sized(name: str, **more: object) -> Problem:
-        nq, nk, d = shapes[name]
-        return replace(base, nq=nq, nk=nk, d=d, **more)
-
-    def at(**more: object) -> Problem:
-        return replace(base, **more)
-
-    yield Check("a few keys", base, "the products, the scale, the softmax")
-    yield Check("as many keys as columns", sized("square"), "which of k's axes are keys")
-    yield Check("d is no power of two", sized("d", h=2, hk=2), "masks of columns, and the scale")
-    if stage == LITE:
-        yield Check("a ragged tile", sized("keys"), "the mask of the tile's last keys")
-    else:
-        yield Check("many keys", sized("keys"), "what is carried from tile to tile")
-    if stage >= TRITON and stage != LITE:
-        yield Check("one key in the last tile", at(nk=65), "the mask of the last tile's keys")
-    peaky = sized("keys", inputs="peaky")
-    if stage >= TRITON and stage != LITE:
-        peaky = replace(peaky, nk=150)
-    yield Check("large scores", peaky, "what keeps exp in range, and the rescale")
-    if stage == 1:
-        yield Check("scores of 1000", base, "what keeps exp in range", "high")
-    several = at(b=2, h=3, hk=3, nq=2 if stage in SCALAR else 35)
-    yield Check("batch, heads and strides", several, "how an address is computed", "strided")
-    half = at(dtype="float16", precision="float16")
-    yield Check("float16", half, "the dtype of the output, and of what is summed up")
-    if stage in MASKS:
-        look = "which keys a row may see: the mask, and the bounds"
-        long = 10 if stage == 3 else 70
-        yield Check("causal", at(nq=long, nk=long, causal=True), look)
-        yield Check("causal, fewer queries", at(nq=long // 2, nk=long, causal=True), look)
-        few = at(b=2, h=4, hk=2, nq=long // 2, nk=10, causal=True, seqlens_k=(0, 7))
-        yield Check("lengths and grouped heads", few, f"{look}; rows that see nothing")
-    if stage == 8:
-        yield Check("many parts", at(nq=2, nk=400), "the merge of the parts")
-    if stage in GRADIENTS:
-        look = "the backward pass; the forward pass of this problem is right"
-        yield Check("gradients", at(direction="train"), look)
-        peaky = sized("keys", inputs="peaky", direction="train", h=2, hk=2)
-        yield Check("gradients of large scores", peaky, look)
-    if stage == 7:
-        masked = at(direction="train", nq=40, nk=70, h=2, hk=1, causal=True)
-        yield Check("gradients under a mask", masked, "which rows see a key, and which keys a row")
+    for row in TABLE["checks"]:
+        if stage in row["on"]:
+            row = {"layout": "", "hk": row.get("h", 1), "dtype": "float32", **row, "seed": seed}
+            row["precision"] = "ieee" if row["dtype"] == "float32" else row["dtype"]
+            problem = Problem.from_json({**BASE.to_json(), **row})
+            yield Check(row["name"], problem, row["layout"], row["look"])
 
 
 def check(
@@ -126,21 +85,20 @@ def check(
 
     None: the stage that it says it is. `seed`: of all inputs, a secret one where None. `tell` is
     told of each mark. Whatever the file does costs itself only. Raises BadStage where there is no
-    such file, Unchecked where nothing can be said here.
+    such file, or it says no stage that has a lab; Unchecked where this machine can't run it.
     """
-    files = cpp.FILES if path.is_dir() else ("",)
-    for name in files:
-        if not (path / name).is_file():
-            raise BadStage(f"{path / name}: no such file")
+    files = [path / name for name in cpp.FILES] if path.is_dir() else [path]
+    for file in files:
+        if not file.is_file():
+            raise BadStage(f"{file}: no such file")
     number = 2 if path.is_dir() else declared(path) if stage is None else stage
     missing = [
-        f"{name}, line {line} of {(path / each).name}"
-        for each in files
-        for name, line in gaps.unwritten((path / each).read_text(encoding="utf-8", errors="replace"))
+        f"  {name}, line {line} of {file.name}"
+        for file in files
+        for name, line in gaps.unwritten(file.read_text(encoding="utf-8", errors="replace"))
     ]
     if missing:
-        found = f"{gaps.NOT_WRITTEN}: {'; '.join(missing)}"
-        return Result(number, "not-written", (), found)
+        return Result(number, "not-written", (), gaps.NOT_WRITTEN, missing)
     with tempfile.TemporaryDirectory(prefix="ladder-lab-") as name:
         folder = Path(name)
         try:
@@ -163,10 +121,6 @@ def declared(path: Path) -> int:
     return int(number)
 
 
-class Unchecked(Exception):
-    """A stage can't be checked on this machine; the message says why."""
-
-
 def judged(
     info: StageInfo, number: int, asked: Sequence[Check], folder: Path,
     tell: Callable[[Mark], None],
@@ -174,7 +128,7 @@ def judged(
     """The marks of a stage that could be loaded, and what its first failure comes from."""
     if reason := info.unavailable["cpu"]:
         raise Unchecked(f"stage {number} can't be checked here: {reason}")
-    # what excuses a file's own mistakes is not believed; stage 4 is asked for no more than a tile
+    # what would excuse a file's mistakes is not believed; stage 4 is asked for one tile alone
     info = replace(info, exact_up_to=None, rounds_scores=False)
     marks: list[Mark] = []
     for each in asked:
@@ -190,8 +144,11 @@ def judged(
     verdict = FAILED.get(failed.status, failed.status)
     if failed.reason.startswith(REMEMBERED):
         verdict = "cheated"
-    asked_of = wrap(info.path, failed.check.layout, folder)
-    said = explain.explain(asked_of, failed.check.problem, failed.check.layout, failed.reason, folder)
+    known = explain.from_words(TABLE["reasons"], failed.reason)
+    said = explain.Said(known, [failed.reason])
+    if not known and failed.status == "wrong":
+        path = wrap(info.path, failed.check.layout, folder)
+        said = explain.from_numbers(path, failed.check.problem, failed.check.layout, folder)
     look = f"no known mistake gives just this; look at: {failed.check.look}"
     return Result(number, verdict, marks, said.diagnosis or look, said.case)
 
@@ -200,7 +157,10 @@ def one(info: StageInfo, each: Check, folder: Path) -> Mark:
     """The mark of one check: its stage alone in a process, its output judged in another."""
     asked = replace(info, path=wrap(info.path, each.layout, folder))
     comparison = Comparison(each.problem, [asked], Limits(budget=BUDGET), alone=True)
-    with tempfile.TemporaryDirectory(dir=folder) as place, Judge(each.problem, Path(place)) as judge:
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as place,
+        Judge(each.problem, Path(place)) as judge,
+    ):
         [outcome] = measure(comparison, judge, [])
     return Mark(each, outcome.status, outcome.reason)
 

@@ -61,10 +61,11 @@ class Library:
 
     def attend(self, q: Array, k: Array, v: Array, scale: float) -> tuple[Array, "Graph"]:
         """q (B, H, Nq, d), k and v (B, H, Nk, d) float64 -> o as q, and its graph."""
-        given = [np.ascontiguousarray(x) for x in (q, k, v)]
+        held = [np.ascontiguousarray(x) for x in (q, k, v)]
         o, (B, H, Nq, d) = np.empty(q.shape), q.shape
         sizes = map(ctypes.c_size_t, (B * H, Nq, k.shape[2], d))
-        graph = self.c.graph_attend(*map(pointer, given), ctypes.c_double(scale), pointer(o), *sizes)
+        given = map(pointer, held)
+        graph = self.c.graph_attend(*given, ctypes.c_double(scale), pointer(o), *sizes)
         return o, Graph(self.c, graph, q.shape, k.shape)
 
 

@@ -4,6 +4,7 @@ Only to explain: no mark depends on it. The submission answers once more in a pr
 when that has ended, another compares the answer with the truth and with what known mistakes give.
 """
 
+import math
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 from harness.isolation.call import bind, blame, write_outputs
 from harness.isolation.child import ChildFailed, say
 from harness.isolation.session import Session, is_text, list_of
-from harness.problems.directions import OUTPUTS, prepare
+from harness.problems.directions import prepare
 from harness.problems.problem import Problem
 
 LIMIT = 60.0  # seconds for each of the two processes
@@ -25,26 +26,6 @@ CORNER = 4  # rows and columns of a failing case that are shown
 NEAR = 0.01  # of the distance from the truth: so near to a mistake's output, it is that mistake
 KERNELS = ("attention_kernel", "visit_tiles", "attend_head")  # the functions that walk tiles
 STATES = ("m_i", "l_i", "acc")
-
-# what the harness or Python says of a failure -> what that comes from
-REASONS = {
-    r"returned dtype": "output dtype: o must have q's dtype; convert it when it is stored",
-    r"returned shape": "output shape: o is (B, H, Nq, d), as q",
-    r"changed its input": "input written to: q, k, v and dO must stay as they were; copy first",
-    r"its output after": "the answer is remembered: it must be computed from q, k and v each time",
-    r"power of 2|power of two": "d not a power of two: tl.arange takes only powers of two; take the "
-    "next one, and mask the columns past d",
-    r"math range error": "no max: exp overflows; subtract the row's max first",
-    r"does not require grad|no gradient reaches": "no gradient: o must come from q, k and v through "
-    "the graph",
-    r"reduction dimensions|compatible|mat1|size of tensor|matmul": "shapes don't fit: is K "
-    "not transposed? s = q k^T, (BLOCK_M, d) times (d, BLOCK_N)",
-    r"is not defined|UnboundLocal": "a name is used that nothing was assigned to before",
-    r"not written yet": "not written yet",
-    r"took more than": "it doesn't end in time: does the loop's variable move on?",
-    r"takes no |carries no gradients|not among the dtypes": "the file's STAGE declares less than the "
-    "stage must do",
-}
 
 
 @dataclass(frozen=True)
@@ -55,11 +36,13 @@ class Said:
     case: Sequence[str]
 
 
-def explain(path: Path, problem: Problem, layout: str, reason: str, folder: Path) -> Said:
-    """What the failure of the stage in `path` on a problem comes from, for which `reason` stands."""
-    known = next((text for pattern, text in REASONS.items() if re.search(pattern, reason)), "")
-    if known or not re.search("error|NaN|dq|dk|dv|cut short", reason):
-        return Said(known, [reason])
+def from_words(reasons: Sequence[tuple[str, str]], reason: str) -> str:
+    """What a failure comes from by its `reason` alone, of pairs of a pattern and that; or ''."""
+    return next((text for pattern, text in reasons if re.search(pattern, reason)), "")
+
+
+def from_numbers(path: Path, problem: Problem, layout: str, folder: Path) -> Said:
+    """What the wrong answer of the stage in `path` to a problem comes from."""
     out, log = folder / "answer", folder / "explain.log"
     order = problem.to_json()
     try:
@@ -69,8 +52,8 @@ def explain(path: Path, problem: Problem, layout: str, reason: str, folder: Path
         with Session(diagnose, order, layout, str(out), log=log, greeting=fields) as session:
             found = session.ready(LIMIT)
     except ChildFailed as error:
-        return Said("", [reason, f"asked once more, it failed in another way: {error.reason}"])
-    return Said(found["diagnosis"], [reason, *found["case"]])
+        return Said("", [f"asked once more, it failed in another way: {error.reason}"])
+    return Said(found["diagnosis"], found["case"])
 
 
 # ---- in the submission's process
@@ -100,8 +83,8 @@ def answer(connection: Connection, path: str, order: dict[str, Any], out: str) -
 def watching() -> Iterator[dict[str, Any]]:
     """Note m_i, l_i and acc after each tile of the first program that keeps the stubs' names.
 
-    In Triton's interpreter a kernel is Python. Keys of what it gives: 'acc 64' is acc after the tile
-    of key 64, 'rows' which queries they belong to. Without a GPU only; it slows Python down.
+    In Triton's interpreter a kernel is Python. 'acc 64' is acc after the tile of key 64, 'rows' which
+    queries they belong to.
     """
     import numpy as np
 
@@ -131,6 +114,8 @@ def watching() -> Iterator[dict[str, Any]]:
                     rows = names.get("rows", names.get("offs_m"))
                     if rows is not None:
                         states["rows"] = value(rows)
+                    if "qk_scale" in names:  # stage 6 keeps m_i in base 2
+                        states["base_2"] = value(1)
                     states.update({f"{x} {start}": value(names[x]) for x in STATES if x in names})
             before = frame.f_lineno
             return line
@@ -236,7 +221,7 @@ def spans(numbers: Sequence[int]) -> str:
 def first_tile(problem: Problem, layout: str, path: Path) -> list[str]:
     """A line on the first tile after which m_i, l_i or acc is not the reference walk's.
 
-    None where the stub's names or its tile are not kept. Stage 6 keeps m_i in base 2.
+    None where the stub's names or its tile are not kept.
     """
     import numpy as np
 
@@ -255,17 +240,15 @@ def first_tile(problem: Problem, layout: str, path: Path) -> list[str]:
     rows = rows[inside]
     seen = (~a.hidden)[0, 0].sum(-1).numpy()[rows]
     q, k, v = a.q[0, 0].numpy()[rows], a.keys()[0][0, 0].numpy(), a.keys()[1][0, 0].numpy()
-    scale = 1.0
+    unit = {"m_i": math.log2(math.e)} if "base_2" in states else {}
     for step in walk(q, k, v, tile, seen):
         for name in STATES:
             key = f"{name} {step.start}"
             if key not in states or len(states[key]) != len(inside):
                 continue
-            right = getattr(step, name) if "l_i 0" in states.files else step.lite
-            mine = states[key][inside][..., : right.shape[-1]] if right.ndim == 2 else states[key][inside]
-            if name == "m_i" and step.start == 0 and np.allclose(mine, right * np.log2(np.e), rtol=1e-3):
-                scale = np.log2(np.e)
-            right = right * (scale if name == "m_i" else 1.0)
+            right = getattr(step, name) * unit.get(name, 1.0) if "l_i 0" in states else step.lite
+            mine = states[key][inside]
+            mine = mine[:, : problem.d] if mine.ndim == 2 else mine
             with np.errstate(invalid="ignore"):
                 bad = ~(np.abs(mine - right) <= 1e-3 * (1 + np.abs(right)))
             if bad.any():

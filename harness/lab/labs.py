@@ -15,7 +15,12 @@ from harness.lab.cpp import FILES, STAGE_2
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 STUBS = ROOT / "stubs"  # in a copy that was handed out
 NUMPY = HERE / "numpy_online.py"  # stage 5 for machines without Triton
-TELLING = ("tests/", "tools/", "docs/lecturer.md", "results/cpu/pitfalls")  # what holds a stage's lines, or its answers
+TELLING = (
+    "tests/",
+    "tools/",
+    "docs/lecturer.md",
+    "results/cpu/pitfalls",
+)  # what holds a stage's lines, or its answers
 TRAIN_TEXT = "harness/data/train_text.txt"  # this project's own sources, as a text to learn
 
 

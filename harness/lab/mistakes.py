@@ -209,23 +209,21 @@ def strides(a: Asked) -> Iterator[tuple[str, Tensor]]:
 def gradients(problem: Problem, layout: str) -> Iterator[tuple[str, Prediction]]:
     """Each mistake of a backward pass, in words, and the gradients that it gives."""
     a = ask(problem, layout)
-    ones = torch.ones_like(a.dO)
-    for says, dO, delta_too, dq_scale, dk_scale, summed in (
-        ("gradient ignoring dO: it is as for a sum of all outputs", ones, True, 1, 1, True),
-        ("delta is missing: ds = p (dp - delta)", a.dO, False, 1, 1, True),
-        ("dq is not scaled: s has the factor scale", a.dO, True, 1 / a.scale, 1, True),
-        ("dk is not scaled: s has the factor scale", a.dO, True, 1, 1 / a.scale, True),
-        ("dq and dk are not scaled", a.dO, True, 1 / a.scale, 1 / a.scale, True),
-        ("dq and dk are scaled twice", a.dO, True, a.scale, a.scale, True),
-        ("P is not divided by its sum: it is exp(s - lse), not exp(s - m)", a.dO, True, 1, 1, False),
+    once, root = 1.0, 1 / a.scale
+    for says, dO, delta_too, dq_factor, dk_factor, divided in (
+        ("gradient ignoring dO: it is as for a sum of all outputs", a.dO * 0 + 1, 1, once, once, 1),
+        ("delta is missing: ds = p (dp - delta)", a.dO, 0, once, once, 1),
+        ("dq is not scaled: s has the factor scale", a.dO, 1, root, once, 1),
+        ("dk is not scaled: s has the factor scale", a.dO, 1, once, root, 1),
+        ("dq and dk are not scaled: s has the factor scale", a.dO, 1, root, root, 1),
+        ("dq and dk are scaled twice", a.dO, 1, a.scale, a.scale, 1),
+        ("P is not divided by its sum: exp(s - lse), not exp(s - m)", a.dO, 1, once, once, 0),
     ):
         s, (k, v) = a.scores(), a.keys()
         p = exp_from(s, s.amax(-1, keepdim=True))
         right = p / p.sum(-1, keepdim=True).clamp_min(1e-300)
         delta = ((right @ v) * dO).sum(-1, keepdim=True) * delta_too
-        p = right if summed else p
+        p = right if divided else p
         ds = p * (dO @ v.mT - delta) * a.scale
         dk, dv = (x.unflatten(1, (-1, a.group)).sum(2) for x in (ds.mT @ a.q, p.mT @ dO))
-        yield says, {"dq": ds @ k * dq_scale, "dk": dk * dk_scale, "dv": dv}
-
-
+        yield says, {"dq": ds @ k * dq_factor, "dk": dk * dk_factor, "dv": dv}

@@ -1,5 +1,7 @@
 """Stage 5's loop in NumPy, for machines without Triton: tile by tile, all rows of a head at once.
 
+The loop is that of stages/s05_triton_online.py:
+
     m_i = lowest, l_i = 0, acc = 0
     for each tile of BLOCK_N keys:
         m_new = max(m_i, max s)
@@ -57,9 +59,9 @@ def attend_head(q: Array, k: Array, v: Array, scale: float) -> Array:
         m_i = m_new
 
     # step o: the output; acc (Nq, d), l_i (Nq,) -> (Nq, d)
-    acc = acc / l_i[:, None]
+    o = acc / l_i[:, None]  # (Nq, d)
     # end of online
-    return acc
+    return np.asarray(o)
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -70,5 +72,6 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """
     check_inputs(STAGE, q, k, v)
     heads = [x.double().flatten(0, 1).numpy(force=True) for x in (q, k, v)]  # (B * H, N, d)
-    o = [attend_head(*head, q.shape[-1] ** -0.5) for head in zip(*heads, strict=True)]
+    scale = q.shape[-1] ** -0.5
+    o = [attend_head(*head, scale=scale) for head in zip(*heads, strict=True)]
     return torch.from_numpy(np.stack(o)).view(q.shape).to(q)

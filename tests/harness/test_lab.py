@@ -104,7 +104,9 @@ def test_a_file_that_is_no_stage_ends_in_one_line(text, verdict, said, tmp_path)
 
 def test_what_a_file_says_of_itself_excuses_nothing(tmp_path):
     text = solution(1).read_text(encoding="utf-8").replace("m_i = max(s)", "m_i = 0.0 * len(s)")
-    text = text.replace("* scale for", "for").replace("    number=1,", "    number=1, exact_up_to=0,")
+    text = text.replace("* scale for", "for").replace(
+        "    number=1,", "    number=1, exact_up_to=0,"
+    )
     path = tmp_path / "mine.py"
     path.write_text(text)
     done = in_turn("lab", "check", path, "--seed", 3)

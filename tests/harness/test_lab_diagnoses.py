@@ -1,7 +1,6 @@
 """Each known mistake, made in a solution by one edit, is found, and called by its name."""
 
 import importlib.util
-from pathlib import Path
 
 import pytest
 from test_lab import STAGES, solution
@@ -9,11 +8,9 @@ from test_lab import STAGES, solution
 from harness.isolation.roster import describe_files
 from harness.lab import checks
 
-TRITON = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="no wheel of triton"
-)
+TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no wheel of triton")
 S5 = "s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale"
-HEAD = "float64.\"\"\"\n    (Nq, d), Nk"
+HEAD = 'float64."""\n    (Nq, d), Nk'
 # mistake: stage, (old, new), the check that shows it, what the diagnosis begins with, and a word
 MISTAKES = {
     "local softmax": (5, (
