@@ -112,7 +112,7 @@ def check(
 def declared(path: Path) -> int:
     """The stage that a submission says it is. Raises BadStage where it says none that has a lab."""
     try:
-        number = read_declared(path).get("number")
+        number = read_declared(path).get("number", "none")
     except (ValueError, SyntaxError) as error:
         raise BadStage(f"{path.name}: {error}; --stage says which stage it is") from None
     if number not in STAGES:

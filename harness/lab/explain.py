@@ -83,8 +83,8 @@ def answer(connection: Connection, path: str, order: dict[str, Any], out: str) -
 def watching() -> Iterator[dict[str, Any]]:
     """Note m_i, l_i and acc after each tile of the first program that keeps the stubs' names.
 
-    In Triton's interpreter a kernel is Python. 'acc 64' is acc after the tile of key 64, 'rows' which
-    queries they belong to.
+    In Triton's interpreter a kernel is Python. 'acc 64' is acc after the tile of key 64, 'rows'
+    which queries they belong to.
     """
     import numpy as np
 

@@ -10,17 +10,14 @@ from typing import Any
 
 from harness.isolation.roster import built_in_files
 from harness.lab import gaps
-from harness.lab.cpp import FILES, STAGE_2
+from harness.lab.cpp import FILES
+from harness.problems.problem import YARDSTICK
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 STUBS = ROOT / "stubs"  # in a copy that was handed out
 NUMPY = HERE / "numpy_online.py"  # stage 5 for machines without Triton
-TELLING = (
-    "tests/",
-    "tools/",
-    "docs/lecturer.md",
-    "results/cpu/pitfalls",
-)  # what holds a stage's lines, or its answers
+# what holds stages' lines, or answers
+TELLING = ("tests/", "tools/", "docs/lecturer.md", "results/cpu/pitfalls")
 TRAIN_TEXT = "harness/data/train_text.txt"  # this project's own sources, as a text to learn
 
 
@@ -91,8 +88,8 @@ def hints(stage: int, level: int, numpy: bool = False) -> Iterator[str]:
         return
     for gap in gaps.find(path.read_text(encoding="utf-8"), "small"):
         question_and_idea = about()[stage][gap.name]
-        text = gap.nearly() if level == 3 else f"    {question_and_idea[level - 1]}"
-        yield f"{gap.name}: {gap.says}\n{text}"
+        hint = gap.nearly() if level == 3 else f"    {question_and_idea[level - 1]}"
+        yield f"{gap.name}: {gap.says}\n{hint}"
 
 
 def export(to: Path, last: int) -> None:
@@ -105,7 +102,8 @@ def export(to: Path, last: int) -> None:
     done = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True)
     if done.returncode:
         raise NoLab("export: git does not know this checkout's files: clone the repository")
-    kept, dropped = [], []
+    kept: list[str] = []
+    dropped: list[str] = []
     for name in filter(None, done.stdout.decode().split("\0")):
         (dropped if tells(name, last) else kept).append(name)
     for name in kept:
@@ -139,8 +137,11 @@ def lines_of(path: Path) -> list[str]:
 
 
 def tells(name: str, last: int) -> bool:
-    """Whether a file of the checkout gives a stage above `last` away."""
-    if name == f"stages/{STAGE_2.name}":  # the way into Python; the stage itself is C++
+    """Whether a file of the checkout gives a stage above `last` away.
+
+    Stage 3 stays: all others are judged by it.
+    """
+    if name.startswith(("stages/s02", f"stages/s{YARDSTICK:02d}")):  # of 2: the way into Python
         return False
     upper = re.match(r"(?:stages/s|notebooks/\d\d_to_)(\d\d)", name)
     return (

@@ -1,6 +1,6 @@
 """Stage 5's loop in NumPy, for machines without Triton: tile by tile, all rows of a head at once.
 
-The loop is that of stages/s05_triton_online.py:
+The loop is stage 5's:
 
     m_i = lowest, l_i = 0, acc = 0
     for each tile of BLOCK_N keys:
@@ -73,5 +73,5 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     check_inputs(STAGE, q, k, v)
     heads = [x.double().flatten(0, 1).numpy(force=True) for x in (q, k, v)]  # (B * H, N, d)
     scale = q.shape[-1] ** -0.5
-    o = [attend_head(*head, scale=scale) for head in zip(*heads, strict=True)]
+    o = [attend_head(a, b, c, scale) for a, b, c in zip(*heads, strict=True)]
     return torch.from_numpy(np.stack(o)).view(q.shape).to(q)

@@ -1,4 +1,4 @@
-"""Stubs are the stages with parts taken out; hints for each; checks that never end in a traceback."""
+"""Stubs are the stages with parts taken out; each has hints; no check ends in a traceback."""
 
 import pytest
 from ladder_command import ROOT, in_turn

@@ -14,8 +14,8 @@ HEAD = 'float64."""\n    (Nq, d), Nk'
 # mistake: stage, (old, new), the check that shows it, what the diagnosis begins with, and a word
 MISTAKES = {
     "local softmax": (5, (
-        ("        alpha = tl.exp(m_i - m_new)", "        m_new = tl.max(s, 1)\n        alpha = m_new * 0 + 1"),
-        ("p = tl.exp(s - m_new[:, None])", "p = tl.exp(s - m_new[:, None]) / tl.sum(tl.exp(s - m_new[:, None]), 1)[:, None]"),
+        ("m_new = tl.maximum(m_i, tl.max(s, 1))", "m_new = tl.max(s, 1)"),
+        ("acc = acc * alpha[:, None]", "p = p / tl.sum(p, 1)[:, None]"),
         ("    acc = acc / l_i[:, None]\n", ""),
     ), "many keys", "local softmax"),
     "no rescale of acc": (5, (("acc = acc * alpha[:, None]", "acc = acc"),), "many keys",
@@ -23,8 +23,7 @@ MISTAKES = {
     "no rescale of l": (5, (("l_i = l_i * alpha +", "l_i = l_i +"),), "many keys",
                         "no rescale: l "),
     "no max": (5, (("m_new = tl.maximum(m_i, tl.max(s, 1))", "m_new = m_i * 0"),
-                   ("m_i = tl.full((BLOCK_M,), -3.4028234663852886e38", "m_i = tl.full((BLOCK_M,), 0"),
-                   ), "large scores", "no max"),
+                   ("-3.4028234663852886e38", "0.0")), "large scores", "no max"),
     "no scale": (5, ((S5, S5.replace(" * scale", "")),), "a few keys", "wrong scale"),
     "K not transposed": (5, (("tl.trans(k)", "k"),), "as many keys as columns", "K not transposed"),
     "K not transposed, and other shapes": (5, (("tl.trans(k)", "k"),), "a few keys",
@@ -42,8 +41,8 @@ MISTAKES = {
                              "d is no power of two", "d not a power of two"),
     "d as it comes": (5, (("max(16, 1 << (d - 1).bit_length())", "d"),), "d is no power of two",
                       "d not a power of two"),
-    "output dtype": (5, (("dtype=q.dtype, device=q.device)", "dtype=torch.float32, device=q.device)"),),
-                     "float16", "output dtype"),
+    "output dtype": (5, (("dtype=q.dtype, dev", "dtype=torch.float32, dev"),), "float16",
+                     "output dtype"),
     "input written to": (3, (("    s = (q * scale)", "    q *= scale\n    s = q"),), "a few keys",
                          "input written to"),
     "gradient ignoring dO": (0, (("backward(roots, dO.flatten().tolist())",
