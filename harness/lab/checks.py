@@ -18,7 +18,7 @@ from harness.runs.plan import Comparison, Limits
 STAGES = range(9)  # that have a lab
 TABLE = tomllib.loads(Path(__file__).with_name("checks.toml").read_text(encoding="utf-8"))
 BASE = Problem("normal", 0, 1, 1, 1, 1, 1, 1, "float32", "ieee", False, None, "cpu")
-BUDGET = 20.0  # seconds for a check
+BUDGET = 10.0  # seconds for a check
 FAILED = {"wrong": "failed", "wrong-by-design": "failed", "skipped": "failed"}
 REMEMBERED = "its output after"  # how the reason begins where a stage remembers its answers
 

@@ -160,6 +160,9 @@ def diagnose(connection: Connection, order: dict[str, Any], layout: str, out: st
         off = max(distance(got[x], made[x], oracles[x].out64) for x in judged)
         best = min(best, (off, says))
     case = show(problem, name, got[name], oracles[name].out64, oracles[name].bound.max)
+    if len(got) > 1:
+        right = ", ".join(x for x in got if x not in wrong) or "none"
+        case.insert(1, f"wrong: {', '.join(wrong)}; right: {right}")
     case += first_tile(problem, layout, Path(f"{out}.npz")) if name == "o" else []
     say(connection, "ready", diagnosis=best[1], case=case)
 
