@@ -12,6 +12,7 @@ from harness.isolation.judge import Judge
 from harness.isolation.roster import BadStage, StageInfo, describe_files
 from harness.lab import cpp, explain, gaps
 from harness.problems.problem import Problem
+from harness.records.units import clean
 from harness.runs.contest import measure
 from harness.runs.plan import Comparison, Limits
 
@@ -19,6 +20,7 @@ STAGES = range(9)  # that have a lab
 TABLE = tomllib.loads(Path(__file__).with_name("checks.toml").read_text(encoding="utf-8"))
 BASE = Problem("normal", 0, 1, 1, 1, 1, 1, 1, "float32", "ieee", False, None, "cpu")
 BUDGET = 10.0  # seconds for a check
+SHOWN = 5  # lines of what a submission printed, the last ones
 FAILED = {"wrong": "failed", "wrong-by-design": "failed", "skipped": "failed"}
 REMEMBERED = "its output after"  # how the reason begins where a stage remembers its answers
 
@@ -39,11 +41,15 @@ class Check:
 
 @dataclass(frozen=True)
 class Mark:
-    """What came of a check: a record's status, 'ok' where it passed, and the reason where not."""
+    """What came of a check: a record's status, 'ok' where it passed, and the reason where not.
+
+    printed: what the submission printed meanwhile.
+    """
 
     check: Check
     status: str
     reason: str
+    printed: str = ""
 
     @property
     def passed(self) -> bool:
@@ -126,7 +132,8 @@ def judged(
     tell: Callable[[Mark], None],
 ) -> Result:  # fmt: skip
     """The marks of a stage that could be loaded, and what its first failure comes from."""
-    if reason := info.unavailable["cpu"]:
+    reason = info.unavailable["cpu"]
+    if reason and "cpu" in info.devices and "cuda" not in info.needs:  # not the file's own fault
         raise Unchecked(f"stage {number} can't be checked here: {reason}")
     # what would excuse a file's mistakes is not believed; stage 4 is asked for one tile alone
     info = replace(info, exact_up_to=None, rounds_scores=False)
@@ -150,7 +157,8 @@ def judged(
         path = wrap(info.path, failed.check.layout, folder)
         said = explain.from_numbers(path, failed.check.problem, failed.check.layout, folder)
     look = f"no known mistake gives just this; look at: {failed.check.look}"
-    return Result(number, verdict, marks, said.diagnosis or look, said.case)
+    printed = [f"it printed: {clean(x)}" for x in failed.printed.splitlines()[-SHOWN:]]
+    return Result(number, verdict, marks, said.diagnosis or look, [*said.case, *printed])
 
 
 def one(info: StageInfo, each: Check, folder: Path) -> Mark:
@@ -161,8 +169,9 @@ def one(info: StageInfo, each: Check, folder: Path) -> Mark:
         tempfile.TemporaryDirectory(dir=folder) as place,
         Judge(each.problem, Path(place)) as judge,
     ):
-        [outcome] = measure(comparison, judge, [])
-    return Mark(each, outcome.status, outcome.reason)
+        log: list[str] = []
+        [outcome] = measure(comparison, judge, log)
+    return Mark(each, outcome.status, outcome.reason, "".join(log))
 
 
 def wrap(path: Path, layout: str, folder: Path) -> Path:

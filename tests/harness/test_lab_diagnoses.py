@@ -1,6 +1,6 @@
 """Each known mistake, made in a solution by one edit, is found, and called by its name."""
 
-import importlib.util
+from dataclasses import replace
 
 import pytest
 from test_lab import STAGES, solution
@@ -8,9 +8,9 @@ from test_lab import STAGES, solution
 from harness.isolation.roster import describe_files
 from harness.lab import checks
 
-TRITON = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no wheel of triton")
+pytestmark = pytest.mark.slow  # a few processes each
+
 S5 = "s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale"
-HEAD = 'float64."""\n    (Nq, d), Nk'
 # mistake: stage, (old, new), the check that shows it, what the diagnosis begins with, and a word
 MISTAKES = {
     "local softmax": (5, (
@@ -62,6 +62,8 @@ MISTAKES = {
 
 def judged(stage, edits, name, folder):
     """What comes of a solution with `edits`, in the check `name` alone."""
+    if stage in range(4, 9):
+        pytest.importorskip("triton", reason="no wheel of triton")
     text = solution(stage).read_text(encoding="utf-8")
     for old, new in edits:
         assert text.count(old) >= 1, old
@@ -90,7 +92,31 @@ def test_a_solution_passes_the_checks_that_show_mistakes(stage, tmp_path):
         assert judged(stage, (), name, tmp_path).verdict == "passed"
 
 
-@TRITON
 def test_the_first_tile_that_differs_is_named(tmp_path):
     found = judged(*MISTAKES["no rescale of l"][:3], tmp_path)
     assert any("first tile that differs: keys 64 to 127, after which l_i" in x for x in found.case)
+
+
+def test_what_no_known_mistake_gives_is_called_by_none(tmp_path):
+    edit = ("p = [math.exp(x - m_i) for x in s]", "p = [math.exp(x - m_i) + 0.01 for x in s]")
+    found = judged(1, (edit,), "a few keys", tmp_path)
+    assert (found.verdict, found.marks[0].status) == ("failed", "wrong")
+    assert found.diagnosis.startswith("no known mistake") and "the softmax" in found.diagnosis
+
+
+def test_what_a_file_prints_is_shown_with_its_first_failure(tmp_path):
+    edits = ("m_i = max(s)", "m_i = max(s); print(len(s), 'scores')"), ("/ l_i for", "for")
+    found = judged(1, edits, "a few keys", tmp_path)
+    assert found.diagnosis.startswith("not divided by l")
+    assert "it printed: 5 scores" in found.case
+
+
+def test_a_lab_is_refused_where_it_can_not_run_and_not_where_the_file_says_so(tmp_path):
+    asked = list(checks.checks(1, 1))[:1]
+    [info] = describe_files([solution(1)])
+    away = replace(info, unavailable={"cpu": "needs triton, which is not installed", "cuda": None})
+    with pytest.raises(checks.Unchecked, match="not installed"):
+        checks.judged(away, 1, asked, tmp_path, lambda mark: None)
+    found = judged(1, (('devices=("cpu",)', 'devices=("cuda",)'),), "a few keys", tmp_path)
+    assert (found.verdict, found.marks[0].status) == ("failed", "skipped")
+    assert "declares less" in found.diagnosis
