@@ -24,8 +24,10 @@ from harness.problems.problem import Problem
 LIMIT = 60.0  # seconds for each of the two processes
 CORNER = 4  # rows and columns of a failing case that are shown
 NEAR = 0.01  # of the distance from the truth: so near to a mistake's output, it is that mistake
-KERNELS = ("attention_kernel", "visit_tiles", "attend_head")  # the functions that walk tiles
-STATES = ("m_i", "l_i", "acc")
+# a function that walks tiles -> its loop's variable; and what is carried on by such a loop
+WALKS = dict.fromkeys(("attention_kernel", "visit_tiles", "attend_head"), "start_n")
+WALKS["walk_q_tiles"] = "start_m"
+STATES = {"start_n": ("m_i", "l_i", "acc"), "start_m": ("dk", "dv")}
 
 
 @dataclass(frozen=True)
@@ -81,42 +83,42 @@ def answer(connection: Connection, path: str, order: dict[str, Any], out: str) -
 
 @contextmanager
 def watching() -> Iterator[dict[str, Any]]:
-    """Note m_i, l_i and acc after each tile of the first program that keeps the stubs' names.
+    """Note m_i, l_i, acc (dk, dv) after each tile of the first program that keeps the stubs' names.
 
     In Triton's interpreter a kernel is Python. 'acc 64' is acc after the tile of key 64, 'rows'
-    which queries they belong to.
+    which queries they belong to, 'keys' which keys dk and dv belong to.
     """
     import numpy as np
 
     states: dict[str, Any] = {}
-    last = -1  # the tile noted last; where another walk begins before it, the program is another
+    last = dict.fromkeys(STATES, -1)  # the tile noted last; a walk that begins before is another's
 
     def value(x: Any) -> Any:
         return np.array(getattr(getattr(x, "handle", None), "data", x))
 
     def enter(frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code.co_name not in KERNELS:
+        variable = WALKS.get(frame.f_code.co_name, "")
+        if not variable:
             return None
         before, head = frame.f_lineno, 0  # the line of the last event; the loop's first line
 
         def line(frame: FrameType, event: str, _: Any) -> Any:
-            nonlocal before, head, last
+            nonlocal before, head
             names = frame.f_locals
-            if event == "line" and "start_n" in names:
-                start = int(value(names["start_n"]))
+            if event == "line" and variable in names:
+                start = int(value(names[variable]))
                 if not head:
-                    head = before
-                    if start <= last:
-                        sys.settrace(None)
-                        return None
+                    head = before if start > last[variable] else -1
                 if frame.f_lineno == head:
-                    last = start
-                    rows = names.get("rows", names.get("offs_m"))
-                    if rows is not None:
-                        states["rows"] = value(rows)
+                    last[variable] = start
+                    known = {
+                        "rows": names.get("rows", names.get("offs_m")),
+                        "keys": names.get("keys"),
+                    }
                     if "qk_scale" in names:  # stage 6 keeps m_i in base 2
-                        states["base_2"] = value(1)
-                    states.update({f"{x} {start}": value(names[x]) for x in STATES if x in names})
+                        known["base_2"] = 1
+                    known |= {f"{x} {start}": names.get(x) for x in STATES[variable]}
+                    states.update({x: value(y) for x, y in known.items() if y is not None})
             before = frame.f_lineno
             return line
 
@@ -163,7 +165,8 @@ def diagnose(connection: Connection, order: dict[str, Any], layout: str, out: st
     if len(got) > 1:
         right = ", ".join(x for x in got if x not in wrong) or "none"
         case.insert(1, f"wrong: {', '.join(wrong)}; right: {right}")
-    case += first_tile(problem, layout, Path(f"{out}.npz")) if name == "o" else []
+    with np.load(f"{out}.npz") as states:
+        case += first_tile(problem, dict(states), backward=name != "o")
     say(connection, "ready", diagnosis=best[1], case=case)
 
 
@@ -221,44 +224,77 @@ def spans(numbers: Sequence[int]) -> str:
     return f"{lone}{first} to {last}"
 
 
-def first_tile(problem: Problem, layout: str, path: Path) -> list[str]:
-    """A line on the first tile after which m_i, l_i or acc is not the reference walk's.
+def first_tile(problem: Problem, states: Any, backward: bool) -> list[str]:
+    """A line on the first tile after which m_i, l_i, acc (or dk, dv) is not the reference's.
 
-    None where the stub's names or its tile are not kept.
+    None where the stub's names or its tile are not kept. `states`: what `watching` noted.
     """
+    import numpy as np
+
+    from harness.lessons.trace_text import number
+
+    names = STATES["start_m" if backward else "start_n"]
+    starts = sorted({int(x.split()[1]) for x in states if x.split()[0] in names})
+    if not starts:
+        return []
+    size = starts[1] - starts[0] if len(starts) > 1 else max(64, problem.nk)
+    reference = backward_tiles if backward else forward_tiles
+    for start, of, which, right in reference(problem, states, starts, size):
+        inside = which < (problem.nk if backward else problem.nq)
+        for name, expected in right.items():
+            mine = states.get(f"{name} {start}")
+            if mine is None or len(mine) != len(inside):
+                continue
+            mine = mine[inside][:, : problem.d] if mine.ndim == 2 else mine[inside]
+            if mine.shape != expected.shape:
+                continue
+            with np.errstate(invalid="ignore"):
+                bad = ~(np.abs(mine - expected) <= 1e-3 * (1 + np.abs(expected)))
+            if bad.any():
+                at = tuple(np.argwhere(bad)[0])
+                return [
+                    f"first tile that differs: {of} {start} to {start + size - 1}, after which "
+                    f"{name} of row {which[inside][at[0]]} is {number(mine[at])}, expected "
+                    f"{number(expected[at])}"
+                ]
+    return []
+
+
+def forward_tiles(problem: Problem, states: Any, starts: Sequence[int], size: int) -> Iterator[Any]:
+    """For each tile its first key, 'keys', the program's rows, and the reference walk's states."""
     import numpy as np
 
     from harness.lab import mistakes
     from harness.lessons.trace import walk
-    from harness.lessons.trace_text import number
 
-    states = np.load(path)
-    starts = sorted({int(key.split()[1]) for key in states.files if " " in key})
-    if not starts or any(x.ndim > 2 for x in states.values()):
-        return []
-    tile = starts[1] - starts[0] if len(starts) > 1 else max(64, problem.nk)
     a = mistakes.ask(problem, "")
-    rows = states["rows"] if "rows" in states else np.arange(problem.nq)
-    inside = rows < problem.nq
-    rows = rows[inside]
+    which = states.get("rows", np.arange(problem.nq))
+    rows = which[which < problem.nq]
     seen = (~a.hidden)[0, 0].sum(-1).numpy()[rows]
-    q, k, v = a.q[0, 0].numpy()[rows], a.keys()[0][0, 0].numpy(), a.keys()[1][0, 0].numpy()
-    unit = {"m_i": math.log2(math.e)} if "base_2" in states else {}
-    for step in walk(q, k, v, tile, seen):
-        for name in STATES:
-            key = f"{name} {step.start}"
-            if key not in states or len(states[key]) != len(inside):
-                continue
-            right = getattr(step, name) * unit.get(name, 1.0) if "l_i 0" in states else step.lite
-            mine = states[key][inside]
-            mine = mine[:, : problem.d] if mine.ndim == 2 else mine
-            with np.errstate(invalid="ignore"):
-                bad = ~(np.abs(mine - right) <= 1e-3 * (1 + np.abs(right)))
-            if bad.any():
-                at = tuple(np.argwhere(bad)[0])
-                return [
-                    f"first tile that differs: keys {step.start} to {step.stop - 1}, after which "
-                    f"{name} of row {rows[at[0]]} is {number(mine[at])}, expected "
-                    f"{number(right[at])}"
-                ]
-    return []
+    k, v = (x[0, 0].numpy() for x in a.spread())
+    unit = math.log2(math.e) if "base_2" in states else 1.0
+    for step in walk(a.q[0, 0].numpy()[rows], k, v, size, seen):
+        lite = {"acc": step.lite}  # where there is no l, it is stage 4's own mistake
+        online = {"m_i": step.m_i * unit, "l_i": step.l_i, "acc": step.acc}
+        yield step.start, "keys", which, online if "l_i 0" in states else lite
+
+
+def backward_tiles(
+    problem: Problem, states: Any, starts: Sequence[int], size: int
+) -> Iterator[Any]:
+    """For each tile its first row, 'rows', the program's keys, dk (not scaled) and dv so far."""
+    from harness.lab import mistakes
+
+    a = mistakes.ask(problem, "")
+    which, s, (_, v) = states["keys"], a.scores(), a.spread()
+    p = mistakes.exp_from(s, s.amax(-1, keepdim=True))
+    p = p / p.sum(-1, keepdim=True).clamp_min(1e-300)
+    ds = p * (a.dO @ v.mT - ((p @ v) * a.dO).sum(-1, keepdim=True))
+    keys = which[which < problem.nk]
+    for start in starts:
+        rows = slice(0, start + size)
+        parts = {"dk": (ds, a.q), "dv": (p, a.dO)}
+        yield start, "rows", which, {
+            name: (x[0, 0, rows][:, keys].T @ y[0, 0, rows]).numpy()
+            for name, (x, y) in parts.items()
+        }  # fmt: skip

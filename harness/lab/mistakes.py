@@ -41,13 +41,13 @@ class Asked:
     def scale(self) -> float:
         return float(self.q.shape[-1] ** -0.5)
 
-    def keys(self) -> tuple[Tensor, Tensor]:
+    def spread(self) -> tuple[Tensor, Tensor]:
         """k and v with each head once for every query head that it serves."""
         return self.k.repeat_interleave(self.group, 1), self.v.repeat_interleave(self.group, 1)
 
     def scores(self) -> Tensor:
         """Scaled scores, -inf where hidden: (b, h, nq, nk)."""
-        s = self.q @ self.keys()[0].mT * self.scale
+        s = self.q @ self.spread()[0].mT * self.scale
         return s.masked_fill(self.hidden, -math.inf)
 
 
@@ -103,7 +103,7 @@ def forward(problem: Problem, layout: str) -> Iterator[tuple[str, Prediction]]:
 
 def outputs(problem: Problem, a: Asked, layout: str) -> Iterator[tuple[str, Tensor]]:
     """What `forward` gives, as bare outputs."""
-    (k, v), s, d, nk = a.keys(), a.scores(), problem.d, problem.nk
+    (k, v), s, d, nk = a.spread(), a.scores(), problem.d, problem.nk
     padded = max(16, 1 << (d - 1).bit_length())
     for factor, says in {
         1.0: "the scores are not scaled: times d ** -0.5",
@@ -174,7 +174,7 @@ def outputs(problem: Problem, a: Asked, layout: str) -> Iterator[tuple[str, Tens
 def masked(problem: Problem, a: Asked) -> Iterator[tuple[str, Tensor]]:
     """Mistakes of a mask."""
     right = problem.nk - problem.nq
-    s, v = replace(a, hidden=torch.zeros_like(a.hidden)).scores(), a.keys()[1]
+    s, v = replace(a, hidden=torch.zeros_like(a.hidden)).scores(), a.spread()[1]
     for shift, longer, says in (
         (right + 1, 0, "mask off by one: a row sees one key too many (< for <=, or a 1 too many)"),
         (right - 1, 0, "mask off by one: a row misses the last key that it may see"),
@@ -202,7 +202,7 @@ def strides(a: Asked) -> Iterator[tuple[str, Tensor]]:
         says = "neighbouring columns" if last else "a contiguous (B, H, N, d)"
         yield (
             f"stride assumed: {what} read as {says}; every address is index times stride",
-            softmax(other.scores(), other.keys()[1]),
+            softmax(other.scores(), other.spread()[1]),
         )
 
 
@@ -219,7 +219,7 @@ def gradients(problem: Problem, layout: str) -> Iterator[tuple[str, Prediction]]
         ("dq and dk are scaled twice", a.dO, 1, a.scale, a.scale, 1),
         ("P is not divided by its sum: exp(s - lse), not exp(s - m)", a.dO, 1, once, once, 0),
     ):
-        s, (k, v) = a.scores(), a.keys()
+        s, (k, v) = a.scores(), a.spread()
         p = exp_from(s, s.amax(-1, keepdim=True))
         right = p / p.sum(-1, keepdim=True).clamp_min(1e-300)
         delta = ((right @ v) * dO).sum(-1, keepdim=True) * delta_too

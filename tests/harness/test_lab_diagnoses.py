@@ -95,6 +95,13 @@ def test_a_solution_passes_the_checks_that_show_mistakes(stage, tmp_path):
 def test_the_first_tile_that_differs_is_named(tmp_path):
     found = judged(*MISTAKES["no rescale of l"][:3], tmp_path)
     assert any("first tile that differs: keys 64 to 127, after which l_i" in x for x in found.case)
+    edit = ("dk = tl.dot(ds.to(q.dtype), q, dk,", "dk = tl.dot(ds.to(q.dtype), q, dk * 0,")
+    found = judged(7, (edit,), "gradients under a mask", tmp_path)
+    assert "wrong: dk; right: o, dq, dv" in found.case
+    assert any("first tile that differs: rows 32 to 63, after which dk" in x for x in found.case)
+    edit = ("l_i = l_i * alpha + tl.sum(p, 1)", "l_i = l_i * alpha + tl.sum(p, 1) * (1 + start_n)")
+    found = judged(6, (edit,), "many keys", tmp_path)
+    assert any("first tile that differs: keys 64 to 127, after which l_i" in x for x in found.case)
 
 
 def test_what_no_known_mistake_gives_is_called_by_none(tmp_path):
