@@ -158,16 +158,20 @@ public:
     // outputs' `grad`. A node's gradient goes back to 0 as it is passed on, so that a second pass
     // starts clean; leaves keep theirs for take_grad.
     void backward() noexcept {
+        // exercise backward: nodes newest to oldest, outputs' grad set -> the leaves' grad
         Value* end = next_;
         for (Chunk* chunk = newest_; chunk; chunk = chunk->older) {
             for (Value* node = end; node-- != chunk->nodes;) {
                 if (!node->parents[0]) continue;
                 const double grad = std::exchange(node->grad, 0.0);
+                // step first: what a node passes on to its first parent; local_grads[0], grad
                 node->parents[0]->grad += node->local_grads[0] * grad;
+                // step second: and to its second parent, where there is one
                 if (node->parents[1]) node->parents[1]->grad += node->local_grads[1] * grad;
             }
             if (chunk->older) end = chunk->older->nodes + Chunk::nodes_each;  // all older are full
         }
+        // end of backward
     }
 
     static double take_grad(Value* leaf) noexcept { return std::exchange(leaf->grad, 0.0); }
@@ -178,8 +182,12 @@ public:
 
 private:
     Value* make(double data, Value* a, double da, Value* b, double db) {
+        // exercise make: data, parents a and b, derivatives da and db -> the new node
+        // step room: a chunk more where the newest one is full
         if (next_ == end_) grow();
+        // step node: the node at next_, which moves on; its grad begins at 0
         return new (next_++) Value{data, 0.0, {a, b}, {da, db}};
+        // end of make
     }
 
     void grow() {

@@ -78,9 +78,13 @@ class Value:
         return Value(self.data - constant, (self,), (1.0,))
 
     def __mul__(self, other: "Value | float") -> "Value":
+        # exercise mul: self times a Value or a number -> the node of the product
         if isinstance(other, Value):
+            # step value: the product's node, its two parents, its two local derivatives
             return Value(self.data * other.data, (self, other), (other.data, self.data))
+        # step constant: a number is no node -> one parent, one local derivative
         return Value(self.data * other, (self,), (other,))
+        # end of mul
 
     def exp(self) -> "Value":
         e = math.exp(self.data)
@@ -124,14 +128,18 @@ def backward(roots: Sequence[Value], grads: Iterable[float]) -> None:
 
     A second call starts afresh: nothing is left over from the first.
     """
+    # exercise backward: roots (n Values), grads (n numbers) -> .grad of every node
     order = topological_order(roots)
     for node in order:
         node.grad = 0.0
     for root, grad in zip(roots, grads):
+        # step seed: what a root's gradient begins with; a root may stand there twice
         root.grad += grad
     for node in reversed(order):
         for parent, local_grad in zip(node.parents, node.local_grads):
+            # step chain: what a node passes on to one of its parents, the chain rule
             parent.grad += local_grad * node.grad
+    # end of backward
 
 
 def attend_head(q: Matrix, k: Matrix, v: Matrix, scale: float) -> Matrix:

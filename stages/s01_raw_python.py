@@ -32,14 +32,21 @@ Matrix = list[list[float]]
 
 def attend_head(q: Matrix, k: Matrix, v: Matrix, scale: float) -> Matrix:
     """One head: q (Nq, d), k and v (Nk, d) as nested lists of floats -> o (Nq, d)."""
+    # exercise head: q (Nq, d), k and v (Nk, d), nested lists of floats -> o (Nq, d)
     v_columns = list(zip(*v, strict=True))  # (d, Nk)
     o = []
     for q_row in q:
+        # step s: the scaled scores of a row; q_row (d,), k (Nk, d) -> (Nk,)
         s = [sum(a * b for a, b in zip(q_row, k_row)) * scale for k_row in k]  # (Nk,)
+        # step m_i: what keeps exp in range; s (Nk,) -> a number
         m_i = max(s)
+        # step p: the weights before they are divided by their sum; s (Nk,), m_i -> (Nk,)
         p = [math.exp(x - m_i) for x in s]  # (Nk,)
+        # step l_i: what the weights add up to; p (Nk,) -> a number
         l_i = sum(p)
+        # step o: the weighted mean of v's rows; p (Nk,), l_i, v_columns (d, Nk) -> (d,)
         o.append([sum(a * b for a, b in zip(p, v_column)) / l_i for v_column in v_columns])  # (d,)
+    # end of head
     return o
 
 

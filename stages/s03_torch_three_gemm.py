@@ -40,10 +40,14 @@ def hidden_keys(
     offs_m = torch.arange(Nq, device=q.device)[:, None]  # (Nq, 1)
     offs_n = torch.arange(Nk, device=q.device)[None, :]  # (1, Nk)
     hidden = torch.zeros(1, 1, Nq, Nk, dtype=torch.bool, device=q.device)
+    # exercise mask: offs_m (Nq, 1), offs_n (1, Nk), lengths (B,) -> hidden (B or 1, 1, Nq, Nk)
+    # step causal: where it is asked for, query i sees keys up to i + Nk - Nq -> (1, 1, Nq, Nk)
     if causal:
         hidden = hidden | (offs_n > offs_m + Nk - Nq)  # (1, 1, Nq, Nk)
+    # step lengths: where there are any, keys past a batch entry's are hidden -> (B, 1, Nq, Nk)
     if seqlens_k is not None:
         hidden = hidden | (offs_n >= seqlens_k[:, None, None, None])  # (B, 1, Nq, Nk)
+    # end of mask
     return hidden
 
 
@@ -82,12 +86,17 @@ def attend(
     if causal:
         spoilt = rows_spoilt(v.detach(), q.shape[2])  # (B, H, Nq, d)
         v = v.nan_to_num(0.0, 0.0, 0.0)
+    # exercise products: q (B, H, Nq, d), k and v (B, H, Nk, d) -> o (B, H, Nq, d)
     # q is scaled, not S: one kernel over N x d instead of one more over N x N
+    # step s: scaled scores; q (B, H, Nq, d), k (B, H, Nk, d) -> (B, H, Nq, Nk)
     s = (q * scale) @ k.transpose(-2, -1)  # (B, H, Nq, Nk)
     if masked:
         s = s.masked_fill(hidden & ~blind, -math.inf)  # a row of -inf only would be NaN
+    # step p: each row's weights; s (B, H, Nq, Nk) -> (B, H, Nq, Nk)
     p = torch.softmax(s, dim=-1)  # (B, H, Nq, Nk)
+    # step o: weighted means; p (B, H, Nq, Nk), v (B, H, Nk, d) -> (B, H, Nq, d)
     o = p @ v  # (B, H, Nq, d)
+    # end of products
     if causal:
         o = o * (1.0 + spoilt)
     return o.masked_fill(blind, 0.0) if masked else o

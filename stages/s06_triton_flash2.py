@@ -96,6 +96,7 @@ def visit_tiles(
     v_offs = offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd  # (BLOCK_N, BLOCK_D)
     k_ptr += tl.cast(start, tl.int64) * stride_kn
     v_ptr += tl.cast(start, tl.int64) * stride_vn
+    # exercise tiles: q, pointers to k and v, acc, l_i, m_i -> these after [start, end)
     for start_n in tl.range(start, end, BLOCK_N, num_stages=1 if CAREFUL else None):
         k_ptrs = k_ptr + k_offs
         v_ptrs = v_ptr + v_offs
@@ -113,9 +114,12 @@ def visit_tiles(
             v = tl.load(v_ptrs, mask=in_d, other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
         if MASKED:
+            # step visible: keys that are valid; valid (BLOCK_N,) -> (1, BLOCK_N)
             visible = valid[None, :]
             if CAUSAL:
+                # step causal: row i sees keys to i + shift; rows (BLOCK_M,) -> (BLOCK_M, BLOCK_N)
                 visible = visible & (start_n + offs_n[None, :] <= rows[:, None] + shift)
+            # step hidden: what a row may not see weighs nothing; s -> (BLOCK_M, BLOCK_N)
             s = tl.where(visible, s, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(s, 1) * qk_scale)  # (BLOCK_M,)
         alpha = tl.exp2(m_i - m_new)  # (BLOCK_M,)
@@ -131,6 +135,7 @@ def visit_tiles(
         visited += 1
         k_ptr += BLOCK_N * stride_kn
         v_ptr += BLOCK_N * stride_vn
+    # end of tiles
     return acc, l_i, m_i, visited
 
 
@@ -161,11 +166,16 @@ def attention_kernel(
     if HAS_SEQLENS:
         Nk_valid = tl.minimum(tl.maximum(tl.load(seqlens_ptr + b), 0), Nk)
     shift = Nk - Nq  # row i sees keys up to i + shift
+    # exercise bounds: the block's rows, shift, Nk_valid -> full and end, as in the header
     full, end = Nk_valid, Nk_valid
     if CAUSAL:  # the first row sees the fewest keys, the last one the most
+        # step full: how many keys the block's first row sees, 0 to Nk_valid -> a number
         full = tl.minimum(tl.maximum(start_m + shift + 1, 0), Nk_valid)
+        # step end: how many its last row sees, 0 to Nk_valid -> a number
         end = tl.minimum(tl.maximum(tl.minimum(start_m + BLOCK_M, Nq) + shift, 0), Nk_valid)
+    # step whole: full in whole tiles -> a number
     full = full // BLOCK_N * BLOCK_N
+    # end of bounds
 
     q_mask = (offs_m[:, None] < Nq) & (offs_d[None, :] < d)
     q_ptrs = q_ptr + b * stride_qb + h * stride_qh

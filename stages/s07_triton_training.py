@@ -75,7 +75,10 @@ def delta_kernel(
     o = tl.load(o_ptrs, mask=mask, other=0.0).to(tl.float32)  # (BLOCK_M, BLOCK_D)
     do = tl.load(do_ptrs, mask=mask, other=0.0).to(tl.float32)  # (BLOCK_M, BLOCK_D)
     row = (b * tl.num_programs(1) + h) * Nq
+    # exercise delta: o and do (BLOCK_M, BLOCK_D) -> rowsum(o * do), stored at row + offs_m
+    # step store: o, do (BLOCK_M, BLOCK_D) -> (BLOCK_M,), for rows below Nq alone
     tl.store(delta_ptr + row + offs_m, tl.sum(o * do, 1), mask=offs_m < Nq)
+    # end of delta
 
 
 @triton.jit
@@ -95,6 +98,7 @@ def walk_q_tiles(
     do_ptr += tl.cast(start, tl.int64) * stride_dom
     lse_ptr += start
     delta_ptr += start
+    # exercise keys: k, v (BLOCK_N, BLOCK_D), pointers to q, do, lse, delta -> dk, dv
     for start_m in range(start, end, BLOCK_M):
         q_ptrs = q_ptr + q_offs
         do_ptrs = do_ptr + do_offs
@@ -117,6 +121,7 @@ def walk_q_tiles(
         # dp - delta: a product is a sum, and this one starts from -delta
         dp_less_delta = tl.broadcast_to(-delta[None, :], s.shape)
         dp_less_delta = tl.dot(v, tl.trans(do), dp_less_delta, input_precision=PRECISION)
+        # step p: P again; s (BLOCK_N, BLOCK_M), lse (BLOCK_M,) -> (BLOCK_N, BLOCK_M)
         p = tl.exp2(s * qk_scale - lse[None, :])
         if MASKED:
             visible = keys[:, None] <= start_m + offs_m[None, :] + shift
@@ -124,13 +129,17 @@ def walk_q_tiles(
         p_dv = p
         if PRECISION == "tf32":
             p_dv = round_to_tf32(p)
+        # step dv: p^T do added; p_dv (BLOCK_N, BLOCK_M), do (BLOCK_M, BLOCK_D) -> like v
         dv = tl.dot(p_dv.to(do.dtype), do, dv, input_precision=PRECISION)  # (BLOCK_N, BLOCK_D)
+        # step ds: p (dp - delta); both (BLOCK_N, BLOCK_M) -> (BLOCK_N, BLOCK_M)
         ds = p * dp_less_delta
+        # step dk: ds^T q added; ds (BLOCK_N, BLOCK_M), q (BLOCK_M, BLOCK_D) -> like k
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)  # (BLOCK_N, BLOCK_D)
         q_ptr += BLOCK_M * stride_qm
         do_ptr += BLOCK_M * stride_dom
         lse_ptr += BLOCK_M
         delta_ptr += BLOCK_M
+    # end of keys
     return dk, dv
 
 
@@ -224,6 +233,7 @@ def walk_kv_tiles(
     v_offs = offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd  # (BLOCK_N, BLOCK_D)
     k_ptr += tl.cast(start, tl.int64) * stride_kn
     v_ptr += tl.cast(start, tl.int64) * stride_vn
+    # exercise rows: q, do, lse, delta, pointers to k and v -> dq (BLOCK_M, BLOCK_D)
     for start_n in range(start, end, BLOCK_N):
         k_ptrs = k_ptr + k_offs
         v_ptrs = v_ptr + v_offs
@@ -241,15 +251,18 @@ def walk_kv_tiles(
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
         p = tl.exp2(s * qk_scale - lse[:, None])
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
+        # step ds_row: p (dp - delta); p, dp (BLOCK_M, BLOCK_N), delta (BLOCK_M,)
         ds = p * (dp - delta[:, None])
         if MASKED:
             visible = valid[None, :]
             if CAUSAL:
                 visible = visible & (start_n + offs_n[None, :] <= rows[:, None] + shift)
             ds = tl.where(visible, ds, 0.0)  # not p alone: dp may be NaN there, as v may
+        # step dq: ds k added; ds (BLOCK_M, BLOCK_N), k (BLOCK_N, BLOCK_D) -> like q
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)
         k_ptr += BLOCK_N * stride_kn
         v_ptr += BLOCK_N * stride_vn
+    # end of rows
     return dq
 
 

@@ -241,19 +241,27 @@ def merge_kernel(
 
     m_i, l_i = float("-inf"), 0.0
     acc = tl.zeros((BLOCK_D,), dtype=tl.float32)
+    # exercise merge: parts' m_s, l_s, acc_s -> m_i, l_i and acc (BLOCK_D,) of all keys
     for start_s in range(0, splits, BLOCK_S):
         s = start_s + offs_s
         m_s = tl.load(stats_ptr + 2 * s, mask=s < splits, other=float("-inf"))
         l_s = tl.load(stats_ptr + 2 * s + 1, mask=s < splits, other=0.0)
         acc_mask = (s < splits)[:, None] & in_d[None, :]
         acc_s = tl.load(parts_ptr + s[:, None] * d + offs_d[None, :], mask=acc_mask, other=0.0)
+        # step m_new: the max so far; m_i, m_s (BLOCK_S,) -> a number
         m_new = tl.maximum(m_i, tl.max(m_s, 0))
         m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
+        # step alpha: what the parts so far are worth under it; m_i, m_safe -> a number
         alpha = tl.exp2(m_i - m_safe)
+        # step w_s: what each of these parts is worth; m_s (BLOCK_S,), m_safe -> (BLOCK_S,)
         w_s = tl.exp2(m_s - m_safe)  # (BLOCK_S,), 0 for a part that saw nothing
+        # step l_i: the sum so far; l_i, alpha, w_s, l_s (BLOCK_S,) -> a number
         l_i = l_i * alpha + tl.sum(w_s * l_s, 0)
+        # step acc: acc, alpha, w_s, acc_s (BLOCK_S, BLOCK_D) -> (BLOCK_D,)
         acc = acc * alpha + tl.sum(w_s[:, None] * acc_s, 0)
+        # step m_i: the max that the next parts begin with
         m_i = m_new
+    # end of merge
 
     l_i = tl.where(m_i == float("-inf"), 1.0, l_i)  # the row sees no key: o = 0 / 1, lse = -inf + 0
     o_ptrs = o_ptr + b * stride_ob + h * stride_oh + i.to(tl.int64) * stride_om + offs_d * stride_od

@@ -170,6 +170,8 @@ NOT_RUN = {
     "ladder run --stages 3,4,5 --stage mine.py ...": IN_A_NOTEBOOK,
     "ladder run --direction train": TOUR,
     "ladder run --direction bwd": TOUR,
+    "ladder lab check ...": "tests/harness/test_lab.py checks",
+    "ladder run --stages 3 --stage mine_5.py": "tests/harness/test_lab.py runs a file of one's own",
     "ladder train --stage 3": "tests/harness/test_train.py trains stage 3",
     "ladder run --suite ...": GPU,
     "ladder io ...": GPU,

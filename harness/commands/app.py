@@ -19,8 +19,9 @@ from harness.commands.bench import bench_command
 from harness.commands.ceilings import ceilings_command
 from harness.commands.doctor import doctor_command, list_command
 from harness.commands.generate import generate_command
-from harness.commands.help import LOOK, MEASURE, PAGES, SHOW, Command, Groups, examples
+from harness.commands.help import LAB, LOOK, MEASURE, PAGES, SHOW, Command, Groups, examples
 from harness.commands.io import io_command
+from harness.commands.lab import lab
 from harness.commands.measuring import INTERRUPTED
 from harness.commands.model import model_command
 from harness.commands.options import UserError
@@ -226,3 +227,4 @@ COMMANDS = (
 for heading, carry_out, *lines in COMMANDS:
     name = carry_out.__name__.removesuffix("_command")
     app.command(name, cls=Command, rich_help_panel=heading, epilog=examples(*lines))(carry_out)
+app.add_typer(lab, name="lab", rich_help_panel=LAB)

@@ -7,6 +7,7 @@ from typer.core import TyperCommand, TyperGroup
 from harness.commands.arguments import check_together
 
 LOOK = "Look around"
+LAB = "Learn by writing"
 MEASURE = "Measure"
 SHOW = "Show records again"
 PAGES = "Make the project's own pages"

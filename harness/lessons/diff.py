@@ -2,6 +2,7 @@
 
 import ast
 import difflib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from rich.text import Text
 CONTEXT = 3  # lines that are the same, around each change
 
 Numbered = tuple[int, str]  # a line and its number in the file, from 1
+# a comment of `ladder lab` (harness/lab/gaps.py): no part of what a stage teaches by its changes
+MARKER = re.compile(r"(\s*)(?:#|//) (exercise|step|end of) (\w+)(?:: (.*))?$")
 
 
 def whole(path: Path) -> list[Numbered]:
@@ -29,7 +32,12 @@ def kernel(path: Path) -> list[Numbered]:
     for node in list(filter(is_kernel, nodes)) or nodes[after[-1] :]:
         first, last = extent(node)
         found += [*lines[first - 1 : last], (last, "")]
-    return found[:-1]
+    return unmarked(found[:-1])
+
+
+def unmarked(lines: Sequence[Numbered]) -> list[Numbered]:
+    """The lines without the comments that mark exercises."""
+    return [line for line in lines if not MARKER.match(line[1])]
 
 
 def extent(node: ast.AST) -> tuple[int, int]:

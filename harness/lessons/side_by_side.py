@@ -75,11 +75,11 @@ def table(
 
 @dataclass(frozen=True)
 class Code:
-    """Lines of a file: `first` is the number of the first of them, counted from 1."""
+    """Lines of a file, and the number of each, from 1; comments that mark exercises left out."""
 
     path: Path
     title: str
-    first: int
+    numbers: Sequence[int]
     lines: Sequence[str]
 
 
@@ -97,11 +97,13 @@ def code(where: int | str, name: str = "") -> Code:
             raise KeyError(f"no {title} in stages/")
     else:
         title, path = where, ROOT / where
-    text = path.read_text(encoding="utf-8")
-    if not name:
-        return Code(path, title, 1, text.splitlines())
-    first, last = (extent if path.suffix == ".py" else braces)(text, name)
-    return Code(path, f"{title}: {name}", first, text.splitlines()[first - 1 : last])
+    text, lines = path.read_text(encoding="utf-8"), diff.whole(path)
+    if name:
+        title = f"{title}: {name}"
+        first, last = (extent if path.suffix == ".py" else braces)(text, name)
+        lines = lines[first - 1 : last]
+    numbers, kept = zip(*diff.unmarked(lines), strict=True)
+    return Code(path, title, numbers, kept)
 
 
 def extent(text: str, name: str) -> tuple[int, int]:
@@ -179,7 +181,7 @@ def marked(of: Code, index: int | None, mark: str) -> list[str]:
     """One line of code, on as many lines as it takes, with its number and its mark; None: none."""
     if index is None:
         return []
-    numbers = [str(of.first + index)]
+    numbers = [str(of.numbers[index])]
     lines = []
     for number, piece in zip_longest(numbers, folded(of.lines[index]), fillvalue=""):
         line = escape(f"{number:>4} {mark} {piece}", quote=False).rstrip()

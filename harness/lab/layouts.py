@@ -1,0 +1,37 @@
+"""How a check lays the tensors that it gives a stage, around the stage's own attend."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+HIGH = 1000.0  # added to all scores of a row, past exp's overflow in float64: softmax is the same
+
+
+def strided(x: torch.Tensor) -> torch.Tensor:
+    """`x` (B, H, N, d) stored as (B, N, H, d, 2), -x between its columns."""
+    stored = torch.stack((x, -x), -1).transpose(1, 2).contiguous()
+    return stored.transpose(1, 2)[..., 0]
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "": lambda x: x,
+    "high": lambda x: x,
+    "strided": strided,
+}
+
+
+def laid(attend: Callable[..., torch.Tensor], layout: str) -> Callable[..., torch.Tensor]:
+    """`attend`, given what it is asked in another layout; gradients find their way back."""
+
+    def attend_laid(*given: torch.Tensor, **options: Any) -> torch.Tensor:
+        if layout == "strided":
+            return attend(*map(strided, given), **options)
+        q, k, v = (x.double() for x in given)
+        d = q.shape[-1]  # one column more, whose share of every score is HIGH
+        rest = ((d + 1) / d) ** 0.5
+        q = torch.nn.functional.pad(q * rest, (0, 1), value=HIGH * (d + 1) ** 0.5)
+        k, v = torch.nn.functional.pad(k, (0, 1), value=1.0), torch.nn.functional.pad(v, (0, 1))
+        return attend(q, k, v, **options)[..., :d].to(given[0])
+
+    return attend_laid

@@ -1,0 +1,168 @@
+"""Stubs are the stages with parts taken out; each has hints; no check ends in a traceback."""
+
+import pytest
+from ladder_command import ROOT, in_turn
+
+from harness.isolation.roster import BadStage, read_stages
+from harness.lab import gaps, labs
+
+STAGES = [*range(9), "numpy"]
+SIZES = list(gaps.KINDS)
+
+
+def solution(stage):
+    """The file with a stage's gaps."""
+    return labs.source(5, numpy=True) if stage == "numpy" else labs.source(stage)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stub_filled_with_the_solution_is_the_stage(stage, size):
+    path = solution(stage)
+    text = path.read_bytes().decode()
+    found = gaps.find(text, size)
+    stub = labs.stubs(5 if stage == "numpy" else stage, size, stage == "numpy")[path.name]
+    assert found and all(gap.says for gap in found)
+    for gap in found:
+        line = gap.lines[0]
+        assert stub.splitlines().count(line) < text.splitlines().count(line)
+    assert [name for name, _ in gaps.unwritten(stub)] == [gap.name for gap in found]
+    assert gaps.replaced(stub, size, [gap.lines for gap in found]) == text
+    assert not list(gaps.unwritten(text))
+    if path.suffix == ".py":
+        compile(stub, path.name, "exec")
+
+
+def test_a_small_gap_is_one_statement_and_a_large_one_the_whole_loop():
+    text = solution(5).read_text(encoding="utf-8")
+    assert {len(gap.lines) for gap in gaps.find(text, "small")} == {1}
+    [large] = gaps.find(text, "large")
+    assert large.lines[0].startswith("    for start_n") and "acc / l_i" in large.lines[-1]
+
+
+@pytest.mark.parametrize("left", ["", "        pass", "        ...", "        # alpha = 1"])
+def test_a_gap_that_holds_no_code_is_not_written(left):
+    text = solution(5).read_text(encoding="utf-8")
+    bodies = [gap.lines for gap in gaps.find(text, "small")]
+    bodies[1] = [left]
+    [(name, line)] = gaps.unwritten(gaps.replaced(text, "small", bodies))
+    assert name == "alpha" and text.splitlines()[line - 1].lstrip().startswith("# step alpha")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_gap_has_hints_that_come_nearer_to_the_line(stage):
+    number, numpy = (5, True) if stage == "numpy" else (stage, False)
+    found = gaps.find(solution(stage).read_text(encoding="utf-8"), "small")
+    levels = [list(labs.hints(number, level, numpy)) for level in (1, 2, 3)]
+    for gap, question, idea, nearly in zip(found, *levels, strict=True):
+        assert "?" in question and question != idea
+        assert gaps.BLANK in nearly and not {line.strip() for line in gap.lines} & {
+            line.strip() for line in nearly.splitlines()
+        }
+    said = labs.about()[number]
+    assert said["goal"] and said["minutes"].keys() == set(SIZES)
+    assert {gap.name for gap in found} == {x for x in said if isinstance(said[x], list)}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_stub_is_written_once_and_checks_as_not_written(size, tmp_path):
+    for stage in range(9):
+        to = tmp_path / (f"lab{stage}" if stage == 2 else f"lab{stage}.py")
+        asked = ("lab", "start", stage, "--to", to, "--size", size)
+        done = in_turn(*asked)
+        assert done.returncode == 0 and "minutes" in done.stdout and str(to) in done.stdout
+        again = in_turn(*asked)
+        assert again.returncode == 2 and "not overwritten" in again.stderr
+        done = in_turn("lab", "check", to)
+        assert (done.returncode, done.stderr) == (1, "")
+        assert f"stage {stage}: not-written" in done.stdout and "Traceback" not in done.stdout
+
+
+def test_the_numpy_twin_needs_no_triton(tmp_path):
+    to = tmp_path / "mine.py"
+    assert in_turn("lab", "start", 5, "--numpy", "--to", to).returncode == 0
+    assert "triton" not in to.read_text(encoding="utf-8").lower().replace("without triton", "")
+    done = in_turn("lab", "start", 4, "--numpy", "--to", tmp_path / "other.py")
+    assert done.returncode == 2 and "only stage 5" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict", "said"),
+    [
+        ("STAGE = Stage(number=1, name='x')\nthis is no Python", None, "--stage"),
+        ("import nothing_such\nSTAGE = Stage(number=1, name='x')\n", "crashed", "nothing_such"),
+        ("def attend(q, k, v):\n    return q\n", None, "STAGE"),
+    ],
+)
+def test_a_file_that_is_no_stage_ends_in_one_line(text, verdict, said, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    done = in_turn("lab", "check", path)
+    assert done.returncode == (2 if verdict is None else 1)
+    assert said in done.stderr + done.stdout and "Traceback" not in done.stderr + done.stdout
+
+
+def test_what_a_file_says_of_itself_excuses_nothing(tmp_path):
+    text = solution(1).read_text(encoding="utf-8").replace("m_i = max(s)", "m_i = 0.0 * len(s)")
+    text = text.replace("* scale for", "for").replace(
+        "    number=1,", "    number=1, exact_up_to=0,"
+    )
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    done = in_turn("lab", "check", path, "--seed", 3)
+    assert done.returncode == 1 and "stage 1: failed" in done.stdout
+    assert "wrong scale" in done.stdout and "got | expected" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_filled_cpp_folder_passes_and_a_wrong_one_fails(tmp_path):
+    to = tmp_path / "cpp"
+    assert in_turn("lab", "start", 2, "--to", to).returncode == 0
+    text = solution(2).read_text(encoding="utf-8")
+    (to / "value_graph.hpp").write_text(text, encoding="utf-8")
+    done = in_turn("lab", "check", to)
+    assert done.returncode == 0 and "stage 2: passed" in done.stdout
+    first = "node->parents[0]->grad += node->local_grads[0] * grad;"
+    wrong = text.replace(first, first.replace("+= ", "= "))
+    (to / "value_graph.hpp").write_text(wrong, encoding="utf-8")
+    done = in_turn("lab", "check", to)
+    assert done.returncode == 1 and "gradients" in done.stdout
+    (to / "value_graph.hpp").write_text(text.replace("Value* end", "Valu end"), encoding="utf-8")
+    done = in_turn("lab", "check", to)
+    assert done.returncode == 1 and "does not compile" in done.stdout
+
+
+def test_a_copy_to_hand_out_tells_nothing_of_the_upper_stages(tmp_path):
+    copy = tmp_path / "copy"
+    assert in_turn("lab", "export", copy, "--stages", "0-4").returncode == 0
+    names = {path.name for path in (copy / "stages").glob("s*.py")}
+    assert names == {path.name for path in (ROOT / "stages").glob("s0[0-4]*.py")}
+    files = [path for path in copy.rglob("*") if path.is_file()]
+    below = "".join(solution(stage).read_text(encoding="utf-8") for stage in range(5))
+    for stage in range(5, 9):
+        for gap in gaps.find(solution(stage).read_text(encoding="utf-8"), "small"):
+            line = gap.lines[0].strip()
+            told = [path for path in files if line.encode() in path.read_bytes()]
+            # what a page says, or a stage below has too, or what is too short to tell anything
+            assert len(line) < 25 or line in below or not told, (line, told)
+    assert "## Predict" in (copy / "docs/walkthrough/5-triton-online.md").read_text()
+    assert "Why they are exact" not in (copy / "docs/walkthrough/5-triton-online.md").read_text()
+    assert not (copy / "notebooks" / "04_to_05.py").exists()
+    assert (copy / "notebooks" / "03_to_04.py").exists()
+    for size in SIZES:
+        stub = copy / "stubs" / f"5-{size}" / solution(5).name
+        assert stub.read_text(encoding="utf-8") == labs.stubs(5, size)[solution(5).name]
+    done = in_turn("lab", "export", copy, "--stages", "0-4")
+    assert done.returncode == 2 and "already" in done.stderr
+
+
+def test_a_file_with_a_stages_number_and_name_runs_beside_it_as_yours(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(solution(1).read_text(encoding="utf-8"), encoding="utf-8")
+    found = [stage for stage in read_stages([path]) if stage.number == 1]
+    assert [(stage.name, stage.path == path) for stage in found] == [
+        ("raw_python", False),
+        ("yours", True),
+    ]
+    with pytest.raises(BadStage, match="another number or name"):
+        read_stages([path, path])

@@ -1,0 +1,129 @@
+"""Each known mistake, made in a solution by one edit, is found, and called by its name."""
+
+from dataclasses import replace
+
+import pytest
+from test_lab import STAGES, solution
+
+from harness.isolation.roster import describe_files
+from harness.lab import checks
+
+pytestmark = pytest.mark.slow  # a few processes each
+
+S5 = "s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale"
+# mistake: stage, (old, new), the check that shows it, what the diagnosis begins with, and a word
+MISTAKES = {
+    "local softmax": (5, (
+        ("m_new = tl.maximum(m_i, tl.max(s, 1))", "m_new = tl.max(s, 1)"),
+        ("acc = acc * alpha[:, None]", "p = p / tl.sum(p, 1)[:, None]"),
+        ("    acc = acc / l_i[:, None]\n", ""),
+    ), "many keys", "local softmax"),
+    "no rescale of acc": (5, (("acc = acc * alpha[:, None]", "acc = acc"),), "many keys",
+                          "no rescale: acc"),
+    "no rescale of l": (5, (("l_i = l_i * alpha +", "l_i = l_i +"),), "many keys",
+                        "no rescale: l "),
+    "no max": (5, (("m_new = tl.maximum(m_i, tl.max(s, 1))", "m_new = m_i * 0"),
+                   ("-3.4028234663852886e38", "0.0")), "large scores", "no max"),
+    "no scale": (5, ((S5, S5.replace(" * scale", "")),), "a few keys", "wrong scale"),
+    "K not transposed": (5, (("tl.trans(k)", "k"),), "as many keys as columns", "K not transposed"),
+    "K not transposed, and other shapes": (5, (("tl.trans(k)", "k"),), "a few keys",
+                                           "shapes don't fit"),
+    "mask off by one": (6, (("<= rows[:, None] + shift", "< rows[:, None] + shift"),), "causal",
+                        "mask off by one: a row misses"),
+    "mask too wide": (6, (("<= rows[:, None] + shift", "<= rows[:, None] + shift + 1"),),
+                      "causal, fewer queries", "mask off by one: a row sees"),
+    "ragged tail unmasked": (5, (('s = tl.where(in_range[None, :], s, float("-inf"))', "s = s"),),
+                             "one key in the last tile", "ragged tail unmasked"),
+    "stride assumed": (5, (("offs_n[:, None] * stride_kn + offs_d[None, :] * stride_kd",
+                            "offs_n[:, None] * stride_kn + offs_d[None, :]"),),
+                       "batch, heads and strides", "stride assumed: k"),
+    "d not a power of two": (5, (("1 << (d - 1).bit_length()", "1 << (d.bit_length() - 1)"),),
+                             "d is no power of two", "d not a power of two"),
+    "d as it comes": (5, (("max(16, 1 << (d - 1).bit_length())", "d"),), "d is no power of two",
+                      "d not a power of two"),
+    "output dtype": (5, (("dtype=q.dtype, dev", "dtype=torch.float32, dev"),), "float16",
+                     "output dtype"),
+    "input written to": (3, (("    s = (q * scale)", "    q *= scale\n    s = q"),), "a few keys",
+                         "input written to"),
+    "gradient ignoring dO": (0, (("backward(roots, dO.flatten().tolist())",
+                                  "backward(roots, [1.0] * len(roots))"),), "gradients",
+                             "gradient ignoring dO"),
+    "no delta": (7, (("tl.sum(o * do, 1), mask", "tl.sum(o * do, 1) * 0, mask"),), "gradients",
+                 "delta is missing"),
+    "overflow in Python": (1, (("m_i = max(s)", "m_i = 0.0"),), "scores of 1000", "no max"),
+    "scale twice, in Python": (1, (("* scale for k_row", "* scale * scale for k_row"),),
+                               "a few keys", "wrong scale"),
+    "no rescale, in NumPy": ("numpy", (("acc = acc * alpha[:, None]", "acc = acc"),), "many keys",
+                             "no rescale: acc"),
+    "lengths ignored": (3, (("hidden | (offs_n >= seqlens_k[:, None, None, None])", "hidden"),),
+                        "lengths and grouped heads", "the lengths seqlens_k are ignored"),
+}  # fmt: skip
+
+
+def judged(stage, edits, name, folder):
+    """What comes of a solution with `edits`, in the check `name` alone."""
+    if stage in range(4, 9):
+        pytest.importorskip("triton", reason="no wheel of triton")
+    text = solution(stage).read_text(encoding="utf-8")
+    for old, new in edits:
+        assert text.count(old) >= 1, old
+        text = text.replace(old, new)
+    path = folder / "mine.py"
+    path.write_text(text, encoding="utf-8")
+    number = 5 if stage == "numpy" else stage
+    asked = [each for each in checks.checks(number, 1) if each.name == name]
+    assert asked, name
+    [info] = describe_files([path])
+    return checks.judged(info, number, asked, folder, lambda mark: None)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_called_by_its_name(name, tmp_path):
+    stage, edits, shows, begins = MISTAKES[name]
+    found = judged(stage, edits, shows, tmp_path)
+    assert found.verdict in ("failed", "crashed"), found
+    assert found.diagnosis.startswith(begins), (found.diagnosis, found.case)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_solution_passes_the_checks_that_show_mistakes(stage, tmp_path):
+    shows = {shows for of, _, shows, _ in MISTAKES.values() if of == stage}
+    for name in sorted(shows):
+        assert judged(stage, (), name, tmp_path).verdict == "passed"
+
+
+def test_the_first_tile_that_differs_is_named(tmp_path):
+    found = judged(*MISTAKES["no rescale of l"][:3], tmp_path)
+    assert any("first tile that differs: keys 64 to 127, after which l_i" in x for x in found.case)
+    edit = ("dk = tl.dot(ds.to(q.dtype), q, dk,", "dk = tl.dot(ds.to(q.dtype), q, dk * 0,")
+    found = judged(7, (edit,), "gradients under a mask", tmp_path)
+    assert "wrong: dk; right: o, dq, dv" in found.case
+    assert any("first tile that differs: rows 32 to 63, after which dk" in x for x in found.case)
+    edit = ("l_i = l_i * alpha + tl.sum(p, 1)", "l_i = l_i * alpha + tl.sum(p, 1) * (1 + start_n)")
+    found = judged(6, (edit,), "many keys", tmp_path)
+    assert any("first tile that differs: keys 64 to 127, after which l_i" in x for x in found.case)
+
+
+def test_what_no_known_mistake_gives_is_called_by_none(tmp_path):
+    edit = ("p = [math.exp(x - m_i) for x in s]", "p = [math.exp(x - m_i) + 0.01 for x in s]")
+    found = judged(1, (edit,), "a few keys", tmp_path)
+    assert (found.verdict, found.marks[0].status) == ("failed", "wrong")
+    assert found.diagnosis.startswith("no known mistake") and "the softmax" in found.diagnosis
+
+
+def test_what_a_file_prints_is_shown_with_its_first_failure(tmp_path):
+    edits = ("m_i = max(s)", "m_i = max(s); print(len(s), 'scores')"), ("/ l_i for", "for")
+    found = judged(1, edits, "a few keys", tmp_path)
+    assert found.diagnosis.startswith("not divided by l")
+    assert "it printed: 5 scores" in found.case
+
+
+def test_a_lab_is_refused_where_it_can_not_run_and_not_where_the_file_says_so(tmp_path):
+    asked = list(checks.checks(1, 1))[:1]
+    [info] = describe_files([solution(1)])
+    away = replace(info, unavailable={"cpu": "needs triton, which is not installed", "cuda": None})
+    with pytest.raises(checks.Unchecked, match="not installed"):
+        checks.judged(away, 1, asked, tmp_path, lambda mark: None)
+    found = judged(1, (('devices=("cpu",)', 'devices=("cuda",)'),), "a few keys", tmp_path)
+    assert (found.verdict, found.marks[0].status) == ("failed", "skipped")
+    assert "declares less" in found.diagnosis
