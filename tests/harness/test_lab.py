@@ -5,6 +5,7 @@ from ladder_command import ROOT, in_turn
 
 from harness.isolation.roster import BadStage, read_stages
 from harness.lab import gaps, labs
+from harness.lessons import side_by_side
 
 STAGES = [*range(9), "numpy"]
 SIZES = list(gaps.KINDS)
@@ -166,3 +167,14 @@ def test_a_file_with_a_stages_number_and_name_runs_beside_it_as_yours(tmp_path):
     ]
     with pytest.raises(BadStage, match="another number or name"):
         read_stages([path, path])
+
+
+def test_what_compares_stages_leaves_the_marks_out_and_keeps_the_numbers_of_lines():
+    shown = in_turn("diff", 4, 5).stdout
+    assert "alpha = tl.exp(" in shown and "# step" not in shown and "# exercise" not in shown
+    code = side_by_side.code(5)
+    whole = solution(5).read_text(encoding="utf-8").splitlines()
+    assert [whole[number - 1] for number in code.numbers] == list(code.lines)
+    left_out = {*range(1, len(whole) + 1)} - {*code.numbers}
+    marked = len(gaps.find("\n".join(whole), "small")) + 2
+    assert len(left_out) == marked and all("# " in whole[number - 1] for number in left_out)
