@@ -69,7 +69,7 @@ def attention_kernel(
     v_ptrs = v_ptr + offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd  # (BLOCK_N, BLOCK_D)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
 
-    # exercise fuse: q (BLOCK_M, BLOCK_D), pointers to k and v -> acc (BLOCK_M, BLOCK_D)
+    # exercise tiles: q (BLOCK_M, BLOCK_D), pointers to k and v -> acc (BLOCK_M, BLOCK_D)
     for start_n in range(0, Nk, BLOCK_N):
         in_range = start_n + offs_n < Nk  # (BLOCK_N,)
         kv_mask = in_range[:, None] & (offs_d[None, :] < d)
@@ -79,7 +79,7 @@ def attention_kernel(
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale  # (BLOCK_M, BLOCK_N)
         # step tail: keys past the last weigh nothing; s, in_range -> (BLOCK_M, BLOCK_N)
         s = tl.where(in_range[None, :], s, float("-inf"))
-        # step p: the exponentials under this tile's max; s -> (BLOCK_M, BLOCK_N)
+        # step p: exponentials under the max, none above 1; s -> (BLOCK_M, BLOCK_N)
         p = tl.exp(s - tl.max(s, 1)[:, None])  # (BLOCK_M, BLOCK_N)
         # step weights: each row divided by its sum; p -> (BLOCK_M, BLOCK_N)
         p = p / tl.sum(p, 1)[:, None]
@@ -87,7 +87,7 @@ def attention_kernel(
         acc += tl.dot(p.to(v.dtype), v, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)
         k_ptrs += BLOCK_N * stride_kn
         v_ptrs += BLOCK_N * stride_vn
-    # end of fuse
+    # end of tiles
 
     o_ptrs = o_ptr + offs_m[:, None] * stride_om + offs_d[None, :] * stride_od
     tl.store(o_ptrs, acc.to(o_ptr.dtype.element_ty), mask=q_mask)

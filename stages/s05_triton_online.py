@@ -75,25 +75,27 @@ def attention_kernel(
     l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of exp(s - m_i)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
 
-    # exercise online: q, m_i, l_i, acc, pointers to k and v -> acc (BLOCK_M, BLOCK_D), o
+    # exercise tiles: q (BLOCK_M, BLOCK_D), pointers to k and v -> acc (BLOCK_M, BLOCK_D)
     for start_n in range(0, Nk, BLOCK_N):
         in_range = start_n + offs_n < Nk  # (BLOCK_N,)
         kv_mask = in_range[:, None] & (offs_d[None, :] < d)
         k = tl.load(k_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
         v = tl.load(v_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
+        # step s: scaled scores; q (BLOCK_M, BLOCK_D), k (BLOCK_N, BLOCK_D) -> (BLOCK_M, BLOCK_N)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale  # (BLOCK_M, BLOCK_N)
+        # step tail: keys past the last weigh nothing; s, in_range -> (BLOCK_M, BLOCK_N)
         s = tl.where(in_range[None, :], s, float("-inf"))
         # step m_new: each row's max so far; m_i (BLOCK_M,), s (BLOCK_M, BLOCK_N) -> (BLOCK_M,)
         m_new = tl.maximum(m_i, tl.max(s, 1))  # (BLOCK_M,)
         # step alpha: what the past is worth under the new max; m_i, m_new -> (BLOCK_M,)
         alpha = tl.exp(m_i - m_new)  # (BLOCK_M,), 0 at the first tile
-        # step p: exponentials under the new max; s, m_new -> (BLOCK_M, BLOCK_N)
+        # step p: exponentials under the max, none above 1; s -> (BLOCK_M, BLOCK_N)
         p = tl.exp(s - m_new[:, None])  # (BLOCK_M, BLOCK_N)
         # step l_i: the sum so far, the past under the new max; l_i, alpha, p -> (BLOCK_M,)
         l_i = l_i * alpha + tl.sum(p, 1)
         # step past: acc under the new max; acc (BLOCK_M, BLOCK_D), alpha (BLOCK_M,)
         acc = acc * alpha[:, None]
-        # step acc: this tile's share; p, v (BLOCK_N, BLOCK_D) -> (BLOCK_M, BLOCK_D)
+        # step acc: this tile's share of the output; p, v (BLOCK_N, BLOCK_D) -> (BLOCK_M, BLOCK_D)
         acc += tl.dot(p.to(v.dtype), v, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)
         # step m_i: the max that the next tile begins with; m_new -> (BLOCK_M,)
         m_i = m_new
@@ -102,7 +104,7 @@ def attention_kernel(
 
     # step o: the output; acc (BLOCK_M, BLOCK_D), l_i (BLOCK_M,) -> (BLOCK_M, BLOCK_D)
     acc = acc / l_i[:, None]
-    # end of online
+    # end of tiles
     o_ptrs = o_ptr + offs_m[:, None] * stride_om + offs_d[None, :] * stride_od
     tl.store(o_ptrs, acc.to(o_ptr.dtype.element_ty), mask=q_mask)
 

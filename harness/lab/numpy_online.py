@@ -42,6 +42,7 @@ def attend_head(q: Array, k: Array, v: Array, scale: float) -> Array:
     # exercise online: q (Nq, d), k and v (Nk, d), m_i, l_i, acc -> acc (Nq, d), the output
     for start_n in range(0, Nk, BLOCK_N):
         k_tile, v_tile = k[start_n : start_n + BLOCK_N], v[start_n : start_n + BLOCK_N]
+        # step s: scaled scores; q (Nq, d), k_tile (keys, d) -> (Nq, keys)
         s = q @ k_tile.T * scale  # (Nq, keys)
         # step m_new: each row's max so far; m_i (Nq,), s (Nq, keys) -> (Nq,)
         m_new = np.maximum(m_i, s.max(1))  # (Nq,)

@@ -44,8 +44,8 @@ def test_a_small_gap_is_one_statement_and_a_large_one_the_whole_loop():
 @pytest.mark.parametrize("left", ["", "        pass", "        ...", "        # alpha = 1"])
 def test_a_gap_that_holds_no_code_is_not_written(left):
     text = solution(5).read_text(encoding="utf-8")
-    bodies = [gap.lines for gap in gaps.find(text, "small")]
-    bodies[1] = [left]
+    found = gaps.find(text, "small")
+    bodies = [[left] if gap.name == "alpha" else gap.lines for gap in found]
     [(name, line)] = gaps.unwritten(gaps.replaced(text, "small", bodies))
     assert name == "alpha" and text.splitlines()[line - 1].lstrip().startswith("# step alpha")
 
@@ -62,7 +62,9 @@ def test_every_gap_has_hints_that_come_nearer_to_the_line(stage):
         }
     said = labs.about()[number]
     assert said["goal"] and said["minutes"].keys() == set(SIZES)
-    assert {gap.name for gap in found} == {x for x in said if isinstance(said[x], list)}
+    hinted = {x for x in said if isinstance(said[x], list)}
+    # the NumPy twin has no ragged tile to mask
+    assert hinted - {gap.name for gap in found} == ({"tail"} if numpy else set())
 
 
 @pytest.mark.parametrize("size", SIZES)
