@@ -157,9 +157,9 @@ try:
     import triton.language as tl
 except ImportError:
     print("There is no Triton here. A twin in NumPy runs the same kernels.")
-    from harness.lessons.first_kernels import tl, triton
+    from harness.lab.first_kernels import tl, triton
 
-from harness.lessons.first_kernels import check
+from harness.lab.first_kernels import check
 
 ____ = "a gap"
 eps = torch.finfo(torch.float32).eps
