@@ -70,8 +70,7 @@ def attention_kernel(
     q = tl.load(q_ptrs, mask=q_mask, other=0.0)  # (BLOCK_M, BLOCK_D)
     k_ptrs = k_ptr + offs_n[:, None] * stride_kn + offs_d[None, :] * stride_kd  # (BLOCK_N, BLOCK_D)
     v_ptrs = v_ptr + offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd  # (BLOCK_N, BLOCK_D)
-    # running max of each row's scores: the lowest float32, where -inf - -inf would be NaN
-    m_i = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
+    m_i = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)  # -inf - -inf is NaN
     l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of exp(s - m_i)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
 
