@@ -23,7 +23,7 @@ Row = tuple[str, str, Sequence[str]]  # label, unit, one text per N
 
 WIDTH = 80
 LONGEST_NAME = 22
-LEGEND = f"Timed in turns, in one process: medians, ratios of medians. {MORE}"
+LEGEND = f"Timed in turns: medians, ratios of medians. {MORE}"
 
 
 def rows_of(env: Record, group: Sequence[Record]) -> list[list[Row]]:

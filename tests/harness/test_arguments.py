@@ -161,12 +161,6 @@ BAD_STAGES = {
         STAGE + 'STAGE = Stage(number=-1, name="bad", title="bad", idea="bad")\n' + ATTEND,
         "Stage.number: got -1",
     ),
-    "twice.py": (
-        STAGE
-        + 'STAGE = Stage(number=3, name="torch_three_gemm", title="mine", idea="mine")\n'
-        + ATTEND,
-        "number 3, name 'torch_three_gemm'",
-    ),
 }
 
 

@@ -509,7 +509,9 @@ def a_stage(folder, name, body="pass", number=90, options='("causal",)', gradien
 def train_all(folder, contestants, plan):
     """The records of a run, and what was told of it: (name, what) in order."""
     told = []
-    env = environment.make_env("cpu", plan.to_json(contestants), [], {})
+    env = environment.make_env(
+        "cpu", plan.to_json(contestants), [x.declared for x in contestants], {}
+    )
     with Writer.create(folder / "run.jsonl", env) as writer:
         records = trainer.run(
             contestants, plan, MEMORY, writer,
@@ -565,7 +567,8 @@ def test_stage_7_interpreted_takes_the_same_steps(tmp_path):
 
     if reason := why_not(stage, "cpu"):
         pytest.skip(reason)
-    info = Trainee(7, stage.name, "interpreted", {}, path=path)
+    declared = {"stage": 7, "name": stage.name, "title": stage.title}
+    info = Trainee(7, stage.name, "interpreted", declared, path=path)
     [record], _ = train_all(tmp_path, [info], a_plan(2))
     assert (record["status"], record["reason"]) == ("ok", "")
     assert record["tokens_per_s"] is None

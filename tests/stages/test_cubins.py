@@ -60,6 +60,8 @@ def jobs():
 
 
 JOBS = list(jobs())
+# bytes that spill without masks, too: on sm_80, since stage 7's dq keeps hidden scores out of dS
+SPILLED = {("s07_triton_training", "dq_kernel", 128, "float16", 80): 8}
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" and importlib.util.find_spec("triton") is None,
@@ -113,7 +115,8 @@ def test_every_kernel_is_compiled_and_fits(info, cubins):
         if not least <= report["shared"] <= limit:
             faults.append(f"{job}: {report['shared']} bytes of shared memory, at most {limit} fit")
         # masks cost registers: what is held to none is the way without, which has the most to do
-        if flags == "plain" and d <= 128 and (report["STACK"] or report["LOCAL"]):
+        allowed = SPILLED.get((stage, name, d, dtype, sm), 0)
+        if flags == "plain" and d <= 128 and report["STACK"] + report["LOCAL"] > allowed:
             spilled = f"{report['STACK']} + {report['LOCAL']} bytes a thread"
             faults.append(f"{job}: {spilled} on the stack and in local memory, expected none")
         # sm_90a: that of the wgmma instructions, which sm_90 itself has not

@@ -310,15 +310,24 @@ def test_a_gradient_of_a_gradient_is_refused(stage):
         dq.sum().backward()
 
 
-def test_what_happens_to_the_inputs_later_does_not_matter(stage):
+def test_what_happens_to_the_output_later_does_not_matter(stage):
     q, k, v, dO = inputs(1, 1, 3, 4, 2)
     _, *want = answer(stage.attend, q, k, v, dO)
     o = stage.attend(q, k, v)
     with torch.no_grad():
-        for x in (q, k, v, o):
-            x.zero_()
+        o.zero_()
     got = torch.autograd.grad(o, (q, k, v), dO)
     assert all(map(torch.equal, got, want))
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_inputs_that_were_changed_since_are_refused_as_torch_refuses_them(stage, index):
+    *given, dO = inputs(1, 1, 3, 4, 2)
+    o = stage.attend(*given)
+    with torch.no_grad():
+        given[index].zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(o, given, dO)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
