@@ -82,7 +82,8 @@ def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
 
     from harness.measures.accuracy import judge_outputs, set_precision
     from harness.measures.oracle import make_oracles
-    from harness.problems.directions import AGAIN
+    from harness.problems.directions import AGAIN, make_output_gradient
+    from harness.problems.inputs import make_inputs
 
     problem = Problem.from_json(problem_json)
     try:
@@ -97,6 +98,7 @@ def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
     say(connection, "ready")
     sizes = [oracle.out64.numel() for oracle in oracles.values()]
     none = dict.fromkeys(ERRORS)
+    given: list[Any] = []  # q, k, v, dO: drawn once, for all who are asked with a change
     while True:
         order = hear(connection)
         data = read_output(order["path"], sum(sizes) * ITEMSIZE[problem.dtype])
@@ -116,8 +118,9 @@ def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
             )
         ]
         if order["change"] is not None:
+            given = given or [*make_inputs(problem), make_output_gradient(problem)]
             truths = [oracle.out64 for oracle in oracles.values()]
-            outputs = undo(outputs, truths, problem, order["change"])
+            outputs = undo(outputs, truths, problem, given, order["change"])
         say(connection, "verdict", **(none | judge_outputs(outputs, oracles)))
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from random import random
 from typing import Any
 
+from harness.problems.directions import OUTPUTS
 from harness.problems.problem import Problem
 
 VALUES = 1024  # that an element may take
@@ -61,21 +62,18 @@ class Watched:
 
 
 def undo(
-    outputs: Sequence[Any], truths: Sequence[Any], problem: Problem, change: tuple[int, int]
-) -> list[Any]:
+    outputs: Sequence[Any], truths: Sequence[Any], problem: Problem, given: Sequence[Any],
+    change: tuple[int, int],
+) -> list[Any]:  # fmt: skip
     """`outputs` less what the `change` of one element did to them, all in float64.
 
-    Raises ValueError where there is no such element or value. `truths`: what they were without it.
+    Raises ValueError where there is no such element or value. `truths`: what they were without it;
+    `given`: q, k, v, dO without it.
     """
     import torch
 
-    from harness.problems.directions import OUTPUTS, make_output_gradient
-    from harness.problems.inputs import make_inputs
-
     at, value = change
-    given = [*make_inputs(problem), make_output_gradient(problem)]
-    index = 3 if problem.direction == "bwd" else 0
-    x = given[index]
+    x = given[3 if problem.direction == "bwd" else 0]
     if not 0 <= at < x.numel():
         raise ValueError(f"element {at} of {x.numel()}")
     b, h, i = (int(n) for n in torch.unravel_index(torch.tensor(at), x.shape)[:3])
@@ -87,8 +85,10 @@ def undo(
     row = [given[0][b, h, i], given[3][b, h, i]]  # q and dO, (d)
     before = row_terms(row[0], k, v, row[1])
     cells = x.view(getattr(torch, f"int{8 * x.element_size()}")).view(-1)
+    was = cells[at].clone()
     cells[at] = value
     after = row_terms(row[0], k, v, row[1])
+    cells[at] = was
     where = {"o": (b, h, i), "dq": (b, h, i)}
     undone = []
     for name, output, truth in zip(OUTPUTS[problem.direction], outputs, truths, strict=True):
