@@ -18,6 +18,7 @@ import stages
 from harness.isolation.call import blame
 from harness.isolation.child import hear, say
 from harness.measures.accuracy import set_precision
+from harness.problems.problem import YARDSTICK
 from harness.training import plan
 from harness.training.gpt import GPT
 from harness.training.loop import TEXT, Run
@@ -62,7 +63,7 @@ def train(room: int, device: str) -> tuple[GPT, str]:
     shape = plan.SHAPES[plan.DEFAULT_SIZES[device]]
     batch = max(1, shape.batch * shape.block // room)  # as many characters a step
     shape, steps = replace(shape, block=room, batch=batch), plan.DEFAULT_STEPS[device]
-    run = Run(stages.by_number(3).attend, shape, steps, "float32", device)
+    run = Run(stages.by_number(YARDSTICK).attend, shape, steps, "float32", device)
     list(run.train(0))
     return run.model, "".join(run.alphabet)
 
