@@ -25,7 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 TOOLS = ("memcheck", "racecheck")
-WITH_KERNELS = (4, 5, 6, 7)
+WITH_KERNELS = (4, 5, 6, 7, 8)
 SHAPES = {
     "ragged": {"b": 2, "h": 4, "nq": 150, "nk": 210},  # in every tile that there is
     "even": {"b": 2, "h": 4, "nq": 256, "nk": 256},  # whole tiles only, of every configuration
@@ -60,7 +60,7 @@ def launch_each(
 
 
 def work(number: int, shape: str, d: int) -> None:
-    """What is run under the sanitizer: one stage, its gradients too."""
+    """What is run under the sanitizer: one stage, its gradients and its paged cache too."""
     sys.path.insert(0, str(ROOT))
     import torch
 
@@ -86,6 +86,12 @@ def work(number: int, shape: str, d: int) -> None:
             o = info.attend(*leaves, **options)
             if stage.gradients:
                 o.backward(torch.randn_like(o))
+        if hasattr(info, "PagedCache"):
+            cache = info.PagedCache(32, 16, h // 2, d, getattr(torch, dtype), "cuda")
+            for sequence, n in enumerate((nk, nk - 13)):
+                k, v = torch.randn(2, h // 2, n, d, device="cuda").to(cache.k.dtype)
+                cache.append(sequence, k, v)
+            info.attend_paged(q[:, :, :3].detach(), cache, [0, 1])
         torch.cuda.synchronize()
         print(f"stage {number}, {shape}, d = {d}, {dtype}: done", flush=True)
 

@@ -222,6 +222,8 @@ class Io(StageOnProblem):
     dram_read_bytes: int
     dram_write_bytes: int
     predicted_bytes: Bytes  # of the whole call, harness/problems/cost.py
+    waits: dict[str, float] | None = None  # reason -> share of the time between two instructions
+    units: dict[str, float] | None = None  # of a multiprocessor -> share of its peak
 
 
 @dataclass(kw_only=True)

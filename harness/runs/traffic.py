@@ -1,10 +1,13 @@
-"""The bytes that a stage really moves: measured by Nsight Compute, beside those that are predicted.
+"""The bytes that a stage really moves, and what its warps wait for: measured by Nsight Compute.
 
 ncu runs each kernel of one call with the caches emptied before it, and counts the bytes that DRAM
 read and wrote while it ran. What a kernel wrote last is still in the L2 cache when it ends, in
 nobody's count: up to some tens of MB, which is much of a small output and nothing beside S and P.
 (The L2's own count of writes is no help: on an H200 it comes out 1.5 times too large, since what
 crosses to the other half of the cache is counted in both.)
+
+Of a warp's time between two instructions ncu tells how much went to each reason to wait, and of
+each unit how busy it was; it runs a kernel several times for that, emptying the caches each time.
 
 What runs under ncu, one call of one stage between profiler marks, is this module as a program:
 ``python -m harness.runs.traffic STAGE_FILE PROBLEM_JSON``
@@ -13,6 +16,7 @@ What runs under ncu, one call of one stage between profiler marks, is this modul
 import csv
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +36,9 @@ METRICS = {  # what is counted, by ncu's name for it, in its base units
     "dram_write_bytes": "dram__bytes_write.sum",
     "time_ns": "gpu__time_duration.sum",
 }
+SECTIONS = ("WarpStateStats", "ComputeWorkloadAnalysis")  # ncu's names for what holds these:
+WAITS = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
+UNITS = re.compile(r"sm__(?:inst_executed_)?pipe_(\w+)\.avg\.pct_of_peak_sustained_active")
 
 
 class NoProfiler(RuntimeError):
@@ -50,6 +57,7 @@ def profile(stage: StageInfo, problem: Problem) -> Iterator[Record]:
     command = [
         ncu, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none",
         "--profile-from-start", "off", "--metrics", metrics,
+        *(word for section in SECTIONS for word in ("--section", section)),
         sys.executable, "-m", "harness.runs.traffic", str(stage.path),
         json.dumps(problem.to_json()),
     ]  # fmt: skip
@@ -75,13 +83,17 @@ def profile(stage: StageInfo, problem: Problem) -> Iterator[Record]:
             "time_ms": counts["time_ns"] / 1e6,
             **{name: round(counts[name]) for name in METRICS if name != "time_ns"},
             "predicted_bytes": cost.hbm_bytes(problem, stage.traffic),
+            "waits": counts["waits"],
+            "units": counts["units"],
         }
 
 
 def parse(text: str) -> list[dict[str, Any]]:
     """ncu's raw CSV page -> a dict for each kernel launch: its name and METRICS, in base units.
 
-    Lines of ncu's own start with '=='; the header's next line holds units.
+    `waits`: reason -> its share of the time between two instructions of a warp; `units`: name of a
+    unit -> the share of its peak at which it worked. Empty where ncu doesn't tell. Lines of ncu's
+    own start with '=='; the header's next line holds units.
     """
     lines = [line for line in text.splitlines() if line.startswith('"')]
     rows = list(csv.DictReader(io.StringIO("\n".join(lines))))
@@ -91,9 +103,24 @@ def parse(text: str) -> list[dict[str, Any]]:
         for name, metric in METRICS.items():
             if metric not in line:
                 raise NoProfiler(f"ncu counts no {metric} on this GPU")
-            counts[name] = float(line[metric].replace(",", ""))
+            counts[name] = number(line[metric])
+        waits = matching(WAITS, line)
+        whole = sum(waits.values())
+        counts["waits"] = {reason: warps / whole for reason, warps in waits.items() if warps}
+        counts["units"] = {unit: busy / 100 for unit, busy in matching(UNITS, line).items() if busy}
         found.append(counts)
     return found
+
+
+def matching(pattern: re.Pattern[str], line: dict[str, str]) -> dict[str, float]:
+    """What `pattern` takes out of the names of columns -> the number there, where there is one."""
+    found = {match[1]: line[name] for name in line if (match := pattern.fullmatch(name))}
+    return {name: number(text) for name, text in found.items() if text and text[0].isdigit()}
+
+
+def number(text: str) -> float:
+    """ncu's number, with commas between thousands."""
+    return float(text.replace(",", ""))
 
 
 def probe(path: str, problem_json: str) -> None:

@@ -37,12 +37,31 @@ def test_ncus_page_is_read_in_base_units():
         {
             "kernel": "void at::native::vectorized_elementwise_kernel<8, F>(int)",
             "dram_read_bytes": 1000.0, "dram_write_bytes": 0.0, "time_ns": 2000.0,
+            "waits": {}, "units": {},
         },
         {
             "kernel": "attention_kernel",
             "dram_read_bytes": 3e6, "dram_write_bytes": 1e6, "time_ns": 4e6,
+            "waits": {}, "units": {},
         },
     ]  # fmt: skip
+
+
+def test_waits_are_shares_of_a_warps_time_and_units_of_their_peak():
+    stalled = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+    columns = {
+        stalled.format("wait"): "3.0", stalled.format("math_pipe_throttle"): "1.0",
+        stalled.format("sleeping"): "0", stalled.format("gmma"): "n/a",
+        "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active": "25",
+    }  # fmt: skip
+    names, units, first, second = CSV.splitlines()[1:5]
+    lines = [
+        ",".join([names, *(f'"{name}"' for name in columns)]), units + '""' * len(columns),
+        *(",".join([row, *(f'"{x}"' for x in columns.values())]) for row in (first, second)),
+    ]  # fmt: skip
+    for counts in traffic.parse("\n".join(lines)):
+        assert counts["waits"] == {"wait": 0.75, "math_pipe_throttle": 0.25}
+        assert counts["units"] == {"xu": 0.25}
 
 
 def test_a_counter_that_ncu_lacks_is_named():

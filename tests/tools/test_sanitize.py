@@ -43,8 +43,8 @@ def test_every_configuration_meets_tiles_that_are_whole_and_tiles_that_are_not(t
 
 def test_every_stage_meets_every_problem_once(tool):
     parts = tool.parts()
-    assert len(parts) == len(set(parts)) == 4 * (3 + 2)
-    assert {stage for stage, *_ in parts} == {4, 5, 6, 7}
+    assert len(parts) == len(set(parts)) == 5 * (3 + 2)
+    assert {stage for stage, *_ in parts} == {4, 5, 6, 7, 8}
     assert {(shape, d) for _, shape, d in parts} == {
         ("ragged", 59), ("ragged", 64), ("ragged", 128), ("even", 64), ("even", 128),
     }  # fmt: skip
