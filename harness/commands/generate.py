@@ -15,8 +15,9 @@ from harness.isolation.child import ChildFailed
 from harness.isolation.session import Session, is_bool, is_count, is_text, is_time
 from harness.problems.problem import PEERS_FROM
 from harness.records.schema import Record
-from harness.training.plan import PAGE_SIZE, UNTIMED, make_problem
-from harness.views import table, training
+from harness.views import table
+from models import views
+from models.training.plan import PAGE_SIZE, UNTIMED, make_problem
 
 CONTEXTS = {"cpu": "32,64,128,256", "cuda": "256,1024,4096"}
 LIMIT = 600.0  # seconds for the training, and for each context
@@ -104,7 +105,7 @@ def generate_command(
 
 def in_its_process(connection: Connection, order: Record) -> None:
     """Write in the child, which has torch imported: the parent never does."""
-    from harness.training.writing import write_texts
+    from models.training.writing import write_texts
 
     write_texts(connection, order)
 
@@ -114,9 +115,9 @@ def finish(env: Record, records: Sequence[Record], path: Path) -> bool:
     if not records:
         raise UserError(f"{path}: no record in it: nothing was written to its end")
     page = table.page()
-    page.print(training.generated_table(env, records))
+    page.print(views.generated_table(env, records))
     page.print(Text(f"written: {records[-1]['text']!r}"), soft_wrap=True)
     measuring.note("records", path)
     picture = path.with_name(f"{path.stem}-plots") / "generate.png"
-    measuring.draw("plot", lambda: training.plot_generated(records, picture))
+    measuring.draw("plot", lambda: views.plot_generated(records, picture))
     return not all(record["same"] for record in records)

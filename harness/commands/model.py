@@ -7,13 +7,14 @@ from harness.commands import options
 from harness.commands.arguments import choose, numbers_and_files, stages_and_device
 from harness.commands.measuring import Progress, begin, check_out, note, open_results
 from harness.commands.options import UserError, long_dtype
-from harness.minilm import run as model_run
-from harness.minilm import weights as model_weights
 from harness.records.jsonl import Writer
 from harness.records.schema import FAILURES, Record
 from harness.records.units import show_time
 from harness.runs.plan import default_memory
-from harness.views import table, training
+from harness.views import table
+from models import views
+from models.minilm import run as model_run
+from models.minilm import weights as model_weights
 
 
 def model_command(
@@ -66,6 +67,6 @@ def measure(
     with Progress(len(cells)) as progress:
         model_run.run(cells, found, default_memory(), create, tell)
     env, records = open_results(opened[0].path, "model")
-    table.page().print(training.model_tables(env, records))
+    table.page().print(views.model_tables(env, records))
     note("records", opened[0].path)
     return int(any(record["status"] in FAILURES for record in records))

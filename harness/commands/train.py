@@ -15,9 +15,10 @@ from harness.problems.problem import PEERS_FROM
 from harness.records.jsonl import WriteFailed
 from harness.records.schema import Record
 from harness.runs.plan import default_memory
-from harness.training import curves, trainer
-from harness.training import plan as train_plan
-from harness.views import table, training
+from harness.views import table
+from models import views
+from models.training import curves, trainer
+from models.training import plan as train_plan
 
 QUIET = 10.0  # seconds between two lines of progress
 
@@ -129,9 +130,9 @@ def finish(env: Record, records: Sequence[Record], path: Path, plots: bool = Tru
     """Print the table, and draw the plot beside the records in `path`; whether one failed."""
     if not records:
         raise UserError(f"{path}: no record in it: nothing was trained to its end")
-    table.page().print(training.in_terminal(env, records))
+    table.page().print(views.in_terminal(env, records))
     measuring.note("records", path)
     picture = path.with_name(f"{path.stem}-plots") / "loss.png"
     if plots:
-        measuring.draw("plot", lambda: [picture] if training.plot(env, records, picture) else [])
+        measuring.draw("plot", lambda: [picture] if views.plot(env, records, picture) else [])
     return any(verdict.failed for verdict in curves.judge(records))

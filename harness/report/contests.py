@@ -8,7 +8,8 @@ from harness.records.jsonl import read
 from harness.records.schema import DIRECTIONS, Record
 from harness.records.units import show_bytes, significant
 from harness.report import text
-from harness.views import cell_tables, contest_groups, contests, table, training
+from harness.views import cell_tables, contest_groups, contests, table
+from models import views
 
 CONTESTANTS = {"sdpa_flash": "SDPA flash", "sdpa_cudnn": "cuDNN", "flex_attention": "FlexAttention"}
 FULL = {False: text.MASKS[False]}
@@ -164,7 +165,7 @@ def curves() -> str:
     """The training curves, judged."""
     env, records = read(text.GPU / "train.jsonl", "train")
     note = "Losses in nats per character, means over the seeds: [the columns](#the-columns)."
-    return training.markdown(env, records, note, text.machine(env))
+    return views.markdown(env, records, note, text.machine(env))
 
 
 # the sizes of a problem that may decide who shares a tuned choice; the last are the tuner's own

@@ -12,8 +12,9 @@ from pathlib import Path
 from harness.records.jsonl import read
 from harness.report import contests, course, front, sources
 from harness.report.text import CPU, DOCS, GPU, ROOT, SIZES, as_shown
-from harness.views import cell_tables, contest_plots, lines, machine, roofline, training
+from harness.views import cell_tables, contest_plots, lines, machine, roofline
 from harness.views.look import LOOKS
+from models import views
 
 README = ROOT / "README.md"
 
@@ -136,5 +137,5 @@ def draw(folder: Path) -> list[Path]:
         for name in ("traffic", "loss"):
             written.append(folder / f"{name}{look.suffix}.png")
         machine.plot_traffic(io, cell_tables.titles(io_env), written[-2], look)
-        training.plot(*train, written[-1], look)
+        views.plot(*train, written[-1], look)
     return written

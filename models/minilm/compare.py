@@ -13,9 +13,9 @@ from torch import Tensor
 
 from harness.isolation.child import hear, say
 from harness.measures.accuracy import Error, explain
-from harness.minilm.encoder import build_model, hidden_states, prepare
-from harness.minilm.run import FIGURES
 from harness.records.schema import Record
+from models.minilm.encoder import build_model, hidden_states, prepare
+from models.minilm.run import FIGURES
 
 # How far from the float64 model a stage may be, in errors of SDPA's own: over 120 texts, float32
 # and float16, stage 3's relative error was up to 1.4 times SDPA's, its largest one up to 2.4 times

@@ -19,9 +19,9 @@ from harness.isolation.call import blame
 from harness.isolation.child import hear, say
 from harness.measures.accuracy import set_precision
 from harness.problems.problem import YARDSTICK
-from harness.training import plan
-from harness.training.gpt import GPT
-from harness.training.loop import TEXT, Run
+from models.training import plan
+from models.training.gpt import GPT
+from models.training.loop import TEXT, Run
 
 
 def write_texts(connection: Connection, order: dict[str, Any]) -> None:

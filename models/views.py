@@ -6,12 +6,12 @@ from typing import Any
 
 from harness.records.schema import Record
 from harness.records.units import show_bytes, show_time, significant
-from harness.training import curves
-from harness.training.curves import Verdict
 from harness.views import cell_tables, table
 from harness.views.cell_tables import MORE, labels, show_error, stage_of, titles
 from harness.views.look import LIGHT, Look, legend, marks, n_axis, note_below, picture
 from harness.views.table import Column, Table, Tables, verdict_row
+from models.training import curves
+from models.training.curves import Verdict
 
 LEGEND = (
     f"Losses: nats per character, means over the seeds; final: of the last window of about "

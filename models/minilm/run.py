@@ -21,11 +21,11 @@ from harness.isolation import session as check
 from harness.isolation.child import ChildFailed
 from harness.isolation.roster import StageInfo
 from harness.isolation.session import Session
-from harness.minilm.weights import ModelError, Weights
 from harness.problems.problem import REAL_D, Problem
 from harness.problems.real_inputs import HEADS
 from harness.records.jsonl import Writer
 from harness.records.schema import Record
+from models.minilm.weights import ModelError, Weights
 
 DTYPES = ("float32", "float16")
 PASS_LIMIT = 600.0  # seconds for one text: a pass, or its timing
@@ -38,7 +38,7 @@ FIGURES = (
     "err_f64_rel",
 )  # fmt: skip
 TIMES = ("time_ms", "time_iqr_ms", "sdpa_time_ms", "sdpa_time_iqr_ms")
-# what the stage's process may say (harness/minilm/encoder.py), and the judge's (compare.py)
+# what the stage's process may say (models/minilm/encoder.py), and the judge's (compare.py)
 NUMBER = check.optional(check.is_number)
 OUTPUT = {"output": {"first_ms": check.is_time}}
 DONE = {"done": {"samples": check.is_count, **dict.fromkeys(TIMES, NUMBER)}}
@@ -134,14 +134,14 @@ def run(
 
 def in_its_process(connection: Connection, path: str, order: Record) -> None:
     """Run the stage in the child, which has torch imported: the parent never does."""
-    from harness.minilm.encoder import run_texts
+    from models.minilm.encoder import run_texts
 
     run_texts(connection, path, order)
 
 
 def in_the_judge(connection: Connection, order: Record, dtype: str, device: str) -> None:
     """Judge in the child, for the same reason."""
-    from harness.minilm.compare import judge
+    from models.minilm.compare import judge
 
     judge(connection, order, dtype, device)
 

@@ -24,11 +24,11 @@ from harness.isolation.call import WrongOutput, blame, check_like
 from harness.isolation.child import hear, say
 from harness.measures.accuracy import set_precision
 from harness.problems.problem import Problem
-from harness.training.gpt import GPT, Attend
-from harness.training.plan import SHAPES, Shape
+from models.training.gpt import GPT, Attend
+from models.training.plan import SHAPES, Shape
 from stages.contract import StageUnavailable
 
-TEXT = Path(__file__).parents[1] / "data" / "train_text.txt"
+TEXT = Path(__file__).parents[2] / "harness" / "data" / "train_text.txt"
 HELD_OUT = 0.1  # of the text, its end: never trained on
 VAL_BATCHES = 8  # of held-out text; no more than there were steps
 
