@@ -41,7 +41,7 @@ def start_command(
     numpy: Numpy = False,
 ) -> int:  # fmt: skip
     """Write a stub: a stage's file without the parts that you write."""
-    from harness.lab import labs
+    from course.lab import labs
 
     said = labs.about()[known(stage)]
     path = to or Path(f"mine_{stage}" if stage == 2 else f"mine_{stage}.py")
@@ -64,7 +64,7 @@ def hint_command(
     numpy: Numpy = False,
 ) -> int:  # fmt: skip
     """Give a hint for each gap, from a question to nearly the line."""
-    from harness.lab import labs
+    from course.lab import labs
 
     try:
         for text in labs.hints(known(stage), level, numpy):
@@ -80,7 +80,7 @@ def check_command(
     seed: Annotated[int | None, option("of the inputs; a new one by default")] = None,
 ) -> int:
     """Check your file, and tell what a failure comes from."""
-    from harness.lab import checks
+    from course.lab import checks
 
     prepare_children("cpu")  # interpreted, so that it is the same on every machine
     number = None if stage is None else known(stage)
@@ -112,7 +112,7 @@ def export_command(
     stages: Annotated[str, option("those that stay, such as 0-4; all above are taken out")],
 ) -> int:
     """Copy the checkout to hand it out, without the stages to be written."""
-    from harness.lab import labs
+    from course.lab import labs
 
     checkout.need("ladder lab export")
     match = re.fullmatch(r"0-([0-8])|0", stages.strip())

@@ -6,14 +6,14 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from course.lessons import diff as diff_view
+from course.report import pages
 from harness.commands import options
 from harness.commands.measuring import check_machine, note, open_results, writing
 from harness.commands.options import UserError
 from harness.isolation.roster import built_in_files
-from harness.lessons import diff as diff_view
 from harness.records import checkout
 from harness.records.schema import BadRecord
-from harness.report import pages
 from harness.views import cell_tables, lines, roofline, table
 from harness.views.look import DARK, LIGHT
 
@@ -109,7 +109,7 @@ def figures_command(
     check: options.CheckFigures = False,
 ) -> int:
     """Draw the pictures that explain, for README and docs."""
-    from harness.lessons import figures  # with NumPy: loaded by who asks for this command alone
+    from course.lessons import figures  # with NumPy: loaded by who asks for this command alone
 
     if out is None or ceilings is None:
         checkout.need("ladder figures", ", or name both --out and --ceilings")

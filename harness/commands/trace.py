@@ -19,8 +19,8 @@ def trace_command(
 ) -> int:
     """Walk one query row through the online softmax by tiles."""
     # NumPy is loaded by who asks for this command alone
-    from harness.lessons.trace import make_trace
-    from harness.lessons.trace_text import to_json, to_text
+    from course.lessons.trace import make_trace
+    from course.lessons.trace_text import to_json, to_text
 
     whole(0, n - 1)(row, "--row")
     for option, value, most in (("--n", n, TEXT_N), ("--d", d, TEXT_D)):

@@ -77,7 +77,8 @@ def git(*arguments: str) -> str:
 def sources_digest() -> str:
     """A digest of the project's code, so that a tree without git is told apart."""
     digest = hashlib.sha256()
-    patterns = dict.fromkeys(("stages", "harness", "models"), "**/*.py") | {"csrc": "*.?pp"}
+    packages = ("stages", "harness", "models", "course")
+    patterns = dict.fromkeys(packages, "**/*.py") | {"csrc": "*.?pp"}
     for folder, pattern in patterns.items():
         for path in sorted((ROOT / folder).glob(pattern)):
             digest.update(path.relative_to(ROOT).as_posix().encode())

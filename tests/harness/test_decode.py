@@ -337,7 +337,7 @@ def test_the_docs_have_the_table_once_it_is_measured(tmp_path, monkeypatch):
     from made_up import write_run
     from test_bench_views import make_bench_env
 
-    from harness.report import contests, text
+    from course.report import contests, text
 
     monkeypatch.setattr(text, "GPU", tmp_path)
     assert contests.decoding().startswith("Not measured yet")
@@ -351,7 +351,7 @@ def test_the_docs_have_the_table_once_it_is_measured(tmp_path, monkeypatch):
 def test_table_4_2_shows_stage_8_once_it_is_measured():
     from made_up import make_cell
 
-    from harness.report import sources
+    from course.report import sources
 
     at = {"dtype": "float16", "precision": "float16", "paired": True, "device": "cuda"}
     cells = [

@@ -9,10 +9,10 @@ import torch
 from made_up import make_cell
 
 import stages
+from course.report import contests, front, pages, sources, text
 from harness.records import syntax
 from harness.records.jsonl import read
 from harness.records.schema import FAILURES
-from harness.report import contests, front, pages, sources, text
 from harness.views import cell_tables
 from models import views
 from models.training import curves

@@ -16,7 +16,7 @@ from html import escape
 from itertools import zip_longest
 from pathlib import Path
 
-from harness.lessons import diff
+from course.lessons import diff
 from harness.views.look import COMES, GOES, INK
 
 ROOT = Path(__file__).parents[2]

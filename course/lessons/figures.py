@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.lessons import figures_lite, figures_memory, figures_tiling, trace_plots
-from harness.lessons.trace import example
+from course.lessons import figures_lite, figures_memory, figures_tiling, trace_plots
+from course.lessons.trace import example
 from harness.records import syntax
 from harness.records.jsonl import read
 from harness.views.look import LOOKS, Look
 
-HARNESS = Path(__file__).parents[1]
-ROOT = HARNESS.parent
+ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "figures"
 CEILINGS = ROOT / "results" / "h200" / "ceilings.jsonl"
 MARK = b"ladder figures "  # before the digest, 64 hexadecimal digits, in a file
@@ -29,7 +28,7 @@ MARK = b"ladder figures "  # before the digest, 64 hexadecimal digits, in a file
 class Picture:
     """One picture: NAME.EXTENSION and NAME-dark.EXTENSION.
 
-    `modules` of harness/ decide what is drawn; with `ceilings`, so does that record.
+    `modules`, by their paths, decide what is drawn; with `ceilings`, so does that record.
     `write(look, ceilings, path, comment)` writes one look's file, with the comment in it.
     """
 
@@ -47,7 +46,7 @@ class Picture:
         """Of all that it is drawn from. Raises OSError where a record can't be read."""
         total = hashlib.sha256()
         for module in self.modules:
-            code = (HARNESS / f"{module}.py").read_text(encoding="utf-8")
+            code = (ROOT / f"{module}.py").read_text(encoding="utf-8")
             total.update(syntax.digest(code).encode())
         if self.ceilings:  # less what a checkout on Windows may add
             total.update(ceilings.read_bytes().replace(b"\r\n", b"\n"))
@@ -81,10 +80,11 @@ def trace_moving(look: Look, _: Path, path: Path, comment: str) -> Path:
     return trace_plots.moving(example().steps(), example().truth(), path, look, comment)
 
 
-MEMORY = ("lessons/cited", "lessons/figures_memory", "views/look")
-TILING = ("lessons/figures_tiling", "views/look")
-LITE = ("problems/inputs", "lessons/figures_lite", "lessons/trace", "views/look")
-TRACE = ("problems/inputs", "lessons/trace", "lessons/trace_plots", "views/look")
+LOOK, INPUTS = "harness/views/look", "harness/problems/inputs"
+MEMORY = ("course/lessons/cited", "course/lessons/figures_memory", LOOK)
+TILING = ("course/lessons/figures_tiling", LOOK)
+LITE = (INPUTS, "course/lessons/figures_lite", "course/lessons/trace", LOOK)
+TRACE = (INPUTS, "course/lessons/trace", "course/lessons/trace_plots", LOOK)
 
 PICTURES = (
     Picture("memory-hierarchy", "png", MEMORY, as_png(memory_hierarchy), ceilings=True),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.lessons import cited
+from course.lessons import cited
 from harness.views.look import Look, in_look, new_figure
 
 Record = Mapping[str, Any]

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from course.lab import cpp, explain, gaps
 from harness.isolation.declared import read_declared
 from harness.isolation.judge import Judge
 from harness.isolation.roster import BadStage, StageInfo, describe_files
-from harness.lab import cpp, explain, gaps
 from harness.problems.problem import Problem
 from harness.records.units import clean
 from harness.runs.contest import measure
@@ -180,7 +180,7 @@ def wrap(path: Path, layout: str, folder: Path) -> Path:
         return path
     wrapper = folder / f"{layout}.py"
     wrapper.write_text(
-        "import stages\nfrom harness.lab.layouts import laid\n\n"
+        "import stages\nfrom course.lab.layouts import laid\n\n"
         f"mine = stages.load({str(path.resolve())!r})\n"
         f"STAGE, attend = mine.STAGE, laid(mine.attend, {layout!r})\n",
         encoding="utf-8",

@@ -1,6 +1,6 @@
 """What the notebooks are written with: measure live, read records, show both.
 
-    from harness import notebook as nb
+    from course import notebook as nb
     run = nb.measure(stages="3,5", n="64,65", paired=True)     `ladder run`, with those options
     run                                                        its table
     nb.plot(run, "error")                                      its plot
@@ -21,12 +21,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from harness.lessons.side_by_side import ROOT, Exercise, Shown, code, fingerprint, side_by_side
-from harness.lessons.side_by_side import table as rows
+from course.lessons.side_by_side import ROOT, Exercise, Shown, code, fingerprint, side_by_side
+from course.lessons.side_by_side import table as rows
+from course.report.text import machine
 from harness.problems.problem import ITEMSIZE, SEED, Problem
 from harness.records.jsonl import read
 from harness.records.schema import Record
-from harness.report.text import machine
 from harness.views import cell_tables, lines
 from harness.views.look import EITHER, Look, in_look, new_figure
 

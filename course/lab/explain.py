@@ -138,7 +138,7 @@ def diagnose(connection: Connection, order: dict[str, Any], layout: str, out: st
     import numpy as np
     import torch
 
-    from harness.lab import mistakes
+    from course.lab import mistakes
     from harness.measures.oracle import make_oracles
 
     problem = Problem.from_json(order)
@@ -187,7 +187,7 @@ def distance(got: Any, made: Any, truth: Any) -> float:
 
 def show(problem: Problem, name: str, got: Any, truth: Any, bound: float) -> list[str]:
     """Shapes, where an output is wrong, and a corner of it beside what was expected."""
-    from harness.lessons.trace_text import number
+    from course.lessons.trace_text import number
 
     off = (got - truth).abs().nan_to_num(float("inf"), float("inf"))
     bad = off > bound
@@ -230,7 +230,7 @@ def first_tile(problem: Problem, states: Any, backward: bool) -> list[str]:
     """
     import numpy as np
 
-    from harness.lessons.trace_text import number
+    from course.lessons.trace_text import number
 
     names = STATES["start_m" if backward else "start_n"]
     starts = sorted({int(x.split()[1]) for x in states if x.split()[0] in names})
@@ -263,8 +263,8 @@ def forward_tiles(problem: Problem, states: Any, starts: Sequence[int], size: in
     """For each tile its first key, 'keys', the program's rows, and the reference walk's states."""
     import numpy as np
 
-    from harness.lab import mistakes
-    from harness.lessons.trace import walk
+    from course.lab import mistakes
+    from course.lessons.trace import walk
 
     a = mistakes.ask(problem, "")
     which = states.get("rows", np.arange(problem.nq))
@@ -282,7 +282,7 @@ def backward_tiles(
     problem: Problem, states: Any, starts: Sequence[int], size: int
 ) -> Iterator[Any]:
     """For each tile its first row, 'rows', the program's keys, dk (not scaled) and dv so far."""
-    from harness.lab import mistakes
+    from course.lab import mistakes
 
     a = mistakes.ask(problem, "")
     which, s, (_, v) = states["keys"], a.scores(), a.spread()

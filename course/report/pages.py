@@ -9,9 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from course.report import contests, course, front, sources
+from course.report.text import CPU, DOCS, GPU, ROOT, SIZES, as_shown
 from harness.records.jsonl import read
-from harness.report import contests, course, front, sources
-from harness.report.text import CPU, DOCS, GPU, ROOT, SIZES, as_shown
 from harness.views import cell_tables, contest_plots, lines, machine, roofline
 from harness.views.look import LOOKS
 from models import views

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from course.lab import gaps
+from course.lab.cpp import FILES
 from harness.isolation.roster import built_in_files
-from harness.lab import gaps
-from harness.lab.cpp import FILES
 from harness.problems.problem import YARDSTICK
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]

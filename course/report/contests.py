@@ -4,10 +4,10 @@ import statistics
 from collections.abc import Callable, Sequence
 from itertools import permutations
 
+from course.report import text
 from harness.records.jsonl import read
 from harness.records.schema import DIRECTIONS, Record
 from harness.records.units import show_bytes, significant
-from harness.report import text
 from harness.views import cell_tables, contest_groups, contests, table
 from models import views
 

@@ -11,7 +11,7 @@ from itertools import product
 
 import torch
 
-from harness.lab.layouts import LAYOUTS
+from course.lab.layouts import LAYOUTS
 from harness.problems.directions import make_output_gradient
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem

@@ -1,6 +1,6 @@
 """The generated parts of the course: docs/walkthrough, docs/memory.md, docs/expected-output.md.
 
-What is cited comes from harness/lessons/cited.py, with its source.
+What is cited comes from course/lessons/cited.py, with its source.
 """
 
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from dataclasses import replace
 from difflib import unified_diff
 from operator import itemgetter
 
-from harness.lessons import cited
+from course.lessons import cited
+from course.report import text
 from harness.problems import cost
 from harness.problems.problem import Problem
 from harness.records.jsonl import read
 from harness.records.schema import Record
 from harness.records.units import show_bytes, show_time
-from harness.report import text
 from harness.views import cell_tables
 from harness.views.cell_tables import stages_of
 from harness.views.machine import moved, traffic

@@ -11,7 +11,7 @@ from rich.text import Text
 CONTEXT = 3  # lines that are the same, around each change
 
 Numbered = tuple[int, str]  # a line and its number in the file, from 1
-# a comment of `ladder lab` (harness/lab/gaps.py): no part of what a stage teaches by its changes
+# a comment of `ladder lab` (course/lab/gaps.py): no part of what a stage teaches by its changes
 MARKER = re.compile(r"(\s*)(?:#|//) (exercise|step|end of) (\w+)(?:: (.*))?$")
 
 

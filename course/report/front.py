@@ -1,13 +1,13 @@
 """README's generated parts: the first table, the ladder with its gains, the top on a GPU."""
 
+from course.report import text
+from course.report.contests import CONTESTANTS, rate
 from harness.isolation.declared import read_declared
 from harness.isolation.roster import built_in_files
 from harness.problems.problem import PEERS_FROM
 from harness.records.jsonl import read
 from harness.records.schema import Record
 from harness.records.units import show_time
-from harness.report import text
-from harness.report.contests import CONTESTANTS, rate
 from harness.views import cell_tables
 from harness.views.cell_tables import stages_of
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from course.report import text
 from harness.problems.cost import source_intensity
 from harness.records.jsonl import read
 from harness.records.schema import Record
 from harness.records.units import show_bytes, significant
-from harness.report import text
 from harness.views import cell_tables, machine
 from harness.views.cell_tables import stage_of, stages_of
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.lessons.diff import MARKER
-from harness.lessons.side_by_side import BLANK
+from course.lessons.diff import MARKER
+from course.lessons.side_by_side import BLANK
 
 KINDS = {"small": "step", "large": "exercise"}  # size of the gaps -> how they are marked
 NOT_WRITTEN = "not written yet"

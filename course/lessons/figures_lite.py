@@ -1,6 +1,6 @@
 """Where Lite breaks: its error against N and against how sharp the scores are, Online's beside it.
 
-Both are walked in NumPy (harness/lessons/trace.py, which tests/stages/test_states.py holds the
+Both are walked in NumPy (course/lessons/trace.py, which tests/stages/test_states.py holds the
 kernels of stages 4 and 5 to), in float32, with stage 4's tile of 64 keys and N(0, 1) inputs. An
 error is the largest |o - truth| over ROWS query rows and all of d, the truth in float64; the figure
 shows the median over SEEDS draws.
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness.lessons.trace import Array, attention, max_error, walk
+from course.lessons.trace import Array, attention, max_error, walk
 from harness.views.look import Look, in_look, new_figure, plain
 
 TILE = 64  # keys, as in stages 4 and 5

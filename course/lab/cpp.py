@@ -44,7 +44,7 @@ def build(submission: Path, folder: Path) -> Path:
     text = STAGE_2.read_text(encoding="utf-8").replace('    needs=("extension",),\n', "")
     stage = folder / "stage_2.py"
     stage.write_text(
-        "import sys\n\nfrom harness.lab.cpp import Library\n\n"
+        "import sys\n\nfrom course.lab.cpp import Library\n\n"
         f'sys.modules["ladder_value_graph"] = Library({str(library)!r})\n\n{text}',
         encoding="utf-8",
     )
