@@ -21,8 +21,8 @@ from pathlib import Path
 import pytest
 from ladder_command import PACKAGES, in_turn
 
-from harness.commands import app
 from harness.records.jsonl import read
+from ladder import app
 
 ROOT = Path(__file__).parents[1]
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"

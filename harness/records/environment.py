@@ -77,7 +77,7 @@ def git(*arguments: str) -> str:
 def sources_digest() -> str:
     """A digest of the project's code, so that a tree without git is told apart."""
     digest = hashlib.sha256()
-    packages = ("stages", "harness", "models", "course")
+    packages = ("stages", "harness", "models", "course", "ladder")
     patterns = dict.fromkeys(packages, "**/*.py") | {"csrc": "*.?pp"}
     for folder, pattern in patterns.items():
         for path in sorted((ROOT / folder).glob(pattern)):

@@ -23,7 +23,7 @@ import psutil
 from harness.records.jsonl import read
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("stages", "harness", "models", "course")
+PACKAGES = ("stages", "harness", "models", "course", "ladder")
 FAKES = Path(__file__).parent / "fakes"
 MARK = "LADDER_TEST_RUN"
 # a file is asked with all inputs unless told: once is enough for what is no question of inputs

@@ -55,7 +55,7 @@ def test_the_rest_runs_without_one(wheel):
 @pytest.fixture
 def another(tmp_path):
     """What another checkout is known by."""
-    for name in ("pyproject.toml", "harness/commands/app.py", "docs/page.md"):
+    for name in ("pyproject.toml", "ladder/app.py", "docs/page.md"):
         path = tmp_path / "another ladder" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")

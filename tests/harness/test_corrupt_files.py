@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from course.report import text
-from harness.commands.app import main
 from harness.records.jsonl import read
 from harness.records.schema import SCHEMA_VERSION, BadRecord
+from ladder.app import main
 from models import views
 
 RESULTS = Path(__file__).parents[2] / "results"

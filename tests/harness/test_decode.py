@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.commands import bench
 from harness.isolation.judge import Judge
 from harness.isolation.roster import describe_files, peer_files, read_stages
 from harness.problems import cost
@@ -15,6 +14,7 @@ from harness.records.schema import BadRecord, check_record
 from harness.runs import contest, plan, suites
 from harness.runs.outcome import bench_records
 from harness.views import contest_groups
+from ladder import bench
 
 TINY = Problem(
     inputs="peaky", seed=1, b=2, h=4, hk=2, nq=2, nk=150, d=16, dtype="float32", precision="ieee",

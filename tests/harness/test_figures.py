@@ -19,10 +19,10 @@ from course.lessons import (
     trace_plots,
 )
 from course.lessons.trace import example, make_trace
-from harness.commands import app
 from harness.records.jsonl import read
 from harness.records.schema import Ceiling
 from harness.views.look import DARK, LIGHT, LOOKS
+from ladder import app
 
 # imported by what draws, with no say in what is drawn
 BESIDE = {"harness/problems/problem", "harness/problems/real_inputs"}

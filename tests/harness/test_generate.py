@@ -6,8 +6,8 @@ from ladder_command import in_turn
 from made_up import make_env, write_run
 
 import stages
-from harness.commands import app
 from harness.records import jsonl, schema
+from ladder import app
 from models.training import writing
 from models.training.gpt import GPT
 from models.training.plan import Shape

@@ -13,12 +13,12 @@ import torch
 from ladder_command import ROOT, environ, fakes, in_turn, ladder
 from rich.console import Console
 
-from harness.commands import app
 from harness.isolation import call
 from harness.isolation.roster import StageInfo
 from harness.records import environment
 from harness.records.jsonl import Writer, read
 from harness.records.schema import BadRecord, check_record
+from ladder import app
 from models import views
 from models.minilm import compare, encoder
 from models.minilm import run as model_run

@@ -15,12 +15,12 @@ from ladder_command import ROOT, in_turn
 from rich.console import Console
 
 import stages
-from harness.commands import app, train
 from harness.isolation import roster, session
 from harness.isolation.child import NO_MESSAGE
 from harness.records import environment
 from harness.records.jsonl import Writer, read
 from harness.records.schema import BadRecord, check_record
+from ladder import app, train
 from models import views
 from models.training import curves, loop, trainer
 from models.training import plan as train_plan

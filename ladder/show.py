@@ -8,14 +8,14 @@ from rich.text import Text
 
 from course.lessons import diff as diff_view
 from course.report import pages
-from harness.commands import options
-from harness.commands.measuring import check_machine, note, open_results, writing
-from harness.commands.options import UserError
 from harness.isolation.roster import built_in_files
 from harness.records import checkout
 from harness.records.schema import BadRecord
 from harness.views import cell_tables, lines, roofline, table
 from harness.views.look import DARK, LIGHT
+from ladder import options
+from ladder.measuring import check_machine, note, open_results, writing
+from ladder.options import UserError
 
 
 def table_command(file: options.ResultsFile, form: options.TableFormat = "rich") -> int:

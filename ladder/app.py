@@ -14,19 +14,24 @@ from typing import Annotated
 
 import typer
 
-from harness.commands.arguments import end_children
-from harness.commands.bench import bench_command
-from harness.commands.ceilings import ceilings_command
-from harness.commands.doctor import doctor_command, list_command
-from harness.commands.generate import generate_command
-from harness.commands.help import LAB, LOOK, MEASURE, PAGES, SHOW, Command, Groups, examples
-from harness.commands.io import io_command
-from harness.commands.lab import lab
-from harness.commands.measuring import INTERRUPTED
-from harness.commands.model import model_command
-from harness.commands.options import UserError
-from harness.commands.run import run_command
-from harness.commands.show import (
+from harness.isolation.roster import BadStage
+from harness.records import checkout, environment
+from harness.records.jsonl import WriteFailed
+from harness.records.schema import BadRecord
+from harness.records.units import clean
+from ladder.arguments import end_children
+from ladder.bench import bench_command
+from ladder.ceilings import ceilings_command
+from ladder.doctor import doctor_command, list_command
+from ladder.generate import generate_command
+from ladder.help import LAB, LOOK, MEASURE, PAGES, SHOW, Command, Groups, examples
+from ladder.io import io_command
+from ladder.lab import lab
+from ladder.measuring import INTERRUPTED
+from ladder.model import model_command
+from ladder.options import UserError
+from ladder.run import run_command
+from ladder.show import (
     diff_command,
     figures_command,
     plot_command,
@@ -34,13 +39,8 @@ from harness.commands.show import (
     roofline_command,
     table_command,
 )
-from harness.commands.trace import trace_command
-from harness.commands.train import train_command
-from harness.isolation.roster import BadStage
-from harness.records import checkout, environment
-from harness.records.jsonl import WriteFailed
-from harness.records.schema import BadRecord
-from harness.records.units import clean
+from ladder.trace import trace_command
+from ladder.train import train_command
 
 LEAST_FILES = 64  # that a run with its processes may have open at a time
 # what the user got wrong: the message says all

@@ -2,13 +2,13 @@
 
 from dataclasses import asdict
 
-from harness.commands import options
-from harness.commands.arguments import stages_and_device
-from harness.commands.measuring import Progress, begin, carry_out, check_out, note
 from harness.records import units
 from harness.records.schema import Record
 from harness.runs import ceilings
 from harness.views import machine, table
+from ladder import options
+from ladder.arguments import stages_and_device
+from ladder.measuring import Progress, begin, carry_out, check_out, note
 
 
 def ceilings_command(device: options.Device = None, out: options.Out = None) -> int:

@@ -11,12 +11,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from harness.commands.options import UserError
 from harness.records import environment
 from harness.records.jsonl import WriteFailed, Writer, read
 from harness.records.schema import Record
 from harness.records.units import clean
 from harness.views import roofline, table
+from ladder.options import UserError
 
 RUNS = Path("runs")
 PRINTED_LINES = 20  # of what a stage prints, shown for each cell

@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from harness.commands.arguments import prepare_children
 from harness.isolation.declared import read_declared
 from harness.isolation.roster import (
     BadStage,
@@ -23,6 +22,7 @@ from harness.records import checkout, environment
 from harness.records.units import clean
 from harness.views import table
 from harness.views.table import Cell, Column, Table
+from ladder.arguments import prepare_children
 
 TILE = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
 LAUNCH = "M x N, warps, stages"

@@ -8,9 +8,6 @@ from typing import Any
 import typer
 from rich.text import Text
 
-from harness.commands import measuring, options, problems
-from harness.commands.arguments import SHOWN, choose, stages_and_device
-from harness.commands.options import MAX_D, UserError, integers
 from harness.problems.problem import PEERS_FROM, SEED, Problem
 from harness.records import environment, units
 from harness.records.jsonl import WriteFailed
@@ -18,6 +15,9 @@ from harness.records.schema import DIRECTIONS, Record
 from harness.runs import plan, runner
 from harness.runs.suites import SUITES
 from harness.views import contest_plots, contests, table
+from ladder import measuring, options, problems
+from ladder.arguments import SHOWN, choose, stages_and_device
+from ladder.options import MAX_D, UserError, integers
 
 OURS_FAILED = ("wrong", "crashed")
 REASON = 100  # characters of a reason, on stderr

@@ -4,7 +4,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from harness.commands.arguments import check_together
+from ladder.arguments import check_together
 
 LOOK = "Look around"
 LAB = "Learn by writing"

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-from harness.commands import options, problems
-from harness.commands.arguments import choose, stages_and_device, why_no_cuda
-from harness.commands.measuring import Progress, begin, carry_out, check_out, draw, note
-from harness.commands.options import UserError
 from harness.records.schema import Record
 from harness.runs import traffic
 from harness.views import cell_tables, machine, table
+from ladder import options, problems
+from ladder.arguments import choose, stages_and_device, why_no_cuda
+from ladder.measuring import Progress, begin, carry_out, check_out, draw, note
+from ladder.options import UserError
 
 
 def io_command(

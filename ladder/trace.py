@@ -1,7 +1,7 @@
 """`ladder trace`: one query row through the online softmax, tile by tile."""
 
-from harness.commands import options
-from harness.commands.options import UserError, whole
+from ladder import options
+from ladder.options import UserError, whole
 
 TEXT_N, TEXT_D = 64, 16  # more than these nobody reads
 SEED = 0  # with it the running max moves in some tiles and stays in others

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from harness.commands import options
-from harness.commands.arguments import prepare_children
-from harness.commands.help import Command, Groups, examples
-from harness.commands.options import UserError, option
 from harness.records import checkout
+from ladder import options
+from ladder.arguments import prepare_children
+from ladder.help import Command, Groups, examples
+from ladder.options import UserError, option
 
 LABS = 8  # the last stage that has a lab
 

@@ -1,8 +1,8 @@
 """The problems that options describe, for all commands that have such options."""
 
-from harness.commands.options import UserError, key_lengths, long_dtype
 from harness.problems.problem import REAL_D, SEED, Problem
 from harness.problems.real_inputs import HEADS, LAYERS, MAX_N
+from ladder.options import UserError, key_lengths, long_dtype
 
 
 def make_base(

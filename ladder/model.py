@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.commands import options
-from harness.commands.arguments import choose, numbers_and_files, stages_and_device
-from harness.commands.measuring import Progress, begin, check_out, note, open_results
-from harness.commands.options import UserError, long_dtype
 from harness.records.jsonl import Writer
 from harness.records.schema import FAILURES, Record
 from harness.records.units import show_time
 from harness.runs.plan import default_memory
 from harness.views import table
+from ladder import options
+from ladder.arguments import choose, numbers_and_files, stages_and_device
+from ladder.measuring import Progress, begin, check_out, note, open_results
+from ladder.options import UserError, long_dtype
 from models import views
 from models.minilm import run as model_run
 from models.minilm import weights as model_weights

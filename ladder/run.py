@@ -9,10 +9,6 @@ from typing import Any
 
 import typer
 
-from harness.commands import options, problems
-from harness.commands.arguments import RUN_SHAPE, choose, prepare_children, stages_and_device, typed
-from harness.commands.measuring import Progress, begin, carry_out, check_out, draw, note
-from harness.commands.options import UserError
 from harness.isolation.roster import StageInfo, read_stages
 from harness.problems.problem import PEERS_FROM, REAL_D, SEED, Problem
 from harness.records import environment
@@ -23,6 +19,10 @@ from harness.runs.plan import Cell, Limits, default_memory, each_inputs, plan_gr
 from harness.runs.runner import run
 from harness.runs.suites import SUITES
 from harness.views import cell_tables, lines, table
+from ladder import options, problems
+from ladder.arguments import RUN_SHAPE, choose, prepare_children, stages_and_device, typed
+from ladder.measuring import Progress, begin, carry_out, check_out, draw, note
+from ladder.options import UserError
 
 
 def run_command(

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from rich.text import Text
 
-from harness.commands import measuring, options
-from harness.commands.arguments import choose, numbers_and_files, stages_and_device
-from harness.commands.options import UserError, integers
 from harness.isolation.child import ChildFailed
 from harness.isolation.session import Session, is_bool, is_count, is_text, is_time
 from harness.problems.problem import PEERS_FROM
 from harness.records.schema import Record
 from harness.views import table
+from ladder import measuring, options
+from ladder.arguments import choose, numbers_and_files, stages_and_device
+from ladder.options import UserError, integers
 from models import views
 from models.training.plan import PAGE_SIZE, UNTIMED, make_problem
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import typer
 
-from harness.commands.options import UserError, integers
 from harness.isolation.child import START_LIMIT, server
 from harness.isolation.roster import StageInfo, read_stages, why_absent
 from harness.problems.problem import YARDSTICK
+from ladder.options import UserError, integers
 
 # what describes problems, of which a --suite has its own
 SHAPE = ("dtype", "causal", "d", "n", "b", "h", "hk", "seqlens")

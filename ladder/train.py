@@ -7,15 +7,15 @@ from pathlib import Path
 
 from rich.text import Text
 
-from harness.commands import measuring, options
-from harness.commands.arguments import choose, numbers_and_files, stages_and_device
-from harness.commands.options import UserError, long_dtype
 from harness.isolation.roster import StageInfo
 from harness.problems.problem import PEERS_FROM
 from harness.records.jsonl import WriteFailed
 from harness.records.schema import Record
 from harness.runs.plan import default_memory
 from harness.views import table
+from ladder import measuring, options
+from ladder.arguments import choose, numbers_and_files, stages_and_device
+from ladder.options import UserError, long_dtype
 from models import views
 from models.training import curves, trainer
 from models.training import plan as train_plan
