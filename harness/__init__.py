@@ -1,4 +1,5 @@
 """The harness: problem -> plan -> runner -> engine -> contestant and judge -> record -> views.
 
-The command line and the runner import no torch; whatever touches a tensor happens in children.
+The runner imports no torch, nor does the command line above it; whatever touches a tensor happens
+in children.
 """

@@ -26,7 +26,7 @@
 
 # %%
 # Not found? Type `%pip install -e "..[notebooks]"` in a cell, restart the kernel, and come back.
-import harness.notebook as nb
+import course.notebook as nb
 
 # %%
 nb.stages(0, 1, 2, 3, 4, 5, 6, 7)

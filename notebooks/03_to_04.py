@@ -23,7 +23,7 @@
 
 # %%
 # Not found? Type `%pip install -e "..[notebooks]"` in a cell, restart the kernel, and come back.
-import harness.notebook as nb
+import course.notebook as nb
 
 # %% [markdown]
 # ## What hurts in stage 3

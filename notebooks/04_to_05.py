@@ -22,7 +22,7 @@
 
 # %%
 # Not found? Type `%pip install -e "..[notebooks]"` in a cell, restart the kernel, and come back.
-import harness.notebook as nb
+import course.notebook as nb
 
 # %% [markdown]
 # ## What hurts in stage 4
@@ -44,8 +44,8 @@ nb.measure(stages="3,4", n="64,65,128", d=16)
 # page](../docs/walkthrough/4-triton-lite.md#predict) asked for their weights:
 
 # %%
-from harness.lessons import trace
-from harness.lessons.trace import make_trace
+from course.lessons import trace
+from course.lessons.trace import make_trace
 
 one_row = make_trace(n=65, d=16, tile=64, row=0)  # query row 0 of 65, the harness's own inputs
 first, last = one_row.steps()
@@ -68,7 +68,7 @@ nb.rows(
 # %%
 import numpy as np
 
-from harness.lessons import figures_lite
+from course.lessons import figures_lite
 
 errors = figures_lite.against_n(4 * figures_lite.TILE)
 
@@ -99,7 +99,7 @@ nb.drawn(
 # square Lite.
 
 # %%
-from harness.lessons import trace_plots
+from course.lessons import trace_plots
 
 small = make_trace(n=9, d=4, tile=4, row=3)
 steps, truth = small.steps(), small.truth()

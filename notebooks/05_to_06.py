@@ -21,7 +21,7 @@
 
 # %%
 # Not found? Type `%pip install -e "..[notebooks]"` in a cell, restart the kernel, and come back.
-import harness.notebook as nb
+import course.notebook as nb
 
 # %% [markdown]
 # ## What hurts in stage 5
@@ -41,7 +41,7 @@ nb.measure(stages="3,5,6", n="64,200", d=16, causal=True)
 # shares of all (q block, key tile) pairs, by the formula.
 
 # %%
-from harness.lessons import figures_tiling as tiling
+from course.lessons import figures_tiling as tiling
 
 case = tiling.Case(4096, 4096, True, block_m=128, block_n=64)
 kinds = tiling.kinds(case)

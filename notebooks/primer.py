@@ -19,7 +19,7 @@
 
 # %%
 # Not found? Type `%pip install -e "..[notebooks]"` in a cell, restart the kernel, and come back.
-import harness.notebook as nb
+import course.notebook as nb
 
 # %% [markdown]
 # ## Queries, keys and values
@@ -157,9 +157,9 @@ try:
     import triton.language as tl
 except ImportError:
     print("There is no Triton here. A twin in NumPy runs the same kernels.")
-    from harness.lab.first_kernels import tl, triton
+    from course.lab.first_kernels import tl, triton
 
-from harness.lab.first_kernels import check
+from course.lab.first_kernels import check
 
 ____ = "a gap"
 eps = torch.finfo(torch.float32).eps

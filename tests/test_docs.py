@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from ladder_command import in_turn
+from ladder_command import PACKAGES, in_turn
 
-from harness.commands import app
 from harness.records.jsonl import read
+from ladder import app
 
 ROOT = Path(__file__).parents[1]
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
@@ -333,7 +333,7 @@ def test_what_is_not_run_is_on_a_page_and_make_knows_its_words():
 def test_a_stage_in_ten_minutes_by_following_contributing(tmp_path):
     """mine.py moved into stages/, with check_inputs: a row. (Its command is run above, outside.)"""
     env = environ(tmp_path)
-    for part in ("stages", "harness"):
+    for part in PACKAGES:
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
     env["PYTHONPATH"] = str(tmp_path)
     # an editable install would find the checkout's before the copy

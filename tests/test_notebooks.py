@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from harness import notebook as nb
-from harness.lessons import trace_plots
-from harness.lessons.side_by_side import BLANK, WIDTH, braces, changed, extent, fingerprint, folded
-from harness.lessons.trace import make_trace
+from course import notebook as nb
+from course.lessons import trace_plots
+from course.lessons.side_by_side import BLANK, WIDTH, braces, changed, extent, fingerprint, folded
+from course.lessons.trace import make_trace
 from harness.records.jsonl import read
 
 ROOT = Path(__file__).parents[1]

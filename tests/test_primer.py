@@ -47,10 +47,10 @@ def filled(kernel, changes):
 
 def said(folder, kernel_cell, kernel, twin):
     """What the check below the kernel's cell prints; `twin`: as where there is no Triton."""
-    start = cell_with("from harness.lab.first_kernels import check")
+    start = cell_with("from course.lab.first_kernels import check")
     if twin:
         start = re.sub(r"^    import triton.*", "    raise ImportError", start, flags=re.M)
-    head = 'import torch\nimport harness.notebook as nb\ndevice = nb.here(cpu="cpu", gpu="cuda")'
+    head = 'import torch\nimport course.notebook as nb\ndevice = nb.here(cpu="cpu", gpu="cuda")'
     head = head.replace('nb.here(cpu="cpu", gpu="cuda")', '"cpu"') if twin else head
     cells = [head, start, kernel_cell, cell_with(f"check(\n    {kernel},")]
     script = folder / "cells.py"  # in a file, as a kernel's source is read again

@@ -4,7 +4,7 @@
 
 Needs a GPU. stages/autotune.py makes a choice once for all calls of a kind. This times the
 candidates of each kernel (forward with LSE, dk and dv, dq) on problems that differ in batch, heads,
-queries and keys, so that harness/report/contests.py can tell what a choice costs where it is used
+queries and keys, so that course/report/contests.py can tell what a choice costs where it is used
 for another problem of its kind. First all kernels are compiled, as many at once as there are cores.
 """
 

@@ -12,7 +12,7 @@ class NoCheckout(Exception):
 
 def is_checkout(folder: Path) -> bool:
     """Whether `folder` is a checkout of the ladder, rather than where a wheel was unpacked."""
-    return all((folder / name).is_file() for name in ("pyproject.toml", "harness/commands/app.py"))
+    return all((folder / name).is_file() for name in ("pyproject.toml", "ladder/app.py"))
 
 
 def need(command: str, instead: str = "") -> None:

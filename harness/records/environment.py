@@ -75,9 +75,11 @@ def git(*arguments: str) -> str:
 
 
 def sources_digest() -> str:
-    """A digest of the stages' and the harness's code, so that a tree without git is told apart."""
+    """A digest of the project's code, so that a tree without git is told apart."""
     digest = hashlib.sha256()
-    for folder, pattern in (("stages", "*.py"), ("harness", "**/*.py"), ("csrc", "*.?pp")):
+    packages = ("stages", "harness", "models", "course", "ladder")
+    patterns = dict.fromkeys(packages, "**/*.py") | {"csrc": "*.?pp"}
+    for folder, pattern in patterns.items():
         for path in sorted((ROOT / folder).glob(pattern)):
             digest.update(path.relative_to(ROOT).as_posix().encode())
             digest.update(path.read_bytes())

@@ -234,11 +234,11 @@ class Train(Named, Tried):
     reference: bool  # one of SDPA's backends, which the others are compared with
     device: Device
     dtype: DType  # of q, k, v; the weights are float32
-    size: Name  # of the model: SHAPES in harness/training/plan.py
+    size: Name  # of the model: SHAPES in models/training/plan.py
     seed: int
     steps: Annotated[int, 1, 10**6]  # that were asked for
     parameters: int | None
-    # its status is of the training alone: harness/training/curves.py judges the curves
+    # its status is of the training alone: models/training/curves.py judges the curves
     losses: list[Loss]  # of each step that was done, nats per character; all finite
     val_loss: Loss | None  # on text that it was not trained on, after the end
     tokens_per_s: Rate | None  # null where interpreted, and of very few steps

@@ -30,7 +30,7 @@ DASHES: tuple[Any, ...] = (
 )  # fmt: skip
 FIRST_SPARE = 99  # marks from here downwards are for a second file with a stage's number
 
-# behind a line of code that goes, and one that comes (harness/lessons/side_by_side.py), under INK
+# behind a line of code that goes, and one that comes (course/lessons/side_by_side.py), under INK
 GOES, COMES, INK = "#FFE3E0", "#DDF4E0", "#1A1A1A"
 
 

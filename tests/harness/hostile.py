@@ -43,7 +43,7 @@ CHECKED = {
 FAILS = {
     # what it says
     "words_ok": """
-import harness.isolation.contestant as worker, harness.training.loop as trainer
+import harness.isolation.contestant as worker, models.training.loop as trainer
 worker.blame = trainer.blame = lambda *a: {"status": "ok", "reason": ""}
 def attend(q, k, v, **more): raise RuntimeError
 """,

@@ -23,6 +23,7 @@ import psutil
 from harness.records.jsonl import read
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = ("stages", "harness", "models", "course", "ladder")
 FAKES = Path(__file__).parent / "fakes"
 MARK = "LADDER_TEST_RUN"
 # a file is asked with all inputs unless told: once is enough for what is no question of inputs
@@ -60,7 +61,7 @@ def ladder(*arguments, cwd=ROOT, env=None):
 
 def installed(folder):
     """What a wheel brings, copied into `folder`, and the environment in which it is imported."""
-    for name in ("stages", "harness"):
+    for name in PACKAGES:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     # an editable install of the checkout would come before the copy
     (folder / "sitecustomize.py").write_text(

@@ -200,7 +200,7 @@ def test_ladder_alone_is_the_help():
 
 def test_good_sizes_are_understood(tmp_path):
     """What --memory takes, in powers of 1024, as the env line keeps it."""
-    from harness.commands.options import size
+    from ladder.options import size
 
     assert size("500M") == 500 << 20
     assert size("4GiB") == size("4g") == size(" 4 GB ") == 4 << 30
@@ -210,9 +210,9 @@ def test_good_sizes_are_understood(tmp_path):
 
 def test_a_tour_whose_file_has_no_ending_does_not_stumble_over_its_plots(tmp_path):
     """The plots' folder is named after the file: a file without .jsonl is its own folder."""
-    from harness.commands import run
     from harness.records.jsonl import Writer, read
     from harness.runs.plan import Limits
+    from ladder import run
 
     cells = [make_cell()]
     out = tmp_path / "tour"

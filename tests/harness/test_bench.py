@@ -551,7 +551,7 @@ def test_a_run_broken_off_keeps_what_was_measured(tmp_path, make_stage):
      (("--ceilings", "gone.jsonl"), "gone.jsonl: No such file")],
 )  # fmt: skip
 def test_bad_arguments_are_one_line(tmp_path, monkeypatch, capsys, arguments, why):
-    from harness.commands import app
+    from ladder import app
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -628,7 +628,7 @@ OF_A_RUN = {
 
 
 def test_show_refuses_all_that_it_has_no_use_for(tmp_path, monkeypatch, capsys):
-    from harness.commands import app, bench
+    from ladder import app, bench
 
     monkeypatch.chdir(tmp_path)
     for name, value in OF_A_RUN.items():
@@ -653,7 +653,7 @@ def test_show_refuses_all_that_it_has_no_use_for(tmp_path, monkeypatch, capsys):
 def test_the_size_that_is_said_is_that_in_use_where_no_device_was_named(
     tmp_path, monkeypatch, capsys, arguments, why, at_once
 ):
-    from harness.commands import app, bench
+    from ladder import app, bench
 
     if at_once:
         monkeypatch.setattr(bench, "stages_and_device", lambda *_: pytest.fail("too late"))

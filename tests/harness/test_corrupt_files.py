@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.commands.app import main
+from course.report import text
 from harness.records.jsonl import read
 from harness.records.schema import SCHEMA_VERSION, BadRecord
-from harness.report import text
-from harness.views import training
+from ladder.app import main
+from models import views
 
 RESULTS = Path(__file__).parents[2] / "results"
 ESCAPES = "\x1b[2J\x1b]0;mine\x07\r\n\x9b31m\u202e\u2028"
@@ -119,7 +119,7 @@ def mutants(record):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_nasty_value_in_any_field_is_refused_or_shown(tmp_path, show, kind, monkeypatch):
-    monkeypatch.setattr(training, "plot", lambda *_: False)  # has its own test, below
+    monkeypatch.setattr(views, "plot", lambda *_: False)  # has its own test, below
     _, records = lines_of(kind)
     path = tmp_path / "run.jsonl"
     commands = cycle(KINDS[kind][2])

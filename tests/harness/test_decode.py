@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.commands import bench
 from harness.isolation.judge import Judge
 from harness.isolation.roster import describe_files, peer_files, read_stages
 from harness.problems import cost
@@ -15,6 +14,7 @@ from harness.records.schema import BadRecord, check_record
 from harness.runs import contest, plan, suites
 from harness.runs.outcome import bench_records
 from harness.views import contest_groups
+from ladder import bench
 
 TINY = Problem(
     inputs="peaky", seed=1, b=2, h=4, hk=2, nq=2, nk=150, d=16, dtype="float32", precision="ieee",
@@ -337,7 +337,7 @@ def test_the_docs_have_the_table_once_it_is_measured(tmp_path, monkeypatch):
     from made_up import write_run
     from test_bench_views import make_bench_env
 
-    from harness.report import contests, text
+    from course.report import contests, text
 
     monkeypatch.setattr(text, "GPU", tmp_path)
     assert contests.decoding().startswith("Not measured yet")
@@ -351,7 +351,7 @@ def test_the_docs_have_the_table_once_it_is_measured(tmp_path, monkeypatch):
 def test_table_4_2_shows_stage_8_once_it_is_measured():
     from made_up import make_cell
 
-    from harness.report import sources
+    from course.report import sources
 
     at = {"dtype": "float16", "precision": "float16", "paired": True, "device": "cuda"}
     cells = [

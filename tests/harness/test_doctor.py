@@ -10,7 +10,7 @@ import pytest
 from ladder_command import environ, in_turn, installed, ladder
 from rich.console import Console
 
-from harness.commands import doctor
+from ladder import doctor
 
 
 def without(folder, *modules):

@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from ladder_command import PACKAGES, ROOT
 from made_up import make_env
 from PIL import Image
 
-from harness.commands import app
-from harness.lessons import (
+from course.lessons import (
     figures,
     figures_lite,
     figures_memory,
@@ -18,14 +18,14 @@ from harness.lessons import (
     trace,
     trace_plots,
 )
-from harness.lessons.trace import example, make_trace
+from course.lessons.trace import example, make_trace
 from harness.records.jsonl import read
 from harness.records.schema import Ceiling
 from harness.views.look import DARK, LIGHT, LOOKS
+from ladder import app
 
-HARNESS = figures.HARNESS
 # imported by what draws, with no say in what is drawn
-BESIDE = {"problems/problem", "problems/real_inputs"}
+BESIDE = {"harness/problems/problem", "harness/problems/real_inputs"}
 
 
 def words_of(figure):
@@ -371,7 +371,7 @@ def test_the_users_own_settings_are_left_out_and_left_alone():
         assert matplotlib.rcParams["font.size"] == 30
     assert figure.axes[0].get_facecolor()[:3] == (1.0, 1.0, 1.0)
     assert_readable(figure)
-    assert "matplotlib.pyplot" not in vars(sys.modules["harness.lessons.figures"])
+    assert "matplotlib.pyplot" not in vars(sys.modules["course.lessons.figures"])
 
 
 def test_the_committed_pictures_are_up_to_date():
@@ -387,22 +387,22 @@ def test_the_committed_pictures_are_up_to_date():
 
 def test_a_picture_names_every_module_that_decides_what_is_drawn():
     """The modules' imports, followed; a module left out would change the picture unseen."""
-    makers = {"memory-hierarchy": "lessons/figures_memory", "tiling": "lessons/figures_tiling",
-              "lite-breaks": "lessons/figures_lite", "trace": "lessons/trace_plots"}  # fmt: skip
+    makers = {"memory-hierarchy": "figures_memory", "tiling": "figures_tiling",
+              "lite-breaks": "figures_lite", "trace": "trace_plots"}  # fmt: skip
     for picture in figures.PICTURES:
-        found, left = set(), [makers[picture.name]]
+        found, left = set(), [f"course/lessons/{makers[picture.name]}"]
         while left:
             name = left.pop()
             if name in found | BESIDE:
                 continue
             found.add(name)
-            for node in ast.walk(ast.parse((HARNESS / f"{name}.py").read_text())):
-                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("harness"):
-                    place = node.module.partition(".")[2].replace(".", "/")
-                    whole = (HARNESS / f"{place}.py").is_file()
+            for node in ast.walk(ast.parse((ROOT / f"{name}.py").read_text())):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGES):
+                    place = node.module.replace(".", "/")
+                    whole = (ROOT / f"{place}.py").is_file()
                     left += [place] if whole else [f"{place}/{a.name}" for a in node.names]
                 elif isinstance(node, ast.Import):
-                    assert not any(alias.name.startswith("harness") for alias in node.names)
+                    assert not any(alias.name.startswith(PACKAGES) for alias in node.names)
         assert found == set(picture.modules), picture.name
 
 
@@ -427,17 +427,16 @@ def test_a_change_of_code_or_record_makes_pictures_stale(tmp_path, monkeypatch):
     assert text.count('"value": ') > 1
     record.write_text(text.replace('"value": ', '"value": 1'))
     assert figures.stale(folder, record) == ["memory-hierarchy.png", "memory-hierarchy-dark.png"]
-    code = tmp_path / "harness"
-    code.mkdir()
-    for path in HARNESS.glob("*/*.py"):
-        copy = code / path.relative_to(HARNESS)
-        copy.parent.mkdir(exist_ok=True)
+    code = tmp_path / "code"
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        copy = code / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes().replace(b"\n", b"\r\n") + b"# and a comment\r\n")
-    monkeypatch.setattr(figures, "HARNESS", code)
+    monkeypatch.setattr(figures, "ROOT", code)
     assert figures.stale(folder) == []  # other line ends, or words, are no change
-    (code / "lessons" / "figures_tiling.py").write_text("another")
+    (code / "course" / "lessons" / "figures_tiling.py").write_text("another")
     assert figures.stale(folder) == ["tiling.png", "tiling-dark.png"]
-    (code / "lessons" / "trace.py").write_text("another")
+    (code / "course" / "lessons" / "trace.py").write_text("another")
     assert len(figures.stale(folder)) == 8
 
 

@@ -6,11 +6,11 @@ from ladder_command import in_turn
 from made_up import make_env, write_run
 
 import stages
-from harness.commands import app
 from harness.records import jsonl, schema
-from harness.training import writing
-from harness.training.gpt import GPT
-from harness.training.plan import Shape
+from ladder import app
+from models.training import writing
+from models.training.gpt import GPT
+from models.training.plan import Shape
 
 SHAPE = Shape(layers=2, heads=2, head_dim=16, block=24, batch=1, lr=1e-3)
 IDS = torch.arange(12)[None] % 7

@@ -9,8 +9,8 @@ import pytest
 import typer
 from ladder_command import ROOT, command, environ, in_turn, ladder
 
-from harness.commands import app, doctor
 from harness.isolation.roster import built_in_files, peer_files
+from ladder import app, doctor
 
 COMMANDS = typer.main.get_command(app.app).commands
 GONE = ("torch", "numpy", "triton", "matplotlib")
@@ -89,7 +89,7 @@ def test_what_needs_no_torch_loads_none(arguments, without):
 
 def test_help_and_version_load_no_stage():
     code = (
-        "import sys\nfrom harness.commands.app import main\n"
+        "import sys\nfrom ladder.app import main\n"
         "try:\n    main([sys.argv[1]])\n"
         "except SystemExit as end:\n    assert not end.code\n"
         "assert not {'torch', 'stages', 'numpy', 'matplotlib'} & sys.modules.keys()\n"

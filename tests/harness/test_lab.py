@@ -3,9 +3,9 @@
 import pytest
 from ladder_command import ROOT, in_turn
 
+from course.lab import gaps, labs
+from course.lessons import side_by_side
 from harness.isolation.roster import BadStage, read_stages
-from harness.lab import gaps, labs
-from harness.lessons import side_by_side
 
 STAGES = [*range(9), "numpy"]
 SIZES = list(gaps.KINDS)

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from test_lab import STAGES, solution
 
+from course.lab import checks
 from harness.isolation.roster import describe_files
-from harness.lab import checks
 
 pytestmark = pytest.mark.slow  # a few processes each
 

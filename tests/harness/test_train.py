@@ -15,17 +15,17 @@ from ladder_command import ROOT, in_turn
 from rich.console import Console
 
 import stages
-from harness.commands import app, train
 from harness.isolation import roster, session
 from harness.isolation.child import NO_MESSAGE
 from harness.records import environment
 from harness.records.jsonl import Writer, read
 from harness.records.schema import BadRecord, check_record
-from harness.training import curves, loop, trainer
-from harness.training import plan as train_plan
-from harness.training.loop import Run, WrongOutput
-from harness.training.plan import SHAPES, Plan, Trainee
-from harness.views import training
+from ladder import app, train
+from models import views
+from models.training import curves, loop, trainer
+from models.training import plan as train_plan
+from models.training.loop import Run, WrongOutput
+from models.training.plan import SHAPES, Plan, Trainee
 
 STAGE_3 = stages.by_number(3).attend
 MEMORY = 4 << 30
@@ -766,7 +766,7 @@ def render(width, records):
     titles = {(r["stage"], r["name"]): r["name"] for r in records}
     infos = [{"stage": s, "name": n, "title": title} for (s, n), title in titles.items()]
     env = environment.make_env("cpu", [], infos, {})
-    console.print(training.in_terminal(env, records))
+    console.print(views.in_terminal(env, records))
     return env, console.export_text().splitlines()
 
 
@@ -789,15 +789,15 @@ def test_the_table_keeps_to_its_width_and_shows_the_speed_of_what_is_ok(width, t
     assert rows["5"][-2:] == ["-", "ok"]
     assert rows["6"][-1] == "out-of-memory" and "2.0000" not in rows["6"]
     assert any("took 4 GB" in line for line in lines)
-    text = training.markdown(env, records)
+    text = views.markdown(env, records)
     assert text.count("\n| ") == len(rows) + 2
-    assert training.plot(env, records, tmp_path / "some" / "loss.png")
+    assert views.plot(env, records, tmp_path / "some" / "loss.png")
     assert (tmp_path / "some" / "loss.png").stat().st_size > 10_000
 
 
 def test_nothing_is_drawn_of_nothing(tmp_path):
     records = [a_record(3, "fell", [1.0], status="crashed", reason="why", losses=[])]
-    assert not training.plot({"rungs": []}, records, tmp_path / "loss.png")
+    assert not views.plot({"rungs": []}, records, tmp_path / "loss.png")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -5,8 +5,8 @@ import signal
 import pytest
 from ladder_command import Started
 
-from harness.commands import app
 from harness.records.jsonl import WriteFailed, Writer, read
+from ladder import app
 
 TINY = ("train", "--stage", "3", "--device", "cpu", "--seeds", "40", "--steps")
 

@@ -83,7 +83,7 @@ def test_diff_of_a_stage_with_itself_is_refused():
 
 @pytest.mark.parametrize("line", ["x" * 300, "[bold]not markup[/bold]"])
 def test_diff_leaves_lines_as_they_are(tmp_path, line):
-    from harness.lessons.diff import changes
+    from course.lessons.diff import changes
 
     old, new = tmp_path / "old.py", tmp_path / "new.py"
     old.write_text("same\n")

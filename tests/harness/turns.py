@@ -35,7 +35,7 @@ def main():
 def carry_out(arguments):
     """The exit code of `ladder ARGUMENTS`; an exception that comes out is shown, as Python does."""
     try:
-        from harness.commands.app import main as ladder
+        from ladder.app import main as ladder
 
         ladder(arguments)
     except SystemExit as end:

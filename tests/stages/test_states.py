@@ -1,4 +1,4 @@
-"""The Triton stages hold after each tile what harness/lessons/trace.py, in NumPy, holds.
+"""The Triton stages hold after each tile what course/lessons/trace.py, in NumPy, holds.
 
 A recorder is the shipped file with a few lines put in by text substitution, each found exactly
 once, as in test_mutants.py: the kernel then writes m_i, l_i and acc of each row after each tile
@@ -17,7 +17,7 @@ from stage_checks import device_of, hidden_keys, options_of, relative_rounding
 from test_mutants import mutate
 
 import stages
-from harness.lessons import trace
+from course.lessons import trace
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from course.report import contests
 from harness.records.schema import check_record
-from harness.report import contests
 from stages import autotune
 from stages.machine import has_module
 

@@ -1,0 +1,1 @@
+"""What teaches: lessons, labs, what the notebooks call, the generated parts of the pages."""

@@ -1,0 +1,92 @@
+"""Stage 2's submissions: two C++ files, compiled for each submission, loaded in its own process."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FILES = ("value_graph.hpp", "attention.cpp")  # of csrc/; the first has the gaps
+ROOT = Path(__file__).parents[2]
+STAGE_2 = ROOT / "stages" / "s02_cpp_value_graph.py"
+COMPILE_LIMIT = 120.0  # seconds
+Array = np.ndarray[Any, Any]
+
+
+class NotBuilt(Exception):
+    """A submission can't be compiled; the message holds the compiler's first errors."""
+
+
+def build(submission: Path, folder: Path) -> Path:
+    """A stage's file, in `folder`, that is stage 2 with the C++ files of a submission.
+
+    Raises NotBuilt where they don't compile, or there is no compiler.
+    """
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        raise NotBuilt("there is no C++ compiler here: install one, or name it in CXX")
+    sources = [submission / "attention.cpp", Path(__file__).with_name("value_graph_c.cpp")]
+    library = folder / "value_graph.so"
+    options = ["-O1", "-std=c++17", "-shared", "-fPIC", f"-I{submission}"]
+    try:
+        made = subprocess.run(
+            [*compiler.split(), *options, *map(str, sources), "-o", str(library)],
+            capture_output=True, text=True, errors="replace", timeout=COMPILE_LIMIT,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotBuilt(f"the compiler failed: {error}") from None
+    if made.returncode:
+        errors = [line for line in made.stderr.splitlines() if "error" in line]
+        raise NotBuilt(f"does not compile: {'; '.join(errors[:3]) or made.stderr[-300:]}")
+    text = STAGE_2.read_text(encoding="utf-8").replace('    needs=("extension",),\n', "")
+    stage = folder / "stage_2.py"
+    stage.write_text(
+        "import sys\n\nfrom course.lab.cpp import Library\n\n"
+        f'sys.modules["ladder_value_graph"] = Library({str(library)!r})\n\n{text}',
+        encoding="utf-8",
+    )
+    return stage
+
+
+class Library:
+    """What stage 2 calls the extension for, from a submission's compiled files."""
+
+    def __init__(self, path: str) -> None:
+        self.c = ctypes.CDLL(path)
+        self.c.graph_attend.restype = ctypes.c_void_p
+        self.c.graph_nodes.restype = ctypes.c_size_t
+
+    def attend(self, q: Array, k: Array, v: Array, scale: float) -> tuple[Array, "Graph"]:
+        """q (B, H, Nq, d), k and v (B, H, Nk, d) float64 -> o as q, and its graph."""
+        held = [np.ascontiguousarray(x) for x in (q, k, v)]
+        o, (B, H, Nq, d) = np.empty(q.shape), q.shape
+        sizes = map(ctypes.c_size_t, (B * H, Nq, k.shape[2], d))
+        given = map(pointer, held)
+        graph = self.c.graph_attend(*given, ctypes.c_double(scale), pointer(o), *sizes)
+        return o, Graph(self.c, graph, q.shape, k.shape)
+
+
+class Graph:
+    """The Values of one attend; they are freed with this object."""
+
+    def __init__(self, c: Any, graph: int, q_shape: Any, k_shape: Any) -> None:
+        self.c, self.graph, self.shapes = c, ctypes.c_void_p(graph), (q_shape, k_shape, k_shape)
+        self.nodes = c.graph_nodes(self.graph)
+
+    def backward(self, dO: Array) -> list[Array]:
+        """dO (B, H, Nq, d) float64 -> dq, dk, dv, in the shapes of q, k, v."""
+        grads = [np.empty(shape) for shape in self.shapes]
+        dO = np.ascontiguousarray(dO)
+        self.c.graph_backward(self.graph, pointer(dO), *map(pointer, grads))
+        return grads
+
+    def __del__(self) -> None:
+        self.c.graph_free(self.graph)
+
+
+def pointer(x: Array) -> Any:
+    """Where the numbers of a contiguous array lie."""
+    return x.ctypes.data_as(ctypes.c_void_p)

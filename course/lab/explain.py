@@ -1,0 +1,299 @@
+"""What the first failure of a submission comes from: its own words, its numbers, its tiles.
+
+Only to explain: no mark depends on it. The submission answers once more in a process of its own;
+when that has ended, another compares the answer with the truth and with what known mistakes give.
+"""
+
+import math
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from harness.isolation.call import bind, blame, write_outputs
+from harness.isolation.child import ChildFailed, say
+from harness.isolation.session import Session, is_text, list_of
+from harness.problems.directions import prepare
+from harness.problems.problem import Problem
+
+LIMIT = 60.0  # seconds for each of the two processes
+CORNER = 4  # rows and columns of a failing case that are shown
+NEAR = 0.01  # of the distance from the truth: so near to a mistake's output, it is that mistake
+# a function that walks tiles -> its loop's variable; and what is carried on by such a loop
+WALKS = dict.fromkeys(("attention_kernel", "visit_tiles", "attend_head"), "start_n")
+WALKS["walk_q_tiles"] = "start_m"
+STATES = {"start_n": ("m_i", "l_i", "acc"), "start_m": ("dk", "dv")}
+
+
+@dataclass(frozen=True)
+class Said:
+    """The diagnosis, '' where none is known, and lines that show the case."""
+
+    diagnosis: str
+    case: Sequence[str]
+
+
+def from_words(reasons: Sequence[tuple[str, str]], reason: str) -> str:
+    """What a failure comes from by its `reason` alone, of pairs of a pattern and that; or ''."""
+    return next((text for pattern, text in reasons if re.search(pattern, reason)), "")
+
+
+def from_numbers(path: Path, problem: Problem, layout: str, folder: Path) -> Said:
+    """What the wrong answer of the stage in `path` to a problem comes from."""
+    out, order = folder / "answer", problem.to_json()
+    try:
+        with Session(answer, str(path), order, str(out)) as session:
+            session.ready(LIMIT)
+        fields = {"diagnosis": is_text, "case": list_of(is_text)}
+        with Session(diagnose, order, layout, str(out), greeting=fields) as session:
+            found = session.ready(LIMIT)
+    except ChildFailed as error:
+        return Said("", [f"asked once more, it failed in another way: {error.reason}"])
+    return Said(found["diagnosis"], found["case"])
+
+
+# ---- in the submission's process
+
+
+def answer(connection: Connection, path: str, order: dict[str, Any], out: str) -> None:
+    """Write what the stage in `path` answers, and what it held after each tile. Says 'ready'."""
+    import numpy as np
+
+    import stages
+    from harness.isolation.call import Given
+
+    problem = Problem.from_json(order)
+    try:
+        module, given = stages.load(path), Given(problem)
+        call = prepare(bind(module.attend, problem), problem.direction, *given.tensors)
+        with watching() as states:
+            outputs = call()
+        write_outputs(outputs, problem, given.tensors, out)
+        np.savez(f"{out}.npz", **states)
+        say(connection, "ready")
+    except BaseException as error:
+        say(connection, "failed", **blame(error, problem))
+
+
+@contextmanager
+def watching() -> Iterator[dict[str, Any]]:
+    """Note m_i, l_i, acc (dk, dv) after each tile of the first program that keeps the stubs' names.
+
+    In Triton's interpreter a kernel is Python. 'acc 64' is acc after the tile of key 64, 'rows'
+    which queries they belong to, 'keys' which keys dk and dv belong to.
+    """
+    import numpy as np
+
+    states: dict[str, Any] = {}
+    last = dict.fromkeys(STATES, -1)  # the tile noted last; a walk that begins before is another's
+
+    def value(x: Any) -> Any:
+        return np.array(getattr(getattr(x, "handle", None), "data", x))
+
+    def enter(frame: FrameType, event: str, _: Any) -> Any:
+        variable = WALKS.get(frame.f_code.co_name, "")
+        if not variable:
+            return None
+        before, head = frame.f_lineno, 0  # the line of the last event; the loop's first line
+
+        def line(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal before, head
+            names = frame.f_locals
+            if event == "line" and variable in names:
+                start = int(value(names[variable]))
+                if not head:
+                    head = before if start > last[variable] else -1
+                if frame.f_lineno == head:
+                    last[variable] = start
+                    known = {
+                        "rows": names.get("rows", names.get("offs_m")),
+                        "keys": names.get("keys"),
+                    }
+                    if "qk_scale" in names:  # stage 6 keeps m_i in base 2
+                        known["base_2"] = 1
+                    known |= {f"{x} {start}": names.get(x) for x in STATES[variable]}
+                    states.update({x: value(y) for x, y in known.items() if y is not None})
+            before = frame.f_lineno
+            return line
+
+        return line
+
+    sys.settrace(enter)
+    try:
+        yield states
+    finally:
+        sys.settrace(None)
+
+
+# ---- in a process that no submission enters
+
+
+def diagnose(connection: Connection, order: dict[str, Any], layout: str, out: str) -> None:
+    """Say 'ready' with what an answer's mistake is, and with lines that show it."""
+    import numpy as np
+    import torch
+
+    from course.lab import mistakes
+    from harness.measures.oracle import make_oracles
+
+    problem = Problem.from_json(order)
+    oracles = make_oracles(problem)
+    flat = torch.from_numpy(np.fromfile(out, np.uint8)).view(getattr(torch, problem.dtype))
+    parts = flat.double().split([each.out64.numel() for each in oracles.values()])
+    got = {
+        name: part.view(each.out64.shape)
+        for (name, each), part in zip(oracles.items(), parts, strict=True)
+    }
+    wrong = {x: y for x, y in got.items() if not oracles[x].error(y).within(oracles[x].bound)}
+    if not wrong:
+        say(connection, "ready", diagnosis="", case=["asked once more, it was right"])
+        return
+    name = next(iter(wrong))
+    known = mistakes.forward if name == "o" else mistakes.gradients
+    best = (NEAR, "")
+    for says, made in known(problem, layout):
+        judged = ["o"] if name == "o" else list(wrong)
+        off = max(distance(got[x], made[x], oracles[x].out64) for x in judged)
+        best = min(best, (off, says))
+    case = show(problem, name, got[name], oracles[name].out64, oracles[name].bound.max)
+    if len(got) > 1:
+        right = ", ".join(x for x in got if x not in wrong) or "none"
+        case.insert(1, f"wrong: {', '.join(wrong)}; right: {right}")
+    with np.load(f"{out}.npz") as states:
+        case += first_tile(problem, dict(states), backward=name != "o")
+    say(connection, "ready", diagnosis=best[1], case=case)
+
+
+def distance(got: Any, made: Any, truth: Any) -> float:
+    """How far an output is from a mistake's, as a share of how far it is from the truth.
+
+    Where `made` is NaN anything may stand; infinity stands for what isn't finite.
+    """
+    known = ~made.isnan()
+    over = made.isinf()
+    if bool(((~got.isfinite()) & known).ne(over).any()):
+        return float("inf")
+    known &= ~over
+    if not bool(known.any()):
+        return 0.0
+    off = (got - truth)[known].norm()
+    return float((got - made)[known].norm() / off) if off or over.any() else float("inf")
+
+
+def show(problem: Problem, name: str, got: Any, truth: Any, bound: float) -> list[str]:
+    """Shapes, where an output is wrong, and a corner of it beside what was expected."""
+    from course.lessons.trace_text import number
+
+    off = (got - truth).abs().nan_to_num(float("inf"), float("inf"))
+    bad = off > bound
+    b, h, i, j = (int(x) for x in (off == off.max()).nonzero()[0])
+    rows, columns = (sorted(set(bad.nonzero()[:, axis].tolist())) for axis in (2, 3))
+    shape = f"q {(problem.b, problem.h, problem.nq, problem.d)}, k and v "
+    shape += f"{(problem.b, problem.hk, problem.nk, problem.d)}, {problem.dtype}, {problem.inputs}"
+    if problem.causal or problem.seqlens_k:
+        shape += f", causal {problem.causal}, seqlens_k {problem.seqlens_k}"
+    lines = [
+        shape,
+        f"{name} {tuple(got.shape)} is wrong in {spans(rows)} of {got.shape[2]} rows, "
+        f"{spans(columns)} of {got.shape[3]} columns; most at batch {b}, head {h}, row {i}, "
+        f"column {j}: got {number(got[b, h, i, j])}, expected {number(truth[b, h, i, j])}",
+    ]
+    top, left = (max(0, min(x, n - CORNER)) for x, n in zip((i, j), got.shape[2:]))
+    corner = (b, h, slice(top, top + CORNER), slice(left, left + CORNER))
+    lines.append(f"rows from {top}, columns from {left}: got | expected")
+    for mine, right in zip(got[corner], truth[corner], strict=True):
+        cells = ("  ".join(f"{number(x):>9}" for x in row) for row in (mine, right))
+        lines.append(" | ".join(cells))
+    return lines
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """'0 to 4', '7', or '3 of them, 0 to 9' where they don't follow each other."""
+    if not numbers:
+        return "none"
+    first, last = numbers[0], numbers[-1]
+    if first == last:
+        return str(first)
+    lone = "" if last - first + 1 == len(numbers) else f"{len(numbers)}, "
+    return f"{lone}{first} to {last}"
+
+
+def first_tile(problem: Problem, states: Any, backward: bool) -> list[str]:
+    """A line on the first tile after which m_i, l_i, acc (or dk, dv) is not the reference's.
+
+    None where the stub's names or its tile are not kept. `states`: what `watching` noted.
+    """
+    import numpy as np
+
+    from course.lessons.trace_text import number
+
+    names = STATES["start_m" if backward else "start_n"]
+    starts = sorted({int(x.split()[1]) for x in states if x.split()[0] in names})
+    if not starts:
+        return []
+    size = starts[1] - starts[0] if len(starts) > 1 else max(64, problem.nk)
+    reference = backward_tiles if backward else forward_tiles
+    for start, of, which, right in reference(problem, states, starts, size):
+        inside = which < (problem.nk if backward else problem.nq)
+        for name, expected in right.items():
+            mine = states.get(f"{name} {start}")
+            if mine is None or len(mine) != len(inside):
+                continue
+            mine = mine[inside][:, : problem.d] if mine.ndim == 2 else mine[inside]
+            if mine.shape != expected.shape:
+                continue
+            with np.errstate(invalid="ignore"):
+                bad = ~(np.abs(mine - expected) <= 1e-3 * (1 + np.abs(expected)))
+            if bad.any():
+                at = tuple(np.argwhere(bad)[0])
+                return [
+                    f"first tile that differs: {of} {start} to {start + size - 1}, after which "
+                    f"{name} of row {which[inside][at[0]]} is {number(mine[at])}, expected "
+                    f"{number(expected[at])}"
+                ]
+    return []
+
+
+def forward_tiles(problem: Problem, states: Any, starts: Sequence[int], size: int) -> Iterator[Any]:
+    """For each tile its first key, 'keys', the program's rows, and the reference walk's states."""
+    import numpy as np
+
+    from course.lab import mistakes
+    from course.lessons.trace import walk
+
+    a = mistakes.ask(problem, "")
+    which = states.get("rows", np.arange(problem.nq))
+    rows = which[which < problem.nq]
+    seen = (~a.hidden)[0, 0].sum(-1).numpy()[rows]
+    k, v = (x[0, 0].numpy() for x in a.spread())
+    unit = math.log2(math.e) if "base_2" in states else 1.0
+    for step in walk(a.q[0, 0].numpy()[rows], k, v, size, seen):
+        lite = {"acc": step.lite}  # where there is no l, it is stage 4's own mistake
+        online = {"m_i": step.m_i * unit, "l_i": step.l_i, "acc": step.acc}
+        yield step.start, "keys", which, online if "l_i 0" in states else lite
+
+
+def backward_tiles(
+    problem: Problem, states: Any, starts: Sequence[int], size: int
+) -> Iterator[Any]:
+    """For each tile its first row, 'rows', the program's keys, dk (not scaled) and dv so far."""
+    from course.lab import mistakes
+
+    a = mistakes.ask(problem, "")
+    which, s, (_, v) = states["keys"], a.scores(), a.spread()
+    p = mistakes.exp_from(s, s.amax(-1, keepdim=True))
+    p = p / p.sum(-1, keepdim=True).clamp_min(1e-300)
+    ds = p * (a.dO @ v.mT - ((p @ v) * a.dO).sum(-1, keepdim=True))
+    keys = which[which < problem.nk]
+    for start in starts:
+        rows = slice(0, start + size)
+        parts = {"dk": (ds, a.q), "dv": (p, a.dO)}
+        yield start, "rows", which, {
+            name: (x[0, 0, rows][:, keys].T @ y[0, 0, rows]).numpy()
+            for name, (x, y) in parts.items()
+        }  # fmt: skip

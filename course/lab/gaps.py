@@ -1,0 +1,119 @@
+"""The gaps of a stage: comments in its own file mark what a student writes, so no stub can drift.
+
+    # exercise NAME: goal; shapes in -> out     a part with all that it holds, to `# end of NAME`
+    # step NAME: goal; shapes in -> out         within it, the one statement below
+
+A large stub lacks the exercises, a small one the steps. In C++ the comments begin with //.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from course.lessons.diff import MARKER
+from course.lessons.side_by_side import BLANK
+
+KINDS = {"small": "step", "large": "exercise"}  # size of the gaps -> how they are marked
+NOT_WRITTEN = "not written yet"
+COMMENT = re.compile(r"\s*(#(?!error)|//|$)")
+PLACEHOLDER = re.compile(r"\s*(pass|\.\.\.|raise NotImplementedError.*|#error.*)\s*$")
+# of a statement that is nearly given away: words that stay, and a name that doesn't
+KEPT = "for|in|if|is|not|and|or|return|new|None|True|False|const|raise"
+NAME = re.compile(rf"(?<![\w.\"-])(?!(?:{KEPT})\b)[A-Za-z_][\w.]*(?![\w.\"]|\s*[({{]|=[^=])")
+
+
+@dataclass(frozen=True)
+class Gap:
+    """One gap: its name, what it says of itself, and its lines [first, last), counted from 0."""
+
+    name: str
+    says: str
+    first: int
+    last: int
+    lines: Sequence[str]
+
+    def nearly(self) -> str:
+        """Its lines with the names blanked that are computed from."""
+        text = []
+        for line in self.lines:
+            *target, value = re.split(r"(?<= = |\+= )", line.split("  #")[0], maxsplit=1)
+            text.append("".join(target) + NAME.sub(BLANK, value))
+        return "\n".join(text)
+
+
+def find(text: str, size: str) -> list[Gap]:
+    """The gaps of a file for a `size`, 'small' or 'large', in order."""
+    lines = text.splitlines()
+    found = []
+    for at, line in enumerate(lines):
+        mark = MARKER.match(line)
+        if mark and mark[2] == KINDS[size]:
+            end = statement_end(lines, at + 1) if size == "small" else exercise_end(lines, at)
+            found.append(Gap(mark[3], mark[4] or "", at + 1, end, lines[at + 1 : end]))
+    return found
+
+
+def statement_end(lines: Sequence[str], first: int) -> int:
+    """Where the statement that begins in line `first` ends: its body is deeper, or a bracket."""
+    indent = depth(lines[first])
+    end = first + 1
+    while end < len(lines) and (
+        depth(lines[end]) > indent
+        or (depth(lines[end]) == indent and lines[end].lstrip()[:1] in (")", "]"))
+    ):
+        end += 1
+    return end
+
+
+def depth(line: str) -> int:
+    """How far a line is indented; an empty one not at all."""
+    return len(line) - len(line.lstrip())
+
+
+def exercise_end(lines: Sequence[str], at: int) -> int:
+    """Where the exercise that is marked in line `at` ends; where its end is not marked, the file's.
+
+    Two exercises of a file may bear one name: the next end is meant.
+    """
+    name = MARKER.match(lines[at])[3]  # type: ignore[index]
+    for end in range(at + 1, len(lines)):
+        mark = MARKER.match(lines[end])
+        if mark and (mark[2], mark[3]) == ("end of", name):
+            return end
+    return len(lines)
+
+
+def replaced(text: str, size: str, bodies: Sequence[Sequence[str]]) -> str:
+    """A file with other lines in its gaps, in order."""
+    lines = text.splitlines()
+    for gap, body in reversed(list(zip(find(text, size), bodies, strict=True))):
+        lines[gap.first : gap.last] = body
+    return "\n".join(lines) + "\n"
+
+
+def stub(text: str, size: str) -> str:
+    """A stage's file with its gaps taken out; in each stands that it is not written yet."""
+    bodies = []
+    for gap in find(text, size):
+        says = f"{NOT_WRITTEN}: {gap.name}"
+        cpp = "//" in text.splitlines()[gap.first - 1]
+        line = f"#error {says}" if cpp else f'raise NotImplementedError("{says}")'
+        bodies.append([" " * depth(gap.lines[0]) + line])
+    return replaced(text, size, bodies)
+
+
+def unwritten(text: str) -> Iterator[tuple[str, int]]:
+    """The gaps of a student's file that hold no code yet: the name of each, and its line, from 1.
+
+    A gap is empty, or begins with what a stub has there, or with `pass` or `...`.
+    """
+    lines = text.splitlines()
+    marks = [(at, mark) for at, line in enumerate(lines) if (mark := MARKER.match(line))]
+    ends = [at for at, _ in marks[1:]] + [len(lines)]
+    for (at, mark), end in zip(marks, ends):
+        steps_follow = end < len(lines) and MARKER.match(lines[end])[2] == "step"  # type: ignore[index]
+        if mark[2] == "end of" or (mark[2] == "exercise" and steps_follow):
+            continue
+        code = [line for line in lines[at + 1 : end] if not COMMENT.match(line)]
+        if not code or PLACEHOLDER.match(code[0]):
+            yield mark[3], at + 1

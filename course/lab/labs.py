@@ -1,0 +1,152 @@
+"""The labs: their stubs, what labs.toml says of them, and a copy of the checkout to hand out."""
+
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from course.lab import gaps
+from course.lab.cpp import FILES
+from harness.isolation.roster import built_in_files
+from harness.problems.problem import YARDSTICK
+
+HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
+STUBS = ROOT / "stubs"  # in a copy that was handed out
+NUMPY = HERE / "numpy_online.py"  # stage 5 for machines without Triton
+# what holds stages' lines, or answers
+TELLING = ("tests/", "tools/", "docs/lecturer.md", "results/cpu/pitfalls")
+TRAIN_TEXT = "harness/data/train_text.txt"  # this project's own sources, as a text to learn
+
+
+class NoLab(Exception):
+    """A lab that there isn't, or a file that is in the way; the message says what to do."""
+
+
+def about() -> dict[int, dict[str, Any]]:
+    """Stage -> its goal, its minutes by size, and under each step's name a question and an idea."""
+    return {
+        int(stage): said
+        for stage, said in tomllib.loads((HERE / "labs.toml").read_text(encoding="utf-8")).items()
+    }
+
+
+def source(stage: int, numpy: bool = False) -> Path:
+    """The file that holds a stage's gaps; it need not be there in a copy."""
+    if numpy and stage != 5:
+        raise NoLab(f"--numpy: stage {stage} has no NumPy twin, only stage 5 has one")
+    if stage == 2:
+        return ROOT / "csrc" / FILES[0]
+    found = (path for path in built_in_files() if int(path.stem[1:3]) == stage)
+    return NUMPY if numpy else next(found, ROOT / "stages" / f"s{stage:02d}")
+
+
+def stubs(stage: int, size: str, numpy: bool = False) -> dict[str, str]:
+    """The files of a stub by name, one but for stage 2. Raises NoLab where there is none."""
+    path = source(stage, numpy)
+    if path.is_file():
+        files = {path.name: gaps.stub(path.read_text(encoding="utf-8"), size)}
+    else:
+        kept = sorted((STUBS / place(stage, size, numpy)).glob("*"))
+        files = {each.name: each.read_text(encoding="utf-8") for each in kept}
+    if not files:
+        raise NoLab(f"stage {stage}: neither its file nor a stub is here; get a whole checkout")
+    if stage == 2:
+        files[FILES[1]] = (ROOT / "csrc" / FILES[1]).read_text(encoding="utf-8")
+    return files
+
+
+def place(stage: int, size: str, numpy: bool) -> str:
+    """The folder of a stub in a copy."""
+    return f"{stage}-{size}{'-numpy' if numpy else ''}"
+
+
+def start(stage: int, to: Path, size: str, numpy: bool) -> None:
+    """Write a stub to the file `to`, for stage 2 to the folder. Never overwrites: raises NoLab."""
+    files = stubs(stage, size, numpy)
+    try:
+        if stage == 2:
+            to.mkdir(parents=True)
+        else:
+            to.parent.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            with (to / name if stage == 2 else to).open("x", encoding="utf-8") as file:
+                file.write(text)
+    except FileExistsError:
+        raise NoLab(f"{to}: is there already, and is not overwritten: --to names another") from None
+
+
+def hints(stage: int, level: int, numpy: bool = False) -> Iterator[str]:
+    """A hint for each step, from a question (level 1) to nearly the line (3)."""
+    path = source(stage, numpy)
+    if not path.is_file():
+        said = {name: text for name, text in about()[stage].items() if isinstance(text, list)}
+        for name, text in said.items():
+            yield f"{name}: {text[min(level, 2) - 1]}"
+        return
+    for gap in gaps.find(path.read_text(encoding="utf-8"), "small"):
+        question_and_idea = about()[stage][gap.name]
+        hint = gap.nearly() if level == 3 else f"    {question_and_idea[level - 1]}"
+        yield f"{gap.name}: {gap.says}\n{hint}"
+
+
+def export(to: Path, last: int) -> None:
+    """Copy the tracked files to the new folder `to`, without what tells stages above `last`.
+
+    Raises NoLab where `to` is there already, or git can't say which files are tracked.
+    """
+    if to.exists():
+        raise NoLab(f"{to}: is there already; name a new folder")
+    done = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True)
+    if done.returncode:
+        raise NoLab("export: git does not know this checkout's files: clone the repository")
+    kept: list[str] = []
+    dropped: list[str] = []
+    for name in filter(None, done.stdout.decode().split("\0")):
+        (dropped if tells(name, last) else kept).append(name)
+    for name in kept:
+        (to / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, to / name)
+    lines = [
+        {line for name in names if name.startswith("stages/") for line in lines_of(ROOT / name)}
+        for names in (kept, dropped)
+    ]
+    text = lines_of(ROOT / TRAIN_TEXT)
+    shown = [line for line in text if line in lines[0] or line not in lines[1]]
+    (to / TRAIN_TEXT).write_text("\n".join(shown) + "\n", encoding="utf-8")
+    for page in (to / "docs" / "walkthrough").glob("[0-9]*-*.md"):
+        if int(page.name.split("-")[0]) > last:  # questions stay, answers go
+            asked = page.read_text(encoding="utf-8").split("\n## Explain\n")[0]
+            page.write_text(asked + "\n", encoding="utf-8")
+    if last < 2:  # nothing to compile
+        rules = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8").splitlines()[:2]
+        (to / "CMakeLists.txt").write_text("\n".join(rules) + "\n", encoding="utf-8")
+    for size in gaps.KINDS if last + 1 in about() else ():  # a later one would tell this one
+        for numpy in (False, True)[: 1 + (last + 1 == 5)]:
+            for name, stub in stubs(last + 1, size, numpy).items():
+                path = to / STUBS.name / place(last + 1, size, numpy) / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(stub, encoding="utf-8")
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a text file."""
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def tells(name: str, last: int) -> bool:
+    """Whether a file of the checkout gives a stage above `last` away.
+
+    Stage 3 stays: all others are judged by it.
+    """
+    if name.startswith(("stages/s02", f"stages/s{YARDSTICK:02d}")):  # of 2: the way into Python
+        return False
+    upper = re.match(r"(?:stages/s|notebooks/\d\d_to_)(\d\d)", name)
+    return (
+        name.startswith(TELLING)
+        or bool(upper and int(upper[1]) > last)
+        or (name == f"csrc/{FILES[0]}" and last < 2)
+        or (name == NUMPY.relative_to(ROOT).as_posix() and last < 5)
+    )

@@ -1,0 +1,121 @@
+"""The pictures that explain, drawn into docs/figures/, and the check that they are up to date.
+
+The PNG of one and the same picture differs from one version of matplotlib to the next, and what is
+computed for it in its last digits from one processor to the next. So each file carries a digest of
+what it was drawn from instead: the code that decides what is drawn and how, and the records that it
+shows. `stale` compares that with the digest of what is there now, and draws nothing.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from course.lessons import figures_lite, figures_memory, figures_tiling, trace_plots
+from course.lessons.trace import example
+from harness.records import syntax
+from harness.records.jsonl import read
+from harness.views.look import LOOKS, Look
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "figures"
+CEILINGS = ROOT / "results" / "h200" / "ceilings.jsonl"
+MARK = b"ladder figures "  # before the digest, 64 hexadecimal digits, in a file
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture: NAME.EXTENSION and NAME-dark.EXTENSION.
+
+    `modules`, by their paths, decide what is drawn; with `ceilings`, so does that record.
+    `write(look, ceilings, path, comment)` writes one look's file, with the comment in it.
+    """
+
+    name: str
+    extension: str
+    modules: tuple[str, ...]
+    write: Callable[[Look, Path, Path, str], object]
+    ceilings: bool = False
+
+    def file(self, look: Look) -> str:
+        """The name of the look's file."""
+        return f"{self.name}{look.suffix}.{self.extension}"
+
+    def digest(self, ceilings: Path) -> str:
+        """Of all that it is drawn from. Raises OSError where a record can't be read."""
+        total = hashlib.sha256()
+        for module in self.modules:
+            code = (ROOT / f"{module}.py").read_text(encoding="utf-8")
+            total.update(syntax.digest(code).encode())
+        if self.ceilings:  # less what a checkout on Windows may add
+            total.update(ceilings.read_bytes().replace(b"\r\n", b"\n"))
+        return total.hexdigest()
+
+
+def as_png(figure: Callable[[Look, Path], Any]) -> Callable[[Look, Path, Path, str], None]:
+    """What writes `figure(look, ceilings)` as a PNG, without a word of who wrote it when."""
+
+    def write(look: Look, ceilings: Path, path: Path, comment: str) -> None:
+        made = figure(look, ceilings)  # raises before anything is written
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made.savefig(path, metadata={"Comment": comment, "Software": None})
+
+    return write
+
+
+def memory_hierarchy(look: Look, ceilings: Path) -> Any:
+    return figures_memory.figure(*read(ceilings, "ceiling"), look)
+
+
+def lite_breaks(look: Look, _: Path) -> Any:
+    return figures_lite.figure(figures_lite.measure(), look)
+
+
+def trace_still(look: Look, _: Path) -> Any:
+    return trace_plots.still(example().steps(), example().truth(), look)
+
+
+def trace_moving(look: Look, _: Path, path: Path, comment: str) -> Path:
+    return trace_plots.moving(example().steps(), example().truth(), path, look, comment)
+
+
+LOOK, INPUTS = "harness/views/look", "harness/problems/inputs"
+MEMORY = ("course/lessons/cited", "course/lessons/figures_memory", LOOK)
+TILING = ("course/lessons/figures_tiling", LOOK)
+LITE = (INPUTS, "course/lessons/figures_lite", "course/lessons/trace", LOOK)
+TRACE = (INPUTS, "course/lessons/trace", "course/lessons/trace_plots", LOOK)
+
+PICTURES = (
+    Picture("memory-hierarchy", "png", MEMORY, as_png(memory_hierarchy), ceilings=True),
+    Picture("tiling", "png", TILING, as_png(lambda look, _: figures_tiling.figure(look))),
+    Picture("lite-breaks", "png", LITE, as_png(lite_breaks)),
+    Picture("trace", "png", TRACE, as_png(trace_still)),
+    Picture("trace", "gif", TRACE, trace_moving),
+)
+
+
+def draw(folder: Path, ceilings: Path = CEILINGS) -> Iterator[Path]:
+    """Write every picture into `folder`, and yield each file when it is written.
+
+    Raises ImportError where matplotlib is missing, OSError where a file can't be written or read,
+    BadRecord or ValueError where `ceilings` holds nothing that can be drawn.
+    """
+    for picture in PICTURES:
+        comment = MARK.decode() + picture.digest(ceilings)
+        for look in LOOKS:
+            path = folder / picture.file(look)
+            picture.write(look, ceilings, path, comment)
+            yield path
+
+
+def stale(folder: Path, ceilings: Path = CEILINGS) -> list[str]:
+    """The names of the files in `folder` that are missing, or drawn from something else."""
+    found = []
+    for picture in PICTURES:
+        mark = MARK + picture.digest(ceilings).encode()
+        for look in LOOKS:
+            path = folder / picture.file(look)
+            if not path.is_file() or mark not in path.read_bytes():
+                found.append(path.name)
+    return found

@@ -1,0 +1,275 @@
+"""Two stages' code for a notebook: in two columns, changed lines marked; and as an exercise.
+
+A code host shows a notebook's HTML without <style> and without most of CSS: what is said must be
+read from tables, <pre> and <b> alone. So a changed line is bold, and has '-' (it goes) or '+' (it
+comes) before it. Below the columns stand the files and the start of their sha256, by which
+tests/test_notebooks.py finds a notebook that shows an older stage.
+"""
+
+import ast
+import difflib
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import zip_longest
+from pathlib import Path
+
+from course.lessons import diff
+from harness.views.look import COMES, GOES, INK
+
+ROOT = Path(__file__).parents[2]
+WIDTH = 62  # columns of code before a line goes on below: two columns fit into a usual window
+DIGITS = 12  # of a sha256, enough to tell versions apart
+GROUNDS = {"-": GOES, "+": COMES}  # of a changed line, where there is CSS
+CELL = 'align="left" valign="top" style="text-align:left;vertical-align:top"'
+# a viewer may give <pre> in a table the letters of its prose, or cut what is wider than the window
+FONT = "font-family:ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;font-size:12px"
+PRE = f'style="text-align:left;white-space:pre;margin:0;{FONT};line-height:1.35"'
+SCROLLS = 'style="overflow-x:auto;max-width:100%"'
+# for Jupyter, whose own sheet would set text to the right; nothing is lost where they are missing
+LEFT = 'align="left" style="text-align:left"'
+RIGHT = 'align="right" style="text-align:right"'
+BLANK = "____"  # what a student fills in
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One output of a cell: Jupyter takes the `html`, a terminal the `text`."""
+
+    html: str
+    text: str
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def table(
+    header: Sequence[str], rows: Iterable[Sequence[object]], title: str = "", note: str = "",
+    left: int = 1,
+) -> Shown:  # fmt: skip
+    """A table, its first `left` columns to the left, the others to the right; words around it."""
+    texts = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    html = ["<table>"]
+    text: list[str] = []
+    for row in texts:
+        tag = "td" if text else "th"
+        cells, padded = "", []
+        for index, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            cells += f"<{tag} {LEFT if index < left else RIGHT}>{escape(cell)}</{tag}>"
+            padded.append(cell.ljust(width) if index < left else cell.rjust(width))
+        html.append(f"<tr>{cells}</tr>")
+        text.append("  ".join(padded).rstrip())
+    html.append("</table>")
+    if title:
+        html, text = [f"<p><b>{escape(title)}</b></p>", *html], [title, *text]
+    if note:
+        html, text = [*html, f"<p>{escape(note)}</p>"], [*text, note]
+    return Shown("\n".join(html), "\n".join(text))
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines of a file, and the number of each, from 1; comments that mark exercises left out."""
+
+    path: Path
+    title: str
+    numbers: Sequence[int]
+    lines: Sequence[str]
+
+
+def code(where: int | str, name: str = "") -> Code:
+    """A stage by number, or a file by its path in the project; whole, or its function `name`.
+
+    In Python `name` may be a class, or a method as 'Class.method'; in C++ it is how a function
+    begins, up to its parenthesis. Raises KeyError where there is no such stage or function, OSError
+    where there is no such file.
+    """
+    if isinstance(where, int):
+        title = f"stage {where}"
+        path = next((ROOT / "stages").glob(f"s{where:02d}_*.py"), None)
+        if path is None:
+            raise KeyError(f"no {title} in stages/")
+    else:
+        title, path = where, ROOT / where
+    text, lines = path.read_text(encoding="utf-8"), diff.whole(path)
+    if name:
+        title = f"{title}: {name}"
+        first, last = (extent if path.suffix == ".py" else braces)(text, name)
+        lines = lines[first - 1 : last]
+    numbers, kept = zip(*diff.unmarked(lines), strict=True)
+    return Code(path, title, numbers, kept)
+
+
+def extent(text: str, name: str) -> tuple[int, int]:
+    """The first and the last line of the function or class `name`, its decorators included."""
+    node: ast.AST = ast.parse(text)
+    for part in name.split("."):
+        named = (x for x in getattr(node, "body", []) if getattr(x, "name", None) == part)
+        if (found := next(named, None)) is None:
+            raise KeyError(f"no {name} in the file")
+        node = found
+    return diff.extent(node)
+
+
+def braces(text: str, name: str) -> tuple[int, int]:
+    """The first and the last line of the C++ function that begins with `name`."""
+    lines = text.splitlines()
+    for first, line in enumerate(lines):
+        if f"{name}(" in line and line.endswith("{"):
+            return first + 1, lines.index(indent_of(line) + "}", first) + 1
+    raise KeyError(f"no {name} in the file")
+
+
+def indent_of(line: str) -> str:
+    """The blanks that a line begins with."""
+    return line[: len(line) - len(line.lstrip())]
+
+
+def fingerprint(path: Path) -> str:
+    """The file's place in the project and its digest, as an output cites it."""
+    data = path.read_bytes().replace(b"\r\n", b"\n")  # as a checkout on Windows may have it
+    place = path.relative_to(ROOT).as_posix()
+    return f"{place}, sha256 {hashlib.sha256(data).hexdigest()[:DIGITS]}"
+
+
+def side_by_side(left: Code | int, right: Code | int, context: int | None = 3) -> Shown:
+    """Both in two columns, each changed line with `context` lines around it; None: all lines."""
+    old, new = (code(x) if isinstance(x, int) else x for x in (left, right))
+    around = max(len(old.lines), len(new.lines)) if context is None else context
+    stretches = [(f"<th {CELL}>{escape(old.title)}</th>", f"<th {CELL}>{escape(new.title)}</th>")]
+    for opcodes in matcher(old, new).get_grouped_opcodes(around):
+        one, two = (f"<td {CELL}><pre {PRE}>{x}</pre></td>" for x in columns(old, new, opcodes))
+        stretches.append((one, two))
+    rows = "".join(f"<tr>{one}{two}</tr>" for one, two in stretches)
+    files = dict.fromkeys(fingerprint(x.path) for x in (old, new))
+    note = f"- goes, + comes. {'; '.join(files)}."
+    unified = difflib.unified_diff(
+        old.lines, new.lines, old.title, new.title, n=around, lineterm=""
+    )  # for a viewer that shows no HTML
+    return Shown(
+        f"<div {SCROLLS}><table>{rows}</table></div>\n<p><small>{escape(note)}</small></p>",
+        "\n".join([*unified, note]),
+    )
+
+
+def matcher(old: Code, new: Code) -> difflib.SequenceMatcher[str]:
+    """What finds the changed lines."""
+    return difflib.SequenceMatcher(None, old.lines, new.lines, autojunk=False)
+
+
+def columns(
+    old: Code, new: Code, opcodes: Iterable[tuple[str, int, int, int, int]]
+) -> tuple[str, str]:
+    """Both columns of a stretch as HTML, what belongs together at one height."""
+    rows: list[tuple[str, str]] = []
+    for tag, i1, i2, j1, j2 in opcodes:
+        goes, comes = "  " if tag == "equal" else "-+"
+        for i, j in zip_longest(range(i1, i2), range(j1, j2)):
+            pair = marked(old, i, goes), marked(new, j, comes)
+            rows += zip_longest(*pair, fillvalue="")
+    left, right = zip(*rows, strict=True)
+    return "\n".join(left), "\n".join(right)
+
+
+def marked(of: Code, index: int | None, mark: str) -> list[str]:
+    """One line of code, on as many lines as it takes, with its number and its mark; None: none."""
+    if index is None:
+        return []
+    numbers = [str(of.numbers[index])]
+    lines = []
+    for number, piece in zip_longest(numbers, folded(of.lines[index]), fillvalue=""):
+        line = escape(f"{number:>4} {mark} {piece}", quote=False).rstrip()
+        style = f"background:{GROUNDS.get(mark)};color:{INK}"
+        lines.append(line if mark == " " else f'<b style="{style}">{line}</b>')
+    return lines
+
+
+def folded(line: str) -> list[str]:
+    """A line as pieces of WIDTH columns at most, broken before a comment, or else at a blank."""
+    indent = indent_of(line) + " " * 8
+    pieces = []
+    while len(line) > WIDTH:
+        comment, blank = (line.rfind(x, len(indent) + 1, WIDTH + 1) for x in ("  # ", " "))
+        at = next((x for x in (comment, blank) if x > 0), WIDTH)
+        pieces.append(line[:at])
+        line = indent + line[at:].lstrip()
+    return [*pieces, line]
+
+
+def changed(old: Code, new: Code) -> tuple[list[str], list[str]]:
+    """The lines that go and the lines that come."""
+    found = [opcode for opcode in matcher(old, new).get_opcodes() if opcode[0] != "equal"]
+    return (
+        [line for _, first, last, _, _ in found for line in old.lines[first:last]],
+        [line for _, _, _, first, last in found for line in new.lines[first:last]],
+    )
+
+
+class Exercise:
+    """Stage `upper` without the lines that its function `name` has and stage `lower`'s has not.
+
+    The template is the upper stage's own file, so it can't be out of date. Its docstring, which
+    gives the answer, is left out, and it declares itself under a number and a name of its own, so
+    that `ladder run --stage` takes it as one more row. Raises KeyError where a stage has no such
+    function.
+    """
+
+    def __init__(self, lower: int, upper: int, name: str) -> None:
+        new = code(upper, name)
+        gone, come = changed(code(lower, name), new)
+        self.answer = [line.strip() for line in come]
+        self.gone = len(gone)
+        self.whole = "\n".join(code(upper).lines) + "\n"
+        self.kernel = list(new.lines)
+        self.places: list[int] = []  # in the kernel, of the lines of the answer
+        stripped = [line.strip() for line in self.kernel]
+        for line in self.answer:
+            self.places.append(stripped.index(line, self.places[-1] + 1 if self.places else 0))
+
+    def replaced(self, lines: Sequence[str]) -> str:
+        """The kernel with `lines` for the answer's, each as far to the right as its original."""
+        result = list(self.kernel)
+        for place, line in zip(self.places, lines, strict=True):
+            result[place] = indent_of(result[place]) + line
+        return "\n".join(result)
+
+    def filled(
+        self, lines: str | Sequence[str], number: int = 90, name: str = "mine", title: str = ""
+    ) -> str:
+        """A stage's file with `lines`, one line per blank, where the answer would be.
+
+        Empty lines and indentation don't count. Raises ValueError where there are too many or too
+        few of them.
+        """
+        given = lines.splitlines() if isinstance(lines, str) else lines
+        given = [line.strip() for line in given if line.strip()]
+        if len(given) != len(self.places):
+            raise ValueError(f"lines: got {len(given)}, expected {len(self.places)}, one a blank")
+        text = self.whole.replace("\n".join(self.kernel), self.replaced(given))
+        return declared(text, number, name, title or name)
+
+    def blanked(self) -> list[str]:
+        """The answer with its right-hand sides blanked: what a student starts from."""
+        return [re.sub(r" (\+?=) .*", rf" \1 {BLANK}", line) for line in self.answer]
+
+    def __repr__(self) -> str:
+        return self.replaced(self.blanked())
+
+
+def declared(text: str, number: int, name: str, title: str) -> str:
+    """A stage's file without its docstring, and with a STAGE of its own."""
+    docstring, *nodes = ast.parse(text).body
+    stage = next(filter(diff.is_declaration, nodes))
+    declaration = (
+        f"STAGE = Stage(\n    number={number}, name={name!r}, title={title!r},\n"
+        '    idea="my ten lines", needs=("triton",), dtypes=("float16", "bfloat16", "float32"),\n)'
+    )
+    lines = text.splitlines()
+    kept = lines[docstring.end_lineno : stage.lineno - 1]
+    return "\n".join([*kept, declaration, *lines[stage.end_lineno :]]).lstrip("\n") + "\n"

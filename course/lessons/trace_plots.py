@@ -1,0 +1,228 @@
+"""Pictures of a walk through the online softmax: one with a column per tile, and a moving one.
+
+In each column: the scores with the running max m_i; the weights exp(s - m_i), whose sum is l_i, and
+in outline what the past's were before alpha shrank them; the output so far of Online and of Lite,
+against the truth.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from course.lessons.trace import Array, Step, max_error, title
+from harness.views.look import LIGHT, Look, in_look, mark, new_figure, plain
+
+MOST_TILES = 8  # columns that can still be read
+MOST_KEYS = 64
+MOVE_MS, STAND_MS, END_MS = 1600, 2200, 4000  # how long a frame of the moving picture stays
+COLOURS = 48  # of the moving picture: letters keep their soft edges
+LABELS = ("scores s", "weights exp(s - m_i)", "output so far")
+
+
+class TooMuch(ValueError):
+    """More than a picture of this kind can show; the message says what, and how much it can."""
+
+
+def still(steps: Sequence[Step], truth: Array, look: Look = LIGHT) -> Any:
+    """A matplotlib Figure of one row's walk, one column per tile, as `trace.walk` gave it.
+
+    `truth` is (d,), as `trace.attention` gives it. Raises TooMuch where there is no step, more than
+    MOST_TILES, more than MOST_KEYS keys, or more than one row; ImportError without matplotlib.
+    """
+    check(steps)
+    with in_look(look):
+        figure = new_figure(0.8 + 2.35 * max(2, len(steps)), 6.6)
+        grid = figure.subplots(3, len(steps), squeeze=False, sharey="row")
+        for index, step in enumerate(steps):
+            draw(grid[:, index], steps, index, index, truth, look)
+            grid[0, index].set_title(title(step), fontweight="bold")
+        for axis, label in zip(grid[:, 0], LABELS, strict=True):
+            axis.set_ylabel(label)
+        handles = grid[2, 0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside lower center", ncols=4)
+    return figure
+
+
+def moving(
+    steps: Sequence[Step], truth: Array, path: Path, look: Look = LIGHT, comment: str = ""
+) -> Path:
+    """Write the walk to `path`, .gif or .webp: each tile's scores come, then what they change.
+
+    A GIF has no half-clear edges of letters, so EITHER needs WebP. `comment` goes into a GIF.
+    Arguments and errors as `still`'s.
+    """
+    from PIL import Image
+
+    check(steps)
+    frames = []
+    with in_look(look):
+        for index in range(len(steps)):
+            for done in (False, True):
+                figure = frame(steps, index, done, truth, look)
+                figure.canvas.draw()
+                frames.append(Image.fromarray(np.array(figure.canvas.buffer_rgba())))
+    # the end first: it is what a still preview shows, and in a loop it still comes last
+    frames.insert(0, frames.pop())
+    options: dict[str, Any] = {"lossless": True}
+    if path.suffix == ".gif":
+        frames = [pixels.convert("RGB") for pixels in frames]
+        # one palette for all, so that only what moves is stored; the usual one of most pixels would
+        # leave out the few of a marker's colour
+        palette = frames[0].quantize(COLOURS, method=Image.Quantize.FASTOCTREE)
+        frames = [pixels.quantize(palette=palette, dither=Image.Dither.NONE) for pixels in frames]
+        options = {"optimize": True, "comment": comment}
+    stays = [END_MS, *[MOVE_MS, STAND_MS] * len(steps)][:-1]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=stays, loop=0, **options)
+    return path
+
+
+def check(steps: Sequence[Step]) -> None:
+    """Raise TooMuch where a picture couldn't be read, or there is nothing to draw."""
+    if not steps:
+        raise TooMuch("steps: got none, expected a row that sees a key")
+    if np.ndim(steps[0].m_i):
+        raise TooMuch(f"steps: got rows {np.shape(steps[0].m_i)}, expected those of one row")
+    if len(steps) > MOST_TILES or steps[-1].stop > MOST_KEYS:
+        raise TooMuch(
+            f"steps: got {len(steps)} tiles of {steps[-1].stop} keys, expected up to {MOST_TILES} "
+            f"tiles and {MOST_KEYS} keys"
+        )
+
+
+def frame(steps: Sequence[Step], index: int, done: bool, truth: Array, look: Look) -> Any:
+    """One frame: tile `index` is scored, and with `done` rescaled and added too."""
+    figure = new_figure(7.2, 3.3)
+    axes = figure.subplots(1, 3)
+    draw(axes, steps, index, index if done else index - 1, truth, look)
+    for axis, label in zip(axes, LABELS, strict=True):
+        axis.set_title(label)
+    figure.legend(*axes[2].get_legend_handles_labels(), loc="outside lower right", ncols=3)
+    figure.suptitle(caption(steps, index, done), fontsize=9.5, x=0.02, ha="left")
+    return figure
+
+
+def caption(steps: Sequence[Step], index: int, done: bool) -> str:
+    """What happens in a frame, two lines."""
+    step = steps[index]
+    if done and index == len(steps) - 1:
+        what = f"o = acc / l_i is the truth;\nLite's weights sum to {step.lite_weight:.0f}"
+    elif done and index == 0:
+        what = "there is no past yet,\nonly the tile's own weights"
+    elif done:
+        past = f"shrinks by alpha = {step.alpha:.3g}" if step.alpha < 1 else "stays what it was"
+        what = f"the past {past},\nthe tile's own weights come to it"
+    elif index == 0:
+        what = f"the first scores,\nm_i = {step.m_i:.3g}"
+    else:
+        old = steps[index - 1].m_i
+        moved = f"m_i rises from {old:.3g} to {step.m_i:.3g}" if step.m_i > old else "m_i stays"
+        what = f"new scores,\n{moved}, alpha = {step.alpha:.3g}"
+    return f"tile {index}, {title(step)}: {what}"
+
+
+def draw(
+    axes: Any, steps: Sequence[Step], scored: int, added: int, truth: Array, look: Look
+) -> None:
+    """Three axes: the scores up to tile `scored`; weights and outputs up to `added`, -1: none."""
+    scores, weights, outputs = axes
+    draw_scores(scores, steps, scored, look)
+    draw_weights(weights, steps, added, look)
+    draw_outputs(outputs, steps, added, truth, look)
+    n = steps[-1].stop
+    for axis in (scores, weights):
+        axis.set_xlim(-0.6, n - 0.4)
+        axis.set_xticks(range(0, n, 1 if n <= 16 else n // 8))
+        for step in steps[1:]:
+            axis.axvline(step.start - 0.5, color=look.soft, linewidth=0.6, linestyle=":", zorder=0)
+        axis.set_xlabel("key")
+
+
+def draw_scores(axis: Any, steps: Sequence[Step], index: int, look: Look) -> None:
+    """Bars of the scores so far, the tile's own filled; m_i, and m_old where it was another."""
+    step, s = steps[index], scores_to(steps, index)
+    axis.axhline(0, color=look.soft, linewidth=0.6)
+    bars(axis, s, step.start, look)
+    for key in np.flatnonzero(np.isinf(s)):
+        axis.text(key, 0, "-inf", ha="center", va="bottom", fontsize=7, color=look.soft)
+    if index and steps[index - 1].m_i < step.m_i:
+        axis.axhline(steps[index - 1].m_i, color=look.soft, linestyle=(0, (4, 3)), linewidth=1.2)
+    axis.axhline(step.m_i, color=look.ink, linewidth=1.6)
+    axis.set_ylim(*room(scores_to(steps, len(steps)), [0.0]))
+    axis.annotate(
+        f"m_i = {step.m_i:.3g}", (1, float(step.m_i)), xycoords=("axes fraction", "data"),
+        xytext=(0, 3), textcoords="offset points", ha="right", va="bottom", fontsize=8.5,
+        bbox=plain(look),
+    )  # fmt: skip
+
+
+def draw_weights(axis: Any, steps: Sequence[Step], index: int, look: Look) -> None:
+    """Bars of exp(s - m_i) for all keys so far; outlines of what alpha shrank. -1: nothing yet."""
+    axis.set_ylim(0, 1.35)
+    if index < 0:
+        return
+    step = steps[index]
+    bars(axis, np.exp(scores_to(steps, index) - step.m_i), step.start, look)
+    if index and step.alpha < 1:
+        before = np.exp(scores_to(steps, index - 1) - steps[index - 1].m_i)
+        style = {"fill": False, "edgecolor": look.soft, "linestyle": (0, (2, 2))}
+        axis.bar(np.arange(step.start), before, 0.8, **style)
+    axis.text(
+        0.5, 0.99, f"alpha = {step.alpha:.3g},  l_i = {step.l_i:.3g}", ha="center", va="top",
+        transform=axis.transAxes, fontsize=8.5, bbox=plain(look),
+    )  # fmt: skip
+
+
+def draw_outputs(axis: Any, steps: Sequence[Step], index: int, truth: Array, look: Look) -> None:
+    """The truth as levels, Online's o and Lite's in their marks; -1: neither has any yet."""
+    dims = np.arange(len(truth))
+    axis.axhline(0, color=look.soft, linewidth=0.6)
+    axis.hlines(truth, dims - 0.38, dims + 0.38, color=look.ink, linewidth=2.2, label="truth")
+    # what has no place yet is drawn outside, so that the legend is the same in every frame
+    nowhere = np.full(len(truth), np.nan)
+    at = steps[index] if index >= 0 else None
+    online, lite = (nowhere, nowhere) if at is None else (at.o, at.lite)
+    for o, label, stage, shift, size, edge in (
+        (online, "Online", 5, -0.12, 6, 1.0),
+        (lite, "Lite", 4, 0.12, 5.5, 0.6),
+    ):
+        axis.plot(
+            dims + shift, o, mark(stage).marker, color=mark(stage).colour, markersize=size,
+            markeredgecolor=look.ink, markeredgewidth=edge, label=label,
+        )  # fmt: skip
+    axis.set_ylim(*room(truth, *(x for step in steps for x in (step.o, step.lite))))
+    if at is not None:
+        errors = f"Online {max_error(online, truth):.2g},  Lite {max_error(lite, truth):.2g}"
+        axis.text(
+            0.5, 0.99, f"off by: {errors}", ha="center", va="top", transform=axis.transAxes,
+            fontsize=8,
+        )  # fmt: skip
+    axis.set_xlim(-0.6, len(truth) - 0.4)
+    axis.set_xticks(dims if len(truth) <= 8 else dims[:: len(truth) // 4])
+    axis.set_xlabel("dimension")
+
+
+def scores_to(steps: Sequence[Step], index: int) -> Array:
+    """The scores of all keys up to tile `index`."""
+    return np.concatenate([step.s for step in steps[: index + 1]])
+
+
+def bars(axis: Any, heights: Array, start: int, look: Look) -> None:
+    """A bar per key, from `start` on those of the newest tile; none where it is infinite."""
+    keys = np.flatnonzero(np.isfinite(heights))
+    for chosen, colour, edge in (
+        (keys[keys < start], look.faint, look.soft),
+        (keys[keys >= start], look.blue, look.ink),
+    ):
+        axis.bar(chosen, heights[chosen], 0.8, color=colour, edgecolor=edge)
+
+
+def room(*values: Any) -> tuple[float, float]:
+    """Limits around what is finite of the values, with some room above and below."""
+    every = np.concatenate(values)
+    finite = every[np.isfinite(every)].astype(float)
+    low, high = finite.min(), finite.max()
+    some = 0.16 * (high - low or 1.0)
+    return low - some * (low < 0), high + 1.6 * some

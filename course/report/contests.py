@@ -1,0 +1,224 @@
+"""The generated parts of docs that come from `ladder bench`, `ladder train` and tools."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from itertools import permutations
+
+from course.report import text
+from harness.records.jsonl import read
+from harness.records.schema import DIRECTIONS, Record
+from harness.records.units import show_bytes, significant
+from harness.views import cell_tables, contest_groups, contests, table
+from models import views
+
+CONTESTANTS = {"sdpa_flash": "SDPA flash", "sdpa_cudnn": "cuDNN", "flex_attention": "FlexAttention"}
+FULL = {False: text.MASKS[False]}
+
+
+def rate(cell: Record | None) -> str:
+    """TFLOP/s, or why there are none."""
+    if cell is None:
+        return "-"
+    return f"{cell['tflops']:.0f}" if cell["tflops"] is not None else str(cell["status"])
+
+
+def race(name: str, direction: str, stage: int, sizes: Sequence[int]) -> str:
+    """TFLOP/s of stage 3, one of ours and the peers, by d, mask and N; ratios to the peers."""
+    env, cells = read(text.GPU / f"{name}.jsonl", "bench")
+    cells = [cell for cell in cells if cell["direction"] == direction]
+    body = []
+    for title, at in text.problems(sizes):
+        three, ours = text.both(cells, 3, stage, **at)
+        theirs = (rate(text.find(cells, name=peer, **at)) for peer in CONTESTANTS)
+        ratios = (ours["speedup"].get(peer) for peer in ("sdpa_flash", "flex_attention"))
+        over = ("-" if ratio is None else f"{ratio:.2f}x" for ratio in ratios)
+        body.append([title, rate(three), f"**{rate(ours)}**", *theirs, *over])
+    header = f"mask and size | #3 | #{stage} | {' | '.join(CONTESTANTS.values())}"
+    header += f" | #{stage} over flash | over Flex"
+    note = "TFLOP/s, the masked part not counted; fp16, B N = 16384, H d = 2048; paired."
+    return text.part(header, body, note, env)
+
+
+def training_memory(ds: Sequence[int] = (64, 128)) -> str:
+    """Peak memory of a training step, stage 7's beside the others'."""
+    env, cells = read(text.GPU / "bench-train.jsonl", "bench")
+    body = []
+    for title, at in text.problems(text.SIZES[1:], ds, FULL):
+        at["direction"] = "train"
+        found = [*text.both(cells, 3, 7, **at)]
+        found += [text.find(cells, name=peer, **at) for peer in CONTESTANTS]
+        peaks = [cell["peak_bytes"] for cell in found]
+        shown = ["-" if peak is None else show_bytes(peak) for peak in peaks]
+        body.append([title, *shown, f"{peaks[1] / peaks[2]:.2f}x"])
+    header = f"size | #3 | #7 | {' | '.join(CONTESTANTS.values())} | #7 / SDPA flash"
+    note = "Above q, k, v, dO; fp16, B N = 16384, H d = 2048, no mask."
+    return text.part(header, body, note, env)
+
+
+def skipping() -> str:
+    """What the causal mask saves: tiles never visited, and time."""
+    env, cells = read(text.GPU / "bench-004.jsonl", "bench")
+    body = []
+    for title, at in text.problems(text.SIZES, masks=FULL):
+        full, half = (text.find(cells, stage=6, **(at | {"causal": mask})) for mask in text.MASKS)
+        times = [cell["time_ms"] for cell in (full, half)]
+        shown = [f"{significant(time)} ms" for time in times]
+        visited = f"{100 * half['skip_ratio']:.0f}%"
+        body.append([title, visited, *shown, f"{times[0] / times[1]:.2f}x"])
+    header = "size | tiles never visited | no mask | causal | faster"
+    note = "Two contests: the ratio is of medians taken one after the other."
+    return text.part(header, body, note, env)
+
+
+def variants() -> str:
+    """Stage 6 written in other ways, paired with itself as shipped."""
+    env, cells = read(text.GPU / "variants.jsonl", "bench")
+    names = cell_tables.titles(env)
+    others = [stage for stage in cell_tables.stages_of(cells) if stage[0] != 6]
+    body = []
+    for title, at in text.problems(sorted({cell["nk"] for cell in cells})):
+        ours = text.find(cells, stage=6, **at)["time_ms"]
+        times = [text.find(cells, name=name, **at)["time_ms"] for _, name in others]
+        body.append([title, f"{significant(ours)} ms", *(f"{time / ours:.2f}x" for time in times)])
+    header = " | ".join(["mask and size | as shipped", *(names[other] for other in others)])
+    note = "fp16; a variant's time over the shipped stage's: above 1.00x it is slower. Paired."
+    return text.part(header, body, note, env)
+
+
+def decoding() -> str:
+    """Few query rows against many keys, in one piece and in pages, beside the best peer."""
+    files = sorted(text.GPU.glob("decode*.jsonl"))
+    if not files:
+        return "Not measured yet: `ladder bench --suite decode`, on a GPU."
+    runs = [read(file, "bench") for file in files]
+    _, ceilings = read(text.GPU / "ceilings.jsonl", "ceiling")
+    every = {"rungs": [stage for env, _ in runs for stage in env["rungs"]]}
+    made = contest_groups.decode_table(
+        every, [cell for _, cells in runs for cell in cells], ceilings
+    )
+    return "\n\n".join([table.markdown([made], *made.notes), text.machine(runs[0][0])])
+
+
+def trios(
+    cells: Sequence[Record], stage: int, ceilings: Sequence[Record] = ()
+) -> list[contests.Trio]:
+    """Stage 3, that stage and SDPA's flash backend as `ladder bench` compares them, by d and mask.
+
+    Raises KeyError where one of them is missing, or was never timed, in a group.
+    """
+    mine = [c for c in cells if c["stage"] in (3, stage) or c["name"] == "sdpa_flash"]
+    found = contests.trios(mine, ceilings)
+    for trio in found:
+        if None in (trio.three, trio.ours, trio.peer):
+            raise KeyError(f"not all three in {contest_groups.group_title(trio.group)}")
+    return sorted(found, key=lambda trio: (trio.group[0]["d"], trio.group[0]["causal"]))
+
+
+def source_001(direction: str, stage: int) -> str:
+    """A table of source 001 at its shapes: time, memory, speed-up over SDPA's flash backend."""
+    env, cells = read(text.GPU / "bench-001-train.jsonl", "bench")
+    body = []
+    for trio in trios([cell for cell in cells if cell["direction"] == direction], stage):
+        mask = text.MASKS[trio.group[0]["causal"]]
+        rows = trio.rows("three time", "ours time", "peer time", "ours speedup", "three peak",
+                         "ours peak", "peer peak")  # fmt: skip
+        body += [[f"{mask}, N = {n}", *figures] for n, *figures in rows]
+    header = f"mask and size | #3, ms | #{stage} | SDPA flash | #{stage} over flash"
+    header += f" | #3, peak | #{stage} | SDPA flash"
+    claims = contests.SOURCES["001-train"]
+    if direction == "fwd":  # its table has both
+        claims = f"{contests.SOURCE_001} {contests.FORWARD_TIME}; {contests.FORWARD_MEMORY}."
+    note = f"{direction}, fp16, B = 2, H = 4, d = 64.\n\n{claims}"
+    return text.part(header, body, note, env)
+
+
+def train_split() -> str:
+    """Forward, backward and both of stage 7 at source 001's shapes, beside SDPA's."""
+    env, cells = read(text.GPU / "bench-001-train.jsonl", "bench")
+    unmasked = trios([cell for cell in cells if not cell["causal"]], 7)
+    (trio,) = (trio for trio in unmasked if trio.group[0]["direction"] == "train")
+    body = trio.rows(*(f"{who} {way}" for who in ("ours", "peer") for way in DIRECTIONS))
+    header = "N | #7: forward | backward | both | SDPA flash: forward | backward | both"
+    return text.part(header, body, "ms, no mask, fp16, B = 2, H = 4, d = 64.", env)
+
+
+def source_004() -> str:
+    """Stage 6's share of the matrix rate, and its rate beside stage 3's and SDPA's."""
+    env, cells = read(text.GPU / "bench-004.jsonl", "bench")
+    _, ceilings = read(text.GPU / "ceilings.jsonl", "ceiling")
+    roof = text.find(ceilings, what="matmul", dtype="float16")["value"]
+    header, columns = "N", []
+    for trio in trios(cells, 6, ceilings):
+        header += f" | d = {trio.group[0]['d']}" + ", causal" * trio.group[0]["causal"]
+        rates = (
+            [rate(contest_groups.find(trio.group, who, n)) for n in contest_groups.sizes(cells)]
+            for who in (trio.three, trio.ours, trio.peer)
+        )
+        figures = zip(*rates, trio.texts("ours", "share"), strict=True)
+        columns.append([f"{a} / {b} ({share}) / {c}" for a, b, c, share in figures])
+    body = zip(contest_groups.sizes(cells), *columns, strict=True)
+    note = f"TFLOP/s: #3 / #6 (its share of the {roof:.0f} that the card reached) / SDPA flash;"
+    return text.part(header, body, f"{note} fp16.", env)
+
+
+def curves() -> str:
+    """The training curves, judged."""
+    env, records = read(text.GPU / "train.jsonl", "train")
+    note = "Losses in nats per character, means over the seeds: [the columns](#the-columns)."
+    return views.markdown(env, records, note, text.machine(env))
+
+
+# the sizes of a problem that may decide who shares a tuned choice; the last are the tuner's own
+TUNER_KEYS: dict[str, Callable[[Record], tuple[int, ...]]] = {
+    "Nk": lambda r: (r["nk"],),
+    "Nk and B H": lambda r: (r["nk"], r["b"] * r["h"]),
+    "Nk and Nq": lambda r: (r["nk"], r["nq"]),
+    "Nk, B H and Nq": lambda r: (r["nk"], r["b"] * r["h"], r["nq"]),
+}
+
+
+def lost(records: Sequence[Record], sizes: Callable[[Record], tuple[int, ...]]) -> list[float]:
+    """What another problem's choice costs: 0.1 is a tenth more time than with a problem's own.
+
+    A figure for each ordered pair of problems of a kernel whose `sizes`, each up to a power of two,
+    are the same.
+    """
+    from stages.autotune import bucket  # torch with it: only who asks for this part waits for it
+
+    kind = ("kernel", "dtype", "precision", "d", "causal")
+    found = []
+    for group in cell_tables.grouped(
+        records, lambda r: [*(r[name] for name in kind), *map(bucket, sizes(r))]
+    ):
+        for first, second in permutations(group, 2):
+            choice = first["configs"][first["time_ms"].index(min(first["time_ms"]))]
+            if choice in second["configs"]:
+                time = second["time_ms"][second["configs"].index(choice)]
+                found.append(time / min(second["time_ms"]) - 1)
+    return found
+
+
+def tuner_key() -> str:
+    """What is lost where problems share tuned choices, by what tells them apart."""
+    env, records = read(text.GPU / "tuner-key.jsonl", "tuning")
+    kernels = {"attention_kernel": "forward", "dk_dv_kernel": "dk, dv", "dq_kernel": "dq"}
+    body = []
+    for name, sizes in TUNER_KEYS.items():
+        figures = []
+        for kernel in kernels:
+            found = lost([record for record in records if record["kernel"] == kernel], sizes)
+            figures += [f"{100 * max(found):.0f}%", f"{100 * statistics.mean(found):.1f}%"]
+        body.append([name, *figures])
+    titles = (f" | {title}: worst | mean" for title in kernels.values())
+    shape = ("b", "h", "nq", "nk", "d", "dtype", "causal")
+    count = len(cell_tables.grouped(records, lambda record: [record[name] for name in shape]))
+    note = f"Time lost by another problem's choice, over all pairs of {count} problems that share."
+    return text.part(f"same up to a power of two{''.join(titles)}", body, note, env)
+
+
+def sanitizer() -> str:
+    """What compute-sanitizer said."""
+    env, records = read(text.GPU / "sanitizer.jsonl", "sanitizer")
+    body = [[r["tool"], len(r["ran"]), r["errors"], r["summary"]] for r in records]
+    header = "tool | stages x problems x dtypes run | errors | its summary"
+    return text.part(header, body, f"{records[0]['version']}.", env)

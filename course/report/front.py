@@ -1,0 +1,97 @@
+"""README's generated parts: the first table, the ladder with its gains, the top on a GPU."""
+
+from course.report import text
+from course.report.contests import CONTESTANTS, rate
+from harness.isolation.declared import read_declared
+from harness.isolation.roster import built_in_files
+from harness.problems.problem import PEERS_FROM
+from harness.records.jsonl import read
+from harness.records.schema import Record
+from harness.records.units import show_time
+from harness.views import cell_tables
+from harness.views.cell_tables import stages_of
+
+HOW = text.READING.format("docs/")
+
+
+def first_table() -> str:
+    """All stages at N = 64 on a CPU, from the record that gives the ladder's gains, too."""
+    env, cells = read(text.CPU / "steps.jsonl")
+    cells = [cell for cell in cells if cell["nk"] == 64]
+    labels, body = cell_tables.labels(env), []
+    for cell in cell_tables.rows_of(cells):
+        timed = cell_tables.in_turns(cells, cell) or cell
+        interpreted = cell["mode"] == "interpreted"
+        body.append([
+            labels[cell_tables.stage_of(cell)],
+            "interpreted" if interpreted else show_time(timed["time_ms"]),
+            cell_tables.show_peak(cell), cell_tables.show_error(cell["err_stage3_max"]),
+            cell["status"],
+        ])  # fmt: skip
+    title = cell_tables.problem_title(cells[0])
+    return text.part("stage | time | peak | max err | status", body, f"{title}: {HOW}.", env)
+
+
+def gains() -> tuple[dict[int, str], list[Record]]:
+    """What each stage gained over the one before that it can be compared with, and where."""
+    runs = [read(text.CPU / "steps.jsonl")]
+    runs += [read(text.GPU / f"{name}.jsonl") for name in ("table-4.2", "tour")]
+    runs += [read(text.GPU / f"bench-{name}.jsonl", "bench") for name in ("steps", "train")]
+    cpu, gpu, tour, bench, train = (cells for _, cells in runs)
+    at = {"nk": 4096, "h": 32, "precision": "float16"}
+    long = {"nk": 4096, "d": 64, "causal": False}
+    five, six = text.both(bench, 5, 6, **long)
+    causal = text.find(bench, stage=6, **(long | {"causal": True}))
+    more = cell_tables.show_ratio(cell_tables.times_faster(six, causal), paired=False)
+    trained = text.both(train, 3, 7, **long)
+    alone = text.both(gpu, 3, 5, paired=False, **at)
+    less = [
+        f"{old['peak_bytes'] / new['peak_bytes']:.0f}x less memory" for old, new in (alone, trained)
+    ]
+    found = {
+        1: text.factor(cpu, 0, 1, nk=64),
+        2: text.factor(cpu, 1, 2, nk=64),
+        3: text.factor(cpu, 2, 3, nk=256),
+        4: text.find(tour, stage=4, nk=4096, d=64)["status"],
+        5: f"{text.factor(gpu, 3, 5, **at)} over #3, {less[0]}",
+        6: f"{cell_tables.show_step(five, six)}; causal {more} more",
+        7: f"{cell_tables.show_step(*trained)} over #3, {less[1]}",
+    }
+    return found, [env for env, _ in runs]
+
+
+def ladder() -> str:
+    """The stages as they declare themselves, each with its measured gain."""
+    found, envs = gains()
+    body = []
+    for path in built_in_files():
+        stage = read_declared(path)
+        number = stage["number"]
+        body.append([
+            f"[{number} {stage['title']}]({path.relative_to(text.ROOT).as_posix()})", stage["idea"],
+            found.get(number, "-"), stage.get("still_hurts", ""),
+        ])  # fmt: skip
+    note = "In turns, in brackets the quartiles: [sizes](docs/results.md#the-ladder), " + HOW + "."
+    table = text.rows("stage | the one idea | gain | still hurts", body, mark="---")
+    return "\n\n".join([table, note, text.machine(*envs)])
+
+
+def top() -> str:
+    """Our fastest kernels and the vendor's at the largest N, forward and training."""
+    forward_env, forward = read(text.GPU / "bench-004.jsonl", "bench")
+    train_env, train = read(text.GPU / "bench-train.jsonl", "bench")
+    labels = cell_tables.labels(forward_env) | cell_tables.labels(train_env)
+    body = []
+    for stage, name in stages_of([*forward, *train]):
+        if stage >= PEERS_FROM and name not in CONTESTANTS:
+            continue
+        figures = []
+        for direction, cells in (("fwd", forward), ("train", train)):
+            mine = [c for c in cells if (c["stage"], c["direction"]) == (stage, direction)]
+            for d in (64, 128):
+                at = [{"nk": 16384, "d": d, "causal": causal} for causal in text.MASKS if mine]
+                figures.append(" / ".join(rate(text.find(mine, **each)) for each in at) or "-")
+        body.append([labels[stage, name], *figures])
+    header = "TFLOP/s | forward, d = 64 | d = 128 | training, d = 64 | d = 128"
+    note = "No mask / causal; N = 16384, fp16; FlexAttention not tuned: [more](docs/results.md)."
+    return text.part(header, body, note, forward_env, train_env)

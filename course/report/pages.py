@@ -1,0 +1,141 @@
+"""The pages that `ladder readme` writes, the parts they may have, and the pictures beside them.
+
+A part of a page lies between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. Every figure is a
+committed record's, or counted by harness/problems/cost.py; what the sources claim stands beside.
+"""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from course.report import contests, course, front, sources
+from course.report.text import CPU, DOCS, GPU, ROOT, SIZES, as_shown
+from harness.records.jsonl import read
+from harness.views import cell_tables, contest_plots, lines, machine, roofline
+from harness.views.look import LOOKS
+from models import views
+
+README = ROOT / "README.md"
+
+# the name of a part -> what makes it; a page says by its markers which parts it has, and where
+PARTS: dict[str, Callable[[], str]] = {
+    "first-table": front.first_table,
+    "ladder": front.ladder,
+    "top": front.top,
+    # docs/results.md
+    "steps": partial(as_shown, CPU / "steps.jsonl"),
+    "forward": partial(contests.race, "bench-004", "fwd", 6, SIZES),
+    "training": partial(contests.race, "bench-train", "train", 7, SIZES[1:]),
+    "training-memory": contests.training_memory,
+    "gradients": partial(as_shown, GPU / "gradients.jsonl", nk=64),
+    "traffic": sources.traffic,
+    "model": sources.model,
+    # docs/source-tables.md
+    "table-4.1": sources.table_4_1,
+    "table-4.2": sources.table_4_2,
+    "occupancy": sources.occupancy,
+    "table-4.3": sources.table_4_3,
+    "table-4.4": sources.table_4_4,
+    # docs/flash2.md
+    "skipping": contests.skipping,
+    "variants": contests.variants,
+    "tuner-key": contests.tuner_key,
+    "sanitizer": contests.sanitizer,
+    # docs/benchmarks.md, docs/training.md
+    "001-forward": partial(contests.source_001, "fwd", 6),
+    "001-train": partial(contests.source_001, "train", 7),
+    "001-split": contests.train_split,
+    "004": contests.source_004,
+    "decode": contests.decoding,
+    "curves": contests.curves,
+    # docs/memory.md
+    "hierarchy": course.hierarchy,
+    "links": course.links,
+    "scores": course.scores,
+    "three-kernels": course.three_kernels,
+    # docs/expected-output.md
+    "expected-tour": course.expected,
+    "expected-masks": partial(as_shown, CPU / "masks.jsonl"),
+    "expected-gradients": partial(as_shown, CPU / "gradients.jsonl"),
+    # docs/walkthrough
+    "graph-0": partial(course.graph, 0),
+    "climb-0-1": partial(course.climb, 0, 1),
+    "climb-1-2": partial(course.climb, 1, 2),
+    "graph-2": partial(course.graph, 2),
+    "climb-2-3": partial(course.climb, 2, 3),
+    "share-of-s": course.share_of_s,
+    "fusing": course.fusing,
+    "price": course.price,
+    "pitfalls-003": partial(course.pitfalls, "003"),
+    "pitfalls-skeleton": partial(course.pitfalls, "003's skeleton"),
+    "causal-tiles": course.causal_tiles,
+    "backward-bytes": course.backward_bytes,
+    "training-peak": partial(contests.training_memory, (64,)),
+    "pitfalls-001": partial(course.pitfalls, "001"),
+}
+
+
+def parts_of(text: str) -> list[str]:
+    """The names of the parts of a page's text."""
+    return re.findall(r"^<!-- begin (\S+) -->$", text, re.MULTILINE)
+
+
+# page -> the names of its parts
+PAGES = {
+    page: names
+    for page in [*ROOT.glob("README.md"), *sorted(DOCS.rglob("*.md"))]
+    if (names := parts_of(page.read_text(encoding="utf-8")))
+}
+
+
+def generate(text: str, page: Path = README) -> str:
+    """`text` of a page, every part made again; ValueError where a part's markers are wrong."""
+    for name in parts_of(text):
+        begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
+        if name not in PARTS:
+            known = ", ".join(PARTS)
+            raise ValueError(f"{page.name}: got a part called {name!r}, expected one of {known}")
+        if text.count(begin) != 1 or text.count(end) != 1:
+            raise ValueError(f"{page.name}: expected one part between {begin.strip()} and {end}")
+        before, rest = text.split(begin)
+        text = before + begin + PARTS[name]() + "\n" + end + rest.split(end)[1]
+    return text
+
+
+def draw(folder: Path) -> list[Path]:
+    """The pictures of README and docs into `folder`, each for light pages and for dark."""
+    env, cells = read(GPU / "table-4.2.jsonl")
+    # no peer follows torch's TF32 switch: in that panel they would stand for something else
+    many = [c for c in cells if c["h"] == 32 and (c["stage"] < 100 or c["precision"] != "tf32")]
+    # the tour has every stage, with one head; its problems have panels of their own
+    tour_env, tour = read(GPU / "tour.jsonl")
+    tour = [cell for cell in tour if cell["inputs"] == "normal"]
+    error_env, error_cells = read(GPU / "table-4.3.jsonl")
+    tf32 = [cell for cell in error_cells if cell["precision"] == "tf32"]
+    every = {"rungs": [stage for each in (env, tour_env, error_env) for stage in each["rungs"]]}
+    _, ceilings = read(GPU / "ceilings.jsonl", "ceiling")
+    # N from where the others begin, or the roof would be small beside the launches of tiny calls
+    one_head = [c for c in tour if c["d"] == 64 and c["nk"] >= min(each["nk"] for each in many)]
+    roofs = [panel for each in (many, one_head) for panel in roofline.panels(each, ceilings)]
+    io_env, io = read(GPU / "io.jsonl", "io")
+    train = read(GPU / "train.jsonl", "train")
+    written: list[Path] = []
+    for look in LOOKS:
+        errors = [*(cell for cell in tour if cell["d"] < 128), *tf32]
+        for measure, shown in (("time", tour + many), ("memory", tour + many), ("error", errors)):
+            written.append(lines.plot_measure(every, shown, measure, folder, look))
+        written.append(roofline.draw(every, roofs, folder, look))
+        for name, plots in (
+            ("bench-004", {"tflops": "tflops"}),
+            ("bench-001-train", {
+                plot: f"001-{plot}" for plot in ("latency", "memory", "speedup", "breakdown")
+            }),
+        ):  # fmt: skip
+            run = read(GPU / f"{name}.jsonl", "bench")
+            written += contest_plots.plot(*run, folder, ceilings, look, plots)
+        for name in ("traffic", "loss"):
+            written.append(folder / f"{name}{look.suffix}.png")
+        machine.plot_traffic(io, cell_tables.titles(io_env), written[-2], look)
+        views.plot(*train, written[-1], look)
+    return written

@@ -1,0 +1,191 @@
+"""The course project's tables (source 000) made again from our records, its figures beside ours."""
+
+from collections.abc import Sequence
+
+from course.report import text
+from harness.problems.cost import source_intensity
+from harness.records.jsonl import read
+from harness.records.schema import Record
+from harness.records.units import show_bytes, significant
+from harness.views import cell_tables, machine
+from harness.views.cell_tables import stage_of, stages_of
+
+# the source's table 4.1, ms: the first two columns are one query row, the others all rows
+SOURCE_4_1 = {
+    0: (0.209, 0.446, 0.886, 1.551),
+    1: (0.018, 0.032, 0.061, 0.100),
+    2: (0.001, 0.005, 0.017, 0.063),
+    3: (0.054, 0.049, 0.054, 0.056),
+    4: (0.025, 0.034, 0.020, 0.036),
+}
+# table 4.2: N -> ms of PyTorch and Flash, extra MB of both
+SOURCE_4_2 = {
+    1024: (0.081, 0.039, 8, 0.25),
+    2048: (0.258, 0.158, 32, 0.5),
+    4096: (1.668, 0.462, 128, 1.0),
+}
+# table 4.3: N -> max error of Lite and Online
+SOURCE_4_3 = {
+    64: (0.002, 0.002), 128: (0.761, 0.002), 256: (1.292, 0.002), 512: (2.287, 0.001),
+    1024: (3.491, 0.001),
+}  # fmt: skip
+# table 4.4: N -> FLOP per byte of standard and Flash
+SOURCE_4_4 = {1024: (15.4, 261), 4096: (16.1, 1044)}
+
+
+def ms(cell: Record) -> str:
+    """A time in ms, three digits; the status where there is none."""
+    time = cell["time_ms"]
+    return cell["status"] if time is None else significant(time)
+
+
+def table_4_1() -> str:
+    """Every stage at d = 16, one query row and all, beside the source's figures."""
+    env, cells = read(text.GPU / "table-4.1.jsonl")
+    labels, sizes = cell_tables.labels(env), (8, 16, 32, 64)
+    body = []
+    for stage, name in stages_of(cells):
+        title = labels[stage, name]
+        at = {"stage": stage, "name": name, "paired": False}
+        if stage in SOURCE_4_1:
+            work = "source, one row" if stage < 2 else "source, all rows"
+            body.append([title, work, *map(significant, SOURCE_4_1[stage])])
+        body.append([title, "one row", *(ms(text.find(cells, nq=1, nk=n, **at)) for n in sizes)])
+        body.append([title, "all rows", *(ms(text.find(cells, nq=n, nk=n, **at)) for n in sizes)])
+    header = "stage | work | N = 8 | 16 | 32 | 64"
+    return text.part(header, body, "Times in ms, d = 16, float32.", env)
+
+
+def table_4_2() -> str:
+    """Stage 5 against stage 3 at d = 64: the speed-up and the memory, precision by precision."""
+    env, cells = read(text.GPU / "table-4.2.jsonl")
+    kinds = {"IEEE": "ieee", "TF32": "tf32", "fp16": "float16"}
+    header = "N | source" + "".join(f" | {kind}: #3 / #5, ms | #5 faster" for kind in kinds)
+    parts = []
+    for h, heads in ((1, "one head"), (32, "32 heads")):
+        body = []
+        for n in text.ALL_SIZES:
+            source = SOURCE_4_2.get(n)
+            row: list[object] = [n, f"{source[0] / source[1]:.1f}x" if source else "-"]
+            for precision in kinds.values():
+                at = {"nk": n, "h": h, "precision": precision}
+                times = " / ".join(map(ms, text.both(cells, 3, 5, paired=True, **at)))
+                row += [times, f"**{text.factor(cells, 3, 5, **at)}**"]
+            body.append(row)
+        parts.append(f"**Time, {heads}** (paired)\n\n{text.rows(header, body)}")
+    if any(cell["stage"] == 8 for cell in cells):
+        parts.append(f"**Keys split too, fp16, one head** (paired)\n\n{split(cells)}")
+    parts.append(f"**Against the peers, fp16, 32 heads** (paired, ms)\n\n{peers(env, cells)}")
+    parts.append(f"**Peak memory above the inputs, one head, float32**\n\n{memory(cells)}")
+    return "\n\n".join([*parts, text.machine(env)])
+
+
+def split(cells: Sequence[Record]) -> str:
+    """Stage 8 beside stages 3 and 5 where one head leaves most of the GPU idle."""
+    body = []
+    for n in text.ALL_SIZES:
+        at = {"nk": n, "h": 1, "precision": "float16"}
+        three, eight = text.both(cells, 3, 8, paired=True, **at)
+        five = text.find(cells, stage=5, paired=True, **at)
+        factors = (f"**{text.factor(cells, old, 8, **at)}**" for old in (3, 5))
+        body.append([n, *map(ms, (three, five, eight)), *factors])
+    return text.rows("N | #3, ms | #5 | #8 | #8 faster than #3 | than #5", body)
+
+
+def peers(env: Record, cells: Sequence[Record]) -> str:
+    """Times of all contestants in turns at fp16, 32 heads."""
+    cells = [c for c in cells if c["dtype"] == "float16" and c["h"] == 32 and c["paired"]]
+    labels = cell_tables.labels(env)
+    body = [
+        [labels[stage], *(ms(text.find(cells, name=stage[1], nk=n)) for n in text.ALL_SIZES)]
+        for stage in stages_of(cells)
+    ]
+    return text.rows("contestant" + "".join(f" | N = {n}" for n in text.ALL_SIZES), body)
+
+
+def memory(cells: Sequence[Record]) -> str:
+    """Peak memory of stage 3 and stage 5, and their ratio, beside the source's."""
+    body = []
+    for n in text.ALL_SIZES:
+        three, five = text.both(cells, 3, 5, nk=n, h=1, precision="ieee", paired=False)
+        source = SOURCE_4_2.get(n)
+        said = f"{source[2]} / {source[3]} MB, {source[2] / source[3]:.0f}x" if source else "-"
+        ratio = three["peak_bytes"] / five["peak_bytes"]
+        body.append([n, said, *map(cell_tables.show_peak, (three, five)), f"{ratio:.0f}x"])
+    return text.rows("N | source | #3 | #5 | #5 less", body)
+
+
+def table_4_3() -> str:
+    """The error of Lite and Online against stage 3 as N grows."""
+    env, cells = read(text.GPU / "table-4.3.jsonl")
+    body = []
+    for n, said in SOURCE_4_3.items():
+        found = [c for p in ("tf32", "ieee") for c in text.both(cells, 4, 5, nk=n, precision=p)]
+        body.append([n, *said, *(cell_tables.show_error(c["err_stage3_max"]) for c in found)])
+    header = "N | source: Lite | Online | TF32: Lite | Online | IEEE: Lite | Online"
+    return text.part(header, body, "Max error against #3 in that precision, d = 64, N(0, 1).", env)
+
+
+def table_4_4() -> str:
+    """Arithmetic intensity by the source's count and by ours, and what was achieved."""
+    env, cells = read(text.GPU / "table-4.4.jsonl")
+    body = []
+    for n in text.ALL_SIZES[:-1]:
+        compared = text.both(cells, 3, 5, nk=n, paired=True)
+        source = SOURCE_4_4.get(n, ("-", "-"))
+        counted = source_intensity(n, 64)
+        ours = [c["flops"] / c["hbm_bytes"] for c in compared]
+        achieved = [c["flops"] / c["time_ms"] / 1e9 for c in compared]
+        body.append([
+            n, f"{source[0]} / {source[1]}",
+            f"{significant(counted['standard'])} / {significant(counted['flash'], 4)}",
+            f"{significant(ours[0])} / {significant(ours[1], 4)}",
+            " / ".join(f"{x:.1f}" for x in achieved),
+        ])  # fmt: skip
+    header = "N | source | its count | ours: products alone | achieved TFLOP/s"
+    note = "FLOP per byte of memory, stage 3 / stage 5; d = 64, float32 IEEE, one head."
+    return text.part(header, body, note, env)
+
+
+def occupancy() -> str:
+    """Why one head is too few: programs of stage 5 against the card's multiprocessors."""
+    body = [
+        [n, *(-(-n // rows_each) * h for h in (1, 32) for rows_each in (32, 128))]
+        for n in text.ALL_SIZES
+    ]
+    return text.rows(
+        "N | 1 head, IEEE | 1 head, TF32 and fp16 | 32 heads, IEEE | TF32 and fp16", body
+    )
+
+
+def traffic() -> str:
+    """Bytes that stages moved, by the profiler, beside those predicted."""
+    env, records = read(text.GPU / "io.jsonl", "io")
+    labels = cell_tables.labels(env)
+    body = []
+    for group in machine.by_stage(records):
+        first = group[0]
+        total, predicted = sum(map(machine.moved, group)), first["predicted_bytes"]
+        body.append([
+            f"{labels[stage_of(first)]}, N = {first['nk']}",
+            len(group), show_bytes(total), show_bytes(predicted), f"{total / predicted:.2f}",
+            f"{machine.traffic(group)[-1]} TB/s",
+        ])  # fmt: skip
+    header = "stage | kernels | DRAM moved | predicted | ratio | bandwidth"
+    return text.part(header, body, f"{text.problem_but_n(first)}.", env)
+
+
+def model() -> str:
+    """MiniLM with its attention replaced, as its embeddings and hidden states take it."""
+    env, records = read(text.GPU / "model-float32.jsonl", "model")
+    labels = cell_tables.labels(env)
+    body = [
+        [
+            f"{tokens} tokens, {labels[stage_of(cell)]}",
+            f"{cell['cosine']:.4f}", cell_tables.show_error(cell["max_hidden_diff"]),
+            cell["status"],
+        ]
+        for tokens in (64, 65, 128, 512) for cell in records if cell["tokens"] == tokens
+    ]  # fmt: skip
+    header = "text and stage | cosine of the embedding | largest hidden difference | status"
+    return text.part(header, body, "Against SDPA, float32.", env)

@@ -1,0 +1,143 @@
+"""What the commands share: options that exclude each other, the stages and the device meant."""
+
+import os
+import re
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+
+import typer
+
+from harness.isolation.child import START_LIMIT, server
+from harness.isolation.roster import StageInfo, read_stages, why_absent
+from harness.problems.problem import YARDSTICK
+from ladder.options import UserError, integers
+
+# what describes problems, of which a --suite has its own
+SHAPE = ("dtype", "causal", "d", "n", "b", "h", "hk", "seqlens")
+RUN_SHAPE = (*SHAPE, "nq", "precision", "inputs")
+BENCH_SHAPE = (*SHAPE, "mode", "tokens", "hidden")
+SUITE = "a suite's problems are its own"
+# command -> (an option, another) -> why the first has no place beside the other
+EXCLUDED = {
+    "run": {
+        ("out", "resume"): "a resumed run goes on in its own file",
+        **{(name, "suite"): SUITE for name in (*RUN_SHAPE, "direction", "paired")},
+    },
+    "bench": {
+        **{(name, "suite"): SUITE for name in BENCH_SHAPE},
+        ("impl", "stages"): "it is the old name of --stages",
+        ("tokens", "b"): "--b says the batch size already",
+        ("hidden", "h"): "--h says the number of heads already",
+    },
+    "model": {("text", "weights"): "got --weights too, whose file has our texts and no tokenizer"},
+}
+# command -> what goes with its --show, which measures or trains nothing
+SHOWN = {
+    "bench": ("show", "out", "plots", "ceilings"), "train": ("show",), "generate": ("show",),
+}  # fmt: skip
+DOES_NOTHING = {
+    "bench": "measures nothing", "train": "trains nothing", "generate": "writes nothing",
+}  # fmt: skip
+
+
+def typed(context: typer.Context) -> list[str]:
+    """The options that were given on the command line, by name."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+
+
+def check_together(context: typer.Context) -> None:
+    """Raise UserError where an option was given that has no place beside another."""
+    command, given = str(context.command.name), typed(context)
+    if "show" in given:
+        for name in given:
+            if name not in SHOWN[command]:
+                raise UserError(f"--{name}: --show {DOES_NOTHING[command]}; leave it away")
+    for (name, other), why in EXCLUDED.get(command, {}).items():
+        if name in given and other in given:
+            raise UserError(f"--{name}: {why}; leave it away")
+
+
+def stages_and_device(
+    device: str | None, own: Sequence[Path] = (), load: float = START_LIMIT,
+    memory: int | None = None,
+) -> tuple[list[StageInfo], str]:  # fmt: skip
+    """The stages there are, those in the files `own` among them; and the device to measure on.
+
+    `load` and `memory`: what one of `own` may take to load (`read_stages`). Where no device was
+    asked for, it is 'cuda' if the yardstick runs there, else 'cpu'. Raises UserError where 'cuda'
+    was, and the yardstick can't run there.
+    """
+    prepare_children(device)
+    stages = read_stages(own, load, memory)
+    reason = why_no_cuda(stages)
+    if device == "cuda" and reason:
+        raise UserError(f"--device: got cuda, but {reason}")
+    return stages, device or ("cpu" if reason else "cuda")
+
+
+def why_no_cuda(stages: Sequence[StageInfo]) -> str | None:
+    """Why the yardstick can't run on a GPU, or None where it can."""
+    yardstick = next(stage for stage in stages if stage.number == YARDSTICK and stage.ours)
+    return yardstick.unavailable["cuda"]
+
+
+def prepare_children(device: str | None) -> None:
+    """Start the server of all processes to come, in which a Ctrl-C is not heard: it is ours.
+
+    With --device cpu they see no GPU, so that kernels are interpreted.
+    """
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if server().get_start_method() != "forkserver":  # Windows
+        return
+    heard = signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is started inherits it
+    try:
+        resource_tracker.ensure_running()
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, heard)
+
+
+def end_children() -> None:
+    """End the server now, and with it what it was still to start and all that runs."""
+    pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def numbers_and_files(values: Sequence[str]) -> tuple[list[str], list[Path]]:
+    """The values of a --stage that takes both: stages' numbers, and stages' files."""
+    by_number = [value for value in values if re.fullmatch(r"[\d,\s]*", value)]
+    numbers = integers(0)(",".join(by_number), "--stage") if by_number else []
+    return list(map(str, numbers)), [Path(value) for value in values if value not in by_number]
+
+
+def choose(
+    stages: Sequence[StageInfo], wanted: Sequence[str], option: str, own: Sequence[Path],
+    expected: str = "", named: bool = False,
+) -> list[StageInfo]:  # fmt: skip
+    """Those of `stages` whose number or name is `wanted`, and those in the files `own`.
+
+    Raises UserError in the name of `option` where one isn't known, which lists those that are, by
+    name where they are `named`, or says why a peer isn't among them.
+    """
+    wanted = [str(int(one)) if one.isdecimal() else one for one in map(str.strip, wanted)]
+    for one in wanted:
+        if any(one in (str(stage.number), stage.name) for stage in stages):
+            continue
+        if reason := why_absent(one):
+            raise UserError(f"{option}: {one} needs a GPU that it can use; {reason}")
+        got = one if one.isdecimal() else repr(one)
+        known = [f"{stage.number} ({stage.name})" if named else stage.number for stage in stages]
+        listed = ", ".join(map(str, dict.fromkeys(known)))
+        raise UserError(f"{option}: got {got}, expected {expected}some of {listed}")
+    return [
+        stage
+        for stage in stages
+        if str(stage.number) in wanted or stage.name in wanted or stage.path in own
+    ]

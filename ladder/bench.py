@@ -1,0 +1,244 @@
+"""`ladder bench`: the arguments, the run, and its views. Exit codes as of the other commands."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.text import Text
+
+from harness.problems.problem import PEERS_FROM, SEED, Problem
+from harness.records import environment, units
+from harness.records.jsonl import WriteFailed
+from harness.records.schema import DIRECTIONS, Record
+from harness.runs import plan, runner
+from harness.runs.suites import SUITES
+from harness.views import contest_plots, contests, table
+from ladder import measuring, options, problems
+from ladder.arguments import SHOWN, choose, stages_and_device
+from ladder.options import MAX_D, UserError, integers
+
+OURS_FAILED = ("wrong", "crashed")
+REASON = 100  # characters of a reason, on stderr
+
+# what isn't given: device -> the problems that a machine like it is done with in minutes
+USUAL: dict[str, dict[str, Any]] = {
+    "cuda": {
+        "dtype": "float16", "d": "64,128", "n": "1024,2048,4096,8192,16384", "tokens": 16384,
+        "hidden": 2048,
+    },
+    "cpu": {"dtype": "float32", "d": "16", "n": "64,128,256", "tokens": 256, "hidden": 32},
+}  # fmt: skip
+
+
+def bench_command(
+    context: typer.Context,
+    mode: options.Modes = None,
+    dtype: options.BenchDtype = None,
+    causal: options.Masks = None,
+    d: options.Ds = None,
+    n: options.Ns = None,
+    tokens: options.Tokens = None,
+    hidden: options.Hidden = None,
+    b: options.BenchB = None,
+    h: options.BenchH = None,
+    hk: options.Hk = None,
+    seqlens: options.Seqlens = None,
+    stages: options.Contestants = None,
+    impl: options.Impl = None,
+    stage: options.StageFiles = None,
+    warmup: options.Warmup = 5,
+    repeat: options.Repeat = 30,
+    inputs: options.AllSynthetic = None,
+    seed: options.Seed = SEED,
+    device: options.Device = None,
+    budget: options.BenchBudget = 120.0,
+    suite: options.ProblemSuite = None,
+    nq: options.SuiteNqs = None,
+    out: options.BenchOut = None,
+    plots: options.Plots = None,
+    ceilings: options.BenchCeilings = None,
+    show: options.BenchShow = None,
+) -> int:
+    """Time contestants in turns, in one process: speed-ups."""
+    not_kept = ("stage", *SHOWN["bench"])
+    given = {name: value for name, value in context.params.items() if name not in not_kept}
+    view = View(plots, ceilings)
+    if show is None:
+        return measure(given, stage or [], out, view)
+    if out is not None and out.suffix != ".csv":
+        raise UserError(f"--out: got {out}, expected a name in .csv: --show writes nothing else")
+    measuring.check_out(out)
+    env, records = measuring.open_results(show, "bench")
+    view.check(env)
+    view.show(env, records, show)
+    view.write(env, records, out)
+    return 0
+
+
+class View:
+    """What is to be seen of a run: the tables, and CSV and plots where asked for.
+
+    `ceilings`: what `ladder ceilings` wrote on the same machine.
+    """
+
+    def __init__(self, plots: Path | None, ceilings: Path | None) -> None:
+        self.plots, self.file = plots, ceilings
+        self.env: Record = {}
+        self.ceilings: list[Record] = []
+        if ceilings is not None:
+            self.env, self.ceilings = measuring.open_results(ceilings, "ceiling")
+
+    def check(self, env: Record) -> None:
+        """Raise UserError where the ceilings are another machine's."""
+        if self.file is not None:
+            measuring.check_machine(env, self.env, self.file)
+
+    def show(self, env: Record, records: Sequence[Record], path: Path) -> None:
+        """Print the tables. `path`: the file of the records."""
+        page = table.page()
+        page.width = min(page.width, contests.WIDTH)
+        if not records:
+            page.print(Text(f"{path}: nothing was measured"), soft_wrap=True)
+            return
+        page.print(contests.rich_tables(env, records, self.ceilings))
+        measuring.note("records", path)
+
+    def write(self, env: Record, records: Sequence[Record], csv: Path | None) -> None:
+        """Write the CSV, where it has a name, and the plots; nothing of no records."""
+        if records and csv is not None:
+            with measuring.writing(csv):
+                csv.write_text(contests.as_csv(env, records))
+            measuring.note("csv", csv)
+        if records and self.plots is not None:
+            with measuring.writing(self.plots, "--plots"):
+                written = contest_plots.plot(env, records, self.plots, self.ceilings)
+            measuring.note("plots", ", ".join(map(str, written)) or "nothing to plot")
+
+
+def csv_path(path: Path) -> Path:
+    """Where the CSV of the records in `path` goes: beside them, under the same stem."""
+    beside = path.with_suffix(".csv")
+    if beside == path:
+        raise UserError(f"{path}: its CSV would be written over it; call the records .jsonl")
+    return beside
+
+
+def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) -> int:
+    """Plan the run, carry it out, and show it. Returns the exit code."""
+    measuring.check_out(out)
+    measuring.check_out(csv_path(out) if out is not None else None)
+    if given["inputs"] is None:
+        given["inputs"] = options.ALL if own and given["suite"] is None else "normal"
+    check_problems(given)
+    memory = plan.default_memory()
+    stages, device = stages_and_device(given["device"], own, given["budget"], memory)
+    asked = make_problems(given, device)
+    takes = (given["suite"] and SUITES[given["suite"]].takes) or plan.fits
+    option = "--stages" if given["impl"] is None else "--impl"
+    wanted = given["impl"] if given["stages"] is None else given["stages"]
+    if wanted is not None:
+        chosen = choose(stages, wanted.split(","), option, own, named=True)
+        named = [stage.path for stage in chosen]
+    else:
+        others = [stage for stage in stages if stage.path not in own]
+        usual = plan.usual_stages(others, asked)
+        if takes is not plan.fits:
+            usual = [stage for stage in others if any(takes(stage, problem) for problem in asked)]
+        chosen = [stage for stage in stages if stage in usual or stage.path in own]
+        named = list(own)
+    limits = make_limits(given, device)
+    comparisons = plan.plan_comparisons(chosen, asked, named, limits, takes)
+    if not comparisons:
+        raise UserError("bench: none of the stages takes any of these problems")
+    if reason := plan.why_too_long(comparisons):
+        raise UserError(f"bench: {reason}")
+    kept = {**given, "command": "bench", "stage": [s.name for s in chosen if s.path in own]}
+    described = [stage.to_json() for stage in chosen]
+    planned = [entry for comparison in comparisons for entry in comparison.to_json()]
+    begun = time.monotonic()
+
+    def where(problem: Problem) -> str:
+        masked = " causal" if problem.causal else ""
+        what = f"{problem.direction}{masked} d = {problem.d}, N = {problem.nk}"
+        what += f", Nq = {problem.nq}" * (problem.nq != problem.nk)
+        return f"{time.monotonic() - begun:.0f} s: {what}"
+
+    def watch(comparison: plan.Comparison, step: str) -> None:
+        progress.begun(f"{where(comparison.problem)}: {step}")
+
+    def tell(comparison: plan.Comparison, records: Sequence[Record], printed: str) -> None:
+        came = ", ".join(f"{record['name']} {outcome(record)}" for record in records)
+        progress.finished(where(comparison.problem), came, "bench", printed)
+
+    def work() -> None:
+        with progress:
+            runner.run_comparisons(comparisons, writer, tell, watch)
+
+    def show(env: Record, records: Sequence[Record], ended: BaseException | None) -> bool:
+        view.show(env, records, writer.path)
+        if not isinstance(ended, WriteFailed):
+            view.write(env, records, csv_path(writer.path))
+        ours = [record for record in records if record["stage"] < PEERS_FROM]
+        return any(record["status"] in OURS_FAILED for record in ours)
+
+    progress = measuring.Progress(len(comparisons))
+    with measuring.begin("bench-", out, device, kept, described, planned, view.check) as writer:
+        return measuring.carry_out(writer, "bench", work, show)
+
+
+def outcome(record: Record) -> str:
+    """A record in a few words: what is said here is all there is of a run that is cut off."""
+    if record["status"] != "ok":
+        return f"{record['status']} ({record['reason'][:REASON]})"
+    return units.show_time(record["time_ms"]) if record["time_ms"] else "interpreted"
+
+
+def check_problems(given: Record) -> None:
+    """Say at once what is wrong with the problems, before seconds are spent on the stages.
+
+    Where the device isn't known yet, neither are the sizes that go with it: what they are too small
+    for is said when they are.
+    """
+    if given["device"] is None and given["suite"] is None:
+        lengths = options.key_lengths(given["seqlens"]) or (0,)
+        for size, whole, least in (("b", "tokens", len(lengths)), ("h", "hidden", given["hk"])):
+            if given[whole] is None:
+                given = {**given, size: given[size] or least or 1}
+    make_problems(given, given["device"] or "cuda")
+
+
+def make_limits(given: Record, device: str) -> plan.Limits:
+    """What each stage may take, and how many samples are taken of it."""
+    memory = plan.default_memory()
+    if device == "cuda":
+        # it is libraries, and outputs on their way to the judge: what a stage takes is the GPU's
+        memory = (environment.memory_bytes() or 2 * memory) // 2
+    return plan.Limits(given["budget"], memory, given["warmup"], given["repeat"])
+
+
+def make_problems(given: Record, device: str) -> list[Problem]:
+    """The problems that the arguments describe on `device`."""
+    use = {**given, **{k: given[k] or usual for k, usual in USUAL[device].items()}}
+    named = {name: given[name] for name in ("inputs", "seed", "seqlens")}
+    base = problems.make_base(device, use["dtype"], **named)
+    rows = given["nq"] and integers(1)(given["nq"], "--nq")
+    if given["suite"] is not None:
+        of_suite = SUITES[given["suite"]].problems(base)
+        chosen = [problem for problem in of_suite if not rows or problem.nq in rows]
+        return plan.each_inputs(chosen, options.SYNTHETIC)
+    if rows:
+        raise UserError("--nq: it chooses among a suite's problems; give --suite, too")
+    directions = options.some_of(*DIRECTIONS)(given["mode"] or "fwd", "--mode")
+    causal = options.CAUSAL[given["causal"] or "both"]
+    ds, ns = integers(1, MAX_D)(use["d"], "--d"), integers(1)(use["n"], "--n")
+    sizes = plan.Sizes(use["tokens"], use["hidden"], given["b"], given["h"], given["hk"])
+    try:
+        made = plan.make_problems(base, directions, causal, ds, ns, sizes)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    made = plan.each_inputs(made, options.SYNTHETIC)
+    for problem in made:
+        problems.check(problem)
+    return list(dict.fromkeys(made))

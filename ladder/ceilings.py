@@ -1,0 +1,38 @@
+"""`ladder ceilings`: what this machine does at its best, measured."""
+
+from dataclasses import asdict
+
+from harness.records import units
+from harness.records.schema import Record
+from harness.runs import ceilings
+from harness.views import machine, table
+from ladder import options
+from ladder.arguments import stages_and_device
+from ladder.measuring import Progress, begin, carry_out, check_out, note
+
+
+def ceilings_command(device: options.Device = None, out: options.Out = None) -> int:
+    """Measure this machine's best: matrix products, copies, reading."""
+    check_out(out)
+    _, device = stages_and_device(device)
+    wanted = ceilings.plan(device)
+    progress = Progress(len(wanted))
+
+    def work() -> None:
+        with progress:
+            for ceiling, found in zip(wanted, ceilings.measure(wanted)):
+                if isinstance(found, str):
+                    said = f"failed: {found}"
+                else:
+                    writer.append(found)
+                    said = units.show_rate(found["value"], found["unit"])
+                progress.finished(machine.ceiling_title(asdict(ceiling)), said)
+
+    def show(env: Record, records: list[Record], _: BaseException | None) -> bool:
+        machine.show_ceilings(env, records, table.page())
+        note("records", writer.path)
+        return len(records) < len(wanted)
+
+    arguments = {"command": "ceilings", "device": device}
+    with begin("ceilings-", out, device, arguments) as writer:
+        return carry_out(writer, "ceiling", work, show)

@@ -1,0 +1,156 @@
+"""`ladder list` and `ladder doctor`: the stages, and what runs on this machine and why not."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.isolation.declared import read_declared
+from harness.isolation.roster import (
+    BadStage,
+    StageInfo,
+    built_in_files,
+    describe_files,
+    peer_files,
+    read_stages,
+)
+from harness.problems.problem import DEVICES, PEERS_FROM, YARDSTICK
+from harness.records import checkout, environment
+from harness.records.units import clean
+from harness.views import table
+from harness.views.table import Cell, Column, Table
+from ladder.arguments import prepare_children
+
+TILE = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
+LAUNCH = "M x N, warps, stages"
+SIZES = {"heads": "heads", "nq": "Nq", "n": "N up to"}  # of a tuned call, each the most of its kind
+PACKAGES = ("torch", "triton", "numpy", "matplotlib", "rich", "typer", "psutil")
+
+
+def list_command() -> int:
+    """List the stages: number, name and idea."""
+    rows = []
+    for path in [*built_in_files(), *peer_files()]:
+        try:
+            stage = read_declared(path)
+        except (SyntaxError, ValueError):  # somebody's own, not in literals: by its import then
+            stage = vars(describe_files([path])[0])
+        texts = (stage["title"], stage["idea"], stage.get("still_hurts", ""))
+        rows.append([str(stage["number"]), *texts])
+    headers = ("stage", "the one idea", "still hurts")
+    columns = [Column("#"), *(Column(header, left=True, wraps=True) for header in headers)]
+    page = table.page()
+    page.print(Table(columns, rows, gap=2))
+    said = f"From {PEERS_FROM} on: peers, others' kernels to compare with. "
+    page.print(Text(f"{said}`ladder doctor` says what runs here.", style="dim"))
+    return 0
+
+
+def doctor_command() -> int:
+    """Say what runs on this machine and what doesn't, and why."""
+    prepare_children(None)
+    try:
+        stages = read_stages()
+    except BadStage as error:
+        show([], table.page())
+        print(f"no stage runs here: {error}", file=sys.stderr)
+        return 1
+    show(stages, table.page())
+    return 0 if healthy(stages) else 1
+
+
+def findings(stages: Sequence[StageInfo]) -> list[tuple[StageInfo, str, str | None]]:
+    """(stage, device, reason) for each stage and device; a reason of None: it runs there."""
+    return [(stage, device, stage.unavailable[device]) for stage in stages for device in DEVICES]
+
+
+def healthy(stages: Sequence[StageInfo]) -> bool:
+    """Whether stage 3 runs on some device here: without it nothing can be compared."""
+    return any(
+        stage.number == YARDSTICK and reason is None for stage, _, reason in findings(stages)
+    )
+
+
+def show(stages: Sequence[StageInfo], console: Console) -> None:
+    """Print the machine, the versions, and what each stage can do here."""
+    card = environment.gpu()
+    console.print(Text("machine", style="bold"))
+    console.print(
+        f"  cpu     {environment.cpu_model()}, {environment.cores()} cores", highlight=False
+    )
+    console.print(f"  gpu     {f'{card[0]}, driver {card[1]}' if card else 'none found'}")
+    versions = (f"{name} {environment.version(name) or 'missing'}" for name in PACKAGES)
+    console.print(f"  python  {environment.platform.python_version()}; {', '.join(versions)}",
+                  highlight=False, soft_wrap=True)  # fmt: skip
+    where = literal(from_home(environment.ROOT))
+    where.append("" if checkout.is_checkout(environment.ROOT) else ", installed from a wheel")
+    console.print(Text("  code    ").append(where), soft_wrap=True)
+    if other := checkout.warning():
+        console.print(literal(other), style="yellow", soft_wrap=True)
+    console.print()
+    columns = [Column(device, left=True, wraps=True) for device in DEVICES]
+    rows: list[list[Cell]] = [
+        [str(stage.number), stage.title, *(ability(stage, device) for device in DEVICES)]
+        for stage in stages
+    ]
+    console.print(Table([Column("#"), Column("stage", left=True), *columns], rows, gap=2))
+    console.print()
+    show_choices(console)
+
+
+def ability(stage: StageInfo, device: str) -> Text:
+    """How a stage runs on a device and which dtypes it doesn't take there, or why it can't run."""
+    if (reason := stage.unavailable[device]) is not None:
+        return Text(reason, style="yellow")
+    refused = [f"no {dtype}" for dtype, why in stage.refused[device].items() if why is not None]
+    return Text(", ".join([stage.modes[device], *refused]), style="green")
+
+
+def show_choices(console: Console) -> None:
+    """Print the launch configurations that stages have chosen here, and where they are kept."""
+    try:
+        from stages import autotune
+    except ImportError:  # no torch: nothing was ever tuned
+        return
+    choices = autotune.read()
+    where = literal(from_home(autotune.cache_file()))
+    if not choices:
+        console.print(Text("tuned: nothing yet, a kernel's first call on a GPU does (").append(
+            where).append(")"), soft_wrap=True)  # fmt: skip
+        return
+    console.print(Text("tuned launch configurations, kept in ").append(where), soft_wrap=True)
+    rows = []
+    for choice in sorted(choices, key=lambda c: [str(c.get(k)) for k in ("kernel", "device")]):
+        config = choice.get("config")
+        if not isinstance(config, dict):
+            continue
+        said = [config.get(name, "?") for name in TILE]
+        dtype, precision = choice.get("dtype"), choice.get("precision")
+        row = (
+            choice.get("kernel"), choice.get("device"),
+            f"{dtype} tf32" if precision == "tf32" else dtype, choice.get("d"),
+            "causal" if choice.get("causal") else "", *map(choice.get, SIZES),
+            "{} x {}, {}, {}".format(*said),
+        )  # fmt: skip
+        rows.append([literal(value) for value in row])
+    to_left = ("kernel", "device", "dtype", "mask", LAUNCH)
+    headers = ("kernel", "device", "dtype", "d", "mask", *SIZES.values(), LAUNCH)
+    columns = [Column(header, left=header in to_left, wraps=True) for header in headers]
+    console.print(Table(columns, rows, gap=2))
+
+
+def literal(value: object) -> Text:
+    """`value` as it stands: anybody may have written the file, and what it says is no markup."""
+    return Text(clean(str(value)))
+
+
+def from_home(path: Path) -> str:
+    """`path`, with a ~ for the user's home."""
+    # who has no home, as in containers, has "~" for one; who has an empty one has "/"
+    home = os.path.expanduser("~")  # noqa: PTH111
+    if home != "/" and path.is_relative_to(home):
+        return f"~/{path.relative_to(home)}"
+    return str(path)

@@ -1,0 +1,123 @@
+"""`ladder generate`: the small GPT writes text with a stage, with and without a cache."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from rich.text import Text
+
+from harness.isolation.child import ChildFailed
+from harness.isolation.session import Session, is_bool, is_count, is_text, is_time
+from harness.problems.problem import PEERS_FROM
+from harness.records.schema import Record
+from harness.views import table
+from ladder import measuring, options
+from ladder.arguments import choose, numbers_and_files, stages_and_device
+from ladder.options import UserError, integers
+from models import views
+from models.training.plan import PAGE_SIZE, UNTIMED, make_problem
+
+CONTEXTS = {"cpu": "32,64,128,256", "cuda": "256,1024,4096"}
+LIMIT = 600.0  # seconds for the training, and for each context
+READY = dict.fromkeys(("parameters", "layers", "width"), is_count)
+WROTE = {"wrote": {"text": is_text, "same": is_bool, "seconds": is_time, "cached_seconds": is_time}}
+
+
+def generate_command(
+    stage: options.GenerateStage = None,
+    tokens: options.NewTokens = None,
+    context: options.Contexts = None,
+    prompt: options.Prompt = "attention ",
+    device: options.Device = None,
+    load: options.Load = None,
+    save: options.Save = None,
+    out: options.Out = None,
+    show: options.GenerateShow = None,
+) -> int:
+    """Write text with a small GPT, with and without a cache."""
+    if show is not None:
+        return int(finish(*measuring.open_results(show, "generate"), show))
+    measuring.check_out(out)
+    if save is not None and save.exists():
+        raise UserError(f"--save: {save} is there already: name another")
+    if load is not None and not load.is_file():
+        raise UserError(f"--load: {load}: no such file")
+    numbers, own = numbers_and_files([] if stage is None else [stage])
+    stages, device = stages_and_device(device, own)
+    if stage is None:
+        numbers = ["8" if device == "cuda" else "3"]
+    ours = [info for info in stages if info.number < PEERS_FROM]
+    chosen = choose(ours, numbers, "--stage", own, "a file or ")
+    if len(chosen) != 1:
+        raise UserError(f"--stage: got {stage}, expected one stage's number or file")
+    name, mode = f"{chosen[0].number} {chosen[0].name}", chosen[0].modes[device]
+    problem = replace(make_problem("tiny", "float32", device), direction="fwd")
+    if reason := chosen[0].why_skip(problem):
+        raise UserError(f"--stage: {name}: {reason}")
+    tokens = tokens or (4 if mode == "interpreted" else 32)
+    usual = "16" if mode == "interpreted" else CONTEXTS[device]
+    contexts = integers(1)(context or usual, "--context")
+    if len(prompt) > min(contexts):
+        expected = f"expected at most {min(contexts)}, the shortest context"
+        raise UserError(f"--prompt: got {len(prompt)} characters, {expected}")
+    asked = {"device": device, "prompt": prompt, "tokens": tokens, "contexts": contexts}
+    files = {"path": chosen[0].path, "load": load, "save": save}
+    order = asked | {what: file and str(file) for what, file in files.items()}
+    who = {"stage": chosen[0].number, "name": chosen[0].name}
+    paged = PAGE_SIZE if "paged" in chosen[0].options else None
+    shared = {"kind": "generate", **who, "device": device, "mode": mode, "page_size": paged}
+
+    def work() -> None:
+        session = Session(in_its_process, order, greeting=READY)
+        with session, measuring.Progress(len(contexts)) as progress:
+            try:
+                model = session.ready(LIMIT, "the model took more than {:g} s")
+            except ChildFailed as error:
+                raise UserError(f"generate: {error.reason}") from None
+            for each in contexts:
+                late = f"writing took more than {LIMIT:g} s"
+                said = session.ask({"context": each}, WROTE, LIMIT, late)
+                record = shared | {"context": each, "tokens": tokens}
+                record |= {what: said[what] for what in ("text", "same")}
+                for way, rows in (("", each), ("cached_", 1)):
+                    speed = (tokens - UNTIMED) / said[f"{way}seconds"]
+                    record[f"{way}tokens_per_s"] = None if mode == "interpreted" else speed
+                    # float32: the weights once, and q, k, v, o in each layer
+                    moved = 2 * model["layers"] * model["width"] * (rows + each)
+                    record[f"{way}bytes_per_token"] = 4 * (model["parameters"] + moved)
+                writer.append(record | {"parameters": model["parameters"]})
+                progress.finished(f"{name}, context {each}", "ok", name, session.printed())
+
+    arguments = {**asked, "command": "generate", "stage": chosen[0].name}
+    plan = [{**who, "context": each} for each in contexts]
+    begun = measuring.begin("generate-", out, device, arguments, [chosen[0].to_json()], plan)
+    with begun as writer:
+        try:
+            return measuring.carry_out(
+                writer, "generate", work, lambda env, records, _: finish(env, records, writer.path)
+            )
+        except ChildFailed as error:
+            print(f"ladder: {name} {error.status}: {error.reason}", file=sys.stderr)
+            return 1
+
+
+def in_its_process(connection: Connection, order: Record) -> None:
+    """Write in the child, which has torch imported: the parent never does."""
+    from models.training.writing import write_texts
+
+    write_texts(connection, order)
+
+
+def finish(env: Record, records: Sequence[Record], path: Path) -> bool:
+    """Print the table and the text, draw the plot; whether a text differs without the cache."""
+    if not records:
+        raise UserError(f"{path}: no record in it: nothing was written to its end")
+    page = table.page()
+    page.print(views.generated_table(env, records))
+    page.print(Text(f"written: {records[-1]['text']!r}"), soft_wrap=True)
+    measuring.note("records", path)
+    picture = path.with_name(f"{path.stem}-plots") / "generate.png"
+    measuring.draw("plot", lambda: views.plot_generated(records, picture))
+    return not all(record["same"] for record in records)

@@ -1,0 +1,47 @@
+"""How `ladder --help` looks, with commands in groups; and what all commands check."""
+
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+from ladder.arguments import check_together
+
+LOOK = "Look around"
+LAB = "Learn by writing"
+MEASURE = "Measure"
+SHOW = "Show records again"
+PAGES = "Make the project's own pages"
+
+
+class Command(TyperCommand):
+    """A command whose options may exclude each other."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Carry the command out, where its options go together."""
+        check_together(ctx)
+        return super().invoke(ctx)
+
+
+class Groups(TyperGroup):
+    """Commands under the heading that each is registered with (`rich_help_panel`), in plain text.
+
+    Typer shows headings only in boxes, for which it loads rich's Markdown.
+    """
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a section for each group, in the order of their first commands."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        width = max(map(len, self.commands))
+        for name, command in self.commands.items():
+            if not command.hidden:
+                heading = getattr(command, "rich_help_panel", None) or "Commands"
+                summary = command.get_short_help_str(formatter.width)
+                groups.setdefault(heading, []).append((name.ljust(width), summary))
+        for heading, rows in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+
+def examples(*lines: str) -> str:
+    """What stands below a command's options: command lines to copy, left as they are."""
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])

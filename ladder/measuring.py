@@ -1,0 +1,168 @@
+"""What the commands that measure share: their file of records, their progress, how they end."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+from rich.text import Text
+
+from harness.records import environment
+from harness.records.jsonl import WriteFailed, Writer, read
+from harness.records.schema import Record
+from harness.records.units import clean
+from harness.views import roofline, table
+from ladder.options import UserError
+
+RUNS = Path("runs")
+PRINTED_LINES = 20  # of what a stage prints, shown for each cell
+INTERRUPTED = 130  # the exit code after a Ctrl-C
+
+
+# ---- files
+
+
+@contextmanager
+def writing(path: Path, option: str = "--out") -> Iterator[None]:
+    """Raise UserError where what is done here can't write into `path`, which `option` names."""
+    try:
+        yield
+    except ImportError as error:
+        raise UserError(f"plots need matplotlib: {error}; pip install matplotlib") from None
+    except OSError as error:
+        what = error.filename or path  # a full disk doesn't say which
+        reason = error.strerror or error
+        raise UserError(f"{option}: {what}: {reason}: it can't be written") from None
+
+
+def open_results(file: Path, kind: str = "cell") -> tuple[Record, list[Record]]:
+    """The env and the records of `kind` of a results file; UserError where it can't be read."""
+    try:
+        return read(file, kind)
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror or error}") from None
+
+
+def check_machine(env: Record, ceilings_env: Record, file: Path) -> None:
+    """Raise UserError where the ceilings in `file` are of another machine than the run's."""
+    try:
+        roofline.same_machine(env, ceilings_env)
+    except roofline.NoRoof as error:
+        raise UserError(f"--ceilings: {file}: {error}") from None
+
+
+def check_out(out: Path | None, instead: str = "name another") -> None:
+    """Raise UserError where the file that --out names exists already, or never can."""
+    if out is not None:
+        with writing(out):
+            if out.exists():
+                raise UserError(f"--out: {out} is there already: {instead}")
+
+
+def begin(
+    command: str, out: Path | None, device: str, arguments: Mapping[str, Any],
+    stages: Sequence[Record] = (), plan: Sequence[Record] = (),
+    check: Callable[[Record], object] = dict,
+) -> Writer:  # fmt: skip
+    """A new results file, by default under runs/, with its env line; UserError where none can be.
+
+    `stages`, `plan`: as the env line has them. `check` sees that line before it is written.
+    """
+    env = environment.make_env(device, list(plan), list(stages), dict(arguments))
+    check(env)
+    path = out or RUNS / f"{command}{datetime.now():%Y%m%d-%H%M%S}.jsonl"
+    with writing(path):
+        return Writer.create(path, env)
+
+
+# ---- from the first measurement to the exit code
+
+
+def carry_out(
+    writer: Writer,
+    kind: str,
+    work: Callable[[], object],
+    show: Callable[[Record, list[Record], BaseException | None], bool],
+) -> int:
+    """Do the `work`, which writes records of `kind`, and `show` the file; returns the exit code.
+
+    A Ctrl-C ends the work early, or a file that takes no more: what is done is shown all the same.
+    `show` is given the env line, the records and what ended the work early, if anything; it says
+    whether something failed.
+    """
+    ended: BaseException | None = None
+    try:
+        work()
+    except (KeyboardInterrupt, WriteFailed) as error:
+        ended = error
+    env, records = open_results(writer.path, kind)  # what is shown is what can be shown again
+    failed = show(env, records, ended)
+    if isinstance(ended, WriteFailed):
+        raise ended
+    return INTERRUPTED if ended else int(failed)
+
+
+def note(what: str, said: object) -> None:
+    """A line below the tables: where the records are, or the plots."""
+    table.page().print(Text(f"{what + ':':<9}{said}"), soft_wrap=True)
+
+
+def draw(what: str, plot: Callable[[], Sequence[Path]]) -> None:
+    """Plot, and say where; or why not: what was measured is shown and kept without."""
+    try:
+        note(what, ", ".join(map(str, plot())) or "nothing to plot")
+    except (ImportError, OSError) as error:
+        table.page().print(Text(f"no plot: {error}"), soft_wrap=True)
+
+
+class Progress:
+    """On stderr: a bar on a terminal; a line for each part that is done; and what stages print.
+
+    `quiet`: a terminal has the bar alone. A stderr that takes nothing costs no measurement.
+    """
+
+    def __init__(self, total: int, done: int = 0, quiet: bool = False) -> None:
+        self.total, self.done = total, done
+        self.console = Console(stderr=True)
+        self.quiet = quiet and self.console.is_terminal
+        self.bar = Bar(
+            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+            TimeElapsedColumn(), console=self.console, transient=True,
+            disable=not self.console.is_terminal,
+        )  # fmt: skip
+        self.task = self.bar.add_task("measuring", total=total, completed=done)
+
+    def __enter__(self) -> "Progress":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def begun(self, what: str) -> None:
+        """`what` is under way: the bar's text, or a line where there is no bar."""
+        self.bar.update(self.task, description=what)
+        if not self.console.is_terminal:
+            self.say(f"[{self.done + 1}/{self.total}] {what} ...")
+
+    def finished(self, what: str, came: str, name: str = "", printed: str = "") -> None:
+        """One more part is done, and what came of it; the last lines of what `name` printed."""
+        self.done += 1
+        self.bar.update(self.task, completed=self.done, description=what)
+        if not self.quiet:
+            self.say(f"[{self.done}/{self.total}] {what}: {came}")
+        lines = printed.splitlines()
+        if len(lines) > PRINTED_LINES:
+            lines = [f"... {len(lines) - PRINTED_LINES} lines before", *lines[-PRINTED_LINES:]]
+        for line in lines:
+            self.say(f"{name} | {line}", style="dim")
+
+    def say(self, line: str, style: str = "") -> None:
+        """One line; nobody's control characters reach the terminal."""
+        with suppress(OSError):
+            self.console.print(Text(clean(line), style=style), soft_wrap=True)
+            self.console.file.flush()

@@ -1,0 +1,332 @@
+"""The options of the commands, each declared once: its type, its help, and what it may be."""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from harness.problems.directions import OUTPUTS
+from harness.problems.problem import DEVICES, DTYPES, INPUTS, PRECISIONS
+from harness.records.schema import DIRECTIONS
+from harness.runs.suites import names as suites
+from harness.views.cell_tables import FORMATS
+from models.minilm.run import DTYPES as MODEL_DTYPES
+from models.training.plan import DTYPES as TRAIN_DTYPES
+from models.training.plan import SHAPES
+
+MAX_D = 256
+MAX_SEED = 2**63 - 1  # the largest that torch's generator takes for sure
+MAX_STEPS, MAX_SEEDS = 100_000, 100
+MAX_TRACE_N = 1024
+CAUSAL = {"off": (False,), "on": (True,), "both": (False, True)}
+SYNTHETIC = ("normal", "peaky")
+ALL = "all"  # of them
+SHORT_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+# reads an option's value, with the option's name; raises UserError where it is none
+Reader = Callable[[Any, str], Any]
+
+
+class UserError(Exception):
+    """Bad arguments: one clear line for the person who typed them, and exit code 2."""
+
+
+def bounds(least: int, most: int | None) -> str:
+    """'of at least 1' or 'from 1 to 256'."""
+    return f"of at least {least}" if most is None else f"from {least} to {most}"
+
+
+def whole(least: int, most: int | None = None) -> Reader:
+    """Reads a number in least..most."""
+
+    def read(value: int, option: str) -> int:
+        if value < least or (most is not None and value > most):
+            expected = f"expected a whole number {bounds(least, most)}"
+            raise UserError(f"{option}: got {value}, {expected}")
+        return value
+
+    return read
+
+
+def integers(least: int, most: int | None = None, expected: str = "") -> Reader:
+    """Reads '8,16,32' as [8, 16, 32], each in least..most."""
+    what = expected or f"whole numbers {bounds(least, most)}"
+
+    def read(text: str, option: str) -> list[int]:
+        parts = text.split(",")
+        if not all(re.fullmatch(r"\s*\d{1,9}\s*", part, re.ASCII) for part in parts):
+            raise UserError(f"{option}: got {text!r}, expected {what}, with commas between them")
+        numbers = [int(part) for part in parts]
+        for value in numbers:
+            if value < least or (most is not None and value > most):
+                raise UserError(f"{option}: got {value}, expected {what}, with commas between them")
+        return numbers
+
+    return read
+
+
+def one_of(*allowed: str) -> Reader:
+    """Reads one of the allowed, of which a dtype has a short name, too."""
+
+    def read(text: str, option: str) -> str:
+        if long_dtype(text) not in allowed:
+            raise UserError(f"{option}: got {text!r}, expected one of {', '.join(allowed)}")
+        return text
+
+    return read
+
+
+def some_of(*allowed: str) -> Reader:
+    """Reads 'fwd,bwd' as ['fwd', 'bwd'], each one of the allowed."""
+    one = one_of(*allowed)
+    return lambda text, option: [one(part.strip(), option) for part in text.split(",")]
+
+
+def key_lengths(text: str | None, option: str = "--seqlens") -> tuple[int, ...] | None:
+    """Reads '10,64' as (10, 64), the valid keys of each batch entry; None where not given."""
+    expected = "a whole number of keys for each batch entry"
+    return None if text is None else tuple(integers(0, expected=expected)(text, option))
+
+
+def size(text: str, option: str = "--memory") -> int:
+    """Reads '200M', '4GiB' or a number of bytes as bytes."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", text.lower(), re.ASCII)
+    if not match or not 1 <= float(match[1]) * UNITS[match[2]] < 1 << 63:
+        raise UserError(f"{option}: got {text!r}, expected a size such as 500M or 4G")
+    return int(float(match[1]) * UNITS[match[2]])
+
+
+def seconds(value: float, option: str) -> float:
+    """Reads a number of seconds above 0."""
+    if not 0 < value < math.inf:
+        raise UserError(f"{option}: got {value:g}, expected a number of seconds above 0")
+    return value
+
+
+def stage_files(values: Sequence[Path], option: str) -> None:
+    """Raise UserError where a stage was asked for by number, which is another option's."""
+    for value in map(str, values):
+        if re.fullmatch(r"[\d,\s]+", value) and not Path(value).exists():
+            raise UserError(
+                f"{option}: got {value}, expected a stage's file; by number it is --stages {value}"
+            )
+
+
+def long_dtype(dtype: str) -> str:
+    """'fp16' -> 'float16'; a name that is long already as it is."""
+    return SHORT_DTYPES.get(dtype, dtype)
+
+
+def option(help: str, read: Reader | None = None, *names: str, **more: Any) -> Any:
+    """An option with its help text.
+
+    `read` is tried on its value before the command begins; the command and its records have the
+    value as it was typed. Not where --show is given, which has no use for the value.
+    """
+
+    def check(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
+        if read is not None and value is not None and context.params.get("show") is None:
+            read(value, param.opts[0])
+        return value
+
+    return typer.Option(*names, help=help, callback=check, **more)
+
+
+# the options of several commands
+Device = Annotated[
+    str | None, option("cpu or cuda; cuda by default where there is a GPU", one_of(*DEVICES))
+]
+Stages = Annotated[
+    str | None, option("stages by number, such as 0,1,5; all of ours by default", integers(0))
+]
+StageFiles = Annotated[
+    list[Path] | None,
+    option("a stage's file, as one more row; may be repeated", stage_files, show_default=False),
+]
+OneStage = Annotated[list[str], option("the stage to put in: its number, or its file", metavar="N")]
+N = Annotated[str | None, option("numbers of keys, such as 8,16,32", integers(1))]
+Ns = Annotated[str | None, option("numbers of keys, and of queries", integers(1))]
+D = Annotated[
+    int | None,
+    option("head dimension, 1 to 256; 64 by default, 32 for real inputs", whole(1, MAX_D)),
+]
+OneD = Annotated[int, option("head dimension", whole(1, MAX_D))]
+B = Annotated[int, option("batch size", whole(1))]
+H = Annotated[int, option("number of heads", whole(1))]
+Hk = Annotated[int | None, option("heads of k and v, a divisor of q's; as many by default")]
+Dtype = Annotated[str, option(", ".join(DTYPES), one_of(*DTYPES))]
+Seqlens = Annotated[
+    str | None,
+    option("valid keys of each batch entry, such as 10,64; all N by default", key_lengths),
+]
+Synthetic = Annotated[str, option("normal or peaky", one_of(*SYNTHETIC))]
+Seed = Annotated[int, option("the one seed of all inputs", whole(0, MAX_SEED), min=0)]
+Out = Annotated[Path | None, option("where the records go; a new file under runs/ by default")]
+ResultsFile = Annotated[Path, typer.Argument(help="a results file, JSONL")]
+
+# run
+Nq = Annotated[int | None, option("number of queries; N by default", whole(1))]
+Precision = Annotated[
+    str, option("how float32 is multiplied on a GPU: ieee or tf32", one_of(*PRECISIONS))
+]
+Causal = Annotated[bool, option("query i sees keys up to i + Nk - Nq", None, "--causal")]
+Inputs = Annotated[
+    str | None,
+    option("normal, peaky, real, or all that fit; all by default with --stage, else normal",
+           one_of(*INPUTS, ALL)),
+]  # fmt: skip
+Direction = Annotated[
+    str, option("fwd; bwd: dq, dk, dv alone; train: both, of stages with gradients",
+                one_of(*OUTPUTS)),
+]  # fmt: skip
+Budget = Annotated[float, option("seconds that a cell may take from its first call on", seconds)]
+Memory = Annotated[
+    str | None, option("memory of a cell, such as 2G; by default 4 GiB or half the machine's", size)
+]
+Paired = Annotated[
+    bool, option("also time the stages in turns, in one process, for ratios", None, "--paired")
+]
+CellSuite = Annotated[
+    str | None,
+    option(f"the problems of a source's table: {', '.join(suites('run'))}",
+           one_of(*suites("run"))),
+]  # fmt: skip
+Resume = Annotated[Path | None, option("finish the run that this file holds, as it was begun")]
+
+# bench
+Modes = Annotated[
+    str | None,
+    option("some of fwd, bwd, train, commas between; fwd by default", some_of(*DIRECTIONS)),
+]
+BenchDtype = Annotated[
+    str | None, option(f"{', '.join(DTYPES)}; float16 on a GPU, else float32", one_of(*DTYPES))
+]
+Masks = Annotated[str | None, option("on, off or both (by default)", one_of(*CAUSAL))]
+Ds = Annotated[str | None, option("head dimensions, such as 64,128", integers(1, MAX_D))]
+Tokens = Annotated[int | None, option("B = tokens // N; 16384 on a GPU, else 256", whole(1))]
+Hidden = Annotated[int | None, option("H = hidden // d; 2048 on a GPU, else 32", whole(1))]
+BenchB = Annotated[int | None, option("batch size, instead of --tokens", whole(1))]
+BenchH = Annotated[int | None, option("heads, instead of --hidden", whole(1))]
+Contestants = Annotated[
+    str | None,
+    option(
+        "stages and peers by number or name, such as 3,6,sdpa_flash; by default 3, the newest that "
+        "fits, and all peers"
+    ),
+]
+Impl = Annotated[str | None, typer.Option(hidden=True)]  # the name of old of --stages
+Warmup = Annotated[int, option("calls of each before the rounds", whole(1))]
+Repeat = Annotated[int, option("rounds: samples of each", whole(2))]
+AllSynthetic = Annotated[
+    str | None,
+    option("normal, peaky or all; all by default with --stage, else normal",
+           one_of(*SYNTHETIC, ALL)),
+]  # fmt: skip
+BenchBudget = Annotated[
+    float, option("seconds that one may take for its check, and for its rounds", seconds)
+]
+ProblemSuite = Annotated[
+    str | None,
+    option(f"problems that belong together: {', '.join(suites('bench'))}",
+           one_of(*suites("bench"))),
+]  # fmt: skip
+SuiteNqs = Annotated[
+    str | None, option("those of the suite with so many queries, such as 1,8", integers(1))
+]
+BenchOut = Annotated[
+    Path | None,
+    option("where the records go, a new file under runs/ by default; with --show, the CSV"),
+]
+Plots = Annotated[Path | None, option("also plot, into this folder", show_default=False)]
+BenchCeilings = Annotated[
+    Path | None, option("what `ladder ceilings` wrote here, for % of the matrix rate")
+]
+BenchShow = Annotated[
+    Path | None, option("measure nothing: the views of this file of records", is_eager=True)
+]
+
+# train and model
+TrainStage = Annotated[
+    list[str] | None, option("the stage to train with: its number, or its file", metavar="N")
+]
+Size = Annotated[
+    str | None, option(f"{' or '.join(SHAPES)}; small by default on a GPU", one_of(*SHAPES))
+]
+TrainDtype = Annotated[
+    str | None,
+    option("of q, k, v; bfloat16 by default on a GPU, float32 on a CPU", one_of(*TRAIN_DTYPES)),
+]
+Steps = Annotated[
+    int | None,
+    option("500 by default on a GPU, 300 on a CPU, 3 where one is interpreted",
+           whole(1, MAX_STEPS)),
+]  # fmt: skip
+Seeds = Annotated[
+    int | None, option("how many seeds; 3 by default on a GPU, 1 on a CPU", whole(1, MAX_SEEDS))
+]
+FirstSeed = Annotated[
+    int, option("the first seed; the others follow it", whole(0, MAX_SEED - MAX_SEEDS))
+]
+TrainShow = Annotated[
+    Path | None, option("train nothing: table and plot of this file again", is_eager=True)
+]
+ModelDtype = Annotated[str, option(", ".join(MODEL_DTYPES), one_of(*MODEL_DTYPES))]
+TextFile = Annotated[Path | None, option("a text, its first 512 tokens, instead of ours")]
+Weights = Annotated[
+    Path | None, option("the model from a file that tools/pack_model_weights.py made")
+]
+
+# generate
+GenerateStage = Annotated[
+    str | None, option("the stage to write with, its number or file; 8 on a GPU, else 3")
+]
+NewTokens = Annotated[
+    int | None,
+    option("how many to write; 32 by default, 4 interpreted", whole(4, 100_000)),
+]
+Contexts = Annotated[
+    str | None,
+    option("tokens before those: 32,64,128,256 by default, 256,1024,4096 on a GPU", integers(1)),
+]
+Prompt = Annotated[str, option("what the text before ends with")]
+Load = Annotated[Path | None, option("train nothing: the model of this file")]
+Save = Annotated[Path | None, option("keep the model in this file")]
+GenerateShow = Annotated[
+    Path | None, option("write nothing: table and plot of this file again", is_eager=True)
+]
+
+# io
+IoStages = Annotated[str, option("stages by number", integers(0))]
+IoNs = Annotated[str, option("numbers of keys, and of queries", integers(1))]
+
+# trace
+TraceN = Annotated[int, option("number of keys, and of queries", whole(1, MAX_TRACE_N))]
+Tile = Annotated[int, option("keys per tile", whole(1, MAX_TRACE_N))]
+TraceRow = Annotated[int, option("the query row, 0 to n - 1")]
+TraceSeed = Annotated[int, option("the one seed of q, k and v", whole(0, MAX_SEED))]
+TraceCausal = Annotated[bool, option("row i sees keys 0 to i only", None, "--causal")]
+TraceFormat = Annotated[str, option("text or json", one_of("text", "json"), "--format")]
+
+# what shows records again
+TableFormat = Annotated[str, option("rich, markdown, csv or json", one_of(*FORMATS), "--format")]
+PlotFolder = Annotated[Path, option("the folder for time.png, memory.png, error.png")]
+Ceilings = Annotated[
+    Path, option("what `ladder ceilings` wrote on the same machine", None, "--ceilings")
+]
+RooflineFolder = Annotated[Path, option("the folder for roofline.png, or roofline-dark.png")]
+Dark = Annotated[bool, option("for a dark page: light ink on near-black", None, "--dark")]
+Whole = Annotated[bool, option("the whole files, not the kernels alone", None, "--whole")]
+CheckPages = Annotated[
+    bool, option("write nothing; exit code 1 where README is stale", None, "--check")
+]
+Figures = Annotated[Path | None, option("the folder for them; docs/figures by default")]
+FigureCeilings = Annotated[
+    Path | None, option("what `ladder ceilings` wrote; the H200's committed record by default")
+]
+CheckFigures = Annotated[
+    bool, option("draw nothing; exit code 1 where a picture is stale", None, "--check")
+]

@@ -1,0 +1,135 @@
+"""The commands that measure nothing: records shown again, two stages compared, pages made again."""
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from course.lessons import diff as diff_view
+from course.report import pages
+from harness.isolation.roster import built_in_files
+from harness.records import checkout
+from harness.records.schema import BadRecord
+from harness.views import cell_tables, lines, roofline, table
+from harness.views.look import DARK, LIGHT
+from ladder import options
+from ladder.measuring import check_machine, note, open_results, writing
+from ladder.options import UserError
+
+
+def table_command(file: options.ResultsFile, form: options.TableFormat = "rich") -> int:
+    """Show the tables of a run again, from its records alone."""
+    env, cells = open_results(file)
+    cell_tables.show(env, cells, form, table.page())
+    return 0
+
+
+def plot_command(file: options.ResultsFile, out: options.PlotFolder) -> int:
+    """Plot time, memory and error of a run against N."""
+    env, cells = open_results(file)
+    with writing(out):
+        written = lines.plot(env, cells, out)
+    if not written:
+        raise UserError(f"{file}: no cell in it has anything to plot")
+    for path in written:
+        print(path)
+    return 0
+
+
+def roofline_command(
+    file: options.ResultsFile,
+    ceilings_file: options.Ceilings,
+    out: options.RooflineFolder,
+    dark: options.Dark = False,
+) -> int:
+    """Put the stages of a run under the roofs of its machine."""
+    env, cells = open_results(file)
+    ceilings_env, roofs = open_results(ceilings_file, "ceiling")
+    check_machine(env, ceilings_env, ceilings_file)
+    panels = roofline.panels(cells, roofs)
+    if not panels:
+        raise UserError(f"{file}: no cell in it has a place under a roof: ok, and not interpreted")
+    with writing(out):
+        written = roofline.draw(env, panels, out, DARK if dark else LIGHT)
+    roofline.show(env, panels, table.page())
+    note("plot", written)
+    return 0
+
+
+def diff_command(
+    old: Annotated[int, typer.Argument(help="a stage's number")],
+    new: Annotated[int, typer.Argument(help="another's")],
+    whole: options.Whole = False,
+) -> int:
+    """Show what changed in the kernel from one stage to another."""
+    files = {int(path.stem[1:3]): path for path in built_in_files()}
+    for number in (old, new):
+        if number not in files:
+            known = ", ".join(map(str, files))
+            raise UserError(f"diff: got {number}, expected some of {known}")
+    if old == new:
+        raise UserError(f"diff: got {old} twice, the same stage; expected two different ones")
+    console, paths = table.page(), (files[old], files[new])
+    lines = list(diff_view.changes(*paths, diff_view.whole if whole else diff_view.kernel))
+    for line in lines:
+        console.print(line, soft_wrap=True)
+    if not whole:
+        console.print(Text(diff_view.summary(paths, lines), style="dim"), soft_wrap=True)
+    return 0
+
+
+def readme_command(check: options.CheckPages = False) -> int:
+    """Make README's and the docs' tables again from results/."""
+    checkout.need("ladder readme")
+    made = {}
+    for page in pages.PAGES:
+        try:
+            made[page] = pages.generate(page.read_text(), page)
+        except BadRecord:
+            raise
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+            raise UserError(f"readme: results/ is not what {page.name} shows: {error}") from error
+    stale = [page for page, text in made.items() if text != page.read_text()]
+    if check:
+        for page in stale:
+            name = page.relative_to(pages.ROOT)
+            print(f"{name} differs from results/: run `ladder readme`", file=sys.stderr)
+        return int(bool(stale))
+    for page in stale:
+        page.write_text(made[page])
+    for path in pages.draw(pages.ROOT / "docs" / "figures"):
+        print(path.relative_to(pages.ROOT))
+    return 0
+
+
+def figures_command(
+    out: options.Figures = None,
+    ceilings: options.FigureCeilings = None,
+    check: options.CheckFigures = False,
+) -> int:
+    """Draw the pictures that explain, for README and docs."""
+    from course.lessons import figures  # with NumPy: loaded by who asks for this command alone
+
+    if out is None or ceilings is None:
+        checkout.need("ladder figures", ", or name both --out and --ceilings")
+    folder, record = out or figures.FOLDER, ceilings or figures.CEILINGS
+    if not record.is_file():  # before seconds are spent on the others
+        raise UserError(f"--ceilings: {record}: no such file")
+    try:
+        with writing(folder):
+            if not check:
+                for path in figures.draw(folder, record):
+                    print(path.relative_to(figures.ROOT) if out is None else path, flush=True)
+                return 0
+            stale = figures.stale(folder, record)
+    except BadRecord:  # which says by itself what is wrong where
+        raise
+    except ValueError as error:
+        raise UserError(f"--ceilings: {record}: {error}") from None
+    for name in stale:
+        print(
+            f"{folder / name}: missing, or not drawn from what is here now: run `ladder figures`",
+            file=sys.stderr,
+        )
+    return int(bool(stale))

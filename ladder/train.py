@@ -1,0 +1,138 @@
+"""`ladder train`: its arguments, what it says on the way, and its table and plot."""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from harness.isolation.roster import StageInfo
+from harness.problems.problem import PEERS_FROM
+from harness.records.jsonl import WriteFailed
+from harness.records.schema import Record
+from harness.runs.plan import default_memory
+from harness.views import table
+from ladder import measuring, options
+from ladder.arguments import choose, numbers_and_files, stages_and_device
+from ladder.options import UserError, long_dtype
+from models import views
+from models.training import curves, trainer
+from models.training import plan as train_plan
+
+QUIET = 10.0  # seconds between two lines of progress
+
+
+def train_command(
+    stage: options.TrainStage = None,
+    device: options.Device = None,
+    size: options.Size = None,
+    dtype: options.TrainDtype = None,
+    steps: options.Steps = None,
+    seeds: options.Seeds = None,
+    seed: options.FirstSeed = 0,
+    out: options.Out = None,
+    show: options.TrainShow = None,
+) -> int:
+    """Train a small GPT with a stage, its loss beside SDPA's."""
+    if show is not None:
+        env, records = measuring.open_results(show, "train")
+        curves.check(records)
+        return int(finish(env, records, show))
+    if not stage:
+        raise UserError("--stage: got none, expected a stage's number or file, such as --stage 3")
+    numbers, own = numbers_and_files(stage)
+    if odd := [path for path in own if path.suffix != ".py" and not path.exists()]:
+        expected = "a stage's number, such as 7, or its .py file; SDPA's backends run in any case"
+        raise UserError(f"--stage: got {odd[0]}, expected {expected}")
+    measuring.check_out(out)
+    stages, device = stages_and_device(device, own, trainer.STEP_LIMIT, default_memory())
+    size = size or train_plan.DEFAULT_SIZES[device]
+    dtype = long_dtype(dtype or train_plan.DEFAULT_DTYPES[device])
+    problem = train_plan.make_problem(size, dtype, device)
+    backends = train_plan.from_backends(device)
+    beside = {(backend.stage, backend.name) for backend in backends}
+    others = [info for info in stages if (info.number, info.name) not in beside]
+    chosen = choose(others, numbers, "--stage", own, "a file or ")
+    asked = [train_plan.from_stage(info, problem) for info in chosen]
+    if asked and all(one.skip for one in asked):
+        raise UserError(why_none(asked, stages))
+    contestants = [*backends, *asked]
+    steps = steps or default_steps(contestants, device)
+    seeds = seeds or train_plan.DEFAULT_SEEDS[device]
+    plan = train_plan.Plan(size, steps, range(seed, seed + seeds), problem)
+    arguments = {
+        "command": "train", "stage": [info.name for info in chosen], "device": device, "size": size,
+        "dtype": dtype, "steps": steps, "seeds": seeds, "seed": seed,
+    }  # fmt: skip
+    progress = measuring.Progress(len(contestants) * seeds)
+    said = time.monotonic()
+
+    def name(record: Record) -> str:
+        return f"{record['stage']} {record['name']}, seed {record['seed']}"
+
+    def loss(record: Record) -> str:
+        return f", loss {record['losses'][-1]:.4f}" if record["losses"] else ""
+
+    def step(record: Record) -> None:
+        nonlocal said
+        if time.monotonic() - said >= QUIET:
+            said = time.monotonic()
+            done = f"step {len(record['losses'])} of {record['steps']}"
+            progress.begun(f"{name(record)}: {done}{loss(record)}")
+
+    def tell(record: Record, printed: str) -> None:
+        nonlocal said
+        said = time.monotonic()
+        came = f"{record['status']}{loss(record)}"
+        progress.finished(name(record), came, record["name"], printed)
+
+    def work() -> None:
+        with progress:
+            trainer.run(contestants, plan, default_memory(), writer, step, tell)
+
+    def show_all(env: Record, records: Sequence[Record], ended: BaseException | None) -> bool:
+        if records or ended is None:
+            return finish(env, records, writer.path, not isinstance(ended, WriteFailed))
+        nothing = f"{writer.path}: nothing was trained to its end"
+        table.page().print(Text(nothing), soft_wrap=True)
+        return False
+
+    planned, declared = plan.to_json(contestants), [one.declared for one in contestants]
+    with measuring.begin("train-", out, device, arguments, declared, planned) as writer:
+        return measuring.carry_out(writer, "train", work, show_all)
+
+
+def why_none(asked: Sequence[train_plan.Trainee], stages: Sequence[StageInfo]) -> str:
+    """Why none of the stages that were `asked` for can be trained with, and which ones can."""
+    reasons = [f"{one.stage} {one.name} can't be trained with: {one.skip}" for one in asked]
+    able = [str(stage.number) for stage in stages if stage.gradients and stage.number < PEERS_FROM]
+    return f"--stage: {'; '.join(reasons)}. Stages {', '.join(able)} carry gradients"
+
+
+def default_steps(contestants: Sequence[train_plan.Trainee], device: str) -> int:
+    """So many steps as are worth while: few where a contestant is interpreted, or goes by rows."""
+    for one in contestants:
+        if one.skip is None and (one.mode == "interpreted" or one.by_rows):
+            steps = train_plan.INTERPRETED_STEPS
+            by_rows = "takes no causal mask and is asked row by row"
+            why = "is interpreted" if one.mode == "interpreted" else by_rows
+            print(
+                f"{one.stage} {one.name} {why}, a step takes seconds: {steps} steps for all; "
+                "--steps says otherwise",
+                file=sys.stderr,
+            )
+            return steps
+    return train_plan.DEFAULT_STEPS[device]
+
+
+def finish(env: Record, records: Sequence[Record], path: Path, plots: bool = True) -> bool:
+    """Print the table, and draw the plot beside the records in `path`; whether one failed."""
+    if not records:
+        raise UserError(f"{path}: no record in it: nothing was trained to its end")
+    table.page().print(views.in_terminal(env, records))
+    measuring.note("records", path)
+    picture = path.with_name(f"{path.stem}-plots") / "loss.png"
+    if plots:
+        measuring.draw("plot", lambda: [picture] if views.plot(env, records, picture) else [])
+    return any(verdict.failed for verdict in curves.judge(records))

@@ -1,0 +1,1 @@
+"""Models that run with a stage as their attention: a small GPT, trained; MiniLM, a real one."""

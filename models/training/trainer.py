@@ -1,0 +1,150 @@
+"""`ladder train`: a small GPT learns with stages as its attention, and with SDPA beside them.
+
+Each trainee, a stage or one of SDPA's backends, has its own process, where
+models/training/loop.py trains the model of models/training/gpt.py from one seed after another; a
+record is what came of one seed. Whether the curves agree is told from the records alone, by
+models/training/curves.py.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+
+from harness.isolation.child import NO_MESSAGE, ChildFailed
+from harness.isolation.judge import Judge
+from harness.isolation.session import Session, is_count, is_number, list_of, optional
+from harness.records.jsonl import Writer
+from harness.records.schema import FAILURES, Record
+from harness.runs.contest import measure
+from harness.runs.outcome import Outcome
+from harness.runs.plan import Comparison, Limits
+from models.training.plan import Plan, Trainee
+
+STEP_LIMIT = 300.0  # seconds between two messages: a step, or all that the first one compiles
+# what a trainee may say of a seed (models/training/loop.py)
+SAID = {
+    "losses": {"losses": list_of(is_number)},
+    "done": {"val_loss": is_number, "tokens_per_s": optional(is_number)},
+}
+
+
+def run(
+    trainees: Sequence[Trainee],
+    plan: Plan,
+    memory: int,
+    writer: Writer,
+    progress: Callable[[Record], None],
+    report: Callable[[Record, str], None],
+) -> list[Record]:
+    """Train each trainee from each seed, and write a record of each. Returns the records.
+
+    `progress` is shown the record under way as its losses come in; `report` is told of each that is
+    done, with what its stage printed. `memory`: bytes that a trainee may take.
+    """
+    records = []
+    for trainee in trainees:
+        with Training(trainee, plan, memory) as training:
+            for seed in plan.seeds:
+                record = training.train(seed, progress)
+                writer.append(record)
+                records.append(record)
+                report(record, training.printed())
+    return records
+
+
+def train_record(trainee: Trainee, plan: Plan, seed: int) -> Record:
+    """The record of a trainee and a seed before anything is done."""
+    return {
+        "kind": "train", "stage": trainee.stage, "name": trainee.name,
+        "reference": trainee.backend is not None, "device": plan.problem.device,
+        "dtype": plan.problem.dtype, "mode": trainee.mode, "size": plan.size, "seed": seed,
+        "steps": plan.steps, "parameters": None, "status": "crashed", "reason": "", "losses": [],
+        "val_loss": None, "tokens_per_s": None,
+    }  # fmt: skip
+
+
+def in_its_process(connection: Connection, order: Record) -> None:
+    """Train in the child, which has torch imported: the parent never does."""
+    from models.training.loop import train_seeds
+
+    train_seeds(connection, order)
+
+
+class Training(Session):
+    """A trainee's process, which trains from one seed after another."""
+
+    def __init__(self, trainee: Trainee, plan: Plan, memory: int) -> None:
+        self.trainee, self.plan = trainee, plan
+        self.limits = Limits(budget=STEP_LIMIT, memory=memory)
+        self.wrong: Outcome | None = None  # what a check has found
+        self.unchecked, self.log = trainee.info is not None, [""]
+        self.skip = trainee.skip  # why its next seeds aren't tried
+        order = {
+            "path": None if trainee.path is None else str(trainee.path),
+            "backend": trainee.backend,
+            "problem": plan.problem.to_json(),
+            "size": plan.size,
+            "steps": plan.steps,
+        }
+        greeting = {"parameters": is_count}
+        super().__init__(in_its_process, order, memory=memory, greeting=greeting)
+
+    def train(self, seed: int, progress: Callable[[Record], None]) -> Record:
+        """The record of one seed, whatever happens."""
+        record = train_record(self.trainee, self.plan, seed)
+        if self.skip is not None:
+            return record | {"status": "skipped", "reason": self.skip}
+        try:
+            if self.unchecked:
+                self.wrong, self.unchecked = self.check(), False
+            if self.wrong is not None:
+                raise ChildFailed(self.wrong.status, f"before it trained: {self.wrong.reason}")
+            self.follow(record, progress)
+        except ChildFailed as error:
+            self.end()
+            if error.reason == NO_MESSAGE:  # nor is what it said before to be believed
+                record = train_record(self.trainee, self.plan, seed)
+            record |= {"status": error.status, "reason": error.reason}
+            if error.status == "skipped":
+                self.skip = error.reason
+            elif error.status == "timeout":  # it would take minutes per seed, all to the same end
+                self.skip = f"seed {seed} ended in a timeout: {error.reason}"
+        return record
+
+    def check(self) -> Outcome | None:
+        """What it comes to on one window of the problem, in float32, where it isn't right.
+
+        A loss may fall with a wrong attention, too.
+        """
+        assert self.trainee.info is not None, "only a stage is checked"
+        problem = replace(
+            self.plan.problem, b=1, dtype="float32", precision="ieee",
+            causal=not self.trainee.by_rows, direction="train",
+        )  # fmt: skip
+        with Judge(problem) as judge:
+            alone = Comparison(problem, [self.trainee.info], self.limits, alone=True)
+            [outcome] = measure(alone, judge, self.log)
+        return outcome if outcome.status in FAILURES else None
+
+    def follow(self, record: Record, progress: Callable[[Record], None]) -> None:
+        """Train from the seed of `record`, and fill it. Raises ChildFailed where that fails."""
+        late = f"no step was done in {STEP_LIMIT:g} s"
+        record["parameters"] = self.ready()["parameters"]
+        message = self.ask({"seed": record["seed"]}, SAID, STEP_LIMIT, late)
+        while message["event"] == "losses":
+            record["losses"] += message["losses"]
+            if len(record["losses"]) > record["steps"]:
+                raise ChildFailed("crashed", NO_MESSAGE)
+            progress(record)
+            message = self.receive(SAID, STEP_LIMIT, late)
+        if len(record["losses"]) < record["steps"]:
+            raise ChildFailed("crashed", NO_MESSAGE)
+        record["val_loss"] = message["val_loss"]
+        if record["mode"] != "interpreted":  # whose time is no speed
+            record["tokens_per_s"] = message["tokens_per_s"]
+        record["status"] = "ok"
+
+    def printed(self) -> str:
+        """What the stage has printed since the last time; of torch's backends it is no matter."""
+        text, self.log = "".join(self.log), []
+        return "" if self.trainee.path is None else text + super().printed()

@@ -1,0 +1,121 @@
+"""What runs in the process of `ladder generate`: the small GPT writes with a stage, in float32.
+
+Without a cache each new token asks the model for all tokens before it again. With one, the keys and
+values of each layer are kept, contiguous or (where the stage has `attend_paged`) in pages, and a
+token asks for one query row. Both take the likeliest token each time.
+"""
+
+import time
+from dataclasses import asdict, replace
+from multiprocessing.connection import Connection
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import stages
+from harness.isolation.call import blame
+from harness.isolation.child import hear, say
+from harness.measures.accuracy import set_precision
+from harness.problems.problem import YARDSTICK
+from models.training import plan
+from models.training.gpt import GPT
+from models.training.loop import TEXT, Run
+
+
+def write_texts(connection: Connection, order: dict[str, Any]) -> None:
+    """Say 'ready' with the size of the model, then 'wrote' for each {'context'} that is asked.
+
+    order: a stage's file 'path', 'device', 'contexts', 'prompt' that the text before ends with, how
+    many 'tokens'; the files to 'load' the model from and to 'save' it in, or None.
+    """
+    device, longest, count = order["device"], max(order["contexts"]), order["tokens"]
+    try:
+        torch.set_num_threads(1)  # timing.py says why
+        set_precision("ieee")
+        module = stages.load(order["path"])
+        model, alphabet = load(order["load"]) if order["load"] else train(longest + count, device)
+        if (room := model.shape.block) < longest + count:
+            raise ValueError(f"the model has {room} positions, and {longest + count} are asked for")
+        if order["save"]:
+            kept = {"shape": asdict(model.shape), "alphabet": alphabet}
+            torch.save({**kept, "weights": model.state_dict()}, order["save"])
+        before = (TEXT.read_text(encoding="utf-8") + order["prompt"])[-longest:]
+        if strange := sorted(set(before) - set(alphabet)):
+            raise ValueError(f"{strange[0]!r} is none of the model's characters")
+        model, size = model.to(device), sum(weight.numel() for weight in model.parameters())
+        say(connection, "ready", parameters=size, layers=len(model.layers), width=model.shape.width)
+        while True:
+            text = before[-hear(connection)["context"] :]
+            ids = torch.tensor([[alphabet.index(c) for c in text]], device=device)
+            plain, seconds = write(model, module, ids, count, cached=False)
+            tokens, cached_seconds = write(model, module, ids, count, cached=True)
+            times = {"seconds": seconds, "cached_seconds": cached_seconds}
+            written = "".join(alphabet[token] for token in tokens)
+            say(connection, "wrote", text=written, same=plain == tokens, **times)
+    except BaseException as error:
+        say(connection, "failed", **blame(error, plan.make_problem("tiny", "float32", device)))
+
+
+def train(room: int, device: str) -> tuple[GPT, str]:
+    """A model of `room` positions, trained with stage 3; and its characters."""
+    shape = plan.SHAPES[plan.DEFAULT_SIZES[device]]
+    batch = max(1, shape.batch * shape.block // room)  # as many characters a step
+    shape, steps = replace(shape, block=room, batch=batch), plan.DEFAULT_STEPS[device]
+    run = Run(stages.by_number(YARDSTICK).attend, shape, steps, "float32", device)
+    list(run.train(0))
+    return run.model, "".join(run.alphabet)
+
+
+def load(path: str) -> tuple[GPT, str]:
+    """The model in a file that was saved, and its characters. Raises ValueError on another file."""
+    try:
+        kept = torch.load(path, map_location="cpu", weights_only=True)
+        shape, alphabet = plan.Shape(**kept["shape"]), kept["alphabet"]
+        model = GPT(len(alphabet), shape, torch.add)  # its attention comes later
+        model.load_state_dict(kept["weights"])
+    except Exception as error:
+        raise ValueError(f"{path}: no model that --save has written: {error}") from error
+    return model, alphabet
+
+
+class Cache:
+    """One layer's keys and values, with room for `room` tokens; called in place of `attend`."""
+
+    def __init__(self, module: ModuleType, shape: plan.Shape, room: int, device: Any) -> None:
+        self.module, self.length = module, 0
+        if "paged" in module.STAGE.options:
+            sizes = (-(-room // plan.PAGE_SIZE), plan.PAGE_SIZE, shape.heads, shape.head_dim)
+            self.pages = module.PagedCache(*sizes, torch.float32, device, sequences=1)
+        else:
+            self.kept = torch.empty(2, 1, shape.heads, room, shape.head_dim, device=device)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Any:
+        """Keep k and v (1, H, n, d); the attention of q (1, H, n, d) to all that is kept."""
+        if hasattr(self, "pages"):
+            self.pages.append(0, k[0], v[0])
+            return self.module.attend_paged(q, self.pages, [0], causal=causal)
+        first, self.length = self.length, self.length + k.shape[2]
+        self.kept[:, :, :, first : self.length] = torch.stack((k, v))
+        return self.module.attend(q, *self.kept[:, :, :, : self.length], causal=causal)
+
+
+@torch.no_grad()
+def write(
+    model: GPT, module: ModuleType, ids: Tensor, count: int, cached: bool
+) -> tuple[list[int], float]:
+    """The `count` tokens that follow `ids` (1, N), and the seconds of those after UNTIMED."""
+    layers: Any = model.layers
+    for layer in layers:
+        cache = Cache(module, model.shape, ids.shape[1] + count, ids.device)
+        layer.attention.attend = cache if cached else module.attend
+    begin, first, begun = ids.shape[1], 0, 0.0
+    for done in range(count):
+        if done == plan.UNTIMED:
+            ids[0, -1].item()  # waits for the device
+            begun = time.perf_counter()
+        token = model.logits(ids[:, first:], first)[:, -1].argmax(-1, keepdim=True)  # (1, 1)
+        first = ids.shape[1] if cached else 0
+        ids = torch.cat([ids, token], 1)
+    return ids[0, begin:].tolist(), time.perf_counter() - begun
