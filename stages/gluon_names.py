@@ -1,0 +1,36 @@
+"""Gluon under one set of names, whichever version of Triton is installed (3.6 to 3.9).
+
+    here          3.6                             3.7             from 3.8
+    barrier       gl.thread_barrier               gl.barrier      gl.barrier
+    async_load    tma.async_copy_global_to_shared the same        tma.async_load
+    async_store   tma.async_copy_shared_to_global the same        tma.async_store
+
+`mbarrier.expect` takes its count of bytes by position: the parameter has three names.
+"""
+
+import triton.language.core
+from triton.experimental import gluon as gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as TensorDescriptor
+
+tma = hopper.tma
+mbarrier = hopper.mbarrier
+warpgroup_mma = hopper.warpgroup_mma
+warpgroup_mma_wait = hopper.warpgroup_mma_wait
+fence_async_shared = hopper.fence_async_shared
+store_wait = tma.store_wait
+
+
+def first_of(module: object, *names: str) -> object:
+    """The first of `names` that `module` has; ImportError where it has none of them."""
+    for name in names:
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise ImportError(f"this Triton's Gluon has none of {', '.join(names)}")
+
+
+barrier = first_of(gl, "barrier", "thread_barrier")
+async_load = first_of(tma, "async_load", "async_copy_global_to_shared")
+async_store = first_of(tma, "async_store", "async_copy_shared_to_global")
+aggregate = first_of(triton.language.core, "aggregate", "_aggregate")
