@@ -112,10 +112,10 @@ class Ring:
         return self.tiles.index(slot).reshape([rows, columns])
 
     @gluon.jit
-    def give_back(self, use):
+    def give_back(self, use, pred=True):
         """Consumer: this one is done with the tile."""
         slots: gl.constexpr = self.tiles.shape[0]
-        mbarrier.arrive(self.empty.index(use % slots))
+        mbarrier.arrive(self.empty.index(use % slots), pred=pred)
 
     @gluon.jit
     def keep_alive(self):
@@ -141,11 +141,11 @@ def make_ring(desc, slots: gl.constexpr, consumers: gl.constexpr):
 
 @aggregate
 class Board:
-    """Where the producer posts the number of the next query tile: a ring of two numbers."""
+    """Where the producer posts what comes next: two places of five numbers each."""
 
-    numbers: gl.shared_memory_descriptor  # (2, 1) int32
-    full: gl.shared_memory_descriptor  # consumers wait for the producer
-    empty: gl.shared_memory_descriptor  # the producer waits for all consumers
+    numbers: gl.shared_memory_descriptor  # (10, 1) int32
+    full: gl.shared_memory_descriptor  # (2, 1) mbarriers: consumers wait for the producer
+    empty: gl.shared_memory_descriptor  # (2, 1) mbarriers: the producer waits for all consumers
 
     @gluon.constexpr_function
     def __init__(self, numbers, full, empty):
@@ -154,22 +154,29 @@ class Board:
         self.empty = empty
 
     @gluon.jit
-    def post(self, number, turn):
+    def post(self, numbers, turn):
         one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])  # the producer is one warp
         slot = turn % 2
         mbarrier.wait(self.empty.index(slot), (turn // 2 + 1) & 1)
-        self.numbers.index(slot).store(gl.full([1], number, gl.int32, one))
+        for i in gl.static_range(len(numbers)):
+            place = self.numbers.index(slot * len(numbers) + i)
+            place.store(gl.full([1], numbers[i], gl.int32, one))
         barrier()
         mbarrier.arrive(self.full.index(slot))
 
     @gluon.jit
+    def number(self, slot, i: gl.constexpr):
+        one: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])  # a consumer is four warps
+        return gl.sum(self.numbers.index(slot * (self.numbers.shape[0] // 2) + i).load(one), 0)
+
+    @gluon.jit
     def read(self, turn):
-        one: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])  # a consumer is four
         slot = turn % 2
         mbarrier.wait(self.full.index(slot), (turn // 2) & 1)
-        number = gl.sum(self.numbers.index(slot).load(one), 0)
+        b, h, start_m = self.number(slot, 0), self.number(slot, 1), self.number(slot, 2)
+        Nk_valid, steps = self.number(slot, 3), self.number(slot, 4)
         mbarrier.arrive(self.empty.index(slot))
-        return number
+        return b, h, start_m, Nk_valid, steps
 
     @gluon.jit
     def keep_alive(self):
@@ -179,7 +186,7 @@ class Board:
 
 @gluon.jit
 def make_board(consumers: gl.constexpr):
-    numbers = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    numbers = gl.allocate_shared_memory(gl.int32, [10, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     return Board(numbers, barriers(2, 1), barriers(2, consumers))
 
 
@@ -263,13 +270,13 @@ def producer(loads, q_rings, DYNAMIC: gl.constexpr):
             fetched = gl.atomic_add(counter_ptr, 1)
             gl.store(counter_ptr, 0, mask=fetched == problem.tiles - 1)
             following = fetched + gl.num_programs(0)
-            board.post(following, turn)
-        b, h, start_m, _, steps = problem.place(tile)
+        b, h, start_m, Nk_valid, steps = problem.place(tile)
+        board.post((b, h, start_m, Nk_valid, steps), turn)
         h_k = h // problem.group
-        for c in gl.static_range(len(q_rings)):
-            q_rings[c].fill(q_desc, [b, h, start_m + 64 * c, 0], turn)
         start_n = (steps - 1) * problem.BLOCK_N
         k_ring.fill(k_desc, [b, h_k, start_n, 0], use)
+        for c in gl.static_range(len(q_rings)):
+            q_rings[c].fill(q_desc, [b, h, start_m + 64 * c, 0], turn)
         for j in range(1, steps):
             k_ring.fill(k_desc, [b, h_k, start_n - j * problem.BLOCK_N, 0], use + j)
             v_ring.fill(v_desc, [b, h_k, start_n - (j - 1) * problem.BLOCK_N, 0], use + j - 1)
@@ -277,6 +284,7 @@ def producer(loads, q_rings, DYNAMIC: gl.constexpr):
         use += steps
         turn += 1
         tile = following
+    board.post((0, 0, 0, 0, 0), turn)  # no steps: there is no next one
 
 
 @gluon.jit
@@ -376,6 +384,29 @@ def guard_values(acc, v, start_n, seen, noted, alarms):
 
 
 @gluon.jit
+def hand_over(q_ring, turn):
+    """Give back the slot of the query tile before: its output has been copied out of it by now."""
+    store_wait(0)
+    q_ring.give_back(turn + 1, pred=turn > 0)  # of two slots, turn + 1 has that of turn - 1
+
+
+@gluon.jit
+def skip_hidden(
+    alarms, acc, k_ring, v_ring, noted, use, last, start_n, seen, GUARD: gl.constexpr
+):
+    """The first `last` KV tiles, of which no row of this consumer sees anything."""
+    BLOCK_N: gl.constexpr = k_ring.tiles.shape[3]
+    for j in range(0, last):
+        v = v_ring.take(use + j)
+        if GUARD:
+            acc, alarms = guard_values(acc, v, start_n - j * BLOCK_N, seen, noted, alarms)
+        v_ring.give_back(use + j)
+        k_ring.take(use + j)
+        k_ring.give_back(use + j)
+    return alarms
+
+
+@gluon.jit
 def walk_in_turn(
     acc, m_i, l_i, alarms, q, k_ring, v_ring, noted, use, first, last, start_n, seen, qk_scale,
     MASKED: gl.constexpr, GUARD: gl.constexpr,
@@ -402,24 +433,26 @@ def walk_in_turn(
 
 @gluon.jit
 def walk_overlapped(
-    acc, m_i, l_i, alarms, q, k_ring, v_ring, noted, use, first, last, start_n, seen, qk_scale,
-    MASKED: gl.constexpr, GUARD: gl.constexpr,
+    acc, m_i, l_i, alarms, q, q_ring, turn, k_ring, v_ring, noted, use, first, last, start_n, seen,
+    qk_scale, MASKED: gl.constexpr, GUARD: gl.constexpr, FRESH: gl.constexpr,
 ):  # fmt: skip
     """The KV tiles `first` to `last`: S of one tile is begun before P V of the tile before.
 
-    At least one tile; `MASKED` and `GUARD` are for the first.
+    At least one tile; `MASKED` and `GUARD` are for the first. `FRESH`: acc holds nothing yet.
     """
     BLOCK_N: gl.constexpr = k_ring.tiles.shape[3]
     if GUARD:
         v = v_ring.take(use + first)
         acc, alarms = guard_values(acc, v, start_n - first * BLOCK_N, seen, noted, alarms)
     s = scores(q, k_ring.take(use + first), seen)
+    hand_over(q_ring, turn)
     s = warpgroup_mma_wait(0, deps=[s])
     k_ring.give_back(use + first)
     if MASKED:
         s = hide(s, start_n - first * BLOCK_N, seen)
     p, m_i, l_i, alpha = exponentiate(s, m_i, l_i, qk_scale)
-    acc = rescale(acc, alpha)
+    if not FRESH:
+        acc = rescale(acc, alpha)
     p = as_operand(p, acc, q.dtype)
     for j in range(first + 1, last):
         s = scores(q, k_ring.take(use + j), seen)
@@ -440,10 +473,10 @@ def walk_overlapped(
 @gluon.jit
 def consumer(
     common, q_ring, c: gl.constexpr,
-    MASKED: gl.constexpr, LSE: gl.constexpr, DYNAMIC: gl.constexpr, OVERLAP: gl.constexpr,
+    MASKED: gl.constexpr, LSE: gl.constexpr, OVERLAP: gl.constexpr, Q_IN_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup c: 64 query rows of each tile, from the scores to the output."""
-    o_desc, lse_ptr, k_ring, v_ring, o_smem, noted, board, problem, qk_scale = common
+    o_desc, lse_ptr, k_ring, v_ring, noted, board, problem, qk_scale = common
     BLOCK_N: gl.constexpr = problem.BLOCK_N
     BLOCK_D: gl.constexpr = o_desc.block_shape[3]
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -451,42 +484,54 @@ def consumer(
     # what hides single keys of a tile: its values may be NaN there. Keys past the last are zeros
     GUARD: gl.constexpr = problem.CAUSAL or problem.HAS_SEQLENS
     Nq, shift = problem.Nq, problem.Nk - problem.Nq
-    use = 0
-    turn = 0
-    alarms = 0
-    tile = gl.program_id(0)
-    while tile < problem.tiles:
-        b, h, start_m, Nk_valid, steps = problem.place(tile)
+    use = 0  # KV tiles so far: says slot and phase of the rings
+    turn = 0  # query tiles so far
+    alarms = 0  # KV tiles with infinities or NaN so far
+    b, h, start_m, Nk_valid, steps = board.read(0)
+    while steps > 0:
+        start_n = (steps - 1) * BLOCK_N
         rows = start_m + 64 * c + gl.arange(0, 64, layout=gl.SliceLayout(1, S))  # (64,)
         seen = gl.full([64], 0, gl.int32, gl.SliceLayout(1, S)) + Nk_valid  # keys of each row
-        full = Nk_valid  # keys that all rows of the tile see
+        full, some = Nk_valid, Nk_valid  # keys that all rows of the tile see, some row here
         if problem.CAUSAL:
             seen = gl.minimum(seen, rows + (shift + 1))
             full = gl.maximum(gl.minimum(full, start_m + shift + 1), 0)
-        masked = steps - gl.minimum(full // BLOCK_N, steps)  # KV tiles, the same for all consumers
-        start_n = (steps - 1) * BLOCK_N
+            some = gl.maximum(gl.minimum(some, start_m + 64 * c + 64 + shift), 0)
+        # KV tiles, from the last back: with a mask, and of these without anything for these rows
+        masked = steps - gl.minimum(full // BLOCK_N, steps)
+        skipped = 0
+        if MASKED == 2:
+            skipped = gl.minimum(steps - gl.cdiv(some, BLOCK_N), gl.maximum(masked - 1, 0))
 
         # running max of s * qk_scale: the lowest float32, where -inf - -inf would be NaN
         m_i = gl.full([64], -3.4028234663852886e38, gl.float32, gl.SliceLayout(1, S))
         l_i = row_sums(gl.zeros([64, BLOCK_N], gl.float32, S))  # (64, 8)
         acc = gl.zeros([64, BLOCK_D], gl.float32, A)
-        q = q_ring.take(turn)
+        if MASKED == 2:
+            alarms = skip_hidden(
+                alarms, acc, k_ring, v_ring, noted, use, skipped, start_n, seen, GUARD
+            )
+        q_smem = q_ring.take(turn)
+        q = q_smem
+        if Q_IN_REGISTERS:  # once per tile out of shared memory, not once per product
+            q = q_smem.load(gl.DotOperandLayout(0, S, 2))
         if OVERLAP:
-            early = 0
+            early = skipped
             if MASKED == 2:  # several tiles: all but the last of them by themselves
                 early = gl.maximum(masked - 1, 0)
                 acc, m_i, l_i, alarms = walk_in_turn(
-                    acc, m_i, l_i, alarms, q, k_ring, v_ring, noted, use, 0, early,
+                    acc, m_i, l_i, alarms, q, k_ring, v_ring, noted, use, skipped, early,
                     start_n, seen, qk_scale, True, GUARD,
                 )  # fmt: skip
             acc, m_i, l_i, alarms = walk_overlapped(
-                acc, m_i, l_i, alarms, q, k_ring, v_ring, noted, use, early, steps,
-                start_n, seen, qk_scale, MASKED > 0, GUARD,
+                acc, m_i, l_i, alarms, q, q_ring, turn, k_ring, v_ring, noted, use, early, steps,
+                start_n, seen, qk_scale, MASKED > 0, GUARD, MASKED < 2,
             )  # fmt: skip
         else:
+            hand_over(q_ring, turn)
             if MASKED > 0:
                 acc, m_i, l_i, alarms = walk_in_turn(
-                    acc, m_i, l_i, alarms, q, k_ring, v_ring, noted, use, 0, masked,
+                    acc, m_i, l_i, alarms, q, k_ring, v_ring, noted, use, skipped, masked,
                     start_n, seen, qk_scale, True, GUARD,
                 )  # fmt: skip
             else:
@@ -495,17 +540,16 @@ def consumer(
                 acc, m_i, l_i, alarms, q, k_ring, v_ring, noted, use, masked, steps,
                 start_n, seen, qk_scale, False, False,
             )  # fmt: skip
-        q_ring.give_back(turn)
 
         l_i = gl.convert_layout(gl.sum(l_i, 1), gl.SliceLayout(1, S))  # (64,)
         if MASKED > 0:
             l_i = gl.where(seen > 0, l_i, 1.0)  # a row that sees no key: o = 0 / 1
-        store_wait(0)  # the copy engine has read the tile before out of o_smem
-        barrier()
-        o_smem.index(c).reshape([64, BLOCK_D]).store(rescale(acc, 1.0 / l_i).to(o_desc.dtype))
+        # the output takes the place of q, which is used up
+        q_smem.store(rescale(acc, 1.0 / l_i).to(o_desc.dtype))
         fence_async_shared()
         barrier()
-        async_store(o_desc, [b, h, start_m + 64 * c, 0], o_smem.index(c))  # rows past Nq: nowhere
+        o_coordinates = [b, h, start_m + 64 * c, 0]  # rows past Nq go nowhere
+        async_store(o_desc, o_coordinates, q_ring.tiles.index(turn % 2))
         if LSE:
             lse = gl.where(seen > 0, m_i + gl.log2(l_i), float("-inf"))  # in base 2, as m_i is
             head = (b * problem.H + h).to(gl.int64)
@@ -513,10 +557,7 @@ def consumer(
 
         use += steps
         turn += 1
-        if DYNAMIC:
-            tile = board.read(turn - 1)
-        else:
-            tile += gl.num_programs(0)
+        b, h, start_m, Nk_valid, steps = board.read(turn)
     store_wait(0)
 
 
@@ -532,7 +573,7 @@ def attention_kernel(
     q_desc, k_desc, v_desc, o_desc, lse_ptr, seqlens_ptr, counter_ptr,
     H, group, Nq, Nk, blocks, heads, section, tiles, qk_scale,
     CAUSAL: gl.constexpr, HAS_SEQLENS: gl.constexpr, MASKED: gl.constexpr, LSE: gl.constexpr,
-    DYNAMIC: gl.constexpr, OVERLAP: gl.constexpr,
+    DYNAMIC: gl.constexpr, OVERLAP: gl.constexpr, Q_IN_REGISTERS: gl.constexpr,
     CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
@@ -549,32 +590,30 @@ def attention_kernel(
     v_ring = make_ring(v_desc, STAGES, CONSUMERS)
     board = make_board(CONSUMERS)
     noted = barriers(1, CONSUMERS)
-    o_shape: gl.constexpr = [CONSUMERS, 1, 1, 64, o_desc.block_shape[3]]
-    o_smem = gl.allocate_shared_memory(o_desc.dtype, o_shape, o_desc.layout)
-    q0, q1 = make_ring(q_desc, 1, 1), make_ring(q_desc, 1, 1)
-    common = (o_desc, lse_ptr, k_ring, v_ring, o_smem, noted.index(0), board, problem, qk_scale)
+    q0, q1 = make_ring(q_desc, 2, 1), make_ring(q_desc, 2, 1)
+    common = (o_desc, lse_ptr, k_ring, v_ring, noted.index(0), board, problem, qk_scale)
     loads = (q_desc, k_desc, v_desc, counter_ptr, k_ring, v_ring, board, problem)
     if CONSUMERS == 2:
         fence_async_shared()  # the copy engine arrives at these barriers
         barrier()
         gl.warp_specialize(
             [
-                (consumer, (common, q0, 0, MASKED, LSE, DYNAMIC, OVERLAP)),
-                (consumer, (common, q1, 1, MASKED, LSE, DYNAMIC, OVERLAP)),
+                (consumer, (common, q0, 0, MASKED, LSE, OVERLAP, Q_IN_REGISTERS)),
+                (consumer, (common, q1, 1, MASKED, LSE, OVERLAP, Q_IN_REGISTERS)),
                 (producer, (loads, (q0, q1), DYNAMIC)),
             ],
             [4, 1],
             [CONSUMER_REGS, PRODUCER_REGS],
         )
     else:
-        q2 = make_ring(q_desc, 1, 1)
+        q2 = make_ring(q_desc, 2, 1)
         fence_async_shared()
         barrier()
         gl.warp_specialize(
             [
-                (consumer, (common, q0, 0, MASKED, LSE, DYNAMIC, OVERLAP)),
-                (consumer, (common, q1, 1, MASKED, LSE, DYNAMIC, OVERLAP)),
-                (consumer, (common, q2, 2, MASKED, LSE, DYNAMIC, OVERLAP)),
+                (consumer, (common, q0, 0, MASKED, LSE, OVERLAP, Q_IN_REGISTERS)),
+                (consumer, (common, q1, 1, MASKED, LSE, OVERLAP, Q_IN_REGISTERS)),
+                (consumer, (common, q2, 2, MASKED, LSE, OVERLAP, Q_IN_REGISTERS)),
                 (producer, (loads, (q0, q1, q2), DYNAMIC)),
             ],
             [4, 4, 1],
@@ -597,9 +636,9 @@ def plan(d, causal, Nk):
     return C if causal else B
 
 
-A = dict(CONSUMERS=2, BLOCK_N=128, STAGES=2, OVERLAP=True, CONSUMER_REGS=240, PRODUCER_REGS=24, ctas=1, maxnreg=None, DYNAMIC=True)
-B = dict(CONSUMERS=3, BLOCK_N=128, STAGES=2, OVERLAP=True, CONSUMER_REGS=160, PRODUCER_REGS=32, ctas=1, maxnreg=None, DYNAMIC=True)
-C = dict(CONSUMERS=2, BLOCK_N=64, STAGES=2, OVERLAP=False, CONSUMER_REGS=104, PRODUCER_REGS=24, ctas=2, maxnreg=80, DYNAMIC=True)
+A = dict(Q_IN_REGISTERS=False, CONSUMERS=2, BLOCK_N=128, STAGES=2, OVERLAP=True, CONSUMER_REGS=240, PRODUCER_REGS=24, ctas=1, maxnreg=None, DYNAMIC=True)
+B = dict(Q_IN_REGISTERS=False, CONSUMERS=3, BLOCK_N=128, STAGES=2, OVERLAP=True, CONSUMER_REGS=160, PRODUCER_REGS=32, ctas=1, maxnreg=None, DYNAMIC=True)
+C = dict(Q_IN_REGISTERS=False, CONSUMERS=2, BLOCK_N=64, STAGES=2, OVERLAP=False, CONSUMER_REGS=104, PRODUCER_REGS=24, ctas=2, maxnreg=80, DYNAMIC=True)
 
 
 def describable(x):
