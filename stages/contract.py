@@ -31,7 +31,7 @@ MAX_GRID = 65_535  # where a CUDA grid's second and third axes end: heads and ba
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 DEVICES = ("cpu", "cuda")
 OPTIONS = ("causal", "seqlens_k", "gqa", "paged")
-NEEDS = ("triton", "extension", "cuda")
+NEEDS = ("triton", "gluon", "extension", "cuda")
 TRAFFICS = ("fused", "three-kernel")
 LISTS = {"needs": NEEDS, "devices": DEVICES, "dtypes": DTYPES, "options": OPTIONS}
 TEXTS = {"name": 60, "title": 100, "idea": 400, "still_hurts": 400}  # and their most characters
@@ -61,8 +61,9 @@ class Stage:
     title         what a table shows
     idea          the one idea, in a sentence
     still_hurts   what the next stage mends
-    needs         of 'triton', 'extension' (ours, in C++), 'cuda'
+    needs         of 'triton', 'gluon' (its lower level), 'extension' (ours, in C++), 'cuda'
     capability    the least CUDA compute capability, such as (9, 0)
+    only_major    the one major CUDA compute capability it is made for, such as 9
     devices       where it computes
     dtypes        dtypes of q, k, v that it gets right
     options       of 'causal', 'seqlens_k', 'gqa', 'paged'
@@ -83,6 +84,7 @@ class Stage:
     still_hurts: str = ""
     needs: tuple[str, ...] = ()
     capability: tuple[int, int] | None = None
+    only_major: int | None = None
     devices: tuple[str, ...] = DEVICES
     dtypes: tuple[str, ...] = DTYPES
     options: tuple[str, ...] = ()
@@ -172,7 +174,12 @@ def why_not(stage: Stage, device: str) -> str | None:
         if stage.capability and (have := torch.cuda.get_device_capability()) < stage.capability:
             need, got = (f"{major}.{minor}" for major, minor in (stage.capability, have))
             return f"needs compute capability {need}; this GPU has {got}"
+        have = torch.cuda.get_device_capability()
+        if stage.only_major not in (None, have[0]):
+            return f"needs compute capability {stage.only_major}.x; this GPU has {have[0]}.{have[1]}"
     if "triton" in stage.needs and (reason := machine.why_no_triton(device)):
+        return reason
+    if "gluon" in stage.needs and (reason := machine.why_no_gluon()):
         return reason
     if "extension" in stage.needs and (reason := machine.why_no_extension()):
         return reason
