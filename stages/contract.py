@@ -174,9 +174,9 @@ def why_not(stage: Stage, device: str) -> str | None:
         if stage.capability and (have := torch.cuda.get_device_capability()) < stage.capability:
             need, got = (f"{major}.{minor}" for major, minor in (stage.capability, have))
             return f"needs compute capability {need}; this GPU has {got}"
-        have = torch.cuda.get_device_capability()
-        if stage.only_major not in (None, have[0]):
-            return f"needs compute capability {stage.only_major}.x; this GPU has {have[0]}.{have[1]}"
+        major, minor = torch.cuda.get_device_capability()
+        if stage.only_major not in (None, major):
+            return f"needs compute capability {stage.only_major}.x; this GPU has {major}.{minor}"
     if "triton" in stage.needs and (reason := machine.why_no_triton(device)):
         return reason
     if "gluon" in stage.needs and (reason := machine.why_no_gluon()):

@@ -5,8 +5,12 @@
     async_load    tma.async_copy_global_to_shared the same        tma.async_load
     async_store   tma.async_copy_shared_to_global the same        tma.async_store
 
-`mbarrier.expect` takes its count of bytes by position: the parameter has three names.
+    aggregate     triton.language.core._aggregate the same        the same, or without underscore
+
+`mbarrier.expect` takes its count of bytes by position: the parameter's name changed.
 """
+
+from typing import Any
 
 import triton.language.core
 from triton.experimental import gluon as gluon
@@ -22,7 +26,7 @@ fence_async_shared = hopper.fence_async_shared
 store_wait = tma.store_wait
 
 
-def first_of(module: object, *names: str) -> object:
+def first_of(module: object, *names: str) -> Any:
     """The first of `names` that `module` has; ImportError where it has none of them."""
     for name in names:
         if hasattr(module, name):

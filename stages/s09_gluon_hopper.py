@@ -362,16 +362,16 @@ def inspector(v_ring, clean, verdict, board, problem):
     """
     use = 0
     turn = 0
-    b, h, start_m, Nk_valid, steps = board.read(0)
+    _, _, start_m, Nk_valid, steps = board.read(0)
     while steps > 0:
         one: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
         masked = problem.masked(start_m, Nk_valid, steps)
         slot = turn % 2
         mbarrier.wait(verdict.empty.index(slot), (turn // 2 + 1) & 1)
         found = 0
-        for j in range(0, steps):
+        for j in range(steps):
             v = v_ring.take(use + j)
-            if j < masked:
+            if j < masked:  # noqa: SIM102 - `and` would look at every tile
                 if has_other_than_numbers(v):
                     start_n = (steps - 1 - j) * problem.BLOCK_N
                     take_out(v, start_n, verdict.first.index(slot), found)
@@ -382,7 +382,7 @@ def inspector(v_ring, clean, verdict, board, problem):
         mbarrier.arrive(verdict.full.index(slot))
         use += steps
         turn += 1
-        b, h, start_m, Nk_valid, steps = board.read(turn)
+        _, _, start_m, Nk_valid, steps = board.read(turn)
 
 
 @gluon.jit
@@ -474,7 +474,7 @@ def hand_over(q_ring, turn):
 @gluon.jit
 def skip_hidden(k_ring, v_ring, use, last):
     """The first `last` KV tiles, of which no row of this consumer sees anything."""
-    for j in range(0, last):
+    for j in range(last):
         k_ring.take(use + j)
         k_ring.give_back(use + j)
         v_ring.take(use + j)
@@ -630,8 +630,8 @@ def consumer_chained(
     common, q_ring, c: gl.constexpr,
     MASKED: gl.constexpr, LSE: gl.constexpr, OVERLAP: gl.constexpr, Q_IN_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """As `consumer`, without hidden keys; the first scores of a tile are begun in the one before."""
-    o_desc, lse_ptr, k_ring, v_ring, verdict, board, problem, qk_scale, o_smem = common
+    """As `consumer`, without hidden keys; a tile's first scores are begun in the one before."""
+    o_desc, lse_ptr, k_ring, v_ring, o_smem, board, problem, qk_scale = common
     BLOCK_N: gl.constexpr = problem.BLOCK_N
     BLOCK_D: gl.constexpr = o_desc.block_shape[3]
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -642,7 +642,7 @@ def consumer_chained(
     nothing = row_sums(gl.zeros([64, BLOCK_N], gl.float32, S))  # (64, 8)
     use = 0
     turn = 0
-    b, h, start_m, Nk_valid, steps = board.read(0)
+    b, h, start_m, _, steps = board.read(0)
     start_n = (steps - 1) * BLOCK_N  # the same for all
     q = q_ring.take(0)
     s = scores(q, k_ring.take(0), seen)
@@ -671,7 +671,7 @@ def consumer_chained(
         rows = start_m + 64 * c + gl.arange(0, 64, layout=gl.SliceLayout(1, S))  # (64,)
         head = b * problem.H + h
         o_coordinates = (b, h, start_m + 64 * c)
-        b, h, start_m, Nk_valid, steps = board.read(turn)
+        b, h, start_m, _, steps = board.read(turn)
         more = steps > 0  # if not, the product is of what lies there, and nobody looks at it
         s = scores(q_ring.take(turn, more), k_ring.take(use, more), seen)
         acc = warpgroup_mma(p, v_ring.take(use - 1), acc, is_async=True)
@@ -712,7 +712,8 @@ def attention_kernel(
     q_desc, k_desc, v_desc, o_desc, lse_ptr, seqlens_ptr, counter_ptr,
     H, group, Nq, Nk, blocks, heads, section, tiles, qk_scale,
     CAUSAL: gl.constexpr, HAS_SEQLENS: gl.constexpr, MASKED: gl.constexpr, LSE: gl.constexpr,
-    DYNAMIC: gl.constexpr, OVERLAP: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, CHAINED: gl.constexpr,
+    DYNAMIC: gl.constexpr, OVERLAP: gl.constexpr, Q_IN_REGISTERS: gl.constexpr,
+    CHAINED: gl.constexpr,
     CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
@@ -739,7 +740,7 @@ def attention_kernel(
     if CHAINED:
         o_shape: gl.constexpr = [CONSUMERS, 1, 1, 64, o_desc.block_shape[3]]
         o_smem = gl.allocate_shared_memory(o_desc.dtype, o_shape, o_desc.layout)
-        chained = (o_desc, lse_ptr, k_ring, v_ring, verdict, board, problem, qk_scale, o_smem)
+        chained = (o_desc, lse_ptr, k_ring, v_ring, o_smem, board, problem, qk_scale)
     loads = (q_desc, k_desc, v_desc, counter_ptr, k_ring, v_ring, board, problem)
     looks = (v_ring, clean, verdict, board, problem)
     if CONSUMERS == 2:
