@@ -459,6 +459,16 @@ def scores(q, k, seen):
 
 
 @gluon.jit
+def queries(q_ring, turn, S: gl.constexpr, Q_IN_REGISTERS: gl.constexpr, pred=True):
+    """Q (64, BLOCK_D), where it is or read once per tile instead of once per product."""
+    q = q_ring.take(turn, pred)
+    if Q_IN_REGISTERS:
+        return q.load(gl.DotOperandLayout(0, S, 2))
+    else:  # noqa: RET505 - without it Gluon would compile both returns
+        return q
+
+
+@gluon.jit
 def as_operand(p, acc, dtype: gl.constexpr):
     """P in the 16-bit dtype, in registers, as the left operand of P V: no number moves."""
     return gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, acc.type.layout, 2))
@@ -573,10 +583,7 @@ def consumer(
         acc = gl.zeros([64, BLOCK_D], gl.float32, A)
         if MASKED == 2:
             skip_hidden(k_ring, v_ring, use, skipped)
-        q_smem = q_ring.take(turn)
-        q = q_smem
-        if Q_IN_REGISTERS:  # once per tile out of shared memory, not once per product
-            q = q_smem.load(gl.DotOperandLayout(0, S, 2))
+        q = queries(q_ring, turn, S, Q_IN_REGISTERS)
         if OVERLAP:
             early = skipped
             if MASKED == 2:  # several tiles: all but the last of them by themselves
@@ -609,7 +616,7 @@ def consumer(
         if problem.GUARD:
             acc = verdict.apply(acc, seen, turn)
         # the output takes the place of q, which is used up
-        q_smem.store(rescale(acc, 1.0 / l_i).to(o_desc.dtype))
+        q_ring.take(turn).store(rescale(acc, 1.0 / l_i).to(o_desc.dtype))
         fence_async_shared()
         barrier()
         o_coordinates = [b, h, start_m + 64 * c, 0]  # rows past Nq go nowhere
@@ -644,7 +651,7 @@ def consumer_chained(
     turn = 0
     b, h, start_m, _, steps = board.read(0)
     start_n = (steps - 1) * BLOCK_N  # the same for all
-    q = q_ring.take(0)
+    q = queries(q_ring, 0, S, Q_IN_REGISTERS)
     s = scores(q, k_ring.take(0), seen)
     s = warpgroup_mma_wait(0, deps=[s])
     k_ring.give_back(0)
@@ -654,7 +661,8 @@ def consumer_chained(
     acc = gl.zeros([64, BLOCK_D], gl.float32, A)
     p = as_operand(p, acc, o_desc.dtype)
     while steps > 0:
-        q = q_ring.take(turn)
+        if not Q_IN_REGISTERS:
+            q = q_ring.take(turn)
         for j in range(1, steps):
             s = scores(q, k_ring.take(use + j), seen)
             acc = warpgroup_mma(p, v_ring.take(use + j - 1), acc, is_async=True)
@@ -673,7 +681,8 @@ def consumer_chained(
         o_coordinates = (b, h, start_m + 64 * c)
         b, h, start_m, _, steps = board.read(turn)
         more = steps > 0  # if not, the product is of what lies there, and nobody looks at it
-        s = scores(q_ring.take(turn, more), k_ring.take(use, more), seen)
+        q = queries(q_ring, turn, S, Q_IN_REGISTERS, more)
+        s = scores(q, k_ring.take(use, more), seen)
         acc = warpgroup_mma(p, v_ring.take(use - 1), acc, is_async=True)
         s = warpgroup_mma_wait(1, deps=[s])
         k_ring.give_back(use, more)
