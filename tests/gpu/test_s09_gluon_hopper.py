@@ -18,7 +18,12 @@ RAGGED = [
     (nq, nk, 4, False, None)
     for nq, nk in ((1, 1), (63, 64), (65, 127), (300, 1), (1, 300), (256, 384), (1000, 1000))
 ]
-CONFIGS = [(128, "TWO_CONSUMERS"), (64, "TWO_CONSUMERS"), (64, "THREE_CONSUMERS"), (64, "TWO_CTAS")]
+CONFIGS = [
+    (128, "TWO_CONSUMERS_GUARDED"),
+    (64, "TWO_CONSUMERS_GUARDED"),
+    (64, "THREE_CONSUMERS"),
+    (64, "TWO_CTAS"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +41,7 @@ def on_hopper():
 @pytest.mark.parametrize(("most", "name"), CONFIGS)
 def test_each_configuration_is_exact(most, name, dtype, inputs, monkeypatch):
     """Head dimensions up to `most`, padded where they are less; outputs and gradients."""
-    monkeypatch.setattr(STAGE, "plan", lambda d, causal, Nk: getattr(STAGE, name))
+    monkeypatch.setattr(STAGE, "plan", lambda d, guarded, Nk: getattr(STAGE, name))
     for d in (most, most - 16, most - 23, 1):
         for nq, nk, hk, causal, seqlens_k in RAGGED + MASKS:
             asked = problem(
@@ -50,7 +55,7 @@ def test_each_configuration_is_exact(most, name, dtype, inputs, monkeypatch):
 @pytest.mark.parametrize(("d", "name"), CONFIGS)
 def test_hidden_values_reach_nobody(d, name, monkeypatch):
     """NaN and infinities among keys that some rows see: the rows that don't are as without."""
-    monkeypatch.setattr(STAGE, "plan", lambda d, causal, Nk: getattr(STAGE, name))
+    monkeypatch.setattr(STAGE, "plan", lambda d, guarded, Nk: getattr(STAGE, name))
     for nq, nk, seqlens_k in ((500, 500, None), (300, 515, None), (500, 500, (300, 77))):
         q, k, v = (torch.randn(2, 3, n, d, device="cuda").half() for n in (nq, nk, nk))
         lengths = None if seqlens_k is None else torch.tensor(seqlens_k, device="cuda").int()

@@ -132,7 +132,12 @@ def test_every_kernel_is_compiled_and_fits(info, cubins):
 
 
 # (d, configuration): two CTAs to a multiprocessor share its registers and its shared memory
-HOPPER = [(128, "TWO_CONSUMERS"), (64, "THREE_CONSUMERS"), (64, "TWO_CTAS")]
+HOPPER = [
+    (128, "TWO_CONSUMERS"),
+    (128, "TWO_CONSUMERS_GUARDED"),
+    (64, "THREE_CONSUMERS"),
+    (64, "TWO_CTAS"),
+]
 
 
 @pytest.mark.slow
