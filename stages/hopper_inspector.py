@@ -62,7 +62,7 @@ def has_other_than_numbers(v):
     Two at a time: a carry out of an exponent of ones lands in the sign bit.
     """
     # at a time, in whatever order: as many as the role's registers hold
-    WORDS: gl.constexpr = (1024 if v.shape[1] == 128 else 256) * gl.num_warps()
+    WORDS: gl.constexpr = (512 if v.shape[1] == 128 else 256) * gl.num_warps()
     L: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
     one: gl.constexpr = 0x00800080 if v.dtype == gl.bfloat16 else 0x04000400
     parts: gl.constexpr = v.shape[0] * v.shape[1] // 2 // WORDS
