@@ -171,12 +171,14 @@ def why_not(stage: Stage, device: str) -> str | None:
     if device == "cuda" or "cuda" in stage.needs:
         if reason := machine.why_no_gpu():
             return reason
-        if stage.capability and (have := torch.cuda.get_device_capability()) < stage.capability:
-            need, got = (f"{major}.{minor}" for major, minor in (stage.capability, have))
-            return f"needs compute capability {need}; this GPU has {got}"
-        major, minor = torch.cuda.get_device_capability()
-        if stage.only_major not in (None, major):
-            return f"needs compute capability {stage.only_major}.x; this GPU has {major}.{minor}"
+        if stage.capability or stage.only_major:
+            have = torch.cuda.get_device_capability()
+            got = ".".join(map(str, have))
+            if stage.capability and have < stage.capability:
+                need = ".".join(map(str, stage.capability))
+                return f"needs compute capability {need}; this GPU has {got}"
+            if stage.only_major not in (None, have[0]):
+                return f"needs compute capability {stage.only_major}.x; this GPU has {got}"
     if "triton" in stage.needs and (reason := machine.why_no_triton(device)):
         return reason
     if "gluon" in stage.needs and (reason := machine.why_no_gluon()):

@@ -28,36 +28,36 @@ def descriptor(
     rows: int,
     BLOCK_D: int,
 ) -> Any:
-    """What the copy engine must know of a tensor (B, H, N, d), in blocks of (1, 1, rows, BLOCK_D).
+    """What the copy engine must know of a tensor (B, H, N, d), 16 bits an element, or None.
 
-    Kept, since to make one takes longer than to launch: 15 us.
+    It reads blocks of (1, 1, rows, BLOCK_D), with zeros past the ends, of tensors whose last
+    dimension is contiguous and whose other steps are multiples of 16 bytes, none of them 0. Kept,
+    since to make one takes as long as a launch.
     """
     pitch = -(-shape[3] // 8) * 8  # stands for strides of axes of size 1, which may be anything
-    strides = (*(s if n > 1 else pitch for n, s in zip(shape[:3], strides, strict=False)), 1)
+    steps = [s if n > 1 else pitch for n, s in zip(shape[:3], strides[:3], strict=True)]
+    contiguous = shape[3] == 1 or strides[3] == 1
+    if pointer % 16 or not contiguous or not all(0 < s < 1 << 39 and s % 8 == 0 for s in steps):
+        return None
     layout = gl.NVMMASharedLayout(128, 16, rank=4)
     block = [1, 1, rows, BLOCK_D]
-    return TensorDescriptor(Address(pointer, dtype), list(shape), list(strides), block, layout)
+    return TensorDescriptor(Address(pointer, dtype), list(shape), [*steps, 1], block, layout)
 
 
-def describable(x: torch.Tensor) -> bool:
-    """Whether the copy engine can read `x` (B, H, N, d), 16 bits each, where it is."""
-    strides = [stride for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1]
-    if x.shape[3] > 1 and strides.pop() != 1:
-        return False
-    in_steps = all(0 < stride < 1 << 39 and stride % 8 == 0 for stride in strides)
-    return in_steps and x.data_ptr() % 16 == 0 and not x.is_neg()
+def described(x: torch.Tensor, rows: int, BLOCK_D: int) -> tuple[torch.Tensor, Any]:
+    """`x` and its descriptor; a copy of it where the copy engine can't read `x` itself."""
+    found = descriptor(x.data_ptr(), x.dtype, x.shape, x.stride(), rows, BLOCK_D)
+    if found is None or x.is_neg():
+        return described(padded(x.shape, x).copy_(x), rows, BLOCK_D)
+    return x, found
 
 
 def padded(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     """An uninitialised tensor (B, H, N, d) whose rows are multiples of 16 bytes apart."""
     *outer, d = shape
     width = -(-d // 8) * 8
-    return torch.empty((*outer, width), dtype=like.dtype, device=like.device)[..., :d]
-
-
-def loadable(x: torch.Tensor) -> torch.Tensor:
-    """`x` as the copy engine can read it, copied where it can't read `x` itself."""
-    return x if describable(x) else padded(x.shape, x).copy_(x)
+    x = torch.empty((*outer, width), dtype=like.dtype, device=like.device)
+    return x if width == d else x[..., :d]
 
 
 counters: dict[tuple[int, int], torch.Tensor] = {}

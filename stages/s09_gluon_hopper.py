@@ -47,7 +47,7 @@ from stages.gluon_names import (
     warpgroup_mma_wait,
 )
 from stages.hopper_inspector import inspector, make_verdict
-from stages.hopper_launch import counter_of, descriptor, loadable, multiprocessors, padded
+from stages.hopper_launch import counter_of, described, multiprocessors, padded
 from stages.hopper_rings import Ring, barriers, make_board, make_ring
 from stages.s06_triton_flash2 import LOG2_E
 from stages.s06_triton_flash2 import forward as flash2_forward
@@ -520,17 +520,15 @@ def forward(
         masked = int(causal or seqlens_k is not None or Nk % BLOCK_N != 0)
     BLOCK_D = 64 if d <= 64 else 128
     with torch.cuda.device_of(q):  # Triton launches on the current GPU
-        q, k, v = loadable(q), loadable(k), loadable(v)
-        o = padded((B, H, Nq, d), like=q)
-        blocked = [
-            descriptor(x.data_ptr(), x.dtype, tuple(x.shape), x.stride(), rows, BLOCK_D)
-            for x, rows in ((q, 64), (k, BLOCK_N), (v, BLOCK_N), (o, 64))
-        ]
+        q, q_desc = described(q, 64, BLOCK_D)
+        k, k_desc = described(k, BLOCK_N, BLOCK_D)
+        v, v_desc = described(v, BLOCK_N, BLOCK_D)
+        o, o_desc = described(padded((B, H, Nq, d), like=q), 64, BLOCK_D)
         if seqlens_k is not None:
             seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
         grid = min(config.pop("ctas") * multiprocessors(q.device), tiles)
         attention_kernel[(grid,)](
-            *blocked, lse, seqlens_k, counter_of(q.device),
+            q_desc, k_desc, v_desc, o_desc, lse, seqlens_k, counter_of(q.device),
             H, group, Nq, Nk, blocks, B * H, section, tiles, d**-0.5 * LOG2_E,
             CAUSAL=causal, HAS_SEQLENS=seqlens_k is not None, MASKED=masked, LSE=lse is not None,
             num_warps=4, **config,
