@@ -34,13 +34,13 @@ class Ring:
         async_load(desc, coordinates, self.full.index(slot), self.tiles.index(slot))
 
     @gluon.jit
-    def take(self, use, pred=True):
+    def take(self, use):
         """Consumer: the tile (rows, BLOCK_D), as soon as the copy engine has written it."""
         slots: gl.constexpr = self.tiles.shape[0]
         rows: gl.constexpr = self.tiles.shape[3]
         columns: gl.constexpr = self.tiles.shape[4]
         slot = use % slots
-        mbarrier.wait(self.full.index(slot), (use // slots) & 1, pred=pred)
+        mbarrier.wait(self.full.index(slot), (use // slots) & 1)
         return self.tiles.index(slot).reshape([rows, columns])
 
     @gluon.jit
