@@ -18,7 +18,10 @@ RAGGED = [
     (nq, nk, 4, False, None)
     for nq, nk in ((1, 1), (63, 64), (65, 127), (300, 1), (1, 300), (256, 384), (1000, 1000))
 ]
+# lengths that end with a tile: no tile needs its mask, and a loop over those that do has no turn
+WHOLE = [(128, 128, 4, False, (64, 128)), (300, 384, 2, True, (128, 384))]
 CONFIGS = [
+    (128, "TWO_CONSUMERS"),
     (128, "TWO_CONSUMERS_GUARDED"),
     (64, "TWO_CONSUMERS_GUARDED"),
     (64, "THREE_CONSUMERS"),
@@ -43,7 +46,7 @@ def test_each_configuration_is_exact(most, name, dtype, inputs, monkeypatch):
     """Head dimensions up to `most`, padded where they are less; outputs and gradients."""
     monkeypatch.setattr(STAGE, "plan", lambda d, guarded, Nk: getattr(STAGE, name))
     for d in (most, most - 16, most - 23, 1):
-        for nq, nk, hk, causal, seqlens_k in RAGGED + MASKS:
+        for nq, nk, hk, causal, seqlens_k in RAGGED + MASKS + WHOLE:
             asked = problem(
                 inputs=inputs, dtype=dtype, d=d, b=2, h=4, hk=hk, nq=nq, nk=nk,
                 causal=causal, seqlens_k=seqlens_k, direction="train",
