@@ -1,32 +1,35 @@
 """Stage 9, Gluon on Hopper: loads, matrix products and softmax at the same time.
 
-    one CTA per multiprocessor stays there (persistent) and takes tiles of query rows, one by one
-    producer     1 warp, 24 registers: asks the copy engine (TMA) for tiles of Q, K and V
-    consumers    2 or 3 warpgroups, each with 64 query rows: everything else
+    one CTA stays on each multiprocessor (or two do) and takes tiles of query rows, one by one
+    producer    1 warp: has the copy engine (TMA) bring tiles of Q, K and V
+    consumers   2 or 3 warpgroups, 64 query rows each: products, softmax, the output
+    inspector   2 warps, where keys are hidden: looks at V first (stages/hopper_inspector.py)
 
-    time  ->
-    producer     Q K0 K1 V0 K2 V1 K3 V2 ...     as far ahead as the rings have free slots
-    consumer 0        [S0=QK0]  [S1=QK1][O+=P0V0]  [S2=QK2][O+=P1V1]   ...      matrix unit
-                              P0                 P1                  P2 ...     softmax of S
-    consumer 1           the same, on the 64 rows below; while one has its softmax, the other one
-                         has the matrix unit
+    time ->
+    producer    K0 Q K1 V0 K2 V1 K3 V2 ...     as far ahead as the rings have free slots
+    consumer 0     |S0=Q K0|    |S1=Q K1|O+=P0 V0|    |S2=Q K2|O+=P1 V1|    ...   matrix unit
+                           | P0 |                | P1 |                | P2 |     softmax of S
+    consumer 1  the same for the 64 rows below: its products run in consumer 0's softmax
 
-    ring of K tiles   slot 0 | slot 1     (V has one like it; Q has one slot for each consumer)
-        full   (of each slot)  consumers wait: the copy engine has written all its bytes
-        empty  (of each slot)  the producer waits: every consumer's products have read it
-    board             slot 0 | slot 1     which query tile is next: posted by the producer, which
-                                          counts with one atomic counter for the whole GPU
+    Q, K, V     rings of slots in shared memory (stages/hopper_rings.py)
+                full:  consumers wait until the copy engine has written a tile (of V, where there is
+                       an inspector: until that has looked at it)
+                empty: the producer waits until every consumer's products have read it
+    board       full:  consumers and inspector wait for the producer to say which tile is next
+                empty: the producer waits until all have read that
+    verdict     full:  consumers wait for what the inspector found in the tile's masked KV tiles
+                empty: the inspector waits until all consumers have read that
 
-The walk goes from the last visible keys back to the first: only its first tile needs a mask (two or
-three where the diagonal is not aligned with the tiles). Hidden keys are never seen, whatever they
-hold: `guard_values`.
+The output is written over its queries and copied out from there; the slot is given back a tile
+later. KV tiles are walked from the last visible one back, so that the first of them need masks: one,
+or several where the diagonal doesn't begin with a tile.
 
-Cost: stage 6's FLOPs and bytes. Head dimensions are padded to 64 or 128 on the chip, not in memory.
-A tensor that the copy engine can't describe (a last dimension that isn't contiguous, rows that
-don't start at multiples of 16 bytes, a broadcast axis) is copied once, with its rows padded to a
-multiple of 16 bytes. float32 and d > 128 go to stage 6's kernel; gradients are stage 7's.
-What it bought: see docs/hopper.md.
-(FlashAttention-3, Shah et al. 2024, https://arxiv.org/abs/2407.08608, sections 3.1 and 3.2.)
+Cost: stage 6's FLOPs and bytes. d is padded to 64 or 128 on the chip. Copied once per call: tensors
+that the copy engine can't describe (stages/hopper_launch.py), and the output where d is no multiple
+of 8. float32 and d > 128 go to stage 6's kernel; gradients are stage 7's.
+What it bought: the matrix unit waits for nobody, nearly (docs/hopper.md). After FlashAttention-3,
+Shah et al. 2024, https://arxiv.org/abs/2407.08608, sections 3.1 and 3.2.
+Still hurts: the backward pass, in which loads and math still take turns.
 """
 
 from typing import Any
@@ -385,12 +388,9 @@ def consumer(common, q_ring, c: gl.constexpr):
     store_wait(0)
 
 
-SIZES = ["H", "group", "Nq", "Nk", "blocks", "heads", "section", "tiles"]
-
-
-# whatever the sizes are: a build for 1 and one for multiples of 16 would be the same code
+# a build for sizes of 1 and one for multiples of 16 would be the same code
 @gluon.jit(
-    do_not_specialize=SIZES,
+    do_not_specialize=["H", "group", "Nq", "Nk", "blocks", "heads", "section", "tiles"],
     do_not_specialize_on_alignment=["lse_ptr", "seqlens_ptr", "counter_ptr"],
 )
 def attention_kernel(
