@@ -21,8 +21,8 @@
                 empty: the inspector waits until all consumers have read that
 
 The output is written over its queries and copied out from there; the slot is given back a tile
-later. KV tiles are walked from the last visible one back, so that the first of them need masks: one,
-or several where the diagonal doesn't begin with a tile.
+later. KV tiles are walked from the last visible one back, so that the first of them needs a mask,
+or the first few, where the diagonal does not begin with a tile.
 
 Cost: stage 6's FLOPs and bytes. d is padded to 64 or 128 on the chip. Copied once per call: tensors
 that the copy engine can't describe (stages/hopper_launch.py), and the output where d is no multiple
