@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from machine_code import product_loops, unset_registers
+
 TYPES = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
 SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}  # bytes a program
 
@@ -121,45 +123,9 @@ def compile_for(
     }  # fmt: skip
 
 
-def product_loops(cubin: bytes) -> list[dict[str, int]]:
-    """Of each innermost loop with matrix products: how often it has an instruction.
-
-    'HGMMA' the products, 'WARPGROUP.ARRIVE' once for each group of them that runs by itself,
-    'spills' the loads from and stores to the stack.
-    """
-    code = re.findall(r"/\*([0-9a-f]{4,})\*/ +(.*?) *;", dump(cubin, "--dump-sass"))
-    code = [(int(address, 16), text) for address, text in code]
-    spans = []
-    for address, text in code:
-        # with a condition: without one it leads back out of a wait that took longer
-        target = re.search(r"^@\S+ +BRA 0x([0-9a-f]+)", text)
-        if target and int(target.group(1), 16) < address:
-            spans.append((int(target.group(1), 16), address))
-    loops = [[text for at, text in code if start <= at <= end] for start, end in spans]
-    with_products = [
-        (span, loop)
-        for span, loop in zip(spans, loops, strict=True)
-        if any("HGMMA" in text for text in loop)
-    ]
-    innermost = [
-        loop
-        for (start, end), loop in with_products
-        if not any(
-            start <= a and b <= end and (a, b) != (start, end) for (a, b), _ in with_products
-        )
-    ]
-    return [
-        {
-            "HGMMA": sum("HGMMA" in text for text in loop),
-            "WARPGROUP.ARRIVE": sum("WARPGROUP.ARRIVE" in text for text in loop),
-            "spills": sum(bool(re.search(r"\b(LDL|STL)\b", text)) for text in loop),
-        }
-        for loop in innermost
-    ]
-
-
-GLUON_FLAGS = {  # no mask, one masked tile, several of them
+GLUON_FLAGS = {  # no mask, lengths, a causal mask that needs one masked tile, or several
     "plain": {"CAUSAL": False, "HAS_SEQLENS": False, "MASKED": 0, "LSE": False},
+    "lengths": {"CAUSAL": False, "HAS_SEQLENS": True, "MASKED": 1, "LSE": True},
     "causal": {"CAUSAL": True, "HAS_SEQLENS": False, "MASKED": 1, "LSE": True},
     "masked": {"CAUSAL": True, "HAS_SEQLENS": True, "MASKED": 2, "LSE": True},
 }
@@ -196,7 +162,11 @@ def compile_gluon(stage: str, d: int, dtype: str, name: str, flags: str) -> dict
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     cubin = compiled.asm["cubin"]
     shared = compiled.metadata.shared
-    return {"shared": shared, "loops": product_loops(cubin), **resources(cubin)}
+    sass = dump(cubin, "--dump-sass")
+    return {
+        "shared": shared, "loops": product_loops(sass), "unset": unset_registers(sass),
+        **resources(cubin),
+    }  # fmt: skip
 
 
 if __name__ == "__main__":
