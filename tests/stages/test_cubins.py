@@ -16,6 +16,7 @@ import sys
 from itertools import product
 from pathlib import Path
 
+import machine_code
 import pytest
 from cubins import SHARED_LIMIT, kernels
 from stage_checks import FAKES, stage_id
@@ -164,3 +165,15 @@ def test_products_on_hopper_run_by_themselves(info, d, name, flags, cubins):
         assert sum(loop["spills"] == 0 for loop in loops) >= consumers, (job, loops)
         if flags == "plain":
             assert report["STACK"] == report["LOCAL"] == 0, job
+
+
+def test_a_register_that_one_of_two_ways_sets_is_found():
+    """As ptxas 12.8 left it, from Triton 3.6's PTX: the branch passes over what sets UR4."""
+    lines = [
+        "@!P0 BRA 0x0030", "UMOV UR4, 0x10", "UMOV UR5, URZ", "UMOV UR6, 0x20", "UMOV UR7, URZ",
+        "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24", "EXIT",
+    ]  # fmt: skip
+    sass = "".join(f"/*{16 * i:04x}*/ {line} ;\n" for i, line in enumerate(lines))
+    assert machine_code.unset_registers(sass) == [lines[5]]
+    for target in ("0x0010", "0x0060"):  # past nothing, past all of it
+        assert machine_code.unset_registers(sass.replace("0x0030", target)) == []
