@@ -229,14 +229,17 @@ def check_plain(name: str, x: Any, expected: str) -> None:
         )
 
 
+def transformed(x: torch.Tensor) -> bool:
+    """Whether torch.func or forward-mode differentiation has `x` in hand."""
+    return is_functorch_wrapped_tensor(x) or forward_ad.unpack_dual(x).tangent is not None
+
+
 def check_untransformed(stage: Stage, name: str, x: torch.Tensor) -> None:
-    """Raise ValueError where torch.func or forward-mode differentiation has `x` in hand.
+    """Raise ValueError where `x` is transformed.
 
     A stage that carries gradients is a part of torch's graph, and torch refuses for itself.
     """
-    if stage.gradients:
-        return
-    if is_functorch_wrapped_tensor(x) or forward_ad.unpack_dual(x).tangent is not None:
+    if not stage.gradients and transformed(x):
         raise ValueError(
             f"{name}: got a tensor inside torch.func (grad, vmap, jvp) or forward_ad, expected a "
             f"plain one: stage {stage.number} computes outside torch; use stage 3"

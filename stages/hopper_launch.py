@@ -1,11 +1,73 @@
-"""What a launch of stage 9 needs on the host: the copy engine's descriptors, the tile counter."""
+"""What a launch of stage 9 needs on the host: the copy engine's descriptors, the tile counter.
+
+What depends on the kind of problem only, not on its numbers, is worked out once and kept.
+"""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from stages.contract import Stage, check_inputs
 from stages.gluon_names import TensorDescriptor, gl
+
+MOST_KEPT = 4096  # of each sort
+
+
+class Launch:
+    """A kernel's launch for one kind of problem on one GPU; called with the tensors.
+
+    The first call compiles. At each of the later ones Triton would look at every argument's type
+    again to find the compiled kernel, which takes longer than the launch.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: int,
+        sizes: tuple[Any, ...],
+        switches: tuple[Any, ...],
+        **options: Any,
+    ) -> None:
+        self.kernel = kernel
+        self.grid = (grid, 1, 1)
+        self.rest = (*sizes, *switches)  # after the tensors, as in the kernel's signature
+        self.options = options  # of the compiler
+        self.run: Callable[..., None] | None = None
+
+    def __call__(self, *tensors: Any) -> None:
+        if self.run is not None:
+            self.run(*tensors, *self.rest)
+        else:
+            compiled = self.kernel[self.grid](*tensors, *self.rest, **self.options)
+            self.run = compiled[self.grid]
+
+
+def checks(stage: Stage) -> Callable[..., None]:
+    """check_inputs for a `stage` on a GPU; what is like an input that passed isn't looked at."""
+    passed: set[Any] = set()
+
+    def kind(x: Any) -> Any:
+        if type(x) is torch.Tensor and not x.is_nested:
+            return x.shape, x.dtype, x.device, x.layout
+        return None if x is None else object()  # which is like no other
+
+    def check(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool,
+        seqlens_k: torch.Tensor | None,
+    ) -> None:
+        asked = kind(q), kind(k), kind(v), kind(seqlens_k), causal is True, causal is False
+        if asked not in passed:
+            check_inputs(stage, q, k, v, causal=causal, seqlens_k=seqlens_k)
+            if len(passed) == MOST_KEPT:
+                passed.clear()
+            passed.add(asked)
+
+    return check
 
 
 class Address:
@@ -19,7 +81,7 @@ class Address:
         return self.pointer
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=MOST_KEPT)
 def descriptor(
     pointer: int,
     dtype: torch.dtype,

@@ -32,12 +32,13 @@ Shah et al. 2024, https://arxiv.org/abs/2407.08608, sections 3.1 and 3.2.
 Still hurts: the backward pass, in which loads and math still take turns.
 """
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import torch
 
 from stages import s07_triton_training as s07
-from stages.contract import Stage, check_inputs
+from stages.contract import Stage, transformed
 from stages.gluon_names import (
     aggregate,
     async_store,
@@ -50,8 +51,17 @@ from stages.gluon_names import (
     warpgroup_mma_wait,
 )
 from stages.hopper_inspector import inspector, make_verdict
-from stages.hopper_launch import counter_of, described, multiprocessors, padded
+from stages.hopper_launch import (
+    MOST_KEPT,
+    Launch,
+    checks,
+    counter_of,
+    described,
+    multiprocessors,
+    padded,
+)
 from stages.hopper_rings import Ring, barriers, make_board, make_ring
+from stages.machine import untraced
 from stages.s06_triton_flash2 import LOG2_E
 from stages.s06_triton_flash2 import forward as flash2_forward
 
@@ -465,30 +475,74 @@ def attention_kernel(
     clean._keep_alive()
 
 
-# how the roles share a multiprocessor: its registers are 64K, its shared memory is 227 KB
-TWO_CONSUMERS = {
-    "CONSUMERS": 2, "BLOCK_N": 128, "STAGES": 2, "V_STAGES": 2, "OVERLAP": True,
-    "Q_IN_REGISTERS": True, "CONSUMER_REGS": 240, "PRODUCER_REGS": 24, "ctas": 1,
-}  # fmt: skip
+class Config(NamedTuple):
+    """How the roles share a multiprocessor: it has 64K registers and 227 KB of shared memory."""
+
+    CONSUMERS: int = 2
+    BLOCK_N: int = 128
+    STAGES: int = 2
+    V_STAGES: int = 2
+    OVERLAP: bool = True
+    Q_IN_REGISTERS: bool = True
+    CONSUMER_REGS: int = 240
+    PRODUCER_REGS: int = 24
+    ctas: int = 1
+    maxnreg: int | None = None
+
+
+TWO_CONSUMERS = Config()
 # a tile of V takes longer when it is looked at first: asked for one tile earlier
-TWO_CONSUMERS_GUARDED = TWO_CONSUMERS | {
-    "V_STAGES": 3, "Q_IN_REGISTERS": False, "CONSUMER_REGS": 224, "PRODUCER_REGS": 56,
-}  # fmt: skip
-THREE_CONSUMERS = TWO_CONSUMERS | {
-    "CONSUMERS": 3, "Q_IN_REGISTERS": False, "CONSUMER_REGS": 160, "PRODUCER_REGS": 32,
-}  # fmt: skip
+TWO_CONSUMERS_GUARDED = Config(
+    V_STAGES=3, Q_IN_REGISTERS=False, CONSUMER_REGS=224, PRODUCER_REGS=56
+)
+THREE_CONSUMERS = Config(CONSUMERS=3, Q_IN_REGISTERS=False, CONSUMER_REGS=160, PRODUCER_REGS=32)
 # two CTAs to a multiprocessor: while one waits for its products, the other one has its softmax
-TWO_CTAS = TWO_CONSUMERS | {
-    "BLOCK_N": 64, "OVERLAP": False, "Q_IN_REGISTERS": False, "CONSUMER_REGS": 104, "ctas": 2,
-    "maxnreg": 80,
-}  # fmt: skip
+TWO_CTAS = Config(
+    BLOCK_N=64, OVERLAP=False, Q_IN_REGISTERS=False, CONSUMER_REGS=104, ctas=2, maxnreg=80
+)
 
 
-def plan(d: int, guarded: bool, Nk: int) -> dict[str, Any]:
+def plan(d: int, guarded: bool, Nk: int) -> Config:
     """Which of these a problem gets, with hidden keys or without: the best of trials on an H200."""
     if d > 64:
         return TWO_CONSUMERS_GUARDED if guarded else TWO_CONSUMERS
     return TWO_CTAS if guarded and Nk < 8192 else THREE_CONSUMERS
+
+
+@functools.lru_cache(maxsize=MOST_KEPT)
+def prepare(
+    q_shape: tuple[int, ...],
+    k_shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    causal: bool,
+    has_seqlens: bool,
+    has_lse: bool,
+    config: Config,
+) -> tuple[Launch, int, int] | None:
+    """The launch for a kind of problem, BLOCK_N and BLOCK_D; None for what this file can't do."""
+    B, H, Nq, d = q_shape
+    Hk, Nk = k_shape[1:3]
+    BLOCK_M, BLOCK_N = 64 * config.CONSUMERS, config.BLOCK_N
+    blocks = -(-Nq // BLOCK_M)
+    tiles = B * H * blocks
+    # tiles and keys are counted in int32
+    if dtype == torch.float32 or d > 128 or max(tiles, Nk) >= 1 << 30:
+        return None
+    section = min(H // Hk * max(1, L2_BYTES // (4 * Nk * d)), B * H)
+    if causal and (BLOCK_N % BLOCK_M or (Nk - Nq) % BLOCK_M):
+        masked = 2  # the diagonal of a query tile crosses KV tiles' borders
+    else:
+        masked = int(causal or has_seqlens or Nk % BLOCK_N != 0)
+    sizes = (H, H // Hk, Nq, Nk, blocks, B * H, section, tiles, d**-0.5 * LOG2_E)
+    switches = (causal, has_seqlens, masked, has_lse, *config[:-2])
+    grid = min(config.ctas * multiprocessors(device), tiles)
+    options = {"num_warps": 4, "maxnreg": config.maxnreg}
+    return (
+        Launch(attention_kernel, grid, sizes, switches, **options),
+        BLOCK_N,
+        64 if d <= 64 else 128,
+    )
 
 
 def forward(
@@ -498,41 +552,26 @@ def forward(
     causal: bool,
     seqlens_k: torch.Tensor | None,
     lse: torch.Tensor | None = None,
-    config: dict[str, Any] | None = None,
+    config: Config | None = None,
 ) -> torch.Tensor:
     """The output for arguments that have been checked; `lse` is filled if given.
 
     lse (B, H, Nq) float32 is in base 2, as stage 6's.
     """
-    B, H, Nq, d = q.shape
-    Hk, Nk = k.shape[1:3]
-    config = dict(config or plan(d, causal or seqlens_k is not None, Nk))
-    BLOCK_M, BLOCK_N = 64 * config["CONSUMERS"], config["BLOCK_N"]
-    blocks = -(-Nq // BLOCK_M)
-    tiles = B * H * blocks
-    if q.dtype == torch.float32 or d > 128 or tiles >= 1 << 30:  # tiles are counted in int32
+    has_seqlens, has_lse = seqlens_k is not None, lse is not None
+    config = config or plan(q.shape[3], causal or has_seqlens, k.shape[2])
+    found = prepare(q.shape, k.shape, q.dtype, q.device, causal, has_seqlens, has_lse, config)
+    if found is None:
         return flash2_forward(q, k, v, causal, seqlens_k, lse=lse)
-    group = H // Hk
-    section = min(group * max(1, L2_BYTES // (4 * Nk * d)), B * H)
-    if causal and (BLOCK_N % BLOCK_M or (Nk - Nq) % BLOCK_M):
-        masked = 2  # the diagonal of a query tile crosses KV tiles' borders
-    else:
-        masked = int(causal or seqlens_k is not None or Nk % BLOCK_N != 0)
-    BLOCK_D = 64 if d <= 64 else 128
+    launch, BLOCK_N, BLOCK_D = found
+    q, q_desc = described(q, 64, BLOCK_D)
+    k, k_desc = described(k, BLOCK_N, BLOCK_D)
+    v, v_desc = described(v, BLOCK_N, BLOCK_D)
+    o, o_desc = described(padded(q.shape, like=q), 64, BLOCK_D)
+    if seqlens_k is not None:
+        seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
     with torch.cuda.device_of(q):  # Triton launches on the current GPU
-        q, q_desc = described(q, 64, BLOCK_D)
-        k, k_desc = described(k, BLOCK_N, BLOCK_D)
-        v, v_desc = described(v, BLOCK_N, BLOCK_D)
-        o, o_desc = described(padded((B, H, Nq, d), like=q), 64, BLOCK_D)
-        if seqlens_k is not None:
-            seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
-        grid = min(config.pop("ctas") * multiprocessors(q.device), tiles)
-        attention_kernel[(grid,)](
-            q_desc, k_desc, v_desc, o_desc, lse, seqlens_k, counter_of(q.device),
-            H, group, Nq, Nk, blocks, B * H, section, tiles, d**-0.5 * LOG2_E,
-            CAUSAL=causal, HAS_SEQLENS=seqlens_k is not None, MASKED=masked, LSE=lse is not None,
-            num_warps=4, **config,
-        )  # fmt: skip
+        launch(q_desc, k_desc, v_desc, o_desc, lse, seqlens_k, counter_of(q.device))
     return o.contiguous()
 
 
@@ -555,6 +594,10 @@ class Attention(s07.Attention):
         return o
 
 
+check = checks(STAGE)
+
+
+@untraced
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -573,7 +616,8 @@ def attend(
     """
     if isinstance(q, torch.Tensor) and s07.autocasts(q.device.type):
         q, k, v = (s07.autocast(x) for x in (q, k, v))
-    check_inputs(STAGE, q, k, v, causal=causal, seqlens_k=seqlens_k)
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    check(q, k, v, causal, seqlens_k)
+    wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if wanted or any(map(transformed, (q, k, v))):
         return Attention.apply(q, k, v, causal, seqlens_k)
     return forward(q, k, v, causal, seqlens_k)

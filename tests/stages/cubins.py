@@ -139,9 +139,9 @@ def compile_gluon(stage: str, d: int, dtype: str, name: str, flags: str) -> dict
     from triton.experimental.gluon.language import NVMMASharedLayout
 
     module = importlib.import_module(f"stages.{stage}")
-    config = dict(getattr(module, name))
+    config = getattr(module, name)._asdict()
     config.pop("ctas")
-    options = {"num_warps": 4} | {key: config.pop(key) for key in ("maxnreg",) if key in config}
+    options = {"num_warps": 4, "maxnreg": config.pop("maxnreg")}
     constants = {**config, **GLUON_FLAGS[flags]}
     for pointer, used in (("lse_ptr", "LSE"), ("seqlens_ptr", "HAS_SEQLENS")):
         if not constants[used]:
