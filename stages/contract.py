@@ -31,7 +31,7 @@ MAX_GRID = 65_535  # where a CUDA grid's second and third axes end: heads and ba
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 DEVICES = ("cpu", "cuda")
 OPTIONS = ("causal", "seqlens_k", "gqa", "paged")
-NEEDS = ("triton", "gluon", "extension", "cuda")
+NEEDS = ("triton", "gluon", "extension", "cuda", "flash-attn-4")
 TRAFFICS = ("fused", "three-kernel")
 LISTS = {"needs": NEEDS, "devices": DEVICES, "dtypes": DTYPES, "options": OPTIONS}
 TEXTS = {"name": 60, "title": 100, "idea": 400, "still_hurts": 400}  # and their most characters
@@ -61,7 +61,8 @@ class Stage:
     title         what a table shows
     idea          the one idea, in a sentence
     still_hurts   what the next stage mends
-    needs         of 'triton', 'gluon' (its lower level), 'extension' (ours, in C++), 'cuda'
+    needs         of 'triton', 'gluon' (its lower level), 'extension' (ours, in C++), 'cuda',
+                  'flash-attn-4' (the package)
     capability    the least CUDA compute capability, such as (9, 0)
     only_major    the one major CUDA compute capability it is made for, such as 9
     devices       where it computes
@@ -119,6 +120,8 @@ class Stage:
         for what in ("gradients", "few_queries"):
             if not isinstance(getattr(self, what), bool):
                 raise refuse(what, getattr(self, what), "True or False")
+        if not (self.only_major is None or is_whole(self.only_major)):
+            raise refuse("only_major", self.only_major, "None or an int of at least 0")
         pair = self.capability
         if pair is not None and not (
             isinstance(pair, tuple) and len(pair) == 2 and all(map(is_whole, pair))
@@ -184,6 +187,8 @@ def why_not(stage: Stage, device: str) -> str | None:
     if "gluon" in stage.needs and (reason := machine.why_no_gluon()):
         return reason
     if "extension" in stage.needs and (reason := machine.why_no_extension()):
+        return reason
+    if "flash-attn-4" in stage.needs and (reason := machine.why_no_flash_attn_4()):
         return reason
     return None
 

@@ -141,6 +141,13 @@ def why_no_gluon() -> str | None:
     return None
 
 
+def why_no_flash_attn_4() -> str | None:
+    """Why FlashAttention-4 can't be used here, or None where it can."""
+    if not has_module("flash_attn.cute"):
+        return "no FlashAttention-4 here: run `pip install flash-attn-4`"
+    return None
+
+
 def why_no_extension() -> str | None:
     """Why the C++ extension can't be used here, or None where it can."""
     if not has_module(EXTENSION):

@@ -5,7 +5,7 @@ import math
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -316,7 +316,7 @@ def test_a_stage_needs_four_fields_only():
     [
         *[("number", x, "an int of at least 0") for x in (-1, True, "5", 5.0, None)],
         *[(name, x, "a text") for name in ("name", "title", "idea") for x in ("", "  ", None, 5)],
-        ("needs", ("gpu",), "some of triton, gluon, extension, cuda"),
+        ("needs", ("gpu",), "some of triton, gluon, extension, cuda, flash-attn-4"),
         ("devices", ("tpu",), "some of cpu, cuda"),
         ("dtypes", ("float32", "int8"), "some of float16, bfloat16, float32, float64"),
         ("dtypes", (torch.float32,), "some of float16, bfloat16, float32, float64"),
@@ -338,6 +338,7 @@ def test_a_stage_needs_four_fields_only():
             ("exact_up_to", x, "None or an int of at least 0")
             for x in (math.inf, math.nan, "64", 64.0, True, -1, 10**400)
         ],
+        *[("only_major", x, "None or an int of at least 0") for x in ("9", 9.0, (9, 0), True, -1)],
         *[
             ("worth_up_to", x, "an int of at least 0 for cpu, cuda or both")
             for x in (
@@ -436,6 +437,14 @@ def test_versions_without_gluon(monkeypatch, version, runs):
     monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=version))
     reason = machine.why_no_gluon()
     assert reason is None if runs else "take triton >= 3.6" in reason
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_flash_attention_4_is_there_or_not(monkeypatch, installed):
+    monkeypatch.setattr(machine, "why_no_gpu", lambda: None)
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", ModuleType("cute") if installed else None)
+    reason = why_not(Stage(**FOUR, needs=("cuda", "flash-attn-4")), "cuda")
+    assert reason is None if installed else "pip install flash-attn-4" in reason
 
 
 def test_good_input_that_this_machine_cannot_run(monkeypatch):
