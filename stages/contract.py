@@ -31,7 +31,7 @@ MAX_GRID = 65_535  # where a CUDA grid's second and third axes end: heads and ba
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 DEVICES = ("cpu", "cuda")
 OPTIONS = ("causal", "seqlens_k", "gqa", "paged")
-NEEDS = ("triton", "extension", "cuda")
+NEEDS = ("triton", "gluon", "extension", "cuda", "flash-attn-4")
 TRAFFICS = ("fused", "three-kernel")
 LISTS = {"needs": NEEDS, "devices": DEVICES, "dtypes": DTYPES, "options": OPTIONS}
 TEXTS = {"name": 60, "title": 100, "idea": 400, "still_hurts": 400}  # and their most characters
@@ -61,8 +61,10 @@ class Stage:
     title         what a table shows
     idea          the one idea, in a sentence
     still_hurts   what the next stage mends
-    needs         of 'triton', 'extension' (ours, in C++), 'cuda'
+    needs         of 'triton', 'gluon' (its lower level), 'extension' (ours, in C++), 'cuda',
+                  'flash-attn-4' (the package)
     capability    the least CUDA compute capability, such as (9, 0)
+    only_major    the one major CUDA compute capability it is made for, such as 9
     devices       where it computes
     dtypes        dtypes of q, k, v that it gets right
     options       of 'causal', 'seqlens_k', 'gqa', 'paged'
@@ -83,6 +85,7 @@ class Stage:
     still_hurts: str = ""
     needs: tuple[str, ...] = ()
     capability: tuple[int, int] | None = None
+    only_major: int | None = None
     devices: tuple[str, ...] = DEVICES
     dtypes: tuple[str, ...] = DTYPES
     options: tuple[str, ...] = ()
@@ -117,6 +120,8 @@ class Stage:
         for what in ("gradients", "few_queries"):
             if not isinstance(getattr(self, what), bool):
                 raise refuse(what, getattr(self, what), "True or False")
+        if not (self.only_major is None or is_whole(self.only_major)):
+            raise refuse("only_major", self.only_major, "None or an int of at least 0")
         pair = self.capability
         if pair is not None and not (
             isinstance(pair, tuple) and len(pair) == 2 and all(map(is_whole, pair))
@@ -169,12 +174,21 @@ def why_not(stage: Stage, device: str) -> str | None:
     if device == "cuda" or "cuda" in stage.needs:
         if reason := machine.why_no_gpu():
             return reason
-        if stage.capability and (have := torch.cuda.get_device_capability()) < stage.capability:
-            need, got = (f"{major}.{minor}" for major, minor in (stage.capability, have))
-            return f"needs compute capability {need}; this GPU has {got}"
+        if stage.capability or stage.only_major:
+            have = torch.cuda.get_device_capability()
+            got = ".".join(map(str, have))
+            if stage.capability and have < stage.capability:
+                need = ".".join(map(str, stage.capability))
+                return f"needs compute capability {need}; this GPU has {got}"
+            if stage.only_major not in (None, have[0]):
+                return f"needs compute capability {stage.only_major}.x; this GPU has {got}"
     if "triton" in stage.needs and (reason := machine.why_no_triton(device)):
         return reason
+    if "gluon" in stage.needs and (reason := machine.why_no_gluon()):
+        return reason
     if "extension" in stage.needs and (reason := machine.why_no_extension()):
+        return reason
+    if "flash-attn-4" in stage.needs and (reason := machine.why_no_flash_attn_4()):
         return reason
     return None
 
@@ -220,14 +234,17 @@ def check_plain(name: str, x: Any, expected: str) -> None:
         )
 
 
+def transformed(x: torch.Tensor) -> bool:
+    """Whether torch.func or forward-mode differentiation has `x` in hand."""
+    return is_functorch_wrapped_tensor(x) or forward_ad.unpack_dual(x).tangent is not None
+
+
 def check_untransformed(stage: Stage, name: str, x: torch.Tensor) -> None:
-    """Raise ValueError where torch.func or forward-mode differentiation has `x` in hand.
+    """Raise ValueError where `x` is transformed.
 
     A stage that carries gradients is a part of torch's graph, and torch refuses for itself.
     """
-    if stage.gradients:
-        return
-    if is_functorch_wrapped_tensor(x) or forward_ad.unpack_dual(x).tangent is not None:
+    if not stage.gradients and transformed(x):
         raise ValueError(
             f"{name}: got a tensor inside torch.func (grad, vmap, jvp) or forward_ad, expected a "
             f"plain one: stage {stage.number} computes outside torch; use stage 3"

@@ -132,6 +132,22 @@ def why_no_triton(device: str) -> str | None:
     return None
 
 
+def why_no_gluon() -> str | None:
+    """Why Gluon kernels can't be compiled by the Triton that is here, or None where they can."""
+    import triton
+
+    if version_tuple(triton.__version__) < (3, 6):
+        return f"Triton {triton.__version__} has no Gluon, or another one: take triton >= 3.6"
+    return None
+
+
+def why_no_flash_attn_4() -> str | None:
+    """Why FlashAttention-4 can't be used here, or None where it can."""
+    if not has_module("flash_attn.cute"):
+        return "no FlashAttention-4 here: run `pip install flash-attn-4`"
+    return None
+
+
 def why_no_extension() -> str | None:
     """Why the C++ extension can't be used here, or None where it can."""
     if not has_module(EXTENSION):

@@ -42,7 +42,7 @@ SAID: Events = {
         **dict.fromkeys(("sha256", "syntax_sha256"), is_text),
         **dict.fromkeys(("needs", "devices", "options"), list_of(is_text)),
         **dict.fromkeys(("gradients", "few_queries", "rounds_scores"), is_bool),
-        **dict.fromkeys(("exact_up_to", "at_most"), optional(is_count)),
+        **dict.fromkeys(("exact_up_to", "at_most", "only_major"), optional(is_count)),
         "worth_up_to": lambda value: isinstance(value, dict) and all(map(is_count, value.values())),
         "modes": has(dict.fromkeys(DEVICES, is_text)),
         "unavailable": has(dict.fromkeys(DEVICES, optional(is_text))),
@@ -89,6 +89,7 @@ class StageInfo:
     unavailable: Mapping[str, str | None]  # device -> why it can't run there
     refused: Mapping[str, Mapping[str, str | None]]  # device -> dtype -> why it won't take it
     at_most: int | None = None  # batch entries, and heads
+    only_major: int | None = None  # the one major compute capability that it is made for
     failed: tuple[str, str] | None = None  # status and reason, where it could not be loaded
 
     @staticmethod

@@ -261,8 +261,9 @@ def fits(stage: StageInfo, problem: Problem) -> bool:
 def usual_stages(stages: Sequence[StageInfo], problems: Sequence[Problem]) -> list[StageInfo]:
     """Who is compared unless told: stage 3, the newest stage that fits, and all the peers.
 
-    For forward passes that is the newest of the forward-only stages, for the others the newest that
-    carries gradients. One made for few query rows comes in where there are fewer than keys.
+    For forward passes that is the newest of those that are forward-only or made for this generation
+    of GPUs, for the others the newest that carries gradients and isn't: its backward pass is
+    another's. One made for few query rows comes in where there are fewer than keys.
     """
     ours = [stage for stage in stages if stage.number < PEERS_FROM]
     chosen = {stage.path for stage in stages if stage.number == YARDSTICK}
@@ -270,7 +271,7 @@ def usual_stages(stages: Sequence[StageInfo], problems: Sequence[Problem]) -> li
         able = [
             stage
             for stage in ours
-            if stage.gradients == trains
+            if (stage.gradients and stage.only_major is None) == trains
             and any(
                 fits(stage, p) and (not stage.few_queries or p.nq < p.nk)
                 for p in problems

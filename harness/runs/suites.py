@@ -13,6 +13,10 @@ For `ladder bench --suite NAME`, in float16, with and without the mask:
 001-forward, 001-train, 001-memory   the shapes of source 001
 004                                  the shapes of source 004: 16384 tokens, 2048 hidden
 
+in bfloat16, with and without:
+
+001-train-bf16, 004-bf16             the same shapes
+
 and in bfloat16, without (SDPA's backends refuse a causal mask where Nq != Nk):
 
 decode      few query rows against thousands of cached keys, on some shapes in pages too
@@ -28,6 +32,7 @@ from harness.problems.problem import PEERS_FROM, Problem
 from harness.runs.plan import Cell, Sizes, Takes, fits, make_problems, plan_grid
 
 IEEE, TF32, HALF = ("float32", "ieee"), ("float32", "tf32"), ("float16", "float16")
+BF16, DIRECTIONS = "bfloat16", ("fwd", "bwd", "train")
 SOURCE_001 = Sizes(tokens=0, hidden=0, b=2, h=4)
 SOURCE_004 = Sizes(tokens=16384, hidden=2048)
 SHORT, LONG = (512, 1024, 2048, 4096, 8192), (512, 1024, 2048, 4096, 8192, 16384)
@@ -102,10 +107,11 @@ def sized(
 
 
 def halves(
-    directions: Sequence[str], ds: Sequence[int], ns: Sequence[int], sizes: Sizes, base: Problem
-) -> list[Problem]:
-    """`base` in float16, in each direction, with and without the mask, at each d and N."""
-    half = replace(base, dtype="float16", precision="float16")
+    directions: Sequence[str], ds: Sequence[int], ns: Sequence[int], sizes: Sizes, base: Problem,
+    dtype: str = "float16",
+) -> list[Problem]:  # fmt: skip
+    """`base` in a 16-bit dtype, in each direction, with and without the mask, at each d and N."""
+    half = replace(base, dtype=dtype, precision=dtype)
     return make_problems(half, directions, (False, True), ds, ns, sizes)
 
 
@@ -131,9 +137,13 @@ SUITES = {
     ),
     "table-4.4": Suite("run", partial(sized, ns=SHORT[1:]), some(3, 5)),
     "001-forward": Suite("bench", partial(halves, ("fwd",), (64,), SHORT, SOURCE_001)),
-    "001-train": Suite("bench", partial(halves, ("fwd", "bwd", "train"), (64,), SHORT, SOURCE_001)),
+    "001-train": Suite("bench", partial(halves, DIRECTIONS, (64,), SHORT, SOURCE_001)),
+    "001-train-bf16": Suite(
+        "bench", partial(halves, DIRECTIONS, (64,), SHORT, SOURCE_001, dtype=BF16)
+    ),
     "001-memory": Suite("bench", partial(halves, ("fwd", "train"), (64,), SHORT, SOURCE_001)),
     "004": Suite("bench", partial(halves, ("fwd",), (64, 128), LONG, SOURCE_004)),
+    "004-bf16": Suite("bench", partial(halves, ("fwd",), (64, 128), LONG, SOURCE_004, dtype=BF16)),
     "decode": Suite("bench", cached, decodes),
 }  # fmt: skip
 

@@ -401,6 +401,17 @@ def test_unless_told_stage_3_the_newest_that_fits_and_the_peers_compete(directio
     assert numbers(usual_stages(LADDER, problems)) == expected
 
 
+def test_what_is_made_for_this_generation_of_gpus_competes_forward():
+    """Its gradients are those of the newest stage with a backward pass of its own."""
+    both = [PROBLEM, replace(PROBLEM, direction="train")]
+    ladder = [stage for stage in LADDER if stage.number != 9]
+    hopper = replace(make_fake(9, gradients=True), only_major=9)
+    assert numbers(usual_stages([*ladder, hopper], [PROBLEM])) == [3, 100, 101, 9]
+    assert numbers(usual_stages([*ladder, hopper], both)) == [3, 7, 100, 101, 9]
+    elsewhere = replace(hopper, unavailable=dict.fromkeys(("cpu", "cuda"), "not its generation"))
+    assert numbers(usual_stages([*ladder, elsewhere], both)) == [3, 6, 7, 100, 101]
+
+
 def test_the_usual_compete_where_they_fit_and_those_asked_for_everywhere():
     problems = [PROBLEM, replace(PROBLEM, causal=True), replace(PROBLEM, direction="train")]
     some = [stage for stage in LADDER if stage.number in (3, 5, 6, 7, 101)]
@@ -442,7 +453,10 @@ def test_problems_come_by_direction_mask_and_d_and_n_last():
 @pytest.mark.parametrize("name", [name for name in suite_names("bench") if name != "decode"])
 def test_the_suites_have_the_sources_shapes(name):
     problems = SUITES[name].problems(PROBLEM)
-    assert {p.dtype for p in problems} == {"float16"} and {p.causal for p in problems} == {0, 1}
+    name, bf16, _ = name.partition("-bf16")
+    dtypes = {(p.dtype, p.precision) for p in problems}
+    assert dtypes == ({("bfloat16",) * 2} if bf16 else {("float16",) * 2})
+    assert {p.causal for p in problems} == {0, 1}
     if name == "004":
         assert {p.nk for p in problems} == {512, 1024, 2048, 4096, 8192, 16384}
         assert {p.d for p in problems} == {64, 128}

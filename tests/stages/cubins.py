@@ -2,7 +2,8 @@
 
 Triton decides on TRITON_INTERPRET when a kernel is defined, so this runs as a script of its own,
 with interpretation off: ``python cubins.py stage,kernel,d,dtype,sm,flags ...`` prints a line of
-JSON a kernel. A kernel with several configurations is asked for by ``...,flags,rows,several`` too.
+JSON a kernel. A kernel with several configurations is asked for by ``...,flags,rows,several`` too;
+a stage in Gluon by ``stage,gluon,d,dtype,configuration,flags``.
 """
 
 import importlib
@@ -14,20 +15,27 @@ import sys
 import tempfile
 from pathlib import Path
 
+from machine_code import product_loops, unset_registers
+
 TYPES = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
 SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}  # bytes a program
 
 
-def resources(cubin: bytes) -> dict[str, int]:
-    """Registers and stack bytes a thread, from the cubin, by the wheel's own cuobjdump."""
+def dump(cubin: bytes, what: str) -> str:
+    """What the wheel's own cuobjdump prints of a cubin."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [str(tool), "--dump-resource-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        command = [str(tool), what, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """Registers and stack bytes a thread, from the cubin."""
+    text = dump(cubin, "--dump-resource-usage")
     found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", text))
     return {name: int(found[name]) for name in ("REG", "STACK", "LOCAL")}
 
@@ -115,9 +123,58 @@ def compile_for(
     }  # fmt: skip
 
 
+GLUON_FLAGS = {  # no mask, lengths, a causal mask that needs one masked tile, or several
+    "plain": {"CAUSAL": False, "HAS_SEQLENS": False, "MASKED": 0, "LSE": False},
+    "lengths": {"CAUSAL": False, "HAS_SEQLENS": True, "MASKED": 1, "LSE": True},
+    "causal": {"CAUSAL": True, "HAS_SEQLENS": False, "MASKED": 1, "LSE": True},
+    "masked": {"CAUSAL": True, "HAS_SEQLENS": True, "MASKED": 2, "LSE": True},
+}
+
+
+def compile_gluon(stage: str, d: int, dtype: str, name: str, flags: str) -> dict[str, object]:
+    """Compile a Gluon stage's kernel for sm_90 in the configuration that it calls `name`."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon._runtime import GluonASTSource
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    module = importlib.import_module(f"stages.{stage}")
+    config = getattr(module, name)._asdict()
+    config.pop("ctas")
+    options = {"num_warps": 4, "maxnreg": config.pop("maxnreg")}
+    constants = {**config, **GLUON_FLAGS[flags]}
+    for pointer, used in (("lse_ptr", "LSE"), ("seqlens_ptr", "HAS_SEQLENS")):
+        if not constants[used]:
+            constants[pointer] = None
+    types = {"lse_ptr": "*fp32", "seqlens_ptr": "*i32", "counter_ptr": "*i32", "qk_scale": "fp32"}
+    signature, constexprs = {}, {}
+    for argument in module.attention_kernel.arg_names:
+        if argument in constants:
+            signature[argument], constexprs[argument] = "constexpr", constants[argument]
+        elif argument.endswith("_desc"):
+            rows = 64 if argument[0] in "qo" else config["BLOCK_N"]
+            block = f"{TYPES[dtype][1:]}[1, 1, {rows}, {d}]"
+            layout = NVMMASharedLayout(128, 16, rank=4)
+            signature[argument] = f"tensordesc<{block},{layout!r}>"
+        else:
+            signature[argument] = types.get(argument, "i32")
+    source = GluonASTSource(module.attention_kernel, signature, constexprs=constexprs, attrs={})
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    cubin = compiled.asm["cubin"]
+    shared = compiled.metadata.shared
+    sass = dump(cubin, "--dump-sass")
+    return {
+        "shared": shared, "loops": product_loops(sass), "unset": unset_registers(sass),
+        **resources(cubin),
+    }  # fmt: skip
+
+
 if __name__ == "__main__":
     os.environ["TRITON_INTERPRET"] = "0"  # before stages sets it: there is no GPU here
     for job in sys.argv[1:]:
         stage, name, d, dtype, sm, flags, *more = job.split(",")
+        if name == "gluon":
+            print(json.dumps(compile_gluon(stage, int(d), dtype, sm, flags)), flush=True)
+            continue
         report = compile_for(stage, name, int(d), dtype, int(sm), flags, *map(int, more))
         print(json.dumps(report), flush=True)

@@ -5,7 +5,7 @@ import math
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -120,7 +120,7 @@ def test_fewer_key_heads_are_refused_without_gqa(stage):
 @with_or_without("gqa", True)
 def test_key_heads_must_divide_with_gqa(stage):
     q = torch.zeros(1, 6, 2, 4)
-    for heads in (1, 2, 3, 6):
+    for heads in (1, 2, 3, 6) if "cpu" in stage.STAGE.devices else ():
         k = torch.zeros(1, heads, 3, 4)
         check_inputs(stage.STAGE, q, k, k)
     for heads in (4, 5, 12):
@@ -137,7 +137,8 @@ def test_more_than_a_grid_has_is_refused(stage, axis, what):
     q = torch.zeros(shape)
     with pytest.raises(ValueError, match=f"^q: got {what}, expected at most 65535"):
         stage.attend(q, q, q)
-    check_inputs(stage.STAGE, *[torch.zeros(65535, 1, 1, 1)] * 3)
+    if "cpu" in stage.STAGE.devices:
+        check_inputs(stage.STAGE, *[torch.zeros(65535, 1, 1, 1)] * 3)
 
 
 @with_or_without("causal", False)
@@ -192,10 +193,14 @@ def test_bad_seqlens_k_is_named(stage, seqlens_k, got):
     assert wanted in message
 
 
-INTERPRETED = [stage for stage in FAKES if stage.STAGE.mode("cpu") == "interpreted"]
+INTERPRETED = [
+    stage
+    for stage in FAKES
+    if stage.STAGE.mode("cpu") == "interpreted" and "cpu" in stage.STAGE.devices
+]
 
 
-@for_each([stage for stage in INTERPRETED if "cpu" in stage.STAGE.devices])
+@for_each(INTERPRETED)
 def test_bfloat16_is_refused_in_the_interpreter(stage):
     tensors = good(q=torch.bfloat16, k=torch.bfloat16, v=torch.bfloat16)
     with pytest.raises(ValueError) as error:
@@ -311,7 +316,7 @@ def test_a_stage_needs_four_fields_only():
     [
         *[("number", x, "an int of at least 0") for x in (-1, True, "5", 5.0, None)],
         *[(name, x, "a text") for name in ("name", "title", "idea") for x in ("", "  ", None, 5)],
-        ("needs", ("gpu",), "some of triton, extension, cuda"),
+        ("needs", ("gpu",), "some of triton, gluon, extension, cuda, flash-attn-4"),
         ("devices", ("tpu",), "some of cpu, cuda"),
         ("dtypes", ("float32", "int8"), "some of float16, bfloat16, float32, float64"),
         ("dtypes", (torch.float32,), "some of float16, bfloat16, float32, float64"),
@@ -333,6 +338,7 @@ def test_a_stage_needs_four_fields_only():
             ("exact_up_to", x, "None or an int of at least 0")
             for x in (math.inf, math.nan, "64", 64.0, True, -1, 10**400)
         ],
+        *[("only_major", x, "None or an int of at least 0") for x in ("9", 9.0, (9, 0), True, -1)],
         *[
             ("worth_up_to", x, "an int of at least 0 for cpu, cuda or both")
             for x in (
@@ -414,6 +420,31 @@ def test_a_gpu_that_is_too_old(monkeypatch):
     assert why_not(hopper, "cuda") == "needs compute capability 9.0; this GPU has 8.6"
     for capability in ((8, 6), (8, 0)):
         assert why_not(dataclasses.replace(hopper, capability=capability), "cuda") is None
+
+
+def test_a_stage_for_one_generation_of_gpus(monkeypatch):
+    monkeypatch.setattr(machine, "why_no_gpu", lambda: None)
+    hopper = Stage(**FOUR, needs=("cuda",), only_major=9)
+    for have, runs in (((9, 0), True), ((8, 9), False), ((10, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda have=have: have)
+        reason = f"needs compute capability 9.x; this GPU has {have[0]}.{have[1]}"
+        assert why_not(hopper, "cuda") == (None if runs else reason)
+        assert why_not(dataclasses.replace(hopper, only_major=None), "cuda") is None
+
+
+@pytest.mark.parametrize(("version", "runs"), [("3.5.1", False), ("3.6.0", True), ("3.10.0", True)])
+def test_versions_without_gluon(monkeypatch, version, runs):
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=version))
+    reason = machine.why_no_gluon()
+    assert reason is None if runs else "take triton >= 3.6" in reason
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_flash_attention_4_is_there_or_not(monkeypatch, installed):
+    monkeypatch.setattr(machine, "why_no_gpu", lambda: None)
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", ModuleType("cute") if installed else None)
+    reason = why_not(Stage(**FOUR, needs=("cuda", "flash-attn-4")), "cuda")
+    assert reason is None if installed else "pip install flash-attn-4" in reason
 
 
 def test_good_input_that_this_machine_cannot_run(monkeypatch):

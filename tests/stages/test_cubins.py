@@ -16,12 +16,15 @@ import sys
 from itertools import product
 from pathlib import Path
 
+import machine_code
 import pytest
 from cubins import SHARED_LIMIT, kernels
 from stage_checks import FAKES, stage_id
 
 ROOT = Path(__file__).parents[2]
-STAGES = [stage_id(stage) for stage in FAKES if "triton" in stage.STAGE.needs]
+TRITON = [stage for stage in FAKES if "triton" in stage.STAGE.needs]
+STAGES = [stage_id(stage) for stage in TRITON if "gluon" not in stage.STAGE.needs]
+GLUON = [stage_id(stage) for stage in TRITON if "gluon" in stage.STAGE.needs]
 SIZES = (16, 64, 128, 256)
 DTYPES = ("float32", "tf32", "float16", "bfloat16")
 
@@ -127,3 +130,50 @@ def test_every_kernel_is_compiled_and_fits(info, cubins):
         if not report["cubin_bytes"] > 0:
             faults.append(f"{job}: an empty cubin")
     assert not faults, "\n".join(faults)
+
+
+# (d, configuration): two CTAs to a multiprocessor share its registers and its shared memory
+HOPPER = [
+    (128, "TWO_CONSUMERS"),
+    (128, "TWO_CONSUMERS_GUARDED"),
+    (64, "THREE_CONSUMERS"),
+    (64, "TWO_CTAS"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("info", GLUON)
+@pytest.mark.parametrize(("d", "name"), HOPPER)
+@pytest.mark.parametrize("flags", ["plain", "lengths", "masked"])
+def test_products_on_hopper_run_by_themselves(info, d, name, flags, cubins):
+    """ptxas makes asynchronous products wait for one another in silence: one group for each of S
+    and P V is right, 8 and more mean that it did.
+    """
+    dtypes = ("float16", "bfloat16") if flags == "plain" else ("bfloat16",)
+    asked = [(info, "gluon", d, dtype, name, flags) for dtype in dtypes]
+    for job, report in compiled(asked, cubins).items():
+        ctas = 2 if name == "TWO_CTAS" else 1
+        assert 0 < report["shared"] * ctas <= SHARED_LIMIT[90], job
+        # ptxas 12.8 computed a descriptor for the first of two loops only, which may have no turn
+        assert report["unset"] == [], job
+        loops, consumers = report["loops"], 3 if name == "THREE_CONSUMERS" else 2
+        assert len(loops) >= consumers, job
+        for loop in loops:
+            assert loop["WARPGROUP.ARRIVE"] == 2, (job, loops)
+            assert loop["HGMMA"] >= 8, (job, loops)
+        # the few tiles with masks may spill, each consumer's loop over the other ones may not
+        assert sum(loop["spills"] == 0 for loop in loops) >= consumers, (job, loops)
+        if flags == "plain":
+            assert report["STACK"] == report["LOCAL"] == 0, job
+
+
+def test_a_register_that_one_of_two_ways_sets_is_found():
+    """As ptxas 12.8 left it, from Triton 3.6's PTX: the branch passes over what sets UR4."""
+    lines = [
+        "@!P0 BRA 0x0030", "UMOV UR4, 0x10", "UMOV UR5, URZ", "UMOV UR6, 0x20", "UMOV UR7, URZ",
+        "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], R24", "EXIT",
+    ]  # fmt: skip
+    sass = "".join(f"/*{16 * i:04x}*/ {line} ;\n" for i, line in enumerate(lines))
+    assert machine_code.unset_registers(sass) == [lines[5]]
+    for target in ("0x0010", "0x0060"):  # past nothing, past all of it
+        assert machine_code.unset_registers(sass.replace("0x0030", target)) == []

@@ -43,10 +43,10 @@ def tiles_of(stage, tile):
     return in_tiles(tile, stage) if hasattr(stage, "candidates") else nullcontext()
 
 
-def problem(nq, nk, causal, seqlens_k, dtype="float32"):
+def problem(nq, nk, causal, seqlens_k, device, dtype="float32"):
     """Two batch entries, two heads of one key head."""
     return Problem(
-        "normal", 0, 2, 2, 1, nq, nk, 8, dtype, "ieee", causal, seqlens_k, "cpu"
+        "normal", 0, 2, 2, 1, nq, nk, 8, dtype, "ieee", causal, seqlens_k, device
     )  # fmt: skip
 
 
@@ -90,8 +90,8 @@ def test_a_row_of_minus_infinity_only_is_nan(stage):
 @for_each(MASKED)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_row_that_sees_minus_infinity_only_is_nan_under_a_mask(stage, dtype):
-    asked = problem(9, 7, True, (7, 0), dtype)
-    q, k, v, _ = normal((2, 2, 9, 7, 8), 0, getattr(torch, dtype))
+    asked = problem(9, 7, True, (7, 0), device_of(stage), dtype)
+    q, k, v, _ = normal((2, 2, 9, 7, 8), 0, getattr(torch, dtype), asked.device)
     q, k, v = q.abs() + 1, -k[:, :1].abs(), v[:, :1]
     k[:, :, :3] = -math.inf
     forwards = [stage.attend]
@@ -112,9 +112,9 @@ def test_a_row_that_sees_minus_infinity_only_is_nan_under_a_mask(stage, dtype):
 @pytest.mark.parametrize("case", range(len(HIDING)))
 def test_what_is_hidden_may_hold_anything(stage, case, bad):
     nq, nk, causal, seqlens_k, tile = HIDING[case]
-    asked = problem(nq, nk, causal, seqlens_k)
+    asked = problem(nq, nk, causal, seqlens_k, device_of(stage))
     options, hidden = options_of(asked), hidden_keys(asked)  # (2 or 1, 1, nq, nk)
-    q, k, v, dO = normal((2, 2, nq, nk, 8), 0)
+    q, k, v, dO = normal((2, 2, nq, nk, 8), 0, device=asked.device)
     k, v = k[:, :1].clone(), v[:, :1].clone()
 
     def answers(q, k, v, dO):

@@ -1,0 +1,54 @@
+"""Gluon under one set of names, whichever version of Triton is installed (3.6 to 3.9).
+
+    here          3.6                             3.7             from 3.8
+    barrier       gl.thread_barrier               gl.barrier      gl.barrier
+    async_load    tma.async_copy_global_to_shared the same        tma.async_load
+    async_store   tma.async_copy_shared_to_global the same        tma.async_store
+    aggregate     triton.language.core._aggregate the same        the same, or without underscore
+
+`mbarrier.expect` takes its count of bytes by position: the parameter's name changed. Where there is
+no Gluon the names stand for nothing, so that files can be imported (stages/machine.py).
+"""
+
+from typing import Any
+
+from stages.machine import NoTriton
+
+
+def first_of(module: object, *names: str) -> Any:
+    """The first of `names` that `module` has; ImportError where it has none of them."""
+    for name in names:
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise ImportError(f"this Triton's Gluon has none of {', '.join(names)}")
+
+
+try:
+    import triton.language.core
+    from triton.experimental import gluon
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia import hopper
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    tma, mbarrier = hopper.tma, hopper.mbarrier
+    fence_async_shared, store_wait = hopper.fence_async_shared, tma.store_wait
+    warpgroup_mma, warpgroup_mma_wait = hopper.warpgroup_mma, hopper.warpgroup_mma_wait
+    barrier = first_of(gl, "barrier", "thread_barrier")
+    async_load = first_of(tma, "async_load", "async_copy_global_to_shared")
+    async_store = first_of(tma, "async_store", "async_copy_shared_to_global")
+    aggregate = first_of(triton.language.core, "aggregate", "_aggregate")
+except (ImportError, AttributeError):
+
+    class NoGluon(NoTriton):
+        """Stands in for `gluon`, and for the names of its language."""
+
+        @staticmethod
+        def constexpr_function(fn: Any) -> Any:
+            return fn
+
+        def __call__(self, fn: Any) -> Any:  # as the decorator `aggregate`
+            return fn
+
+    gluon = gl = mbarrier = TensorDescriptor = aggregate = NoGluon()
+    barrier = async_load = async_store = store_wait = fence_async_shared = gl
+    warpgroup_mma = warpgroup_mma_wait = gl

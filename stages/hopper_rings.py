@@ -1,0 +1,122 @@
+"""How the roles of stage 9 hand tiles and numbers to each other: rings in shared memory.
+
+A ring has slots. Each has two mbarriers, and whoever waits at one names the use of the ring that it
+means: use u is slot u % slots, in round u // slots, whose parity is the mbarrier's phase.
+
+    full     the one who fills arrives when the slot's contents are there; those who empty wait
+    empty    all who empty arrive when they are done with the slot; the one who fills waits
+"""
+
+from stages.gluon_names import aggregate, async_load, barrier, gl, gluon, mbarrier
+
+
+@aggregate
+class Ring:
+    """Tiles in shared memory, slot after slot; use u of the ring is slot u % slots."""
+
+    tiles: gl.shared_memory_descriptor  # (slots, 1, 1, rows, BLOCK_D)
+    full: gl.shared_memory_descriptor  # (slots, 1) mbarriers: consumers wait for the copy engine
+    empty: gl.shared_memory_descriptor  # (slots, 1) mbarriers: the producer waits for consumers
+
+    @gluon.constexpr_function
+    def __init__(self, tiles, full, empty):
+        self.tiles = tiles
+        self.full = full
+        self.empty = empty
+
+    @gluon.jit
+    def fill(self, desc, coordinates, use):
+        """Producer: have a tile copied, as soon as every consumer has given back the slot."""
+        slots: gl.constexpr = self.tiles.shape[0]
+        slot = use % slots
+        mbarrier.wait(self.empty.index(slot), (use // slots + 1) & 1)  # at once in the first round
+        mbarrier.expect(self.full.index(slot), desc.block_type.nbytes)
+        async_load(desc, coordinates, self.full.index(slot), self.tiles.index(slot))
+
+    @gluon.jit
+    def take(self, use):
+        """Consumer: the tile (rows, BLOCK_D), as soon as the copy engine has written it."""
+        slots: gl.constexpr = self.tiles.shape[0]
+        rows: gl.constexpr = self.tiles.shape[3]
+        columns: gl.constexpr = self.tiles.shape[4]
+        slot = use % slots
+        mbarrier.wait(self.full.index(slot), (use // slots) & 1)
+        return self.tiles.index(slot).reshape([rows, columns])
+
+    @gluon.jit
+    def give_back(self, use, pred=True):
+        """Consumer: this one is done with the tile."""
+        slots: gl.constexpr = self.tiles.shape[0]
+        mbarrier.arrive(self.empty.index(use % slots), pred=pred)
+
+    @gluon.jit
+    def keep_alive(self):
+        self.full._keep_alive()
+        self.empty._keep_alive()
+
+
+@gluon.jit
+def barriers(count: gl.constexpr, arrivals: gl.constexpr):
+    """`count` mbarriers, each of which opens at its `arrivals`-th arrival."""
+    bars = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(count):
+        mbarrier.init(bars.index(i), count=arrivals)
+    return bars
+
+
+@gluon.jit
+def make_ring(desc, slots: gl.constexpr, consumers: gl.constexpr):
+    shape: gl.constexpr = [slots, 1, 1, desc.block_shape[2], desc.block_shape[3]]
+    tiles = gl.allocate_shared_memory(desc.dtype, shape, desc.layout)
+    return Ring(tiles, barriers(slots, 1), barriers(slots, consumers))
+
+
+@aggregate
+class Board:
+    """Where the producer posts what comes next: two places of five numbers each."""
+
+    numbers: gl.shared_memory_descriptor  # (10, 1) int32
+    full: gl.shared_memory_descriptor  # (2, 1) mbarriers: consumers wait for the producer
+    empty: gl.shared_memory_descriptor  # (2, 1) mbarriers: the producer waits for all consumers
+
+    @gluon.constexpr_function
+    def __init__(self, numbers, full, empty):
+        self.numbers = numbers
+        self.full = full
+        self.empty = empty
+
+    @gluon.jit
+    def post(self, numbers, turn):
+        one: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+        slot = turn % 2
+        mbarrier.wait(self.empty.index(slot), (turn // 2 + 1) & 1)
+        for i in gl.static_range(len(numbers)):
+            place = self.numbers.index(slot * len(numbers) + i)
+            place.store(gl.full([1], numbers[i], gl.int32, one))
+        barrier()
+        mbarrier.arrive(self.full.index(slot))
+
+    @gluon.jit
+    def number(self, slot, i: gl.constexpr):
+        one: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+        return gl.sum(self.numbers.index(slot * (self.numbers.shape[0] // 2) + i).load(one), 0)
+
+    @gluon.jit
+    def read(self, turn):
+        slot = turn % 2
+        mbarrier.wait(self.full.index(slot), (turn // 2) & 1)
+        b, h, start_m = self.number(slot, 0), self.number(slot, 1), self.number(slot, 2)
+        Nk_valid, steps = self.number(slot, 3), self.number(slot, 4)
+        mbarrier.arrive(self.empty.index(slot))
+        return b, h, start_m, Nk_valid, steps
+
+    @gluon.jit
+    def keep_alive(self):
+        self.full._keep_alive()
+        self.empty._keep_alive()
+
+
+@gluon.jit
+def make_board(consumers: gl.constexpr):
+    numbers = gl.allocate_shared_memory(gl.int32, [10, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return Board(numbers, barriers(2, 1), barriers(2, consumers))

@@ -1,0 +1,623 @@
+"""Stage 9, Gluon on Hopper: loads, matrix products and softmax at the same time.
+
+    one CTA stays on each multiprocessor (or two do) and takes tiles of query rows, one by one
+    producer    1 warp: has the copy engine (TMA) bring tiles of Q, K and V
+    consumers   2 or 3 warpgroups, 64 query rows each: products, softmax, the output
+    inspector   2 warps, where keys are hidden: looks at V first (stages/hopper_inspector.py)
+
+    time ->
+    producer    K0 Q K1 V0 K2 V1 K3 V2 ...     as far ahead as the rings have free slots
+    consumer 0     |S0=Q K0|    |S1=Q K1|O+=P0 V0|    |S2=Q K2|O+=P1 V1|    ...   matrix unit
+                           | P0 |                | P1 |                | P2 |     softmax of S
+    consumer 1  the same for the 64 rows below: its products run in consumer 0's softmax
+
+    Q, K, V     rings of slots in shared memory (stages/hopper_rings.py)
+                full:  consumers wait until the copy engine has written a tile (of V, where there is
+                       an inspector: until that has looked at it)
+                empty: the producer waits until every consumer's products have read it
+    board       full:  consumers and inspector wait for the producer to say which tile is next
+                empty: the producer waits until all have read that
+    verdict     full:  consumers wait for what the inspector found in the tile's masked KV tiles
+                empty: the inspector waits until all consumers have read that
+
+The output is written over its queries and copied out from there; the slot is given back a tile
+later. KV tiles are walked from the last visible one back, so that the first of them needs a mask,
+or the first few, where the diagonal does not begin with a tile.
+
+Cost: stage 6's FLOPs and bytes. d is padded to 64 or 128 on the chip. Copied once per call: tensors
+that the copy engine can't describe (stages/hopper_launch.py), and the output where d is no multiple
+of 8. float32 and d > 128 go to stage 6's kernel; gradients are stage 7's.
+What it bought: the matrix unit waits for nobody, nearly (docs/hopper.md). After FlashAttention-3,
+Shah et al. 2024, https://arxiv.org/abs/2407.08608, sections 3.1 and 3.2.
+Still hurts: the backward pass, in which loads and math still take turns.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+
+from stages import s07_triton_training as s07
+from stages.contract import Stage, transformed
+from stages.gluon_names import (
+    aggregate,
+    async_store,
+    barrier,
+    fence_async_shared,
+    gl,
+    gluon,
+    store_wait,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from stages.hopper_inspector import inspector, make_verdict
+from stages.hopper_launch import (
+    MOST_KEPT,
+    Launch,
+    checks,
+    counter_of,
+    described,
+    multiprocessors,
+    padded,
+)
+from stages.hopper_rings import Ring, barriers, make_board, make_ring
+from stages.machine import untraced
+from stages.s06_triton_flash2 import LOG2_E
+from stages.s06_triton_flash2 import forward as flash2_forward
+
+STAGE = Stage(
+    number=9,
+    name="gluon_hopper",
+    title="Gluon on Hopper",
+    idea="loads, products and softmax at the same time",
+    still_hurts="the backward pass, which is stage 7's",
+    needs=("triton", "gluon", "cuda"),
+    only_major=9,
+    devices=("cuda",),
+    dtypes=("float16", "bfloat16", "float32"),
+    options=("causal", "seqlens_k", "gqa"),
+    gradients=True,
+)
+
+L2_BYTES = 32 << 20  # of K and V that heads computed at the same time may have
+
+
+@aggregate
+class Problem:
+    """Sizes and switches: the same for all roles."""
+
+    seqlens_ptr: gl.tensor
+    H: gl.tensor
+    group: gl.tensor  # query heads to a key head
+    Nq: gl.tensor
+    Nk: gl.tensor
+    blocks: gl.tensor  # of BLOCK_M rows, to a head
+    heads: gl.tensor  # of all batch entries together
+    section: gl.tensor  # heads whose K and V fit the L2 cache together
+    tiles: gl.tensor  # blocks * heads
+    CAUSAL: gl.constexpr
+    HAS_SEQLENS: gl.constexpr
+    MASKED: gl.constexpr  # KV tiles of a query tile that may need a mask: 0, 1, 2 for several
+    LSE: gl.constexpr
+    OVERLAP: gl.constexpr  # S of one KV tile with P V of the one before
+    Q_IN_REGISTERS: gl.constexpr
+    GUARD: gl.constexpr  # a KV tile may have hidden keys whose values aren't numbers
+    BLOCK_M: gl.constexpr
+    BLOCK_N: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(
+        self, seqlens_ptr, H, group, Nq, Nk, blocks, heads, section, tiles,
+        CAUSAL, HAS_SEQLENS, MASKED, LSE, OVERLAP, Q_IN_REGISTERS, BLOCK_M, BLOCK_N,
+    ):  # fmt: skip
+        self.seqlens_ptr = seqlens_ptr
+        self.H = H
+        self.group = group
+        self.Nq = Nq
+        self.Nk = Nk
+        self.blocks = blocks
+        self.heads = heads
+        self.section = section
+        self.tiles = tiles
+        self.CAUSAL = gl.constexpr(CAUSAL)
+        self.HAS_SEQLENS = gl.constexpr(HAS_SEQLENS)
+        self.MASKED = gl.constexpr(MASKED)
+        self.LSE = gl.constexpr(LSE)
+        self.OVERLAP = gl.constexpr(OVERLAP)
+        self.Q_IN_REGISTERS = gl.constexpr(Q_IN_REGISTERS)
+        self.GUARD = gl.constexpr(CAUSAL or HAS_SEQLENS)
+        self.BLOCK_M = gl.constexpr(BLOCK_M)
+        self.BLOCK_N = gl.constexpr(BLOCK_N)
+
+    @gluon.jit
+    def place(self, tile):
+        """Batch entry, head and first row of a tile; its valid keys and how many KV tiles it walks.
+
+        Section by section of heads, in each the blocks with the most keys first.
+        """
+        part = tile // (self.section * self.blocks)
+        rest = tile - part * self.section * self.blocks
+        width = gl.minimum(self.section, self.heads - part * self.section)
+        block = rest // width
+        head = part * self.section + rest - block * width
+        if self.CAUSAL:
+            block = self.blocks - 1 - block
+        b = head // self.H
+        h = head - b * self.H
+        start_m = block * self.BLOCK_M
+        Nk_valid = self.Nk
+        if self.HAS_SEQLENS:
+            Nk_valid = gl.minimum(gl.maximum(gl.load(self.seqlens_ptr + b), 0), self.Nk)
+        end = Nk_valid
+        if self.CAUSAL:
+            end = gl.minimum(start_m + self.BLOCK_M, self.Nq) + self.Nk - self.Nq
+            end = gl.maximum(gl.minimum(end, Nk_valid), 0)
+        # at least one: rows that see no key are computed like any other, and come out as 0
+        steps = gl.maximum(gl.cdiv(end, self.BLOCK_N), 1)
+        return b, h, start_m, Nk_valid, steps
+
+    @gluon.jit
+    def masked(self, start_m, Nk_valid, steps):
+        """How many of a tile's KV tiles, from the last back, not all of its rows see whole."""
+        full = Nk_valid
+        if self.CAUSAL:
+            full = gl.maximum(gl.minimum(full, start_m + self.Nk - self.Nq + 1), 0)
+        return steps - gl.minimum(full // self.BLOCK_N, steps)
+
+
+@gluon.jit
+def producer(q_desc, k_desc, v_desc, counter_ptr, q_rings, k_ring, v_ring, board, problem):
+    """The one warp that loads. K runs one tile ahead of V, as the consumers do."""
+    use = 0  # KV tiles so far: says slot and phase of the rings
+    turn = 0  # query tiles so far
+    tile = gl.program_id(0)
+    while tile < problem.tiles:
+        # asked for one tile early, while there is time; each CTA fetches once per tile, all
+        # together `tiles` times, so that the last fetch can set the counter back
+        fetched = gl.atomic_add(counter_ptr, 1)
+        gl.store(counter_ptr, 0, mask=fetched == problem.tiles - 1)
+        b, h, start_m, Nk_valid, steps = problem.place(tile)
+        board.post((b, h, start_m, Nk_valid, steps), turn)
+        h_k = h // problem.group
+        start_n = (steps - 1) * problem.BLOCK_N
+        k_ring.fill(k_desc, [b, h_k, start_n, 0], use)
+        for c in gl.static_range(problem.BLOCK_M // 64):
+            q_rings[c].fill(q_desc, [b, h, start_m + 64 * c, 0], turn)
+        for j in range(1, steps):
+            k_ring.fill(k_desc, [b, h_k, start_n - j * problem.BLOCK_N, 0], use + j)
+            v_ring.fill(v_desc, [b, h_k, start_n - (j - 1) * problem.BLOCK_N, 0], use + j - 1)
+        v_ring.fill(v_desc, [b, h_k, 0, 0], use + steps - 1)
+        use += steps
+        turn += 1
+        tile = fetched + gl.num_programs(0)
+    board.post((0, 0, 0, 0, 0), turn)  # no steps: there is no next one
+
+
+@gluon.jit
+def hide(s, start_n, seen):
+    """Scores (64, BLOCK_N) of the keys from start_n on, -inf from each row's `seen`-th key on."""
+    cols = start_n + gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
+    return gl.where(cols[None, :] < seen[:, None], s, float("-inf"))
+
+
+@gluon.jit
+def row_sums(p):
+    """p (64, BLOCK_N) -> (64, 8): what each thread holds of a row, added up; 4 threads share one.
+
+    A sum of whole rows would exchange numbers between threads at every tile, this one does at the
+    very end.
+    """
+    return gl.sum(gl.reshape(p, [64, p.shape[1] // 8, 8]), 1)
+
+
+@gluon.jit
+def exponentiate(s, m_i, l_i, qk_scale):
+    """One step of the online softmax, as in stage 6: p, m_i, l_i and acc's correction."""
+    m_new = gl.maximum(m_i, gl.max(s, 1) * qk_scale)  # (64,)
+    alpha = gl.exp2(m_i - m_new)  # (64,)
+    p = gl.exp2(s * qk_scale - m_new[:, None])  # (64, BLOCK_N)
+    sums = row_sums(p)  # (64, 8)
+    l_i = l_i * gl.convert_layout(alpha, gl.SliceLayout(1, sums.type.layout))[:, None] + sums
+    return p, m_new, l_i, alpha
+
+
+@gluon.jit
+def rescale(acc, alpha):
+    return acc * gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout))[:, None]
+
+
+@gluon.jit
+def scores(q, k, seen):
+    """Start S = Q K^T, (64, BLOCK_N); the caller waits for it."""
+    S: gl.constexpr = seen.type.layout.parent
+    zeros = gl.full([64, k.shape[0]], 0.0, gl.float32, S)
+    return warpgroup_mma(q, k.permute([1, 0]), zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def as_operand(p, acc, dtype: gl.constexpr):
+    """P in the 16-bit dtype, in registers, as the left operand of P V: no number moves."""
+    return gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, acc.type.layout, 2))
+
+
+@gluon.jit
+def hand_over(q_ring, turn):
+    """Give back the slot of the query tile before: its output has been copied out of it by now."""
+    store_wait(0)
+    q_ring.give_back(turn + 1, pred=turn > 0)  # of two slots, turn + 1 has that of turn - 1
+
+
+@gluon.jit
+def skip_hidden(k_ring, v_ring, use, last):
+    """The first `last` KV tiles, of which no row of this consumer sees anything."""
+    for j in range(last):
+        k_ring.take(use + j)
+        k_ring.give_back(use + j)
+        v_ring.take(use + j)
+        v_ring.give_back(use + j)
+
+
+@gluon.jit
+def walk_in_turn(
+    acc, m_i, l_i, q, k_ring, v_ring, use, first, last, start_n, seen, qk_scale,
+    MASKED: gl.constexpr,
+):  # fmt: skip
+    """The KV tiles `first` to `last`, each product waited for at once."""
+    BLOCK_N: gl.constexpr = k_ring.tiles.shape[3]
+    for j in range(first, last):
+        s = scores(q, k_ring.take(use + j), seen)  # (64, BLOCK_N)
+        s = warpgroup_mma_wait(0, deps=[s])
+        k_ring.give_back(use + j)
+        if MASKED:
+            s = hide(s, start_n - j * BLOCK_N, seen)
+        p, m_i, l_i, alpha = exponentiate(s, m_i, l_i, qk_scale)
+        acc = rescale(acc, alpha)
+        p = as_operand(p, acc, q.dtype)
+        acc = warpgroup_mma(p, v_ring.take(use + j), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        v_ring.give_back(use + j)
+    return acc, m_i, l_i
+
+
+@gluon.jit
+def walk_overlapped(
+    p, acc, m_i, l_i, q, k_ring, v_ring, use, first, last, start_n, seen, qk_scale,
+    MASKED: gl.constexpr,
+):  # fmt: skip
+    """The KV tiles `first` to `last`: S of each is begun before P V of the one before it, of p."""
+    BLOCK_N: gl.constexpr = k_ring.tiles.shape[3]
+    for j in range(first, last):
+        s = scores(q, k_ring.take(use + j), seen)  # (64, BLOCK_N)
+        acc = warpgroup_mma(p, v_ring.take(use + j - 1), acc, is_async=True)
+        s = warpgroup_mma_wait(1, deps=[s])  # the older of the two
+        k_ring.give_back(use + j)
+        if MASKED:
+            s = hide(s, start_n - j * BLOCK_N, seen)
+        p_next, m_i, l_i, alpha = exponentiate(s, m_i, l_i, qk_scale)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        v_ring.give_back(use + j - 1)
+        acc = rescale(acc, alpha)
+        p = as_operand(p_next, acc, q.dtype)
+    return p, acc, m_i, l_i
+
+
+@gluon.jit
+def consumer(common, q_ring, c: gl.constexpr):
+    """Warpgroup c: 64 query rows of each tile, from the scores to the output."""
+    o_desc, lse_ptr, k_ring, v_ring, verdict, board, problem, qk_scale = common
+    MASKED: gl.constexpr = problem.MASKED
+    BLOCK_N: gl.constexpr = problem.BLOCK_N
+    BLOCK_D: gl.constexpr = o_desc.block_shape[3]
+    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    Nq, shift = problem.Nq, problem.Nk - problem.Nq
+    use = 0  # KV tiles so far: says slot and phase of the rings
+    turn = 0  # query tiles so far
+    b, h, start_m, Nk_valid, steps = board.read(0)
+    while steps > 0:
+        start_n = (steps - 1) * BLOCK_N
+        rows = start_m + 64 * c + gl.arange(0, 64, layout=gl.SliceLayout(1, S))  # (64,)
+        seen = gl.full([64], 0, gl.int32, gl.SliceLayout(1, S)) + Nk_valid  # keys of each row
+        some = Nk_valid  # keys that some row of this consumer sees
+        if problem.CAUSAL:
+            seen = gl.minimum(seen, rows + (shift + 1))
+            some = gl.maximum(gl.minimum(some, start_m + 64 * c + 64 + shift), 0)
+        masked = problem.masked(start_m, Nk_valid, steps)
+        skipped = 0  # of these
+        if MASKED == 2:
+            skipped = gl.minimum(steps - gl.cdiv(some, BLOCK_N), gl.maximum(masked - 1, 0))
+
+        # running max of s * qk_scale: the lowest float32, where -inf - -inf would be NaN
+        m_i = gl.full([64], -3.4028234663852886e38, gl.float32, gl.SliceLayout(1, S))
+        l_i = row_sums(gl.zeros([64, BLOCK_N], gl.float32, S))  # (64, 8)
+        acc = gl.zeros([64, BLOCK_D], gl.float32, A)
+        if MASKED == 2:
+            skip_hidden(k_ring, v_ring, use, skipped)
+        q = q_ring.take(turn)
+        if problem.Q_IN_REGISTERS:  # read out of shared memory once per tile, not once per product
+            q = q.load(gl.DotOperandLayout(0, S, 2))
+        # Either way the first products run, whatever the sizes: where the first of two loops with
+        # products may have no turn, ptxas 12.8 leaves what they share out of the second
+        first = skipped + 1
+        if problem.OVERLAP:
+            s = scores(q, k_ring.take(use + skipped), seen)
+            hand_over(q_ring, turn)
+            s = warpgroup_mma_wait(0, deps=[s])
+            k_ring.give_back(use + skipped)
+            if MASKED > 0:
+                s = hide(s, start_n - skipped * BLOCK_N, seen)
+            p, m_i, l_i, _ = exponentiate(s, m_i, l_i, qk_scale)
+            p = as_operand(p, acc, o_desc.dtype)
+            if MASKED == 2:
+                p, acc, m_i, l_i = walk_overlapped(
+                    p, acc, m_i, l_i, q, k_ring, v_ring, use, first, masked,
+                    start_n, seen, qk_scale, True,
+                )  # fmt: skip
+                first = gl.maximum(first, masked)
+            p, acc, m_i, l_i = walk_overlapped(
+                p, acc, m_i, l_i, q, k_ring, v_ring, use, first, steps,
+                start_n, seen, qk_scale, False,
+            )  # fmt: skip
+            acc = warpgroup_mma(p, v_ring.take(use + steps - 1), acc, is_async=True)
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            v_ring.give_back(use + steps - 1)
+        else:
+            hand_over(q_ring, turn)
+            first = gl.maximum(first, masked)
+            if MASKED > 0:
+                acc, m_i, l_i = walk_in_turn(
+                    acc, m_i, l_i, q, k_ring, v_ring, use, skipped, first,
+                    start_n, seen, qk_scale, True,
+                )  # fmt: skip
+            else:
+                first = 0
+            acc, m_i, l_i = walk_in_turn(
+                acc, m_i, l_i, q, k_ring, v_ring, use, first, steps,
+                start_n, seen, qk_scale, False,
+            )  # fmt: skip
+
+        l_i = gl.convert_layout(gl.sum(l_i, 1), gl.SliceLayout(1, S))  # (64,)
+        if MASKED > 0:
+            l_i = gl.where(seen > 0, l_i, 1.0)  # a row that sees no key: o = 0 / 1
+        if problem.GUARD:
+            acc = verdict.apply(acc, seen, turn)
+        # the output takes the place of q, which is used up
+        q_ring.take(turn).store(rescale(acc, 1.0 / l_i).to(o_desc.dtype))
+        fence_async_shared()
+        barrier()
+        o_coordinates = [b, h, start_m + 64 * c, 0]  # rows past Nq go nowhere
+        async_store(o_desc, o_coordinates, q_ring.tiles.index(turn % 2))
+        if problem.LSE:
+            lse = gl.where(seen > 0, m_i + gl.log2(l_i), float("-inf"))  # in base 2, as m_i is
+            head = (b * problem.H + h).to(gl.int64)
+            gl.store(lse_ptr + head * Nq + rows, lse, mask=rows < Nq)
+
+        use += steps
+        turn += 1
+        b, h, start_m, Nk_valid, steps = board.read(turn)
+    store_wait(0)
+
+
+# a build for sizes of 1 and one for multiples of 16 would be the same code
+@gluon.jit(
+    do_not_specialize=["H", "group", "Nq", "Nk", "blocks", "heads", "section", "tiles"],
+    do_not_specialize_on_alignment=["lse_ptr", "seqlens_ptr", "counter_ptr"],
+)
+def attention_kernel(
+    q_desc, k_desc, v_desc, o_desc, lse_ptr, seqlens_ptr, counter_ptr,
+    H, group, Nq, Nk, blocks, heads, section, tiles, qk_scale,
+    CAUSAL: gl.constexpr, HAS_SEQLENS: gl.constexpr, MASKED: gl.constexpr, LSE: gl.constexpr,
+    OVERLAP: gl.constexpr, Q_IN_REGISTERS: gl.constexpr,
+    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, V_STAGES: gl.constexpr,
+    CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+):  # fmt: skip
+    """All roles' shared memory and barriers; then each warp goes its own way.
+
+    Descriptors have blocks of (1, 1, rows, BLOCK_D). MASKED: 0 no KV tile needs a mask, 1 the first
+    one of each query tile may, 2 several may.
+    """
+    problem = Problem(
+        seqlens_ptr if HAS_SEQLENS else counter_ptr, H, group, Nq, Nk, blocks, heads, section,
+        tiles, CAUSAL, HAS_SEQLENS, MASKED, LSE, OVERLAP, Q_IN_REGISTERS, 64 * CONSUMERS, BLOCK_N,
+    )  # fmt: skip
+    k_ring = make_ring(k_desc, STAGES, CONSUMERS)
+    v_ring = make_ring(v_desc, V_STAGES, CONSUMERS)
+    board = make_board(CONSUMERS + problem.GUARD)
+    verdict = make_verdict(CONSUMERS, v_desc.block_shape[3])
+    clean = barriers(V_STAGES, 1)
+    q0, q1 = make_ring(q_desc, 2, 1), make_ring(q_desc, 2, 1)
+    seen_ring = v_ring  # as the consumers see it: full when the inspector says so
+    if problem.GUARD:
+        seen_ring = Ring(v_ring.tiles, clean, v_ring.empty)
+    q2 = q1
+    if CONSUMERS == 3:
+        q2 = make_ring(q_desc, 2, 1)
+    fence_async_shared()  # the copy engine arrives at these barriers
+    barrier()
+    common = (o_desc, lse_ptr, k_ring, seen_ring, verdict, board, problem, qk_scale)
+    load = (q_desc, k_desc, v_desc, counter_ptr, (q0, q1, q2), k_ring, v_ring, board, problem)
+    look = (v_ring, clean, verdict, board, problem)
+    C: gl.constexpr = CONSUMER_REGS
+    P: gl.constexpr = PRODUCER_REGS
+    # the first of each list has the kernel's own four warps; then warps and registers of the others
+    if CONSUMERS == 2 and not problem.GUARD:
+        gl.warp_specialize(
+            [(consumer, (common, q0, 0)), (consumer, (common, q1, 1)), (producer, load)],
+            [4, 1], [C, P],
+        )  # fmt: skip
+    elif CONSUMERS == 2:
+        gl.warp_specialize(
+            [(consumer, (common, q0, 0)), (consumer, (common, q1, 1)), (producer, load),
+             (inspector, look)],
+            [4, 1, 2], [C, P, P],
+        )  # fmt: skip
+    elif not problem.GUARD:
+        gl.warp_specialize(
+            [(consumer, (common, q0, 0)), (consumer, (common, q1, 1)), (consumer, (common, q2, 2)),
+             (producer, load)],
+            [4, 4, 1], [C, C, P],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [(consumer, (common, q0, 0)), (consumer, (common, q1, 1)), (consumer, (common, q2, 2)),
+             (producer, load), (inspector, look)],
+            [4, 4, 1, 2], [C, C, P, P],
+        )  # fmt: skip
+    # scratch memory is laid over what looks dead, and a barrier does that nobody names any more
+    q0.keep_alive()
+    q1.keep_alive()
+    if CONSUMERS == 3:
+        q2.keep_alive()
+    k_ring.keep_alive()
+    v_ring.keep_alive()
+    board.keep_alive()
+    verdict.keep_alive()
+    clean._keep_alive()
+
+
+class Config(NamedTuple):
+    """How the roles share a multiprocessor: it has 64K registers and 227 KB of shared memory."""
+
+    CONSUMERS: int = 2
+    BLOCK_N: int = 128
+    STAGES: int = 2
+    V_STAGES: int = 2
+    OVERLAP: bool = True
+    Q_IN_REGISTERS: bool = True
+    CONSUMER_REGS: int = 240
+    PRODUCER_REGS: int = 24
+    ctas: int = 1
+    maxnreg: int | None = None
+
+
+TWO_CONSUMERS = Config()
+# a tile of V takes longer when it is looked at first: asked for one tile earlier
+TWO_CONSUMERS_GUARDED = Config(
+    V_STAGES=3, Q_IN_REGISTERS=False, CONSUMER_REGS=224, PRODUCER_REGS=56
+)
+THREE_CONSUMERS = Config(CONSUMERS=3, Q_IN_REGISTERS=False, CONSUMER_REGS=160, PRODUCER_REGS=32)
+# two CTAs to a multiprocessor: while one waits for its products, the other one has its softmax
+TWO_CTAS = Config(
+    BLOCK_N=64, OVERLAP=False, Q_IN_REGISTERS=False, CONSUMER_REGS=104, ctas=2, maxnreg=80
+)
+
+
+def plan(d: int, guarded: bool, Nk: int) -> Config:
+    """Which of these a problem gets, with hidden keys or without: the best of trials on an H200."""
+    if d > 64:
+        return TWO_CONSUMERS_GUARDED if guarded else TWO_CONSUMERS
+    return TWO_CTAS if guarded and Nk < 8192 else THREE_CONSUMERS
+
+
+@functools.lru_cache(maxsize=MOST_KEPT)
+def prepare(
+    q_shape: tuple[int, ...],
+    k_shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    causal: bool,
+    has_seqlens: bool,
+    has_lse: bool,
+    config: Config,
+) -> tuple[Launch, int, int] | None:
+    """The launch for a kind of problem, BLOCK_N and BLOCK_D; None for what this file can't do."""
+    B, H, Nq, d = q_shape
+    Hk, Nk = k_shape[1:3]
+    BLOCK_M, BLOCK_N = 64 * config.CONSUMERS, config.BLOCK_N
+    blocks = -(-Nq // BLOCK_M)
+    tiles = B * H * blocks
+    # tiles and keys are counted in int32
+    if dtype == torch.float32 or d > 128 or max(tiles, Nk) >= 1 << 30:
+        return None
+    section = min(H // Hk * max(1, L2_BYTES // (4 * Nk * d)), B * H)
+    if causal and (BLOCK_N % BLOCK_M or (Nk - Nq) % BLOCK_M):
+        masked = 2  # the diagonal of a query tile crosses KV tiles' borders
+    else:
+        masked = int(causal or has_seqlens or Nk % BLOCK_N != 0)
+    sizes = (H, H // Hk, Nq, Nk, blocks, B * H, section, tiles, d**-0.5 * LOG2_E)
+    switches = (causal, has_seqlens, masked, has_lse, *config[:-2])
+    grid = min(config.ctas * multiprocessors(device), tiles)
+    options = {"num_warps": 4, "maxnreg": config.maxnreg}
+    return (
+        Launch(attention_kernel, grid, sizes, switches, **options),
+        BLOCK_N,
+        64 if d <= 64 else 128,
+    )
+
+
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    seqlens_k: torch.Tensor | None,
+    lse: torch.Tensor | None = None,
+    config: Config | None = None,
+) -> torch.Tensor:
+    """The output for arguments that have been checked; `lse` is filled if given.
+
+    lse (B, H, Nq) float32 is in base 2, as stage 6's.
+    """
+    has_seqlens, has_lse = seqlens_k is not None, lse is not None
+    config = config or plan(q.shape[3], causal or has_seqlens, k.shape[2])
+    found = prepare(q.shape, k.shape, q.dtype, q.device, causal, has_seqlens, has_lse, config)
+    if found is None:
+        return flash2_forward(q, k, v, causal, seqlens_k, lse=lse)
+    launch, BLOCK_N, BLOCK_D = found
+    q, q_desc = described(q, 64, BLOCK_D)
+    k, k_desc = described(k, BLOCK_N, BLOCK_D)
+    v, v_desc = described(v, BLOCK_N, BLOCK_D)
+    o, o_desc = described(padded(q.shape, like=q), 64, BLOCK_D)
+    if seqlens_k is not None:
+        seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
+    with torch.cuda.device_of(q):  # Triton launches on the current GPU
+        launch(q_desc, k_desc, v_desc, o_desc, lse, seqlens_k, counter_of(q.device))
+    return o.contiguous()
+
+
+class Attention(s07.Attention):
+    """Stage 7's node of torch's graph, with this forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        causal: bool,
+        seqlens_k: torch.Tensor | None,
+    ) -> torch.Tensor:
+        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+        o = forward(q, k, v, causal, seqlens_k, lse=lse)
+        ctx.save_for_backward(q, k, v, o, lse, seqlens_k)
+        ctx.causal = causal
+        return o
+
+
+check = checks(STAGE)
+
+
+@untraced
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    seqlens_k: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Exact attention that trains, on a Hopper GPU.
+
+    q (B, H, Nq, d), k and v (B, Hk, Nk, d) with Hk dividing H, float16, bfloat16 or float32;
+    `seqlens_k` (B,) int32 -> (B, H, Nq, d) in q's dtype; under torch.autocast as stage 7. A row
+    that sees no key is 0, and so is its gradient. Raises ValueError on input that breaks the
+    contract (stages/contract.py), StageUnavailable where there is no such GPU or no Gluon,
+    RuntimeError when it is differentiated twice.
+    """
+    if isinstance(q, torch.Tensor) and s07.autocasts(q.device.type):
+        q, k, v = (s07.autocast(x) for x in (q, k, v))
+    check(q, k, v, causal, seqlens_k)
+    wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if wanted or any(map(transformed, (q, k, v))):
+        return Attention.apply(q, k, v, causal, seqlens_k)
+    return forward(q, k, v, causal, seqlens_k)

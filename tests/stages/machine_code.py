@@ -1,0 +1,88 @@
+"""What a disassembly (cuobjdump --dump-sass) says of a kernel's loops and registers."""
+
+import re
+
+# instructions on the registers that a warp's threads share, the first of which they write
+WRITES = ("UIADD", "UMOV", "ULEA", "USHF", "ULOP", "USGXT", "UIMAD", "USEL", "ULDC", "UIMNMX")
+WRITES += ("UPRMT", "UFLO", "UPOPC", "UBMSK", "UIABS", "S2UR", "R2UR", "VOTEU", "REDUX")
+
+
+def instructions(sass: str) -> list[tuple[int, str]]:
+    """(address, text) of each."""
+    found = re.findall(r"/\*([0-9a-f]{4,})\*/ +(.*?) *;", sass)
+    return [(int(address, 16), text) for address, text in found]
+
+
+def product_loops(sass: str) -> list[dict[str, int]]:
+    """Of each innermost loop with matrix products: how often it has an instruction.
+
+    'HGMMA' the products, 'WARPGROUP.ARRIVE' once for each group of them that runs by itself,
+    'spills' the loads from and stores to the stack.
+    """
+    code = instructions(sass)
+    spans = []
+    for address, text in code:
+        # with a condition: without one it leads back out of a wait that took longer
+        target = re.search(r"^@\S+ +BRA 0x([0-9a-f]+)", text)
+        if target and int(target.group(1), 16) < address:
+            start = int(target.group(1), 16)
+            inside = [t for at, t in code if start <= at <= address]
+            if any("HGMMA" in t for t in inside):
+                spans.append((start, address, inside))
+    innermost = [
+        inside
+        for start, end, inside in spans
+        if not any(start <= a and b <= end and (a, b) != (start, end) for a, b, _ in spans)
+    ]
+    return [
+        {
+            "HGMMA": sum("HGMMA" in text for text in loop),
+            "WARPGROUP.ARRIVE": sum("WARPGROUP.ARRIVE" in text for text in loop),
+            "spills": sum(bool(re.search(r"\b(LDL|STL)\b", text)) for text in loop),
+        }
+        for loop in innermost
+    ]
+
+
+def shared_registers(text: str) -> tuple[set[int], set[int]]:
+    """The uniform registers that an instruction writes, and those that it reads."""
+    op, _, rest = re.sub(r"^@\S+ +", "", text).partition(" ")
+    named = [int(number) for number in re.findall(r"(?<![A-Z])UR(\d+)", rest)]
+    written: set[int] = set()
+    if op.startswith("HGMMA"):  # its descriptors: of both operands, or where the left one is in
+        first = int(re.search(r"gdesc\[UR(\d+)\]", rest).group(1))  # registers, of the right one
+        left_in_registers = re.match(r"R\d+, R\d+", rest)
+        return written, set(range(first + (2 if left_in_registers else 0), first + 4))
+    pairs = op.startswith("U") and ".64" in op
+    if op.startswith(WRITES) and named:
+        pair = pairs or ".WIDE" in op or op.startswith("ULDC.64")
+        written = {named[0], named[0] + 1} if pair else {named[0]}
+        named = named[1:]
+    return written, {n + more for n in named for more in range(2 if pairs else 1)}
+
+
+def unset_registers(sass: str) -> list[str]:
+    """Instructions that read a uniform register which on some way to them nothing has written."""
+    code = instructions(sass)
+    index = {address: i for i, (address, _) in enumerate(code)}
+    after: list[list[int]] = []
+    for i, (_, text) in enumerate(code):
+        body = re.sub(r"^@\S+ +", "", text)
+        jump = re.match(r"BRA(?:\.\S+)? .*?0x([0-9a-f]+)", body)
+        ends = (jump or body.startswith(("EXIT", "BRX"))) and body == text
+        after.append(([index[int(jump.group(1), 16)]] if jump else []) + ([] if ends else [i + 1]))
+    after[-1] = [i for i in after[-1] if i < len(code)]
+    reached = {i for targets in after for i in targets}
+    roles = [i for i in range(1, len(code)) if i not in reached]  # BRX sends each warp to its own
+    uses = [shared_registers(text) for _, text in code]
+    surely: dict[int, frozenset[int]] = {0: frozenset()}
+    work = [0]
+    while work:
+        i = work.pop()
+        out = surely[i] | uses[i][0]
+        for target in roles if "BRX" in code[i][1] else after[i]:
+            now = surely[target] & out if target in surely else frozenset(out)
+            if surely.get(target) != now:
+                surely[target] = now
+                work.append(target)
+    return [code[i][1] for i, known in sorted(surely.items()) if uses[i][1] - known]
