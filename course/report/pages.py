@@ -30,6 +30,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "training-memory": contests.training_memory,
     "gradients": partial(as_shown, GPU / "gradients.jsonl", nk=64),
     "traffic": sources.traffic,
+    "waits": sources.waits,
     "model": sources.model,
     # docs/source-tables.md
     "table-4.1": sources.table_4_1,
