@@ -309,6 +309,9 @@ Tile = Annotated[int, option("keys per tile", whole(1, MAX_TRACE_N))]
 TraceRow = Annotated[int, option("the query row, 0 to n - 1")]
 TraceSeed = Annotated[int, option("the one seed of q, k and v", whole(0, MAX_SEED))]
 TraceCausal = Annotated[bool, option("row i sees keys 0 to i only", None, "--causal")]
+TraceSplits = Annotated[
+    int | None, option("walk so many parts of the keys, and merge them: stage 8", whole(1, 64))
+]
 TraceFormat = Annotated[str, option("text or json", one_of("text", "json"), "--format")]
 
 # what shows records again
