@@ -294,7 +294,7 @@ Contexts = Annotated[
 ]
 Prompt = Annotated[str, option("what the text before ends with")]
 Load = Annotated[Path | None, option("train nothing: the model of this file")]
-Save = Annotated[Path | None, option("keep the model in this file")]
+Save = Annotated[Path | None, option("keep the model in this file, for `ladder generate --load`")]
 GenerateShow = Annotated[
     Path | None, option("write nothing: table and plot of this file again", is_eager=True)
 ]

@@ -8,8 +8,9 @@ from made_up import make_env, write_run
 import stages
 from harness.commands import app
 from harness.records import jsonl, schema
-from harness.training import writing
+from harness.training import plan, writing
 from harness.training.gpt import GPT
+from harness.training.loop import Run
 from harness.training.plan import Shape
 
 SHAPE = Shape(layers=2, heads=2, head_dim=16, block=24, batch=1, lr=1e-3)
@@ -105,6 +106,38 @@ def test_stage_8_interpreted_writes_the_same_and_shows_no_speed(model, tmp_path)
     assert "tokens/s" not in done.stdout and "pages of 16" in done.stdout
     of_three = jsonl.read(model[0].with_name("run.jsonl"), "generate")[1][1]
     assert record["text"] == of_three["text"][:4]
+
+
+def test_what_ladder_train_saves_is_loaded(tmp_path):
+    """The first seed's model of the first stage that is asked for, with its characters."""
+    train = ("train", "--stage", 3, "--device", "cpu", "--steps", 2, "--seeds", 2)
+    done = in_turn(*train, "--save", "new/gpt.pt", "--out", "train.jsonl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "model:   new/gpt.pt" in done.stdout
+    model, alphabet = writing.load(str(tmp_path / "new" / "gpt.pt"))
+    run = Run(stages.by_number(3).attend, plan.SHAPES["tiny"], 2, "float32", "cpu")
+    for seed, same in ((1, False), (0, True)):
+        list(run.train(seed))
+        pairs = zip(run.model.parameters(), model.parameters(), strict=True)
+        near = [torch.allclose(a, b, atol=1e-5) for a, b in pairs]
+        assert all(near) == same
+    assert alphabet == "".join(run.alphabet)
+    options = ("--load", "new/gpt.pt", "--context", 20, "--tokens", 8, "--out", "run.jsonl")
+    done = run_command(*options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    [record] = jsonl.read(tmp_path / "run.jsonl", "generate")[1]
+    assert record["same"] and len(record["text"]) == 8
+
+
+@pytest.mark.parametrize("command", ["train", "generate"])
+def test_a_file_that_cant_be_saved_is_said_before_anything_is_trained(tmp_path, command):
+    (tmp_path / "text").write_text("no folder")
+    options = ("--stage", 3, "--device", "cpu", "--save")
+    for path, why in (("text/gpt.pt", "it can't be written"), ("text", "is there already")):
+        done = in_turn(command, *options, path, cwd=tmp_path)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1
+        assert done.stderr.startswith("ladder: --save: text") and why in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
 
 
 def test_a_stage_that_fails_is_named_and_the_exit_code_is_1(model, tmp_path):
