@@ -47,6 +47,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "001-split": contests.train_split,
     "004": contests.source_004,
     "decode": contests.decoding,
+    "decode-masks": contests.masks,
+    "decode-parts": contests.parts,
     "curves": contests.curves,
     # docs/memory.md
     "hierarchy": course.hierarchy,

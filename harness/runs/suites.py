@@ -15,7 +15,8 @@ For `ladder bench --suite NAME`, in float16, with and without the mask:
 
 and in bfloat16, without (SDPA's backends refuse a causal mask where Nq != Nk):
 
-decode      few query rows against thousands of cached keys, on some shapes in pages too
+decode          few query rows against thousands of cached keys, on some shapes in pages too
+decode-masks    stage 8 alone, eight rows on some of those shapes: no mask, causal, key lengths
 """
 
 from collections.abc import Callable, Sequence
@@ -120,6 +121,17 @@ def cached(base: Problem) -> list[Problem]:
     ]
 
 
+def masked(base: Problem) -> list[Problem]:
+    """Eight query rows against as many keys without a mask, causal, with all lengths, with both."""
+    bf16 = replace(base, dtype="bfloat16", precision="bfloat16", nq=8)
+    return [
+        replace(bf16, b=b, h=h, hk=hk, nk=nk, d=d, causal=causal, seqlens_k=lengths)
+        for b, h, hk, nk, d in (shape for shape, pages in CACHED if pages)
+        for causal in (False, True)
+        for lengths in (None, (nk,) * b)
+    ]
+
+
 SUITES = {
     "table-4.1": Suite("run", partial(sized, ns=(8, 16, 32, 64), d=16, nqs=(None, 1))),
     "table-4.2": Suite(
@@ -135,6 +147,7 @@ SUITES = {
     "001-memory": Suite("bench", partial(halves, ("fwd", "train"), (64,), SHORT, SOURCE_001)),
     "004": Suite("bench", partial(halves, ("fwd",), (64, 128), LONG, SOURCE_004)),
     "decode": Suite("bench", cached, decodes),
+    "decode-masks": Suite("bench", masked, some(8)),
 }  # fmt: skip
 
 
