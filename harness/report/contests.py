@@ -284,4 +284,5 @@ def sanitizer() -> str:
     env, records = read(text.GPU / "sanitizer.jsonl", "sanitizer")
     body = [[r["tool"], len(r["ran"]), r["errors"], r["summary"]] for r in records]
     header = "tool | stages x problems x dtypes run | errors | its summary"
-    return text.part(header, body, f"{records[0]['version']}.", env)
+    who = cell_tables.numbers({stage["stage"] for stage in env["rungs"]}).capitalize()
+    return text.part(header, body, f"{who}. {records[0]['version']}.", env)

@@ -385,7 +385,7 @@ def test_the_docs_lay_the_model_beside_what_was_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(text, "GPU", tmp_path)
     assert contests.parts().startswith("Not measured yet")
     one, large = {"b": 1}, {"b": 64}
-    # of 8 programs the model makes 16 parts, of 512 one: "at most 8" is another's time, or its own
+    # of 8 programs the model makes 16 parts, of 512 one: "at most 8" is parts_8's time, or its own
     times = {1: 0.9, 4: 0.3, 8: 0.15, 16: 0.1, 24: 0.125}
     records = [made(80 + n, f"parts_{n}", ms, **one) for n, ms in times.items()]
     records += [made(*OURS, 0.11, **one), made(95, "query_heads", 0.3, **one)]
@@ -394,8 +394,12 @@ def test_the_docs_lay_the_model_beside_what_was_measured(tmp_path, monkeypatch):
     records += [made(80, "parts_1", 0.4, **large), made(84, "parts_4", None, **late, **large)]
     records += [made(88, "parts_8", 0.5, **large), made(95, "query_heads", 0.4, **large)]
     records += [made(*OURS, 0.4, **large), made(*OURS, 0.4, nq=8, **large)]
+    for who, ms in ((OURS, 0.2), ((80, "parts_1"), 0.5), ((88, "parts_8"), 0.3)):
+        records.append(made(*who, ms, b=1, hk=32))  # 32 programs: four parts
+    records.append(made(95, "query_heads", 0.2, b=1, hk=32))
     write_run(tmp_path / "splits.jsonl", make_bench_env(records), records)
-    header, small, large = cells_of(contests.parts())
+    header, small, large, four = cells_of(contests.parts())
+    assert four[2:] == ["4", "200 us", "8", "1.00x", "2.50x", "1.00x", "1.00x"]
     ratios = header.index("model")
     assert small[:ratios] == ["1, 32, 8, 8192, 128", "1", "16", "110 us", "16"]
     assert small[ratios:] == ["1.10x", "9.00x", "1.50x", "3.00x"]
