@@ -433,10 +433,10 @@ def test_the_docs_say_what_masks_cost(tmp_path, monkeypatch):
     ]
 
 
-def test_table_4_2_shows_stage_8_once_it_is_measured():
-    from made_up import make_cell
+def test_table_4_2_shows_stage_8_once_it_is_measured(tmp_path, monkeypatch):
+    from made_up import make_cell, make_env, write_run
 
-    from harness.report import sources
+    from harness.report import sources, text
 
     at = {"dtype": "float16", "precision": "float16", "paired": True, "device": "cuda"}
     cells = [
@@ -449,3 +449,12 @@ def test_table_4_2_shows_stage_8_once_it_is_measured():
     first = [text.strip() for text in rows[0].strip("|").split("|")]
     assert first[:4] == ["1024", "61.4", "41", "20.5"]
     assert first[4].startswith("**3") and first[5].startswith("**2")
+    # and in the table, from a run of its own
+    whole = (text.GPU / "table-4.2.jsonl").read_bytes()
+    (tmp_path / "table-4.2.jsonl").write_bytes(whole)
+    monkeypatch.setattr(text, "GPU", tmp_path)
+    assert b'"stage": 8' in whole or "Keys split too" not in sources.table_4_2()
+    env = make_env(cells, device="cuda", device_name="another GPU")
+    write_run(tmp_path / "one-head.jsonl", env, cells)
+    table = sources.table_4_2()
+    assert rows[0] in table and "another GPU" in table and "NVIDIA H200" in table
