@@ -231,6 +231,16 @@ def curves() -> str:
     return training.markdown(env, records, note, text.machine(env))
 
 
+def generated() -> str:
+    """Text written by a GPT with a cache and without, against the context's length."""
+    file = text.GPU / "generate.jsonl"
+    if not file.exists():
+        return "Not measured yet: `ladder generate --stage 8`, on a GPU."
+    env, records = read(file, "generate")
+    made = training.generated_table(env, records)
+    return "\n\n".join([table.markdown([made], *made.notes), text.machine(env)])
+
+
 # the sizes of a problem that may decide who shares a tuned choice; the last are the tuner's own
 TUNER_KEYS: dict[str, Callable[[Record], tuple[int, ...]]] = {
     "Nk": lambda r: (r["nk"],),

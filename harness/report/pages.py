@@ -50,6 +50,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "decode-masks": contests.masks,
     "decode-parts": contests.parts,
     "curves": contests.curves,
+    "generated": contests.generated,
     # docs/memory.md
     "hierarchy": course.hierarchy,
     "links": course.links,
