@@ -190,6 +190,7 @@ COMMANDS = (
         LOOK,
         trace_command,
         "ladder trace --n 8 --tile 2 --row 3",
+        "ladder trace --n 8 --tile 2 --row 3 --splits 2",
         "ladder trace --format json --n 64",
     ),
     (

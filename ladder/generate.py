@@ -40,8 +40,7 @@ def generate_command(
     if show is not None:
         return int(finish(*measuring.open_results(show, "generate"), show))
     measuring.check_out(out)
-    if save is not None and save.exists():
-        raise UserError(f"--save: {save} is there already: name another")
+    measuring.check_save(save)
     if load is not None and not load.is_file():
         raise UserError(f"--load: {load}: no such file")
     numbers, own = numbers_and_files([] if stage is None else [stage])

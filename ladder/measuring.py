@@ -55,12 +55,22 @@ def check_machine(env: Record, ceilings_env: Record, file: Path) -> None:
         raise UserError(f"--ceilings: {file}: {error}") from None
 
 
-def check_out(out: Path | None, instead: str = "name another") -> None:
-    """Raise UserError where the file that --out names exists already, or never can."""
+def check_out(out: Path | None, instead: str = "name another", option: str = "--out") -> None:
+    """Raise UserError where the file that `option` names exists already, or never can."""
     if out is not None:
-        with writing(out):
+        with writing(out, option):
             if out.exists():
-                raise UserError(f"--out: {out} is there already: {instead}")
+                raise UserError(f"{option}: {out} is there already: {instead}")
+
+
+def check_save(path: Path | None) -> None:
+    """Raise UserError where the file that --save names exists already, or can't be written."""
+    check_out(path, option="--save")
+    if path is not None:
+        with writing(path, "--save"):  # now, not when minutes of training are done
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            path.unlink()
 
 
 def begin(

@@ -294,7 +294,7 @@ Contexts = Annotated[
 ]
 Prompt = Annotated[str, option("what the text before ends with")]
 Load = Annotated[Path | None, option("train nothing: the model of this file")]
-Save = Annotated[Path | None, option("keep the model in this file")]
+Save = Annotated[Path | None, option("keep the model in this file, for `ladder generate --load`")]
 GenerateShow = Annotated[
     Path | None, option("write nothing: table and plot of this file again", is_eager=True)
 ]
@@ -309,6 +309,9 @@ Tile = Annotated[int, option("keys per tile", whole(1, MAX_TRACE_N))]
 TraceRow = Annotated[int, option("the query row, 0 to n - 1")]
 TraceSeed = Annotated[int, option("the one seed of q, k and v", whole(0, MAX_SEED))]
 TraceCausal = Annotated[bool, option("row i sees keys 0 to i only", None, "--causal")]
+TraceSplits = Annotated[
+    int | None, option("walk so many parts of the keys, and merge them: stage 8", whole(1, 64))
+]
 TraceFormat = Annotated[str, option("text or json", one_of("text", "json"), "--format")]
 
 # what shows records again

@@ -15,12 +15,13 @@ def trace_command(
     seed: options.TraceSeed = SEED,
     inputs: options.Synthetic = "normal",
     causal: options.TraceCausal = False,
+    splits: options.TraceSplits = None,
     form: options.TraceFormat = "text",
 ) -> int:
     """Walk one query row through the online softmax by tiles."""
     # NumPy is loaded by who asks for this command alone
+    from course.lessons import merge_views, trace_text
     from course.lessons.trace import make_trace
-    from course.lessons.trace_text import to_json, to_text
 
     whole(0, n - 1)(row, "--row")
     for option, value, most in (("--n", n, TEXT_N), ("--d", d, TEXT_D)):
@@ -29,5 +30,8 @@ def trace_command(
                 f"{option}: got {value}, expected {most} or fewer as text; --format json takes more"
             )
     trace = make_trace(n, d, tile, row, inputs=inputs, seed=seed, causal=causal)
-    print(to_json(trace) if form == "json" else to_text(trace))
+    if splits is not None:
+        print((merge_views.to_json if form == "json" else merge_views.to_text)(trace, splits))
+    else:
+        print((trace_text.to_json if form == "json" else trace_text.to_text)(trace))
     return 0

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.text import Text
@@ -31,6 +32,7 @@ def train_command(
     steps: options.Steps = None,
     seeds: options.Seeds = None,
     seed: options.FirstSeed = 0,
+    save: options.Save = None,
     out: options.Out = None,
     show: options.TrainShow = None,
 ) -> int:
@@ -46,6 +48,7 @@ def train_command(
         expected = "a stage's number, such as 7, or its .py file; SDPA's backends run in any case"
         raise UserError(f"--stage: got {odd[0]}, expected {expected}")
     measuring.check_out(out)
+    measuring.check_save(save)
     stages, device = stages_and_device(device, own, trainer.STEP_LIMIT, default_memory())
     size = size or train_plan.DEFAULT_SIZES[device]
     dtype = long_dtype(dtype or train_plan.DEFAULT_DTYPES[device])
@@ -57,6 +60,8 @@ def train_command(
     asked = [train_plan.from_stage(info, problem) for info in chosen]
     if asked and all(one.skip for one in asked):
         raise UserError(why_none(asked, stages))
+    if save is not None and asked:
+        asked[0] = replace(asked[0], save=save)
     contestants = [*backends, *asked]
     steps = steps or default_steps(contestants, device)
     seeds = seeds or train_plan.DEFAULT_SEEDS[device]
@@ -92,6 +97,8 @@ def train_command(
             trainer.run(contestants, plan, default_memory(), writer, step, tell)
 
     def show_all(env: Record, records: Sequence[Record], ended: BaseException | None) -> bool:
+        if save is not None and save.exists():
+            measuring.note("model", save)
         if records or ended is None:
             return finish(env, records, writer.path, not isinstance(ended, WriteFailed))
         nothing = f"{writer.path}: nothing was trained to its end"

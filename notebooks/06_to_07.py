@@ -152,7 +152,7 @@ nb.rows(("mask", "contestant", "forward", "backward", "both"), body, shape, benc
 #
 # - Bought: training in $O(N)$ memory, masks and all.
 # - Still hurts: each tile's scores are computed twice in the backward pass. And with few query
-#   rows, or one head, most of the GPU is idle.
+#   rows, or one head, most of the GPU is idle. [Stage 8](06_to_08.ipynb) splits the keys, too.
 #
 # ## Exercises
 #

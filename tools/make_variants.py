@@ -1,7 +1,9 @@
-"""Write stage 6 in other ways, each with one thing changed, so that the change can be measured.
+"""Write stage 6, or 8, in other ways, each with one thing changed, so that it can be measured.
 
     python tools/make_variants.py build/variants
     ladder run --stages 6 --stage build/variants/grid_1d.py ... --n 4096 --paired
+    python tools/make_variants.py build/parts --stage 8
+    ladder bench --suite decode --stages 8 --stage build/parts/parts_1.py ...
 
 grid_1d        source 003's grid: one axis, each program works out its batch, head and q block; the
                q blocks of a head are neighbours, as on stage 6's axes, in source 004's order
@@ -11,14 +13,21 @@ normalised     acc is an average at each step (sources 002, 003), not divided on
 pointers       each element of a tile of K and V has a pointer, and all move at each step, as in
                stages 4 and 5; stage 6 moves one pointer a tile, its elements' offsets stay
 
+Of stage 8, without its paged cache:
+
+parts_N        the keys in N parts, or one for each tile, whatever the cost model says
+query_heads    the cost model is told the query heads for the key heads: a known mistake elsewhere
+
 A variant is the shipped file with some text replaced, each found exactly once: it can't fall behind
-stage 6 unnoticed, and what it changes is all that it changes.
+the stage unnoticed, and what it changes is all that it changes.
 """
 
 import argparse
 from pathlib import Path
 
-STAGE_6 = Path(__file__).parent.parent / "stages" / "s06_triton_flash2.py"
+STAGES = Path(__file__).parent.parent / "stages"
+STAGE_6, STAGE_8 = STAGES / "s06_triton_flash2.py", STAGES / "s08_triton_split_kv.py"
+PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 BLOCKS = """    block, blocks = tl.program_id(0), tl.num_programs(0)
 """
@@ -39,6 +48,20 @@ def one_axis(number: int, name: str, title: str, decode: str) -> dict[str, str]:
         'grid = (triton.cdiv(Nq, config["BLOCK_M"]), H, B)': (
             'grid = (triton.cdiv(Nq, config["BLOCK_M"]) * H * B,)'
         ),
+    }
+
+
+CHOICE = "        splits = choose_splits(programs, tiles, busy, kv_bytes // part_bytes)\n"
+
+
+def in_parts(number: int, name: str, title: str, choice: str) -> dict[str, str]:
+    """The substitutions for stage 8 with another `choice` of how many parts."""
+    return {
+        "number=8,": f"number={number},",
+        'name="triton_split_kv"': f'name="{name}"',
+        'title="Triton split-KV"': f'title="{title}"',
+        '"gqa", "paged")': '"gqa")',
+        CHOICE: choice,
     }
 
 
@@ -81,23 +104,35 @@ VARIANTS: dict[str, dict[str, str]] = {
         "v_ptr += BLOCK_N * stride_vn": "v_ptrs += BLOCK_N * stride_vn",
     },
 }  # fmt: skip
+OF_STAGE_8 = {
+    f"parts_{parts}": in_parts(
+        80 + index, f"parts_{parts}", f"in {parts} parts", f"        splits = min({parts}, tiles)\n"
+    )
+    for index, parts in enumerate(PARTS)
+} | {
+    "query_heads": in_parts(
+        95, "query_heads", "parts by query heads",
+        CHOICE.replace("(programs,", "(programs * H // Hk,"),
+    )
+}  # fmt: skip
 
 
 def variant(name: str) -> str:
-    """The text of a variant; ValueError where stage 6 no longer has a text that it replaces."""
-    text = STAGE_6.read_text(encoding="utf-8")
-    for old, new in VARIANTS[name].items():
+    """The text of a variant; ValueError where the stage no longer has a text that it replaces."""
+    stage, pairs = (STAGE_6, VARIANTS) if name in VARIANTS else (STAGE_8, OF_STAGE_8)
+    text = stage.read_text(encoding="utf-8")
+    for old, new in pairs[name].items():
         if text.count(old) != 1:
-            raise ValueError(f"{name}: {text.count(old)} x in {STAGE_6.name}, expected 1: {old!r}")
+            raise ValueError(f"{name}: {text.count(old)} x in {stage.name}, expected 1: {old!r}")
         text = text.replace(old, new)
     return text
 
 
-def write(folder: Path) -> list[Path]:
-    """Write every variant to `folder`, and say where."""
+def write(folder: Path, number: int = 6) -> list[Path]:
+    """Write every variant of stage 6, or 8, to `folder`, and say where."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for name in VARIANTS:
+    for name in VARIANTS if number == 6 else OF_STAGE_8:
         path = folder / f"{name}.py"
         path.write_text(variant(name), encoding="utf-8")
         paths.append(path)
@@ -107,5 +142,7 @@ def write(folder: Path) -> list[Path]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    for written in write(parser.parse_args().folder):
+    parser.add_argument("--stage", type=int, choices=(6, 8), default=6)
+    given = parser.parse_args()
+    for written in write(given.folder, given.stage):
         print(written)

@@ -4,7 +4,8 @@
 
 Needs a GPU and compute-sanitizer (it comes with CUDA). Each stage runs on small problems, with and
 without masks, in each of its launch configurations: ragged ones, whose last tiles are loaded under
-a mask, and even ones, whose tiles are all whole and are loaded without one where a stage does so.
+a mask, even ones, whose tiles are all whole and are loaded without one where a stage does so, and
+few rows against many keys, which stage 8 splits and merges; it reads a paged cache, too.
 Tensors are allocated one by one, not out of torch's pool, so that a byte read past the end of one
 is past the end of an allocation. One process per stage, problem and head dimension, as many at once
 as there are cores: most of the time goes to compiling. Exit code 0 where nothing was found.
@@ -29,8 +30,10 @@ WITH_KERNELS = (4, 5, 6, 7, 8)
 SHAPES = {
     "ragged": {"b": 2, "h": 4, "nq": 150, "nk": 210},  # in every tile that there is
     "even": {"b": 2, "h": 4, "nq": 256, "nk": 256},  # whole tiles only, of every configuration
+    "few": {"b": 2, "h": 4, "nq": 3, "nk": 3000},  # in several parts
 }
-SIZES = {"ragged": (59, 64, 128), "even": (64, 128)}
+SIZES = {"ragged": (59, 64, 128), "even": (64, 128), "few": (64, 128)}
+PAGE_SIZES = (16, 256)  # below a tile's keys, and above
 DTYPES = ("float16", "float32")
 FOUND = re.compile(r"(?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard)")
 
@@ -86,12 +89,12 @@ def work(number: int, shape: str, d: int) -> None:
             o = info.attend(*leaves, **options)
             if stage.gradients:
                 o.backward(torch.randn_like(o))
-        if hasattr(info, "PagedCache"):
-            cache = info.PagedCache(32, 16, h // 2, d, getattr(torch, dtype), "cuda")
-            for sequence, n in enumerate((nk, nk - 13)):
-                k, v = torch.randn(2, h // 2, n, d, device="cuda").to(cache.k.dtype)
-                cache.append(sequence, k, v)
-            info.attend_paged(q[:, :, :3].detach(), cache, [0, 1])
+        for size in PAGE_SIZES if "paged" in stage.options else ():
+            cache = info.PagedCache(b * -(-nk // size), size, hk, d, k.dtype, k.device)
+            for entry in range(b):
+                length = nk - 13 * entry
+                cache.append(entry, k[entry, :, :length], v[entry, :, :length])
+            info.attend_paged(q, cache, range(b))
         torch.cuda.synchronize()
         print(f"stage {number}, {shape}, d = {d}, {dtype}: done", flush=True)
 

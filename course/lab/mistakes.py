@@ -20,6 +20,7 @@ Tensor = torch.Tensor
 Prediction = dict[str, Tensor]  # o, dq, dk, dv, as far as a mistake changes them
 
 TILES = (64, 32, 128, 16)  # keys; the ladder's own first
+MERGED = 16 * 64  # keys of as many parts as stage 8 merges at once, each one tile
 LOG2_E = math.log2(math.e)
 
 
@@ -95,6 +96,14 @@ def online(s: Tensor, v: Tensor, tile: int, acc_too: bool = True, l_too: bool = 
     return acc / total
 
 
+def unweighted(s: Tensor, v: Tensor, tile: int) -> Tensor:
+    """The merge of parts of `tile` keys as if all of them had one max."""
+    parts = [exp_from(x, x.amax(-1, keepdim=True)) for x in s.split(tile, -1)]
+    acc = sum(p @ each for p, each in zip(parts, v.split(tile, -2), strict=True))
+    total: Tensor = acc / sum(p.sum(-1, keepdim=True) for p in parts)
+    return total
+
+
 def forward(problem: Problem, layout: str) -> Iterator[tuple[str, Prediction]]:
     """Each mistake of a forward pass, in words, and the output that it gives."""
     for says, o in outputs(problem, ask(problem, layout), layout):
@@ -115,13 +124,17 @@ def outputs(problem: Problem, a: Asked, layout: str) -> Iterator[tuple[str, Tens
     }.items():
         if not math.isclose(factor, a.scale):
             yield f"wrong scale: {says}", softmax(s * (factor / a.scale), v)
-    for tile in TILES:
+    for tile in (*TILES, MERGED) if nk > MERGED else TILES:
         starts = range(0, nk, tile)
         local = [softmax(s[..., i : i + tile], v[..., i : i + tile, :]) for i in starts]
         of = f"(tiles of {tile} keys)"
         yield (
             f"local softmax: each tile's weights sum to 1 by themselves {of}; divide once, at the "
             "end, by the sum over all keys", torch.stack(local).sum(0),
+        )  # fmt: skip
+        yield (
+            f"merge without weights: a part's sums are under a max of its own {of}; each is worth "
+            "2^(m_s - m)", unweighted(s, v, tile),
         )  # fmt: skip
         for acc_too, l_too, says in (
             (False, True, "acc is not rescaled: multiply it by alpha before adding a tile"),

@@ -96,7 +96,71 @@ def decoding() -> str:
     made = contest_groups.decode_table(
         every, [cell for _, cells in runs for cell in cells], ceilings
     )
-    return "\n\n".join([table.markdown([made], *made.notes), text.machine(runs[0][0])])
+    planned = contest_groups.shapes([entry for env, _ in runs for entry in env["plan"]])
+    notes = list(made.notes)
+    if (missing := len(planned) - len(made.rows)) > 0:
+        notes.append(f"Of the {len(planned)} rows {missing} are not measured: a run was cut off.")
+    return "\n\n".join([table.markdown([made], *notes), text.machine(runs[0][0])])
+
+
+def parts() -> str:
+    """Stage 8's cost model against measurement: how many parts, and what other rules lose."""
+    file = text.GPU / "splits.jsonl"
+    if not file.exists():
+        return "Not measured yet: the commands above, on a GPU."
+    env, cells = read(file, "bench")
+    body = []
+    for group in contest_groups.shapes(cells):
+        going = {cell["name"]: cell["time_ms"] for cell in group if contest_groups.timed(cell)}
+        fixed = {
+            int(name.removeprefix("parts_")): time
+            for name, time in going.items()
+            if name.startswith("parts_")
+        }
+        if "triton_split_kv" not in going or not fixed:
+            continue
+        chosen, ours = chosen_parts(group[0]), going["triton_split_kv"]
+        best = min(fixed, key=lambda splits: fixed[splits])
+        least = min(ours, fixed[best])
+        capped = fixed[8] if chosen > 8 else ours
+        others = (fixed[1], capped, going["query_heads"])
+        figures = [chosen, f"{significant(1e3 * ours)} us", best, *(
+            f"{time / least:.2f}x" for time in (ours, *others)
+        )]  # fmt: skip
+        body.append([contest_groups.decoded(group[0]), group[0]["nq"], *figures])
+    header = "B, H, Hk, N, d | Nq | the model's parts | time | fastest of those tried"
+    header += " | model | not split | at most 8 | by query heads"
+    note = "n x: the time over the shortest. Paired; the model is asked for 132 multiprocessors."
+    return text.part(header, body, note, env)
+
+
+def chosen_parts(record: Record) -> int:
+    """How many parts stage 8's cost model chooses for a problem, on 132 multiprocessors."""
+    import torch  # only who asks for this part waits for it
+
+    from stages.s08_triton_split_kv import plan
+
+    shape = (record[name] for name in ("b", "h", "nq", "d"))
+    q = torch.empty(tuple(shape), dtype=getattr(torch, record["dtype"]), device="meta")
+    return plan(q, record["hk"], record["nk"])[0]
+
+
+def masks() -> str:
+    """What a causal mask and key lengths cost stage 8 where they hide next to nothing."""
+    file = text.GPU / "masks.jsonl"
+    if not file.exists():
+        return "Not measured yet: `ladder bench --suite decode-masks`, on a GPU."
+    env, cells = read(file, "bench")
+    body = []
+    for group in contest_groups.shapes(cells, "causal", "seqlens_k"):
+        at = {(cell["causal"], bool(cell["seqlens_k"])): cell["time_ms"] for cell in group}
+        plain = at[False, False]
+        kept = (f"{plain / at[key]:.2f}x" for key in ((True, False), (False, True), (True, True)))
+        shape = contest_groups.decoded(group[0] | {"causal": False, "seqlens_k": None})
+        body.append([shape, group[0]["nq"], f"{significant(1e3 * plain)} us", *kept])
+    header = "B, H, Hk, N, d | Nq | no mask | causal | lengths | both"
+    note = "n x: what is left of the speed. Contests one after the other: ratios of their medians."
+    return text.part(header, body, note, env)
 
 
 def trios(
@@ -168,6 +232,16 @@ def curves() -> str:
     return views.markdown(env, records, note, text.machine(env))
 
 
+def generated() -> str:
+    """Text written by a GPT with a cache and without, against the context's length."""
+    file = text.GPU / "generate.jsonl"
+    if not file.exists():
+        return "Not measured yet: `ladder generate --stage 8`, on a GPU."
+    env, records = read(file, "generate")
+    made = views.generated_table(env, records)
+    return "\n\n".join([table.markdown([made], *made.notes), text.machine(env)])
+
+
 # the sizes of a problem that may decide who shares a tuned choice; the last are the tuner's own
 TUNER_KEYS: dict[str, Callable[[Record], tuple[int, ...]]] = {
     "Nk": lambda r: (r["nk"],),
@@ -221,4 +295,5 @@ def sanitizer() -> str:
     env, records = read(text.GPU / "sanitizer.jsonl", "sanitizer")
     body = [[r["tool"], len(r["ran"]), r["errors"], r["summary"]] for r in records]
     header = "tool | stages x problems x dtypes run | errors | its summary"
-    return text.part(header, body, f"{records[0]['version']}.", env)
+    who = cell_tables.numbers({stage["stage"] for stage in env["rungs"]}).capitalize()
+    return text.part(header, body, f"{who}. {records[0]['version']}.", env)

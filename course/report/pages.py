@@ -49,7 +49,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "001-split": contests.train_split,
     "004": contests.source_004,
     "decode": contests.decoding,
+    "decode-masks": contests.masks,
+    "decode-parts": contests.parts,
     "curves": contests.curves,
+    "generated": contests.generated,
     # docs/memory.md
     "hierarchy": course.hierarchy,
     "links": course.links,

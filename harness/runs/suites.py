@@ -19,7 +19,8 @@ in bfloat16, with and without:
 
 and in bfloat16, without (SDPA's backends refuse a causal mask where Nq != Nk):
 
-decode      few query rows against thousands of cached keys, on some shapes in pages too
+decode          few query rows against thousands of cached keys, on some shapes in pages too
+decode-masks    stage 8 alone, eight rows on some of those shapes: no mask, causal, key lengths
 """
 
 from collections.abc import Callable, Sequence
@@ -126,6 +127,17 @@ def cached(base: Problem) -> list[Problem]:
     ]
 
 
+def masked(base: Problem) -> list[Problem]:
+    """Eight query rows against as many keys without a mask, causal, with all lengths, with both."""
+    bf16 = replace(base, dtype="bfloat16", precision="bfloat16", nq=8)
+    return [
+        replace(bf16, b=b, h=h, hk=hk, nk=nk, d=d, causal=causal, seqlens_k=lengths)
+        for b, h, hk, nk, d in (shape for shape, pages in CACHED if pages)
+        for causal in (False, True)
+        for lengths in (None, (nk,) * b)
+    ]
+
+
 SUITES = {
     "table-4.1": Suite("run", partial(sized, ns=(8, 16, 32, 64), d=16, nqs=(None, 1))),
     "table-4.2": Suite(
@@ -145,6 +157,7 @@ SUITES = {
     "004": Suite("bench", partial(halves, ("fwd",), (64, 128), LONG, SOURCE_004)),
     "004-bf16": Suite("bench", partial(halves, ("fwd",), (64, 128), LONG, SOURCE_004, dtype=BF16)),
     "decode": Suite("bench", cached, decodes),
+    "decode-masks": Suite("bench", masked, some(8)),
 }  # fmt: skip
 
 

@@ -153,6 +153,19 @@ def ahead(before: Record | None, after: Record | None) -> str:
     return "-" if ratio is None else f"{ratio:.2f}x"
 
 
+def shapes(records: Sequence[Record], *besides: str) -> list[list[Record]]:
+    """Those in one piece that differ in contestant, or in what is named `besides`, alone."""
+    whole = [record for record in records if record["page_size"] is None]
+    fields = [field for field in PROBLEM if field not in besides]
+    return grouped(whole, lambda record: [record[field] for field in fields])
+
+
+def decoded(record: Record) -> str:
+    """The shape of a record with few query rows, and its masks."""
+    masks = (" causal" * record["causal"], " lengths" * bool(record["seqlens_k"]))
+    return ", ".join(str(record[name]) for name in DECODED) + "".join(masks)
+
+
 def decode_table(env: Record, records: Sequence[Record], ceilings: Sequence[Record] = ()) -> Table:
     """Few query rows against many keys: our stages and the best peer in TB/s, and with pages.
 
@@ -173,7 +186,7 @@ def decode_table(env: Record, records: Sequence[Record], ceilings: Sequence[Reco
         peers = [r for ((number, _), _), r in going.items() if number >= PEERS_FROM]
         best = min(peers, key=lambda r: float(r["time_ms"]), default=None)
         mine = going.get((newest, None)) if newest else None
-        texts = [", ".join(str(group[0][name]) for name in DECODED), str(group[0]["nq"])]
+        texts = [decoded(group[0]), str(group[0]["nq"])]
         for stage in ours:
             one = going.get((stage, None))
             why = show(at.get((stage, None)), "time") or "-"

@@ -9,7 +9,8 @@ training. The parent, which has no torch, never imports this module.
 import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ def train_seeds(connection: Connection, order: dict[str, Any]) -> None:
     """Train with the stage in the file order['path'], or with the SDPA backend order['backend'].
 
     Says 'ready' with the number of parameters; then for each {'seed'} 'losses' again and again,
-    each step's once, and 'done' with the loss on held-out text and the speed. Or 'failed'.
+    each step's once, and 'done' with the loss on held-out text and the speed. Or 'failed'. The
+    first seed's model is kept in the file order['save'], if that is not None.
     """
     problem = Problem.from_json(order["problem"])
     try:
@@ -68,9 +70,17 @@ def train_seeds(connection: Connection, order: dict[str, Any]) -> None:
             seed = hear(connection)["seed"]
             for losses in run.train(seed):
                 say(connection, "losses", losses=losses)
+            if path := order.pop("save", None):  # the first seed's alone
+                save(run.model, run.alphabet, path)
             say(connection, "done", val_loss=run.val_loss, tokens_per_s=run.tokens_per_s)
     except BaseException as error:
         say(connection, "failed", **blame(error, problem))
+
+
+def save(model: GPT, alphabet: Sequence[str], path: str) -> None:
+    """Keep a model and its characters in a file that `ladder generate --load` reads."""
+    kept = {"shape": asdict(model.shape), "alphabet": "".join(alphabet)}
+    torch.save({**kept, "weights": model.state_dict()}, path)
 
 
 class Run:

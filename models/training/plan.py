@@ -66,6 +66,7 @@ class Trainee:
     skip: str | None = None  # why it can't be trained with
     info: StageInfo | None = None  # it is checked before it trains
     by_rows: bool = False  # it takes no causal mask: asked row by row (loop.row_by_row)
+    save: Path | None = None  # where the model of its first seed is kept
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,7 @@ class Training(Session):
             "problem": plan.problem.to_json(),
             "size": plan.size,
             "steps": plan.steps,
+            "save": None if trainee.save is None else str(trainee.save),
         }
         greeting = {"parameters": is_count}
         super().__init__(in_its_process, order, memory=memory, greeting=greeting)

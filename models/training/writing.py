@@ -6,7 +6,7 @@ token asks for one query row. Both take the likeliest token each time.
 """
 
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any
@@ -21,7 +21,7 @@ from harness.measures.accuracy import set_precision
 from harness.problems.problem import YARDSTICK
 from models.training import plan
 from models.training.gpt import GPT
-from models.training.loop import TEXT, Run
+from models.training.loop import TEXT, Run, save
 
 
 def write_texts(connection: Connection, order: dict[str, Any]) -> None:
@@ -37,10 +37,12 @@ def write_texts(connection: Connection, order: dict[str, Any]) -> None:
         module = stages.load(order["path"])
         model, alphabet = load(order["load"]) if order["load"] else train(longest + count, device)
         if (room := model.shape.block) < longest + count:
-            raise ValueError(f"the model has {room} positions, and {longest + count} are asked for")
+            raise ValueError(
+                f"the model has {room} positions, and {longest + count} are asked for: "
+                "--context and --tokens say how many"
+            )
         if order["save"]:
-            kept = {"shape": asdict(model.shape), "alphabet": alphabet}
-            torch.save({**kept, "weights": model.state_dict()}, order["save"])
+            save(model, alphabet, order["save"])
         before = (TEXT.read_text(encoding="utf-8") + order["prompt"])[-longest:]
         if strange := sorted(set(before) - set(alphabet)):
             raise ValueError(f"{strange[0]!r} is none of the model's characters")

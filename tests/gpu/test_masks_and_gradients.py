@@ -1,4 +1,4 @@
-"""Stages 6 and 7 compiled: masks, gradients, memory, far offsets, and the tuner, on a GPU."""
+"""Stages 6 to 8 compiled: masks, gradients, memory, far offsets, and the tuner, on a GPU."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ from stages import autotune
 
 pytestmark = pytest.mark.gpu
 
-FLASH2, TRAINING = stages.by_number(6), stages.by_number(7)
+FLASH2, TRAINING, SPLIT = (stages.by_number(number) for number in (6, 7, 8))
 # nq, nk, hk of 4 heads, causal, seqlens_k of 2 batch entries
 MASKS = [
     (130, 130, 4, True, None),
@@ -53,7 +53,7 @@ def verdict(stage, asked):
 @pytest.mark.parametrize("d", [40, 64, 128])
 def test_masked_outputs_and_gradients_are_exact(inputs, dtype, precision, d):
     for nq, nk, hk, causal, seqlens_k in MASKS:
-        for stage, direction in ((FLASH2, "fwd"), (TRAINING, "train")):
+        for stage, direction in ((FLASH2, "fwd"), (SPLIT, "fwd"), (TRAINING, "train")):
             asked = problem(
                 inputs=inputs, dtype=dtype, precision=precision, d=d, b=2, h=4, hk=hk, nq=nq, nk=nk,
                 causal=causal, seqlens_k=seqlens_k, direction=direction,

@@ -17,7 +17,7 @@ from harness.problems.problem import Problem
 
 pytestmark = pytest.mark.gpu
 
-FAKES = [stages.by_number(number) for number in (3, 4, 5, 6, 7)]
+FAKES = [stages.by_number(number) for number in (3, 4, 5, 6, 7, 8)]
 
 
 def problem(**fields):
@@ -80,7 +80,7 @@ FAR = {
 }
 
 
-@pytest.mark.parametrize("number", [4, 5, 6, 7])
+@pytest.mark.parametrize("number", [4, 5, 6, 7, 8])
 @pytest.mark.parametrize("way", FAR)
 def test_strides_and_offsets_beyond_32_bits(number, way):
     """Views into more than 2^31 elements: int32 offsets would wrap into other rows."""
@@ -103,7 +103,7 @@ def test_strides_and_offsets_beyond_32_bits(number, way):
         assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize("number", [4, 5, 6, 7])
+@pytest.mark.parametrize("number", [4, 5, 6, 7, 8])
 def test_more_heads_in_all_than_an_axis_of_the_grid_has(number):
     """B * H of 65,536 and more: batch entries and heads have an axis each."""
     stage = stages.by_number(number)
@@ -115,7 +115,7 @@ def test_more_heads_in_all_than_an_axis_of_the_grid_has(number):
             assert torch.equal(got[part], want)
 
 
-@pytest.mark.parametrize("number", [5, 6, 7])
+@pytest.mark.parametrize("number", [5, 6, 7, 8])
 def test_a_row_of_one_key_is_v_but_for_the_cut_to_tf32(number):
     """P is 1 there, whatever the score: cut off instead of rounded, it could be 1 - 2^-11."""
     stage = stages.by_number(number)
@@ -131,7 +131,7 @@ def test_a_row_of_one_key_is_v_but_for_the_cut_to_tf32(number):
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
-@pytest.mark.parametrize("number", [4, 5, 6, 7])
+@pytest.mark.parametrize("number", [4, 5, 6, 7, 8])
 def test_tensors_on_another_gpu_than_the_current_one(number):
     stage = stages.by_number(number)
     tensors = [torch.randn(2, 3, 70, 40, device="cuda:1").half() for _ in range(4)]
@@ -180,7 +180,7 @@ def canaries():
         assert torch.isfinite(inside).all(), "an output not written whole"
 
 
-@pytest.mark.parametrize("number", [4, 5, 6, 7])
+@pytest.mark.parametrize("number", [4, 5, 6, 7, 8])
 def test_nothing_is_written_outside_the_outputs(number):
     """Around o, and around the lse, delta, dq, dk and dv where there are any."""
     stage = stages.by_number(number)

@@ -117,6 +117,23 @@ def test_the_suite_is_eight_shapes_and_a_sweep_of_query_rows():
     assert {p.nq for p in whole[:16]} == {1, 8} and len(whole) == 22
 
 
+def test_the_masks_are_measured_on_shapes_that_have_pages_too():
+    """Each shape in four ways, next to nothing hidden, stage 8 alone."""
+    problems = suites.SUITES["decode-masks"].problems(replace(TINY, device="cuda"))
+    ways = {(False, False), (True, False), (False, True), (True, True)}
+    shapes = {(p.b, p.h, p.hk, p.nk, p.d) for p in problems}
+    paged = suites.SUITES["decode"].problems(TINY)
+    assert shapes == {(p.b, p.h, p.hk, p.nk, p.d) for p in paged if p.page_size}
+    for shape in shapes:
+        alike = [p for p in problems if (p.b, p.h, p.hk, p.nk, p.d) == shape]
+        assert {(p.causal, p.seqlens_k is not None) for p in alike} == ways and len(alike) == 4
+        assert {p.seqlens_k for p in alike} == {None, (shape[3],) * shape[0]}
+    able = [replace(s, unavailable={"cuda": None}) for s in describe_files(stage_files(3, 6, 8))]
+    plans = plan.plan_comparisons(able, problems, [], LIMITS, suites.SUITES["decode-masks"].takes)
+    assert len(plans) == len(problems)
+    assert {stage.number for each in plans for stage in each.stages} == {8}
+
+
 def test_nq_chooses_among_the_problems_of_the_suite():
     given = {
         name: p.default for name, p in inspect.signature(bench.bench_command).parameters.items()
@@ -346,12 +363,80 @@ def test_the_docs_have_the_table_once_it_is_measured(tmp_path, monkeypatch):
     write_run(tmp_path / "decode.jsonl", env, records)
     write_run(tmp_path / "ceilings.jsonl", env, [])
     assert "| 64, 32, 8, 8192, 128 | 1 |" in contests.decoding()
+    assert "not measured" not in contests.decoding()
+    more = [made(*OURS, 0.5, page_size, nq=nq) for nq in (1, 2, 8) for page_size in (None, 16)]
+    (tmp_path / "decode.jsonl").unlink()
+    write_run(tmp_path / "decode.jsonl", make_bench_env(records, plan=more), records)
+    assert "Of the 3 rows 2 are not measured: a run was cut off." in contests.decoding()
 
 
-def test_table_4_2_shows_stage_8_once_it_is_measured():
-    from made_up import make_cell
+def cells_of(text):
+    """The cells of each row of the first table of a text."""
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[x.strip() for x in row.replace("\xa0", " ").strip("|").split("|")] for row in rows]
 
-    from course.report import sources
+
+def test_the_docs_lay_the_model_beside_what_was_measured(tmp_path, monkeypatch):
+    from made_up import write_run
+    from test_bench_views import make_bench_env
+
+    from course.report import contests, text
+
+    monkeypatch.setattr(text, "GPU", tmp_path)
+    assert contests.parts().startswith("Not measured yet")
+    one, large = {"b": 1}, {"b": 64}
+    # of 8 programs the model makes 16 parts, of 512 one: "at most 8" is parts_8's time, or its own
+    times = {1: 0.9, 4: 0.3, 8: 0.15, 16: 0.1, 24: 0.125}
+    records = [made(80 + n, f"parts_{n}", ms, **one) for n, ms in times.items()]
+    records += [made(*OURS, 0.11, **one), made(95, "query_heads", 0.3, **one)]
+    records += [made(*OURS, 0.5, 16, **one)]  # in pages: no part of it
+    late = {"status": "timeout", "reason": "late", "samples": 0}
+    records += [made(80, "parts_1", 0.4, **large), made(84, "parts_4", None, **late, **large)]
+    records += [made(88, "parts_8", 0.5, **large), made(95, "query_heads", 0.4, **large)]
+    records += [made(*OURS, 0.4, **large), made(*OURS, 0.4, nq=8, **large)]
+    for who, ms in ((OURS, 0.2), ((80, "parts_1"), 0.5), ((88, "parts_8"), 0.3)):
+        records.append(made(*who, ms, b=1, hk=32))  # 32 programs: four parts
+    records.append(made(95, "query_heads", 0.2, b=1, hk=32))
+    write_run(tmp_path / "splits.jsonl", make_bench_env(records), records)
+    header, small, large, four = cells_of(contests.parts())
+    assert four[2:] == ["4", "200 us", "8", "1.00x", "2.50x", "1.00x", "1.00x"]
+    ratios = header.index("model")
+    assert small[:ratios] == ["1, 32, 8, 8192, 128", "1", "16", "110 us", "16"]
+    assert small[ratios:] == ["1.10x", "9.00x", "1.50x", "3.00x"]
+    assert large[1:ratios] == ["1", "1", "400 us", "1"]
+    assert large[ratios:] == ["1.00x"] * 4
+
+
+def test_the_docs_say_what_masks_cost(tmp_path, monkeypatch):
+    from made_up import write_run
+    from test_bench_views import make_bench_env
+
+    from course.report import contests, text
+
+    monkeypatch.setattr(text, "GPU", tmp_path)
+    assert contests.masks().startswith("Not measured yet")
+    records = [
+        made(*OURS, ms, b=b, nq=8, causal=causal, seqlens_k=lengths)
+        for b in (1, 2)
+        for causal, lengths, ms in (
+            (False, None, 0.1), (True, None, 0.125 * b), (False, [8192] * b, 0.1),
+            (True, [8192] * b, 0.2),
+        )
+    ]  # fmt: skip
+    write_run(tmp_path / "masks.jsonl", make_bench_env(records), records)
+    assert cells_of(contests.masks())[1:] == [
+        ["1, 32, 8, 8192, 128", "8", "100 us", "0.80x", "1.00x", "0.50x"],
+        ["2, 32, 8, 8192, 128", "8", "100 us", "0.40x", "1.00x", "0.50x"],
+    ]
+    assert [row["B, H, Hk, N, d"] for row in rows_of(records[:4])] == [
+        f"1, 32, 8, 8192, 128{masks}" for masks in ("", " causal", " lengths", " causal lengths")
+    ]
+
+
+def test_table_4_2_shows_stage_8_once_it_is_measured(tmp_path, monkeypatch):
+    from made_up import make_cell, make_env, write_run
+
+    from course.report import sources, text
 
     at = {"dtype": "float16", "precision": "float16", "paired": True, "device": "cuda"}
     cells = [
@@ -364,3 +449,12 @@ def test_table_4_2_shows_stage_8_once_it_is_measured():
     first = [text.strip() for text in rows[0].strip("|").split("|")]
     assert first[:4] == ["1024", "61.4", "41", "20.5"]
     assert first[4].startswith("**3") and first[5].startswith("**2")
+    # and in the table, from a run of its own
+    whole = (text.GPU / "table-4.2.jsonl").read_bytes()
+    (tmp_path / "table-4.2.jsonl").write_bytes(whole)
+    monkeypatch.setattr(text, "GPU", tmp_path)
+    assert b'"stage": 8' in whole or "Keys split too" not in sources.table_4_2()
+    env = make_env(cells, device="cuda", device_name="another GPU")
+    write_run(tmp_path / "one-head.jsonl", env, cells)
+    table = sources.table_4_2()
+    assert rows[0] in table and "another GPU" in table and "NVIDIA H200" in table

@@ -8,8 +8,9 @@ from made_up import make_env, write_run
 import stages
 from harness.records import jsonl, schema
 from ladder import app
-from models.training import writing
+from models.training import plan, writing
 from models.training.gpt import GPT
+from models.training.loop import Run
 from models.training.plan import Shape
 
 SHAPE = Shape(layers=2, heads=2, head_dim=16, block=24, batch=1, lr=1e-3)
@@ -107,6 +108,38 @@ def test_stage_8_interpreted_writes_the_same_and_shows_no_speed(model, tmp_path)
     assert record["text"] == of_three["text"][:4]
 
 
+def test_what_ladder_train_saves_is_loaded(tmp_path):
+    """The first seed's model of the first stage that is asked for, with its characters."""
+    train = ("train", "--stage", 3, "--device", "cpu", "--steps", 2, "--seeds", 2)
+    done = in_turn(*train, "--save", "new/gpt.pt", "--out", "train.jsonl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "model:   new/gpt.pt" in done.stdout
+    model, alphabet = writing.load(str(tmp_path / "new" / "gpt.pt"))
+    run = Run(stages.by_number(3).attend, plan.SHAPES["tiny"], 2, "float32", "cpu")
+    for seed, same in ((1, False), (0, True)):
+        list(run.train(seed))
+        pairs = zip(run.model.parameters(), model.parameters(), strict=True)
+        near = [torch.allclose(a, b, atol=1e-5) for a, b in pairs]
+        assert all(near) == same
+    assert alphabet == "".join(run.alphabet)
+    options = ("--load", "new/gpt.pt", "--context", 20, "--tokens", 8, "--out", "run.jsonl")
+    done = run_command(*options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    [record] = jsonl.read(tmp_path / "run.jsonl", "generate")[1]
+    assert record["same"] and len(record["text"]) == 8
+
+
+@pytest.mark.parametrize("command", ["train", "generate"])
+def test_a_file_that_cant_be_saved_is_said_before_anything_is_trained(tmp_path, command):
+    (tmp_path / "text").write_text("no folder")
+    options = ("--stage", 3, "--device", "cpu", "--save")
+    for path, why in (("text/gpt.pt", "it can't be written"), ("text", "is there already")):
+        done = in_turn(command, *options, path, cwd=tmp_path)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1
+        assert done.stderr.startswith("ladder: --save: text") and why in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
+
+
 def test_a_stage_that_fails_is_named_and_the_exit_code_is_1(model, tmp_path):
     (tmp_path / "off.py").write_text(OFF.format(sign="no_such_name * "))
     done = run_command("--stage", "off.py", "--context", 20, "--load", model[0], "--tokens", 8,
@@ -160,3 +193,14 @@ def test_show_refuses_what_it_has_no_use_for_and_says_what_differs(capsys, tmp_p
             app.main(["generate", "--show", str(path), *arguments])
         assert ended.value.code == code
     assert "--tokens: --show writes nothing; leave it away" in capsys.readouterr().err
+
+
+def test_the_docs_have_the_table_once_it_is_measured(model, tmp_path, monkeypatch):
+    from course.report import contests, text
+
+    monkeypatch.setattr(text, "GPU", tmp_path)
+    assert contests.generated().startswith("Not measured yet")
+    (tmp_path / "generate.jsonl").write_bytes(model[0].with_name("run.jsonl").read_bytes())
+    shown = contests.generated()
+    assert [row.split("|")[1].strip() for row in shown.splitlines()[4:6]] == ["8", "20"]
+    assert "Measured on" in shown

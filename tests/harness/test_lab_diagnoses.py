@@ -57,6 +57,12 @@ MISTAKES = {
                              "no rescale: acc"),
     "lengths ignored": (3, (("hidden | (offs_n >= seqlens_k[:, None, None, None])", "hidden"),),
                         "lengths and grouped heads", "the lengths seqlens_k are ignored"),
+    "parts unweighted": (8, (("w_s = tl.exp2(m_s - m_safe)", "w_s = l_s * 0 + 1"),), "many parts",
+                         "merge without weights"),
+    "merged acc not rescaled": (8, (("acc = acc * alpha + tl.sum(w_s", "acc = acc + tl.sum(w_s"),),
+                                "more parts than are merged at once", "no rescale: acc"),
+    "merged l not rescaled": (8, (("l_i = l_i * alpha + tl.sum(w_s", "l_i = l_i + tl.sum(w_s"),),
+                              "more parts than are merged at once", "no rescale: l "),
 }  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """The Triton stages hold after each tile what course/lessons/trace.py, in NumPy, holds.
 
+Stage 8's parts, which it hands from one kernel to the next, are held to course/lessons/merge.py.
+
 A recorder is the shipped file with a few lines put in by text substitution, each found exactly
 once, as in test_mutants.py: the kernel then writes m_i, l_i and acc of each row after each tile
 into `states`, (B * H, tiles, Nq, 2 + d) float32, which `attend` returns beside o, with BLOCK_N. A
@@ -17,7 +19,7 @@ from stage_checks import device_of, hidden_keys, options_of, relative_rounding
 from test_mutants import mutate
 
 import stages
-from course.lessons import trace
+from course.lessons import merge, trace
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
 
@@ -232,3 +234,92 @@ def test_recording_changes_nothing(number, tmp_path):
     shipped = stages.by_number(number)
     q, k, v = make_inputs(problem("peaky", 7, 150, 16, device_of(shipped)))
     assert torch.equal(recorder(number, tmp_path).attend(q, k, v)[0], shipped.attend(q, k, v))
+
+
+# ---- stage 8
+
+
+class Seen:
+    """In place of a kernel: launches it, and keeps the first two tensors that it was given."""
+
+    def __init__(self, kernel):
+        self.kernel, self.given = kernel, []
+
+    def __getitem__(self, grid):
+        def launch(*args, **options):
+            self.given.append([x.clone() for x in args[:2]])
+            return self.kernel[grid](*args, **options)
+
+        return launch
+
+
+def parts_of(stage, asked, splits):
+    """q, k, v; o; acc_s (B, H, Nq, splits, d) and m_s, l_s (..., 2) as the merge was given them."""
+    q, k, v = make_inputs(asked)
+    config = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_D": 16, "num_warps": 4, "num_stages": 2}
+    options = options_of(asked)
+    masks = options.get("causal", False), options.get("seqlens_k")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage, "merge_kernel", seen := Seen(stage.merge_kernel))
+        o = stage.forward(q, k, v, *masks, splits=splits, config=config)
+    [(acc, stats)] = seen.given
+    return (q, k, v), o.cpu().numpy(), acc.cpu().numpy(), stats.cpu().numpy()
+
+
+def check_parts(stage, asked, splits):
+    """Each part's m_s, l_s and acc_s are the reference's but for rounding, and so is the output."""
+    (q, k, v), o, acc, stats = parts_of(stage, asked, splits)
+    E, v_max = relative_rounding(q, k), v.abs().max().item()
+    wide = [x.double().cpu().numpy() for x in (q, k, v)]
+    for b, visible in enumerate(visible_keys(asked)[:, 0]):  # each entry divides its own length
+        found = merge.split(
+            *(x[b] for x in wide), 16, splits, np.broadcast_to(visible, q.shape[1:3])
+        )
+        for index, part in enumerate(found.parts):
+            m_s, l_s = (stats[b, ..., index, at] for at in (0, 1))
+            # in base 2; for a part in which a row sees no key, the kernel leaves the lowest number
+            m_s = np.where(m_s < -3e38, -np.inf, m_s * math.log(2))
+            assert_near(m_s, part.m_s, E / 2, f"m_s of part {index}")
+            assert_near(l_s, part.l_s, E * part.l_s, f"l_s of part {index}")
+            bound = E * part.l_s[..., None] * v_max
+            assert_near(acc[b, ..., index, :], part.acc_s, bound, f"acc_s of part {index}")
+        assert_near(o[b], found.o, E * v_max, "o")
+
+
+# nq, nk, causal, seqlens_k; one head a group, so that a block's rows are those of one head
+SPLIT = [
+    (3, 150, False, None),
+    (5, 90, True, None),
+    (2, 100, False, (100, 20)),
+    (4, 70, True, (0, 33)),
+]
+
+
+@pytest.mark.parametrize("splits", [2, 5])
+@pytest.mark.parametrize("inputs", ["normal", "peaky"])
+def test_the_parts_are_the_references(inputs, splits):
+    stage = stages.by_number(8)
+    for nq, nk, causal, seqlens_k in SPLIT:
+        asked = problem(inputs, nq, nk, 16, device_of(stage), causal, seqlens_k)
+        check_parts(stage, asked, splits)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        # the output stays right: what is written is right for another max, or another share
+        ("tl.max(s, 1) * qk_scale)  #", "tl.max(s, 1) * qk_scale + 1.0)  #", "m_s of part 0"),
+        ("split * (tiles // splits) + tl", "(splits - 1 - split) * (tiles // splits) + 0 * tl", ""),
+    ],
+)
+def test_a_wrong_part_is_found_where_the_output_is_right(tmp_path, old, new, what):
+    path = tmp_path / "s08_other.py"
+    shipped = Path(stages.by_number(8).__file__).read_text(encoding="utf-8")
+    path.write_text(mutate(shipped, [(old, new)]), encoding="utf-8")
+    stage = stages.load(path)
+    asked = problem("normal", 3, 128, 16, device_of(stage))  # eight tiles, in two parts
+    (q, k, v), o, *_ = parts_of(stage, asked, 2)
+    want = trace.attention(*(x.double().cpu().numpy() for x in (q, k, v)))
+    assert_near(o, want, relative_rounding(q, k) * v.abs().max().item(), "o")
+    with pytest.raises(AssertionError, match=what or "of part 0 is off"):
+        check_parts(stage, asked, 2)

@@ -86,3 +86,29 @@ def test_a_text_that_is_not_there_once_is_refused(tool, monkeypatch):
     monkeypatch.setitem(tool.VARIANTS, "grid_1d", {"no such line": ""})
     with pytest.raises(ValueError, match="grid_1d: 0 x in s06"):
         tool.variant("grid_1d")
+
+
+OF_8 = (*(f"parts_{n}" for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)), "query_heads")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no wheel of triton")
+def test_the_variants_of_stage_8_differ_in_the_number_of_parts_alone(tool, tmp_path):
+    paths = tool.write(tmp_path, 8)
+    assert tuple(path.stem for path in paths) == OF_8
+    shipped = stages.by_number(8)
+    q = torch.empty(1, 32, 1, 128, dtype=torch.float16)
+    found = {path.stem: stages.load(path) for path in paths}
+    # 64 tiles, on 132 multiprocessors; 8 key heads, and 32 of queries
+    chosen = {name: module.plan(q, 8, 8192)[0] for name, module in found.items()}
+    assert {name: chosen[name] for name in OF_8[:-1]} == {
+        name: min(64, int(name.removeprefix("parts_"))) for name in OF_8[:-1]
+    }
+    assert chosen["query_heads"] == shipped.choose_splits(32, 64, 132, 1 << 30)
+    assert chosen["query_heads"] != shipped.choose_splits(8, 64, 132, 1 << 30)
+    q, k, v = (torch.randn(1, heads, n, 16) for heads, n in ((4, 2), (2, 700), (2, 700)))
+    for name in ("parts_3", "query_heads"):
+        module = found[name]
+        splits = module.plan(q, 2, 700)[0]
+        assert module.STAGE.name == name and "paged" not in module.STAGE.options
+        want = shipped.forward(q, k, v, False, None, splits=splits)
+        assert torch.equal(module.attend(q, k, v), want)

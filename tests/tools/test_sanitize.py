@@ -43,11 +43,27 @@ def test_every_configuration_meets_tiles_that_are_whole_and_tiles_that_are_not(t
 
 def test_every_stage_meets_every_problem_once(tool):
     parts = tool.parts()
-    assert len(parts) == len(set(parts)) == 5 * (3 + 2)
-    assert {stage for stage, *_ in parts} == {4, 5, 6, 7, 8}
+    assert len(parts) == len(set(parts)) == 5 * (3 + 2 + 2)
+    declared = [stages.load(path).STAGE for path in stages.files()]
+    compiled = {
+        stage.number for stage in declared if "triton" in stage.needs and "gluon" not in stage.needs
+    }
+    assert {stage for stage, *_ in parts} == compiled == {4, 5, 6, 7, 8}
     assert {(shape, d) for _, shape, d in parts} == {
         ("ragged", 59), ("ragged", 64), ("ragged", 128), ("even", 64), ("even", 128),
+        ("few", 64), ("few", 128),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [HALF[0], FULL[0]])
+def test_few_rows_are_split_and_pages_are_smaller_and_larger_than_tiles(tool, dtype):
+    split, at = stages.by_number(8), tool.SHAPES["few"]
+    for d in tool.SIZES["few"]:
+        q = torch.empty(at["b"], at["h"], at["nq"], d, dtype=getattr(torch, dtype))
+        for hk in (at["h"], at["h"] // 2):
+            parts, config = split.plan(q, hk, at["nk"])
+            assert parts > 1
+            assert min(tool.PAGE_SIZES) < config["BLOCK_N"] < max(tool.PAGE_SIZES)
 
 
 def said(line, errors, code=0):

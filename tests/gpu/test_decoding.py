@@ -1,0 +1,98 @@
+"""Stage 8 compiled: few query rows against many keys, in several parts; streams, graphs, memory."""
+
+from itertools import product
+
+import pytest
+import torch
+from test_masks_and_gradients import verdict
+from test_on_a_gpu import canaries, problem
+
+import stages
+from harness.measures.memory import measure_peak
+from harness.problems.inputs import make_inputs
+
+pytestmark = pytest.mark.gpu
+
+split = stages.by_number(8)
+# b, h, hk, nk, d: few heads, grouped ones, a single key head; a ragged end; the longest promised
+CACHED = [
+    (1, 8, 8, 4096, 128),
+    (2, 8, 2, 3001, 64),
+    (4, 16, 1, 2050, 128),
+    (1, 4, 1, 131072, 128),
+    (3, 6, 2, 1000, 256),
+]
+
+
+def asked(shape, nq, **fields):
+    b, h, hk, nk, d = shape
+    return problem(**{"b": b, "h": h, "hk": hk, "nq": nq, "nk": nk, "d": d, **fields})
+
+
+def parts(problem):
+    """In how many parts stage 8 takes a problem."""
+    return split.plan(make_inputs(problem)[0], problem.hk, problem.nk)[0]
+
+
+@pytest.mark.parametrize("shape", CACHED, ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("inputs", ["normal", "peaky"])
+def test_parts_are_exact(shape, dtype, inputs):
+    precision = "ieee" if dtype == "float32" else dtype
+    lengths = tuple(shape[3] * b // shape[0] for b in range(shape[0]))  # the first sees no key
+    for nq, causal, seqlens_k in product((1, 8), (False, True), (None, lengths)):
+        masks = {"causal": causal, "seqlens_k": seqlens_k}
+        each = asked(shape, nq, dtype=dtype, precision=precision, inputs=inputs, **masks)
+        assert parts(each) > 1
+        found = verdict(split, each)
+        assert found["exact"], (nq, masks, found["why"])
+
+
+def test_runs_are_the_same_bit_for_bit_on_two_streams_at_once():
+    """Each call has parts of its own: a buffer for all would be written by both."""
+    problems = [asked(CACHED[0], 1, dtype="float16", seed=seed) for seed in (1, 2)]
+    inputs = [make_inputs(each) for each in problems]
+    want = [split.attend(*tensors) for tensors in inputs]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in inputs]
+    found = [[], []]
+    for _ in range(50):
+        for stream, tensors, answers in zip(streams, inputs, found, strict=True):
+            with torch.cuda.stream(stream):
+                answers.append(split.attend(*tensors))
+    torch.cuda.synchronize()
+    for answers, first in zip(found, want, strict=True):
+        assert all(torch.equal(o, first) for o in answers)
+
+
+def test_a_graph_of_parts_and_merge_replays_on_other_numbers():
+    q, k, v = make_inputs(asked(CACHED[1], 2, dtype="float16"))
+    split.attend(q, k, v)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = split.attend(q, k, v)
+    for x in (q, k, v):
+        x.copy_(torch.randn_like(x))
+    graph.replay()
+    assert torch.equal(o, split.attend(q, k, v))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_parts_are_written_whole_and_nothing_else_is(dtype):
+    for shape in CACHED[:3]:
+        each = asked(shape, 1, dtype=dtype, precision="ieee" if dtype == "float32" else dtype)
+        tensors, splits = make_inputs(each), parts(each)
+        b, h, d = each.b, each.h, each.d
+        with canaries() as made:
+            split.attend(*tensors)
+        assert sorted(made) == sorted([(b, h, 1, d), (b, h, 1, splits, d), (b, h, 1, splits, 2)])
+
+
+@pytest.mark.parametrize("shape", CACHED, ids=str)
+@pytest.mark.parametrize("nq", [1, 8, 64])
+def test_the_parts_take_no_more_memory_than_k_and_v(shape, nq):
+    each = asked(shape, nq, dtype="bfloat16")
+    q, k, v = make_inputs(each)
+    split.attend(q, k, v)
+    _, peak, _ = measure_peak(lambda: split.attend(q, k, v), "cuda")
+    assert peak <= q.nbytes + k.nbytes + v.nbytes + 3 * 512  # the allocator's own rounding
