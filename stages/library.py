@@ -70,9 +70,8 @@ class Operators:
     def differentiate(self, ctx: Any, do: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, seqlens_k, o, lse = ctx.saved_tensors
         wanted = list(ctx.needs_input_grad[:3])
-        gradients = self.passed(do, q, k, v, ctx.causal, seqlens_k, o, lse, wanted)
-        chosen = (x if want else None for x, want in zip(gradients, wanted, strict=True))
-        return *chosen, None, None
+        dq, dk, dv = self.passed(do, q, k, v, ctx.causal, seqlens_k, o, lse, wanted)
+        return dq, dk, dv, None, None
 
     def takes(
         self, q: Any = None, k: Any = None, v: Any = None, *more: Any, causal: Any = False,

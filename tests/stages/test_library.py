@@ -117,7 +117,7 @@ def test_torch_finds_no_fault_with_the_operators(stage):
 
 @for_each(IN_TRITON)
 def test_bad_input_is_refused_in_a_graph_as_outside(stage):
-    q, k, v, _ = tensors(stage)
+    q, k, v, _ = tensors(stage, grad=stage.STAGE.gradients)
     function = torch.compile(stage.attend, backend="aot_eager")
     for bad in ((q[0], k, v), (q, k.double(), v), (q, k, v[:, :, :5]), (q, None, v)):
         with pytest.raises(ValueError, match=r"^[qkv]: got .*, expected"):
