@@ -22,6 +22,8 @@ import pytest
 from cubins import SHARED_LIMIT, kernels
 from stage_checks import FAKES, stage_id
 
+import stages
+
 ROOT = Path(__file__).parents[2]
 TRITON = [stage for stage in FAKES if "triton" in stage.STAGE.needs]
 STAGES = [stage_id(stage) for stage in TRITON if "gluon" not in stage.STAGE.needs]
@@ -134,17 +136,16 @@ def test_every_kernel_is_compiled_and_fits(info, cubins):
     assert not faults, "\n".join(faults)
 
 
-# (d, configuration, flags); what differs the most from the first is slow
+# d, configuration, and flags that `plan` gives it; the slow ones differ the less from the first
 HOPPER = [
     pytest.param(d, name, flags, marks=() if (d, flags) == (128, "plain") else pytest.mark.slow)
-    for d, name in (
-        (128, "TWO_CONSUMERS"),
-        (128, "TWO_CONSUMERS_GUARDED"),
-        (64, "THREE_CONSUMERS"),
-        (64, "TWO_CTAS"),
+    for d, name, all_flags in (
+        (128, "TWO_CONSUMERS", ("plain", "ragged")),
+        (128, "TWO_CONSUMERS_GUARDED", ("lengths", "causal", "masked")),
+        (64, "THREE_CONSUMERS", ("plain", "ragged", "lengths", "masked")),
+        (64, "TWO_CTAS", ("lengths", "causal", "masked")),
     )
-    for flags in ("plain", "lengths", "masked")
-    if (name, flags) != ("TWO_CONSUMERS_GUARDED", "plain")
+    for flags in all_flags
 ]
 
 
@@ -171,6 +172,9 @@ def test_products_on_hopper_run_by_themselves(info, d, name, flags, cubins):
         assert sum(loop["spills"] == 0 for loop in loops) >= consumers, (job, loops)
         if flags == "plain":
             assert report["STACK"] == report["LOCAL"] == 0, job
+        # what each role gets of the registers when it begins
+        config = getattr(stages.by_number(9), name)
+        assert {config.CONSUMER_REGS, config.PRODUCER_REGS} <= set(report["budgets"]), job
 
 
 def test_a_register_that_one_of_two_ways_sets_is_found():
