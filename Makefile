@@ -2,7 +2,7 @@
 # Each sets up .venv first: exact versions from constraints.txt, the C++ extension built.
 # TORCH=cpu takes PyTorch's small build without CUDA. PYTHON=python3.12 takes another Python.
 # Other words: make test-all (the slow tests, too), make build (the extension again), make lint,
-# make clean.
+# make gluon (stage 9 under other versions of Triton), make clean.
 
 PYTHON ?= python3
 TORCH ?=
@@ -18,7 +18,10 @@ PYTEST := $(BIN)/python -m pytest -n 4 --dist worksteal
 # the files that have a timing test: to collect all the others takes longer than most of them
 TIMED = $(shell grep -rlw --include='test_*.py' pytest.mark.timing tests)
 
-.PHONY: ladder test test-all lint build clean
+# besides the pinned one; each is a download of 190 MB
+TRITONS := 3.6.0 3.8.0 3.9.0
+
+.PHONY: ladder test test-all lint gluon build clean
 
 ladder: $(VENV)/ladder.stamp
 	@$(BIN)/python -m harness run
@@ -35,6 +38,15 @@ lint: $(VENV)/test.stamp
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 	$(BIN)/python -c 'from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True, no_logo=True))'
+
+# no GPU needed: the tests read the machine code
+gluon: $(VENV)/test.stamp $(TRITONS:%=build/triton/%)
+	@for version in $(TRITONS); do echo "Triton $$version"; LADDER_TRITON=build/triton/$$version \
+	$(BIN)/python -m pytest -q tests/stages/test_cubins.py -k hopper || exit 1; done
+
+build/triton/%:
+	$(BIN)/python -m pip install --no-deps --target $@.part triton==$*
+	mv $@.part $@
 
 build:
 	rm -f $(VENV)/*.stamp

@@ -76,14 +76,28 @@ def launching(x: torch.Tensor) -> Iterator[None]:
 
 
 def untraced(function: Function) -> Function:
-    """`function`, which torch.compile leaves out of its graph: it calls it as it is.
+    """`function`, which torch.compile takes as one operator of its graph, or leaves out of it.
 
-    torch's own torch.compiler.disable takes a second to import; it's asked where others have.
+    An operator is made of the `attend` of a stage in Triton (stages/library.py). Anything else is
+    called as it is; torch.compiler.disable, for that, takes a second to import, if nobody has yet.
     """
     disabled: list[Function] = []
+    traced = None
+    built_in = function.__module__.startswith("stages.s")
+    if (
+        built_in
+        and function.__name__ == "attend"
+        and "triton" in function.__globals__["STAGE"].needs
+    ):
+        from stages.library import Operators
+
+        traced = Operators(function)
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
+        tracing = torch.compiler.is_compiling()
+        if tracing and traced is not None and traced.takes(*args, **options):
+            return traced(*args, **options)
         if "torch._dynamo" not in sys.modules:
             return function(*args, **options)
         if not disabled:

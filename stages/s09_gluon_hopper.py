@@ -476,14 +476,17 @@ def attention_kernel(
 
 
 class Config(NamedTuple):
-    """How the roles share a multiprocessor: it has 64K registers and 227 KB of shared memory."""
+    """How the roles share a multiprocessor: it has 64K registers and 227 KB of shared memory.
 
+    In the order of the kernel's last arguments, but for the last two.
+    """
+
+    OVERLAP: bool = True
+    Q_IN_REGISTERS: bool = True
     CONSUMERS: int = 2
     BLOCK_N: int = 128
     STAGES: int = 2
     V_STAGES: int = 2
-    OVERLAP: bool = True
-    Q_IN_REGISTERS: bool = True
     CONSUMER_REGS: int = 240
     PRODUCER_REGS: int = 24
     ctas: int = 1

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from machine_code import product_loops, unset_registers
+from machine_code import product_loops, register_budgets, unset_registers
 
 TYPES = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
 SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}  # bytes a program
@@ -123,8 +123,9 @@ def compile_for(
     }  # fmt: skip
 
 
-GLUON_FLAGS = {  # no mask, lengths, a causal mask that needs one masked tile, or several
+GLUON_FLAGS = {  # no mask, a last tile, lengths, a causal mask that needs one masked tile, or more
     "plain": {"CAUSAL": False, "HAS_SEQLENS": False, "MASKED": 0, "LSE": False},
+    "ragged": {"CAUSAL": False, "HAS_SEQLENS": False, "MASKED": 1, "LSE": True},
     "lengths": {"CAUSAL": False, "HAS_SEQLENS": True, "MASKED": 1, "LSE": True},
     "causal": {"CAUSAL": True, "HAS_SEQLENS": False, "MASKED": 1, "LSE": True},
     "masked": {"CAUSAL": True, "HAS_SEQLENS": True, "MASKED": 2, "LSE": True},
@@ -165,7 +166,7 @@ def compile_gluon(stage: str, d: int, dtype: str, name: str, flags: str) -> dict
     sass = dump(cubin, "--dump-sass")
     return {
         "shared": shared, "loops": product_loops(sass), "unset": unset_registers(sass),
-        **resources(cubin),
+        "budgets": register_budgets(sass), **resources(cubin),
     }  # fmt: skip
 
 

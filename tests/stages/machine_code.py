@@ -44,6 +44,13 @@ def product_loops(sass: str) -> list[dict[str, int]]:
     ]
 
 
+def register_budgets(sass: str) -> list[int]:
+    """How many registers a thread's warps are given, or keep, on the way."""
+    return sorted(
+        {int(x, 16) for x in re.findall(r"USETMAXREG\S* (?:UP\d+, )?0x([0-9a-f]+)", sass)}
+    )
+
+
 def shared_registers(text: str) -> tuple[set[int], set[int]]:
     """The uniform registers that an instruction writes, and those that it reads."""
     op, _, rest = re.sub(r"^@\S+ +", "", text).partition(" ")

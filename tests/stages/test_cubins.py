@@ -4,8 +4,9 @@ What doesn't fit a GPU's shared memory still compiles, and only its launch would
 still runs, slowly. So the numbers are read from the cubins (cubins.py, a process of its own, since
 kernels are interpreted in this one).
 
-What was compiled is kept in pytest's cache by Triton, whose key is the kernel's source, its
-configuration and Triton's own version; CI compiles everything.
+`make gluon` compiles Hopper's stage under other versions of Triton, too ($LADDER_TRITON is a folder
+that has one). What was compiled is kept in pytest's cache by Triton, whose key is the kernel's
+source, its configuration and Triton's own version; CI compiles everything.
 """
 
 import importlib.util
@@ -21,10 +22,13 @@ import pytest
 from cubins import SHARED_LIMIT, kernels
 from stage_checks import FAKES, stage_id
 
+import stages
+
 ROOT = Path(__file__).parents[2]
 TRITON = [stage for stage in FAKES if "triton" in stage.STAGE.needs]
 STAGES = [stage_id(stage) for stage in TRITON if "gluon" not in stage.STAGE.needs]
 GLUON = [stage_id(stage) for stage in TRITON if "gluon" in stage.STAGE.needs]
+OTHER_TRITON = os.environ.get("LADDER_TRITON")
 SIZES = (16, 64, 128, 256)
 DTYPES = ("float32", "tf32", "float16", "bfloat16")
 
@@ -84,7 +88,7 @@ def compiled(asked, folder):
     environment = os.environ | {
         "TRITON_INTERPRET": "0",
         "TRITON_CACHE_DIR": str(folder),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
+        "PYTHONPATH": os.pathsep.join(filter(None, [OTHER_TRITON, str(ROOT), *sys.path])),
     }
     command = [sys.executable, str(Path(__file__).with_name("cubins.py"))]
     command += [",".join(map(str, job)) for job in asked]
@@ -132,19 +136,21 @@ def test_every_kernel_is_compiled_and_fits(info, cubins):
     assert not faults, "\n".join(faults)
 
 
-# (d, configuration): two CTAs to a multiprocessor share its registers and its shared memory
+# d, configuration, and flags that `plan` gives it; the slow ones differ the less from the first
 HOPPER = [
-    (128, "TWO_CONSUMERS"),
-    (128, "TWO_CONSUMERS_GUARDED"),
-    (64, "THREE_CONSUMERS"),
-    (64, "TWO_CTAS"),
+    pytest.param(d, name, flags, marks=() if (d, flags) == (128, "plain") else pytest.mark.slow)
+    for d, name, all_flags in (
+        (128, "TWO_CONSUMERS", ("plain", "ragged")),
+        (128, "TWO_CONSUMERS_GUARDED", ("lengths", "causal", "masked")),
+        (64, "THREE_CONSUMERS", ("plain", "ragged", "lengths", "masked")),
+        (64, "TWO_CTAS", ("lengths", "causal", "masked")),
+    )
+    for flags in all_flags
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("info", GLUON)
-@pytest.mark.parametrize(("d", "name"), HOPPER)
-@pytest.mark.parametrize("flags", ["plain", "lengths", "masked"])
+@pytest.mark.parametrize(("d", "name", "flags"), HOPPER)
 def test_products_on_hopper_run_by_themselves(info, d, name, flags, cubins):
     """ptxas makes asynchronous products wait for one another in silence: one group for each of S
     and P V is right, 8 and more mean that it did.
@@ -152,6 +158,7 @@ def test_products_on_hopper_run_by_themselves(info, d, name, flags, cubins):
     dtypes = ("float16", "bfloat16") if flags == "plain" else ("bfloat16",)
     asked = [(info, "gluon", d, dtype, name, flags) for dtype in dtypes]
     for job, report in compiled(asked, cubins).items():
+        # two CTAs to a multiprocessor share its registers and its shared memory
         ctas = 2 if name == "TWO_CTAS" else 1
         assert 0 < report["shared"] * ctas <= SHARED_LIMIT[90], job
         # ptxas 12.8 computed a descriptor for the first of two loops only, which may have no turn
@@ -165,6 +172,9 @@ def test_products_on_hopper_run_by_themselves(info, d, name, flags, cubins):
         assert sum(loop["spills"] == 0 for loop in loops) >= consumers, (job, loops)
         if flags == "plain":
             assert report["STACK"] == report["LOCAL"] == 0, job
+        # what each role gets of the registers when it begins
+        config = getattr(stages.by_number(9), name)
+        assert {config.CONSUMER_REGS, config.PRODUCER_REGS} <= set(report["budgets"]), job
 
 
 def test_a_register_that_one_of_two_ways_sets_is_found():

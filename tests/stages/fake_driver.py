@@ -1,0 +1,69 @@
+"""A Hopper GPU's driver that is not there: stage 9's whole way to a launch, which is noted.
+
+A script of its own, since kernels are interpreted in the tests' process: ``python fake_driver.py
+d,causal,lengths ...`` calls attend twice for each and prints a line of JSON a launch: its grid, and
+the kernel's arguments that are numbers, by name.
+"""
+
+import json
+import os
+import sys
+
+SHAPES = (2, 4, 300), (2, 2, 260)  # of q and of k and v, without d
+
+
+class Utils:
+    """What Triton asks of a driver."""
+
+    def load_binary(self, *_):
+        return "module", "function", 168, 0, 1024  # registers, spills, threads
+
+    def get_device_properties(self, _):
+        return {"max_shared_mem": 232_448}
+
+
+class Launcher:
+    """Stands in for what a compiled kernel is launched by."""
+
+    def __init__(self, src, metadata):
+        self.names = src.fn.arg_names
+
+    def __call__(self, *args):
+        named = dict(zip(self.names, args[-len(self.names) :], strict=True))
+        numbers = {n: x for n, x in named.items() if isinstance(x, (bool, int, float))}
+        print(json.dumps({"grid": args[:3], **numbers}), flush=True)
+
+
+class Driver:
+    utils, launcher_cls = Utils(), Launcher
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, _):
+        return 0
+
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+
+if __name__ == "__main__":
+    os.environ["TRITON_INTERPRET"] = "0"  # before stages sets it: there is no GPU here
+    import torch
+    import triton
+
+    from stages import contract
+    from stages import s09_gluon_hopper as stage
+
+    triton.runtime.driver.set_active(Driver())
+    contract.why_not = contract.why_not_dtype = lambda *_: None
+    stage.counter_of = lambda device: torch.zeros(1, dtype=torch.int32)
+    stage.multiprocessors = lambda device: 132
+    for job in sys.argv[1:]:
+        d, causal, lengths = map(int, job.split(","))
+        q, k, v = (torch.zeros(*shape, d).bfloat16() for shape in (SHAPES[0], *SHAPES[1:] * 2))
+        seqlens_k = torch.tensor([3, 200], dtype=torch.int32) if lengths else None
+        for _ in range(2):
+            stage.attend(q, k, v, causal=bool(causal), seqlens_k=seqlens_k)

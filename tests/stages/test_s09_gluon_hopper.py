@@ -1,0 +1,56 @@
+"""Stage 9's way from attend to the launch, with a driver that is faked; the rest needs a GPU."""
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_driver import SHAPES
+
+import stages
+
+ROOT = Path(__file__).parents[2]
+STAGE = stages.by_number(9)
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="no wheel of triton for this machine"
+)
+
+
+@pytest.mark.parametrize(
+    ("d", "causal", "lengths"),
+    [(128, 0, 0), pytest.param(64, 1, 1, marks=pytest.mark.slow)],
+)
+def test_the_kernel_gets_what_it_is_to_get_at_the_first_launch_and_at_the_next(
+    d, causal, lengths, tmp_path
+):
+    (B, H, Nq), (_, Hk, Nk) = SHAPES
+    config = STAGE.plan(d, bool(causal or lengths), Nk)
+    script = str(Path(__file__).with_name("fake_driver.py"))
+    environment = os.environ | {
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
+    }
+    done = subprocess.run(
+        [sys.executable, script, f"{d},{causal},{lengths}"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, again = map(json.loads, done.stdout.splitlines())
+    assert first == again
+    blocks = -(-Nq // (64 * config.CONSUMERS))
+    grid = min(132 * config.ctas, B * H * blocks)
+    assert first.pop("grid") == [grid, 1, 1]
+    assert first.pop("qk_scale") == pytest.approx(math.log2(math.e) / math.sqrt(d))
+    assert first.pop("section") == B * H  # all K and V fit
+    assert first == {
+        "H": H, "group": H // Hk, "Nq": Nq, "Nk": Nk, "blocks": blocks, "heads": B * H,
+        "tiles": B * H * blocks, "CAUSAL": bool(causal), "HAS_SEQLENS": bool(lengths),
+        "MASKED": 2 if causal else 1, "LSE": False,
+        **{name: x for name, x in config._asdict().items() if name not in ("ctas", "maxnreg")},
+    }  # fmt: skip
