@@ -20,14 +20,17 @@ def pytest_collection_modifyitems(config, items):
 def slow_first(items, workers):
     """`items` in such an order that each worker has its slow tests first, and no long one last.
 
-    pytest-xdist gives each worker a run of neighbours.
+    pytest-xdist gives each worker a run of neighbours. The short ones are those of the stages:
+    they start no process.
     """
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    quick = [item for item in items if not item.get_closest_marker("slow")]
+    classes = [[], [], []]
+    for item in items:
+        quick = "tests/stages/" in item.nodeid
+        classes[0 if item.get_closest_marker("slow") else 1 + quick].append(item)
     shares = [
         some[len(some) * worker // workers : len(some) * (worker + 1) // workers]
         for worker in range(workers)
-        for some in (slow, quick)
+        for some in classes
     ]
     return [item for share in shares for item in share]
 
