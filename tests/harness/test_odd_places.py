@@ -27,8 +27,9 @@ def slowly(*values):
 def shell(line, folder, **changes):
     """What comes of a line of bash in `folder`, in which `ladder` is our command."""
     ladder = f'ladder() {{ {shlex.join(command())} "$@"; }}\n'
+    env = environ(PYTHONUNBUFFERED="", **changes)  # what is printed waits, as a user's does
     return subprocess.run(
-        ["bash", "-c", ladder + line], cwd=folder, env=environ(**changes), capture_output=True,
+        ["bash", "-c", ladder + line], cwd=folder, env=env, capture_output=True,
         timeout=PATIENCE, stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
