@@ -15,6 +15,8 @@ SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
 PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 	$(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n 4 --dist worksteal
+# hundreds of processes start, and each would compile all that it imports
+export PYTHONDONTWRITEBYTECODE :=
 # the files that have a timing test: to collect all the others takes longer than most of them
 TIMED = $(shell grep -rlw --include='test_*.py' pytest.mark.timing tests)
 

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,13 @@ def resolve(python, system, folder):
     return dict(line.split(" ;")[0].split("==") for line in done.stdout.splitlines())
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
-@pytest.mark.parametrize("python", PYTHONS)
+def everywhere():
+    """(python, system); of these `make test` has the oldest Python on Linux alone."""
+    for pair in product(PYTHONS, SYSTEMS):
+        yield pytest.param(*pair, marks=() if pair == (PYTHONS[0], "Linux") else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("python", "system"), [*everywhere()])
 def test_the_pins_resolve_to_wheels_alone(tmp_path, python, system):
     """Each package has a wheel in its pinned version there, and none is left unpinned."""
     found = resolve(python, system, tmp_path)

@@ -163,7 +163,7 @@ def test_a_record_holds_its_rounds_and_its_own_launch_configurations(tmp_path, m
         assert statistics.median(record["rounds_ms"]) == pytest.approx(record["time_ms"], rel=1e-5)
 
 
-@pytest.mark.parametrize("direction", ["fwd", "train"])
+@pytest.mark.parametrize("direction", ["fwd", pytest.param("train", marks=pytest.mark.slow)])
 def test_a_run_holds_them_too_by_itself_and_in_turns(tmp_path, make_stage, direction):
     ours = make_stage("ours", TUNES.format(kernel="a_kernel", m=32) + RIGHT)
     out = tmp_path / "run.jsonl"
@@ -581,7 +581,10 @@ def test_bad_arguments_are_one_line(tmp_path, monkeypatch, capsys, arguments, wh
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the peers run here")
-@pytest.mark.parametrize("asked", ["sdpa_flash", "100", "3,flex_attention"])
+@pytest.mark.parametrize(
+    "asked",
+    ["3,flex_attention"] + [pytest.param(x, marks=pytest.mark.slow) for x in ("sdpa_flash", "100")],
+)
 @pytest.mark.parametrize(
     "option", [("bench", "--stages"), ("bench", "--impl"), ("run", "--stages")]
 )

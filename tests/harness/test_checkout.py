@@ -62,7 +62,7 @@ def another(tmp_path):
     return tmp_path / "another ladder"
 
 
-@pytest.mark.parametrize("folder", [".", "docs"])
+@pytest.mark.parametrize("folder", [".", pytest.param("docs", marks=pytest.mark.slow)])
 def test_in_another_checkout_both_are_named(another, folder):
     env = environ(PYTHONSAFEPATH="1")  # as an editable install, ours comes before this folder
     done = ladder("list", cwd=another / folder, env=env)

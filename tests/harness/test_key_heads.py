@@ -11,7 +11,7 @@ GROUPED = ("--n", "8,16", "--d", 8, "--h", 4, "--hk", 2)
 PADDED = ("--n", "16,24", "--d", 8, "--b", 2, "--seqlens", "5,16")
 
 
-@pytest.mark.parametrize("direction", ["fwd", "train"])
+@pytest.mark.parametrize("direction", ["fwd", pytest.param("train", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("options", "asked", "reason"),
     [

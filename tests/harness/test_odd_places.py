@@ -19,11 +19,17 @@ RUN = "run --stages 3 --n 8 --d 8 --device cpu --out o.jsonl"
 PLAIN = ("list", "diff 4 5", "trace --n 8", "--help", "run --help", "--version")
 
 
+def slowly(*values):
+    """Parameters that `make test` leaves out."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
 def shell(line, folder, **changes):
     """What comes of a line of bash in `folder`, in which `ladder` is our command."""
     ladder = f'ladder() {{ {shlex.join(command())} "$@"; }}\n'
+    env = environ(PYTHONUNBUFFERED="", **changes)  # what is printed waits, as a user's does
     return subprocess.run(
-        ["bash", "-c", ladder + line], cwd=folder, env=environ(**changes), capture_output=True,
+        ["bash", "-c", ladder + line], cwd=folder, env=env, capture_output=True,
         timeout=PATIENCE, stdin=subprocess.DEVNULL,
     )  # fmt: skip
 
@@ -36,7 +42,7 @@ def one_line(done, code, says=""):
     assert says in err
 
 
-@pytest.mark.parametrize("options", [*PLAIN, "doctor", "table run.jsonl"])
+@pytest.mark.parametrize("options", ["list", "table run.jsonl", *slowly(*PLAIN[1:], "doctor")])
 def test_a_full_disk_behind_stdout_is_one_line(tmp_path, options):
     cells = [make_cell()]
     write_run(tmp_path / "run.jsonl", make_env(cells), cells)
@@ -60,20 +66,22 @@ def test_closed_streams_are_no_files_of_ours(tmp_path, closed):
     assert len(lines) == 2 and all(line.startswith(b"{") for line in lines)
 
 
-@pytest.mark.parametrize("options", ["doctor", "--help", "list"])
+@pytest.mark.parametrize("options", ["list", *slowly("--help", "doctor")])
 def test_a_reader_that_has_read_enough_is_no_failure(tmp_path, options):
     done = shell(f"ladder {options} | true; exit ${{PIPESTATUS[0]}}", tmp_path)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize("options", ["doctor", RUN, "bench --n 16 --causal on", "ceilings"])
+@pytest.mark.parametrize(
+    "options", [RUN, *slowly("doctor", "bench --n 16 --causal on", "ceilings")]
+)
 def test_a_folder_that_is_gone_is_one_line(tmp_path, options):
     done = shell(f"mkdir g && cd g && rmdir ../g && ladder {options} --device cpu"
                  .replace("doctor --device cpu", "doctor"), tmp_path)  # fmt: skip
     one_line(done, 2, "the folder that you are in is gone")
 
 
-@pytest.mark.parametrize("files", [8, 12, 24])
+@pytest.mark.parametrize("files", [12, *slowly(8, 24)])
 @pytest.mark.parametrize("options", ["doctor", RUN, "list"])
 def test_too_few_open_files_are_one_line(tmp_path, options, files):
     done = shell(f"ulimit -n {files}; ladder {options}", tmp_path)
@@ -123,8 +131,10 @@ def test_a_name_too_long_is_one_line_wherever_a_file_is_meant(tmp_path, options)
 C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
-@pytest.mark.parametrize("changes", [C_LOCALE, {**C_LOCALE, "PYTHONIOENCODING": "ascii"},
-                                     {"PYTHONIOENCODING": "latin-1"}])  # fmt: skip
+ENCODINGS = {"PYTHONIOENCODING": "latin-1"}, {**C_LOCALE, "PYTHONIOENCODING": "ascii"}
+
+
+@pytest.mark.parametrize("changes", [C_LOCALE, *slowly(*ENCODINGS)])
 def test_a_terminal_without_utf_8_shows_what_it_can(tmp_path, changes):
     cells = [make_cell()]
     env = make_env(cells)
@@ -219,7 +229,7 @@ def read(terminal):
         return b""
 
 
-@pytest.mark.parametrize("columns", [39, 20, 8, 1])
+@pytest.mark.parametrize("columns", [20, *slowly(39, 8, 1)])
 def test_no_figure_is_cut_on_a_narrow_terminal(tmp_path, columns):
     times = {3: 12.345678, 5: 0.0123456, 6: 123.456}
     cells = [make_cell(number, f"stage{number}", time_ms=ms) for number, ms in times.items()]

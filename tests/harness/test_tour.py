@@ -165,7 +165,7 @@ def test_what_was_skipped_or_spared_is_said_with_the_reason():
 
 
 def test_the_tour_ends_with_what_was_seen_and_what_is_next(tmp_path):
-    """Here of one stage, so that it is short; a described problem ends with its records."""
+    """Here of one stage, so that it is short."""
     done = in_turn("run", "--stages", 3, "--device", "cpu", "--out", tmp_path / "tour.jsonl")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -173,6 +173,10 @@ def test_the_tour_ends_with_what_was_seen_and_what_is_next(tmp_path):
         "Fastest exact stage", "Where it broke", "Skipped", "Next"
     ]  # fmt: skip
     assert re.search(r"`ladder diff \d \d`", lines[-1])
+
+
+@pytest.mark.slow
+def test_a_run_of_a_problem_ends_with_its_records(tmp_path):
     for options in (("--n", 8), ("--n", 8, "--stages", 3)):
         out = tmp_path / f"{len(options)}.jsonl"
         done = in_turn("run", "--stages", 3, *options, "--out", out)
