@@ -155,9 +155,9 @@ def commands_of(page):
 # command -> why it isn't run here; "..." stands for anything that follows
 GPU = "needs a GPU"
 LONG = "minutes"
-TOUR = "tests/harness/test_tour.py runs it"
-TRAINED = "tests/harness/test_train.py trains stage 7"
-IN_A_NOTEBOOK = "tests/test_notebooks.py executes it"
+TOUR = "tests/harness/runs/test_tour.py runs it"
+TRAINED = "tests/models/test_train.py trains stage 7"
+IN_A_NOTEBOOK = "tests/course/test_notebooks.py executes it"
 NOT_RUN = {
     "make ladder": "installs; whoever runs these tests has done it",
     "make test": "these are the tests",
@@ -170,9 +170,9 @@ NOT_RUN = {
     "ladder run --stages 3,4,5 --stage mine.py ...": IN_A_NOTEBOOK,
     "ladder run --direction train": TOUR,
     "ladder run --direction bwd": TOUR,
-    "ladder lab check ...": "tests/harness/test_lab.py checks",
-    "ladder run --stages 3 --stage mine_5.py": "tests/harness/test_lab.py runs a file of one's own",
-    "ladder train --stage 3": "tests/harness/test_train.py trains stage 3",
+    "ladder lab check ...": "tests/course/test_lab.py checks",
+    "ladder run --stages 3 --stage mine_5.py": "tests/course/test_lab.py runs a file of one's own",
+    "ladder train --stage 3": "tests/models/test_train.py trains stage 3",
     "ladder run --suite ...": GPU,
     "ladder io ...": GPU,
     "ladder bench --mode train --causal on --d 64,128 --n 4096,8192,16384": GPU,
@@ -181,9 +181,9 @@ NOT_RUN = {
     "ladder train --stage 7 --out train.jsonl": "a record without a GPU is none",
     "ladder train --stage mine.py --stage 7": TRAINED,
     "ladder train --stage 7 ...": TRAINED,
-    "ladder model ...": "needs transformers; tests/harness/test_model.py has a model made up",
-    "ladder ceilings ...": f"{LONG}; tests/harness/test_ceilings.py measures smaller ones",
-    "ladder figures ...": "half a minute; tests/harness/test_figures.py draws them",
+    "ladder model ...": "needs transformers; tests/models/test_model.py has a model made up",
+    "ladder ceilings ...": f"{LONG}; tests/harness/runs/test_ceilings.py measures smaller ones",
+    "ladder figures ...": "half a minute; tests/course/test_figures.py draws them",
     "python -m pytest tests/gpu": GPU,
 }
 

@@ -3,7 +3,7 @@
 A code host shows a notebook's HTML without <style> and without most of CSS: what is said must be
 read from tables, <pre> and <b> alone. So a changed line is bold, and has '-' (it goes) or '+' (it
 comes) before it. Below the columns stand the files and the start of their sha256, by which
-tests/test_notebooks.py finds a notebook that shows an older stage.
+tests/course/test_notebooks.py finds a notebook that shows an older stage.
 """
 
 import ast

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("stages", "harness", "models", "course", "ladder")
 FAKES = Path(__file__).parent / "fakes"
 MARK = "LADDER_TEST_RUN"
+YARDSTICK = "torch_three_gemm"  # by name, as records have it
 # a file is asked with all inputs unless told: once is enough for what is no question of inputs
 RUN = ("run", "--inputs", "normal")
 PATIENCE = 120  # seconds; a safety net, no test is decided by it

@@ -1,8 +1,10 @@
-"""Records made up by hand, so that the views are tested on records alone."""
+"""Records made up by hand, so that the views are tested on records alone; and a usual problem."""
 
 import json
 
+from harness.problems.problem import Problem
 from harness.records.schema import check_record
+from harness.runs.ceilings import Ceiling
 
 
 def make_cell(stage=3, name="torch_three_gemm", **changes):
@@ -52,3 +54,28 @@ def write_run(path, env, cells):
     """A results file of these records; returns its path."""
     path.write_text("".join(json.dumps(record) + "\n" for record in [env, *cells]))
     return path
+
+
+def make_ceiling(what="matmul", time_ms=2.0, **changes):
+    """A valid ceiling record of a GPU."""
+    dtype = {"dtype": "float16", "precision": "float16"} if what == "matmul" else {}
+    fields = {"device": "cuda", "size": 1000, **dtype, **changes}
+    record = Ceiling(what, **fields).record(time_ms, 0.1, 9)
+    check_record(record)
+    return record
+
+
+def problem(**changes):
+    """A problem of the usual sizes but for `changes`."""
+    usual = {
+        "inputs": "normal", "seed": 7, "b": 1, "h": 1, "hk": 1, "nq": 130, "nk": 130, "d": 64,
+        "dtype": "float32", "precision": "ieee", "causal": False, "seqlens_k": None,
+        "device": "cpu",
+    }  # fmt: skip
+    return Problem(**{**usual, **changes})
+
+
+def scores(q, k):
+    """(b, h, nq, nk) scaled scores in float64, grouped heads told apart."""
+    k = k.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    return q.double() @ k.mT * q.shape[-1] ** -0.5

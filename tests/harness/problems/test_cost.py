@@ -5,7 +5,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_inputs import problem
+from made_up import problem
 
 from harness.isolation.roster import read_stages
 from harness.problems.cost import (

@@ -5,11 +5,10 @@ import re
 import signal
 
 import pytest
-from ladder_command import by_name, fakes, gone, in_turn, ladder
+from ladder_command import YARDSTICK, by_name, fakes, gone, in_turn, ladder
 
 NORMAL = ("--inputs", "normal")
 QUICK = (*NORMAL, "--n", "32,48", "--budget", "2", "--memory", "300M")
-YARDSTICK = "torch_three_gemm"
 
 
 def hold_to(path, expected, sizes=(32, 48)):

@@ -8,9 +8,8 @@ import sys
 
 import pytest
 from hostile import FAILS, HARMLESS, write
-from ladder_command import ROOT, by_name, environ, in_turn, ladder
+from ladder_command import ROOT, YARDSTICK, by_name, environ, in_turn, ladder
 
-YARDSTICK = "torch_three_gemm"
 KERNELS = ("drops_the_tail", "relu", "drops_low_scores", "a_little_in_l", "no_max")
 LIMITS = ("--budget", "4", "--memory", "600M")
 RUN = ("run", "--stages", "3", "--n", "1,33", "--d", "16", *LIMITS)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from ladder_command import in_turn
-from test_inputs import problem
+from made_up import problem
 
 from harness.isolation.roster import read_stages
 from harness.problems.cost import held_bytes

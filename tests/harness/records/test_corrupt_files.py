@@ -12,7 +12,7 @@ from harness.records.schema import SCHEMA_VERSION, BadRecord
 from ladder.app import main
 from models import views
 
-RESULTS = Path(__file__).parents[2] / "results"
+RESULTS = Path(__file__).parents[3] / "results"
 ESCAPES = "\x1b[2J\x1b]0;mine\x07\r\n\x9b31m\u202e\u2028"
 DEEP = 10**5
 NESTED = json.loads("[" * 200 + "]" * 200)

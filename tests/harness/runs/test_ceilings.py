@@ -9,7 +9,7 @@ from dataclasses import asdict
 import pytest
 import torch
 from ladder_command import ROOT, in_turn
-from made_up import make_env, write_run
+from made_up import make_ceiling, make_env, write_run
 
 from harness.measures import reading
 from harness.measures.timing import time_call
@@ -33,15 +33,6 @@ def same_threads():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-def make_ceiling(what="matmul", time_ms=2.0, **changes):
-    """A valid ceiling record of a GPU."""
-    dtype = {"dtype": "float16", "precision": "float16"} if what == "matmul" else {}
-    fields = {"device": "cuda", "size": 1000, **dtype, **changes}
-    record = Ceiling(what, **fields).record(time_ms, 0.1, 9)
-    schema.check_record(record)
-    return record
 
 
 def test_the_rate_is_the_work_over_the_time():

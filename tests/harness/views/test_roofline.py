@@ -5,9 +5,8 @@ import pytest
 
 matplotlib.use("Agg")
 from ladder_command import in_turn
-from made_up import make_cell, make_env, write_run
+from made_up import make_ceiling, make_cell, make_env, write_run
 from matplotlib import pyplot
-from test_ceilings import make_ceiling
 
 from harness.views import roofline
 from harness.views.roofline import Panel, Point, Roof, panels, place, roof_of, share

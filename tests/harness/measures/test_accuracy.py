@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from test_inputs import problem, scores
+from made_up import problem, scores
 
 import stages
 from harness.measures import accuracy, oracle

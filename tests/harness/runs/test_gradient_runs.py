@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from ladder_command import RUN, by_name, fakes, in_turn
-from test_isolation import YARDSTICK
+from ladder_command import RUN, YARDSTICK, by_name, fakes, in_turn
 
 from harness.records.jsonl import read
 

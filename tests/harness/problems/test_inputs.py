@@ -4,24 +4,9 @@ import math
 
 import pytest
 import torch
+from made_up import problem, scores
 
 from harness.problems.inputs import TILE, make_inputs
-from harness.problems.problem import Problem
-
-
-def problem(**changes):
-    usual = {
-        "inputs": "normal", "seed": 7, "b": 1, "h": 1, "hk": 1, "nq": 130, "nk": 130, "d": 64,
-        "dtype": "float32", "precision": "ieee", "causal": False, "seqlens_k": None,
-        "device": "cpu",
-    }  # fmt: skip
-    return Problem(**{**usual, **changes})
-
-
-def scores(q, k):
-    """(b, h, nq, nk) scaled scores in float64, grouped heads told apart."""
-    k = k.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    return q.double() @ k.mT * q.shape[-1] ** -0.5
 
 
 @pytest.mark.parametrize("inputs", ["normal", "peaky", "real"])

@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
-from test_inputs import problem, scores
+from made_up import problem, scores
 
 import stages
 from harness.isolation.call import bind

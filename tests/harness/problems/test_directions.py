@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_inputs import problem
+from made_up import problem
 
 import stages
 from harness.problems import directions

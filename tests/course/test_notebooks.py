@@ -26,7 +26,7 @@ from course.lessons.side_by_side import BLANK, WIDTH, braces, changed, extent, f
 from course.lessons.trace import make_trace
 from harness.records.jsonl import read
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
 MOST_BYTES = 400_000
 CELLS = range(10, 26)

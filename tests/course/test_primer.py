@@ -10,7 +10,7 @@ from pathlib import Path
 import jupytext
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CELLS = jupytext.read(ROOT / "notebooks" / "primer.py").cells
 CODE = [cell.source for cell in CELLS if cell.cell_type == "code"]
 KERNELS = ["add_kernel", "softmax_kernel", "matmul_kernel"]
