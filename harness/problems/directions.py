@@ -1,12 +1,13 @@
-"""What one call is in each direction: forward, backward, or both, as training has it.
+"""What one measured call computes in each direction: forward, backward, or both (training).
 
     fwd     o = attend(q, k, v)
-    bwd     dq, dk, dv from dO, through an output that is there already
+    bwd     dq, dk, dv from dO, by backward through an output computed before
     train   both: o = attend(q, k, v), then dq, dk, dv from dO
 
-A call returns all that it computes, so that all of it can be checked. A stage that remembers an
-answer is found out by being asked again, after a change that no version counter tells of: attention
-is linear in v, gradients in dO, and a change of sign or of the exponent is exact.
+A call returns all that it computes, so that all of it can be checked. To detect a stage that caches
+its outputs, it is called again after its inputs were changed in a way that torch's version counters
+don't show: attention is linear in v and gradients in dO, and a change of sign or of the exponent is
+exact, so the right new outputs are known.
 """
 
 import contextlib
@@ -20,15 +21,15 @@ if TYPE_CHECKING:  # the runner reads the tables below, and imports no torch
 
 # direction -> what a call returns, in this order
 OUTPUTS = {"fwd": ("o",), "bwd": ("dq", "dk", "dv"), "train": ("o", "dq", "dk", "dv")}
-# direction -> each time that a stage is asked again: what has changed, and what each output is then
-# multiplied by. A backward pass may remember in its own graph, or beside it: it is asked through
-# the same graph (v must stay as it was, or the graph is nobody's), then through a new one.
+# direction -> for each repeated call: which inputs are changed, and the factor by which each output
+# then differs. A backward pass may cache in its graph or beside it: it is called through the same
+# graph (for which v must not change), then through a new one.
 AGAIN = {
     "fwd": (("v", (-1.0,)),),
     "bwd": (("dO", (2.0, 2.0, 2.0)), ("v and dO", (-2.0, -2.0, 2.0))),
     "train": (("v and dO", (-1.0, -2.0, -2.0, 2.0)),),
 }
-SEED_OF_DO = 1  # added to the problem's seed: dO is no copy of q
+SEED_OF_DO = 1  # added to the problem's seed, so that dO is no copy of q
 
 Tensors = tuple[Any, ...]  # torch.Tensor each; None where there is no gradient
 Attend = Callable[..., "torch.Tensor"]
@@ -40,7 +41,7 @@ class BadGradient(Exception):
 
 
 def make_output_gradient(problem: Problem) -> "torch.Tensor":
-    """dO ~ N(0, 1), (b, h, nq, d), of the problem's dtype and on its device."""
+    """Draw dO ~ N(0, 1), (b, h, nq, d), in the problem's dtype and on its device."""
     import torch
 
     generator = torch.Generator().manual_seed(problem.seed + SEED_OF_DO)
@@ -52,11 +53,11 @@ def prepare(
     attend: Attend, direction: str, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor",
     dO: "torch.Tensor | None",
 ) -> Call:  # fmt: skip
-    """The call to be measured: it takes nothing and returns what OUTPUTS names.
+    """Make the call to be measured: it takes no arguments and returns what OUTPUTS names.
 
-    q, k, v are read where they are, by every call anew. For 'bwd' the forward pass is done here,
-    once. A gradient that torch has none of is None; BadGradient is raised, here or in the call,
-    where the output has none at all, or torch refuses the shape of one.
+    Every call reads q, k, v again, in place. For 'bwd' the forward pass is done here, once. A
+    gradient that torch does not compute is None. BadGradient is raised, here or in the call, where
+    the output carries no gradient at all, or torch refuses a gradient's shape.
     """
     if direction == "fwd":
         return lambda: (attend(q, k, v),)
@@ -74,10 +75,13 @@ class Train:
         return self.outputs(self.attend(*self.leaves))
 
     def outputs(self, o: Any, keep: bool = False) -> Tensors:
-        """o, dq, dk, dv; where the graph of `o` is to `keep` for another time, without o."""
+        """Compute the gradients from `o`: returns o, dq, dk, dv; with `keep`, dq, dk, dv alone.
+
+        `keep`: the graph of `o` is kept for further calls.
+        """
         import torch
 
-        if type(o) is not torch.Tensor:  # a subclass may compute when it is asked, later
+        if type(o) is not torch.Tensor:  # a subclass may delay its computation
             raise BadGradient(why_no_gradient(o, self.dO))
         try:
             forward = () if keep else (o.detach(),)
@@ -89,7 +93,7 @@ class Train:
 
 
 class Backward(Train):
-    """Backward alone, through a graph that is kept: dq, dk, dv."""
+    """Backward alone, each time through the same graph: dq, dk, dv."""
 
     def __init__(self, attend: Attend, leaves: Tensors, dO: Any) -> None:
         super().__init__(attend, leaves, dO)
@@ -98,7 +102,7 @@ class Backward(Train):
         self.rebuild()
 
     def rebuild(self) -> None:
-        """Do the forward pass again; the graph of the last one goes first."""
+        """Do the forward pass again; the old graph is freed first."""
         self.o = None
         self.o = self.attend(*self.leaves)
         if reason := why_no_gradient(self.o, self.dO):
@@ -109,7 +113,7 @@ class Backward(Train):
 
 
 def keep_buffers() -> None:
-    """Have torch.compile keep what a forward pass saves, for one backward pass after another."""
+    """Have torch.compile keep what a forward pass saves, so that backward can run repeatedly."""
     import torch._functorch.config
 
     with contextlib.suppress(AttributeError):  # before torch 2.6 there is no such setting
@@ -137,10 +141,10 @@ def show(value: Any) -> str:
 
 
 def explain(error: Exception, o: Any, attend: Attend, leaves: Tensors, dO: Any) -> Exception:
-    """What `error` comes to: a BadGradient where the stage's gradients are no gradients, or itself.
+    """Turn `error` into a BadGradient where the stage's gradients are at fault; else return it.
 
-    Torch refuses a gradient of another shape by its place among the arguments of whichever function
-    made it; which of ours that is shows when each is asked for alone.
+    Torch names a gradient of a wrong shape only by its index among the arguments of the function
+    that made it. Computing each of dq, dk, dv alone shows which of them it is.
     """
     import torch
 
@@ -155,9 +159,9 @@ def explain(error: Exception, o: Any, attend: Attend, leaves: Tensors, dO: Any) 
         alone[index].requires_grad_()
         try:
             torch.autograd.grad(attend(*alone), alone[index], dO)
-        except Exception as lone:
-            if REFUSED in str(lone):
-                return BadGradient(f"{name}: {str(lone).split(' - ', 1)[-1]}")
+        except Exception as own:
+            if REFUSED in str(own):
+                return BadGradient(f"{name}: {str(own).split(' - ', 1)[-1]}")
     return BadGradient(str(error))
 
 
@@ -165,10 +169,10 @@ REFUSED = "invalid gradient at index"  # torch's words
 
 
 def ask_again(call: Call, direction: str, v: "torch.Tensor", dO: Any) -> Iterator[Call]:
-    """The call to make for each of AGAIN, on inputs changed in place, and changed back after it.
+    """Yield the call to make for each entry of AGAIN, with its inputs changed in place.
 
-    `v` and `dO` are those that `call` was prepared with. The changes go through .data: not even
-    torch's version counters tell.
+    The inputs are restored after each call. `v` and `dO` are those that `call` was prepared with.
+    They are changed through .data, which torch's version counters don't count.
     """
     for changed, _ in AGAIN[direction]:
         negate, double = "v" in changed, "dO" in changed
@@ -177,7 +181,7 @@ def ask_again(call: Call, direction: str, v: "torch.Tensor", dO: Any) -> Iterato
                 v.data.neg_()
             if double:
                 dO.data.mul_(2.0)
-            if negate and hasattr(call, "rebuild"):  # it holds what it made of v
+            if negate and hasattr(call, "rebuild"):  # it keeps what it computed from v
                 call.rebuild()
             yield call
         finally:

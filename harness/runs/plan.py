@@ -95,7 +95,7 @@ def why_hopeless(problem: Problem) -> tuple[str, str] | None:
     Said before anything is made: inputs that outgrow the machine would have its kernel end whatever
     process it likes, and an oracle that can't be in time would be waited for in silence.
     """
-    machine, held = environment.memory_bytes(), cost.held_bytes(problem)
+    machine, held = environment.memory_bytes(), cost.checking_bytes(problem)
     if machine is not None and held > machine // 2:
         return "out-of-memory", (
             f"can't be checked: that takes at least {show_bytes(held)}, more than half of this "
