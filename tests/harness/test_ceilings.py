@@ -185,7 +185,7 @@ def test_every_way_to_read_looks_at_every_number():
     """One NaN, wherever it is, is in the sum; more tiles than programs, and fewer."""
     for tiles in (1, 7, 20):
         x = torch.randn(8192 * tiles)
-        found = reading.ways(x)
+        found = reading.methods(x)
         assert len(found) == 1 + len(reading.SHAPES)
         for call in found.values():
             torch.testing.assert_close(
@@ -194,18 +194,18 @@ def test_every_way_to_read_looks_at_every_number():
     for place in (0, 8191, 8192 * 9 + 5, 8192 * 20 - 1):
         bad = x.clone()
         bad[place] = float("nan")
-        assert all(call().sum().isnan() for call in reading.ways(bad).values())
+        assert all(call().sum().isnan() for call in reading.methods(bad).values())
 
 
 def test_the_record_of_reading_says_which_way_was_the_fastest(monkeypatch):
     size = 8192 * 4 * 5
     [record] = ceilings.measure([Ceiling("read", "cpu", size)], seconds=0.01)
     schema.check_record(record)
-    assert record["how"] in reading.ways(torch.zeros(8192))
+    assert record["how"] in reading.methods(torch.zeros(8192))
     assert record["value"] == size / (record["time_ms"] * 1e9) and record["unit"] == "TB/s"
     assert f"read, 160 KB ({record['how']})" == machine.ceiling_title(record)
     calls = {"slow": lambda: time.sleep(0.01), "quick": lambda: None}
-    monkeypatch.setattr(reading, "ways", lambda x: calls)
+    monkeypatch.setattr(reading, "methods", lambda x: calls)
     assert reading.fastest(64, "cpu") == ("quick", calls["quick"])
 
 
