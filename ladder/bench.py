@@ -14,7 +14,8 @@ from harness.records.jsonl import WriteFailed
 from harness.records.schema import DIRECTIONS, Record
 from harness.runs import plan, runner
 from harness.runs.suites import SUITES
-from harness.views import contest_plots, contests, table
+from harness.views import contest_plots, contests
+from harness.views.page import make_page
 from ladder import measuring, options, problems
 from ladder.arguments import SHOWN, choose, stages_and_device
 from ladder.options import MAX_D, UserError, integers
@@ -97,7 +98,7 @@ class View:
 
     def show(self, env: Record, records: Sequence[Record], path: Path) -> None:
         """Print the tables. `path`: the file of the records."""
-        page = table.page()
+        page = make_page()
         page.width = min(page.width, contests.WIDTH)
         if not records:
             page.print(Text(f"{path}: nothing was measured"), soft_wrap=True)

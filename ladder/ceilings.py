@@ -5,7 +5,8 @@ from dataclasses import asdict
 from harness.records import units
 from harness.records.schema import Record
 from harness.runs import ceilings
-from harness.views import machine, table
+from harness.views import machine
+from harness.views.page import make_page
 from ladder import options
 from ladder.arguments import stages_and_device
 from ladder.measuring import Progress, begin, carry_out, check_out, note
@@ -29,7 +30,7 @@ def ceilings_command(device: options.Device = None, out: options.Out = None) -> 
                 progress.finished(machine.ceiling_title(asdict(ceiling)), said)
 
     def show(env: Record, records: list[Record], _: BaseException | None) -> bool:
-        machine.show_ceilings(env, records, table.page())
+        machine.show_ceilings(env, records, make_page())
         note("records", writer.path)
         return len(records) < len(wanted)
 

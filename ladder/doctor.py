@@ -20,7 +20,7 @@ from harness.isolation.roster import (
 from harness.problems.problem import DEVICES, PEERS_FROM, YARDSTICK
 from harness.records import checkout, environment
 from harness.records.units import clean
-from harness.views import table
+from harness.views.page import make_page
 from harness.views.table import Cell, Column, Table
 from ladder.arguments import prepare_children
 
@@ -42,7 +42,7 @@ def list_command() -> int:
         rows.append([str(stage["number"]), *texts])
     headers = ("stage", "the one idea", "still hurts")
     columns = [Column("#"), *(Column(header, left=True, wraps=True) for header in headers)]
-    page = table.page()
+    page = make_page()
     page.print(Table(columns, rows, gap=2))
     said = f"From {PEERS_FROM} on: peers, others' kernels to compare with. "
     page.print(Text(f"{said}`ladder doctor` says what runs here.", style="dim"))
@@ -55,10 +55,10 @@ def doctor_command() -> int:
     try:
         stages = read_stages()
     except BadStage as error:
-        show([], table.page())
+        show([], make_page())
         print(f"no stage runs here: {error}", file=sys.stderr)
         return 1
-    show(stages, table.page())
+    show(stages, make_page())
     return 0 if healthy(stages) else 1
 
 

@@ -12,7 +12,7 @@ from harness.isolation.child import ChildFailed
 from harness.isolation.session import Session, is_bool, is_count, is_text, is_time
 from harness.problems.problem import PEERS_FROM
 from harness.records.schema import Record
-from harness.views import table
+from harness.views.page import make_page
 from ladder import measuring, options
 from ladder.arguments import choose, numbers_and_files, stages_and_device
 from ladder.options import UserError, integers
@@ -114,7 +114,7 @@ def finish(env: Record, records: Sequence[Record], path: Path) -> bool:
     """Print the table and the text, draw the plot; whether a text differs without the cache."""
     if not records:
         raise UserError(f"{path}: no record in it: nothing was written to its end")
-    page = table.page()
+    page = make_page()
     page.print(views.generated_table(env, records))
     page.print(Text(f"written: {records[-1]['text']!r}"), soft_wrap=True)
     measuring.note("records", path)

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from harness.records.schema import Record
 from harness.runs import traffic
-from harness.views import cell_tables, machine, table
+from harness.views import cell_tables, machine
+from harness.views.page import make_page
 from ladder import options, problems
 from ladder.arguments import choose, stages_and_device, why_no_cuda
 from ladder.measuring import Progress, begin, carry_out, check_out, draw, note
@@ -52,7 +53,7 @@ def io_command(
             machine.plot_traffic(records, names, picture)
             return [picture]
 
-        table.page().print(machine.traffic_table(records, names))
+        make_page().print(machine.traffic_table(records, names))
         note("records", writer.path)
         draw("plot", plot)
         return False

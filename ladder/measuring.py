@@ -15,7 +15,8 @@ from harness.records import environment
 from harness.records.jsonl import WriteFailed, Writer, read
 from harness.records.schema import Record
 from harness.records.units import clean
-from harness.views import roofline, table
+from harness.views import roofline
+from harness.views.page import make_page
 from ladder.options import UserError
 
 RUNS = Path("runs")
@@ -108,7 +109,7 @@ def carry_out(
 
 def note(what: str, said: object) -> None:
     """A line below the tables: where the records are, or the plots."""
-    table.page().print(Text(f"{what + ':':<9}{said}"), soft_wrap=True)
+    make_page().print(Text(f"{what + ':':<9}{said}"), soft_wrap=True)
 
 
 def draw(what: str, plot: Callable[[], Sequence[Path]]) -> None:
@@ -116,7 +117,7 @@ def draw(what: str, plot: Callable[[], Sequence[Path]]) -> None:
     try:
         note(what, ", ".join(map(str, plot())) or "nothing to plot")
     except (ImportError, OSError) as error:
-        table.page().print(Text(f"no plot: {error}"), soft_wrap=True)
+        make_page().print(Text(f"no plot: {error}"), soft_wrap=True)
 
 
 class Progress:

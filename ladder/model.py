@@ -7,7 +7,7 @@ from harness.records.jsonl import Writer
 from harness.records.schema import FAILURES, Record
 from harness.records.units import show_time
 from harness.runs.plan import default_memory
-from harness.views import table
+from harness.views.page import make_page
 from ladder import options
 from ladder.arguments import choose, numbers_and_files, stages_and_device
 from ladder.measuring import Progress, begin, check_out, note, open_results
@@ -67,6 +67,6 @@ def measure(
     with Progress(len(cells)) as progress:
         model_run.run(cells, found, default_memory(), create, tell)
     env, records = open_results(opened[0].path, "model")
-    table.page().print(views.model_tables(env, records))
+    make_page().print(views.model_tables(env, records))
     note("records", opened[0].path)
     return int(any(record["status"] in FAILURES for record in records))

@@ -18,7 +18,8 @@ from harness.records.units import show_time
 from harness.runs.plan import Cell, Limits, default_memory, each_inputs, plan_grid, plan_tour
 from harness.runs.runner import run
 from harness.runs.suites import SUITES
-from harness.views import cell_tables, lines, table
+from harness.views import cell_tables, lines
+from harness.views.page import make_page
 from ladder import options, problems
 from ladder.arguments import RUN_SHAPE, choose, prepare_children, stages_and_device, typed
 from ladder.measuring import Progress, begin, carry_out, check_out, draw, note
@@ -232,7 +233,7 @@ def measure(cells: Sequence[Cell], done: list[Record], writer: Writer, limits: L
     def show(env: Record, records: list[Record], ended: BaseException | None) -> bool:
         order = {key(cell.to_json()): index for index, cell in enumerate(cells)}
         records.sort(key=lambda record: order[key(record)])
-        page = table.page()
+        page = make_page()
         if records:
             cell_tables.show(env, records, "rich", page)
         note("records", writer.path)

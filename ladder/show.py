@@ -11,8 +11,8 @@ from course.report import pages
 from harness.isolation.roster import built_in_files
 from harness.records import checkout
 from harness.records.schema import BadRecord
-from harness.views import cell_tables, lines, roofline, table
-from harness.views.look import DARK, LIGHT
+from harness.views import cell_tables, lines, roofline
+from harness.views.page import make_page
 from ladder import options
 from ladder.measuring import check_machine, note, open_results, writing
 from ladder.options import UserError
@@ -21,7 +21,7 @@ from ladder.options import UserError
 def table_command(file: options.ResultsFile, form: options.TableFormat = "rich") -> int:
     """Show the tables of a run again, from its records alone."""
     env, cells = open_results(file)
-    cell_tables.show(env, cells, form, table.page())
+    cell_tables.show(env, cells, form, make_page())
     return 0
 
 
@@ -51,8 +51,8 @@ def roofline_command(
     if not panels:
         raise UserError(f"{file}: no cell in it has a place under a roof: ok, and not interpreted")
     with writing(out):
-        written = roofline.draw(env, panels, out, DARK if dark else LIGHT)
-    roofline.show(env, panels, table.page())
+        written = roofline.draw(env, panels, out, dark)
+    roofline.show(env, panels, make_page())
     note("plot", written)
     return 0
 
@@ -70,7 +70,7 @@ def diff_command(
             raise UserError(f"diff: got {number}, expected some of {known}")
     if old == new:
         raise UserError(f"diff: got {old} twice, the same stage; expected two different ones")
-    console, paths = table.page(), (files[old], files[new])
+    console, paths = make_page(), (files[old], files[new])
     lines = list(diff_view.changes(*paths, diff_view.whole if whole else diff_view.kernel))
     for line in lines:
         console.print(line, soft_wrap=True)

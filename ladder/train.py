@@ -12,7 +12,7 @@ from harness.problems.problem import PEERS_FROM
 from harness.records.jsonl import WriteFailed
 from harness.records.schema import Record
 from harness.runs.plan import default_memory
-from harness.views import table
+from harness.views.page import make_page
 from ladder import measuring, options
 from ladder.arguments import choose, numbers_and_files, stages_and_device
 from ladder.options import UserError, long_dtype
@@ -95,7 +95,7 @@ def train_command(
         if records or ended is None:
             return finish(env, records, writer.path, not isinstance(ended, WriteFailed))
         nothing = f"{writer.path}: nothing was trained to its end"
-        table.page().print(Text(nothing), soft_wrap=True)
+        make_page().print(Text(nothing), soft_wrap=True)
         return False
 
     planned, declared = plan.to_json(contestants), [one.declared for one in contestants]
@@ -130,7 +130,7 @@ def finish(env: Record, records: Sequence[Record], path: Path, plots: bool = Tru
     """Print the table, and draw the plot beside the records in `path`; whether one failed."""
     if not records:
         raise UserError(f"{path}: no record in it: nothing was trained to its end")
-    table.page().print(views.in_terminal(env, records))
+    make_page().print(views.in_terminal(env, records))
     measuring.note("records", path)
     picture = path.with_name(f"{path.stem}-plots") / "loss.png"
     if plots:

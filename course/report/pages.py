@@ -13,7 +13,7 @@ from course.report import contests, course, front, sources
 from course.report.text import CPU, DOCS, GPU, ROOT, SIZES, as_shown
 from harness.records.jsonl import read
 from harness.views import cell_tables, contest_plots, lines, machine, roofline
-from harness.views.look import LOOKS
+from harness.views.look import DARK, LOOKS
 from models import views
 
 README = ROOT / "README.md"
@@ -125,7 +125,7 @@ def draw(folder: Path) -> list[Path]:
         errors = [*(cell for cell in tour if cell["d"] < 128), *tf32]
         for measure, shown in (("time", tour + many), ("memory", tour + many), ("error", errors)):
             written.append(lines.plot_measure(every, shown, measure, folder, look))
-        written.append(roofline.draw(every, roofs, folder, look))
+        written.append(roofline.draw(every, roofs, folder, dark=look is DARK))
         for name, plots in (
             ("bench-004", {"tflops": "tflops"}),
             ("bench-001-train", {

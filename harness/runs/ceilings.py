@@ -132,7 +132,7 @@ def gauge(connection: Connection, fields: Record, seconds: float) -> None:
         from harness.measures.timing import time_call, time_once
 
         if ceiling.what == "read":
-            from harness.measures.reading import fastest
+            from harness.measures.bandwidth import fastest
 
             how, call = fastest(ceiling.size, ceiling.device)
         else:

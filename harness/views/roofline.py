@@ -20,7 +20,7 @@ from harness.records.schema import Record
 from harness.records.units import show_rate, significant
 from harness.views.cell_tables import Stage, labels, stage_of, titles
 from harness.views.lines import families, family_title
-from harness.views.look import DASHES, LIGHT, Look, halo, legend, marks, note_below, picture
+from harness.views.look import DARK, DASHES, LIGHT, Look, halo, legend, marks, note_below, picture
 from harness.views.table import Column, Table
 
 STAGE_THREADS = {"cpu": 1, "cuda": None}  # a CPU stage is timed with one (measures/timing.py)
@@ -181,12 +181,13 @@ def show_share(part: float | None) -> str:
     return "-" if part is None else f"{significant(100 * part, 2 if part < 1 else 3)}%"
 
 
-def draw(env: Record, found: Sequence[Panel], folder: Path, look: Look = LIGHT) -> Path:
-    """Write roofline.png into `folder`, or roofline-dark.png where `look` is DARK.
+def draw(env: Record, found: Sequence[Panel], folder: Path, dark: bool = False) -> Path:
+    """Write roofline.png into `folder`, or roofline-dark.png where it is to be `dark`.
 
     One colour and marker per stage, one dash per family of problems, N beside the points. Raises
     ImportError where matplotlib is missing.
     """
+    look = DARK if dark else LIGHT
     names = labels(env)
     style = marks(point.stage for panel in found for point in panel.points)
     path = folder / f"roofline{look.suffix}.png"

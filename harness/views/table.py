@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table as RichTable
@@ -14,7 +13,6 @@ from rich.text import Text
 
 from harness.records.schema import Record
 
-WIDTH, LEAST = 100, 40  # columns of a page; a narrower terminal breaks the lines itself
 STYLES = {"ok": "green", "wrong-by-design": "yellow", "not judged": "yellow", "skipped": "dim"}
 Cell = str | Text  # a text without or with a style
 
@@ -158,18 +156,3 @@ def as_csv(records: Sequence[Record]) -> str:
 def as_json(records: Sequence[Record]) -> str:
     """The records as a list in JSON."""
     return json.dumps(records, indent=1) + "\n"
-
-
-class Page(Console):
-    """A console that cuts nothing: a table wider than the terminal goes on in its next line."""
-
-    def print(self, *objects: Any, **how: Any) -> None:
-        """As Console.print, uncropped."""
-        super().print(*objects, **{"crop": False, **how})
-
-
-def page() -> Console:
-    """Standard output, 40 to 100 columns wide, and 100 where it is no terminal."""
-    console = Page()
-    console.width = max(LEAST, min(WIDTH, console.width)) if console.is_terminal else WIDTH
-    return console

@@ -11,7 +11,7 @@ import torch
 from ladder_command import ROOT, in_turn
 from made_up import make_env, write_run
 
-from harness.measures import reading
+from harness.measures import bandwidth
 from harness.measures.timing import time_call
 from harness.records import jsonl, schema
 from harness.records.units import show_rate
@@ -185,8 +185,8 @@ def test_every_way_to_read_looks_at_every_number():
     """One NaN, wherever it is, is in the sum; more tiles than programs, and fewer."""
     for tiles in (1, 7, 20):
         x = torch.randn(8192 * tiles)
-        found = reading.methods(x)
-        assert len(found) == 1 + len(reading.SHAPES)
+        found = bandwidth.methods(x)
+        assert len(found) == 1 + len(bandwidth.SHAPES)
         for call in found.values():
             torch.testing.assert_close(
                 call().sum().double(), x.double().sum(), atol=1e-2, rtol=1e-4
@@ -194,19 +194,19 @@ def test_every_way_to_read_looks_at_every_number():
     for place in (0, 8191, 8192 * 9 + 5, 8192 * 20 - 1):
         bad = x.clone()
         bad[place] = float("nan")
-        assert all(call().sum().isnan() for call in reading.methods(bad).values())
+        assert all(call().sum().isnan() for call in bandwidth.methods(bad).values())
 
 
 def test_the_record_of_reading_says_which_way_was_the_fastest(monkeypatch):
     size = 8192 * 4 * 5
     [record] = ceilings.measure([Ceiling("read", "cpu", size)], seconds=0.01)
     schema.check_record(record)
-    assert record["how"] in reading.methods(torch.zeros(8192))
+    assert record["how"] in bandwidth.methods(torch.zeros(8192))
     assert record["value"] == size / (record["time_ms"] * 1e9) and record["unit"] == "TB/s"
     assert f"read, 160 KB ({record['how']})" == machine.ceiling_title(record)
     calls = {"slow": lambda: time.sleep(0.01), "quick": lambda: None}
-    monkeypatch.setattr(reading, "methods", lambda x: calls)
-    assert reading.fastest(64, "cpu") == ("quick", calls["quick"])
+    monkeypatch.setattr(bandwidth, "methods", lambda x: calls)
+    assert bandwidth.fastest(64, "cpu") == ("quick", calls["quick"])
 
 
 def test_ceilings_from_before_there_were_several_ways_are_read(tmp_path):
