@@ -17,8 +17,8 @@ from typing import Any
 
 from harness.isolation.call import bind, blame, write_outputs
 from harness.isolation.child import ChildFailed, say
+from harness.isolation.measured_call import prepare
 from harness.isolation.session import Session, is_text, list_of
-from harness.problems.directions import prepare
 from harness.problems.problem import Problem
 
 LIMIT = 60.0  # seconds for each of the two processes

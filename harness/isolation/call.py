@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.problems.directions import OUTPUTS, BadGradient, prepare, show
+from harness.isolation.measured_call import BadGradient, prepare, show
+from harness.problems.directions import OUTPUTS
 from harness.problems.problem import Problem
 
 WARM_UP_ROWS = 16

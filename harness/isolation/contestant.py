@@ -4,7 +4,7 @@ Each stage is loaded, called for the first time (which compiles) and once more u
 meter where there is one, and its outputs go to a file for the judge, another process. Only those
 that the judge has found right (or wrong by design) go on to be timed: an unchecked time is never
 taken. After its timing each is asked again with v and dO changed, so that one which remembers its
-answer is found out (harness/problems/directions.py says how).
+answer is found out (measured_call.py says how).
 
 What a stage raises costs itself only. Where the device is lost with it (an illegal access ends all
 CUDA work of a process) the whole comparison has failed.
@@ -33,9 +33,7 @@ from harness.isolation.call import (
     write_outputs,
 )
 from harness.isolation.child import hear, say
-from harness.isolation.paged import PagedCall
-from harness.isolation.watched import Watched
-from harness.problems.directions import Call, ask_again, prepare
+from harness.isolation.measured_call import Call, PagedCall, Watched, ask_again, prepare
 from harness.problems.problem import Problem
 
 SETUP = 1 << 27  # bytes that importing Triton and first calls may leave behind: no workspace
@@ -131,7 +129,7 @@ class Contestant:
                 )
 
     def watched(self, given: Given) -> Watched:
-        """Its call for the timer (watched.py), one for all its samples."""
+        """Its call for the timer (measured_call.py), one for all its samples."""
         if self.timed is None:
             x = given.tensors[3 if self.problem.direction == "bwd" else 0]
             self.timed = Watched(self.prepared(given), x)

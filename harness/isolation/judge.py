@@ -2,17 +2,20 @@
 
 import contextlib
 import os
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from harness.isolation.call import blame
 from harness.isolation.child import NO_MESSAGE, START_LIMIT, ChildFailed, Message, hear, say
+from harness.isolation.measured_call import AGAIN
 from harness.isolation.session import Session, is_bool, is_number, is_text, optional
-from harness.isolation.watched import undo
+from harness.problems.directions import OUTPUTS
 from harness.problems.problem import ITEMSIZE, Problem
 
 JUDGE_LIMIT = 600.0  # seconds for an oracle, and for a comparison
+FORGIVEN = 0.25  # of what a change did to an output: rounding may differ by so much
 
 ERRORS = ("err_f64_max", "err_f64_rel", "err_stage3_max", "err_stage3_rel")
 VERDICT = {
@@ -49,9 +52,9 @@ class Judge(Session):
     ) -> Message:
         """What the judge finds of the outputs in the file `path`, which is then removed.
 
-        `again`: which of the changes in directions.AGAIN they were computed after; `change`: the
-        one of watched.py. Raises ChildFailed where the stage has not written the file, and where
-        the judge fails twice.
+        `again`: which of the changes in measured_call.AGAIN they were computed after; `change`: the
+        one of measured_call.Watched. Raises ChildFailed where the stage has not written the file,
+        and where the judge fails twice.
         """
         if not path.is_file():  # announced, and never written
             raise ChildFailed("crashed", NO_MESSAGE)
@@ -75,14 +78,14 @@ def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
 
     Says 'ready' once the oracles are made; then, for each {'path', 'again', 'change'}, 'verdict'
     with the errors, whether all is finite, whether it is exact, and why not. `again`: which of
-    AGAIN's changes (harness/problems/directions.py) the outputs were computed after, or None;
-    `change`: the change of one element (watched.py), or None.
+    AGAIN's changes (measured_call.py) the outputs were computed after, or None;
+    `change`: the change of one element (measured_call.py's Watched), or None.
     """
     import torch
 
     from harness.measures.accuracy import judge_outputs, set_precision
     from harness.measures.oracle import make_oracles
-    from harness.problems.directions import AGAIN, make_output_gradient
+    from harness.problems.directions import make_output_gradient
     from harness.problems.inputs import make_inputs
 
     problem = Problem.from_json(problem_json)
@@ -136,3 +139,54 @@ def read_output(path: str, size: int) -> Any:
                 data = numpy.fromfile(file, dtype=numpy.uint8)
                 return torch.from_numpy(data) if data.size == size else None
     return None
+
+
+def undo(
+    outputs: Sequence[Any], truths: Sequence[Any], problem: Problem, given: Sequence[Any],
+    change: tuple[int, int],
+) -> list[Any]:  # fmt: skip
+    """`outputs` less what the `change` of one element did to them, all in float64.
+
+    Raises ValueError where there is no such element or value. `truths`: what they were without it;
+    `given`: q, k, v, dO without it.
+    """
+    import torch
+
+    at, value = change
+    x = given[3 if problem.direction == "bwd" else 0]
+    if not 0 <= at < x.numel():
+        raise ValueError(f"element {at} of {x.numel()}")
+    b, h, i = (int(n) for n in torch.unravel_index(torch.tensor(at), x.shape)[:3])
+    hk = h * problem.hk // problem.h
+    seen = problem.nk if problem.seqlens_k is None else problem.seqlens_k[b]
+    if problem.causal:
+        seen = max(0, min(seen, i + 1 + problem.nk - problem.nq))
+    k, v = (y[b, hk, :seen].double() for y in given[1:3])  # (seen, d)
+    row = [given[0][b, h, i], given[3][b, h, i]]  # q and dO, (d)
+    before = row_terms(row[0], k, v, row[1])
+    cells = x.view(getattr(torch, f"int{8 * x.element_size()}")).view(-1)
+    was = cells[at].clone()
+    cells[at] = value
+    after = row_terms(row[0], k, v, row[1])
+    cells[at] = was
+    where = {"o": (b, h, i), "dq": (b, h, i)}
+    undone = []
+    for name, output, truth in zip(OUTPUTS[problem.direction], outputs, truths, strict=True):
+        here = where.get(name, (b, hk, slice(seen)))
+        moved = torch.zeros_like(output)
+        moved[here] = after[name] - before[name]
+        off = output - moved - truth
+        off = off.sign() * (off.abs() - FORGIVEN * moved.abs()).clamp_min(0)
+        undone.append(truth + off / 2)  # the bounds are those of the unchanged problem
+    return undone
+
+
+def row_terms(q: Any, k: Any, v: Any, dO: Any) -> dict[str, Any]:
+    """What one query row gives: its o and dq (d), and its part of dk and dv (seen, d)."""
+    import torch
+
+    q, dO, scale = q.double(), dO.double(), q.shape[-1] ** -0.5
+    p = torch.softmax(k @ q * scale, dim=0)  # (seen)
+    o = p @ v
+    ds = p * (v @ dO - o @ dO) * scale
+    return {"o": o, "dq": ds @ k, "dk": torch.outer(ds, q), "dv": torch.outer(p, dO)}

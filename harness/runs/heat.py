@@ -15,6 +15,7 @@ from typing import Any
 from harness.isolation.child import NO_MESSAGE, ChildFailed
 from harness.isolation.contestant import compete
 from harness.isolation.judge import Judge
+from harness.isolation.measured_call import AGAIN
 from harness.isolation.processes import kept_waiting
 from harness.isolation.roster import LEAST_LOAD
 from harness.isolation.session import (
@@ -28,7 +29,6 @@ from harness.isolation.session import (
     list_of,
     optional,
 )  # fmt: skip
-from harness.problems.directions import AGAIN
 from harness.records.schema import METERS
 from harness.runs.outcome import CHECKED, TIMING, Outcome
 from harness.runs.plan import Comparison
