@@ -1,12 +1,12 @@
-"""Calls that no stage can answer from memory: each has its own inputs, and one is kept and judged.
+"""Detect a stage that caches its outputs while it is timed: change its inputs, check one output.
 
-While a stage is timed, one element of q (of dO for a backward pass) is another one at each call, so
-that an answer remembered by content is never asked for again. What the stage returned from one call
-that is drawn at random among all that were timed is kept: the judge undoes what the change did to
-it (`undo`) and compares the rest as it compares the first answer.
+While a stage is timed, one element of q (of dO for a backward pass) is different at each call, so
+that outputs cached by content are of no use. The outputs of one timed call, drawn at random, are
+kept: the judge removes the effect of the change from them (`undo`) and compares the rest as it
+compares the first outputs.
 
-On a GPU a change would count as the stage's own time: there only the calls that may be kept have
-one.
+On a GPU the time of a change would count as the stage's own: there only the calls whose outputs may
+be kept have a changed element.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,12 +16,12 @@ from typing import Any
 from harness.problems.directions import OUTPUTS
 from harness.problems.problem import Problem
 
-VALUES = 1024  # that an element may take
-FORGIVEN = 0.25  # of what a change did to an output: rounding may differ by so much
+VALUES = 1024  # different values of the changed element
+FORGIVEN = 0.25  # of a change's effect on an output: rounding may differ by so much
 
 
 class Watched:
-    """`call`, made with an element of `x` changed; `kept` are its outputs from one such call."""
+    """`call` with one element of `x` changed; `kept` are the outputs of one such call."""
 
     def __init__(self, call: Callable[[], Any], x: Any) -> None:
         import torch
@@ -29,7 +29,7 @@ class Watched:
         self.call = call
         self.often = x.device.type == "cpu"
         bits = getattr(torch, f"int{8 * x.element_size()}")
-        # as long as a row of x, so that a row's scores change with any of its elements
+        # as large as the norm of a row of x, so that any element changes the row's scores
         size = 2 * x.double().square().sum(-1).mean().sqrt()
         values = (size * (0.5 + torch.rand(VALUES, device=x.device))).to(x.dtype)
         self.values = values.view(bits).tolist()
@@ -45,14 +45,14 @@ class Watched:
         if not (due or self.often):
             return self.call()
         at = int(random() * self.size)
-        was = self.cells[at] if self.often else self.cells[at].clone()  # no GPU is waited for
+        was = self.cells[at] if self.often else self.cells[at].clone()  # waits for no GPU
         self.cells[at] = self.values[self.count % VALUES]
         try:
             outputs = self.call()
         finally:
-            self.cells[at] = was  # others are given the same x
+            self.cells[at] = was  # other stages use the same x
         if due:
-            # so each call is as likely as any other to be the last that is kept; few on a GPU
+            # on a CPU each call is equally likely to be the last one kept; on a GPU few are kept
             self.due = (
                 int(self.count * (1 / (1 - random()) if self.often else 2 + 6 * random())) + 1
             )
@@ -65,10 +65,10 @@ def undo(
     outputs: Sequence[Any], truths: Sequence[Any], problem: Problem, given: Sequence[Any],
     change: tuple[int, int],
 ) -> list[Any]:  # fmt: skip
-    """`outputs` less what the `change` of one element did to them, all in float64.
+    """Remove the effect of the `change` of one element from `outputs`; all in float64.
 
-    Raises ValueError where there is no such element or value. `truths`: what they were without it;
-    `given`: q, k, v, dO without it.
+    Raises ValueError where there is no such element or value. `truths`: the exact outputs without
+    the change; `given`: q, k, v, dO without the change.
     """
     import torch
 
@@ -93,16 +93,16 @@ def undo(
     undone = []
     for name, output, truth in zip(OUTPUTS[problem.direction], outputs, truths, strict=True):
         here = where.get(name, (b, hk, slice(seen)))
-        moved = torch.zeros_like(output)
-        moved[here] = after[name] - before[name]
-        off = output - moved - truth
-        off = off.sign() * (off.abs() - FORGIVEN * moved.abs()).clamp_min(0)
-        undone.append(truth + off / 2)  # the bounds are those of the unchanged problem
+        effect = torch.zeros_like(output)
+        effect[here] = after[name] - before[name]
+        error = output - effect - truth
+        error = error.sign() * (error.abs() - FORGIVEN * effect.abs()).clamp_min(0)
+        undone.append(truth + error / 2)  # halved: the bounds are those of the unchanged problem
     return undone
 
 
 def row_terms(q: Any, k: Any, v: Any, dO: Any) -> dict[str, Any]:
-    """What one query row gives: its o and dq (d), and its part of dk and dv (seen, d)."""
+    """Compute one query row's o and dq (d), and its terms of dk and dv (seen, d)."""
     import torch
 
     q, dO, scale = q.double(), dO.double(), q.shape[-1] ** -0.5
