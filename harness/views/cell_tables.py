@@ -293,7 +293,7 @@ NEXT = "Next: `ladder diff 4 5` is what mends Lite; docs/walkthrough/index.md go
 
 
 def closing(env: Record, cells: Sequence[Record]) -> list[str]:
-    """The lines below a tour: the fastest stage, where one broke, the skipped ones, what is next."""
+    """The lines below a tour: the fastest stage, where one broke, what was skipped, what next."""
     return [fastest(env, cells), broken(env, cells), skipped(env, cells), NEXT]
 
 
