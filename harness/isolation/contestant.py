@@ -1,13 +1,13 @@
-"""What runs in the process of a comparison: one stage alone, or several that take turns.
+"""The child process of a comparison: it runs one stage alone, or several that take turns.
 
-Each stage is loaded, called for the first time (which compiles) and once more under the memory
-meter where there is one, and its outputs go to a file for the judge, another process. Only those
-that the judge has found right (or wrong by design) go on to be timed: an unchecked time is never
-taken. After its timing each is asked again with v and dO changed, so that one which remembers its
-answer is found out (measured_call.py says how).
+Each stage is loaded, called for the first time (which compiles) and called once more under the
+memory meter where there is one. Its outputs go to a file for the judge, another process. Only
+stages that the judge has found right (or wrong by design) are timed: no stage is timed unchecked.
+After its timing each stage is called again with v and dO changed, to detect a stage that caches its
+outputs (measured_call.py says how).
 
-What a stage raises costs itself only. Where the device is lost with it (an illegal access ends all
-CUDA work of a process) the whole comparison has failed.
+An error in a stage makes only that stage fail. Where the device is lost with it (an illegal access
+ends all CUDA work of a process), the whole comparison fails.
 """
 
 import contextlib
@@ -36,12 +36,12 @@ from harness.isolation.child import hear, say
 from harness.isolation.measured_call import Call, PagedCall, Watched, ask_again, prepare
 from harness.problems.problem import Problem
 
-SETUP = 1 << 27  # bytes that importing Triton and first calls may leave behind: no workspace
+SETUP = 1 << 27  # bytes kept by importing Triton and by first calls, which aren't a stage's memory
 MEMORY_SLACK = 1 << 29  # bytes: stacks of torch's threads, the interpreter's own growth
 
 
 class RaisedInTurn(Exception):
-    """A contestant raised an error in its turn; the cause is that error."""
+    """A stage raised an error in its turn; that error is the cause of this one."""
 
     def __init__(self, contestant: "Contestant") -> None:
         super().__init__()
@@ -49,22 +49,22 @@ class RaisedInTurn(Exception):
 
 
 class Contestant:
-    """One stage in a comparison: the call that is measured, and where its outputs go.
+    """One stage in the process of a comparison: its measured call, and the files for its outputs.
 
-    `problem` has a page size where it reads from a paged cache.
+    `problem` has a page size where the stage reads from a paged cache.
     """
 
-    def __init__(self, module: ModuleType, problem: Problem, out: str, held: int | None) -> None:
-        self.held = held  # bytes that the process held before it loaded any stage
+    def __init__(self, module: ModuleType, problem: Problem, out: str, base: int | None) -> None:
+        self.base = base  # resident bytes of the process before it loaded any stage
         self.module, self.problem, self.out = module, problem, out
         self.attend = bind(module.attend, problem)
-        # where it works says how it is measured: a CPU stage takes a GPU's tensors
+        # it is measured where it computes: a CPU stage also takes a GPU's tensors
         self.device = module.STAGE.computes_on(problem.device)
         self.call: Call | None = None
         self.timed: Watched | None = None
 
     def prepared(self, given: Given) -> Call:
-        """Its call; for 'bwd' the forward pass is done where the call is made, once."""
+        """The call, prepared once; for 'bwd' that includes the forward pass."""
         if self.call is None and self.problem.page_size:
             self.call = PagedCall(self.module, self.problem, *given.tensors[:3])
         elif self.call is None:
@@ -72,9 +72,9 @@ class Contestant:
         return self.call
 
     def check(self, given: Given, alone: bool) -> dict[str, Any]:
-        """Call it for the first time, write what it returns, say what was measured.
+        """Call the stage for the first time and write its outputs; returns what was measured.
 
-        The resident memory of a process is a stage's own only where it is `alone` in it.
+        The process's resident memory is measured only where the stage is `alone` in it.
         """
         from harness.measures.memory import give_back, measure_peak, status_bytes
         from harness.measures.timing import time_once
@@ -89,11 +89,11 @@ class Contestant:
             warm_up(self.module.attend, self.problem, given.tensors)
             autotune.latest.clear()  # the tiny call's
             self.prepared(given)
-            give_back()  # what that has freed would be taken again unseen
-            kept = (status_bytes("VmRSS") or 0) - self.held if self.held else 0
+            give_back()  # a call that reuses freed pages would not be measured
+            kept = (status_bytes("VmRSS") or 0) - self.base if self.base else 0
             (outputs, call_ms), peak, meter = measure_peak(once, self.device)
             if peak is not None and kept > max(SETUP, 2 * peak):
-                peak = kept  # it was made beforehand, and is there during the call
+                peak = kept  # allocated before the call, and used during it
             first_ms = call_ms
         else:
             if alone:
@@ -101,7 +101,7 @@ class Contestant:
             outputs, first_ms = once()
             call_ms = first_ms
             if self.device == "cuda":
-                # the first call compiles and fetches cuBLAS's workspace, which aren't its memory
+                # not the first call, which also compiles and allocates cuBLAS's workspace
                 outputs = None
                 (outputs, call_ms), peak, meter = measure_peak(once, self.device)
         write_outputs(outputs, self.problem, given.tensors, self.out)
@@ -116,7 +116,7 @@ class Contestant:
         }
 
     def warm_up(self, given: Given, order: dict[str, Any]) -> None:
-        """The calls before the rounds; TooSlow where the rounds would take more than its budget."""
+        """Make the calls before the rounds; TooSlow where the rounds would exceed the budget."""
         from harness.measures.timing import time_once
 
         calls = order["warmup"] + rounds_of(order)
@@ -129,29 +129,29 @@ class Contestant:
                 )
 
     def watched(self, given: Given) -> Watched:
-        """Its call for the timer (measured_call.py), one for all its samples."""
+        """The call for the timer (measured_call.py), the same object for all samples."""
         if self.timed is None:
             x = given.tensors[3 if self.problem.direction == "bwd" else 0]
             self.timed = Watched(self.prepared(given), x)
         return self.timed
 
-    def again(self, given: Given) -> None:
-        """Write what it answered to a call that was timed, and to others with inputs changed."""
-        assert self.timed is not None, "it has been timed"
+    def call_again(self, given: Given) -> None:
+        """Write the outputs of one timed call, and of further calls with changed inputs."""
+        assert self.timed is not None, "only a stage that was timed is called again"
         write_outputs(tuple(self.timed.kept), self.problem, given.tensors, f"{self.out}.timed")
         self.timed.kept = ()
-        asked = ask_again(self.prepared(given), self.problem.direction, *given.tensors[2:])
-        # closed by hand: where a call raises, the inputs are changed back now and not some day
-        with contextlib.closing(cast("Generator[Call, None, None]", asked)) as calls:
+        changed = ask_again(self.prepared(given), self.problem.direction, *given.tensors[2:])
+        # closed here, so that the inputs are restored at once where a call raises
+        with contextlib.closing(cast("Generator[Call, None, None]", changed)) as calls:
             for index, call in enumerate(calls):
                 write_outputs(call(), self.problem, given.tensors, f"{self.out}.again{index}")
         given.check_unwritten()
 
     def skip_ratio(self, given: Given) -> float | None:
-        """The share of (q block, KV tile) pairs that it never visits; None where it doesn't count.
+        """The share of (q block, KV tile) pairs that the stage never visits; None if unknown.
 
-        What it raises, or a figure that is no share, goes to the log: it is no reason to lose the
-        times.
+        An error is printed to the log and ignored, as is a number outside 0 to 1: neither
+        invalidates the times.
         """
         count = getattr(self.module, "skip_ratio", None)
         if count is None:
@@ -167,13 +167,14 @@ class Contestant:
 def compete(
     connection: Connection, paths: list[str], order: dict[str, Any], outs: list[str]
 ) -> None:
-    """One comparison: the stages in the files `paths`, each writing to its file of `outs`.
+    """Run one comparison: the stages in the files `paths`, each writing to its file in `outs`.
 
-    Says 'loads' and 'ready'; when told to start, 'checked' or 'out' for each, in order; when told
-    who goes on and for how many seconds they are sampled, 'done' with a timing each, then 'called'
-    after as many calls of a stage as it is asked for; asked for none, 'counted' with the skip
-    ratios. Where the turns are taken between processes, 'warm' comes before them, then 'turn' after
-    each that it is told of. Or 'failed' at any point.
+    Messages: it sends 'loads' and 'ready'. After 'start' it sends 'checked' or 'out' for each
+    stage, in order. After the list of the stages to time ('going') and the seconds of sampling, it
+    sends 'done' with one timing each; where several processes take turns, it first sends 'warm',
+    then 'turn' after each turn it is given. Then, for each {'index', 'calls'}, it makes so many
+    calls of that stage and sends 'called'; for 0 calls it sends 'counted' with the skip ratios and
+    ends. 'failed' may come at any point.
     """
     import torch
 
@@ -187,14 +188,14 @@ def compete(
         given = Given(problem)
         if problem.device == "cpu":
             set_data_limit(order["memory"])
-        held = status_bytes("VmRSS") if sys.platform == "linux" else None
+        base = status_bytes("VmRSS") if sys.platform == "linux" else None
         say(connection, "loads")
         modules = [stages.load(path) for path in paths]
-        torch.set_num_threads(1)  # whatever they have set
+        torch.set_num_threads(1)  # stages may have changed it
         if problem.device == "cuda" and problem.dtype == "float32":
             set_precision(problem.precision)
         contestants = [
-            Contestant(module, replace(problem, page_size=page_size), out, held)
+            Contestant(module, replace(problem, page_size=page_size), out, base)
             for module, page_size, out in zip(modules, order["page_sizes"], outs, strict=True)
         ]
         say(connection, "ready")
@@ -212,10 +213,11 @@ def compete(
                 contestant.call = None
         if not going:
             return
-        told = connection if order["apart"] else None
-        say(connection, "done", timings=take_turns(going, given, order, turns["seconds"], told))
-        while (asked := hear(connection))["calls"]:
-            call_often(going[asked["index"]], given, asked["calls"])
+        turn_signals = connection if order["apart"] else None
+        timings = take_turns(going, given, order, turns["seconds"], turn_signals)
+        say(connection, "done", timings=timings)
+        while (message := hear(connection))["calls"]:
+            call_often(going[message["index"]], given, message["calls"])
             say(connection, "called")
         say(connection, "counted", skip_ratios=[each.skip_ratio(given) for each in going])
     except BaseException as error:
@@ -223,9 +225,10 @@ def compete(
 
 
 def caught(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """What `work` returns, or what it raises: less the traceback, whose frames hold tensors.
+    """Run `work`; returns its result, or its error without the traceback.
 
-    S of stage 3 may be most of a GPU's memory; the next contestant wants it back.
+    The frames of a traceback keep tensors alive. S of stage 3 may take most of a GPU's memory,
+    which the next stage needs.
     """
     try:
         return work(), None
@@ -238,9 +241,9 @@ def caught(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
 
 
 def drop_out(error: BaseException, contestant: Contestant, given: Given) -> dict[str, Any]:
-    """Status and reason of a contestant that failed, its memory given back.
+    """Free the memory of a stage that failed; returns its status and reason.
 
-    Raises what the device says where it is lost for all.
+    Raises the device's error where the device is lost.
     """
     import torch
 
@@ -249,13 +252,13 @@ def drop_out(error: BaseException, contestant: Contestant, given: Given) -> dict
     if contestant.problem.device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-    with contextlib.suppress(WrongOutput):  # it is out; the inputs are themselves again
+    with contextlib.suppress(WrongOutput):  # it has failed already; this restores the inputs
         given.check_unwritten()
     return {**blame(error, contestant.problem), "refused": isinstance(error, ValueError)}
 
 
 def rounds_of(order: dict[str, Any]) -> int:
-    """How many rounds there are at the least."""
+    """The least number of rounds."""
     from harness.measures.timing import LEAST_ROUNDS
 
     return int(order["rounds"] or LEAST_ROUNDS)
@@ -263,12 +266,13 @@ def rounds_of(order: dict[str, Any]) -> int:
 
 def take_turns(
     going: Sequence[Contestant], given: Given, order: dict[str, Any], seconds: float,
-    told: Connection | None,
+    turn_signals: Connection | None,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """A timing for each of `going`, all from the same rounds; or why it failed before their end.
+    """Time the stages in `going` in the same rounds; returns a timing, or a failure, for each.
 
-    A stage that is alone is sampled for `seconds`; in turns there are so many rounds, and more
-    until `seconds` have passed. Where others are `told` of their turns, a round comes when it does.
+    A stage that is alone is sampled for `seconds`. In turns there are at least `rounds_of(order)`
+    rounds, and more until `seconds` have passed. Where other processes take turns with this one,
+    each turn waits for a message over `turn_signals`.
     """
     from harness.measures.timing import alternate, sm_clock_mhz, time_call
 
@@ -283,9 +287,9 @@ def take_turns(
             [only] = standing
             timings = [time_call(only.watched(given), only.device, seconds)]
             break
-        if told is not None:
+        if turn_signals is not None:
             [only] = standing
-            timings = [rounds_when_told(only.watched(given), only.device, told)]
+            timings = [sample_on_turns(only.watched(given), only.device, turn_signals)]
             break
         calls = [guarded(each, given) for each in standing]
         devices = [each.device for each in standing]
@@ -296,7 +300,7 @@ def take_turns(
             break
         if not isinstance(error, RaisedInTurn):
             raise error
-        # without it, from the beginning
+        # start again without that stage
         found[error.contestant] = drop_out(error.__cause__ or error, error.contestant, given)
     if not standing:
         return [found[each] for each in going]
@@ -306,7 +310,7 @@ def take_turns(
     )
     given.check_unwritten()
     for contestant, timing in zip(standing, timings, strict=True):
-        error = caught(functools.partial(contestant.again, given))[1]
+        error = caught(functools.partial(contestant.call_again, given))[1]
         found[contestant] = (
             drop_out(error, contestant, given)
             if error is not None
@@ -322,21 +326,21 @@ def take_turns(
     return [found[each] for each in going]
 
 
-def rounds_when_told(call: Call, device: str, told: Connection) -> Any:
-    """The timing of `call`, a sample whenever its turn has come."""
+def sample_on_turns(call: Call, device: str, turn_signals: Connection) -> Any:
+    """Time `call`: one sample for each turn that the parent announces."""
     from harness.measures.timing import Timing, cpu_sampler, cuda_sampler
 
     sample = cuda_sampler(call) if device == "cuda" else cpu_sampler(call)
-    say(told, "warm")
+    say(turn_signals, "warm")
     samples = []
-    while hear(told)["turn"]:
+    while hear(turn_signals)["turn"]:
         samples.append(sample())
-        say(told, "turn")
+        say(turn_signals, "turn")
     return Timing(samples)
 
 
 def call_often(contestant: Contestant, given: Given, calls: int) -> None:
-    """Make so many calls, and wait for the device: the parent looks at its own clock."""
+    """Make `calls` calls and wait for the device, while the parent measures the time."""
     from harness.measures.timing import synchronize, without_collector
 
     call = contestant.watched(given)
@@ -347,7 +351,7 @@ def call_often(contestant: Contestant, given: Given, calls: int) -> None:
 
 
 def guarded(contestant: Contestant, given: Given) -> Call:
-    """The contestant's call, whose error says whose it is."""
+    """The stage's call, whose errors are raised as RaisedInTurn."""
     prepared = contestant.watched(given)
 
     def call() -> Any:
@@ -360,9 +364,9 @@ def guarded(contestant: Contestant, given: Given) -> Call:
 
 
 def set_data_limit(memory: int) -> None:
-    """Let an allocation far beyond `memory` bytes fail at once, where the kernel can (Linux).
+    """Make an allocation far beyond `memory` bytes fail at once (Linux only).
 
-    The parent watches the resident set; this keeps a single huge allocation from being tried.
+    The parent watches the resident memory; this stops a single huge allocation before it starts.
     """
     if sys.platform != "linux":
         return

@@ -1,7 +1,7 @@
-"""What a built-in stage or peer declares of itself, read from its file without running it.
+"""Read the declaration of a built-in stage or peer from its file without running it.
 
-A file declares itself once, by `STAGE = Stage(...)` (stages/contract.py); importing it imports
-torch, which takes seconds. Whoever wants names and titles alone reads the call's own text.
+A file declares its stage once, by `STAGE = Stage(...)` (stages/contract.py). Importing the file
+imports torch, which takes seconds; names and titles can be read from the text of that call.
 """
 
 import ast
@@ -10,9 +10,9 @@ from typing import Any
 
 
 def read_declared(path: Path) -> dict[str, Any]:
-    """The keywords of the `STAGE = Stage(...)` in the file `path`; defaults are left out.
+    """The keyword arguments of `STAGE = Stage(...)` in the file `path`, without defaults.
 
-    Raises ValueError where there is none, or its values are not literals.
+    Raises ValueError where there is no such call, or its values are not literals.
     """
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if ast.unparse(node).startswith("STAGE = Stage(") and isinstance(node, ast.Assign):

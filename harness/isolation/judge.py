@@ -1,4 +1,4 @@
-"""The judge: a process that no stage ever enters compares outputs with the oracles of a problem."""
+"""The judge: compares outputs with the oracles of a problem, in a process that runs no stage."""
 
 import contextlib
 import os
@@ -14,8 +14,8 @@ from harness.isolation.session import Session, is_bool, is_number, is_text, opti
 from harness.problems.directions import OUTPUTS
 from harness.problems.problem import ITEMSIZE, Problem
 
-JUDGE_LIMIT = 600.0  # seconds for an oracle, and for a comparison
-FORGIVEN = 0.25  # of what a change did to an output: rounding may differ by so much
+JUDGE_LIMIT = 600.0  # seconds for the oracles, and for one comparison
+FORGIVEN = 0.25  # of a change's effect on an output: rounding may differ by so much
 
 ERRORS = ("err_f64_max", "err_f64_rel", "err_stage3_max", "err_stage3_rel")
 VERDICT = {
@@ -27,7 +27,7 @@ VERDICT = {
 
 
 class NoVerdict(Exception):
-    """The judge can't say what is right; `status` is a record's, `reason` says why."""
+    """The judge can't make its oracles; `status` and `reason` are those of a record."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -35,13 +35,13 @@ class NoVerdict(Exception):
 
 
 class Judge(Session):
-    """The process that holds one problem's oracles. Outputs come to it as files."""
+    """The parent's side of the judge of one problem. It reads the outputs from files."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(judge, problem.to_json())
 
     def open(self) -> None:
-        """Wait until the oracles are made, once. Raises NoVerdict where they can't be."""
+        """Wait until the oracles are made. Raises NoVerdict where they can't be."""
         try:
             self.ready(START_LIMIT + JUDGE_LIMIT, f"the oracle took more than {JUDGE_LIMIT:g} s")
         except ChildFailed as error:
@@ -50,20 +50,20 @@ class Judge(Session):
     def verdict(
         self, path: Path, again: int | None = None, change: list[int] | None = None
     ) -> Message:
-        """What the judge finds of the outputs in the file `path`, which is then removed.
+        """The judge's verdict on the outputs in the file `path`, which is then removed.
 
-        `again`: which of the changes in measured_call.AGAIN they were computed after; `change`: the
-        one of measured_call.Watched. Raises ChildFailed where the stage has not written the file,
-        and where the judge fails twice.
+        `again`: the index in measured_call.AGAIN of the change that they were computed after;
+        `change`: the changed element (measured_call.Watched). Raises ChildFailed where the stage has not
+        written the file, and where the judge fails twice.
         """
-        if not path.is_file():  # announced, and never written
+        if not path.is_file():  # announced, but never written
             raise ChildFailed("crashed", NO_MESSAGE)
         late = f"comparing its output took more than {JUDGE_LIMIT:g} s"
         order = {"path": str(path), "again": again, "change": change}
         try:
             try:
                 return self.ask(order, VERDICT, JUDGE_LIMIT, late)
-            except ChildFailed:  # a stage may have ended it: another one judges
+            except ChildFailed:  # a stage may have killed the judge: start another
                 self.open()
                 return self.ask(order, VERDICT, JUDGE_LIMIT, late)
         except (ChildFailed, NoVerdict) as error:
@@ -76,10 +76,10 @@ class Judge(Session):
 def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
     """In the judge's process: compare outputs of one problem with their oracles.
 
-    Says 'ready' once the oracles are made; then, for each {'path', 'again', 'change'}, 'verdict'
-    with the errors, whether all is finite, whether it is exact, and why not. `again`: which of
-    AGAIN's changes (measured_call.py) the outputs were computed after, or None;
-    `change`: the change of one element (measured_call.py's Watched), or None.
+    Sends 'ready' once the oracles are made; then, for each order {'path', 'again', 'change'}, a
+    'verdict': the errors, whether the outputs are finite and exact, and why not. `again`: the index
+    in AGAIN (measured_call.py) of the change that the outputs were computed after, or
+    None; `change`: the change of one element (measured_call.Watched), or None.
     """
     import torch
 
@@ -94,14 +94,14 @@ def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
             set_precision(problem.precision)
         oracles = make_oracles(problem)
         if problem.device == "cuda":
-            torch.cuda.empty_cache()  # what making them took is the contestants' again
+            torch.cuda.empty_cache()  # the stages need the memory that this took
     except BaseException as error:
         say(connection, "failed", **blame(error, problem))
         return
     say(connection, "ready")
     sizes = [oracle.out64.numel() for oracle in oracles.values()]
     none = dict.fromkeys(ERRORS)
-    given: list[Any] = []  # q, k, v, dO: drawn once, for all who are asked with a change
+    inputs: list[Any] = []  # q, k, v, dO: drawn once, for all verdicts with a change
     while True:
         order = hear(connection)
         data = read_output(order["path"], sum(sizes) * ITEMSIZE[problem.dtype])
@@ -109,7 +109,7 @@ def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
             why = "its output was cut short"
             say(connection, "verdict", finite=True, exact=False, why=why, **none)
             continue
-        # compared where the oracles are: on a GPU that takes milliseconds
+        # compared on the oracles' device: on a GPU that takes milliseconds
         flat = data.view(getattr(torch, problem.dtype)).to(problem.device).double()
         factors = [1.0] * len(sizes)
         if order["again"] is not None:
@@ -121,14 +121,14 @@ def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
             )
         ]
         if order["change"] is not None:
-            given = given or [*make_inputs(problem), make_output_gradient(problem)]
+            inputs = inputs or [*make_inputs(problem), make_output_gradient(problem)]
             truths = [oracle.out64 for oracle in oracles.values()]
-            outputs = undo(outputs, truths, problem, given, order["change"])
+            outputs = undo(outputs, truths, problem, inputs, order["change"])
         say(connection, "verdict", **(none | judge_outputs(outputs, oracles)))
 
 
 def read_output(path: str, size: int) -> Any:
-    """The bytes of a file of that size, a tensor; None where it isn't one."""
+    """Read a file of `size` bytes as a tensor; None where it is missing or of another size."""
     import numpy
     import torch
 
@@ -145,10 +145,10 @@ def undo(
     outputs: Sequence[Any], truths: Sequence[Any], problem: Problem, given: Sequence[Any],
     change: tuple[int, int],
 ) -> list[Any]:  # fmt: skip
-    """`outputs` less what the `change` of one element did to them, all in float64.
+    """Remove the effect of the `change` of one element from `outputs`; all in float64.
 
-    Raises ValueError where there is no such element or value. `truths`: what they were without it;
-    `given`: q, k, v, dO without it.
+    Raises ValueError where there is no such element or value. `truths`: the exact outputs without
+    the change; `given`: q, k, v, dO without the change.
     """
     import torch
 
@@ -173,16 +173,16 @@ def undo(
     undone = []
     for name, output, truth in zip(OUTPUTS[problem.direction], outputs, truths, strict=True):
         here = where.get(name, (b, hk, slice(seen)))
-        moved = torch.zeros_like(output)
-        moved[here] = after[name] - before[name]
-        off = output - moved - truth
-        off = off.sign() * (off.abs() - FORGIVEN * moved.abs()).clamp_min(0)
-        undone.append(truth + off / 2)  # the bounds are those of the unchanged problem
+        effect = torch.zeros_like(output)
+        effect[here] = after[name] - before[name]
+        error = output - effect - truth
+        error = error.sign() * (error.abs() - FORGIVEN * effect.abs()).clamp_min(0)
+        undone.append(truth + error / 2)  # halved: the bounds are those of the unchanged problem
     return undone
 
 
 def row_terms(q: Any, k: Any, v: Any, dO: Any) -> dict[str, Any]:
-    """What one query row gives: its o and dq (d), and its part of dk and dv (seen, d)."""
+    """Compute one query row's o and dq (d), and its terms of dk and dv (seen, d)."""
     import torch
 
     q, dO, scale = q.double(), dO.double(), q.shape[-1] ** -0.5

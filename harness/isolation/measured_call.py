@@ -1,15 +1,15 @@
-"""The call that is measured: forward, backward or both, so that no stage answers it from memory.
+"""The measured call, forward, backward or both; and how a stage that caches its outputs is detected.
 
 `prepare` makes the call. To detect a stage that caches its outputs, it is called again after its
 inputs were changed in a way that torch's version counters don't show (`ask_again`): attention is
 linear in v and gradients in dO, and a change of sign or of the exponent is exact, so the right new
 outputs are known.
 
-While a stage is timed (`Watched`), one element of q (of dO for a backward pass) is another one at
-each call, so that an answer remembered by content is never asked for again. What the stage returned
-from one call that is drawn at random among all that were timed is kept: the judge undoes what the
-change did to it and compares the rest as it compares the first answer. On a GPU a change would
-count as the stage's own time: there only the calls that may be kept have one.
+While a stage is timed (`Watched`), one element of q (of dO for a backward pass) is different at each
+call, so that outputs cached by content are of no use. The outputs of one timed call, drawn at
+random, are kept: the judge removes the effect of the change from them and compares the rest as it
+compares the first outputs. On a GPU the time of a change would count as the stage's own: there only
+the calls whose outputs may be kept have a changed element.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ AGAIN = {
     "bwd": (("dO", (2.0, 2.0, 2.0)), ("v and dO", (-2.0, -2.0, 2.0))),
     "train": (("v and dO", (-1.0, -2.0, -2.0, 2.0)),),
 }
-VALUES = 1024  # that an element may take while a stage is timed
+VALUES = 1024  # different values of the changed element
 
 Tensors = tuple[Any, ...]  # torch.Tensor each; None where there is no gradient
 Attend = Callable[..., "torch.Tensor"]
@@ -185,15 +185,15 @@ def ask_again(call: Call, direction: str, v: "torch.Tensor", dO: Any) -> Iterato
 
 
 class PagedCall:
-    """The call that is measured: `attend_paged` of a stage's module, which returns (o,).
+    """The measured call: `attend_paged` of a stage's module; returns (o,).
 
-    The cache is full of the problem's k and v before it is called. Its pages are handed out in an
-    order shuffled by the problem's seed, as in a cache where sequences have come and gone.
+    The cache contains the problem's k and v before the call. Pages are allocated in an order
+    shuffled by the problem's seed, as in a cache where sequences were added and removed.
     """
 
     def __init__(self, module: ModuleType, problem: Problem, q: Any, k: Any, v: Any) -> None:
         pages = problem.b * -(-problem.nk // int(problem.page_size or 1))
-        self.module, self.problem, self.given = module, problem, (q, k, v)
+        self.module, self.problem, self.inputs = module, problem, (q, k, v)
         self.cache = module.PagedCache(
             pages, problem.page_size, problem.hk, problem.d, k.dtype, k.device, sequences=problem.b
         )
@@ -202,21 +202,21 @@ class PagedCall:
         self.rebuild()
 
     def rebuild(self) -> None:
-        """Fill the cache anew, from k and v as they are now."""
+        """Fill the cache again from the present k and v."""
         while self.sequences:
             self.cache.free(self.sequences.pop())
         for b in range(self.problem.b):
-            self.cache.append(b, self.given[1][b], self.given[2][b])
+            self.cache.append(b, self.inputs[1][b], self.inputs[2][b])
             self.sequences.append(b)
 
     def __call__(self) -> tuple[Any]:
-        q = self.given[0]
+        q = self.inputs[0]
         causal = self.problem.causal
         return (self.module.attend_paged(q, self.cache, self.sequences, causal=causal),)
 
 
 class Watched:
-    """`call`, made with an element of `x` changed; `kept` are its outputs from one such call."""
+    """`call` with one element of `x` changed; `kept` are the outputs of one such call."""
 
     def __init__(self, call: Callable[[], Any], x: Any) -> None:
         import torch
@@ -224,7 +224,7 @@ class Watched:
         self.call = call
         self.often = x.device.type == "cpu"
         bits = getattr(torch, f"int{8 * x.element_size()}")
-        # as long as a row of x, so that a row's scores change with any of its elements
+        # as large as the norm of a row of x, so that any element changes the row's scores
         size = 2 * x.double().square().sum(-1).mean().sqrt()
         values = (size * (0.5 + torch.rand(VALUES, device=x.device))).to(x.dtype)
         self.values = values.view(bits).tolist()
@@ -240,14 +240,14 @@ class Watched:
         if not (due or self.often):
             return self.call()
         at = int(random() * self.size)
-        was = self.cells[at] if self.often else self.cells[at].clone()  # no GPU is waited for
+        was = self.cells[at] if self.often else self.cells[at].clone()  # waits for no GPU
         self.cells[at] = self.values[self.count % VALUES]
         try:
             outputs = self.call()
         finally:
-            self.cells[at] = was  # others are given the same x
+            self.cells[at] = was  # other stages use the same x
         if due:
-            # so each call is as likely as any other to be the last that is kept; few on a GPU
+            # on a CPU each call is equally likely to be the last one kept; on a GPU few are kept
             after = 1 / (1 - random()) if self.often else 2 + 6 * random()
             self.due = int(self.count * after) + 1
             self.change = (at, self.values[self.count % VALUES])

@@ -1,8 +1,8 @@
-"""A child process that is asked one thing after another, and whose answers are checked here.
+"""A child process that answers one request after another; its messages are checked here.
 
-This is the one place in the parent where a child's message is believed. A child runs code of
-others: what it sends may be anything that JSON can say. Whoever asks names the events that may come
-and what their fields must hold; any other message ends the child, as a crash of its own.
+This is the one place in the parent that trusts a child's message. A child runs other people's code:
+its message may be any JSON. The caller names the expected events and the type of each field; any
+other message ends the child and counts as a crash.
 """
 
 import functools
@@ -17,10 +17,10 @@ from harness.records.values import LONGEST, SHORTEST
 
 Own = TypeVar("Own", bound="Session")
 Check = Callable[[Any], bool]
-Fields = Mapping[str, Check]  # field of a message -> whether its value is what it must be
-Events = Mapping[str, Fields]  # each event that may come -> its fields
+Fields = Mapping[str, Check]  # field of a message -> the check of its value
+Events = Mapping[str, Fields]  # each expected event -> its fields
 
-LARGEST = 1 << 63  # no figure of a measurement comes near it
+LARGEST = 1 << 63  # far above every measured number
 LONGEST_NAME = 40  # characters of an unexpected event's name, in a reason
 
 
@@ -37,7 +37,7 @@ def is_count(value: Any) -> bool:
 
 
 def is_time(value: Any) -> bool:
-    """Whether `value` is a time that a call can take, ms."""
+    """Whether `value` is a plausible time of a call, ms."""
     return is_number(value) and SHORTEST <= value <= LONGEST
 
 
@@ -52,32 +52,32 @@ def is_bool(value: Any) -> bool:
 
 
 def optional(check: Check) -> Check:
-    """Whether a value is None, or passes `check`."""
+    """The check that a value is None or passes `check`."""
     return lambda value: value is None or check(value)
 
 
 def list_of(check: Check) -> Check:
-    """Whether a value is a list whose elements all pass `check`."""
+    """The check that a value is a list whose elements all pass `check`."""
     return lambda value: isinstance(value, list) and all(map(check, value))
 
 
 def has(fields: Fields) -> Check:
-    """Whether a value is an object with all of `fields`, each as it must be."""
+    """The check that a value is an object with all of `fields`, each passing its check."""
     return lambda value: (
         isinstance(value, dict)
         and all(name in value and check(value[name]) for name, check in fields.items())
     )
 
 
-# how a stage failed, as its own process says it: never that it is right
+# how a stage failed, as reported by its own process, which may never report that it is right
 FAULT: Fields = {"status": lambda value: value in (*FAILURES, "skipped"), "reason": is_text}
 
 
 def believe(message: Message, events: Events) -> Message:
-    """`message`, safe to show, where it is one of `events` with all of its fields.
+    """Check `message` against `events`; returns it with its texts safe to print.
 
-    Raises ChildFailed: with the child's own status and reason where it says that it 'failed', as a
-    crash where the message is another one or holds something else.
+    Raises ChildFailed: with the child's own status and reason where it reports that it 'failed', as
+    a crash where the event is another one or a field has a wrong value.
     """
     message = clean(message)
     event = message["event"]
@@ -93,9 +93,9 @@ def believe(message: Message, events: Events) -> Message:
 class Session:
     """A child running `target(connection, *arguments)`, started when it is first needed.
 
-    After a failure it is ended, and the next question starts a new one. `memory`: bytes that it may
-    take above what it holds before it 'loads' code of others, or else when it is ready. `greeting`:
-    the fields of its first message, 'ready'. `load`: seconds for it to load such code.
+    After a failure the child is ended, and the next request starts a new one. `memory`: bytes that
+    it may take above its memory when it sends 'loads' (before it loads other people's code), or
+    else 'ready'. `greeting`: the fields of 'ready'. `load`: seconds between 'loads' and 'ready'.
     """
 
     def __init__(
@@ -111,17 +111,17 @@ class Session:
         self.greeting: Events = {"ready": greeting or {}}
         self.child: Child | None = None
         self.greeted: Message | None = None
-        self.said = ""  # what children printed that have ended
+        self.output = ""  # output of children that have ended
 
     def start(self) -> Child:
-        """Start the child where none runs. It gets ready by itself."""
+        """Start the child, if none is running, and return it without waiting until it is ready."""
         if self.child is None:
             self.greeted = None
             self.child = self.begin()
         return self.child
 
     def ready(self, seconds: float = START_LIMIT, late: str = "did not load in {:g} s") -> Message:
-        """Its 'ready', waited for where it has not come yet; `late`: why, where it never does."""
+        """Wait until the child is ready; returns its 'ready'. `late`: the reason of a timeout."""
         child = self.start()
         if self.greeted is None:
             events = {"loads": {}, **self.greeting}
@@ -135,19 +135,20 @@ class Session:
         return self.greeted
 
     def ask(self, message: Message, events: Events, seconds: float, late: str) -> Message:
-        """Its answer to `message`, one of `events`, within `seconds` once it is ready."""
+        """Send `message` once the child is ready; returns its answer, one of `events`."""
         self.ready()
         self.send(message)
         return self.receive(events, seconds, late)
 
     def send(self, message: Message) -> None:
-        """Say something to the child; one that has ended does not hear it."""
+        """Send a message to the child; nothing happens where it has ended."""
         self.start().send(message)
 
     def receive(self, events: Events, seconds: float, late: str) -> Message:
-        """Its next message, one of `events`, within `seconds`.
+        """Wait up to `seconds` for the child's next message, one of `events`.
 
-        Raises ChildFailed where it fails, says anything else, or is late, whose reason is `late`.
+        Raises ChildFailed where the child fails, sends anything else, or is late (with the reason
+        `late`).
         """
         try:
             return believe(self.start().receive(seconds, late), events)
@@ -156,15 +157,15 @@ class Session:
             raise
 
     def printed(self) -> str:
-        """What it has printed since the last time, or the end of that (Child.printed)."""
-        text, self.said = self.said, ""
+        """The output of the child since the last call, or the end of it (Child.printed)."""
+        text, self.output = self.output, ""
         return text if self.child is None else text + self.child.printed()
 
     def end(self) -> None:
-        """End its process."""
+        """End the child."""
         if self.child is not None:
             self.child.end()
-            self.said += self.child.printed()
+            self.output += self.child.printed()
             self.child = None
 
     def __enter__(self: Own) -> Own:

@@ -1,9 +1,9 @@
-"""The engine: one comparison of stages on one problem, from their first calls to their outcomes.
+"""The engine: measures one comparison of stages on one problem, from first calls to outcomes.
 
-`ladder run` compares a stage with nothing, alone in its process, and those found right once more in
-turns where it is asked for; `ladder bench` compares several in turns. What happens in one process,
-its check, its turns and what is asked of it afterwards, is harness/runs/heat.py's. Nothing here
-touches a tensor.
+For `ladder run` a comparison has a single stage, alone in its process; with --paired the stages
+that were right then take turns in one process. `ladder bench` always times several stages in turns.
+harness/runs/heat.py handles one process: the check, the turns, and the calls after them. Nothing
+here uses tensors.
 """
 
 import contextlib
@@ -11,24 +11,25 @@ import time
 from collections.abc import Sequence
 
 from harness.isolation.judge import Judge, NoVerdict
-from harness.runs.heat import TURN_SECONDS, Failure, Heat, Say, left
+from harness.runs.heat import TURN_SECONDS, Failure, Heat, Say, remaining
 from harness.runs.outcome import Outcome
 from harness.runs.plan import Comparison, why_hopeless
 
 APART = "timed in a process of its own, in turns with the others' processes"
-LEAST_ROUNDS = 5
+LEAST_ROUNDS = 5  # as in harness/measures/timing.py, which imports torch
 
 
 def silent(step: str) -> None:
-    """Say nothing of a step."""
+    """Ignore a step."""
 
 
 def measure(
     comparison: Comparison, judge: Judge, log: list[str], tell: Say = silent
 ) -> list[Outcome]:
-    """The outcome of each stage of `comparison`. A stage that fails costs itself only.
+    """Measure `comparison`; returns the outcome of each stage. One that fails affects no other.
 
-    What the stages print, process by process, is added to `log`; `tell` is told of each step.
+    The output of the stages, process by process, is added to `log`; `tell` is called with each
+    step.
     """
     problem = comparison.problem
     outcomes = [Outcome(*contestant) for contestant in comparison.contestants()]
@@ -40,21 +41,21 @@ def measure(
         elif hopeless := why_hopeless(problem):
             outcome.drop(*hopeless)
     try:
-        find_out(comparison, left(outcomes), judge, log, tell)
+        fill_outcomes(comparison, remaining(outcomes), judge, log, tell)
     except NoVerdict as error:
-        for outcome in left(outcomes):
+        for outcome in remaining(outcomes):
             outcome.drop(error.status, error.reason)
     return outcomes
 
 
-def find_out(
+def fill_outcomes(
     comparison: Comparison, together: Sequence[Outcome], judge: Judge, log: list[str], tell: Say
 ) -> None:
-    """Fill the outcomes: all together, and where that process ends early, first one at a time.
+    """Measure all stages together; where their process ends early, first each one alone.
 
-    One that takes the process with it shows it by itself, too; the others then go on without it.
-    Where one is somebody's own file, each has a process of its own, and their turns go between
-    these: it can neither slow another nor hurt it.
+    A stage that ends the process also does so alone; the others are then measured without it. Where
+    one of the stages is a user's own file, each stage has its own process, and these take turns: it
+    can neither slow nor damage the others.
     """
     apart = not all(outcome.stage.ours for outcome in together)
 
@@ -69,7 +70,7 @@ def find_out(
             for failure in run([outcome]):
                 if failure is not None:
                     outcome.drop(*failure)
-        together = left(together)
+        together = remaining(together)
         where = "beside the others" if apart else "of all in one process"
         failures = [
             failure and (failure[0], f"sound alone, but {where}: {failure[1]}")
@@ -87,10 +88,10 @@ def in_processes(
     comparison: Comparison, groups: Sequence[Sequence[Outcome]], judge: Judge, log: list[str],
     tell: Say,
 ) -> list[Failure]:  # fmt: skip
-    """Check each group's stages in a process of its own, time them in turns, check them again.
+    """Check each group of stages in its own process, time them in turns, check them again.
 
-    Returns what each group's process ended with early, None where it did not. Raises NoVerdict
-    where nothing can be checked.
+    Returns the failure of each group's process, None where it did not fail. Raises NoVerdict where
+    nothing can be checked.
     """
     with contextlib.ExitStack() as stack:
         apart = len(groups) > 1
@@ -118,7 +119,7 @@ def in_processes(
 
 
 def take_turns(heats: Sequence["Heat"], rounds: int | None) -> None:
-    """Let processes take turns, round after round, one sample each; each round starts one later."""
+    """Let processes take turns: one sample each per round, starting one process later."""
     able = [heat for heat in heats if heat.going]
     deadline = time.monotonic() + (TURN_SECONDS * len(able) if rounds is None else 0.0)
     first = 0

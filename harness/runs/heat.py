@@ -1,7 +1,7 @@
-"""One process of a comparison: its stages are called, judged, timed, and asked again.
+"""One process of a comparison: its stages are called, judged, timed, and called again.
 
-Only what is right, or wrong by design where it is alone, is timed. What the process says of its
-times is held to our own clock.
+Only a stage that is right, or wrong by design and alone, is timed. The times that the process
+reports are checked against the parent's clock.
 """
 
 import math
@@ -34,17 +34,17 @@ from harness.runs.outcome import CHECKED, TIMING, Outcome
 from harness.runs.plan import Comparison
 
 SAMPLE_SECONDS = 0.2  # of sampling a stage alone
-TURN_SECONDS = 0.3  # of sampling each of several in turns, where no rounds are asked for
-LEAST_SECONDS = 0.01  # left of a budget, so that an answer already given is still heard
+TURN_SECONDS = 0.3  # of sampling each of several stages in turns, with no number of rounds given
+LEAST_SECONDS = 0.01  # least rest of a budget, so that a message already sent is still read
 INTERPRETED = "interpreted: no speed to compare"
 
-# how we look at a claimed time by our own clock
-WATCH_SECONDS, MOST_CALLS, LOOKS = 0.01, 1000, 3
-WAITING = 0.02  # seconds for messages to come and go
-FAR = 4.0  # a time so many times as long is no noise of a busy machine
-LAUNCH = 0.002  # seconds that Python may take for a call, of which a GPU's own time knows nothing
+# how a reported time is checked by the parent's clock
+CHECK_SECONDS, MOST_CALLS, MOST_CHECKS = 0.01, 1000, 3
+MESSAGE_SECONDS = 0.02  # for messages in both directions
+MOST_FACTOR = 4.0  # a factor between the two clocks that noise of a busy machine may explain
+LAUNCH_SECONDS = 0.002  # that Python may take to launch a call, not part of a GPU's own time
 
-# what a comparison's process may say (harness/isolation/contestant.py)
+# the messages that the process of a comparison may send (harness/isolation/contestant.py)
 OUT = {**FAULT, "refused": is_bool}
 TIMED = {
     "time_ms": is_time, "time_iqr_ms": optional(is_number), "samples": is_count,
@@ -67,16 +67,16 @@ COUNTED = {"counted": {"skip_ratios": list_of(optional(is_number))}}
 
 
 Failure = tuple[str, str] | None  # status and reason
-Say = Callable[[str], None]  # told of each step when it begins
+Say = Callable[[str], None]  # called with each step when it begins
 
 
-def left(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Those that take part still."""
+def remaining(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """The outcomes of the stages that have not failed."""
     return [outcome for outcome in outcomes if not outcome.dropped]
 
 
 class Heat:
-    """One process of a comparison, and the stages in it; `failure` is how it ended early."""
+    """One process of a comparison and its stages; `failure`: why it ended early, or None."""
 
     def __init__(
         self, comparison: Comparison, outcomes: Sequence[Outcome], judge: Judge, apart: bool,
@@ -86,8 +86,8 @@ class Heat:
         self.tell, self.limits = tell, comparison.limits
         self.failure: Failure = None
         self.going: list[int] = []
-        self.seconds = self.limits.budget  # left of it
-        # its own, so that it finds nothing there that another has made, and leaves nothing
+        self.seconds = self.limits.budget  # the rest of the budget
+        # its own folder, so that processes share no files
         self.folder = tempfile.TemporaryDirectory(prefix="ladder-", ignore_cleanup_errors=True)
         self.outs = [Path(self.folder.name) / f"out.{i}" for i in range(len(outcomes))]
         order = comparison.problem.to_json() | {
@@ -103,12 +103,12 @@ class Heat:
         )  # fmt: skip
 
     def attempt(self, step: Callable[[], None]) -> None:
-        """Take a step, unless one before has failed."""
+        """Carry out a step, unless an earlier one has failed; note a failure."""
         if self.failure is None and self.outcomes:
             try:
                 step()
             except ChildFailed as error:
-                if error.reason == NO_MESSAGE:  # nor is what it said before to be believed
+                if error.reason == NO_MESSAGE:  # then its earlier messages can't be trusted either
                     for outcome in self.outcomes:
                         outcome.forget()
                 self.failure, self.going = (error.status, error.reason), []
@@ -118,12 +118,12 @@ class Heat:
         """Load the stages while the judge makes its oracles."""
         self.judge.start()
         self.session.ready()
-        self.judge.open()  # before the first call: a stage that tunes itself wants the GPU alone
+        self.judge.open()  # before the first call: a stage that tunes itself needs the GPU alone
 
     def check(self) -> None:
-        """Have each stage called and its outputs judged.
+        """Have each stage called for the first time, and its outputs judged.
 
-        The clock of the budget stands still while the judge works.
+        The time of the judge does not count towards the budget.
         """
         budget = self.limits.budget
         late = f"took more than its budget of {budget:g} s"
@@ -131,9 +131,9 @@ class Heat:
         self.session.send({"event": "start"})
         for outcome in self.outcomes:
             self.tell(f"{outcome.stage.number} {outcome.stage.name} is called")
-            asked = time.monotonic()
+            called = time.monotonic()
             message = self.session.receive(FIRST, budget, late)
-            outcome.waited = time.monotonic() - asked
+            outcome.waited = time.monotonic() - called
             if message["event"] == "checked":
                 outcome.note(message, (*CHECKED, "call_ms", "launch_configs", "interpreted"))
             else:
@@ -147,12 +147,12 @@ class Heat:
                     outcome.drop(outcome.status, outcome.reason)
 
     def to_be_timed(self) -> list[Outcome]:
-        """The stages that are left, and not interpreted: those are no match for others.
+        """The stages to be timed: those that have not failed and are not interpreted.
 
-        Alone, the one call of a stage that is interpreted, or that slow, is its time.
+        For a stage alone, where it is interpreted or very slow, its one call is its time.
         """
         found = []
-        for outcome in left(self.outcomes) if self.failure is None else []:
+        for outcome in remaining(self.outcomes) if self.failure is None else []:
             interpreted = outcome.mode == "interpreted"
             if self.comparison.alone and (interpreted or 4e-3 * outcome.call_ms >= self.seconds):
                 outcome.time_ms, outcome.samples = outcome.call_ms, 1
@@ -163,7 +163,7 @@ class Heat:
         return found
 
     def send_turns(self) -> None:
-        """Say who is timed, and for how long; a process among others then warms up."""
+        """Tell the process which stages to time and for how long; one of several then warms up."""
         timed = self.to_be_timed()
         self.going = [i for i, each in enumerate(self.outcomes) if each in timed]
         if not timed:
@@ -180,16 +180,16 @@ class Heat:
                 self.going = []
 
     def turn(self) -> None:
-        """Its turn: a sample."""
+        """Have the process take one sample."""
         self.session.send({"turn": True})
         self.session.receive({"turn": {}}, self.limits.budget, "took too long for its turn")
 
     def end_turns(self) -> None:
-        """Tell it that no turn comes any more."""
+        """Tell the process that there are no more turns."""
         self.session.send({"turn": False})
 
     def finish(self) -> None:
-        """Take its timings, and judge what it answered to calls with inputs of their own."""
+        """Receive the timings, judge the outputs of calls with changed inputs, check the times."""
         if not self.going:
             return
         seconds, late = self.seconds, f"took more than its budget of {self.limits.budget:g} s"
@@ -199,30 +199,30 @@ class Heat:
         self.note_timings(self.session.receive(DONE, seconds, late)["timings"])
         going = [self.outcomes[index] for index in self.going]
         for place, outcome in enumerate(going):
-            if not outcome.dropped and (why := self.why_too_fast(place, outcome)):
+            if not outcome.dropped and (why := self.why_too_short(place, outcome)):
                 outcome.drop("wrong", why)
-        if self.limits.rounds is not None:  # a cell has no field for it
+        if self.limits.rounds is not None:  # a cell has no field for the skip ratio
             for outcome, ratio in zip(going, self.count(seconds)):
                 if not outcome.dropped:
                     outcome.skip_ratio = ratio
 
     def note_timings(self, timings: Sequence[dict[str, Any]]) -> None:
-        """Take the timings over, of what answers rightly to changed inputs, too."""
+        """Note the timing of each stage whose outputs for changed inputs are right, too."""
         if len(timings) != len(self.going):
             raise ChildFailed("crashed", NO_MESSAGE)
         for index, timing in zip(self.going, timings, strict=True):
             outcome = self.outcomes[index]
             if "status" in timing:
                 note_fault(outcome, timing)
-            elif why := why_not_again(outcome, self.outs[index], self.judge, timing["change"]):
+            elif why := why_cached(outcome, self.outs[index], self.judge, timing["change"]):
                 outcome.drop("wrong", why)
             else:
                 outcome.note(timing, TIMING)
 
     def count(self, seconds: float) -> list[float | None]:
-        """The share of its tiles that each stage skips, where it counts them.
+        """The share of tiles that each stage skips, where it counts them.
 
-        Where the process fails at it, the times were taken before, and stand.
+        A failure here does not affect the times, which were taken before.
         """
         self.session.send({"calls": 0})
         try:
@@ -232,24 +232,24 @@ class Heat:
             return []
 
     def now(self) -> float:
-        """Our clock, seconds, less what other processes have taken of the machine from us both."""
+        """The parent's clock in seconds, less the time that both waited for a processor."""
         pids = (os.getpid(), self.session.start().process.pid)
         return time.monotonic() - sum(map(kept_waiting, pids))
 
-    def why_too_fast(self, place: int, outcome: Outcome) -> str | None:
-        """Why the time that a stage's process claims can't be true, by our own clock; or None.
+    def why_too_short(self, place: int, outcome: Outcome) -> str | None:
+        """Why the time that a stage's process reports is too short to be true; None if it isn't.
 
-        A call takes no longer than we wait for it. What a busy machine adds is forgiven: only a
-        time that is far below, each time that we look, is a false one.
+        The parent times some calls by its own clock, which includes delays of a busy machine. So a
+        reported time is rejected only where it is far below the parent's in each of several checks.
         """
-        claimed = 1e-3 * (outcome.time_ms or 0.0)
-        if FAR * claimed >= outcome.waited:  # for its first call, and more
+        reported = 1e-3 * (outcome.time_ms or 0.0)
+        if MOST_FACTOR * reported >= outcome.waited:  # the wait for the stage's first calls
             return None
-        calls = min(MOST_CALLS, math.ceil(WATCH_SECONDS / claimed))
-        allowed = WAITING + FAR * calls * claimed
+        calls = min(MOST_CALLS, math.ceil(CHECK_SECONDS / reported))
+        allowed = MESSAGE_SECONDS + MOST_FACTOR * calls * reported
         if outcome.problem.device == "cuda":
-            allowed += calls * LAUNCH  # a GPU's own time is not that of its launches
-        for _ in range(LOOKS):
+            allowed += calls * LAUNCH_SECONDS
+        for _ in range(MOST_CHECKS):
             begun = self.now()
             self.session.send({"index": place, "calls": calls})
             late = f"took more than {self.limits.budget:g} s for {calls} calls"
@@ -258,7 +258,7 @@ class Heat:
             if waited <= allowed:
                 return None
         return (
-            f"its clock is wrong: {1e3 * claimed:.3g} ms a call, but {1e3 * waited:.3g} ms for "
+            f"its clock is wrong: {1e3 * reported:.3g} ms a call, but {1e3 * waited:.3g} ms for "
             f"{calls} of them"
         )
 
@@ -271,17 +271,15 @@ class Heat:
 
 
 def note_fault(outcome: Outcome, message: dict[str, str]) -> None:
-    """Drop a stage that has failed, as its process says."""
+    """Drop a stage that has failed, with the status and reason that its process reports."""
     outcome.drop(message["status"], message["reason"])
     outcome.refused = bool(message["refused"])
 
 
-def why_not_again(
-    outcome: Outcome, out: Path, judge: Judge, change: list[int] | None
-) -> str | None:
-    """Why the answers to changed inputs are not those inputs' own, or None where they are.
+def why_cached(outcome: Outcome, out: Path, judge: Judge, change: list[int] | None) -> str | None:
+    """Why the outputs for changed inputs are wrong, as those of a stage that caches are, or None.
 
-    Last comes the answer to one of the calls that were timed.
+    The outputs of one of the timed calls are checked last.
     """
     if not outcome.stage.exact(outcome.problem):
         return None

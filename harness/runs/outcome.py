@@ -1,4 +1,4 @@
-"""What comes of one stage in a comparison, and the records made of it."""
+"""The outcome of one stage in a comparison, and the records made from outcomes."""
 
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
@@ -16,10 +16,10 @@ CHECKED = ("first_call_ms", "peak_bytes", "memory_meter")
 
 @dataclass
 class Outcome:
-    """A stage on a problem: its verdict, and what was measured of it.
+    """The verdict on a stage on a problem, and its measurements.
 
-    The measured fields are those of a record. `dropped`: it takes no further part. `refused`: it
-    raised a ValueError.
+    The measured fields are those of a record. `dropped`: it has failed and is not measured further.
+    `refused`: it raised a ValueError.
     """
 
     stage: StageInfo
@@ -28,8 +28,8 @@ class Outcome:
     reason: str = ""
     dropped: bool = False
     refused: bool = False
-    interpreted: bool = False  # whether a kernel ran in Triton's interpreter, whoever's it is
-    waited: float = 0.0  # seconds, by the parent's clock, for its check
+    interpreted: bool = False  # whether any kernel ran in Triton's interpreter
+    waited: float = 0.0  # seconds of its check, by the parent's clock
     first_call_ms: float | None = None
     call_ms: float = 0.0  # of the last call of its check
     peak_bytes: int | None = None
@@ -48,29 +48,29 @@ class Outcome:
 
     @property
     def mode(self) -> str:
-        """native, compiled or interpreted."""
+        """'native', 'compiled' or 'interpreted'."""
         return "interpreted" if self.interpreted else self.stage.modes[self.problem.device]
 
     def forget(self) -> None:
-        """Forget all that was found of it."""
+        """Reset all fields to their defaults."""
         for each in fields(self):
             if each.default is not MISSING:
                 setattr(self, each.name, each.default)
 
     def drop(self, status: str, reason: str) -> None:
-        """It failed, and takes no further part: no time of it is kept."""
+        """Note that the stage failed: its times are deleted, and it is not measured further."""
         self.status, self.reason, self.dropped = status, reason, True
         self.time_ms = self.time_iqr_ms = self.sm_clock_mhz = self.skip_ratio = None
         self.rounds_ms = self.launch_configs = None
         self.samples = 0
 
     def note(self, message: Record, names: Sequence[str]) -> None:
-        """Take the fields `names` over from a message."""
+        """Copy the fields `names` from a message."""
         for name in names:
             setattr(self, name, message[name])
 
     def note_verdict(self, verdict: Record) -> None:
-        """Take the judge's verdict on its first outputs."""
+        """Note the judge's verdict on the first outputs."""
         self.note(verdict, ERRORS)
         declared = self.stage.inexact(self.problem)
         if declared and verdict["finite"]:
@@ -86,7 +86,7 @@ class Outcome:
 
 
 def common_fields(outcome: Outcome, kind: str) -> Record:
-    """The fields that records of both kinds have, those for a verdict included."""
+    """The fields that records of both kinds have."""
     stage, problem = outcome.stage, outcome.problem
     lengths = problem.seqlens_k
     return {
@@ -101,7 +101,7 @@ def common_fields(outcome: Outcome, kind: str) -> Record:
 
 
 def cell_record(outcome: Outcome, paired: bool) -> Record:
-    """The record of a cell of `ladder run`; what is measured in turns is its time alone."""
+    """Make the record of a cell of `ladder run`; a paired one has no memory and no first call."""
     checked = dict.fromkeys(CHECKED) if paired else outcome.values(CHECKED)
     return common_fields(outcome, "cell") | {
         "paired": paired,
@@ -112,9 +112,9 @@ def cell_record(outcome: Outcome, paired: bool) -> Record:
 
 
 def bench_records(outcomes: Sequence[Outcome], limits: Limits) -> list[Record]:
-    """The records of one comparison of `ladder bench`.
+    """Make the records of one comparison of `ladder bench`.
 
-    The speed-up is a peer's median over one's own, from the same rounds.
+    A speed-up is a peer's median time over the stage's own, from the same rounds.
     """
     peers = [
         each for each in outcomes if each.stage.number >= PEERS_FROM and each.time_ms is not None
@@ -124,7 +124,7 @@ def bench_records(outcomes: Sequence[Outcome], limits: Limits) -> list[Record]:
         record = common_fields(outcome, "bench")
         time_ms, ok = outcome.time_ms, outcome.status == "ok"
         if outcome.refused and outcome.stage.number >= PEERS_FROM:
-            record["status"] = "skipped"  # a peer's ValueError says that it does not take this
+            record["status"] = "skipped"  # a peer refuses a problem by a ValueError
         record |= {
             **(outcome.values(CHECKED) if ok else dict.fromkeys(CHECKED)),
             **outcome.values(("err_f64_max", "err_f64_rel", "skip_ratio")),

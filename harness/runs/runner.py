@@ -1,4 +1,4 @@
-"""Carries a run out: comparison after comparison, each record on the disk when it is measured."""
+"""Carry out a run: comparison after comparison, each record written when it is measured."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from harness.runs.heat import INTERPRETED
 from harness.runs.outcome import Outcome, bench_records, cell_record
 from harness.runs.plan import Cell, Comparison, Limits
 
-# told of each cell's record, or of all of a comparison's, and of what the stages printed
+# called with each cell's record, or all of a comparison's, and with the output of the stages
 Report = Callable[[Record, str], None]
 Watch = Callable[[Comparison, str], None]
 ReportAll = Callable[[Comparison, list[Record], str], None]
@@ -22,9 +22,9 @@ ReportAll = Callable[[Comparison, list[Record], str], None]
 def run(
     cells: Sequence[Cell], done: Iterable[Record], writer: Writer, limits: Limits, report: Report
 ) -> list[Record]:
-    """Measure the cells that aren't in `done`, append each to `writer`, tell `report` of each.
+    """Measure the cells that aren't in `done`; write and `report` each. Returns the new records.
 
-    Returns the new records. A cell that fails costs itself only.
+    A cell that fails affects no other.
     """
     measured = {key(record): record for record in done}
     todo = [cell for cell in cells if key(cell.to_json()) not in measured]
@@ -44,9 +44,9 @@ def run(
 def run_problem(
     cells: Sequence[Cell], measured: Mapping[str, Record], judge: Judge, limits: Limits
 ) -> Iterator[tuple[list[Record], str]]:
-    """The records of the cells of one problem, with what the stages printed.
+    """Measure the cells of one problem; yields their records with the output of the stages.
 
-    First each stage alone; then, in turns, those of the paired cells that were found right alone.
+    First each stage alone; then, in turns, the paired cells whose stages were right alone.
     """
     for cell in cells:
         if not cell.paired:
@@ -64,9 +64,9 @@ def in_turns(
     cells: Sequence[Cell], measured: Mapping[str, Record], judge: Judge, limits: Limits,
     log: list[str],
 ) -> list[Outcome]:  # fmt: skip
-    """The outcomes of the paired cells of one problem.
+    """Measure the paired cells of one problem; returns their outcomes.
 
-    Only stages that were right alone, and not interpreted, are compared; the others are skipped.
+    Only stages that were right alone and not interpreted take turns; the others are skipped.
     """
     outcomes = [Outcome(cell.stage, cell.problem) for cell in cells]
     for cell, outcome in zip(cells, outcomes, strict=True):
@@ -86,10 +86,10 @@ def in_turns(
 def run_comparisons(
     comparisons: Sequence[Comparison], writer: Writer, report: ReportAll, watch: Watch
 ) -> None:
-    """Measure the comparisons, append the records of each to `writer`, tell `report` of them.
+    """Measure the comparisons; write and `report` the records of each.
 
-    `watch` is told of each step of a comparison when it begins. A run broken off keeps the
-    comparisons that were over.
+    `watch` is called with each step of a comparison when it begins. An interrupted run keeps the
+    comparisons that were finished.
     """
     for comparison in comparisons:
         log: list[str] = []

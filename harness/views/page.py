@@ -8,15 +8,15 @@ WIDTH, LEAST = 100, 40  # columns of a page; a narrower terminal breaks the line
 
 
 class Page(Console):
-    """A console that cuts nothing: a table wider than the terminal goes on in its next line."""
+    """A console that cuts nothing: rows wider than the terminal continue on the next line."""
 
     def print(self, *objects: Any, **how: Any) -> None:
-        """As Console.print, uncropped."""
+        """Console.print without cropping."""
         super().print(*objects, **{"crop": False, **how})
 
 
 def make_page() -> Console:
-    """Standard output, 40 to 100 columns wide, and 100 where it is no terminal."""
+    """A console on standard output, 40 to 100 columns wide, 100 where it is no terminal."""
     console = Page()
     console.width = max(LEAST, min(WIDTH, console.width)) if console.is_terminal else WIDTH
     return console
