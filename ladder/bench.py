@@ -12,7 +12,8 @@ from harness.problems.problem import PEERS_FROM, SEED, Problem
 from harness.records import environment, units
 from harness.records.jsonl import WriteFailed
 from harness.records.schema import DIRECTIONS, Record
-from harness.runs import plan, runner
+from harness.runs import plan
+from harness.runs.comparison import run_comparisons
 from harness.runs.suites import SUITES
 from harness.views import contest_plots, contests
 from harness.views.page import make_page
@@ -175,7 +176,7 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
 
     def work() -> None:
         with progress:
-            runner.run_comparisons(comparisons, writer, tell, watch)
+            run_comparisons(comparisons, writer, tell, watch)
 
     def show(env: Record, records: Sequence[Record], ended: BaseException | None) -> bool:
         view.show(env, records, writer.path)

@@ -21,7 +21,7 @@ def ceilings_command(device: options.Device = None, out: options.Out = None) -> 
 
     def work() -> None:
         with progress:
-            for ceiling, found in zip(wanted, ceilings.measure(wanted)):
+            for ceiling, found in zip(wanted, ceilings.measure_ceilings(wanted)):
                 if isinstance(found, str):
                     said = f"failed: {found}"
                 else:

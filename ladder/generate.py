@@ -2,16 +2,17 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from rich.text import Text
 
 from harness.isolation.child import ChildFailed
-from harness.isolation.session import Session, is_bool, is_count, is_text, is_time
+from harness.isolation.session import Session
 from harness.problems.problem import PEERS_FROM
 from harness.records.schema import Record
+from harness.records.values import Count, Time
 from harness.views.page import make_page
 from ladder import measuring, options
 from ladder.arguments import choose, numbers_and_files, stages_and_device
@@ -21,8 +22,25 @@ from models.training.plan import PAGE_SIZE, UNTIMED, make_problem
 
 CONTEXTS = {"cpu": "32,64,128,256", "cuda": "256,1024,4096"}
 LIMIT = 600.0  # seconds for the training, and for each context
-READY = dict.fromkeys(("parameters", "layers", "width"), is_count)
-WROTE = {"wrote": {"text": is_text, "same": is_bool, "seconds": is_time, "cached_seconds": is_time}}
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The message that the model is made (models/training/writing.py)."""
+
+    parameters: Count
+    layers: Count
+    width: Count
+
+
+@dataclass(frozen=True)
+class Wrote:
+    """The message that a text is written, with and without a cache."""
+
+    text: str
+    same: bool
+    seconds: Time
+    cached_seconds: Time
 
 
 def generate_command(
@@ -70,7 +88,7 @@ def generate_command(
     shared = {"kind": "generate", **who, "device": device, "mode": mode, "page_size": paged}
 
     def work() -> None:
-        session = Session(in_its_process, order, greeting=READY)
+        session = Session(in_its_process, order, greeting=Ready)
         with session, measuring.Progress(len(contexts)) as progress:
             try:
                 model = session.ready(LIMIT, "the model took more than {:g} s")
@@ -78,16 +96,19 @@ def generate_command(
                 raise UserError(f"generate: {error.reason}") from None
             for each in contexts:
                 late = f"writing took more than {LIMIT:g} s"
-                said = session.ask({"context": each}, WROTE, LIMIT, late)
+                said = session.ask({"context": each}, Wrote, seconds=LIMIT, late=late)
                 record = shared | {"context": each, "tokens": tokens}
-                record |= {what: said[what] for what in ("text", "same")}
-                for way, rows in (("", each), ("cached_", 1)):
-                    speed = (tokens - UNTIMED) / said[f"{way}seconds"]
+                record |= {"text": said.text, "same": said.same}
+                for way, seconds, rows in (
+                    ("", said.seconds, each),
+                    ("cached_", said.cached_seconds, 1),
+                ):
+                    speed = (tokens - UNTIMED) / seconds
                     record[f"{way}tokens_per_s"] = None if mode == "interpreted" else speed
                     # float32: the weights once, and q, k, v, o in each layer
-                    moved = 2 * model["layers"] * model["width"] * (rows + each)
-                    record[f"{way}bytes_per_token"] = 4 * (model["parameters"] + moved)
-                writer.append(record | {"parameters": model["parameters"]})
+                    moved = 2 * model.layers * model.width * (rows + each)
+                    record[f"{way}bytes_per_token"] = 4 * (model.parameters + moved)
+                writer.append(record | {"parameters": model.parameters})
                 progress.finished(f"{name}, context {each}", "ok", name, session.printed())
 
     arguments = {**asked, "command": "generate", "stage": chosen[0].name}

@@ -15,8 +15,8 @@ from harness.records import environment
 from harness.records.jsonl import Writer, read
 from harness.records.schema import FAILURES, BadRecord, Record, check_plan, key
 from harness.records.units import show_time
+from harness.runs.comparison import run_cells
 from harness.runs.plan import Cell, Limits, default_memory, each_inputs, plan_grid, plan_tour
-from harness.runs.runner import run
 from harness.runs.suites import SUITES
 from harness.views import cell_tables, lines
 from harness.views.page import make_page
@@ -228,7 +228,7 @@ def measure(cells: Sequence[Cell], done: list[Record], writer: Writer, limits: L
 
     def work() -> None:
         with progress:
-            run(cells, done, writer, limits, tell)
+            run_cells(cells, done, writer, limits, tell)
 
     def show(env: Record, records: list[Record], ended: BaseException | None) -> bool:
         order = {key(cell.to_json()): index for index, cell in enumerate(cells)}

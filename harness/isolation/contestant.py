@@ -1,10 +1,10 @@
-"""The child process of a comparison: it runs one stage alone, or several that take turns.
+"""The process of a comparison, from the child's side: one stage alone, or several in turns.
 
 Each stage is loaded, called for the first time (which compiles) and called once more under the
 memory meter where there is one. Its outputs go to a file for the judge, another process. Only
 stages that the judge has found right (or wrong by design) are timed: no stage is timed unchecked.
 After its timing each stage is called again with v and dO changed, to detect a stage that caches its
-outputs (measured_call.py says how).
+outputs (measured_call.py says how). What is said when is listed in messages.py.
 
 An error in a stage makes only that stage fail. Where the device is lost with it (an illegal access
 ends all CUDA work of a process), the whole comparison fails.
@@ -15,7 +15,6 @@ import functools
 import gc
 import sys
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -32,8 +31,28 @@ from harness.isolation.call import (
     was_interpreted,
     write_outputs,
 )
-from harness.isolation.child import hear, say
 from harness.isolation.measured_call import Call, PagedCall, Watched, ask_again, prepare
+from harness.isolation.messages import (
+    Checked,
+    Counted,
+    CountTiles,
+    Failed,
+    LastTurn,
+    Loads,
+    Order,
+    Out,
+    Ready,
+    Repeat,
+    Repeated,
+    Sample,
+    Sampled,
+    Start,
+    Timed,
+    Turn,
+    Warm,
+    tell,
+    told,
+)
 from harness.problems.problem import Problem
 
 SETUP = 1 << 27  # bytes kept by importing Triton and by first calls, which aren't a stage's memory
@@ -71,7 +90,7 @@ class Contestant:
             self.call = prepare(self.attend, self.problem.direction, *given.tensors)
         return self.call
 
-    def check(self, given: Given, alone: bool) -> dict[str, Any]:
+    def check(self, given: Given, alone: bool) -> Checked:
         """Call the stage for the first time and write its outputs; returns what was measured.
 
         The process's resident memory is measured only where the stage is `alone` in it.
@@ -106,26 +125,21 @@ class Contestant:
                 (outputs, call_ms), peak, meter = measure_peak(once, self.device)
         write_outputs(outputs, self.problem, given.tensors, self.out)
         given.check_unwritten()
-        return {
-            "first_call_ms": first_ms,
-            "call_ms": call_ms,
-            "peak_bytes": peak,
-            "memory_meter": meter,
-            "launch_configs": launch_configs(),
-            "interpreted": was_interpreted(),
-        }
+        return Checked(
+            first_ms, call_ms, peak, meter, launch_configs(), interpreted=was_interpreted()
+        )
 
-    def warm_up(self, given: Given, order: dict[str, Any]) -> None:
+    def warm_up(self, given: Given, order: Order) -> None:
         """Make the calls before the rounds; TooSlow where the rounds would exceed the budget."""
         from harness.measures.timing import time_once
 
-        calls = order["warmup"] + rounds_of(order)
-        for _ in range(order["warmup"]):
+        calls = order.warmup + order.rounds
+        for _ in range(order.warmup):
             ms = time_once(self.prepared(given), self.device)[1]
-            if 1e-3 * ms * calls > order["budget"]:
+            if 1e-3 * ms * calls > order.budget:
                 raise TooSlow(
                     f"{1e-3 * ms:.3g} s a call: {calls} calls do not fit in its budget of "
-                    f"{order['budget']:g} s"
+                    f"{order.budget:g} s"
                 )
 
     def watched(self, given: Given) -> Watched:
@@ -164,64 +178,50 @@ class Contestant:
         return ratio if 0.0 <= ratio <= 1.0 else None
 
 
-def compete(
-    connection: Connection, paths: list[str], order: dict[str, Any], outs: list[str]
-) -> None:
-    """Run one comparison: the stages in the files `paths`, each writing to its file in `outs`.
-
-    Messages: it sends 'loads' and 'ready'. After 'start' it sends 'checked' or 'out' for each
-    stage, in order. After the list of the stages to time ('going') and the seconds of sampling, it
-    sends 'done' with one timing each; where several processes take turns, it first sends 'warm',
-    then 'turn' after each turn it is given. Then, for each {'index', 'calls'}, it makes so many
-    calls of that stage and sends 'called'; for 0 calls it sends 'counted' with the skip ratios and
-    ends. 'failed' may come at any point.
-    """
+def compete(connection: Connection, order: Order) -> None:
+    """Run one comparison; messages.py lists what is said to the parent, and what it says."""
     import torch
 
     import stages
     from harness.measures.accuracy import set_precision
     from harness.measures.memory import status_bytes
 
-    problem = Problem.from_json(order)
+    problem = order.problem
     try:
         torch.set_num_threads(1)  # timing.py says why
         given = Given(problem)
         if problem.device == "cpu":
-            set_data_limit(order["memory"])
+            set_data_limit(order.memory)
         base = status_bytes("VmRSS") if sys.platform == "linux" else None
-        say(connection, "loads")
-        modules = [stages.load(path) for path in paths]
+        tell(connection, Loads())
+        modules = [stages.load(path) for path in order.paths]
         torch.set_num_threads(1)  # stages may have changed it
         if problem.device == "cuda" and problem.dtype == "float32":
             set_precision(problem.precision)
         contestants = [
-            Contestant(module, replace(problem, page_size=page_size), out, base)
-            for module, page_size, out in zip(modules, order["page_sizes"], outs, strict=True)
+            Contestant(module, asked, out, base)
+            for module, asked, out in zip(modules, order.problems, order.outs, strict=True)
         ]
-        say(connection, "ready")
-        hear(connection)
+        tell(connection, Ready())
+        told(connection, Start)
         for contestant in contestants:
-            measured, error = caught(functools.partial(contestant.check, given, order["alone"]))
-            if error is None:
-                say(connection, "checked", **measured)
-            else:
-                say(connection, "out", **drop_out(error, contestant, given))
-        turns = hear(connection)
-        going = [contestants[index] for index in turns["going"]]
+            checked, error = caught(functools.partial(contestant.check, given, order.alone))
+            out_of_it = error and drop_out(error, contestant, given)
+            tell(connection, out_of_it or checked)
+        sample = told(connection, Sample)
+        going = [contestants[index] for index in sample.going]
         for contestant in contestants:
             if contestant not in going:
                 contestant.call = None
-        if not going:
-            return
-        turn_signals = connection if order["apart"] else None
-        timings = take_turns(going, given, order, turns["seconds"], turn_signals)
-        say(connection, "done", timings=timings)
-        while (message := hear(connection))["calls"]:
-            call_often(going[message["index"]], given, message["calls"])
-            say(connection, "called")
-        say(connection, "counted", skip_ratios=[each.skip_ratio(given) for each in going])
+        turn_signals = connection if order.apart else None
+        for answer in sample_all(going, given, order, sample.seconds, turn_signals):
+            tell(connection, answer)
+        while isinstance(message := told(connection, Repeat, CountTiles), Repeat):
+            call_often(going[message.place], given, message.calls)
+            tell(connection, Repeated())
+        tell(connection, Counted([each.skip_ratio(given) for each in going]))
     except BaseException as error:
-        say(connection, "failed", **blame(error, problem))
+        tell(connection, Failed(**blame(error, problem)))
 
 
 def caught(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
@@ -240,7 +240,7 @@ def caught(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return None, error.with_traceback(None)
 
 
-def drop_out(error: BaseException, contestant: Contestant, given: Given) -> dict[str, Any]:
+def drop_out(error: BaseException, contestant: Contestant, given: Given) -> Out:
     """Free the memory of a stage that failed; returns its status and reason.
 
     Raises the device's error where the device is lost.
@@ -254,36 +254,29 @@ def drop_out(error: BaseException, contestant: Contestant, given: Given) -> dict
         torch.cuda.empty_cache()
     with contextlib.suppress(WrongOutput):  # it has failed already; this restores the inputs
         given.check_unwritten()
-    return {**blame(error, contestant.problem), "refused": isinstance(error, ValueError)}
+    return Out(**blame(error, contestant.problem), refused=isinstance(error, ValueError))
 
 
-def rounds_of(order: dict[str, Any]) -> int:
-    """The least number of rounds."""
-    from harness.measures.timing import LEAST_ROUNDS
-
-    return int(order["rounds"] or LEAST_ROUNDS)
-
-
-def take_turns(
-    going: Sequence[Contestant], given: Given, order: dict[str, Any], seconds: float,
+def sample_all(
+    going: Sequence[Contestant], given: Given, order: Order, seconds: float,
     turn_signals: Connection | None,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[Timed | Out]:  # fmt: skip
     """Time the stages in `going` in the same rounds; returns a timing, or a failure, for each.
 
-    A stage that is alone is sampled for `seconds`. In turns there are at least `rounds_of(order)`
+    A stage that is alone is sampled for `seconds`. In turns there are at least `order.rounds`
     rounds, and more until `seconds` have passed. Where other processes take turns with this one,
     each turn waits for a message over `turn_signals`.
     """
     from harness.measures.timing import alternate, sm_clock_mhz, time_call
 
-    found: dict[Contestant, dict[str, Any]] = {}
+    found: dict[Contestant, Timed | Out] = {}
     for contestant in going:
         error = caught(functools.partial(contestant.warm_up, given, order))[1]
         if error is not None:
             found[contestant] = drop_out(error, contestant, given)
     timings = []
     while standing := [each for each in going if each not in found]:
-        if order["alone"]:
+        if order.alone:
             [only] = standing
             timings = [time_call(only.watched(given), only.device, seconds)]
             break
@@ -293,9 +286,8 @@ def take_turns(
             break
         calls = [guarded(each, given) for each in standing]
         devices = [each.device for each in standing]
-        timings, error = caught(
-            functools.partial(alternate, calls, devices, seconds, rounds_of(order))
-        )
+        in_turns = functools.partial(alternate, calls, devices, seconds, rounds=order.rounds)
+        timings, error = caught(in_turns)
         if error is None:
             break
         if not isinstance(error, RaisedInTurn):
@@ -311,18 +303,14 @@ def take_turns(
     given.check_unwritten()
     for contestant, timing in zip(standing, timings, strict=True):
         error = caught(functools.partial(contestant.call_again, given))[1]
-        found[contestant] = (
-            drop_out(error, contestant, given)
-            if error is not None
-            else {
-                "time_ms": timing.median_ms,
-                "time_iqr_ms": timing.iqr_ms,
-                "samples": len(timing.samples_ms),
-                "sm_clock_mhz": clock,
-                "rounds_ms": None if order["alone"] else timing.rounds_ms,
-                "change": contestant.watched(given).change,
-            }
-        )
+        if error is not None:
+            found[contestant] = drop_out(error, contestant, given)
+            continue
+        found[contestant] = Timed(
+            timing.median_ms, timing.iqr_ms, len(timing.samples_ms), clock,
+            rounds_ms=None if order.alone else timing.rounds_ms,
+            change=list(contestant.watched(given).change or ()),
+        )  # fmt: skip
     return [found[each] for each in going]
 
 
@@ -331,11 +319,11 @@ def sample_on_turns(call: Call, device: str, turn_signals: Connection) -> Any:
     from harness.measures.timing import Timing, cpu_sampler, cuda_sampler
 
     sample = cuda_sampler(call) if device == "cuda" else cpu_sampler(call)
-    say(turn_signals, "warm")
+    tell(turn_signals, Warm())
     samples = []
-    while hear(turn_signals)["turn"]:
+    while isinstance(told(turn_signals, Turn, LastTurn), Turn):
         samples.append(sample())
-        say(turn_signals, "turn")
+        tell(turn_signals, Sampled())
     return Timing(samples)
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.isolation.call import blame
-from harness.isolation.child import NO_MESSAGE, START_LIMIT, ChildFailed, Message, hear, say
+from harness.isolation.child import NO_MESSAGE, START_LIMIT, ChildFailed, hear
 from harness.isolation.measured_call import AGAIN
-from harness.isolation.session import Session, is_bool, is_number, is_text, optional
+from harness.isolation.messages import Failed, Ready, Verdict, tell
+from harness.isolation.session import Session
 from harness.problems.directions import OUTPUTS
 from harness.problems.problem import ITEMSIZE, Problem
 
@@ -18,12 +19,6 @@ JUDGE_LIMIT = 600.0  # seconds for the oracles, and for one comparison
 FORGIVEN = 0.25  # of a change's effect on an output: rounding may differ by so much
 
 ERRORS = ("err_f64_max", "err_f64_rel", "err_stage3_max", "err_stage3_rel")
-VERDICT = {
-    "verdict": {
-        "finite": is_bool, "exact": is_bool, "why": is_text,
-        **dict.fromkeys(ERRORS, optional(is_number)),
-    }
-}  # fmt: skip
 
 
 class NoVerdict(Exception):
@@ -49,12 +44,12 @@ class Judge(Session):
 
     def verdict(
         self, path: Path, again: int | None = None, change: list[int] | None = None
-    ) -> Message:
+    ) -> Verdict:
         """The judge's verdict on the outputs in the file `path`, which is then removed.
 
         `again`: the index in measured_call.AGAIN of the change that they were computed after;
-        `change`: the changed element (measured_call.Watched). Raises ChildFailed where the stage has not
-        written the file, and where the judge fails twice.
+        `change`: the changed element (measured_call.Watched). Raises ChildFailed where the stage
+        has not written the file, and where the judge fails twice.
         """
         if not path.is_file():  # announced, but never written
             raise ChildFailed("crashed", NO_MESSAGE)
@@ -62,10 +57,10 @@ class Judge(Session):
         order = {"path": str(path), "again": again, "change": change}
         try:
             try:
-                return self.ask(order, VERDICT, JUDGE_LIMIT, late)
+                return self.ask(order, Verdict, seconds=JUDGE_LIMIT, late=late)
             except ChildFailed:  # a stage may have killed the judge: start another
                 self.open()
-                return self.ask(order, VERDICT, JUDGE_LIMIT, late)
+                return self.ask(order, Verdict, seconds=JUDGE_LIMIT, late=late)
         except (ChildFailed, NoVerdict) as error:
             raise ChildFailed(error.status, f"the judge of its output failed: {error}") from None
         finally:
@@ -96,18 +91,16 @@ def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
         if problem.device == "cuda":
             torch.cuda.empty_cache()  # the stages need the memory that this took
     except BaseException as error:
-        say(connection, "failed", **blame(error, problem))
+        tell(connection, Failed(**blame(error, problem)))
         return
-    say(connection, "ready")
+    tell(connection, Ready())
     sizes = [oracle.out64.numel() for oracle in oracles.values()]
-    none = dict.fromkeys(ERRORS)
     inputs: list[Any] = []  # q, k, v, dO: drawn once, for all verdicts with a change
     while True:
         order = hear(connection)
         data = read_output(order["path"], sum(sizes) * ITEMSIZE[problem.dtype])
         if data is None:
-            why = "its output was cut short"
-            say(connection, "verdict", finite=True, exact=False, why=why, **none)
+            tell(connection, Verdict(True, False, "its output was cut short"))
             continue
         # compared on the oracles' device: on a GPU that takes milliseconds
         flat = data.view(getattr(torch, problem.dtype)).to(problem.device).double()
@@ -124,7 +117,7 @@ def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
             inputs = inputs or [*make_inputs(problem), make_output_gradient(problem)]
             truths = [oracle.out64 for oracle in oracles.values()]
             outputs = undo(outputs, truths, problem, inputs, order["change"])
-        say(connection, "verdict", **(none | judge_outputs(outputs, oracles)))
+        tell(connection, Verdict(**judge_outputs(outputs, oracles)))
 
 
 def read_output(path: str, size: int) -> Any:

@@ -1,12 +1,12 @@
-"""The measured call, forward, backward or both; and how a stage that caches its outputs is detected.
+"""The measured call, forward, backward or both, and how a stage that caches is detected.
 
 `prepare` makes the call. To detect a stage that caches its outputs, it is called again after its
 inputs were changed in a way that torch's version counters don't show (`ask_again`): attention is
 linear in v and gradients in dO, and a change of sign or of the exponent is exact, so the right new
 outputs are known.
 
-While a stage is timed (`Watched`), one element of q (of dO for a backward pass) is different at each
-call, so that outputs cached by content are of no use. The outputs of one timed call, drawn at
+While a stage is timed (`Watched`), one element of q (of dO for a backward pass) is different at
+each call, so that outputs cached by content are of no use. The outputs of one timed call, drawn at
 random, are kept: the judge removes the effect of the change from them and compares the rest as it
 compares the first outputs. On a GPU the time of a change would count as the stage's own: there only
 the calls whose outputs may be kept have a changed element.

@@ -11,20 +11,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from harness.isolation.child import START_LIMIT, ChildFailed, Message, say
+from harness.isolation.child import START_LIMIT, ChildFailed, say
 from harness.isolation.declared import read_declared
-from harness.isolation.session import (
-    Events,
-    Session,
-    has,
-    is_bool,
-    is_count,
-    is_text,
-    list_of,
-    optional,
-)
+from harness.isolation.session import Session
 from harness.problems.problem import DEVICES, DTYPES, Problem
+from harness.records.schema import Device, DType
 from harness.records.syntax import digest
+from harness.records.values import Count, check, rules
 
 STAGES = Path(__file__).parents[2] / "stages"
 PEERS = Path(__file__).parents[1] / "peers"
@@ -33,24 +26,6 @@ OURS = STAGES, PEERS
 LEAST_LOAD = 10.0  # seconds, also where a cell's budget is smaller: importing Triton takes some
 
 YOURS = "yours"  # the name of a user's stage whose file declares a built-in one's number and name
-
-# the messages that the child may send about a file
-EVENTS: Events = {
-    "stage": {
-        "number": is_count,
-        **dict.fromkeys(("name", "title", "idea", "still_hurts", "traffic"), is_text),
-        **dict.fromkeys(("sha256", "syntax_sha256"), is_text),
-        **dict.fromkeys(("needs", "devices", "options"), list_of(is_text)),
-        **dict.fromkeys(("gradients", "few_queries", "rounds_scores"), is_bool),
-        **dict.fromkeys(("exact_up_to", "at_most"), optional(is_count)),
-        "worth_up_to": lambda value: isinstance(value, dict) and all(map(is_count, value.values())),
-        "modes": has(dict.fromkeys(DEVICES, is_text)),
-        "unavailable": has(dict.fromkeys(DEVICES, optional(is_text))),
-        "refused": has(dict.fromkeys(DEVICES, has(dict.fromkeys(DTYPES, optional(is_text))))),
-    },
-    "bad": {"reason": is_text},
-}
-
 
 # an option of a stage (stages/contract.py) -> an explanation, where the name isn't enough
 OPTIONS = {
@@ -62,6 +37,39 @@ OPTIONS = {
 
 class BadStage(ValueError):
     """A stage's file can't be loaded; the message names the file and says why."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The child's message about a file: the fields of StageInfo."""
+
+    number: Count
+    name: str
+    title: str
+    idea: str
+    still_hurts: str
+    needs: list[str]
+    devices: list[str]
+    options: list[str]
+    gradients: bool
+    few_queries: bool
+    exact_up_to: Count | None
+    rounds_scores: bool
+    worth_up_to: dict[str, Count]
+    traffic: str
+    sha256: str
+    syntax_sha256: str
+    modes: dict[Device, str]
+    unavailable: dict[Device, str | None]
+    refused: dict[Device, dict[DType, str | None]]
+    at_most: Count | None
+
+
+@dataclass(frozen=True)
+class Bad:
+    """The child's message about a file that can't be loaded."""
+
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -92,7 +100,7 @@ class StageInfo:
     failed: tuple[str, str] | None = None  # status and reason, if it could not be loaded
 
     @staticmethod
-    def from_message(path: Path, message: Message) -> "StageInfo":
+    def from_message(path: Path, message: Mapping[str, Any]) -> "StageInfo":
         """A stage from the child's message about it."""
         names = {field.name for field in fields(StageInfo)} - {"path", "failed"}
         return StageInfo(path=path, **{name: message[name] for name in names})
@@ -103,16 +111,16 @@ class StageInfo:
         with contextlib.suppress(Exception):
             text, declared = path.read_bytes(), read_declared(path)
             known = {name: declared[name] for name in ("number", "name", "title", "idea")}
-            if all(check(known[name]) for name, check in EVENTS["stage"].items() if name in known):
-                sha256, code = hashlib.sha256(text).hexdigest(), digest(text.decode())
-                no_reason = dict.fromkeys(DEVICES)
-                return StageInfo(
-                    path=path, **known, still_hurts="", needs=(), devices=DEVICES, traffic="fused",
-                    options=tuple(OPTIONS), gradients=True, few_queries=False, exact_up_to=None,
-                    rounds_scores=False, worth_up_to={}, sha256=sha256, syntax_sha256=code,
-                    unavailable=no_reason, modes=dict.fromkeys(DEVICES, "native"), failed=failed,
-                    refused=dict.fromkeys(DEVICES, dict.fromkeys(DTYPES)),
-                )  # fmt: skip
+            known = {name: check(value, rules(Stage)[name], name) for name, value in known.items()}
+            sha256, code = hashlib.sha256(text).hexdigest(), digest(text.decode())
+            no_reason = dict.fromkeys(DEVICES)
+            return StageInfo(
+                path=path, **known, still_hurts="", needs=(), devices=DEVICES, traffic="fused",
+                options=tuple(OPTIONS), gradients=True, few_queries=False, exact_up_to=None,
+                rounds_scores=False, worth_up_to={}, sha256=sha256, syntax_sha256=code,
+                unavailable=no_reason, modes=dict.fromkeys(DEVICES, "native"), failed=failed,
+                refused=dict.fromkeys(DEVICES, dict.fromkeys(DTYPES)),
+            )  # fmt: skip
         return None
 
     @property
@@ -231,15 +239,15 @@ def describe_files(
             try:
                 session.ready()
                 late = f"took more than {load:g} s"
-                message = session.receive(EVENTS, load, late)
+                message: Stage | Bad = session.receive(Stage, Bad, seconds=load, late=late)
             except ChildFailed as error:
                 known = StageInfo.from_text(path, (error.status, f"while it was loaded: {error}"))
                 if known is not None and not known.ours:
                     return [*stages, known]
                 raise BadStage(f"{path.name}: while it was loaded: {error.reason}") from None
-            if message["event"] == "bad":
-                raise BadStage(f"{path.name}: {message['reason']}")
-            stages.append(StageInfo.from_message(path, message))
+            if isinstance(message, Bad):
+                raise BadStage(f"{path.name}: {message.reason}")
+            stages.append(StageInfo.from_message(path, vars(message)))
     return stages
 
 

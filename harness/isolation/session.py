@@ -1,101 +1,50 @@
 """A child process that answers one request after another; its messages are checked here.
 
 This is the one place in the parent that trusts a child's message. A child runs other people's code:
-its message may be any JSON. The caller names the expected events and the type of each field; any
+its message may be any JSON. The caller names the expected messages (dataclasses, messages.py); any
 other message ends the child and counts as a crash.
 """
 
 import functools
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from harness.isolation.child import NO_MESSAGE, START_LIMIT, Child, ChildFailed, Message
-from harness.records.schema import FAILURES
+from harness.isolation.messages import Failed, Loads, Ready, event_of
 from harness.records.units import clean
-from harness.records.values import LONGEST, SHORTEST
+from harness.records.values import BadRecord, check_fields, rules
 
 Own = TypeVar("Own", bound="Session")
-Check = Callable[[Any], bool]
-Fields = Mapping[str, Check]  # field of a message -> the check of its value
-Events = Mapping[str, Fields]  # each expected event -> its fields
 
-LARGEST = 1 << 63  # far above every measured number
 LONGEST_NAME = 40  # characters of an unexpected event's name, in a reason
 
 
-def is_number(value: Any) -> bool:
-    """Whether `value` is a finite number."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST
+def believe(message: Message, *kinds: type) -> Any:
+    """Check `message` against `kinds`; returns one of these, its texts safe to print.
 
-
-def is_count(value: Any) -> bool:
-    """Whether `value` is a whole number of at least 0."""
-    return isinstance(value, int) and is_number(value) and value >= 0
-
-
-def is_time(value: Any) -> bool:
-    """Whether `value` is a plausible time of a call, ms."""
-    return is_number(value) and SHORTEST <= value <= LONGEST
-
-
-def is_text(value: Any) -> bool:
-    """Whether `value` is a string."""
-    return isinstance(value, str)
-
-
-def is_bool(value: Any) -> bool:
-    """Whether `value` is true or false."""
-    return isinstance(value, bool)
-
-
-def optional(check: Check) -> Check:
-    """The check that a value is None or passes `check`."""
-    return lambda value: value is None or check(value)
-
-
-def list_of(check: Check) -> Check:
-    """The check that a value is a list whose elements all pass `check`."""
-    return lambda value: isinstance(value, list) and all(map(check, value))
-
-
-def has(fields: Fields) -> Check:
-    """The check that a value is an object with all of `fields`, each passing its check."""
-    return lambda value: (
-        isinstance(value, dict)
-        and all(name in value and check(value[name]) for name, check in fields.items())
-    )
-
-
-# how a stage failed, as reported by its own process, which may never report that it is right
-FAULT: Fields = {"status": lambda value: value in (*FAILURES, "skipped"), "reason": is_text}
-
-
-def believe(message: Message, events: Events) -> Message:
-    """Check `message` against `events`; returns it with its texts safe to print.
-
-    Raises ChildFailed: with the child's own status and reason where it reports that it 'failed', as
+    Raises ChildFailed: with the child's own status and reason where it reports that it failed, as
     a crash where the event is another one or a field has a wrong value.
     """
-    message = clean(message)
-    event = message["event"]
-    if event == "failed" and has(FAULT)(message):
-        raise ChildFailed(message["status"], message["reason"])
-    if event in events and has(events[event])(message):
-        return message
-    if event in events or event == "failed":
-        raise ChildFailed("crashed", NO_MESSAGE)
-    raise ChildFailed("crashed", f"its process said {event[:LONGEST_NAME]!r} out of turn")
+    event = clean(message["event"])
+    kind = {event_of(each): each for each in (Failed, *kinds)}.get(event)
+    if kind is None:
+        raise ChildFailed("crashed", f"its process said {event[:LONGEST_NAME]!r} out of turn")
+    try:
+        named = {name: message[name] for name in rules(kind) if name in message}
+        believed = kind(**check_fields(named, kind))
+    except BadRecord:
+        raise ChildFailed("crashed", NO_MESSAGE) from None
+    if kind is Failed:
+        raise ChildFailed(believed.status, believed.reason)
+    return believed
 
 
 class Session:
     """A child running `target(connection, *arguments)`, started when it is first needed.
 
     After a failure the child is ended, and the next request starts a new one. `memory`: bytes that
-    it may take above its memory when it sends 'loads' (before it loads other people's code), or
-    else 'ready'. `greeting`: the fields of 'ready'. `load`: seconds between 'loads' and 'ready'.
+    it may take above its memory when it sends Loads (before it loads other people's code), or else
+    `greeting`, its Ready. `load`: seconds between the two.
     """
 
     def __init__(
@@ -103,14 +52,14 @@ class Session:
         target: Callable[..., None],
         *arguments: object,
         memory: int | None = None,
-        greeting: Fields | None = None,
+        greeting: type = Ready,
         load: float = START_LIMIT,
     ) -> None:
         self.begin = functools.partial(Child, target, *arguments)
         self.memory, self.load = memory, load
-        self.greeting: Events = {"ready": greeting or {}}
+        self.greeting = greeting
         self.child: Child | None = None
-        self.greeted: Message | None = None
+        self.greeted: Any = None
         self.output = ""  # output of children that have ended
 
     def start(self) -> Child:
@@ -120,38 +69,40 @@ class Session:
             self.child = self.begin()
         return self.child
 
-    def ready(self, seconds: float = START_LIMIT, late: str = "did not load in {:g} s") -> Message:
+    def ready(self, seconds: float = START_LIMIT, late: str = "did not load in {:g} s") -> Any:
         """Wait until the child is ready; returns its 'ready'. `late`: the reason of a timeout."""
         child = self.start()
         if self.greeted is None:
-            events = {"loads": {}, **self.greeting}
-            message = self.receive(events, seconds, late.format(seconds))
+            late = late.format(seconds)
+            message = self.receive(Loads, self.greeting, seconds=seconds, late=late)
             if self.memory is not None:
                 child.limit_memory(self.memory)
-            if message["event"] == "loads":
+            if isinstance(message, Loads):
                 seconds = min(seconds, self.load)
-                message = self.receive(self.greeting, seconds, late.format(seconds))
+                message = self.receive(self.greeting, seconds=seconds, late=late)
             self.greeted = message
         return self.greeted
 
-    def ask(self, message: Message, events: Events, seconds: float, late: str) -> Message:
-        """Send `message` once the child is ready; returns its answer, one of `events`."""
+    def ask(self, message: object, *kinds: type, seconds: float, late: str) -> Any:
+        """Send `message` once the child is ready; returns its answer, one of `kinds`."""
         self.ready()
         self.send(message)
-        return self.receive(events, seconds, late)
+        return self.receive(*kinds, seconds=seconds, late=late)
 
-    def send(self, message: Message) -> None:
-        """Send a message to the child; nothing happens where it has ended."""
+    def send(self, message: object) -> None:
+        """Send a message, a dict or a dataclass; nothing happens where the child has ended."""
+        if not isinstance(message, dict):
+            message = {"event": event_of(type(message)), **vars(message)}
         self.start().send(message)
 
-    def receive(self, events: Events, seconds: float, late: str) -> Message:
-        """Wait up to `seconds` for the child's next message, one of `events`.
+    def receive(self, *kinds: type, seconds: float, late: str) -> Any:
+        """Wait up to `seconds` for the child's next message, one of `kinds`.
 
         Raises ChildFailed where the child fails, sends anything else, or is late (with the reason
         `late`).
         """
         try:
-            return believe(self.start().receive(seconds, late), events)
+            return believe(self.start().receive(seconds, late), *kinds)
         except ChildFailed:
             self.end()
             raise

@@ -16,13 +16,15 @@ from typing import TypeVar
 
 import torch
 
+from harness.records.schema import Meter
+
 T = TypeVar("T")
 
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
-def measure_peak(call: Callable[[], T], device: str) -> tuple[T, int | None, str | None]:
+def measure_peak(call: Callable[[], T], device: str) -> tuple[T, int | None, Meter | None]:
     """Run `call`; returns its result, its peak in bytes, and the meter.
 
     The meter is 'cuda-allocator' or 'process-rss'. Both are None on a CPU whose system
@@ -31,7 +33,7 @@ def measure_peak(call: Callable[[], T], device: str) -> tuple[T, int | None, str
     return measure_cuda(call) if device == "cuda" else measure_rss(call)
 
 
-def measure_cuda(call: Callable[[], T]) -> tuple[T, int | None, str | None]:
+def measure_cuda(call: Callable[[], T]) -> tuple[T, int | None, Meter | None]:
     """The allocator's peak during `call` above what is allocated before it."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -41,7 +43,7 @@ def measure_cuda(call: Callable[[], T]) -> tuple[T, int | None, str | None]:
     return result, torch.cuda.max_memory_allocated() - before, "cuda-allocator"
 
 
-def measure_rss(call: Callable[[], T]) -> tuple[T, int | None, str | None]:
+def measure_rss(call: Callable[[], T]) -> tuple[T, int | None, Meter | None]:
     """The resident set's high-water mark during `call` above what is resident before it."""
     try:
         CLEAR_REFS.write_text("5")

@@ -21,7 +21,6 @@ Call = Callable[[], object]
 T = TypeVar("T")
 
 CLOCK_SECONDS = 0.02  # of calls before the GPU's clock is read
-LEAST_ROUNDS = 5
 HEAD_START_CYCLES = 2_000_000  # of the GPU's clock, about 1 ms: longer than launches from Python
 SAMPLE_SECONDS = 0.002  # the shortest sample of CPU calls that take turns
 
@@ -87,7 +86,8 @@ def alternate(
     calls: Sequence[Call],
     devices: Sequence[str],
     seconds: float = 0.0,
-    rounds: int = LEAST_ROUNDS,
+    *,
+    rounds: int,
 ) -> list[Timing]:
     """Time several calls in turns, all warmed up already: one sample of each per round.
 

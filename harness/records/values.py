@@ -20,6 +20,7 @@ Time = Annotated[float, SHORTEST, LONGEST]
 Rate = Annotated[float, 0, 1e40]
 Loss = Annotated[float, -1e15, 1e15]
 Size = Annotated[int, 1, 2**63 - 1]  # torch's largest integer
+Count = Annotated[int, 0, 2**63 - 1]
 Bytes = Annotated[int, 1, LARGEST]
 Name = Annotated[str, 1, 200]
 Code = Annotated[str, 0, 100_000, "kept as it is"]
@@ -74,6 +75,8 @@ def check(value: Any, hint: Any, where: str) -> Any:
     if kind is list:
         return [check(item, inside[0], f"{where}[{i}]") for i, item in enumerate(value)]
     if kind is dict:
+        if get_origin(inside[0]) is Literal and {*value} != {*get_args(inside[0])}:
+            raise bad(where, value, f"the names {', '.join(get_args(inside[0]))}")
         names = {name: f"{where}[{reprlib.repr(name)}]" for name in value}
         return {clean(name): check(x, inside[1], names[name]) for name, x in value.items()}
     if kind is bool:

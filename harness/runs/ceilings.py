@@ -13,11 +13,13 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from harness.isolation.child import ChildFailed, hear, say
-from harness.isolation.session import Session, is_count, is_number, is_text, is_time, optional
+from harness.isolation.child import ChildFailed
+from harness.isolation.messages import Failed, Ready, Start, tell, told
+from harness.isolation.session import Session
 from harness.problems.problem import ITEMSIZE
 from harness.records import environment
 from harness.records.schema import Record
+from harness.records.values import Count, Time
 
 GPU_SIDE, CPU_SIDE = 8192, 2048  # of the square matrices
 GPU_DTYPES = (
@@ -33,12 +35,6 @@ WARM_UP_CALLS = 3
 SECONDS = 1.0  # of sampling a ceiling, or longer, for at least:
 LEAST_SAMPLES = 5
 LIMIT = 300.0  # seconds for one ceiling; a slow core needs many for a product in float64
-DONE = {
-    "done": {
-        "time_ms": is_time, "time_iqr_ms": optional(is_number), "samples": is_count,
-        "how": optional(is_text),
-    }
-}  # fmt: skip
 CPU_CACHES = Path("/sys/devices/system/cpu")
 
 
@@ -79,6 +75,16 @@ class Ceiling:
         }
 
 
+@dataclass(frozen=True)
+class Done:
+    """The message of a ceiling's process: its timing, and the fastest way to read."""
+
+    time_ms: Time
+    time_iqr_ms: float | None
+    samples: Count
+    how: str | None
+
+
 def plan(device: str) -> list[Ceiling]:
     """The ceilings of a machine's GPU ('cuda') or CPU ('cpu')."""
     if device == "cuda":
@@ -112,17 +118,19 @@ def last_level_cache(folder: Path = CPU_CACHES) -> int | None:
     return sum(size for (level, _), size in caches.items() if level == last) or None
 
 
-def measure(ceilings: Sequence[Ceiling], seconds: float = SECONDS) -> Iterator[Record | str]:
+def measure_ceilings(
+    ceilings: Sequence[Ceiling], seconds: float = SECONDS
+) -> Iterator[Record | str]:
     """Measure each ceiling; yields its record, or the reason why it has none."""
     for ceiling in ceilings:
         with Session(gauge, asdict(ceiling), seconds) as session:
             try:
                 late = f"took more than {LIMIT:g} s"
-                message = session.ask({"event": "start"}, DONE, LIMIT, late)
+                message = session.ask(Start(), Done, seconds=LIMIT, late=late)
             except ChildFailed as error:
                 yield error.reason
                 continue
-        yield ceiling.record(*(message[name] for name in DONE["done"]))
+        yield ceiling.record(**vars(message))
 
 
 def gauge(connection: Connection, fields: Record, seconds: float) -> None:
@@ -137,21 +145,17 @@ def gauge(connection: Connection, fields: Record, seconds: float) -> None:
             how, call = fastest(ceiling.size, ceiling.device)
         else:
             how, call = None, prepare(ceiling)
-        say(connection, "ready")
-        hear(connection)
+        tell(connection, Ready())
+        told(connection, Start)
         for _ in range(WARM_UP_CALLS):
             _, once_ms = time_once(call, ceiling.device)
         seconds = max(seconds, 1e-3 * LEAST_SAMPLES * once_ms)
         timing = time_call(call, ceiling.device, seconds)
     except BaseException as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        say(connection, "failed", status="crashed", reason=text)
+        tell(connection, Failed("crashed", text))
         return
-    say(
-        connection, "done",
-        time_ms=timing.median_ms, time_iqr_ms=timing.iqr_ms, samples=len(timing.samples_ms),
-        how=how,
-    )  # fmt: skip
+    tell(connection, Done(timing.median_ms, timing.iqr_ms, len(timing.samples_ms), how))
 
 
 def prepare(ceiling: Ceiling) -> Callable[[], object]:

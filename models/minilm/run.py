@@ -17,7 +17,6 @@ from itertools import groupby
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from harness.isolation import session as check
 from harness.isolation.child import ChildFailed
 from harness.isolation.roster import StageInfo
 from harness.isolation.session import Session
@@ -25,6 +24,7 @@ from harness.problems.problem import REAL_D, Problem
 from harness.problems.real_inputs import HEADS
 from harness.records.jsonl import Writer
 from harness.records.schema import Record
+from harness.records.values import Count, Time
 from models.minilm.weights import ModelError, Weights
 
 DTYPES = ("float32", "float16")
@@ -38,17 +38,45 @@ FIGURES = (
     "err_f64_rel",
 )  # fmt: skip
 TIMES = ("time_ms", "time_iqr_ms", "sdpa_time_ms", "sdpa_time_iqr_ms")
-# the messages of the stage's process (models/minilm/encoder.py) and of the judge (compare.py)
-NUMBER = check.optional(check.is_number)
-OUTPUT = {"output": {"first_ms": check.is_time}}
-DONE = {"done": {"samples": check.is_count, **dict.fromkeys(TIMES, NUMBER)}}
-VERDICT = {
-    "verdict": {
-        "finite": check.is_bool, "exact": check.is_bool, "why": check.is_text,
-        **dict.fromkeys(FIGURES, NUMBER),
-        "layer_hidden_diffs": check.optional(check.list_of(check.is_number)),
-    }
-}  # fmt: skip
+
+
+# ---- the messages of the stage's process (models/minilm/encoder.py), and of the judge (compare.py)
+
+
+@dataclass(frozen=True)
+class Output:
+    """The hidden states of a text are written."""
+
+    first_ms: Time
+
+
+@dataclass(frozen=True)
+class Done:
+    """The times of a pass, with the stage and with SDPA."""
+
+    samples: Count
+    time_ms: float | None
+    time_iqr_ms: float | None
+    sdpa_time_ms: float | None
+    sdpa_time_iqr_ms: float | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The judge's verdict on the hidden states."""
+
+    finite: bool
+    exact: bool
+    why: str
+    cosine: float | None
+    max_hidden_diff: float | None
+    rel_hidden_diff: float | None
+    layer_hidden_diffs: list[float] | None
+    err_f64_max: float | None
+    err_f64_rel: float | None
+
+
+# ---- cells and their records
 
 
 @dataclass(frozen=True)
@@ -122,7 +150,7 @@ def run(
                         writer = stack.enter_context(create())
                     if not reason:
                         try:
-                            measure(cell, session, judging, folder / "out", record)
+                            measure_cell(cell, session, judging, folder / "out", record)
                         except ChildFailed as error:
                             session.end()
                             record |= {"status": error.status, "reason": error.reason}
@@ -156,7 +184,7 @@ def model_record(cell: Cell) -> Record:
     }  # fmt: skip
 
 
-def measure(cell: Cell, session: Session, judging: Session, out: Path, record: Record) -> None:
+def measure_cell(cell: Cell, session: Session, judging: Session, out: Path, record: Record) -> None:
     """Fill `record` with the judge's verdict on a pass, and with its time unless it is wrong.
 
     `out`: the file for its hidden states. Raises ChildFailed where the stage or the judge fails.
@@ -164,17 +192,18 @@ def measure(cell: Cell, session: Session, judging: Session, out: Path, record: R
     ids, late = list(cell.ids), f"took more than {PASS_LIMIT:g} s"
     try:
         order = {"event": "text", "ids": ids, "out": str(out)}
-        first_ms = session.ask(order, OUTPUT, PASS_LIMIT, late)["first_ms"]
+        first_ms = session.ask(order, Output, seconds=PASS_LIMIT, late=late).first_ms
         too_long = f"comparing its output took more than {JUDGE_LIMIT:g} s"
-        verdict = judging.ask({"ids": ids, "path": str(out)}, VERDICT, JUDGE_LIMIT, too_long)
-        note_verdict(record, verdict, cell.stage.exact(cell.problem))
+        asked = {"ids": ids, "path": str(out)}
+        verdict = judging.ask(asked, Verdict, seconds=JUDGE_LIMIT, late=too_long)
+        note_verdict(record, vars(verdict), cell.stage.exact(cell.problem))
         if record["status"] == "wrong":
             return
         if record["mode"] == "interpreted" or first_ms > SLOW_MS:
             record |= {"time_ms": first_ms, "samples": 1}
             return
-        timing = session.ask({"event": "time"}, DONE, PASS_LIMIT, f"its timing {late}")
-        record |= {name: timing[name] for name in DONE["done"]}
+        timing = session.ask({"event": "time"}, Done, seconds=PASS_LIMIT, late=f"its timing {late}")
+        record |= vars(timing)
     finally:
         out.unlink(missing_ok=True)
 

@@ -6,25 +6,45 @@ one record per seed. models/training/curves.py judges the loss curves, from the 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 from harness.isolation.child import NO_MESSAGE, ChildFailed
 from harness.isolation.judge import Judge
-from harness.isolation.session import Session, is_count, is_number, list_of, optional
+from harness.isolation.session import Session
 from harness.records.jsonl import Writer
 from harness.records.schema import FAILURES, Record
-from harness.runs.contest import measure
-from harness.runs.outcome import Outcome
+from harness.records.values import Count
+from harness.runs.comparison import compare
 from harness.runs.plan import Comparison, Limits
+from harness.runs.process import Outcome
 from models.training.plan import Plan, Trainee
 
 STEP_LIMIT = 300.0  # seconds between two messages: a step, or all that the first one compiles
-# the messages of a trainee's process about a seed (models/training/loop.py)
-EVENTS = {
-    "losses": {"losses": list_of(is_number)},
-    "done": {"val_loss": is_number, "tokens_per_s": optional(is_number)},
-}
+
+# ---- the messages of a trainee's process (models/training/loop.py)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The model is made, of so many parameters."""
+
+    parameters: Count
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses of further steps."""
+
+    losses: list[float]
+
+
+@dataclass(frozen=True)
+class Done:
+    """The seed is trained."""
+
+    val_loss: float
+    tokens_per_s: float | None
 
 
 def run(
@@ -85,8 +105,7 @@ class Training(Session):
             "size": plan.size,
             "steps": plan.steps,
         }
-        greeting = {"parameters": is_count}
-        super().__init__(in_its_process, order, memory=memory, greeting=greeting)
+        super().__init__(in_its_process, order, memory=memory, greeting=Ready)
 
     def train(self, seed: int, progress: Callable[[Record], None]) -> Record:
         """Train from one seed; returns its record, also after a failure."""
@@ -122,25 +141,25 @@ class Training(Session):
         )  # fmt: skip
         with Judge(problem) as judge:
             alone = Comparison(problem, [self.trainee.info], self.limits, alone=True)
-            [outcome] = measure(alone, judge, self.log)
+            [outcome] = compare(alone, judge, self.log)
         return outcome if outcome.status in FAILURES else None
 
     def follow(self, record: Record, progress: Callable[[Record], None]) -> None:
         """Train from the seed of `record` and fill it in. Raises ChildFailed where that fails."""
         late = f"no step was done in {STEP_LIMIT:g} s"
-        record["parameters"] = self.ready()["parameters"]
-        message = self.ask({"seed": record["seed"]}, EVENTS, STEP_LIMIT, late)
-        while message["event"] == "losses":
-            record["losses"] += message["losses"]
+        record["parameters"] = self.ready().parameters
+        message = self.ask({"seed": record["seed"]}, Losses, Done, seconds=STEP_LIMIT, late=late)
+        while isinstance(message, Losses):
+            record["losses"] += message.losses
             if len(record["losses"]) > record["steps"]:
                 raise ChildFailed("crashed", NO_MESSAGE)
             progress(record)
-            message = self.receive(EVENTS, STEP_LIMIT, late)
+            message = self.receive(Losses, Done, seconds=STEP_LIMIT, late=late)
         if len(record["losses"]) < record["steps"]:
             raise ChildFailed("crashed", NO_MESSAGE)
-        record["val_loss"] = message["val_loss"]
+        record["val_loss"] = message.val_loss
         if record["mode"] != "interpreted":  # an interpreted time means nothing
-            record["tokens_per_s"] = message["tokens_per_s"]
+            record["tokens_per_s"] = message.tokens_per_s
         record["status"] = "ok"
 
     def printed(self) -> str:

@@ -171,7 +171,7 @@ def test_the_copy_moves_half_its_bytes_each_way(monkeypatch, same_threads):
 
 def test_each_ceiling_is_measured_and_a_failure_costs_its_own():
     bad = Ceiling("matmul", "cpu", -1, "float32", "ieee", 1)
-    first, why, *rest = ceilings.measure([SMALL[0], bad, *SMALL[1:]], seconds=0.01)
+    first, why, *rest = ceilings.measure_ceilings([SMALL[0], bad, *SMALL[1:]], seconds=0.01)
     assert "RuntimeError" in why and "-1" in why
     for ceiling, record in zip(SMALL, [first, *rest], strict=True):
         schema.check_record(record)
@@ -199,7 +199,7 @@ def test_every_way_to_read_looks_at_every_number():
 
 def test_the_record_of_reading_says_which_way_was_the_fastest(monkeypatch):
     size = 8192 * 4 * 5
-    [record] = ceilings.measure([Ceiling("read", "cpu", size)], seconds=0.01)
+    [record] = ceilings.measure_ceilings([Ceiling("read", "cpu", size)], seconds=0.01)
     schema.check_record(record)
     assert record["how"] in bandwidth.methods(torch.zeros(8192))
     assert record["value"] == size / (record["time_ms"] * 1e9) and record["unit"] == "TB/s"
@@ -221,7 +221,7 @@ def test_a_product_of_twice_the_side_takes_eight_times_as_long():
     """The rate is that of the work: about the same at both sizes, though not at all the same."""
     sides = (512, 1024)
     asked = [Ceiling("matmul", "cpu", side, "float64", "float64", 1) for side in sides]
-    small, large = ceilings.measure(asked, seconds=0.5)
+    small, large = ceilings.measure_ceilings(asked, seconds=0.5)
     assert 4 < large["time_ms"] / small["time_ms"] < 16
     assert 0.5 < large["value"] / small["value"] < 2
 

@@ -1,39 +1,32 @@
-"""One process of a comparison: its stages are called, judged, timed, and called again.
+"""One process of a comparison, from the parent's side: its stages are called, judged and timed.
 
 Only a stage that is right, or wrong by design and alone, is timed. The times that the process
-reports are checked against the parent's clock.
+reports are checked against the parent's clock. What is said to the process, and what it answers, is
+listed in harness/isolation/messages.py; `compete` (harness/isolation/contestant.py) answers.
 """
 
 import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any
 
+from harness.isolation import messages
 from harness.isolation.child import NO_MESSAGE, ChildFailed
 from harness.isolation.contestant import compete
-from harness.isolation.judge import Judge
+from harness.isolation.judge import ERRORS, Judge
 from harness.isolation.measured_call import AGAIN
+from harness.isolation.messages import Checked, Out, Timed, Verdict
 from harness.isolation.processes import kept_waiting
-from harness.isolation.roster import LEAST_LOAD
-from harness.isolation.session import (
-    FAULT,
-    Session,
-    has,
-    is_bool,
-    is_count,
-    is_number,
-    is_time,
-    list_of,
-    optional,
-)  # fmt: skip
-from harness.records.schema import METERS
-from harness.runs.outcome import CHECKED, TIMING, Outcome
+from harness.isolation.roster import LEAST_LOAD, StageInfo
+from harness.isolation.session import Session
+from harness.problems.problem import Problem
+from harness.records.schema import Record
 from harness.runs.plan import Comparison
 
-SAMPLE_SECONDS = 0.2  # of sampling a stage alone
+ALONE_SECONDS = 0.2  # of sampling a stage alone
 TURN_SECONDS = 0.3  # of sampling each of several stages in turns, with no number of rounds given
 LEAST_SECONDS = 0.01  # least rest of a budget, so that a message already sent is still read
 INTERPRETED = "interpreted: no speed to compare"
@@ -44,30 +37,87 @@ MESSAGE_SECONDS = 0.02  # for messages in both directions
 MOST_FACTOR = 4.0  # a factor between the two clocks that noise of a busy machine may explain
 LAUNCH_SECONDS = 0.002  # that Python may take to launch a call, not part of a GPU's own time
 
-# the messages that the process of a comparison may send (harness/isolation/contestant.py)
-OUT = {**FAULT, "refused": is_bool}
-TIMED = {
-    "time_ms": is_time, "time_iqr_ms": optional(is_number), "samples": is_count,
-    "sm_clock_mhz": optional(is_count), "rounds_ms": optional(list_of(is_time)),
-    "change": list_of(is_count),
-}  # fmt: skip
-FIRST = {
-    "checked": {
-        "first_call_ms": is_time,
-        "call_ms": is_time,
-        "peak_bytes": optional(is_count),
-        "memory_meter": lambda value: value in (None, *METERS),
-        "launch_configs": lambda value: value is None or isinstance(value, dict),
-        "interpreted": is_bool,
-    },
-    "out": OUT,
-}
-DONE = {"done": {"timings": list_of(lambda value: has(OUT)(value) or has(TIMED)(value))}}
-COUNTED = {"counted": {"skip_ratios": list_of(optional(is_number))}}
-
+TIMING = ("time_ms", "time_iqr_ms", "samples", "sm_clock_mhz", "rounds_ms")
+CHECKED = ("first_call_ms", "peak_bytes", "memory_meter")
 
 Failure = tuple[str, str] | None  # status and reason
 Say = Callable[[str], None]  # called with each step when it begins
+
+
+@dataclass
+class Outcome:
+    """The verdict on a stage on a problem, and its measurements.
+
+    The measured fields are those of a record. `dropped`: it has failed and is not measured further.
+    `refused`: it raised a ValueError.
+    """
+
+    stage: StageInfo
+    problem: Problem
+    status: str = "crashed"
+    reason: str = ""
+    dropped: bool = False
+    refused: bool = False
+    interpreted: bool = False  # whether any kernel ran in Triton's interpreter
+    waited: float = 0.0  # seconds of its check, by the parent's clock
+    first_call_ms: float | None = None
+    call_ms: float = 0.0  # of the last call of its check
+    peak_bytes: int | None = None
+    memory_meter: str | None = None
+    launch_configs: Record | None = None
+    time_ms: float | None = None
+    time_iqr_ms: float | None = None
+    samples: int = 0
+    sm_clock_mhz: int | None = None
+    rounds_ms: list[float] | None = None
+    skip_ratio: float | None = None
+    err_stage3_max: float | None = None
+    err_stage3_rel: float | None = None
+    err_f64_max: float | None = None
+    err_f64_rel: float | None = None
+
+    @property
+    def mode(self) -> str:
+        """'native', 'compiled' or 'interpreted'."""
+        return "interpreted" if self.interpreted else self.stage.modes[self.problem.device]
+
+    def forget(self) -> None:
+        """Reset all fields to their defaults."""
+        for each in fields(self):
+            if each.default is not MISSING:
+                setattr(self, each.name, each.default)
+
+    def drop(self, status: str, reason: str) -> None:
+        """Note that the stage failed: its times are deleted, and it is not measured further."""
+        self.status, self.reason, self.dropped = status, reason, True
+        self.time_ms = self.time_iqr_ms = self.sm_clock_mhz = self.skip_ratio = None
+        self.rounds_ms = self.launch_configs = None
+        self.samples = 0
+
+    def drop_out(self, message: Out) -> None:
+        """Note that the stage failed, as its process reports."""
+        self.drop(message.status, message.reason)
+        self.refused = message.refused
+
+    def note(self, message: object, names: Iterable[str]) -> None:
+        """Copy the fields `names` from a message."""
+        for name in names:
+            setattr(self, name, getattr(message, name))
+
+    def note_verdict(self, verdict: Verdict) -> None:
+        """Note the judge's verdict on the first outputs."""
+        self.note(verdict, ERRORS)
+        declared = self.stage.inexact(self.problem)
+        if declared and verdict.finite:
+            self.status, self.reason = "wrong-by-design", declared
+        elif verdict.exact:
+            self.status = "ok"
+        else:
+            self.status, self.reason = "wrong", verdict.why
+
+    def values(self, names: Sequence[str]) -> Record:
+        """The fields `names`, by name."""
+        return {name: getattr(self, name) for name in names}
 
 
 def remaining(outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -75,7 +125,7 @@ def remaining(outcomes: Sequence[Outcome]) -> list[Outcome]:
     return [outcome for outcome in outcomes if not outcome.dropped]
 
 
-class Heat:
+class ComparisonProcess:
     """One process of a comparison and its stages; `failure`: why it ended early, or None."""
 
     def __init__(
@@ -90,17 +140,16 @@ class Heat:
         # its own folder, so that processes share no files
         self.folder = tempfile.TemporaryDirectory(prefix="ladder-", ignore_cleanup_errors=True)
         self.outs = [Path(self.folder.name) / f"out.{i}" for i in range(len(outcomes))]
-        order = comparison.problem.to_json() | {
-            "page_sizes": [outcome.problem.page_size for outcome in outcomes],
-            "alone": comparison.alone, "apart": apart, "rounds": self.limits.rounds,
-            "warmup": 0 if comparison.alone else self.limits.warmup,
-            "budget": self.limits.budget, "memory": self.limits.memory,
-        }  # fmt: skip
-        paths = [str(outcome.stage.path) for outcome in outcomes]
-        self.session = Session(
-            compete, paths, order, list(map(str, self.outs)), memory=self.limits.memory,
-            load=max(LEAST_LOAD, self.limits.budget),
+        order = messages.Order(
+            comparison.problem, [outcome.problem for outcome in outcomes],
+            paths=[str(outcome.stage.path) for outcome in outcomes],
+            outs=list(map(str, self.outs)), alone=comparison.alone, apart=apart,
+            warmup=0 if comparison.alone else self.limits.warmup,
+            rounds=self.limits.rounds or messages.LEAST_ROUNDS,
+            budget=self.limits.budget, memory=self.limits.memory,
         )  # fmt: skip
+        load = max(LEAST_LOAD, self.limits.budget)
+        self.session = Session(compete, order, memory=self.limits.memory, load=load)
 
     def attempt(self, step: Callable[[], None]) -> None:
         """Carry out a step, unless an earlier one has failed; note a failure."""
@@ -121,23 +170,23 @@ class Heat:
         self.judge.open()  # before the first call: a stage that tunes itself needs the GPU alone
 
     def check(self) -> None:
-        """Have each stage called for the first time, and its outputs judged.
+        """Have each stage called for the first time, and its outputs judged; note who is timed.
 
         The time of the judge does not count towards the budget.
         """
         budget = self.limits.budget
         late = f"took more than its budget of {budget:g} s"
         begun = time.monotonic()
-        self.session.send({"event": "start"})
+        self.session.send(messages.Start())
         for outcome in self.outcomes:
             self.tell(f"{outcome.stage.number} {outcome.stage.name} is called")
             called = time.monotonic()
-            message = self.session.receive(FIRST, budget, late)
+            answer: Checked | Out = self.session.receive(Checked, Out, seconds=budget, late=late)
             outcome.waited = time.monotonic() - called
-            if message["event"] == "checked":
-                outcome.note(message, (*CHECKED, "call_ms", "launch_configs", "interpreted"))
+            if isinstance(answer, Out):
+                outcome.drop_out(answer)
             else:
-                note_fault(outcome, message)
+                outcome.note(answer, vars(answer))
         self.seconds = max(LEAST_SECONDS, budget - (time.monotonic() - begun))
         for outcome, out in zip(self.outcomes, self.outs, strict=True):
             if not outcome.dropped:
@@ -146,47 +195,51 @@ class Heat:
                 if outcome.status != "ok" and not excused:
                     outcome.drop(outcome.status, outcome.reason)
 
-    def to_be_timed(self) -> list[Outcome]:
-        """The stages to be timed: those that have not failed and are not interpreted.
+        self.keep_single_calls()
+        self.going = [i for i, each in enumerate(self.outcomes) if self.to_be_timed(each)]
 
-        For a stage alone, where it is interpreted or very slow, its one call is its time.
-        """
-        found = []
-        for outcome in remaining(self.outcomes) if self.failure is None else []:
+    def keep_single_calls(self) -> None:
+        """Note the time of the one call of a stage alone that is interpreted, or very slow."""
+        for outcome in remaining(self.outcomes):
             interpreted = outcome.mode == "interpreted"
             if self.comparison.alone and (interpreted or 4e-3 * outcome.call_ms >= self.seconds):
                 outcome.time_ms, outcome.samples = outcome.call_ms, 1
             elif interpreted:
                 outcome.reason = INTERPRETED
-            else:
-                found.append(outcome)
-        return found
 
-    def send_turns(self) -> None:
+    def to_be_timed(self, outcome: Outcome) -> bool:
+        """Whether a stage has not failed, has no time yet, and is not interpreted."""
+        return not outcome.dropped and outcome.time_ms is None and outcome.mode != "interpreted"
+
+    def start_sampling(self) -> None:
         """Tell the process which stages to time and for how long; one of several then warms up."""
-        timed = self.to_be_timed()
-        self.going = [i for i, each in enumerate(self.outcomes) if each in timed]
-        if not timed:
+        if not self.going:
             return
-        sampled = TURN_SECONDS * len(timed) if self.limits.rounds is None else 0.0
+        seconds = TURN_SECONDS * len(self.going) if self.limits.rounds is None else 0.0
         if self.comparison.alone:
-            sampled = min(max(SAMPLE_SECONDS, 5e-3 * timed[0].call_ms), self.seconds / 2)
-        self.session.send({"event": "turns", "going": self.going, "seconds": sampled})
+            [only] = self.going
+            wanted = max(ALONE_SECONDS, 5e-3 * self.outcomes[only].call_ms)
+            seconds = min(wanted, self.seconds / 2)
+        self.session.send(messages.Sample(self.going, seconds))
         if self.apart:
-            late = f"took more than {self.limits.budget:g} s to warm up"
-            message = self.session.receive({"warm": {}, **DONE}, self.limits.budget, late)
-            if message["event"] == "done":  # it has failed
-                self.note_timings(message["timings"])
+            budget, late = self.limits.budget, f"took more than {self.limits.budget:g} s to warm up"
+            answer: messages.Warm | Out = self.session.receive(
+                messages.Warm, Out, seconds=budget, late=late
+            )
+            if isinstance(answer, Out):
+                [only] = self.going
+                self.outcomes[only].drop_out(answer)
                 self.going = []
 
     def turn(self) -> None:
         """Have the process take one sample."""
-        self.session.send({"turn": True})
-        self.session.receive({"turn": {}}, self.limits.budget, "took too long for its turn")
+        self.session.send(messages.Turn())
+        late = "took too long for its turn"
+        self.session.receive(messages.Sampled, seconds=self.limits.budget, late=late)
 
     def end_turns(self) -> None:
         """Tell the process that there are no more turns."""
-        self.session.send({"turn": False})
+        self.session.send(messages.LastTurn())
 
     def finish(self) -> None:
         """Receive the timings, judge the outputs of calls with changed inputs, check the times."""
@@ -196,8 +249,12 @@ class Heat:
         if not self.comparison.alone:
             seconds = self.limits.budget * len(self.going)
             late = f"took more than {seconds:g} s for the rounds of all"
-        self.note_timings(self.session.receive(DONE, seconds, late)["timings"])
         going = [self.outcomes[index] for index in self.going]
+        answers: list[Timed | Out] = [
+            self.session.receive(Timed, Out, seconds=seconds, late=late) for _ in going
+        ]
+        for index, answer in zip(self.going, answers, strict=True):
+            self.note_timing(self.outcomes[index], self.outs[index], answer)
         for place, outcome in enumerate(going):
             if not outcome.dropped and (why := self.why_too_short(place, outcome)):
                 outcome.drop("wrong", why)
@@ -206,30 +263,27 @@ class Heat:
                 if not outcome.dropped:
                     outcome.skip_ratio = ratio
 
-    def note_timings(self, timings: Sequence[dict[str, Any]]) -> None:
-        """Note the timing of each stage whose outputs for changed inputs are right, too."""
-        if len(timings) != len(self.going):
-            raise ChildFailed("crashed", NO_MESSAGE)
-        for index, timing in zip(self.going, timings, strict=True):
-            outcome = self.outcomes[index]
-            if "status" in timing:
-                note_fault(outcome, timing)
-            elif why := why_cached(outcome, self.outs[index], self.judge, timing["change"]):
-                outcome.drop("wrong", why)
-            else:
-                outcome.note(timing, TIMING)
+    def note_timing(self, outcome: Outcome, out: Path, answer: Timed | Out) -> None:
+        """Note the timing of a stage if its outputs for changed inputs are right, too."""
+        if isinstance(answer, Out):
+            outcome.drop_out(answer)
+        elif why := why_cached(outcome, out, self.judge, answer.change):
+            outcome.drop("wrong", why)
+        else:
+            outcome.note(answer, TIMING)
 
     def count(self, seconds: float) -> list[float | None]:
         """The share of tiles that each stage skips, where it counts them.
 
         A failure here does not affect the times, which were taken before.
         """
-        self.session.send({"calls": 0})
+        self.session.send(messages.CountTiles())
+        late = "took too long to count its tiles"
         try:
-            late = "took too long to count its tiles"
-            return list(self.session.receive(COUNTED, seconds, late)["skip_ratios"])
+            answer = self.session.receive(messages.Counted, seconds=seconds, late=late)
         except ChildFailed:
             return []
+        return answer.skip_ratios
 
     def now(self) -> float:
         """The parent's clock in seconds, less the time that both waited for a processor."""
@@ -251,9 +305,9 @@ class Heat:
             allowed += calls * LAUNCH_SECONDS
         for _ in range(MOST_CHECKS):
             begun = self.now()
-            self.session.send({"index": place, "calls": calls})
+            self.session.send(messages.Repeat(place, calls))
             late = f"took more than {self.limits.budget:g} s for {calls} calls"
-            self.session.receive({"called": {}}, self.limits.budget, late)
+            self.session.receive(messages.Repeated, seconds=self.limits.budget, late=late)
             waited = self.now() - begun
             if waited <= allowed:
                 return None
@@ -262,18 +316,12 @@ class Heat:
             f"{calls} of them"
         )
 
-    def __enter__(self) -> "Heat":
+    def __enter__(self) -> "ComparisonProcess":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.session.end()
         self.folder.cleanup()
-
-
-def note_fault(outcome: Outcome, message: dict[str, str]) -> None:
-    """Drop a stage that has failed, with the status and reason that its process reports."""
-    outcome.drop(message["status"], message["reason"])
-    outcome.refused = bool(message["refused"])
 
 
 def why_cached(outcome: Outcome, out: Path, judge: Judge, change: list[int] | None) -> str | None:
@@ -285,10 +333,9 @@ def why_cached(outcome: Outcome, out: Path, judge: Judge, change: list[int] | No
         return None
     for index, (changed, _) in enumerate(AGAIN[outcome.problem.direction]):
         found = judge.verdict(out.with_name(f"{out.name}.again{index}"), index)
-        if not found["exact"]:
-            why = found["why"]
-            return f"its output after {changed} changed is not the new {changed}'s: {why}"
+        if not found.exact:
+            return f"its output after {changed} changed is not the new {changed}'s: {found.why}"
     found = judge.verdict(out.with_name(f"{out.name}.timed"), change=change)
-    if not found["exact"]:
-        return f"its output of a call that was timed is not that call's own: {found['why']}"
+    if not found.exact:
+        return f"its output of a call that was timed is not that call's own: {found.why}"
     return None
