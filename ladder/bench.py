@@ -1,4 +1,4 @@
-"""`ladder bench`: the arguments, the run, and its views. Exit codes as of the other commands."""
+"""`ladder bench`: its arguments, its run, and its tables and plots."""
 
 import time
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from ladder.options import MAX_D, UserError, integers
 OURS_FAILED = ("wrong", "crashed")
 REASON = 100  # characters of a reason, on stderr
 
-# what isn't given: device -> the problems that a machine like it is done with in minutes
+# defaults: device -> problems that take such a machine minutes
 USUAL: dict[str, dict[str, Any]] = {
     "cuda": {
         "dtype": "float16", "d": "64,128", "n": "1024,2048,4096,8192,16384", "tokens": 16384,
@@ -80,9 +80,9 @@ def bench_command(
 
 
 class View:
-    """What is to be seen of a run: the tables, and CSV and plots where asked for.
+    """The output of a run: tables, and the CSV and plots that were asked for.
 
-    `ceilings`: what `ladder ceilings` wrote on the same machine.
+    `ceilings`: a file that `ladder ceilings` wrote on the same machine.
     """
 
     def __init__(self, plots: Path | None, ceilings: Path | None) -> None:
@@ -93,7 +93,7 @@ class View:
             self.env, self.ceilings = measuring.open_results(ceilings, "ceiling")
 
     def check(self, env: Record) -> None:
-        """Raise UserError where the ceilings are another machine's."""
+        """Raise UserError where the ceilings were measured on another machine."""
         if self.file is not None:
             measuring.check_machine(env, self.env, self.file)
 
@@ -108,7 +108,7 @@ class View:
         measuring.note("records", path)
 
     def write(self, env: Record, records: Sequence[Record], csv: Path | None) -> None:
-        """Write the CSV, where it has a name, and the plots; nothing of no records."""
+        """Write the CSV, if it has a name, and the plots, if asked for; nothing without records."""
         if records and csv is not None:
             with measuring.writing(csv):
                 csv.write_text(contests.as_csv(env, records))
@@ -120,7 +120,7 @@ class View:
 
 
 def csv_path(path: Path) -> Path:
-    """Where the CSV of the records in `path` goes: beside them, under the same stem."""
+    """The file for the CSV of the records in `path`: in the same folder, with the same stem."""
     beside = path.with_suffix(".csv")
     if beside == path:
         raise UserError(f"{path}: its CSV would be written over it; call the records .jsonl")
@@ -136,7 +136,7 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
     check_problems(given)
     memory = plan.default_memory()
     stages, device = stages_and_device(given["device"], own, given["budget"], memory)
-    asked = make_problems(given, device)
+    wanted_problems = make_problems(given, device)
     takes = (given["suite"] and SUITES[given["suite"]].takes) or plan.fits
     option = "--stages" if given["impl"] is None else "--impl"
     wanted = given["impl"] if given["stages"] is None else given["stages"]
@@ -145,13 +145,13 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
         named = [stage.path for stage in chosen]
     else:
         others = [stage for stage in stages if stage.path not in own]
-        usual = plan.usual_stages(others, asked)
+        usual = plan.usual_stages(others, wanted_problems)
         if takes is not plan.fits:
-            usual = [stage for stage in others if any(takes(stage, problem) for problem in asked)]
+            usual = [s for s in others if any(takes(s, problem) for problem in wanted_problems)]
         chosen = [stage for stage in stages if stage in usual or stage.path in own]
         named = list(own)
     limits = make_limits(given, device)
-    comparisons = plan.plan_comparisons(chosen, asked, named, limits, takes)
+    comparisons = plan.plan_comparisons(chosen, wanted_problems, named, limits, takes)
     if not comparisons:
         raise UserError("bench: none of the stages takes any of these problems")
     if reason := plan.why_too_long(comparisons):
@@ -171,8 +171,8 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
         progress.begun(f"{where(comparison.problem)}: {step}")
 
     def tell(comparison: plan.Comparison, records: Sequence[Record], printed: str) -> None:
-        came = ", ".join(f"{record['name']} {outcome(record)}" for record in records)
-        progress.finished(where(comparison.problem), came, "bench", printed)
+        results = ", ".join(f"{record['name']} {outcome(record)}" for record in records)
+        progress.finished(where(comparison.problem), results, "bench", printed)
 
     def work() -> None:
         with progress:
@@ -191,17 +191,17 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
 
 
 def outcome(record: Record) -> str:
-    """A record in a few words: what is said here is all there is of a run that is cut off."""
+    """A record in a few words, for the progress lines."""
     if record["status"] != "ok":
         return f"{record['status']} ({record['reason'][:REASON]})"
     return units.show_time(record["time_ms"]) if record["time_ms"] else "interpreted"
 
 
 def check_problems(given: Record) -> None:
-    """Say at once what is wrong with the problems, before seconds are spent on the stages.
+    """Raise UserError for bad problems at once, before the stages are loaded, which takes seconds.
 
-    Where the device isn't known yet, neither are the sizes that go with it: what they are too small
-    for is said when they are.
+    Where the device isn't known yet, its default sizes aren't either: whether they are too small is
+    checked later.
     """
     if given["device"] is None and given["suite"] is None:
         lengths = options.key_lengths(given["seqlens"]) or (0,)
@@ -212,10 +212,10 @@ def check_problems(given: Record) -> None:
 
 
 def make_limits(given: Record, device: str) -> plan.Limits:
-    """What each stage may take, and how many samples are taken of it."""
+    """The limits of each stage, and the number of its samples."""
     memory = plan.default_memory()
     if device == "cuda":
-        # it is libraries, and outputs on their way to the judge: what a stage takes is the GPU's
+        # main memory is needed for libraries and for outputs sent to the judge only
         memory = (environment.memory_bytes() or 2 * memory) // 2
     return plan.Limits(given["budget"], memory, given["warmup"], given["repeat"])
 

@@ -1,4 +1,4 @@
-"""`ladder ceilings`: what this machine does at its best, measured."""
+"""`ladder ceilings`: measure the highest rates of this machine."""
 
 from dataclasses import asdict
 
@@ -23,11 +23,11 @@ def ceilings_command(device: options.Device = None, out: options.Out = None) -> 
         with progress:
             for ceiling, found in zip(wanted, ceilings.measure_ceilings(wanted)):
                 if isinstance(found, str):
-                    said = f"failed: {found}"
+                    result = f"failed: {found}"
                 else:
                     writer.append(found)
-                    said = units.show_rate(found["value"], found["unit"])
-                progress.finished(machine.ceiling_title(asdict(ceiling)), said)
+                    result = units.show_rate(found["value"], found["unit"])
+                progress.finished(machine.ceiling_title(asdict(ceiling)), result)
 
     def show(env: Record, records: list[Record], _: BaseException | None) -> bool:
         machine.show_ceilings(env, records, make_page())

@@ -1,4 +1,4 @@
-"""`ladder generate`: the small GPT writes text with a stage, with and without a cache."""
+"""`ladder generate`: generate text with the small GPT and a stage, with and without a cache."""
 
 import sys
 from collections.abc import Sequence
@@ -96,18 +96,16 @@ def generate_command(
                 raise UserError(f"generate: {error.reason}") from None
             for each in contexts:
                 late = f"writing took more than {LIMIT:g} s"
-                said = session.ask({"context": each}, Wrote, seconds=LIMIT, late=late)
+                answer = session.ask({"context": each}, Wrote, seconds=LIMIT, late=late)
                 record = shared | {"context": each, "tokens": tokens}
-                record |= {"text": said.text, "same": said.same}
-                for way, seconds, rows in (
-                    ("", said.seconds, each),
-                    ("cached_", said.cached_seconds, 1),
-                ):
+                record |= {"text": answer.text, "same": answer.same}
+                sampled = (("", answer.seconds, each), ("cached_", answer.cached_seconds, 1))
+                for prefix, seconds, rows in sampled:
                     speed = (tokens - UNTIMED) / seconds
-                    record[f"{way}tokens_per_s"] = None if mode == "interpreted" else speed
+                    record[f"{prefix}tokens_per_s"] = None if mode == "interpreted" else speed
                     # float32: the weights once, and q, k, v, o in each layer
                     moved = 2 * model.layers * model.width * (rows + each)
-                    record[f"{way}bytes_per_token"] = 4 * (model.parameters + moved)
+                    record[f"{prefix}bytes_per_token"] = 4 * (model.parameters + moved)
                 writer.append(record | {"parameters": model.parameters})
                 progress.finished(f"{name}, context {each}", "ok", name, session.printed())
 
@@ -125,14 +123,14 @@ def generate_command(
 
 
 def in_its_process(connection: Connection, order: Record) -> None:
-    """Write in the child, which has torch imported: the parent never does."""
+    """In the child: generate. The parent never imports torch."""
     from models.training.writing import write_texts
 
     write_texts(connection, order)
 
 
 def finish(env: Record, records: Sequence[Record], path: Path) -> bool:
-    """Print the table and the text, draw the plot; whether a text differs without the cache."""
+    """Print the table and the text, draw the plot; returns whether a text differs by the cache."""
     if not records:
         raise UserError(f"{path}: no record in it: nothing was written to its end")
     page = make_page()

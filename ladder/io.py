@@ -1,4 +1,4 @@
-"""`ladder io`: its arguments, the run under the profiler, its table and plot."""
+"""`ladder io`: its arguments, its run under the profiler, its table and plot."""
 
 from dataclasses import replace
 from pathlib import Path

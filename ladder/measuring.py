@@ -1,4 +1,4 @@
-"""What the commands that measure share: their file of records, their progress, how they end."""
+"""Shared by the commands that measure: the file of records, progress, and the end of a run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,13 +29,13 @@ INTERRUPTED = 130  # the exit code after a Ctrl-C
 
 @contextmanager
 def writing(path: Path, option: str = "--out") -> Iterator[None]:
-    """Raise UserError where what is done here can't write into `path`, which `option` names."""
+    """Turn errors of writing into `path`, given by `option`, into UserError."""
     try:
         yield
     except ImportError as error:
         raise UserError(f"plots need matplotlib: {error}; pip install matplotlib") from None
     except OSError as error:
-        what = error.filename or path  # a full disk doesn't say which
+        what = error.filename or path  # a full disk names no file
         reason = error.strerror or error
         raise UserError(f"{option}: {what}: {reason}: it can't be written") from None
 
@@ -49,7 +49,7 @@ def open_results(file: Path, kind: str = "cell") -> tuple[Record, list[Record]]:
 
 
 def check_machine(env: Record, ceilings_env: Record, file: Path) -> None:
-    """Raise UserError where the ceilings in `file` are of another machine than the run's."""
+    """Raise UserError where the ceilings in `file` were measured on another machine."""
     try:
         roofline.same_machine(env, ceilings_env)
     except roofline.NoRoof as error:
@@ -57,7 +57,7 @@ def check_machine(env: Record, ceilings_env: Record, file: Path) -> None:
 
 
 def check_out(out: Path | None, instead: str = "name another") -> None:
-    """Raise UserError where the file that --out names exists already, or never can."""
+    """Raise UserError where the file given by --out exists already, or can't be created."""
     if out is not None:
         with writing(out):
             if out.exists():
@@ -69,9 +69,9 @@ def begin(
     stages: Sequence[Record] = (), plan: Sequence[Record] = (),
     check: Callable[[Record], object] = dict,
 ) -> Writer:  # fmt: skip
-    """A new results file, by default under runs/, with its env line; UserError where none can be.
+    """Create a results file, by default under runs/, with its env line; UserError on failure.
 
-    `stages`, `plan`: as the env line has them. `check` sees that line before it is written.
+    `stages` and `plan` go into the env line; `check` is called with that line before it is written.
     """
     env = environment.make_env(device, list(plan), list(stages), dict(arguments))
     check(env)
@@ -91,16 +91,16 @@ def carry_out(
 ) -> int:
     """Do the `work`, which writes records of `kind`, and `show` the file; returns the exit code.
 
-    A Ctrl-C ends the work early, or a file that takes no more: what is done is shown all the same.
-    `show` is given the env line, the records and what ended the work early, if anything; it says
-    whether something failed.
+    A Ctrl-C or a file that can't be written any more ends the work early; the records so far are
+    shown all the same. `show` is called with the env line, the records and the error that ended the
+    work early, or None; it returns whether something failed.
     """
     ended: BaseException | None = None
     try:
         work()
     except (KeyboardInterrupt, WriteFailed) as error:
         ended = error
-    env, records = open_results(writer.path, kind)  # what is shown is what can be shown again
+    env, records = open_results(writer.path, kind)  # shown from the file, as by later commands
     failed = show(env, records, ended)
     if isinstance(ended, WriteFailed):
         raise ended
@@ -108,12 +108,12 @@ def carry_out(
 
 
 def note(what: str, said: object) -> None:
-    """A line below the tables: where the records are, or the plots."""
+    """Print a line below the tables, such as the file of the records."""
     make_page().print(Text(f"{what + ':':<9}{said}"), soft_wrap=True)
 
 
 def draw(what: str, plot: Callable[[], Sequence[Path]]) -> None:
-    """Plot, and say where; or why not: what was measured is shown and kept without."""
+    """Plot, and print the files; or print why not, which is no failure of the run."""
     try:
         note(what, ", ".join(map(str, plot())) or "nothing to plot")
     except (ImportError, OSError) as error:
@@ -121,9 +121,9 @@ def draw(what: str, plot: Callable[[], Sequence[Path]]) -> None:
 
 
 class Progress:
-    """On stderr: a bar on a terminal; a line for each part that is done; and what stages print.
+    """Progress on stderr: a bar on a terminal, a line for each finished part, stages' output.
 
-    `quiet`: a terminal has the bar alone. A stderr that takes nothing costs no measurement.
+    `quiet`: only the bar on a terminal. Errors of writing to stderr are ignored.
     """
 
     def __init__(self, total: int, done: int = 0, quiet: bool = False) -> None:
@@ -145,17 +145,17 @@ class Progress:
         self.bar.stop()
 
     def begun(self, what: str) -> None:
-        """`what` is under way: the bar's text, or a line where there is no bar."""
+        """Show that `what` has begun: as the bar's text, or as a line where there is no bar."""
         self.bar.update(self.task, description=what)
         if not self.console.is_terminal:
             self.say(f"[{self.done + 1}/{self.total}] {what} ...")
 
-    def finished(self, what: str, came: str, name: str = "", printed: str = "") -> None:
-        """One more part is done, and what came of it; the last lines of what `name` printed."""
+    def finished(self, what: str, result: str, name: str = "", printed: str = "") -> None:
+        """Show that a part is finished, with its result, and the last lines printed by `name`."""
         self.done += 1
         self.bar.update(self.task, completed=self.done, description=what)
         if not self.quiet:
-            self.say(f"[{self.done}/{self.total}] {what}: {came}")
+            self.say(f"[{self.done}/{self.total}] {what}: {result}")
         lines = printed.splitlines()
         if len(lines) > PRINTED_LINES:
             lines = [f"... {len(lines) - PRINTED_LINES} lines before", *lines[-PRINTED_LINES:]]
@@ -163,7 +163,7 @@ class Progress:
             self.say(f"{name} | {line}", style="dim")
 
     def say(self, line: str, style: str = "") -> None:
-        """One line; nobody's control characters reach the terminal."""
+        """Print a line, without control characters."""
         with suppress(OSError):
             self.console.print(Text(clean(line), style=style), soft_wrap=True)
             self.console.file.flush()

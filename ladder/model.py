@@ -1,4 +1,4 @@
-"""`ladder model`: its arguments, what it says on the way, and its tables."""
+"""`ladder model`: its arguments, its progress, and its tables."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +38,7 @@ def measure(
     numbers: Sequence[str], own: Sequence[Path], device: str | None, dtype: str, text: Path | None,
     weights: Path | None, out: Path | None,
 ) -> int:  # fmt: skip
-    """Measure the stages in the model; returns the exit code. Raises ModelError without a model."""
+    """Measure the stages in the model; returns the exit code. ModelError without a model."""
     version = model_weights.check_transformers()
     found = model_weights.packed_weights(weights) if weights else model_weights.package_weights()
     given = [model_weights.text_of(text)] if text is not None else None
@@ -61,8 +61,8 @@ def measure(
 
     def tell(record: Record, printed: str) -> None:
         what = f"{record['stage']} {record['name']}, {record['tokens']} tokens"
-        came = f"{record['status']} {show_time(record['time_ms'])}"
-        progress.finished(what, came, record["name"], printed)
+        result = f"{record['status']} {show_time(record['time_ms'])}"
+        progress.finished(what, result, record["name"], printed)
 
     with Progress(len(cells)) as progress:
         model_run.run(cells, found, default_memory(), create, tell)

@@ -1,4 +1,4 @@
-"""The commands that measure nothing: records shown again, two stages compared, pages made again."""
+"""The commands that measure nothing: show records, compare two stages, make pages again."""
 
 import sys
 from typing import Annotated
@@ -59,7 +59,7 @@ def roofline_command(
 
 def diff_command(
     old: Annotated[int, typer.Argument(help="a stage's number")],
-    new: Annotated[int, typer.Argument(help="another's")],
+    new: Annotated[int, typer.Argument(help="another stage's number")],
     whole: options.Whole = False,
 ) -> int:
     """Show what changed in the kernel from one stage to another."""
@@ -109,12 +109,12 @@ def figures_command(
     check: options.CheckFigures = False,
 ) -> int:
     """Draw the pictures that explain, for README and docs."""
-    from course.lessons import figures  # with NumPy: loaded by who asks for this command alone
+    from course.lessons import figures  # imports NumPy, for this command only
 
     if out is None or ceilings is None:
         checkout.need("ladder figures", ", or name both --out and --ceilings")
     folder, record = out or figures.FOLDER, ceilings or figures.CEILINGS
-    if not record.is_file():  # before seconds are spent on the others
+    if not record.is_file():  # before the pictures are drawn, which takes seconds
         raise UserError(f"--ceilings: {record}: no such file")
     try:
         with writing(folder):
@@ -123,7 +123,7 @@ def figures_command(
                     print(path.relative_to(figures.ROOT) if out is None else path, flush=True)
                 return 0
             stale = figures.stale(folder, record)
-    except BadRecord:  # which says by itself what is wrong where
+    except BadRecord:  # its message says what is wrong and where
         raise
     except ValueError as error:
         raise UserError(f"--ceilings: {record}: {error}") from None

@@ -1,4 +1,4 @@
-"""`ladder train`: its arguments, what it says on the way, and its table and plot."""
+"""`ladder train`: its arguments, its progress, and its table and plot."""
 
 import sys
 import time
@@ -66,7 +66,7 @@ def train_command(
         "dtype": dtype, "steps": steps, "seeds": seeds, "seed": seed,
     }  # fmt: skip
     progress = measuring.Progress(len(contestants) * seeds)
-    said = time.monotonic()
+    last_line = time.monotonic()
 
     def name(record: Record) -> str:
         return f"{record['stage']} {record['name']}, seed {record['seed']}"
@@ -75,17 +75,17 @@ def train_command(
         return f", loss {record['losses'][-1]:.4f}" if record["losses"] else ""
 
     def step(record: Record) -> None:
-        nonlocal said
-        if time.monotonic() - said >= QUIET:
-            said = time.monotonic()
+        nonlocal last_line
+        if time.monotonic() - last_line >= QUIET:
+            last_line = time.monotonic()
             done = f"step {len(record['losses'])} of {record['steps']}"
             progress.begun(f"{name(record)}: {done}{loss(record)}")
 
     def tell(record: Record, printed: str) -> None:
-        nonlocal said
-        said = time.monotonic()
-        came = f"{record['status']}{loss(record)}"
-        progress.finished(name(record), came, record["name"], printed)
+        nonlocal last_line
+        last_line = time.monotonic()
+        result = f"{record['status']}{loss(record)}"
+        progress.finished(name(record), result, record["name"], printed)
 
     def work() -> None:
         with progress:
@@ -104,14 +104,14 @@ def train_command(
 
 
 def why_none(asked: Sequence[train_plan.Trainee], stages: Sequence[StageInfo]) -> str:
-    """Why none of the stages that were `asked` for can be trained with, and which ones can."""
+    """Say why none of the stages in `asked` can be trained with, and which stages can."""
     reasons = [f"{one.stage} {one.name} can't be trained with: {one.skip}" for one in asked]
     able = [str(stage.number) for stage in stages if stage.gradients and stage.number < PEERS_FROM]
     return f"--stage: {'; '.join(reasons)}. Stages {', '.join(able)} carry gradients"
 
 
 def default_steps(contestants: Sequence[train_plan.Trainee], device: str) -> int:
-    """So many steps as are worth while: few where a contestant is interpreted, or goes by rows."""
+    """The default number of steps: few where a stage is interpreted or called row by row."""
     for one in contestants:
         if one.skip is None and (one.mode == "interpreted" or one.by_rows):
             steps = train_plan.INTERPRETED_STEPS
@@ -127,7 +127,7 @@ def default_steps(contestants: Sequence[train_plan.Trainee], device: str) -> int
 
 
 def finish(env: Record, records: Sequence[Record], path: Path, plots: bool = True) -> bool:
-    """Print the table, and draw the plot beside the records in `path`; whether one failed."""
+    """Print the table, draw the plot beside `path`; returns whether a training failed."""
     if not records:
         raise UserError(f"{path}: no record in it: nothing was trained to its end")
     make_page().print(views.in_terminal(env, records))

@@ -68,8 +68,8 @@ def moving(
     options: dict[str, Any] = {"lossless": True}
     if path.suffix == ".gif":
         frames = [pixels.convert("RGB") for pixels in frames]
-        # one palette for all frames, so that only changes are stored; by pixel count, the few pixels
-        # of a marker would lose their colour
+        # one palette for all frames, so that only changes are stored; one chosen by pixel count
+        # lacks the colours of markers, which have few pixels
         palette = frames[0].quantize(COLOURS, method=Image.Quantize.FASTOCTREE)
         frames = [pixels.quantize(palette=palette, dither=Image.Dither.NONE) for pixels in frames]
         options = {"optimize": True, "comment": comment}

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+from harness.isolation import messages
 from harness.isolation.call import (
     Given,
     TooSlow,
@@ -32,27 +33,7 @@ from harness.isolation.call import (
     write_outputs,
 )
 from harness.isolation.measured_call import Call, PagedCall, Watched, ask_again, prepare
-from harness.isolation.messages import (
-    Checked,
-    Counted,
-    CountTiles,
-    Failed,
-    LastTurn,
-    Loads,
-    Order,
-    Out,
-    Ready,
-    Repeat,
-    Repeated,
-    Sample,
-    Sampled,
-    Start,
-    Timed,
-    Turn,
-    Warm,
-    tell,
-    told,
-)
+from harness.isolation.messages import Checked, Order, Out, Repeat, Timed, Turn, tell, told
 from harness.problems.problem import Problem
 
 SETUP = 1 << 27  # bytes kept by importing Triton and by first calls, which aren't a stage's memory
@@ -193,7 +174,7 @@ def compete(connection: Connection, order: Order) -> None:
         if problem.device == "cpu":
             set_data_limit(order.memory)
         base = status_bytes("VmRSS") if sys.platform == "linux" else None
-        tell(connection, Loads())
+        tell(connection, messages.Loads())
         modules = [stages.load(path) for path in order.paths]
         torch.set_num_threads(1)  # stages may have changed it
         if problem.device == "cuda" and problem.dtype == "float32":
@@ -202,13 +183,13 @@ def compete(connection: Connection, order: Order) -> None:
             Contestant(module, asked, out, base)
             for module, asked, out in zip(modules, order.problems, order.outs, strict=True)
         ]
-        tell(connection, Ready())
-        told(connection, Start)
+        tell(connection, messages.Ready())
+        told(connection, messages.Start)
         for contestant in contestants:
             checked, error = caught(functools.partial(contestant.check, given, order.alone))
             out_of_it = error and drop_out(error, contestant, given)
             tell(connection, out_of_it or checked)
-        sample = told(connection, Sample)
+        sample = told(connection, messages.Sample)
         going = [contestants[index] for index in sample.going]
         for contestant in contestants:
             if contestant not in going:
@@ -216,12 +197,12 @@ def compete(connection: Connection, order: Order) -> None:
         turn_signals = connection if order.apart else None
         for answer in sample_all(going, given, order, sample.seconds, turn_signals):
             tell(connection, answer)
-        while isinstance(message := told(connection, Repeat, CountTiles), Repeat):
+        while isinstance(message := told(connection, Repeat, messages.CountTiles), Repeat):
             call_often(going[message.place], given, message.calls)
-            tell(connection, Repeated())
-        tell(connection, Counted([each.skip_ratio(given) for each in going]))
+            tell(connection, messages.Repeated())
+        tell(connection, messages.Counted([each.skip_ratio(given) for each in going]))
     except BaseException as error:
-        tell(connection, Failed(**blame(error, problem)))
+        tell(connection, messages.Failed(**blame(error, problem)))
 
 
 def caught(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
@@ -319,11 +300,11 @@ def sample_on_turns(call: Call, device: str, turn_signals: Connection) -> Any:
     from harness.measures.timing import Timing, cpu_sampler, cuda_sampler
 
     sample = cuda_sampler(call) if device == "cuda" else cpu_sampler(call)
-    tell(turn_signals, Warm())
+    tell(turn_signals, messages.Warm())
     samples = []
-    while isinstance(told(turn_signals, Turn, LastTurn), Turn):
+    while isinstance(told(turn_signals, Turn, messages.LastTurn), Turn):
         samples.append(sample())
-        tell(turn_signals, Sampled())
+        tell(turn_signals, messages.Sampled())
     return Timing(samples)
 
 

@@ -60,12 +60,15 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Loads:
+class Signal:
+    """A message without fields."""
+
+
+class Loads(Signal):
     """The child is about to load other people's code: its memory is limited from now on."""
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(Signal):
     """The child waits for a request."""
 
 
@@ -84,8 +87,7 @@ class Out(Failed):
     refused: bool
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(Signal):
     """Call each stage for the first time."""
 
 
@@ -109,23 +111,19 @@ class Sample:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Warm:
+class Warm(Signal):
     """The child waits for its turns."""
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(Signal):
     """Take one sample."""
 
 
-@dataclass(frozen=True)
-class Sampled:
+class Sampled(Signal):
     """One sample was taken."""
 
 
-@dataclass(frozen=True)
-class LastTurn:
+class LastTurn(Signal):
     """There are no more turns."""
 
 
@@ -149,13 +147,11 @@ class Repeat:
     calls: int
 
 
-@dataclass(frozen=True)
-class Repeated:
+class Repeated(Signal):
     """The calls were made."""
 
 
-@dataclass(frozen=True)
-class CountTiles:
+class CountTiles(Signal):
     """Count the tiles that each sampled stage skips."""
 
 

@@ -5,17 +5,16 @@ The harness names no stage: a new file in stages/, or one given by --stage, beco
 
 import contextlib
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from harness.isolation.child import START_LIMIT, ChildFailed, say
 from harness.isolation.declared import read_declared
 from harness.isolation.session import Session
 from harness.problems.problem import DEVICES, DTYPES, Problem
-from harness.records.schema import Device, DType
 from harness.records.syntax import digest
 from harness.records.values import Count, check, rules
 
@@ -39,9 +38,19 @@ class BadStage(ValueError):
     """A stage's file can't be loaded; the message names the file and says why."""
 
 
+Reason = str | None  # why not; None where there is nothing against it
+
+
 @dataclass(frozen=True)
+class Bad:
+    """The child's message about a file that can't be loaded."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stage:
-    """The child's message about a file: the fields of StageInfo."""
+    """The child's message about a stage: its declaration, and what it can do on this machine."""
 
     number: Count
     name: str
@@ -56,54 +65,22 @@ class Stage:
     exact_up_to: Count | None
     rounds_scores: bool
     worth_up_to: dict[str, Count]
-    traffic: str
-    sha256: str
-    syntax_sha256: str
-    modes: dict[Device, str]
-    unavailable: dict[Device, str | None]
-    refused: dict[Device, dict[DType, str | None]]
-    at_most: Count | None
-
-
-@dataclass(frozen=True)
-class Bad:
-    """The child's message about a file that can't be loaded."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class StageInfo:
-    """A stage as its file declares it (stages/contract.py), and what it can do on this machine."""
-
-    path: Path
-    number: int
-    name: str
-    title: str
-    idea: str
-    still_hurts: str
-    needs: Sequence[str]
-    devices: Sequence[str]
-    options: Sequence[str]
-    gradients: bool
-    few_queries: bool
-    exact_up_to: int | None
-    rounds_scores: bool
-    worth_up_to: Mapping[str, int]
     traffic: str  # how the bytes that it moves are counted (harness/problems/cost.py)
     sha256: str  # of the file's bytes
     syntax_sha256: str  # of its code (harness/records/syntax.py)
-    modes: Mapping[str, str]  # device -> native, compiled or interpreted
-    unavailable: Mapping[str, str | None]  # device -> why it can't run there
-    refused: Mapping[str, Mapping[str, str | None]]  # device -> dtype -> why it won't take it
-    at_most: int | None = None  # the largest number of batch entries, and of heads
-    failed: tuple[str, str] | None = None  # status and reason, if it could not be loaded
+    modes: Annotated[dict[str, str], DEVICES]  # device -> native, compiled or interpreted
+    unavailable: Annotated[dict[str, Reason], DEVICES]  # device -> why it can't run there
+    # device -> dtype -> why it won't take it
+    refused: Annotated[dict[str, Annotated[dict[str, Reason], DTYPES]], DEVICES]
+    at_most: Count | None = None  # the largest number of batch entries, and of heads
 
-    @staticmethod
-    def from_message(path: Path, message: Mapping[str, Any]) -> "StageInfo":
-        """A stage from the child's message about it."""
-        names = {field.name for field in fields(StageInfo)} - {"path", "failed"}
-        return StageInfo(path=path, **{name: message[name] for name in names})
+
+@dataclass(frozen=True, kw_only=True)
+class StageInfo(Stage):
+    """A stage (stages/contract.py), in the file `path`."""
+
+    path: Path
+    failed: tuple[str, str] | None = None  # status and reason, if it could not be loaded
 
     @staticmethod
     def from_text(path: Path, failed: tuple[str, str]) -> "StageInfo | None":
@@ -115,8 +92,8 @@ class StageInfo:
             sha256, code = hashlib.sha256(text).hexdigest(), digest(text.decode())
             no_reason = dict.fromkeys(DEVICES)
             return StageInfo(
-                path=path, **known, still_hurts="", needs=(), devices=DEVICES, traffic="fused",
-                options=tuple(OPTIONS), gradients=True, few_queries=False, exact_up_to=None,
+                path=path, **known, still_hurts="", needs=[], devices=[*DEVICES], traffic="fused",
+                options=[*OPTIONS], gradients=True, few_queries=False, exact_up_to=None,
                 rounds_scores=False, worth_up_to={}, sha256=sha256, syntax_sha256=code,
                 unavailable=no_reason, modes=dict.fromkeys(DEVICES, "native"), failed=failed,
                 refused=dict.fromkeys(DEVICES, dict.fromkeys(DTYPES)),
@@ -247,7 +224,7 @@ def describe_files(
                 raise BadStage(f"{path.name}: while it was loaded: {error.reason}") from None
             if isinstance(message, Bad):
                 raise BadStage(f"{path.name}: {message.reason}")
-            stages.append(StageInfo.from_message(path, vars(message)))
+            stages.append(StageInfo(path=path, **vars(message)))
     return stages
 
 

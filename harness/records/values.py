@@ -1,7 +1,7 @@
 """Types of the values in records, and the function that checks a value against its type.
 
 A Literal lists the allowed values, `| None` allows JSON's null, Annotated gives the smallest and
-the largest number, or a text's length; a dataclass is an object with its fields.
+the largest number, a text's length, or an object's names; a dataclass is an object with its fields.
 """
 
 import functools
@@ -67,6 +67,11 @@ def check(value: Any, hint: Any, where: str) -> Any:
         return value
     if isinstance(hint, type) and is_dataclass(hint):
         return check_fields(check(value, dict[str, Any], where), hint, f"{where}.")
+    if origin is Annotated and get_origin(inside[0]) is dict:
+        found: dict[str, Any] = check(value, inside[0], where)
+        if {*found} != {*inside[1]}:
+            raise bad(where, value, f"an object with the names {', '.join(inside[1])}")
+        return found
     kind, *limits = inside if origin is Annotated else (origin or hint,)
     words, *bounds = TYPES[kind]
     # Python counts bool as int; a record does not
@@ -75,8 +80,6 @@ def check(value: Any, hint: Any, where: str) -> Any:
     if kind is list:
         return [check(item, inside[0], f"{where}[{i}]") for i, item in enumerate(value)]
     if kind is dict:
-        if get_origin(inside[0]) is Literal and {*value} != {*get_args(inside[0])}:
-            raise bad(where, value, f"the names {', '.join(get_args(inside[0]))}")
         names = {name: f"{where}[{reprlib.repr(name)}]" for name in value}
         return {clean(name): check(x, inside[1], names[name]) for name, x in value.items()}
     if kind is bool:

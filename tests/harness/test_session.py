@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated
 
 import pytest
 
@@ -68,7 +68,7 @@ def test_a_message_without_a_field_or_out_of_turn_is_a_crash():
 @dataclass(frozen=True)
 class Listed:
     times: list[Time]
-    modes: dict[Literal["cpu", "cuda"], str | None]
+    modes: Annotated[dict[str, str | None], ("cpu", "cuda")]
 
 
 LISTED = {"event": "listed", "times": [1.0, 2], "modes": {"cpu": "native", "cuda": None}}
