@@ -1,5 +1,5 @@
-"""The harness: problem -> plan -> runner -> engine -> contestant and judge -> record -> views.
+"""The harness: problem -> plan -> comparison -> process and judge -> record -> views.
 
-Neither the runner nor the command line above it imports torch: all work with tensors happens in
+Neither the parent of the processes nor the command line above it imports torch: all work with tensors happens in
 child processes.
 """

@@ -8,13 +8,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from harness.isolation.declared import read_declared
 from harness.isolation.roster import (
     BadStage,
     StageInfo,
     built_in_files,
     describe_files,
     peer_files,
+    read_declared,
     read_stages,
 )
 from harness.problems.problem import DEVICES, PEERS_FROM, YARDSTICK

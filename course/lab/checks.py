@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from course.lab import cpp, explain, gaps
-from harness.isolation.declared import read_declared
 from harness.isolation.judge import Judge
-from harness.isolation.roster import BadStage, StageInfo, describe_files
+from harness.isolation.roster import BadStage, StageInfo, describe_files, read_declared
 from harness.problems.problem import Problem
 from harness.records.units import clean
 from harness.runs.comparison import compare

@@ -2,8 +2,7 @@
 
 from course.report import text
 from course.report.contests import CONTESTANTS, rate
-from harness.isolation.declared import read_declared
-from harness.isolation.roster import built_in_files
+from harness.isolation.roster import built_in_files, read_declared
 from harness.problems.problem import PEERS_FROM
 from harness.records.jsonl import read
 from harness.records.schema import Record

@@ -199,7 +199,7 @@ def compete(connection: Connection, order: Order) -> None:
             tell(connection, answer)
         while isinstance(message := told(connection, Repeat, messages.CountTiles), Repeat):
             call_often(going[message.place], given, message.calls)
-            tell(connection, messages.Repeated())
+            tell(connection, messages.Done())
         tell(connection, messages.Counted([each.skip_ratio(given) for each in going]))
     except BaseException as error:
         tell(connection, messages.Failed(**blame(error, problem)))
@@ -300,11 +300,11 @@ def sample_on_turns(call: Call, device: str, turn_signals: Connection) -> Any:
     from harness.measures.timing import Timing, cpu_sampler, cuda_sampler
 
     sample = cuda_sampler(call) if device == "cuda" else cpu_sampler(call)
-    tell(turn_signals, messages.Warm())
+    tell(turn_signals, messages.Done())
     samples = []
     while isinstance(told(turn_signals, Turn, messages.LastTurn), Turn):
         samples.append(sample())
-        tell(turn_signals, messages.Sampled())
+        tell(turn_signals, messages.Done())
     return Timing(samples)
 
 

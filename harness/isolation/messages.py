@@ -10,13 +10,13 @@ parent and `compete` (contestant.py) the child; they speak in this order:
     Start                 ->
                           <-   Checked    or Out; one for each stage, in order
     Sample                ->
-                          <-   Warm       only where processes take turns, after the warm-up;
-    Turn                  ->              or Out, and the child waits to be ended
-                          <-   Sampled    one for each Turn
+                          <-   Done       where processes take turns: warmed up; or Out
+    Turn                  ->
+                          <-   Done       for each Turn: one sample is taken
     LastTurn              ->
                           <-   Timed      or Out; one for each stage that is sampled, in order
     Repeat                ->
-                          <-   Repeated   one for each Repeat
+                          <-   Done       for each Repeat: the calls are made
     CountTiles            ->
                           <-   Counted    the child ends
 
@@ -111,16 +111,12 @@ class Sample:
     seconds: float
 
 
-class Warm(Signal):
-    """The child waits for its turns."""
-
-
 class Turn(Signal):
     """Take one sample."""
 
 
-class Sampled(Signal):
-    """One sample was taken."""
+class Done(Signal):
+    """What was asked for is done."""
 
 
 class LastTurn(Signal):
@@ -145,10 +141,6 @@ class Repeat:
 
     place: int
     calls: int
-
-
-class Repeated(Signal):
-    """The calls were made."""
 
 
 class CountTiles(Signal):

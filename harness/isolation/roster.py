@@ -3,6 +3,7 @@
 The harness names no stage: a new file in stages/, or one given by --stage, becomes a new row.
 """
 
+import ast
 import contextlib
 import hashlib
 from collections.abc import Sequence
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from harness.isolation.child import START_LIMIT, ChildFailed, say
-from harness.isolation.declared import read_declared
 from harness.isolation.session import Session
 from harness.problems.problem import DEVICES, DTYPES, Problem
 from harness.records.syntax import digest
@@ -146,6 +146,22 @@ class StageInfo(Stage):
     def exact(self, problem: Problem) -> bool:
         """Whether this stage declares itself exact on `problem`."""
         return self.inexact(problem) is None
+
+
+def read_declared(path: Path) -> dict[str, Any]:
+    """The keyword arguments of `STAGE = Stage(...)` in the file `path`, without defaults.
+
+    The file is not run: importing torch takes seconds. Raises ValueError where there is no such
+    call, or its values are not literals.
+    """
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if ast.unparse(node).startswith("STAGE = Stage(") and isinstance(node, ast.Assign):
+            call = node.value
+            if isinstance(call, ast.Call) and not call.args:
+                return {
+                    each.arg: ast.literal_eval(each.value) for each in call.keywords if each.arg
+                }
+    raise ValueError(f"{path.name}: no STAGE = Stage(...) with keywords in it")
 
 
 def built_in_files() -> list[Path]:

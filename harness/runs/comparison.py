@@ -21,9 +21,7 @@ from harness.records.jsonl import Writer
 from harness.records.schema import Record, key
 from harness.runs.plan import Cell, Comparison, Limits, why_hopeless
 from harness.runs.process import (
-    CHECKED,
     INTERPRETED,
-    TIMING,
     TURN_SECONDS,
     ComparisonProcess,
     Failure,
@@ -31,6 +29,10 @@ from harness.runs.process import (
     Say,
     remaining,
 )
+
+# fields of a record and of a message (harness/isolation/messages.py)
+TIMING = ("time_ms", "time_iqr_ms", "samples", "sm_clock_mhz", "rounds_ms")
+CHECKED = ("first_call_ms", "peak_bytes", "memory_meter")
 
 APART = "timed in a process of its own, in turns with the others' processes"
 
@@ -45,24 +47,18 @@ ReportAll = Callable[[Comparison, list[Record], str], None]
 
 def run_cells(
     cells: Sequence[Cell], done: Iterable[Record], writer: Writer, limits: Limits, report: Report
-) -> list[Record]:
-    """Measure the cells that aren't in `done`; write and `report` each. Returns the new records.
-
-    A cell that fails affects no other.
-    """
+) -> None:
+    """Measure the cells that aren't in `done`; write and `report` each. Failures stay apart."""
     measured = {key(record): record for record in done}
     todo = [cell for cell in cells if key(cell.to_json()) not in measured]
-    records: list[Record] = []
     for problem, group in groupby(todo, key=lambda cell: cell.problem):
         with Judge(problem) as judge:
             for batch, printed in run_problem(list(group), measured, judge, limits):
                 writer.append(*batch)
                 for record in batch:
-                    records.append(record)
                     measured[key(record)] = record
                     report(record, printed)
                     printed = ""
-    return records
 
 
 def run_problem(
@@ -124,28 +120,38 @@ def run_comparisons(
         report(comparison, records, "".join(log))
 
 
+def copied(message: object, names: Sequence[str]) -> Record:
+    """The fields `names` of a message; None each where there was no message."""
+    return {name: getattr(message, name, None) for name in names}
+
+
 def common_fields(outcome: Outcome, kind: str) -> Record:
     """The fields that records of both kinds have."""
     stage, problem = outcome.stage, outcome.problem
-    lengths = problem.seqlens_k
+    lengths, checked = problem.seqlens_k, outcome.checked
     return {
         "kind": kind,
         "stage": stage.number,
         "name": stage.name,
         **problem.to_json(),
         "seqlens_k": None if lengths is None else list(lengths),
-        **outcome.values(("mode", "status", "reason", "launch_configs", *TIMING)),
+        "mode": outcome.mode,
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "launch_configs": checked.launch_configs if checked and not outcome.dropped else None,
+        **copied(outcome.timed, TIMING),
+        "samples": 0 if outcome.timed is None else outcome.timed.samples,
         "flops": cost.flops(problem),
     }
 
 
 def cell_record(outcome: Outcome, paired: bool) -> Record:
     """Make the record of a cell of `ladder run`; a paired one has no memory and no first call."""
-    checked = dict.fromkeys(CHECKED) if paired else outcome.values(CHECKED)
+    checked = None if paired else outcome.checked
     return common_fields(outcome, "cell") | {
         "paired": paired,
-        **checked,
-        **outcome.values(ERRORS),
+        **copied(checked, CHECKED),
+        **copied(outcome.verdict, ERRORS),
         "hbm_bytes": cost.hbm_bytes(outcome.problem, outcome.stage.traffic),
     }
 
@@ -165,8 +171,9 @@ def bench_records(outcomes: Sequence[Outcome], limits: Limits) -> list[Record]:
         if outcome.refused and outcome.stage.number >= PEERS_FROM:
             record["status"] = "skipped"  # a peer refuses a problem by a ValueError
         record |= {
-            **(outcome.values(CHECKED) if ok else dict.fromkeys(CHECKED)),
-            **outcome.values(("err_f64_max", "err_f64_rel", "skip_ratio")),
+            **copied(outcome.checked if ok else None, CHECKED),
+            **copied(outcome.verdict, ("err_f64_max", "err_f64_rel")),
+            "skip_ratio": outcome.skip_ratio,
             "tflops": None,
             "tokens_per_s": None,
             "speedup": {},

@@ -9,21 +9,20 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
 from harness.isolation import messages
 from harness.isolation.child import NO_MESSAGE, ChildFailed
 from harness.isolation.contestant import compete
-from harness.isolation.judge import ERRORS, Judge
+from harness.isolation.judge import Judge
 from harness.isolation.measured_call import AGAIN
 from harness.isolation.messages import Checked, Out, Timed, Verdict
 from harness.isolation.processes import kept_waiting
 from harness.isolation.roster import LEAST_LOAD, StageInfo
 from harness.isolation.session import Session
 from harness.problems.problem import Problem
-from harness.records.schema import Record
 from harness.runs.plan import Comparison
 
 ALONE_SECONDS = 0.2  # of sampling a stage alone
@@ -37,19 +36,15 @@ MESSAGE_SECONDS = 0.02  # for messages in both directions
 MOST_FACTOR = 4.0  # a factor between the two clocks that noise of a busy machine may explain
 LAUNCH_SECONDS = 0.002  # that Python may take to launch a call, not part of a GPU's own time
 
-TIMING = ("time_ms", "time_iqr_ms", "samples", "sm_clock_mhz", "rounds_ms")
-CHECKED = ("first_call_ms", "peak_bytes", "memory_meter")
-
 Failure = tuple[str, str] | None  # status and reason
 Say = Callable[[str], None]  # called with each step when it begins
 
 
 @dataclass
 class Outcome:
-    """The verdict on a stage on a problem, and its measurements.
+    """What came of a stage on a problem: its status, and what was measured and judged of it.
 
-    The measured fields are those of a record. `dropped`: it has failed and is not measured further.
-    `refused`: it raised a ValueError.
+    `dropped`: it has failed and is not measured further. `refused`: it raised a ValueError.
     """
 
     stage: StageInfo
@@ -58,28 +53,27 @@ class Outcome:
     reason: str = ""
     dropped: bool = False
     refused: bool = False
-    interpreted: bool = False  # whether any kernel ran in Triton's interpreter
     waited: float = 0.0  # seconds of its check, by the parent's clock
-    first_call_ms: float | None = None
-    call_ms: float = 0.0  # of the last call of its check
-    peak_bytes: int | None = None
-    memory_meter: str | None = None
-    launch_configs: Record | None = None
-    time_ms: float | None = None
-    time_iqr_ms: float | None = None
-    samples: int = 0
-    sm_clock_mhz: int | None = None
-    rounds_ms: list[float] | None = None
+    checked: Checked | None = None
+    verdict: Verdict | None = None  # on its first outputs
+    timed: Timed | None = None
     skip_ratio: float | None = None
-    err_stage3_max: float | None = None
-    err_stage3_rel: float | None = None
-    err_f64_max: float | None = None
-    err_f64_rel: float | None = None
 
     @property
     def mode(self) -> str:
         """'native', 'compiled' or 'interpreted'."""
-        return "interpreted" if self.interpreted else self.stage.modes[self.problem.device]
+        interpreted = self.checked is not None and self.checked.interpreted
+        return "interpreted" if interpreted else self.stage.modes[self.problem.device]
+
+    @property
+    def call_ms(self) -> float:
+        """The time of the last call of its check, ms."""
+        return 0.0 if self.checked is None else self.checked.call_ms
+
+    @property
+    def time_ms(self) -> float | None:
+        """Its median time, ms; None where it wasn't timed."""
+        return None if self.timed is None else self.timed.time_ms
 
     def forget(self) -> None:
         """Reset all fields to their defaults."""
@@ -90,23 +84,16 @@ class Outcome:
     def drop(self, status: str, reason: str) -> None:
         """Note that the stage failed: its times are deleted, and it is not measured further."""
         self.status, self.reason, self.dropped = status, reason, True
-        self.time_ms = self.time_iqr_ms = self.sm_clock_mhz = self.skip_ratio = None
-        self.rounds_ms = self.launch_configs = None
-        self.samples = 0
+        self.timed = self.skip_ratio = None
 
     def drop_out(self, message: Out) -> None:
         """Note that the stage failed, as its process reports."""
         self.drop(message.status, message.reason)
         self.refused = message.refused
 
-    def note(self, message: object, names: Iterable[str]) -> None:
-        """Copy the fields `names` from a message."""
-        for name in names:
-            setattr(self, name, getattr(message, name))
-
     def note_verdict(self, verdict: Verdict) -> None:
         """Note the judge's verdict on the first outputs."""
-        self.note(verdict, ERRORS)
+        self.verdict = verdict
         declared = self.stage.inexact(self.problem)
         if declared and verdict.finite:
             self.status, self.reason = "wrong-by-design", declared
@@ -114,10 +101,6 @@ class Outcome:
             self.status = "ok"
         else:
             self.status, self.reason = "wrong", verdict.why
-
-    def values(self, names: Sequence[str]) -> Record:
-        """The fields `names`, by name."""
-        return {name: getattr(self, name) for name in names}
 
 
 def remaining(outcomes: Sequence[Outcome]) -> list[Outcome]:
@@ -186,7 +169,7 @@ class ComparisonProcess:
             if isinstance(answer, Out):
                 outcome.drop_out(answer)
             else:
-                outcome.note(answer, vars(answer))
+                outcome.checked = answer
         self.seconds = max(LEAST_SECONDS, budget - (time.monotonic() - begun))
         for outcome, out in zip(self.outcomes, self.outs, strict=True):
             if not outcome.dropped:
@@ -196,20 +179,20 @@ class ComparisonProcess:
                     outcome.drop(outcome.status, outcome.reason)
 
         self.keep_single_calls()
-        self.going = [i for i, each in enumerate(self.outcomes) if self.to_be_timed(each)]
+        self.going = [
+            index
+            for index, outcome in enumerate(self.outcomes)
+            if not outcome.dropped and outcome.timed is None and outcome.mode != "interpreted"
+        ]
 
     def keep_single_calls(self) -> None:
         """Note the time of the one call of a stage alone that is interpreted, or very slow."""
         for outcome in remaining(self.outcomes):
             interpreted = outcome.mode == "interpreted"
             if self.comparison.alone and (interpreted or 4e-3 * outcome.call_ms >= self.seconds):
-                outcome.time_ms, outcome.samples = outcome.call_ms, 1
+                outcome.timed = Timed(outcome.call_ms, None, 1, None, None, change=[])
             elif interpreted:
                 outcome.reason = INTERPRETED
-
-    def to_be_timed(self, outcome: Outcome) -> bool:
-        """Whether a stage has not failed, has no time yet, and is not interpreted."""
-        return not outcome.dropped and outcome.time_ms is None and outcome.mode != "interpreted"
 
     def start_sampling(self) -> None:
         """Tell the process which stages to time and for how long; one of several then warms up."""
@@ -223,8 +206,8 @@ class ComparisonProcess:
         self.session.send(messages.Sample(self.going, seconds))
         if self.apart:
             budget, late = self.limits.budget, f"took more than {self.limits.budget:g} s to warm up"
-            answer: messages.Warm | Out = self.session.receive(
-                messages.Warm, Out, seconds=budget, late=late
+            answer: messages.Done | Out = self.session.receive(
+                messages.Done, Out, seconds=budget, late=late
             )
             if isinstance(answer, Out):
                 [only] = self.going
@@ -235,7 +218,7 @@ class ComparisonProcess:
         """Have the process take one sample."""
         self.session.send(messages.Turn())
         late = "took too long for its turn"
-        self.session.receive(messages.Sampled, seconds=self.limits.budget, late=late)
+        self.session.receive(messages.Done, seconds=self.limits.budget, late=late)
 
     def end_turns(self) -> None:
         """Tell the process that there are no more turns."""
@@ -270,7 +253,7 @@ class ComparisonProcess:
         elif why := why_cached(outcome, out, self.judge, answer.change):
             outcome.drop("wrong", why)
         else:
-            outcome.note(answer, TIMING)
+            outcome.timed = answer
 
     def count(self, seconds: float) -> list[float | None]:
         """The share of tiles that each stage skips, where it counts them.
@@ -307,7 +290,7 @@ class ComparisonProcess:
             begun = self.now()
             self.session.send(messages.Repeat(place, calls))
             late = f"took more than {self.limits.budget:g} s for {calls} calls"
-            self.session.receive(messages.Repeated, seconds=self.limits.budget, late=late)
+            self.session.receive(messages.Done, seconds=self.limits.budget, late=late)
             waited = self.now() - begun
             if waited <= allowed:
                 return None
