@@ -68,7 +68,7 @@ def bench_command(
     given = {name: value for name, value in context.params.items() if name not in not_kept}
     view = View(plots, ceilings)
     if show is None:
-        return measure(given, stage or [], out, view)
+        return new_bench(given, stage or [], out, view)
     if out is not None and out.suffix != ".csv":
         raise UserError(f"--out: got {out}, expected a name in .csv: --show writes nothing else")
     measuring.check_out(out)
@@ -127,7 +127,7 @@ def csv_path(path: Path) -> Path:
     return beside
 
 
-def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) -> int:
+def new_bench(given: Record, own: Sequence[Path], out: Path | None, view: View) -> int:
     """Plan the run, carry it out, and show it. Returns the exit code."""
     measuring.check_out(out)
     measuring.check_out(csv_path(out) if out is not None else None)
@@ -174,20 +174,17 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
         results = ", ".join(f"{record['name']} {outcome(record)}" for record in records)
         progress.finished(where(comparison.problem), results, "bench", printed)
 
-    def work() -> None:
-        with progress:
-            run_comparisons(comparisons, writer, tell, watch)
-
-    def show(env: Record, records: Sequence[Record], ended: BaseException | None) -> bool:
-        view.show(env, records, writer.path)
-        if not isinstance(ended, WriteFailed):
-            view.write(env, records, csv_path(writer.path))
-        ours = [record for record in records if record["stage"] < PEERS_FROM]
-        return any(record["status"] in OURS_FAILED for record in ours)
-
     progress = measuring.Progress(len(comparisons))
     with measuring.begin("bench-", out, device, kept, described, planned, view.check) as writer:
-        return measuring.carry_out(writer, "bench", work, show)
+        with measuring.ended_early() as errors, progress:
+            run_comparisons(comparisons, writer, tell, watch)
+        env, records = measuring.open_results(writer.path, "bench")
+        view.show(env, records, writer.path)
+        if not any(isinstance(error, WriteFailed) for error in errors):
+            view.write(env, records, csv_path(writer.path))
+        ours = [record for record in records if record["stage"] < PEERS_FROM]
+        failed = any(record["status"] in OURS_FAILED for record in ours)
+        return measuring.exit_code(errors, failed)
 
 
 def outcome(record: Record) -> str:

@@ -114,9 +114,10 @@ def generate_command(
     begun = measuring.begin("generate-", out, device, arguments, [chosen[0].to_json()], plan)
     with begun as writer:
         try:
-            return measuring.carry_out(
-                writer, "generate", work, lambda env, records, _: finish(env, records, writer.path)
-            )
+            with measuring.ended_early() as errors:
+                work()
+            env, records = measuring.open_results(writer.path, "generate")
+            return measuring.exit_code(errors, finish(env, records, writer.path))
         except ChildFailed as error:
             print(f"ladder: {name} {error.status}: {error.reason}", file=sys.stderr)
             return 1

@@ -3,13 +3,21 @@
 from dataclasses import replace
 from pathlib import Path
 
-from harness.records.schema import Record
 from harness.runs import traffic
 from harness.views import cell_tables, machine
 from harness.views.page import make_page
 from ladder import options, problems
 from ladder.arguments import choose, stages_and_device, why_no_cuda
-from ladder.measuring import Progress, begin, carry_out, check_out, draw, note
+from ladder.measuring import (
+    Progress,
+    begin,
+    check_out,
+    draw,
+    ended_early,
+    exit_code,
+    note,
+    open_results,
+)
 from ladder.options import UserError
 
 
@@ -34,8 +42,10 @@ def io_command(
     chosen = choose(known, stages.split(","), "--stages", ())
     progress = Progress(len(asked) * len(chosen))
 
-    def work() -> None:
-        with progress:
+    kept = {"command": "io", **arguments}
+    described = [stage.to_json() for stage in chosen]
+    with begin("io-", out, "cuda", kept, described) as writer:
+        with ended_early() as errors, progress:
             for problem in asked:
                 for stage in chosen:
                     what, why = f"{stage.number} {stage.name}", stage.why_skip(problem)
@@ -45,8 +55,7 @@ def io_command(
                         except traffic.NoProfiler as error:
                             raise UserError(f"io: {error}") from None
                     progress.finished(what, f"skipped: {why}" if why else "ok")
-
-    def show(env: Record, records: list[Record], _: BaseException | None) -> bool:
+        env, records = open_results(writer.path, "io")
         names, picture = cell_tables.titles(env), writer.path.with_suffix(".png")
 
         def plot() -> list[Path]:
@@ -56,9 +65,4 @@ def io_command(
         make_page().print(machine.traffic_table(records, names))
         note("records", writer.path)
         draw("plot", plot)
-        return False
-
-    kept = {"command": "io", **arguments}
-    described = [stage.to_json() for stage in chosen]
-    with begin("io-", out, "cuda", kept, described) as writer:
-        return carry_out(writer, "io", work, show)
+        return exit_code(errors, failed=False)

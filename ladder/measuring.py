@@ -83,28 +83,25 @@ def begin(
 # ---- from the first measurement to the exit code
 
 
-def carry_out(
-    writer: Writer,
-    kind: str,
-    work: Callable[[], object],
-    show: Callable[[Record, list[Record], BaseException | None], bool],
-) -> int:
-    """Do the `work`, which writes records of `kind`, and `show` the file; returns the exit code.
+@contextmanager
+def ended_early() -> Iterator[list[BaseException]]:
+    """Let a Ctrl-C, or a file that can't be written any more, end the measuring done here.
 
-    A Ctrl-C or a file that can't be written any more ends the work early; the records so far are
-    shown all the same. `show` is called with the env line, the records and the error that ended the
-    work early, or None; it returns whether something failed.
+    The list then holds that error. The records so far are shown all the same.
     """
-    ended: BaseException | None = None
+    errors: list[BaseException] = []
     try:
-        work()
+        yield errors
     except (KeyboardInterrupt, WriteFailed) as error:
-        ended = error
-    env, records = open_results(writer.path, kind)  # shown from the file, as by later commands
-    failed = show(env, records, ended)
-    if isinstance(ended, WriteFailed):
-        raise ended
-    return INTERRUPTED if ended else int(failed)
+        errors.append(error)
+
+
+def exit_code(errors: Sequence[BaseException], failed: bool) -> int:
+    """The exit code once the records are shown. Raises the WriteFailed among `errors`."""
+    for error in errors:
+        if isinstance(error, WriteFailed):
+            raise error
+    return INTERRUPTED if errors else int(failed)
 
 
 def note(what: str, said: object) -> None:

@@ -29,12 +29,12 @@ def model_command(
     numbers, own = numbers_and_files(stage)
     check_out(out)
     try:
-        return measure(numbers, own, device, long_dtype(dtype), text, weights, out)
+        return measure_model(numbers, own, device, long_dtype(dtype), text, weights, out)
     except model_weights.ModelError as error:
         raise UserError(str(error)) from None
 
 
-def measure(
+def measure_model(
     numbers: Sequence[str], own: Sequence[Path], device: str | None, dtype: str, text: Path | None,
     weights: Path | None, out: Path | None,
 ) -> int:  # fmt: skip

@@ -22,7 +22,16 @@ from harness.views import cell_tables, lines
 from harness.views.page import make_page
 from ladder import options, problems
 from ladder.arguments import RUN_SHAPE, choose, prepare_children, stages_and_device, typed
-from ladder.measuring import Progress, begin, carry_out, check_out, draw, note
+from ladder.measuring import (
+    Progress,
+    begin,
+    check_out,
+    draw,
+    ended_early,
+    exit_code,
+    note,
+    open_results,
+)
 from ladder.options import UserError
 
 
@@ -124,7 +133,7 @@ def new_run(given: Record, own: Sequence[Path], out: Path | None) -> int:
     kept = {**given, "stage": [stage.name for stage in chosen if stage.path in own]}
     plan, described = [cell.to_json() for cell in cells], [stage.to_json() for stage in chosen]
     with begin("", out, device, kept, described, plan) as writer:
-        return measure(cells, [], writer, limits)
+        return measure_cells(cells, [], writer, limits)
 
 
 def resume_run(path: Path, repeated: Record, own: Sequence[Path]) -> int:
@@ -159,7 +168,7 @@ def resume_run(path: Path, repeated: Record, own: Sequence[Path]) -> int:
             for cell in env["plan"]
         ]
         same_machine(path, env)
-        return measure(cells, done, writer, limits)
+        return measure_cells(cells, done, writer, limits)
 
 
 def check_begun(path: Path, env: Record, done: Sequence[Record]) -> None:
@@ -213,7 +222,7 @@ def make_limits(given: Record) -> Limits:
     return Limits(given["budget"], default_memory() if memory is None else options.size(memory))
 
 
-def measure(cells: Sequence[Cell], done: list[Record], writer: Writer, limits: Limits) -> int:
+def measure_cells(cells: Sequence[Cell], done: list[Record], writer: Writer, limits: Limits) -> int:
     """Measure the remaining cells, show progress and the tables; returns the exit code."""
     progress = Progress(len(cells), len(done), quiet=True)
 
@@ -226,27 +235,23 @@ def measure(cells: Sequence[Cell], done: list[Record], writer: Writer, limits: L
         result = f"{record['status']} {time}{' interpreted' * interpreted}"
         progress.finished(f"{what}, d = {record['d']}", result, record["name"], printed)
 
-    def work() -> None:
-        with progress:
-            run_cells(cells, done, writer, limits, tell)
-
-    def show(env: Record, records: list[Record], ended: BaseException | None) -> bool:
-        order = {key(cell.to_json()): index for index, cell in enumerate(cells)}
-        records.sort(key=lambda record: order[key(record)])
-        page = make_page()
-        if records:
-            cell_tables.show(env, records, "rich", page)
-        note("records", writer.path)
-        if isinstance(ended, KeyboardInterrupt):
-            left = len(cells) - len(records)
-            print(f"interrupted, {left} of {len(cells)} cells left: "
-                  f"ladder run --resume {writer.path}", file=sys.stderr)  # fmt: skip
-        if ended is None and describes_none(env["arguments"]):
-            folder = writer.path.with_name(f"{writer.path.stem}-plots")
-            draw("plots", lambda: lines.plot(env, records, folder))
-            if records and env["arguments"].get("suite") is None:
-                for line in cell_tables.closing(env, records):
-                    page.print(line, soft_wrap=True, markup=False, highlight=False)
-        return any(record["status"] in FAILURES for record in records)
-
-    return carry_out(writer, "cell", work, show)
+    with ended_early() as errors, progress:
+        run_cells(cells, done, writer, limits, tell)
+    env, records = open_results(writer.path)  # shown from the file, as by later commands
+    order = {key(cell.to_json()): index for index, cell in enumerate(cells)}
+    records.sort(key=lambda record: order[key(record)])
+    page = make_page()
+    if records:
+        cell_tables.show(env, records, "rich", page)
+    note("records", writer.path)
+    if any(isinstance(error, KeyboardInterrupt) for error in errors):
+        left = len(cells) - len(records)
+        print(f"interrupted, {left} of {len(cells)} cells left: "
+              f"ladder run --resume {writer.path}", file=sys.stderr)  # fmt: skip
+    if not errors and describes_none(env["arguments"]):
+        folder = writer.path.with_name(f"{writer.path.stem}-plots")
+        draw("plots", lambda: lines.plot(env, records, folder))
+        if records and env["arguments"].get("suite") is None:
+            for line in cell_tables.closing(env, records):
+                page.print(line, soft_wrap=True, markup=False, highlight=False)
+    return exit_code(errors, any(record["status"] in FAILURES for record in records))

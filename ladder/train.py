@@ -87,20 +87,17 @@ def train_command(
         result = f"{record['status']}{loss(record)}"
         progress.finished(name(record), result, record["name"], printed)
 
-    def work() -> None:
-        with progress:
-            trainer.run(contestants, plan, default_memory(), writer, step, tell)
-
-    def show_all(env: Record, records: Sequence[Record], ended: BaseException | None) -> bool:
-        if records or ended is None:
-            return finish(env, records, writer.path, not isinstance(ended, WriteFailed))
-        nothing = f"{writer.path}: nothing was trained to its end"
-        make_page().print(Text(nothing), soft_wrap=True)
-        return False
-
     planned, declared = plan.to_json(contestants), [one.declared for one in contestants]
     with measuring.begin("train-", out, device, arguments, declared, planned) as writer:
-        return measuring.carry_out(writer, "train", work, show_all)
+        with measuring.ended_early() as errors, progress:
+            trainer.run(contestants, plan, default_memory(), writer, step, tell)
+        env, records = measuring.open_results(writer.path, "train")
+        if not records and errors:
+            nothing = f"{writer.path}: nothing was trained to its end"
+            make_page().print(Text(nothing), soft_wrap=True)
+            return measuring.exit_code(errors, failed=False)
+        plots = not any(isinstance(error, WriteFailed) for error in errors)
+        return measuring.exit_code(errors, finish(env, records, writer.path, plots))
 
 
 def why_none(asked: Sequence[train_plan.Trainee], stages: Sequence[StageInfo]) -> str:
