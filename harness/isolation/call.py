@@ -97,7 +97,7 @@ def check_like(x: Any, like: Any, prefix: str = "returned") -> None:
             raise WrongOutput(f"{prefix} {what} {show(got)}, expected {show(expected)}")
 
 
-def blame(error: BaseException, problem: Problem) -> dict[str, str]:
+def blame(error: BaseException) -> dict[str, str]:
     """Status and reason of a stage that failed with `error`."""
     import torch
 

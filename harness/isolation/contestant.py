@@ -223,7 +223,7 @@ def compete(
             say(connection, "called")
         say(connection, "counted", skip_ratios=[each.skip_ratio(given) for each in going])
     except BaseException as error:
-        say(connection, "failed", **blame(error, problem))
+        say(connection, "failed", **blame(error))
 
 
 def caught(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
@@ -256,7 +256,7 @@ def drop_out(error: BaseException, contestant: Contestant, given: Given) -> dict
         torch.cuda.empty_cache()
     with contextlib.suppress(WrongOutput):  # it has failed already; this restores the inputs
         given.check_unwritten()
-    return {**blame(error, contestant.problem), "refused": isinstance(error, ValueError)}
+    return {**blame(error), "refused": isinstance(error, ValueError)}
 
 
 def rounds_of(order: dict[str, Any]) -> int:

@@ -93,7 +93,7 @@ def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
         if problem.device == "cuda":
             torch.cuda.empty_cache()  # the stages need the memory that this took
     except BaseException as error:
-        say(connection, "failed", **blame(error, problem))
+        say(connection, "failed", **blame(error))
         return
     say(connection, "ready")
     sizes = [oracle.out64.numel() for oracle in oracles.values()]
