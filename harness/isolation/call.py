@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from harness.isolation.child import one_line
 from harness.problems.directions import OUTPUTS, BadGradient, prepare, show
 from harness.problems.problem import Problem
 
 WARM_UP_ROWS = 16
 NAMES = ("q", "k", "v", "dO")
-LONGEST_REASON = 300  # characters
 
 
 class WrongOutput(Exception):
@@ -103,7 +103,7 @@ def blame(error: BaseException) -> dict[str, str]:
 
     from stages.contract import StageUnavailable
 
-    text = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
+    text = one_line(error)
     if isinstance(error, TooSlow):
         return {"status": "timeout", "reason": str(error)}
     if isinstance(error, (WrongOutput, BadGradient)):

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from harness.isolation.child import START_LIMIT, ChildFailed, Message, say
+from harness.isolation.child import START_LIMIT, ChildFailed, Message, one_line, say
 from harness.isolation.declared import read_declared
 from harness.isolation.session import (
     Events,
@@ -273,5 +273,4 @@ def describe(connection: Connection, paths: list[str]) -> None:
                 at_most=most_on_an_axis(stage),
             )  # fmt: skip
         except BaseException as error:
-            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            say(connection, "bad", reason=text)
+            say(connection, "bad", reason=one_line(error))

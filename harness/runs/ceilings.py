@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from harness.isolation.child import ChildFailed, hear, say
+from harness.isolation.child import ChildFailed, hear, one_line, say
 from harness.isolation.session import Session, is_count, is_number, is_text, is_time, optional
 from harness.problems.problem import ITEMSIZE
 from harness.records import environment
@@ -144,8 +144,7 @@ def gauge(connection: Connection, fields: Record, seconds: float) -> None:
         seconds = max(seconds, 1e-3 * LEAST_SAMPLES * once_ms)
         timing = time_call(call, ceiling.device, seconds)
     except BaseException as error:
-        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        say(connection, "failed", status="crashed", reason=text)
+        say(connection, "failed", status="crashed", reason=one_line(error))
         return
     say(
         connection, "done",
