@@ -54,18 +54,18 @@ def train_command(
     beside = {(backend.stage, backend.name) for backend in backends}
     others = [info for info in stages if (info.number, info.name) not in beside]
     chosen = choose(others, numbers, "--stage", own, "a file or ")
-    asked = [train_plan.from_stage(info, problem) for info in chosen]
-    if asked and all(one.skip for one in asked):
-        raise UserError(why_none(asked, stages))
-    contestants = [*backends, *asked]
-    steps = steps or default_steps(contestants, device)
+    trainees = [train_plan.from_stage(info, problem) for info in chosen]
+    if trainees and all(one.skip for one in trainees):
+        raise UserError(why_none(trainees, stages))
+    trainees = [*backends, *trainees]
+    steps = steps or default_steps(trainees, device)
     seeds = seeds or train_plan.DEFAULT_SEEDS[device]
     plan = train_plan.Plan(size, steps, range(seed, seed + seeds), problem)
     arguments = {
         "command": "train", "stage": [info.name for info in chosen], "device": device, "size": size,
         "dtype": dtype, "steps": steps, "seeds": seeds, "seed": seed,
     }  # fmt: skip
-    progress = measuring.Progress(len(contestants) * seeds)
+    progress = measuring.Progress(len(trainees) * seeds)
     last_line = time.monotonic()
 
     def name(record: Record) -> str:
@@ -89,7 +89,7 @@ def train_command(
 
     def work() -> None:
         with progress:
-            trainer.run(contestants, plan, default_memory(), writer, step, tell)
+            trainer.run(trainees, plan, default_memory(), writer, step, tell)
 
     def show_all(env: Record, records: Sequence[Record], ended: BaseException | None) -> bool:
         if records or ended is None:
@@ -98,24 +98,24 @@ def train_command(
         table.page().print(Text(nothing), soft_wrap=True)
         return False
 
-    planned, declared = plan.to_json(contestants), [one.declared for one in contestants]
+    planned, declared = plan.to_json(trainees), [one.declared for one in trainees]
     with measuring.begin("train-", out, device, arguments, declared, planned) as writer:
         return measuring.carry_out(writer, "train", work, show_all)
 
 
-def why_none(asked: Sequence[train_plan.Trainee], stages: Sequence[StageInfo]) -> str:
-    """Say why none of the stages in `asked` can be trained with, and which stages can."""
-    reasons = [f"{one.stage} {one.name} can't be trained with: {one.skip}" for one in asked]
+def why_none(trainees: Sequence[train_plan.Trainee], stages: Sequence[StageInfo]) -> str:
+    """Say why none of the `trainees` can be trained with, and which stages can."""
+    reasons = [f"{one.stage} {one.name} can't be trained with: {one.skip}" for one in trainees]
     able = [str(stage.number) for stage in stages if stage.gradients and stage.number < PEERS_FROM]
     return f"--stage: {'; '.join(reasons)}. Stages {', '.join(able)} carry gradients"
 
 
-def default_steps(contestants: Sequence[train_plan.Trainee], device: str) -> int:
+def default_steps(trainees: Sequence[train_plan.Trainee], device: str) -> int:
     """The default number of steps: few where a stage is interpreted or called row by row."""
-    for one in contestants:
+    for one in trainees:
         if one.skip is None and (one.mode == "interpreted" or one.by_rows):
             steps = train_plan.INTERPRETED_STEPS
-            by_rows = "takes no causal mask and is asked row by row"
+            by_rows = "takes no causal mask and is called row by row"
             why = "is interpreted" if one.mode == "interpreted" else by_rows
             print(
                 f"{one.stage} {one.name} {why}, a step takes seconds: {steps} steps for all; "

@@ -126,7 +126,7 @@ class Contestant:
             ms = time_once(self.prepared(given), self.device)[1]
             if 1e-3 * ms * calls > order["budget"]:
                 raise TooSlow(
-                    f"{1e-3 * ms:.3g} s a call: {calls} calls do not fit in its budget of "
+                    f"{1e-3 * ms:.3g} s per call: {calls} calls do not fit in its budget of "
                     f"{order['budget']:g} s"
                 )
 
