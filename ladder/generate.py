@@ -80,9 +80,9 @@ def generate_command(
     if len(prompt) > min(contexts):
         expected = f"expected at most {min(contexts)}, the shortest context"
         raise UserError(f"--prompt: got {len(prompt)} characters, {expected}")
-    asked = {"device": device, "prompt": prompt, "tokens": tokens, "contexts": contexts}
+    request = {"device": device, "prompt": prompt, "tokens": tokens, "contexts": contexts}
     files = {"path": chosen[0].path, "load": load, "save": save}
-    order = asked | {what: file and str(file) for what, file in files.items()}
+    order = request | {what: file and str(file) for what, file in files.items()}
     who = {"stage": chosen[0].number, "name": chosen[0].name}
     paged = PAGE_SIZE if "paged" in chosen[0].options else None
     shared = {"kind": "generate", **who, "device": device, "mode": mode, "page_size": paged}
@@ -109,7 +109,7 @@ def generate_command(
                 writer.append(record | {"parameters": model.parameters})
                 progress.finished(f"{name}, context {each}", "ok", name, session.printed())
 
-    arguments = {**asked, "command": "generate", "stage": chosen[0].name}
+    arguments = {**request, "command": "generate", "stage": chosen[0].name}
     plan = [{**who, "context": each} for each in contexts]
     begun = measuring.begin("generate-", out, device, arguments, [chosen[0].to_json()], plan)
     with begun as writer:

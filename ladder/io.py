@@ -35,18 +35,18 @@ def io_command(
     arguments = {"n": n, "d": d, "b": b, "h": h, "dtype": dtype}
     base = problems.make_base("cuda", dtype, d=d, b=b, h=h)
     sizes = dict.fromkeys(options.integers(1)(n, "--n"))
-    asked = [replace(base, nq=size, nk=size) for size in sizes]
+    measured = [replace(base, nq=size, nk=size) for size in sizes]
     known, _ = stages_and_device(None)
     if reason := why_no_cuda(known):
         raise UserError(f"io: a GPU is needed, but {reason}")
     chosen = choose(known, stages.split(","), "--stages", ())
-    progress = Progress(len(asked) * len(chosen))
+    progress = Progress(len(measured) * len(chosen))
 
     kept = {"command": "io", **arguments}
     described = [stage.to_json() for stage in chosen]
     with begin("io-", out, "cuda", kept, described) as writer:
         with ended_early() as errors, progress:
-            for problem in asked:
+            for problem in measured:
                 for stage in chosen:
                     what, why = f"{stage.number} {stage.name}", stage.why_skip(problem)
                     if not why:

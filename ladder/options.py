@@ -195,7 +195,7 @@ CellSuite = Annotated[
     option(f"the problems of a source's table: {', '.join(suites('run'))}",
            one_of(*suites("run"))),
 ]  # fmt: skip
-Resume = Annotated[Path | None, option("finish the run that this file holds, as it was begun")]
+Resume = Annotated[Path | None, option("finish the run in this file, with the same arguments")]
 
 # bench
 Modes = Annotated[

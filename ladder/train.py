@@ -54,18 +54,18 @@ def train_command(
     beside = {(backend.stage, backend.name) for backend in backends}
     others = [info for info in stages if (info.number, info.name) not in beside]
     chosen = choose(others, numbers, "--stage", own, "a file or ")
-    asked = [train_plan.from_stage(info, problem) for info in chosen]
-    if asked and all(one.skip for one in asked):
-        raise UserError(why_none(asked, stages))
-    contestants = [*backends, *asked]
-    steps = steps or default_steps(contestants, device)
+    trainees = [train_plan.from_stage(info, problem) for info in chosen]
+    if trainees and all(one.skip for one in trainees):
+        raise UserError(why_none(trainees, stages))
+    trainees = [*backends, *trainees]
+    steps = steps or default_steps(trainees, device)
     seeds = seeds or train_plan.DEFAULT_SEEDS[device]
     plan = train_plan.Plan(size, steps, range(seed, seed + seeds), problem)
     arguments = {
         "command": "train", "stage": [info.name for info in chosen], "device": device, "size": size,
         "dtype": dtype, "steps": steps, "seeds": seeds, "seed": seed,
     }  # fmt: skip
-    progress = measuring.Progress(len(contestants) * seeds)
+    progress = measuring.Progress(len(trainees) * seeds)
     last_line = time.monotonic()
 
     def name(record: Record) -> str:
@@ -87,10 +87,10 @@ def train_command(
         result = f"{record['status']}{loss(record)}"
         progress.finished(name(record), result, record["name"], printed)
 
-    planned, declared = plan.to_json(contestants), [one.declared for one in contestants]
+    planned, declared = plan.to_json(trainees), [one.declared for one in trainees]
     with measuring.begin("train-", out, device, arguments, declared, planned) as writer:
         with measuring.ended_early() as errors, progress:
-            trainer.run(contestants, plan, default_memory(), writer, step, tell)
+            trainer.run(trainees, plan, default_memory(), writer, step, tell)
         env, records = measuring.open_results(writer.path, "train")
         if not records and errors:
             nothing = f"{writer.path}: nothing was trained to its end"
@@ -100,19 +100,19 @@ def train_command(
         return measuring.exit_code(errors, finish(env, records, writer.path, plots))
 
 
-def why_none(asked: Sequence[train_plan.Trainee], stages: Sequence[StageInfo]) -> str:
-    """Say why none of the stages in `asked` can be trained with, and which stages can."""
-    reasons = [f"{one.stage} {one.name} can't be trained with: {one.skip}" for one in asked]
+def why_none(trainees: Sequence[train_plan.Trainee], stages: Sequence[StageInfo]) -> str:
+    """Say why none of the `trainees` can be trained with, and which stages can."""
+    reasons = [f"{one.stage} {one.name} can't be trained with: {one.skip}" for one in trainees]
     able = [str(stage.number) for stage in stages if stage.gradients and stage.number < PEERS_FROM]
     return f"--stage: {'; '.join(reasons)}. Stages {', '.join(able)} carry gradients"
 
 
-def default_steps(contestants: Sequence[train_plan.Trainee], device: str) -> int:
+def default_steps(trainees: Sequence[train_plan.Trainee], device: str) -> int:
     """The default number of steps: few where a stage is interpreted or called row by row."""
-    for one in contestants:
+    for one in trainees:
         if one.skip is None and (one.mode == "interpreted" or one.by_rows):
             steps = train_plan.INTERPRETED_STEPS
-            by_rows = "takes no causal mask and is asked row by row"
+            by_rows = "takes no causal mask and is called row by row"
             why = "is interpreted" if one.mode == "interpreted" else by_rows
             print(
                 f"{one.stage} {one.name} {why}, a step takes seconds: {steps} steps for all; "

@@ -19,7 +19,7 @@ LEGEND = (
     "from the mean of SDPA's backends of the same seed, at the window where that is largest beside "
     f"what is allowed: {curves.FACTOR:g} times the largest difference among the backends up to "
     "there, over all seeds. ok: allowed at each window of each seed. tokens/s: as Python drives "
-    "the training, each in a process of its own; only of what is ok."
+    "the training, each in its own process; only where ok."
 )
 SHORT_LEGEND = f"Losses: nats per character. ok: off by no more than allowed. {MORE}"
 COLUMNS = (

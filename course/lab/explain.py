@@ -84,7 +84,7 @@ def answer(connection: Connection, path: str, order: dict[str, Any], out: str) -
         np.savez(f"{out}.npz", **states)
         say(connection, "ready")
     except BaseException as error:
-        say(connection, "failed", **blame(error, problem))
+        say(connection, "failed", **blame(error))
 
 
 @contextmanager

@@ -248,7 +248,7 @@ class Exercise:
         given = lines.splitlines() if isinstance(lines, str) else lines
         given = [line.strip() for line in given if line.strip()]
         if len(given) != len(self.places):
-            raise ValueError(f"lines: got {len(given)}, expected {len(self.places)}, one a blank")
+            raise ValueError(f"lines: got {len(given)}, expected {len(self.places)}, one per blank")
         text = self.whole.replace("\n".join(self.kernel), self.replaced(given))
         return declared(text, number, name, title or name)
 

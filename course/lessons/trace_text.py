@@ -41,7 +41,7 @@ def head(trace: Trace) -> Iterator[str]:
     """The lines that say what is traced."""
     n, d = trace.k.shape
     walked = f"Query row {trace.row} of 0 to {n - 1} through the online softmax"
-    yield f"{walked}: {n} keys, {trace.tile} a tile"
+    yield f"{walked}: {n} keys, {trace.tile} per tile"
     given = f"{trace.inputs} input, seed {trace.seed}{', causal' if trace.causal else ''}"
     yield f"d = {d}, scale = 1/sqrt(d) = {number(d**-0.5)}, float32, {given}"
 
@@ -105,7 +105,7 @@ def traffic(trace: Trace, steps: list[Step]) -> Iterator[str]:
     if skipped := trace.tiles - len(steps):
         never = "tile has" if skipped == 1 else "tiles have"
         yield f"{skipped} {never} no key that the row may see: never loaded (stage 6 does so)"
-    yield "A kernel loads a tile once for all the rows of its q block, not once a row."
+    yield "A kernel loads a tile once for all the rows of its q block, not once per row."
 
 
 def number(x: Any) -> str:

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from harness.isolation.child import one_line
 from harness.isolation.measured_call import BadGradient, prepare, show
 from harness.problems.directions import OUTPUTS
 from harness.problems.problem import Problem
 
 WARM_UP_ROWS = 16
 NAMES = ("q", "k", "v", "dO")
-LONGEST_REASON = 300  # characters
 
 
 class WrongOutput(Exception):
@@ -98,13 +98,13 @@ def check_like(x: Any, like: Any, prefix: str = "returned") -> None:
             raise WrongOutput(f"{prefix} {what} {show(got)}, expected {show(expected)}")
 
 
-def blame(error: BaseException, problem: Problem) -> dict[str, Any]:
+def blame(error: BaseException) -> dict[str, Any]:
     """Status and reason of a stage that failed with `error`."""
     import torch
 
     from stages.contract import StageUnavailable
 
-    text = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
+    text = one_line(error)
     if isinstance(error, TooSlow):
         return {"status": "timeout", "reason": str(error)}
     if isinstance(error, (WrongOutput, BadGradient)):

@@ -41,6 +41,7 @@ LONGEST_MESSAGE = 1 << 16  # bytes; a child that announces a longer message is e
 MOST_MESSAGES = 64  # unread; a child that floods the pipe is ended, too
 LOOK = 0.2  # seconds between two searches for processes that a child has started
 SHOWN_LOG = 1 << 16  # bytes of a child's output that are kept and shown: its end
+LONGEST_REASON = 300  # characters of an error, as a reason
 LONGEST_LOG = 1 << 20  # bytes of a child's output on the disk
 STARTS = 3  # attempts: a fork server that a stage has killed is started again
 
@@ -315,6 +316,11 @@ def say(connection: Connection, event: str, **fields: Any) -> None:
         connection.send_bytes(json.dumps({"event": event, **fields}).encode())
     except OSError:
         os._exit(1)
+
+
+def one_line(error: BaseException) -> str:
+    """The type and the message of an error in one line, for a reason."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
 
 
 def hear(connection: Connection) -> Message:

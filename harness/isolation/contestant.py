@@ -119,7 +119,7 @@ class Contestant:
             ms = time_once(self.prepared(given), self.device)[1]
             if 1e-3 * ms * calls > order.budget:
                 raise TooSlow(
-                    f"{1e-3 * ms:.3g} s a call: {calls} calls do not fit in its budget of "
+                    f"{1e-3 * ms:.3g} s per call: {calls} calls do not fit in its budget of "
                     f"{order.budget:g} s"
                 )
 
@@ -202,7 +202,7 @@ def compete(connection: Connection, order: Order) -> None:
             tell(connection, messages.Done())
         tell(connection, messages.Counted([each.skip_ratio(given) for each in going]))
     except BaseException as error:
-        tell(connection, messages.Failed(**blame(error, problem)))
+        tell(connection, messages.Failed(**blame(error)))
 
 
 def caught(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
@@ -235,7 +235,7 @@ def drop_out(error: BaseException, contestant: Contestant, given: Given) -> Out:
         torch.cuda.empty_cache()
     with contextlib.suppress(WrongOutput):  # it has failed already; this restores the inputs
         given.check_unwritten()
-    return Out(**blame(error, contestant.problem), refused=isinstance(error, ValueError))
+    return Out(**blame(error), refused=isinstance(error, ValueError))
 
 
 def sample_all(

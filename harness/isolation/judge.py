@@ -91,7 +91,7 @@ def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
         if problem.device == "cuda":
             torch.cuda.empty_cache()  # the stages need the memory that this took
     except BaseException as error:
-        tell(connection, Failed(**blame(error, problem)))
+        tell(connection, Failed(**blame(error)))
         return
     tell(connection, Ready())
     sizes = [oracle.out64.numel() for oracle in oracles.values()]

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Annotated, Any
 
-from harness.isolation.child import START_LIMIT, ChildFailed, say
+from harness.isolation.child import START_LIMIT, ChildFailed, one_line, say
 from harness.isolation.session import Session
 from harness.problems.problem import DEVICES, DTYPES, Problem
 from harness.records.syntax import digest
@@ -274,5 +274,4 @@ def describe(connection: Connection, paths: list[str]) -> None:
                 at_most=most_on_an_axis(stage),
             )  # fmt: skip
         except BaseException as error:
-            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            say(connection, "bad", reason=text)
+            say(connection, "bad", reason=one_line(error))

@@ -7,10 +7,12 @@ captured and under which licences. Needs NumPy only, neither torch nor transform
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from harness.problems.problem import REAL_D
+
 if TYPE_CHECKING:  # the command line reads the sizes below, and needs no NumPy
     import numpy as np
 
-D = 32
+D = REAL_D
 MAX_N = 512
 HEADS = 12
 LAYERS = 2

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from harness.isolation.child import ChildFailed
+from harness.isolation.child import ChildFailed, one_line
 from harness.isolation.messages import Failed, Ready, Start, tell, told
 from harness.isolation.session import Session
 from harness.problems.problem import ITEMSIZE
@@ -152,8 +152,7 @@ def gauge(connection: Connection, fields: Record, seconds: float) -> None:
         seconds = max(seconds, 1e-3 * LEAST_SAMPLES * once_ms)
         timing = time_call(call, ceiling.device, seconds)
     except BaseException as error:
-        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        tell(connection, Failed("crashed", text))
+        tell(connection, Failed("crashed", one_line(error)))
         return
     tell(connection, Done(timing.median_ms, timing.iqr_ms, len(timing.samples_ms), how))
 

@@ -185,10 +185,10 @@ def plan_tour(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
         # a stage that is only worth running in the small part skips the rest
         least = n if d == SMALL_D else max(n, SMALL_N + 1)
         cells += [
-            Cell(stage, asked)
+            Cell(stage, variant)
             for stage in stages
-            for asked in (problem, replace(problem, inputs="peaky"))
-            if (asked is problem or (inputs == "normal" and not stage.ours))
+            for variant in (problem, replace(problem, inputs="peaky"))
+            if (variant is problem or (inputs == "normal" and not stage.ours))
             and least <= stage.worth_up_to.get(problem.device, least)
             and (n <= SMALL_N or not stage.few_queries)
             and (stage.number < PEERS_FROM or peer_joins(stage, problem))

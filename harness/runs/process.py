@@ -295,7 +295,7 @@ class ComparisonProcess:
             if waited <= allowed:
                 return None
         return (
-            f"its clock is wrong: {1e3 * reported:.3g} ms a call, but {1e3 * waited:.3g} ms for "
+            f"its clock is wrong: {1e3 * reported:.3g} ms per call, but {1e3 * waited:.3g} ms for "
             f"{calls} of them"
         )
 

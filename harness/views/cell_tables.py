@@ -35,7 +35,7 @@ MORE = "docs/measuring.md"
 SHORT_LEGENDS = {"bwd": "bwd: dq, dk, dv from dO.", "train": "train: o, dq, dk, dv."}
 LEGENDS = {
     "bwd": "bwd: dq, dk, dv from dO, the forward pass done before; its peak is above what that "
-    "pass holds, its errors are the largest among the three.",
+    "pass keeps, its errors are the largest among the three.",
     "train": "train: a call is o, then dq, dk, dv from dO; errors are the largest among the four.",
 }
 

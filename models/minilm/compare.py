@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from harness.isolation.child import hear, say
+from harness.isolation.child import hear, one_line, say
 from harness.measures.accuracy import Error, explain
 from harness.records.schema import Record
 from models.minilm.encoder import build_model, hidden_states, prepare
@@ -56,8 +56,7 @@ def judge(connection: Connection, order: Record, dtype: str, device: str) -> Non
                 found = {"finite": False, "exact": False, "why": "its output was cut short"}
             say(connection, "verdict", **dict.fromkeys(FIGURES) | found)
     except BaseException as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        say(connection, "failed", status="crashed", reason=reason)
+        say(connection, "failed", status="crashed", reason=one_line(error))
 
 
 def compare(hidden: Tensor, by_sdpa: Tensor, exact: Tensor, eps: float) -> Record:

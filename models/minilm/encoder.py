@@ -66,7 +66,7 @@ def run_texts(connection: Connection, path: str, order: Record) -> None:
                 sdpa_time_ms=theirs.median_ms, sdpa_time_iqr_ms=theirs.iqr_ms,
             )  # fmt: skip
     except BaseException as error:
-        say(connection, "failed", **blame(error, problem))
+        say(connection, "failed", **blame(error))
 
 
 def prepare(dtype: str) -> None:

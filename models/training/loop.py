@@ -71,7 +71,7 @@ def train_seeds(connection: Connection, order: dict[str, Any]) -> None:
                 say(connection, "losses", losses=losses)
             say(connection, "done", val_loss=run.val_loss, tokens_per_s=run.tokens_per_s)
     except BaseException as error:
-        say(connection, "failed", **blame(error, problem))
+        say(connection, "failed", **blame(error))
 
 
 class Run:

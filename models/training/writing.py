@@ -55,7 +55,7 @@ def write_texts(connection: Connection, order: dict[str, Any]) -> None:
             written = "".join(alphabet[token] for token in tokens)
             say(connection, "wrote", text=written, same=plain == tokens, **times)
     except BaseException as error:
-        say(connection, "failed", **blame(error, plan.make_problem("tiny", "float32", device)))
+        say(connection, "failed", **blame(error))
 
 
 def train(room: int, device: str) -> tuple[GPT, str]:
