@@ -302,7 +302,7 @@ def sample_on_turns(call: Call, device: str, turn_signals: Connection) -> Any:
     sample = cuda_sampler(call) if device == "cuda" else cpu_sampler(call)
     tell(turn_signals, messages.Done())
     samples = []
-    while isinstance(told(turn_signals, Turn, messages.LastTurn), Turn):
+    while not told(turn_signals, Turn).over:
         samples.append(sample())
         tell(turn_signals, messages.Done())
     return Timing(samples)

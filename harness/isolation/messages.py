@@ -13,7 +13,7 @@ parent and `compete` (contestant.py) the child; they speak in this order:
                           <-   Done       where processes take turns: warmed up; or Out
     Turn                  ->
                           <-   Done       for each Turn: one sample is taken
-    LastTurn              ->
+    Turn, over            ->
                           <-   Timed      or Out; one for each stage that is sampled, in order
     Repeat                ->
                           <-   Done       for each Repeat: the calls are made
@@ -111,16 +111,15 @@ class Sample:
     seconds: float
 
 
-class Turn(Signal):
-    """Take one sample."""
-
-
 class Done(Signal):
     """What was asked for is done."""
 
 
-class LastTurn(Signal):
-    """There are no more turns."""
+@dataclass(frozen=True)
+class Turn:
+    """Take one sample; `over`: there are no more turns."""
+
+    over: bool = False
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,6 @@ class BadStage(ValueError):
     """A stage's file can't be loaded; the message names the file and says why."""
 
 
-Reason = str | None  # why not; None where there is nothing against it
-
-
 @dataclass(frozen=True)
 class Bad:
     """The child's message about a file that can't be loaded."""
@@ -69,9 +66,9 @@ class Stage:
     sha256: str  # of the file's bytes
     syntax_sha256: str  # of its code (harness/records/syntax.py)
     modes: Annotated[dict[str, str], DEVICES]  # device -> native, compiled or interpreted
-    unavailable: Annotated[dict[str, Reason], DEVICES]  # device -> why it can't run there
+    unavailable: Annotated[dict[str, str | None], DEVICES]  # device -> why it can't run there
     # device -> dtype -> why it won't take it
-    refused: Annotated[dict[str, Annotated[dict[str, Reason], DTYPES]], DEVICES]
+    refused: Annotated[dict[str, Annotated[dict[str, str | None], DTYPES]], DEVICES]
     at_most: Count | None = None  # the largest number of batch entries, and of heads
 
 

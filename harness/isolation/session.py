@@ -48,13 +48,9 @@ class Session:
     """
 
     def __init__(
-        self,
-        target: Callable[..., None],
-        *arguments: object,
-        memory: int | None = None,
-        greeting: type = Ready,
-        load: float = START_LIMIT,
-    ) -> None:
+        self, target: Callable[..., None], *arguments: object, memory: int | None = None,
+        greeting: type = Ready, load: float = START_LIMIT,
+    ) -> None:  # fmt: skip
         self.begin = functools.partial(Child, target, *arguments)
         self.memory, self.load = memory, load
         self.greeting = greeting

@@ -83,11 +83,7 @@ def time_cuda(call: Call, seconds: float) -> Timing:
 
 
 def alternate(
-    calls: Sequence[Call],
-    devices: Sequence[str],
-    seconds: float = 0.0,
-    *,
-    rounds: int,
+    calls: Sequence[Call], devices: Sequence[str], seconds: float = 0.0, *, rounds: int
 ) -> list[Timing]:
     """Time several calls in turns, all warmed up already: one sample of each per round.
 

@@ -68,10 +68,9 @@ def check(value: Any, hint: Any, where: str) -> Any:
     if isinstance(hint, type) and is_dataclass(hint):
         return check_fields(check(value, dict[str, Any], where), hint, f"{where}.")
     if origin is Annotated and get_origin(inside[0]) is dict:
-        found: dict[str, Any] = check(value, inside[0], where)
-        if {*found} != {*inside[1]}:
+        if {*check(value, inside[0], where)} != {*inside[1]}:
             raise bad(where, value, f"an object with the names {', '.join(inside[1])}")
-        return found
+        return check(value, inside[0], where)
     kind, *limits = inside if origin is Annotated else (origin or hint,)
     words, *bounds = TYPES[kind]
     # Python counts bool as int; a record does not

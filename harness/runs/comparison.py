@@ -95,12 +95,9 @@ def in_turns(
             outcome.drop("skipped", "not ok by itself: not compared")
         elif single["mode"] == "interpreted":
             outcome.drop("skipped", INTERPRETED)
-    going = [index for index, outcome in enumerate(outcomes) if not outcome.dropped]
-    stages = [cells[index].stage for index in going]
-    found = compare(Comparison(cells[0].problem, stages, limits), judge, log)
-    for index, outcome in zip(going, found, strict=True):
-        outcomes[index] = outcome
-    return outcomes
+    stages = [outcome.stage for outcome in remaining(outcomes)]
+    found = iter(compare(Comparison(cells[0].problem, stages, limits), judge, log))
+    return [outcome if outcome.dropped else next(found) for outcome in outcomes]
 
 
 def run_comparisons(
@@ -196,12 +193,8 @@ def bench_records(outcomes: Sequence[Outcome], limits: Limits) -> list[Record]:
 # ---- one comparison
 
 
-def silent(step: str) -> None:
-    """Ignore a step."""
-
-
 def compare(
-    comparison: Comparison, judge: Judge, log: list[str], tell: Say = silent
+    comparison: Comparison, judge: Judge, log: list[str], tell: Say = lambda _: None
 ) -> list[Outcome]:
     """Measure `comparison`; returns the outcome of each stage. One that fails affects no other.
 

@@ -177,7 +177,6 @@ class ComparisonProcess:
                 excused = self.comparison.alone and outcome.status == "wrong-by-design"
                 if outcome.status != "ok" and not excused:
                     outcome.drop(outcome.status, outcome.reason)
-
         self.keep_single_calls()
         self.going = [
             index
@@ -222,7 +221,7 @@ class ComparisonProcess:
 
     def end_turns(self) -> None:
         """Tell the process that there are no more turns."""
-        self.session.send(messages.LastTurn())
+        self.session.send(messages.Turn(over=True))
 
     def finish(self) -> None:
         """Receive the timings, judge the outputs of calls with changed inputs, check the times."""
@@ -236,8 +235,13 @@ class ComparisonProcess:
         answers: list[Timed | Out] = [
             self.session.receive(Timed, Out, seconds=seconds, late=late) for _ in going
         ]
-        for index, answer in zip(self.going, answers, strict=True):
-            self.note_timing(self.outcomes[index], self.outs[index], answer)
+        for index, outcome, answer in zip(self.going, going, answers, strict=True):
+            if isinstance(answer, Out):
+                outcome.drop_out(answer)
+            elif why := why_cached(outcome, self.outs[index], self.judge, answer.change):
+                outcome.drop("wrong", why)
+            else:
+                outcome.timed = answer
         for place, outcome in enumerate(going):
             if not outcome.dropped and (why := self.why_too_short(place, outcome)):
                 outcome.drop("wrong", why)
@@ -245,15 +249,6 @@ class ComparisonProcess:
             for outcome, ratio in zip(going, self.count(seconds)):
                 if not outcome.dropped:
                     outcome.skip_ratio = ratio
-
-    def note_timing(self, outcome: Outcome, out: Path, answer: Timed | Out) -> None:
-        """Note the timing of a stage if its outputs for changed inputs are right, too."""
-        if isinstance(answer, Out):
-            outcome.drop_out(answer)
-        elif why := why_cached(outcome, out, self.judge, answer.change):
-            outcome.drop("wrong", why)
-        else:
-            outcome.timed = answer
 
     def count(self, seconds: float) -> list[float | None]:
         """The share of tiles that each stage skips, where it counts them.
