@@ -160,7 +160,7 @@ class Contestant:
 
 
 def compete(connection: Connection, order: Order) -> None:
-    """Run one comparison; messages.py lists what is said to the parent, and what it says."""
+    """Run one comparison; messages.py lists what it sends, and what the parent does."""
     import torch
 
     import stages
@@ -187,8 +187,7 @@ def compete(connection: Connection, order: Order) -> None:
         told(connection, messages.Start)
         for contestant in contestants:
             checked, error = caught(functools.partial(contestant.check, given, order.alone))
-            out_of_it = error and drop_out(error, contestant, given)
-            tell(connection, out_of_it or checked)
+            tell(connection, checked if error is None else drop_out(error, contestant, given))
         sample = told(connection, messages.Sample)
         going = [contestants[index] for index in sample.going]
         for contestant in contestants:
