@@ -1,1 +1,1 @@
-"""What teaches: lessons, labs, what the notebooks call, the generated parts of the pages."""
+"""Teaching material: lessons, labs, functions for notebooks, generated parts of the pages."""

@@ -1,5 +1,5 @@
-"""The harness: problem -> plan -> runner -> engine -> contestant and judge -> record -> views.
+"""The harness: problem -> plan -> comparison -> process and judge -> record -> views.
 
-The runner imports no torch, nor does the command line above it; whatever touches a tensor happens
-in children.
+Neither the parent of the processes nor the command line above it imports torch: all work with
+tensors happens in child processes.
 """

@@ -1,7 +1,7 @@
 """``python -m harness ...`` from a checkout, and the ``ladder`` command once installed.
 
-The one module here that imports what lies above the harness: the command line, ladder/.
-Nothing is imported at the top: every cell's process runs this module again as its `__main__`.
+The only module of the harness that imports a package above it: the command line, ladder/.
+It imports nothing at the top, because every child process imports it again as its `__main__`.
 """
 
 
@@ -10,7 +10,7 @@ def main() -> None:
     import signal
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # nothing has begun yet
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # nothing to clean up yet
     from ladder.app import main as run
 
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:

@@ -1,1 +1,1 @@
-"""The `ladder` commands, their options, and errors turned into exit codes."""
+"""The `ladder` commands, their options, and the exit codes of errors."""

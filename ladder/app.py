@@ -1,6 +1,7 @@
-"""The `ladder` command. Exit codes: 0 all well, 1 a cell failed, 2 bad arguments.
+"""The `ladder` command. Exit codes: 0 success, 1 a cell failed, 2 bad arguments.
 
-All cells ok, skipped or wrong by design is well; wrong, crashed, timed out or out of memory is not.
+Cells that are ok, skipped or wrong by design are a success; wrong, crashed, timed out and out of
+memory are failures.
 """
 
 import io
@@ -42,8 +43,8 @@ from ladder.show import (
 from ladder.trace import trace_command
 from ladder.train import train_command
 
-LEAST_FILES = 64  # that a run with its processes may have open at a time
-# what the user got wrong: the message says all
+LEAST_FILES = 64  # open files that a run with its processes needs
+# errors of the user, whose messages say all
 USERS = (UserError, checkout.NoCheckout, BadStage, BadRecord, WriteFailed)
 
 app = typer.Typer(
@@ -60,7 +61,7 @@ app = typer.Typer(
 
 
 def show_version(wanted: bool) -> None:
-    """Print the versions and leave, where they are `wanted`."""
+    """Print the versions and exit, if `wanted`."""
     if wanted:
         named = ((name, environment.version(name)) for name in ("torch", "triton"))
         found = [f"{name} {version}" for name, version in named if version]
@@ -82,30 +83,30 @@ def options(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit. Whatever the user got wrong is one line, never a traceback."""
+    """Run the command line and exit. An error of the user gives one line, never a traceback."""
     try:
         prepare()
         result = app(args=arguments, standalone_mode=False, prog_name="ladder")
         code = result if isinstance(result, int) else 0
     except BaseException as error:
-        code = settle(error)
-    if code == INTERRUPTED:  # typer, too, makes it of a Ctrl-C
+        code = exit_code(error)
+    if code == INTERRUPTED:  # also typer's exit code after a Ctrl-C
         end_children()
     try:
         sys.stdout.flush()
     except OSError as error:
-        code = settle(error)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # not tried again
+        code = exit_code(error)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again
     sys.exit(code)
 
 
 def prepare() -> None:
-    """Have texts written whatever the terminal's encoding, and enough files to open.
+    """Make text printable in any encoding of the terminal, and allow enough open files.
 
-    Here and in all that is started from here, files are read and written in UTF-8.
+    Files are read and written in UTF-8, here and in child processes.
     """
     for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed: or a file of records gets its number
+        if getattr(sys, name) is None:  # or a file of records would get its handle
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "w"))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -116,7 +117,7 @@ def prepare() -> None:
             locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
     try:
         Path.cwd()
-    except OSError:  # libraries would end without a word, or with many
+    except OSError:  # libraries would end silently, or with a traceback
         raise UserError("the folder that you are in is gone: cd to another") from None
     if other := checkout.warning():
         print(f"ladder: {other}", file=sys.stderr)
@@ -128,7 +129,7 @@ def prepare() -> None:
 
 
 def most_files() -> int:
-    """How many files may be open at a time, as far as that can be raised."""
+    """How many files may be open at a time, after raising the limit if needed and possible."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -140,10 +141,10 @@ def most_files() -> int:
     return soft if soft >= 0 else LEAST_FILES
 
 
-def settle(error: BaseException) -> int:
-    """The exit code where `error` ended a command, of which the user is told in one line.
+def exit_code(error: BaseException) -> int:
+    """Print one line about the `error` that ended a command; returns the exit code.
 
-    What is nobody's mistake but ours is raised again.
+    An error of the program itself is raised again.
     """
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return INTERRUPTED
@@ -163,16 +164,16 @@ def settle(error: BaseException) -> int:
 
 
 def complain(message: str) -> int:
-    """Say what was wrong in one line on stderr; returns the exit code for it."""
+    """Print an error in one line on stderr; returns the exit code for it."""
     with suppress(OSError):
         print(f"ladder: {clean(' '.join(message.split()))}", file=sys.stderr, flush=True)
     return 2
 
 
 def bad_value(error: BaseException, message: str) -> str:
-    """What to say of typer's usage `error`: its `message`, or what came and what was expected.
+    """The text for typer's usage `error`: its `message`, or the value given and what was expected.
 
-    Of a value that it can't convert, typer says only what was expected.
+    For a value that it can't convert, typer's message doesn't say what was given.
     """
     found: list[dict[str, str]] = getattr(error.__cause__, "errors", list)()
     if not found or not (param := getattr(error, "param", None)):
@@ -181,7 +182,7 @@ def bad_value(error: BaseException, message: str) -> str:
     return f"{param.opts[0]}: got {found[0]['input']!r}, expected: {expected}"
 
 
-# in the order of the help: its heading, what carries it out, examples
+# in the order of the help: heading, function, examples
 COMMANDS = (
     (LOOK, list_command, "ladder list"),
     (LOOK, doctor_command, "ladder doctor"),

@@ -1,4 +1,4 @@
-"""What the commands share: options that exclude each other, the stages and the device meant."""
+"""Arguments of several commands: options that exclude each other, stages, the device."""
 
 import os
 import re
@@ -15,12 +15,12 @@ from harness.isolation.roster import StageInfo, read_stages, why_absent
 from harness.problems.problem import YARDSTICK
 from ladder.options import UserError, integers
 
-# what describes problems, of which a --suite has its own
+# options that describe problems; a --suite has its own problems
 SHAPE = ("dtype", "causal", "d", "n", "b", "h", "hk", "seqlens")
 RUN_SHAPE = (*SHAPE, "nq", "precision", "inputs")
 BENCH_SHAPE = (*SHAPE, "mode", "tokens", "hidden")
 SUITE = "a suite's problems are its own"
-# command -> (an option, another) -> why the first has no place beside the other
+# command -> (an option, another) -> why the first can't be used with the other
 EXCLUDED = {
     "run": {
         ("out", "resume"): "a resumed run goes on in its own file",
@@ -34,7 +34,7 @@ EXCLUDED = {
     },
     "model": {("text", "weights"): "got --weights too, whose file has our texts and no tokenizer"},
 }
-# command -> what goes with its --show, which measures or trains nothing
+# command -> the options allowed with its --show, which measures or trains nothing
 SHOWN = {
     "bench": ("show", "out", "plots", "ceilings"), "train": ("show",), "generate": ("show",),
 }  # fmt: skip
@@ -50,7 +50,7 @@ def typed(context: typer.Context) -> list[str]:
 
 
 def check_together(context: typer.Context) -> None:
-    """Raise UserError where an option was given that has no place beside another."""
+    """Raise UserError where two options exclude each other."""
     command, given = str(context.command.name), typed(context)
     if "show" in given:
         for name in given:
@@ -65,11 +65,11 @@ def stages_and_device(
     device: str | None, own: Sequence[Path] = (), load: float = START_LIMIT,
     memory: int | None = None,
 ) -> tuple[list[StageInfo], str]:  # fmt: skip
-    """The stages there are, those in the files `own` among them; and the device to measure on.
+    """Read all stages, with those in the files `own`, and choose the device to measure on.
 
-    `load` and `memory`: what one of `own` may take to load (`read_stages`). Where no device was
-    asked for, it is 'cuda' if the yardstick runs there, else 'cpu'. Raises UserError where 'cuda'
-    was, and the yardstick can't run there.
+    `load` and `memory`: the limits for loading each of `own` (`read_stages`). Where `device` is
+    None, it is 'cuda' if the yardstick runs there, else 'cpu'. Raises UserError where it is 'cuda'
+    and the yardstick can't run there.
     """
     prepare_children(device)
     stages = read_stages(own, load, memory)
@@ -86,24 +86,24 @@ def why_no_cuda(stages: Sequence[StageInfo]) -> str | None:
 
 
 def prepare_children(device: str | None) -> None:
-    """Start the server of all processes to come, in which a Ctrl-C is not heard: it is ours.
+    """Start the fork server, which ignores Ctrl-C, as do its child processes.
 
-    With --device cpu they see no GPU, so that kernels are interpreted.
+    With --device cpu the processes see no GPU, so that kernels are interpreted.
     """
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if server().get_start_method() != "forkserver":  # Windows
         return
-    heard = signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is started inherits it
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by what is started here
     try:
         resource_tracker.ensure_running()
         forkserver.ensure_running()
     finally:
-        signal.signal(signal.SIGINT, heard)
+        signal.signal(signal.SIGINT, handler)
 
 
 def end_children() -> None:
-    """End the server now, and with it what it was still to start and all that runs."""
+    """Kill the fork server, and with it all running children."""
     pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
     if pid is not None:
         with suppress(ProcessLookupError):
@@ -111,7 +111,7 @@ def end_children() -> None:
 
 
 def numbers_and_files(values: Sequence[str]) -> tuple[list[str], list[Path]]:
-    """The values of a --stage that takes both: stages' numbers, and stages' files."""
+    """Split the values of a --stage that takes both into stages' numbers and stages' files."""
     by_number = [value for value in values if re.fullmatch(r"[\d,\s]*", value)]
     numbers = integers(0)(",".join(by_number), "--stage") if by_number else []
     return list(map(str, numbers)), [Path(value) for value in values if value not in by_number]
@@ -121,10 +121,10 @@ def choose(
     stages: Sequence[StageInfo], wanted: Sequence[str], option: str, own: Sequence[Path],
     expected: str = "", named: bool = False,
 ) -> list[StageInfo]:  # fmt: skip
-    """Those of `stages` whose number or name is `wanted`, and those in the files `own`.
+    """Choose the `stages` whose number or name is in `wanted`, and those in the files `own`.
 
-    Raises UserError in the name of `option` where one isn't known, which lists those that are, by
-    name where they are `named`, or says why a peer isn't among them.
+    Raises UserError, which names `option`, where one isn't known: it says why a peer isn't
+    available, or lists the known stages, with names where `named`.
     """
     wanted = [str(int(one)) if one.isdecimal() else one for one in map(str.strip, wanted)]
     for one in wanted:

@@ -1,4 +1,4 @@
-"""`ladder bench`: the arguments, the run, and its views. Exit codes as of the other commands."""
+"""`ladder bench`: its arguments, its run, and its tables and plots."""
 
 import time
 from collections.abc import Sequence
@@ -12,9 +12,11 @@ from harness.problems.problem import PEERS_FROM, SEED, Problem
 from harness.records import environment, units
 from harness.records.jsonl import WriteFailed
 from harness.records.schema import DIRECTIONS, Record
-from harness.runs import plan, runner
+from harness.runs import plan
+from harness.runs.comparison import run_comparisons
 from harness.runs.suites import SUITES
-from harness.views import contest_plots, contests, table
+from harness.views import contest_plots, contests
+from harness.views.page import make_page
 from ladder import measuring, options, problems
 from ladder.arguments import SHOWN, choose, stages_and_device
 from ladder.options import MAX_D, UserError, integers
@@ -22,7 +24,7 @@ from ladder.options import MAX_D, UserError, integers
 OURS_FAILED = ("wrong", "crashed")
 REASON = 100  # characters of a reason, on stderr
 
-# what isn't given: device -> the problems that a machine like it is done with in minutes
+# defaults: device -> problems that take such a machine minutes
 USUAL: dict[str, dict[str, Any]] = {
     "cuda": {
         "dtype": "float16", "d": "64,128", "n": "1024,2048,4096,8192,16384", "tokens": 16384,
@@ -66,7 +68,7 @@ def bench_command(
     given = {name: value for name, value in context.params.items() if name not in not_kept}
     view = View(plots, ceilings)
     if show is None:
-        return measure(given, stage or [], out, view)
+        return new_bench(given, stage or [], out, view)
     if out is not None and out.suffix != ".csv":
         raise UserError(f"--out: got {out}, expected a name in .csv: --show writes nothing else")
     measuring.check_out(out)
@@ -78,9 +80,9 @@ def bench_command(
 
 
 class View:
-    """What is to be seen of a run: the tables, and CSV and plots where asked for.
+    """The output of a run: tables, and the CSV and plots that were asked for.
 
-    `ceilings`: what `ladder ceilings` wrote on the same machine.
+    `ceilings`: a file that `ladder ceilings` wrote on the same machine.
     """
 
     def __init__(self, plots: Path | None, ceilings: Path | None) -> None:
@@ -91,13 +93,13 @@ class View:
             self.env, self.ceilings = measuring.open_results(ceilings, "ceiling")
 
     def check(self, env: Record) -> None:
-        """Raise UserError where the ceilings are another machine's."""
+        """Raise UserError where the ceilings were measured on another machine."""
         if self.file is not None:
             measuring.check_machine(env, self.env, self.file)
 
     def show(self, env: Record, records: Sequence[Record], path: Path) -> None:
         """Print the tables. `path`: the file of the records."""
-        page = table.page()
+        page = make_page()
         page.width = min(page.width, contests.WIDTH)
         if not records:
             page.print(Text(f"{path}: nothing was measured"), soft_wrap=True)
@@ -106,7 +108,7 @@ class View:
         measuring.note("records", path)
 
     def write(self, env: Record, records: Sequence[Record], csv: Path | None) -> None:
-        """Write the CSV, where it has a name, and the plots; nothing of no records."""
+        """Write the CSV, if it has a name, and the plots, if asked for; nothing without records."""
         if records and csv is not None:
             with measuring.writing(csv):
                 csv.write_text(contests.as_csv(env, records))
@@ -118,14 +120,14 @@ class View:
 
 
 def csv_path(path: Path) -> Path:
-    """Where the CSV of the records in `path` goes: beside them, under the same stem."""
+    """The file for the CSV of the records in `path`: in the same folder, with the same stem."""
     beside = path.with_suffix(".csv")
     if beside == path:
         raise UserError(f"{path}: its CSV would be written over it; call the records .jsonl")
     return beside
 
 
-def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) -> int:
+def new_bench(given: Record, own: Sequence[Path], out: Path | None, view: View) -> int:
     """Plan the run, carry it out, and show it. Returns the exit code."""
     measuring.check_out(out)
     measuring.check_out(csv_path(out) if out is not None else None)
@@ -134,7 +136,7 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
     check_problems(given)
     memory = plan.default_memory()
     stages, device = stages_and_device(given["device"], own, given["budget"], memory)
-    asked = make_problems(given, device)
+    wanted_problems = make_problems(given, device)
     takes = (given["suite"] and SUITES[given["suite"]].takes) or plan.fits
     option = "--stages" if given["impl"] is None else "--impl"
     wanted = given["impl"] if given["stages"] is None else given["stages"]
@@ -143,13 +145,13 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
         named = [stage.path for stage in chosen]
     else:
         others = [stage for stage in stages if stage.path not in own]
-        usual = plan.usual_stages(others, asked)
+        usual = plan.usual_stages(others, wanted_problems)
         if takes is not plan.fits:
-            usual = [stage for stage in others if any(takes(stage, problem) for problem in asked)]
+            usual = [s for s in others if any(takes(s, problem) for problem in wanted_problems)]
         chosen = [stage for stage in stages if stage in usual or stage.path in own]
         named = list(own)
     limits = make_limits(given, device)
-    comparisons = plan.plan_comparisons(chosen, asked, named, limits, takes)
+    comparisons = plan.plan_comparisons(chosen, wanted_problems, named, limits, takes)
     if not comparisons:
         raise UserError("bench: none of the stages takes any of these problems")
     if reason := plan.why_too_long(comparisons):
@@ -169,37 +171,34 @@ def measure(given: Record, own: Sequence[Path], out: Path | None, view: View) ->
         progress.begun(f"{where(comparison.problem)}: {step}")
 
     def tell(comparison: plan.Comparison, records: Sequence[Record], printed: str) -> None:
-        came = ", ".join(f"{record['name']} {outcome(record)}" for record in records)
-        progress.finished(where(comparison.problem), came, "bench", printed)
-
-    def work() -> None:
-        with progress:
-            runner.run_comparisons(comparisons, writer, tell, watch)
-
-    def show(env: Record, records: Sequence[Record], ended: BaseException | None) -> bool:
-        view.show(env, records, writer.path)
-        if not isinstance(ended, WriteFailed):
-            view.write(env, records, csv_path(writer.path))
-        ours = [record for record in records if record["stage"] < PEERS_FROM]
-        return any(record["status"] in OURS_FAILED for record in ours)
+        results = ", ".join(f"{record['name']} {outcome(record)}" for record in records)
+        progress.finished(where(comparison.problem), results, "bench", printed)
 
     progress = measuring.Progress(len(comparisons))
     with measuring.begin("bench-", out, device, kept, described, planned, view.check) as writer:
-        return measuring.carry_out(writer, "bench", work, show)
+        with measuring.ended_early() as errors, progress:
+            run_comparisons(comparisons, writer, tell, watch)
+        env, records = measuring.open_results(writer.path, "bench")
+        view.show(env, records, writer.path)
+        if not any(isinstance(error, WriteFailed) for error in errors):
+            view.write(env, records, csv_path(writer.path))
+        ours = [record for record in records if record["stage"] < PEERS_FROM]
+        failed = any(record["status"] in OURS_FAILED for record in ours)
+        return measuring.exit_code(errors, failed)
 
 
 def outcome(record: Record) -> str:
-    """A record in a few words: what is said here is all there is of a run that is cut off."""
+    """A record in a few words, for the progress lines."""
     if record["status"] != "ok":
         return f"{record['status']} ({record['reason'][:REASON]})"
     return units.show_time(record["time_ms"]) if record["time_ms"] else "interpreted"
 
 
 def check_problems(given: Record) -> None:
-    """Say at once what is wrong with the problems, before seconds are spent on the stages.
+    """Raise UserError for bad problems at once, before the stages are loaded, which takes seconds.
 
-    Where the device isn't known yet, neither are the sizes that go with it: what they are too small
-    for is said when they are.
+    Where the device isn't known yet, its default sizes aren't either: whether they are too small is
+    checked later.
     """
     if given["device"] is None and given["suite"] is None:
         lengths = options.key_lengths(given["seqlens"]) or (0,)
@@ -210,10 +209,10 @@ def check_problems(given: Record) -> None:
 
 
 def make_limits(given: Record, device: str) -> plan.Limits:
-    """What each stage may take, and how many samples are taken of it."""
+    """The limits of each stage, and the number of its samples."""
     memory = plan.default_memory()
     if device == "cuda":
-        # it is libraries, and outputs on their way to the judge: what a stage takes is the GPU's
+        # main memory is needed for libraries and for outputs sent to the judge only
         memory = (environment.memory_bytes() or 2 * memory) // 2
     return plan.Limits(given["budget"], memory, given["warmup"], given["repeat"])
 

@@ -1,14 +1,22 @@
-"""`ladder ceilings`: what this machine does at its best, measured."""
+"""`ladder ceilings`: measure the highest rates of this machine."""
 
 from dataclasses import asdict
 
 from harness.records import units
-from harness.records.schema import Record
 from harness.runs import ceilings
-from harness.views import machine, table
+from harness.views import machine
+from harness.views.page import make_page
 from ladder import options
 from ladder.arguments import stages_and_device
-from ladder.measuring import Progress, begin, carry_out, check_out, note
+from ladder.measuring import (
+    Progress,
+    begin,
+    check_out,
+    ended_early,
+    exit_code,
+    note,
+    open_results,
+)
 
 
 def ceilings_command(device: options.Device = None, out: options.Out = None) -> int:
@@ -18,21 +26,17 @@ def ceilings_command(device: options.Device = None, out: options.Out = None) -> 
     wanted = ceilings.plan(device)
     progress = Progress(len(wanted))
 
-    def work() -> None:
-        with progress:
-            for ceiling, found in zip(wanted, ceilings.measure(wanted)):
-                if isinstance(found, str):
-                    said = f"failed: {found}"
-                else:
-                    writer.append(found)
-                    said = units.show_rate(found["value"], found["unit"])
-                progress.finished(machine.ceiling_title(asdict(ceiling)), said)
-
-    def show(env: Record, records: list[Record], _: BaseException | None) -> bool:
-        machine.show_ceilings(env, records, table.page())
-        note("records", writer.path)
-        return len(records) < len(wanted)
-
     arguments = {"command": "ceilings", "device": device}
     with begin("ceilings-", out, device, arguments) as writer:
-        return carry_out(writer, "ceiling", work, show)
+        with ended_early() as errors, progress:
+            for ceiling, found in zip(wanted, ceilings.measure_ceilings(wanted)):
+                if isinstance(found, str):
+                    result = f"failed: {found}"
+                else:
+                    writer.append(found)
+                    result = units.show_rate(found["value"], found["unit"])
+                progress.finished(machine.ceiling_title(asdict(ceiling)), result)
+        env, records = open_results(writer.path, "ceiling")
+        machine.show_ceilings(env, records, make_page())
+        note("records", writer.path)
+        return exit_code(errors, len(records) < len(wanted))

@@ -1,4 +1,4 @@
-"""`ladder list` and `ladder doctor`: the stages, and what runs on this machine and why not."""
+"""`ladder list` and `ladder doctor`: the stages, and which of them run on this machine."""
 
 import os
 import sys
@@ -8,25 +8,25 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from harness.isolation.declared import read_declared
 from harness.isolation.roster import (
     BadStage,
     StageInfo,
     built_in_files,
     describe_files,
     peer_files,
+    read_declared,
     read_stages,
 )
 from harness.problems.problem import DEVICES, PEERS_FROM, YARDSTICK
 from harness.records import checkout, environment
 from harness.records.units import clean
-from harness.views import table
+from harness.views.page import make_page
 from harness.views.table import Cell, Column, Table
 from ladder.arguments import prepare_children
 
 TILE = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
 LAUNCH = "M x N, warps, stages"
-SIZES = {"heads": "heads", "nq": "Nq", "n": "N up to"}  # of a tuned call, each the most of its kind
+SIZES = {"heads": "heads", "nq": "Nq", "n": "N up to"}  # upper bounds of a tuned call
 PACKAGES = ("torch", "triton", "numpy", "matplotlib", "rich", "typer", "psutil")
 
 
@@ -36,13 +36,13 @@ def list_command() -> int:
     for path in [*built_in_files(), *peer_files()]:
         try:
             stage = read_declared(path)
-        except (SyntaxError, ValueError):  # somebody's own, not in literals: by its import then
+        except (SyntaxError, ValueError):  # not declared by literals: import the file
             stage = vars(describe_files([path])[0])
         texts = (stage["title"], stage["idea"], stage.get("still_hurts", ""))
         rows.append([str(stage["number"]), *texts])
     headers = ("stage", "the one idea", "still hurts")
     columns = [Column("#"), *(Column(header, left=True, wraps=True) for header in headers)]
-    page = table.page()
+    page = make_page()
     page.print(Table(columns, rows, gap=2))
     said = f"From {PEERS_FROM} on: peers, others' kernels to compare with. "
     page.print(Text(f"{said}`ladder doctor` says what runs here.", style="dim"))
@@ -55,27 +55,27 @@ def doctor_command() -> int:
     try:
         stages = read_stages()
     except BadStage as error:
-        show([], table.page())
+        show([], make_page())
         print(f"no stage runs here: {error}", file=sys.stderr)
         return 1
-    show(stages, table.page())
+    show(stages, make_page())
     return 0 if healthy(stages) else 1
 
 
 def findings(stages: Sequence[StageInfo]) -> list[tuple[StageInfo, str, str | None]]:
-    """(stage, device, reason) for each stage and device; a reason of None: it runs there."""
+    """(stage, device, reason) for each stage and device; the reason is None where it runs."""
     return [(stage, device, stage.unavailable[device]) for stage in stages for device in DEVICES]
 
 
 def healthy(stages: Sequence[StageInfo]) -> bool:
-    """Whether stage 3 runs on some device here: without it nothing can be compared."""
+    """Whether stage 3 runs on some device here; without it nothing can be measured."""
     return any(
         stage.number == YARDSTICK and reason is None for stage, _, reason in findings(stages)
     )
 
 
 def show(stages: Sequence[StageInfo], console: Console) -> None:
-    """Print the machine, the versions, and what each stage can do here."""
+    """Print the machine, the versions, and how each stage runs here."""
     card = environment.gpu()
     console.print(Text("machine", style="bold"))
     console.print(
@@ -110,10 +110,10 @@ def ability(stage: StageInfo, device: str) -> Text:
 
 
 def show_choices(console: Console) -> None:
-    """Print the launch configurations that stages have chosen here, and where they are kept."""
+    """Print the launch configurations that were tuned on this machine, and their file."""
     try:
         from stages import autotune
-    except ImportError:  # no torch: nothing was ever tuned
+    except ImportError:  # no torch: nothing was tuned
         return
     choices = autotune.read()
     where = literal(from_home(autotune.cache_file()))
@@ -143,13 +143,13 @@ def show_choices(console: Console) -> None:
 
 
 def literal(value: object) -> Text:
-    """`value` as it stands: anybody may have written the file, and what it says is no markup."""
+    """`value` as plain text, since a file may contain markup or control characters."""
     return Text(clean(str(value)))
 
 
 def from_home(path: Path) -> str:
     """`path`, with a ~ for the user's home."""
-    # who has no home, as in containers, has "~" for one; who has an empty one has "/"
+    # without a home, as in containers, this is "~"; with an empty HOME it is "/"
     home = os.path.expanduser("~")  # noqa: PTH111
     if home != "/" and path.is_relative_to(home):
         return f"~/{path.relative_to(home)}"

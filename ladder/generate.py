@@ -1,18 +1,19 @@
-"""`ladder generate`: the small GPT writes text with a stage, with and without a cache."""
+"""`ladder generate`: generate text with the small GPT and a stage, with and without a cache."""
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from rich.text import Text
 
 from harness.isolation.child import ChildFailed
-from harness.isolation.session import Session, is_bool, is_count, is_text, is_time
+from harness.isolation.session import Session
 from harness.problems.problem import PEERS_FROM
 from harness.records.schema import Record
-from harness.views import table
+from harness.records.values import Count, Time
+from harness.views.page import make_page
 from ladder import measuring, options
 from ladder.arguments import choose, numbers_and_files, stages_and_device
 from ladder.options import UserError, integers
@@ -21,8 +22,25 @@ from models.training.plan import PAGE_SIZE, UNTIMED, make_problem
 
 CONTEXTS = {"cpu": "32,64,128,256", "cuda": "256,1024,4096"}
 LIMIT = 600.0  # seconds for the training, and for each context
-READY = dict.fromkeys(("parameters", "layers", "width"), is_count)
-WROTE = {"wrote": {"text": is_text, "same": is_bool, "seconds": is_time, "cached_seconds": is_time}}
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The message that the model is made (models/training/writing.py)."""
+
+    parameters: Count
+    layers: Count
+    width: Count
+
+
+@dataclass(frozen=True)
+class Wrote:
+    """The message that a text is written, with and without a cache."""
+
+    text: str
+    same: bool
+    seconds: Time
+    cached_seconds: Time
 
 
 def generate_command(
@@ -61,15 +79,15 @@ def generate_command(
     if len(prompt) > min(contexts):
         expected = f"expected at most {min(contexts)}, the shortest context"
         raise UserError(f"--prompt: got {len(prompt)} characters, {expected}")
-    asked = {"device": device, "prompt": prompt, "tokens": tokens, "contexts": contexts}
+    request = {"device": device, "prompt": prompt, "tokens": tokens, "contexts": contexts}
     files = {"path": chosen[0].path, "load": load, "save": save}
-    order = asked | {what: file and str(file) for what, file in files.items()}
+    order = request | {what: file and str(file) for what, file in files.items()}
     who = {"stage": chosen[0].number, "name": chosen[0].name}
     paged = PAGE_SIZE if "paged" in chosen[0].options else None
     shared = {"kind": "generate", **who, "device": device, "mode": mode, "page_size": paged}
 
     def work() -> None:
-        session = Session(in_its_process, order, greeting=READY)
+        session = Session(in_its_process, order, greeting=Ready)
         with session, measuring.Progress(len(contexts)) as progress:
             try:
                 model = session.ready(LIMIT, "the model took more than {:g} s")
@@ -77,43 +95,45 @@ def generate_command(
                 raise UserError(f"generate: {error.reason}") from None
             for each in contexts:
                 late = f"writing took more than {LIMIT:g} s"
-                said = session.ask({"context": each}, WROTE, LIMIT, late)
+                answer = session.ask({"context": each}, Wrote, seconds=LIMIT, late=late)
                 record = shared | {"context": each, "tokens": tokens}
-                record |= {what: said[what] for what in ("text", "same")}
-                for way, rows in (("", each), ("cached_", 1)):
-                    speed = (tokens - UNTIMED) / said[f"{way}seconds"]
-                    record[f"{way}tokens_per_s"] = None if mode == "interpreted" else speed
+                record |= {"text": answer.text, "same": answer.same}
+                sampled = (("", answer.seconds, each), ("cached_", answer.cached_seconds, 1))
+                for prefix, seconds, rows in sampled:
+                    speed = (tokens - UNTIMED) / seconds
+                    record[f"{prefix}tokens_per_s"] = None if mode == "interpreted" else speed
                     # float32: the weights once, and q, k, v, o in each layer
-                    moved = 2 * model["layers"] * model["width"] * (rows + each)
-                    record[f"{way}bytes_per_token"] = 4 * (model["parameters"] + moved)
-                writer.append(record | {"parameters": model["parameters"]})
+                    moved = 2 * model.layers * model.width * (rows + each)
+                    record[f"{prefix}bytes_per_token"] = 4 * (model.parameters + moved)
+                writer.append(record | {"parameters": model.parameters})
                 progress.finished(f"{name}, context {each}", "ok", name, session.printed())
 
-    arguments = {**asked, "command": "generate", "stage": chosen[0].name}
+    arguments = {**request, "command": "generate", "stage": chosen[0].name}
     plan = [{**who, "context": each} for each in contexts]
     begun = measuring.begin("generate-", out, device, arguments, [chosen[0].to_json()], plan)
     with begun as writer:
         try:
-            return measuring.carry_out(
-                writer, "generate", work, lambda env, records, _: finish(env, records, writer.path)
-            )
+            with measuring.ended_early() as errors:
+                work()
+            env, records = measuring.open_results(writer.path, "generate")
+            return measuring.exit_code(errors, finish(env, records, writer.path))
         except ChildFailed as error:
             print(f"ladder: {name} {error.status}: {error.reason}", file=sys.stderr)
             return 1
 
 
 def in_its_process(connection: Connection, order: Record) -> None:
-    """Write in the child, which has torch imported: the parent never does."""
+    """In the child: generate. The parent never imports torch."""
     from models.training.writing import write_texts
 
     write_texts(connection, order)
 
 
 def finish(env: Record, records: Sequence[Record], path: Path) -> bool:
-    """Print the table and the text, draw the plot; whether a text differs without the cache."""
+    """Print the table and the text, draw the plot; returns whether a text differs by the cache."""
     if not records:
         raise UserError(f"{path}: no record in it: nothing was written to its end")
-    page = table.page()
+    page = make_page()
     page.print(views.generated_table(env, records))
     page.print(Text(f"written: {records[-1]['text']!r}"), soft_wrap=True)
     measuring.note("records", path)

@@ -1,4 +1,4 @@
-"""How `ladder --help` looks, with commands in groups; and what all commands check."""
+"""The layout of `ladder --help`, with commands in groups; the check of all commands' options."""
 
 from typing import Any
 
@@ -17,15 +17,15 @@ class Command(TyperCommand):
     """A command whose options may exclude each other."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Carry the command out, where its options go together."""
+        """Carry out the command after checking that its options go together."""
         check_together(ctx)
         return super().invoke(ctx)
 
 
 class Groups(TyperGroup):
-    """Commands under the heading that each is registered with (`rich_help_panel`), in plain text.
+    """Commands in groups, each under its heading (`rich_help_panel`), in plain text.
 
-    Typer shows headings only in boxes, for which it loads rich's Markdown.
+    Typer itself shows headings only in boxes, for which it loads rich's Markdown.
     """
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -43,5 +43,5 @@ class Groups(TyperGroup):
 
 
 def examples(*lines: str) -> str:
-    """What stands below a command's options: command lines to copy, left as they are."""
+    """The examples below a command's options, with their line breaks kept."""
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])

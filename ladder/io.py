@@ -1,14 +1,23 @@
-"""`ladder io`: its arguments, the run under the profiler, its table and plot."""
+"""`ladder io`: its arguments, its run under the profiler, its table and plot."""
 
 from dataclasses import replace
 from pathlib import Path
 
-from harness.records.schema import Record
 from harness.runs import traffic
-from harness.views import cell_tables, machine, table
+from harness.views import cell_tables, machine
+from harness.views.page import make_page
 from ladder import options, problems
 from ladder.arguments import choose, stages_and_device, why_no_cuda
-from ladder.measuring import Progress, begin, carry_out, check_out, draw, note
+from ladder.measuring import (
+    Progress,
+    begin,
+    check_out,
+    draw,
+    ended_early,
+    exit_code,
+    note,
+    open_results,
+)
 from ladder.options import UserError
 
 
@@ -26,16 +35,18 @@ def io_command(
     arguments = {"n": n, "d": d, "b": b, "h": h, "dtype": dtype}
     base = problems.make_base("cuda", dtype, d=d, b=b, h=h)
     sizes = dict.fromkeys(options.integers(1)(n, "--n"))
-    asked = [replace(base, nq=size, nk=size) for size in sizes]
+    measured = [replace(base, nq=size, nk=size) for size in sizes]
     known, _ = stages_and_device(None)
     if reason := why_no_cuda(known):
         raise UserError(f"io: a GPU is needed, but {reason}")
     chosen = choose(known, stages.split(","), "--stages", ())
-    progress = Progress(len(asked) * len(chosen))
+    progress = Progress(len(measured) * len(chosen))
 
-    def work() -> None:
-        with progress:
-            for problem in asked:
+    kept = {"command": "io", **arguments}
+    described = [stage.to_json() for stage in chosen]
+    with begin("io-", out, "cuda", kept, described) as writer:
+        with ended_early() as errors, progress:
+            for problem in measured:
                 for stage in chosen:
                     what, why = f"{stage.number} {stage.name}", stage.why_skip(problem)
                     if not why:
@@ -44,20 +55,14 @@ def io_command(
                         except traffic.NoProfiler as error:
                             raise UserError(f"io: {error}") from None
                     progress.finished(what, f"skipped: {why}" if why else "ok")
-
-    def show(env: Record, records: list[Record], _: BaseException | None) -> bool:
+        env, records = open_results(writer.path, "io")
         names, picture = cell_tables.titles(env), writer.path.with_suffix(".png")
 
         def plot() -> list[Path]:
             machine.plot_traffic(records, names, picture)
             return [picture]
 
-        table.page().print(machine.traffic_table(records, names))
+        make_page().print(machine.traffic_table(records, names))
         note("records", writer.path)
         draw("plot", plot)
-        return False
-
-    kept = {"command": "io", **arguments}
-    described = [stage.to_json() for stage in chosen]
-    with begin("io-", out, "cuda", kept, described) as writer:
-        return carry_out(writer, "io", work, show)
+        return exit_code(errors, failed=False)

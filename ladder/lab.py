@@ -1,4 +1,4 @@
-"""`ladder lab`: stages to write: a stub, hints, checks; and a copy of the checkout to hand out."""
+"""`ladder lab`: write a stage yourself, with a stub, hints and checks; export for a class."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the commands that measure share: their file of records, their progress, how they end."""
+"""Shared by the commands that measure: the file of records, progress, and the end of a run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,7 +15,8 @@ from harness.records import environment
 from harness.records.jsonl import WriteFailed, Writer, read
 from harness.records.schema import Record
 from harness.records.units import clean
-from harness.views import roofline, table
+from harness.views import roofline
+from harness.views.page import make_page
 from ladder.options import UserError
 
 RUNS = Path("runs")
@@ -28,13 +29,13 @@ INTERRUPTED = 130  # the exit code after a Ctrl-C
 
 @contextmanager
 def writing(path: Path, option: str = "--out") -> Iterator[None]:
-    """Raise UserError where what is done here can't write into `path`, which `option` names."""
+    """Turn errors of writing into `path`, given by `option`, into UserError."""
     try:
         yield
     except ImportError as error:
         raise UserError(f"plots need matplotlib: {error}; pip install matplotlib") from None
     except OSError as error:
-        what = error.filename or path  # a full disk doesn't say which
+        what = error.filename or path  # a full disk names no file
         reason = error.strerror or error
         raise UserError(f"{option}: {what}: {reason}: it can't be written") from None
 
@@ -48,7 +49,7 @@ def open_results(file: Path, kind: str = "cell") -> tuple[Record, list[Record]]:
 
 
 def check_machine(env: Record, ceilings_env: Record, file: Path) -> None:
-    """Raise UserError where the ceilings in `file` are of another machine than the run's."""
+    """Raise UserError where the ceilings in `file` were measured on another machine."""
     try:
         roofline.same_machine(env, ceilings_env)
     except roofline.NoRoof as error:
@@ -56,7 +57,7 @@ def check_machine(env: Record, ceilings_env: Record, file: Path) -> None:
 
 
 def check_out(out: Path | None, instead: str = "name another", option: str = "--out") -> None:
-    """Raise UserError where the file that `option` names exists already, or never can."""
+    """Raise UserError where the file given by `option` exists already, or can't be created."""
     if out is not None:
         with writing(out, option):
             if out.exists():
@@ -78,9 +79,9 @@ def begin(
     stages: Sequence[Record] = (), plan: Sequence[Record] = (),
     check: Callable[[Record], object] = dict,
 ) -> Writer:  # fmt: skip
-    """A new results file, by default under runs/, with its env line; UserError where none can be.
+    """Create a results file, by default under runs/, with its env line; UserError on failure.
 
-    `stages`, `plan`: as the env line has them. `check` sees that line before it is written.
+    `stages` and `plan` go into the env line; `check` is called with that line before it is written.
     """
     env = environment.make_env(device, list(plan), list(stages), dict(arguments))
     check(env)
@@ -92,47 +93,44 @@ def begin(
 # ---- from the first measurement to the exit code
 
 
-def carry_out(
-    writer: Writer,
-    kind: str,
-    work: Callable[[], object],
-    show: Callable[[Record, list[Record], BaseException | None], bool],
-) -> int:
-    """Do the `work`, which writes records of `kind`, and `show` the file; returns the exit code.
+@contextmanager
+def ended_early() -> Iterator[list[BaseException]]:
+    """Let a Ctrl-C, or a file that can't be written any more, end the measuring done here.
 
-    A Ctrl-C ends the work early, or a file that takes no more: what is done is shown all the same.
-    `show` is given the env line, the records and what ended the work early, if anything; it says
-    whether something failed.
+    The list then holds that error. The records so far are shown all the same.
     """
-    ended: BaseException | None = None
+    errors: list[BaseException] = []
     try:
-        work()
+        yield errors
     except (KeyboardInterrupt, WriteFailed) as error:
-        ended = error
-    env, records = open_results(writer.path, kind)  # what is shown is what can be shown again
-    failed = show(env, records, ended)
-    if isinstance(ended, WriteFailed):
-        raise ended
-    return INTERRUPTED if ended else int(failed)
+        errors.append(error)
+
+
+def exit_code(errors: Sequence[BaseException], failed: bool) -> int:
+    """The exit code once the records are shown. Raises the WriteFailed among `errors`."""
+    for error in errors:
+        if isinstance(error, WriteFailed):
+            raise error
+    return INTERRUPTED if errors else int(failed)
 
 
 def note(what: str, said: object) -> None:
-    """A line below the tables: where the records are, or the plots."""
-    table.page().print(Text(f"{what + ':':<9}{said}"), soft_wrap=True)
+    """Print a line below the tables, such as the file of the records."""
+    make_page().print(Text(f"{what + ':':<9}{said}"), soft_wrap=True)
 
 
 def draw(what: str, plot: Callable[[], Sequence[Path]]) -> None:
-    """Plot, and say where; or why not: what was measured is shown and kept without."""
+    """Plot, and print the files; or print why not, which is no failure of the run."""
     try:
         note(what, ", ".join(map(str, plot())) or "nothing to plot")
     except (ImportError, OSError) as error:
-        table.page().print(Text(f"no plot: {error}"), soft_wrap=True)
+        make_page().print(Text(f"no plot: {error}"), soft_wrap=True)
 
 
 class Progress:
-    """On stderr: a bar on a terminal; a line for each part that is done; and what stages print.
+    """Progress on stderr: a bar on a terminal, a line for each finished part, stages' output.
 
-    `quiet`: a terminal has the bar alone. A stderr that takes nothing costs no measurement.
+    `quiet`: only the bar on a terminal. Errors of writing to stderr are ignored.
     """
 
     def __init__(self, total: int, done: int = 0, quiet: bool = False) -> None:
@@ -154,17 +152,17 @@ class Progress:
         self.bar.stop()
 
     def begun(self, what: str) -> None:
-        """`what` is under way: the bar's text, or a line where there is no bar."""
+        """Show that `what` has begun: as the bar's text, or as a line where there is no bar."""
         self.bar.update(self.task, description=what)
         if not self.console.is_terminal:
             self.say(f"[{self.done + 1}/{self.total}] {what} ...")
 
-    def finished(self, what: str, came: str, name: str = "", printed: str = "") -> None:
-        """One more part is done, and what came of it; the last lines of what `name` printed."""
+    def finished(self, what: str, result: str, name: str = "", printed: str = "") -> None:
+        """Show that a part is finished, with its result, and the last lines printed by `name`."""
         self.done += 1
         self.bar.update(self.task, completed=self.done, description=what)
         if not self.quiet:
-            self.say(f"[{self.done}/{self.total}] {what}: {came}")
+            self.say(f"[{self.done}/{self.total}] {what}: {result}")
         lines = printed.splitlines()
         if len(lines) > PRINTED_LINES:
             lines = [f"... {len(lines) - PRINTED_LINES} lines before", *lines[-PRINTED_LINES:]]
@@ -172,7 +170,7 @@ class Progress:
             self.say(f"{name} | {line}", style="dim")
 
     def say(self, line: str, style: str = "") -> None:
-        """One line; nobody's control characters reach the terminal."""
+        """Print a line, without control characters."""
         with suppress(OSError):
             self.console.print(Text(clean(line), style=style), soft_wrap=True)
             self.console.file.flush()

@@ -1,4 +1,4 @@
-"""`ladder model`: its arguments, what it says on the way, and its tables."""
+"""`ladder model`: its arguments, its progress, and its tables."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from harness.records.jsonl import Writer
 from harness.records.schema import FAILURES, Record
 from harness.records.units import show_time
 from harness.runs.plan import default_memory
-from harness.views import table
+from harness.views.page import make_page
 from ladder import options
 from ladder.arguments import choose, numbers_and_files, stages_and_device
 from ladder.measuring import Progress, begin, check_out, note, open_results
@@ -29,16 +29,16 @@ def model_command(
     numbers, own = numbers_and_files(stage)
     check_out(out)
     try:
-        return measure(numbers, own, device, long_dtype(dtype), text, weights, out)
+        return measure_model(numbers, own, device, long_dtype(dtype), text, weights, out)
     except model_weights.ModelError as error:
         raise UserError(str(error)) from None
 
 
-def measure(
+def measure_model(
     numbers: Sequence[str], own: Sequence[Path], device: str | None, dtype: str, text: Path | None,
     weights: Path | None, out: Path | None,
 ) -> int:  # fmt: skip
-    """Measure the stages in the model; returns the exit code. Raises ModelError without a model."""
+    """Measure the stages in the model; returns the exit code. ModelError without a model."""
     version = model_weights.check_transformers()
     found = model_weights.packed_weights(weights) if weights else model_weights.package_weights()
     given = [model_weights.text_of(text)] if text is not None else None
@@ -61,12 +61,12 @@ def measure(
 
     def tell(record: Record, printed: str) -> None:
         what = f"{record['stage']} {record['name']}, {record['tokens']} tokens"
-        came = f"{record['status']} {show_time(record['time_ms'])}"
-        progress.finished(what, came, record["name"], printed)
+        result = f"{record['status']} {show_time(record['time_ms'])}"
+        progress.finished(what, result, record["name"], printed)
 
     with Progress(len(cells)) as progress:
         model_run.run(cells, found, default_memory(), create, tell)
     env, records = open_results(opened[0].path, "model")
-    table.page().print(views.model_tables(env, records))
+    make_page().print(views.model_tables(env, records))
     note("records", opened[0].path)
     return int(any(record["status"] in FAILURES for record in records))

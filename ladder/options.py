@@ -1,4 +1,4 @@
-"""The options of the commands, each declared once: its type, its help, and what it may be."""
+"""The options of the commands, each declared once: type, help text and allowed values."""
 
 import math
 import re
@@ -23,25 +23,25 @@ MAX_STEPS, MAX_SEEDS = 100_000, 100
 MAX_TRACE_N = 1024
 CAUSAL = {"off": (False,), "on": (True,), "both": (False, True)}
 SYNTHETIC = ("normal", "peaky")
-ALL = "all"  # of them
+ALL = "all"  # of the inputs
 SHORT_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
-# reads an option's value, with the option's name; raises UserError where it is none
+# reads an option's value; its arguments are the value and the option's name, for UserError
 Reader = Callable[[Any, str], Any]
 
 
 class UserError(Exception):
-    """Bad arguments: one clear line for the person who typed them, and exit code 2."""
+    """Bad arguments: one line for the user, and exit code 2."""
 
 
 def bounds(least: int, most: int | None) -> str:
-    """'of at least 1' or 'from 1 to 256'."""
+    """The bounds in words: 'of at least 1' or 'from 1 to 256'."""
     return f"of at least {least}" if most is None else f"from {least} to {most}"
 
 
 def whole(least: int, most: int | None = None) -> Reader:
-    """Reads a number in least..most."""
+    """Make a reader of a number in least..most."""
 
     def read(value: int, option: str) -> int:
         if value < least or (most is not None and value > most):
@@ -53,7 +53,7 @@ def whole(least: int, most: int | None = None) -> Reader:
 
 
 def integers(least: int, most: int | None = None, expected: str = "") -> Reader:
-    """Reads '8,16,32' as [8, 16, 32], each in least..most."""
+    """Make a reader of '8,16,32' as [8, 16, 32], each in least..most."""
     what = expected or f"whole numbers {bounds(least, most)}"
 
     def read(text: str, option: str) -> list[int]:
@@ -70,7 +70,7 @@ def integers(least: int, most: int | None = None, expected: str = "") -> Reader:
 
 
 def one_of(*allowed: str) -> Reader:
-    """Reads one of the allowed, of which a dtype has a short name, too."""
+    """Make a reader of one of `allowed`; a dtype may be given by its short name."""
 
     def read(text: str, option: str) -> str:
         if long_dtype(text) not in allowed:
@@ -81,19 +81,19 @@ def one_of(*allowed: str) -> Reader:
 
 
 def some_of(*allowed: str) -> Reader:
-    """Reads 'fwd,bwd' as ['fwd', 'bwd'], each one of the allowed."""
+    """Make a reader of 'fwd,bwd' as ['fwd', 'bwd'], each one of `allowed`."""
     one = one_of(*allowed)
     return lambda text, option: [one(part.strip(), option) for part in text.split(",")]
 
 
 def key_lengths(text: str | None, option: str = "--seqlens") -> tuple[int, ...] | None:
-    """Reads '10,64' as (10, 64), the valid keys of each batch entry; None where not given."""
+    """Read '10,64' as (10, 64), the valid keys of each batch entry; None where not given."""
     expected = "a whole number of keys for each batch entry"
     return None if text is None else tuple(integers(0, expected=expected)(text, option))
 
 
 def size(text: str, option: str = "--memory") -> int:
-    """Reads '200M', '4GiB' or a number of bytes as bytes."""
+    """Read '200M', '4GiB' or a number of bytes as bytes."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", text.lower(), re.ASCII)
     if not match or not 1 <= float(match[1]) * UNITS[match[2]] < 1 << 63:
         raise UserError(f"{option}: got {text!r}, expected a size such as 500M or 4G")
@@ -101,14 +101,14 @@ def size(text: str, option: str = "--memory") -> int:
 
 
 def seconds(value: float, option: str) -> float:
-    """Reads a number of seconds above 0."""
+    """Read a number of seconds above 0."""
     if not 0 < value < math.inf:
         raise UserError(f"{option}: got {value:g}, expected a number of seconds above 0")
     return value
 
 
 def stage_files(values: Sequence[Path], option: str) -> None:
-    """Raise UserError where a stage was asked for by number, which is another option's."""
+    """Raise UserError where a stage is given by number, which is for another option."""
     for value in map(str, values):
         if re.fullmatch(r"[\d,\s]+", value) and not Path(value).exists():
             raise UserError(
@@ -117,15 +117,15 @@ def stage_files(values: Sequence[Path], option: str) -> None:
 
 
 def long_dtype(dtype: str) -> str:
-    """'fp16' -> 'float16'; a name that is long already as it is."""
+    """The long name of a dtype: 'float16' for 'fp16'."""
     return SHORT_DTYPES.get(dtype, dtype)
 
 
 def option(help: str, read: Reader | None = None, *names: str, **more: Any) -> Any:
-    """An option with its help text.
+    """Declare an option with its help text.
 
-    `read` is tried on its value before the command begins; the command and its records have the
-    value as it was typed. Not where --show is given, which has no use for the value.
+    `read` checks the value before the command begins, except with --show, which ignores it. The
+    command and its records get the value as it was typed.
     """
 
     def check(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
@@ -164,7 +164,7 @@ Seqlens = Annotated[
     option("valid keys of each batch entry, such as 10,64; all N by default", key_lengths),
 ]
 Synthetic = Annotated[str, option("normal or peaky", one_of(*SYNTHETIC))]
-Seed = Annotated[int, option("the one seed of all inputs", whole(0, MAX_SEED), min=0)]
+Seed = Annotated[int, option("the seed of all inputs", whole(0, MAX_SEED), min=0)]
 Out = Annotated[Path | None, option("where the records go; a new file under runs/ by default")]
 ResultsFile = Annotated[Path, typer.Argument(help="a results file, JSONL")]
 
@@ -195,7 +195,7 @@ CellSuite = Annotated[
     option(f"the problems of a source's table: {', '.join(suites('run'))}",
            one_of(*suites("run"))),
 ]  # fmt: skip
-Resume = Annotated[Path | None, option("finish the run that this file holds, as it was begun")]
+Resume = Annotated[Path | None, option("finish the run in this file, with the same arguments")]
 
 # bench
 Modes = Annotated[
@@ -218,7 +218,7 @@ Contestants = Annotated[
         "fits, and all peers"
     ),
 ]
-Impl = Annotated[str | None, typer.Option(hidden=True)]  # the name of old of --stages
+Impl = Annotated[str | None, typer.Option(hidden=True)]  # the old name of --stages
 Warmup = Annotated[int, option("calls of each before the rounds", whole(1))]
 Repeat = Annotated[int, option("rounds: samples of each", whole(2))]
 AllSynthetic = Annotated[
@@ -227,7 +227,7 @@ AllSynthetic = Annotated[
            one_of(*SYNTHETIC, ALL)),
 ]  # fmt: skip
 BenchBudget = Annotated[
-    float, option("seconds that one may take for its check, and for its rounds", seconds)
+    float, option("seconds that a stage may take for its check, and again for its rounds", seconds)
 ]
 ProblemSuite = Annotated[
     str | None,
@@ -235,7 +235,7 @@ ProblemSuite = Annotated[
            one_of(*suites("bench"))),
 ]  # fmt: skip
 SuiteNqs = Annotated[
-    str | None, option("those of the suite with so many queries, such as 1,8", integers(1))
+    str | None, option("only the suite's problems with so many queries, such as 1,8", integers(1))
 ]
 BenchOut = Annotated[
     Path | None,
@@ -286,14 +286,14 @@ GenerateStage = Annotated[
 ]
 NewTokens = Annotated[
     int | None,
-    option("how many to write; 32 by default, 4 interpreted", whole(4, 100_000)),
+    option("how many tokens to write; 32 by default, 4 interpreted", whole(4, 100_000)),
 ]
 Contexts = Annotated[
     str | None,
     option("tokens before those: 32,64,128,256 by default, 256,1024,4096 on a GPU", integers(1)),
 ]
-Prompt = Annotated[str, option("what the text before ends with")]
-Load = Annotated[Path | None, option("train nothing: the model of this file")]
+Prompt = Annotated[str, option("the end of the text before the generated tokens")]
+Load = Annotated[Path | None, option("train nothing: load the model from this file")]
 Save = Annotated[Path | None, option("keep the model in this file, for `ladder generate --load`")]
 GenerateShow = Annotated[
     Path | None, option("write nothing: table and plot of this file again", is_eager=True)
@@ -307,14 +307,14 @@ IoNs = Annotated[str, option("numbers of keys, and of queries", integers(1))]
 TraceN = Annotated[int, option("number of keys, and of queries", whole(1, MAX_TRACE_N))]
 Tile = Annotated[int, option("keys per tile", whole(1, MAX_TRACE_N))]
 TraceRow = Annotated[int, option("the query row, 0 to n - 1")]
-TraceSeed = Annotated[int, option("the one seed of q, k and v", whole(0, MAX_SEED))]
+TraceSeed = Annotated[int, option("the seed of q, k and v", whole(0, MAX_SEED))]
 TraceCausal = Annotated[bool, option("row i sees keys 0 to i only", None, "--causal")]
 TraceSplits = Annotated[
     int | None, option("walk so many parts of the keys, and merge them: stage 8", whole(1, 64))
 ]
 TraceFormat = Annotated[str, option("text or json", one_of("text", "json"), "--format")]
 
-# what shows records again
+# commands that show records again
 TableFormat = Annotated[str, option("rich, markdown, csv or json", one_of(*FORMATS), "--format")]
 PlotFolder = Annotated[Path, option("the folder for time.png, memory.png, error.png")]
 Ceilings = Annotated[

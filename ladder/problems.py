@@ -1,4 +1,4 @@
-"""The problems that options describe, for all commands that have such options."""
+"""Make and check the problem that a command's options describe."""
 
 from harness.problems.problem import REAL_D, SEED, Problem
 from harness.problems.real_inputs import HEADS, LAYERS, MAX_N
@@ -10,7 +10,7 @@ def make_base(
     inputs: str = "normal", seed: int = SEED, precision: str = "ieee", causal: bool = False,
     seqlens: str | None = None, direction: str = "fwd",
 ) -> Problem:  # fmt: skip
-    """The problem that options describe, its N still 1."""
+    """Make the problem that options describe, with N = 1 for the caller to replace."""
     dtype = long_dtype(dtype)
     if dtype != "float32":
         if precision == "tf32":
@@ -24,7 +24,7 @@ def make_base(
 
 
 def check(problem: Problem) -> None:
-    """Raise UserError, which names the option, where a problem's sizes don't go together."""
+    """Raise UserError, which names the option, where a problem's sizes are inconsistent."""
     b, h, hk = problem.b, problem.h, problem.hk
     if hk < 1 or h % hk:
         raise UserError(

@@ -1,4 +1,4 @@
-"""`ladder run`: the arguments, the plan, the run or its resumption, and the tables."""
+"""`ladder run`: its arguments, its plan, a new or resumed run, and its tables."""
 
 import inspect
 import sys
@@ -15,13 +15,23 @@ from harness.records import environment
 from harness.records.jsonl import Writer, read
 from harness.records.schema import FAILURES, BadRecord, Record, check_plan, key
 from harness.records.units import show_time
+from harness.runs.comparison import run_cells
 from harness.runs.plan import Cell, Limits, default_memory, each_inputs, plan_grid, plan_tour
-from harness.runs.runner import run
 from harness.runs.suites import SUITES
-from harness.views import cell_tables, lines, table
+from harness.views import cell_tables, lines
+from harness.views.page import make_page
 from ladder import options, problems
 from ladder.arguments import RUN_SHAPE, choose, prepare_children, stages_and_device, typed
-from ladder.measuring import Progress, begin, carry_out, check_out, draw, note
+from ladder.measuring import (
+    Progress,
+    begin,
+    check_out,
+    draw,
+    ended_early,
+    exit_code,
+    note,
+    open_results,
+)
 from ladder.options import UserError
 
 
@@ -53,12 +63,12 @@ def run_command(
     """Measure stages on problems; without any option, the tour."""
     given = {name: context.params[name] for name in DEFAULTS}
     if resume is not None:
-        again = {name: given[name] for name in typed(context) if name in given}
-        return resume_run(resume, again, stage or [])
+        repeated = {name: given[name] for name in typed(context) if name in given}
+        return resume_run(resume, repeated, stage or [])
     return new_run(given, stage or [], out)
 
 
-# what describes a run, and is kept with its records
+# the defaults of the arguments that are kept with a run's records
 DEFAULTS: dict[str, Any] = {
     name: parameter.default
     for name, parameter in inspect.signature(run_command).parameters.items()
@@ -67,12 +77,12 @@ DEFAULTS: dict[str, Any] = {
 
 
 def describes_none(arguments: Record) -> bool:
-    """Whether a run's arguments describe no problem: its problems are the tour's, or a suite's."""
+    """Whether a run's arguments describe no problem, so that it is the tour or a suite."""
     return all(arguments.get(name, DEFAULTS[name]) == DEFAULTS[name] for name in RUN_SHAPE)
 
 
 def make_cells(given: Record, stages: Sequence[StageInfo], device: str) -> list[Cell]:
-    """The cells that the arguments ask for: the tour where no problem is described."""
+    """Plan the cells of a suite, of the described problems, or else of the tour."""
     usual_d = REAL_D if given["inputs"] == "real" else 64
     named = ("b", "h", "hk", "inputs", "seed", "precision", "causal", "seqlens", "direction")
     base = problems.make_base(
@@ -88,28 +98,28 @@ def make_cells(given: Record, stages: Sequence[StageInfo], device: str) -> list[
             )
         return plan_tour(stages, base)
     sizes = dict.fromkeys(options.integers(1)(given["n"] or "64", "--n"))
-    asked = each_inputs(replace(base, nq=given["nq"] or n, nk=n) for n in sizes)
-    for problem in asked:
+    described = each_inputs(replace(base, nq=given["nq"] or n, nk=n) for n in sizes)
+    for problem in described:
         problems.check(problem)
-    return plan_grid(stages, asked, given["paired"])
+    return plan_grid(stages, described, given["paired"])
 
 
 def new_run(given: Record, own: Sequence[Path], out: Path | None) -> int:
     """Plan a run, write its env line, and carry it out."""
     check_out(out, "--resume goes on with it, or name another")
-    if given["inputs"] is None:  # somebody's own file is asked with all of them
+    if given["inputs"] is None:  # a user's own stage is measured with all inputs
         given["inputs"] = "normal"
         if own and given["suite"] is None and not describes_none(given):
             given["inputs"] = options.ALL
     limits = make_limits(given)
-    # what can be known to be wrong is said before seconds are spent on looking at the stages
+    # bad arguments are reported before the stages are loaded, which takes seconds
     make_cells(given, [], given["device"] or "cpu")
     stages, device = stages_and_device(given["device"], own, limits.budget, limits.memory)
     if given["stages"] is not None:
         chosen = choose(stages, given["stages"].split(","), "--stages", own)
     else:
-        # others' kernels come into suites and the tour, elsewhere when they are asked for; a stage
-        # that is named is asked for gradients all the same, and its row says that it has none
+        # peers take part in suites and the tour, elsewhere only if named; stages without gradients
+        # take part in other directions than forward only if named, with a row that says why not
         peers, forward = describes_none(given), given["direction"] == "fwd"
         chosen = [
             stage
@@ -123,13 +133,13 @@ def new_run(given: Record, own: Sequence[Path], out: Path | None) -> int:
     kept = {**given, "stage": [stage.name for stage in chosen if stage.path in own]}
     plan, described = [cell.to_json() for cell in cells], [stage.to_json() for stage in chosen]
     with begin("", out, device, kept, described, plan) as writer:
-        return measure(cells, [], writer, limits)
+        return measure_cells(cells, [], writer, limits)
 
 
-def resume_run(path: Path, again: Record, own: Sequence[Path]) -> int:
-    """Go on with the run in `path`: same arguments, device, software and commit, or not at all.
+def resume_run(path: Path, repeated: Record, own: Sequence[Path]) -> int:
+    """Resume the run in `path`; its arguments, device, software and commit must be the same.
 
-    `again`: the options on the command line, which may only repeat what the run was begun with.
+    `repeated`: the options on the command line, which must equal those that the run was begun with.
     """
     if not path.is_file():
         raise UserError(f"--resume: {path}: no such file")
@@ -143,7 +153,7 @@ def resume_run(path: Path, again: Record, own: Sequence[Path]) -> int:
         env, done = read(path)
         check_begun(path, env, done)
         before = {**DEFAULTS, **env["arguments"]}
-        for name, value in again.items():
+        for name, value in repeated.items():
             if value != before[name]:
                 then = "not given" if before[name] is None else before[name]
                 raise UserError(
@@ -158,11 +168,11 @@ def resume_run(path: Path, again: Record, own: Sequence[Path]) -> int:
             for cell in env["plan"]
         ]
         same_machine(path, env)
-        return measure(cells, done, writer, limits)
+        return measure_cells(cells, done, writer, limits)
 
 
 def check_begun(path: Path, env: Record, done: Sequence[Record]) -> None:
-    """Raise BadRecord where the file can be shown, but not gone on with."""
+    """Raise BadRecord where the run in the file can't be resumed."""
     try:
         check_plan(env)
         options.seconds(env["arguments"].get("budget", DEFAULTS["budget"]), "budget")
@@ -178,7 +188,7 @@ def check_begun(path: Path, env: Record, done: Sequence[Record]) -> None:
 def match_stages(
     path: Path, env: Record, stages: Sequence[StageInfo]
 ) -> dict[tuple[int, str], StageInfo]:
-    """The stages that a run's env line names, each unchanged since."""
+    """The stages by number and name; UserError where one in the env line is missing or changed."""
     known = {(stage.number, stage.name): stage for stage in stages}
     for stage in env["rungs"]:
         found = known.get((stage["stage"], stage["name"]))
@@ -195,7 +205,7 @@ def match_stages(
 
 
 def same_machine(path: Path, env: Record) -> None:
-    """Raise UserError where the machine, its software or the code is not what began the run."""
+    """Raise UserError where the machine, its software or the code differs from the run's."""
     now = environment.make_env(env["device"], [], [], {})
     for field in ("device_name", "cpu", "cores", "python", "torch", "triton", "numpy", "driver",
                   "commit", "sources"):  # fmt: skip
@@ -212,8 +222,8 @@ def make_limits(given: Record) -> Limits:
     return Limits(given["budget"], default_memory() if memory is None else options.size(memory))
 
 
-def measure(cells: Sequence[Cell], done: list[Record], writer: Writer, limits: Limits) -> int:
-    """Measure what is left, show progress, and end with the table. Returns the exit code."""
+def measure_cells(cells: Sequence[Cell], done: list[Record], writer: Writer, limits: Limits) -> int:
+    """Measure the remaining cells, show progress and the tables; returns the exit code."""
     progress = Progress(len(cells), len(done), quiet=True)
 
     def tell(record: Record, printed: str) -> None:
@@ -222,30 +232,26 @@ def measure(cells: Sequence[Cell], done: list[Record], writer: Writer, limits: L
         what = f"{record['stage']} {record['name']}, N = {record['nk']}{direction}{turns}"
         time = show_time(record["time_ms"])
         interpreted = record["mode"] == "interpreted" and record["time_ms"] is not None
-        came = f"{record['status']} {time}{' interpreted' * interpreted}"
-        progress.finished(f"{what}, d = {record['d']}", came, record["name"], printed)
+        result = f"{record['status']} {time}{' interpreted' * interpreted}"
+        progress.finished(f"{what}, d = {record['d']}", result, record["name"], printed)
 
-    def work() -> None:
-        with progress:
-            run(cells, done, writer, limits, tell)
-
-    def show(env: Record, records: list[Record], ended: BaseException | None) -> bool:
-        order = {key(cell.to_json()): index for index, cell in enumerate(cells)}
-        records.sort(key=lambda record: order[key(record)])
-        page = table.page()
-        if records:
-            cell_tables.show(env, records, "rich", page)
-        note("records", writer.path)
-        if isinstance(ended, KeyboardInterrupt):
-            left = len(cells) - len(records)
-            print(f"interrupted, {left} of {len(cells)} cells left: "
-                  f"ladder run --resume {writer.path}", file=sys.stderr)  # fmt: skip
-        if ended is None and describes_none(env["arguments"]):
-            folder = writer.path.with_name(f"{writer.path.stem}-plots")
-            draw("plots", lambda: lines.plot(env, records, folder))
-            if records and env["arguments"].get("suite") is None:
-                for line in cell_tables.closing(env, records):
-                    page.print(line, soft_wrap=True, markup=False, highlight=False)
-        return any(record["status"] in FAILURES for record in records)
-
-    return carry_out(writer, "cell", work, show)
+    with ended_early() as errors, progress:
+        run_cells(cells, done, writer, limits, tell)
+    env, records = open_results(writer.path)  # shown from the file, as by later commands
+    order = {key(cell.to_json()): index for index, cell in enumerate(cells)}
+    records.sort(key=lambda record: order[key(record)])
+    page = make_page()
+    if records:
+        cell_tables.show(env, records, "rich", page)
+    note("records", writer.path)
+    if any(isinstance(error, KeyboardInterrupt) for error in errors):
+        left = len(cells) - len(records)
+        print(f"interrupted, {left} of {len(cells)} cells left: "
+              f"ladder run --resume {writer.path}", file=sys.stderr)  # fmt: skip
+    if not errors and describes_none(env["arguments"]):
+        folder = writer.path.with_name(f"{writer.path.stem}-plots")
+        draw("plots", lambda: lines.plot(env, records, folder))
+        if records and env["arguments"].get("suite") is None:
+            for line in cell_tables.closing(env, records):
+                page.print(line, soft_wrap=True, markup=False, highlight=False)
+    return exit_code(errors, any(record["status"] in FAILURES for record in records))

@@ -1,4 +1,4 @@
-"""The commands that measure nothing: records shown again, two stages compared, pages made again."""
+"""The commands that measure nothing: show records, compare two stages, make pages again."""
 
 import sys
 from typing import Annotated
@@ -11,8 +11,8 @@ from course.report import pages
 from harness.isolation.roster import built_in_files
 from harness.records import checkout
 from harness.records.schema import BadRecord
-from harness.views import cell_tables, lines, roofline, table
-from harness.views.look import DARK, LIGHT
+from harness.views import cell_tables, lines, roofline
+from harness.views.page import make_page
 from ladder import options
 from ladder.measuring import check_machine, note, open_results, writing
 from ladder.options import UserError
@@ -21,7 +21,7 @@ from ladder.options import UserError
 def table_command(file: options.ResultsFile, form: options.TableFormat = "rich") -> int:
     """Show the tables of a run again, from its records alone."""
     env, cells = open_results(file)
-    cell_tables.show(env, cells, form, table.page())
+    cell_tables.show(env, cells, form, make_page())
     return 0
 
 
@@ -51,15 +51,15 @@ def roofline_command(
     if not panels:
         raise UserError(f"{file}: no cell in it has a place under a roof: ok, and not interpreted")
     with writing(out):
-        written = roofline.draw(env, panels, out, DARK if dark else LIGHT)
-    roofline.show(env, panels, table.page())
+        written = roofline.draw(env, panels, out, dark)
+    roofline.show(env, panels, make_page())
     note("plot", written)
     return 0
 
 
 def diff_command(
     old: Annotated[int, typer.Argument(help="a stage's number")],
-    new: Annotated[int, typer.Argument(help="another's")],
+    new: Annotated[int, typer.Argument(help="another stage's number")],
     whole: options.Whole = False,
 ) -> int:
     """Show what changed in the kernel from one stage to another."""
@@ -70,7 +70,7 @@ def diff_command(
             raise UserError(f"diff: got {number}, expected some of {known}")
     if old == new:
         raise UserError(f"diff: got {old} twice, the same stage; expected two different ones")
-    console, paths = table.page(), (files[old], files[new])
+    console, paths = make_page(), (files[old], files[new])
     lines = list(diff_view.changes(*paths, diff_view.whole if whole else diff_view.kernel))
     for line in lines:
         console.print(line, soft_wrap=True)
@@ -109,12 +109,12 @@ def figures_command(
     check: options.CheckFigures = False,
 ) -> int:
     """Draw the pictures that explain, for README and docs."""
-    from course.lessons import figures  # with NumPy: loaded by who asks for this command alone
+    from course.lessons import figures  # imports NumPy, for this command only
 
     if out is None or ceilings is None:
         checkout.need("ladder figures", ", or name both --out and --ceilings")
     folder, record = out or figures.FOLDER, ceilings or figures.CEILINGS
-    if not record.is_file():  # before seconds are spent on the others
+    if not record.is_file():  # before the pictures are drawn, which takes seconds
         raise UserError(f"--ceilings: {record}: no such file")
     try:
         with writing(folder):
@@ -123,7 +123,7 @@ def figures_command(
                     print(path.relative_to(figures.ROOT) if out is None else path, flush=True)
                 return 0
             stale = figures.stale(folder, record)
-    except BadRecord:  # which says by itself what is wrong where
+    except BadRecord:  # its message says what is wrong and where
         raise
     except ValueError as error:
         raise UserError(f"--ceilings: {record}: {error}") from None

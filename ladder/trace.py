@@ -1,10 +1,10 @@
-"""`ladder trace`: one query row through the online softmax, tile by tile."""
+"""`ladder trace`: trace one query row through the online softmax, tile by tile."""
 
 from ladder import options
 from ladder.options import UserError, whole
 
-TEXT_N, TEXT_D = 64, 16  # more than these nobody reads
-SEED = 0  # with it the running max moves in some tiles and stays in others
+TEXT_N, TEXT_D = 64, 16  # larger ones are too long to read
+SEED = 0  # with this seed the running max changes in some tiles only
 
 
 def trace_command(
@@ -19,7 +19,7 @@ def trace_command(
     form: options.TraceFormat = "text",
 ) -> int:
     """Walk one query row through the online softmax by tiles."""
-    # NumPy is loaded by who asks for this command alone
+    # imports NumPy, for this command only
     from course.lessons import merge_views, trace_text
     from course.lessons.trace import make_trace
 

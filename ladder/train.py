@@ -1,4 +1,4 @@
-"""`ladder train`: its arguments, what it says on the way, and its table and plot."""
+"""`ladder train`: its arguments, its progress, and its table and plot."""
 
 import sys
 import time
@@ -13,7 +13,7 @@ from harness.problems.problem import PEERS_FROM
 from harness.records.jsonl import WriteFailed
 from harness.records.schema import Record
 from harness.runs.plan import default_memory
-from harness.views import table
+from harness.views.page import make_page
 from ladder import measuring, options
 from ladder.arguments import choose, numbers_and_files, stages_and_device
 from ladder.options import UserError, long_dtype
@@ -57,21 +57,21 @@ def train_command(
     beside = {(backend.stage, backend.name) for backend in backends}
     others = [info for info in stages if (info.number, info.name) not in beside]
     chosen = choose(others, numbers, "--stage", own, "a file or ")
-    asked = [train_plan.from_stage(info, problem) for info in chosen]
-    if asked and all(one.skip for one in asked):
-        raise UserError(why_none(asked, stages))
-    if save is not None and asked:
-        asked[0] = replace(asked[0], save=save)
-    contestants = [*backends, *asked]
-    steps = steps or default_steps(contestants, device)
+    trainees = [train_plan.from_stage(info, problem) for info in chosen]
+    if trainees and all(one.skip for one in trainees):
+        raise UserError(why_none(trainees, stages))
+    if save is not None and trainees:
+        trainees[0] = replace(trainees[0], save=save)
+    trainees = [*backends, *trainees]
+    steps = steps or default_steps(trainees, device)
     seeds = seeds or train_plan.DEFAULT_SEEDS[device]
     plan = train_plan.Plan(size, steps, range(seed, seed + seeds), problem)
     arguments = {
         "command": "train", "stage": [info.name for info in chosen], "device": device, "size": size,
         "dtype": dtype, "steps": steps, "seeds": seeds, "seed": seed,
     }  # fmt: skip
-    progress = measuring.Progress(len(contestants) * seeds)
-    said = time.monotonic()
+    progress = measuring.Progress(len(trainees) * seeds)
+    last_line = time.monotonic()
 
     def name(record: Record) -> str:
         return f"{record['stage']} {record['name']}, seed {record['seed']}"
@@ -80,49 +80,46 @@ def train_command(
         return f", loss {record['losses'][-1]:.4f}" if record["losses"] else ""
 
     def step(record: Record) -> None:
-        nonlocal said
-        if time.monotonic() - said >= QUIET:
-            said = time.monotonic()
+        nonlocal last_line
+        if time.monotonic() - last_line >= QUIET:
+            last_line = time.monotonic()
             done = f"step {len(record['losses'])} of {record['steps']}"
             progress.begun(f"{name(record)}: {done}{loss(record)}")
 
     def tell(record: Record, printed: str) -> None:
-        nonlocal said
-        said = time.monotonic()
-        came = f"{record['status']}{loss(record)}"
-        progress.finished(name(record), came, record["name"], printed)
+        nonlocal last_line
+        last_line = time.monotonic()
+        result = f"{record['status']}{loss(record)}"
+        progress.finished(name(record), result, record["name"], printed)
 
-    def work() -> None:
-        with progress:
-            trainer.run(contestants, plan, default_memory(), writer, step, tell)
-
-    def show_all(env: Record, records: Sequence[Record], ended: BaseException | None) -> bool:
+    planned, declared = plan.to_json(trainees), [one.declared for one in trainees]
+    with measuring.begin("train-", out, device, arguments, declared, planned) as writer:
+        with measuring.ended_early() as errors, progress:
+            trainer.run(trainees, plan, default_memory(), writer, step, tell)
+        env, records = measuring.open_results(writer.path, "train")
         if save is not None and save.exists():
             measuring.note("model", save)
-        if records or ended is None:
-            return finish(env, records, writer.path, not isinstance(ended, WriteFailed))
-        nothing = f"{writer.path}: nothing was trained to its end"
-        table.page().print(Text(nothing), soft_wrap=True)
-        return False
-
-    planned, declared = plan.to_json(contestants), [one.declared for one in contestants]
-    with measuring.begin("train-", out, device, arguments, declared, planned) as writer:
-        return measuring.carry_out(writer, "train", work, show_all)
+        if not records and errors:
+            nothing = f"{writer.path}: nothing was trained to its end"
+            make_page().print(Text(nothing), soft_wrap=True)
+            return measuring.exit_code(errors, failed=False)
+        plots = not any(isinstance(error, WriteFailed) for error in errors)
+        return measuring.exit_code(errors, finish(env, records, writer.path, plots))
 
 
-def why_none(asked: Sequence[train_plan.Trainee], stages: Sequence[StageInfo]) -> str:
-    """Why none of the stages that were `asked` for can be trained with, and which ones can."""
-    reasons = [f"{one.stage} {one.name} can't be trained with: {one.skip}" for one in asked]
+def why_none(trainees: Sequence[train_plan.Trainee], stages: Sequence[StageInfo]) -> str:
+    """Say why none of the `trainees` can be trained with, and which stages can."""
+    reasons = [f"{one.stage} {one.name} can't be trained with: {one.skip}" for one in trainees]
     able = [str(stage.number) for stage in stages if stage.gradients and stage.number < PEERS_FROM]
     return f"--stage: {'; '.join(reasons)}. Stages {', '.join(able)} carry gradients"
 
 
-def default_steps(contestants: Sequence[train_plan.Trainee], device: str) -> int:
-    """So many steps as are worth while: few where a contestant is interpreted, or goes by rows."""
-    for one in contestants:
+def default_steps(trainees: Sequence[train_plan.Trainee], device: str) -> int:
+    """The default number of steps: few where a stage is interpreted or called row by row."""
+    for one in trainees:
         if one.skip is None and (one.mode == "interpreted" or one.by_rows):
             steps = train_plan.INTERPRETED_STEPS
-            by_rows = "takes no causal mask and is asked row by row"
+            by_rows = "takes no causal mask and is called row by row"
             why = "is interpreted" if one.mode == "interpreted" else by_rows
             print(
                 f"{one.stage} {one.name} {why}, a step takes seconds: {steps} steps for all; "
@@ -134,10 +131,10 @@ def default_steps(contestants: Sequence[train_plan.Trainee], device: str) -> int
 
 
 def finish(env: Record, records: Sequence[Record], path: Path, plots: bool = True) -> bool:
-    """Print the table, and draw the plot beside the records in `path`; whether one failed."""
+    """Print the table, draw the plot beside `path`; returns whether a training failed."""
     if not records:
         raise UserError(f"{path}: no record in it: nothing was trained to its end")
-    table.page().print(views.in_terminal(env, records))
+    make_page().print(views.in_terminal(env, records))
     measuring.note("records", path)
     picture = path.with_name(f"{path.stem}-plots") / "loss.png"
     if plots:

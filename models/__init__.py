@@ -1,1 +1,1 @@
-"""Models that run with a stage as their attention: a small GPT, trained; MiniLM, a real one."""
+"""Models with a stage as their attention: a small GPT that is trained, and MiniLM."""

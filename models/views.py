@@ -1,4 +1,4 @@
-"""What `ladder train`, `ladder generate` and `ladder model` show, from records alone."""
+"""Tables and plots of `ladder train`, `ladder generate` and `ladder model`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ LEGEND = (
     "from the mean of SDPA's backends of the same seed, at the window where that is largest beside "
     f"what is allowed: {curves.FACTOR:g} times the largest difference among the backends up to "
     "there, over all seeds. ok: allowed at each window of each seed. tokens/s: as Python drives "
-    "the training, each in a process of its own; only of what is ok."
+    "the training, each in its own process; only where ok."
 )
 SHORT_LEGEND = f"Losses: nats per character. ok: off by no more than allowed. {MORE}"
 COLUMNS = (
@@ -28,7 +28,7 @@ COLUMNS = (
     Column("tokens/s"), Column("status", left=True),
 )  # fmt: skip
 EVERY = range(len(COLUMNS))
-MARK_EVERY = 4  # windows, so that a curve stays a curve
+MARK_EVERY = 4  # windows between two markers, so that the curve stays visible
 MODEL_LEGEND = f"Differences from SDPA's outputs; vs SDPA: in turns. {MORE}"
 MODEL_COLUMNS = (
     Column("#"), Column("stage", left=True, least=15, most=22), Column("cosine"),
@@ -36,7 +36,7 @@ MODEL_COLUMNS = (
     Column("vs SDPA"), Column("status", left=True),
 )  # fmt: skip
 # of `ladder generate`
-WAYS = {"": "no cache", "cached_": "cache"}
+CACHES = {"": "no cache", "cached_": "cache"}
 MEASURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "tokens_per_s": ("tokens/s", significant), "bytes_per_token": ("bytes/token", show_bytes),
 }  # fmt: skip
@@ -62,12 +62,12 @@ def row(verdict: Verdict, title: str) -> list[str]:
 
 
 def show_loss(loss: float | None) -> str:
-    """A loss, four digits after the point: backends in bfloat16 differ by about the last."""
+    """A loss, four digits after the point: bfloat16 backends differ by about the last digit."""
     return "-" if loss is None else f"{loss:.4f}"
 
 
 def title_line(records: Sequence[Record]) -> str:
-    """What all contestants of a run were trained on, in a line."""
+    """The training of a run in one line: model, steps, seeds, dtype and device."""
     first = records[0]
     sizes = [record["parameters"] for record in records if record["parameters"] is not None]
     parameters = f" ({significant(sizes[0] / 1e6)} M parameters)" if sizes else ""
@@ -79,7 +79,7 @@ def title_line(records: Sequence[Record]) -> str:
 
 
 def make_table(env: Record, records: Sequence[Record]) -> Table:
-    """One row per contestant; the reasons of what isn't ok are the notes."""
+    """The table of `ladder train`: one row per stage or backend; its notes are the reasons."""
     names = titles(env)
     interpreted = {stage_of(record) for record in records if record["mode"] == "interpreted"}
     rows, notes = [], []
@@ -92,18 +92,18 @@ def make_table(env: Record, records: Sequence[Record]) -> Table:
 
 
 def in_terminal(env: Record, records: Sequence[Record]) -> Tables:
-    """The table, its legend in one line."""
+    """The table with a legend of one line."""
     return Tables([make_table(env, records)], SHORT_LEGEND)
 
 
 def markdown(env: Record, records: Sequence[Record], *below: str) -> str:
-    """The table in Markdown, the reasons of what isn't ok below it, then LEGEND or `below`."""
+    """The table in Markdown, with its notes, then LEGEND or `below`."""
     made = make_table(env, records)
     return table.markdown([made], *(note.strip() for note in made.notes), *(below or [LEGEND]))
 
 
 def plot(env: Record, records: Sequence[Record], path: Path, look: Look = LIGHT) -> bool:
-    """Write the plot to the file `path`; False, and nothing written, where there is no curve.
+    """Write the plot to the file `path`; False, without a file, where there is no curve.
 
     Raises ImportError where matplotlib is missing, OSError where the file can't be written.
     """
@@ -121,7 +121,7 @@ def plot(env: Record, records: Sequence[Record], path: Path, look: Look = LIGHT)
 
 
 def draw_losses(axis: Any, env: Record, records: Sequence[Record]) -> None:
-    """Each contestant's curves, one line per seed; what was cut short as far as it goes."""
+    """Draw the loss curves, one line per stage or backend and seed; also incomplete curves."""
     for record, style in styled(env, records):
         if losses := record["losses"]:
             axis.plot(curves.ends(len(losses)), curves.averages(losses), **style)
@@ -130,15 +130,15 @@ def draw_losses(axis: Any, env: Record, records: Sequence[Record]) -> None:
 
 
 def draw_deviations(axis: Any, env: Record, records: Sequence[Record], look: Look) -> None:
-    """How far the curves are from the mean of SDPA's, the spread as a band, and what is allowed.
+    """Draw the deviations from the mean of SDPA's curves, the spread as a band, and the bound.
 
-    Right curves lie on top of each other: the losses alone can't show it.
+    The plot of losses can't show deviations: right curves lie on top of each other.
     """
     steps = curves.ends(records[0]["steps"])
     judged = curves.why_not_judged(records) is None
     limits = curves.allowed(records) if judged else None
     if (wide := curves.spread(records)) is not None:
-        edges = [0, *steps]  # what holds at a window holds from the end of the one before
+        edges = [0, *steps]  # a window's value applies from the end of the window before
         axis.fill_between(
             edges, 0, [wide[0], *wide], step="pre", color=look.faint, alpha=0.6, linewidth=0
         )
@@ -153,7 +153,7 @@ def draw_deviations(axis: Any, env: Record, records: Sequence[Record], look: Loo
             axis.plot(steps, deviations, **style)
             shown += deviations
     if positive := sorted(value for value in shown if value > 0):
-        # linear, since there is a 0, below nearly all of the values
+        # symlog, since there are zeros; linear only below nearly all of the values
         axis.set_yscale("symlog", linthresh=positive[len(positive) // 20])
         axis.set_ylim(bottom=0, top=3 * positive[-1])
     axis.set_ylabel("|loss - mean of SDPA's backends| (nats)")
@@ -161,9 +161,9 @@ def draw_deviations(axis: Any, env: Record, records: Sequence[Record], look: Loo
 
 
 def styled(env: Record, records: Sequence[Record]) -> Iterator[tuple[Record, dict[str, Any]]]:
-    """The records as they are drawn, with the options of their lines: SDPA's backends on top, thin.
+    """Yield the records in drawing order, with the options of their lines.
 
-    A contestant's first line has its label.
+    SDPA's backends are thin lines on top. The first line of each stage or backend has the label.
     """
     names = labels(env)
     keys = sorted({(r["reference"], *stage_of(r)) for r in records})
@@ -207,7 +207,7 @@ def model_row(record: Record, title: str) -> list[str]:
 
 
 def model_tables(env: Record, records: Sequence[Record]) -> Tables:
-    """One table per text, one row per stage, the reasons of what isn't ok below it."""
+    """The tables of `ladder model`: one per text, with one row per stage; notes are the reasons."""
     names = titles(env)
     made = []
     for tokens in sorted({record["tokens"] for record in records}):
@@ -225,14 +225,14 @@ def model_tables(env: Record, records: Sequence[Record]) -> Tables:
 
 
 def generated_table(env: Record, records: Sequence[Record]) -> Table:
-    """A row per context; no speed where the stage was interpreted."""
+    """The table of `ladder generate`: one row per context; no speed of an interpreted stage."""
     first, heads = records[0], ["context"]
     rows = [[str(record["context"])] for record in records]
     for name, (title, show) in MEASURES.items():
-        for way, what in WAYS.items() if first[name] else ():
+        for prefix, what in CACHES.items() if first[name] else ():
             heads.append(f"{title}, {what}")
             for row, record in zip(rows, records, strict=True):
-                row.append(show(record[way + name] or 0))
+                row.append(show(record[prefix + name] or 0))
     rows = [[*row, "yes" if r["same"] else "NO"] for row, r in zip(rows, records, strict=True)]
     cache = f"pages of {first['page_size']}" if first["page_size"] else "contiguous"
     title = f"{labels(env)[stage_of(first)]}, {first['device']}, {first['mode']}; cache: {cache}"
@@ -240,12 +240,12 @@ def generated_table(env: Record, records: Sequence[Record]) -> Table:
 
 
 def plot_generated(records: Sequence[Record], path: Path) -> list[Path]:
-    """Draw into `path` what the table has, against the context."""
+    """Plot the values of the table of `ladder generate` against the context, into `path`."""
     shown, lengths = [x for x in MEASURES if records[0][x]], [r["context"] for r in records]
     with picture(path, LIGHT, len(shown), 2, 5.0, 4.0) as (_, axes):
         for axis, name in zip(axes, shown, strict=True):
-            for (way, what), style in zip(WAYS.items(), ("o--", "s-"), strict=True):
-                axis.plot(lengths, [record[way + name] for record in records], style, label=what)
+            for (prefix, what), style in zip(CACHES.items(), ("o--", "s-"), strict=True):
+                axis.plot(lengths, [record[prefix + name] for record in records], style, label=what)
             n_axis(axis, lengths, "context (tokens)")
             axis.set(ylabel=MEASURES[name][0], yscale="log")
             axis.legend()

@@ -157,9 +157,9 @@ try:
     import triton.language as tl
 except ImportError:
     print("There is no Triton here. A twin in NumPy runs the same kernels.")
-    from course.lab.first_kernels import tl, triton
+    from course.primer import tl, triton
 
-from course.lab.first_kernels import check
+from course.primer import check
 
 ____ = "a gap"
 eps = torch.finfo(torch.float32).eps

@@ -432,7 +432,7 @@ CITED = {
     "docs/lecturer.md": {
         "0.1 ms": "source 000, table 4.1",
         "0.056 ms": "source 000, table 4.1",
-        "2 ms": "harness/runs/heat.py: LAUNCH",
+        "2 ms": "harness/runs/process.py: LAUNCH_SECONDS",
     },
 }
 

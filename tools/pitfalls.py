@@ -26,9 +26,10 @@ from typing import Any
 import torch
 
 import stages
+from harness.isolation.measured_call import prepare
 from harness.measures.accuracy import judge_outputs
 from harness.measures.oracle import make_oracles
-from harness.problems.directions import make_output_gradient, prepare
+from harness.problems.directions import make_output_gradient
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import SEED, Problem
 from harness.records.environment import make_env

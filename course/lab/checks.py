@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from course.lab import cpp, explain, gaps
-from harness.isolation.declared import read_declared
 from harness.isolation.judge import Judge
-from harness.isolation.roster import BadStage, StageInfo, describe_files
+from harness.isolation.roster import BadStage, StageInfo, describe_files, read_declared
 from harness.problems.problem import Problem
 from harness.records.units import clean
-from harness.runs.contest import measure
+from harness.runs.comparison import compare
 from harness.runs.plan import Comparison, Limits
 
 STAGES = range(9)  # that have a lab
@@ -170,7 +169,7 @@ def one(info: StageInfo, each: Check, folder: Path) -> Mark:
     comparison = Comparison(each.problem, [asked], Limits(budget=BUDGET), alone=True)
     with Judge(each.problem) as judge:
         log: list[str] = []
-        [outcome] = measure(comparison, judge, log)
+        [outcome] = compare(comparison, judge, log)
     return Mark(each, outcome.status, outcome.reason, "".join(log))
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from harness.isolation.call import bind, blame, write_outputs
 from harness.isolation.child import ChildFailed, say
-from harness.isolation.session import Session, is_text, list_of
-from harness.problems.directions import prepare
+from harness.isolation.measured_call import prepare
+from harness.isolation.session import Session
 from harness.problems.problem import Problem
 
 LIMIT = 60.0  # seconds for each of the two processes
@@ -38,6 +38,14 @@ class Said:
     case: Sequence[str]
 
 
+@dataclass(frozen=True)
+class Ready:
+    """The message of the process that diagnoses: the fields of Said."""
+
+    diagnosis: str
+    case: list[str]
+
+
 def from_words(reasons: Sequence[tuple[str, str]], reason: str) -> str:
     """What a failure comes from by its `reason` alone, of pairs of a pattern and that; or ''."""
     return next((text for pattern, text in reasons if re.search(pattern, reason)), "")
@@ -49,12 +57,11 @@ def from_numbers(path: Path, problem: Problem, layout: str, folder: Path) -> Sai
     try:
         with Session(answer, str(path), order, str(out)) as session:
             session.ready(LIMIT)
-        fields = {"diagnosis": is_text, "case": list_of(is_text)}
-        with Session(diagnose, order, layout, str(out), greeting=fields) as session:
+        with Session(diagnose, order, layout, str(out), greeting=Ready) as session:
             found = session.ready(LIMIT)
     except ChildFailed as error:
         return Said("", [f"asked once more, it failed in another way: {error.reason}"])
-    return Said(found["diagnosis"], found["case"])
+    return Said(found.diagnosis, found.case)
 
 
 # ---- in the submission's process
@@ -77,7 +84,7 @@ def answer(connection: Connection, path: str, order: dict[str, Any], out: str) -
         np.savez(f"{out}.npz", **states)
         say(connection, "ready")
     except BaseException as error:
-        say(connection, "failed", **blame(error, problem))
+        say(connection, "failed", **blame(error))
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""What explains: traces, differences, exercises, explaining pictures."""
+"""Lessons: traces, differences between stages, exercises, explaining pictures."""

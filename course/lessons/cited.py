@@ -2,14 +2,14 @@
 
 Nothing in here was measured by this project. Source 002 has the cycles and the links, source 004 an
 A100's sizes and bandwidths, NVIDIA's data sheets of V100, A100 and H100 what cards' NVLinks carry.
-A figure is a text, as its source has it; `ends` makes numbers of it.
+A figure is kept as text, as in its source; `ends` converts it to numbers.
 """
 
 from typing import NamedTuple
 
 
 class Level(NamedTuple):
-    """A level of a GPU's memory: how large, how many cycles to reach it, TB/s."""
+    """A level of a GPU's memory: its size, latency in cycles, and rate in TB/s."""
 
     name: str
     size: str
@@ -18,7 +18,7 @@ class Level(NamedTuple):
 
 
 class Link(NamedTuple):
-    """A link, one direction of it by source 002: in theory and achieved, GB/s."""
+    """A link in one direction, by source 002: theoretical and achieved GB/s."""
 
     name: str
     theory: str
@@ -26,7 +26,7 @@ class Link(NamedTuple):
 
 
 class Card(NamedTuple):
-    """What a data sheet tells of a card's NVLink: GB/s of all links, both ways together."""
+    """A card's NVLink by its data sheet: GB/s of all links, both directions together."""
 
     name: str
     links: int
@@ -57,6 +57,6 @@ CARDS = {2: Card("V100", 6, 300), 3: Card("A100", 12, 600), 4: Card("H100", 18, 
 
 
 def ends(figure: str) -> tuple[float, float]:
-    """The least and the most that a figure tells: 12 and 13 of "12-13", 19 and 19 of "about 19"."""
+    """The two ends of a figure: 12 and 13 of "12-13", 19 and 19 of "about 19"."""
     low, _, high = figure.removeprefix("about ").partition("-")
     return float(low), float(high or low)

@@ -1,4 +1,4 @@
-"""What changed from one stage's file, or its kernels, to another's, for the terminal."""
+"""Show in the terminal what changed from one stage's file, or its kernels, to another's."""
 
 import ast
 import difflib
@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.text import Text
 
-CONTEXT = 3  # lines that are the same, around each change
+CONTEXT = 3  # unchanged lines around each change
 
 Numbered = tuple[int, str]  # a line and its number in the file, from 1
-# a comment of `ladder lab` (course/lab/gaps.py): no part of what a stage teaches by its changes
+# a comment that marks an exercise of `ladder lab` (course/lab/gaps.py), left out of differences
 MARKER = re.compile(r"(\s*)(?:#|//) (exercise|step|end of) (\w+)(?:: (.*))?$")
 
 
@@ -21,9 +21,9 @@ def whole(path: Path) -> list[Numbered]:
 
 
 def kernel(path: Path) -> list[Numbered]:
-    """The lines of a stage's file that compute: its Triton kernels, or where it has none, all code.
+    """The lines of a stage's Triton kernels, or of all its code where it has none.
 
-    All code is what comes after the docstring, the imports and the declaration.
+    All code is everything after the docstring, the imports and the declaration.
     """
     nodes = ast.parse(path.read_text(encoding="utf-8")).body
     after = [i + 1 for i, node in enumerate(nodes) if is_declaration(node)] or [0]
@@ -53,7 +53,7 @@ def is_kernel(node: ast.stmt) -> bool:
 
 
 def is_declaration(node: ast.stmt) -> bool:
-    """Whether a statement is the stage's STAGE = ..."""
+    """Whether a statement declares the stage: STAGE = ..."""
     return ast.unparse(node).startswith("STAGE =")
 
 
@@ -89,9 +89,9 @@ def start(lines: Sequence[Numbered], index: int) -> int:
 
 
 def summary(paths: Sequence[Path], lines: Sequence[Text]) -> str:
-    """What was compared of the files in `paths`, and how much `lines`, the changes, come to."""
-    come, go = (sum(line.plain[:1] == sign for line in lines[2:]) for sign in "+-")
+    """A line that says what was compared, and how many lines of the diff `lines` changed."""
+    added, removed = (sum(line.plain[:1] == sign for line in lines[2:]) for sign in "+-")
     trees = {path.name: ast.parse(path.read_text(encoding="utf-8")).body for path in paths}
     without = [name for name, nodes in trees.items() if not any(map(is_kernel, nodes))]
-    said = f" ({' and '.join(without)}: no Triton kernel, all the code)" if without else ""
-    return f"The kernels{said}: {come} lines come, {go} go. --whole compares the whole files."
+    note = f" ({' and '.join(without)}: no Triton kernel, all the code)" if without else ""
+    return f"The kernels{note}: {added} lines come, {removed} go. --whole compares the whole files."

@@ -1,9 +1,9 @@
-"""The pictures that explain, drawn into docs/figures/, and the check that they are up to date.
+"""Draw the explaining pictures into docs/figures/, and check that they are up to date.
 
-The PNG of one and the same picture differs from one version of matplotlib to the next, and what is
-computed for it in its last digits from one processor to the next. So each file carries a digest of
-what it was drawn from instead: the code that decides what is drawn and how, and the records that it
-shows. `stale` compares that with the digest of what is there now, and draws nothing.
+The bytes of a PNG depend on the version of matplotlib, and computed values differ between
+processors in their last digits. So each file has in it a digest of what it was drawn from: the code
+that decides what is drawn and how, and the records that it shows. `stale` compares this digest with
+the present one, and draws nothing.
 """
 
 import hashlib
@@ -28,8 +28,8 @@ MARK = b"ladder figures "  # before the digest, 64 hexadecimal digits, in a file
 class Picture:
     """One picture: NAME.EXTENSION and NAME-dark.EXTENSION.
 
-    `modules`, by their paths, decide what is drawn; with `ceilings`, so does that record.
-    `write(look, ceilings, path, comment)` writes one look's file, with the comment in it.
+    `modules`: the paths of the modules that decide what is drawn; `ceilings`: whether that record
+    does, too. `write(look, ceilings, path, comment)` writes the file of one look, with the comment.
     """
 
     name: str
@@ -39,22 +39,22 @@ class Picture:
     ceilings: bool = False
 
     def file(self, look: Look) -> str:
-        """The name of the look's file."""
+        """The name of the file for a look."""
         return f"{self.name}{look.suffix}.{self.extension}"
 
     def digest(self, ceilings: Path) -> str:
-        """Of all that it is drawn from. Raises OSError where a record can't be read."""
+        """A digest of all that the picture is drawn from; OSError where a record can't be read."""
         total = hashlib.sha256()
         for module in self.modules:
             code = (ROOT / f"{module}.py").read_text(encoding="utf-8")
             total.update(syntax.digest(code).encode())
-        if self.ceilings:  # less what a checkout on Windows may add
+        if self.ceilings:  # without the CRs of a checkout on Windows
             total.update(ceilings.read_bytes().replace(b"\r\n", b"\n"))
         return total.hexdigest()
 
 
 def as_png(figure: Callable[[Look, Path], Any]) -> Callable[[Look, Path, Path, str], None]:
-    """What writes `figure(look, ceilings)` as a PNG, without a word of who wrote it when."""
+    """Make a function that writes `figure(look, ceilings)` as a PNG without software and date."""
 
     def write(look: Look, ceilings: Path, path: Path, comment: str) -> None:
         made = figure(look, ceilings)  # raises before anything is written
@@ -96,10 +96,10 @@ PICTURES = (
 
 
 def draw(folder: Path, ceilings: Path = CEILINGS) -> Iterator[Path]:
-    """Write every picture into `folder`, and yield each file when it is written.
+    """Write every picture into `folder`, and yield each file after it is written.
 
     Raises ImportError where matplotlib is missing, OSError where a file can't be written or read,
-    BadRecord or ValueError where `ceilings` holds nothing that can be drawn.
+    BadRecord or ValueError where `ceilings` has nothing that can be drawn.
     """
     for picture in PICTURES:
         comment = MARK.decode() + picture.digest(ceilings)
@@ -110,7 +110,7 @@ def draw(folder: Path, ceilings: Path = CEILINGS) -> Iterator[Path]:
 
 
 def stale(folder: Path, ceilings: Path = CEILINGS) -> list[str]:
-    """The names of the files in `folder` that are missing, or drawn from something else."""
+    """The names of the files in `folder` that are missing or not up to date."""
     found = []
     for picture in PICTURES:
         mark = MARK + picture.digest(ceilings).encode()

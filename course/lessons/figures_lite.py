@@ -1,7 +1,7 @@
-"""Where Lite breaks: its error against N and against how sharp the scores are, Online's beside it.
+"""The picture of where Lite breaks: Lite's and Online's error against N and score sharpness.
 
-Both are walked in NumPy (course/lessons/trace.py, which tests/stages/test_states.py holds the
-kernels of stages 4 and 5 to), in float32, with stage 4's tile of 64 keys and N(0, 1) inputs. An
+Both are computed in NumPy (course/lessons/trace.py, with which tests/stages/test_states.py compares
+the kernels of stages 4 and 5), in float32, with stage 4's tile of 64 keys and N(0, 1) inputs. An
 error is the largest |o - truth| over ROWS query rows and all of d, the truth in float64; the figure
 shows the median over SEEDS draws.
 """
@@ -34,7 +34,7 @@ class Errors(NamedTuple):
 def inputs(seed: int, n: int) -> tuple[Array, Array, Array]:
     """q (ROWS, D), k and v (n, D), all N(0, 1) and float32.
 
-    The first keys of a longer draw are those of a shorter one. By RandomState, whose stream never
+    A longer draw starts with the keys of a shorter one. RandomState is used since its stream never
     changes (NEP 19).
     """
     q_state, k_state, v_state = (np.random.RandomState([seed, part]) for part in range(3))
@@ -51,7 +51,7 @@ def errors(q: Array, k: Array, v: Array) -> tuple[float, float]:
 
 
 def medians(x: Sequence[float], cases: Iterable[Iterable[tuple[Array, Array, Array]]]) -> Errors:
-    """The median errors at each of `x`, over the draws of q, k and v that `cases` has for it."""
+    """The median errors at each of `x`, over its draws of q, k and v in `cases`."""
     found = [[errors(*draw) for draw in draws] for draws in cases]  # (x, SEEDS, 2)
     lite, online = np.median(np.array(found), axis=1).T
     return Errors(tuple(x), tuple(lite.tolist()), tuple(online.tolist()))
@@ -65,10 +65,10 @@ def against_n(most: int = MOST_N) -> Errors:
 
 
 def against_sharpness(n: int) -> Errors:
-    """The errors at `n` keys, q as many times as large as each of SHARPNESS says.
+    """The errors at `n` keys, with q multiplied by each of SHARPNESS.
 
-    With q and k ~ N(0, 1) the scaled scores of a row have a standard deviation of about 1, so
-    that x is the scores' standard deviation.
+    With q and k ~ N(0, 1) the scaled scores of a row have a standard deviation of about 1, so that
+    x is the standard deviation of the scores.
     """
     draws = [inputs(seed, n) for seed in range(SEEDS)]
     sharp = ([(np.float32(by) * q, k, v) for q, k, v in draws] for by in SHARPNESS)
@@ -76,7 +76,7 @@ def against_sharpness(n: int) -> Errors:
 
 
 class Breaks(NamedTuple):
-    """All that the picture shows: errors against N, and by N against sharpness."""
+    """The data of the picture: errors against N, and for some N against sharpness."""
 
     by_n: Errors
     by_sharpness: dict[int, Errors]
@@ -84,12 +84,12 @@ class Breaks(NamedTuple):
 
 @functools.cache
 def measure() -> Breaks:
-    """A few seconds of NumPy."""
+    """Compute the data of the picture, in a few seconds of NumPy."""
     return Breaks(against_n(), {n: against_sharpness(n) for n in SHARPNESS_N})
 
 
 def figure(found: Breaks, look: Look) -> Any:
-    """Lite above, on a linear scale; Online below, in float32's last digits."""
+    """Draw Lite's errors above, on a linear scale, and Online's below, on a logarithmic one."""
     with in_look(look):
         picture = new_figure(10.6, 5.4)
         grid = picture.subplots(2, 2, sharex="col", height_ratios=(2.2, 1))
@@ -112,7 +112,7 @@ def figure(found: Breaks, look: Look) -> Any:
 
 
 def lines(column: Any, found: Errors, look: Look, **style: Any) -> None:
-    """Lite's errors above, Online's below; one of 0 has no place on a logarithmic scale."""
+    """Draw Lite's errors above and Online's below, where errors of 0 are left out."""
     above, below = column
     above.plot(found.x, found.lite, color=look.red, linewidth=1.8, **style)
     online = [x or np.nan for x in found.online]
@@ -120,7 +120,7 @@ def lines(column: Any, found: Errors, look: Look, **style: Any) -> None:
 
 
 def draw_n(column: Any, found: Errors, look: Look) -> None:
-    """Both errors against N: the sawtooth."""
+    """Draw both errors against N, which gives a sawtooth."""
     above, below = column
     lines(column, found, look)
     for axis in column:
@@ -140,7 +140,7 @@ def draw_n(column: Any, found: Errors, look: Look) -> None:
 
 
 def draw_sharpness(column: Any, found: dict[int, Errors], look: Look) -> None:
-    """Both errors against the scores' standard deviation, one line per N."""
+    """Draw both errors against the scores' standard deviation, one line per N."""
     above, below = column
     for n, one in found.items():
         lines(column, one, look, linestyle=DASHES[n], label=f"N = {n}")

@@ -1,7 +1,7 @@
-"""The memory hierarchy: how fast each level is, what fits, and what attention keeps there.
+"""The picture of the memory hierarchy: speed and size of each level, what attention keeps there.
 
-Solid bars are measured, by `ladder ceilings`, on the machine whose record is read. Hatched ones are
-cited, other machines' typical figures: the project's record knows no more of those levels.
+Solid bars were measured by `ladder ceilings` on the machine of the record. Hatched bars are cited,
+typical figures of other machines, for the levels that were not measured.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ from harness.views.look import Look, in_look, new_figure
 Record = Mapping[str, Any]
 
 TB, GB = 1e12, 1e9
-LEFT, RIGHT = 5 * GB, 1000 * TB  # the axis, at the least: room for words at the right
-STEP, GAP = 0.44, 0.4  # from bar to bar, and more between levels
+LEFT, RIGHT = 5 * GB, 1000 * TB  # least ends of the axis, with room for text at the right
+STEP, GAP = 0.44, 0.4  # between bars, and added between levels
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A bandwidth, from `low` to `high` bytes a second, and what is said beside it."""
+    """A bandwidth, from `low` to `high` bytes per second, and the text beside it."""
 
     low: float
     high: float
@@ -30,7 +30,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Level:
-    """A level of the hierarchy, its bars from the top down, and what of attention lives there."""
+    """A level of the hierarchy: its bars from the top down, and what attention keeps there."""
 
     name: str
     size: str
@@ -39,7 +39,7 @@ class Level:
 
 
 def hatched(figure: str, unit: str, said: str) -> Bar:
-    """A bar that this project has not measured; its figure stands for the {} of `said`."""
+    """A bar that this project has not measured; its figure replaces the {} in `said`."""
     low, high = (end * (TB if unit == "TB/s" else GB) for end in cited.ends(figure))
     return Bar(low, high, said.format(f"{figure} {unit}"), measured=False)
 
@@ -62,7 +62,7 @@ LINKS = (
 
 
 def levels(ceilings: Sequence[Record]) -> list[Level]:
-    """The levels from the fastest down, with what was measured of them.
+    """The levels from the fastest down, with their measured bars.
 
     `ceilings` are one machine's records (harness/records/schema.py: Ceiling); a copy on a GPU is
     HBM's, one on a CPU is main memory's. Raises ValueError where no copy is among them.
@@ -83,19 +83,19 @@ def levels(ceilings: Sequence[Record]) -> list[Level]:
 
 
 def said(copy: Record) -> str:
-    """A measured copy in words."""
+    """The text beside a measured copy."""
     threads = copy["threads"]
     by = "" if threads is None else f", {threads} thread{'s' if threads > 1 else ''}"
     return f"{rate(copy['value'] * TB)} measured: a copy, read and written{by}"
 
 
 def rate(value: float) -> str:
-    """Bytes a second, three digits: 4.26 TB/s, 12.3 GB/s."""
+    """Bytes per second, three digits: 4.26 TB/s, 12.3 GB/s."""
     return f"{value / TB:.3g} TB/s" if value >= TB else f"{value / GB:.3g} GB/s"
 
 
 def notes(env: Record, ceilings: Sequence[Record]) -> str:
-    """Where the solid bars are from, and how many FLOPs the fastest product does for each byte."""
+    """Notes: the origin of the bars, and the FLOPs of the fastest product per byte copied."""
     lines = [
         f"Solid: measured on {env['device_name'] or env['cpu']}, torch {env['torch']}, "
         f"{env['date'][:10]}. Hatched: cited, sources 002 and 004."
@@ -113,7 +113,7 @@ def notes(env: Record, ceilings: Sequence[Record]) -> str:
 
 
 def figure(env: Record, ceilings: Sequence[Record], look: Look) -> Any:
-    """One row per level, the fastest at the top, bandwidth across on a logarithmic scale."""
+    """Draw one row per level, the fastest at the top; bandwidth on a logarithmic x axis."""
     shown = levels(ceilings)
     with in_look(look):
         picture = new_figure(10.4, 1.6 + 0.95 * len(shown))
@@ -121,7 +121,7 @@ def figure(env: Record, ceilings: Sequence[Record], look: Look) -> Any:
         left = min([LEFT, *(bar.low / 2 for level in shown for bar in level.bars)])
         top = 0.0
         for level in shown:
-            rows = max(2, len(level.bars))  # the words beside a lone bar take the room of two
+            rows = max(2, len(level.bars))  # the text beside a single bar needs the room of two
             first = top + STEP * (rows - len(level.bars)) / 2
             for index, bar in enumerate(level.bars):
                 draw(axis, bar, first + STEP * index, left, look)
@@ -141,7 +141,7 @@ def figure(env: Record, ceilings: Sequence[Record], look: Look) -> Any:
 
 
 def draw(axis: Any, bar: Bar, y: float, left: float, look: Look) -> None:
-    """A bar from `left` to its low figure, empty from there to its high one, and its words."""
+    """Draw a bar from `left` to its low end, empty from there to its high end, and its text."""
     style: dict[str, Any] = {"height": 0.82 * STEP, "facecolor": look.blue, "edgecolor": look.ink}
     if bar.measured:
         axis.barh(y, bar.low - left, left=left, **style)
@@ -157,7 +157,7 @@ def draw(axis: Any, bar: Bar, y: float, left: float, look: Look) -> None:
 
 
 def name(axis: Any, level: Level, y: float, look: Look) -> None:
-    """The name of a level at the left, with size and latency in softer letters below."""
+    """Write the name of a level at the left, with size and latency in grey below."""
     lines = [line for line in (level.size, level.lives) if line]
     up = 5 * len(lines)
     where: dict[str, Any] = {

@@ -1,9 +1,9 @@
-"""Which block of queries meets which tile of keys, and which tiles a causal mask spares.
+"""The picture of tiling: blocks of queries, tiles of keys, and the tiles a causal mask skips.
 
-A program holds BLOCK_M query rows and goes through tiles of BLOCK_N keys. With a causal mask row i
-sees the keys up to i + Nk - Nq. A tile that all of the block's rows see whole needs no mask; one
-that some row sees in part does; one that no row sees is never loaded. (FlashAttention-2, Dao 2023,
-section 3.1.)
+A program has BLOCK_M query rows and goes through tiles of BLOCK_N keys. With a causal mask row i
+sees the keys up to i + Nk - Nq. A tile that all rows of the block see completely needs no mask; a
+tile that some row sees in part needs one; a tile that no row sees is never loaded.
+(FlashAttention-2, Dao 2023, section 3.1.)
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Case:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Blocks of queries, tiles of keys."""
+        """The numbers of query blocks and key tiles."""
         return -(-self.nq // self.block_m), -(-self.nk // self.block_n)
 
     def seen_by(self, row: int) -> int:
@@ -50,7 +50,7 @@ CASES = (
 
 
 def title(case: Case) -> str:
-    """What a panel shows."""
+    """The title of a panel."""
     mask = "causal" if case.causal else "no mask"
     sizes = f"N = {case.nq}" if case.nq == case.nk else f"Nq = {case.nq}, Nk = {case.nk}"
     return f"{mask}, {sizes}; q blocks of {case.block_m}, tiles of {case.block_n}"
@@ -59,7 +59,7 @@ def title(case: Case) -> str:
 def kinds(case: Case) -> np.ndarray[Any, Any]:
     """FULL, MASKED or NEVER for each block and tile, (blocks, tiles) of str.
 
-    A tile that reaches past the last key is MASKED: what lies there is hidden from everyone.
+    A tile that reaches past the last key is MASKED: the part past it is hidden from all rows.
     """
     found = np.full(case.shape, NEVER, dtype="<U6")
     for block, tile in np.ndindex(case.shape):
@@ -74,7 +74,7 @@ def kinds(case: Case) -> np.ndarray[Any, Any]:
 
 
 def figure(look: Look) -> Any:
-    """Four problems, a panel each."""
+    """Draw the four CASES, one panel each."""
     with in_look(look):
         from matplotlib.patches import Patch
 
@@ -87,7 +87,7 @@ def figure(look: Look) -> Any:
 
 
 def paint(kind: str, look: Look) -> dict[str, Any]:
-    """Fill and hatching of a tile: told apart in grey, too."""
+    """Fill and hatching of a tile, distinct also in grey."""
     return {"linewidth": 0.8} | {
         FULL: {"facecolor": look.blue, "edgecolor": look.ink},
         MASKED: {"facecolor": look.ground, "edgecolor": look.orange, "hatch": "////"},
@@ -96,13 +96,13 @@ def paint(kind: str, look: Look) -> dict[str, Any]:
 
 
 def draw(axis: Any, case: Case, look: Look) -> None:
-    """The tiles, the edge of what is visible, and how many tiles each block visits."""
+    """Draw the tiles, the edge of the visible part, and how many tiles each block visits."""
     from matplotlib.patches import Rectangle
 
     found = kinds(case)
     blocks, tiles = case.shape
     width, height = tiles * case.block_n, blocks * case.block_m
-    # the hatching has a colour of its own, the outline is as for others
+    # the hatching has its own colour, the outline that of the others
     outline = {"fill": False, "edgecolor": look.ink, "linewidth": 0.8}
     for (block, tile), kind in np.ndenumerate(found):
         corner = (tile * case.block_n, block * case.block_m)
@@ -126,7 +126,7 @@ def draw(axis: Any, case: Case, look: Look) -> None:
 
 
 def edge(axis: Any, case: Case, look: Look) -> None:
-    """The last key that each row sees, as a line; left of it all is visible."""
+    """Draw the last key that each row sees as a line; everything left of it is visible."""
     blind = max(0, case.nq - case.nk) if case.causal else 0  # rows that see no key
     keys = [case.seen_by(blind - 1), case.nk]
     axis.plot(keys, [blind, case.nq], color=look.ink, linewidth=2.4, solid_capstyle="butt")

@@ -1,9 +1,9 @@
-"""Two stages' code for a notebook: in two columns, changed lines marked; and as an exercise.
+"""Show two stages' code in a notebook: in two columns with marked changes, or as an exercise.
 
-A code host shows a notebook's HTML without <style> and without most of CSS: what is said must be
-read from tables, <pre> and <b> alone. So a changed line is bold, and has '-' (it goes) or '+' (it
-comes) before it. Below the columns stand the files and the start of their sha256, by which
-tests/course/test_notebooks.py finds a notebook that shows an older stage.
+Code hosts show a notebook's HTML without <style> and without most of CSS: it must be readable with
+tables, <pre> and <b> alone. So a changed line is bold, with '-' (removed) or '+' (added) before it.
+Below the columns are the files and the start of their sha256: tests/course/test_notebooks.py finds
+a notebook that shows an older stage by it.
 """
 
 import ast
@@ -20,15 +20,15 @@ from course.lessons import diff
 from harness.views.look import COMES, GOES, INK
 
 ROOT = Path(__file__).parents[2]
-WIDTH = 62  # columns of code before a line goes on below: two columns fit into a usual window
-DIGITS = 12  # of a sha256, enough to tell versions apart
+WIDTH = 62  # characters of code before a line is wrapped: two columns fit into a usual window
+DIGITS = 12  # of a sha256, enough to identify a version
 GROUNDS = {"-": GOES, "+": COMES}  # of a changed line, where there is CSS
 CELL = 'align="left" valign="top" style="text-align:left;vertical-align:top"'
-# a viewer may give <pre> in a table the letters of its prose, or cut what is wider than the window
+# a viewer may show <pre> in a table in its text font, or cut what is wider than the window
 FONT = "font-family:ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;font-size:12px"
 PRE = f'style="text-align:left;white-space:pre;margin:0;{FONT};line-height:1.35"'
 SCROLLS = 'style="overflow-x:auto;max-width:100%"'
-# for Jupyter, whose own sheet would set text to the right; nothing is lost where they are missing
+# for Jupyter, whose style sheet would align text right; ignored elsewhere
 LEFT = 'align="left" style="text-align:left"'
 RIGHT = 'align="right" style="text-align:right"'
 BLANK = "____"  # what a student fills in
@@ -36,7 +36,7 @@ BLANK = "____"  # what a student fills in
 
 @dataclass(frozen=True)
 class Shown:
-    """One output of a cell: Jupyter takes the `html`, a terminal the `text`."""
+    """The output of a notebook cell: Jupyter shows the `html`, a terminal the `text`."""
 
     html: str
     text: str
@@ -52,7 +52,7 @@ def table(
     header: Sequence[str], rows: Iterable[Sequence[object]], title: str = "", note: str = "",
     left: int = 1,
 ) -> Shown:  # fmt: skip
-    """A table, its first `left` columns to the left, the others to the right; words around it."""
+    """A table with title and note; the first `left` columns left-aligned, the others right."""
     texts = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     html = ["<table>"]
@@ -75,7 +75,7 @@ def table(
 
 @dataclass(frozen=True)
 class Code:
-    """Lines of a file, and the number of each, from 1; comments that mark exercises left out."""
+    """Lines of a file with their numbers, from 1, without comments that mark exercises."""
 
     path: Path
     title: str
@@ -84,11 +84,11 @@ class Code:
 
 
 def code(where: int | str, name: str = "") -> Code:
-    """A stage by number, or a file by its path in the project; whole, or its function `name`.
+    """The code of a stage by number, or of a file by its path in the project, or a function of it.
 
-    In Python `name` may be a class, or a method as 'Class.method'; in C++ it is how a function
-    begins, up to its parenthesis. Raises KeyError where there is no such stage or function, OSError
-    where there is no such file.
+    In Python `name` may be a function, a class, or 'Class.method'; in C++ it is the start of a
+    function up to its parenthesis. Raises KeyError where there is no such stage or function,
+    OSError where there is no such file.
     """
     if isinstance(where, int):
         title = f"stage {where}"
@@ -132,14 +132,14 @@ def indent_of(line: str) -> str:
 
 
 def fingerprint(path: Path) -> str:
-    """The file's place in the project and its digest, as an output cites it."""
-    data = path.read_bytes().replace(b"\r\n", b"\n")  # as a checkout on Windows may have it
+    """A file's path in the project and the start of its digest, for an output to cite."""
+    data = path.read_bytes().replace(b"\r\n", b"\n")  # without the CRs of a checkout on Windows
     place = path.relative_to(ROOT).as_posix()
     return f"{place}, sha256 {hashlib.sha256(data).hexdigest()[:DIGITS]}"
 
 
 def side_by_side(left: Code | int, right: Code | int, context: int | None = 3) -> Shown:
-    """Both in two columns, each changed line with `context` lines around it; None: all lines."""
+    """Show both in two columns: changes with `context` lines around them; None: all lines."""
     old, new = (code(x) if isinstance(x, int) else x for x in (left, right))
     around = max(len(old.lines), len(new.lines)) if context is None else context
     stretches = [(f"<th {CELL}>{escape(old.title)}</th>", f"<th {CELL}>{escape(new.title)}</th>")]
@@ -159,14 +159,14 @@ def side_by_side(left: Code | int, right: Code | int, context: int | None = 3) -
 
 
 def matcher(old: Code, new: Code) -> difflib.SequenceMatcher[str]:
-    """What finds the changed lines."""
+    """A SequenceMatcher of the lines."""
     return difflib.SequenceMatcher(None, old.lines, new.lines, autojunk=False)
 
 
 def columns(
     old: Code, new: Code, opcodes: Iterable[tuple[str, int, int, int, int]]
 ) -> tuple[str, str]:
-    """Both columns of a stretch as HTML, what belongs together at one height."""
+    """The two columns of a group of changes as HTML, corresponding lines side by side."""
     rows: list[tuple[str, str]] = []
     for tag, i1, i2, j1, j2 in opcodes:
         goes, comes = "  " if tag == "equal" else "-+"
@@ -178,7 +178,7 @@ def columns(
 
 
 def marked(of: Code, index: int | None, mark: str) -> list[str]:
-    """One line of code, on as many lines as it takes, with its number and its mark; None: none."""
+    """One line of code, wrapped, with its number and its mark; [] where `index` is None."""
     if index is None:
         return []
     numbers = [str(of.numbers[index])]
@@ -191,7 +191,7 @@ def marked(of: Code, index: int | None, mark: str) -> list[str]:
 
 
 def folded(line: str) -> list[str]:
-    """A line as pieces of WIDTH columns at most, broken before a comment, or else at a blank."""
+    """Wrap a line into pieces of at most WIDTH characters, before a comment or else at a space."""
     indent = indent_of(line) + " " * 8
     pieces = []
     while len(line) > WIDTH:
@@ -203,7 +203,7 @@ def folded(line: str) -> list[str]:
 
 
 def changed(old: Code, new: Code) -> tuple[list[str], list[str]]:
-    """The lines that go and the lines that come."""
+    """The removed lines and the added lines."""
     found = [opcode for opcode in matcher(old, new).get_opcodes() if opcode[0] != "equal"]
     return (
         [line for _, first, last, _, _ in found for line in old.lines[first:last]],
@@ -212,12 +212,11 @@ def changed(old: Code, new: Code) -> tuple[list[str], list[str]]:
 
 
 class Exercise:
-    """Stage `upper` without the lines that its function `name` has and stage `lower`'s has not.
+    """Stage `upper` without the lines of its function `name` that stage `lower` doesn't have.
 
     The template is the upper stage's own file, so it can't be out of date. Its docstring, which
-    gives the answer, is left out, and it declares itself under a number and a name of its own, so
-    that `ladder run --stage` takes it as one more row. Raises KeyError where a stage has no such
-    function.
+    gives the answer, is left out, and it declares its own number and name, so that `ladder run
+    --stage` takes it as one more row. Raises KeyError where a stage has no such function.
     """
 
     def __init__(self, lower: int, upper: int, name: str) -> None:
@@ -227,13 +226,13 @@ class Exercise:
         self.gone = len(gone)
         self.whole = "\n".join(code(upper).lines) + "\n"
         self.kernel = list(new.lines)
-        self.places: list[int] = []  # in the kernel, of the lines of the answer
+        self.places: list[int] = []  # indices of the answer's lines in the kernel
         stripped = [line.strip() for line in self.kernel]
         for line in self.answer:
             self.places.append(stripped.index(line, self.places[-1] + 1 if self.places else 0))
 
     def replaced(self, lines: Sequence[str]) -> str:
-        """The kernel with `lines` for the answer's, each as far to the right as its original."""
+        """The kernel with `lines` in place of the answer, indented as the original lines."""
         result = list(self.kernel)
         for place, line in zip(self.places, lines, strict=True):
             result[place] = indent_of(result[place]) + line
@@ -242,20 +241,19 @@ class Exercise:
     def filled(
         self, lines: str | Sequence[str], number: int = 90, name: str = "mine", title: str = ""
     ) -> str:
-        """A stage's file with `lines`, one line per blank, where the answer would be.
+        """The stage's file with `lines`, one line per blank, in place of the answer.
 
-        Empty lines and indentation don't count. Raises ValueError where there are too many or too
-        few of them.
+        Empty lines and indentation are ignored. Raises ValueError for a wrong number of lines.
         """
         given = lines.splitlines() if isinstance(lines, str) else lines
         given = [line.strip() for line in given if line.strip()]
         if len(given) != len(self.places):
-            raise ValueError(f"lines: got {len(given)}, expected {len(self.places)}, one a blank")
+            raise ValueError(f"lines: got {len(given)}, expected {len(self.places)}, one per blank")
         text = self.whole.replace("\n".join(self.kernel), self.replaced(given))
         return declared(text, number, name, title or name)
 
     def blanked(self) -> list[str]:
-        """The answer with its right-hand sides blanked: what a student starts from."""
+        """The answer with blanks for its right-hand sides, from which a student starts."""
         return [re.sub(r" (\+?=) .*", rf" \1 {BLANK}", line) for line in self.answer]
 
     def __repr__(self) -> str:
@@ -263,7 +261,7 @@ class Exercise:
 
 
 def declared(text: str, number: int, name: str, title: str) -> str:
-    """A stage's file without its docstring, and with a STAGE of its own."""
+    """A stage's file without its docstring, and with another STAGE."""
     docstring, *nodes = ast.parse(text).body
     stage = next(filter(diff.is_declaration, nodes))
     declaration = (

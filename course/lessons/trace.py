@@ -1,21 +1,21 @@
-"""The online softmax, tile by tile, in NumPy: what stage 5's kernel knows after each tile, and why.
+"""The online softmax in NumPy: the state of stage 5's kernel after each tile of keys.
 
     m_i = -inf, l_i = 0, acc = 0
     for each tile of keys:
         s = q k^T * scale
         m_new = max(m_i, max s)
-        alpha = exp(m_i - m_new)         what the past is worth under the new max
+        alpha = exp(m_i - m_new)         rescales the past to the new max
         p = exp(s - m_new)
         l_i = l_i * alpha + sum p
         acc = acc * alpha + p v
     o = acc / l_i
 
 After every tile, o is the exact attention over the keys so far: l_i and acc are the sums of
-exp(s - m_i) and exp(s - m_i) v over all of them, since alpha turns exp(s - m_old), of whatever key,
-into exp(s - m_new). (Milakov and Gimelshein 2018, algorithm 3; FlashAttention, Dao et al. 2022,
-algorithm 1.) Two others go the same way beside it: source 002's form, normalised at every step, and
-stage 4's mistake. The Triton stages' own m_i, l_i and acc are held to these (tests/stages/
-test_states.py).
+exp(s - m_i) and exp(s - m_i) v over all of them, since multiplying by alpha turns exp(s - m_old) of
+any key into exp(s - m_new). (Milakov and Gimelshein 2018, algorithm 3; FlashAttention, Dao et al.
+2022, algorithm 1.) Two other methods are traced as well: source 002's form, normalised at every
+step, and stage 4's mistake. tests/stages/test_states.py compares the Triton stages' m_i, l_i and
+acc with these.
 """
 
 from collections.abc import Sequence
@@ -31,15 +31,15 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Step:
-    """What one tile of keys brought, and what is known after it.
+    """The values computed for one tile of keys, and the state after it.
 
-    q's leading dimensions, here (...), are every field's: () where q is one row. All but the counts
-    are arrays of one dtype, float32 or float64; s and m_i are scaled scores, in natural units.
+    All fields have q's leading dimensions, written (...): () where q is one row. All but the counts
+    are arrays of one dtype, float32 or float64; s and m_i are scaled scores, for exp (not exp2).
     """
 
-    start: int  # the tile holds the keys from start to stop - 1
+    start: int  # the keys of the tile are start to stop - 1
     stop: int
-    bytes_loaded: int  # of k and v: the whole tile, whatever part of it a mask hides
+    bytes_loaded: int  # of k and v: the whole tile, also where a mask hides a part of it
     s: Array  # (..., keys): scaled scores, -inf where the row doesn't see the key
     m_i: Array  # (...): the largest score so far
     alpha: Array  # (...): exp(m_old - m_i); 0 at the first tile, where there is no past
@@ -47,7 +47,7 @@ class Step:
     l_i: Array  # (...): the sum of exp(s - m_i) so far
     acc: Array  # (..., d): the sum of exp(s - m_i) v so far
     o: Array  # (..., d): acc / l_i, the output if there were no more keys
-    keep: Array  # (...): pre_sum / cur_sum, what source 002's form scales its old result by
+    keep: Array  # (...): pre_sum / cur_sum, by which source 002's form scales its old result
     normalised: Array  # (..., d): source 002's form of o: old * keep + p v / cur_sum
     lite_p: Array  # (..., keys): softmax of this tile's scores alone, as stage 4 has it
     lite: Array  # (..., d): the sum of lite_p v so far
@@ -55,14 +55,14 @@ class Step:
 
 
 def walk(q: Array, k: Array, v: Array, tile: int, visible: Any = None) -> list[Step]:
-    """Go through the keys, `tile` of them at a time, and keep what is known after each tile.
+    """Go through the keys, `tile` of them at a time, and return the state after each tile.
 
     q is one row (d,), or rows (..., M, d); k and v are (Nk, d), or have q's leading dimensions
     before M: (..., Nk, d). `visible` is how many keys, counted from the first, each row sees: a
     number for all, an array (...) for each of q's rows, or None for Nk. Tiles that no row sees are
-    not gone through, so there may be none. Computed in float64 where anything is, else in float32.
+    skipped, so there may be none. Computed in float64 if any input is, else in float32.
 
-    Raises ValueError where the shapes don't fit, a tile holds no key, or `visible` leaves 0 to Nk.
+    Raises ValueError where shapes don't fit, `tile` is below 1, or `visible` is outside 0 to Nk.
     """
     q, k, v = (np.asarray(x) for x in (q, k, v))
     seen = check(q, k, v, tile, visible)
@@ -107,7 +107,7 @@ def walk(q: Array, k: Array, v: Array, tile: int, visible: Any = None) -> list[S
 
 
 def exp_from(x: Array, top: Array) -> Array:
-    """exp(x - top), and 0 where top is -inf: nothing is seen yet, and -inf - -inf would be NaN."""
+    """exp(x - top), and 0 where top is -inf: no key is seen yet, and -inf - -inf would be NaN."""
     return np.exp(x - np.where(np.isneginf(top), top.dtype.type(0), top))
 
 
@@ -161,7 +161,7 @@ def check(q: Array, k: Array, v: Array, tile: int, visible: Any) -> Array:
 
 @dataclass(frozen=True)
 class Trace:
-    """One query row's walk, with what it was asked.
+    """The inputs of a trace of one query row.
 
     q (d,), k and v (n, d), all float32; `row` of n queries; `inputs` and `seed` as in Problem.
     """
@@ -183,11 +183,11 @@ class Trace:
 
     @property
     def tiles(self) -> int:
-        """How many tiles there are, those never loaded too."""
+        """The number of tiles, including those never loaded."""
         return -(-len(self.k) // self.tile)
 
     def steps(self) -> list[Step]:
-        """The walk, in float32 as the stages are."""
+        """The state after each tile, in float32 as the stages compute."""
         return walk(self.q, self.k, self.v, self.tile, self.visible)
 
     def truth(self) -> Array:
@@ -196,13 +196,13 @@ class Trace:
 
 
 def title(step: Step) -> str:
-    """Which keys a tile holds: 'keys 2 to 3', 'key 8'."""
+    """The keys of a tile: 'keys 2 to 3', 'key 8'."""
     last = step.stop - 1
     return f"key {last}" if step.start == last else f"keys {step.start} to {last}"
 
 
 def outputs(step: Step) -> Sequence[tuple[str, Array]]:
-    """The outputs after a step by the name of who computed them, (..., d) each."""
+    """The outputs after a step, (..., d), each with the name of its method."""
     return (("online", step.o), ("normalised", step.normalised), ("lite", step.lite))
 
 
@@ -210,7 +210,7 @@ def make_trace(
     n: int, d: int, tile: int, row: int, *, inputs: str = "normal", seed: int = 0,
     causal: bool = False,
 ) -> Trace:  # fmt: skip
-    """Query `row` of a problem of n queries and n keys, one head, float32, as `ladder run` has it.
+    """Make a trace of query `row` of n queries and n keys, one head, float32, as in `ladder run`.
 
     `inputs` is 'normal' or 'peaky'.
     """
@@ -222,5 +222,5 @@ def make_trace(
 
 
 def example() -> Trace:
-    """The committed pictures' walk: the running max rises in its first three tiles, then stays."""
+    """The trace in the committed pictures: the running max rises in the first three tiles only."""
     return make_trace(n=8, d=4, tile=2, row=3)

@@ -1,8 +1,8 @@
-"""Pictures of a walk through the online softmax: one with a column per tile, and a moving one.
+"""Pictures of a trace through the online softmax: a still with one column per tile, and a movie.
 
-In each column: the scores with the running max m_i; the weights exp(s - m_i), whose sum is l_i, and
-in outline what the past's were before alpha shrank them; the output so far of Online and of Lite,
-against the truth.
+Each column has the scores with the running max m_i; the weights exp(s - m_i), whose sum is l_i, and
+in outline the earlier weights before alpha scaled them down; and the output so far of Online and of
+Lite, with the truth.
 """
 
 from collections.abc import Sequence
@@ -14,21 +14,21 @@ import numpy as np
 from course.lessons.trace import Array, Step, max_error, title
 from harness.views.look import LIGHT, Look, in_look, mark, new_figure, plain
 
-MOST_TILES = 8  # columns that can still be read
+MOST_TILES = 8  # more columns are too small to read
 MOST_KEYS = 64
-MOVE_MS, STAND_MS, END_MS = 1600, 2200, 4000  # how long a frame of the moving picture stays
-COLOURS = 48  # of the moving picture: letters keep their soft edges
+MOVE_MS, STAND_MS, END_MS = 1600, 2200, 4000  # durations of the frames of the movie
+COLOURS = 48  # of the movie: enough for smooth edges of letters
 LABELS = ("scores s", "weights exp(s - m_i)", "output so far")
 
 
 class TooMuch(ValueError):
-    """More than a picture of this kind can show; the message says what, and how much it can."""
+    """The trace is too large for a picture; the message says what is too large, and the limit."""
 
 
 def still(steps: Sequence[Step], truth: Array, look: Look = LIGHT) -> Any:
-    """A matplotlib Figure of one row's walk, one column per tile, as `trace.walk` gave it.
+    """Draw one row's trace, from `trace.walk`, as a matplotlib Figure with one column per tile.
 
-    `truth` is (d,), as `trace.attention` gives it. Raises TooMuch where there is no step, more than
+    `truth` (d,) is from `trace.attention`. Raises TooMuch where there is no step, more than
     MOST_TILES, more than MOST_KEYS keys, or more than one row; ImportError without matplotlib.
     """
     check(steps)
@@ -48,10 +48,10 @@ def still(steps: Sequence[Step], truth: Array, look: Look = LIGHT) -> Any:
 def moving(
     steps: Sequence[Step], truth: Array, path: Path, look: Look = LIGHT, comment: str = ""
 ) -> Path:
-    """Write the walk to `path`, .gif or .webp: each tile's scores come, then what they change.
+    """Write a movie of the trace to `path`, .gif or .webp: each tile's scores, then their effect.
 
-    A GIF has no half-clear edges of letters, so EITHER needs WebP. `comment` goes into a GIF.
-    Arguments and errors as `still`'s.
+    EITHER needs WebP: GIF can't draw partly transparent edges of letters. `comment` is written into
+    a GIF. Arguments and errors are those of `still`.
     """
     from PIL import Image
 
@@ -63,13 +63,13 @@ def moving(
                 figure = frame(steps, index, done, truth, look)
                 figure.canvas.draw()
                 frames.append(Image.fromarray(np.array(figure.canvas.buffer_rgba())))
-    # the end first: it is what a still preview shows, and in a loop it still comes last
+    # the last frame first, since previews show the first frame; in a loop it still comes last
     frames.insert(0, frames.pop())
     options: dict[str, Any] = {"lossless": True}
     if path.suffix == ".gif":
         frames = [pixels.convert("RGB") for pixels in frames]
-        # one palette for all, so that only what moves is stored; the usual one of most pixels would
-        # leave out the few of a marker's colour
+        # one palette for all frames, so that only changes are stored; one chosen by pixel count
+        # lacks the colours of markers, which have few pixels
         palette = frames[0].quantize(COLOURS, method=Image.Quantize.FASTOCTREE)
         frames = [pixels.quantize(palette=palette, dither=Image.Dither.NONE) for pixels in frames]
         options = {"optimize": True, "comment": comment}
@@ -80,7 +80,7 @@ def moving(
 
 
 def check(steps: Sequence[Step]) -> None:
-    """Raise TooMuch where a picture couldn't be read, or there is nothing to draw."""
+    """Raise TooMuch where a picture would be unreadable, or there is nothing to draw."""
     if not steps:
         raise TooMuch("steps: got none, expected a row that sees a key")
     if np.ndim(steps[0].m_i):
@@ -93,7 +93,7 @@ def check(steps: Sequence[Step]) -> None:
 
 
 def frame(steps: Sequence[Step], index: int, done: bool, truth: Array, look: Look) -> Any:
-    """One frame: tile `index` is scored, and with `done` rescaled and added too."""
+    """One frame: the scores of tile `index`; with `done` also rescaled and added."""
     figure = new_figure(7.2, 3.3)
     axes = figure.subplots(1, 3)
     draw(axes, steps, index, index if done else index - 1, truth, look)
@@ -105,7 +105,7 @@ def frame(steps: Sequence[Step], index: int, done: bool, truth: Array, look: Loo
 
 
 def caption(steps: Sequence[Step], index: int, done: bool) -> str:
-    """What happens in a frame, two lines."""
+    """A caption of two lines that says what happens in a frame."""
     step = steps[index]
     if done and index == len(steps) - 1:
         what = f"o = acc / l_i is the truth;\nLite's weights sum to {step.lite_weight:.0f}"
@@ -126,7 +126,7 @@ def caption(steps: Sequence[Step], index: int, done: bool) -> str:
 def draw(
     axes: Any, steps: Sequence[Step], scored: int, added: int, truth: Array, look: Look
 ) -> None:
-    """Three axes: the scores up to tile `scored`; weights and outputs up to `added`, -1: none."""
+    """Draw scores up to tile `scored`, weights and outputs up to `added` (-1: none), on 3 axes."""
     scores, weights, outputs = axes
     draw_scores(scores, steps, scored, look)
     draw_weights(weights, steps, added, look)
@@ -141,7 +141,7 @@ def draw(
 
 
 def draw_scores(axis: Any, steps: Sequence[Step], index: int, look: Look) -> None:
-    """Bars of the scores so far, the tile's own filled; m_i, and m_old where it was another."""
+    """Draw the scores so far as bars, the tile's in colour; m_i, and m_old where it differs."""
     step, s = steps[index], scores_to(steps, index)
     axis.axhline(0, color=look.soft, linewidth=0.6)
     bars(axis, s, step.start, look)
@@ -159,7 +159,7 @@ def draw_scores(axis: Any, steps: Sequence[Step], index: int, look: Look) -> Non
 
 
 def draw_weights(axis: Any, steps: Sequence[Step], index: int, look: Look) -> None:
-    """Bars of exp(s - m_i) for all keys so far; outlines of what alpha shrank. -1: nothing yet."""
+    """Draw exp(s - m_i) of all keys so far as bars, earlier values in outline; -1: nothing."""
     axis.set_ylim(0, 1.35)
     if index < 0:
         return
@@ -176,11 +176,11 @@ def draw_weights(axis: Any, steps: Sequence[Step], index: int, look: Look) -> No
 
 
 def draw_outputs(axis: Any, steps: Sequence[Step], index: int, truth: Array, look: Look) -> None:
-    """The truth as levels, Online's o and Lite's in their marks; -1: neither has any yet."""
+    """Draw the truth as levels, Online's and Lite's o with their markers (-1: no o yet)."""
     dims = np.arange(len(truth))
     axis.axhline(0, color=look.soft, linewidth=0.6)
     axis.hlines(truth, dims - 0.38, dims + 0.38, color=look.ink, linewidth=2.2, label="truth")
-    # what has no place yet is drawn outside, so that the legend is the same in every frame
+    # missing outputs are drawn as NaN, so that the legend is the same in every frame
     nowhere = np.full(len(truth), np.nan)
     at = steps[index] if index >= 0 else None
     online, lite = (nowhere, nowhere) if at is None else (at.o, at.lite)
@@ -210,7 +210,7 @@ def scores_to(steps: Sequence[Step], index: int) -> Array:
 
 
 def bars(axis: Any, heights: Array, start: int, look: Look) -> None:
-    """A bar per key, from `start` on those of the newest tile; none where it is infinite."""
+    """Draw one bar per key with a finite height, in the newest tile's colour from `start` on."""
     keys = np.flatnonzero(np.isfinite(heights))
     for chosen, colour, edge in (
         (keys[keys < start], look.faint, look.soft),
@@ -220,7 +220,7 @@ def bars(axis: Any, heights: Array, start: int, look: Look) -> None:
 
 
 def room(*values: Any) -> tuple[float, float]:
-    """Limits around what is finite of the values, with some room above and below."""
+    """Axis limits around the finite values, with some room above and below."""
     every = np.concatenate(values)
     finite = every[np.isfinite(every)].astype(float)
     low, high = finite.min(), finite.max()

@@ -1,4 +1,4 @@
-"""A trace for people, in 80 columns, and for programs, as JSON."""
+"""A trace as text of 80 columns, and as JSON."""
 
 import json
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from harness.views.cell_tables import show_error
 
 WIDTH = 80
 LABEL = 12  # columns before the numbers
-COLUMN = 11  # columns a number
+COLUMN = 11  # columns of a number
 PER_LINE = (WIDTH - LABEL) // COLUMN
-REMARK = 2  # columns between a number and what is said about it
+REMARK = 2  # columns between a number and the remark about it
 
 NAMES = {"online": "Online", "normalised": "source 002", "lite": "Lite"}
 GLOSSARY = """\
@@ -30,7 +30,7 @@ GLOSSARY = """\
 
 
 def to_text(trace: Trace) -> str:
-    """The whole walk as text, no line of it longer than WIDTH."""
+    """The whole trace as text, with lines of at most WIDTH characters."""
     steps = trace.steps()
     tiles = [tile(steps, index) for index in range(len(steps))]
     blocks = [head(trace), [GLOSSARY], *tiles, end(trace, steps[-1]), traffic(trace, steps)]
@@ -38,16 +38,16 @@ def to_text(trace: Trace) -> str:
 
 
 def head(trace: Trace) -> Iterator[str]:
-    """What is walked through."""
+    """The lines that say what is traced."""
     n, d = trace.k.shape
     walked = f"Query row {trace.row} of 0 to {n - 1} through the online softmax"
-    yield f"{walked}: {n} keys, {trace.tile} a tile"
+    yield f"{walked}: {n} keys, {trace.tile} per tile"
     given = f"{trace.inputs} input, seed {trace.seed}{', causal' if trace.causal else ''}"
     yield f"d = {d}, scale = 1/sqrt(d) = {number(d**-0.5)}, float32, {given}"
 
 
 def tile(steps: list[Step], index: int) -> Iterator[str]:
-    """What one tile brought, one quantity per line."""
+    """The values of one tile, one quantity per line."""
     step = steps[index]
     before = steps[index - 1] if index else None
     m_old, l_old = (before.m_i, before.l_i) if before else (-np.inf, 0.0)
@@ -71,7 +71,7 @@ def tile(steps: list[Step], index: int) -> Iterator[str]:
 
 
 def worth(alpha: Array, before: Step | None) -> str:
-    """What alpha does to the past, in words."""
+    """Say what alpha does to the past."""
     if before is None:
         return "there is no past yet: exp(-inf)"
     if alpha == 1:
@@ -82,7 +82,7 @@ def worth(alpha: Array, before: Step | None) -> str:
 
 
 def end(trace: Trace, last: Step) -> Iterator[str]:
-    """The truth, what each of the three gives for it, and why its error is what it is."""
+    """The truth, the outputs of the three methods, and the causes of their errors."""
     truth = trace.truth()
     yield f"After all {trace.visible} keys that the row sees, against softmax over all at once"
     yield from numbers("truth", truth)
@@ -97,7 +97,7 @@ def end(trace: Trace, last: Step) -> Iterator[str]:
 
 
 def traffic(trace: Trace, steps: list[Step]) -> Iterator[str]:
-    """The bytes that all of it took."""
+    """The bytes that were moved."""
     row = trace.q.nbytes
     total = sum(step.bytes_loaded for step in steps)
     tiles = f"{len(steps)} tile{'s' if len(steps) > 1 else ''}"
@@ -105,11 +105,11 @@ def traffic(trace: Trace, steps: list[Step]) -> Iterator[str]:
     if skipped := trace.tiles - len(steps):
         never = "tile has" if skipped == 1 else "tiles have"
         yield f"{skipped} {never} no key that the row may see: never loaded (stage 6 does so)"
-    yield "A kernel loads a tile once for all the rows of its q block, not once a row."
+    yield "A kernel loads a tile once for all the rows of its q block, not once per row."
 
 
 def number(x: Any) -> str:
-    """Four decimals, an exponent where they would tell nothing, and bare 0 and -inf."""
+    """A number with four decimals, or an exponent where those don't suffice; 0 and -inf."""
     x = float(x)
     if x == 0:
         return "0"
@@ -117,14 +117,14 @@ def number(x: Any) -> str:
 
 
 def numbers(label: str, values: Array) -> Iterator[str]:
-    """A vector under its label, as many lines as it takes."""
+    """A vector after its label, on as many lines as needed."""
     for start in range(0, len(values), PER_LINE):
         cells = "".join(f"{number(x):>{COLUMN}}" for x in values[start : start + PER_LINE])
         yield f"  {label if start == 0 else '':<{LABEL - 2}}{cells}"
 
 
 def remark(label: str, value: Any, said: str) -> str:
-    """One number, and what there is to say of it."""
+    """A number with its label and a remark."""
     return f"  {label:<{LABEL - 2}}{number(value):>{COLUMN}}{' ' * REMARK}{said}"
 
 
@@ -134,7 +134,7 @@ def aside(said: str) -> str:
 
 
 def to_json(trace: Trace) -> str:
-    """Every number of the walk. A hidden key's score, -inf, is null."""
+    """Every number of the trace as JSON. The score of a hidden key, -inf, is null."""
     steps, truth = trace.steps(), trace.truth()
     n, d = trace.k.shape
     moved = sum(step.bytes_loaded for step in steps)

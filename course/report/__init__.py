@@ -1,1 +1,1 @@
-"""What `ladder readme` writes: the generated parts of README and docs."""
+"""The generated parts of README and docs, which `ladder readme` writes."""

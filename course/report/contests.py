@@ -16,23 +16,23 @@ FULL = {False: text.MASKS[False]}
 
 
 def rate(cell: Record | None) -> str:
-    """TFLOP/s, or why there are none."""
+    """The TFLOP/s of a record, or its status where it has none."""
     if cell is None:
         return "-"
     return f"{cell['tflops']:.0f}" if cell["tflops"] is not None else str(cell["status"])
 
 
 def race(name: str, direction: str, stage: int, sizes: Sequence[int]) -> str:
-    """TFLOP/s of stage 3, one of ours and the peers, by d, mask and N; ratios to the peers."""
+    """A table of TFLOP/s of stage 3, `stage` and the peers, by d, mask and N; ratios to peers."""
     env, cells = read(text.GPU / f"{name}.jsonl", "bench")
     cells = [cell for cell in cells if cell["direction"] == direction]
     body = []
     for title, at in text.problems(sizes):
         three, ours = text.both(cells, 3, stage, **at)
-        theirs = (rate(text.find(cells, name=peer, **at)) for peer in CONTESTANTS)
+        of_peers = (rate(text.find(cells, name=peer, **at)) for peer in CONTESTANTS)
         ratios = (ours["speedup"].get(peer) for peer in ("sdpa_flash", "flex_attention"))
         over = ("-" if ratio is None else f"{ratio:.2f}x" for ratio in ratios)
-        body.append([title, rate(three), f"**{rate(ours)}**", *theirs, *over])
+        body.append([title, rate(three), f"**{rate(ours)}**", *of_peers, *over])
     header = f"mask and size | #3 | #{stage} | {' | '.join(CONTESTANTS.values())}"
     header += f" | #{stage} over flash | over Flex"
     note = "TFLOP/s, the masked part not counted; fp16, B N = 16384, H d = 2048; paired."
@@ -40,7 +40,7 @@ def race(name: str, direction: str, stage: int, sizes: Sequence[int]) -> str:
 
 
 def training_memory(ds: Sequence[int] = (64, 128)) -> str:
-    """Peak memory of a training step, stage 7's beside the others'."""
+    """A table of the peak memory of a training step, with stage 3, stage 7 and the peers."""
     env, cells = read(text.GPU / "bench-train.jsonl", "bench")
     body = []
     for title, at in text.problems(text.SIZES[1:], ds, FULL):
@@ -56,7 +56,7 @@ def training_memory(ds: Sequence[int] = (64, 128)) -> str:
 
 
 def skipping() -> str:
-    """What the causal mask saves: tiles never visited, and time."""
+    """A table of what the causal mask saves: tiles never visited, and time."""
     env, cells = read(text.GPU / "bench-004.jsonl", "bench")
     body = []
     for title, at in text.problems(text.SIZES, masks=FULL):
@@ -71,7 +71,7 @@ def skipping() -> str:
 
 
 def variants() -> str:
-    """Stage 6 written in other ways, paired with itself as shipped."""
+    """A table of variants of stage 6, timed in turns with the shipped stage."""
     env, cells = read(text.GPU / "variants.jsonl", "bench")
     names = cell_tables.titles(env)
     others = [stage for stage in cell_tables.stages_of(cells) if stage[0] != 6]
@@ -86,7 +86,7 @@ def variants() -> str:
 
 
 def decoding() -> str:
-    """Few query rows against many keys, in one piece and in pages, beside the best peer."""
+    """The table of the decode suite: few query rows, contiguous and paged, and the best peer."""
     files = sorted(text.GPU.glob("decode*.jsonl"))
     if not files:
         return "Not measured yet: `ladder bench --suite decode`, on a GPU."
@@ -166,9 +166,9 @@ def masks() -> str:
 def trios(
     cells: Sequence[Record], stage: int, ceilings: Sequence[Record] = ()
 ) -> list[contests.Trio]:
-    """Stage 3, that stage and SDPA's flash backend as `ladder bench` compares them, by d and mask.
+    """The trios of stage 3, `stage` and SDPA's flash backend, sorted by d and mask.
 
-    Raises KeyError where one of them is missing, or was never timed, in a group.
+    Raises KeyError where one of them is missing or was not timed in a group.
     """
     mine = [c for c in cells if c["stage"] in (3, stage) or c["name"] == "sdpa_flash"]
     found = contests.trios(mine, ceilings)
@@ -179,7 +179,7 @@ def trios(
 
 
 def source_001(direction: str, stage: int) -> str:
-    """A table of source 001 at its shapes: time, memory, speed-up over SDPA's flash backend."""
+    """Source 001's table at its shapes: time, memory, speed-up over SDPA's flash backend."""
     env, cells = read(text.GPU / "bench-001-train.jsonl", "bench")
     body = []
     for trio in trios([cell for cell in cells if cell["direction"] == direction], stage):
@@ -197,7 +197,7 @@ def source_001(direction: str, stage: int) -> str:
 
 
 def train_split() -> str:
-    """Forward, backward and both of stage 7 at source 001's shapes, beside SDPA's."""
+    """A table of stage 7's and SDPA's forward, backward and both at source 001's shapes."""
     env, cells = read(text.GPU / "bench-001-train.jsonl", "bench")
     unmasked = trios([cell for cell in cells if not cell["causal"]], 7)
     (trio,) = (trio for trio in unmasked if trio.group[0]["direction"] == "train")
@@ -207,7 +207,7 @@ def train_split() -> str:
 
 
 def source_004() -> str:
-    """Stage 6's share of the matrix rate, and its rate beside stage 3's and SDPA's."""
+    """Source 004's table: rates of stages 3 and 6 and SDPA, and 6's share of the matrix rate."""
     env, cells = read(text.GPU / "bench-004.jsonl", "bench")
     _, ceilings = read(text.GPU / "ceilings.jsonl", "ceiling")
     roof = text.find(ceilings, what="matmul", dtype="float16")["value"]
@@ -226,7 +226,7 @@ def source_004() -> str:
 
 
 def curves() -> str:
-    """The training curves, judged."""
+    """The table of the training curves' verdicts."""
     env, records = read(text.GPU / "train.jsonl", "train")
     note = "Losses in nats per character, means over the seeds: [the columns](#the-columns)."
     return views.markdown(env, records, note, text.machine(env))
@@ -242,7 +242,7 @@ def generated() -> str:
     return "\n\n".join([table.markdown([made], *made.notes), text.machine(env)])
 
 
-# the sizes of a problem that may decide who shares a tuned choice; the last are the tuner's own
+# candidate keys: problems with equal key share a tuned choice; the last one is the tuner's own
 TUNER_KEYS: dict[str, Callable[[Record], tuple[int, ...]]] = {
     "Nk": lambda r: (r["nk"],),
     "Nk and B H": lambda r: (r["nk"], r["b"] * r["h"]),
@@ -252,12 +252,12 @@ TUNER_KEYS: dict[str, Callable[[Record], tuple[int, ...]]] = {
 
 
 def lost(records: Sequence[Record], sizes: Callable[[Record], tuple[int, ...]]) -> list[float]:
-    """What another problem's choice costs: 0.1 is a tenth more time than with a problem's own.
+    """The time lost by using another problem's tuned choice: 0.1 is a tenth more time.
 
-    A figure for each ordered pair of problems of a kernel whose `sizes`, each up to a power of two,
-    are the same.
+    There is one value for each ordered pair of problems of a kernel whose `sizes`, each rounded up
+    to a power of two, are equal.
     """
-    from stages.autotune import bucket  # torch with it: only who asks for this part waits for it
+    from stages.autotune import bucket  # imports torch, for this part only
 
     kind = ("kernel", "dtype", "precision", "d", "causal")
     found = []
@@ -273,7 +273,7 @@ def lost(records: Sequence[Record], sizes: Callable[[Record], tuple[int, ...]]) 
 
 
 def tuner_key() -> str:
-    """What is lost where problems share tuned choices, by what tells them apart."""
+    """A table of the time lost where problems share tuned choices, for each of TUNER_KEYS."""
     env, records = read(text.GPU / "tuner-key.jsonl", "tuning")
     kernels = {"attention_kernel": "forward", "dk_dv_kernel": "dk, dv", "dq_kernel": "dq"}
     body = []
@@ -291,7 +291,7 @@ def tuner_key() -> str:
 
 
 def sanitizer() -> str:
-    """What compute-sanitizer said."""
+    """A table of the results of compute-sanitizer."""
     env, records = read(text.GPU / "sanitizer.jsonl", "sanitizer")
     body = [[r["tool"], len(r["ran"]), r["errors"], r["summary"]] for r in records]
     header = "tool | stages x problems x dtypes run | errors | its summary"

@@ -1,6 +1,6 @@
 """The generated parts of the course: docs/walkthrough, docs/memory.md, docs/expected-output.md.
 
-What is cited comes from course/lessons/cited.py, with its source.
+Cited figures are in course/lessons/cited.py, with their sources.
 """
 
 from collections.abc import Sequence
@@ -31,17 +31,17 @@ def square(n: int, problem: Problem = ONE_HEAD) -> Problem:
     return replace(problem, nq=n, nk=n)
 
 
-# ---- memory: what the levels can do, and what attention asks of them
+# ---- memory: the rates of its levels, and what attention moves
 
 
 def copy_rate() -> tuple[Record, float]:
-    """Where it was measured, and bytes a second that a copy moves there, read and written."""
+    """The env line of the ceilings, and bytes per second of a copy, read and written."""
     env, ceilings = read(text.GPU / "ceilings.jsonl", "ceiling")
     return env, text.find(ceilings, what="copy")["value"] * 1e12
 
 
 def hierarchy() -> str:
-    """The levels of a GPU's memory as cited, and its HBM as measured."""
+    """A table of the levels of a GPU's memory as cited, and of its HBM as measured."""
     env, rate = copy_rate()
     body = [
         *([x.name, x.size, x.cycles, f"{x.rate} TB/s", "sources 002, 004: A100"]
@@ -52,7 +52,7 @@ def hierarchy() -> str:
 
 
 def links() -> str:
-    """Source 002's links, its NVLink rows put right."""
+    """Source 002's table of links, with its NVLink rows corrected."""
     body = [
         [link.name, link.theory, link.achieved, f"{link.theory}, as it says"]
         for link in cited.PCIE.values()
@@ -67,7 +67,7 @@ def links() -> str:
 
 
 def scores() -> str:
-    """How large S is, and how long memory needs to move it once."""
+    """A table of the size of S, and the time to move it once."""
     env, rate = copy_rate()
     body = []
     for n in (1024, 4096, 8192, 32768):
@@ -81,11 +81,11 @@ def scores() -> str:
 
 
 def three_kernels() -> str:
-    """What GEMM, softmax, GEMM move, kernel by kernel: predicted, measured; half fused, fused."""
+    """A table of bytes moved by GEMM, softmax, GEMM, half fused and fused: counted, measured."""
     env, records = read(text.GPU / "io.jsonl", "io")
     body: list[list[object]] = []
     for n in text.SIZES[:2]:
-        # q's scaling, the first, is no kernel of the method: harness/problems/cost.py
+        # stage 3's first kernel, which scales q, is not counted: harness/problems/cost.py
         three, online = (
             sorted((r for r in records if (r["nk"], r["stage"]) == (n, s)), key=LAUNCH)[skip:]
             for s, skip in ((3, 1), (5, 0))
@@ -106,7 +106,7 @@ def three_kernels() -> str:
 
 
 def measured(launches: Sequence[Record]) -> list[str]:
-    """Bytes moved by launches, their time, and the one over the other."""
+    """The bytes moved by launches, their time, and the bandwidth."""
     time, _, _, rate = traffic(launches)
     return [show_bytes(sum(map(moved, launches))), time, f"{rate} TB/s"]
 
@@ -115,8 +115,8 @@ def measured(launches: Sequence[Record]) -> list[str]:
 
 
 def graph(stage: int) -> str:
-    """A Value graph: nodes counted by the stage itself, time and memory measured."""
-    import stages  # torch with it: only who asks for this part waits for it
+    """A table of a stage's Value graph: its own count of nodes, measured time and memory."""
+    import stages  # imports torch, for this part only
 
     env, cells = read(text.CPU / "steps.jsonl")
     body = []
@@ -130,7 +130,7 @@ def graph(stage: int) -> str:
 
 
 def climb(old: int, new: int) -> str:
-    """Two neighbours on the CPU, in turns in one process."""
+    """A table of two neighbouring stages on the CPU, timed in turns in one process."""
     env, cells = read(text.CPU / "steps.jsonl")
     titles = {number: label for (number, _), label in cell_tables.labels(env).items()}
     body = []
@@ -143,7 +143,7 @@ def climb(old: int, new: int) -> str:
 
 
 def share_of_s() -> str:
-    """Stage 3's peak memory beside its input and output, and what S and P are of it."""
+    """A table of stage 3's peak memory and inputs, and the share of S and P in the peak."""
     env, cells = read(text.GPU / "table-4.2.jsonl")
     body = []
     for n in text.SIZES:
@@ -159,18 +159,18 @@ def share_of_s() -> str:
 
 
 def fusing() -> str:
-    """What Lite buys: bytes and launches; and what it costs: the answer."""
+    """A table of what Lite saves, bytes and launches, and of its error."""
     env, records = read(text.GPU / "io.jsonl", "io")
     _, cells = read(text.GPU / "tour.jsonl")
     body = []
     for n in text.SIZES[:2]:
         three, lite = ([r for r in records if (r["stage"], r["nk"]) == (s, n)] for s in (3, 4))
-        lost = text.find(cells, stage=4, nk=n, d=64)
+        lite_cell = text.find(cells, stage=4, nk=n, d=64)
         bytes_of = [sum(map(moved, launches)) for launches in (three, lite)]
         body.append([
             n, f"{len(three)} / {len(lite)}", *map(show_bytes, bytes_of),
-            f"{bytes_of[0] / bytes_of[1]:.0f}x", lost["status"],
-            cell_tables.show_error(lost["err_f64_max"]),
+            f"{bytes_of[0] / bytes_of[1]:.0f}x", lite_cell["status"],
+            cell_tables.show_error(lite_cell["err_f64_max"]),
         ])  # fmt: skip
     header = "N | kernels, #3 / #4 | DRAM, #3 | #4 | less | #4 is | its max error"
     note = "d = 64; bytes in float16, 96 heads; the error in float32 against float64."
@@ -178,7 +178,7 @@ def fusing() -> str:
 
 
 def price() -> str:
-    """Lite and Online: the errors, and what is won over stage 3 by who is right."""
+    """A table of the errors of Lite and Online, and of Online's speed-up over stage 3."""
     env, cells = read(text.GPU / "table-4.2.jsonl")
     _, alone = read(text.GPU / "tour.jsonl")
     body = []
@@ -193,7 +193,7 @@ def price() -> str:
 
 
 def pitfalls(*sources: str) -> str:
-    """What comes out of each mistake that those sources warn of, or make."""
+    """The effect of each mistake that those sources warn of, or make."""
     env, records = read(text.CPU / "pitfalls.jsonl", "pitfall")
     parts = []
     for record in (r for r in records if r["source"] in sources):
@@ -211,13 +211,13 @@ def pitfalls(*sources: str) -> str:
 
 
 def change(old: str, new: str) -> str:
-    """A changed text as lines of a diff; what both begin or end with stands without a sign."""
+    """The lines of a diff of two texts, with the lines before and after a change."""
     lines = list(unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=9))
-    return "\n".join(line.rstrip() for line in lines[3:])  # less file names and place: none here
+    return "\n".join(line.rstrip() for line in lines[3:])  # without the diff's header
 
 
 def causal_tiles() -> str:
-    """How many tiles a causal mask leaves, of them masked ones, counted for stage 6's own tiles."""
+    """A table of how many of stage 6's tiles a causal mask leaves, and how many need a mask."""
     from stages.s06_triton_flash2 import TILES
 
     BLOCK_M, BLOCK_N = TILES["half"][0][0][:2]
@@ -225,7 +225,7 @@ def causal_tiles() -> str:
     for n in text.SIZES:
         problem = replace(square(n), causal=True)
         blocks = [-(-keys // BLOCK_N) for keys in cost.keys_of_blocks(problem, BLOCK_M)]
-        # a block's first row sees the fewest keys: tiles that it sees whole, all its rows do
+        # a block's first row sees the fewest keys: all rows see the tiles that it sees completely
         full = [(start + 1) // BLOCK_N for start in range(0, n, BLOCK_M)]
         every = len(blocks) * -(-n // BLOCK_N)
         masked = sum(blocks) - sum(full)
@@ -237,14 +237,14 @@ def causal_tiles() -> str:
 
 
 def backward_bytes() -> str:
-    """What a backward pass moves, and what is kept for it, with P kept and with P made again."""
+    """A table of bytes kept for and moved by a backward pass, P kept or recomputed."""
     body = []
     for n in text.SIZES:
         problem = replace(square(n), direction="bwd")
-        kept, again = (cost.hbm_bytes(problem, how) for how in ("three-kernel", "fused"))
+        kept, recomputed = (cost.hbm_bytes(problem, how) for how in ("three-kernel", "fused"))
         body.append([
             n, show_bytes(cost.score_bytes(problem)), show_bytes(4 * n),
-            show_bytes(kept), show_bytes(again), f"{kept / again:.0f}x",
+            show_bytes(kept), show_bytes(recomputed), f"{kept / recomputed:.0f}x",
         ])  # fmt: skip
     header = "N | P, kept | LSE, kept | moved with P kept | made again, at the least | less"
     note = "One head, d = 64, float16; counted by harness/problems/cost.py."
@@ -255,7 +255,7 @@ def backward_bytes() -> str:
 
 
 def expected() -> str:
-    """What the tour said of each stage, on the CPU and on the GPU."""
+    """The tour's results for each stage, on the CPU and on the GPU."""
     (cpu_env, cpu), (gpu_env, gpu) = (read(where / "tour.jsonl") for where in (text.CPU, text.GPU))
     names = cell_tables.titles(cpu_env)
     header = "problem | CPU | max err | time | peak | H200 | max err | time | peak"
@@ -267,15 +267,15 @@ def expected() -> str:
             other = [c for c in gpu if all(c[key] == cell[key] for key in fields)]
             body.append([
                 f"N = {cell['nk']}, d = {cell['d']}, {cell['inputs']}",
-                *said_of(cell), *(said_of(other[0]) if other else ("-",) * 4),
+                *result(cell), *(result(other[0]) if other else ("-",) * 4),
             ])  # fmt: skip
         parts.append(f"### Stage {stage}, {names[stage, name]}\n\n{text.rows(header, body)}")
     note = "float32, one head; errors against stage 3 in float64."
     return "\n\n".join([*parts, note, text.machine(cpu_env, gpu_env)])
 
 
-def said_of(cell: Record) -> list[str]:
-    """Status, error, time and peak of a cell; an interpreted time is none."""
+def result(cell: Record) -> list[str]:
+    """Status, error, time and peak of a cell; 'interpreted' for an interpreted time."""
     time = "interpreted" if cell["mode"] == "interpreted" else show_time(cell["time_ms"])
     status, peak = str(cell["status"]), cell_tables.show_peak(cell)
     return [status, cell_tables.show_error(cell["err_f64_max"]), time, peak]

@@ -2,8 +2,7 @@
 
 from course.report import text
 from course.report.contests import CONTESTANTS, rate
-from harness.isolation.declared import read_declared
-from harness.isolation.roster import built_in_files
+from harness.isolation.roster import built_in_files, read_declared
 from harness.problems.problem import PEERS_FROM
 from harness.records.jsonl import read
 from harness.records.schema import Record
@@ -15,7 +14,7 @@ HOW = text.READING.format("docs/")
 
 
 def first_table() -> str:
-    """All stages at N = 64 on a CPU, from the record that gives the ladder's gains, too."""
+    """README's first table: all stages at N = 64 on a CPU."""
     env, cells = read(text.CPU / "steps.jsonl")
     cells = [cell for cell in cells if cell["nk"] == 64]
     labels, body = cell_tables.labels(env), []
@@ -33,7 +32,7 @@ def first_table() -> str:
 
 
 def gains() -> tuple[dict[int, str], list[Record]]:
-    """What each stage gained over the one before that it can be compared with, and where."""
+    """Each stage's gain over the last stage before it that is comparable; and the env lines."""
     runs = [read(text.CPU / "steps.jsonl")]
     runs += [read(text.GPU / f"{name}.jsonl") for name in ("table-4.2", "tour")]
     runs += [read(text.GPU / f"bench-{name}.jsonl", "bench") for name in ("steps", "train")]
@@ -61,7 +60,7 @@ def gains() -> tuple[dict[int, str], list[Record]]:
 
 
 def ladder() -> str:
-    """The stages as they declare themselves, each with its measured gain."""
+    """A table of the stages as they declare themselves, with their measured gains."""
     found, envs = gains()
     body = []
     for path in built_in_files():
@@ -77,7 +76,7 @@ def ladder() -> str:
 
 
 def top() -> str:
-    """Our fastest kernels and the vendor's at the largest N, forward and training."""
+    """A table of our fastest kernels and the peers at the largest N, forward and training."""
     forward_env, forward = read(text.GPU / "bench-004.jsonl", "bench")
     train_env, train = read(text.GPU / "bench-train.jsonl", "bench")
     labels = cell_tables.labels(forward_env) | cell_tables.labels(train_env)

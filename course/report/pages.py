@@ -1,7 +1,7 @@
-"""The pages that `ladder readme` writes, the parts they may have, and the pictures beside them.
+"""The pages that `ladder readme` writes, their generated parts, and their pictures.
 
-A part of a page lies between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. Every figure is a
-committed record's, or counted by harness/problems/cost.py; what the sources claim stands beside.
+A part of a page is between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. Every number comes
+from a committed record, or is counted by harness/problems/cost.py, or is a source's claim.
 """
 
 import re
@@ -13,12 +13,12 @@ from course.report import contests, course, front, sources
 from course.report.text import CPU, DOCS, GPU, ROOT, SIZES, as_shown
 from harness.records.jsonl import read
 from harness.views import cell_tables, contest_plots, lines, machine, roofline
-from harness.views.look import LOOKS
+from harness.views.look import DARK, LOOKS
 from models import views
 
 README = ROOT / "README.md"
 
-# the name of a part -> what makes it; a page says by its markers which parts it has, and where
+# name of a part -> the function that makes it; markers in a page say which parts it has
 PARTS: dict[str, Callable[[], str]] = {
     "first-table": front.first_table,
     "ladder": front.ladder,
@@ -94,7 +94,7 @@ PAGES = {
 
 
 def generate(text: str, page: Path = README) -> str:
-    """`text` of a page, every part made again; ValueError where a part's markers are wrong."""
+    """Make every part in the `text` of a page again; ValueError where markers are wrong."""
     for name in parts_of(text):
         begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
         if name not in PARTS:
@@ -108,18 +108,18 @@ def generate(text: str, page: Path = README) -> str:
 
 
 def draw(folder: Path) -> list[Path]:
-    """The pictures of README and docs into `folder`, each for light pages and for dark."""
+    """Draw the pictures of README and docs into `folder`, for light pages and for dark ones."""
     env, cells = read(GPU / "table-4.2.jsonl")
-    # no peer follows torch's TF32 switch: in that panel they would stand for something else
+    # no peer follows torch's TF32 switch: in that panel they would show another precision
     many = [c for c in cells if c["h"] == 32 and (c["stage"] < 100 or c["precision"] != "tf32")]
-    # the tour has every stage, with one head; its problems have panels of their own
+    # the tour has every stage, with one head: its problems get their own panels
     tour_env, tour = read(GPU / "tour.jsonl")
     tour = [cell for cell in tour if cell["inputs"] == "normal"]
     error_env, error_cells = read(GPU / "table-4.3.jsonl")
     tf32 = [cell for cell in error_cells if cell["precision"] == "tf32"]
     every = {"rungs": [stage for each in (env, tour_env, error_env) for stage in each["rungs"]]}
     _, ceilings = read(GPU / "ceilings.jsonl", "ceiling")
-    # N from where the others begin, or the roof would be small beside the launches of tiny calls
+    # no smaller N than the others have: tiny calls, which only launch, would shrink the roof
     one_head = [c for c in tour if c["d"] == 64 and c["nk"] >= min(each["nk"] for each in many)]
     roofs = [panel for each in (many, one_head) for panel in roofline.panels(each, ceilings)]
     io_env, io = read(GPU / "io.jsonl", "io")
@@ -129,7 +129,7 @@ def draw(folder: Path) -> list[Path]:
         errors = [*(cell for cell in tour if cell["d"] < 128), *tf32]
         for measure, shown in (("time", tour + many), ("memory", tour + many), ("error", errors)):
             written.append(lines.plot_measure(every, shown, measure, folder, look))
-        written.append(roofline.draw(every, roofs, folder, look))
+        written.append(roofline.draw(every, roofs, folder, dark=look is DARK))
         for name, plots in (
             ("bench-004", {"tflops": "tflops"}),
             ("bench-001-train", {

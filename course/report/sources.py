@@ -1,4 +1,4 @@
-"""The course project's tables (source 000) made again from our records, its figures beside ours."""
+"""Tables of the course project (source 000), made from our records, with its own figures."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from harness.records.units import show_bytes, significant
 from harness.views import cell_tables, machine
 from harness.views.cell_tables import stage_of, stages_of
 
-# the source's table 4.1, ms: the first two columns are one query row, the others all rows
+# the source's table 4.1, ms: stages 0 and 1 with one query row, the others with all rows
 SOURCE_4_1 = {
     0: (0.209, 0.446, 0.886, 1.551),
     1: (0.018, 0.032, 0.061, 0.100),
@@ -40,7 +40,7 @@ def ms(cell: Record) -> str:
 
 
 def table_4_1() -> str:
-    """Every stage at d = 16, one query row and all, beside the source's figures."""
+    """Every stage at d = 16, with one query row and with all, and the source's figures."""
     env, cells = read(text.GPU / "table-4.1.jsonl")
     labels, sizes = cell_tables.labels(env), (8, 16, 32, 64)
     body = []
@@ -57,7 +57,7 @@ def table_4_1() -> str:
 
 
 def table_4_2() -> str:
-    """Stage 5 against stage 3 at d = 64: the speed-up and the memory, precision by precision."""
+    """Stages 3 and 5 at d = 64: speed-up and memory for each precision, and the peers."""
     env, cells = read(text.GPU / "table-4.2.jsonl")
     kinds = {"IEEE": "ieee", "TF32": "tf32", "fp16": "float16"}
     header = "N | source" + "".join(f" | {kind}: #3 / #5, ms | #5 faster" for kind in kinds)
@@ -87,7 +87,7 @@ def table_4_2() -> str:
 
 
 def split(cells: Sequence[Record]) -> str:
-    """Stage 8 beside stages 3 and 5 where one head leaves most of the GPU idle."""
+    """A table of stages 3, 5 and 8 where one head leaves most of the GPU idle."""
     body = []
     for n in text.ALL_SIZES:
         at = {"nk": n, "h": 1, "precision": "float16"}
@@ -99,7 +99,7 @@ def split(cells: Sequence[Record]) -> str:
 
 
 def peers(env: Record, cells: Sequence[Record]) -> str:
-    """Times of all contestants in turns at fp16, 32 heads."""
+    """A table of the times of all stages and peers, in turns, at fp16 with 32 heads."""
     cells = [c for c in cells if c["dtype"] == "float16" and c["h"] == 32 and c["paired"]]
     labels = cell_tables.labels(env)
     body = [
@@ -110,7 +110,7 @@ def peers(env: Record, cells: Sequence[Record]) -> str:
 
 
 def memory(cells: Sequence[Record]) -> str:
-    """Peak memory of stage 3 and stage 5, and their ratio, beside the source's."""
+    """A table of the peak memory of stages 3 and 5, their ratio, and the source's figures."""
     body = []
     for n in text.ALL_SIZES:
         three, five = text.both(cells, 3, 5, nk=n, h=1, precision="ieee", paired=False)
@@ -122,7 +122,7 @@ def memory(cells: Sequence[Record]) -> str:
 
 
 def table_4_3() -> str:
-    """The error of Lite and Online against stage 3 as N grows."""
+    """A table of the errors of Lite and Online against stage 3 as N grows."""
     env, cells = read(text.GPU / "table-4.3.jsonl")
     body = []
     for n, said in SOURCE_4_3.items():
@@ -133,7 +133,7 @@ def table_4_3() -> str:
 
 
 def table_4_4() -> str:
-    """Arithmetic intensity by the source's count and by ours, and what was achieved."""
+    """A table of arithmetic intensity by the source's count and ours, and achieved rates."""
     env, cells = read(text.GPU / "table-4.4.jsonl")
     body = []
     for n in text.ALL_SIZES[:-1]:
@@ -154,7 +154,7 @@ def table_4_4() -> str:
 
 
 def occupancy() -> str:
-    """Why one head is too few: programs of stage 5 against the card's multiprocessors."""
+    """A table of the number of stage 5's programs, which shows that one head is too few."""
     body = [
         [n, *(-(-n // rows_each) * h for h in (1, 32) for rows_each in (32, 128))]
         for n in text.ALL_SIZES
@@ -165,7 +165,7 @@ def occupancy() -> str:
 
 
 def traffic() -> str:
-    """Bytes that stages moved, by the profiler, beside those predicted."""
+    """A table of the bytes that stages moved, measured by the profiler, and the prediction."""
     env, records = read(text.GPU / "io.jsonl", "io")
     labels = cell_tables.labels(env)
     body = []
@@ -207,7 +207,7 @@ def waits() -> str:
 
 
 def model() -> str:
-    """MiniLM with its attention replaced, as its embeddings and hidden states take it."""
+    """A table of MiniLM with its attention replaced: the effect on embedding and hidden states."""
     env, records = read(text.GPU / "model-float32.jsonl", "model")
     labels = cell_tables.labels(env)
     body = [

@@ -1,4 +1,4 @@
-"""What the generated parts of README and docs are made with: records found, Markdown tables."""
+"""Helpers for the generated parts of README and docs: find records, write Markdown tables."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
@@ -18,11 +18,11 @@ CPU, GPU = RESULTS / "cpu", RESULTS / "h200"
 SIZES = (1024, 4096, 16384)
 ALL_SIZES = (1024, 2048, 4096, 8192, 16384)
 MASKS = {False: "none", True: "causal"}
-READING = "[how to read a table]({}measuring.md#reading-a-table)"  # {}: the way to docs/
+READING = "[how to read a table]({}measuring.md#reading-a-table)"  # {}: the relative path to docs/
 
 
 def rows(header: str, body: Iterable[Sequence[object]], mark: str = "---:") -> str:
-    """A Markdown table, its first column to the left and the others as `mark` says: to the right.
+    """A Markdown table; its first column is left-aligned, the others as `mark` says.
 
     `header`: the columns' names with " | " between them.
     """
@@ -31,12 +31,12 @@ def rows(header: str, body: Iterable[Sequence[object]], mark: str = "---:") -> s
 
 
 def part(header: str, body: Iterable[Sequence[object]], note: str, *envs: Record) -> str:
-    """A table, its legend in one line, and a line for each machine that it was measured on."""
+    """A table, its legend in one line, and one line for each machine that it was measured on."""
     return "\n\n".join(filter(None, [rows(header, body), note, machine(*envs)]))
 
 
 def find(cells: Sequence[Record], **fields: object) -> Record:
-    """The one record with those fields. Raises KeyError where there is none, or more."""
+    """The one record with those fields. Raises KeyError where there is none, or several."""
     found = [c for c in cells if all(c[name] == value for name, value in fields.items())]
     if len(found) != 1:
         raise KeyError(f"{len(found)} records with {fields}")
@@ -49,7 +49,7 @@ def both(cells: Sequence[Record], old: int, new: int, **fields: object) -> tuple
 
 
 def factor(cells: Sequence[Record], old: int, new: int, **fields: object) -> str:
-    """How many times faster `new` is than `old`, from times taken in turns, with its spread."""
+    """How many times as fast `new` is as `old`, timed in turns, with quartiles."""
     before, after = both(cells, old, new, paired=True, **fields)
     fair = cell_tables.comparable(before) and cell_tables.comparable(after)
     return cell_tables.show_step(before, after) if fair else "-"
@@ -65,12 +65,12 @@ def problems(
 
 
 def problem_but_n(cell: Record) -> str:
-    """A cell's problem in a line, without its N."""
+    """A cell's problem in one line, without its N."""
     return cell_tables.problem_title(cell).split(", ", 1)[1]
 
 
 def as_shown(path: Path, **fields: object) -> str:
-    """The cells of a file with those fields as `ladder table --format markdown` shows them."""
+    """The tables of a file's cells with those fields, as by `ladder table --format markdown`."""
     env, cells = read(path)
     cells = [c for c in cells if all(c[name] == value for name, value in fields.items())]
     note = f"Errors are against stage 3 in this dtype; {READING.format('')}."
@@ -78,14 +78,14 @@ def as_shown(path: Path, **fields: object) -> str:
 
 
 def edited_since(env: Record) -> set[int]:
-    """The built-in stages in a file of records whose code is no longer what was measured."""
+    """The built-in stages of a run whose code was edited after they were measured."""
     edited = set()
-    planned = {cell["stage"] for cell in env["plan"]}  # a suite may measure some of the stages
+    planned = {cell["stage"] for cell in env["plan"]}  # a suite may measure only some of the stages
     for stage in env["rungs"]:
         if planned and stage["stage"] not in planned:
             continue
         path = ROOT / "stages" / f"s{stage['stage']:02d}_{stage['name']}.py"
-        if not path.is_file() or "sha256" not in stage:  # a trainer's contestant has none
+        if not path.is_file() or "sha256" not in stage:  # as SDPA's backends
             continue
         measured = stage.get("syntax_sha256") or digest_of_version(path, stage["sha256"])
         if measured != digest(path.read_text(encoding="utf-8")):
@@ -94,7 +94,7 @@ def edited_since(env: Record) -> set[int]:
 
 
 def machine(*envs: Record) -> str:
-    """Where files were measured, one line for each machine, and which stages were edited since."""
+    """The machines of records, one line each, and the stages that were edited since."""
     found: dict[str, set[int]] = {}
     for env in envs:
         cores = f", {env['cores']} cores" if env["device"] == "cpu" else ""

@@ -1,1 +1,1 @@
-"""Child processes: stages run in one, and never in ours."""
+"""Child processes, in which all stages run: never in the parent."""

@@ -1,4 +1,4 @@
-"""Calling a stage in its own process: its options, its outputs for the judge, its errors."""
+"""Call a stage in its own process: pass its options, write its outputs, report its errors."""
 
 import contextlib
 import sys
@@ -7,24 +7,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.problems.directions import OUTPUTS, BadGradient, prepare, show
+from harness.isolation.child import one_line
+from harness.isolation.measured_call import BadGradient, prepare, show
+from harness.problems.directions import OUTPUTS
 from harness.problems.problem import Problem
 
 WARM_UP_ROWS = 16
 NAMES = ("q", "k", "v", "dO")
-LONGEST_REASON = 300  # characters
 
 
 class WrongOutput(Exception):
-    """What a stage gave back is no output of this problem, or it changed its inputs."""
+    """A stage returned something that is no output of the problem, or changed its inputs."""
 
 
 class TooSlow(Exception):
-    """The rounds of a contestant would take longer than its budget."""
+    """The rounds of a stage would take longer than its budget."""
 
 
 def bind(attend: Callable[..., Any], problem: Problem) -> Callable[..., Any]:
-    """`attend` with the problem's options; without options it is called as attend(q, k, v)."""
+    """Bind the problem's options to `attend`; a problem without options calls attend(q, k, v)."""
     import torch
 
     options: dict[str, Any] = {"causal": True} if problem.causal else {}
@@ -37,9 +38,9 @@ def bind(attend: Callable[..., Any], problem: Problem) -> Callable[..., Any]:
 
 
 def launch_configs() -> dict[str, dict[str, int]] | None:
-    """What tuned kernels were launched with since the tuner's notes were last cleared, by kernel.
+    """The configurations that tuned kernels were launched with since the last clear, by kernel.
 
-    None where there was no such kernel.
+    None where no tuned kernel was launched.
     """
     from stages import autotune
 
@@ -47,16 +48,16 @@ def launch_configs() -> dict[str, dict[str, int]] | None:
 
 
 def was_interpreted() -> bool:
-    """Whether any kernel has run in Triton's interpreter, whoever's it was."""
+    """Whether any kernel in this process has run in Triton's interpreter."""
     interpreter = sys.modules.get("triton.runtime.interpreter")
     builder = getattr(interpreter, "interpreter_builder", None)
     return getattr(builder, "grid_idx", None) is not None
 
 
 def warm_up(attend: Callable[..., Any], problem: Problem, given: tuple[Any, ...]) -> None:
-    """One tiny call, so that what a stage sets up once is not taken for the memory of a call.
+    """Make one tiny call, so that one-time setup does not count as memory of the measured call.
 
-    What it raises is no matter here: a stage may have its reasons against tiny inputs.
+    Errors are ignored here: a stage may refuse tiny inputs.
     """
     with contextlib.suppress(Exception):
         tiny: list[Any] = [x if x is None else x[:1, :, :WARM_UP_ROWS].contiguous() for x in given]
@@ -70,7 +71,8 @@ def write_outputs(
 ) -> None:
     """Write the bytes of all outputs to a file for the judge, one after the other.
 
-    WrongOutput where one of them is not like its input: o and dq like q, dk like k, dv like v.
+    Raises WrongOutput where one has another shape, dtype or device than its input: q for o and dq,
+    k for dk, v for dv.
     """
     import torch
 
@@ -78,31 +80,31 @@ def write_outputs(
     like = {"o": q, "dq": q, "dk": k, "dv": v}
     with Path(path).open("wb") as file:
         for name, x in zip(OUTPUTS[problem.direction], outputs, strict=True):
-            said = "returned" if problem.direction == "fwd" else f"{name}: returned"
+            prefix = "returned" if problem.direction == "fwd" else f"{name}: returned"
             if x is None and name != "o":
                 raise WrongOutput(f"{name}: there is none, no gradient reaches {name[1:]}")
-            if type(x) is not torch.Tensor:  # a subclass may compute when it is asked, later
-                raise WrongOutput(f"{said} {type(x).__name__}, expected a tensor")
-            check_like(x, like[name], said)
+            if type(x) is not torch.Tensor:  # a subclass may delay its computation
+                raise WrongOutput(f"{prefix} {type(x).__name__}, expected a tensor")
+            check_like(x, like[name], prefix)
             flat = x.detach().cpu().contiguous().reshape(-1)
             file.write(flat.view(torch.uint8).numpy().tobytes())
 
 
-def check_like(x: Any, like: Any, said: str = "returned") -> None:
+def check_like(x: Any, like: Any, prefix: str = "returned") -> None:
     """Raise WrongOutput where `x` has another shape, dtype or device than `like`."""
     for what in ("shape", "dtype", "device"):
         got, expected = getattr(x, what, None), getattr(like, what)
         if got != expected:
-            raise WrongOutput(f"{said} {what} {show(got)}, expected {show(expected)}")
+            raise WrongOutput(f"{prefix} {what} {show(got)}, expected {show(expected)}")
 
 
-def blame(error: BaseException, problem: Problem) -> dict[str, str]:
-    """Status and reason of a failed contestant, from what was raised."""
+def blame(error: BaseException) -> dict[str, Any]:
+    """Status and reason of a stage that failed with `error`."""
     import torch
 
     from stages.contract import StageUnavailable
 
-    text = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
+    text = one_line(error)
     if isinstance(error, TooSlow):
         return {"status": "timeout", "reason": str(error)}
     if isinstance(error, (WrongOutput, BadGradient)):
@@ -116,7 +118,7 @@ def blame(error: BaseException, problem: Problem) -> dict[str, str]:
 
 
 class Given:
-    """What every contestant is given: q, k, v and dO (None for a forward pass), and copies."""
+    """The inputs of the stages in a process, and copies: q, k, v, dO (None for a forward pass)."""
 
     def __init__(self, problem: Problem) -> None:
         from harness.problems.directions import make_output_gradient
@@ -127,10 +129,10 @@ class Given:
         self.copies = [None if x is None else x.clone() for x in self.tensors]
 
     def check_unwritten(self) -> None:
-        """Raise WrongOutput where one is not, bit for bit, what it was; and restore it.
+        """Raise WrongOutput where an input has changed in any bit; first restore it.
 
-        The next contestant must not pay for the last. In place: calls that have been prepared read
-        it where it was.
+        The next stage needs the right inputs. They are restored in place, since calls that were
+        prepared before read them there.
         """
         import torch
 
@@ -140,6 +142,6 @@ class Given:
                 changed.append(name)
                 if x.shape != copy.shape:
                     x.resize_(copy.shape)
-                x.data.copy_(copy)  # past the version counter: their graphs are good again
+                x.data.copy_(copy)  # unseen by the version counter, so that graphs stay valid
         if changed:
             raise WrongOutput(f"changed its input {changed[0]}")

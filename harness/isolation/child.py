@@ -1,8 +1,8 @@
-"""One process per comparison: started by a server that has torch imported, watched, and ended.
+"""Start a child process from a fork server that has torch imported, watch it, and end it.
 
-The server imports torch and nothing else: it runs no operation (one would leave threads behind
-that hang every child), loads no stage and touches no GPU. What a child says comes as JSON over a
-pipe: a stage that writes garbage into it costs its own cell.
+The server imports torch and does nothing else: it runs no operation (one would leave threads behind
+that hang every child), loads no stage and touches no GPU. Children send their messages as JSON over
+a pipe: a stage that writes garbage into the pipe makes only its own cell fail.
 """
 
 import contextlib
@@ -22,27 +22,28 @@ from pathlib import Path
 from typing import Any
 
 from harness.isolation.processes import (
-    ADOPT,
     DIE_WITH_PARENT,
     DUMPABLE,
+    SUBREAPER,
     ask_kernel,
-    end_family,
+    descendants,
+    end_descendants,
     end_process,
-    family,
     processes,
     resident_bytes,
 )
 from harness.records.units import show_bytes
 
-START_LIMIT = 180.0  # seconds for a child to start: the first waits for the server's own import
-POLL = 0.02  # seconds between two looks at a child's memory
-LAST_WORDS = 5.0  # seconds for what an ended child has said to be read
-LONGEST_MESSAGE = 1 << 16  # bytes; a stage that announces more is cut off
-MOST_MESSAGES = 64  # unread; a stage that floods the pipe is cut off, too
-LOOK = 0.2  # seconds between two looks at what a child has started
-SHOWN_LOG = 1 << 16  # bytes at the end of what a child prints: what is kept and shown of it
-LONGEST_LOG = 1 << 20  # bytes of it that lie on the disk
-STARTS = 3  # a fork server that a stage has ended is started again
+START_LIMIT = 180.0  # seconds for a child to start, at first with the server's import of torch
+POLL = 0.02  # seconds between two checks of a child's memory
+LAST_WORDS = 5.0  # seconds to read the messages that an ended child has sent
+LONGEST_MESSAGE = 1 << 16  # bytes; a child that announces a longer message is ended
+MOST_MESSAGES = 64  # unread; a child that floods the pipe is ended, too
+LOOK = 0.2  # seconds between two searches for processes that a child has started
+SHOWN_LOG = 1 << 16  # bytes of a child's output that are kept and shown: its end
+LONGEST_REASON = 300  # characters of an error, as a reason
+LONGEST_LOG = 1 << 20  # bytes of a child's output on the disk
+STARTS = 3  # attempts: a fork server that a stage has killed is started again
 
 NO_MESSAGE = "what its process reported is not the harness's own message"
 
@@ -50,7 +51,7 @@ Message = dict[str, Any]
 
 
 class ChildFailed(Exception):
-    """A child ended, hung or outgrew its memory; `status` is a record's, the text its reason."""
+    """A child ended, hung or took too much memory; `status` and `reason` are those of a record."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -61,34 +62,34 @@ class ChildFailed(Exception):
 class Child:
     """A child process running `target(connection, *arguments)`.
 
-    What it prints goes to a file, never to our own output; `printed` is its end.
+    Its output goes to a file, never to the parent's terminal; `printed` returns the end of it.
     """
 
     def __init__(self, target: Callable[..., None], *arguments: object) -> None:
-        # read by its handle: what a stage does to the name is no matter
+        # read through its handle: a stage may delete or replace the file
         handle, self.path = tempfile.mkstemp(prefix="ladder-", suffix=".log")
         self.log = os.fdopen(handle, "r+b", buffering=0)
-        self.shown, self.unseen = 0, ""  # bytes of the log; what is kept of it once it is closed
+        self.shown, self.unseen = 0, ""  # bytes shown so far; text not shown yet
         self.ended = False
         self.base_bytes: int | None = None
         self.memory: int | None = None
-        self.kin: dict[int, int] = {}  # processes seen under it -> when each began
+        self.descendants: dict[int, int] = {}  # their ids -> when each began
         self.looked = 0.0
         self.process, self.connection = begin(target, self.path, arguments)
-        # a thread reads: a stage may announce a message that never comes
+        # a thread reads, since a stage may announce a message and never send it
         self.inbox: queue.Queue[bytes | None] = queue.Queue(MOST_MESSAGES)
         self.closing = threading.Lock()
         threading.Thread(target=self.listen, daemon=True).start()
 
     def listen(self) -> None:
-        """Put what the child says into the inbox; None at the end, or at what is no message.
+        """Put the child's messages into the inbox; None at the end, or when one can't be read.
 
-        The connection is closed here and nowhere else: were it closed under a thread that waits in
-        it, its number could be another file's by the time that the thread reads.
+        The connection is closed here and nowhere else: closed while this thread waits for it, its
+        file descriptor could belong to another file when the thread reads.
         """
         try:
             while True:
-                # an empty message is none of ours; it is passed on as one that can't be parsed
+                # the harness sends no empty message: it is passed on as one that is no message
                 self.inbox.put_nowait(self.connection.recv_bytes(LONGEST_MESSAGE) or b"null")
         except (EOFError, OSError, MemoryError, ValueError, queue.Full):
             with contextlib.suppress(queue.Full):
@@ -97,23 +98,23 @@ class Child:
             self.connection.close()
 
     def limit_memory(self, memory: int) -> None:
-        """From now on, allow `memory` bytes above what the child holds at this moment."""
-        self.base_bytes, self.memory = self.held_bytes(), memory
+        """From now on, allow `memory` bytes above the child's present memory."""
+        self.base_bytes, self.memory = self.memory_bytes(), memory
 
     def send(self, message: Message) -> None:
-        """Say something to the child; one that has ended doesn't hear it."""
+        """Send a message to the child; nothing happens where it has ended."""
         with self.closing, contextlib.suppress(OSError):
             self.connection.send_bytes(json.dumps(message).encode())
 
     def receive(self, seconds: float, late: str) -> Message:
-        """The child's next message, awaited for `seconds` while its memory is watched.
+        """Wait up to `seconds` for the child's next message, and watch its memory.
 
-        Raises ChildFailed where the child ends first (crashed), says nothing in time (timeout,
-        whose reason is `late`), outgrows its memory (out-of-memory) or says what is no JSON.
+        Raises ChildFailed where the child ends first (crashed), sends nothing in time (timeout,
+        with the reason `late`), takes too much memory (out-of-memory) or sends no valid message.
         """
         deadline = time.monotonic() + seconds
         while True:
-            # a child that has ended may have spoken before: what it said is still on its way
+            # a child that has ended may have sent messages before, which are still in the pipe
             ended = not self.process.is_alive()
             try:
                 data = self.inbox.get(timeout=LAST_WORDS if ended else POLL)
@@ -129,7 +130,7 @@ class Child:
                 raise ChildFailed("timeout", late)
 
     def parse(self, data: bytes) -> Message:
-        """The message in `data`; ChildFailed where it is none."""
+        """Parse the message in `data`; ChildFailed where it is none."""
         try:
             message = json.loads(data)
             if isinstance(message, dict) and isinstance(message.get("event"), str):
@@ -140,28 +141,28 @@ class Child:
         raise ChildFailed("crashed", NO_MESSAGE)
 
     def watch(self) -> None:
-        """Keep its log short, and end it where it has outgrown its memory."""
+        """Keep the child's log short, and end a child that takes too much memory."""
         if os.fstat(self.log.fileno()).st_size > LONGEST_LOG:
             self.unseen, self.shown = self.printed(), 0
             os.ftruncate(self.log.fileno(), 0)
         if self.memory is None or self.base_bytes is None:
             return
-        if self.held_bytes() > self.base_bytes + self.memory:
+        if self.memory_bytes() > self.base_bytes + self.memory:
             self.end()
             raise ChildFailed("out-of-memory", f"took more than {show_bytes(self.memory)}")
 
-    def held_bytes(self) -> int:
-        """The resident sets of it and all that it has started, a page that they share once."""
+    def memory_bytes(self) -> int:
+        """The resident memory of the child and its descendants, shared pages counted once."""
         if time.monotonic() > self.looked + LOOK:
-            self.kin = family(self.process.pid)
+            self.descendants = descendants(self.process.pid)
             self.looked = time.monotonic()
-        held = resident_bytes([*self.kin] or [self.process.pid], "Rss")
-        if len(self.kin) > 1 and held > (self.base_bytes or 0) + (self.memory or 0):
-            held = resident_bytes([*self.kin], "Pss")
-        return held
+        resident = resident_bytes([*self.descendants] or [self.process.pid], "Rss")
+        if len(self.descendants) > 1 and resident > (self.base_bytes or 0) + (self.memory or 0):
+            resident = resident_bytes([*self.descendants], "Pss")
+        return resident
 
     def printed(self) -> str:
-        """What it has printed since the last time, or the last SHOWN_LOG bytes of that."""
+        """The output of the child since the last call, at most the last SHOWN_LOG bytes of it."""
         text, self.unseen = self.unseen, ""
         if not self.log.closed:
             size = os.fstat(self.log.fileno()).st_size
@@ -172,10 +173,10 @@ class Child:
         return text[-SHOWN_LOG:]
 
     def how_it_ended(self) -> tuple[str, str]:
-        """Status and reason of a child that ended without its last message."""
+        """Status and reason of a child that ended before it sent its last message."""
         self.process.join(1.0)
         code = self.process.exitcode
-        if code is None:  # it lives, but what came from it can't be read
+        if code is None:  # it runs, but its message can't be read
             self.end()
             return "crashed", NO_MESSAGE
         if code < 0:
@@ -184,20 +185,20 @@ class Child:
         return "crashed", f"its process ended (exit code {code}) before it answered"
 
     def end(self) -> None:
-        """End the child, and whatever it has started, now."""
+        """Kill the child and all its descendants."""
         if self.process.pid is None or self.ended:
             return
         self.ended = True
-        end_family(self.process.pid)
+        end_descendants(self.process.pid)
         with contextlib.suppress(ProcessLookupError, PermissionError, AttributeError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # it leads a group of its own once it runs
+            os.killpg(self.process.pid, signal.SIGKILL)  # once it runs, it leads its own group
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
-        known = processes() if self.kin else {}
-        for pid, begun in self.kin.items():  # what stood over them may have been ended before them
+        known = processes() if self.descendants else {}
+        for pid, begun in self.descendants.items():  # their parents may have been killed first
             if pid in known and known[pid][1] == begun:
                 end_process(pid)
-        self.process.join(5.0)  # the connection ends with it, and the thread that reads it
+        self.process.join(5.0)  # this also ends the connection and the thread that reads it
         self.unseen = self.printed()
         self.log.close()
         with contextlib.suppress(OSError):
@@ -211,10 +212,10 @@ class Child:
 
 
 def server() -> Any:
-    """The multiprocessing context whose fork server has torch imported (spawn on Windows)."""
+    """The multiprocessing context with a fork server that imports torch (spawn on Windows)."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
-    # torch.utils.benchmark looks for a GPU as it is imported; by NVML, that doesn't initialise CUDA
+    # torch.utils.benchmark looks for a GPU when imported: NVML does so without initialising CUDA
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.utils.benchmark", "numpy"])
@@ -224,16 +225,16 @@ def server() -> Any:
 def begin(
     target: Callable[..., None], log: str, arguments: tuple[object, ...]
 ) -> tuple[Any, Connection]:
-    """A process running `target`, and our end of its connection.
+    """Start a process that runs `target`; returns it and the parent's end of its connection.
 
-    Raises ChildFailed where none can be started.
+    Raises ChildFailed where no process can be started.
     """
     context = server()
     for _ in range(STARTS):
         running = getattr(forkserver, "_forkserver", None)
         if pid := getattr(running, "_forkserver_pid", None):
             with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGCONT)  # a stage may have stopped it
+                os.kill(pid, signal.SIGCONT)  # a stage may have stopped the server
         ours, theirs = context.Pipe()
         process = context.Process(target=enter, args=(target, theirs, log, arguments), daemon=True)
         try:
@@ -243,7 +244,7 @@ def begin(
             reason = f"no process could be started: {error}"
             ours.close()
             with contextlib.suppress(Exception):
-                running._stop()  # type: ignore[union-attr]  # the next has one of its own
+                running._stop()  # type: ignore[union-attr]  # the next attempt starts a new server
         finally:
             theirs.close()
     raise ChildFailed("crashed", reason)
@@ -252,27 +253,27 @@ def begin(
 def enter(
     target: Callable[..., None], connection: Connection, log: str, arguments: tuple[object, ...]
 ) -> None:
-    """What every child does first: leave the terminal, and die with its server."""
-    leave_the_server()
+    """Set a child up (own session, dies with its server, output to `log`), and run `target`."""
+    close_server_handles()
     if hasattr(os, "setsid"):
-        os.setsid()  # a Ctrl-C is the parent's to hear; and it can be ended with all it starts
+        os.setsid()  # a Ctrl-C goes to the parent alone, and the group can be killed
     ask_kernel(DIE_WITH_PARENT, signal.SIGKILL)
     handle = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
     if sys.platform == "linux":
-        stand_over(connection)
+        fork_under_subreaper(connection)
     target(connection, *arguments)
 
 
-def stand_over(connection: Connection) -> None:
-    """Fork, and go on in the new process; the old one adopts whatever that leaves behind.
+def fork_under_subreaper(connection: Connection) -> None:
+    """Fork and go on in the new process; the old one becomes the subreaper of its descendants.
 
-    Processes that have lost their parent come to the old one, whatever session, group or
-    environment they have chosen: there they are found and ended.
+    Processes that lose their parent become children of the subreaper, whatever session, group or
+    environment they have set: there they are found and ended.
     """
-    ask_kernel(ADOPT, 1)
+    ask_kernel(SUBREAPER, 1)
     worker = os.fork()
     if worker == 0:
         ask_kernel(DIE_WITH_PARENT, signal.SIGKILL)
@@ -282,9 +283,9 @@ def stand_over(connection: Connection) -> None:
     while status is None:
         pid, how = os.wait()
         status = how if pid == worker else None
-    end_family(os.getpid())
+    end_descendants(os.getpid())
     code = os.waitstatus_to_exitcode(status)
-    if code < 0:  # it says how the worker ended
+    if code < 0:  # this process ends by the same signal as the worker
         with contextlib.suppress(OSError, ValueError):
             signal.signal(-code, signal.SIG_DFL)
         ask_kernel(DUMPABLE, 0)
@@ -292,11 +293,11 @@ def stand_over(connection: Connection) -> None:
     os._exit(code)
 
 
-def leave_the_server() -> None:
-    """Close what multiprocessing hands to every child, so that it could start children of its own.
+def close_server_handles() -> None:
+    """Close the handles of the fork server that multiprocessing passes on to every child.
 
-    While a child holds the server's lifeline, the server outlives a killed parent, and the child
-    the server; and a stage that writes into every open file would bring the server down.
+    While a child has the server's "alive" handle open, the server outlives a killed parent, and the
+    child outlives the server; and a stage that writes into every open file would end the server.
     """
     for owner, name in (
         (getattr(forkserver, "_forkserver", None), "_forkserver_alive_fd"),
@@ -310,15 +311,20 @@ def leave_the_server() -> None:
 
 
 def say(connection: Connection, event: str, **fields: Any) -> None:
-    """Send the parent a message from a child; one whose parent no longer listens ends here."""
+    """In a child: send the parent a message; ends the child where the parent has gone."""
     try:
         connection.send_bytes(json.dumps({"event": event, **fields}).encode())
     except OSError:
         os._exit(1)
 
 
+def one_line(error: BaseException) -> str:
+    """The type and the message of an error in one line, for a reason."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
+
+
 def hear(connection: Connection) -> Message:
-    """The parent's next message; a child whose parent has gone ends here."""
+    """In a child: wait for the parent's next message; ends the child where the parent has gone."""
     try:
         return dict(json.loads(connection.recv_bytes()))
     except (EOFError, OSError):

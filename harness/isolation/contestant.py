@@ -1,13 +1,13 @@
-"""What runs in the process of a comparison: one stage alone, or several that take turns.
+"""The process of a comparison, from the child's side: one stage alone, or several in turns.
 
-Each stage is loaded, called for the first time (which compiles) and once more under the memory
-meter where there is one, and its outputs go to a file for the judge, another process. Only those
-that the judge has found right (or wrong by design) go on to be timed: an unchecked time is never
-taken. After its timing each is asked again with v and dO changed, so that one which remembers its
-answer is found out (harness/problems/directions.py says how).
+Each stage is loaded, called for the first time (which compiles) and called once more under the
+memory meter where there is one. Its outputs go to a file for the judge, another process. Only
+stages that the judge has found right (or wrong by design) are timed: no stage is timed unchecked.
+After its timing each stage is called again with v and dO changed, to detect a stage that caches its
+outputs (measured_call.py says how). What is said when is listed in messages.py.
 
-What a stage raises costs itself only. Where the device is lost with it (an illegal access ends all
-CUDA work of a process) the whole comparison has failed.
+An error in a stage makes only that stage fail. Where the device is lost with it (an illegal access
+ends all CUDA work of a process), the whole comparison fails.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ import functools
 import gc
 import sys
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+from harness.isolation import messages
 from harness.isolation.call import (
     Given,
     TooSlow,
@@ -32,18 +32,16 @@ from harness.isolation.call import (
     was_interpreted,
     write_outputs,
 )
-from harness.isolation.child import hear, say
-from harness.isolation.paged import PagedCall
-from harness.isolation.watched import Watched
-from harness.problems.directions import Call, ask_again, prepare
+from harness.isolation.measured_call import Call, PagedCall, Watched, ask_again, prepare
+from harness.isolation.messages import Checked, Order, Out, Repeat, Timed, Turn, tell, told
 from harness.problems.problem import Problem
 
-SETUP = 1 << 27  # bytes that importing Triton and first calls may leave behind: no workspace
+SETUP = 1 << 27  # bytes kept by importing Triton and by first calls, which aren't a stage's memory
 MEMORY_SLACK = 1 << 29  # bytes: stacks of torch's threads, the interpreter's own growth
 
 
 class RaisedInTurn(Exception):
-    """A contestant raised an error in its turn; the cause is that error."""
+    """A stage raised an error in its turn; that error is the cause of this one."""
 
     def __init__(self, contestant: "Contestant") -> None:
         super().__init__()
@@ -51,32 +49,32 @@ class RaisedInTurn(Exception):
 
 
 class Contestant:
-    """One stage in a comparison: the call that is measured, and where its outputs go.
+    """One stage in the process of a comparison: its measured call, and the files for its outputs.
 
-    `problem` has a page size where it reads from a paged cache.
+    `problem` has a page size where the stage reads from a paged cache.
     """
 
-    def __init__(self, module: ModuleType, problem: Problem, out: str, held: int | None) -> None:
-        self.held = held  # bytes that the process held before it loaded any stage
+    def __init__(self, module: ModuleType, problem: Problem, out: str, base: int | None) -> None:
+        self.base = base  # resident bytes of the process before it loaded any stage
         self.module, self.problem, self.out = module, problem, out
         self.attend = bind(module.attend, problem)
-        # where it works says how it is measured: a CPU stage takes a GPU's tensors
+        # it is measured where it computes: a CPU stage also takes a GPU's tensors
         self.device = module.STAGE.computes_on(problem.device)
         self.call: Call | None = None
         self.timed: Watched | None = None
 
     def prepared(self, given: Given) -> Call:
-        """Its call; for 'bwd' the forward pass is done where the call is made, once."""
+        """The call, prepared once; for 'bwd' that includes the forward pass."""
         if self.call is None and self.problem.page_size:
             self.call = PagedCall(self.module, self.problem, *given.tensors[:3])
         elif self.call is None:
             self.call = prepare(self.attend, self.problem.direction, *given.tensors)
         return self.call
 
-    def check(self, given: Given, alone: bool) -> dict[str, Any]:
-        """Call it for the first time, write what it returns, say what was measured.
+    def check(self, given: Given, alone: bool) -> Checked:
+        """Call the stage for the first time and write its outputs; returns what was measured.
 
-        The resident memory of a process is a stage's own only where it is `alone` in it.
+        The process's resident memory is measured only where the stage is `alone` in it.
         """
         from harness.measures.memory import give_back, measure_peak, status_bytes
         from harness.measures.timing import time_once
@@ -91,11 +89,11 @@ class Contestant:
             warm_up(self.module.attend, self.problem, given.tensors)
             autotune.latest.clear()  # the tiny call's
             self.prepared(given)
-            give_back()  # what that has freed would be taken again unseen
-            kept = (status_bytes("VmRSS") or 0) - self.held if self.held else 0
+            give_back()  # a call that reuses freed pages would not be measured
+            kept = (status_bytes("VmRSS") or 0) - self.base if self.base else 0
             (outputs, call_ms), peak, meter = measure_peak(once, self.device)
             if peak is not None and kept > max(SETUP, 2 * peak):
-                peak = kept  # it was made beforehand, and is there during the call
+                peak = kept  # allocated before the call, and used during it
             first_ms = call_ms
         else:
             if alone:
@@ -103,57 +101,52 @@ class Contestant:
             outputs, first_ms = once()
             call_ms = first_ms
             if self.device == "cuda":
-                # the first call compiles and fetches cuBLAS's workspace, which aren't its memory
+                # not the first call, which also compiles and allocates cuBLAS's workspace
                 outputs = None
                 (outputs, call_ms), peak, meter = measure_peak(once, self.device)
         write_outputs(outputs, self.problem, given.tensors, self.out)
         given.check_unwritten()
-        return {
-            "first_call_ms": first_ms,
-            "call_ms": call_ms,
-            "peak_bytes": peak,
-            "memory_meter": meter,
-            "launch_configs": launch_configs(),
-            "interpreted": was_interpreted(),
-        }
+        return Checked(
+            first_ms, call_ms, peak, meter, launch_configs(), interpreted=was_interpreted()
+        )
 
-    def warm_up(self, given: Given, order: dict[str, Any]) -> None:
-        """The calls before the rounds; TooSlow where the rounds would take more than its budget."""
+    def warm_up(self, given: Given, order: Order) -> None:
+        """Make the calls before the rounds; TooSlow where the rounds would exceed the budget."""
         from harness.measures.timing import time_once
 
-        calls = order["warmup"] + rounds_of(order)
-        for _ in range(order["warmup"]):
+        calls = order.warmup + order.rounds
+        for _ in range(order.warmup):
             ms = time_once(self.prepared(given), self.device)[1]
-            if 1e-3 * ms * calls > order["budget"]:
+            if 1e-3 * ms * calls > order.budget:
                 raise TooSlow(
-                    f"{1e-3 * ms:.3g} s a call: {calls} calls do not fit in its budget of "
-                    f"{order['budget']:g} s"
+                    f"{1e-3 * ms:.3g} s per call: {calls} calls do not fit in its budget of "
+                    f"{order.budget:g} s"
                 )
 
     def watched(self, given: Given) -> Watched:
-        """Its call for the timer (watched.py), one for all its samples."""
+        """The call for the timer (measured_call.py), the same object for all samples."""
         if self.timed is None:
             x = given.tensors[3 if self.problem.direction == "bwd" else 0]
             self.timed = Watched(self.prepared(given), x)
         return self.timed
 
-    def again(self, given: Given) -> None:
-        """Write what it answered to a call that was timed, and to others with inputs changed."""
-        assert self.timed is not None, "it has been timed"
+    def call_again(self, given: Given) -> None:
+        """Write the outputs of one timed call, and of further calls with changed inputs."""
+        assert self.timed is not None, "only a stage that was timed is called again"
         write_outputs(tuple(self.timed.kept), self.problem, given.tensors, f"{self.out}.timed")
         self.timed.kept = ()
-        asked = ask_again(self.prepared(given), self.problem.direction, *given.tensors[2:])
-        # closed by hand: where a call raises, the inputs are changed back now and not some day
-        with contextlib.closing(cast("Generator[Call, None, None]", asked)) as calls:
+        changed = ask_again(self.prepared(given), self.problem.direction, *given.tensors[2:])
+        # closed here, so that the inputs are restored at once where a call raises
+        with contextlib.closing(cast("Generator[Call, None, None]", changed)) as calls:
             for index, call in enumerate(calls):
                 write_outputs(call(), self.problem, given.tensors, f"{self.out}.again{index}")
         given.check_unwritten()
 
     def skip_ratio(self, given: Given) -> float | None:
-        """The share of (q block, KV tile) pairs that it never visits; None where it doesn't count.
+        """The share of (q block, KV tile) pairs that the stage never visits; None if unknown.
 
-        What it raises, or a figure that is no share, goes to the log: it is no reason to lose the
-        times.
+        An error is printed to the log and ignored, as is a number outside 0 to 1: neither
+        invalidates the times.
         """
         count = getattr(self.module, "skip_ratio", None)
         if count is None:
@@ -166,68 +159,56 @@ class Contestant:
         return ratio if 0.0 <= ratio <= 1.0 else None
 
 
-def compete(
-    connection: Connection, paths: list[str], order: dict[str, Any], outs: list[str]
-) -> None:
-    """One comparison: the stages in the files `paths`, each writing to its file of `outs`.
-
-    Says 'loads' and 'ready'; when told to start, 'checked' or 'out' for each, in order; when told
-    who goes on and for how many seconds they are sampled, 'done' with a timing each, then 'called'
-    after as many calls of a stage as it is asked for; asked for none, 'counted' with the skip
-    ratios. Where the turns are taken between processes, 'warm' comes before them, then 'turn' after
-    each that it is told of. Or 'failed' at any point.
-    """
+def compete(connection: Connection, order: Order) -> None:
+    """Run one comparison; messages.py lists what it sends, and what the parent does."""
     import torch
 
     import stages
     from harness.measures.accuracy import set_precision
     from harness.measures.memory import status_bytes
 
-    problem = Problem.from_json(order)
+    problem = order.problem
     try:
         torch.set_num_threads(1)  # timing.py says why
         given = Given(problem)
         if problem.device == "cpu":
-            set_data_limit(order["memory"])
-        held = status_bytes("VmRSS") if sys.platform == "linux" else None
-        say(connection, "loads")
-        modules = [stages.load(path) for path in paths]
-        torch.set_num_threads(1)  # whatever they have set
+            set_data_limit(order.memory)
+        base = status_bytes("VmRSS") if sys.platform == "linux" else None
+        tell(connection, messages.Loads())
+        modules = [stages.load(path) for path in order.paths]
+        torch.set_num_threads(1)  # stages may have changed it
         if problem.device == "cuda" and problem.dtype == "float32":
             set_precision(problem.precision)
         contestants = [
-            Contestant(module, replace(problem, page_size=page_size), out, held)
-            for module, page_size, out in zip(modules, order["page_sizes"], outs, strict=True)
+            Contestant(module, asked, out, base)
+            for module, asked, out in zip(modules, order.problems, order.outs, strict=True)
         ]
-        say(connection, "ready")
-        hear(connection)
+        tell(connection, messages.Ready())
+        told(connection, messages.Start)
         for contestant in contestants:
-            measured, error = caught(functools.partial(contestant.check, given, order["alone"]))
-            if error is None:
-                say(connection, "checked", **measured)
-            else:
-                say(connection, "out", **drop_out(error, contestant, given))
-        turns = hear(connection)
-        going = [contestants[index] for index in turns["going"]]
+            checked, error = caught(functools.partial(contestant.check, given, order.alone))
+            tell(connection, checked if error is None else drop_out(error, contestant, given))
+        sample = told(connection, messages.Sample)
+        going = [contestants[index] for index in sample.going]
         for contestant in contestants:
             if contestant not in going:
                 contestant.call = None
-        if not going:
-            return
-        told = connection if order["apart"] else None
-        say(connection, "done", timings=take_turns(going, given, order, turns["seconds"], told))
-        while (asked := hear(connection))["calls"]:
-            call_often(going[asked["index"]], given, asked["calls"])
-            say(connection, "called")
-        say(connection, "counted", skip_ratios=[each.skip_ratio(given) for each in going])
+        turn_signals = connection if order.apart else None
+        for answer in sample_all(going, given, order, sample.seconds, turn_signals):
+            tell(connection, answer)
+        while isinstance(message := told(connection, Repeat, messages.CountTiles), Repeat):
+            call_often(going[message.place], given, message.calls)
+            tell(connection, messages.Done())
+        tell(connection, messages.Counted([each.skip_ratio(given) for each in going]))
     except BaseException as error:
-        say(connection, "failed", **blame(error, problem))
+        tell(connection, messages.Failed(**blame(error)))
 
 
 def caught(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """What `work` returns, or what it raises: less the traceback, whose frames hold tensors.
+    """Run `work`; returns its result, or its error without the traceback.
 
-    S of stage 3 may be most of a GPU's memory; the next contestant wants it back.
+    The frames of a traceback keep tensors alive. S of stage 3 may take most of a GPU's memory,
+    which the next stage needs.
     """
     try:
         return work(), None
@@ -239,10 +220,10 @@ def caught(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return None, error.with_traceback(None)
 
 
-def drop_out(error: BaseException, contestant: Contestant, given: Given) -> dict[str, Any]:
-    """Status and reason of a contestant that failed, its memory given back.
+def drop_out(error: BaseException, contestant: Contestant, given: Given) -> Out:
+    """Free the memory of a stage that failed; returns its status and reason.
 
-    Raises what the device says where it is lost for all.
+    Raises the device's error where the device is lost.
     """
     import torch
 
@@ -251,54 +232,47 @@ def drop_out(error: BaseException, contestant: Contestant, given: Given) -> dict
     if contestant.problem.device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-    with contextlib.suppress(WrongOutput):  # it is out; the inputs are themselves again
+    with contextlib.suppress(WrongOutput):  # it has failed already; this restores the inputs
         given.check_unwritten()
-    return {**blame(error, contestant.problem), "refused": isinstance(error, ValueError)}
+    return Out(**blame(error), refused=isinstance(error, ValueError))
 
 
-def rounds_of(order: dict[str, Any]) -> int:
-    """How many rounds there are at the least."""
-    from harness.measures.timing import LEAST_ROUNDS
+def sample_all(
+    going: Sequence[Contestant], given: Given, order: Order, seconds: float,
+    turn_signals: Connection | None,
+) -> list[Timed | Out]:  # fmt: skip
+    """Time the stages in `going` in the same rounds; returns a timing, or a failure, for each.
 
-    return int(order["rounds"] or LEAST_ROUNDS)
-
-
-def take_turns(
-    going: Sequence[Contestant], given: Given, order: dict[str, Any], seconds: float,
-    told: Connection | None,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """A timing for each of `going`, all from the same rounds; or why it failed before their end.
-
-    A stage that is alone is sampled for `seconds`; in turns there are so many rounds, and more
-    until `seconds` have passed. Where others are `told` of their turns, a round comes when it does.
+    A stage that is alone is sampled for `seconds`. In turns there are at least `order.rounds`
+    rounds, and more until `seconds` have passed. Where other processes take turns with this one,
+    each turn waits for a message over `turn_signals`.
     """
     from harness.measures.timing import alternate, sm_clock_mhz, time_call
 
-    found: dict[Contestant, dict[str, Any]] = {}
+    found: dict[Contestant, Timed | Out] = {}
     for contestant in going:
         error = caught(functools.partial(contestant.warm_up, given, order))[1]
         if error is not None:
             found[contestant] = drop_out(error, contestant, given)
     timings = []
     while standing := [each for each in going if each not in found]:
-        if order["alone"]:
+        if order.alone:
             [only] = standing
             timings = [time_call(only.watched(given), only.device, seconds)]
             break
-        if told is not None:
+        if turn_signals is not None:
             [only] = standing
-            timings = [rounds_when_told(only.watched(given), only.device, told)]
+            timings = [sample_on_turns(only.watched(given), only.device, turn_signals)]
             break
         calls = [guarded(each, given) for each in standing]
         devices = [each.device for each in standing]
-        timings, error = caught(
-            functools.partial(alternate, calls, devices, seconds, rounds_of(order))
-        )
+        in_turns = functools.partial(alternate, calls, devices, seconds, rounds=order.rounds)
+        timings, error = caught(in_turns)
         if error is None:
             break
         if not isinstance(error, RaisedInTurn):
             raise error
-        # without it, from the beginning
+        # start again without that stage
         found[error.contestant] = drop_out(error.__cause__ or error, error.contestant, given)
     if not standing:
         return [found[each] for each in going]
@@ -308,37 +282,33 @@ def take_turns(
     )
     given.check_unwritten()
     for contestant, timing in zip(standing, timings, strict=True):
-        error = caught(functools.partial(contestant.again, given))[1]
-        found[contestant] = (
-            drop_out(error, contestant, given)
-            if error is not None
-            else {
-                "time_ms": timing.median_ms,
-                "time_iqr_ms": timing.iqr_ms,
-                "samples": len(timing.samples_ms),
-                "sm_clock_mhz": clock,
-                "rounds_ms": None if order["alone"] else timing.rounds_ms,
-                "change": contestant.watched(given).change,
-            }
-        )
+        error = caught(functools.partial(contestant.call_again, given))[1]
+        if error is not None:
+            found[contestant] = drop_out(error, contestant, given)
+            continue
+        found[contestant] = Timed(
+            timing.median_ms, timing.iqr_ms, len(timing.samples_ms), clock,
+            rounds_ms=None if order.alone else timing.rounds_ms,
+            change=list(contestant.watched(given).change or ()),
+        )  # fmt: skip
     return [found[each] for each in going]
 
 
-def rounds_when_told(call: Call, device: str, told: Connection) -> Any:
-    """The timing of `call`, a sample whenever its turn has come."""
+def sample_on_turns(call: Call, device: str, turn_signals: Connection) -> Any:
+    """Time `call`: one sample for each turn that the parent announces."""
     from harness.measures.timing import Timing, cpu_sampler, cuda_sampler
 
     sample = cuda_sampler(call) if device == "cuda" else cpu_sampler(call)
-    say(told, "warm")
+    tell(turn_signals, messages.Done())
     samples = []
-    while hear(told)["turn"]:
+    while not told(turn_signals, Turn).over:
         samples.append(sample())
-        say(told, "turn")
+        tell(turn_signals, messages.Done())
     return Timing(samples)
 
 
 def call_often(contestant: Contestant, given: Given, calls: int) -> None:
-    """Make so many calls, and wait for the device: the parent looks at its own clock."""
+    """Make `calls` calls and wait for the device, while the parent measures the time."""
     from harness.measures.timing import synchronize, without_collector
 
     call = contestant.watched(given)
@@ -349,7 +319,7 @@ def call_often(contestant: Contestant, given: Given, calls: int) -> None:
 
 
 def guarded(contestant: Contestant, given: Given) -> Call:
-    """The contestant's call, whose error says whose it is."""
+    """The stage's call, whose errors are raised as RaisedInTurn."""
     prepared = contestant.watched(given)
 
     def call() -> Any:
@@ -362,9 +332,9 @@ def guarded(contestant: Contestant, given: Given) -> Call:
 
 
 def set_data_limit(memory: int) -> None:
-    """Let an allocation far beyond `memory` bytes fail at once, where the kernel can (Linux).
+    """Make an allocation far beyond `memory` bytes fail at once (Linux only).
 
-    The parent watches the resident set; this keeps a single huge allocation from being tried.
+    The parent watches the resident memory; this stops a single huge allocation before it starts.
     """
     if sys.platform != "linux":
         return

@@ -1,30 +1,28 @@
-"""The judge: a process that no stage ever enters compares outputs with the oracles of a problem."""
+"""The judge: compares outputs with the oracles of a problem, in a process that runs no stage."""
 
 import contextlib
 import os
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from harness.isolation.call import blame
-from harness.isolation.child import NO_MESSAGE, START_LIMIT, ChildFailed, Message, hear, say
-from harness.isolation.session import Session, is_bool, is_number, is_text, optional
-from harness.isolation.watched import undo
+from harness.isolation.child import NO_MESSAGE, START_LIMIT, ChildFailed, hear
+from harness.isolation.measured_call import AGAIN
+from harness.isolation.messages import Failed, Ready, Verdict, tell
+from harness.isolation.session import Session
+from harness.problems.directions import OUTPUTS
 from harness.problems.problem import ITEMSIZE, Problem
 
-JUDGE_LIMIT = 600.0  # seconds for an oracle, and for a comparison
+JUDGE_LIMIT = 600.0  # seconds for the oracles, and for one comparison
+FORGIVEN = 0.25  # of a change's effect on an output: rounding may differ by so much
 
 ERRORS = ("err_f64_max", "err_f64_rel", "err_stage3_max", "err_stage3_rel")
-VERDICT = {
-    "verdict": {
-        "finite": is_bool, "exact": is_bool, "why": is_text,
-        **dict.fromkeys(ERRORS, optional(is_number)),
-    }
-}  # fmt: skip
 
 
 class NoVerdict(Exception):
-    """The judge can't say what is right; `status` is a record's, `reason` says why."""
+    """The judge can't make its oracles; `status` and `reason` are those of a record."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -32,13 +30,13 @@ class NoVerdict(Exception):
 
 
 class Judge(Session):
-    """The process that holds one problem's oracles. Outputs come to it as files."""
+    """The parent's side of the judge of one problem. It reads the outputs from files."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(judge, problem.to_json())
 
     def open(self) -> None:
-        """Wait until the oracles are made, once. Raises NoVerdict where they can't be."""
+        """Wait until the oracles are made. Raises NoVerdict where they can't be."""
         try:
             self.ready(START_LIMIT + JUDGE_LIMIT, f"the oracle took more than {JUDGE_LIMIT:g} s")
         except ChildFailed as error:
@@ -46,23 +44,23 @@ class Judge(Session):
 
     def verdict(
         self, path: Path, again: int | None = None, change: list[int] | None = None
-    ) -> Message:
-        """What the judge finds of the outputs in the file `path`, which is then removed.
+    ) -> Verdict:
+        """The judge's verdict on the outputs in the file `path`, which is then removed.
 
-        `again`: which of the changes in directions.AGAIN they were computed after; `change`: the
-        one of watched.py. Raises ChildFailed where the stage has not written the file, and where
-        the judge fails twice.
+        `again`: the index in measured_call.AGAIN of the change that they were computed after;
+        `change`: the changed element (measured_call.Watched). Raises ChildFailed where the stage
+        has not written the file, and where the judge fails twice.
         """
-        if not path.is_file():  # announced, and never written
+        if not path.is_file():  # announced, but never written
             raise ChildFailed("crashed", NO_MESSAGE)
         late = f"comparing its output took more than {JUDGE_LIMIT:g} s"
         order = {"path": str(path), "again": again, "change": change}
         try:
             try:
-                return self.ask(order, VERDICT, JUDGE_LIMIT, late)
-            except ChildFailed:  # a stage may have ended it: another one judges
+                return self.ask(order, Verdict, seconds=JUDGE_LIMIT, late=late)
+            except ChildFailed:  # a stage may have killed the judge: start another
                 self.open()
-                return self.ask(order, VERDICT, JUDGE_LIMIT, late)
+                return self.ask(order, Verdict, seconds=JUDGE_LIMIT, late=late)
         except (ChildFailed, NoVerdict) as error:
             raise ChildFailed(error.status, f"the judge of its output failed: {error}") from None
         finally:
@@ -73,16 +71,16 @@ class Judge(Session):
 def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
     """In the judge's process: compare outputs of one problem with their oracles.
 
-    Says 'ready' once the oracles are made; then, for each {'path', 'again', 'change'}, 'verdict'
-    with the errors, whether all is finite, whether it is exact, and why not. `again`: which of
-    AGAIN's changes (harness/problems/directions.py) the outputs were computed after, or None;
-    `change`: the change of one element (watched.py), or None.
+    Sends 'ready' once the oracles are made; then, for each order {'path', 'again', 'change'}, a
+    'verdict': the errors, whether the outputs are finite and exact, and why not. `again`: the index
+    in AGAIN (measured_call.py) of the change that the outputs were computed after, or
+    None; `change`: the change of one element (measured_call.Watched), or None.
     """
     import torch
 
     from harness.measures.accuracy import judge_outputs, set_precision
     from harness.measures.oracle import make_oracles
-    from harness.problems.directions import AGAIN, make_output_gradient
+    from harness.problems.directions import make_output_gradient
     from harness.problems.inputs import make_inputs
 
     problem = Problem.from_json(problem_json)
@@ -91,22 +89,20 @@ def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
             set_precision(problem.precision)
         oracles = make_oracles(problem)
         if problem.device == "cuda":
-            torch.cuda.empty_cache()  # what making them took is the contestants' again
+            torch.cuda.empty_cache()  # the stages need the memory that this took
     except BaseException as error:
-        say(connection, "failed", **blame(error, problem))
+        tell(connection, Failed(**blame(error)))
         return
-    say(connection, "ready")
+    tell(connection, Ready())
     sizes = [oracle.out64.numel() for oracle in oracles.values()]
-    none = dict.fromkeys(ERRORS)
-    given: list[Any] = []  # q, k, v, dO: drawn once, for all who are asked with a change
+    inputs: list[Any] = []  # q, k, v, dO: drawn once, for all verdicts with a change
     while True:
         order = hear(connection)
         data = read_output(order["path"], sum(sizes) * ITEMSIZE[problem.dtype])
         if data is None:
-            why = "its output was cut short"
-            say(connection, "verdict", finite=True, exact=False, why=why, **none)
+            tell(connection, Verdict(True, False, "its output was cut short"))
             continue
-        # compared where the oracles are: on a GPU that takes milliseconds
+        # compared on the oracles' device: on a GPU that takes milliseconds
         flat = data.view(getattr(torch, problem.dtype)).to(problem.device).double()
         factors = [1.0] * len(sizes)
         if order["again"] is not None:
@@ -118,14 +114,14 @@ def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
             )
         ]
         if order["change"] is not None:
-            given = given or [*make_inputs(problem), make_output_gradient(problem)]
+            inputs = inputs or [*make_inputs(problem), make_output_gradient(problem)]
             truths = [oracle.out64 for oracle in oracles.values()]
-            outputs = undo(outputs, truths, problem, given, order["change"])
-        say(connection, "verdict", **(none | judge_outputs(outputs, oracles)))
+            outputs = undo(outputs, truths, problem, inputs, order["change"])
+        tell(connection, Verdict(**judge_outputs(outputs, oracles)))
 
 
 def read_output(path: str, size: int) -> Any:
-    """The bytes of a file of that size, a tensor; None where it isn't one."""
+    """Read a file of `size` bytes as a tensor; None where it is missing or of another size."""
     import numpy
     import torch
 
@@ -136,3 +132,54 @@ def read_output(path: str, size: int) -> Any:
                 data = numpy.fromfile(file, dtype=numpy.uint8)
                 return torch.from_numpy(data) if data.size == size else None
     return None
+
+
+def undo(
+    outputs: Sequence[Any], truths: Sequence[Any], problem: Problem, given: Sequence[Any],
+    change: tuple[int, int],
+) -> list[Any]:  # fmt: skip
+    """Remove the effect of the `change` of one element from `outputs`; all in float64.
+
+    Raises ValueError where there is no such element or value. `truths`: the exact outputs without
+    the change; `given`: q, k, v, dO without the change.
+    """
+    import torch
+
+    at, value = change
+    x = given[3 if problem.direction == "bwd" else 0]
+    if not 0 <= at < x.numel():
+        raise ValueError(f"element {at} of {x.numel()}")
+    b, h, i = (int(n) for n in torch.unravel_index(torch.tensor(at), x.shape)[:3])
+    hk = h * problem.hk // problem.h
+    seen = problem.nk if problem.seqlens_k is None else problem.seqlens_k[b]
+    if problem.causal:
+        seen = max(0, min(seen, i + 1 + problem.nk - problem.nq))
+    k, v = (y[b, hk, :seen].double() for y in given[1:3])  # (seen, d)
+    row = [given[0][b, h, i], given[3][b, h, i]]  # q and dO, (d)
+    before = row_terms(row[0], k, v, row[1])
+    cells = x.view(getattr(torch, f"int{8 * x.element_size()}")).view(-1)
+    was = cells[at].clone()
+    cells[at] = value
+    after = row_terms(row[0], k, v, row[1])
+    cells[at] = was
+    where = {"o": (b, h, i), "dq": (b, h, i)}
+    undone = []
+    for name, output, truth in zip(OUTPUTS[problem.direction], outputs, truths, strict=True):
+        here = where.get(name, (b, hk, slice(seen)))
+        effect = torch.zeros_like(output)
+        effect[here] = after[name] - before[name]
+        error = output - effect - truth
+        error = error.sign() * (error.abs() - FORGIVEN * effect.abs()).clamp_min(0)
+        undone.append(truth + error / 2)  # halved: the bounds are those of the unchanged problem
+    return undone
+
+
+def row_terms(q: Any, k: Any, v: Any, dO: Any) -> dict[str, Any]:
+    """Compute one query row's o and dq (d), and its terms of dk and dv (seen, d)."""
+    import torch
+
+    q, dO, scale = q.double(), dO.double(), q.shape[-1] ** -0.5
+    p = torch.softmax(k @ q * scale, dim=0)  # (seen)
+    o = p @ v
+    ds = p * (v @ dO - o @ dO) * scale
+    return {"o": o, "dq": ds @ k, "dk": torch.outer(ds, q), "dv": torch.outer(p, dO)}

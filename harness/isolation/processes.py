@@ -1,6 +1,6 @@
-"""The machine's processes: who has started whom, what they hold, and how they are ended.
+"""The machine's processes: their descendants, their memory, and how to end them.
 
-Only Linux tells; elsewhere a child is all that is known of what it starts.
+Descendants are known on Linux only.
 """
 
 import contextlib
@@ -12,13 +12,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-# what prctl is asked for (Linux)
-DIE_WITH_PARENT, DUMPABLE, ADOPT = 1, 4, 36
-ROUNDS = 1000  # of ending processes; more than any of them can start meanwhile
+# options of prctl (Linux): PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER
+DIE_WITH_PARENT, DUMPABLE, SUBREAPER = 1, 4, 36
+ROUNDS = 1000  # of ending processes, against those that start new ones meanwhile
 
 
 def processes() -> dict[int, tuple[int, int]]:
-    """Each process that is no zombie -> its parent, and when it began (Linux)."""
+    """Map each process that is no zombie to its parent and its start time (Linux)."""
     found: dict[int, tuple[int, int]] = {}
     if sys.platform != "linux":
         return found
@@ -34,8 +34,8 @@ def processes() -> dict[int, tuple[int, int]]:
     return found
 
 
-def family(pid: int | None) -> dict[int, int]:
-    """The processes under `pid`, children and theirs -> when each began."""
+def descendants(pid: int | None) -> dict[int, int]:
+    """Map each descendant of the process `pid` to its start time."""
     known = processes()
     found: dict[int, int] = {}
     fresh = set() if pid is None else {pid}
@@ -45,10 +45,10 @@ def family(pid: int | None) -> dict[int, int]:
     return found
 
 
-def end_family(pid: int) -> None:
-    """End all processes under `pid`, and those that they start meanwhile."""
+def end_descendants(pid: int) -> None:
+    """End all descendants of `pid`, and those that they start meanwhile."""
     for _ in range(ROUNDS):
-        if not (found := family(pid)):
+        if not (found := descendants(pid)):
             return
         for each in found:
             end_process(each)
@@ -56,7 +56,7 @@ def end_family(pid: int) -> None:
 
 
 def end_process(pid: int) -> None:
-    """End a process, where it is there."""
+    """End a process, if it is still running."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
@@ -69,35 +69,31 @@ def ask_kernel(what: int, value: int) -> None:
 
 
 def kept_waiting(pid: int | None) -> float:
-    """Seconds that a process has been ready to run, and others had the processors (Linux).
-
-    Its children's, too: what stands over a worker waits for it, and for nothing else.
-    """
-    pids = [pid, *family(pid)]
+    """Seconds that a process and its descendants were ready to run but had no processor (Linux)."""
     waits = 0.0
-    for each in pids:
+    for each in [pid, *descendants(pid)]:
         with contextlib.suppress(OSError, ValueError, IndexError):
             waits += 1e-9 * int(Path(f"/proc/{each}/schedstat").read_text().split()[1])
     return waits
 
 
 def resident_bytes(pids: Sequence[int | None], kind: str) -> int:
-    """The resident sets of processes in bytes, 0 where they can't be told.
+    """The resident memory of processes in bytes, 0 where it isn't known.
 
-    `kind`: 'Rss', or 'Pss', which shares out the pages that several hold.
+    `kind`: 'Rss', or 'Pss', which divides a shared page among the processes that share it.
     """
-    held = 0
+    total = 0
     for pid in pids:
         try:
             if kind == "Rss":
                 pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-                held += pages * os.sysconf("SC_PAGE_SIZE")
+                total += pages * os.sysconf("SC_PAGE_SIZE")
             else:
                 rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-                held += 1024 * int(rollup.partition("Pss:")[2].split()[0])
+                total += 1024 * int(rollup.partition("Pss:")[2].split()[0])
         except (OSError, IndexError):
             with contextlib.suppress(Exception):  # not installed, or the process has just ended
                 import psutil
 
-                held += int(psutil.Process(pid).memory_info().rss)
-    return held
+                total += int(psutil.Process(pid).memory_info().rss)
+    return total

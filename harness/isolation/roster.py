@@ -1,58 +1,32 @@
-"""The stages that a run knows: what each declares, read in a child, so that no file can harm us.
+"""The stages available to a run: their declarations, read in a child process for safety.
 
-The harness knows no stage by name: a new file in stages/, or one named by --stage, is a new row.
+The harness names no stage: a new file in stages/, or one given by --stage, becomes a new row.
 """
 
+import ast
 import contextlib
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from harness.isolation.child import START_LIMIT, ChildFailed, Message, say
-from harness.isolation.declared import read_declared
-from harness.isolation.session import (
-    Events,
-    Session,
-    has,
-    is_bool,
-    is_count,
-    is_text,
-    list_of,
-    optional,
-)
+from harness.isolation.child import START_LIMIT, ChildFailed, one_line, say
+from harness.isolation.session import Session
 from harness.problems.problem import DEVICES, DTYPES, Problem
 from harness.records.syntax import digest
+from harness.records.values import Count, check, rules
 
 STAGES = Path(__file__).parents[2] / "stages"
 PEERS = Path(__file__).parents[1] / "peers"
 OURS = STAGES, PEERS
 
-LEAST_LOAD = 10.0  # seconds: importing Triton takes some, whatever a cell's budget is
+LEAST_LOAD = 10.0  # seconds, also where a cell's budget is smaller: importing Triton takes some
 
-YOURS = "yours"  # the name of a file that declares itself by the number and name of one of ours
+YOURS = "yours"  # the name of a user's stage whose file declares a built-in one's number and name
 
-# what the child may say of a file
-SAID: Events = {
-    "stage": {
-        "number": is_count,
-        **dict.fromkeys(("name", "title", "idea", "still_hurts", "traffic"), is_text),
-        **dict.fromkeys(("sha256", "syntax_sha256"), is_text),
-        **dict.fromkeys(("needs", "devices", "options"), list_of(is_text)),
-        **dict.fromkeys(("gradients", "few_queries", "rounds_scores"), is_bool),
-        **dict.fromkeys(("exact_up_to", "at_most", "only_major"), optional(is_count)),
-        "worth_up_to": lambda value: isinstance(value, dict) and all(map(is_count, value.values())),
-        "modes": has(dict.fromkeys(DEVICES, is_text)),
-        "unavailable": has(dict.fromkeys(DEVICES, optional(is_text))),
-        "refused": has(dict.fromkeys(DEVICES, has(dict.fromkeys(DTYPES, optional(is_text))))),
-    },
-    "bad": {"reason": is_text},
-}
-
-
-# an option of the contract (stages/contract.py) whose name doesn't say it -> what it is
+# an option of a stage (stages/contract.py) -> an explanation, where the name isn't enough
 OPTIONS = {
     "gqa": " (grouped heads: fewer heads of k and v than of q)",
     "seqlens_k": " (valid key lengths)",
@@ -65,55 +39,63 @@ class BadStage(ValueError):
 
 
 @dataclass(frozen=True)
-class StageInfo:
-    """A stage as its file declares it (stages/contract.py), and what it can do on this machine."""
+class Bad:
+    """The child's message about a file that can't be loaded."""
 
-    path: Path
-    number: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """The child's message about a stage: its declaration, and what it can do on this machine."""
+
+    number: Count
     name: str
     title: str
     idea: str
     still_hurts: str
-    needs: Sequence[str]
-    devices: Sequence[str]
-    options: Sequence[str]
+    needs: list[str]
+    devices: list[str]
+    options: list[str]
     gradients: bool
     few_queries: bool
-    exact_up_to: int | None
+    exact_up_to: Count | None
     rounds_scores: bool
-    worth_up_to: Mapping[str, int]
-    traffic: str  # what it moves through memory at the least (harness/problems/cost.py)
+    worth_up_to: dict[str, Count]
+    traffic: str  # how the bytes that it moves are counted (harness/problems/cost.py)
     sha256: str  # of the file's bytes
     syntax_sha256: str  # of its code (harness/records/syntax.py)
-    modes: Mapping[str, str]  # device -> native, compiled or interpreted
-    unavailable: Mapping[str, str | None]  # device -> why it can't run there
-    refused: Mapping[str, Mapping[str, str | None]]  # device -> dtype -> why it won't take it
-    at_most: int | None = None  # batch entries, and heads
-    only_major: int | None = None  # the one major compute capability that it is made for
-    failed: tuple[str, str] | None = None  # status and reason, where it could not be loaded
+    modes: Annotated[dict[str, str], DEVICES]  # device -> native, compiled or interpreted
+    unavailable: Annotated[dict[str, str | None], DEVICES]  # device -> why it can't run there
+    # device -> dtype -> why it won't take it
+    refused: Annotated[dict[str, Annotated[dict[str, str | None], DTYPES]], DEVICES]
+    at_most: Count | None = None  # the largest number of batch entries, and of heads
+    only_major: Count | None = None  # the one major compute capability that it is made for
 
-    @staticmethod
-    def from_message(path: Path, message: Message) -> "StageInfo":
-        """A stage from what the child said of it."""
-        names = {field.name for field in fields(StageInfo)} - {"path", "failed"}
-        return StageInfo(path=path, **{name: message[name] for name in names})
+
+@dataclass(frozen=True, kw_only=True)
+class StageInfo(Stage):
+    """A stage (stages/contract.py), in the file `path`."""
+
+    path: Path
+    failed: tuple[str, str] | None = None  # status and reason, if it could not be loaded
 
     @staticmethod
     def from_text(path: Path, failed: tuple[str, str]) -> "StageInfo | None":
-        """A stage that could not be loaded, from its text; None where that names no stage."""
+        """A stage that could not be loaded, from its file's text; None where that names none."""
         with contextlib.suppress(Exception):
             text, declared = path.read_bytes(), read_declared(path)
-            said = {name: declared[name] for name in ("number", "name", "title", "idea")}
-            if all(check(said[name]) for name, check in SAID["stage"].items() if name in said):
-                sha256, code = hashlib.sha256(text).hexdigest(), digest(text.decode())
-                free = dict.fromkeys(DEVICES)
-                return StageInfo(
-                    path=path, **said, still_hurts="", needs=(), devices=DEVICES, traffic="fused",
-                    options=tuple(OPTIONS), gradients=True, few_queries=False, exact_up_to=None,
-                    rounds_scores=False, worth_up_to={}, sha256=sha256, syntax_sha256=code,
-                    unavailable=free, modes=dict.fromkeys(DEVICES, "native"), failed=failed,
-                    refused=dict.fromkeys(DEVICES, dict.fromkeys(DTYPES)),
-                )  # fmt: skip
+            known = {name: declared[name] for name in ("number", "name", "title", "idea")}
+            known = {name: check(value, rules(Stage)[name], name) for name, value in known.items()}
+            sha256, code = hashlib.sha256(text).hexdigest(), digest(text.decode())
+            no_reason = dict.fromkeys(DEVICES)
+            return StageInfo(
+                path=path, **known, still_hurts="", needs=[], devices=[*DEVICES], traffic="fused",
+                options=[*OPTIONS], gradients=True, few_queries=False, exact_up_to=None,
+                rounds_scores=False, worth_up_to={}, sha256=sha256, syntax_sha256=code,
+                unavailable=no_reason, modes=dict.fromkeys(DEVICES, "native"), failed=failed,
+                refused=dict.fromkeys(DEVICES, dict.fromkeys(DTYPES)),
+            )  # fmt: skip
         return None
 
     @property
@@ -122,7 +104,7 @@ class StageInfo:
         return self.path.resolve().parent in OURS
 
     def to_json(self) -> dict[str, Any]:
-        """What records keep of a stage, so that tables and plots need no stage's file. No path."""
+        """The stage's entry in an env line, which is all that tables and plots need. No path."""
         return {
             "stage": self.number,
             "name": self.name,
@@ -134,7 +116,7 @@ class StageInfo:
         }
 
     def why_skip(self, problem: Problem) -> str | None:
-        """Why this stage can't be asked `problem` on this machine, or None where it can."""
+        """Why this stage can't compute `problem` on this machine, or None where it can."""
         if reason := self.unavailable[problem.device]:
             return reason
         if problem.direction != "fwd" and not self.gradients:
@@ -151,7 +133,7 @@ class StageInfo:
         return None
 
     def inexact(self, problem: Problem) -> str | None:
-        """What this stage declares of itself that makes it inexact on `problem`, or None."""
+        """Why this stage declares itself inexact on `problem`, or None where it is exact."""
         if self.exact_up_to is not None and problem.nk > self.exact_up_to:
             return f"declared exact up to Nk = {self.exact_up_to} only"
         half = problem.dtype in ("float16", "bfloat16")
@@ -164,26 +146,42 @@ class StageInfo:
         return self.inexact(problem) is None
 
 
+def read_declared(path: Path) -> dict[str, Any]:
+    """The keyword arguments of `STAGE = Stage(...)` in the file `path`, without defaults.
+
+    The file is not run: importing torch takes seconds. Raises ValueError where there is no such
+    call, or its values are not literals.
+    """
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if ast.unparse(node).startswith("STAGE = Stage(") and isinstance(node, ast.Assign):
+            call = node.value
+            if isinstance(call, ast.Call) and not call.args:
+                return {
+                    each.arg: ast.literal_eval(each.value) for each in call.keywords if each.arg
+                }
+    raise ValueError(f"{path.name}: no STAGE = Stage(...) with keywords in it")
+
+
 def built_in_files() -> list[Path]:
-    """The files of the stages in stages/, lowest first."""
+    """The files of the stages in stages/, by number."""
     return sorted(STAGES.glob("s[0-9][0-9]_*.py"))
 
 
 def peer_files() -> list[Path]:
-    """The files of the peers, lowest first."""
+    """The files of the peers, by number."""
     return sorted(PEERS.glob("p[0-9]*_*.py"))
 
 
-def why_absent(asked: str) -> str | None:
-    """Why the peer of that number or name is not among those of `read_stages` here.
+def why_absent(number_or_name: str) -> str | None:
+    """Why `read_stages` leaves out the peer with that number or name on this machine.
 
-    None where there is no such peer, or nothing that speaks against it.
+    None where there is no such peer, or no reason to leave it out.
     """
     for path in peer_files():
         declared = read_declared(path)
-        if asked in (str(declared["number"]), declared["name"]):
+        if number_or_name in (str(declared["number"]), declared["name"]):
             [peer] = describe_files([path])
-            # the device that it declares first is the one that it is for
+            # the device that it declares first is its main one
             return peer.unavailable[peer.devices[0]]
     return None
 
@@ -191,11 +189,11 @@ def why_absent(asked: str) -> str | None:
 def read_stages(
     own: Sequence[Path] = (), load: float = START_LIMIT, memory: int | None = None
 ) -> list[StageInfo]:
-    """The built-in stages, those in the files `own`, and the peers that run here, by number.
+    """Read the built-in stages, those in the files `own`, and the peers that run here, by number.
 
-    `load` and `memory`: seconds and bytes that one of `own` may take to load. One that hangs or
-    ends its process has rows that say so, where its text names it. Raises BadStage where a file
-    raises an error or is no stage's, or two stages share number and name.
+    `load` and `memory`: seconds and bytes that each of `own` may take to load. A stage that hangs
+    or ends its process gets rows with that status, if its text declares its name. Raises BadStage
+    where a file raises an error or is no stage's, or two stages have the same number and name.
     """
     load = min(START_LIMIT, max(LEAST_LOAD, load))
     stages = describe_files(built_in_files())
@@ -203,9 +201,9 @@ def read_stages(
     stages += [peer for peer in peers if None in peer.unavailable.values()]
     ours = {(stage.number, stage.name) for stage in stages}
     for path in own:
-        # a process each: one bad file blames itself alone
+        # one process each, so that a bad file fails alone
         [stage] = describe_files([path], load, memory)
-        if (stage.number, stage.name) in ours:  # a stub of `ladder lab` keeps the stage's own
+        if (stage.number, stage.name) in ours:  # so does a stub of `ladder lab`
             stage = replace(stage, name=YOURS, title=f"{stage.title}, yours")
         stages.append(stage)
     seen: dict[tuple[int, str], Path] = {}
@@ -222,7 +220,7 @@ def read_stages(
 def describe_files(
     paths: Sequence[Path], load: float = START_LIMIT, memory: int | None = None
 ) -> list[StageInfo]:
-    """Load `paths` in a child and return what they declare."""
+    """Load the files `paths` in a child process and return the stages that they declare."""
     for path in paths:
         if not path.is_file():
             raise BadStage(f"{path}: no such file; a stage is one .py file")
@@ -232,23 +230,22 @@ def describe_files(
             try:
                 session.ready()
                 late = f"took more than {load:g} s"
-                message = session.receive(SAID, load, late)
+                message: Stage | Bad = session.receive(Stage, Bad, seconds=load, late=late)
             except ChildFailed as error:
                 known = StageInfo.from_text(path, (error.status, f"while it was loaded: {error}"))
                 if known is not None and not known.ours:
                     return [*stages, known]
                 raise BadStage(f"{path.name}: while it was loaded: {error.reason}") from None
-            if message["event"] == "bad":
-                raise BadStage(f"{path.name}: {message['reason']}")
-            stages.append(StageInfo.from_message(path, message))
+            if isinstance(message, Bad):
+                raise BadStage(f"{path.name}: {message.reason}")
+            stages.append(StageInfo(path=path, **vars(message)))
     return stages
 
 
 def describe(connection: Connection, paths: list[str]) -> None:
-    """In a child: load the stages in `paths` and say what each is and what it can do here.
+    """In a child: load the stages in `paths` and describe each: its STAGE and where it runs.
 
-    Says 'ready', and 'stage' for each, with its STAGE, where it runs and why not, or 'bad' with
-    the reason.
+    Sends 'ready', then for each 'stage' with the description, or 'bad' with a reason.
     """
     say(connection, "ready")
     try:
@@ -275,5 +272,4 @@ def describe(connection: Connection, paths: list[str]) -> None:
                 at_most=most_on_an_axis(stage),
             )  # fmt: skip
         except BaseException as error:
-            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            say(connection, "bad", reason=text)
+            say(connection, "bad", reason=one_line(error))

@@ -1,170 +1,118 @@
-"""A child process that is asked one thing after another, and whose answers are checked here.
+"""A child process that answers one request after another; its messages are checked here.
 
-This is the one place in the parent where a child's message is believed. A child runs code of
-others: what it sends may be anything that JSON can say. Whoever asks names the events that may come
-and what their fields must hold; any other message ends the child, as a crash of its own.
+This is the one place in the parent that trusts a child's message. A child runs other people's code:
+its message may be any JSON. The caller names the expected messages (dataclasses, messages.py); any
+other message ends the child and counts as a crash.
 """
 
 import functools
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from harness.isolation.child import NO_MESSAGE, START_LIMIT, Child, ChildFailed, Message
-from harness.records.schema import FAILURES
+from harness.isolation.messages import Failed, Loads, Ready, event_of
 from harness.records.units import clean
-from harness.records.values import LONGEST, SHORTEST
+from harness.records.values import BadRecord, check_fields, rules
 
 Own = TypeVar("Own", bound="Session")
-Check = Callable[[Any], bool]
-Fields = Mapping[str, Check]  # field of a message -> whether its value is what it must be
-Events = Mapping[str, Fields]  # each event that may come -> its fields
 
-LARGEST = 1 << 63  # no figure of a measurement comes near it
 LONGEST_NAME = 40  # characters of an unexpected event's name, in a reason
 
 
-def is_number(value: Any) -> bool:
-    """Whether `value` is a finite number."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST
+def believe(message: Message, *kinds: type) -> Any:
+    """Check `message` against `kinds`; returns one of these, its texts safe to print.
 
-
-def is_count(value: Any) -> bool:
-    """Whether `value` is a whole number of at least 0."""
-    return isinstance(value, int) and is_number(value) and value >= 0
-
-
-def is_time(value: Any) -> bool:
-    """Whether `value` is a time that a call can take, ms."""
-    return is_number(value) and SHORTEST <= value <= LONGEST
-
-
-def is_text(value: Any) -> bool:
-    """Whether `value` is a string."""
-    return isinstance(value, str)
-
-
-def is_bool(value: Any) -> bool:
-    """Whether `value` is true or false."""
-    return isinstance(value, bool)
-
-
-def optional(check: Check) -> Check:
-    """Whether a value is None, or passes `check`."""
-    return lambda value: value is None or check(value)
-
-
-def list_of(check: Check) -> Check:
-    """Whether a value is a list whose elements all pass `check`."""
-    return lambda value: isinstance(value, list) and all(map(check, value))
-
-
-def has(fields: Fields) -> Check:
-    """Whether a value is an object with all of `fields`, each as it must be."""
-    return lambda value: (
-        isinstance(value, dict)
-        and all(name in value and check(value[name]) for name, check in fields.items())
-    )
-
-
-# how a stage failed, as its own process says it: never that it is right
-FAULT: Fields = {"status": lambda value: value in (*FAILURES, "skipped"), "reason": is_text}
-
-
-def believe(message: Message, events: Events) -> Message:
-    """`message`, safe to show, where it is one of `events` with all of its fields.
-
-    Raises ChildFailed: with the child's own status and reason where it says that it 'failed', as a
-    crash where the message is another one or holds something else.
+    Raises ChildFailed: with the child's own status and reason where it reports that it failed, as
+    a crash where the event is another one or a field has a wrong value.
     """
-    message = clean(message)
-    event = message["event"]
-    if event == "failed" and has(FAULT)(message):
-        raise ChildFailed(message["status"], message["reason"])
-    if event in events and has(events[event])(message):
-        return message
-    if event in events or event == "failed":
-        raise ChildFailed("crashed", NO_MESSAGE)
-    raise ChildFailed("crashed", f"its process said {event[:LONGEST_NAME]!r} out of turn")
+    event = clean(message["event"])
+    kind = {event_of(each): each for each in (Failed, *kinds)}.get(event)
+    if kind is None:
+        raise ChildFailed("crashed", f"its process said {event[:LONGEST_NAME]!r} out of turn")
+    try:
+        named = {name: message[name] for name in rules(kind) if name in message}
+        believed = kind(**check_fields(named, kind))
+    except BadRecord:
+        raise ChildFailed("crashed", NO_MESSAGE) from None
+    if kind is Failed:
+        raise ChildFailed(believed.status, believed.reason)
+    return believed
 
 
 class Session:
     """A child running `target(connection, *arguments)`, started when it is first needed.
 
-    After a failure it is ended, and the next question starts a new one. `memory`: bytes that it may
-    take above what it holds before it 'loads' code of others, or else when it is ready. `greeting`:
-    the fields of its first message, 'ready'. `load`: seconds for it to load such code.
+    After a failure the child is ended, and the next request starts a new one. `memory`: bytes that
+    it may take above its memory when it sends Loads (before it loads other people's code), or else
+    `greeting`, its Ready. `load`: seconds between the two.
     """
 
     def __init__(
-        self,
-        target: Callable[..., None],
-        *arguments: object,
-        memory: int | None = None,
-        greeting: Fields | None = None,
-        load: float = START_LIMIT,
-    ) -> None:
+        self, target: Callable[..., None], *arguments: object, memory: int | None = None,
+        greeting: type = Ready, load: float = START_LIMIT,
+    ) -> None:  # fmt: skip
         self.begin = functools.partial(Child, target, *arguments)
         self.memory, self.load = memory, load
-        self.greeting: Events = {"ready": greeting or {}}
+        self.greeting = greeting
         self.child: Child | None = None
-        self.greeted: Message | None = None
-        self.said = ""  # what children printed that have ended
+        self.greeted: Any = None
+        self.output = ""  # output of children that have ended
 
     def start(self) -> Child:
-        """Start the child where none runs. It gets ready by itself."""
+        """Start the child, if none is running, and return it without waiting until it is ready."""
         if self.child is None:
             self.greeted = None
             self.child = self.begin()
         return self.child
 
-    def ready(self, seconds: float = START_LIMIT, late: str = "did not load in {:g} s") -> Message:
-        """Its 'ready', waited for where it has not come yet; `late`: why, where it never does."""
+    def ready(self, seconds: float = START_LIMIT, late: str = "did not load in {:g} s") -> Any:
+        """Wait until the child is ready; returns its 'ready'. `late`: the reason of a timeout."""
         child = self.start()
         if self.greeted is None:
-            events = {"loads": {}, **self.greeting}
-            message = self.receive(events, seconds, late.format(seconds))
+            late = late.format(seconds)
+            message = self.receive(Loads, self.greeting, seconds=seconds, late=late)
             if self.memory is not None:
                 child.limit_memory(self.memory)
-            if message["event"] == "loads":
+            if isinstance(message, Loads):
                 seconds = min(seconds, self.load)
-                message = self.receive(self.greeting, seconds, late.format(seconds))
+                message = self.receive(self.greeting, seconds=seconds, late=late)
             self.greeted = message
         return self.greeted
 
-    def ask(self, message: Message, events: Events, seconds: float, late: str) -> Message:
-        """Its answer to `message`, one of `events`, within `seconds` once it is ready."""
+    def ask(self, message: object, *kinds: type, seconds: float, late: str) -> Any:
+        """Send `message` once the child is ready; returns its answer, one of `kinds`."""
         self.ready()
         self.send(message)
-        return self.receive(events, seconds, late)
+        return self.receive(*kinds, seconds=seconds, late=late)
 
-    def send(self, message: Message) -> None:
-        """Say something to the child; one that has ended does not hear it."""
+    def send(self, message: object) -> None:
+        """Send a message, a dict or a dataclass; nothing happens where the child has ended."""
+        if not isinstance(message, dict):
+            message = {"event": event_of(type(message)), **vars(message)}
         self.start().send(message)
 
-    def receive(self, events: Events, seconds: float, late: str) -> Message:
-        """Its next message, one of `events`, within `seconds`.
+    def receive(self, *kinds: type, seconds: float, late: str) -> Any:
+        """Wait up to `seconds` for the child's next message, one of `kinds`.
 
-        Raises ChildFailed where it fails, says anything else, or is late, whose reason is `late`.
+        Raises ChildFailed where the child fails, sends anything else, or is late (with the reason
+        `late`).
         """
         try:
-            return believe(self.start().receive(seconds, late), events)
+            return believe(self.start().receive(seconds, late), *kinds)
         except ChildFailed:
             self.end()
             raise
 
     def printed(self) -> str:
-        """What it has printed since the last time, or the end of that (Child.printed)."""
-        text, self.said = self.said, ""
+        """The output of the child since the last call, or the end of it (Child.printed)."""
+        text, self.output = self.output, ""
         return text if self.child is None else text + self.child.printed()
 
     def end(self) -> None:
-        """End its process."""
+        """End the child."""
         if self.child is not None:
             self.child.end()
-            self.said += self.child.printed()
+            self.output += self.child.printed()
             self.child = None
 
     def __enter__(self: Own) -> Own:

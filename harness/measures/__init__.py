@@ -1,1 +1,1 @@
-"""One measurement each: time, memory, accuracy."""
+"""The measurements, one module each: time, memory, accuracy."""

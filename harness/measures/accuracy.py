@@ -1,7 +1,7 @@
-"""When an output is exact: the errors of an output, and the bounds that they are held to.
+"""When an output counts as exact: its errors, and their bounds.
 
-The truth is stage 3 in float64, for gradients through torch's autograd. How far an honest stage may
-be from it is measured on a yardstick, on the same inputs: stage 3 itself in float32; in half
+The truth is stage 3 in float64, for gradients through torch's autograd. The error that rounding
+alone explains is measured with a yardstick on the same inputs: stage 3 itself in float32; in half
 precision the *mixed* yardstick (float32 scores and softmax, P rounded to the dtype, float32 P V,
 the output rounded). With u the dtype's eps and s_max the largest |scaled score|, an output is exact
 when both its maximum and its relative error are within a multiple of the yardstick's plus a floor:
@@ -12,9 +12,9 @@ when both its maximum and its relative error are within a multiple of the yardst
     float16, bfloat16  u                                  2 u
     times              max|v| for the maximum             the largest of `magnitudes`
 
-A gradient's own size is no measure of its rounding, since dS = P (dP - delta) cancels: the floor
-goes with the terms of its sum as large as they were before they cancelled (`magnitudes`).
-harness/measures/oracle.py computes what an output is compared with.
+The rounding error of a gradient is not proportional to the gradient, since dS = P (dP - delta)
+cancels: its floor is proportional to the terms of the sum before they cancel (`magnitudes`).
+harness/measures/oracle.py computes the references that outputs are compared with.
 """
 
 import math
@@ -36,7 +36,7 @@ class Error:
     def between(a: torch.Tensor, b: torch.Tensor, norm: float | None = None) -> "Error":
         """The error of `a` against `b`, in float64 and where `b` is; NaN where `a` has one.
 
-        `norm`: what ||a - b|| is related to instead of ||b||, where there is nothing left of b.
+        `norm`: divides ||a - b|| instead of ||b||, where b has cancelled to almost nothing.
         """
         a, b = a.to(b.device).double(), b.double()
         difference = a - b
@@ -46,21 +46,21 @@ class Error:
         return Error(difference.abs().max().item(), rel)
 
     def larger(self, other: "Error") -> "Error":
-        """The larger of both, each figure by itself."""
+        """The larger of the two, for each figure."""
         return Error(max(self.max, other.max), max(self.rel, other.rel))
 
     def within(self, bound: "Error") -> bool:
-        """Whether both figures are in their bounds; NaN never is."""
+        """Whether both figures are within `bound`; NaN never is."""
         return self.max <= bound.max and self.rel <= bound.rel
 
 
 @dataclass(frozen=True)
 class Oracle:
-    """What one output of a problem, o or a gradient, is held against.
+    """The reference that one output of a problem, o or a gradient, is compared with.
 
     out64 and out3, of its shape: stage 3 in float64, and in the problem's own dtype and precision.
     bound: the largest errors against out64 that an exact stage may have.
-    norm: what relative errors are related to where out64 cancels to nothing; None: its own norm.
+    norm: divides absolute errors to relative ones where out64 cancels; None: out64's own norm.
     """
 
     out64: torch.Tensor
@@ -78,7 +78,7 @@ class Oracle:
 
 
 def set_precision(precision: str) -> None:
-    """Set torch's switch for float32 matrix products on a GPU to 'ieee' or 'tf32'."""
+    """Set how torch multiplies float32 matrices on a GPU: 'ieee' or 'tf32'."""
     switch = torch.backends.cuda.matmul
     if hasattr(switch, "fp32_precision"):
         switch.fp32_precision = precision
@@ -87,28 +87,28 @@ def set_precision(precision: str) -> None:
 
 
 def explain(error: Error, bound: Error) -> str:
-    """Which bound `error` misses, and by how much."""
+    """Say which bound `error` exceeds, and by how much."""
     if not error.max <= bound.max:
         return f"max error {error.max:.2g}, exact is {bound.max:.2g} at most"
     return f"relative error {error.rel:.2g}, exact is {bound.rel:.2g} at most"
 
 
 def judge_outputs(outputs: Sequence[torch.Tensor], oracles: Mapping[str, Oracle]) -> dict[str, Any]:
-    """What is to be said of one call's outputs, each held to its own oracle: a verdict's fields.
+    """Compare one call's outputs with their oracles; returns the fields of a verdict.
 
-    `finite`, `exact` and `why` not, which names the output where there are several; and the largest
-    of each error over all of them, None where there is no such number.
+    `finite`, `exact`, and `why` it is not exact, which names the output where there are several;
+    and the largest of each error over all outputs, None where it is not finite.
     """
     error64 = error3 = Error(0.0, 0.0)
     why = ""
     for x, (name, oracle) in zip(outputs, oracles.items(), strict=True):
-        said = "" if tuple(oracles) == ("o",) else f"{name}: "
+        prefix = "" if tuple(oracles) == ("o",) else f"{name}: "
         if bad := int((~torch.isfinite(x)).sum()):
-            why = f"{said}{bad} of {x.numel()} outputs are NaN or infinite"
+            why = f"{prefix}{bad} of {x.numel()} outputs are NaN or infinite"
             return {"finite": False, "exact": False, "why": why}
         error = oracle.error(x)
         if not why and not error.within(oracle.bound):
-            why = said + explain(error, oracle.bound)
+            why = prefix + explain(error, oracle.bound)
         error64, error3 = error64.larger(error), error3.larger(oracle.error3(x))
     figures = {
         "err_f64_max": error64.max, "err_f64_rel": error64.rel,

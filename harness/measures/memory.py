@@ -1,9 +1,10 @@
-"""How a call's peak memory is measured, above what is held before it, and nothing else.
+"""Measure the peak memory of a call, above what was allocated before it.
 
-On a GPU it is what torch's CUDA allocator says. On a CPU it is the process's own resident set: its
-high-water mark is reset (a `5` to /proc/self/clear_refs), the call runs, and the mark is read
-again: that sees Python, torch and C++ alike. It must be the first full call in its process, or what
-came before it must be given back (`give_back`): memory that an allocator has kept would not show.
+On a GPU it is the peak of torch's CUDA allocator. On a CPU it is the peak of the process's resident
+set: its high-water mark is reset (a `5` to /proc/self/clear_refs), the call runs, and the mark is
+read. That counts Python, torch and C++ alike. It must be the first full call in its process, or the
+memory freed before must be returned to the system (`give_back`): a call that reuses pages which an
+allocator has kept would not raise the mark.
 """
 
 import contextlib
@@ -15,21 +16,24 @@ from typing import TypeVar
 
 import torch
 
+from harness.records.schema import Meter
+
 T = TypeVar("T")
 
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
-def measure_peak(call: Callable[[], T], device: str) -> tuple[T, int | None, str | None]:
-    """What `call` returns, its peak in bytes, and the meter: 'cuda-allocator' or 'process-rss'.
+def measure_peak(call: Callable[[], T], device: str) -> tuple[T, int | None, Meter | None]:
+    """Run `call`; returns its result, its peak in bytes, and the meter.
 
-    The peak and the meter are None on a CPU where the kernel keeps no high-water mark (macOS).
+    The meter is 'cuda-allocator' or 'process-rss'. Both are None on a CPU whose system
+    keeps no high-water mark (macOS).
     """
     return measure_cuda(call) if device == "cuda" else measure_rss(call)
 
 
-def measure_cuda(call: Callable[[], T]) -> tuple[T, int | None, str | None]:
+def measure_cuda(call: Callable[[], T]) -> tuple[T, int | None, Meter | None]:
     """The allocator's peak during `call` above what is allocated before it."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -39,7 +43,7 @@ def measure_cuda(call: Callable[[], T]) -> tuple[T, int | None, str | None]:
     return result, torch.cuda.max_memory_allocated() - before, "cuda-allocator"
 
 
-def measure_rss(call: Callable[[], T]) -> tuple[T, int | None, str | None]:
+def measure_rss(call: Callable[[], T]) -> tuple[T, int | None, Meter | None]:
     """The resident set's high-water mark during `call` above what is resident before it."""
     try:
         CLEAR_REFS.write_text("5")
@@ -54,9 +58,9 @@ def measure_rss(call: Callable[[], T]) -> tuple[T, int | None, str | None]:
 
 
 def give_back() -> None:
-    """Return to the system what is freed but kept: Python's garbage, and the C allocator's pages.
+    """Return freed memory to the system: Python's garbage, and pages kept by the C allocator.
 
-    Where the C library isn't glibc nothing is told to give pages back, and some may be kept.
+    Where the C library isn't glibc, its allocator may keep pages.
     """
     gc.collect()
     with contextlib.suppress(OSError, AttributeError, TypeError):
@@ -64,7 +68,7 @@ def give_back() -> None:
 
 
 def status_bytes(field: str) -> int | None:
-    """A field of /proc/self/status in bytes, None where it isn't kept."""
+    """A field of /proc/self/status in bytes, None where it isn't there."""
     for line in STATUS.read_text().splitlines():
         if line.startswith(f"{field}:"):
             return 1024 * int(line.split()[1])

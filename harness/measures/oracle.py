@@ -1,7 +1,7 @@
-"""The oracles: what each output of a problem is compared with.
+"""Compute the oracles: the references that the outputs of a problem are compared with.
 
-The rule is that of harness/measures/accuracy.py. Everything is computed in blocks of query rows: no
-N x N matrix in float64 is ever held.
+The rule is that of harness/measures/accuracy.py. Everything is computed in blocks of query rows, so
+that no N x N matrix in float64 is ever in memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from harness.problems.inputs import make_inputs
 from harness.problems.problem import YARDSTICK, Problem
 
 BLOCK_BYTES = 1 << 26  # of a block of float64 scores
-GPU_BLOCK = 4  # times as large on a GPU: a small block leaves it waiting for Python
+GPU_BLOCK = 4  # times as large on a GPU, which would wait for Python between small blocks
 HALF = ("float16", "bfloat16")
 
 Attend = Callable[..., torch.Tensor]
@@ -25,7 +25,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 
 def row_blocks(problem: Problem) -> Iterator[tuple[int, int]]:
-    """[start, end) of blocks of query rows whose float64 scores take 64 MB, on a GPU 256 MB."""
+    """Yield [start, end) of blocks of query rows whose float64 scores take 64 MB, on a GPU 256."""
     row = 8 * problem.b * problem.h * problem.nk
     size = BLOCK_BYTES * (GPU_BLOCK if problem.device == "cuda" else 1)
     step = max(1, size // row)
@@ -36,9 +36,10 @@ def row_blocks(problem: Problem) -> Iterator[tuple[int, int]]:
 def seen_blocks(
     problem: Problem, device: torch.device
 ) -> Iterator[tuple[slice, int, dict[str, object]]]:
-    """The blocks of query rows that see a key: the rows, how many keys they see, and the options.
+    """Yield the blocks of query rows that see a key: rows, number of keys seen, and options.
 
-    A causal block sees the keys up to its last row's: cut there, its own mask is the problem's.
+    A causal block sees the keys up to the last one of its last row. With the keys cut off there,
+    a causal call on the block has the same mask as the whole problem.
     """
     seqlens_k = None
     if problem.seqlens_k is not None:
@@ -56,8 +57,8 @@ def seen_blocks(
 def in_blocks(
     attend: Attend, problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> torch.Tensor:
-    """attend(q, k, v) with the problem's masks, a block of query rows at a time."""
-    o = torch.zeros_like(q)  # and so it stays where a block sees no key
+    """attend(q, k, v) with the problem's masks, one block of query rows at a time."""
+    o = torch.zeros_like(q)  # it stays 0 where a block sees no key
     for rows, seen, options in seen_blocks(problem, q.device):
         o[:, :, rows] = attend(q[:, :, rows], k[:, :, :seen], v[:, :, :seen], **options)
     return o
@@ -67,9 +68,9 @@ def gradients_in_blocks(
     attend: Attend, problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
     dO: torch.Tensor,
 ) -> Tensors:  # fmt: skip
-    """dq, dk, dv of attend(q, k, v) by torch's autograd, a block of query rows at a time.
+    """dq, dk, dv of attend(q, k, v) by torch's autograd, one block of query rows at a time.
 
-    What the blocks add to dk and dv is summed in float32, for float64 in float64.
+    dk and dv are summed over the blocks in float32, or in float64 for float64 inputs.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     dq = torch.zeros_like(q)
@@ -96,7 +97,7 @@ def largest_score(problem: Problem, q: torch.Tensor, k: torch.Tensor) -> float:
 
 
 def with_rounded_p(round_p: Callable[[torch.Tensor], torch.Tensor]) -> Attend:
-    """The steps of stage 3, its P put through `round_p` before P V."""
+    """Make an `attend` with the steps of stage 3 that applies `round_p` to P before P V."""
 
     def attend(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object
@@ -122,7 +123,7 @@ def truncate_to_tf32(x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Recomputed:
-    """What a backward pass computes again for a block of query rows.
+    """What a backward pass recomputes for a block of query rows.
 
     p and dp (b, h, rows, seen), delta (b, h, rows, 1), in float32 or float64. dS = p (dp - delta).
     """
@@ -135,14 +136,14 @@ class Recomputed:
 
 
 def recompute(
-    problem: Problem, given: Tensors, operand: Rounding, dtype: torch.dtype
+    problem: Problem, inputs: Tensors, operand: Rounding, dtype: torch.dtype
 ) -> Iterator[Recomputed]:
-    """P, dP and delta, a block of query rows at a time (Dao 2023, algorithm 2).
+    """Recompute P, dP and delta, one block of query rows at a time (Dao 2023, algorithm 2).
 
-    `given`: q, k, v, dO in float32 or float64, k and v with as many heads as q. `operand` rounds
-    what goes into a matrix product, `dtype` is that of the o which delta is computed from.
+    `inputs`: q, k, v, dO in float32 or float64, k and v with as many heads as q. `operand` rounds
+    each operand of a matrix product; `dtype` is that of the o from which delta is computed.
     """
-    q, k, v, dO = given
+    q, k, v, dO = inputs
     hidden_keys = stages.by_number(YARDSTICK).hidden_keys
     for rows, seen, options in seen_blocks(problem, q.device):
         q_rows, dO_rows = q[:, :, rows], dO[:, :, rows]  # (b, h, rows, d)
@@ -159,23 +160,23 @@ def recompute(
 
 
 def spread_heads(problem: Problem, x: torch.Tensor) -> torch.Tensor:
-    """k or v (b, hk, nk, d) with each head once for every query head that it serves."""
+    """Repeat each head of k or v (b, hk, nk, d) for each query head that uses it: (b, h, nk, d)."""
     return x.repeat_interleave(problem.h // problem.hk, dim=1)
 
 
 def gather_heads(problem: Problem, x: torch.Tensor) -> torch.Tensor:
-    """(b, h, nk, d) summed over the query heads that share a key head: (b, hk, nk, d)."""
+    """Sum (b, h, nk, d) over the query heads that share a key head: (b, hk, nk, d)."""
     return x.unflatten(1, (problem.hk, -1)).sum(2)
 
 
 def rounded_gradients(
-    problem: Problem, given: Tensors, operand: Rounding, dtype: torch.dtype
+    problem: Problem, inputs: Tensors, operand: Rounding, dtype: torch.dtype
 ) -> Tensors:
-    """dq, dk, dv in `dtype` from q, k, v, dO in float32, by a backward pass worked out in float32.
+    """dq, dk, dv in `dtype` from q, k, v, dO in float32, by a backward pass in float32.
 
-    All that goes into a matrix product is put through `operand`, P and dS too.
+    `operand` rounds each operand of a matrix product, P and dS too.
     """
-    q, k, v, dO = given
+    q, k, v, dO = inputs
     k, v = spread_heads(problem, k), spread_heads(problem, v)
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     scale = problem.d**-0.5
@@ -189,14 +190,15 @@ def rounded_gradients(
     return dq.to(dtype), dk.to(dtype), dv.to(dtype)
 
 
-def magnitudes(problem: Problem, given: Tensors) -> Tensors:
-    """How large dq, dk, dv would be if nothing cancelled, element by element; `given` q, k, v, dO.
+def magnitudes(problem: Problem, inputs: Tensors) -> Tensors:
+    """How large dq, dk, dv would be, element by element, if nothing cancelled.
 
-    The root of the sum of the squared terms: P_ij dO_i for dv_j, scale P_ij (|dP_ij| + |delta_i|)
-    times k_j for dq_i and times q_i for dk_j. That is what n terms of random signs add up to; the
-    sum of their absolute values, sqrt(n) times as much, would excuse anything.
+    `inputs`: q, k, v, dO. The root of the sum of the squared terms: P_ij dO_i for dv_j, scale P_ij
+    (|dP_ij| + |delta_i|) times k_j for dq_i and times q_i for dk_j. That is the size of a sum of n
+    terms of random signs; the sum of their absolute values is sqrt(n) times as large, too loose a
+    bound to find mistakes.
     """
-    q, k, v, dO = given
+    q, k, v, dO = inputs
     k, v = spread_heads(problem, k), spread_heads(problem, v)
     dq2, dk2, dv2 = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for block in recompute(problem, (q, k, v, dO), lambda x: x, q.dtype):
@@ -209,7 +211,7 @@ def magnitudes(problem: Problem, given: Tensors) -> Tensors:
 
 
 def make_oracles(problem: Problem) -> dict[str, Oracle]:
-    """What each output of `problem`'s direction is held against, by name, in OUTPUTS' order."""
+    """Make the oracle of each output of `problem`'s direction, by name, in OUTPUTS' order."""
     wanted = OUTPUTS[problem.direction]
     oracles = {"o": make_oracle(problem)} if "o" in wanted else {}
     if "dq" in wanted:
@@ -218,7 +220,7 @@ def make_oracles(problem: Problem) -> dict[str, Oracle]:
 
 
 def make_oracle(problem: Problem) -> Oracle:
-    """Compute what o = attend(q, k, v) of `problem` is held against, on the problem's device."""
+    """Make the oracle of o = attend(q, k, v) of `problem`, on the problem's device."""
     stage3: Attend = stages.by_number(YARDSTICK).attend
     dtype = getattr(torch, problem.dtype)
     q, k, v = make_inputs(problem)
@@ -245,45 +247,48 @@ def make_oracle(problem: Problem) -> Oracle:
 
 
 def make_gradient_oracles(problem: Problem) -> list[Oracle]:
-    """Compute what dq, dk and dv of `problem` are held against, on the problem's device."""
+    """Make the oracles of dq, dk and dv of `problem`, on the problem's device."""
     stage3: Attend = stages.by_number(YARDSTICK).attend
     dtype = getattr(torch, problem.dtype)
-    given = (*make_inputs(problem), make_output_gradient(problem))
-    wide = tuple(x.to(torch.promote_types(dtype, torch.float32)) for x in given)
-    truths = gradients_in_blocks(stage3, problem, *(x.double() for x in given))
-    thirds = gradients_in_blocks(stage3, problem, *given)
-    yardsticks = [thirds]
+    inputs = (*make_inputs(problem), make_output_gradient(problem))
+    wide = tuple(x.to(torch.promote_types(dtype, torch.float32)) for x in inputs)
+    truths = gradients_in_blocks(stage3, problem, *(x.double() for x in inputs))
+    by_stage3 = gradients_in_blocks(stage3, problem, *inputs)
+    yardsticks = [by_stage3]
     u = torch.finfo(dtype).eps
-    floor = 4 * u * (1 + largest_score(problem, *given[:2]))
+    floor = 4 * u * (1 + largest_score(problem, *inputs[:2]))
     if problem.dtype in HALF:
         floor = 2 * u
         mixed = rounded_gradients(problem, wide, lambda x: x.to(dtype).float(), dtype)
         yardsticks = [mixed]
     if problem.precision == "tf32":
         set_precision("ieee")
-        yardsticks.append(rounded_gradients(problem, given, truncate_to_tf32, dtype))
+        yardsticks.append(rounded_gradients(problem, inputs, truncate_to_tf32, dtype))
     sizes = magnitudes(problem, wide)
     if problem.precision == "tf32":
         set_precision("tf32")
     return [
-        gradient_oracle(truth, third, found, size.double(), floor, u)
-        for truth, third, size, *found in zip(truths, thirds, sizes, *yardsticks, strict=True)
+        gradient_oracle(truth, out3, found, size.double(), floor, u)
+        for truth, out3, size, *found in zip(truths, by_stage3, sizes, *yardsticks, strict=True)
     ]
 
 
 def gradient_oracle(
-    truth: torch.Tensor, third: torch.Tensor, yardsticks: list[torch.Tensor], size: torch.Tensor,
+    truth: torch.Tensor, out3: torch.Tensor, yardsticks: list[torch.Tensor], size: torch.Tensor,
     floor: float, u: float,
 ) -> Oracle:  # fmt: skip
-    """The oracle of one gradient, from its truth, stage 3's, the yardsticks' and its `size`."""
-    size = torch.maximum(size, truth.abs())  # terms of one sign add up to more than their root
+    """Make the oracle of one gradient from its truth, stage 3's and the yardsticks' gradients.
+
+    `size`: its magnitudes.
+    """
+    size = torch.maximum(size, truth.abs())  # terms of one sign add up to more than that root
     norm = None
-    related = truth.norm().item()
-    if related <= u * size.norm().item():  # it is less than a rounding of what it's the sum of
-        norm = related = size.norm().item()
+    divisor = truth.norm().item()
+    if divisor <= u * size.norm().item():  # smaller than the rounding error of its terms
+        norm = divisor = size.norm().item()
     yardstick = Error(0.0, 0.0)
     for found in yardsticks:
         yardstick = yardstick.larger(Error.between(found, truth, norm))
-    rel = floor * (size.norm().item() / related if related else 1.0)
+    rel = floor * (size.norm().item() / divisor if divisor else 1.0)
     bound = Error(3 * yardstick.max + floor * size.max().item(), 3 * yardstick.rel + rel)
-    return Oracle(truth, third, bound, norm)
+    return Oracle(truth, out3, bound, norm)

@@ -1,8 +1,8 @@
-"""How time is measured, and nothing else.
+"""Measure the time of a call.
 
-On a CPU by torch.utils.benchmark.Timer, as it has it: one thread (the stages before torch have no
-more), and Python's garbage collector off. On a GPU by a pair of CUDA events for each call, with the
-L2 cache flushed before each. The figure is the median of the samples, the spread their
+On a CPU by torch.utils.benchmark.Timer with its defaults: one thread (the stages before torch have
+only one), and Python's garbage collector off. On a GPU by a pair of CUDA events for each call, with
+the L2 cache flushed before each. The result is the median of the samples, the spread their
 interquartile range.
 """
 
@@ -20,15 +20,14 @@ from torch.utils.benchmark import Timer
 Call = Callable[[], object]
 T = TypeVar("T")
 
-CLOCK_SECONDS = 0.02  # of calls before the GPU is asked for its clock
-LEAST_ROUNDS = 5
+CLOCK_SECONDS = 0.02  # of calls before the GPU's clock is read
 HEAD_START_CYCLES = 2_000_000  # of the GPU's clock, about 1 ms: longer than launches from Python
-SAMPLE_SECONDS = 0.002  # a sample of alternating CPU contestants is at least so long
+SAMPLE_SECONDS = 0.002  # the shortest sample of CPU calls that take turns
 
 
 @dataclass(frozen=True)
 class Timing:
-    """The samples of one call, in milliseconds a call."""
+    """The samples of one call, in milliseconds per call."""
 
     samples_ms: list[float]
 
@@ -39,7 +38,7 @@ class Timing:
 
     @property
     def rounds_ms(self) -> list[float]:
-        """The samples for a record: six digits, more than any clock here has."""
+        """The samples for a record, to six digits, more than any clock resolves."""
         return [float(f"{sample:.6g}") for sample in self.samples_ms]
 
     @property
@@ -52,7 +51,7 @@ class Timing:
 
 
 def time_once(call: Callable[[], T], device: str) -> tuple[T, float]:
-    """What `call` returns and how many ms it took, the device's work waited for."""
+    """Run `call`; returns its result and the ms until the device has finished."""
     synchronize(device)
     with without_collector():
         start = time.perf_counter()
@@ -62,19 +61,19 @@ def time_once(call: Callable[[], T], device: str) -> tuple[T, float]:
 
 
 def time_call(call: Call, device: str, seconds: float) -> Timing:
-    """Time `call`, warmed up already, for about `seconds`."""
+    """Time `call`, which is warmed up already, for about `seconds`."""
     return time_cuda(call, seconds) if device == "cuda" else time_cpu(call, seconds)
 
 
 def time_cpu(call: Call, seconds: float) -> Timing:
-    """Samples by torch.utils.benchmark, each of enough calls to drown the clock's own cost."""
+    """Samples by torch.utils.benchmark, each of enough calls to make the clock's cost small."""
     timer = Timer("call()", globals={"call": call})
     measurement = timer.blocked_autorange(min_run_time=seconds)
     return Timing([1e3 * sample for sample in measurement.times])
 
 
 def time_cuda(call: Call, seconds: float) -> Timing:
-    """One sample a call, between two events, the L2 cache overwritten before each."""
+    """One sample per call, between two events, the L2 cache overwritten before each."""
     sample = cuda_sampler(call)
     samples: list[float] = []
     deadline = time.perf_counter() + seconds
@@ -84,16 +83,13 @@ def time_cuda(call: Call, seconds: float) -> Timing:
 
 
 def alternate(
-    calls: Sequence[Call],
-    devices: Sequence[str],
-    seconds: float = 0.0,
-    rounds: int = LEAST_ROUNDS,
+    calls: Sequence[Call], devices: Sequence[str], seconds: float = 0.0, *, rounds: int
 ) -> list[Timing]:
-    """Time contestants in turns, all warmed up already: round after round, one sample each.
+    """Time several calls in turns, all warmed up already: one sample of each per round.
 
-    As many `rounds` as are asked for, and more until `seconds` have passed. Each round starts one
-    contestant later than the last, so that none always follows the same other. The clocks of the
-    machine sag for all alike, so that the ratio of two medians is fair.
+    There are at least `rounds` rounds, and more until `seconds` have passed. Each round starts one
+    call later than the last, so that no call always follows the same other. A machine whose clock
+    drops slows all of them alike, so that the ratio of two medians is fair.
     """
     samplers = [
         cuda_sampler(call) if device == "cuda" else cpu_sampler(call)
@@ -111,7 +107,7 @@ def alternate(
 
 
 def cpu_sampler(call: Call) -> Callable[[], float]:
-    """A function that takes one sample of `call`, ms a call, of at least 2 ms together."""
+    """Make a function that takes one sample of `call`, in ms per call, over at least 2 ms."""
     timer = Timer("call()", globals={"call": call})
     number = max(1, round(SAMPLE_SECONDS / max(timer.timeit(1).mean, 1e-7)))
 
@@ -127,7 +123,7 @@ def cpu_sampler(call: Call) -> Callable[[], float]:
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """Python's garbage collector off, as timeit has it, and on again if it was."""
+    """Turn Python's garbage collector off, as timeit does, and on again if it was on."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -138,10 +134,10 @@ def without_collector() -> Iterator[None]:
 
 
 def cuda_sampler(call: Call) -> Callable[[], float]:
-    """A function that takes one sample of `call` between two events, the L2 cache flushed.
+    """Make a function that takes one sample of `call` between two events, the L2 cache flushed.
 
-    The GPU is kept busy while Python launches `call`, so that the figure is the device's own time:
-    what a stream of work would see, not what an idle GPU waits for the interpreter.
+    The GPU is kept busy while Python launches `call`, so that the sample is the device's own time,
+    without the time that an idle GPU would wait for the Python interpreter.
     """
     l2_bytes = torch.cuda.get_device_properties().L2_cache_size
     flush = torch.empty(2 * l2_bytes, dtype=torch.int8, device="cuda")
@@ -161,9 +157,9 @@ def cuda_sampler(call: Call) -> Callable[[], float]:
 
 
 def sm_clock_mhz(call: Call, device: str) -> int | None:
-    """The clock of the GPU's multiprocessors while `call` runs, MHz: it sags under load.
+    """The clock of the GPU's multiprocessors while `call` runs, MHz: it drops under load.
 
-    None on a CPU, and where torch can't ask (it needs nvidia-ml-py).
+    None on a CPU, and where torch can't read it (it needs nvidia-ml-py).
     """
     if device != "cuda":
         return None
@@ -181,6 +177,6 @@ def sm_clock_mhz(call: Call, device: str) -> int | None:
 
 
 def synchronize(device: str) -> None:
-    """Wait for the GPU, where there is one in play."""
+    """Wait for the GPU, where `device` is one."""
     if device == "cuda":
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""What p103 and p106 share: torch's FlexAttention, compiled. No stage by itself."""
+"""torch's FlexAttention, compiled: used by the peers p103 and p106. Not a stage itself."""
 
 import functools
 from collections.abc import Callable
@@ -11,17 +11,17 @@ from stages.contract import Stage, check_inputs
 
 @functools.cache
 def compiled(mode: str | None) -> Callable[..., Any]:
-    """flex_attention through torch.compile in that mode, once a process."""
+    """Compile flex_attention by torch.compile in `mode`, once per process."""
     from torch._inductor import select_algorithm
     from torch.nn.attention.flex_attention import flex_attention
 
-    select_algorithm.PRINT_AUTOTUNE = False  # pages of choices
+    select_algorithm.PRINT_AUTOTUNE = False  # it would print pages
     return torch.compile(flex_attention, dynamic=False, mode=mode)
 
 
 @functools.cache
 def causal_mask(Nq: int, Nk: int) -> Any:
-    """The block mask of query i seeing keys up to i + Nk - Nq, made once for each size."""
+    """The block mask where query i sees keys up to i + Nk - Nq, made once for each size."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     def visible(b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -39,10 +39,10 @@ def attend_in(
     *,
     causal: bool = False,
 ) -> torch.Tensor:
-    """FlexAttention compiled in `mode`, its causal mask as ours.
+    """FlexAttention compiled in `mode`, with the same causal mask as our stages.
 
-    q (B, H, Nq, d), k and v (B, Hk, Nk, d) -> (B, H, Nq, d). `stage` is the peer that asks: its
-    inputs are held to what it declares.
+    q (B, H, Nq, d), k and v (B, Hk, Nk, d) -> (B, H, Nq, d). `stage`: the peer, against whose
+    declaration the inputs are checked.
     """
     check_inputs(stage, q, k, v, causal=causal)
     mask = causal_mask(q.shape[2], k.shape[2]) if causal else None

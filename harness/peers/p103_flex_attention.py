@@ -1,4 +1,4 @@
-"""Peer: torch's FlexAttention, compiled. A row, never the yardstick."""
+"""Peer: torch's FlexAttention, compiled. For comparison only."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Peer: torch's SDPA with its math backend alone. A row, never the yardstick."""
+"""Peer: torch's SDPA with its math backend alone. For comparison only."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Peer: torch's FlexAttention, its launch configurations tried out. A row, never the yardstick."""
+"""Peer: torch's FlexAttention, with autotuned launch configurations. For comparison only."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ STAGE = Stage(
     dtypes=("float16", "bfloat16"),
     options=("causal", "gqa"),
     gradients=True,
-    few_queries=True,  # elsewhere it would be minutes of tuning in every comparison
+    few_queries=True,  # elsewhere tuning would add minutes to every comparison
 )
 
 attend = partial(attend_in, "max-autotune-no-cudagraphs", STAGE)

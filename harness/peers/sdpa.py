@@ -1,6 +1,6 @@
-"""What p100, p101, p102 and p104 share: torch's SDPA, held to one backend. No stage by itself.
+"""torch's SDPA with a single backend: used by p100, p101, p102 and p104. Not a stage itself.
 
-A backend is a row of its own, so that a table says which kernel was measured.
+Each backend has its own row, so that a table says which kernel was measured.
 """
 
 import warnings
@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from stages.contract import Stage, StageUnavailable, check_inputs
 
-warnings.filterwarnings("ignore", module=__name__)  # why torch takes none of the other backends
+warnings.filterwarnings("ignore", module=__name__)  # torch warns why it takes no other backend
 REFUSALS = ("No available kernel", "No viable backend")  # torch's words, on a GPU and on a CPU
 
 
@@ -23,7 +23,7 @@ def attend_on(
     v: torch.Tensor,
     causal: bool = False,
 ) -> torch.Tensor:
-    """SDPA on `backend` alone; StageUnavailable where the backend won't take the problem.
+    """SDPA on `backend` alone; StageUnavailable where the backend refuses the problem.
 
     q (B, H, Nq, d), k and v (B, Hk, Nk, d) -> (B, H, Nq, d). SDPA's causal mask starts at the top
     left corner, ours ends at the bottom right: with Nq != Nk they differ, and ValueError is raised.

@@ -1,1 +1,1 @@
-"""What every stage is asked: problems, their inputs, what a call is, what it costs."""
+"""Problems: their sizes and inputs, what one call computes, and what it costs."""

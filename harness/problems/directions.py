@@ -1,187 +1,28 @@
-"""What one call is in each direction: forward, backward, or both, as training has it.
+"""What a call computes in each direction: forward, backward, or both (training).
 
     fwd     o = attend(q, k, v)
-    bwd     dq, dk, dv from dO, through an output that is there already
+    bwd     dq, dk, dv from dO, by backward through an output computed before
     train   both: o = attend(q, k, v), then dq, dk, dv from dO
 
-A call returns all that it computes, so that all of it can be checked. A stage that remembers an
-answer is found out by being asked again, after a change that no version counter tells of: attention
-is linear in v, gradients in dO, and a change of sign or of the exponent is exact.
+A call returns all that it computes, so that all of it can be checked.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.problems.problem import Problem
 
-if TYPE_CHECKING:  # the runner reads the tables below, and imports no torch
+if TYPE_CHECKING:  # the runner reads the table below, and imports no torch
     import torch
 
 # direction -> what a call returns, in this order
 OUTPUTS = {"fwd": ("o",), "bwd": ("dq", "dk", "dv"), "train": ("o", "dq", "dk", "dv")}
-# direction -> each time that a stage is asked again: what has changed, and what each output is then
-# multiplied by. A backward pass may remember in its own graph, or beside it: it is asked through
-# the same graph (v must stay as it was, or the graph is nobody's), then through a new one.
-AGAIN = {
-    "fwd": (("v", (-1.0,)),),
-    "bwd": (("dO", (2.0, 2.0, 2.0)), ("v and dO", (-2.0, -2.0, 2.0))),
-    "train": (("v and dO", (-1.0, -2.0, -2.0, 2.0)),),
-}
-SEED_OF_DO = 1  # added to the problem's seed: dO is no copy of q
-
-Tensors = tuple[Any, ...]  # torch.Tensor each; None where there is no gradient
-Attend = Callable[..., "torch.Tensor"]
-Call = Callable[[], Tensors]
-
-
-class BadGradient(Exception):
-    """An output that can't be differentiated; the message names the tensor and says why."""
+SEED_OF_DO = 1  # added to the problem's seed, so that dO is no copy of q
 
 
 def make_output_gradient(problem: Problem) -> "torch.Tensor":
-    """dO ~ N(0, 1), (b, h, nq, d), of the problem's dtype and on its device."""
+    """Draw dO ~ N(0, 1), (b, h, nq, d), in the problem's dtype and on its device."""
     import torch
 
     generator = torch.Generator().manual_seed(problem.seed + SEED_OF_DO)
     dO = torch.randn((problem.b, problem.h, problem.nq, problem.d), generator=generator)
     return dO.to(device=problem.device, dtype=getattr(torch, problem.dtype))
-
-
-def prepare(
-    attend: Attend, direction: str, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor",
-    dO: "torch.Tensor | None",
-) -> Call:  # fmt: skip
-    """The call to be measured: it takes nothing and returns what OUTPUTS names.
-
-    q, k, v are read where they are, by every call anew. For 'bwd' the forward pass is done here,
-    once. A gradient that torch has none of is None; BadGradient is raised, here or in the call,
-    where the output has none at all, or torch refuses the shape of one.
-    """
-    if direction == "fwd":
-        return lambda: (attend(q, k, v),)
-    leaves = tuple(x.detach().requires_grad_() for x in (q, k, v))
-    return Backward(attend, leaves, dO) if direction == "bwd" else Train(attend, leaves, dO)
-
-
-class Train:
-    """Forward and backward: o, dq, dk, dv."""
-
-    def __init__(self, attend: Attend, leaves: Tensors, dO: Any) -> None:
-        self.attend, self.leaves, self.dO = attend, leaves, dO
-
-    def __call__(self) -> Tensors:
-        return self.outputs(self.attend(*self.leaves))
-
-    def outputs(self, o: Any, keep: bool = False) -> Tensors:
-        """o, dq, dk, dv; where the graph of `o` is to `keep` for another time, without o."""
-        import torch
-
-        if type(o) is not torch.Tensor:  # a subclass may compute when it is asked, later
-            raise BadGradient(why_no_gradient(o, self.dO))
-        try:
-            forward = () if keep else (o.detach(),)
-            return forward + torch.autograd.grad(
-                o, self.leaves, self.dO, retain_graph=keep, allow_unused=True
-            )
-        except Exception as error:
-            raise explain(error, o, self.attend, self.leaves, self.dO) from error
-
-
-class Backward(Train):
-    """Backward alone, through a graph that is kept: dq, dk, dv."""
-
-    def __init__(self, attend: Attend, leaves: Tensors, dO: Any) -> None:
-        super().__init__(attend, leaves, dO)
-        self.o: Any = None
-        keep_buffers()
-        self.rebuild()
-
-    def rebuild(self) -> None:
-        """Do the forward pass again; the graph of the last one goes first."""
-        self.o = None
-        self.o = self.attend(*self.leaves)
-        if reason := why_no_gradient(self.o, self.dO):
-            raise BadGradient(reason)
-
-    def __call__(self) -> Tensors:
-        return self.outputs(self.o, keep=True)
-
-
-def keep_buffers() -> None:
-    """Have torch.compile keep what a forward pass saves, for one backward pass after another."""
-    import torch._functorch.config
-
-    with contextlib.suppress(AttributeError):  # before torch 2.6 there is no such setting
-        torch._functorch.config.donated_buffer = False
-
-
-def why_no_gradient(o: Any, dO: Any) -> str | None:
-    """Why the output `o` can't be differentiated, or None where it can."""
-    import torch
-
-    if type(o) is not torch.Tensor:
-        return f"o: returned {type(o).__name__}, expected a tensor"
-    for what in ("shape", "dtype", "device"):
-        got, expected = getattr(o, what), getattr(dO, what)
-        if got != expected:
-            return f"o: returned {what} {show(got)}, expected {show(expected)}"
-    if not o.requires_grad:
-        return "o: does not require grad, so that dq, dk and dv are missing"
-    return None
-
-
-def show(value: Any) -> str:
-    """A shape, dtype or device as people write it."""
-    return str(tuple(value)) if hasattr(value, "numel") else str(value).removeprefix("torch.")
-
-
-def explain(error: Exception, o: Any, attend: Attend, leaves: Tensors, dO: Any) -> Exception:
-    """What `error` comes to: a BadGradient where the stage's gradients are no gradients, or itself.
-
-    Torch refuses a gradient of another shape by its place among the arguments of whichever function
-    made it; which of ours that is shows when each is asked for alone.
-    """
-    import torch
-
-    if reason := why_no_gradient(o, dO):
-        return BadGradient(reason)
-    if "number of gradients" in str(error):
-        return BadGradient(f"dq, dk, dv: {error}")
-    if REFUSED not in str(error):
-        return error
-    for index, name in enumerate(("dq", "dk", "dv")):
-        alone = [x.detach() for x in leaves]
-        alone[index].requires_grad_()
-        try:
-            torch.autograd.grad(attend(*alone), alone[index], dO)
-        except Exception as lone:
-            if REFUSED in str(lone):
-                return BadGradient(f"{name}: {str(lone).split(' - ', 1)[-1]}")
-    return BadGradient(str(error))
-
-
-REFUSED = "invalid gradient at index"  # torch's words
-
-
-def ask_again(call: Call, direction: str, v: "torch.Tensor", dO: Any) -> Iterator[Call]:
-    """The call to make for each of AGAIN, on inputs changed in place, and changed back after it.
-
-    `v` and `dO` are those that `call` was prepared with. The changes go through .data: not even
-    torch's version counters tell.
-    """
-    for changed, _ in AGAIN[direction]:
-        negate, double = "v" in changed, "dO" in changed
-        try:
-            if negate:
-                v.data.neg_()
-            if double:
-                dO.data.mul_(2.0)
-            if negate and hasattr(call, "rebuild"):  # it holds what it made of v
-                call.rebuild()
-            yield call
-        finally:
-            if negate:
-                v.data.neg_()
-            if double:
-                dO.data.mul_(0.5)

@@ -1,4 +1,4 @@
-"""The inputs of a problem, q, k and v: the same for every stage, made in children from its seed."""
+"""The inputs of a problem, q, k and v: made from its seed, the same for every stage."""
 
 import math
 
@@ -7,16 +7,16 @@ import torch
 from harness.problems import real_inputs
 from harness.problems.problem import Problem
 
-TILE = 64  # dominant keys of peaky inputs are spread over every tile of so many keys
+TILE = 64  # keys; the dominant keys of peaky inputs are spread over all tiles of this size
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def make_inputs(problem: Problem) -> Tensors:
-    """q (b, h, nq, d), k and v (b, hk, nk, d) of the problem's dtype, on its device.
+    """Make q (b, h, nq, d), k and v (b, hk, nk, d) in the problem's dtype, on its device.
 
-    Drawn on the CPU in float32, so that devices and dtypes get the same numbers up to rounding.
-    Raises ValueError where real inputs have no such shape.
+    They are drawn on the CPU in float32, so that all devices and dtypes get the same numbers up to
+    rounding. Raises ValueError where the real inputs don't have that shape.
     """
     make = {"normal": normal, "peaky": peaky, "real": real}[problem.inputs]
     dtype = getattr(torch, problem.dtype)
@@ -36,7 +36,7 @@ def normal(problem: Problem) -> Tensors:
 
 
 def peaky(problem: Problem) -> Tensors:
-    """q, k, v whose softmax is sharp: what a kernel with a mistake gets visibly wrong.
+    """q, k, v whose softmax is sharp, so that a mistake in a kernel gives visibly wrong results.
 
     - Each row has a dominant key with a logit of 105 to 140, past exp's overflow in float32, so
       that a forgotten max shows. Dominant keys are spread over every tile of 64 keys, so that a
@@ -48,7 +48,7 @@ def peaky(problem: Problem) -> Tensors:
     b, h, hk, nq, nk, d = (getattr(problem, name) for name in ("b", "h", "hk", "nq", "nk", "d"))
     k = torch.randn((b, hk, nk, d), generator=generator)
     length = 0.9 + 0.2 * torch.rand((b, hk, nk, 1), generator=generator)
-    # keys of nearly one length: the key that a query points at is then the one that it scores best
+    # keys of nearly the same length: a query then scores the key that it points at best
     k = k / k.norm(dim=-1, keepdim=True).clamp_min(1e-6) * length * math.sqrt(d)
     v = torch.randn((b, hk, nk, d), generator=generator)
 
@@ -77,14 +77,14 @@ def peaky(problem: Problem) -> Tensors:
 
 
 def spread_key(rows: torch.Tensor, tiles: int, nk: int, generator: torch.Generator) -> torch.Tensor:
-    """A key index for each row, (nq,): rows go through the tiles, from the last to the first."""
+    """A key index for each row, (nq,), going through the tiles from the last to the first."""
     tile = (tiles - 1 - rows) % tiles
     size = torch.minimum(torch.full_like(tile, TILE), nk - tile * TILE)
     return tile * TILE + (torch.rand(rows.shape, generator=generator) * size).long()
 
 
 def real(problem: Problem) -> Tensors:
-    """q, k, v of a real transformer on real text (harness/data/README.md); no seed enters."""
+    """q, k, v of a real transformer on real text (harness/data/README.md), whatever the seed."""
     if problem.d != real_inputs.D or problem.hk != problem.h:
         raise ValueError(
             f"real inputs: got d = {problem.d}, {problem.hk} key heads for {problem.h} heads; "

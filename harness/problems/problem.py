@@ -1,4 +1,4 @@
-"""A problem: what every stage is asked, said in full by plain values. No torch in here."""
+"""A problem: everything that defines what a stage computes, as plain values. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -11,10 +11,10 @@ DEVICES = ("cpu", "cuda")
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 REAL_D = 32  # the head dimension of the captured model
-SEED = 20_260_101  # of all inputs, unless another is given
-YARDSTICK = 3  # the stage that every other is compared with: ours, whatever others are numbered
+SEED = 20_260_101  # of all inputs, by default
+YARDSTICK = 3  # the stage that every other is compared with: our own with this number
 YARDSTICK_NAME = "torch_three_gemm"
-PEERS_FROM = 100  # stages from this number on are peers: others' kernels, not steps of the ladder
+PEERS_FROM = 100  # from this number on, stages are peers: kernels of other projects, for comparison
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Problem:
     """Attention of q (b, h, nq, d) over k, v (b, hk, nk, d), all made from one seed.
 
     `inputs` is 'normal', 'peaky' or 'real'; `precision` is 'ieee' or 'tf32' for float32 and the
-    dtype's own name for any other; `seqlens_k` None or a valid key length a batch entry;
-    `page_size` the keys per page where k and v lie in a paged cache, None where in one piece.
+    dtype's own name for any other; `seqlens_k` None or one valid key length per batch entry;
+    `page_size` the keys per page of a paged cache, None where k and v are contiguous.
     """
 
     inputs: str
@@ -43,13 +43,13 @@ class Problem:
     page_size: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as a dict that JSON can hold."""
+        """The fields as a dict for JSON."""
         return asdict(self)
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "Problem":
-        """The problem that `to_json` wrote; fields that are no problem's are passed over."""
-        # a plan from before there were pages has no page size
+        """The problem from a dict that `to_json` wrote; other fields in it are ignored."""
+        # a plan written before there were pages has no page size
         data = {"page_size": None, **data}
         fields = {name: data[name] for name in Problem.__dataclass_fields__}
         if fields["seqlens_k"] is not None:
@@ -58,11 +58,11 @@ class Problem:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The options of the contract that this problem asks for."""
-        asked = {
+        """The options of a stage (stages/contract.py) that this problem needs."""
+        needed = {
             "causal": self.causal,
             "seqlens_k": self.seqlens_k is not None,
             "gqa": self.hk != self.h,
             "paged": self.page_size is not None,
         }
-        return tuple(name for name, wanted in asked.items() if wanted)
+        return tuple(name for name, wanted in needed.items() if wanted)

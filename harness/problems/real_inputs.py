@@ -1,26 +1,28 @@
-"""Real input: q, k, v that a transformer computed on real text, read from data/real_inputs.npz.
+"""Real inputs: q, k, v that a transformer computed on real text, read from data/real_inputs.npz.
 
 Two layers of all-MiniLM-L6-v2 on 512 tokens, 12 heads of d = 32; data/README.md says how they were
-captured and under which licences. Numpy only: neither torch nor transformers is needed here.
+captured and under which licences. Needs NumPy only, neither torch nor transformers.
 """
 
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:  # the command line reads the sizes below, and loads nothing
+from harness.problems.problem import REAL_D
+
+if TYPE_CHECKING:  # the command line reads the sizes below, and needs no NumPy
     import numpy as np
 
-D = 32
+D = REAL_D
 MAX_N = 512
 HEADS = 12
 LAYERS = 2
 
-# beside this module, so that an installed wheel finds it as a checkout does
+# inside the package, so that an installed wheel finds it as a checkout does
 FIXTURE = Path(__file__).parents[1] / "data" / "real_inputs.npz"
 
 
 class Head(NamedTuple):
-    """Where a head sat in the model, and its largest |q.k| * d**-0.5 over all 512 tokens."""
+    """A head's place in the model, and its largest |q.k| * d**-0.5 over all 512 tokens."""
 
     layer: int
     head: int
@@ -28,7 +30,7 @@ class Head(NamedTuple):
 
 
 def heads() -> list[list[Head]]:
-    """LAYERS lists of HEADS heads, in the order in which `load` hands them out."""
+    """LAYERS lists of HEADS heads, in the order in which `load` returns them."""
     import numpy as np
 
     with np.load(FIXTURE) as fixture:
@@ -40,10 +42,11 @@ def heads() -> list[list[Head]]:
 
 
 def load(b: int, h: int, nq: int, nk: int) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
-    """The first `b` layers, `h` heads, `nq` queries and `nk` keys of the capture.
+    """Load the first `b` layers, `h` heads, `nq` queries and `nk` keys of the capture.
 
-    Returns q (b, h, nq, 32), k and v (b, h, nk, 32): float32, contiguous. Batch index is layer;
-    heads go by sharpness within it, sharpest first. A shorter N is a slice of the 512-token run.
+    Returns q (b, h, nq, 32), k and v (b, h, nk, 32): float32, contiguous. The batch index is
+    the layer; within a layer heads are sorted by sharpness, sharpest first. A shorter N is a slice
+    of the 512-token run.
     Raises ValueError, naming the option, when more (or less than 1) is asked for.
     """
     import numpy as np

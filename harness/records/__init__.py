@@ -1,1 +1,1 @@
-"""What is kept of a measurement: the schema, the JSONL file, the machine."""
+"""Records of measurements: their schema, the JSONL file, the machine they were made on."""

@@ -1,4 +1,4 @@
-"""Which checkout this code belongs to, if any, and whether the user stands in another one."""
+"""Which checkout this code belongs to, if any, and whether the user works in another one."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ class NoCheckout(Exception):
 
 
 def is_checkout(folder: Path) -> bool:
-    """Whether `folder` is a checkout of the ladder, rather than where a wheel was unpacked."""
+    """Whether `folder` is a checkout of the ladder, and not an installed wheel."""
     return all((folder / name).is_file() for name in ("pyproject.toml", "ladder/app.py"))
 
 
@@ -25,19 +25,19 @@ def need(command: str, instead: str = "") -> None:
 
 
 def warning() -> str | None:
-    """What to say where the user stands in one checkout and Python imports the ladder of another.
+    """A warning where the user is in one checkout and Python imports another's ladder, or None.
 
-    An editable install comes before the current folder: what is changed here would have no effect.
+    An editable install comes before the current folder, so that edits there would have no effect.
     """
     try:
         here = Path.cwd()
     except OSError:  # the folder is gone
         return None
-    mine = next((folder for folder in (here, *here.parents) if is_checkout(folder)), None)
-    if mine is None or mine.samefile(ROOT):
+    current = next((folder for folder in (here, *here.parents) if is_checkout(folder)), None)
+    if current is None or current.samefile(ROOT):
         return None
     return (
-        f"warning: you are in the checkout {mine}, but this Python ({sys.executable}) runs the "
+        f"warning: you are in the checkout {current}, but this Python ({sys.executable}) runs the "
         f"ladder of {ROOT}. To run the one you are in: `make ladder` and `.venv/bin/ladder` there, "
         "or `pip install -e .` there"
     )

@@ -1,4 +1,4 @@
-"""The env line of a run: what machine and software it was measured on. No host, user or path."""
+"""The env line of a run: its machine and software, without host name, user or paths."""
 
 import hashlib
 import importlib.metadata
@@ -33,7 +33,7 @@ def own_version() -> str:
 
 
 def cpu_model() -> str:
-    """The processor's name, as the system tells it."""
+    """The processor's name, as the system reports it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -44,14 +44,14 @@ def cpu_model() -> str:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def memory_bytes() -> int | None:
-    """The machine's memory in bytes, None where it can't be told."""
+    """The machine's memory in bytes, None where the system doesn't say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
@@ -75,7 +75,7 @@ def git(*arguments: str) -> str:
 
 
 def sources_digest() -> str:
-    """A digest of the project's code, so that a tree without git is told apart."""
+    """A digest of the project's code, which identifies it where there is no git."""
     digest = hashlib.sha256()
     packages = ("stages", "harness", "models", "course", "ladder")
     patterns = dict.fromkeys(packages, "**/*.py") | {"csrc": "*.?pp"}
@@ -87,7 +87,7 @@ def sources_digest() -> str:
 
 
 def gpu() -> tuple[str, str] | None:
-    """The first GPU's name and its driver's version, by nvidia-smi; None where there is none."""
+    """The first GPU's name and its driver's version, from nvidia-smi; None without a GPU."""
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         out = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -1,7 +1,7 @@
-"""The JSONL file that holds a run: the env line with the plan, then one line for each record.
+"""The JSONL file of a run: the env line with the plan, then one line for each record.
 
-Each line is flushed when it is measured: a run killed at any moment loses at most the cell under
-way, and a torn last line is dropped when the run is resumed.
+Each line is flushed as soon as it is measured: a run that is killed loses at most the cell being
+measured. An incomplete last line is dropped when the run is resumed.
 """
 
 import contextlib
@@ -18,18 +18,18 @@ from harness.records.schema import BadRecord, Record, check_record, check_stages
 
 
 class WriteFailed(Exception):
-    """A run's file takes no more: the message names it and says why. What it holds is whole."""
+    """A run's file can't be written any more; the message says why. Its lines are all complete."""
 
 
 def dump_line(record: Mapping[str, Any]) -> bytes:
-    """A checked record as a line of JSON. NaN and infinity have no place in it."""
+    """Check a record and write it as a line of JSON; ValueError where it has NaN or infinity."""
     line = json.dumps(record, allow_nan=False)
     check_record(record)
     return (line + "\n").encode()
 
 
 def parse(line: bytes) -> Record:
-    """The record in a line, safe to show. Raises BadRecord."""
+    """Read the record in a line, its texts safe to print. Raises BadRecord."""
     try:
         record = json.loads(line, parse_int=number, parse_float=number, parse_constant=number)
         if not isinstance(record, dict):
@@ -37,12 +37,12 @@ def parse(line: bytes) -> Record:
         return check_record(record)
     except RecursionError:
         raise BadRecord("its lists and objects are nested too deep") from None
-    except ValueError as error:  # of JSON, of UTF-8, or ours
+    except ValueError as error:  # from JSON, from UTF-8, or a BadRecord
         raise BadRecord(str(error)) from error
 
 
 def number(text: str) -> int | float:
-    """A number of JSON, where it is finite and no larger than a float can be."""
+    """Read a number of JSON; BadRecord where it is not finite as a float."""
     value = float(text)
     if not math.isfinite(value):
         raise BadRecord(f"got the number {reprlib.repr(text)}, expected a finite one")
@@ -50,10 +50,10 @@ def number(text: str) -> int | float:
 
 
 def read(path: str | os.PathLike[str], kind: str = "cell") -> tuple[Record, list[Record]]:
-    """The env record of a results file and its records, all of `kind`, as `check_record` has them.
+    """Read a results file: its env record and its records of `kind`, from `check_record`.
 
-    A torn last line is passed over. Raises BadRecord where any other line is no such record, or
-    names a stage that the env line doesn't; OSError where there is no such file.
+    An incomplete last line is ignored. Raises BadRecord where any other line is not such a record,
+    or names a stage that the env line doesn't; OSError where there is no such file.
     """
     data = Path(path).read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
@@ -76,7 +76,7 @@ def read(path: str | os.PathLike[str], kind: str = "cell") -> tuple[Record, list
 
 
 class Writer:
-    """Appends records to a results file: one writer a file at a time, each line flushed to disk."""
+    """Appends records to a results file: one writer per file, each line flushed to disk."""
 
     def __init__(self, path: Path, handle: int) -> None:
         self.path = path
@@ -84,11 +84,11 @@ class Writer:
 
     @classmethod
     def create(cls, path: Path, env: Mapping[str, Any]) -> "Writer":
-        """A new file with its env line. Raises FileExistsError rather than write over a run."""
+        """Create a file with its env line. Raises FileExistsError rather than overwrite a run."""
         if path.exists():
             raise FileExistsError(f"{path} is there already")
         path.parent.mkdir(parents=True, exist_ok=True)
-        # whole or not at all: a run killed here leaves no file that has a torn env line
+        # written in one step: a run killed here leaves no file with an incomplete env line
         draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
         try:
             draft.write_bytes(dump_line(env))
@@ -99,10 +99,10 @@ class Writer:
 
     @classmethod
     def reopen(cls, path: Path) -> "Writer":
-        """An existing file, less a torn last line.
+        """Open an existing file, and cut off an incomplete last line.
 
-        Raises BlockingIOError while another writes it, BadRecord where it is no run: a file that
-        is not ours is left as it is.
+        Raises BlockingIOError while another process writes it, and BadRecord where it is not a
+        run's file, which is then left as it is.
         """
         handle = os.open(path, os.O_RDWR | os.O_APPEND)
         try:
@@ -116,19 +116,19 @@ class Writer:
         return cls(path, handle)
 
     def append(self, *records: Mapping[str, Any]) -> None:
-        """Write records, a line each, and wait until they are on the disk.
+        """Write records, one line each, and wait until they are on the disk.
 
-        Raises WriteFailed where the disk is full, or has another reason: the lines that still went
-        in whole are kept, a torn one is not.
+        Raises WriteFailed where the disk is full or fails otherwise: lines that were written
+        completely are kept, an incomplete one is removed.
         """
         data = b"".join(dump_line(record) for record in records)
         start, done = os.fstat(self.handle).st_size, 0
         try:
-            while done < len(data):  # a disk takes what it has room for, and refuses the next
+            while done < len(data):  # a full disk takes a part, then refuses the rest
                 done += os.write(self.handle, data[done:])
             os.fsync(self.handle)
         except OSError as error:
-            with contextlib.suppress(OSError):  # then a reader passes the torn line over
+            with contextlib.suppress(OSError):  # if not, readers ignore the incomplete line
                 os.ftruncate(self.handle, start + data.rfind(b"\n", 0, done) + 1)
             reason = error.strerror or error
             raise WriteFailed(
@@ -149,9 +149,9 @@ class Writer:
 
 
 def lock(handle: int) -> None:
-    """Take the file for this process until it ends; BlockingIOError where another has it."""
+    """Lock the file until this process ends; BlockingIOError where another has locked it."""
     try:
         import fcntl
-    except ImportError:  # Windows: two writers of one file are the user's own affair
+    except ImportError:  # Windows: nothing keeps two writers of one file apart
         return
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""The schema of records: a dataclass for each kind, in this one place.
+"""The schema of records: one dataclass for each kind.
 
 A field's annotation says what its value may be (harness/records/values.py). Fields with a default
-are younger than the first records: a record without them is read as if it had the default.
+were added later: an older record without them is read as if it had the default.
 """
 
 import json
@@ -31,12 +31,12 @@ STATUSES: tuple[str, ...] = get_args(Status)
 FAILURES = ("wrong", "crashed", "timeout", "out-of-memory")
 DIRECTIONS: tuple[str, ...] = get_args(Direction)
 METERS: tuple[str, ...] = get_args(Meter)
-PROBLEM = tuple(field.name for field in fields(Problem))  # what makes a problem
+PROBLEM = tuple(field.name for field in fields(Problem))  # the fields that define a problem
 
 
 @dataclass(kw_only=True)
 class Named:
-    """What stages are known by."""
+    """What identifies a stage."""
 
     stage: int
     name: Name
@@ -44,7 +44,7 @@ class Named:
 
 @dataclass(kw_only=True)
 class Rung(Named):
-    """A stage of a run, as its env line keeps it; a trainer's contestant has the title alone."""
+    """A stage of a run, in its env line; SDPA's backends in `ladder train` have a title only."""
 
     title: Name
     exact_up_to: int | None = None
@@ -59,7 +59,7 @@ class Env:
 
     kind: Literal["env"]
     schema: int
-    plan: list[dict[str, Any]]  # what is to be measured: of `ladder run` each is a Planned
+    plan: list[dict[str, Any]]  # what is to be measured; with `ladder run` each is a Planned
     rungs: list[Rung]  # each stage in the plan
     arguments: dict[str, Any]
     device: Device
@@ -94,7 +94,7 @@ class Shape:
 
 @dataclass(kw_only=True)
 class StageOnProblem(Named, Shape):
-    """What most kinds begin with: a stage, and the fields of harness/problems/problem.py."""
+    """The common fields of most kinds: a stage, and the fields of harness/problems/problem.py."""
 
     inputs: Inputs
     seed: int
@@ -107,7 +107,7 @@ class StageOnProblem(Named, Shape):
 
 @dataclass(kw_only=True)
 class Tried:
-    """How a stage runs, and what came of it."""
+    """How a stage ran, and its status."""
 
     mode: Mode
     status: Status
@@ -116,32 +116,32 @@ class Tried:
 
 @dataclass(kw_only=True)
 class Planned(StageOnProblem):
-    """What `ladder run` is to measure, for `--resume`."""
+    """A cell that `ladder run` is to measure, for `--resume`."""
 
     paired: bool
 
 
 @dataclass(kw_only=True)
 class Measured(StageOnProblem, Tried):
-    """What `ladder run` and `ladder bench` both measure."""
+    """The fields that `ladder run` and `ladder bench` both measure."""
 
     time_ms: Time | None  # median of a call
     time_iqr_ms: float | None  # null where there was one sample
     samples: int
-    first_call_ms: Time | None  # holds compilation
+    first_call_ms: Time | None  # compilation included
     sm_clock_mhz: int | None  # of the GPU, right after the samples
     peak_bytes: int | None  # above the inputs
     memory_meter: Meter | None
     err_f64_max: float | None
     err_f64_rel: float | None
     flops: int
-    # ms of each round, in order, where contestants took turns: all of a problem share the rounds
+    # ms of each round, in order, where stages took turns: all those of a problem share the rounds
     rounds_ms: list[Time] | None = None
     # kernel -> the configuration that the tuner launched it with; null where nothing was tuned
     launch_configs: dict[str, Any] | None = None
 
 
-# what records from before these fields lack: read as null
+# fields added later: null in older records
 LATER = tuple(field.name for field in fields(Measured) if field.default is None)
 
 
@@ -158,26 +158,26 @@ class Cell(Measured):
 
 @dataclass(kw_only=True)
 class Bench(Measured):
-    """One contestant on one problem of `ladder bench`: all in one process, in turns."""
+    """One stage or peer on one problem of `ladder bench`: all in one process, in turns."""
 
     kind: Literal["bench"]
     tflops: Rate | None  # flops over time, 10^12 per second
     tokens_per_s: Rate | None  # b nq over time
-    speedup: dict[str, float]  # a timed peer's name -> its time over this one's
-    skip_ratio: float | None  # of (q block, KV tile) pairs, never visited; or null
+    speedup: dict[str, float]  # name of a timed peer -> its time / this time
+    skip_ratio: float | None  # share of (q block, KV tile) pairs never visited; or null
     warmup: int  # calls before the rounds
     repeat: int  # rounds
-    # the fewest that anybody moves, the same for all contestants: q, k, v read, o written
+    # lower bound, the same for all stages and peers: q, k, v read, o written
     hbm_bytes: Bytes | None = None
 
 
 @dataclass(kw_only=True)
 class Ceiling:
-    """What a machine can do at the best (harness/runs/ceilings.py)."""
+    """The highest rate of one operation on a machine (harness/runs/ceilings.py)."""
 
     kind: Literal["ceiling"]
     what: Literal["matmul", "copy", "read"]
-    dtype: DType | None  # null where only bytes are moved: bytes are bytes
+    dtype: DType | None  # null where bytes are only moved
     precision: Precision | None
     threads: Size | None  # of a CPU; null on a GPU
     size: Size  # matmul: the side of the square matrices; copy: bytes read + written; read: bytes
@@ -187,22 +187,22 @@ class Ceiling:
     time_iqr_ms: float | None
     samples: int
     device: Device
-    how: str | None = None  # the fastest of several ways to read; null where there is one way
+    how: str | None = None  # the fastest method to read; null where there is only one method
 
 
 @dataclass(kw_only=True)
 class Model(Named, Tried):
-    """One stage as a real model's attention, on one text (`ladder model`)."""
+    """One stage as the attention of a real model, on one text (`ladder model`)."""
 
     kind: Literal["model"]
     device: Device
     dtype: DType
-    tokens: Size  # of the text, [CLS] and [SEP] counted
-    cosine: float | None  # of the sentence embedding with SDPA's
-    max_hidden_diff: float | None  # of the last hidden state from SDPA's
+    tokens: Size  # of the text, with [CLS] and [SEP]
+    cosine: float | None  # between the sentence embedding and SDPA's
+    max_hidden_diff: float | None  # between the last hidden state and SDPA's
     rel_hidden_diff: float | None
     layer_hidden_diffs: list[float] | None  # the largest one after each layer
-    err_f64_max: float | None  # of the last hidden state from the float64 model's
+    err_f64_max: float | None  # between the last hidden state and the float64 model's
     err_f64_rel: float | None
     time_ms: Time | None  # median of a forward pass of the whole model
     time_iqr_ms: float | None
@@ -231,31 +231,31 @@ class Train(Named, Tried):
     """One small GPT trained with one attention from one seed (`ladder train`)."""
 
     kind: Literal["train"]
-    reference: bool  # one of SDPA's backends, which the others are compared with
+    reference: bool  # whether it is one of SDPA's backends, the references
     device: Device
     dtype: DType  # of q, k, v; the weights are float32
     size: Name  # of the model: SHAPES in models/training/plan.py
     seed: int
-    steps: Annotated[int, 1, 10**6]  # that were asked for
+    steps: Annotated[int, 1, 10**6]  # planned
     parameters: int | None
-    # its status is of the training alone: models/training/curves.py judges the curves
-    losses: list[Loss]  # of each step that was done, nats per character; all finite
-    val_loss: Loss | None  # on text that it was not trained on, after the end
-    tokens_per_s: Rate | None  # null where interpreted, and of very few steps
+    # the status is about the training run only: models/training/curves.py judges the curves
+    losses: list[Loss]  # of each step done, in nats per character; all finite
+    val_loss: Loss | None  # after training, on held-out text
+    tokens_per_s: Rate | None  # null where interpreted or after very few steps
 
 
 @dataclass(kw_only=True)
 class Generate(Named):
-    """Tokens that the small GPT wrote with a stage after one context, without a cache and with."""
+    """Tokens generated by the small GPT with a stage from one context, without a cache and with."""
 
     kind: Literal["generate"]
     device: Device
     mode: Mode
     page_size: Size | None  # of the cache; null where contiguous
     parameters: Size
-    context: Size  # tokens before those that it wrote
+    context: Size  # number of tokens before the generated ones
     tokens: Size
-    text: str  # as written with the cache
+    text: str  # as generated with the cache
     same: bool  # whether the text without a cache is the same
     tokens_per_s: Rate | None  # null where interpreted
     cached_tokens_per_s: Rate | None
@@ -265,14 +265,14 @@ class Generate(Named):
 
 @dataclass(kw_only=True)
 class Sanitizer:
-    """One run of a tool of compute-sanitizer over the kernels (tools/sanitize.py)."""
+    """One run of a compute-sanitizer tool over the kernels (tools/sanitize.py)."""
 
     kind: Literal["sanitizer"]
     tool: Literal["memcheck", "racecheck"]
     version: str
-    ran: list[str]  # a line for each stage, head dimension and dtype that came to its end
+    ran: list[str]  # a line for each stage, head dimension and dtype that finished
     summary: str  # the tool's own last line
-    errors: int | None  # or hazards; null where the tool itself failed
+    errors: int | None  # number of errors or hazards; null where the tool failed
     seconds: float
 
 
@@ -282,30 +282,30 @@ class Tuning(Shape):
 
     kind: Literal["tuning"]
     kernel: str
-    configs: list[dict[str, int]]  # that the card could launch
+    configs: list[dict[str, int]]  # those that the GPU could launch
     tuner_ms: list[Time]  # of each, as the tuner times it
     time_ms: list[Time]  # of each, in more rounds
 
 
 @dataclass(kw_only=True)
 class Pitfall(StageOnProblem):
-    """A mistake made in a stage on purpose, and what came out of it (tools/pitfalls.py)."""
+    """A mistake made in a stage on purpose, and its effect (tools/pitfalls.py)."""
 
-    kind: Literal["pitfall"]  # and the name is the mistake's
-    source: str  # who warns of it, or makes it
+    kind: Literal["pitfall"]  # the field `name` is the mistake's
+    source: str  # which source warns of it, or makes it
     lesson: str
     mode: Mode
     changes: list[list[Code]]  # [the stage's text, the wrong one], ...
-    raised: str  # the last line of an error; empty where it ran
+    raised: str  # the last line of the error; empty where it ran
     exact: bool  # by the rule for stages (harness/measures/accuracy.py)
-    reason: str  # why not
-    rows: int  # of all its outputs
-    rows_wrong: int  # of them, off by more than an exact stage's may be
+    reason: str  # why it is not exact
+    rows: int  # number of rows of all its outputs
+    rows_wrong: int  # those whose error is above the bound for exact stages
     err_f64_max: float | None  # null where there is none
-    shipped_err_f64_max: float  # of the stage as it is
+    shipped_err_f64_max: float  # of the stage without the mistake
 
 
-# kind of record -> its schema; a file is an env line, then lines of one other kind
+# kind of record -> its schema; a file has an env line, then lines of one other kind
 SCHEMAS: dict[str, type] = {
     schema.__name__.lower(): schema
     for schema in (
@@ -324,15 +324,15 @@ SCHEMAS: dict[str, type] = {
 }
 
 
-# their tables name stages as the env line has them
+# kinds whose tables take stages' titles from the env line
 OF_STAGES = ("cell", "bench", "model", "io", "train")
 
 
 def check_record(record: Mapping[str, Any]) -> Record:
-    """`record` as it may be shown, where it is of a kind of ours, with just its schema's fields.
+    """Check a record against the schema of its kind; raises BadRecord, which names what is wrong.
 
-    Its texts are made safe for a terminal (harness/records/units.py), and it has the defaults of
-    the fields that are younger than it. Raises BadRecord, which names what is wrong.
+    Returns it with its texts made safe for a terminal (harness/records/units.py), and with the
+    defaults of fields that were added later.
     """
     schema = SCHEMAS.get(str(record.get("kind")))
     if schema is None:
@@ -349,7 +349,7 @@ def check_record(record: Mapping[str, Any]) -> Record:
 
 
 def check_problem(record: Mapping[str, Any], where: str = "") -> None:
-    """Raise BadRecord unless the sizes of a problem go together."""
+    """Raise BadRecord unless the sizes of a problem are consistent."""
     if record["h"] % record["hk"]:
         raise bad(f"{where}hk", record["hk"], f"a divisor of h, which is {record['h']}")
     lengths = record["seqlens_k"]
@@ -359,7 +359,7 @@ def check_problem(record: Mapping[str, Any], where: str = "") -> None:
 
 
 def check_stages(record: Mapping[str, Any], env: Record) -> None:
-    """Raise BadRecord where the env line knows no such stage; of itself, as its plan's."""
+    """Raise BadRecord where `record`, or the plan of an env line, names an unknown stage."""
     known = [(rung["stage"], rung["name"]) for rung in env["rungs"]]
     named = env["plan"] if record is env else [record] if record["kind"] in OF_STAGES else []
     for each in named:
@@ -368,13 +368,13 @@ def check_stages(record: Mapping[str, Any], env: Record) -> None:
 
 
 def check_plan(env: Record) -> None:
-    """Raise BadRecord unless the plan in an env line is one of `ladder run`."""
+    """Raise BadRecord unless the plan in an env line is a plan of `ladder run`."""
     for index, cell in enumerate(env["plan"]):
         where = f"plan[{index}]."
         check_problem(check_fields(cell, Planned, where), where)
 
 
 def key(cell: Mapping[str, Any]) -> str:
-    """What a cell is, as text: stage and problem, the same for a planned and a measured cell."""
-    # a plan from before a problem had a field lacks it
+    """A text that identifies a cell by stage and problem, the same for planned and measured."""
+    # an older plan may lack fields of a problem
     return json.dumps([cell.get(field) for field in ("stage", "name", "paired", *PROBLEM)])

@@ -1,7 +1,7 @@
-"""What a stage's file computes, as a digest: comments, docstrings, messages and layout don't count.
+"""A digest of the code in a stage's file, without comments, docstrings, messages and layout.
 
-A record is stale when its stage was edited since, and an edited sentence is no such edit: nor is
-what a stage says of itself to people.
+A record is stale when the code of its stage was edited after it was measured. Edits of text for
+people, such as a docstring or the stage's title, make no record stale.
 """
 
 import ast
@@ -11,26 +11,26 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-WORDS = ("title", "idea", "still_hurts")  # of STAGE = Stage(...): what people are shown
+WORDS = ("title", "idea", "still_hurts")  # of STAGE = Stage(...): text for people
 
 
 def digest(text: str) -> str:
     """The SHA-256 of a Python file's syntax tree without docstrings and messages, in hexadecimal.
 
-    The tree is written out here, since ast.dump differs from one Python to the next. Raises
+    Written out by `plain`, since ast.dump differs between Python versions. Raises
     SyntaxError where `text` is not Python.
     """
     return hashlib.sha256(repr(plain(ast.parse(text))).encode("utf-8", "replace")).hexdigest()
 
 
 def plain(node: Any) -> Any:
-    """A node as nested lists: its kind, and the fields that hold anything."""
+    """A syntax node as nested lists: its kind, and its fields that are not empty."""
     if isinstance(node, list):
         return [plain(item) for item in node]
     if not isinstance(node, ast.AST):
         return repr(node)
     if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-        return ["Raise", plain(node.exc.func)]  # what an error says is nothing that it computes
+        return ["Raise", plain(node.exc.func)]  # an error's message is no code
     found: list[Any] = [type(node).__name__]
     for name, value in ast.iter_fields(node):
         if name == "body" and holds_docstring(node):
@@ -39,7 +39,7 @@ def plain(node: Any) -> Any:
             value = [
                 x for x in value if x.arg not in WORDS or not isinstance(x.value, ast.Constant)
             ]
-        if isinstance(node, ast.JoinedStr):  # some Pythons end a format with an empty text
+        if isinstance(node, ast.JoinedStr):  # some Pythons end an f-string with an empty text
             value = [part for part in value if getattr(part, "value", None) != ""]
         if value not in (None, []):
             found += [name, plain(value)]
@@ -56,8 +56,8 @@ def holds_docstring(node: ast.AST) -> bool:
 def digest_of_version(path: Path, sha256: str) -> str | None:
     """The digest of the version of the file `path` whose bytes have this SHA-256.
 
-    Records of before this digest keep a hash of bytes only. The version is the present one, or is
-    looked up in the file's history; None where it isn't there, or there is no git.
+    For old records, which have a hash of the file's bytes only. The version is the present file, or
+    is looked up in its git history; None where it isn't found, or there is no git.
     """
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() == sha256:

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-LONGEST_TEXT = 4000  # characters: more is not read, and a picture can't hold it
-DEEPEST = 64  # lists and objects within each other
+LONGEST_TEXT = 4000  # characters: nobody reads more, and a picture has no room for it
+DEEPEST = 64  # levels of nested lists and objects
 
 
 def clean(value: Any, deepest: int = DEEPEST) -> Any:
-    """`value`, JSON's, with every text in it safe to show: on one line, and no terminal obeys it.
+    """Make every text in a JSON value safe to print: on one line, without control characters.
 
-    What doesn't print (escape codes, ends of lines, half a surrogate pair) is a "?".
+    A character that isn't printable (escape codes, line ends, half a surrogate pair) becomes "?".
     """
     if isinstance(value, str):
         cut = value if len(value) <= LONGEST_TEXT else value[:LONGEST_TEXT] + " ..."
@@ -50,6 +50,6 @@ def show_rate(value: float, unit: str) -> str:
 
 
 def significant(x: float, digits: int = 3) -> str:
-    """`x` with so many digits and no exponent: 1234, 12.3, 0.00123."""
+    """`x` to so many significant digits, without an exponent: 1234, 12.3, 0.00123."""
     text = f"{x:.{digits}g}"
     return f"{float(text):.0f}" if "e+" in text else text

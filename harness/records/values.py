@@ -1,7 +1,7 @@
-"""What a value in a record may be: the annotations, and the one place that checks against them.
+"""Types of the values in records, and the function that checks a value against its type.
 
-A Literal where the values are few, `| None` where JSON has null, Annotated with the least and the
-most that a number may be, or a text's length; a dataclass is an object with its fields.
+A Literal lists the allowed values, `| None` allows JSON's null, Annotated gives the smallest and
+the largest number, a text's length, or an object's names; a dataclass is an object with its fields.
 """
 
 import functools
@@ -14,16 +14,17 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from harness.records.units import clean
 
-SHORTEST, LONGEST = 1e-9, 1e15  # ms that a call can take: no clock tells less, nobody waits longer
-LARGEST = 10**36  # no count of a problem that can be asked for comes near it
+SHORTEST, LONGEST = 1e-9, 1e15  # ms of a call: no clock measures less, nobody waits longer
+LARGEST = 10**36  # far above every count of a problem
 Time = Annotated[float, SHORTEST, LONGEST]
 Rate = Annotated[float, 0, 1e40]
 Loss = Annotated[float, -1e15, 1e15]
-Size = Annotated[int, 1, 2**63 - 1]  # torch counts no further
+Size = Annotated[int, 1, 2**63 - 1]  # torch's largest integer
+Count = Annotated[int, 0, 2**63 - 1]
 Bytes = Annotated[int, 1, LARGEST]
 Name = Annotated[str, 1, 200]
 Code = Annotated[str, 0, 100_000, "kept as it is"]
-# a type -> what it is in words, and the least and the most of it
+# a type -> its name in messages, and its smallest and largest value
 TYPES: dict[type, tuple[str, float, float]] = {
     int: ("a whole number", 0, LARGEST),
     float: ("a number", -sys.float_info.max, sys.float_info.max),
@@ -38,12 +39,12 @@ class BadRecord(ValueError):
 
 @functools.cache
 def rules(schema: type) -> dict[str, Any]:
-    """Field -> what its value may be."""
+    """Map each field of `schema` to its type."""
     return get_type_hints(schema, include_extras=True)
 
 
 def check_fields(record: Mapping[str, Any], schema: type, where: str = "") -> dict[str, Any]:
-    """The fields of `record`, each as `schema` has it; `where`: what is before their names."""
+    """Check the fields of `record` against `schema`; `where` is put before names in messages."""
     known = rules(schema)
     for field in fields(schema):
         if field.default is MISSING and field.name not in record:
@@ -54,7 +55,7 @@ def check_fields(record: Mapping[str, Any], schema: type, where: str = "") -> di
 
 
 def check(value: Any, hint: Any, where: str) -> Any:
-    """`value`, safe to show, where the annotation `hint` allows it; `where` it is, in messages."""
+    """Check `value` against the type `hint` and return it safe to print; `where` names it."""
     origin, inside = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return None if value is None else check(value, inside[0], where)
@@ -66,9 +67,13 @@ def check(value: Any, hint: Any, where: str) -> Any:
         return value
     if isinstance(hint, type) and is_dataclass(hint):
         return check_fields(check(value, dict[str, Any], where), hint, f"{where}.")
+    if origin is Annotated and get_origin(inside[0]) is dict:
+        if {*check(value, inside[0], where)} != {*inside[1]}:
+            raise bad(where, value, f"an object with the names {', '.join(inside[1])}")
+        return check(value, inside[0], where)
     kind, *limits = inside if origin is Annotated else (origin or hint,)
     words, *bounds = TYPES[kind]
-    # bool is an int to Python, not here
+    # Python counts bool as int; a record does not
     if type(value) not in ((int, float) if kind is float else (kind,)):
         raise bad(where, value, words)
     if kind is list:

@@ -1,1 +1,1 @@
-"""What a run measures, the engine that measures it, and what the machine itself can do."""
+"""Runs: the plan, the engine that measures it, and the machine's own ceilings and traffic."""

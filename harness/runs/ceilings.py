@@ -1,11 +1,11 @@
-"""What a machine can do at the best, measured: matrix products and copies, no attention.
+"""Measure the highest rates of a machine: matrix products, copies and reads, no attention.
 
-The matrix rate is 2 n^3 FLOPs over the time of one product of two n x n matrices by torch; the
-bandwidth is the bytes read and written over the time of one copy too large for the caches; a GPU
-reads alone faster than it copies, so that has a ceiling too, the fastest of several ways. Inputs
-are randn (a GPU runs zeros faster), the figure is the median of harness/measures/timing.py's
-samples after a warm-up, and each ceiling has a process of its own. On a CPU they are taken with one
-thread, as stages are timed, and with all.
+The matrix rate is 2 n^3 FLOPs over the time of one product of two n x n matrices by torch. The
+bandwidth is the bytes read and written over the time of one copy that is too large for the caches.
+A GPU reads faster than it copies, so that reading has its own ceiling, the fastest of several
+methods. Inputs are randn (a GPU multiplies zeros faster), the result is the median of the samples
+of harness/measures/timing.py after a warm-up, and each ceiling is measured in its own process. On a
+CPU they are measured with one thread, as stages are, and with all.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,11 +13,13 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from harness.isolation.child import ChildFailed, hear, say
-from harness.isolation.session import Session, is_count, is_number, is_text, is_time, optional
+from harness.isolation.child import ChildFailed, one_line
+from harness.isolation.messages import Failed, Ready, Start, tell, told
+from harness.isolation.session import Session
 from harness.problems.problem import ITEMSIZE
 from harness.records import environment
 from harness.records.schema import Record
+from harness.records.values import Count, Time
 
 GPU_SIDE, CPU_SIDE = 8192, 2048  # of the square matrices
 GPU_DTYPES = (
@@ -26,19 +28,13 @@ GPU_DTYPES = (
 CPU_DTYPES = (("float32", "ieee"), ("float64", "float64"))
 GPU_COPY = 4 << 30  # bytes read, and as many written
 GPU_READ = 2 << 30  # bytes: the K and V of a large batch
-CACHES = 4  # a copy on a CPU reads so many times the last-level cache
+CACHES = 4  # a copy on a CPU reads this many times the last-level cache
 LEAST_CPU_COPY = 256 << 20  # bytes read, where the caches are small
-USUAL_CACHE = 32 << 20  # bytes, where the system doesn't tell
+USUAL_CACHE = 32 << 20  # bytes, where the system doesn't say
 WARM_UP_CALLS = 3
-SECONDS = 1.0  # of sampling a ceiling, and more where it's slow:
+SECONDS = 1.0  # of sampling a ceiling, or longer, for at least:
 LEAST_SAMPLES = 5
-LIMIT = 300.0  # seconds that a ceiling may take: a slow core needs some for a product in float64
-DONE = {
-    "done": {
-        "time_ms": is_time, "time_iqr_ms": optional(is_number), "samples": is_count,
-        "how": optional(is_text),
-    }
-}  # fmt: skip
+LIMIT = 300.0  # seconds for one ceiling; a slow core needs many for a product in float64
 CPU_CACHES = Path("/sys/devices/system/cpu")
 
 
@@ -48,7 +44,7 @@ class Ceiling:
 
     `what` 'matmul': two matrices of `size` x `size` in `dtype`, float32 as `precision` says;
     'copy': `size` bytes, half of them read and half written; 'read': `size` bytes, all read.
-    `threads` of the CPU, None on a GPU.
+    `threads`: of the CPU, None on a GPU.
     """
 
     what: str
@@ -60,13 +56,13 @@ class Ceiling:
 
     @property
     def work(self) -> int:
-        """FLOPs of a product, a multiply and an add being two; otherwise bytes."""
+        """FLOPs of a product, a multiply and an add counting as two; otherwise bytes."""
         return 2 * self.size**3 if self.what == "matmul" else self.size
 
     def record(
         self, time_ms: float, time_iqr_ms: float | None, samples: int, how: str | None = None
     ) -> Record:
-        """Its record (harness/records/schema.py: CEILING), in 10^12 FLOPs or bytes a second."""
+        """Make its record (harness/records/schema.py: Ceiling), in TFLOP/s or TB/s."""
         return {
             "kind": "ceiling",
             **asdict(self),
@@ -77,6 +73,16 @@ class Ceiling:
             "time_iqr_ms": time_iqr_ms,
             "samples": samples,
         }
+
+
+@dataclass(frozen=True)
+class Done:
+    """The message of a ceiling's process: its timing, and the fastest way to read."""
+
+    time_ms: Time
+    time_iqr_ms: float | None
+    samples: Count
+    how: str | None
 
 
 def plan(device: str) -> list[Ceiling]:
@@ -98,7 +104,7 @@ def plan(device: str) -> list[Ceiling]:
 
 
 def last_level_cache(folder: Path = CPU_CACHES) -> int | None:
-    """The bytes of all last-level caches together, as Linux tells; None where it doesn't."""
+    """The bytes of all last-level caches together (Linux); None where they aren't known."""
     caches: dict[tuple[int, str], int] = {}  # (level, the CPUs that share it) -> bytes
     for cache in folder.glob("cpu[0-9]*/cache/index[0-9]*"):
         try:
@@ -112,50 +118,47 @@ def last_level_cache(folder: Path = CPU_CACHES) -> int | None:
     return sum(size for (level, _), size in caches.items() if level == last) or None
 
 
-def measure(ceilings: Sequence[Ceiling], seconds: float = SECONDS) -> Iterator[Record | str]:
-    """The record of each ceiling, or the reason why there is none, one after the other."""
+def measure_ceilings(
+    ceilings: Sequence[Ceiling], seconds: float = SECONDS
+) -> Iterator[Record | str]:
+    """Measure each ceiling; yields its record, or the reason why it has none."""
     for ceiling in ceilings:
         with Session(gauge, asdict(ceiling), seconds) as session:
             try:
                 late = f"took more than {LIMIT:g} s"
-                message = session.ask({"event": "start"}, DONE, LIMIT, late)
+                message = session.ask(Start(), Done, seconds=LIMIT, late=late)
             except ChildFailed as error:
                 yield error.reason
                 continue
-        yield ceiling.record(*(message[name] for name in DONE["done"]))
+        yield ceiling.record(**vars(message))
 
 
 def gauge(connection: Connection, fields: Record, seconds: float) -> None:
-    """In a child: measure one ceiling. Says 'ready', then 'done' with its timing; or 'failed'."""
+    """In a child: measure one ceiling. Sends 'ready', then 'done' with its timing; or 'failed'."""
     ceiling = Ceiling(**fields)
     try:
         from harness.measures.timing import time_call, time_once
 
         if ceiling.what == "read":
-            from harness.measures.reading import fastest
+            from harness.measures.bandwidth import fastest
 
             how, call = fastest(ceiling.size, ceiling.device)
         else:
             how, call = None, prepare(ceiling)
-        say(connection, "ready")
-        hear(connection)
+        tell(connection, Ready())
+        told(connection, Start)
         for _ in range(WARM_UP_CALLS):
             _, once_ms = time_once(call, ceiling.device)
         seconds = max(seconds, 1e-3 * LEAST_SAMPLES * once_ms)
         timing = time_call(call, ceiling.device, seconds)
     except BaseException as error:
-        text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        say(connection, "failed", status="crashed", reason=text)
+        tell(connection, Failed("crashed", one_line(error)))
         return
-    say(
-        connection, "done",
-        time_ms=timing.median_ms, time_iqr_ms=timing.iqr_ms, samples=len(timing.samples_ms),
-        how=how,
-    )  # fmt: skip
+    tell(connection, Done(timing.median_ms, timing.iqr_ms, len(timing.samples_ms), how))
 
 
 def prepare(ceiling: Ceiling) -> Callable[[], object]:
-    """Make a ceiling's inputs, randn; returns the call to be timed, which allocates nothing."""
+    """Make a ceiling's inputs, and return the call to be timed, which allocates nothing."""
     import torch
 
     from harness.measures.accuracy import set_precision

@@ -1,6 +1,6 @@
-"""What a run measures: cells for `ladder run`, comparisons for `ladder bench`.
+"""The plan of a run: cells for `ladder run`, comparisons for `ladder bench`.
 
-Nothing here touches a tensor.
+Nothing here uses tensors.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -17,24 +17,24 @@ from harness.records import environment
 from harness.records.schema import Record
 from harness.records.units import show_bytes, significant
 
-# FLOP/s in float64 that none exceeds: a CPU's core (two 512-bit FMAs a cycle, 6 GHz), and a GPU
+# FLOP/s in float64 that no core of a CPU (two 512-bit FMAs per cycle, 6 GHz), and no GPU, exceeds
 CORE_RATE, GPU_RATE = 2e11, 1e14
-# FLOP/s that are fast for attention on one thread of a CPU (contestants have no more), and in
-# Triton's interpreter, where a contestant is called once and not timed
+# FLOP/s that are fast for attention on one thread of a CPU (a stage has no more), and in Triton's
+# interpreter, where a stage is called once and not timed
 THREAD_RATE, INTERPRETED_RATE = 2e11, 2e9
-PATIENCE = 600.0  # seconds: what takes longer even at those rates is not begun
+PATIENCE = 600.0  # seconds: a run that takes longer even at those rates is refused
 GPU_SIZES = (1024, 2048, 4096, 8192, 16384)
-SMALL_N, SMALL_D = 64, 16  # the tour's small part goes up to so many keys
+SMALL_N, SMALL_D = 64, 16  # the largest N, and the d, of the small part of the tour
 Takes = Callable[[StageInfo, Problem], bool]  # whether a stage is measured on a problem
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What each stage of a comparison may take, and how those that take turns are sampled.
+    """The limits of each stage of a comparison, and how stages that take turns are sampled.
 
-    budget: seconds for its check, and where stages take turns once more for its rounds; a stage
-    alone has it once for both. memory: bytes of the machine's own memory, for the whole process.
-    warmup: calls before the rounds. rounds: samples of each; None: as many as fit into some time.
+    budget: seconds for a stage's check, and as many again for its rounds where stages take turns; a
+    stage alone has one budget for both. memory: bytes of main memory, for the whole process.
+    warmup: calls before the rounds. rounds: samples of each; None: as many as fit into a set time.
     """
 
     budget: float = 60.0
@@ -45,9 +45,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Stages that answer one problem: a single one `alone` in its process, or several in turns.
+    """Stages measured on one problem: one `alone` in its process, or several in turns.
 
-    `paged`: who reads the same k and v from a paged cache beside them, and its page size.
+    `paged`: further stages, which read the same k and v from a paged cache, with the page size.
     """
 
     problem: Problem
@@ -57,12 +57,12 @@ class Comparison:
     paged: Sequence[tuple[StageInfo, int]] = ()
 
     def contestants(self) -> list[tuple[StageInfo, Problem]]:
-        """Each stage, and the problem as it is asked."""
+        """Each stage with its problem, which has a page size for a paged one."""
         paged = [(stage, replace(self.problem, page_size=size)) for stage, size in self.paged]
         return [(stage, self.problem) for stage in self.stages] + paged
 
     def to_json(self) -> list[Record]:
-        """The comparison as the env line's plan has it: a dict for each contestant."""
+        """The comparison in the plan of an env line: one dict for each stage."""
         return [
             {"stage": stage.number, "name": stage.name, **problem.to_json()}
             for stage, problem in self.contestants()
@@ -78,27 +78,27 @@ class Cell:
     paired: bool = False
 
     def to_json(self) -> Record:
-        """The cell as the env line's plan has it."""
+        """The cell in the plan of an env line."""
         identity = {"stage": self.stage.number, "name": self.stage.name, "paired": self.paired}
         return identity | self.problem.to_json()
 
 
 def default_memory() -> int:
-    """The memory that a cell may take unless told: the smaller of 4 GiB and half the machine's."""
+    """The default memory limit of a cell: the smaller of 4 GiB and half the machine's memory."""
     machine = environment.memory_bytes()
     return min(4 << 30, machine // 2) if machine else 4 << 30
 
 
 def why_hopeless(problem: Problem) -> tuple[str, str] | None:
-    """Status and reason where no answer to `problem` can be checked here; None where one may be.
+    """Status and reason where outputs of `problem` can't be checked on this machine, or None.
 
-    Said before anything is made: inputs that outgrow the machine would have its kernel end whatever
-    process it likes, and an oracle that can't be in time would be waited for in silence.
+    Decided before anything is allocated: inputs larger than the memory would make the system kill
+    some process, and an oracle that can't be ready in time would only be waited for.
     """
-    machine, held = environment.memory_bytes(), cost.held_bytes(problem)
-    if machine is not None and held > machine // 2:
+    machine, needed = environment.memory_bytes(), cost.checking_bytes(problem)
+    if machine is not None and needed > machine // 2:
         return "out-of-memory", (
-            f"can't be checked: that takes at least {show_bytes(held)}, more than half of this "
+            f"can't be checked: that takes at least {show_bytes(needed)}, more than half of this "
             f"machine's {show_bytes(machine)}"
         )
     rate = GPU_RATE if problem.device == "cuda" else CORE_RATE * environment.cores()
@@ -112,18 +112,18 @@ def why_hopeless(problem: Problem) -> tuple[str, str] | None:
 
 
 def why_too_long(comparisons: Iterable[Comparison]) -> str | None:
-    """Why the comparisons can't be over in a time worth waiting for; None where they may be.
+    """Why the comparisons would take too long, or None.
 
-    Only of a CPU: what a GPU is too slow for, its memory refuses first.
+    For a CPU only: a problem for which a GPU is too slow does not fit into its memory.
     """
     seconds = 0.0
     for comparison in comparisons:
         problem, limits = comparison.problem, comparison.limits
         calls = limits.warmup + (limits.rounds or 0)
-        if problem.device != "cpu" or why_hopeless(problem):  # those end at once, and say so
+        if problem.device != "cpu" or why_hopeless(problem):  # those fail at once, with a reason
             continue
-        for stage, asked in comparison.contestants():
-            if stage.why_skip(asked):
+        for stage, own_problem in comparison.contestants():
+            if stage.why_skip(own_problem):
                 continue
             if stage.modes[problem.device] == "interpreted":
                 seconds += cost.flops(problem) / INTERPRETED_RATE
@@ -145,7 +145,7 @@ def why_too_long(comparisons: Iterable[Comparison]) -> str | None:
 
 
 def each_inputs(problems: Iterable[Problem], kinds: Sequence[str] = INPUTS) -> list[Problem]:
-    """`problems`; one whose inputs are 'all' with each of `kinds`, real where these reach."""
+    """Replace each problem with inputs 'all' by one for each of `kinds`, real where they fit."""
 
     def of(problem: Problem) -> list[Problem]:
         if problem.inputs != "all":
@@ -168,11 +168,11 @@ def plan_grid(
 
 
 def plan_tour(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
-    """What a newcomer sees: small problems for all, larger ones and real input for the faster.
+    """Plan the tour: small problems for all stages, larger ones and real input for faster stages.
 
-    A GPU gets a part of its own, up to N = 16384, with the peers. Stages come in up to the N that
-    they call worth running, and one made for few query rows up to the small part's; `base` gives
-    seed, dtype and device. Somebody's own stage is asked with peaky input, too.
+    On a GPU there is one more part, up to N = 16384, with the peers. A stage is measured up to the
+    N that it declares worth running, and one made for few query rows in the small part only; a
+    user's own stage also with peaky input. `base` gives seed, dtype and device.
     """
     sizes = [("normal", n, SMALL_D) for n in (8, 16, 32, SMALL_N)]
     sizes += [("normal", n, 64) for n in (64, 128, 256, 512, 1024)]
@@ -182,13 +182,13 @@ def plan_tour(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
     cells = []
     for inputs, n, d in sizes:
         problem = replace(base, inputs=inputs, nq=n, nk=n, d=d)
-        # a stage that isn't worth more than the small part is spared the rest
+        # a stage that is only worth running in the small part skips the rest
         least = n if d == SMALL_D else max(n, SMALL_N + 1)
         cells += [
-            Cell(stage, asked)
+            Cell(stage, variant)
             for stage in stages
-            for asked in (problem, replace(problem, inputs="peaky"))
-            if (asked is problem or (inputs == "normal" and not stage.ours))
+            for variant in (problem, replace(problem, inputs="peaky"))
+            if (variant is problem or (inputs == "normal" and not stage.ours))
             and least <= stage.worth_up_to.get(problem.device, least)
             and (n <= SMALL_N or not stage.few_queries)
             and (stage.number < PEERS_FROM or peer_joins(stage, problem))
@@ -197,7 +197,7 @@ def plan_tour(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
 
 
 def peer_joins(peer: StageInfo, problem: Problem) -> bool:
-    """Whether a peer has a row: on a GPU, on the larger problems that it takes."""
+    """Whether a peer has a row: on a GPU, for the larger problems that it can compute."""
     large = problem.device == "cuda" and problem.nk >= GPU_SIZES[0]
     return large and peer.why_skip(problem) is None
 
@@ -209,9 +209,8 @@ def peer_joins(peer: StageInfo, problem: Problem) -> bool:
 class Sizes:
     """How many batch entries and heads a problem of N queries has.
 
-    B = tokens // N and H = hidden // d, so that the work per token stays the same, as source 004
-    has it; or `b`, `h` where they are given. k and v have `hk` heads, as many as q
-    where it is None.
+    B = tokens // N and H = hidden // d, so that the work per token stays the same, as in source
+    004; or `b`, `h` where they are given. k and v have `hk` heads, as many as q where it is None.
     """
 
     tokens: int
@@ -254,16 +253,17 @@ def make_problems(
 
 
 def fits(stage: StageInfo, problem: Problem) -> bool:
-    """Whether a stage takes the problem and declares itself right on it."""
+    """Whether a stage can compute the problem and declares itself exact on it."""
     return stage.why_skip(problem) is None and stage.exact(problem)
 
 
 def usual_stages(stages: Sequence[StageInfo], problems: Sequence[Problem]) -> list[StageInfo]:
-    """Who is compared unless told: stage 3, the newest stage that fits, and all the peers.
+    """The stages compared by default: stage 3, the newest stage that fits, and all the peers.
 
     For forward passes that is the newest of those that are forward-only or made for this generation
-    of GPUs, for the others the newest that carries gradients and isn't: its backward pass is
-    another's. One made for few query rows comes in where there are fewer than keys.
+    of GPUs, otherwise the newest that carries gradients and isn't made for it: that one's backward
+    pass is another's. Stages made for few query rows are included only where there are fewer
+    queries than keys.
     """
     ours = [stage for stage in stages if stage.number < PEERS_FROM]
     chosen = {stage.path for stage in stages if stage.number == YARDSTICK}
@@ -290,14 +290,14 @@ def usual_stages(stages: Sequence[StageInfo], problems: Sequence[Problem]) -> li
 def plan_comparisons(
     stages: Sequence[StageInfo],
     problems: Sequence[Problem],
-    asked: Collection[Path],
+    named: Collection[Path],
     limits: Limits = Limits(),
     takes: Takes = fits,
 ) -> list[Comparison]:
-    """A comparison for each problem, of those of `stages` that it `takes`.
+    """Plan one comparison for each problem, of the stages for which `takes` is true.
 
-    Stages whose files are `asked` for take part in each: where they don't take the problem, their
-    record says why. Problems that differ in their page size alone are one comparison.
+    Stages whose files are `named` take part in each: where they can't compute the problem, their
+    record says why. Problems that differ only in their page size are one comparison.
     """
     comparisons = []
     for problem in dict.fromkeys(replace(problem, page_size=None) for problem in problems):
@@ -306,7 +306,7 @@ def plan_comparisons(
             (stage, each)
             for each in alike
             for stage in stages
-            if stage.path in asked or takes(stage, each)
+            if stage.path in named or takes(stage, each)
         ]
         whole = [stage for stage, each in able if each.page_size is None]
         paged = [(stage, each.page_size) for stage, each in able if each.page_size is not None]

@@ -1,4 +1,4 @@
-"""Named suites: the problems behind the sources' tables and pictures, all sized for a GPU.
+"""Named suites: the problems of the sources' tables and pictures, all sized for a GPU.
 
 For `ladder run --suite NAME`:
 
@@ -6,7 +6,7 @@ table-4.1   every stage at d = 16, full work and one query row (the source's Pyt
             one row, its GPU columns all rows)
 table-4.2   time and memory at d = 64, one head as in the source, and 32; precision matched
 table-4.3   the error of Lite and Online as N grows, in IEEE and TF32
-table-4.4   arithmetic intensity of three kernels and of one
+table-4.4   arithmetic intensity of three kernels and of one fused kernel
 
 For `ladder bench --suite NAME`, in float16, with and without the mask:
 
@@ -48,40 +48,42 @@ CACHED = (
     ((16, 16, 1, 8192, 128), ()),
     ((8, 64, 8, 16384, 64), (16, 64)),
 )
-ROWS, MORE_ROWS = (1, 8), (2, 4, 16)  # of queries: on each shape; on two of them, the sweep
-# before and after the keys are split, and the fused peers; those that compile not in the sweep
+ROWS, MORE_ROWS = (1, 8), (2, 4, 16)  # numbers of queries: for all shapes; for two shapes only
+# stages 6 and 8, without and with split keys, and the fused peers; those of COMPILED, which compile
+# for each shape, are left out for MORE_ROWS
 DECODERS, COMPILED = (6, 8, 100, 101, 102, 103, 106), (103, 106)
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite of `command`: its problems, and who is measured on them, and how.
+    """A suite of `command`: its problems, the stages measured on them, and whether in turns.
 
-    Where `ladder bench` has no `takes`, it is the usual contestants.
+    Where `takes` is None, they are the ladder's own stages, for `ladder bench` its default ones.
     """
 
     command: str
-    problems: Callable[[Problem], list[Problem]]  # from one that gives inputs, seed and device
+    problems: Callable[[Problem], list[Problem]]  # from a problem with the inputs, seed and device
     takes: Takes | None = None
     paired: bool = True
 
     def cells(self, stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
-        """The cells of those of `stages` that take part; `base` gives seed and device."""
-        takes = self.takes or some(*range(PEERS_FROM))
+        """The cells of the stages that take part; `base` gives seed and device."""
+        takes = self.takes or only(*range(PEERS_FROM))
         cells = plan_grid(stages, self.problems(base), self.paired)
         return [cell for cell in cells if takes(cell.stage, cell.problem)]
 
 
-def some(*numbers: int) -> Takes:
-    """The stages with these numbers, on any problem."""
+def only(*numbers: int) -> Takes:
+    """Accept the stages with these numbers, on any problem."""
     return lambda stage, _: stage.number in numbers
 
 
 def like_for_like(stage: StageInfo, problem: Problem) -> bool:
     """Table 4.2: 3 and 5; 8 where one head leaves most of a GPU idle; peers at the same precision.
 
-    No fused peer follows torch's TF32 switch: the one that takes float32 is the same with it and
-    without. SDPA's math backend does, being torch's own products, as stage 3 is: IEEE is enough.
+    No fused peer follows torch's TF32 switch, so that the one that takes float32 computes the same
+    with it and without. SDPA's math backend follows it, but it is torch's own products, as stage 3
+    is, and is measured in IEEE only.
     """
     if stage.number < PEERS_FROM:
         idle = problem.h == 1 and problem.dtype == "float16"
@@ -91,9 +93,9 @@ def like_for_like(stage: StageInfo, problem: Problem) -> bool:
 
 
 def decodes(stage: StageInfo, problem: Problem) -> bool:
-    """Who is compared on a problem of the decode suite."""
-    spared = problem.nq in MORE_ROWS and stage.number in COMPILED
-    return stage.number in DECODERS and not spared and fits(stage, problem)
+    """Whether a stage is measured on a problem of the decode suite."""
+    left_out = problem.nq in MORE_ROWS and stage.number in COMPILED
+    return stage.number in DECODERS and not left_out and fits(stage, problem)
 
 
 def sized(
@@ -117,7 +119,7 @@ def halves(
 
 
 def cached(base: Problem) -> list[Problem]:
-    """Few query rows, the sweep last; the same keys in one piece (page size None) and in pages."""
+    """Problems of few query rows, ROWS first; keys contiguous (page size None) and in pages."""
     bf16 = replace(base, dtype="bfloat16", precision="bfloat16")
     return [
         replace(bf16, b=b, h=h, hk=hk, nq=nq, nk=nk, d=d, page_size=page_size)
@@ -144,10 +146,10 @@ SUITES = {
         "run", partial(sized, ns=LONG[1:], hs=(1, 32), dtypes=(IEEE, TF32, HALF)), like_for_like
     ),
     "table-4.3": Suite(
-        "run", partial(sized, ns=(64, 128, 256, 512, 1024), dtypes=(IEEE, TF32)), some(3, 4, 5),
+        "run", partial(sized, ns=(64, 128, 256, 512, 1024), dtypes=(IEEE, TF32)), only(3, 4, 5),
         paired=False,
     ),
-    "table-4.4": Suite("run", partial(sized, ns=SHORT[1:]), some(3, 5)),
+    "table-4.4": Suite("run", partial(sized, ns=SHORT[1:]), only(3, 5)),
     "001-forward": Suite("bench", partial(halves, ("fwd",), (64,), SHORT, SOURCE_001)),
     "001-train": Suite("bench", partial(halves, DIRECTIONS, (64,), SHORT, SOURCE_001)),
     "001-train-bf16": Suite(
@@ -157,7 +159,7 @@ SUITES = {
     "004": Suite("bench", partial(halves, ("fwd",), (64, 128), LONG, SOURCE_004)),
     "004-bf16": Suite("bench", partial(halves, ("fwd",), (64, 128), LONG, SOURCE_004, dtype=BF16)),
     "decode": Suite("bench", cached, decodes),
-    "decode-masks": Suite("bench", masked, some(8)),
+    "decode-masks": Suite("bench", masked, only(8)),
 }  # fmt: skip
 
 

@@ -1,15 +1,15 @@
-"""The bytes that a stage really moves, and what its warps wait for: measured by Nsight Compute.
+"""Measure with Nsight Compute the bytes that a stage moves, and what its warps wait for.
 
 ncu runs each kernel of one call with the caches emptied before it, and counts the bytes that DRAM
-read and wrote while it ran. What a kernel wrote last is still in the L2 cache when it ends, in
-nobody's count: up to some tens of MB, which is much of a small output and nothing beside S and P.
-(The L2's own count of writes is no help: on an H200 it comes out 1.5 times too large, since what
-crosses to the other half of the cache is counted in both.)
+read and wrote while it ran. The bytes that a kernel wrote last are still in the L2 cache when it
+ends, and are not counted: up to some tens of MB, a large part of a small output but negligible
+beside S and P. (The L2's own count of writes doesn't help: on an H200 it is 1.5 times too large,
+since bytes that cross to the other half of the cache are counted in both halves.)
 
-Of a warp's time between two instructions ncu tells how much went to each reason to wait, and of
-each unit how busy it was; it runs a kernel several times for that, emptying the caches each time.
+ncu also reports, for a warp's time between two instructions, the part spent on each reason to wait,
+and for each unit how busy it was. It runs a kernel several times for that, with empty caches.
 
-What runs under ncu, one call of one stage between profiler marks, is this module as a program:
+ncu runs this module as a program, which makes one call of one stage between profiler marks:
 ``python -m harness.runs.traffic STAGE_FILE PROBLEM_JSON``
 """
 
@@ -36,17 +36,17 @@ METRICS = {  # what is counted, by ncu's name for it, in its base units
     "dram_write_bytes": "dram__bytes_write.sum",
     "time_ns": "gpu__time_duration.sum",
 }
-SECTIONS = ("WarpStateStats", "ComputeWorkloadAnalysis")  # ncu's names for what holds these:
+SECTIONS = ("WarpStateStats", "ComputeWorkloadAnalysis")  # ncu's sections of:
 WAITS = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
 UNITS = re.compile(r"sm__(?:inst_executed_)?pipe_(\w+)\.avg\.pct_of_peak_sustained_active")
 
 
 class NoProfiler(RuntimeError):
-    """ncu is missing or refuses; the message says which, in one line."""
+    """ncu is missing or fails; the message says which, in one line."""
 
 
 def profile(stage: StageInfo, problem: Problem) -> Iterator[Record]:
-    """The records, kind 'io', of each kernel that one call of `stage` on `problem` launches.
+    """Yield a record, kind 'io', for each kernel that one call of `stage` on `problem` launches.
 
     Raises NoProfiler where ncu can't count.
     """
@@ -67,8 +67,8 @@ def profile(stage: StageInfo, problem: Problem) -> Iterator[Record]:
         raise NoProfiler(f"ncu took more than {LIMIT:g} s on stage {stage.number}") from None
     rows = parse(done.stdout)
     if done.returncode or not rows:
-        said = [line for line in done.stdout.splitlines() if line.startswith("==ERROR==")]
-        last = (said or done.stderr.splitlines() or ["it counted no kernel"])[-1]
+        errors = [line for line in done.stdout.splitlines() if line.startswith("==ERROR==")]
+        last = (errors or done.stderr.splitlines() or ["it counted no kernel"])[-1]
         raise NoProfiler(f"ncu failed on stage {stage.number} ({stage.name}): {last.strip()}")
     fields = problem.to_json()
     for index, counts in enumerate(rows):
@@ -89,11 +89,11 @@ def profile(stage: StageInfo, problem: Problem) -> Iterator[Record]:
 
 
 def parse(text: str) -> list[dict[str, Any]]:
-    """ncu's raw CSV page -> a dict for each kernel launch: its name and METRICS, in base units.
+    """Parse ncu's raw CSV page: a dict for each kernel launch, its name and METRICS in base units.
 
     `waits`: reason -> its share of the time between two instructions of a warp; `units`: name of a
-    unit -> the share of its peak at which it worked. Empty where ncu doesn't tell. Lines of ncu's
-    own start with '=='; the header's next line holds units.
+    unit -> the share of its peak rate. Both are empty where ncu doesn't report them. ncu's own
+    messages start with '=='; the line after the header has the units.
     """
     lines = [line for line in text.splitlines() if line.startswith('"')]
     rows = list(csv.DictReader(io.StringIO("\n".join(lines))))
@@ -113,18 +113,18 @@ def parse(text: str) -> list[dict[str, Any]]:
 
 
 def matching(pattern: re.Pattern[str], line: dict[str, str]) -> dict[str, float]:
-    """What `pattern` takes out of the names of columns -> the number there, where there is one."""
+    """The columns that match `pattern`: its first group -> the number in that column, if any."""
     found = {match[1]: line[name] for name in line if (match := pattern.fullmatch(name))}
     return {name: number(text) for name, text in found.items() if text and text[0].isdigit()}
 
 
 def number(text: str) -> float:
-    """ncu's number, with commas between thousands."""
+    """Read a number from ncu, with commas between thousands."""
     return float(text.replace(",", ""))
 
 
 def probe(path: str, problem_json: str) -> None:
-    """Under ncu: warm the stage up, empty the caches, and let the profiler see one call."""
+    """Under ncu: warm the stage up, then make one call that is profiled."""
     import torch
 
     import stages

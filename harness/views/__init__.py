@@ -1,1 +1,1 @@
-"""Tables and plots, from records alone."""
+"""Tables and plots, made from records alone."""

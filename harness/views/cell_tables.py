@@ -1,4 +1,4 @@
-"""The tables of a run, from its records alone: one table per problem, one row per stage."""
+"""Tables of `ladder run`, made from records alone: one per problem, with one row per stage."""
 
 import json
 import statistics
@@ -17,7 +17,7 @@ Stage = tuple[int, str]  # number and name of a stage or peer
 THREE = YARDSTICK, YARDSTICK_NAME
 
 FORMATS = ("rich", "markdown", "csv", "json")
-SMALL_PEAK = 1 << 20  # bytes below which a process's resident set tells nothing
+SMALL_PEAK = 1 << 20  # bytes: a smaller peak can't be measured by a process's resident memory
 
 LEGEND = (
     "ok: exact by the float64 rule. wrong: misses it. wrong-by-design: declared inexact above its "
@@ -27,15 +27,15 @@ LEGEND = (
     "are of these rounds. Errors are against stage 3 in the same dtype."
 )
 
-# what it takes to read a table in a terminal, in one line of 80 columns
+# the legend in a terminal: one line of 80 columns
 SHORT_LEGEND = "~: separate runs; without ~: in turns."
 MORE = "docs/measuring.md"
 
-# what else is to be known of a table that is no forward pass's
+# added to the legend of other directions than forward
 SHORT_LEGENDS = {"bwd": "bwd: dq, dk, dv from dO.", "train": "train: o, dq, dk, dv."}
 LEGENDS = {
     "bwd": "bwd: dq, dk, dv from dO, the forward pass done before; its peak is above what that "
-    "pass holds, its errors are the largest among the three.",
+    "pass keeps, its errors are the largest among the three.",
     "train": "train: a call is o, then dq, dk, dv from dO; errors are the largest among the four.",
 }
 
@@ -44,7 +44,7 @@ TIME = HEADERS.index("time")
 
 
 def grouped(records: Sequence[Record], key: Callable[[Record], object]) -> list[list[Record]]:
-    """Records with equal keys together, in the order of their first coming."""
+    """Group records with equal keys, in the order in which the keys first occur."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(json.dumps(key(record)), []).append(record)
@@ -52,7 +52,7 @@ def grouped(records: Sequence[Record], key: Callable[[Record], object]) -> list[
 
 
 def stage_of(record: Record) -> Stage:
-    """Whose record it is; the same of a stage in the env line."""
+    """Number and name of the stage of a record, or of a stage in the env line."""
     return record["stage"], record["name"]
 
 
@@ -62,23 +62,23 @@ def stages_of(records: Sequence[Record]) -> list[Stage]:
 
 
 def titles(env: Record) -> dict[Stage, str]:
-    """(stage, name) -> title, as the run's env line keeps them."""
+    """Map (stage, name) to the title in the run's env line."""
     return {stage_of(stage): stage["title"] for stage in env["rungs"]}
 
 
 def labels(env: Record) -> dict[Stage, str]:
-    """(stage, name) -> number and title: '3 torch, three GEMMs'."""
+    """Map (stage, name) to number and title: '3 torch, three GEMMs'."""
     return {stage: f"{stage[0]} {title}" for stage, title in titles(env).items()}
 
 
 def by_problem(cells: Sequence[Record]) -> list[list[Record]]:
-    """The cells grouped by problem in the order of their first coming, stages by number within."""
+    """Group cells by problem, in the order of the problems' first cells; stages by number."""
     groups = grouped(cells, lambda cell: [cell[field] for field in PROBLEM])
     return [sorted(group, key=stage_of) for group in groups]
 
 
 def problem_title(cell: Record) -> str:
-    """What a problem is, in a line; what is as usual isn't said."""
+    """A problem in one line, without what is usual."""
     nq, nk, b, h = (cell[field] for field in ("nq", "nk", "b", "h"))
     parts = (
         f"N = {nk}" if nq == nk else f"Nq = {nq}, Nk = {nk}",
@@ -97,12 +97,12 @@ def problem_title(cell: Record) -> str:
 
 
 def comparable(cell: Record) -> bool:
-    """Whether a cell's time may stand in a ratio: right, and not interpreted."""
+    """Whether a cell's time may be part of a ratio: right, and not interpreted."""
     return cell["status"] == "ok" and cell["mode"] != "interpreted" and cell["time_ms"] is not None
 
 
 def rivals(group: Sequence[Record], cell: Record) -> tuple[Record | None, Record | None]:
-    """Whom `cell` is compared with: the next lower stage that is comparable, and stage 3."""
+    """The cells that `cell` is compared with: the next lower comparable stage, and stage 3."""
     if not comparable(cell):
         return None, None
     others = [
@@ -116,7 +116,7 @@ def rivals(group: Sequence[Record], cell: Record) -> tuple[Record | None, Record
 
 
 def ratios(group: Sequence[Record], cell: Record) -> tuple[float | None, float | None]:
-    """How many times faster `cell` is than the stage before it, and than stage 3 (`rivals`)."""
+    """How many times as fast `cell` is as the stage before it, and as stage 3 (`rivals`)."""
     before, stage3 = rivals(group, cell)
     return times_faster(before, cell), times_faster(stage3, cell)
 
@@ -127,9 +127,9 @@ def times_faster(before: Record | None, after: Record) -> float | None:
 
 
 def spread(before: Record | None, after: Record) -> tuple[float, float] | None:
-    """The quartiles of how many times faster `after` is, round by round.
+    """The quartiles, over the rounds, of how many times as fast `after` is.
 
-    None unless both have the times of the same rounds, two or more.
+    None unless both have times from the same rounds, two or more.
     """
     slow, fast = ((cell or {}).get("rounds_ms") or () for cell in (before, after))
     if len(slow) != len(fast) or len(slow) < 2:
@@ -140,7 +140,7 @@ def spread(before: Record | None, after: Record) -> tuple[float, float] | None:
 
 
 def rows_of(group: Sequence[Record]) -> list[Record]:
-    """The cells of a problem that have a row: one per stage, unpaired where there are both."""
+    """The cells of a problem that have a row: one per stage, the unpaired one where it exists."""
     rows = {stage_of(cell): cell for cell in sorted(group, key=lambda c: not c["paired"])}
     return [rows[stage] for stage in sorted(rows)]
 
@@ -162,12 +162,12 @@ def show_ratio(ratio: float | None, paired: bool, spread: tuple[float, float] | 
 
 
 def show_step(before: Record | None, after: Record, paired: bool = True) -> str:
-    """How many times faster `after` is; timed in turns with `before`, with its spread."""
+    """How many times as fast `after` is; with quartiles where both were timed in turns."""
     return show_ratio(times_faster(before, after), paired, spread(before, after))
 
 
 def show_peak(cell: Record) -> str:
-    """The peak; '<1 MB' where the process's resident set can't tell more."""
+    """The peak; '<1 MB' where it is too small for the process's resident memory to measure."""
     peak = cell["peak_bytes"]
     if peak is None:
         return "-"
@@ -177,14 +177,14 @@ def show_peak(cell: Record) -> str:
 
 
 def show_error(error: float | None) -> str:
-    """An error, two digits; 0 is said as it is."""
+    """An error, two digits; '0' for 0."""
     return "-" if error is None else "0" if error == 0 else f"{error:.2g}"
 
 
 def row(group: Sequence[Record], cell: Record, title: str) -> list[str]:
     """The texts of one row, in the order of HEADERS."""
     turn = in_turns(group, cell)
-    timed = turn or cell  # a reader may divide two times, and finds the ratio
+    timed = turn or cell  # so that the ratio of two times in a table is the ratio shown
     before, stage3 = rivals(group, timed)
     interpreted = cell["mode"] == "interpreted" and cell["time_ms"] is not None
     return [
@@ -201,42 +201,42 @@ def row(group: Sequence[Record], cell: Record, title: str) -> list[str]:
 
 
 def headers(cell: Record) -> list[str]:
-    """HEADERS; the time's says which direction's it is, `cell`'s."""
+    """HEADERS, with `cell`'s direction in the header of the time."""
     time = "time" if cell["direction"] == "fwd" else f"{cell['direction']} time"
     return [time if header == "time" else header for header in HEADERS]
 
 
 def legend(cells: Sequence[Record]) -> str:
-    """All that it takes to read the tables of these cells."""
+    """The full legend of the tables of these cells."""
     return LEGEND + "".join(f" {LEGENDS[direction]}" for direction in directions(cells))
 
 
 def short_legend(cells: Sequence[Record]) -> str:
-    """The same in one line, and where the rest is said."""
+    """The legend in one line, with a link to the full explanation."""
     return " ".join([SHORT_LEGEND, *(SHORT_LEGENDS[each] for each in directions(cells)), MORE])
 
 
 def directions(cells: Sequence[Record]) -> list[str]:
-    """The directions of these cells that need a word, in the order of LEGENDS."""
+    """The directions of these cells that need an explanation, in the order of LEGENDS."""
     return [direction for direction in LEGENDS if any(c["direction"] == direction for c in cells)]
 
 
 def tables(env: Record, cells: Sequence[Record]) -> list[Table]:
-    """One table per problem, one row per stage; the reasons of what isn't ok are its notes."""
+    """One table per problem, one row per stage; its notes are the reasons of what isn't ok."""
     names = titles(env)
     made = []
     for group in by_problem(cells):
-        # ratios are among all cells of a problem, paired ones too, which have no row of their own
+        # ratios are computed among all cells of a problem, also paired ones, which have no rows
         shown, rows = rows_of(group), []
         for cell in shown:
-            # an interpreted time says nothing, the error is the lesson
+            # an interpreted time means nothing
             dim = (TIME, TIME + 1) if cell["mode"] == "interpreted" else ()
             rows.append(table.verdict_row(row(group, cell, names[stage_of(cell)]), dim))
         lengths = group[0]["seqlens_k"]
         padded = [] if lengths is None else [f"  padded: {', '.join(map(str, lengths))} valid keys"]
         columns = [column(header) for header in headers(group[0])]
-        told = (*FAILURES, "ok")  # one that was wrong alone says so by itself
-        turns = [c for c in group if c["paired"] and c["status"] in told and c not in shown]
+        noted = (*FAILURES, "ok")  # a stage that was wrong alone has its own note
+        turns = [c for c in group if c["paired"] and c["status"] in noted and c not in shown]
         in_turn = [note.replace("  ", "  in turns: ", 1) for note in reasons(turns)]
         notes = [*padded, *reasons(shown), *in_turn]
         made.append(Table(columns, rows, problem_title(group[0]), notes))
@@ -244,14 +244,14 @@ def tables(env: Record, cells: Sequence[Record]) -> list[Table]:
 
 
 def column(header: str) -> Column:
-    """How a column of these tables is laid out: a title is cut, then the relative error goes."""
+    """The layout of a column: on a narrow page titles are cut, then the relative error goes."""
     if header == "stage":
         return Column(header, left=True, least=12, most=24)
     return Column(header, left=header == "status", gives_way=header == "rel err")
 
 
 def reasons(group: Sequence[Record]) -> list[str]:
-    """Why cells are not ok, one line per reason, with its stages."""
+    """Why cells are not ok: one line per reason, with its stages."""
     found = grouped([c for c in group if c["reason"]], lambda c: [c["status"], c["reason"]])
     return [
         f"  {same[0]['status']} #{', #'.join(str(cell['stage']) for cell in same)}: "
@@ -261,12 +261,12 @@ def reasons(group: Sequence[Record]) -> list[str]:
 
 
 def markdown(env: Record, cells: Sequence[Record]) -> str:
-    """The tables in Markdown, all that it takes to read them at the end."""
+    """The tables in Markdown, with the full legend below them."""
     return table.markdown(tables(env, cells), legend(cells))
 
 
 def flat_rows(env: Record, cells: Sequence[Record]) -> list[dict[str, Any]]:
-    """One dict per cell: the record, its stage's title, both ratios and a spread, unrounded."""
+    """One dict per cell: the record, its stage's title, both ratios and quartiles, unrounded."""
     names = titles(env)
     rows = []
     for group in by_problem(cells):
@@ -293,14 +293,14 @@ NEXT = "Next: `ladder diff 4 5` is what mends Lite; docs/walkthrough/index.md go
 
 
 def closing(env: Record, cells: Sequence[Record]) -> list[str]:
-    """A line each: the fastest exact stage, where one broke, what was skipped; and what is next."""
+    """The lines below a tour: the fastest stage, where one broke, what was skipped, what next."""
     return [fastest(env, cells), broken(env, cells), skipped(env, cells), NEXT]
 
 
 def fastest(env: Record, cells: Sequence[Record]) -> str:
-    """Which stage was fastest at the largest problem on which two or more can be compared.
+    """Say which stage was fastest on the largest problem on which two or more can be compared.
 
-    Only rows that are ok and not interpreted, of stages that are exact at any N; no peers.
+    Only rows that are ok and not interpreted count, of stages that are exact at any N; no peers.
     """
     bounded = {stage_of(stage) for stage in env["rungs"] if stage.get("exact_up_to") is not None}
     able = [
@@ -323,7 +323,7 @@ def fastest(env: Record, cells: Sequence[Record]) -> str:
 
 
 def broken(env: Record, cells: Sequence[Record]) -> str:
-    """From which N on a stage that is declared inexact was wrong, and by how much."""
+    """Say from which N on a stage that is declared inexact was wrong, and by how much."""
     parts = []
     for stage, label in labels(env).items():
         rows = [cell for cell in cells if stage_of(cell) == stage]
@@ -345,7 +345,7 @@ def broken(env: Record, cells: Sequence[Record]) -> str:
 
 
 def skipped(env: Record, cells: Sequence[Record]) -> str:
-    """Which stages were skipped for what reason, and which were spared the larger problems."""
+    """Say which stages were skipped and why, and which were left out of the larger problems."""
     out = [cell for cell in cells if cell["status"] == "skipped" and not cell["paired"]]
     parts = [
         f"{numbers({cell['stage'] for cell in same})} ({same[0]['reason']})"
@@ -358,12 +358,12 @@ def skipped(env: Record, cells: Sequence[Record]) -> str:
     top = max(largest.values(), default=0)
     special = {stage["stage"] for stage in env["rungs"] if stage.get("few_queries")}
     for few, why in ((False, "they take too long here"), (True, "made for few query rows")):
-        spared: dict[int, set[int]] = {}
+        left_out: dict[int, set[int]] = {}
         for stage, n in largest.items():
             if n < top and (stage in special) == few:
-                spared.setdefault(n, set()).add(stage)
-        if spared:
-            bounds = ", ".join(f"{numbers(some)} above N = {n}" for n, some in spared.items())
+                left_out.setdefault(n, set()).add(stage)
+        if left_out:
+            bounds = ", ".join(f"{numbers(group)} above N = {n}" for n, group in left_out.items())
             parts.append(f"{bounds} (the tour goes to N = {top}; {why})")
     return f"Skipped: {'; '.join(parts) or 'nothing'}."
 

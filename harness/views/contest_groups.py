@@ -1,6 +1,6 @@
-"""The records of `ladder bench` in groups, and the figure of each contestant at each N.
+"""Groups of `ladder bench` records, and the values of each stage or peer at each N.
 
-Records that differ in contestant, N and batch only are a group.
+The records of a group differ only in stage, N and batch size.
 """
 
 from collections.abc import Sequence
@@ -24,16 +24,16 @@ from harness.views.table import Column, Table
 SHARED = [field for field in PROBLEM if field not in ("b", "nq", "nk", "seed")]
 DECODED = ("b", "h", "hk", "nk", "d")
 PAGED = "TB/s: the bytes of q, k, v, o over the time. pages of n: paged over in one piece, paired."
-# what stands in a column of figures instead of one
+# shown in place of a number
 SHORT = {"out-of-memory": "OOM", "wrong-by-design": "design", "crashed": "crash",
          "timeout": "late", "skipped": "-"}  # fmt: skip
 
 
 def groups(records: Sequence[Record]) -> list[list[Record]]:
-    """Records that differ in contestant, N and batch only, grouped, in the order of their coming.
+    """Group records that differ only in stage, N and batch size, in their first records' order.
 
-    Problems of one batch size and those whose batch shrinks as N grows may differ in nothing else:
-    they come from different runs. Few query rows are `decode_table`'s.
+    A fixed batch size and one that shrinks as N grows are not distinguished: they are in different
+    runs. Problems with few query rows are left to `decode_table`.
     """
     many = [record for record in records if not few_rows(record)]
     return grouped(many, lambda record: [record[field] for field in SHARED])
@@ -81,18 +81,18 @@ def sizes(group: Sequence[Record]) -> list[int]:
 
 
 def find(group: Sequence[Record], contestant: Stage | None, n: int) -> Record | None:
-    """A contestant's record at N, None where it was no contestant at that N."""
+    """The record of a stage or peer at N, None where it has none."""
     found = (r for r in group if stage_of(r) == contestant and r["nk"] == n)
     return next(found, None)
 
 
 def timed(record: Record) -> bool:
-    """Whether a record has a time: right, and from the rounds."""
+    """Whether a record is right and has a time."""
     return record["status"] == "ok" and record["time_ms"] is not None
 
 
 def rivals(group: Sequence[Record]) -> tuple[Stage | None, Stage | None]:
-    """The newest stage of ours that was timed, the yardstick apart; and the first peer that was."""
+    """The newest of our stages that was timed, stage 3 excluded; and the first peer that was."""
     found = stages_of([record for record in group if timed(record)])
     ours = [stage for stage in found if stage[0] < PEERS_FROM and stage != THREE]
     peers = [stage for stage in found if stage[0] >= PEERS_FROM]
@@ -100,14 +100,14 @@ def rivals(group: Sequence[Record]) -> tuple[Stage | None, Stage | None]:
 
 
 def rate_of(record: Record) -> float:
-    """What a record achieved, in its device's unit: GFLOP/s on a CPU, TFLOP/s on a GPU."""
+    """The rate of a record in its device's unit: GFLOP/s on a CPU, TFLOP/s on a GPU."""
     return float(record["tflops"]) * UNITS[record["device"]][1]
 
 
 def show(
     record: Record | None, what: str, peer: Stage | None = None, ceilings: Sequence[Record] = ()
 ) -> str:
-    """What stands in a table for a record, or for none; where there is no time, why.
+    """The text of a record in a table; without a time, the reason; also for no record.
 
     `what`: the 'time' in ms, the 'rate', the 'peak' memory, the share of tiles 'skipped', the
     'speedup' over `peer`, or the 'share' of the matrix rate among the `ceilings`.
@@ -137,18 +137,18 @@ def texts_of(
     group: Sequence[Record], contestant: Stage | None, what: str, peer: Stage | None = None,
     ceilings: Sequence[Record] = (), ns: Sequence[int] = (),
 ) -> list[str]:  # fmt: skip
-    """What `show` says of a contestant at each N of the group, or of `ns`; '-' where it is None."""
+    """`show` of a stage or peer at each N of the group, or at `ns`; '-' where it is None."""
     found = (find(group, contestant, n) for n in ns or sizes(group))
     return ["-" if contestant is None else show(each, what, peer, ceilings) for each in found]
 
 
 def bandwidth(record: Record) -> float:
-    """TB/s of a record that has a time."""
+    """The bandwidth of a record that has a time, TB/s."""
     return float(record["hbm_bytes"] / record["time_ms"] / 1e9)
 
 
 def ahead(before: Record | None, after: Record | None) -> str:
-    """How many times faster `after` is, medians of the same rounds."""
+    """How many times as fast `after` is, from medians of the same rounds."""
     ratio = times_faster(before, after) if after else None
     return "-" if ratio is None else f"{ratio:.2f}x"
 
@@ -167,10 +167,10 @@ def decoded(record: Record) -> str:
 
 
 def decode_table(env: Record, records: Sequence[Record], ceilings: Sequence[Record] = ()) -> Table:
-    """Few query rows against many keys: our stages and the best peer in TB/s, and with pages.
+    """The table of few query rows: our stages and the best peer in TB/s, then with pages.
 
-    The same bytes for all contestants: q, k, v and o. Beside the best peer: how many times faster
-    our newest stage is, its share of the measured read ceiling, and what is left of it with pages.
+    The bytes are the same for all: q, k, v and o. After the best peer: how many times as fast our
+    newest stage is, its share of the measured read ceiling, and its speed with pages.
     """
     names = labels(env)
     everyone = stages_of([record for record in records if record["page_size"] is None])

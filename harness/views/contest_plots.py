@@ -1,12 +1,12 @@
-"""Plots of `ladder bench`, from records alone: PNG files, readable in grey.
+"""Plots of `ladder bench`, made from records alone: PNG files, readable in grey.
 
     latency.png    time of a call against N
     memory.png     peak memory against N
     speedup.png    how many times faster the newest stage is than each peer
-    tflops.png     what is achieved against N, and how much of the measured matrix rate (source 004)
-    breakdown.png  training's time, forward and backward (source 001)
+    tflops.png     the rate against N, and its share of the measured matrix rate (source 004)
+    breakdown.png  the time of training, forward and backward (source 001)
 
-One panel per group of records. What has no time, or was interpreted, is in no plot.
+One panel per group of records. Records without a time, or interpreted, are in no plot.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,17 +32,17 @@ from harness.views.roofline import UNITS, roof_of
 
 Group = Sequence[Record]
 
-# what there is to draw -> what its file is called
+# plot -> the name of its file
 PLOTS = {name: name for name in ("latency", "memory", "speedup", "tflops", "breakdown")}
-LONGEST_BAR = 2.5  # in times of the newest stage: with longer ones the axis is logarithmic
-WIDE = 8  # peers whose speed-ups are further apart than this factor need a logarithmic axis
+LONGEST_BAR = 2.5  # in units of the newest stage's time: with longer bars the axis is logarithmic
+WIDE = 8  # speed-ups that differ by more than this factor need a logarithmic axis
 
 
 def plot(
     env: Record, records: Group, folder: Path, ceilings: Sequence[Record] = (),
     look: Look = LIGHT, plots: Mapping[str, str] = PLOTS,
 ) -> list[Path]:  # fmt: skip
-    """Write the `plots` that there is something for into `folder`, and return their paths.
+    """Write those of `plots` that have data into `folder`, and return their paths.
 
     Raises ImportError where matplotlib is missing.
     """
@@ -72,9 +72,9 @@ def plot(
 
 
 def points(what: str, group: Group) -> dict[Stage, list[tuple[float, float, bool]]]:
-    """(N, value, True) of each contestant where it was timed, of one of PLOTS but 'breakdown'.
+    """The points (N, value, True) of each stage or peer, for any of PLOTS but 'breakdown'.
 
-    A speed-up is a peer's: how many times faster than it the newest stage is.
+    'speedup' has points for peers: how many times as fast as the peer the newest stage is.
     """
     newest = bench.rivals(group)[0]
     found: dict[Stage, list[tuple[float, float, bool]]] = {}
@@ -95,7 +95,7 @@ def points(what: str, group: Group) -> dict[Stage, list[tuple[float, float, bool
 
 
 def frame(axis: Any, what: str, group: Group, names: Mapping[Stage, str], look: Look) -> None:
-    """Scales, labels, grid; a note where something is left out."""
+    """Set scales, labels and grid; add a note where stages are left out."""
     newest = bench.rivals(group)[0]
     titles = {
         "latency": "time of a call (ms)",
@@ -107,7 +107,7 @@ def frame(axis: Any, what: str, group: Group, names: Mapping[Stage, str], look: 
     n_axis(axis, bench.sizes(group))
     low, high = axis.dataLim.intervaly
     if what == "speedup":
-        axis.axhline(1.0, color=look.ink, linewidth=0.8)  # as fast
+        axis.axhline(1.0, color=look.ink, linewidth=0.8)  # equally fast
     if what in ("latency", "memory") or (what == "speedup" and high > WIDE * low):
         axis.set_yscale("log")
     else:
@@ -117,7 +117,7 @@ def frame(axis: Any, what: str, group: Group, names: Mapping[Stage, str], look: 
 
 
 def share_axis(axis: Any, group: Group, ceilings: Sequence[Record]) -> None:
-    """A second axis, per cent of the measured matrix rate, where that is among the ceilings."""
+    """Add an axis in per cent of the measured matrix rate, where `ceilings` have it."""
     matrix = roof_of(group[0], ceilings).matrix
     if matrix is not None:
         percent = 100 / (matrix * UNITS[group[0]["device"]][1])
@@ -127,16 +127,16 @@ def share_axis(axis: Any, group: Group, ceilings: Sequence[Record]) -> None:
 
 
 def parts_of_training(group: Group, records: Group) -> dict[Stage, dict[int, tuple[float, float]]]:
-    """contestant -> N -> forward and backward ms of a group of training; {} for any other group.
+    """Map stage and N to forward and backward ms, for a group of training; {} for other groups.
 
-    Backward is what was measured as such, or else training less forward. A run's directions are
-    contests of their own: what is stacked here was not measured in the same rounds.
+    Backward is its own measurement, or else training minus forward. Directions are measured in
+    different comparisons: the two parts of a bar are not from the same rounds.
     """
     found: dict[Stage, dict[int, tuple[float, float]]] = {}
-    ways = [bench.same_but(records, group, way) for way in ("fwd", "bwd", "train")]
+    directions = [bench.same_but(records, group, name) for name in ("fwd", "bwd", "train")]
     for stage in stages_of(group) if group[0]["direction"] == "train" else ():
         for n in bench.sizes(group):
-            each = (bench.find(way, stage, n) for way in ways)
+            each = (bench.find(direction, stage, n) for direction in directions)
             forward, backward, both = (r["time_ms"] if r and bench.timed(r) else None for r in each)
             if forward is None or both is None:
                 continue
@@ -150,7 +150,7 @@ def draw_breakdown(
     axis: Any, group: Group, records: Group, names: Mapping[Stage, str],
     style: Mapping[Stage, Mark], look: Look,
 ) -> None:  # fmt: skip
-    """One bar per contestant at each N: forward below, backward hatched on top of it.
+    """Draw one bar per stage or peer at each N: forward below, backward hatched on top of it.
 
     In units of the newest stage's training time at that N, so that all N fit on one axis.
     """

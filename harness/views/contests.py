@@ -1,7 +1,7 @@
-"""Tables and CSV of `ladder bench`, from records alone.
+"""Tables and CSV of `ladder bench`, made from records alone.
 
 Each group of records has a table of time and rate, one of speed-ups, one of memory and skipped
-tiles. A suite's tables stand beside what its source says.
+tiles. A suite also has tables with its source's own figures.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ LEGEND = f"Timed in turns: medians, ratios of medians. {MORE}"
 def rows_of(env: Record, group: Sequence[Record]) -> list[list[Row]]:
     """The rows of a group's tables: times and rates; speed-ups over the peers; memory and tiles.
 
-    Only a contestant's times have their row where there is no figure in it.
+    Rows without any number are left out, except those of times.
     """
     everyone, names, label = stages_of(group), titles(env), labels(env)
     times: list[Row] = []
@@ -48,14 +48,14 @@ def rows_of(env: Record, group: Sequence[Record]) -> list[list[Row]]:
         for what in ("peak", "skipped")
         for contestant in everyone
     ]
-    told = [[row for row in rows if set(row[2]) != {"-"}] for rows in (speedups, memory)]
-    return [rows for rows in (times, *told) if rows]
+    others = [[row for row in rows if set(row[2]) != {"-"}] for rows in (speedups, memory)]
+    return [rows for rows in (times, *others) if rows]
 
 
 def rich_tables(
     env: Record, records: Sequence[Record], ceilings: Sequence[Record] = (), width: int = WIDTH
 ) -> RenderableType:
-    """Each group's tables and the reasons of what is missing; the suite's tables; the legend."""
+    """All groups' tables with the reasons of missing values; the suite's tables; the legend."""
     parts: list[RenderableType] = []
     if few := [record for record in records if bench.few_rows(record)]:
         parts += [bench.decode_table(env, few, ceilings), *dim(reason_lines(few)), Text("")]
@@ -73,7 +73,7 @@ def rich_tables(
 
 
 def layout(rows: Sequence[Row], heads: Sequence[str], width: int) -> list[Table]:
-    """One table, or where all N don't fit into `width` columns, several below each other."""
+    """Lay rows out as one table, or as several where not all N fit into `width` columns."""
     label = min(LONGEST_NAME, max(len(row[0]) for row in rows))
     unit = max(len(row[1]) for row in rows)
     figure = max(len(text) for _, _, texts in rows for text in [*texts, *heads])
@@ -90,7 +90,7 @@ def layout(rows: Sequence[Row], heads: Sequence[str], width: int) -> list[Table]
 
 
 def roof_lines(env: Record, group: Sequence[Record], ceilings: Sequence[Record]) -> list[str]:
-    """How much of the measured matrix rate the newest stage reaches at each N, where known."""
+    """A line with the newest stage's share of the measured matrix rate at each N, where known."""
     ours, matrix = bench.rivals(group)[0], roof_of(group[0], ceilings).matrix
     if ours is None or matrix is None:
         return []
@@ -100,12 +100,12 @@ def roof_lines(env: Record, group: Sequence[Record], ceilings: Sequence[Record])
 
 
 def dim(lines: Sequence[str]) -> list[Text]:
-    """Lines of less weight."""
+    """Dimmed lines."""
     return [Text(line, style="dim") for line in lines]
 
 
 def reason_lines(group: Sequence[Record]) -> list[str]:
-    """Why there is no figure, one line per reason, with who and at which N."""
+    """Why values are missing: one line per reason, with the stages and N."""
     lines = []
     out = [record for record in group if record["status"] != "ok"]
     for same in grouped(out, lambda record: [record["status"], record["reason"]]):
@@ -118,7 +118,7 @@ def reason_lines(group: Sequence[Record]) -> list[str]:
 
 
 def as_csv(env: Record, records: Sequence[Record]) -> str:
-    """One CSV table of all records, one column per speed-up, with the machine and its software."""
+    """All records as one CSV table, one column per speed-up, with the machine and its software."""
     machine = {
         "gpu" if env["device"] == "cuda" else "cpu": env["device_name"],
         **{field: env[field] for field in ("driver", "torch", "triton", "python", "date")},
@@ -132,7 +132,7 @@ def as_csv(env: Record, records: Sequence[Record]) -> str:
     return table.as_csv(rows)
 
 
-# what the sources say of their own, and all that is known of it
+# the sources' own results and machines, as far as they are known
 SOURCE_001 = "Source 001: an RTX 4070 laptop, fp16, B = 2, H = 4;"
 FORWARD_TIME = "1.15-1.35x over SDPA at N >= 4096"
 FORWARD_MEMORY = "naive 788 MB against 24 MB at N = 4096"
@@ -146,15 +146,15 @@ SOURCES = {
 
 
 def suite_of(env: Record) -> str:
-    """The suite that a run was of, '' where it was of none."""
+    """The suite of a run, '' where it has none."""
     return str(env["arguments"].get("suite") or "")
 
 
 @dataclass(frozen=True)
 class Trio:
-    """What the sources' tables compare in a group: stage 3, one of our stages and a peer.
+    """The three that a source's table compares in a group: stage 3, one of our stages, a peer.
 
-    None stands for who is missing. `records` are the run's, for the group's other directions.
+    A missing one is None. `records` are all of the run, for the group's other directions.
     """
 
     group: Sequence[Record]
@@ -165,24 +165,24 @@ class Trio:
     peer: Stage | None
 
     def texts(self, who: str, what: str) -> list[str]:
-        """What `bench.show` says of 'three', 'ours' or 'peer', one text per N.
+        """The values of `who`, which is 'three', 'ours' or 'peer': one `bench.show` per N.
 
         'speedup' is over the peer; 'fwd', 'bwd' and 'train' are the times of these directions.
         """
-        contestant, group, ns = getattr(self, who), self.group, bench.sizes(self.group)
+        stage, group, ns = getattr(self, who), self.group, bench.sizes(self.group)
         if what in DIRECTIONS:
             group, what = bench.same_but(self.records, group, what), "time"
-        return bench.texts_of(group, contestant, what, self.peer, self.ceilings, ns)
+        return bench.texts_of(group, stage, what, self.peer, self.ceilings, ns)
 
     def rows(self, *columns: str) -> list[list[str]]:
-        """One row per N, which is first; `columns` say whose figure of what: 'ours time'."""
+        """One row per N, with N first; each of `columns` names a stage and a value: 'ours time'."""
         heads = [str(n) for n in bench.sizes(self.group)]
         texts = [self.texts(*column.split()) for column in columns]
         return [list(row) for row in zip(heads, *texts, strict=True)]
 
 
 def trios(records: Sequence[Record], ceilings: Sequence[Record] = ()) -> list[Trio]:
-    """The trio of each group: our newest stage that was timed, the first peer that was."""
+    """The trio of each group: stage 3, our newest stage that was timed, the first timed peer."""
     found = []
     for group in bench.groups(records):
         three = THREE if THREE in stages_of(group) else None
@@ -192,10 +192,10 @@ def trios(records: Sequence[Record], ceilings: Sequence[Record] = ()) -> list[Tr
 
 @dataclass(frozen=True)
 class SourceTable:
-    """One of a source's tables, made again.
+    """One of a source's tables, made from our records.
 
-    `columns`: a header, and whose figure of what is below it (`Trio.rows`). In the last column is
-    what the source says at an N, of training or of a forward pass; '-' where that is nothing.
+    `columns`: a header, and the stage and value below it (`Trio.rows`). The last column has what
+    the source reports at an N, for training or a forward pass; '-' where it reports nothing.
     """
 
     title: str
@@ -241,13 +241,13 @@ SOURCE_TABLES = {
 def source_tables(
     env: Record, records: Sequence[Record], ceilings: Sequence[Record] = ()
 ) -> list[Table]:
-    """The tables of the run's suite, one row per N; none where it is of no suite."""
+    """The tables of the run's suite, one row per N; none for a run without a suite."""
     made, suite, names = [], suite_of(env), titles(env)
     for trio in trios(records, ceilings) if suite in SOURCE_TABLES else ():
         first, table = trio.group[0], SOURCE_TABLES[suite]
         training = first["direction"] == "train"
         if suite == "001-train" and not training:
-            continue  # another direction is a part of its training's table
+            continue  # its times are columns of the table of training
         words = {
             "peer": names[trio.peer] if trio.peer else "-",
             "ours": names[trio.ours] if trio.ours else "-",

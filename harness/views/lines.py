@@ -1,4 +1,4 @@
-"""Plots from records alone: time, peak memory and error against N, one line per stage."""
+"""Plots of `ladder run`: time, peak memory and error against N, one line per stage."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ TITLES = {
 
 
 def families(cells: Sequence[Record]) -> list[list[Record]]:
-    """Cells that differ in N and stage only, grouped: one panel each. One Nq is a family."""
+    """Group cells that differ only in N and stage, one panel each; cells with equal Nq together."""
     same = [field for field in PROBLEM if field not in ("nq", "nk", "seqlens_k", "seed")]
     return grouped(
         cells,
@@ -51,9 +51,9 @@ def family_title(cell: Record) -> str:
 
 
 def points(cells: Sequence[Record], measure: str) -> list[tuple[int, float, bool]]:
-    """(N, value, ok) of one stage's cells that have a place in a plot of `measure`, by N.
+    """The points (N, value, ok) of one stage's cells in a plot of `measure`, by N.
 
-    Neither an interpreted time nor a wrong stage's has one, nor has 0 on a logarithmic axis.
+    Left out: interpreted times, times of wrong stages, and 0, since the axis is logarithmic.
     """
     field = MEASURES[measure][0]
     found = []
@@ -79,7 +79,7 @@ def by_stage(group: Sequence[Record], measure: str) -> dict[Stage, list[tuple[in
 def plot(env: Record, cells: Sequence[Record], folder: Path) -> list[Path]:
     """Write time.png, memory.png and error.png into `folder`, and return those written.
 
-    A measure that no cell has is not drawn. Raises ImportError where matplotlib is missing.
+    A measure without any point is not drawn. Raises ImportError where matplotlib is missing.
     """
     found = [measure for measure in MEASURES if any_point(cells, measure)]
     return [plot_measure(env, cells, measure, folder) for measure in found]
@@ -106,7 +106,7 @@ def plot_measure(
 
 
 def in_words(env: Record, cells: Sequence[Record], measure: str) -> str:
-    """What the plot shows, for who doesn't see it: the ends of every line, panel by panel."""
+    """The plot in words, as alternative text: both ends of every line, panel by panel."""
     names = labels(env)
     said = []
     for group in (each for each in families(cells) if any_point(each, measure)):
@@ -122,7 +122,7 @@ def in_words(env: Record, cells: Sequence[Record], measure: str) -> str:
 
 
 def axis_title(cells: Sequence[Record], measure: str) -> str:
-    """What is drawn upwards: of one direction where all cells have it, of a call otherwise."""
+    """The title of the vertical axis, with the direction where all cells have the same."""
     directions = {cell["direction"] for cell in cells}
     usual = MEASURES[measure][1]
     return TITLES.get((measure, directions.pop()), usual) if len(directions) == 1 else usual
@@ -133,7 +133,7 @@ def any_point(group: Sequence[Record], measure: str) -> bool:
 
 
 def notes(group: Sequence[Record], measure: str) -> list[str]:
-    """What isn't shown in a panel, or is to be taken with care."""
+    """Notes on a panel: what it leaves out, and how to read it."""
     said = {
         "interpreted stages: no speed, not shown": measure == "time"
         and any(cell["mode"] == "interpreted" for cell in group),

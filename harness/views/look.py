@@ -1,8 +1,9 @@
-"""What every picture looks like: inks and grounds, one colour and marker per stage, panels.
+"""The common style of all pictures: colours, one colour and marker per stage, panels.
 
-A picture of docs/figures is drawn twice, NAME.png for light pages and NAME-dark.png for dark ones;
-a notebook can't choose, so its pictures are drawn in EITHER: ink of a middle tone, no ground.
-No two things are told apart by colour alone: hatching, marker, dash or position tells them, too.
+A picture of docs/figures is drawn twice, NAME.png for light pages and NAME-dark.png for dark ones.
+A notebook can't choose between two, so its pictures are drawn in EITHER: grey ink on a transparent
+background. Nothing is distinguished by colour alone: there is also hatching, a marker, a dash or a
+position.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,36 +17,36 @@ from harness.problems.problem import PEERS_FROM
 DPI = 110
 NOTHING = "none"  # matplotlib's word for a colour that isn't drawn
 
-# One for each of stages 0 to 10, then again from the first: with a contrast of 3 or more to white
-# and to near-black, and far apart also for people who see no red, no green or no blue.
+# One for each of stages 0 to 10, then again from the first. Each has a contrast of 3 or more to
+# white and to near-black; they are distinct also for people who see no red, no green or no blue.
 COLOURS = (
     "#885588", "#9966FF", "#BB77AA", "#808080", "#D55E00", "#1E84CC", "#22AA33", "#9933FF",
     "#AA6644", "#DD00BB", "#669966",
 )  # fmt: skip
-# as many as have no divisor in common with the colours, so that pairs repeat late
+# their number has no divisor in common with the number of colours, so that pairs repeat late
 MARKERS: tuple[Any, ...] = ("h", "p", "*", "o", "s", "^", "D", "v", "P", "X")
 PEER_MARKERS: tuple[Any, ...] = ("<", ">", "d", (4, 1, 0), (6, 1, 0), (3, 1, 0), "8")
 DASHES: tuple[Any, ...] = (
     "-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (7, 2, 1, 2)),
 )  # fmt: skip
-FIRST_SPARE = 99  # marks from here downwards are for a second file with a stage's number
+FIRST_SPARE = 99  # marks from here downwards are for further files with the same stage number
 
-# behind a line of code that goes, and one that comes (course/lessons/side_by_side.py), under INK
+# backgrounds of a removed and an added line of code (course/lessons/side_by_side.py); text in INK
 GOES, COMES, INK = "#FFE3E0", "#DDF4E0", "#1A1A1A"
 
 
 @dataclass(frozen=True)
 class Look:
-    """The colours of a picture; `suffix` is what its file's name ends with."""
+    """The colours of a picture; `suffix` is added to its file's name."""
 
     suffix: str
     ink: str
-    soft: str  # words and lines of less weight
+    soft: str  # text and lines of less weight
     faint: str  # grids and what is past
     ground: str
-    blue: str = COLOURS[5]  # what is right, or measured: stage 5's
-    orange: str = "#D08A00"  # what takes care, or is merely cited
-    red: str = COLOURS[4]  # what is wrong: stage 4's
+    blue: str = COLOURS[5]  # right, or measured: stage 5's colour
+    orange: str = "#D08A00"  # a caution, or cited and not measured
+    red: str = COLOURS[4]  # wrong: stage 4's colour
 
 
 LIGHT = Look("", INK, "#5A5A5A", "#D5D5D5", "#FFFFFF")
@@ -71,14 +72,14 @@ class Mark:
 def mark(number: int) -> Mark:
     """The mark of the stage or peer with that number.
 
-    No two stages below 100, and no stage and peer, have colour and marker in common.
+    No two stages below 100, and no stage and peer, have both colour and marker in common.
     """
     if number < PEERS_FROM:
         colour = place = dash = number
         markers = MARKERS
     else:
         place = number - PEERS_FROM
-        colour, dash = place + len(COLOURS) - 1, place + 1  # as of a stage it is seldom beside
+        colour, dash = place + len(COLOURS) - 1, place + 1  # a stage's that is seldom near
         markers = PEER_MARKERS
     return Mark(
         COLOURS[colour % len(COLOURS)], markers[place % len(markers)], DASHES[dash % len(DASHES)]
@@ -86,7 +87,7 @@ def mark(number: int) -> Mark:
 
 
 def marks(keys: Iterable[tuple[int, str]]) -> dict[tuple[int, str], Mark]:
-    """(number, name) -> its mark; of several files with one number, the others get spare marks."""
+    """Map (number, name) to a mark; further files with the same number get spare marks."""
     ordered = sorted(set(keys))
     numbers = {number for number, _ in ordered}
     spare = (number for number in range(FIRST_SPARE, -1, -1) if number not in numbers)
@@ -99,7 +100,7 @@ def marks(keys: Iterable[tuple[int, str]]) -> dict[tuple[int, str], Mark]:
 
 @contextmanager
 def in_look(look: Look) -> Iterator[None]:
-    """Matplotlib's own defaults with the look's colours, whatever the user's settings are."""
+    """Use Matplotlib's defaults with the look's colours, whatever the user's settings are."""
     from matplotlib import style
 
     inks = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
@@ -124,7 +125,7 @@ def in_look(look: Look) -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty Figure of so many inches; pyplot, which keeps what it makes, has no part in it."""
+    """An empty Figure, sizes in inches; made without pyplot, which would keep it in memory."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -134,12 +135,12 @@ def new_figure(width: float, height: float) -> Any:
 
 
 def plain(look: Look) -> dict[str, Any]:
-    """A bare ground behind words, so that no line runs through them."""
+    """Options of a plain box behind text, so that no line runs through it."""
     return {"facecolor": look.ground, "edgecolor": "none", "pad": 1.0}
 
 
 def halo(look: Look) -> list[Any]:
-    """Ground around letters, where the look has one."""
+    """An outline of text in the background's colour, where the look has a background."""
     from matplotlib.patheffects import withStroke
 
     return [] if look.ground == NOTHING else [withStroke(linewidth=2, foreground=look.ground)]
@@ -149,7 +150,7 @@ def halo(look: Look) -> list[Any]:
 def picture(
     path: Path, look: Look, count: int, columns: int, width: float, height: float, **options: Any
 ) -> Iterator[tuple[Any, list[Any]]]:
-    """A figure with `count` axes side by side, so many inches each; written to `path` at the end.
+    """Make a figure with `count` axes, sizes in inches each; written to `path` at the end.
 
     `options` are those of matplotlib's Figure.subplots.
     """
@@ -166,10 +167,10 @@ def picture(
 
 
 def n_axis(axis: Any, sizes: Iterable[int], label: str = "N") -> None:
-    """N across on a logarithmic scale, a tick for each of `sizes` that has room, and a grid."""
+    """Set a logarithmic N axis with a tick for each of `sizes` that has room, and a grid."""
     shown: list[int] = []
     for size in sorted(set(sizes)):
-        if not shown or size > 1.1 * shown[-1]:  # 65 has no room right of 64
+        if not shown or size > 1.1 * shown[-1]:  # there is no room for 65 beside 64
             shown.append(size)
     axis.set_xscale("log", base=2)
     axis.set_xticks(shown, [str(size) for size in shown])
@@ -182,9 +183,9 @@ def draw_lines(
     axis: Any, found: Mapping[tuple[int, str], Sequence[tuple[float, float, bool]]],
     labels: Mapping[tuple[int, str], str], style: Mapping[tuple[int, str], Mark], look: Look,
 ) -> None:  # fmt: skip
-    """One line per stage of `style` through its points (x, y, ok); what isn't ok is hollow.
+    """Draw one line per stage of `style` through its points (x, y, ok); not ok is hollow.
 
-    The first lines are the widest, so that they show at both sides of what lies on them.
+    The first lines are the widest, so that they stay visible under those drawn on top of them.
     """
     for index, (stage, mark) in enumerate(style.items()):
         points = found.get(stage)
@@ -205,7 +206,7 @@ def draw_lines(
 
 
 def note_below(axis: Any, lines: Sequence[str]) -> None:
-    """Small words below an axis's own, where no data can be."""
+    """Write small text below an axis's label, where there is no data."""
     if lines:
         axis.annotate(
             "\n".join(lines), (0, 0), xycoords="axes fraction", xytext=(0, -32),
@@ -214,7 +215,7 @@ def note_below(axis: Any, lines: Sequence[str]) -> None:
 
 
 def legend(figure: Any, axes: Sequence[Any]) -> None:
-    """One legend for all panels, below them: by number, each label beginning with one."""
+    """Draw one legend below all panels, sorted by the number that each label begins with."""
     handles: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
@@ -228,4 +229,4 @@ def legend(figure: Any, axes: Sequence[Any]) -> None:
         fontsize=9,
     )
     for text in shown.get_texts():
-        text.set_parse_math(False)  # a title is no formula, whoever wrote it
+        text.set_parse_math(False)  # a stage's title is no formula

@@ -1,4 +1,4 @@
-"""What a machine can do at the best, and the bytes that stages really move: from records alone."""
+"""Tables and plots of a machine's ceilings, and of the bytes that stages move (`ladder io`)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,11 +13,11 @@ from harness.views.cell_tables import Stage, grouped, problem_title, stage_of, s
 from harness.views.look import LIGHT, Look, Mark, marks, picture
 from harness.views.table import Cell, Column, Table
 
-PIECES = {"scale q": "", "GEMM": "//", "softmax": "..", "fused": "xx"}  # the hatch of each
+PIECES = {"scale q": "", "GEMM": "//", "softmax": "..", "fused": "xx"}  # part -> hatching
 
 
 def ceiling_title(record: Record) -> str:
-    """What a ceiling is, in a line."""
+    """A ceiling in one line."""
     if record["what"] == "copy":
         text = f"copy, {show_bytes(record['size'] / 2)}"
     elif record["what"] == "read":
@@ -47,24 +47,24 @@ def show_ceilings(env: Record, records: Sequence[Record], console: Console) -> N
 
 
 def moved(record: Record) -> int:
-    """Bytes that DRAM read and wrote for one kernel."""
+    """The bytes that one kernel read from and wrote to DRAM."""
     return int(record["dram_read_bytes"] + record["dram_write_bytes"])
 
 
 def short(kernel: str) -> str:
-    """A kernel's name for people: no namespaces, templates or arguments."""
+    """A kernel's name without namespaces, templates and arguments."""
     plain = kernel.removeprefix("void ").replace("<unnamed>::", "")
     return plain.split("(")[0].split("<")[0].strip().split("::")[-1]
 
 
 def by_stage(records: Sequence[Record]) -> list[list[Record]]:
-    """The records of each (stage, problem), in the order of their first coming."""
+    """Group records by (stage, problem), in the order of their first records."""
     fields = ("stage", "name", "b", "h", "nk", "d", "dtype")
     return grouped(records, lambda record: [record[field] for field in fields])
 
 
 def traffic_table(records: Sequence[Record], titles: Mapping[Stage, str]) -> Table:
-    """A row per kernel, then a row per stage with its sum beside the prediction."""
+    """A table with one row per kernel, and one per stage with the sum and the prediction."""
     rows: list[list[Cell]] = []
     for group in by_stage(records):
         for record in group:
@@ -81,7 +81,7 @@ def traffic_table(records: Sequence[Record], titles: Mapping[Stage, str]) -> Tab
 
 
 def traffic(kernels: Sequence[Record]) -> list[str]:
-    """What some kernels took together: the time, bytes read, bytes written, TB/s of both."""
+    """The sums over kernels: time, bytes read, bytes written, TB/s of both."""
     time = sum(record["time_ms"] for record in kernels)
     read, written = (
         sum(record[f"dram_{way}_bytes"] for record in kernels) for way in ("read", "write")
@@ -91,7 +91,7 @@ def traffic(kernels: Sequence[Record]) -> list[str]:
 
 
 def piece(kernel: str) -> str:
-    """What a kernel does for attention, by its name: scale, softmax, fused, or else a GEMM."""
+    """The part of attention that a kernel computes, by its name: one of PIECES."""
     name = short(kernel).lower()
     for word, what in (("elementwise", "scale q"), ("softmax", "softmax"), ("attention", "fused")):
         if word in name:
@@ -102,7 +102,7 @@ def piece(kernel: str) -> str:
 def plot_traffic(
     records: Sequence[Record], titles: Mapping[Stage, str], path: Path, look: Look = LIGHT
 ) -> None:
-    """Bars of time, kernel by kernel, one panel per N, in the stages' colours; hatched by piece."""
+    """Plot the time of each kernel as bars, one panel per N, in the stages' colours."""
     by_n = [[r for r in records if r["nk"] == n] for n in sorted({r["nk"] for r in records})]
     style = marks(stages_of(records))
     height = 1.1 + 0.45 * max(len(by_stage(each)) for each in by_n)
@@ -124,7 +124,7 @@ def draw_kernels(
     axis: Any, records: Sequence[Record], titles: Mapping[Stage, str], style: Mapping[Stage, Mark],
     look: Look,
 ) -> None:  # fmt: skip
-    """One row of bars per stage, each as long as its kernel took, their sum at the end."""
+    """Draw one row of bars per stage, one bar per kernel, with the total time at the end."""
     groups = by_stage(records)
     for height, group in enumerate(groups):
         left = 0.0

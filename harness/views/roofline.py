@@ -1,10 +1,9 @@
-"""The roofline, from records alone: a run's cells under the ceilings measured on its machine.
+"""Roofline plots, made from records alone: a run's cells and the ceilings of its machine.
 
-One panel per dtype and precision. A point is one stage on one problem: across, its arithmetic
-intensity, counted flops over counted hbm_bytes (harness/problems/cost.py); up, flops over time. The
-slanted roof is the copy bandwidth times the intensity, the flat one the matrix rate. A point above
-the slanted roof didn't move its bytes: they stayed in a cache. (Williams, Waterman and Patterson
-2009.)
+One panel per dtype and precision. A point is one stage on one problem: its x is the arithmetic
+intensity, counted flops over counted hbm_bytes (harness/problems/cost.py), its y flops over time.
+The slanted roof is the copy bandwidth times the intensity, the flat one the matrix rate. The bytes
+of a point above the slanted roof stayed in a cache. (Williams, Waterman and Patterson 2009.)
 """
 
 from collections.abc import Sequence
@@ -20,48 +19,48 @@ from harness.records.schema import Record
 from harness.records.units import show_rate, significant
 from harness.views.cell_tables import Stage, labels, stage_of, titles
 from harness.views.lines import families, family_title
-from harness.views.look import DASHES, LIGHT, Look, halo, legend, marks, note_below, picture
+from harness.views.look import DARK, DASHES, LIGHT, Look, halo, legend, marks, note_below, picture
 from harness.views.table import Column, Table
 
 STAGE_THREADS = {"cpu": 1, "cuda": None}  # a CPU stage is timed with one (measures/timing.py)
-UNITS = {"cpu": ("GFLOP/s", 1e3), "cuda": ("TFLOP/s", 1.0)}  # of the axis, and how many a TFLOP/s
+UNITS = {"cpu": ("GFLOP/s", 1e3), "cuda": ("TFLOP/s", 1.0)}  # unit, and how many a TFLOP/s is
 NO_ROOF = "no matrix rate for {} among the ceilings: the bandwidth roof alone"
 NO_SLOPE = "no copy among the ceilings: the matrix roof alone"
 ABOVE = "above 100%: bytes counted as memory's stayed in a cache"
 
 
 class NoRoof(ValueError):
-    """These ceilings are not of the machine that was measured; the message says which is."""
+    """The ceilings were measured on another machine than the run; the message names both."""
 
 
 @dataclass(frozen=True)
 class Roof:
-    """What bounds one dtype and precision: TFLOP/s of a matrix product, TB/s of a copy."""
+    """The roof of one dtype and precision: TFLOP/s of a matrix product, TB/s of a copy."""
 
     matrix: float | None
     bandwidth: float | None
 
     def at(self, x: float) -> float | None:
-        """The most TFLOP/s at intensity `x`, FLOP/byte: min(matrix, bandwidth x). None: no roof."""
+        """The bound in TFLOP/s at intensity `x`, FLOP/byte: min(matrix, bandwidth x), or None."""
         bounds = [self.matrix, self.bandwidth * x if self.bandwidth is not None else None]
         return min((bound for bound in bounds if bound is not None), default=None)
 
     @property
     def ridge(self) -> float | None:
-        """The intensity at which the two meet: below it memory is waited for. FLOP/byte."""
+        """The intensity, FLOP/byte, where the two roofs meet; kernels below it are memory-bound."""
         if self.matrix is None or self.bandwidth is None:
             return None
         return self.matrix / self.bandwidth
 
     def missing(self, kind: str) -> list[str]:
-        """What the ceilings don't tell of `kind`, in words."""
+        """Say which part of the roof of `kind` the ceilings lack."""
         said = [] if self.matrix is not None else [NO_ROOF.format(kind)]
         return said + ([] if self.bandwidth is not None else [NO_SLOPE])
 
 
 @dataclass(frozen=True)
 class Point:
-    """A cell on the roofline: FLOP/byte across, TFLOP/s up."""
+    """A cell on the roofline: x in FLOP/byte, y in TFLOP/s."""
 
     cell: Record
     x: float
@@ -74,7 +73,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Panel:
-    """What has one dtype and precision: its roof, and its points by what they share but N."""
+    """One dtype and precision: its roof, and its points, grouped by problems that differ in N."""
 
     kind: str
     device: str
@@ -87,9 +86,9 @@ class Panel:
 
 
 def place(cell: Record) -> Point | None:
-    """The point of a cell that is ok, timed alone, not interpreted, and a forward pass; else None.
+    """The point of a cell that is ok, timed alone, not interpreted, and a forward pass; or None.
 
-    A CPU stage in a GPU's run has none either: the ceilings are the GPU's.
+    A CPU stage in a run on a GPU has no point: the ceilings are the GPU's.
     """
     if cell["status"] != "ok" or cell["mode"] == "interpreted" or cell["paired"]:
         return None
@@ -102,7 +101,7 @@ def place(cell: Record) -> Point | None:
 
 
 def kind_of(cell: Record) -> str:
-    """The dtype, and how it's multiplied: 'float32 ieee', 'float16'."""
+    """The dtype, and the precision of its products: 'float32 ieee', 'float16'."""
     same = cell["precision"] == cell["dtype"]
     return str(cell["dtype"]) if same else f"{cell['dtype']} {cell['precision']}"
 
@@ -139,13 +138,13 @@ def same_machine(env: Record, ceilings_env: Record) -> None:
 
 
 def share(point: Point, roof: Roof) -> float | None:
-    """What the point reaches of its roof, 0.5 for a half; None where a part of it isn't known."""
+    """The point's share of its roof, such as 0.5; None where a part of the roof is unknown."""
     bound = roof.at(point.x)
     return point.y / bound if bound and roof.ridge else None
 
 
 def show(env: Record, found: Sequence[Panel], console: Console) -> None:
-    """Print the points as text: one table per family, the roof below those of one panel."""
+    """Print the points as text: one table per group, and the roof below those of a panel."""
     for panel in found:
         roof = panel.roof
         parts = [show_rate(roof.matrix, "TFLOP/s")] if roof.matrix is not None else []
@@ -161,7 +160,7 @@ def show(env: Record, found: Sequence[Panel], console: Console) -> None:
 
 
 def table_of(env: Record, group: Sequence[Point], roof: Roof, notes: Sequence[str]) -> Table:
-    """The points of one family, one row each."""
+    """A table of the points of one group, one row each."""
     headers = ("#", "stage", "N", "FLOP/byte", "rate", "% of the roof", "roof")
     names = titles(env)
     rows = [
@@ -181,12 +180,13 @@ def show_share(part: float | None) -> str:
     return "-" if part is None else f"{significant(100 * part, 2 if part < 1 else 3)}%"
 
 
-def draw(env: Record, found: Sequence[Panel], folder: Path, look: Look = LIGHT) -> Path:
-    """Write roofline.png into `folder`, or roofline-dark.png where `look` is DARK.
+def draw(env: Record, found: Sequence[Panel], folder: Path, dark: bool = False) -> Path:
+    """Write roofline.png into `folder`, or roofline-dark.png where it is to be `dark`.
 
     One colour and marker per stage, one dash per family of problems, N beside the points. Raises
     ImportError where matplotlib is missing.
     """
+    look = DARK if dark else LIGHT
     names = labels(env)
     style = marks(point.stage for panel in found for point in panel.points)
     path = folder / f"roofline{look.suffix}.png"
@@ -197,7 +197,7 @@ def draw(env: Record, found: Sequence[Panel], folder: Path, look: Look = LIGHT) 
             axes[0].plot([], [], color=mark.colour, marker=mark.marker, label=names[stage])
         legend(figure, axes[:1])
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # what comes after it looks at where things are
+        figure.set_layout_engine("none")  # the code below needs final positions
         for axis, panel in zip(axes, found, strict=True):
             draw_roof(axis, panel, look)
             scale = UNITS[panel.device][1]
@@ -214,14 +214,14 @@ def draw(env: Record, found: Sequence[Panel], folder: Path, look: Look = LIGHT) 
 
 
 def frame(axis: Any, panel: Panel, look: Look) -> None:
-    """Scales, title, labels with units, what is missing, and which dash is which family."""
+    """Set scales, title, labels with units, a note on missing roofs, a legend of the dashes."""
     from matplotlib.lines import Line2D
 
     (unit, scale), roof = UNITS[panel.device], panel.roof
     xs, ys = ([getattr(point, way) for point in panel.points] for way in "xy")
     axis.set(
         xscale="log", yscale="log",
-        # the points, the ridge and room for words; a slanted roof that meets no other may leave
+        # room for the points, the ridge and text; a slanted roof without a flat one may run out
         xlim=(min(*xs, roof.ridge or xs[0]) / 4, max(*xs, roof.ridge or 0) * 3),
         ylim=(scale * min(ys) / 3, scale * max(*ys, roof.matrix or 0) * 3),
         xlabel="arithmetic intensity (FLOP per HBM byte, counted)", ylabel=f"achieved ({unit})",
@@ -239,7 +239,7 @@ def frame(axis: Any, panel: Panel, look: Look) -> None:
 
 
 def draw_roof(axis: Any, panel: Panel, look: Look) -> None:
-    """The roofs that are known, as far as where they meet, each with its figure."""
+    """Draw the known roofs up to where they meet, each with its value."""
     roof, scale = panel.roof, UNITS[panel.device][1]
     low, high = axis.get_xlim()
     (x0, y0), (x1, y1) = axis.transData.transform([(1.0, 1.0), (10.0, 10.0)])
@@ -261,9 +261,9 @@ def draw_roof(axis: Any, panel: Panel, look: Look) -> None:
 
 
 def draw_names(axis: Any, panel: Panel, look: Look) -> None:
-    """N below and right of its point, the ends of each line first.
+    """Write N below and right of each point, the ends of each line first.
 
-    One that would cover another, a marker or a line gives way.
+    A text that would cover another, a marker or a line is left out.
     """
     from matplotlib.transforms import Bbox
 
@@ -286,7 +286,7 @@ def draw_names(axis: Any, panel: Panel, look: Look) -> None:
 
 
 def by_weight(panel: Panel) -> list[Point]:
-    """The points of a panel, first and last of each stage's line before those between."""
+    """The points of a panel: first and last of each stage's line, then those between."""
     lines = [
         [point for point in group if point.stage == stage]
         for group in panel.groups
@@ -297,7 +297,7 @@ def by_weight(panel: Panel) -> list[Point]:
 
 
 def differences(labels: Sequence[str]) -> tuple[str, list[str]]:
-    """What titles made of parts with commas between them share, and what each has of its own."""
+    """Split comma-separated titles into the parts that all share, and the rest of each."""
     parts = [label.split(", ") for label in labels]
     shared = [part for part in parts[0] if all(part in other for other in parts)]
     apart = [", ".join(part for part in own if part not in shared) for own in parts]

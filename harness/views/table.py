@@ -1,4 +1,4 @@
-"""A table of texts, made once; shown in a terminal, in Markdown, as CSV and as JSON."""
+"""Tables of text for a terminal and for Markdown; records as CSV and JSON."""
 
 import csv
 import io
@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table as RichTable
@@ -14,18 +13,17 @@ from rich.text import Text
 
 from harness.records.schema import Record
 
-WIDTH, LEAST = 100, 40  # columns of a page; a narrower terminal breaks the lines itself
 STYLES = {"ok": "green", "wrong-by-design": "yellow", "not judged": "yellow", "skipped": "dim"}
-Cell = str | Text  # a text without or with a style
+Cell = str | Text  # text, with or without a style
 
-# a number, then what it is of; a narrow cell must not break between the two
+# a number with its unit; a narrow cell must not break between the two
 UNIT = re.compile(r"(?<=\d) (?=(?:[num]?s|[kKMGT]?B(?:/s)?|[kKMGT]?FLOP(?:/s)?|%)(?![\w/]))")
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its header, its side, and how wide it is.
+    """A column: its header, alignment and width.
 
     Texts longer than `most` are cut, on a narrow page those longer than `least`; a column that
     `gives_way` is left out where that isn't enough; one that `wraps` has texts of several lines.
@@ -43,7 +41,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of texts under `columns`, the title above them, the notes below."""
+    """Rows of text under `columns`, with a title above and notes below."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
@@ -55,26 +53,26 @@ class Table:
         yield from self.laid_out(layout([self], options.max_width))
 
     def laid_out(self, widths: Mapping[int, int]) -> Iterator[RenderableType]:
-        """What rich shows of the table, its columns as wide as `layout` has them."""
+        """The table for rich, with the column widths from `layout`."""
         if self.title:
             yield Text(self.title, style="bold")
         wraps = any(self.columns[index].wraps for index in widths)
         needed = sum(widths.values()) + self.gap * (len(widths) - 1)
         shown = RichTable(
             box=None, padding=(0, self.gap, 0, 0), pad_edge=False, header_style="underline",
-            width=None if wraps else max(1, needed),  # or rich cuts figures on a narrow page
+            width=None if wraps else max(1, needed),  # else rich would cut numbers on a narrow page
         )  # fmt: skip
         for index, width in widths.items():
             column = self.columns[index]
             shown.add_column(
-                Text(column.header),  # and a header is no markup either
+                Text(column.header),  # not markup
                 justify="left" if column.left else "right",
                 no_wrap=not column.wraps,
                 width=None if column.wraps else width,
                 overflow="fold" if column.wraps else "ellipsis",
             )
         for row in self.rows:
-            # a text is no markup, whoever wrote it
+            # text from records must not be read as markup
             shown.add_row(*(Text(x) if isinstance(x := row[i], str) else x for i in widths))
         yield shown
         yield from (Text(note, style="dim") for note in self.notes)
@@ -89,7 +87,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Tables:
-    """Tables below each other, one legend under them all; `alike`: with columns of one width."""
+    """Tables below each other with one legend; `alike`: with the same column widths."""
 
     tables: Sequence[Table]
     legend: str = ""
@@ -105,7 +103,7 @@ class Tables:
 
 
 def layout(tables: Sequence[Table], page: int) -> dict[int, int]:
-    """The columns that fit on a page of so many characters: index -> width, in all `tables`."""
+    """The width of each column that fits on a page of `page` characters, for all `tables`."""
     if not tables:
         return {}
     columns, gap = tables[0].columns, tables[0].gap
@@ -127,24 +125,24 @@ def layout(tables: Sequence[Table], page: int) -> dict[int, int]:
 
 
 def verdict_row(texts: Sequence[str], dim: Collection[int] = ()) -> list[Cell]:
-    """A row that ends with a status, in its colour; the columns in `dim` are faint."""
+    """A row that ends with a coloured status; the columns in `dim` are faint."""
     faint = [Text(text, "dim" if i in dim else "") for i, text in enumerate(texts[:-1])]
     return [*faint, Text(texts[-1], STYLES.get(texts[-1], "bold red"))]
 
 
 def markdown_row(texts: Iterable[object]) -> str:
-    """A row of a Markdown table; no number in it is parted from its unit."""
+    """A row of a Markdown table, with no line break between a number and its unit."""
     cells = (UNIT.sub(NO_BREAK, str(text)).replace("|", r"\|") for text in texts)
     return f"| {' | '.join(cells)} |"
 
 
 def markdown(tables: Sequence[Table], *below: str) -> str:
-    """The tables in Markdown, and paragraphs below them."""
+    """The tables in Markdown, with the paragraphs `below` after them."""
     return "\n\n".join([*(table.markdown() for table in tables), *below])
 
 
 def as_csv(records: Sequence[Record]) -> str:
-    """Lines of CSV, the names first; a value that holds several is JSON. '' of no records."""
+    """Records as CSV with a header line; lists and objects become JSON. '' for no records."""
     out = io.StringIO()
     if records:
         writer = csv.DictWriter(out, fieldnames=list(records[0]), lineterminator="\n")
@@ -158,18 +156,3 @@ def as_csv(records: Sequence[Record]) -> str:
 def as_json(records: Sequence[Record]) -> str:
     """The records as a list in JSON."""
     return json.dumps(records, indent=1) + "\n"
-
-
-class Page(Console):
-    """A console that cuts nothing: a table wider than the terminal goes on in its next line."""
-
-    def print(self, *objects: Any, **how: Any) -> None:
-        """As Console.print, uncropped."""
-        super().print(*objects, **{"crop": False, **how})
-
-
-def page() -> Console:
-    """Standard output, 40 to 100 columns wide, and 100 where it is no terminal."""
-    console = Page()
-    console.width = max(LEAST, min(WIDTH, console.width)) if console.is_terminal else WIDTH
-    return console

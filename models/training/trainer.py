@@ -1,31 +1,50 @@
-"""`ladder train`: a small GPT learns with stages as its attention, and with SDPA beside them.
+"""Carry out `ladder train`: train a small GPT with stages, and with SDPA for comparison.
 
 Each trainee, a stage or one of SDPA's backends, has its own process, where
-models/training/loop.py trains the model of models/training/gpt.py from one seed after another; a
-record is what came of one seed. Whether the curves agree is told from the records alone, by
-models/training/curves.py.
+models/training/loop.py trains the model of models/training/gpt.py from one seed after another, with
+one record per seed. models/training/curves.py judges the loss curves, from the records alone.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 from harness.isolation.child import NO_MESSAGE, ChildFailed
 from harness.isolation.judge import Judge
-from harness.isolation.session import Session, is_count, is_number, list_of, optional
+from harness.isolation.session import Session
 from harness.records.jsonl import Writer
 from harness.records.schema import FAILURES, Record
-from harness.runs.contest import measure
-from harness.runs.outcome import Outcome
+from harness.records.values import Count
+from harness.runs.comparison import compare
 from harness.runs.plan import Comparison, Limits
+from harness.runs.process import Outcome
 from models.training.plan import Plan, Trainee
 
 STEP_LIMIT = 300.0  # seconds between two messages: a step, or all that the first one compiles
-# what a trainee may say of a seed (models/training/loop.py)
-SAID = {
-    "losses": {"losses": list_of(is_number)},
-    "done": {"val_loss": is_number, "tokens_per_s": optional(is_number)},
-}
+
+# ---- the messages of a trainee's process (models/training/loop.py)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The model is made, of so many parameters."""
+
+    parameters: Count
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses of further steps."""
+
+    losses: list[float]
+
+
+@dataclass(frozen=True)
+class Done:
+    """The seed is trained."""
+
+    val_loss: float
+    tokens_per_s: float | None
 
 
 def run(
@@ -36,10 +55,10 @@ def run(
     progress: Callable[[Record], None],
     report: Callable[[Record, str], None],
 ) -> list[Record]:
-    """Train each trainee from each seed, and write a record of each. Returns the records.
+    """Train with each trainee from each seed, and write one record each. Returns the records.
 
-    `progress` is shown the record under way as its losses come in; `report` is told of each that is
-    done, with what its stage printed. `memory`: bytes that a trainee may take.
+    `progress` is called with an unfinished record whenever it has new losses; `report` with each
+    finished record and its stage's output. `memory`: bytes that a trainee may take.
     """
     records = []
     for trainee in trainees:
@@ -53,7 +72,7 @@ def run(
 
 
 def train_record(trainee: Trainee, plan: Plan, seed: int) -> Record:
-    """The record of a trainee and a seed before anything is done."""
+    """Make the record of a trainee and a seed before training."""
     return {
         "kind": "train", "stage": trainee.stage, "name": trainee.name,
         "reference": trainee.backend is not None, "device": plan.problem.device,
@@ -64,21 +83,21 @@ def train_record(trainee: Trainee, plan: Plan, seed: int) -> Record:
 
 
 def in_its_process(connection: Connection, order: Record) -> None:
-    """Train in the child, which has torch imported: the parent never does."""
+    """In the child: train. The parent never imports torch."""
     from models.training.loop import train_seeds
 
     train_seeds(connection, order)
 
 
 class Training(Session):
-    """A trainee's process, which trains from one seed after another."""
+    """The process of a trainee, which trains from one seed after another."""
 
     def __init__(self, trainee: Trainee, plan: Plan, memory: int) -> None:
         self.trainee, self.plan = trainee, plan
         self.limits = Limits(budget=STEP_LIMIT, memory=memory)
-        self.wrong: Outcome | None = None  # what a check has found
+        self.wrong: Outcome | None = None  # the outcome of a failed check
         self.unchecked, self.log = trainee.info is not None, [""]
-        self.skip = trainee.skip  # why its next seeds aren't tried
+        self.skip = trainee.skip  # why its remaining seeds are skipped
         order = {
             "path": None if trainee.path is None else str(trainee.path),
             "backend": trainee.backend,
@@ -87,11 +106,10 @@ class Training(Session):
             "steps": plan.steps,
             "save": None if trainee.save is None else str(trainee.save),
         }
-        greeting = {"parameters": is_count}
-        super().__init__(in_its_process, order, memory=memory, greeting=greeting)
+        super().__init__(in_its_process, order, memory=memory, greeting=Ready)
 
     def train(self, seed: int, progress: Callable[[Record], None]) -> Record:
-        """The record of one seed, whatever happens."""
+        """Train from one seed; returns its record, also after a failure."""
         record = train_record(self.trainee, self.plan, seed)
         if self.skip is not None:
             return record | {"status": "skipped", "reason": self.skip}
@@ -103,19 +121,19 @@ class Training(Session):
             self.follow(record, progress)
         except ChildFailed as error:
             self.end()
-            if error.reason == NO_MESSAGE:  # nor is what it said before to be believed
+            if error.reason == NO_MESSAGE:  # then its earlier messages can't be trusted either
                 record = train_record(self.trainee, self.plan, seed)
             record |= {"status": error.status, "reason": error.reason}
             if error.status == "skipped":
                 self.skip = error.reason
-            elif error.status == "timeout":  # it would take minutes per seed, all to the same end
+            elif error.status == "timeout":  # other seeds would take as long
                 self.skip = f"seed {seed} ended in a timeout: {error.reason}"
         return record
 
     def check(self) -> Outcome | None:
-        """What it comes to on one window of the problem, in float32, where it isn't right.
+        """Check the stage on one window, in float32; returns the outcome where it fails, or None.
 
-        A loss may fall with a wrong attention, too.
+        The loss alone doesn't show a wrong attention: it may decrease with one, too.
         """
         assert self.trainee.info is not None, "only a stage is checked"
         problem = replace(
@@ -124,28 +142,28 @@ class Training(Session):
         )  # fmt: skip
         with Judge(problem) as judge:
             alone = Comparison(problem, [self.trainee.info], self.limits, alone=True)
-            [outcome] = measure(alone, judge, self.log)
+            [outcome] = compare(alone, judge, self.log)
         return outcome if outcome.status in FAILURES else None
 
     def follow(self, record: Record, progress: Callable[[Record], None]) -> None:
-        """Train from the seed of `record`, and fill it. Raises ChildFailed where that fails."""
+        """Train from the seed of `record` and fill it in. Raises ChildFailed where that fails."""
         late = f"no step was done in {STEP_LIMIT:g} s"
-        record["parameters"] = self.ready()["parameters"]
-        message = self.ask({"seed": record["seed"]}, SAID, STEP_LIMIT, late)
-        while message["event"] == "losses":
-            record["losses"] += message["losses"]
+        record["parameters"] = self.ready().parameters
+        message = self.ask({"seed": record["seed"]}, Losses, Done, seconds=STEP_LIMIT, late=late)
+        while isinstance(message, Losses):
+            record["losses"] += message.losses
             if len(record["losses"]) > record["steps"]:
                 raise ChildFailed("crashed", NO_MESSAGE)
             progress(record)
-            message = self.receive(SAID, STEP_LIMIT, late)
+            message = self.receive(Losses, Done, seconds=STEP_LIMIT, late=late)
         if len(record["losses"]) < record["steps"]:
             raise ChildFailed("crashed", NO_MESSAGE)
-        record["val_loss"] = message["val_loss"]
-        if record["mode"] != "interpreted":  # whose time is no speed
-            record["tokens_per_s"] = message["tokens_per_s"]
+        record["val_loss"] = message.val_loss
+        if record["mode"] != "interpreted":  # an interpreted time means nothing
+            record["tokens_per_s"] = message.tokens_per_s
         record["status"] = "ok"
 
     def printed(self) -> str:
-        """What the stage has printed since the last time; of torch's backends it is no matter."""
+        """The output of a stage since the last call; '' for torch's backends."""
         text, self.log = "".join(self.log), []
         return "" if self.trainee.path is None else text + super().printed()

@@ -1,8 +1,8 @@
-"""What runs in the process of `ladder generate`: the small GPT writes with a stage, in float32.
+"""Generate text with the small GPT and a stage, in float32, in the process of `ladder generate`.
 
-Without a cache each new token asks the model for all tokens before it again. With one, the keys and
-values of each layer are kept, contiguous or (where the stage has `attend_paged`) in pages, and a
-token asks for one query row. Both take the likeliest token each time.
+Without a cache, the model computes all previous tokens again for each new token. With a cache, the
+keys and values of each layer are kept, contiguous or (where the stage has `attend_paged`) in pages,
+and each token needs one query row only. Both take the most likely token each time.
 """
 
 import time
@@ -25,10 +25,10 @@ from models.training.loop import TEXT, Run, save
 
 
 def write_texts(connection: Connection, order: dict[str, Any]) -> None:
-    """Say 'ready' with the size of the model, then 'wrote' for each {'context'} that is asked.
+    """Send 'ready' with the size of the model, then 'wrote' with a text for each {'context'}.
 
-    order: a stage's file 'path', 'device', 'contexts', 'prompt' that the text before ends with, how
-    many 'tokens'; the files to 'load' the model from and to 'save' it in, or None.
+    `order`: the stage's file 'path'; 'device'; 'contexts'; the 'prompt' at the end of each context;
+    the number of 'tokens'; the files to 'load' the model from and to 'save' it in, or None.
     """
     device, longest, count = order["device"], max(order["contexts"]), order["tokens"]
     try:
@@ -57,13 +57,13 @@ def write_texts(connection: Connection, order: dict[str, Any]) -> None:
             written = "".join(alphabet[token] for token in tokens)
             say(connection, "wrote", text=written, same=plain == tokens, **times)
     except BaseException as error:
-        say(connection, "failed", **blame(error, plan.make_problem("tiny", "float32", device)))
+        say(connection, "failed", **blame(error))
 
 
 def train(room: int, device: str) -> tuple[GPT, str]:
-    """A model of `room` positions, trained with stage 3; and its characters."""
+    """Train a model of `room` positions with stage 3; returns it and its characters."""
     shape = plan.SHAPES[plan.DEFAULT_SIZES[device]]
-    batch = max(1, shape.batch * shape.block // room)  # as many characters a step
+    batch = max(1, shape.batch * shape.block // room)  # as many characters per step
     shape, steps = replace(shape, block=room, batch=batch), plan.DEFAULT_STEPS[device]
     run = Run(stages.by_number(YARDSTICK).attend, shape, steps, "float32", device)
     list(run.train(0))
@@ -71,11 +71,11 @@ def train(room: int, device: str) -> tuple[GPT, str]:
 
 
 def load(path: str) -> tuple[GPT, str]:
-    """The model in a file that was saved, and its characters. Raises ValueError on another file."""
+    """Load a saved model; returns it and its characters. Raises ValueError on another file."""
     try:
         kept = torch.load(path, map_location="cpu", weights_only=True)
         shape, alphabet = plan.Shape(**kept["shape"]), kept["alphabet"]
-        model = GPT(len(alphabet), shape, torch.add)  # its attention comes later
+        model = GPT(len(alphabet), shape, torch.add)  # its attention is set later
         model.load_state_dict(kept["weights"])
     except Exception as error:
         raise ValueError(f"{path}: no model that --save has written: {error}") from error
@@ -83,7 +83,7 @@ def load(path: str) -> tuple[GPT, str]:
 
 
 class Cache:
-    """One layer's keys and values, with room for `room` tokens; called in place of `attend`."""
+    """A cache of one layer's keys and values for `room` tokens; called in place of `attend`."""
 
     def __init__(self, module: ModuleType, shape: plan.Shape, room: int, device: Any) -> None:
         self.module, self.length = module, 0
@@ -94,7 +94,7 @@ class Cache:
             self.kept = torch.empty(2, 1, shape.heads, room, shape.head_dim, device=device)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Any:
-        """Keep k and v (1, H, n, d); the attention of q (1, H, n, d) to all that is kept."""
+        """Append k and v (1, H, n, d); returns the attention of q (1, H, n, d) to all keys kept."""
         if hasattr(self, "pages"):
             self.pages.append(0, k[0], v[0])
             return self.module.attend_paged(q, self.pages, [0], causal=causal)
@@ -107,7 +107,7 @@ class Cache:
 def write(
     model: GPT, module: ModuleType, ids: Tensor, count: int, cached: bool
 ) -> tuple[list[int], float]:
-    """The `count` tokens that follow `ids` (1, N), and the seconds of those after UNTIMED."""
+    """Generate `count` tokens after `ids` (1, N); returns them and the seconds after UNTIMED."""
     layers: Any = model.layers
     for layer in layers:
         cache = Cache(module, model.shape, ids.shape[1] + count, ids.device)

@@ -47,7 +47,7 @@ def filled(kernel, changes):
 
 def said(folder, kernel_cell, kernel, twin):
     """What the check below the kernel's cell prints; `twin`: as where there is no Triton."""
-    start = cell_with("from course.lab.first_kernels import check")
+    start = cell_with("from course.primer import check")
     if twin:
         start = re.sub(r"^    import triton.*", "    raise ImportError", start, flags=re.M)
     head = 'import torch\nimport course.notebook as nb\ndevice = nb.here(cpu="cpu", gpu="cuda")'

@@ -12,11 +12,12 @@ from test_on_a_gpu import KINDS, problem
 
 import stages
 from harness.isolation.call import bind
+from harness.isolation.measured_call import prepare
 from harness.measures.accuracy import judge_outputs, set_precision
 from harness.measures.memory import measure_peak
 from harness.measures.oracle import make_oracles
 from harness.peers import p100_sdpa_flash
-from harness.problems.directions import make_output_gradient, prepare
+from harness.problems.directions import make_output_gradient
 from harness.problems.inputs import make_inputs
 from stages import autotune
 

@@ -218,5 +218,5 @@ def test_a_tour_whose_file_has_no_ending_does_not_stumble_over_its_plots(tmp_pat
     out = tmp_path / "tour"
     env = make_env(cells, arguments=dict(run.DEFAULTS))
     with Writer.create(out, env) as writer:
-        assert run.measure([], [], writer, Limits()) == 0
+        assert run.measure_cells([], [], writer, Limits()) == 0
     assert json.loads(out.read_text()) == read(out)[0] == env

@@ -4,8 +4,7 @@ import importlib.util
 import json
 import shlex
 import sys
-from collections import defaultdict
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from rich.console import Console
 
 from harness.isolation import call
 from harness.isolation.roster import StageInfo
+from harness.problems.problem import DTYPES
 from harness.records import environment
 from harness.records.jsonl import Writer, read
 from harness.records.schema import BadRecord, check_record
@@ -35,10 +35,12 @@ DECLARED = {
     "worth_up_to": {},
     "modes": {"cpu": "native", "cuda": "native"},
     "unavailable": {"cpu": None, "cuda": "no GPU"},
-    "refused": {device: dict.fromkeys(model_run.DTYPES) for device in ("cpu", "cuda")},
+    "refused": {device: dict.fromkeys(DTYPES) for device in ("cpu", "cuda")},
 }
 # what else a stage may declare is nothing here
-STAGE_FILE = StageInfo.from_message(Path("mine.py"), defaultdict(lambda: None, DECLARED))
+STAGE_FILE = StageInfo(
+    **{field.name: None for field in fields(StageInfo)} | DECLARED | {"path": Path("mine.py")}
+)
 
 
 @pytest.fixture(scope="module")

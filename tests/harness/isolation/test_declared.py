@@ -3,8 +3,7 @@
 import pytest
 
 import stages
-from harness.isolation.declared import read_declared
-from harness.isolation.roster import built_in_files, peer_files
+from harness.isolation.roster import built_in_files, peer_files, read_declared
 
 FILES = [*built_in_files(), *peer_files()]
 

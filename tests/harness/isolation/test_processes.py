@@ -24,7 +24,7 @@ def python(code, *arguments):
 def test_the_command_line_and_the_runner_import_no_torch():
     loaded = python(
         "import json, sys\nimport ladder.app, ladder.doctor\n"
-        "import harness.runs.runner, harness.views.cell_tables\n"
+        "import harness.runs.comparison, harness.views.cell_tables\n"
         "import harness.views.lines, harness.isolation.child, harness.isolation.contestant\n"
         "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
     )

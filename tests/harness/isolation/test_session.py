@@ -1,31 +1,33 @@
 """What the parent believes of a child's messages, and what becomes of a child that fails."""
 
 import math
+from dataclasses import dataclass
+from typing import Annotated
 
 import pytest
 
 from harness.isolation import session
 from harness.isolation.child import NO_MESSAGE, ChildFailed
-from harness.isolation.session import (
-    Session,
-    believe,
-    has,
-    is_count,
-    is_number,
-    is_time,
-    list_of,
-    optional,
-)
+from harness.isolation.session import Session, believe
 from harness.records.schema import FAILURES
+from harness.records.values import Count, Time
 
-EVENTS = {"done": {"time_ms": is_time, "samples": is_count, "iqr": optional(is_number)}}
+
+@dataclass(frozen=True)
+class Done:
+    time_ms: Time
+    samples: Count
+    iqr: float | None
+
+
 DONE = {"event": "done", "time_ms": 1.5, "samples": 3, "iqr": None}
+BELIEVED = Done(1.5, 3, None)
 
 
 def failure(message):
     """Status and reason of the failure that `message` comes to."""
     with pytest.raises(ChildFailed) as raised:
-        believe(message, EVENTS)
+        believe(message, Done)
     return raised.value.status, raised.value.reason
 
 
@@ -53,7 +55,7 @@ def test_a_child_that_claims_another_status_has_crashed(said):
     ids=lambda changes: str(changes)[:30],
 )
 def test_a_figure_that_is_none_is_a_crash(changes):
-    assert believe(DONE, EVENTS) == DONE
+    assert believe(DONE, Done) == BELIEVED
     assert failure(DONE | changes) == ("crashed", NO_MESSAGE)
 
 
@@ -63,10 +65,30 @@ def test_a_message_without_a_field_or_out_of_turn_is_a_crash():
     assert failure(DONE | {"event": "x" * 1000}) == ("crashed", said)
 
 
-def test_lists_and_objects_are_checked_throughout():
-    timings = list_of(has({"time_ms": is_time}))
-    assert timings([]) and timings([{"time_ms": 1.0}, {"time_ms": 2}])
-    assert not any(map(timings, (None, {}, [{}], [{"time_ms": 1.0}, 2.0], "", [{"time_ms": "1"}])))
+@dataclass(frozen=True)
+class Listed:
+    times: list[Time]
+    modes: Annotated[dict[str, str | None], ("cpu", "cuda")]
+
+
+LISTED = {"event": "listed", "times": [1.0, 2], "modes": {"cpu": "native", "cuda": None}}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"times": value} for value in (None, {}, [{}], [1.0, "2"], "", [1.0, 0])]
+    + [{"modes": value} for value in ({"cpu": "native"}, {"cpu": "", "cuda": 1}, [], None)]
+    + [{"modes": {"cpu": "", "cuda": "", "tpu": ""}}],
+    ids=str,
+)
+def test_lists_and_objects_are_checked_throughout(changes):
+    assert believe(LISTED, Listed) == Listed(LISTED["times"], LISTED["modes"])
+    with pytest.raises(ChildFailed, match=NO_MESSAGE):
+        believe(LISTED | changes, Listed)
+
+
+def test_a_field_that_is_not_asked_for_is_left_out():
+    assert believe(DONE | {"more": 1}, Done) == BELIEVED
 
 
 class FakeChild:
@@ -102,12 +124,12 @@ def test_a_session_waits_once_and_starts_anew_after_a_failure(monkeypatch):
     with Session(None, ready, DONE, DONE, bad, memory=5) as asked:
         assert asked.printed() == "" and FakeChild.started == []  # nothing runs before it is due
         for _ in range(2):
-            assert asked.ask({}, EVENTS, 1.0, "late") == DONE
+            assert asked.ask({}, Done, seconds=1.0, late="late") == BELIEVED
         assert asked.printed() == "child 1\n" and asked.printed() == ""
         with pytest.raises(ChildFailed, match=NO_MESSAGE):
-            asked.ask({}, EVENTS, 1.0, "late")
+            asked.ask({}, Done, seconds=1.0, late="late")
         assert FakeChild.ended == FakeChild.started
-        assert asked.ask({}, EVENTS, 1.0, "late") == DONE
+        assert asked.ask({}, Done, seconds=1.0, late="late") == BELIEVED
         assert asked.printed() == "child 2\n"
     assert FakeChild.limits == [5, 5]
     assert FakeChild.ended == FakeChild.started and len(FakeChild.started) == 2

@@ -16,6 +16,7 @@ from made_up import problem, scores
 
 import stages
 from harness.isolation.call import bind
+from harness.isolation.measured_call import prepare
 from harness.measures import oracle as oracle_module
 from harness.measures.accuracy import Error, Oracle, judge_outputs
 from harness.measures.oracle import (
@@ -27,7 +28,7 @@ from harness.measures.oracle import (
     row_blocks,
     truncate_to_tf32,
 )
-from harness.problems.directions import OUTPUTS, make_output_gradient, prepare
+from harness.problems.directions import OUTPUTS, make_output_gradient
 from harness.problems.inputs import make_inputs
 
 stage3 = stages.by_number(3).attend

@@ -24,7 +24,8 @@ from harness.problems.cost import (
     three_kernel_bytes,
     visible_pairs,
 )
-from harness.runs.outcome import Outcome, cell_record
+from harness.runs.comparison import cell_record
+from harness.runs.process import Outcome
 from stages.contract import TRAFFICS, Stage
 
 

@@ -5,15 +5,9 @@ import torch
 from made_up import problem
 
 import stages
-from harness.problems import directions
-from harness.problems.directions import (
-    AGAIN,
-    OUTPUTS,
-    BadGradient,
-    ask_again,
-    make_output_gradient,
-    prepare,
-)
+from harness.isolation import measured_call
+from harness.isolation.measured_call import AGAIN, BadGradient, ask_again, prepare
+from harness.problems.directions import OUTPUTS, make_output_gradient
 from harness.problems.inputs import make_inputs
 from harness.records.schema import DIRECTIONS
 
@@ -239,4 +233,4 @@ def test_the_graph_of_the_last_forward_pass_goes_before_the_next_is_made():
 
 def test_the_module_needs_no_torch():
     """The runner reads its tables."""
-    assert "torch" not in vars(directions)
+    assert "torch" not in vars(measured_call)

@@ -18,8 +18,9 @@ from harness.measures import timing
 from harness.problems import cost
 from harness.problems.problem import SEED, Problem
 from harness.records import jsonl
-from harness.runs import contest, heat, plan
-from harness.runs.outcome import bench_records
+from harness.runs import comparison as engine
+from harness.runs import plan, process
+from harness.runs.comparison import bench_records
 from harness.runs.plan import (
     Comparison,
     Limits,
@@ -94,7 +95,7 @@ def hold(folder, *paths, problem=PROBLEM, limits=LIMITS, printed=None, judge=Jud
     where.mkdir(exist_ok=True)
     comparison = Comparison(problem, stages, limits)
     with judge(problem) as judging:
-        outcomes = contest.measure(comparison, judging, [] if printed is None else printed)
+        outcomes = engine.compare(comparison, judging, [] if printed is None else printed)
     records = bench_records(outcomes, limits)
     for record in records:
         jsonl.dump_line(record)
@@ -302,7 +303,7 @@ def test_the_interpreted_are_checked_and_the_inexact_are_not_timed(tmp_path):
     records = hold(tmp_path, TRITON, FAKES / "modest.py", FAKES / "claims_too_much.py", STAGE3)
     interpreted = records.pop("triton_online")
     assert (interpreted["status"], interpreted["mode"]) == ("ok", "interpreted")
-    assert interpreted["reason"] == heat.INTERPRETED and interpreted["time_ms"] is None
+    assert interpreted["reason"] == process.INTERPRETED and interpreted["time_ms"] is None
     assert 0 < interpreted["err_f64_max"] < 1e-5
     assert found(records) == {"modest": "wrong-by-design", "claims_too_much": "wrong",
                               "torch_three_gemm": "ok"}  # fmt: skip

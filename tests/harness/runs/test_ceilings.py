@@ -11,7 +11,7 @@ import torch
 from ladder_command import ROOT, in_turn
 from made_up import make_ceiling, make_env, write_run
 
-from harness.measures import reading
+from harness.measures import bandwidth
 from harness.measures.timing import time_call
 from harness.records import jsonl, schema
 from harness.records.units import show_rate
@@ -162,7 +162,7 @@ def test_the_copy_moves_half_its_bytes_each_way(monkeypatch, same_threads):
 
 def test_each_ceiling_is_measured_and_a_failure_costs_its_own():
     bad = Ceiling("matmul", "cpu", -1, "float32", "ieee", 1)
-    first, why, *rest = ceilings.measure([SMALL[0], bad, *SMALL[1:]], seconds=0.01)
+    first, why, *rest = ceilings.measure_ceilings([SMALL[0], bad, *SMALL[1:]], seconds=0.01)
     assert "RuntimeError" in why and "-1" in why
     for ceiling, record in zip(SMALL, [first, *rest], strict=True):
         schema.check_record(record)
@@ -176,8 +176,8 @@ def test_every_way_to_read_looks_at_every_number():
     """One NaN, wherever it is, is in the sum; more tiles than programs, and fewer."""
     for tiles in (1, 7, 20):
         x = torch.randn(8192 * tiles)
-        found = reading.ways(x)
-        assert len(found) == 1 + len(reading.SHAPES)
+        found = bandwidth.methods(x)
+        assert len(found) == 1 + len(bandwidth.SHAPES)
         for call in found.values():
             torch.testing.assert_close(
                 call().sum().double(), x.double().sum(), atol=1e-2, rtol=1e-4
@@ -185,19 +185,19 @@ def test_every_way_to_read_looks_at_every_number():
     for place in (0, 8191, 8192 * 9 + 5, 8192 * 20 - 1):
         bad = x.clone()
         bad[place] = float("nan")
-        assert all(call().sum().isnan() for call in reading.ways(bad).values())
+        assert all(call().sum().isnan() for call in bandwidth.methods(bad).values())
 
 
 def test_the_record_of_reading_says_which_way_was_the_fastest(monkeypatch):
     size = 8192 * 4 * 5
-    [record] = ceilings.measure([Ceiling("read", "cpu", size)], seconds=0.01)
+    [record] = ceilings.measure_ceilings([Ceiling("read", "cpu", size)], seconds=0.01)
     schema.check_record(record)
-    assert record["how"] in reading.ways(torch.zeros(8192))
+    assert record["how"] in bandwidth.methods(torch.zeros(8192))
     assert record["value"] == size / (record["time_ms"] * 1e9) and record["unit"] == "TB/s"
     assert f"read, 160 KB ({record['how']})" == machine.ceiling_title(record)
     calls = {"slow": lambda: time.sleep(0.01), "quick": lambda: None}
-    monkeypatch.setattr(reading, "ways", lambda x: calls)
-    assert reading.fastest(64, "cpu") == ("quick", calls["quick"])
+    monkeypatch.setattr(bandwidth, "methods", lambda x: calls)
+    assert bandwidth.fastest(64, "cpu") == ("quick", calls["quick"])
 
 
 def test_ceilings_from_before_there_were_several_ways_are_read(tmp_path):
@@ -212,7 +212,7 @@ def test_a_product_of_twice_the_side_takes_eight_times_as_long():
     """The rate is that of the work: about the same at both sizes, though not at all the same."""
     sides = (512, 1024)
     asked = [Ceiling("matmul", "cpu", side, "float64", "float64", 1) for side in sides]
-    small, large = ceilings.measure(asked, seconds=0.5)
+    small, large = ceilings.measure_ceilings(asked, seconds=0.5)
     assert 4 < large["time_ms"] / small["time_ms"] < 16
     assert 0.5 < large["value"] / small["value"] < 2
 

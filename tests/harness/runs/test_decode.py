@@ -11,8 +11,8 @@ from harness.isolation.roster import describe_files, peer_files, read_stages
 from harness.problems import cost
 from harness.problems.problem import Problem
 from harness.records.schema import BadRecord, check_record
-from harness.runs import contest, plan, suites
-from harness.runs.outcome import bench_records
+from harness.runs import plan, suites
+from harness.runs.comparison import bench_records, compare
 from harness.views import contest_groups
 from ladder import bench
 
@@ -83,7 +83,7 @@ def hold(folder, paths, problem=TINY, page_sizes=(None, 16, 64), stages=None):
     asked = [stage.path for stage in stages]
     [comparison] = plan.plan_comparisons(stages, problems, asked, LIMITS)
     with Judge(comparison.problem) as judge:
-        outcomes = contest.measure(comparison, judge, [])
+        outcomes = compare(comparison, judge, [])
     records = bench_records(outcomes, LIMITS)
     for record in records:
         check_record(record)

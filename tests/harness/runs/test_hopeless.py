@@ -8,7 +8,7 @@ from ladder_command import in_turn
 from made_up import problem
 
 from harness.isolation.roster import read_stages
-from harness.problems.cost import held_bytes
+from harness.problems.cost import checking_bytes
 from harness.problems.problem import Problem
 from harness.records import environment
 from harness.records.jsonl import read
@@ -32,22 +32,22 @@ def test_what_a_check_holds():
     q = o = dO = dq = 2 * 6 * 5 * 10
     k = v = dk = dv = 2 * 2 * 7 * 10
     given, wide = q + k + v, 8 + 4
-    assert held_bytes(problem(**shape)) == 2 * 4 * given + wide * (given + o)
+    assert checking_bytes(problem(**shape)) == 2 * 4 * given + wide * (given + o)
     trained = given + dO
     for direction, answers in (("bwd", dq + dk + dv), ("train", o + dq + dk + dv)):
         asked = problem(**shape, direction=direction)
-        assert held_bytes(asked) == 2 * 4 * trained + wide * (trained + answers)
+        assert checking_bytes(asked) == 2 * 4 * trained + wide * (trained + answers)
     half = problem(**shape, dtype="float16")
-    assert held_bytes(half) == 2 * 2 * given + (8 + 2) * (given + o)
+    assert checking_bytes(half) == 2 * 2 * given + (8 + 2) * (given + o)
     for direction in ("fwd", "bwd"):  # on a GPU's machine they are only drawn, dO before the others
-        assert held_bytes(replace(half, device="cuda", direction=direction)) == 2 * 4 * given
+        assert checking_bytes(replace(half, device="cuda", direction=direction)) == 2 * 4 * given
 
 
 def test_a_check_may_take_half_of_the_machines_memory(machine):
     asked = problem(nq=256, nk=256, d=64)
-    machine(2 * held_bytes(asked))
+    machine(2 * checking_bytes(asked))
     assert why_hopeless(asked) is None
-    machine(2 * held_bytes(asked) - 1)
+    machine(2 * checking_bytes(asked) - 1)
     status, reason = why_hopeless(asked)
     assert status == "out-of-memory"
     assert reason == (

@@ -1,7 +1,7 @@
-"""The fastest way to read memory once: torch's own sum, or a kernel of ours in one of its shapes.
+"""The fastest method to read memory once: torch's sum, or our own kernel with several settings.
 
-A sum must look at every byte and writes next to nothing. All programs go through x together, each
-with `depth` tiles of 16-byte loads under way.
+A sum must read every byte and writes next to nothing. All programs go through x together, each with
+`depth` tiles of 16-byte loads in flight.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from stages.machine import no_triton  # stages first: it decides whether Triton 
 try:
     import triton
     import triton.language as tl
-except ImportError:  # the sum of torch is left
+except ImportError:  # only torch's sum is available
     triton = tl = no_triton
 
 TRIAL_SECONDS = 0.1
@@ -27,7 +27,7 @@ SHAPES = ((8192, 4, 4, 1), (8192, 4, 4, 2), (4096, 4, 4, 4), (8192, 8, 1, 4))
 def sum_kernel(  # type: ignore[no-untyped-def]
     x_ptr, sums_ptr, tiles, TILE: tl.constexpr, DEPTH: tl.constexpr
 ):
-    """A part of the sum of x, `tiles` tiles of TILE float32, into the program's place in sums."""
+    """Sum a program's share of the `tiles` tiles of TILE float32 of x into its place in sums."""
     program = tl.program_id(0)
     acc = tl.zeros((TILE,), dtype=tl.float32)
     for tile in tl.range(program, tiles, tl.num_programs(0), num_stages=DEPTH):
@@ -36,8 +36,8 @@ def sum_kernel(  # type: ignore[no-untyped-def]
     tl.store(sums_ptr + program, tl.sum(acc, 0))
 
 
-def ways(x: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
-    """Ways to read x (n,) float32, n a multiple of 8192: each returns sums that add up to x's."""
+def methods(x: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
+    """Name -> a call that reads x (n,) float32, n a multiple of 8192, and returns partial sums."""
 
     def launch(sums: torch.Tensor, tile: int, warps: int, depth: int) -> torch.Tensor:
         sum_kernel[(len(sums),)](x, sums, x.numel() // tile, tile, depth, num_warps=warps)
@@ -52,8 +52,8 @@ def ways(x: torch.Tensor) -> dict[str, Callable[[], torch.Tensor]]:
 
 
 def fastest(size: int, device: str) -> tuple[str, Callable[[], object]]:
-    """The name and the call of the fastest of `ways` for `size` bytes, each tried for a moment."""
-    found = ways(torch.randn(size // 4, device=device))
+    """The name and the call of the fastest of `methods` for `size` bytes, each timed briefly."""
+    found = methods(torch.randn(size // 4, device=device))
     times = {name: time_call(call, device, TRIAL_SECONDS).median_ms for name, call in found.items()}
     name = min(times, key=lambda each: times[each])
     return name, found[name]

@@ -1,0 +1,302 @@
+"""Carry out a run: comparison after comparison, each record written when it is measured.
+
+For `ladder run` a comparison has a single stage, alone in its process; with --paired the stages
+that were right then take turns in one process. `ladder bench` always times several stages in turns.
+harness/runs/process.py handles one process: the check, the turns, and the calls after them. Nothing
+here uses tensors.
+"""
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from harness.isolation.judge import ERRORS, Judge, NoVerdict
+from harness.isolation.messages import LEAST_ROUNDS
+from harness.problems import cost
+from harness.problems.problem import PEERS_FROM
+from harness.records.jsonl import Writer
+from harness.records.schema import Record, key
+from harness.runs.plan import Cell, Comparison, Limits, why_hopeless
+from harness.runs.process import (
+    INTERPRETED,
+    TURN_SECONDS,
+    ComparisonProcess,
+    Failure,
+    Outcome,
+    Say,
+    remaining,
+)
+
+# fields of a record and of a message (harness/isolation/messages.py)
+TIMING = ("time_ms", "time_iqr_ms", "samples", "sm_clock_mhz", "rounds_ms")
+CHECKED = ("first_call_ms", "peak_bytes", "memory_meter")
+
+APART = "timed in a process of its own, in turns with the others' processes"
+
+# called with each cell's record, or all of a comparison's, and with the output of the stages
+Report = Callable[[Record, str], None]
+Watch = Callable[[Comparison, str], None]
+ReportAll = Callable[[Comparison, list[Record], str], None]
+
+
+# ---- from cells and comparisons to records
+
+
+def run_cells(
+    cells: Sequence[Cell], done: Iterable[Record], writer: Writer, limits: Limits, report: Report
+) -> None:
+    """Measure the cells that aren't in `done`; write and `report` each. Failures stay apart."""
+    measured = {key(record): record for record in done}
+    todo = [cell for cell in cells if key(cell.to_json()) not in measured]
+    for problem, group in groupby(todo, key=lambda cell: cell.problem):
+        with Judge(problem) as judge:
+            for batch, printed in run_problem(list(group), measured, judge, limits):
+                writer.append(*batch)
+                for record in batch:
+                    measured[key(record)] = record
+                    report(record, printed)
+                    printed = ""
+
+
+def run_problem(
+    cells: Sequence[Cell], measured: Mapping[str, Record], judge: Judge, limits: Limits
+) -> Iterator[tuple[list[Record], str]]:
+    """Measure the cells of one problem; yields their records with the output of the stages.
+
+    First each stage alone; then, in turns, the paired cells whose stages were right alone.
+    """
+    for cell in cells:
+        if not cell.paired:
+            log: list[str] = []
+            comparison = Comparison(cell.problem, [cell.stage], limits, alone=True)
+            [outcome] = compare(comparison, judge, log)
+            yield [cell_record(outcome, paired=False)], "".join(log)
+    if paired := [cell for cell in cells if cell.paired]:
+        log = []
+        outcomes = in_turns(paired, measured, judge, limits, log)
+        yield [cell_record(outcome, paired=True) for outcome in outcomes], "".join(log)
+
+
+def in_turns(
+    cells: Sequence[Cell], measured: Mapping[str, Record], judge: Judge, limits: Limits,
+    log: list[str],
+) -> list[Outcome]:  # fmt: skip
+    """Measure the paired cells of one problem; returns their outcomes.
+
+    Only stages that were right alone and not interpreted take turns; the others are skipped.
+    """
+    outcomes = [Outcome(cell.stage, cell.problem) for cell in cells]
+    for cell, outcome in zip(cells, outcomes, strict=True):
+        single = measured.get(key(replace(cell, paired=False).to_json()))
+        if single is None or single["status"] != "ok":
+            outcome.drop("skipped", "not ok by itself: not compared")
+        elif single["mode"] == "interpreted":
+            outcome.drop("skipped", INTERPRETED)
+    stages = [outcome.stage for outcome in remaining(outcomes)]
+    found = iter(compare(Comparison(cells[0].problem, stages, limits), judge, log))
+    return [outcome if outcome.dropped else next(found) for outcome in outcomes]
+
+
+def run_comparisons(
+    comparisons: Sequence[Comparison], writer: Writer, report: ReportAll, watch: Watch
+) -> None:
+    """Measure the comparisons; write and `report` the records of each.
+
+    `watch` is called with each step of a comparison when it begins. An interrupted run keeps the
+    comparisons that were finished.
+    """
+    for comparison in comparisons:
+        log: list[str] = []
+        with Judge(comparison.problem) as judge:
+            outcomes = compare(comparison, judge, log, functools.partial(watch, comparison))
+        records = bench_records(outcomes, comparison.limits)
+        writer.append(*records)
+        report(comparison, records, "".join(log))
+
+
+def copied(message: object, names: Sequence[str]) -> Record:
+    """The fields `names` of a message; None each where there was no message."""
+    return {name: getattr(message, name, None) for name in names}
+
+
+def common_fields(outcome: Outcome, kind: str) -> Record:
+    """The fields that records of both kinds have."""
+    stage, problem = outcome.stage, outcome.problem
+    lengths, checked = problem.seqlens_k, outcome.checked
+    return {
+        "kind": kind,
+        "stage": stage.number,
+        "name": stage.name,
+        **problem.to_json(),
+        "seqlens_k": None if lengths is None else list(lengths),
+        "mode": outcome.mode,
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "launch_configs": checked.launch_configs if checked and not outcome.dropped else None,
+        **copied(outcome.timed, TIMING),
+        "samples": 0 if outcome.timed is None else outcome.timed.samples,
+        "flops": cost.flops(problem),
+    }
+
+
+def cell_record(outcome: Outcome, paired: bool) -> Record:
+    """Make the record of a cell of `ladder run`; a paired one has no memory and no first call."""
+    checked = None if paired else outcome.checked
+    return common_fields(outcome, "cell") | {
+        "paired": paired,
+        **copied(checked, CHECKED),
+        **copied(outcome.verdict, ERRORS),
+        "hbm_bytes": cost.hbm_bytes(outcome.problem, outcome.stage.traffic),
+    }
+
+
+def bench_records(outcomes: Sequence[Outcome], limits: Limits) -> list[Record]:
+    """Make the records of one comparison of `ladder bench`.
+
+    A speed-up is a peer's median time over the stage's own, from the same rounds.
+    """
+    peers = [
+        each for each in outcomes if each.stage.number >= PEERS_FROM and each.time_ms is not None
+    ]
+    records = []
+    for outcome in outcomes:
+        record = common_fields(outcome, "bench")
+        time_ms, ok = outcome.time_ms, outcome.status == "ok"
+        if outcome.refused and outcome.stage.number >= PEERS_FROM:
+            record["status"] = "skipped"  # a peer refuses a problem by a ValueError
+        record |= {
+            **copied(outcome.checked if ok else None, CHECKED),
+            **copied(outcome.verdict, ("err_f64_max", "err_f64_rel")),
+            "skip_ratio": outcome.skip_ratio,
+            "tflops": None,
+            "tokens_per_s": None,
+            "speedup": {},
+            "warmup": limits.warmup,
+            "repeat": limits.rounds,
+            "hbm_bytes": cost.hbm_bytes(outcome.problem),
+        }
+        if time_ms is not None:
+            record["tflops"] = record["flops"] / (1e-3 * time_ms) / 1e12
+            record["tokens_per_s"] = outcome.problem.b * outcome.problem.nq / (1e-3 * time_ms)
+            record["speedup"] = {
+                peer.stage.name: peer.time_ms / time_ms
+                for peer in peers
+                if peer is not outcome and peer.time_ms is not None
+            }
+        records.append(record)
+    return records
+
+
+# ---- one comparison
+
+
+def compare(
+    comparison: Comparison, judge: Judge, log: list[str], tell: Say = lambda _: None
+) -> list[Outcome]:
+    """Measure `comparison`; returns the outcome of each stage. One that fails affects no other.
+
+    The output of the stages, process by process, is added to `log`; `tell` is called with each
+    step.
+    """
+    problem = comparison.problem
+    outcomes = [Outcome(*contestant) for contestant in comparison.contestants()]
+    for outcome in outcomes:
+        if outcome.stage.failed is not None:
+            outcome.drop(*outcome.stage.failed)
+        elif reason := outcome.stage.why_skip(outcome.problem):
+            outcome.drop("skipped", reason)
+        elif hopeless := why_hopeless(problem):
+            outcome.drop(*hopeless)
+    try:
+        fill_outcomes(comparison, remaining(outcomes), judge, log, tell)
+    except NoVerdict as error:
+        for outcome in remaining(outcomes):
+            outcome.drop(error.status, error.reason)
+    return outcomes
+
+
+def fill_outcomes(
+    comparison: Comparison, together: Sequence[Outcome], judge: Judge, log: list[str], tell: Say
+) -> None:
+    """Measure all stages together; where their process ends early, first each one alone.
+
+    A stage that ends the process also does so alone; the others are then measured without it. Where
+    one of the stages is a user's own file, each stage has its own process, and these take turns: it
+    can neither slow nor damage the others.
+    """
+    apart = not all(outcome.stage.ours for outcome in together)
+
+    def run(outcomes: Sequence[Outcome]) -> list[Failure]:
+        groups = [[outcome] for outcome in outcomes] if apart else [outcomes]
+        return in_processes(comparison, groups, judge, log, tell)
+
+    failures = run(together)
+    if any(failures) and len(together) > 1:
+        for outcome in together:
+            outcome.forget()
+            for failure in run([outcome]):
+                if failure is not None:
+                    outcome.drop(*failure)
+        together = remaining(together)
+        where = "beside the others" if apart else "of all in one process"
+        failures = [
+            failure and (failure[0], f"sound alone, but {where}: {failure[1]}")
+            for failure in run(together)
+        ]
+    for index, outcome in enumerate(together):
+        failure = failures[index if apart else 0]
+        if failure is not None and not outcome.dropped:
+            outcome.drop(*failure)
+        elif apart and outcome.time_ms is not None and not comparison.alone:
+            outcome.reason = APART if not outcome.stage.ours else ""
+
+
+def in_processes(
+    comparison: Comparison, groups: Sequence[Sequence[Outcome]], judge: Judge, log: list[str],
+    tell: Say,
+) -> list[Failure]:  # fmt: skip
+    """Check each group of stages in its own process, time them in turns, check them again.
+
+    Returns the failure of each group's process, None where it did not fail. Raises NoVerdict where
+    nothing can be checked.
+    """
+    with contextlib.ExitStack() as stack:
+        apart = len(groups) > 1
+        started = [
+            stack.enter_context(ComparisonProcess(comparison, outcomes, judge, apart, tell))
+            for outcomes in groups
+        ]
+        tell("the contestants load, stage 3 in float64 is computed")
+        for each in started:
+            each.attempt(each.load)
+        for each in started:
+            each.attempt(each.check)
+        limits = comparison.limits
+        names = ", ".join(each.outcomes[i].stage.name for each in started for i in each.going)
+        if limits.rounds is not None and names:
+            tell(f"{names}: {limits.warmup} + {limits.rounds} calls each, in turns")
+        for each in started:
+            each.attempt(each.start_sampling)
+        if apart:
+            take_turns(started, limits.rounds)
+        for each in started:
+            each.attempt(each.finish)
+    log.extend(each.session.printed() for each in started)
+    return [each.failure for each in started]
+
+
+def take_turns(started: Sequence[ComparisonProcess], rounds: int | None) -> None:
+    """Let processes take turns: one sample each per round, starting one process later."""
+    able = [each for each in started if each.going]
+    deadline = time.monotonic() + (TURN_SECONDS * len(able) if rounds is None else 0.0)
+    first = 0
+    while first < (rounds or LEAST_ROUNDS) or time.monotonic() < deadline:
+        for offset in range(len(able)):
+            each = able[(first + offset) % len(able)]
+            each.attempt(each.turn)
+        first += 1
+    for each in able:
+        each.attempt(each.end_turns)
