@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -45,18 +46,19 @@ class Judge(Session):
             raise NoVerdict(error.status, f"can't be checked: {error.reason}") from None
 
     def verdict(
-        self, path: Path, again: int | None = None, change: list[int] | None = None
-    ) -> Message:
+        self, path: Path, again: int | None = None, change: list[int] | None = None,
+        seed: int | None = None,
+    ) -> Message:  # fmt: skip
         """What the judge finds of the outputs in the file `path`, which is then removed.
 
         `again`: which of the changes in directions.AGAIN they were computed after; `change`: the
-        one of watched.py. Raises ChildFailed where the stage has not written the file, and where
-        the judge fails twice.
+        one of watched.py; `seed`: of their inputs, where it is not the problem's. Raises
+        ChildFailed where the stage has not written the file, and where the judge fails twice.
         """
         if not path.is_file():  # announced, and never written
             raise ChildFailed("crashed", NO_MESSAGE)
         late = f"comparing its output took more than {JUDGE_LIMIT:g} s"
-        order = {"path": str(path), "again": again, "change": change}
+        order = {"path": str(path), "again": again, "change": change, "seed": seed}
         try:
             try:
                 return self.ask(order, VERDICT, JUDGE_LIMIT, late)
@@ -73,10 +75,11 @@ class Judge(Session):
 def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
     """In the judge's process: compare outputs of one problem with their oracles.
 
-    Says 'ready' once the oracles are made; then, for each {'path', 'again', 'change'}, 'verdict'
+    Says 'ready' once the oracles are made; then, for each {'path', 'again', 'change', 'seed'}, 'verdict'
     with the errors, whether all is finite, whether it is exact, and why not. `again`: which of
     AGAIN's changes (harness/problems/directions.py) the outputs were computed after, or None;
-    `change`: the change of one element (watched.py), or None.
+    `change`: the change of one element (watched.py), or None; `seed`: of their inputs, or None
+    where it is that of the last.
     """
     import torch
 
@@ -101,6 +104,9 @@ def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
     given: list[Any] = []  # q, k, v, dO: drawn once, for all who are asked with a change
     while True:
         order = hear(connection)
+        if order["seed"] not in (None, problem.seed):
+            problem, given = replace(problem, seed=order["seed"]), []
+            oracles = make_oracles(problem)
         data = read_output(order["path"], sum(sizes) * ITEMSIZE[problem.dtype])
         if data is None:
             why = "its output was cut short"

@@ -6,6 +6,8 @@
 A large stub lacks the exercises, a small one the steps. In C++ the comments begin with //.
 """
 
+import ast
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -100,6 +102,25 @@ def stub(text: str, size: str) -> str:
         line = f"#error {says}" if cpp else f'raise NotImplementedError("{says}")'
         bodies.append([" " * depth(gap.lines[0]) + line])
     return replaced(text, size, bodies)
+
+
+def missing(text: str) -> Iterator[tuple[str, int]]:
+    """What of a student's file is not written: gaps, or all of `attend`; name, and line from 1."""
+    found = list(unwritten(text))
+    with contextlib.suppress(SyntaxError):  # C++, and what Python itself will refuse
+        body = ast.parse(text).body
+        for node in body:
+            if not found and isinstance(node, ast.FunctionDef) and node.name == "attend":
+                if all(PLACEHOLDER.match(ast.unparse(x).splitlines()[0]) or says(x) for x in node.body):
+                    found.append((node.name, node.lineno))
+        if all(map(says, body)):
+            found.append(("attend", 1))
+    yield from found
+
+
+def says(statement: ast.stmt) -> bool:
+    """Whether a statement is a bare text, such as a docstring."""
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def unwritten(text: str) -> Iterator[tuple[str, int]]:
