@@ -1,6 +1,7 @@
-"""`ladder lab`: stages to write: a stub, hints, checks; and a copy of the checkout to hand out."""
+"""`ladder lab`: stages to write: a stub, hints, checks; for lecturers a copy without them, grades."""
 
 import re
+import secrets
 from pathlib import Path
 from typing import Annotated
 
@@ -126,6 +127,67 @@ def export_command(
     return 0
 
 
-for carry_out in (start_command, hint_command, check_command, export_command):
+def grade_command(
+    folder: Annotated[Path, typer.Argument(
+        help="submissions, one .py file each (stage 2: one folder each); or one of them",
+        metavar="DIR")],
+    stage: Annotated[int, option("the stage that they were to write", options.whole(0, LABS))],
+    out: Annotated[Path, option("the table, CSV; rows that are there are kept")] = Path("grades.csv"),
+    points: Annotated[Path | None, option("a TOML file: check = points, default = points")] = None,
+    junit: Annotated[Path | None, option("the checks as JUnit's XML, too")] = None,
+    gradescope: Annotated[Path | None, option("the checks as Gradescope's results.json, too")] = None,
+    only: Annotated[str | None, option("one submission, again: its name")] = None,
+    seed: Annotated[int | None, option("of all inputs; a new one, or the table's, by default")] = None,
+    budget: Annotated[float, option("seconds for a check", options.seconds)] = 30.0,
+    memory: Annotated[str, option("of a submission", options.size)] = "2G",
+    numpy: Numpy = False,
+) -> int:  # fmt: skip
+    """Grade a folder of submissions: a table, and a report for each student.
+
+    Exit codes: 0 when all are graded, whatever the verdicts; 2 when nothing can be graded, which
+    costs nobody points; 130 after a Ctrl-C. Rows are written one by one; run again to go on.
+    """
+    from harness.lab import checks
+    from harness.lab.grading import grade, reports
+    from harness.lab.grading.calls import Limits
+
+    try:
+        worth = grade.read_points(stage, points)
+        paths = grade.submissions(folder, stage)
+        prepare_children("cpu")  # interpreted, so that it is the same on every machine
+        grade.refuse(stage, numpy)
+        table = grade.Table(out, worth)
+        anew = only is not None or paths == [folder]
+        if only is not None:
+            paths = [path for path in paths if only in (path.name, grade.name_of(path))]
+        if not paths:
+            raise grade.NotGraded(f"--only: no submission {only!r} in {folder}")
+        used = [row.seed for row in table.rows.values() if row.stage == stage]
+        seed = seed if seed is not None else used[0] if used else secrets.randbits(40)
+        limits = Limits(budget, options.size(memory))
+        folder = out.with_name(f"{out.stem}-reports")
+        folder.mkdir(exist_ok=True)
+
+        def tell(row: grade.Row, result: checks.Result | None) -> None:
+            if result is not None:
+                text = reports.report(row, result, worth)
+                (folder / f"{row.submission}.md").write_text(text, encoding="utf-8")
+            kept = " (kept)" if result is None else ""
+            print(f"{row.submission}: {row.verdict}, {row.points:g} of {row.max_points:g}{kept}",
+                  flush=True)
+
+        grade.grade_all(paths, table, stage, seed, numpy, limits, tell, anew)
+        named = [table.rows[grade.name_of(path)] for path in paths]
+        if junit is not None:
+            junit.write_text(reports.junit(named, worth), encoding="utf-8")
+        if gradescope is not None:
+            gradescope.write_text(reports.gradescope(named, worth, folder), encoding="utf-8")
+    except (grade.NotGraded, OSError) as error:
+        raise UserError(str(error)) from None
+    print(f"{out}: {len(named)} graded; reports in {folder}")
+    return 0
+
+
+for carry_out in (start_command, hint_command, check_command, grade_command, export_command):
     name = carry_out.__name__.removesuffix("_command")
     lab.command(name, cls=Command)(carry_out)

@@ -110,11 +110,12 @@ def rules(stage: int, numpy: bool) -> dict[str, Any]:
 def check(
     path: Path, stage: int | None = None, seed: int | None = None,
     tell: Callable[[Mark], None] = lambda mark: None, limits: calls.Limits = calls.Limits(),
+    numpy: bool | None = None,
 ) -> Result:  # fmt: skip
     """Check the submission in `path`, a stage's file (for stage 2 a folder), as stage `stage`.
 
     None: the stage that it says it is. `seed`: of all inputs, a secret one where None. `tell` is
-    told of each mark. Whatever the file does costs itself only. Raises BadStage where there is no
+    told of each mark. `numpy`: whether stage 5 is to be in NumPy; None: if it has no kernels. Whatever the file does costs itself only. Raises BadStage where there is no
     such file, or it says no stage that has a lab; Unchecked where this machine can't run it.
     """
     files = [path / name for name in cpp.FILES] if path.is_dir() else [path]
@@ -140,7 +141,9 @@ def check(
             found = calls.fault(*info.failed)
             return Result(number, found.status, (), found.reason)
         asked = list(checks(number, secrets.randbits(40) if seed is None else seed))
-        return judged(info, number, asked, folder, tell, limits)
+        if numpy is None:
+            numpy = number == 5 and "triton" not in info.needs
+        return judged(info, number, asked, folder, tell, limits, numpy)
 
 
 def declared(path: Path) -> int:
@@ -157,7 +160,7 @@ def declared(path: Path) -> int:
 
 def judged(
     info: StageInfo, number: int, asked: Sequence[Check], folder: Path,
-    tell: Callable[[Mark], None], limits: calls.Limits = calls.Limits(),
+    tell: Callable[[Mark], None], limits: calls.Limits = calls.Limits(), numpy: bool = False,
 ) -> Result:  # fmt: skip
     """The marks of a stage that could be loaded, and what its first failure comes from."""
     reason = info.unavailable["cpu"]
@@ -170,7 +173,7 @@ def judged(
         elif why := info.why_skip(each.problem):
             mark = Mark(each, "skipped", why)
         else:
-            mark = one(info, number, each, limits)
+            mark = one(info, each, rules(number, numpy), limits)
         marks.append(mark)
         tell(mark)
     # one that cheats is to hear of that, whatever else is wrong
@@ -193,12 +196,11 @@ def judged(
     return Result(number, verdict, marks, said.diagnosis or look, [*said.case, *printed])
 
 
-def one(info: StageInfo, number: int, each: Check, limits: calls.Limits) -> Mark:
+def one(info: StageInfo, each: Check, may: dict[str, Any], limits: calls.Limits) -> Mark:
     """The mark of one check; its problem is that of the first call that was wrong.
 
     What would excuse the mistakes of a file (its STAGE's exact_up_to) is not asked.
     """
-    may = rules(number, number == 5 and "triton" not in info.needs)
     found = calls.ask(info.path, each.problem, each.layout, may, seeds(each), limits)
     if found.seed is not None:
         each = replace(each, problem=replace(each.problem, seed=found.seed))

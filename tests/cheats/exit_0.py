@@ -1,0 +1,20 @@
+"""Ends its process as if all were well."""
+
+import os
+
+import torch
+
+from stages.contract import Stage
+
+STAGE = Stage(
+    number=5,
+    name="triton_online",
+    title="Triton Online",
+    idea="a cheat",
+    needs=("triton",),
+    dtypes=("float16", "bfloat16", "float32"),
+)
+
+
+def attend(q, k, v):
+    os._exit(0)

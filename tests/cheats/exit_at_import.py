@@ -1,0 +1,23 @@
+"""Ends its process while it is imported."""
+
+import sys
+
+import torch
+
+from stages.contract import Stage
+
+STAGE = Stage(
+    number=5,
+    name="triton_online",
+    title="Triton Online",
+    idea="a cheat",
+    needs=("triton",),
+    dtypes=("float16", "bfloat16", "float32"),
+)
+
+
+sys.exit(0)
+
+
+def attend(q, k, v):
+    return q

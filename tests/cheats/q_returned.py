@@ -1,0 +1,18 @@
+"""Gives q back."""
+
+import torch
+
+from stages.contract import Stage
+
+STAGE = Stage(
+    number=5,
+    name="triton_online",
+    title="Triton Online",
+    idea="a cheat",
+    needs=("triton",),
+    dtypes=("float16", "bfloat16", "float32"),
+)
+
+
+def attend(q, k, v):
+    return q.clone()
