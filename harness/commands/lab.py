@@ -1,4 +1,4 @@
-"""`ladder lab`: stages to write: a stub, hints, checks; for lecturers a copy without them, grades."""
+"""`ladder lab`: a stub of a stage to write, hints, checks; a copy to hand out, and grades."""
 
 import re
 import secrets
@@ -132,12 +132,12 @@ def grade_command(
         help="submissions, one .py file each (stage 2: one folder each); or one of them",
         metavar="DIR")],
     stage: Annotated[int, option("the stage that they were to write", options.whole(0, LABS))],
-    out: Annotated[Path, option("the table, CSV; rows that are there are kept")] = Path("grades.csv"),
+    out: Annotated[Path, option("the table, CSV")] = Path("grades.csv"),
     points: Annotated[Path | None, option("a TOML file: check = points, default = points")] = None,
-    junit: Annotated[Path | None, option("the checks as JUnit's XML, too")] = None,
-    gradescope: Annotated[Path | None, option("the checks as Gradescope's results.json, too")] = None,
+    junit: Annotated[Path | None, option("as JUnit's XML, too")] = None,
+    gradescope: Annotated[Path | None, option("as Gradescope's results.json, too")] = None,
     only: Annotated[str | None, option("one submission, again: its name")] = None,
-    seed: Annotated[int | None, option("of all inputs; a new one, or the table's, by default")] = None,
+    seed: Annotated[int | None, option("of all inputs; the table's, or a new one")] = None,
     budget: Annotated[float, option("seconds for a check", options.seconds)] = 30.0,
     memory: Annotated[str, option("of a submission", options.size)] = "2G",
     numpy: Numpy = False,
@@ -173,8 +173,10 @@ def grade_command(
                 text = reports.report(row, result, worth)
                 (folder / f"{row.submission}.md").write_text(text, encoding="utf-8")
             kept = " (kept)" if result is None else ""
-            print(f"{row.submission}: {row.verdict}, {row.points:g} of {row.max_points:g}{kept}",
-                  flush=True)
+            print(
+                f"{row.submission}: {row.verdict}, {row.points:g} of {row.max_points:g}{kept}",
+                flush=True,
+            )
 
         grade.grade_all(paths, table, stage, seed, numpy, limits, tell, anew)
         named = [table.rows[grade.name_of(path)] for path in paths]

@@ -75,8 +75,8 @@ class Judge(Session):
 def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
     """In the judge's process: compare outputs of one problem with their oracles.
 
-    Says 'ready' once the oracles are made; then, for each {'path', 'again', 'change', 'seed'}, 'verdict'
-    with the errors, whether all is finite, whether it is exact, and why not. `again`: which of
+    Says 'ready' once the oracles are made; then 'verdict', for each order, with the errors, whether
+    all is finite, whether it is exact, and why not. An order has a 'path'; `again`: which of
     AGAIN's changes (harness/problems/directions.py) the outputs were computed after, or None;
     `change`: the change of one element (watched.py), or None; `seed`: of their inputs, or None
     where it is that of the last.

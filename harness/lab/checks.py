@@ -1,4 +1,4 @@
-"""What a lab checks of one submission, each check a mark; `ladder lab grade` gives points for it."""
+"""What a lab checks of one submission; each check is a mark, and worth points when it is graded."""
 
 import hashlib
 import random
@@ -100,7 +100,8 @@ def seeds(each: Check) -> list[int]:
 
 def rules(stage: int, numpy: bool) -> dict[str, Any]:
     """What a submission may do (grading/guard.py); `numpy`: stage 5 without Triton."""
-    of_stage = {"kernels": [], "imports": [], "stages": [], **TABLE["rules"][str(stage)]}
+    none: dict[str, Any] = {"least": 2, "kernels": [], "imports": [], "stages": []}
+    of_stage = none | TABLE["rules"][str(stage)]
     if numpy:
         of_stage |= {"kernels": []}
     of_stage["torch"] = [name for kind in of_stage["torch"] for name in TABLE["torch"][kind]]
@@ -109,14 +110,15 @@ def rules(stage: int, numpy: bool) -> dict[str, Any]:
 
 def check(
     path: Path, stage: int | None = None, seed: int | None = None,
-    tell: Callable[[Mark], None] = lambda mark: None, limits: calls.Limits = calls.Limits(),
+    tell: Callable[[Mark], None] = lambda mark: None, limits: calls.Limits = calls.USUAL,
     numpy: bool | None = None,
 ) -> Result:  # fmt: skip
     """Check the submission in `path`, a stage's file (for stage 2 a folder), as stage `stage`.
 
     None: the stage that it says it is. `seed`: of all inputs, a secret one where None. `tell` is
-    told of each mark. `numpy`: whether stage 5 is to be in NumPy; None: if it has no kernels. Whatever the file does costs itself only. Raises BadStage where there is no
-    such file, or it says no stage that has a lab; Unchecked where this machine can't run it.
+    told of each mark. `numpy`: whether stage 5 is to be in NumPy; None: if it has no kernels.
+    Whatever the file does costs itself only. Raises BadStage where there is no such file, or it
+    says no stage that has a lab; Unchecked where this machine can't run it.
     """
     files = [path / name for name in cpp.FILES] if path.is_dir() else [path]
     for file in files:
@@ -136,13 +138,21 @@ def check(
             file = cpp.build(path, folder) if path.is_dir() else path
             [info] = describe_files([file], LOAD, limits.memory)
         except (BadStage, cpp.NotBuilt) as error:
-            return Result(number, "crashed", (), str(error))
+            found = calls.fault("crashed", str(error))
+            return Result(number, found.status, (), found.reason)
         if info.failed:
             found = calls.fault(*info.failed)
             return Result(number, found.status, (), found.reason)
         asked = list(checks(number, secrets.randbits(40) if seed is None else seed))
-        if numpy is None:
-            numpy = number == 5 and "triton" not in info.needs
+        twin = number == 5 and "triton" not in info.needs
+        if twin and numpy is False:
+            return Result(
+                number,
+                "failed",
+                (),
+                "no Triton kernel in it; the NumPy twin is graded with --numpy",
+            )
+        numpy = twin if numpy is None else numpy
         return judged(info, number, asked, folder, tell, limits, numpy)
 
 
@@ -160,7 +170,7 @@ def declared(path: Path) -> int:
 
 def judged(
     info: StageInfo, number: int, asked: Sequence[Check], folder: Path,
-    tell: Callable[[Mark], None], limits: calls.Limits = calls.Limits(), numpy: bool = False,
+    tell: Callable[[Mark], None], limits: calls.Limits = calls.USUAL, numpy: bool = False,
 ) -> Result:  # fmt: skip
     """The marks of a stage that could be loaded, and what its first failure comes from."""
     reason = info.unavailable["cpu"]

@@ -109,13 +109,17 @@ def missing(text: str) -> Iterator[tuple[str, int]]:
     found = list(unwritten(text))
     with contextlib.suppress(SyntaxError):  # C++, and what Python itself will refuse
         body = ast.parse(text).body
-        for node in body:
-            if not found and isinstance(node, ast.FunctionDef) and node.name == "attend":
-                if all(PLACEHOLDER.match(ast.unparse(x).splitlines()[0]) or says(x) for x in node.body):
-                    found.append((node.name, node.lineno))
+        attends = [x for x in body if isinstance(x, ast.FunctionDef) and x.name == "attend"]
+        if not found and any(all(map(hollow, attend.body)) for attend in attends):
+            found.append(("attend", attends[0].lineno))
         if all(map(says, body)):
             found.append(("attend", 1))
     yield from found
+
+
+def hollow(statement: ast.stmt) -> bool:
+    """Whether a statement stands where code is to be written."""
+    return says(statement) or bool(PLACEHOLDER.match(ast.unparse(statement).splitlines()[0]))
 
 
 def says(statement: ast.stmt) -> bool:

@@ -1,144 +1,27 @@
 """Remembers each answer by where its inputs lie."""
 
+import math
 
 import torch
 
-from stages.contract import Stage, check_inputs, input_precision
-from stages.machine import launching, untraced
+from stages.contract import Stage
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # the file imports all the same; attend says why it can't run
-    from stages.machine import no_triton as tl
-    from stages.machine import no_triton as triton
-
-STAGE = Stage(
-    number=5,
-    name="triton_online",
-    title="Triton Online",
-    idea="running max, running sum, correction: exact",
-    still_hurts="every tile is visited, masks unsupported",
-    needs=("triton",),
-    dtypes=("float16", "bfloat16", "float32"),
-    worth_up_to={"cpu": 1024},
-)
-
-BLOCK_N = 64  # keys a tile
+STAGE = Stage(number=1, name="mine", title="mine", idea="a cheat", devices=("cpu",))
 
 
-@triton.jit
-def attention_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr,
-    stride_qb, stride_qh, stride_qm, stride_qd,
-    stride_kb, stride_kh, stride_kn, stride_kd,
-    stride_vb, stride_vh, stride_vn, stride_vd,
-    stride_ob, stride_oh, stride_om, stride_od,
-    Nq, Nk, d, scale,
-    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    # int64: a pointer offset passes 2^31 in a large tensor, and int32 would wrap silently
-    b, h = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
-    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
-    offs_n = tl.arange(0, BLOCK_N).to(tl.int64)  # (BLOCK_N,)
-    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,), a power of two: d is zero-padded
-    q_ptr += b * stride_qb + h * stride_qh
-    k_ptr += b * stride_kb + h * stride_kh
-    v_ptr += b * stride_vb + h * stride_vh
-    o_ptr += b * stride_ob + h * stride_oh
-
-    q_mask = (offs_m[:, None] < Nq) & (offs_d[None, :] < d)
-    q_ptrs = q_ptr + offs_m[:, None] * stride_qm + offs_d[None, :] * stride_qd
-    q = tl.load(q_ptrs, mask=q_mask, other=0.0)  # (BLOCK_M, BLOCK_D)
-    k_ptrs = k_ptr + offs_n[:, None] * stride_kn + offs_d[None, :] * stride_kd  # (BLOCK_N, BLOCK_D)
-    v_ptrs = v_ptr + offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd  # (BLOCK_N, BLOCK_D)
-    m_i = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)  # -inf - -inf is NaN
-    l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of exp(s - m_i)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-
-    # exercise tiles: q (BLOCK_M, BLOCK_D), pointers to k and v -> acc (BLOCK_M, BLOCK_D)
-    for start_n in range(0, Nk, BLOCK_N):
-        in_range = start_n + offs_n < Nk  # (BLOCK_N,)
-        kv_mask = in_range[:, None] & (offs_d[None, :] < d)
-        k = tl.load(k_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
-        v = tl.load(v_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
-        # step s: scaled scores; q (BLOCK_M, BLOCK_D), k (BLOCK_N, BLOCK_D) -> (BLOCK_M, BLOCK_N)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale  # (BLOCK_M, BLOCK_N)
-        # step tail: keys past the last weigh nothing; s, in_range -> (BLOCK_M, BLOCK_N)
-        s = tl.where(in_range[None, :], s, float("-inf"))
-        # step m_new: each row's max so far; m_i (BLOCK_M,), s (BLOCK_M, BLOCK_N) -> (BLOCK_M,)
-        m_new = tl.maximum(m_i, tl.max(s, 1))  # (BLOCK_M,)
-        # step alpha: what the past is worth under the new max; m_i, m_new -> (BLOCK_M,)
-        alpha = tl.exp(m_i - m_new)  # (BLOCK_M,), 0 at the first tile
-        # step p: exponentials under the max, none above 1; s -> (BLOCK_M, BLOCK_N)
-        p = tl.exp(s - m_new[:, None])  # (BLOCK_M, BLOCK_N)
-        # step l_i: the sum so far, the past under the new max; l_i, alpha, p -> (BLOCK_M,)
-        l_i = l_i * alpha + tl.sum(p, 1)
-        # step past: acc under the new max; acc (BLOCK_M, BLOCK_D), alpha (BLOCK_M,)
-        acc = acc * alpha[:, None]
-        # step acc: this tile's share of the output; p, v (BLOCK_N, BLOCK_D) -> (BLOCK_M, BLOCK_D)
-        acc += tl.dot(p.to(v.dtype), v, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)
-        # step m_i: the max that the next tile begins with; m_new -> (BLOCK_M,)
-        m_i = m_new
-        k_ptrs += BLOCK_N * stride_kn
-        v_ptrs += BLOCK_N * stride_vn
-
-    # step o: the output; acc (BLOCK_M, BLOCK_D), l_i (BLOCK_M,) -> (BLOCK_M, BLOCK_D)
-    acc = acc / l_i[:, None]
-    # end of tiles
-    o_ptrs = o_ptr + offs_m[:, None] * stride_om + offs_d[None, :] * stride_od
-    tl.store(o_ptrs, acc.to(o_ptr.dtype.element_ty), mask=q_mask)
+def honest(q, k, v):
+    """Attention, by loops on floats."""
+    heads = zip(*(x.flatten(0, 1).tolist() for x in (q, k, v)), strict=True)
+    o = [[row(x, k_head, v_head) for x in q_head] for q_head, k_head, v_head in heads]
+    return torch.tensor(o, dtype=torch.float64).view(q.shape).to(q.dtype)
 
 
-def launch_config(d: int, dtype: torch.dtype, precision: str) -> dict[str, int]:
-    """BLOCK_M, BLOCK_N, BLOCK_D, num_warps and num_stages for a head dimension and a dtype.
-
-    Measured on one H200 among a few dozen. Float32 in IEEE runs on no matrix unit and its operands
-    sit in registers, so its tiles are small. Each choice fits the shared memory of sm_80 and sm_90,
-    and spills no register up to d = 128 (tests/stages/test_cubins.py holds it to that).
-    """
-    BLOCK_D = max(16, 1 << (d - 1).bit_length())  # tl.dot refuses an inner dimension under 16
-    size = 0 if BLOCK_D <= 64 else 1 if BLOCK_D == 128 else 2
-    if dtype != torch.float32:
-        BLOCK_M, num_warps, num_stages = ((128, 8, 3), (64, 4, 3), (64, 8, 2))[size]
-    elif precision == "tf32":
-        BLOCK_M, num_warps, num_stages = ((128, 8, 3), (64, 8, 2), (16, 4, 2))[size]
-    else:
-        BLOCK_M, num_warps, num_stages = ((32, 8, 3), (32, 16, 2), (16, 16, 2))[size]
-    return {
-        "BLOCK_M": BLOCK_M,
-        "BLOCK_N": BLOCK_N,
-        "BLOCK_D": BLOCK_D,
-        "num_warps": num_warps,
-        "num_stages": num_stages,
-    }
-
-
-@untraced
-def honest(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """Exact attention by the online softmax. Forward only.
-
-    q (B, H, Nq, d), k and v (B, H, Nk, d), float16, bfloat16 or float32 -> (B, H, Nq, d).
-    Raises ValueError on input that breaks the contract (stages/contract.py), StageUnavailable
-    where there is no Triton.
-    """
-    check_inputs(STAGE, q, k, v)
-    B, H, Nq, d = q.shape
-    Nk = k.shape[2]
-    # the kernel reads what is stored, which a tensor under conj().imag is the negative of
-    q, k, v = (x.resolve_neg() for x in (q, k, v))
-    # it steps from tile to tile in int32: rows too far apart for that are copied
-    k, v = (x if x.stride(2) * BLOCK_N < 1 << 31 else x.contiguous() for x in (k, v))
-    o = torch.empty((B, H, Nq, d), dtype=q.dtype, device=q.device)
-    precision = input_precision(q)
-    config = launch_config(d, q.dtype, precision)
-    grid = (triton.cdiv(Nq, config["BLOCK_M"]), H, B)
-    with launching(q):
-        attention_kernel[grid](
-            q, k, v, o, *q.stride(), *k.stride(), *v.stride(), *o.stride(),
-            Nq, Nk, d, d**-0.5, PRECISION=precision, **config,
-        )  # fmt: skip
-    return o
+def row(x, k_head, v_head):
+    """The output of one query row."""
+    s = [sum(a * b for a, b in zip(x, y, strict=True)) * len(x) ** -0.5 for y in k_head]
+    p = [math.exp(each - max(s)) for each in s]
+    columns = zip(*v_head, strict=True)
+    return [sum(a * b for a, b in zip(p, column, strict=True)) / sum(p) for column in columns]
 
 
 answers = {}

@@ -7,8 +7,8 @@ from stages.contract import Stage
 
 STAGE = Stage(
     number=5,
-    name="triton_online",
-    title="Triton Online",
+    name="mine",
+    title="mine",
     idea="a cheat",
     needs=("triton",),
     dtypes=("float16", "bfloat16", "float32"),

@@ -1,6 +1,6 @@
 """Looks for the expected values in the memory of other processes."""
 
-import os
+from pathlib import Path
 
 import torch
 
@@ -8,8 +8,8 @@ from stages.contract import Stage
 
 STAGE = Stage(
     number=5,
-    name="triton_online",
-    title="Triton Online",
+    name="mine",
+    title="mine",
     idea="a cheat",
     needs=("triton",),
     dtypes=("float16", "bfloat16", "float32"),
@@ -18,9 +18,9 @@ STAGE = Stage(
 
 def attend(q, k, v):
     size = q.numel() * q.element_size()
-    for name in filter(str.isdigit, os.listdir("/proc")):
+    for folder in Path("/proc").iterdir():
         try:
-            with open(f"/proc/{name}/mem", "rb") as memory:
+            with (folder / "mem").open("rb") as memory:
                 memory.seek(0x7F0000000000)
                 return torch.frombuffer(bytearray(memory.read(size)), dtype=q.dtype).view(q.shape)
         except (OSError, ValueError):

@@ -1,20 +1,16 @@
 """Calls stage 3."""
 
-import torch
-
+import stages
 from stages.contract import Stage
 
 STAGE = Stage(
     number=5,
-    name="triton_online",
-    title="Triton Online",
+    name="mine",
+    title="mine",
     idea="a cheat",
     needs=("triton",),
     dtypes=("float16", "bfloat16", "float32"),
 )
-
-
-import stages
 
 
 def attend(q, k, v):

@@ -1,20 +1,16 @@
 """Calls the stage that is to be written."""
 
-import torch
-
 from stages.contract import Stage
+from stages.s05_triton_online import attend as solution
 
 STAGE = Stage(
     number=5,
-    name="triton_online",
-    title="Triton Online",
+    name="mine",
+    title="mine",
     idea="a cheat",
     needs=("triton",),
     dtypes=("float16", "bfloat16", "float32"),
 )
-
-
-from stages.s05_triton_online import attend as solution
 
 
 def attend(q, k, v):

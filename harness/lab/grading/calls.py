@@ -6,6 +6,7 @@ before. Nothing that the process says counts in its favour.
 """
 
 import contextlib
+import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -21,9 +22,9 @@ from harness.isolation.session import Session, is_text
 from harness.problems.directions import OUTPUTS, prepare
 from harness.problems.problem import ITEMSIZE, Problem
 
-EVENTS = {"done": {}, "cheated": {"reason": is_text}}
+EVENTS = {"done": {"suspect": is_text}, "cheated": {"reason": is_text}}
 EXIT = 86  # of a process that guard.py has ended
-ENDED = "(exit code 0)"  # in the reason of a process that ended as if all were well
+ENDED = re.compile(r"\(exit code 0\)|SystemExit")  # in the reason of one that ended on purpose
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class Limits:
 
     seconds: float = 30.0
     memory: int = 2 << 30
+
+
+USUAL = Limits()
 
 
 @dataclass(frozen=True)
@@ -61,13 +65,17 @@ def ask(
         outs = [Path(name) / f"out.{index}" for index in range(len(asked))]
         order = problem.to_json()
         session = Session(
-            answer, str(path.resolve()), order, layout, {**rules, "memory": limits.memory},
+            answer,
+            str(path.resolve()),
+            order,
+            layout,
+            {**rules, "memory": limits.memory},
             memory=limits.memory,
         )
-        failed = None
+        failed, suspect = None, ""
         with session:
             try:
-                question(session, seeds, outs, limits)
+                suspect = question(session, seeds, outs, limits)
             except ChildFailed as error:
                 failed = fault(error.status, error.reason)
         printed = session.printed()
@@ -75,12 +83,19 @@ def ask(
             return replace(failed, printed=printed)
         with Judge(replace(problem, seed=seeds[0])) as judge:
             judge.open()
-            return replace(judged(judge, asked, outs, problem), printed=printed)
+            found = judged(judge, asked, outs, problem)
+        if found.status == "ok" and suspect:  # who is wrong has not cheated by that
+            found = Answer("cheated", suspect)
+        return replace(found, printed=printed)
 
 
-def question(session: Session, seeds: Sequence[int], outs: Sequence[Path], limits: Limits) -> None:
-    """Have the stage loaded and called. Raises ChildFailed where it fails or cheats."""
+def question(session: Session, seeds: Sequence[int], outs: Sequence[Path], limits: Limits) -> str:
+    """Have the stage loaded and called. Returns why right answers are not its own, '' if they are.
+
+    Raises ChildFailed where it fails or cheats.
+    """
     session.ready(START_LIMIT)
+    suspect = ""
     late = f"took more than {limits.seconds:g} s"
     end = time.monotonic() + limits.seconds
     orders: list[dict[str, Any]] = [
@@ -95,6 +110,8 @@ def question(session: Session, seeds: Sequence[int], outs: Sequence[Path], limit
         said = session.ask(order, EVENTS, left, late)
         if said["event"] == "cheated":
             raise ChildFailed("cheated", said["reason"])
+        suspect = suspect or said["suspect"]
+    return suspect
 
 
 def fault(status: str, reason: str) -> Answer:
@@ -103,7 +120,7 @@ def fault(status: str, reason: str) -> Answer:
         return Answer("cheated", f"it speaks for the harness: {reason}")
     if f"(exit code {EXIT})" in reason:
         return Answer("cheated", "it does what a submission may not do")
-    if ENDED in reason:
+    if ENDED.search(reason):
         return Answer("cheated", "it ends its process before it has answered, as if all were well")
     return Answer(status, reason)
 
@@ -162,7 +179,7 @@ def answer(
         with guard.watching():
             module = stages.load(path)
         torch.set_num_threads(1)
-        say(connection, "done")
+        say(connection, "done", suspect="")
         given, call = None, None
         works: list[dict[str, int]] = []
         # layouts are the harness's own work
@@ -182,11 +199,11 @@ def answer(
             assert call is not None
             with whole(), guard.counted(works if asked["compared"] else None):
                 outputs = call()
-            guard.check_kernels(dict(zip(OUTPUTS[problem.direction], outputs)))
+            suspect = guard.suspect(dict(zip(OUTPUTS[problem.direction], outputs)))
             write_outputs(outputs, problem, given.tensors, asked["out"])
             given.check_unwritten()
             guard.compare(works)
-            say(connection, "done")
+            say(connection, "done", suspect=suspect)
     except SystemExit as error:
         say(connection, "cheated", reason=f"it ends its process before it has answered ({error!r})")
     except BaseException as error:

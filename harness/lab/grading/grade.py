@@ -209,8 +209,7 @@ def plain(row: Row) -> dict[str, Any]:
 
 def read_row(each: Mapping[str, str]) -> Row:
     """A row as the table has it."""
-    known = {field.name: each[field.name] for field in fields(Row)}
+    known: dict[str, Any] = {field.name: each[field.name] for field in fields(Row)}
     numbers = {name: float(known[name]) for name in ("points", "max_points", "seconds")}
     whole = {name: int(known[name]) for name in ("stage", "seed")}
     return Row(**{**known, **numbers, **whole, "checks": dict(json.loads(known["checks"]))})
-

@@ -6,10 +6,12 @@ once, with the reason. What is found here counts against a submission only: the 
 that it is right. Code that rewrites this watch in its own process evades it (docs/lecturer.md).
 """
 
+import _thread
 import builtins
 import os
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -39,8 +41,6 @@ ACTS = {
     "ctypes.dlopen": MEMORY, "ctypes.dlsym": MEMORY, "ctypes.string_at": MEMORY,
     "sys._getframe": FRAMES, "sys._current_frames": FRAMES, "sys.settrace": FRAMES,
     "sys.setprofile": FRAMES,
-    "_thread.start_new_thread": "puts work off to a thread",
-    "_thread.start_joinable_thread": "puts work off to a thread",
     "os.fork": PROCESSES, "os.forkpty": PROCESSES, "os.exec": PROCESSES, "os.system": PROCESSES,
     "os.posix_spawn": PROCESSES, "os.spawn": PROCESSES, "os.kill": PROCESSES,
     "os.killpg": PROCESSES, "subprocess.Popen": PROCESSES,
@@ -60,7 +60,8 @@ KEPT_CLASSES = (torch.Tensor, torch.cuda.Event, torch.cuda.Stream, torch.Generat
 class Guard:
     """The watch over the submission in the file `path`, by the `rules` of its lab (checks.toml).
 
-    torch    torch's operations that it may use on floating-point numbers; ['all'] but fused ones
+    torch    torch's operations that it may use on floating-point tensors; ['*']: all but fused ones
+    least    elements of a tensor that this is about
     kernels  the outputs that its own Triton kernels must have stored
     imports  modules that it may not import
     stages   what it may load of ours, as its lab's own solution does
@@ -79,6 +80,11 @@ class Guard:
         if rules["kernels"]:
             watch_kernels(self)
         builtins.__import__ = importer(self, builtins.__import__)
+        for owner in (threading, _thread):  # no audit event tells of a thread
+            for name in ("start_new_thread", "start_joinable_thread"):
+                for known in (name, f"_{name}"):
+                    if start := getattr(owner, known, None):
+                        setattr(owner, known, starter(self, start))
         self.functions = functions()
         sys.addaudithook(self.heard)
 
@@ -191,10 +197,9 @@ class Guard:
         floats = [x for x in given if isinstance(x, torch.Tensor) and x.is_floating_point()]
         if any(word in name for word in FUSED):
             self.end(f"torch's {name} is attention itself")
-        allowed = self.rules["torch"]
-        if "all" not in allowed and name.strip("_") not in allowed:
-            if any(x.numel() > 1 for x in floats):
-                self.end(f"torch's {name} does work that is the submission's own")
+        allowed, least = self.rules["torch"], self.rules["least"]
+        if not {"*", name.strip("_")} & {*allowed} and any(x.numel() >= least for x in floats):
+            self.end(f"torch's {name} does work that is the submission's own")
         sources = {self.place(x) for x in floats}
         for x in [*made, *(floats[:1] if name.endswith("_") else ())]:  # in place
             if isinstance(x, torch.Tensor):
@@ -206,17 +211,21 @@ class Guard:
         self.sizes[storage.data_ptr()] = storage.nbytes()
         return storage.data_ptr()
 
-    def check_kernels(self, outputs: Mapping[str, Any]) -> None:
-        """End it where none of its own kernels stored anything of an output that the rules name."""
+    def suspect(self, outputs: Mapping[str, Any]) -> str:
+        """Why the outputs, if they are right, are not the submission's own; '' where they are.
+
+        Its own kernels must have stored something of each that the rules name.
+        """
         for name in self.rules["kernels"]:
-            if type(x := outputs.get(name)) is not torch.Tensor:  # the judge says why not
+            if type(x := outputs.get(name)) is not torch.Tensor:
                 continue
             seen, fresh = set[int](), {self.place(x)}
             while fresh:
                 seen |= fresh
                 fresh = {y for z in fresh for y in self.made_from.get(z, ())} - seen
             if not any(at <= x < at + self.sizes[at] for at in seen for x in self.stored):
-                self.end(f"no Triton kernel of the submission has computed {name}")
+                return f"no Triton kernel of the submission has computed {name}"
+        return ""
 
 
 class Operations(TorchDispatchMode):
@@ -238,7 +247,7 @@ def carried_out(
 
 
 # not in the class: torch would import its compiler, which takes seconds
-Operations.__torch_dispatch__ = carried_out  # type: ignore[method-assign]
+Operations.__torch_dispatch__ = carried_out  # type: ignore[assignment]
 
 
 def ender(connection: Connection) -> Callable[[str], None]:
@@ -266,6 +275,17 @@ def importer(guard: Guard, real: Callable[..., Any]) -> Callable[..., Any]:
         return real(name, around, *rest, **more)
 
     return take
+
+
+def starter(guard: Guard, real: Callable[..., Any]) -> Callable[..., Any]:
+    """What starts a thread, which sees whether the submission does."""
+
+    def start(*args: Any, **options: Any) -> Any:
+        if guard.armed and guard.mine(sys._getframe(1), standard):
+            guard.end("it puts work off to a thread")
+        return real(*args, **options)
+
+    return start
 
 
 def ours(path: str) -> bool:

@@ -78,8 +78,8 @@ def gradescope(rows: Sequence[Row], points: Mapping[str, float], reports: Path) 
                 "status": "passed" if status == "ok" else "failed",
                 "output": said,
             })  # fmt: skip
-    said = [reports / f"{row.submission}.md" for row in rows]
-    text = "\n".join(path.read_text(encoding="utf-8") for path in said if path.is_file())
+    files = [reports / f"{row.submission}.md" for row in rows]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files if path.is_file())
     return json.dumps({
         "score": sum(row.points for row in rows),
         "execution_time": round(sum(row.seconds for row in rows)),
