@@ -47,8 +47,16 @@ class Row:
 
     def worth(self, points: Mapping[str, float]) -> "Row":
         """The row by other points for each check."""
-        got = sum(points[name] for name, status in self.checks.items() if status == "ok")
-        return replace(self, points=got, max_points=sum(points.values()))
+        return replace(
+            self, points=sum(points[x] for x in self.passed), max_points=sum(points.values())
+        )
+
+    @property
+    def passed(self) -> list[str]:
+        """The checks that give points: none to who cheats, until somebody has looked at it."""
+        if self.verdict == "cheated":
+            return []
+        return [name for name, status in self.checks.items() if status == "ok"]
 
 
 def submissions(folder: Path, stage: int) -> list[Path]:

@@ -9,7 +9,6 @@ from harness.lab.checks import Result
 from harness.lab.grading.grade import Row
 
 WORDS = {"ok": "passed", "wrong": "wrong", "skipped": "refused by the file's own STAGE"}
-OPEN = "not reached"
 
 
 def report(row: Row, result: Result, points: Mapping[str, float]) -> str:
@@ -17,16 +16,16 @@ def report(row: Row, result: Result, points: Mapping[str, float]) -> str:
     lines = [f"# {row.submission}: stage {row.stage}, {row.verdict}", ""]
     lines += [f"{row.points:g} of {row.max_points:g} points.", ""]
     lines += ["| check | points | |", "|---|---|---|"]
-    for name, most in points.items():
-        status = row.checks.get(name, OPEN)
-        got = most if status == "ok" else 0
-        lines.append(f"| {name} | {got:g} of {most:g} | {WORDS.get(status, status)} |")
+    for name, got, status, _ in cases(row, points):
+        lines.append(f"| {name} | {got:g} of {points[name]:g} | {WORDS.get(status, status)} |")
     if row.verdict != "passed":
         first = next((mark.check for mark in result.marks if not mark.passed), None)
-        where = f", in the check *{first.name}*" if first else ""
+        where = f": the check *{first.name}*" if first and row.verdict != "cheated" else ""
         lines += ["", f"## What to look at first{where}", "", row.diagnosis or "see below", ""]
         lines += [f"    {line}" for line in result.case]
-        if row.verdict != "cheated":
+        if row.verdict == "cheated":
+            lines += ["", "Points are given when the answers come from your own code alone."]
+        else:
             hint = f"`ladder lab hint {row.stage} --level 1` asks a question for each gap"
             lines += ["", f"{hint}; `ladder lab check FILE` runs these checks on your machine."]
     lines += ["", f"Made by attention-ladder {row.version}, seed {row.seed}."]
@@ -36,10 +35,14 @@ def report(row: Row, result: Result, points: Mapping[str, float]) -> str:
 def cases(row: Row, points: Mapping[str, float]) -> list[tuple[str, float, str, str]]:
     """Each check of a row: its name, the points it got, its status, and what is to be said."""
     found = []
-    for name in points:
-        status = row.checks.get(name, row.verdict)
-        said = "" if status == "ok" else f"{WORDS.get(status, status)}: {row.diagnosis}"
-        found.append((name, points[name] if status == "ok" else 0.0, status, said))
+    for name, most in points.items():
+        if name in row.passed:
+            found.append((name, most, "ok", ""))
+        else:
+            status = row.checks.get(name, row.verdict)
+            status = row.verdict if status == "ok" else status
+            said = f"{WORDS.get(status, status)}: {row.diagnosis}"
+            found.append((name, 0.0, status, said))
     return found
 
 
