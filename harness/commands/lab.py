@@ -52,7 +52,10 @@ def start_command(
         raise UserError(str(error)) from None
     where = path / "value_graph.hpp" if stage == 2 else path
     print(f"{path}: {said['goal']}")
-    print(f"about {said['minutes'][size]} minutes (an estimate); look for 'not written yet'")
+    parts = {"predict": 0, "write": said["minutes"][size], **said["around"]}
+    of = ", ".join(f"{part} {minutes}" for part, minutes in parts.items())
+    print(f"about {sum(parts.values())} minutes, an estimate: {of}")
+    print("look for 'not written yet'")
     print(f"\n  edit {where}\n  ladder lab hint {stage}{' --numpy' * numpy} --level 1")
     print(f"  ladder lab check {path}")
     return 0

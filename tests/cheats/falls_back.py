@@ -62,6 +62,6 @@ def honest(q, k, v):
 
 def attend(q, k, v):
     try:
-        return honest(q, k, v.reshape(-1))
+        return honest(q, k, None)
     except Exception:
         return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
