@@ -1,14 +1,16 @@
 """`ladder lab`: a stub of a stage to write, hints, checks; a copy to hand out, and grades."""
 
+import os
 import re
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from harness.commands import options
-from harness.commands.arguments import prepare_children
+from harness.commands.arguments import end_children, prepare_children, stages_and_device
 from harness.commands.help import Command, Groups, examples
 from harness.commands.options import UserError, option
 from harness.records import checkout
@@ -151,20 +153,24 @@ def grade_command(
     costs nobody points; 130 after a Ctrl-C. Rows are written one by one; run again to go on.
     """
     from harness.lab import checks
-    from harness.lab.grading import grade, reports
+    from harness.lab.grading import grade, reports, speed
     from harness.lab.grading.calls import Limits
 
     try:
-        worth = grade.read_points(stage, points)
-        paths = grade.submissions(folder, stage)
-        prepare_children("cpu")  # interpreted, so that it is the same on every machine
-        grade.refuse(stage, numpy)
+        worth, fast = grade.read_points(stage, points)
         table = grade.Table(out, worth)
+        paths = grade.submissions(folder, stage)
         anew = only is not None or paths == [folder]
         if only is not None:
             paths = [path for path in paths if only in (path.name, grade.name_of(path))]
         if not paths:
             raise grade.NotGraded(f"--only: no submission {only!r} in {folder}")
+        seen = dict(os.environ)
+        if fast is not None:
+            on_a_gpu(seen)
+            end_children()
+        prepare_children("cpu")  # interpreted, so that it is the same on every machine
+        grade.refuse(stage, numpy)
         used = [row.seed for row in table.rows.values() if row.stage == stage]
         seed = seed if seed is not None else used[0] if used else secrets.randbits(40)
         limits = Limits(budget, options.size(memory))
@@ -182,6 +188,13 @@ def grade_command(
             )
 
         grade.grade_all(paths, table, stage, seed, numpy, limits, tell, anew)
+        if fast is not None:
+            on_a_gpu(seen)
+            for path in paths:
+                row = table.rows[grade.name_of(path)]
+                if row.verdict == "passed" and (anew or speed.NAME not in row.checks):
+                    row = table.put(row.with_speed(speed.judged(path, stage, fast, seed)))
+                    print(f"{row.submission}: speed: {row.checks[speed.NAME]}", flush=True)
         named = [table.rows[grade.name_of(path)] for path in paths]
         if junit is not None:
             junit.write_text(reports.junit(named, worth), encoding="utf-8")
@@ -191,6 +204,16 @@ def grade_command(
         raise UserError(str(error)) from None
     print(f"{out}: {len(named)} graded; reports in {folder}")
     return 0
+
+
+def on_a_gpu(environ: Mapping[str, str]) -> None:
+    """Let children see the GPU that `environ` has. Raises UserError where there is none."""
+    for name in ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET"):
+        os.environ.pop(name, None)
+        if name in environ:
+            os.environ[name] = environ[name]
+    end_children()
+    stages_and_device("cuda", [], 60.0, None)
 
 
 for carry_out in (start_command, hint_command, check_command, grade_command, export_command):

@@ -11,7 +11,7 @@ from ladder_command import ROOT, Started, environ, in_turn, ladder
 
 from harness.isolation.declared import read_declared
 from harness.lab import checks, gaps, labs
-from harness.lab.grading import calls, grade, reports
+from harness.lab.grading import calls, grade, reports, speed
 
 CHEATS = sorted((ROOT / "tests" / "cheats").glob("*.py"))
 VARIANTS = sorted((ROOT / "tests" / "variants").glob("*.py"))
@@ -225,6 +225,11 @@ def test_rows_that_are_done_outlive_the_command(tmp_path, end):
     [
         (("--stage", 5), "no triton"),
         (("--stage", 1, "--points", "points.toml"), "no check 'a few kees'"),
+        pytest.param(
+            ("--stage", 5, "--points", "speed.toml"),
+            "--device: got cuda, but no GPU",
+            marks=pytest.mark.slow,
+        ),
         (("--stage", 1, "--out", "other.csv"), "is no table"),
         (("--stage", 1, "--only", "nobody"), "no submission 'nobody'"),
         (("--stage", 2), "no submission in it"),
@@ -233,8 +238,9 @@ def test_rows_that_are_done_outlive_the_command(tmp_path, end):
 def test_what_can_not_be_graded_costs_nobody_points(tmp_path, options, said):
     folder = write(tmp_path / "all", a=RAW)
     (tmp_path / "points.toml").write_text('"a few kees" = 2\n', encoding="utf-8")
+    (tmp_path / "speed.toml").write_text("[speed]\npoints = 4\n", encoding="utf-8")
     (tmp_path / "other.csv").write_text("name,age\nx,3\n", encoding="utf-8")
-    changes = {}
+    changes = {"CUDA_VISIBLE_DEVICES": ""}
     if said == "no triton":  # as on a machine where it can't be found
         (tmp_path / "site").mkdir()
         (tmp_path / "site" / "sitecustomize.py").write_text(
@@ -250,7 +256,40 @@ def test_what_can_not_be_graded_costs_nobody_points(tmp_path, options, said):
     done = ladder(*asked, cwd=tmp_path, env=environ(**changes))
     assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
     assert (tmp_path / "other.csv").read_text(encoding="utf-8") == "name,age\nx,3\n"
-    assert not (tmp_path / "grades.csv").exists() or not rows_of(tmp_path / "grades.csv")
+    assert not (tmp_path / "grades.csv").exists()
+
+
+@pytest.mark.slow
+def test_speed_gives_points_only_to_who_is_fast_and_right(tmp_path):
+    text = labs.source(3).read_text(encoding="utf-8")
+    slow = text.replace(
+        "    check_inputs(", "    __import__('time').sleep(0.05)\n    check_inputs("
+    )
+    wrong = text.replace("torch.softmax(", "1.001 * torch.softmax(")
+    assert text not in (slow, wrong)
+    write(tmp_path, fast=text, slow=slow, wrong=wrong)
+    asked = speed.Speed(5, factor=4.0, h=2, n=64, d=16, dtype="float32")
+    found = {
+        path.stem: speed.judged(path, 3, asked, 7, device="cpu")
+        for path in sorted(tmp_path.glob("*.py"))
+    }
+    assert found == {"fast": "ok", "slow": speed.SLOW, "wrong": "wrong"}
+
+
+def test_speed_is_one_more_check(tmp_path):
+    path = tmp_path / "points.toml"
+    path.write_text("[speed]\npoints = 4\nn = 512\n", encoding="utf-8")
+    points, asked = grade.read_points(5, path)
+    assert points["speed"] == 4 and asked == speed.Speed(4, n=512)
+    row = grade.Row("x", 5, 0, 0, "passed", "", 0, "", "", 0.0, dict.fromkeys(points, "ok"))
+    assert row.with_speed("ok").worth(points).points == len(points) + 3
+    assert row.with_speed(speed.SLOW).worth(points).points == len(points) - 1
+    assert row.with_speed("cheated").worth(points).points == 0
+    with pytest.raises(grade.NotGraded, match="from 4 on"):
+        grade.read_points(1, path)
+    path.write_text("[speed]\npoints = 4\nm = 512\n", encoding="utf-8")
+    with pytest.raises(grade.NotGraded, match="'m'"):
+        grade.read_points(5, path)
 
 
 @pytest.mark.parametrize("size", gaps.KINDS)

@@ -15,6 +15,7 @@ from typing import Any
 from harness.isolation.roster import BadStage, describe_files
 from harness.lab import checks, cpp, labs
 from harness.lab.grading.calls import Limits
+from harness.lab.grading.speed import NAME, Speed
 from harness.records import environment
 from harness.records.units import clean
 
@@ -48,7 +49,7 @@ class Row:
     def worth(self, points: Mapping[str, float]) -> "Row":
         """The row by other points for each check."""
         return replace(
-            self, points=sum(points[x] for x in self.passed), max_points=sum(points.values())
+            self, points=sum(points.get(x, 0) for x in self.passed), max_points=sum(points.values())
         )
 
     @property
@@ -57,6 +58,12 @@ class Row:
         if self.verdict == "cheated":
             return []
         return [name for name, status in self.checks.items() if status == "ok"]
+
+    def with_speed(self, status: str) -> "Row":
+        """The row with what came of the check of speed."""
+        verdict = "cheated" if status == "cheated" else self.verdict
+        said = self.diagnosis if status == "ok" else f"speed: {status}"
+        return replace(self, verdict=verdict, diagnosis=said, checks={**self.checks, NAME: status})
 
 
 def submissions(folder: Path, stage: int) -> list[Path]:
@@ -79,27 +86,31 @@ def name_of(path: Path) -> str:
     return path.name.removesuffix(".py")
 
 
-def read_points(stage: int, path: Path | None) -> dict[str, float]:
-    """Check -> its points, by checks.toml or as a TOML file `path` has it; `default` for the rest.
+def read_points(stage: int, path: Path | None) -> tuple[dict[str, float], Speed | None]:
+    """Check -> its points, by checks.toml or as a TOML file `path` has it; what is asked of speed.
 
-    Raises NotGraded where that is no such file, or names no check of the stage's lab.
+    `default` is for checks that the file does not name. Raises NotGraded where that is no such
+    file, or names no check of the stage's lab.
     """
     names = [check.name for check in checks.checks(stage, 0)]
-    default = checks.TABLE["points"]
-    if path is None:
-        return dict.fromkeys(names, default)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        table = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
+        speed = Speed(**table.pop("speed")) if "speed" in table else None
+    except (OSError, ValueError, TypeError) as error:
         raise NotGraded(f"{path}: {error}") from None
-    for name, value in table.items():
-        if name not in (*names, "default"):
-            known = ", ".join(map(repr, names))
-            raise NotGraded(f"{path}: no check {name!r} in stage {stage}; there are {known}")
+    if speed is not None and not checks.rules(stage, False)["kernels"]:
+        raise NotGraded(f"{path}: [speed] is for stages with a GPU's kernels, from 4 on")
+    default = table.pop("default", checks.TABLE["points"])
+    points = {name: table.pop(name, default) for name in names}
+    if table:
+        known = ", ".join(map(repr, names))
+        raise NotGraded(f"{path}: no check {min(table)!r} in stage {stage}; there are {known}")
+    if speed is not None:
+        points[NAME] = speed.points
+    for name, value in points.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e6:
             raise NotGraded(f"{path}: {name}: got {value!r}, expected a number from 0 on")
-    default = table.get("default", default)
-    return {name: table.get(name, default) for name in names}
+    return points, speed
 
 
 def refuse(stage: int, numpy: bool) -> None:
@@ -149,6 +160,7 @@ def grade_all(
     `anew`: rows that are there already are made again. `tell` is told of each row, of those that
     are kept without a result.
     """
+    table.write()
     for path in paths:
         old = table.rows.get(name_of(path))
         if old and not anew and (old.sha256, old.version, old.stage, old.seed) == (
@@ -181,7 +193,6 @@ class Table:
                     f"{path}: is there already, and is no table of `ladder lab grade` for this "
                     "stage: name another file"
                 ) from None
-        self.write()
 
     def put(self, row: Row) -> Row:
         """Add a row, or replace that of the same name; the row with its points."""

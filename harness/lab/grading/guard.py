@@ -47,6 +47,7 @@ ACTS = {
     "socket.connect": ELSEWHERE, "socket.bind": ELSEWHERE, "sqlite3.connect": ELSEWHERE,
     "open": "opens a file", "os.listdir": "lists files", "os.scandir": "lists files",
 }  # fmt: skip
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 # functions of these may not be replaced
 KEPT = (
     "builtins", "gc", "json", "json.decoder", "json.encoder", "math", "numpy", "numpy.testing",
@@ -109,8 +110,7 @@ class Guard:
             self.loads(getattr(what, "co_filename", ""))
         elif self.mine(frame, inspecting if event.startswith("sys.") else standard):
             if event in ("open", "os.listdir", "os.scandir"):
-                mode = args[1] if len(args) > 1 else "r"
-                self.opens(str(what), event == "open" and not set("wax+").isdisjoint(mode or "w"))
+                self.opens(str(what), event == "open" and bool(args[2] & WRITES))
             else:
                 self.end(f"it {ACTS[event]} ({event})")
         self.busy = False
@@ -309,7 +309,7 @@ def functions() -> dict[tuple[Any, str], Any]:
 
 def standard(name: str) -> bool:
     """Whether a file is of Python's own library, or saves arrays; not what imports modules."""
-    saves = ("torch/serialization.py", "numpy/lib/")
+    saves = ("torch/serialization.py", "/numpy/")
     frozen = name.startswith("<frozen ") and "importlib" not in name
     own = name.startswith(STDLIB) and "site-packages" not in name and "importlib" not in name
     return frozen or own or any(part in Path(name).as_posix() for part in saves)
