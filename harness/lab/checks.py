@@ -26,6 +26,8 @@ CALLS = (4, 8)  # of a check, with inputs of their own: at least, at most
 SHOWN = 5  # lines of what a submission printed, the last ones
 FAILED = {"wrong": "failed", "wrong-by-design": "failed", "skipped": "failed"}
 
+TWIN = "no Triton kernel in it; the NumPy twin of stage 5 is graded with --numpy"
+
 
 class Unchecked(Exception):
     """A stage can't be checked on this machine; the message says why."""
@@ -144,15 +146,6 @@ def check(
             found = calls.fault(*info.failed)
             return Result(number, found.status, (), found.reason)
         asked = list(checks(number, secrets.randbits(40) if seed is None else seed))
-        twin = number == 5 and "triton" not in info.needs
-        if twin and numpy is False:
-            return Result(
-                number,
-                "failed",
-                (),
-                "no Triton kernel in it; the NumPy twin is graded with --numpy",
-            )
-        numpy = twin if numpy is None else numpy
         return judged(info, number, asked, folder, tell, limits, numpy)
 
 
@@ -170,12 +163,15 @@ def declared(path: Path) -> int:
 
 def judged(
     info: StageInfo, number: int, asked: Sequence[Check], folder: Path,
-    tell: Callable[[Mark], None], limits: calls.Limits = calls.USUAL, numpy: bool = False,
+    tell: Callable[[Mark], None], limits: calls.Limits = calls.USUAL, numpy: bool | None = None,
 ) -> Result:  # fmt: skip
     """The marks of a stage that could be loaded, and what its first failure comes from."""
     reason = info.unavailable["cpu"]
     if reason and "cpu" in info.devices and "cuda" not in info.needs:  # not the file's own fault
         raise Unchecked(f"stage {number} can't be checked here: {reason}")
+    twin = number == 5 and "triton" not in info.needs
+    if twin and numpy is False:
+        return Result(number, "failed", (), TWIN)
     marks: list[Mark] = []
     for each in asked:
         if marks and marks[-1].status == "timeout":
@@ -183,7 +179,7 @@ def judged(
         elif why := info.why_skip(each.problem):
             mark = Mark(each, "skipped", why)
         else:
-            mark = one(info, each, rules(number, numpy), limits)
+            mark = one(info, each, rules(number, twin), limits)
         marks.append(mark)
         tell(mark)
     # one that cheats is to hear of that, whatever else is wrong

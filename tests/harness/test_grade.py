@@ -108,6 +108,14 @@ def test_an_honest_variant_passes(path, monkeypatch):
     assert row.verdict == "passed" and {*row.checks.values()} == {"ok"}, result
 
 
+def test_the_numpy_twin_is_graded_only_where_it_is_asked_for(monkeypatch):
+    of_some(monkeypatch, "a few keys")
+    twin = labs.source(5, numpy=True)
+    assert grade.grade(twin, 5, None, True, calls.Limits())[0].verdict == "passed"
+    row, _ = grade.grade(twin, 5, None, False, calls.Limits())
+    assert row.verdict == "failed" and "--numpy" in row.diagnosis
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", range(9))
 def test_what_the_guard_allows_is_enough_for_each_stage(stage, monkeypatch):
