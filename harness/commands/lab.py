@@ -175,7 +175,7 @@ def grade_command(
         seed = seed if seed is not None else used[0] if used else secrets.randbits(40)
         limits = Limits(budget, options.size(memory))
         folder = out.with_name(f"{out.stem}-reports")
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
 
         def tell(row: grade.Row, result: checks.Result | None) -> None:
             if result is not None:

@@ -165,9 +165,10 @@ VERDICTS["empty"] = "not_written"
 @pytest.mark.timeout(600)
 def test_each_verdict_has_its_row_and_costs_no_other(tmp_path):
     folder = write(tmp_path / "all", **KINDS)
-    out, junit, scope = (tmp_path / name for name in ("grades.csv", "junit.xml", "results.json"))
+    junit, scope = tmp_path / "junit.xml", tmp_path / "results.json"
     points = tmp_path / "points.toml"
     points.write_text('default = 2\n"large scores" = 5\n', encoding="utf-8")
+    out = tmp_path / "new" / "grades.csv"
     files = ("--out", out, "--junit", junit, "--gradescope", scope, "--points", points)
     asked = ("lab", "grade", folder, "--stage", 1, "--budget", 8, "--memory", "1G", *files)
     done = in_turn(*asked)
@@ -184,7 +185,7 @@ def test_each_verdict_has_its_row_and_costs_no_other(tmp_path):
     assert rows["not_written"]["diagnosis"] == gaps.NOT_WRITTEN
     assert len({row["seed"] for row in rows.values()}) == 1
     for name in KINDS:
-        text = (tmp_path / "grades-reports" / f"{name}.md").read_text(encoding="utf-8")
+        text = (out.parent / "grades-reports" / f"{name}.md").read_text(encoding="utf-8")
         assert text.startswith(f"# {name}: stage 1") and "Traceback" not in text
     root = ElementTree.parse(junit).getroot()
     suites = {suite.get("name"): suite for suite in root.iter("testsuite")}
