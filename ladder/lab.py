@@ -1,6 +1,9 @@
-"""`ladder lab`: write a stage yourself, with a stub, hints and checks; export for a class."""
+"""`ladder lab`: write a stage yourself, with hints and checks; export and grade for a class."""
 
+import os
 import re
+import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +11,7 @@ import typer
 
 from harness.records import checkout
 from ladder import options
-from ladder.arguments import prepare_children
+from ladder.arguments import end_children, prepare_children, stages_and_device
 from ladder.help import Command, Groups, examples
 from ladder.options import UserError, option
 
@@ -51,7 +54,10 @@ def start_command(
         raise UserError(str(error)) from None
     where = path / "value_graph.hpp" if stage == 2 else path
     print(f"{path}: {said['goal']}")
-    print(f"about {said['minutes'][size]} minutes (an estimate); look for 'not written yet'")
+    parts = {"predict": 0, "write": said["minutes"][size], **said["around"]}
+    of = ", ".join(f"{part} {minutes}" for part, minutes in parts.items())
+    print(f"about {sum(parts.values())} minutes, an estimate: {of}")
+    print("look for 'not written yet'")
     print(f"\n  edit {where}\n  ladder lab hint {stage}{' --numpy' * numpy} --level 1")
     print(f"  ladder lab check {path}")
     return 0
@@ -126,6 +132,90 @@ def export_command(
     return 0
 
 
-for carry_out in (start_command, hint_command, check_command, export_command):
+def grade_command(
+    folder: Annotated[Path, typer.Argument(
+        help="submissions, one .py file each (stage 2: one folder each); or one of them",
+        metavar="DIR")],
+    stage: Annotated[int, option("the stage that they were to write", options.whole(0, LABS))],
+    out: Annotated[Path, option("the table, CSV")] = Path("grades.csv"),
+    points: Annotated[Path | None, option("a TOML file: check = points, default = points")] = None,
+    junit: Annotated[Path | None, option("as JUnit's XML, too")] = None,
+    gradescope: Annotated[Path | None, option("as Gradescope's results.json, too")] = None,
+    only: Annotated[str | None, option("one submission, again: its name")] = None,
+    seed: Annotated[int | None, option("of all inputs; the table's, or a new one")] = None,
+    budget: Annotated[float, option("seconds for a check", options.seconds)] = 30.0,
+    memory: Annotated[str, option("of a submission", options.size)] = "2G",
+    numpy: Numpy = False,
+) -> int:  # fmt: skip
+    """Grade a folder of submissions: a table, and a report for each student.
+
+    Exit codes: 0 when all are graded, whatever the verdicts; 2 when nothing can be graded, which
+    costs nobody points; 130 after a Ctrl-C. Rows are written one by one; run again to go on.
+    """
+    from course.lab import checks
+    from course.lab.grading import grade, reports, speed
+    from course.lab.grading.calls import Limits
+
+    try:
+        worth, fast = grade.read_points(stage, points)
+        table = grade.Table(out, worth)
+        paths = grade.submissions(folder, stage)
+        anew = only is not None or paths == [folder]
+        if only is not None:
+            paths = [path for path in paths if only in (path.name, grade.name_of(path))]
+        if not paths:
+            raise grade.NotGraded(f"--only: no submission {only!r} in {folder}")
+        seen = dict(os.environ)
+        if fast is not None:
+            on_a_gpu(seen)
+            end_children()
+        prepare_children("cpu")  # interpreted, so that it is the same on every machine
+        grade.refuse(stage, numpy)
+        used = [row.seed for row in table.rows.values() if row.stage == stage]
+        seed = seed if seed is not None else used[0] if used else secrets.randbits(40)
+        limits = Limits(budget, options.size(memory))
+        folder = out.with_name(f"{out.stem}-reports")
+        folder.mkdir(parents=True, exist_ok=True)
+
+        def tell(row: grade.Row, result: checks.Result | None) -> None:
+            if result is not None:
+                text = reports.report(row, result, worth)
+                (folder / f"{row.submission}.md").write_text(text, encoding="utf-8")
+            kept = " (kept)" if result is None else ""
+            print(
+                f"{row.submission}: {row.verdict}, {row.points:g} of {row.max_points:g}{kept}",
+                flush=True,
+            )
+
+        grade.grade_all(paths, table, stage, seed, numpy, limits, tell, anew)
+        if fast is not None:
+            on_a_gpu(seen)
+            for path in paths:
+                row = table.rows[grade.name_of(path)]
+                if row.verdict == "passed" and (anew or speed.NAME not in row.checks):
+                    row = table.put(row.with_speed(speed.judged(path, stage, fast, seed)))
+                    print(f"{row.submission}: speed: {row.checks[speed.NAME]}", flush=True)
+        named = [table.rows[grade.name_of(path)] for path in paths]
+        if junit is not None:
+            junit.write_text(reports.junit(named, worth), encoding="utf-8")
+        if gradescope is not None:
+            gradescope.write_text(reports.gradescope(named, worth, folder), encoding="utf-8")
+    except (grade.NotGraded, OSError) as error:
+        raise UserError(str(error)) from None
+    print(f"{out}: {len(named)} graded; reports in {folder}")
+    return 0
+
+
+def on_a_gpu(environ: Mapping[str, str]) -> None:
+    """Let children see the GPU that `environ` has. Raises UserError where there is none."""
+    for name in ("CUDA_VISIBLE_DEVICES", "TRITON_INTERPRET"):
+        os.environ.pop(name, None)
+        if name in environ:
+            os.environ[name] = environ[name]
+    end_children()
+    stages_and_device("cuda", [], 60.0, None)
+
+
+for carry_out in (start_command, hint_command, check_command, grade_command, export_command):
     name = carry_out.__name__.removesuffix("_command")
     lab.command(name, cls=Command)(carry_out)

@@ -1,27 +1,31 @@
-"""What a lab checks of one submission, each check a mark; judged as `ladder run` judges a stage."""
+"""What a lab checks of one submission; each check is a mark, and worth points when it is graded."""
 
+import hashlib
+import random
 import secrets
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from course.lab import cpp, explain, gaps
-from harness.isolation.judge import Judge
+from course.lab.grading import calls
 from harness.isolation.roster import BadStage, StageInfo, describe_files, read_declared
 from harness.problems.problem import Problem
 from harness.records.units import clean
-from harness.runs.comparison import compare
-from harness.runs.plan import Comparison, Limits
 
 STAGES = range(9)  # that have a lab
+SIZES = ("b", "h", "nq", "nk", "d")
 TABLE = tomllib.loads(Path(__file__).with_name("checks.toml").read_text(encoding="utf-8"))
 BASE = Problem("normal", 0, 1, 1, 1, 1, 1, 1, "float32", "ieee", False, None, "cpu")
-BUDGET = 10.0  # seconds for a check
+LOAD = 20.0  # seconds for a file to be imported
+CALLS = (4, 8)  # of a check, with inputs of their own: at least, at most
 SHOWN = 5  # lines of what a submission printed, the last ones
 FAILED = {"wrong": "failed", "wrong-by-design": "failed", "skipped": "failed"}
-REMEMBERED = "its output after"  # how the reason begins where a stage remembers its answers
+
+TWIN = "no Triton kernel in it; the NumPy twin of stage 5 is graded with --numpy"
 
 
 class Unchecked(Exception):
@@ -40,7 +44,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Mark:
-    """What came of a check: a record's status, 'ok' where it passed, and the reason where not.
+    """What came of a check: a record's status, or 'cheated', 'ok' where it passed; and the reason.
 
     printed: what the submission printed meanwhile.
     """
@@ -73,24 +77,49 @@ class Result:
 
 
 def checks(stage: int, seed: int) -> Iterator[Check]:
-    """The checks of a stage's lab, the smallest first; all inputs come from `seed`."""
+    """The checks of a stage's lab, the smallest first; sizes that are [least, most] are drawn."""
     for row in TABLE["checks"]:
         if stage in row["on"]:
+            draw = random.Random(f"{seed} {row['name']}")
+            row = {
+                key: draw.randint(*value) if key in SIZES and isinstance(value, list) else value
+                for key, value in row.items()
+            }
             row = {"layout": "", "hk": row.get("h", 1), "dtype": "float32", **row, "seed": seed}
             row["precision"] = "ieee" if row["dtype"] == "float32" else row["dtype"]
             problem = Problem.from_json({**BASE.to_json(), **row})
             yield Check(row["name"], problem, row["layout"], row["look"])
 
 
+def seeds(each: Check) -> list[int]:
+    """The seeds of a check's calls: as many as they are, nobody tells one from those before."""
+    known = f"{each.problem.seed} {each.name}"
+    count = random.Random(known).randint(*CALLS)
+    digests = [hashlib.sha256(f"{known} {index}".encode()).digest() for index in range(count)]
+    return [int.from_bytes(digest[:5], "big") for digest in digests]
+
+
+def rules(stage: int, numpy: bool) -> dict[str, Any]:
+    """What a submission may do (grading/guard.py); `numpy`: stage 5 without Triton."""
+    none: dict[str, Any] = {"least": 2, "kernels": [], "imports": [], "stages": []}
+    of_stage = none | TABLE["rules"][str(stage)]
+    if numpy:
+        of_stage |= {"kernels": []}
+    of_stage["torch"] = [name for kind in of_stage["torch"] for name in TABLE["torch"][kind]]
+    return of_stage
+
+
 def check(
     path: Path, stage: int | None = None, seed: int | None = None,
-    tell: Callable[[Mark], None] = lambda mark: None,
+    tell: Callable[[Mark], None] = lambda mark: None, limits: calls.Limits = calls.USUAL,
+    numpy: bool | None = None,
 ) -> Result:  # fmt: skip
     """Check the submission in `path`, a stage's file (for stage 2 a folder), as stage `stage`.
 
     None: the stage that it says it is. `seed`: of all inputs, a secret one where None. `tell` is
-    told of each mark. Whatever the file does costs itself only. Raises BadStage where there is no
-    such file, or it says no stage that has a lab; Unchecked where this machine can't run it.
+    told of each mark. `numpy`: whether stage 5 is to be in NumPy; None: if it has no kernels.
+    Whatever the file does costs itself only. Raises BadStage where there is no such file, or it
+    says no stage that has a lab; Unchecked where this machine can't run it.
     """
     files = [path / name for name in cpp.FILES] if path.is_dir() else [path]
     for file in files:
@@ -100,7 +129,7 @@ def check(
     missing = [
         f"  {name}, line {line} of {file.name}"
         for file in files
-        for name, line in gaps.unwritten(file.read_text(encoding="utf-8", errors="replace"))
+        for name, line in gaps.missing(file.read_text(encoding="utf-8", errors="replace"))
     ]
     if missing:
         return Result(number, "not-written", (), gaps.NOT_WRITTEN, missing)
@@ -108,13 +137,15 @@ def check(
         folder = Path(name)
         try:
             file = cpp.build(path, folder) if path.is_dir() else path
-            [info] = describe_files([file], load=BUDGET)
+            [info] = describe_files([file], LOAD, limits.memory)
         except (BadStage, cpp.NotBuilt) as error:
-            return Result(number, "crashed", (), str(error))
+            found = calls.fault("crashed", str(error))
+            return Result(number, found.status, (), found.reason)
         if info.failed:
-            return Result(number, info.failed[0], (), info.failed[1])
+            found = calls.fault(*info.failed)
+            return Result(number, found.status, (), found.reason)
         asked = list(checks(number, secrets.randbits(40) if seed is None else seed))
-        return judged(info, number, asked, folder, tell)
+        return judged(info, number, asked, folder, tell, limits, numpy)
 
 
 def declared(path: Path) -> int:
@@ -131,29 +162,36 @@ def declared(path: Path) -> int:
 
 def judged(
     info: StageInfo, number: int, asked: Sequence[Check], folder: Path,
-    tell: Callable[[Mark], None],
+    tell: Callable[[Mark], None], limits: calls.Limits = calls.USUAL, numpy: bool | None = None,
 ) -> Result:  # fmt: skip
     """The marks of a stage that could be loaded, and what its first failure comes from."""
     reason = info.unavailable["cpu"]
     if reason and "cpu" in info.devices and "cuda" not in info.needs:  # not the file's own fault
         raise Unchecked(f"stage {number} can't be checked here: {reason}")
-    # what would excuse a file's mistakes is not believed; stage 4 is asked for one tile alone
-    info = replace(info, exact_up_to=None, rounds_scores=False)
+    twin = number == 5 and "triton" not in info.needs
+    if twin and numpy is False:
+        return Result(number, "failed", (), TWIN)
     marks: list[Mark] = []
     for each in asked:
         if marks and marks[-1].status == "timeout":
             mark = Mark(each, "timeout", "not tried after a check that did not end")
+        elif why := info.why_skip(each.problem):
+            mark = Mark(each, "skipped", why)
         else:
-            mark = one(info, each, folder)
+            mark = one(info, each, rules(number, twin), limits)
         marks.append(mark)
         tell(mark)
-    failed = next((mark for mark in marks if not mark.passed), None)
+    # one that cheats is to hear of that, whatever else is wrong
+    failed = next((mark for mark in marks if mark.status == "cheated"), None)
+    failed = failed or next((mark for mark in marks if not mark.passed), None)
     if failed is None:
         return Result(number, "passed", marks)
     verdict = FAILED.get(failed.status, failed.status)
-    if failed.reason.startswith(REMEMBERED):
-        verdict = "cheated"
     known = explain.from_words(TABLE["reasons"], failed.reason)
+    if verdict == "cheated":
+        known = f"not allowed: {failed.reason}"
+    elif known == gaps.NOT_WRITTEN:
+        verdict = "not-written"
     said = explain.Said(known, [failed.reason])
     if not known and failed.status == "wrong":
         path = wrap(info.path, failed.check.layout, folder)
@@ -163,14 +201,15 @@ def judged(
     return Result(number, verdict, marks, said.diagnosis or look, [*said.case, *printed])
 
 
-def one(info: StageInfo, each: Check, folder: Path) -> Mark:
-    """The mark of one check: its stage alone in a process, its output judged in another."""
-    asked = replace(info, path=wrap(info.path, each.layout, folder))
-    comparison = Comparison(each.problem, [asked], Limits(budget=BUDGET), alone=True)
-    with Judge(each.problem) as judge:
-        log: list[str] = []
-        [outcome] = compare(comparison, judge, log)
-    return Mark(each, outcome.status, outcome.reason, "".join(log))
+def one(info: StageInfo, each: Check, may: dict[str, Any], limits: calls.Limits) -> Mark:
+    """The mark of one check; its problem is that of the first call that was wrong.
+
+    What would excuse the mistakes of a file (its STAGE's exact_up_to) is not asked.
+    """
+    found = calls.ask(info.path, each.problem, each.layout, may, seeds(each), limits)
+    if found.seed is not None:
+        each = replace(each, problem=replace(each.problem, seed=found.seed))
+    return Mark(each, found.status, found.reason, found.printed)
 
 
 def wrap(path: Path, layout: str, folder: Path) -> Path:

@@ -6,6 +6,8 @@
 A large stub lacks the exercises, a small one the steps. In C++ the comments begin with //.
 """
 
+import ast
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -100,6 +102,29 @@ def stub(text: str, size: str) -> str:
         line = f"#error {says}" if cpp else f'raise NotImplementedError("{says}")'
         bodies.append([" " * depth(gap.lines[0]) + line])
     return replaced(text, size, bodies)
+
+
+def missing(text: str) -> Iterator[tuple[str, int]]:
+    """What of a student's file is not written: gaps, or all of `attend`; name, and line from 1."""
+    found = list(unwritten(text))
+    with contextlib.suppress(SyntaxError):  # C++, and what Python itself will refuse
+        body = ast.parse(text).body
+        attends = [x for x in body if isinstance(x, ast.FunctionDef) and x.name == "attend"]
+        if not found and any(all(map(hollow, attend.body)) for attend in attends):
+            found.append(("attend", attends[0].lineno))
+        if all(map(says, body)):
+            found.append(("attend", 1))
+    yield from found
+
+
+def hollow(statement: ast.stmt) -> bool:
+    """Whether a statement stands where code is to be written."""
+    return says(statement) or bool(PLACEHOLDER.match(ast.unparse(statement).splitlines()[0]))
+
+
+def says(statement: ast.stmt) -> bool:
+    """Whether a statement is a bare text, such as a docstring."""
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def unwritten(text: str) -> Iterator[tuple[str, int]]:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -43,18 +44,20 @@ class Judge(Session):
             raise NoVerdict(error.status, f"can't be checked: {error.reason}") from None
 
     def verdict(
-        self, path: Path, again: int | None = None, change: list[int] | None = None
-    ) -> Verdict:
+        self, path: Path, again: int | None = None, change: list[int] | None = None,
+        seed: int | None = None,
+    ) -> Verdict:  # fmt: skip
         """The judge's verdict on the outputs in the file `path`, which is then removed.
 
         `again`: the index in measured_call.AGAIN of the change that they were computed after;
-        `change`: the changed element (measured_call.Watched). Raises ChildFailed where the stage
-        has not written the file, and where the judge fails twice.
+        `change`: the changed element (measured_call.Watched); `seed`: of their inputs, where it is
+        not the last one's. Raises ChildFailed where the stage has not written the file, and where
+        the judge fails twice.
         """
         if not path.is_file():  # announced, but never written
             raise ChildFailed("crashed", NO_MESSAGE)
         late = f"comparing its output took more than {JUDGE_LIMIT:g} s"
-        order = {"path": str(path), "again": again, "change": change}
+        order = {"path": str(path), "again": again, "change": change, "seed": seed}
         try:
             try:
                 return self.ask(order, Verdict, seconds=JUDGE_LIMIT, late=late)
@@ -71,10 +74,11 @@ class Judge(Session):
 def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
     """In the judge's process: compare outputs of one problem with their oracles.
 
-    Sends 'ready' once the oracles are made; then, for each order {'path', 'again', 'change'}, a
-    'verdict': the errors, whether the outputs are finite and exact, and why not. `again`: the index
-    in AGAIN (measured_call.py) of the change that the outputs were computed after, or
-    None; `change`: the change of one element (measured_call.Watched), or None.
+    Sends 'ready' once the oracles are made; then, for each order {'path', 'again', 'change',
+    'seed'}, a 'verdict': the errors, whether the outputs are finite and exact, and why not.
+    `again`: the index in AGAIN (measured_call.py) of the change that the outputs were computed
+    after, or None; `change`: the change of one element (measured_call.Watched), or None; `seed`: of
+    their inputs, or None where it is that of the last.
     """
     import torch
 
@@ -98,6 +102,9 @@ def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
     inputs: list[Any] = []  # q, k, v, dO: drawn once, for all verdicts with a change
     while True:
         order = hear(connection)
+        if order["seed"] not in (None, problem.seed):
+            problem, inputs = replace(problem, seed=order["seed"]), []
+            oracles = make_oracles(problem)
         data = read_output(order["path"], sum(sizes) * ITEMSIZE[problem.dtype])
         if data is None:
             tell(connection, Verdict(True, False, "its output was cut short"))

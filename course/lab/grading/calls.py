@@ -1,0 +1,225 @@
+"""The calls of one check: fresh and secret inputs for each, the answers judged when all is over.
+
+The submission answers in a process of its own, watched by guard.py. Only when that, and all that it
+has started, has ended, the judge computes what the answers had to be: there is nothing to be found
+before. Nothing that the process says counts in its favour.
+"""
+
+import contextlib
+import re
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from harness.isolation.call import Given, bind, blame, write_outputs
+from harness.isolation.child import NO_MESSAGE, START_LIMIT, ChildFailed, hear
+from harness.isolation.judge import Judge
+from harness.isolation.measured_call import prepare
+from harness.isolation.messages import Failed, Ready, tell
+from harness.isolation.session import Session
+from harness.problems.directions import OUTPUTS
+from harness.problems.problem import ITEMSIZE, Problem
+
+EXIT = 86  # of a process that guard.py has ended
+ENDED = re.compile(r"\(exit code 0\)|SystemExit")  # in the reason of one that ended on purpose
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The stage is loaded, or was called. `suspect`: why a right answer is not its own, or ''."""
+
+    suspect: str
+
+
+@dataclass(frozen=True)
+class Cheated:
+    """The submission did what it may not do: the child ends."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the calls of one check may take: seconds, and bytes of memory."""
+
+    seconds: float = 30.0
+    memory: int = 2 << 30
+
+
+USUAL = Limits()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of the calls: 'ok', or a record's status or 'cheated', with the reason.
+
+    seed: of the inputs of the first that is wrong. printed: what the submission printed.
+    """
+
+    status: str
+    reason: str = ""
+    seed: int | None = None
+    printed: str = ""
+
+
+def ask(
+    path: Path, problem: Problem, layout: str, rules: Mapping[str, Any], seeds: Sequence[int],
+    limits: Limits,
+) -> Answer:  # fmt: skip
+    """Ask the stage in `path` a problem with inputs from each of `seeds`, the last one twice.
+
+    Raises NoVerdict where the judge can't say what is right.
+    """
+    # its own, so that it finds nothing there that another has made, and leaves nothing
+    with tempfile.TemporaryDirectory(prefix="ladder-", ignore_cleanup_errors=True) as name:
+        asked = [*seeds, seeds[-1]]
+        outs = [Path(name) / f"out.{index}" for index in range(len(asked))]
+        order = problem.to_json()
+        session = Session(
+            answer,
+            str(path.resolve()),
+            order,
+            layout,
+            {**rules, "memory": limits.memory},
+            memory=limits.memory,
+        )
+        failed, suspect = None, ""
+        with session:
+            try:
+                suspect = question(session, seeds, outs, limits)
+            except ChildFailed as error:
+                failed = fault(error.status, error.reason)
+        printed = session.printed()
+        if failed is not None:
+            return replace(failed, printed=printed)
+        with Judge(replace(problem, seed=seeds[0])) as judge:
+            judge.open()
+            found = judged(judge, asked, outs, problem)
+        if found.status == "ok" and suspect:  # who is wrong has not cheated by that
+            found = Answer("cheated", suspect)
+        return replace(found, printed=printed)
+
+
+def question(session: Session, seeds: Sequence[int], outs: Sequence[Path], limits: Limits) -> str:
+    """Have the stage loaded and called. Returns why right answers are not its own, '' if they are.
+
+    Raises ChildFailed where it fails or cheats.
+    """
+    session.ready(START_LIMIT)
+    suspect = ""
+    late = f"took more than {limits.seconds:g} s"
+    end = time.monotonic() + limits.seconds
+    orders: list[dict[str, Any]] = [
+        {
+            "event": "call", "seed": seed, "out": str(out),
+            "in_place": index % 2 == 1 and index < len(seeds), "compared": index >= len(seeds) - 1,
+        }
+        for index, (seed, out) in enumerate(zip([*seeds, seeds[-1]], outs, strict=True))
+    ]  # fmt: skip
+    for order in [{"event": "load"}, *orders]:
+        left = max(0.0, end - time.monotonic())
+        said = session.ask(order, Answered, Cheated, seconds=left, late=late)
+        if isinstance(said, Cheated):
+            raise ChildFailed("cheated", said.reason)
+        suspect = suspect or said.suspect
+    return suspect
+
+
+def fault(status: str, reason: str) -> Answer:
+    """What it comes to where a process fails: who speaks for the harness, or ends it, cheats."""
+    if NO_MESSAGE in reason or "out of turn" in reason:
+        return Answer("cheated", f"it speaks for the harness: {reason}")
+    if f"(exit code {EXIT})" in reason:
+        return Answer("cheated", "it does what a submission may not do")
+    if ENDED.search(reason):
+        return Answer("cheated", "it ends its process before it has answered, as if all were well")
+    return Answer(status, reason)
+
+
+def judged(judge: Judge, asked: Sequence[int], outs: Sequence[Path], problem: Problem) -> Answer:
+    """What the judge finds of each call's outputs."""
+    seen: dict[bytes, int] = {}
+    for index, (seed, out) in enumerate(zip(asked, outs, strict=True)):
+        data = read(out, problem)
+        try:
+            found = judge.verdict(out, seed=seed)
+        except ChildFailed as error:
+            return fault(error.status, error.reason)
+        if not found.exact:
+            if seen.get(data, seed) != seed:
+                why = "it is the answer to an earlier call, whose inputs were others"
+                return Answer("cheated", f"its output after {index} calls: {why}", seed)
+            where = f"call {index + 1} of {len(asked)}: " if index else ""
+            return Answer("wrong", f"{where}{found.why}", seed)
+        seen.setdefault(data, seed)
+    return Answer("ok")
+
+
+def read(path: Path, problem: Problem) -> bytes:
+    """What lies in an output's file, b'' where that can't be an output."""
+    most = 4 * problem.b * problem.h * max(problem.nq, problem.nk) * problem.d
+    try:
+        if path.is_file() and path.stat().st_size <= most * ITEMSIZE[problem.dtype]:
+            return path.read_bytes()
+    except OSError:
+        pass
+    return b""
+
+
+# ---- in the submission's process
+
+
+def answer(
+    connection: Connection, path: str, order: dict[str, Any], layout: str, rules: dict[str, Any]
+) -> None:
+    """Load the stage in `path`, and answer each call; sends Ready, then Answered each time."""
+    import torch
+
+    import stages
+    from course.lab.grading.guard import Guard
+    from course.lab.layouts import laid
+    from harness.isolation.contestant import set_data_limit
+
+    torch.set_num_threads(1)
+    problem = Problem.from_json(order)
+    try:
+        guard = Guard(connection, path, rules)
+        set_data_limit(rules["memory"])
+        tell(connection, Ready())
+        hear(connection)
+        with guard.watching():
+            module = stages.load(path)
+        torch.set_num_threads(1)
+        tell(connection, Answered(""))
+        given, call = None, None
+        works: list[dict[str, int]] = []
+        # layouts are the harness's own work
+        attend = laid(guard.around(module.attend), layout) if layout else module.attend
+        whole = contextlib.nullcontext if layout else guard.watching
+        while True:
+            asked = hear(connection)
+            fresh = Given(replace(problem, seed=asked["seed"]))
+            if asked["in_place"] and given is not None:
+                for x, y in zip(given.tensors, fresh.tensors, strict=True):
+                    if x is not None:
+                        x.data.copy_(y)  # no version counter tells
+                given.copies = fresh.copies
+            else:
+                given = fresh
+                call = prepare(bind(attend, problem), problem.direction, *given.tensors)
+            assert call is not None
+            with whole(), guard.counted(works if asked["compared"] else None):
+                outputs = call()
+            suspect = guard.suspect(dict(zip(OUTPUTS[problem.direction], outputs)))
+            write_outputs(outputs, problem, given.tensors, asked["out"])
+            given.check_unwritten()
+            guard.compare(works)
+            tell(connection, Answered(suspect))
+    except SystemExit as error:
+        tell(connection, Cheated(f"it ends its process before it has answered ({error!r})"))
+    except BaseException as error:
+        tell(connection, Failed(**blame(error)))

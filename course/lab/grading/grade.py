@@ -1,0 +1,234 @@
+"""A folder of submissions graded one after another, each by itself; points for each check."""
+
+import csv
+import hashlib
+import json
+import os
+import shutil
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from course.lab import checks, cpp, labs
+from course.lab.grading.calls import Limits
+from course.lab.grading.speed import NAME, Speed
+from harness.isolation.roster import BadStage, describe_files
+from harness.records import environment
+from harness.records.units import clean
+
+LONGEST = 500  # characters of a diagnosis in the table
+
+
+class NotGraded(Exception):
+    """What is asked for can't be graded; the message says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A submission's row of the table.
+
+    checks: each check and what came of it, 'ok' or a mark's status. seed: what all inputs are drawn
+    from. version, sha256: of the ladder, and of the submission.
+    """
+
+    submission: str
+    stage: int
+    points: float
+    max_points: float
+    verdict: str
+    diagnosis: str
+    seed: int
+    version: str
+    sha256: str
+    seconds: float
+    checks: Mapping[str, str]
+
+    def worth(self, points: Mapping[str, float]) -> "Row":
+        """The row by other points for each check."""
+        return replace(
+            self, points=sum(points.get(x, 0) for x in self.passed), max_points=sum(points.values())
+        )
+
+    @property
+    def passed(self) -> list[str]:
+        """The checks that give points: none to who cheats, until somebody has looked at it."""
+        if self.verdict == "cheated":
+            return []
+        return [name for name, status in self.checks.items() if status == "ok"]
+
+    def with_speed(self, status: str) -> "Row":
+        """The row with what came of the check of speed."""
+        verdict = "cheated" if status == "cheated" else self.verdict
+        said = self.diagnosis if status == "ok" else f"speed: {status}"
+        return replace(self, verdict=verdict, diagnosis=said, checks={**self.checks, NAME: status})
+
+
+def submissions(folder: Path, stage: int) -> list[Path]:
+    """The submissions in a folder: Python files, for stage 2 folders. Or the one that is named."""
+    single = folder.is_file() if stage != 2 else (folder / cpp.FILES[0]).is_file()
+    if single:
+        return [folder]
+    if not folder.is_dir():
+        raise NotGraded(f"{folder}: no such file or folder of submissions")
+    found = sorted(path for path in folder.iterdir() if not path.name.startswith((".", "__")))
+    kept = [path for path in found if (path.is_dir() if stage == 2 else path.suffix == ".py")]
+    if not kept:
+        what = f"folder with {' and '.join(cpp.FILES)}" if stage == 2 else "*.py file"
+        raise NotGraded(f"{folder}: no submission in it; expected one {what} for each")
+    return kept
+
+
+def name_of(path: Path) -> str:
+    """How a submission is called: its file's name without .py."""
+    return path.name.removesuffix(".py")
+
+
+def read_points(stage: int, path: Path | None) -> tuple[dict[str, float], Speed | None]:
+    """Check -> its points, by checks.toml or as a TOML file `path` has it; what is asked of speed.
+
+    `default` is for checks that the file does not name. Raises NotGraded where that is no such
+    file, or names no check of the stage's lab.
+    """
+    names = [check.name for check in checks.checks(stage, 0)]
+    try:
+        table = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
+        speed = Speed(**table.pop("speed")) if "speed" in table else None
+    except (OSError, ValueError, TypeError) as error:
+        raise NotGraded(f"{path}: {error}") from None
+    if speed is not None and not checks.rules(stage, False)["kernels"]:
+        raise NotGraded(f"{path}: [speed] is for stages with a GPU's kernels, from 4 on")
+    default = table.pop("default", checks.TABLE["points"])
+    points = {name: table.pop(name, default) for name in names}
+    if table:
+        known = ", ".join(map(repr, names))
+        raise NotGraded(f"{path}: no check {min(table)!r} in stage {stage}; there are {known}")
+    if speed is not None:
+        points[NAME] = speed.points
+    for name, value in points.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e6:
+            raise NotGraded(f"{path}: {name}: got {value!r}, expected a number from 0 on")
+    return points, speed
+
+
+def refuse(stage: int, numpy: bool) -> None:
+    """Raise NotGraded where this machine can't run a stage's lab: that is no student's fault."""
+    source = labs.source(stage, numpy)
+    if stage == 2 and not (os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")):
+        raise NotGraded("stage 2 can't be graded here: there is no C++ compiler; install one")
+    if stage == 2 or not source.is_file():
+        return
+    [info] = describe_files([source])
+    if reason := info.unavailable["cpu"]:
+        raise NotGraded(f"stage {stage} can't be graded here: {reason}")
+
+
+def grade(
+    path: Path, stage: int, seed: int, numpy: bool, limits: Limits
+) -> tuple[Row, checks.Result]:
+    """The row of one submission, and what its report says. Whatever it does costs itself only."""
+    begun = time.monotonic()
+    try:
+        result = checks.check(path, stage, seed, limits=limits, numpy=numpy)
+    except BadStage as error:
+        result = checks.Result(stage, "crashed", (), str(error))
+    except checks.Unchecked as error:
+        raise NotGraded(str(error)) from None
+    row = Row(
+        name_of(path), stage, 0, 0, result.verdict, clean(result.diagnosis)[:LONGEST], seed,
+        environment.own_version(), digest(path), round(time.monotonic() - begun, 1),
+        {mark.check.name: mark.status for mark in result.marks},
+    )  # fmt: skip
+    return row, result
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a submission's files."""
+    files = [path / name for name in cpp.FILES] if path.is_dir() else [path]
+    data = b"\0".join(file.read_bytes() if file.is_file() else b"" for file in files)
+    return hashlib.sha256(data).hexdigest()
+
+
+def grade_all(
+    paths: Sequence[Path], table: "Table", stage: int, seed: int, numpy: bool, limits: Limits,
+    tell: Callable[[Row, checks.Result | None], None], anew: bool,
+) -> None:  # fmt: skip
+    """Grade `paths`, and write each row when it is there. Rows of the same files are kept.
+
+    `anew`: rows that are there already are made again. `tell` is told of each row, of those that
+    are kept without a result.
+    """
+    table.write()
+    for path in paths:
+        old = table.rows.get(name_of(path))
+        if old and not anew and (old.sha256, old.version, old.stage, old.seed) == (
+            digest(path), environment.own_version(), stage, seed,
+        ):  # fmt: skip
+            tell(old, None)
+            continue
+        row, result = grade(path, stage, seed, numpy, limits)
+        row = table.put(row)
+        tell(row, result)
+
+
+class Table:
+    """The rows in a CSV file, read where it is there already; each that comes is written at once.
+
+    Raises NotGraded where the file is another one's.
+    """
+
+    def __init__(self, path: Path, points: Mapping[str, float]) -> None:
+        self.path, self.points = path, points
+        self.rows: dict[str, Row] = {}
+        if path.exists():
+            try:
+                with path.open(newline="", encoding="utf-8") as file:
+                    for each in csv.DictReader(file):
+                        row = read_row(each)
+                        self.rows[row.submission] = row.worth(points)
+            except (OSError, ValueError, KeyError, TypeError):
+                raise NotGraded(
+                    f"{path}: is there already, and is no table of `ladder lab grade` for this "
+                    "stage: name another file"
+                ) from None
+
+    def put(self, row: Row) -> Row:
+        """Add a row, or replace that of the same name; the row with its points."""
+        row = self.rows[row.submission] = row.worth(self.points)
+        self.write()
+        return row
+
+    def write(self) -> None:
+        """Write all rows: the file is whole at every moment, whoever ends this process."""
+        fresh = self.path.with_name(f".{self.path.name}.new")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with fresh.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, [each.name for each in fields(Row)])
+                writer.writeheader()
+                for row in sorted(self.rows.values(), key=lambda row: row.submission):
+                    writer.writerow({**asdict(row), **plain(row)})
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self.path)
+        except OSError as error:
+            raise NotGraded(f"{self.path}: can't be written: {error.strerror}") from None
+
+
+def plain(row: Row) -> dict[str, Any]:
+    """What of a row the table writes in another way."""
+    return {
+        "points": f"{row.points:g}",
+        "max_points": f"{row.max_points:g}",
+        "checks": json.dumps(row.checks),
+    }
+
+
+def read_row(each: Mapping[str, str]) -> Row:
+    """A row as the table has it."""
+    known: dict[str, Any] = {field.name: each[field.name] for field in fields(Row)}
+    numbers = {name: float(known[name]) for name in ("points", "max_points", "seconds")}
+    whole = {name: int(known[name]) for name in ("stage", "seed")}
+    return Row(**{**known, **numbers, **whole, "checks": dict(json.loads(known["checks"]))})

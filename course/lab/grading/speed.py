@@ -1,0 +1,57 @@
+"""Points for speed on a GPU, where they are asked for: a submission in turns with our own stage."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from course.lab import labs
+from harness.isolation.judge import Judge
+from harness.isolation.roster import YOURS, BadStage, describe_files
+from harness.problems import cost
+from harness.problems.problem import Problem
+from harness.runs.comparison import compare
+from harness.runs.plan import Comparison, Limits
+
+NAME = "speed"  # of the check
+SLOW = "too slow"
+FASTEST = 5e15  # FLOP/s that no GPU exceeds in half precision: a shorter time is none
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What is asked: a problem, and how many times as long as our stage one may take.
+
+    [speed] in a file of points; q, k and v are (b, h, n, d).
+    """
+
+    points: float
+    factor: float = 2.0
+    b: int = 1
+    h: int = 16
+    n: int = 4096
+    d: int = 64
+    dtype: str = "float16"
+
+
+def judged(path: Path, stage: int, asked: Speed, seed: int, device: str = "cuda") -> str:
+    """What comes of the check: 'ok', 'too slow', 'cheated', or the status of a run's record.
+
+    The times are taken as `ladder bench` takes them: processes in turns, each call with inputs of
+    its own, and held to the parent's own clock.
+    """
+    try:
+        [ours], [mine] = describe_files([labs.source(stage)]), describe_files([path])
+    except BadStage:
+        return "crashed"
+    problem = Problem(
+        "normal", seed, asked.b, asked.h, asked.h, asked.n, asked.n, asked.d, asked.dtype,
+        "ieee" if asked.dtype == "float32" else asked.dtype, False, None, device,
+    )  # fmt: skip
+    stages = [ours, replace(mine, name=YOURS, exact_up_to=None)]
+    log: list[str] = []
+    with Judge(problem) as judge:
+        reference, found = compare(Comparison(problem, stages, Limits(rounds=20)), judge, log)
+    if found.status != "ok" or not found.time_ms or not reference.time_ms:
+        return found.status if found.status != "ok" else "skipped"
+    if 1e-3 * found.time_ms < cost.flops(problem) / FASTEST:
+        return "cheated"
+    return "ok" if found.time_ms <= asked.factor * reference.time_ms else SLOW

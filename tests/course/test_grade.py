@@ -1,0 +1,321 @@
+"""Grades: cheats get nothing, honest variants pass, and no submission costs another its row."""
+
+import csv
+import json
+import os
+import signal
+from xml.etree import ElementTree
+
+import pytest
+from ladder_command import ROOT, Started, environ, in_turn, ladder
+
+from course.lab import checks, gaps, labs
+from course.lab.grading import calls, grade, reports, speed
+from harness.isolation.roster import read_declared
+
+CHEATS = sorted((ROOT / "tests" / "cheats").glob("*.py"))
+VARIANTS = sorted((ROOT / "tests" / "variants").glob("*.py"))
+COLUMNS = "submission,stage,points,max_points,verdict,diagnosis"
+# what shows a cheat, where the smallest check does not: it gets the others' points
+SHOWN = {
+    "excuse_dtypes": "float16",
+    "excuse_exact_up_to": "many keys",
+    "falls_back_at_times": "d is no power of two",
+    "one_entry_copied": "batch, heads and strides",
+}
+SAID = {
+    "autograd_in_stage_0": "torch's bmm",
+    "cached_by_content": "remembers its answers",
+    "cached_by_pointer": "answer to an earlier call",
+    "cached_on_disk": "writes to a file",
+    "exit_0": "ends its process",
+    "exit_at_import": "ends its process",
+    "falls_back": "",
+    "forged_descriptor": "speaks for the harness",
+    "kernel_copies": "torch's",
+    "numpy_computes": "no Triton kernel",
+    "numpy_in_stage_1": "imports numpy",
+    "patched_clock": "replaces time",
+    "patched_event": "replaces Event",
+    "patched_json": "replaces json.dumps",
+    "patched_oracle": "imports harness",
+    "patched_write": "replaces os.write",
+    "reads_collector": "looks through memory",
+    "reads_frames": "frames",
+    "reads_processes": "/proc",
+    "sdpa_called": "attention itself",
+    "sdpa_in_stage_3": "attention itself",
+    "side_stream": "to a thread",
+    "side_thread": "to a thread",
+    "stage_3_called": "loads s03",
+    "stage_5_called": "loads s05",
+    "torch_computes": "torch's",
+    "torch_in_stage_1": "torch's",
+}
+QUICK = ("cached_by_pointer", "sdpa_called")  # in everyday's lane
+
+RAW = (ROOT / "tests" / "variants" / "raw_python.py").read_text(encoding="utf-8")
+
+
+def marked(paths, quick):
+    return [
+        pytest.param(path, id=path.stem, marks=[] if path.stem in quick else pytest.mark.slow)
+        for path in paths
+    ]
+
+
+def of_stage(path):
+    """The number of the stage that a file is about; its lab is left out without Triton."""
+    number = read_declared(path)["number"]
+    if number in range(4, 9):
+        pytest.importorskip("triton", reason="no wheel of triton")
+    return number
+
+
+def of_some(monkeypatch, *names):
+    """Only the checks `names` are asked for."""
+    every = checks.checks
+    monkeypatch.setattr(checks, "checks", lambda *at: (x for x in every(*at) if x.name in names))
+
+
+@pytest.mark.parametrize("path", marked(CHEATS, QUICK))
+def test_a_cheat_gets_nothing_for_what_it_gains(path, monkeypatch):
+    number, shown = of_stage(path), SHOWN.get(path.stem, "a few keys")
+    of_some(monkeypatch, shown)
+    row, result = grade.grade(path, number, 5, False, calls.Limits())
+    assert row.verdict in ("cheated", "failed") and "ok" not in row.checks.values(), result
+    if path.stem in SAID:
+        assert row.verdict == "cheated" and SAID[path.stem] in row.diagnosis, row.diagnosis
+    assert row.worth({shown: 3.0}).points == 0
+
+
+def test_who_cheats_in_one_check_has_no_points_for_the_others():
+    row = grade.Row("x", 1, 0, 0, "cheated", "", 0, "", "", 0.0, {"a": "ok", "b": "cheated"})
+    points = {"a": 2.0, "b": 3.0}
+    row = row.worth(points)
+    assert (row.points, row.max_points) == (0, 5)
+    assert [(name, got, status) for name, got, status, _ in reports.cases(row, points)] == [
+        ("a", 0, "cheated"), ("b", 0, "cheated"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", marked(VARIANTS, ("exp2",)))
+def test_an_honest_variant_passes(path, monkeypatch):
+    number = of_stage(path)
+    if path.stem == "exp2":
+        of_some(monkeypatch, "a few keys", "many keys")
+    row, result = grade.grade(path, number, None, False, calls.Limits())
+    assert row.verdict == "passed" and {*row.checks.values()} == {"ok"}, result
+
+
+def test_the_numpy_twin_is_graded_only_where_it_is_asked_for(monkeypatch):
+    of_some(monkeypatch, "a few keys")
+    twin = labs.source(5, numpy=True)
+    assert grade.grade(twin, 5, None, True, calls.Limits())[0].verdict == "passed"
+    row, _ = grade.grade(twin, 5, None, False, calls.Limits())
+    assert row.verdict == "failed" and "--numpy" in row.diagnosis
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", range(9))
+def test_what_the_guard_allows_is_enough_for_each_stage(stage, monkeypatch):
+    if stage == 2:
+        pytest.skip("tests/harness/test_lab.py builds one")
+    of_some(monkeypatch, "a few keys", "batch, heads and strides", "gradients")
+    path = labs.source(stage)
+    of_stage(path)
+    assert grade.grade(path, stage, None, False, calls.Limits())[0].verdict == "passed"
+
+
+def write(folder, **texts):
+    folder.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        (folder / f"{name}.py").write_text(text, encoding="utf-8")
+    return folder
+
+
+def rows_of(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return {row["submission"]: row for row in csv.DictReader(file)}
+
+
+def edited(old, new):
+    assert old in RAW
+    return RAW.replace(old, new)
+
+
+BODY = "    heads = zip(*(x.flatten(0, 1).tolist() for x in (q, k, v)), strict=True)\n"
+KINDS = {
+    "passed": RAW,
+    "failed": edited(" * len(x) ** -0.5", ""),
+    "cheated": edited(BODY, "    return (q @ k.mT).softmax(-1) @ v\n" + BODY),
+    "not_written": edited(BODY, "    raise NotImplementedError('not written yet: s')\n" + BODY),
+    "crashed": edited(BODY, "    raise RuntimeError('none of that')\n" + BODY),
+    "segfault": edited(BODY, "    __import__('signal').raise_signal(11)\n" + BODY),
+    "timeout": edited(BODY, "    while True: pass\n" + BODY),
+    "out_of_memory": edited(BODY, "    held = [b'1' * (100 << 20) for _ in range(40)]\n" + BODY),
+    "syntax": "STAGE = Stage(number=1)\nthis is no Python\n",
+    "empty": "",
+}
+VERDICTS = dict(zip(KINDS, KINDS)) | {"segfault": "crashed", "syntax": "crashed"}
+VERDICTS["empty"] = "not_written"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_each_verdict_has_its_row_and_costs_no_other(tmp_path):
+    folder = write(tmp_path / "all", **KINDS)
+    junit, scope = tmp_path / "junit.xml", tmp_path / "results.json"
+    points = tmp_path / "points.toml"
+    points.write_text('default = 2\n"large scores" = 5\n', encoding="utf-8")
+    out = tmp_path / "new" / "grades.csv"
+    files = ("--out", out, "--junit", junit, "--gradescope", scope, "--points", points)
+    asked = ("lab", "grade", folder, "--stage", 1, "--budget", 8, "--memory", "1G", *files)
+    done = in_turn(*asked)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert out.read_text(encoding="utf-8").startswith(COLUMNS)
+    rows = rows_of(out)
+    found = {name: row["verdict"].replace("-", "_") for name, row in rows.items()}
+    assert found == VERDICTS
+    full = 2 * len(list(checks.checks(1, 0))) + 3
+    assert {row["max_points"] for row in rows.values()} == {str(full)}
+    assert {name for name, row in rows.items() if row["points"] != "0"} == {"passed"}
+    assert rows["passed"]["points"] == str(full)
+    assert "wrong scale" in rows["failed"]["diagnosis"]
+    assert rows["not_written"]["diagnosis"] == gaps.NOT_WRITTEN
+    assert len({row["seed"] for row in rows.values()}) == 1
+    for name in KINDS:
+        text = (out.parent / "grades-reports" / f"{name}.md").read_text(encoding="utf-8")
+        assert text.startswith(f"# {name}: stage 1") and "Traceback" not in text
+    root = ElementTree.parse(junit).getroot()
+    suites = {suite.get("name"): suite for suite in root.iter("testsuite")}
+    assert root.tag == "testsuites" and suites.keys() == rows.keys()
+    for name, suite in suites.items():
+        cases = suite.findall("testcase")
+        failed = [case for case in cases if case.find("failure") is not None]
+        assert len(cases) == int(suite.get("tests")) and len(failed) == int(suite.get("failures"))
+        assert bool(failed) == (name != "passed")
+    told = json.loads(scope.read_text(encoding="utf-8"))
+    assert sum(test["score"] for test in told["tests"]) == told["score"] == full
+    assert {test["status"] for test in told["tests"]} == {"passed", "failed"}
+    assert all(test["max_score"] in (2, 5) for test in told["tests"])
+    # what is there is kept, with points of another kind; one can be graded again
+    points.write_text("default = 1\n", encoding="utf-8")
+    done = in_turn(*asked)
+    assert done.stdout.count("(kept)") == len(KINDS)
+    assert rows_of(out)["passed"]["points"] == str(full // 2 - 1)
+    (folder / "failed.py").write_text(RAW, encoding="utf-8")
+    done = in_turn(*asked, "--only", "failed")
+    assert done.stdout.count("(kept)") == 0
+    again = rows_of(out)
+    assert again["failed"]["verdict"] == "passed" and again.keys() == rows.keys()
+    assert again["failed"]["seed"] == rows["failed"]["seed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_rows_that_are_done_outlive_the_command(tmp_path, end):
+    folder = write(tmp_path / "all", a=RAW, b=KINDS["failed"], c=RAW)
+    out = tmp_path / "grades.csv"
+    asked = ("lab", "grade", folder, "--stage", 1, "--out", out)
+    with Started(*asked, log=tmp_path / "log") as run:
+        run.wait_for(lambda: out.exists() and "a" in rows_of(out), "the first row")
+        run.process.send_signal(end)
+        run.process.wait()
+        assert run.wait_until_gone() == [] and "Traceback" not in run.text()
+    assert rows_of(out)["a"]["verdict"] == "passed" and "c" not in rows_of(out)
+    done = ladder(*asked)
+    assert "a: passed, 9 of 9 (kept)" in done.stdout
+    assert [row["verdict"] for row in rows_of(out).values()] == ["passed", "failed", "passed"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--stage", 5), "no triton"),
+        (("--stage", 1, "--points", "points.toml"), "no check 'a few kees'"),
+        pytest.param(
+            ("--stage", 5, "--points", "speed.toml"),
+            "--device: got cuda, but no GPU",
+            marks=pytest.mark.slow,
+        ),
+        (("--stage", 1, "--out", "other.csv"), "is no table"),
+        (("--stage", 1, "--only", "nobody"), "no submission 'nobody'"),
+        (("--stage", 2), "no submission in it"),
+    ],
+)
+def test_what_can_not_be_graded_costs_nobody_points(tmp_path, options, said):
+    folder = write(tmp_path / "all", a=RAW)
+    (tmp_path / "points.toml").write_text('"a few kees" = 2\n', encoding="utf-8")
+    (tmp_path / "speed.toml").write_text("[speed]\npoints = 4\n", encoding="utf-8")
+    (tmp_path / "other.csv").write_text("name,age\nx,3\n", encoding="utf-8")
+    changes = {"CUDA_VISIBLE_DEVICES": ""}
+    if said == "no triton":  # as on a machine where it can't be found
+        (tmp_path / "site").mkdir()
+        (tmp_path / "site" / "sitecustomize.py").write_text(
+            "import sys\n\n\nclass Away:\n"
+            "    def find_spec(name, path=None, target=None):\n"
+            "        if name.split('.')[0] == 'triton':\n"
+            "            raise ModuleNotFoundError(name, name='triton')\n\n\n"
+            "sys.meta_path.insert(0, Away)\n",
+            encoding="utf-8",
+        )
+        changes["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "site"), str(ROOT)])
+    asked = ("lab", "grade", folder, *options)
+    done = ladder(*asked, cwd=tmp_path, env=environ(**changes))
+    assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
+    assert (tmp_path / "other.csv").read_text(encoding="utf-8") == "name,age\nx,3\n"
+    assert not (tmp_path / "grades.csv").exists()
+
+
+@pytest.mark.slow
+def test_speed_gives_points_only_to_who_is_fast_and_right(tmp_path):
+    text = labs.source(3).read_text(encoding="utf-8")
+    slow = text.replace(
+        "    check_inputs(", "    __import__('time').sleep(0.05)\n    check_inputs("
+    )
+    wrong = text.replace("torch.softmax(", "1.001 * torch.softmax(")
+    assert text not in (slow, wrong)
+    write(tmp_path, fast=text, slow=slow, wrong=wrong)
+    asked = speed.Speed(5, factor=4.0, h=2, n=64, d=16, dtype="float32")
+    found = {
+        path.stem: speed.judged(path, 3, asked, 7, device="cpu")
+        for path in sorted(tmp_path.glob("*.py"))
+    }
+    assert found == {"fast": "ok", "slow": speed.SLOW, "wrong": "wrong"}
+
+
+def test_speed_is_one_more_check(tmp_path):
+    path = tmp_path / "points.toml"
+    path.write_text("[speed]\npoints = 4\nn = 512\n", encoding="utf-8")
+    points, asked = grade.read_points(5, path)
+    assert points["speed"] == 4 and asked == speed.Speed(4, n=512)
+    row = grade.Row("x", 5, 0, 0, "passed", "", 0, "", "", 0.0, dict.fromkeys(points, "ok"))
+    assert row.with_speed("ok").worth(points).points == len(points) + 3
+    assert row.with_speed(speed.SLOW).worth(points).points == len(points) - 1
+    assert row.with_speed("cheated").worth(points).points == 0
+    with pytest.raises(grade.NotGraded, match="from 4 on"):
+        grade.read_points(1, path)
+    path.write_text("[speed]\npoints = 4\nm = 512\n", encoding="utf-8")
+    with pytest.raises(grade.NotGraded, match="'m'"):
+        grade.read_points(5, path)
+
+
+@pytest.mark.parametrize("size", gaps.KINDS)
+def test_an_empty_stub_is_not_written_and_no_traceback(tmp_path, size):
+    for stage in (0, 1, 3, 4, 5):
+        path = tmp_path / f"stub{stage}.py"
+        labs.start(stage, path, size, numpy=False)
+        row, result = grade.grade(path, stage, 1, False, calls.Limits())
+        assert (row.verdict, row.diagnosis) == ("not-written", gaps.NOT_WRITTEN)
+        text = reports.report(row, result, {"a few keys": 1.0})
+        assert "not written yet" in text and "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    "body", ["pass", "...", '"""What it does."""', "raise NotImplementedError"]
+)
+def test_a_bare_attend_is_not_written(tmp_path, body):
+    text = f"STAGE = Stage(number=1, name='x')\n\n\ndef attend(q, k, v):\n    {body}\n"
+    assert list(gaps.missing(text)) == [("attend", 4)]
+    assert list(gaps.missing(text.replace(body, "return q"))) == []

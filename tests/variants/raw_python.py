@@ -1,0 +1,25 @@
+"""Loops on floats, in another order: the softmax is normalised before it mixes v."""
+
+import math
+
+import torch
+
+from stages.contract import Stage
+
+STAGE = Stage(number=1, name="mine", title="mine", idea="loops on floats", devices=("cpu",))
+
+
+def attend(q, k, v):
+    """Attention, by loops on floats."""
+    heads = zip(*(x.flatten(0, 1).tolist() for x in (q, k, v)), strict=True)
+    o = [[row(x, k_head, v_head) for x in q_head] for q_head, k_head, v_head in heads]
+    return torch.tensor(o, dtype=torch.float64).view(q.shape).to(q.dtype)
+
+
+def row(x, k_head, v_head):
+    """The output of one query row."""
+    s = [sum(a * b for a, b in zip(x, y, strict=True)) * len(x) ** -0.5 for y in k_head]
+    weights = [math.exp(each - max(s)) for each in s]
+    p = [each / sum(weights) for each in weights]
+    columns = zip(*v_head, strict=True)
+    return [sum(a * b for a, b in zip(p, column, strict=True)) for column in columns]
