@@ -532,7 +532,9 @@ def prepare(
     # tiles and keys are counted in int32
     if dtype == torch.float32 or d > 128 or max(tiles, Nk) >= 1 << 30:
         return None
-    section = min(H // Hk * max(1, L2_BYTES // (4 * Nk * d)), B * H)
+    # the blocks of a head are neighbours, and read the same K and V; under a causal mask those of
+    # several heads, so that the longest of them come first
+    section = min(H // Hk * (max(1, L2_BYTES // (4 * Nk * d)) if causal else 1), B * H)
     if causal and (BLOCK_N % BLOCK_M or (Nk - Nq) % BLOCK_M):
         masked = 2  # the diagonal of a query tile crosses KV tiles' borders
     else:
