@@ -168,7 +168,7 @@ OF_STAGE_9: dict[str, dict[str, str]] = {
         ),
     }),
     "unguarded": hopper(97, "unguarded", {
-        "gl.constexpr(CAUSAL or HAS_SEQLENS)": "gl.constexpr(False)",
+        "GUARD: gl.constexpr = CAUSAL or HAS_SEQLENS": "GUARD: gl.constexpr = False",
     }),
 }  # fmt: skip
 
