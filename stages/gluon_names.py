@@ -7,7 +7,8 @@
     aggregate     triton.language.core._aggregate the same        the same, or without underscore
 
 `mbarrier.expect` takes its count of bytes by position: the parameter's name changed. Where there is
-no Gluon the names stand for nothing, so that files can be imported (stages/machine.py).
+no Gluon, or one without some of them, the names stand for nothing, so that files can be imported
+(stages/machine.py says why then).
 """
 
 from typing import Any
@@ -23,6 +24,7 @@ def first_of(module: object, *names: str) -> Any:
     raise ImportError(f"this Triton's Gluon has none of {', '.join(names)}")
 
 
+missing = None
 try:
     import triton.language.core
     from triton.experimental import gluon
@@ -37,7 +39,8 @@ try:
     async_load = first_of(tma, "async_load", "async_copy_global_to_shared")
     async_store = first_of(tma, "async_store", "async_copy_shared_to_global")
     aggregate = first_of(triton.language.core, "aggregate", "_aggregate")
-except (ImportError, AttributeError):
+except (ImportError, AttributeError) as error:
+    missing = str(error)  # what this Triton's Gluon lacks
 
     class NoGluon(NoTriton):
         """Stands in for `gluon`, and for the names of its language."""

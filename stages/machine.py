@@ -152,6 +152,11 @@ def why_no_gluon() -> str | None:
 
     if version_tuple(triton.__version__) < (3, 6):
         return f"Triton {triton.__version__} has no Gluon, or another one: take triton >= 3.6"
+    from stages.gluon_names import missing
+
+    if missing:
+        known = f"take triton 3.6 to 3.9 ({missing})"
+        return f"the Gluon of Triton {triton.__version__} has other names: {known}"
     return None
 
 

@@ -40,7 +40,6 @@ import torch
 from stages import s07_triton_training as s07
 from stages.contract import Stage, transformed
 from stages.gluon_names import (
-    aggregate,
     async_store,
     barrier,
     fence_async_shared,
@@ -60,6 +59,7 @@ from stages.hopper_launch import (
     multiprocessors,
     padded,
 )
+from stages.hopper_problem import Problem
 from stages.hopper_rings import Ring, barriers, make_board, make_ring
 from stages.machine import untraced
 from stages.s06_triton_flash2 import LOG2_E
@@ -80,89 +80,6 @@ STAGE = Stage(
 )
 
 L2_BYTES = 32 << 20  # of K and V that heads computed at the same time may have
-
-
-@aggregate
-class Problem:
-    """Sizes and switches: the same for all roles."""
-
-    seqlens_ptr: gl.tensor
-    H: gl.tensor
-    group: gl.tensor  # query heads to a key head
-    Nq: gl.tensor
-    Nk: gl.tensor
-    blocks: gl.tensor  # of BLOCK_M rows, to a head
-    heads: gl.tensor  # of all batch entries together
-    section: gl.tensor  # heads whose K and V fit the L2 cache together
-    tiles: gl.tensor  # blocks * heads
-    CAUSAL: gl.constexpr
-    HAS_SEQLENS: gl.constexpr
-    MASKED: gl.constexpr  # KV tiles of a query tile that may need a mask: 0, 1, 2 for several
-    LSE: gl.constexpr
-    OVERLAP: gl.constexpr  # S of one KV tile with P V of the one before
-    Q_IN_REGISTERS: gl.constexpr
-    GUARD: gl.constexpr  # a KV tile may have hidden keys whose values aren't numbers
-    BLOCK_M: gl.constexpr
-    BLOCK_N: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(
-        self, seqlens_ptr, H, group, Nq, Nk, blocks, heads, section, tiles,
-        CAUSAL, HAS_SEQLENS, MASKED, LSE, OVERLAP, Q_IN_REGISTERS, BLOCK_M, BLOCK_N,
-    ):  # fmt: skip
-        self.seqlens_ptr = seqlens_ptr
-        self.H = H
-        self.group = group
-        self.Nq = Nq
-        self.Nk = Nk
-        self.blocks = blocks
-        self.heads = heads
-        self.section = section
-        self.tiles = tiles
-        self.CAUSAL = gl.constexpr(CAUSAL)
-        self.HAS_SEQLENS = gl.constexpr(HAS_SEQLENS)
-        self.MASKED = gl.constexpr(MASKED)
-        self.LSE = gl.constexpr(LSE)
-        self.OVERLAP = gl.constexpr(OVERLAP)
-        self.Q_IN_REGISTERS = gl.constexpr(Q_IN_REGISTERS)
-        self.GUARD = gl.constexpr(CAUSAL or HAS_SEQLENS)
-        self.BLOCK_M = gl.constexpr(BLOCK_M)
-        self.BLOCK_N = gl.constexpr(BLOCK_N)
-
-    @gluon.jit
-    def place(self, tile):
-        """Batch entry, head and first row of a tile; its valid keys and how many KV tiles it walks.
-
-        Section by section of heads, in each the blocks with the most keys first.
-        """
-        part = tile // (self.section * self.blocks)
-        rest = tile - part * self.section * self.blocks
-        width = gl.minimum(self.section, self.heads - part * self.section)
-        block = rest // width
-        head = part * self.section + rest - block * width
-        if self.CAUSAL:
-            block = self.blocks - 1 - block
-        b = head // self.H
-        h = head - b * self.H
-        start_m = block * self.BLOCK_M
-        Nk_valid = self.Nk
-        if self.HAS_SEQLENS:
-            Nk_valid = gl.minimum(gl.maximum(gl.load(self.seqlens_ptr + b), 0), self.Nk)
-        end = Nk_valid
-        if self.CAUSAL:
-            end = gl.minimum(start_m + self.BLOCK_M, self.Nq) + self.Nk - self.Nq
-            end = gl.maximum(gl.minimum(end, Nk_valid), 0)
-        # at least one: rows that see no key are computed like any other, and come out as 0
-        steps = gl.maximum(gl.cdiv(end, self.BLOCK_N), 1)
-        return b, h, start_m, Nk_valid, steps
-
-    @gluon.jit
-    def masked(self, start_m, Nk_valid, steps):
-        """How many of a tile's KV tiles, from the last back, not all of its rows see whole."""
-        full = Nk_valid
-        if self.CAUSAL:
-            full = gl.maximum(gl.minimum(full, start_m + self.Nk - self.Nq + 1), 0)
-        return steps - gl.minimum(full // self.BLOCK_N, steps)
 
 
 @gluon.jit
@@ -416,18 +333,20 @@ def attention_kernel(
     Descriptors have blocks of (1, 1, rows, BLOCK_D). MASKED: 0 no KV tile needs a mask, 1 the first
     one of each query tile may, 2 several may.
     """
+    GUARD: gl.constexpr = CAUSAL or HAS_SEQLENS
     problem = Problem(
         seqlens_ptr if HAS_SEQLENS else counter_ptr, H, group, Nq, Nk, blocks, heads, section,
-        tiles, CAUSAL, HAS_SEQLENS, MASKED, LSE, OVERLAP, Q_IN_REGISTERS, 64 * CONSUMERS, BLOCK_N,
+        tiles, CAUSAL, HAS_SEQLENS, MASKED, LSE, OVERLAP, Q_IN_REGISTERS, GUARD, 64 * CONSUMERS,
+        BLOCK_N,
     )  # fmt: skip
     k_ring = make_ring(k_desc, STAGES, CONSUMERS)
     v_ring = make_ring(v_desc, V_STAGES, CONSUMERS)
-    board = make_board(CONSUMERS + problem.GUARD)
+    board = make_board(CONSUMERS + GUARD)
     verdict = make_verdict(CONSUMERS, v_desc.block_shape[3])
     clean = barriers(V_STAGES, 1)
     q0, q1 = make_ring(q_desc, 2, 1), make_ring(q_desc, 2, 1)
     seen_ring = v_ring  # as the consumers see it: full when the inspector says so
-    if problem.GUARD:
+    if GUARD:
         seen_ring = Ring(v_ring.tiles, clean, v_ring.empty)
     q2 = q1
     if CONSUMERS == 3:
@@ -436,31 +355,29 @@ def attention_kernel(
     barrier()
     common = (o_desc, lse_ptr, k_ring, seen_ring, verdict, board, problem, qk_scale)
     load = (q_desc, k_desc, v_desc, counter_ptr, (q0, q1, q2), k_ring, v_ring, board, problem)
+    first, second, third = (common, q0, 0), (common, q1, 1), (common, q2, 2)
     look = (v_ring, clean, verdict, board, problem)
+    # the first has the kernel's own four warps; then warps and registers of the others
     C: gl.constexpr = CONSUMER_REGS
     P: gl.constexpr = PRODUCER_REGS
-    # the first of each list has the kernel's own four warps; then warps and registers of the others
-    if CONSUMERS == 2 and not problem.GUARD:
+    if CONSUMERS == 2 and not GUARD:
         gl.warp_specialize(
-            [(consumer, (common, q0, 0)), (consumer, (common, q1, 1)), (producer, load)],
-            [4, 1], [C, P],
-        )  # fmt: skip
+            [(consumer, first), (consumer, second), (producer, load)], [4, 1], [C, P]
+        )
     elif CONSUMERS == 2:
         gl.warp_specialize(
-            [(consumer, (common, q0, 0)), (consumer, (common, q1, 1)), (producer, load),
-             (inspector, look)],
+            [(consumer, first), (consumer, second), (producer, load), (inspector, look)],
             [4, 1, 2], [C, P, P],
         )  # fmt: skip
-    elif not problem.GUARD:
+    elif not GUARD:
         gl.warp_specialize(
-            [(consumer, (common, q0, 0)), (consumer, (common, q1, 1)), (consumer, (common, q2, 2)),
-             (producer, load)],
+            [(consumer, first), (consumer, second), (consumer, third), (producer, load)],
             [4, 4, 1], [C, C, P],
         )  # fmt: skip
     else:
         gl.warp_specialize(
-            [(consumer, (common, q0, 0)), (consumer, (common, q1, 1)), (consumer, (common, q2, 2)),
-             (producer, load), (inspector, look)],
+            [(consumer, first), (consumer, second), (consumer, third), (producer, load),
+             (inspector, look)],
             [4, 4, 1, 2], [C, C, P, P],
         )  # fmt: skip
     # scratch memory is laid over what looks dead, and a barrier does that nobody names any more
@@ -532,7 +449,9 @@ def prepare(
     # tiles and keys are counted in int32
     if dtype == torch.float32 or d > 128 or max(tiles, Nk) >= 1 << 30:
         return None
-    section = min(H // Hk * max(1, L2_BYTES // (4 * Nk * d)), B * H)
+    # the blocks of a head are neighbours, and read the same K and V; under a causal mask those of
+    # several heads, so that the longest of them come first
+    section = min(H // Hk * (max(1, L2_BYTES // (4 * Nk * d)) if causal else 1), B * H)
     if causal and (BLOCK_N % BLOCK_M or (Nk - Nq) % BLOCK_M):
         masked = 2  # the diagonal of a query tile crosses KV tiles' borders
     else:

@@ -180,6 +180,7 @@ NOT_RUN = {
     "ladder bench --mode train --causal on --d 64,128 --n 4096,8192,16384": GPU,
     "ladder bench --stages 3,6,sdpa_flash,flex_attention --dtype bf16": GPU,
     "ladder bench --suite ...": GPU,
+    "ladder bench --stages 9...": GPU,
     "ladder train --stage 7 --out train.jsonl": "a record without a GPU is none",
     "ladder train --stage mine.py --stage 7": TRAINED,
     "ladder train --stage 7 ...": TRAINED,

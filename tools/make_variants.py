@@ -1,9 +1,11 @@
-"""Write stage 6, or 8, in other ways, each with one thing changed, so that it can be measured.
+"""Write stage 6, 8 or 9 in other ways, each with one thing changed, so that it can be measured.
 
     python tools/make_variants.py build/variants
     ladder run --stages 6 --stage build/variants/grid_1d.py ... --n 4096 --paired
     python tools/make_variants.py build/parts --stage 8
     ladder bench --suite decode --stages 8 --stage build/parts/parts_1.py ...
+    python tools/make_variants.py build/hopper --stage 9
+    ladder bench --stages 9 --stage build/hopper/in_turn.py ... --dtype bfloat16 --n 1024,4096,16384
 
 grid_1d        source 003's grid: one axis, each program works out its batch, head and q block; the
                q blocks of a head are neighbours, as on stage 6's axes, in source 004's order
@@ -18,6 +20,16 @@ Of stage 8, without its paged cache:
 parts_N        the keys in N parts, or one for each tile, whatever the cost model says
 query_heads    the cost model is told the query heads for the key heads: a known mistake elsewhere
 
+Of stage 9, each without one of its ideas:
+
+in_turn         S of a KV tile isn't begun before P V of the tile before
+whole_sums      the row sums are added up across threads at every tile
+launched        a CTA for each query tile, none stays
+static          CTA i has tiles i, i + 132, ...: no counter says which is next
+heads_first     neighbours are heads, not blocks of one head
+two_consumers   for d = 64, too, as many consumers and as large tiles as for d = 128
+unguarded       nobody looks at V: a NaN that is hidden from some rows spoils them
+
 A variant is the shipped file with some text replaced, each found exactly once: it can't fall behind
 the stage unnoticed, and what it changes is all that it changes.
 """
@@ -27,6 +39,7 @@ from pathlib import Path
 
 STAGES = Path(__file__).parent.parent / "stages"
 STAGE_6, STAGE_8 = STAGES / "s06_triton_flash2.py", STAGES / "s08_triton_split_kv.py"
+STAGE_9 = STAGES / "s09_gluon_hopper.py"
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 BLOCKS = """    block, blocks = tl.program_id(0), tl.num_programs(0)
@@ -117,11 +130,57 @@ OF_STAGE_8 = {
 }  # fmt: skip
 
 
+def hopper(number: int, name: str, changes: dict[str, str]) -> dict[str, str]:
+    """The substitutions for a variant of stage 9."""
+    return {
+        "number=9,": f"number={number},",
+        'name="gluon_hopper"': f'name="{name}"',
+        'title="Gluon on Hopper"': f'title="Hopper, {name.replace("_", " ")}"',
+        **changes,
+    }
+
+
+OF_STAGE_9: dict[str, dict[str, str]] = {
+    "in_turn": hopper(91, "in_turn", {"OVERLAP: bool = True": "OVERLAP: bool = False"}),
+    "whole_sums": hopper(92, "whole_sums", {
+        "return gl.sum(gl.reshape(p, [64, p.shape[1] // 8, 8]), 1)": "return gl.sum(p, 1)",
+        "l_i * gl.convert_layout(alpha, gl.SliceLayout(1, sums.type.layout))[:, None] + sums": (
+            "l_i * alpha + sums"
+        ),
+        "gl.sum(l_i, 1)": "l_i",
+    }),
+    "launched": hopper(93, "launched", {
+        "grid = min(config.ctas * multiprocessors(device), tiles)": "grid = tiles",
+    }),
+    "static": hopper(94, "static", {
+        "        fetched = gl.atomic_add(counter_ptr, 1)\n": "",
+        "        gl.store(counter_ptr, 0, mask=fetched == problem.tiles - 1)\n": "",
+        "tile = fetched + gl.num_programs(0)": "tile += gl.num_programs(0)",
+    }),
+    "heads_first": hopper(95, "heads_first", {
+        "section = min(H // Hk * (max(1, L2_BYTES // (4 * Nk * d)) if causal else 1), B * H)": (
+            "section = B * H"
+        ),
+    }),
+    "two_consumers": hopper(96, "two_consumers", {
+        "return TWO_CTAS if guarded and Nk < 8192 else THREE_CONSUMERS": (
+            "return TWO_CONSUMERS_GUARDED if guarded else TWO_CONSUMERS"
+        ),
+    }),
+    "unguarded": hopper(97, "unguarded", {
+        "GUARD: gl.constexpr = CAUSAL or HAS_SEQLENS": "GUARD: gl.constexpr = False",
+    }),
+}  # fmt: skip
+
+
+OF = {6: (STAGE_6, VARIANTS), 8: (STAGE_8, OF_STAGE_8), 9: (STAGE_9, OF_STAGE_9)}
+
+
 def variant(name: str) -> str:
     """The text of a variant; ValueError where the stage no longer has a text that it replaces."""
-    stage, pairs = (STAGE_6, VARIANTS) if name in VARIANTS else (STAGE_8, OF_STAGE_8)
+    [(stage, pairs)] = [(stage, pairs[name]) for stage, pairs in OF.values() if name in pairs]
     text = stage.read_text(encoding="utf-8")
-    for old, new in pairs[name].items():
+    for old, new in pairs.items():
         if text.count(old) != 1:
             raise ValueError(f"{name}: {text.count(old)} x in {stage.name}, expected 1: {old!r}")
         text = text.replace(old, new)
@@ -129,10 +188,10 @@ def variant(name: str) -> str:
 
 
 def write(folder: Path, number: int = 6) -> list[Path]:
-    """Write every variant of stage 6, or 8, to `folder`, and say where."""
+    """Write every variant of stage 6, 8 or 9 to `folder`, and say where."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for name in VARIANTS if number == 6 else OF_STAGE_8:
+    for name in OF[number][1]:
         path = folder / f"{name}.py"
         path.write_text(variant(name), encoding="utf-8")
         paths.append(path)
@@ -142,7 +201,7 @@ def write(folder: Path, number: int = 6) -> list[Path]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--stage", type=int, choices=(6, 8), default=6)
+    parser.add_argument("--stage", type=int, choices=tuple(OF), default=6)
     given = parser.parse_args()
     for written in write(given.folder, given.stage):
         print(written)

@@ -13,6 +13,7 @@ from models import views
 
 CONTESTANTS = {"sdpa_flash": "SDPA flash", "sdpa_cudnn": "cuDNN", "flex_attention": "FlexAttention"}
 FULL = {False: text.MASKS[False]}
+NOT_MEASURED = "Not measured yet: the commands above, on a GPU."
 
 
 def rate(cell: Record | None) -> str:
@@ -70,18 +71,44 @@ def skipping() -> str:
     return text.part(header, body, note, env)
 
 
-def variants() -> str:
-    """A table of variants of stage 6, timed in turns with the shipped stage."""
-    env, cells = read(text.GPU / "variants.jsonl", "bench")
+def variants(stage: int = 6, name: str = "variants") -> str:
+    """A table of variants of a stage, timed in turns with the shipped stage."""
+    file = text.GPU / f"{name}.jsonl"
+    if not file.exists():
+        return NOT_MEASURED
+    env, cells = read(file, "bench")
     names = cell_tables.titles(env)
-    others = [stage for stage in cell_tables.stages_of(cells) if stage[0] != 6]
+    others = [other for other in cell_tables.stages_of(cells) if other[0] != stage]
     body = []
     for title, at in text.problems(sorted({cell["nk"] for cell in cells})):
-        ours = text.find(cells, stage=6, **at)["time_ms"]
+        ours = text.find(cells, stage=stage, **at)["time_ms"]
         times = [text.find(cells, name=name, **at)["time_ms"] for _, name in others]
-        body.append([title, f"{significant(ours)} ms", *(f"{time / ours:.2f}x" for time in times)])
+        shown = ["-" if time is None else f"{time / ours:.2f}x" for time in times]
+        body.append([title, f"{significant(ours)} ms", *shown])
     header = " | ".join(["mask and size | as shipped", *(names[other] for other in others)])
-    note = "fp16; a variant's time over the shipped stage's: above 1.00x it is slower. Paired."
+    dtype = {"float16": "fp16", "bfloat16": "bf16"}[cells[0]["dtype"]]
+    note = f"{dtype}; a variant's time over the shipped stage's: above 1.00x it is slower. Paired."
+    return text.part(header, body, note, env)
+
+
+def on_hopper() -> str:
+    """TFLOP/s of stage 9 and the peers, by d, mask and N; and its ratio to the two fastest."""
+    file = text.GPU / "hopper.jsonl"
+    if not file.exists():
+        return NOT_MEASURED
+    env, cells = read(file, "bench")
+    rivals = CONTESTANTS | {"flash_attention_4": "FlashAttention-4"}
+    present = [name for name in rivals if any(cell["name"] == name for cell in cells)]
+    body = []
+    for title, at in text.problems(sorted({cell["nk"] for cell in cells})):
+        ours = text.find(cells, stage=9, **at)
+        ratios = (ours["speedup"].get(peer) for peer in ("sdpa_cudnn", "flash_attention_4"))
+        over = ("-" if ratio is None else f"{ratio:.2f}x" for ratio in ratios)
+        theirs = (rate(text.find(cells, name=peer, **at)) for peer in present)
+        body.append([title, f"**{rate(ours)}**", *theirs, *over])
+    header = f"mask and size | #9 | {' | '.join(rivals[name] for name in present)}"
+    header += " | #9 over cuDNN | over FA4"
+    note = "TFLOP/s, the masked part not counted; bf16, B N = 16384, H d = 2048, forward; paired."
     return text.part(header, body, note, env)
 
 
@@ -107,7 +134,7 @@ def parts() -> str:
     """Stage 8's cost model against measurement: how many parts, and what other rules lose."""
     file = text.GPU / "splits.jsonl"
     if not file.exists():
-        return "Not measured yet: the commands above, on a GPU."
+        return NOT_MEASURED
     env, cells = read(file, "bench")
     body = []
     for group in contest_groups.shapes(cells):

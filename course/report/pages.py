@@ -43,6 +43,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "variants": contests.variants,
     "tuner-key": contests.tuner_key,
     "sanitizer": contests.sanitizer,
+    # docs/hopper.md
+    "hopper": contests.on_hopper,
+    "hopper-variants": partial(contests.variants, 9, "hopper-variants"),
     # docs/benchmarks.md, docs/training.md
     "001-forward": partial(contests.source_001, "fwd", 6),
     "001-train": partial(contests.source_001, "train", 7),

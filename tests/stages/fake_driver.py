@@ -1,8 +1,8 @@
 """A Hopper GPU's driver that is not there: stage 9's whole way to a launch, which is noted.
 
 A script of its own, since kernels are interpreted in the tests' process: ``python fake_driver.py
-d,causal,lengths ...`` calls attend twice for each and prints a line of JSON a launch: its grid, and
-the kernel's arguments that are numbers, by name.
+d,causal,lengths[,file] ...`` calls attend twice for each, stage 9's or the file's, and prints a
+line of JSON a launch: its grid, and the kernel's arguments that are numbers, by name.
 """
 
 import json
@@ -54,15 +54,17 @@ if __name__ == "__main__":
     import torch
     import triton
 
+    import stages
     from stages import contract
-    from stages import s09_gluon_hopper as stage
 
     triton.runtime.driver.set_active(Driver())
     contract.why_not = contract.why_not_dtype = lambda *_: None
-    stage.counter_of = lambda device: torch.zeros(1, dtype=torch.int32)
-    stage.multiprocessors = lambda device: 132
     for job in sys.argv[1:]:
-        d, causal, lengths = map(int, job.split(","))
+        d, causal, lengths, *path = job.split(",")
+        stage = stages.load(path[0]) if path else stages.by_number(9)
+        stage.counter_of = lambda device: torch.zeros(1, dtype=torch.int32)
+        stage.multiprocessors = lambda device: 132
+        d, causal, lengths = int(d), int(causal), int(lengths)
         q, k, v = (torch.zeros(*shape, d).bfloat16() for shape in (SHAPES[0], *SHAPES[1:] * 2))
         seqlens_k = torch.tensor([3, 200], dtype=torch.int32) if lengths else None
         for _ in range(2):

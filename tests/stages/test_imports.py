@@ -250,3 +250,16 @@ def test_a_kernel_is_seen_where_it_is_compiled_too(tmp_path):
     path = a_file(tmp_path, "foreign_compiled", FOUR, ATTEND, KERNEL)
     code = f"import json, stages\nprint(json.dumps(stages.load({str(path)!r}).STAGE.needs))"
     assert run(code, TRITON_INTERPRET="0") == ["triton"]
+
+
+@needs_triton
+def test_stage_9_imports_under_a_gluon_with_other_names_and_says_so():
+    hide = "from triton.experimental.gluon.language.nvidia.hopper import tma\n"
+    for name in ("async_load", "async_copy_global_to_shared"):
+        hide += f"vars(tma).pop({name!r}, None)\n"
+    ask = "import json, stages\nfrom stages import machine\nstages.by_number(9)\n"
+    why = run(f"{ask}{hide}print(json.dumps(machine.why_no_gluon()))")
+    assert why is None  # hidden too late
+    why = run(f"{hide}{ask}print(json.dumps(machine.why_no_gluon()))")
+    assert "has other names: take triton 3.6 to 3.9" in why
+    assert "none of async_load, async_copy_global_to_shared" in why

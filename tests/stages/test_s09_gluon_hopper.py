@@ -21,6 +21,20 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+def launches(job, folder):
+    """What fake_driver.py says of the launches of a job; what is compiled stays in `folder`."""
+    script = str(Path(__file__).with_name("fake_driver.py"))
+    environment = os.environ | {
+        "TRITON_INTERPRET": "0",
+        "TRITON_CACHE_DIR": str(folder),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
+    }
+    command = [sys.executable, script, ",".join(map(str, job))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
 @pytest.mark.parametrize(
     ("d", "causal", "lengths"),
     [(128, 0, 0), pytest.param(64, 1, 1, marks=pytest.mark.slow)],
@@ -30,27 +44,31 @@ def test_the_kernel_gets_what_it_is_to_get_at_the_first_launch_and_at_the_next(
 ):
     (B, H, Nq), (_, Hk, Nk) = SHAPES
     config = STAGE.plan(d, bool(causal or lengths), Nk)
-    script = str(Path(__file__).with_name("fake_driver.py"))
-    environment = os.environ | {
-        "TRITON_INTERPRET": "0",
-        "TRITON_CACHE_DIR": str(tmp_path),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
-    }
-    done = subprocess.run(
-        [sys.executable, script, f"{d},{causal},{lengths}"],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    first, again = map(json.loads, done.stdout.splitlines())
+    first, again = launches((d, causal, lengths), tmp_path)
     assert first == again
     blocks = -(-Nq // (64 * config.CONSUMERS))
     grid = min(132 * config.ctas, B * H * blocks)
     assert first.pop("grid") == [grid, 1, 1]
     assert first.pop("qk_scale") == pytest.approx(math.log2(math.e) / math.sqrt(d))
-    assert first.pop("section") == B * H  # all K and V fit
+    assert first.pop("section") == (B * H if causal else H // Hk)  # all K and V fit
     assert first == {
         "H": H, "group": H // Hk, "Nq": Nq, "Nk": Nk, "blocks": blocks, "heads": B * H,
         "tiles": B * H * blocks, "CAUSAL": bool(causal), "HAS_SEQLENS": bool(lengths),
         "MASKED": 2 if causal else 1, "LSE": False,
         **{name: x for name, x in config._asdict().items() if name not in ("ctas", "maxnreg")},
     }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_each_variant_compiles_and_is_launched(tmp_path):
+    spec = importlib.util.spec_from_file_location("tool", ROOT / "tools" / "make_variants.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    written = {path.stem: path for path in tool.write(tmp_path, 9)}
+    B, H, Nq = SHAPES[0]
+    said = {name: launches((64, 1, 0, written[name]), tmp_path)[1] for name in tool.OF_STAGE_9}
+    assert said["launched"]["grid"] == [B * H * -(-Nq // 128), 1, 1]
+    assert said["heads_first"]["section"] == B * H
+    assert said["two_consumers"]["BLOCK_N"] == 128
+    assert not said["in_turn"]["OVERLAP"]
+    assert said["static"] == said["whole_sums"] == said["unguarded"]

@@ -1,0 +1,86 @@
+"""What all roles of stage 9 know: sizes and switches, and which rows and keys a query tile has."""
+
+from stages.gluon_names import aggregate, gl, gluon
+
+
+@aggregate
+class Problem:
+    """Sizes and switches: the same for all roles."""
+
+    seqlens_ptr: gl.tensor
+    H: gl.tensor
+    group: gl.tensor  # query heads to a key head
+    Nq: gl.tensor
+    Nk: gl.tensor
+    blocks: gl.tensor  # of BLOCK_M rows, to a head
+    heads: gl.tensor  # of all batch entries together
+    section: gl.tensor  # heads whose K and V fit the L2 cache together
+    tiles: gl.tensor  # blocks * heads
+    CAUSAL: gl.constexpr
+    HAS_SEQLENS: gl.constexpr
+    MASKED: gl.constexpr  # KV tiles of a query tile that may need a mask: 0, 1, 2 for several
+    LSE: gl.constexpr
+    OVERLAP: gl.constexpr  # S of one KV tile with P V of the one before
+    Q_IN_REGISTERS: gl.constexpr
+    GUARD: gl.constexpr  # a KV tile may have hidden keys whose values aren't numbers
+    BLOCK_M: gl.constexpr
+    BLOCK_N: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(
+        self, seqlens_ptr, H, group, Nq, Nk, blocks, heads, section, tiles,
+        CAUSAL, HAS_SEQLENS, MASKED, LSE, OVERLAP, Q_IN_REGISTERS, GUARD, BLOCK_M, BLOCK_N,
+    ):  # fmt: skip
+        self.seqlens_ptr = seqlens_ptr
+        self.H = H
+        self.group = group
+        self.Nq = Nq
+        self.Nk = Nk
+        self.blocks = blocks
+        self.heads = heads
+        self.section = section
+        self.tiles = tiles
+        self.CAUSAL = gl.constexpr(CAUSAL)
+        self.HAS_SEQLENS = gl.constexpr(HAS_SEQLENS)
+        self.MASKED = gl.constexpr(MASKED)
+        self.LSE = gl.constexpr(LSE)
+        self.OVERLAP = gl.constexpr(OVERLAP)
+        self.Q_IN_REGISTERS = gl.constexpr(Q_IN_REGISTERS)
+        self.GUARD = gl.constexpr(GUARD)
+        self.BLOCK_M = gl.constexpr(BLOCK_M)
+        self.BLOCK_N = gl.constexpr(BLOCK_N)
+
+    @gluon.jit
+    def place(self, tile):
+        """Batch entry, head and first row of a tile; its valid keys and how many KV tiles it walks.
+
+        Section by section of heads, in each the blocks with the most keys first.
+        """
+        part = tile // (self.section * self.blocks)
+        rest = tile - part * self.section * self.blocks
+        width = gl.minimum(self.section, self.heads - part * self.section)
+        block = rest // width
+        head = part * self.section + rest - block * width
+        if self.CAUSAL:
+            block = self.blocks - 1 - block
+        b = head // self.H
+        h = head - b * self.H
+        start_m = block * self.BLOCK_M
+        Nk_valid = self.Nk
+        if self.HAS_SEQLENS:
+            Nk_valid = gl.minimum(gl.maximum(gl.load(self.seqlens_ptr + b), 0), self.Nk)
+        end = Nk_valid
+        if self.CAUSAL:
+            end = gl.minimum(start_m + self.BLOCK_M, self.Nq) + self.Nk - self.Nq
+            end = gl.maximum(gl.minimum(end, Nk_valid), 0)
+        # at least one: rows that see no key are computed like any other, and come out as 0
+        steps = gl.maximum(gl.cdiv(end, self.BLOCK_N), 1)
+        return b, h, start_m, Nk_valid, steps
+
+    @gluon.jit
+    def masked(self, start_m, Nk_valid, steps):
+        """How many of a tile's KV tiles, from the last back, not all of its rows see whole."""
+        full = Nk_valid
+        if self.CAUSAL:
+            full = gl.maximum(gl.minimum(full, start_m + self.Nk - self.Nq + 1), 0)
+        return steps - gl.minimum(full // self.BLOCK_N, steps)
