@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         sys.stdout.flush()
     except OSError as error:
-        code = exit_code(error)
+        code = exit_code(error) if code in (0, 1) else code  # any other has said so already
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again
     sys.exit(code)
 
