@@ -20,8 +20,8 @@ def trace_command(
 ) -> int:
     """Walk one query row through the online softmax by tiles."""
     # imports NumPy, for this command only
-    from course.lessons import merge_views, trace_text
-    from course.lessons.trace import make_trace
+    from course.tracing import merge_views, trace_text
+    from course.tracing.trace import make_trace
 
     whole(0, n - 1)(row, "--row")
     for option, value, most in (("--n", n, TEXT_N), ("--d", d, TEXT_D)):

@@ -44,8 +44,8 @@ nb.measure(stages="3,4", n="64,65,128", d=16)
 # page](../docs/walkthrough/4-triton-lite.md#predict) asked for their weights:
 
 # %%
-from course.lessons import trace
-from course.lessons.trace import make_trace
+from course.tracing import trace
+from course.tracing.trace import make_trace
 
 one_row = make_trace(n=65, d=16, tile=64, row=0)  # query row 0 of 65, the harness's own inputs
 first, last = one_row.steps()
@@ -99,7 +99,7 @@ nb.drawn(
 # square Lite.
 
 # %%
-from course.lessons import trace_plots
+from course.tracing import trace_plots
 
 small = make_trace(n=9, d=4, tile=4, row=3)
 steps, truth = small.steps(), small.truth()

@@ -167,8 +167,8 @@ print("without w:", (acc.sum(0) / l_s.sum()).tolist(), "which is wrong")
 # in natural units):
 
 # %%
-from course.lessons import merge_views
-from course.lessons.trace import make_trace
+from course.tracing import merge_views
+from course.tracing.trace import make_trace
 
 row = make_trace(n=8, d=4, tile=2, row=1)
 merged = merge_views.merged(row, splits=2)

@@ -194,7 +194,7 @@ def distance(got: Any, made: Any, truth: Any) -> float:
 
 def show(problem: Problem, name: str, got: Any, truth: Any, bound: float) -> list[str]:
     """Shapes, where an output is wrong, and a corner of it beside what was expected."""
-    from course.lessons.trace_text import number
+    from course.tracing.trace_text import number
 
     off = (got - truth).abs().nan_to_num(float("inf"), float("inf"))
     bad = off > bound
@@ -237,7 +237,7 @@ def first_tile(problem: Problem, states: Any, backward: bool) -> list[str]:
     """
     import numpy as np
 
-    from course.lessons.trace_text import number
+    from course.tracing.trace_text import number
 
     names = STATES["start_m" if backward else "start_n"]
     starts = sorted({int(x.split()[1]) for x in states if x.split()[0] in names})
@@ -271,7 +271,7 @@ def forward_tiles(problem: Problem, states: Any, starts: Sequence[int], size: in
     import numpy as np
 
     from course.lab import mistakes
-    from course.lessons.trace import walk
+    from course.tracing.trace import walk
 
     a = mistakes.ask(problem, "")
     which = states.get("rows", np.arange(problem.nq))

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from course.lessons import figures_lite, figures_memory, figures_tiling, trace_plots
-from course.lessons.trace import example
+from course.lessons import figures_lite, figures_memory, figures_tiling
+from course.tracing import trace_plots
+from course.tracing.trace import example
 from harness.records import syntax
 from harness.records.jsonl import read
 from harness.views.look import LOOKS, Look
@@ -83,8 +84,8 @@ def trace_moving(look: Look, _: Path, path: Path, comment: str) -> Path:
 LOOK, INPUTS = "harness/views/look", "harness/problems/inputs"
 MEMORY = ("course/lessons/cited", "course/lessons/figures_memory", LOOK)
 TILING = ("course/lessons/figures_tiling", LOOK)
-LITE = (INPUTS, "course/lessons/figures_lite", "course/lessons/trace", LOOK)
-TRACE = (INPUTS, "course/lessons/trace", "course/lessons/trace_plots", LOOK)
+LITE = (INPUTS, "course/lessons/figures_lite", "course/tracing/trace", LOOK)
+TRACE = (INPUTS, "course/tracing/trace", "course/tracing/trace_plots", LOOK)
 
 PICTURES = (
     Picture("memory-hierarchy", "png", MEMORY, as_png(memory_hierarchy), ceilings=True),

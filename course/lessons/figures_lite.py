@@ -1,6 +1,6 @@
 """The picture of where Lite breaks: Lite's and Online's error against N and score sharpness.
 
-Both are computed in NumPy (course/lessons/trace.py, with which tests/stages/test_states.py compares
+Both are computed in NumPy (course/tracing/trace.py, with which tests/stages/test_states.py compares
 the kernels of stages 4 and 5), in float32, with stage 4's tile of 64 keys and N(0, 1) inputs. An
 error is the largest |o - truth| over ROWS query rows and all of d, the truth in float64; the figure
 shows the median over SEEDS draws.
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from course.lessons.trace import Array, attention, max_error, walk
+from course.tracing.trace import Array, attention, max_error, walk
 from harness.views.look import Look, in_look, new_figure, plain
 
 TILE = 64  # keys, as in stages 4 and 5

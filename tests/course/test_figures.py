@@ -10,15 +10,9 @@ from ladder_command import PACKAGES, ROOT
 from made_up import make_env
 from PIL import Image
 
-from course.lessons import (
-    figures,
-    figures_lite,
-    figures_memory,
-    figures_tiling,
-    trace,
-    trace_plots,
-)
-from course.lessons.trace import example, make_trace
+from course.lessons import figures, figures_lite, figures_memory, figures_tiling
+from course.tracing import trace, trace_plots
+from course.tracing.trace import example, make_trace
 from harness.records.jsonl import read
 from harness.records.schema import Ceiling
 from harness.views.look import DARK, LIGHT, LOOKS
@@ -436,7 +430,7 @@ def test_a_change_of_code_or_record_makes_pictures_stale(tmp_path, monkeypatch):
     assert figures.stale(folder) == []  # other line ends, or words, are no change
     (code / "course" / "lessons" / "figures_tiling.py").write_text("another")
     assert figures.stale(folder) == ["tiling.png", "tiling-dark.png"]
-    (code / "course" / "lessons" / "trace.py").write_text("another")
+    (code / "course" / "tracing" / "trace.py").write_text("another")
     assert len(figures.stale(folder)) == 8
 
 

@@ -21,9 +21,9 @@ import pytest
 from PIL import Image
 
 from course import notebook as nb
-from course.lessons import trace_plots
 from course.lessons.side_by_side import BLANK, WIDTH, braces, changed, extent, fingerprint, folded
-from course.lessons.trace import make_trace
+from course.tracing import trace_plots
+from course.tracing.trace import make_trace
 from harness.records.jsonl import read
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ladder_command import PATIENCE, ROOT, environ, in_turn
 
-from course.lessons import trace, trace_text
-from course.lessons.trace import make_trace
+from course.tracing import trace, trace_text
+from course.tracing.trace import make_trace
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
 from ladder import app
@@ -372,7 +372,7 @@ def test_the_issues_own_command():
 
 
 def test_the_reference_and_the_command_line_need_no_torch():
-    code = "import sys, course.lessons.trace, ladder.trace\n"
+    code = "import sys, course.tracing.trace, ladder.trace\n"
     code += "assert 'torch' not in sys.modules"
     subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environ(), check=True, timeout=PATIENCE

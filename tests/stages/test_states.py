@@ -1,6 +1,6 @@
-"""The Triton stages hold after each tile what course/lessons/trace.py, in NumPy, holds.
+"""The Triton stages hold after each tile what course/tracing/trace.py, in NumPy, holds.
 
-Stage 8's parts, which it hands from one kernel to the next, are held to course/lessons/merge.py.
+Stage 8's parts, which it hands from one kernel to the next, are held to course/tracing/merge.py.
 
 A recorder is the shipped file with a few lines put in by text substitution, each found exactly
 once, as in test_mutants.py: the kernel then writes m_i, l_i and acc of each row after each tile
@@ -19,7 +19,7 @@ from stage_checks import device_of, hidden_keys, options_of, relative_rounding
 from test_mutants import mutate
 
 import stages
-from course.lessons import merge, trace
+from course.tracing import merge, trace
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
 

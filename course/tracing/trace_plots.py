@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from course.lessons.trace import Array, Step, max_error, title
+from course.tracing.trace import Array, Step, max_error, title
 from harness.views.look import LIGHT, Look, in_look, mark, new_figure, plain
 
 MOST_TILES = 8  # more columns are too small to read

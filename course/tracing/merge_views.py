@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from course.lessons.merge import Merged, Part, split
-from course.lessons.trace import Array, Trace, max_error
-from course.lessons.trace_plots import MOST_KEYS, TooMuch, room
-from course.lessons.trace_text import aside, head, in_json, number, numbers, remark
+from course.tracing.merge import Merged, Part, split
+from course.tracing.trace import Array, Trace, max_error
+from course.tracing.trace_plots import MOST_KEYS, TooMuch, room
+from course.tracing.trace_text import aside, head, in_json, number, numbers, remark
 from harness.views.cell_tables import show_error
 from harness.views.look import LIGHT, Look, in_look, new_figure, plain
 

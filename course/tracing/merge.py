@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from course.lessons.trace import Array, check, divided, exp_from, walk
+from course.tracing.trace import Array, check, divided, exp_from, walk
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from course.lessons.trace import Array, Step, Trace, max_error, outputs, title
+from course.tracing.trace import Array, Step, Trace, max_error, outputs, title
 from harness.views.cell_tables import show_error
 
 WIDTH = 80

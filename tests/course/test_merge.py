@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from test_figures import assert_readable
 from test_trace import command, normal, numbers_in, rounding, walks
 
-from course.lessons import merge, merge_views, trace
-from course.lessons.trace import make_trace
-from course.lessons.trace_plots import TooMuch
+from course.tracing import merge, merge_views, trace
+from course.tracing.trace import make_trace
+from course.tracing.trace_plots import TooMuch
 from harness.views.look import LOOKS
 from stages.machine import has_module
 
