@@ -381,10 +381,12 @@ def test_the_committed_pictures_are_up_to_date():
 
 def test_a_picture_names_every_module_that_decides_what_is_drawn():
     """The modules' imports, followed; a module left out would change the picture unseen."""
-    makers = {"memory-hierarchy": "figures_memory", "tiling": "figures_tiling",
-              "lite-breaks": "figures_lite", "trace": "trace_plots"}  # fmt: skip
+    makers = {
+        "memory-hierarchy": "lessons/figures_memory", "tiling": "lessons/figures_tiling",
+        "lite-breaks": "lessons/figures_lite", "trace": "tracing/trace_plots",
+    }  # fmt: skip
     for picture in figures.PICTURES:
-        found, left = set(), [f"course/lessons/{makers[picture.name]}"]
+        found, left = set(), [f"course/{makers[picture.name]}"]
         while left:
             name = left.pop()
             if name in found | BESIDE:
