@@ -92,11 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = exit_code(error)
     if code == INTERRUPTED:  # also typer's exit code after a Ctrl-C
         end_children()
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        code = exit_code(error) if code in (0, 1) else code  # any other has said so already
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            if stream is sys.stdout and code in (0, 1):  # any other has said so already
+                code = exit_code(error)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or Python fails again
     sys.exit(code)
 
 
