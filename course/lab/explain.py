@@ -47,8 +47,12 @@ class Ready:
 
 
 def from_words(reasons: Sequence[tuple[str, str]], reason: str) -> str:
-    """What a failure comes from by its `reason` alone, of pairs of a pattern and that; or ''."""
-    return next((text for pattern, text in reasons if re.search(pattern, reason)), "")
+    """What a failure comes from by its `reason` alone, of pairs of a pattern and that; or ''.
+
+    The line of code that a reason may begin with is the student's own words, and not looked at.
+    """
+    words = re.sub(r"^\S+:\d+: `.*?`: ", "", reason)
+    return next((text for pattern, text in reasons if re.search(pattern, words)), "")
 
 
 def from_numbers(path: Path, problem: Problem, layout: str, folder: Path) -> Said:

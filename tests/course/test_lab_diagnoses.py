@@ -28,6 +28,10 @@ MISTAKES = {
     "K not transposed": (5, (("tl.trans(k)", "k"),), "as many keys as columns", "K not transposed"),
     "K not transposed, and other shapes": (5, (("tl.trans(k)", "k"),), "a few keys",
                                            "shapes don't fit"),
+    "no axis for the columns": (5, (("acc = acc * alpha[:, None]", "acc = acc * alpha"),),
+                                "a few keys", "shapes don't fit: one number per row"),
+    "no axis for the columns, in NumPy": ("numpy", (("s - m_new[:, None]", "s - m_new"),),
+                                          "a few keys", "shapes don't fit: one number per row"),
     "mask off by one": (6, (("<= rows[:, None] + shift", "< rows[:, None] + shift"),), "causal",
                         "mask off by one: a row misses"),
     "mask too wide": (6, (("<= rows[:, None] + shift", "<= rows[:, None] + shift + 1"),),
@@ -108,6 +112,16 @@ def test_the_first_tile_that_differs_is_named(tmp_path):
     edit = ("l_i = l_i * alpha + tl.sum(p, 1)", "l_i = l_i * alpha + tl.sum(p, 1) * (1 + start_n)")
     found = judged(6, (edit,), "many keys", tmp_path)
     assert any("first tile that differs: keys 64 to 127, after which l_i" in x for x in found.case)
+
+
+def test_the_line_that_failed_is_shown_and_its_own_words_explain_nothing(tmp_path):
+    [*_, name, _] = MISTAKES["no axis for the columns"]
+    edit = ("acc = acc * alpha[:, None]", "acc = acc * alpha + 0 * len('matmul')  # a note")
+    found = judged(5, (edit,), name, tmp_path)
+    text = (tmp_path / "mine.py").read_text(encoding="utf-8").splitlines()
+    line = next(at for at, x in enumerate(text, start=1) if "'matmul'" in x)
+    assert found.case[0].startswith(f"mine.py:{line}: `acc = acc * alpha + 0 * len('matmul')`: ")
+    assert found.diagnosis.startswith("shapes don't fit: one number per row")
 
 
 def test_what_no_known_mistake_gives_is_called_by_none(tmp_path):
