@@ -196,9 +196,10 @@ def judged(
     if not known and failed.status == "wrong":
         path = wrap(info.path, failed.check.layout, folder)
         said = explain.from_numbers(path, failed.check.problem, failed.check.layout, folder)
+        known = said.diagnosis or explain.python_max(info.path)
     look = f"no known mistake gives just this; look at: {failed.check.look}"
     printed = [f"it printed: {clean(x)}" for x in failed.printed.splitlines()[-SHOWN:]]
-    return Result(number, verdict, marks, said.diagnosis or look, [*said.case, *printed])
+    return Result(number, verdict, marks, known or look, [*said.case, *printed])
 
 
 def one(info: StageInfo, each: Check, may: dict[str, Any], limits: calls.Limits) -> Mark:

@@ -4,6 +4,7 @@ Only to explain: no mark depends on it. The submission answers once more in a pr
 when that has ended, another compares the answer with the truth and with what known mistakes give.
 """
 
+import ast
 import math
 import re
 import sys
@@ -53,6 +54,21 @@ def from_words(reasons: Sequence[tuple[str, str]], reason: str) -> str:
     """
     words = re.sub(r"^\S+:\d+: `.*?`: ", "", reason)
     return next((text for pattern, text in reasons if re.search(pattern, words)), "")
+
+
+def python_max(path: Path) -> str:
+    """Where a Triton kernel in `path` calls Python's own max or min, and what that does; or ''."""
+    for kernel in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        jitted = getattr(kernel, "decorator_list", [])
+        if not any("triton.jit" in ast.unparse(each) for each in jitted):
+            continue
+        for call in ast.walk(kernel):
+            if isinstance(call, ast.Call) and (name := ast.unparse(call.func)) in ("max", "min"):
+                return (
+                    f"{path.name}:{call.lineno}: Python's {name} of two tiles, interpreted, takes "
+                    f"one of them whole; tl.{name}imum goes element by element"
+                )
+    return ""
 
 
 def from_numbers(path: Path, problem: Problem, layout: str, folder: Path) -> Said:

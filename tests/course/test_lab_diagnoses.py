@@ -24,6 +24,8 @@ MISTAKES = {
                         "no rescale: l "),
     "no max": (5, (("m_new = tl.maximum(m_i, tl.max(s, 1))", "m_new = m_i * 0"),
                    ("-3.4028234663852886e38", "0.0")), "large scores", "no max"),
+    "Python's max": (5, (("tl.maximum(m_i, tl.max(s, 1))", "max(m_i, tl.max(s, 1))"),),
+                     "large scores", "mine.py:88: Python's max of two tiles"),
     "no scale": (5, ((S5, S5.replace(" * scale", "")),), "a few keys", "wrong scale"),
     "K not transposed": (5, (("tl.trans(k)", "k"),), "as many keys as columns", "K not transposed"),
     "K not transposed, and other shapes": (5, (("tl.trans(k)", "k"),), "a few keys",
