@@ -197,9 +197,12 @@ def judged(
         path = wrap(info.path, failed.check.layout, folder)
         said = explain.from_numbers(path, failed.check.problem, failed.check.layout, folder)
         known = said.diagnosis or explain.python_max(info.path)
-    look = f"no known mistake gives just this; look at: {failed.check.look}"
+    case, look = list(said.case), f"look at: {failed.check.look}"
+    if not known and case[-1].startswith(explain.FIRST_TILE):
+        look = case.pop()  # nearer than what the check says
+    known = known or f"no known mistake gives just this; {look}"
     printed = [f"it printed: {clean(x)}" for x in failed.printed.splitlines()[-SHOWN:]]
-    return Result(number, verdict, marks, known or look, [*said.case, *printed])
+    return Result(number, verdict, marks, known, [*case, *printed])
 
 
 def one(info: StageInfo, each: Check, may: dict[str, Any], limits: calls.Limits) -> Mark:

@@ -28,6 +28,7 @@ NEAR = 0.01  # of the distance from the truth: so near to a mistake's output, it
 # a function that walks tiles -> its loop's variable; and what is carried on by such a loop
 WALKS = dict.fromkeys(("attention_kernel", "visit_tiles", "attend_head"), "start_n")
 WALKS["walk_q_tiles"] = "start_m"
+FIRST_TILE = "first tile that differs"
 STATES = {"start_n": ("m_i", "l_i", "acc"), "start_m": ("dk", "dv")}
 
 
@@ -226,8 +227,8 @@ def show(problem: Problem, name: str, got: Any, truth: Any, bound: float) -> lis
         shape += f", causal {problem.causal}, seqlens_k {problem.seqlens_k}"
     lines = [
         shape,
-        f"{name} {tuple(got.shape)} is wrong in {spans(rows)} of {got.shape[2]} rows, "
-        f"{spans(columns)} of {got.shape[3]} columns; most at batch {b}, head {h}, row {i}, "
+        f"{name} {tuple(got.shape)} is wrong in rows {spans(rows, got.shape[2])} and "
+        f"columns {spans(columns, got.shape[3])}; most at batch {b}, head {h}, row {i}, "
         f"column {j}: got {number(got[b, h, i, j])}, expected {number(truth[b, h, i, j])}",
     ]
     top, left = (max(0, min(x, n - CORNER)) for x, n in zip((i, j), got.shape[2:]))
@@ -239,15 +240,13 @@ def show(problem: Problem, name: str, got: Any, truth: Any, bound: float) -> lis
     return lines
 
 
-def spans(numbers: Sequence[int]) -> str:
-    """'0 to 4', '7', or '3 of them, 0 to 9' where they don't follow each other."""
+def spans(numbers: Sequence[int], of: int) -> str:
+    """Which of `of` indices: '0-4 (all 5)', '7 (1 of 9)', '0-4 (3 of 9)' with gaps; or 'none'."""
     if not numbers:
         return "none"
     first, last = numbers[0], numbers[-1]
-    if first == last:
-        return str(first)
-    lone = "" if last - first + 1 == len(numbers) else f"{len(numbers)}, "
-    return f"{lone}{first} to {last}"
+    count = f"all {of}" if len(numbers) == of else f"{len(numbers)} of {of}"
+    return f"{first if first == last else f'{first}-{last}'} ({count})"
 
 
 def first_tile(problem: Problem, states: Any, backward: bool) -> list[str]:
@@ -279,7 +278,7 @@ def first_tile(problem: Problem, states: Any, backward: bool) -> list[str]:
             if bad.any():
                 at = tuple(np.argwhere(bad)[0])
                 return [
-                    f"first tile that differs: {of} {start} to {start + size - 1}, after which "
+                    f"{FIRST_TILE}: {of} {start} to {start + size - 1}, after which "
                     f"{name} of row {which[inside][at[0]]} is {number(mine[at])}, expected "
                     f"{number(expected[at])}"
                 ]

@@ -110,10 +110,12 @@ def test_the_first_tile_that_differs_is_named(tmp_path):
     edit = ("dk = tl.dot(ds.to(q.dtype), q, dk,", "dk = tl.dot(ds.to(q.dtype), q, dk * 0,")
     found = judged(7, (edit,), "gradients under a mask", tmp_path)
     assert "wrong: dk; right: o, dq, dv" in found.case
-    assert any("first tile that differs: rows 32 to 63, after which dk" in x for x in found.case)
+    assert "first tile that differs: rows 32 to 63, after which dk" in found.diagnosis
     edit = ("l_i = l_i * alpha + tl.sum(p, 1)", "l_i = l_i * alpha + tl.sum(p, 1) * (1 + start_n)")
     found = judged(6, (edit,), "many keys", tmp_path)
-    assert any("first tile that differs: keys 64 to 127, after which l_i" in x for x in found.case)
+    says = "no known mistake gives just this; first tile that differs: keys 64 to 127, after which"
+    assert found.diagnosis.startswith(f"{says} l_i")
+    assert " is wrong in rows 0-4 (all 5) and columns 0-15 (all 16); most at" in found.case[1]
 
 
 def test_the_line_that_failed_is_shown_and_its_own_words_explain_nothing(tmp_path):
