@@ -13,7 +13,7 @@
 
 Cost: 4 B H Nq Nk d FLOPs; q and o cross the bus once, k and v once a q block (mostly from L2);
 extra memory: none.
-What it bought: exact for any N, ten lines away from stage 4 (Milakov & Gimelshein 2018, algorithm
+What it bought: exact for any N, nine lines away from stage 4 (Milakov & Gimelshein 2018, algorithm
 3; FlashAttention, Dao et al. 2022, algorithm 1, dividing once at the end as FlashAttention-2 does).
 Still hurts: every tile is visited with the tail's mask on, causal and padding masks are
 unsupported, and one head alone fills few multiprocessors. Stage 6 goes on.
@@ -74,7 +74,7 @@ def attention_kernel(
     l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of exp(s - m_i)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
 
-    # exercise tiles: q (BLOCK_M, BLOCK_D), pointers to k and v -> acc (BLOCK_M, BLOCK_D)
+    # exercise tiles: q, pointers to k and v -> acc (BLOCK_M, BLOCK_D), divided by the row sums
     for start_n in range(0, Nk, BLOCK_N):
         in_range = start_n + offs_n < Nk  # (BLOCK_N,)
         kv_mask = in_range[:, None] & (offs_d[None, :] < d)
@@ -112,8 +112,8 @@ def launch_config(d: int, dtype: torch.dtype, precision: str) -> dict[str, int]:
     """BLOCK_M, BLOCK_N, BLOCK_D, num_warps and num_stages for a head dimension and a dtype.
 
     Measured on one H200 among a few dozen. Float32 in IEEE runs on no matrix unit and its operands
-    sit in registers, so its tiles are small. Each choice fits the shared memory of sm_80 and sm_90,
-    and spills no register up to d = 128 (tests/stages/test_cubins.py holds it to that).
+    sit in registers, so its tiles are small. Each choice fits the shared memory of an A100 and an
+    H100, and up to d = 128 all values find room in registers (tests/stages/test_cubins.py).
     """
     BLOCK_D = max(16, 1 << (d - 1).bit_length())  # tl.dot refuses an inner dimension under 16
     size = 0 if BLOCK_D <= 64 else 1 if BLOCK_D == 128 else 2

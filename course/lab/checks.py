@@ -196,9 +196,13 @@ def judged(
     if not known and failed.status == "wrong":
         path = wrap(info.path, failed.check.layout, folder)
         said = explain.from_numbers(path, failed.check.problem, failed.check.layout, folder)
-    look = f"no known mistake gives just this; look at: {failed.check.look}"
+        known = said.diagnosis or explain.python_max(info.path)
+    case, look = list(said.case), f"look at: {failed.check.look}"
+    if not known and case[-1].startswith(explain.FIRST_TILE):
+        look = case.pop()  # nearer than what the check says
+    known = known or f"no known mistake gives just this; {look}"
     printed = [f"it printed: {clean(x)}" for x in failed.printed.splitlines()[-SHOWN:]]
-    return Result(number, verdict, marks, said.diagnosis or look, [*said.case, *printed])
+    return Result(number, verdict, marks, known, [*case, *printed])
 
 
 def one(info: StageInfo, each: Check, may: dict[str, Any], limits: calls.Limits) -> Mark:

@@ -4,6 +4,7 @@ Only to explain: no mark depends on it. The submission answers once more in a pr
 when that has ended, another compares the answer with the truth and with what known mistakes give.
 """
 
+import ast
 import math
 import re
 import sys
@@ -27,6 +28,7 @@ NEAR = 0.01  # of the distance from the truth: so near to a mistake's output, it
 # a function that walks tiles -> its loop's variable; and what is carried on by such a loop
 WALKS = dict.fromkeys(("attention_kernel", "visit_tiles", "attend_head"), "start_n")
 WALKS["walk_q_tiles"] = "start_m"
+FIRST_TILE = "first tile that differs"
 STATES = {"start_n": ("m_i", "l_i", "acc"), "start_m": ("dk", "dv")}
 
 
@@ -47,8 +49,27 @@ class Ready:
 
 
 def from_words(reasons: Sequence[tuple[str, str]], reason: str) -> str:
-    """What a failure comes from by its `reason` alone, of pairs of a pattern and that; or ''."""
-    return next((text for pattern, text in reasons if re.search(pattern, reason)), "")
+    """What a failure comes from by its `reason` alone, of pairs of a pattern and that; or ''.
+
+    The line of code that a reason may begin with is the student's own words, and not looked at.
+    """
+    words = re.sub(r"^\S+:\d+: `.*?`: ", "", reason)
+    return next((text for pattern, text in reasons if re.search(pattern, words)), "")
+
+
+def python_max(path: Path) -> str:
+    """Where a Triton kernel in `path` calls Python's own max or min, and what that does; or ''."""
+    for kernel in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        jitted = getattr(kernel, "decorator_list", [])
+        if not any("triton.jit" in ast.unparse(each) for each in jitted):
+            continue
+        for call in ast.walk(kernel):
+            if isinstance(call, ast.Call) and (name := ast.unparse(call.func)) in ("max", "min"):
+                return (
+                    f"{path.name}:{call.lineno}: Python's {name} of two tiles, interpreted, takes "
+                    f"one of them whole; tl.{name}imum goes element by element"
+                )
+    return ""
 
 
 def from_numbers(path: Path, problem: Problem, layout: str, folder: Path) -> Said:
@@ -206,8 +227,8 @@ def show(problem: Problem, name: str, got: Any, truth: Any, bound: float) -> lis
         shape += f", causal {problem.causal}, seqlens_k {problem.seqlens_k}"
     lines = [
         shape,
-        f"{name} {tuple(got.shape)} is wrong in {spans(rows)} of {got.shape[2]} rows, "
-        f"{spans(columns)} of {got.shape[3]} columns; most at batch {b}, head {h}, row {i}, "
+        f"{name} {tuple(got.shape)} is wrong in rows {spans(rows, got.shape[2])} and "
+        f"columns {spans(columns, got.shape[3])}; most at batch {b}, head {h}, row {i}, "
         f"column {j}: got {number(got[b, h, i, j])}, expected {number(truth[b, h, i, j])}",
     ]
     top, left = (max(0, min(x, n - CORNER)) for x, n in zip((i, j), got.shape[2:]))
@@ -219,15 +240,13 @@ def show(problem: Problem, name: str, got: Any, truth: Any, bound: float) -> lis
     return lines
 
 
-def spans(numbers: Sequence[int]) -> str:
-    """'0 to 4', '7', or '3 of them, 0 to 9' where they don't follow each other."""
+def spans(numbers: Sequence[int], of: int) -> str:
+    """Which of `of` indices: '0-4 (all 5)', '7 (1 of 9)', '0-4 (3 of 9)' with gaps; or 'none'."""
     if not numbers:
         return "none"
     first, last = numbers[0], numbers[-1]
-    if first == last:
-        return str(first)
-    lone = "" if last - first + 1 == len(numbers) else f"{len(numbers)}, "
-    return f"{lone}{first} to {last}"
+    count = f"all {of}" if len(numbers) == of else f"{len(numbers)} of {of}"
+    return f"{first if first == last else f'{first}-{last}'} ({count})"
 
 
 def first_tile(problem: Problem, states: Any, backward: bool) -> list[str]:
@@ -259,7 +278,7 @@ def first_tile(problem: Problem, states: Any, backward: bool) -> list[str]:
             if bad.any():
                 at = tuple(np.argwhere(bad)[0])
                 return [
-                    f"first tile that differs: {of} {start} to {start + size - 1}, after which "
+                    f"{FIRST_TILE}: {of} {start} to {start + size - 1}, after which "
                     f"{name} of row {which[inside][at[0]]} is {number(mine[at])}, expected "
                     f"{number(expected[at])}"
                 ]

@@ -3,7 +3,8 @@
     # exercise NAME: goal; shapes in -> out     a part with all that it holds, to `# end of NAME`
     # step NAME: goal; shapes in -> out         within it, the one statement below
 
-A large stub lacks the exercises, a small one the steps. In C++ the comments begin with //.
+A large stub lacks the exercises, a small one the steps. In C++ the comments begin with //. The
+formulas of a Python file's docstring are taken out, too, where they tell what a gap holds.
 """
 
 import ast
@@ -17,6 +18,8 @@ from course.lessons.side_by_side import BLANK
 
 KINDS = {"small": "step", "large": "exercise"}  # size of the gaps -> how they are marked
 NOT_WRITTEN = "not written yet"
+UNTOLD = "the formulas: yours to write"  # in their place in a stub's docstring
+FORMULA = re.compile(r"\s+([A-Za-z_]+)(?:\[\w+\])? \+?= ")
 COMMENT = re.compile(r"\s*(#(?!error)|//|$)")
 PLACEHOLDER = re.compile(r"\s*(pass|\.\.\.|raise NotImplementedError.*|#error.*)\s*$")
 # of a statement that is nearly given away: words that stay, and a name that doesn't
@@ -93,6 +96,21 @@ def replaced(text: str, size: str, bodies: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def told(text: str, size: str) -> str:
+    """The lines of the docstring from its first formula to its last, where one is of a gap; or ''.
+
+    One is where its left side is a small gap's name, or is assigned in a large one; S is also s.
+    """
+    lines = text.partition('"""')[2].partition('"""')[0].splitlines()
+    formulas = {at: mark[1].lower() for at, x in enumerate(lines) if (mark := FORMULA.match(x))}
+    found = find(text, size)
+    assigned = filter(None, (FORMULA.match(line) for gap in found for line in gap.lines))
+    names = {x.name for x in found} if size == "small" else {mark[1] for mark in assigned}
+    if names.isdisjoint(formulas.values()):
+        return ""
+    return "\n".join(lines[min(formulas) : max(formulas) + 1])
+
+
 def stub(text: str, size: str) -> str:
     """A stage's file with its gaps taken out; in each stands that it is not written yet."""
     bodies = []
@@ -101,7 +119,9 @@ def stub(text: str, size: str) -> str:
         cpp = "//" in text.splitlines()[gap.first - 1]
         line = f"#error {says}" if cpp else f'raise NotImplementedError("{says}")'
         bodies.append([" " * depth(gap.lines[0]) + line])
-    return replaced(text, size, bodies)
+    formulas = told(text, size)
+    without = text.replace(formulas, " " * depth(formulas) + UNTOLD, 1) if formulas else text
+    return replaced(without, size, bodies)
 
 
 def missing(text: str) -> Iterator[tuple[str, int]]:

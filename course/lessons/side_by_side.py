@@ -266,7 +266,7 @@ def declared(text: str, number: int, name: str, title: str) -> str:
     stage = next(filter(diff.is_declaration, nodes))
     declaration = (
         f"STAGE = Stage(\n    number={number}, name={name!r}, title={title!r},\n"
-        '    idea="my ten lines", needs=("triton",), dtypes=("float16", "bfloat16", "float32"),\n)'
+        '    idea="my nine lines", needs=("triton",), dtypes=("float16", "bfloat16", "float32"),\n)'
     )
     lines = text.splitlines()
     kept = lines[docstring.end_lineno : stage.lineno - 1]

@@ -1,5 +1,8 @@
 """Stubs are the stages with parts taken out; each has hints; no check ends in a traceback."""
 
+import ast
+import re
+
 import pytest
 from ladder_command import ROOT, in_turn
 
@@ -28,10 +31,28 @@ def test_a_stub_filled_with_the_solution_is_the_stage(stage, size):
         line = gap.lines[0]
         assert stub.splitlines().count(line) < text.splitlines().count(line)
     assert [name for name, _ in gaps.unwritten(stub)] == [gap.name for gap in found]
-    assert gaps.replaced(stub, size, [gap.lines for gap in found]) == text
+    filled = gaps.replaced(stub, size, [gap.lines for gap in found])
+    if formulas := gaps.told(text, size):
+        line = next(line for line in stub.splitlines() if line.strip() == gaps.UNTOLD)
+        filled = filled.replace(line, formulas)
+    assert filled == text
     assert not list(gaps.unwritten(text))
     if path.suffix == ".py":
         compile(stub, path.name, "exec")
+
+
+@pytest.mark.parametrize("stage", [5, "numpy"])
+@pytest.mark.parametrize("size", SIZES)
+def test_a_stubs_docstring_does_not_tell_what_is_to_be_written(stage, size):
+    path = solution(stage)
+    stub = labs.stubs(5, size, stage == "numpy")[path.name]
+    header, stage_header = (
+        ast.get_docstring(ast.parse(x)) for x in (stub, path.read_text("utf-8"))
+    )
+    assert "alpha" in stage_header and gaps.UNTOLD in header
+    assert not {"m_new", "alpha", "exp", "acc / l_i"} & {*re.findall(r"acc / l_i|\w+", header)}
+    kept = ast.get_docstring(ast.parse(labs.stubs(6, "small")[solution(6).name]))
+    assert "m_new = max(" in kept  # its small gaps are others
 
 
 def test_a_small_gap_is_one_statement_and_a_large_one_the_whole_loop():

@@ -24,10 +24,16 @@ MISTAKES = {
                         "no rescale: l "),
     "no max": (5, (("m_new = tl.maximum(m_i, tl.max(s, 1))", "m_new = m_i * 0"),
                    ("-3.4028234663852886e38", "0.0")), "large scores", "no max"),
+    "Python's max": (5, (("tl.maximum(m_i, tl.max(s, 1))", "max(m_i, tl.max(s, 1))"),),
+                     "large scores", "mine.py:88: Python's max of two tiles"),
     "no scale": (5, ((S5, S5.replace(" * scale", "")),), "a few keys", "wrong scale"),
     "K not transposed": (5, (("tl.trans(k)", "k"),), "as many keys as columns", "K not transposed"),
     "K not transposed, and other shapes": (5, (("tl.trans(k)", "k"),), "a few keys",
                                            "shapes don't fit"),
+    "no axis for the columns": (5, (("acc = acc * alpha[:, None]", "acc = acc * alpha"),),
+                                "a few keys", "shapes don't fit: one number per row"),
+    "no axis for the columns, in NumPy": ("numpy", (("s - m_new[:, None]", "s - m_new"),),
+                                          "a few keys", "shapes don't fit: one number per row"),
     "mask off by one": (6, (("<= rows[:, None] + shift", "< rows[:, None] + shift"),), "causal",
                         "mask off by one: a row misses"),
     "mask too wide": (6, (("<= rows[:, None] + shift", "<= rows[:, None] + shift + 1"),),
@@ -104,10 +110,22 @@ def test_the_first_tile_that_differs_is_named(tmp_path):
     edit = ("dk = tl.dot(ds.to(q.dtype), q, dk,", "dk = tl.dot(ds.to(q.dtype), q, dk * 0,")
     found = judged(7, (edit,), "gradients under a mask", tmp_path)
     assert "wrong: dk; right: o, dq, dv" in found.case
-    assert any("first tile that differs: rows 32 to 63, after which dk" in x for x in found.case)
+    assert "first tile that differs: rows 32 to 63, after which dk" in found.diagnosis
     edit = ("l_i = l_i * alpha + tl.sum(p, 1)", "l_i = l_i * alpha + tl.sum(p, 1) * (1 + start_n)")
     found = judged(6, (edit,), "many keys", tmp_path)
-    assert any("first tile that differs: keys 64 to 127, after which l_i" in x for x in found.case)
+    says = "no known mistake gives just this; first tile that differs: keys 64 to 127, after which"
+    assert found.diagnosis.startswith(f"{says} l_i")
+    assert " is wrong in rows 0-4 (all 5) and columns 0-15 (all 16); most at" in found.case[1]
+
+
+def test_the_line_that_failed_is_shown_and_its_own_words_explain_nothing(tmp_path):
+    [*_, name, _] = MISTAKES["no axis for the columns"]
+    edit = ("acc = acc * alpha[:, None]", "acc = acc * alpha + 0 * len('matmul')  # a note")
+    found = judged(5, (edit,), name, tmp_path)
+    text = (tmp_path / "mine.py").read_text(encoding="utf-8").splitlines()
+    line = next(at for at, x in enumerate(text, start=1) if "'matmul'" in x)
+    assert found.case[0].startswith(f"mine.py:{line}: `acc = acc * alpha + 0 * len('matmul')`: ")
+    assert found.diagnosis.startswith("shapes don't fit: one number per row")
 
 
 def test_what_no_known_mistake_gives_is_called_by_none(tmp_path):

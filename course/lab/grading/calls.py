@@ -9,6 +9,7 @@ import contextlib
 import re
 import tempfile
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -222,4 +223,19 @@ def answer(
     except SystemExit as error:
         tell(connection, Cheated(f"it ends its process before it has answered ({error!r})"))
     except BaseException as error:
-        tell(connection, Failed(**blame(error)))
+        blamed = blame(error)
+        blamed["reason"] = f"{line_of(error, Path(path))}{blamed['reason']}"
+        tell(connection, Failed(**blamed))
+
+
+def line_of(error: BaseException, path: Path) -> str:
+    """'mine.py:96: `its code`: ' of the innermost line of `path` that `error` passed; or ''."""
+    told: BaseException | None = error
+    found = ""
+    while told is not None:  # Triton's interpreter raises its own from that of the kernel
+        for frame in traceback.extract_tb(told.__traceback__):
+            if frame.filename == str(path):
+                code = (frame.line or "").split("  #")[0]
+                found = f"{path.name}:{frame.lineno}: `{code}`: "
+        told = told.__cause__ or told.__context__
+    return found
