@@ -76,7 +76,7 @@ kernels
 nb.plot(kernels, "error")
 
 # %% [markdown]
-# Stage 4 is wrong above 64 keys, on purpose: the ten lines that mend it are
+# Stage 4 is wrong above 64 keys, on purpose: the nine lines that mend it are
 # [the heart of the course](04_to_05.ipynb).
 #
 # ## FLOPs in the time of one byte

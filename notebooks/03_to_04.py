@@ -177,7 +177,7 @@ nb.plot(run, "error")
 # - Bought: memory is no longer the limit ([what is, hasn't been
 #   measured](../docs/profiling.md#what-a-fused-kernel-waits-for)).
 # - Still hurts: the softmax is taken inside each tile of 64 keys, so it is right only while one
-#   tile holds all the keys. [The next notebook](04_to_05.ipynb) shows the ten lines that mend it.
+#   tile holds all the keys. [The next notebook](04_to_05.ipynb) shows the nine lines that mend it.
 
 # %%
 nb.stages(3, 4)

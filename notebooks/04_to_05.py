@@ -12,10 +12,10 @@
 # ---
 
 # %% [markdown]
-# # From stage 4 to stage 5: ten lines that make it right
+# # From stage 4 to stage 5: nine lines that make it right
 #
 # Stage 4 ("Lite") is fast, and wrong above 64 keys. Stage 5 ("Online") is right. Between them lie
-# about ten lines: the *online softmax*. They are the heart of FlashAttention.
+# nine lines: the *online softmax*. They are the heart of FlashAttention.
 #
 # At the end of this notebook you write them yourself, and the harness judges your kernel beside the
 # real ones.
@@ -149,7 +149,7 @@ nb.moving(
 
 # %%
 exercise = nb.Exercise(4, 5, "attention_kernel")
-print(f"the ten lines: {len(exercise.answer)} come, {exercise.gone} go")
+print(f"the lines: {len(exercise.answer)} come, {exercise.gone} go")
 nb.side_by_side(nb.code(4, "attention_kernel"), nb.code(5, "attention_kernel"))
 
 # %% [markdown]
