@@ -8,10 +8,12 @@ import torch
 HIGH = 1000.0  # added to all scores of a row, past exp's overflow in float64: softmax is the same
 
 
-def strided(x: torch.Tensor) -> torch.Tensor:
-    """`x` (B, H, N, d) stored as (B, N, H, d, 2), -x between its columns."""
-    stored = torch.stack((x, -x), -1).transpose(1, 2).contiguous()
-    return stored.transpose(1, 2)[..., 0]
+def strided(x: torch.Tensor, step: int = 2) -> torch.Tensor:
+    """`x` (B, H, N, d) stored as (B, N, H, d + 4, step), NaN between its columns and after them."""
+    B, H, N, d = x.shape
+    stored = x.new_full((B, N, H, d + 4, step), torch.nan)
+    stored[..., :d, 0] = x.transpose(1, 2)
+    return stored.transpose(1, 2)[..., :d, 0]
 
 
 LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -26,7 +28,8 @@ def laid(attend: Callable[..., torch.Tensor], layout: str) -> Callable[..., torc
 
     def attend_laid(*given: torch.Tensor, **options: Any) -> torch.Tensor:
         if layout == "strided":
-            return attend(*map(strided, given), **options)
+            q, k, v = given
+            return attend(strided(q), strided(k), strided(v, 3), **options)  # v not as k
         q, k, v = (x.double() for x in given)
         d = q.shape[-1]  # one column more, whose share of every score is HIGH
         rest = ((d + 1) / d) ** 0.5
