@@ -121,7 +121,7 @@ def check(
     Whatever the file does costs itself only. Raises BadStage where there is no such file, or it
     says no stage that has a lab; Unchecked where this machine can't run it.
     """
-    files = [path / name for name in cpp.FILES] if path.is_dir() else [path]
+    files = cpp.files(path)
     for file in files:
         if not file.is_file():
             raise BadStage(f"{file}: no such file")

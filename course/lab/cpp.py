@@ -20,20 +20,30 @@ class NotBuilt(Exception):
     """A submission can't be compiled; the message holds the compiler's first errors."""
 
 
+def files(submission: Path) -> list[Path]:
+    """A submission's files: its one file, or of a folder the two C++ files."""
+    return [submission / name for name in FILES] if submission.is_dir() else [submission]
+
+
+def compiler() -> str | None:
+    """The C++ compiler: what CXX names, or else the first that is found; None without any."""
+    return os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+
+
 def build(submission: Path, folder: Path) -> Path:
     """A stage's file, in `folder`, that is stage 2 with the C++ files of a submission.
 
     Raises NotBuilt where they don't compile, or there is no compiler.
     """
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
+    command = compiler()
+    if command is None:
         raise NotBuilt("there is no C++ compiler here: install one, or name it in CXX")
     sources = [submission / "attention.cpp", Path(__file__).with_name("value_graph_c.cpp")]
     library = folder / "value_graph.so"
     options = ["-O1", "-std=c++17", "-shared", "-fPIC", f"-I{submission}"]
     try:
         made = subprocess.run(
-            [*compiler.split(), *options, *map(str, sources), "-o", str(library)],
+            [*command.split(), *options, *map(str, sources), "-o", str(library)],
             capture_output=True, text=True, errors="replace", timeout=COMPILE_LIMIT,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
