@@ -9,7 +9,6 @@ import pytest
 
 matplotlib.use("Agg")
 from made_up import make_env, write_run
-from matplotlib import pyplot
 from rich.console import Console
 
 from harness.problems import cost
@@ -297,23 +296,6 @@ def test_every_suite_has_its_tables():
 
 
 # ---- plots
-
-
-@pytest.fixture
-def figures(monkeypatch):
-    """name of the file -> the figure that was saved into it."""
-    saved = {}
-    save = matplotlib.figure.Figure.savefig
-
-    def remember(figure, path, **options):
-        saved[path.name] = figure
-        save(figure, path, **options)
-
-    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", remember)
-    monkeypatch.setattr(pyplot, "close", lambda figure: None)
-    yield saved
-    monkeypatch.undo()
-    pyplot.close("all")
 
 
 def lines_of(axis):

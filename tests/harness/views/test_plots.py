@@ -6,7 +6,6 @@ import pytest
 matplotlib.use("Agg")
 from ladder_command import in_turn
 from made_up import make_cell, make_env, write_run
-from matplotlib import pyplot
 
 from harness.views import lines
 
@@ -22,23 +21,6 @@ def cells_of_a_ladder():
             make_cell(5, "online", n=n, mode="interpreted", time_ms=7.0 * n),
         ]
     return cells
-
-
-@pytest.fixture
-def figures(monkeypatch):
-    """name of the file -> the figure that was saved into it."""
-    saved = {}
-    save = matplotlib.figure.Figure.savefig
-
-    def remember(figure, path, **options):
-        saved[path.name] = figure
-        save(figure, path, **options)
-
-    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", remember)
-    monkeypatch.setattr(pyplot, "close", lambda figure: None)
-    yield saved
-    monkeypatch.undo()
-    pyplot.close("all")
 
 
 def test_three_plots_with_units_and_log_axes(tmp_path, figures):

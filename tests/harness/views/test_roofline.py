@@ -6,7 +6,6 @@ import pytest
 matplotlib.use("Agg")
 from ladder_command import in_turn
 from made_up import make_ceiling, make_cell, make_env, write_run
-from matplotlib import pyplot
 
 from harness.views import roofline
 from harness.views.roofline import Panel, Point, Roof, panels, place, roof_of, share
@@ -130,23 +129,6 @@ def test_ceilings_of_another_machine_are_refused():
     for changes in ({"device": "cpu"}, {"device_name": "another GPU"}):
         with pytest.raises(roofline.NoRoof, match="the run on"):
             roofline.same_machine(env, env | changes)
-
-
-@pytest.fixture
-def figures(monkeypatch):
-    """name of the file -> the figure that was saved into it."""
-    saved = {}
-    save = matplotlib.figure.Figure.savefig
-
-    def remember(figure, path, **options):
-        saved[path.name] = figure
-        save(figure, path, **options)
-
-    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", remember)
-    monkeypatch.setattr(pyplot, "close", lambda figure: None)
-    yield saved
-    monkeypatch.undo()
-    pyplot.close("all")
 
 
 def drawn_lines(axis):
