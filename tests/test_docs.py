@@ -187,7 +187,7 @@ NOT_RUN = {
     "ladder model ...": "needs transformers; tests/models/test_model.py has a model made up",
     "ladder ceilings ...": f"{LONG}; tests/harness/runs/test_ceilings.py measures smaller ones",
     "ladder figures ...": "half a minute; tests/course/test_figures.py draws them",
-    "python -m pytest tests/gpu": GPU,
+    "python -m pytest tests/gpu...": GPU,
 }
 
 
