@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.isolation.child import one_line
-from harness.isolation.measured_call import BadGradient, prepare, show
+from harness.isolation.measured_call import BadGradient, prepare, unlike
 from harness.problems.directions import OUTPUTS
 from harness.problems.problem import Problem
 
@@ -85,17 +85,10 @@ def write_outputs(
                 raise WrongOutput(f"{name}: there is none, no gradient reaches {name[1:]}")
             if type(x) is not torch.Tensor:  # a subclass may delay its computation
                 raise WrongOutput(f"{prefix} {type(x).__name__}, expected a tensor")
-            check_like(x, like[name], prefix)
+            if why := unlike(x, like[name]):
+                raise WrongOutput(f"{prefix} {why}")
             flat = x.detach().cpu().contiguous().reshape(-1)
             file.write(flat.view(torch.uint8).numpy().tobytes())
-
-
-def check_like(x: Any, like: Any, prefix: str = "returned") -> None:
-    """Raise WrongOutput where `x` has another shape, dtype or device than `like`."""
-    for what in ("shape", "dtype", "device"):
-        got, expected = getattr(x, what, None), getattr(like, what)
-        if got != expected:
-            raise WrongOutput(f"{prefix} {what} {show(got)}, expected {show(expected)}")
 
 
 def blame(error: BaseException) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -13,11 +12,9 @@ from harness.isolation.child import NO_MESSAGE, START_LIMIT, ChildFailed, hear
 from harness.isolation.measured_call import AGAIN
 from harness.isolation.messages import Failed, Ready, Verdict, tell
 from harness.isolation.session import Session
-from harness.problems.directions import OUTPUTS
 from harness.problems.problem import ITEMSIZE, Problem
 
 JUDGE_LIMIT = 600.0  # seconds for the oracles, and for one comparison
-FORGIVEN = 0.25  # of a change's effect on an output: rounding may differ by so much
 
 ERRORS = ("err_f64_max", "err_f64_rel", "err_stage3_max", "err_stage3_rel")
 
@@ -83,7 +80,7 @@ def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
     import torch
 
     from harness.measures.accuracy import judge_outputs, set_precision
-    from harness.measures.oracle import make_oracles
+    from harness.measures.oracle import make_oracles, undo
     from harness.problems.directions import make_output_gradient
     from harness.problems.inputs import make_inputs
 
@@ -139,54 +136,3 @@ def read_output(path: str, size: int) -> Any:
                 data = numpy.fromfile(file, dtype=numpy.uint8)
                 return torch.from_numpy(data) if data.size == size else None
     return None
-
-
-def undo(
-    outputs: Sequence[Any], truths: Sequence[Any], problem: Problem, given: Sequence[Any],
-    change: tuple[int, int],
-) -> list[Any]:  # fmt: skip
-    """Remove the effect of the `change` of one element from `outputs`; all in float64.
-
-    Raises ValueError where there is no such element or value. `truths`: the exact outputs without
-    the change; `given`: q, k, v, dO without the change.
-    """
-    import torch
-
-    at, value = change
-    x = given[3 if problem.direction == "bwd" else 0]
-    if not 0 <= at < x.numel():
-        raise ValueError(f"element {at} of {x.numel()}")
-    b, h, i = (int(n) for n in torch.unravel_index(torch.tensor(at), x.shape)[:3])
-    hk = h * problem.hk // problem.h
-    seen = problem.nk if problem.seqlens_k is None else problem.seqlens_k[b]
-    if problem.causal:
-        seen = max(0, min(seen, i + 1 + problem.nk - problem.nq))
-    k, v = (y[b, hk, :seen].double() for y in given[1:3])  # (seen, d)
-    row = [given[0][b, h, i], given[3][b, h, i]]  # q and dO, (d)
-    before = row_terms(row[0], k, v, row[1])
-    cells = x.view(getattr(torch, f"int{8 * x.element_size()}")).view(-1)
-    was = cells[at].clone()
-    cells[at] = value
-    after = row_terms(row[0], k, v, row[1])
-    cells[at] = was
-    where = {"o": (b, h, i), "dq": (b, h, i)}
-    undone = []
-    for name, output, truth in zip(OUTPUTS[problem.direction], outputs, truths, strict=True):
-        here = where.get(name, (b, hk, slice(seen)))
-        effect = torch.zeros_like(output)
-        effect[here] = after[name] - before[name]
-        error = output - effect - truth
-        error = error.sign() * (error.abs() - FORGIVEN * effect.abs()).clamp_min(0)
-        undone.append(truth + error / 2)  # halved: the bounds are those of the unchanged problem
-    return undone
-
-
-def row_terms(q: Any, k: Any, v: Any, dO: Any) -> dict[str, Any]:
-    """Compute one query row's o and dq (d), and its terms of dk and dv (seen, d)."""
-    import torch
-
-    q, dO, scale = q.double(), dO.double(), q.shape[-1] ** -0.5
-    p = torch.softmax(k @ q * scale, dim=0)  # (seen)
-    o = p @ v
-    ds = p * (v @ dO - o @ dO) * scale
-    return {"o": o, "dq": ds @ k, "dk": torch.outer(ds, q), "dv": torch.outer(p, dO)}

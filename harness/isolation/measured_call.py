@@ -119,12 +119,19 @@ def why_no_gradient(o: Any, dO: Any) -> str | None:
 
     if type(o) is not torch.Tensor:
         return f"o: returned {type(o).__name__}, expected a tensor"
-    for what in ("shape", "dtype", "device"):
-        got, expected = getattr(o, what), getattr(dO, what)
-        if got != expected:
-            return f"o: returned {what} {show(got)}, expected {show(expected)}"
+    if why := unlike(o, dO):
+        return f"o: returned {why}"
     if not o.requires_grad:
         return "o: does not require grad, so that dq, dk and dv are missing"
+    return None
+
+
+def unlike(x: Any, like: Any) -> str | None:
+    """How the shape, dtype or device of `x` differs from that of `like`, or None."""
+    for what in ("shape", "dtype", "device"):
+        got, expected = getattr(x, what, None), getattr(like, what)
+        if got != expected:
+            return f"{what} {show(got)}, expected {show(expected)}"
     return None
 
 

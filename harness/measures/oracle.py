@@ -4,8 +4,9 @@ The rule is that of harness/measures/accuracy.py. Everything is computed in bloc
 that no N x N matrix in float64 is ever in memory.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from harness.problems.problem import YARDSTICK, Problem
 BLOCK_BYTES = 1 << 26  # of a block of float64 scores
 GPU_BLOCK = 4  # times as large on a GPU, which would wait for Python between small blocks
 HALF = ("float16", "bfloat16")
+FORGIVEN = 0.25  # of a change's effect on an output: rounding may differ by so much
 
 Attend = Callable[..., torch.Tensor]
 Rounding = Callable[[torch.Tensor], torch.Tensor]
@@ -292,3 +294,52 @@ def gradient_oracle(
     rel = floor * (size.norm().item() / divisor if divisor else 1.0)
     bound = Error(3 * yardstick.max + floor * size.max().item(), 3 * yardstick.rel + rel)
     return Oracle(truth, out3, bound, norm)
+
+
+def undo(
+    outputs: Sequence[torch.Tensor], truths: Sequence[torch.Tensor], problem: Problem,
+    given: Sequence[torch.Tensor], change: tuple[int, int],
+) -> list[torch.Tensor]:  # fmt: skip
+    """Remove the effect of the `change` of one element from `outputs`; all in float64.
+
+    Raises ValueError where there is no such element or value. `truths`: the exact outputs without
+    the change; `given`: q, k, v, dO without the change.
+    """
+    at, value = change
+    x = given[3 if problem.direction == "bwd" else 0]
+    if not 0 <= at < x.numel():
+        raise ValueError(f"element {at} of {x.numel()}")
+    b, h, i = (int(n) for n in torch.unravel_index(torch.tensor(at), x.shape)[:3])
+    hk = h * problem.hk // problem.h
+    seen = problem.nk if problem.seqlens_k is None else problem.seqlens_k[b]
+    if problem.causal:
+        seen = max(0, min(seen, i + 1 + problem.nk - problem.nq))
+    k, v = (y[b, hk, :seen].double() for y in given[1:3])  # (seen, d)
+    row = [given[0][b, h, i], given[3][b, h, i]]  # q and dO, (d)
+    before = row_terms(row[0], k, v, row[1])
+    cells = x.view(getattr(torch, f"int{8 * x.element_size()}")).view(-1)
+    was = cells[at].clone()
+    cells[at] = value
+    after = row_terms(row[0], k, v, row[1])
+    cells[at] = was
+    where: dict[str, Any] = {"o": (b, h, i), "dq": (b, h, i)}
+    undone = []
+    for name, output, truth in zip(OUTPUTS[problem.direction], outputs, truths, strict=True):
+        here = where.get(name, (b, hk, slice(seen)))
+        effect = torch.zeros_like(output)
+        effect[here] = after[name] - before[name]
+        error = output - effect - truth
+        error = error.sign() * (error.abs() - FORGIVEN * effect.abs()).clamp_min(0)
+        undone.append(truth + error / 2)  # halved: the bounds are those of the unchanged problem
+    return undone
+
+
+def row_terms(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dO: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Compute one query row's o and dq (d), and its terms of dk and dv (seen, d)."""
+    q, dO, scale = q.double(), dO.double(), q.shape[-1] ** -0.5
+    p = torch.softmax(k @ q * scale, dim=0)  # (seen)
+    o = p @ v
+    ds = p * (v @ dO - o @ dO) * scale
+    return {"o": o, "dq": ds @ k, "dk": torch.outer(ds, q), "dv": torch.outer(p, dO)}
