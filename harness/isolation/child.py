@@ -1,11 +1,12 @@
 """Start a child process from a fork server that has torch imported, watch it, and end it.
 
-The server imports torch and does nothing else: it runs no operation (one would leave threads behind
-that hang every child), loads no stage and touches no GPU. Children send their messages as JSON over
+The server imports what every child would, and does nothing else: it runs no operation (one would
+leave threads behind that hang every child), loads no stage and touches no GPU. Children send their messages as JSON over
 a pipe: a stage that writes garbage into the pipe makes only its own cell fail.
 """
 
 import contextlib
+import gc
 import json
 import multiprocessing
 import os
@@ -43,6 +44,11 @@ LOOK = 0.2  # seconds between two searches for processes that a child has starte
 SHOWN_LOG = 1 << 16  # bytes of a child's output that are kept and shown: its end
 LONGEST_REASON = 300  # characters of an error, as a reason
 LONGEST_LOG = 1 << 20  # bytes of a child's output on the disk
+# imported once, by the fork server; what is not installed is left out
+PRELOADED = (
+    "torch.utils.benchmark", "stages.autotune", "triton", "harness.isolation.contestant",
+    "harness.isolation.judge", "harness.measures.oracle", "harness.measures.timing",
+)  # fmt: skip
 STARTS = 3  # attempts: a fork server that a stage has killed is started again
 
 NO_MESSAGE = "what its process reported is not the harness's own message"
@@ -218,7 +224,7 @@ def server() -> Any:
     # torch.utils.benchmark looks for a GPU when imported: NVML does so without initialising CUDA
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.utils.benchmark", "numpy"])
+    context.set_forkserver_preload([*PRELOADED])
     return context
 
 
@@ -255,6 +261,7 @@ def enter(
 ) -> None:
     """Set a child up (own session, dies with its server, output to `log`), and run `target`."""
     close_server_handles()
+    gc.freeze()  # what the server imported is no garbage: gc.collect() would walk all of it
     if hasattr(os, "setsid"):
         os.setsid()  # a Ctrl-C goes to the parent alone, and the group can be killed
     ask_kernel(DIE_WITH_PARENT, signal.SIGKILL)
