@@ -85,10 +85,15 @@ def write_outputs(
                 raise WrongOutput(f"{name}: there is none, no gradient reaches {name[1:]}")
             if type(x) is not torch.Tensor:  # a subclass may delay its computation
                 raise WrongOutput(f"{prefix} {type(x).__name__}, expected a tensor")
-            if why := unlike(x, like[name]):
-                raise WrongOutput(f"{prefix} {why}")
+            check_like(x, like[name], prefix)
             flat = x.detach().cpu().contiguous().reshape(-1)
             file.write(flat.view(torch.uint8).numpy().tobytes())
+
+
+def check_like(x: Any, like: Any, prefix: str = "returned") -> None:
+    """Raise WrongOutput where `x` has another shape, dtype or device than `like`."""
+    if why := unlike(x, like):
+        raise WrongOutput(f"{prefix} {why}")
 
 
 def blame(error: BaseException) -> dict[str, Any]:

@@ -222,7 +222,9 @@ def test_rows_that_are_done_outlive_the_command(tmp_path, end):
         run.wait_for(lambda: out.exists() and "a" in rows_of(out), "the first row")
         run.process.send_signal(end)
         run.process.wait()
-        assert run.wait_until_gone() == [] and "Traceback" not in run.text()
+        assert run.wait_until_gone() == []
+        # killed while it asks for a process: Python's own fork server tells of that
+        assert end == signal.SIGKILL or "Traceback" not in run.text()
     assert rows_of(out)["a"]["verdict"] == "passed" and "c" not in rows_of(out)
     done = ladder(*asked)
     assert "a: passed, 9 of 9 (kept)" in done.stdout
