@@ -313,6 +313,7 @@ def test_a_ratio_is_of_right_answers_in_turns_or_none():
         nb.ratio(run, 0, 1)
 
 
+@pytest.mark.slow
 def test_a_gpu_is_given_enough_to_do_and_a_cpu_nothing_more(monkeypatch):
     monkeypatch.setattr(nb, "here", lambda cpu, gpu: cpu)
     assert nb.full_load() == {}

@@ -42,6 +42,7 @@ def test_the_model_s_packages_are_named_where_there_is_no_checkout_to_install(wh
         assert re.split("[=<>]", package)[0] in hint
 
 
+@pytest.mark.slow
 def test_the_rest_runs_without_one(wheel):
     env, away = wheel
     done = ladder("doctor", cwd=away, env=env)
@@ -62,7 +63,8 @@ def another(tmp_path):
     return tmp_path / "another ladder"
 
 
-@pytest.mark.parametrize("folder", [".", pytest.param("docs", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", [".", "docs"])
 def test_in_another_checkout_both_are_named(another, folder):
     env = environ(PYTHONSAFEPATH="1")  # as an editable install, ours comes before this folder
     done = ladder("list", cwd=another / folder, env=env)
@@ -73,6 +75,7 @@ def test_in_another_checkout_both_are_named(another, folder):
     assert WARNING in done.stdout
 
 
+@pytest.mark.slow
 def test_in_its_own_checkout_it_says_nothing():
     done = ladder("doctor", cwd=ROOT / "docs")
     assert done.returncode == 0 and done.stderr == "" and WARNING not in done.stdout

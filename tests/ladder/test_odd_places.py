@@ -134,7 +134,8 @@ C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 ENCODINGS = {"PYTHONIOENCODING": "latin-1"}, {**C_LOCALE, "PYTHONIOENCODING": "ascii"}
 
 
-@pytest.mark.parametrize("changes", [C_LOCALE, *slowly(*ENCODINGS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [C_LOCALE, *ENCODINGS])
 def test_a_terminal_without_utf_8_shows_what_it_can(tmp_path, changes):
     cells = [make_cell()]
     env = make_env(cells)

@@ -108,6 +108,7 @@ def test_stage_8_interpreted_writes_the_same_and_shows_no_speed(model, tmp_path)
     assert record["text"] == of_three["text"][:4]
 
 
+@pytest.mark.slow
 def test_what_ladder_train_saves_is_loaded(tmp_path):
     """The first seed's model of the first stage that is asked for, with its characters."""
     train = ("train", "--stage", 3, "--device", "cpu", "--steps", 2, "--seeds", 2)

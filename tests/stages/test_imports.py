@@ -252,6 +252,7 @@ def test_a_kernel_is_seen_where_it_is_compiled_too(tmp_path):
     assert run(code, TRITON_INTERPRET="0") == ["triton"]
 
 
+@pytest.mark.slow
 @needs_triton
 def test_stage_9_imports_under_a_gluon_with_other_names_and_says_so():
     hide = "from triton.experimental.gluon.language.nvidia.hopper import tma\n"

@@ -96,6 +96,7 @@ def test_other_sizes_are_the_same_graph(stage):
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow
 @for_each(IN_TRITON)
 def test_torch_finds_no_fault_with_the_operators(stage):
     """Schema, fake outputs, gradients through AOT: torch's own examination of an operator."""
@@ -115,6 +116,7 @@ def test_torch_finds_no_fault_with_the_operators(stage):
         )
 
 
+@pytest.mark.slow
 @for_each(IN_TRITON)
 def test_bad_input_is_refused_in_a_graph_as_outside(stage):
     q, k, v, _ = tensors(stage, grad=stage.STAGE.gradients)

@@ -931,6 +931,7 @@ def load_mutant(number, name, folder):
     return stages.load(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", MUTANTS)
 def test_the_shipped_stage_lives(number):
     stage = stages.by_number(number)

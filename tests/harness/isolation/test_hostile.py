@@ -25,6 +25,7 @@ def held(done, out, *names):
     return cells
 
 
+@pytest.mark.slow
 def test_wrong_kernels_fail_with_the_inputs_that_a_file_is_asked_with(tmp_path):
     """No --inputs: normal and peaky; each wrong kernel is seen with one of them."""
     out = tmp_path / "run.jsonl"

@@ -32,6 +32,7 @@ def hold_to(path, expected, sizes=(32, 48)):
             assert (cell["time_ms"] is None) == (status not in ("ok", "wrong-by-design")), name
 
 
+@pytest.mark.slow
 def test_what_ends_hangs_or_takes_all_the_memory(tmp_path):
     expected = {
         "aborts": ("crashed", "SIGABRT"),

@@ -54,6 +54,7 @@ def test_a_stage_that_reads_past_the_valid_keys_is_wrong(tmp_path):
         out.unlink()
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_as_it_was_begun(tmp_path):
     out = tmp_path / "run.jsonl"
     arguments = ("run", "--stages", 3, *PADDED, "--h", 2, "--hk", 1)
@@ -68,6 +69,7 @@ def test_a_run_is_resumed_as_it_was_begun(tmp_path):
     assert second["seqlens_k"] == [5, 16] and (second["h"], second["hk"]) == (2, 1)
 
 
+@pytest.mark.slow
 def test_the_rounds_of_a_bench_take_both(tmp_path):
     out = tmp_path / "bench.jsonl"
     done = in_turn("bench", "--device", "cpu", "--n", 16, "--d", 8, "--b", 2, "--h", 4, "--hk", 2,
@@ -119,6 +121,7 @@ def test_the_batch_may_follow_from_the_tokens(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_memory_is_measured_after_a_warm_up_that_takes_the_lengths(tmp_path):
     """What a stage sets up once is no call's memory, on a padded problem as on any other."""
     mine = tmp_path / "mine.py"

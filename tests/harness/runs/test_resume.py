@@ -111,6 +111,7 @@ def finished(tmp_path_factory):
     return path.read_bytes()
 
 
+@pytest.mark.slow
 def test_a_torn_last_line_is_dropped_and_measured_again(tmp_path, finished):
     path = tmp_path / "run.jsonl"
     whole = finished.splitlines(keepends=True)
