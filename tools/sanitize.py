@@ -16,6 +16,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -26,7 +27,8 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 TOOLS = ("memcheck", "racecheck")
-WITH_KERNELS = (4, 5, 6, 7, 8)
+WITH_KERNELS = (4, 5, 6, 7, 8, 9)
+LIMIT = 400.0  # seconds for one part under one tool: a wrong barrier waits for ever
 SHAPES = {
     "ragged": {"b": 2, "h": 4, "nq": 150, "nk": 210},  # in every tile that there is
     "even": {"b": 2, "h": 4, "nq": 256, "nk": 256},  # whole tiles only, of every configuration
@@ -110,10 +112,15 @@ def sanitize(tool: str, part: Part) -> tuple[str, int, float]:
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     command = [program(), "--tool", tool, "--kernel-regex", "kns=_kernel"]
     command += [sys.executable, __file__, "--work", *map(str, part)]
-    done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-    )
-    return done.stdout.decode(errors="replace"), done.returncode, time.monotonic() - start
+    try:
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            check=False, timeout=LIMIT,
+        )  # fmt: skip
+        said, code = done.stdout, done.returncode
+    except subprocess.TimeoutExpired as error:
+        said, code = error.stdout or b"", signal.SIGKILL
+    return said.decode(errors="replace"), code, time.monotonic() - start
 
 
 def make_record(tool: str, version: str, runs: list[tuple[str, int, float]]) -> dict[str, Any]:

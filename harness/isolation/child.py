@@ -1,8 +1,9 @@
 """Start a child process from a fork server that has torch imported, watch it, and end it.
 
 The server imports what every child would, and does nothing else: it runs no operation (one would
-leave threads behind that hang every child), loads no stage and touches no GPU. Children send their messages as JSON over
-a pipe: a stage that writes garbage into the pipe makes only its own cell fail.
+leave threads behind that hang every child), loads no stage and touches no GPU. Children send their
+messages as JSON over a pipe: a stage that writes garbage into the pipe makes only its own cell
+fail.
 """
 
 import contextlib
