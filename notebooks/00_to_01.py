@@ -18,7 +18,7 @@
 # objects remember how they came about, so gradients come for free. Stage 1 runs the same loops on
 # plain floats.
 #
-# You will see: what an object an operation costs, in time and in memory, and what is lost without
+# You will see: what one object per operation costs, in time and in memory, and what is lost without
 # it.
 
 # %%
@@ -94,7 +94,7 @@ nb.plot(run, "time")
 
 # %% [markdown]
 # Both lines climb by the same slope: the same $N^2 d$ work. The gap between them is the price of
-# an object an operation. The harness times with Python's garbage collector off, as torch's timer
+# one object per operation. The harness times with Python's garbage collector off, as torch's timer
 # does; with it on, stage 0 would be slower still, since the collector looks through all those
 # objects again and again.
 #

@@ -12,7 +12,7 @@ output dies. They are made with and without requires_grad: the recording is this
 While the garbage collector is on, it looks through all of them again and again: ten times the time
 at N = 64 (torch's Timer, and so the harness, turns it off).
 What it bought: no derivative of attention is written anywhere, and yet q, k and v get theirs.
-Still hurts: an object an operation. Stage 1 runs the same loops on plain floats.
+Still hurts: one object per operation. Stage 1 runs the same loops on plain floats.
 
 The idea is Andrej Karpathy's micrograd (https://github.com/karpathy/micrograd).
 """

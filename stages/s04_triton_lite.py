@@ -39,7 +39,7 @@ STAGE = Stage(
     worth_up_to={"cpu": 1024},
 )
 
-BLOCK_N = 64  # keys a tile
+BLOCK_N = 64  # keys per tile
 
 
 @triton.jit

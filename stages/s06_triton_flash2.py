@@ -12,7 +12,7 @@
     lse = m_i + log2 l_i                 on request, in base 2: all that a backward pass needs of S
 
 Cost: 4 d FLOPs a visible pair and head, half of stage 5's under a causal mask; q and o cross the
-bus once; extra memory: none (lse: 4 bytes a row, on request).
+bus once; extra memory: none (lse: 4 bytes per row, on request).
 What it bought: masks that save time instead of costing it (FlashAttention-2, Dao 2023, sections
 3.1 and 3.3), tiles tuned to the machine (stages/autotune.py).
 Still hurts: forward only. Stage 7 goes back.

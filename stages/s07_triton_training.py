@@ -17,7 +17,7 @@ Each gradient is summed by one program in one order: no atomics, the same bits a
 launch configuration. The price is that s and dp are made twice, 7 matrix products instead of 5.
 
 Cost: 10 d FLOPs a visible pair and head counted (14 d done), to the forward's 4 d; memory: lse and
-delta, 4 bytes a row each, beside o and the gradients themselves.
+delta, 4 bytes per row each, beside o and the gradients themselves.
 What it bought: training in O(N) memory (FlashAttention, Dao et al. 2022, algorithm 4; two kernels
 as FlashAttention-2 splits the work, Dao 2023, section 3.2).
 Still hurts: with few query rows, or one head, most of the GPU is idle. Stage 8 goes on.

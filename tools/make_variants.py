@@ -11,9 +11,9 @@ grid_1d        source 003's grid: one axis, each program works out its batch, he
                q blocks of a head are neighbours, as on stage 6's axes, in source 004's order
 grid_1d_heads  the same, but neighbours are heads, not q blocks of one head
 normalised     acc is an average at each step (sources 002, 003), not divided once at the end:
-               one division a row and tile, by which acc's row and p v's are multiplied
+               one division per row and tile, by which acc's row and p v's are multiplied
 pointers       each element of a tile of K and V has a pointer, and all move at each step, as in
-               stages 4 and 5; stage 6 moves one pointer a tile, its elements' offsets stay
+               stages 4 and 5; stage 6 moves one pointer per tile, its elements' offsets stay
 
 Of stage 8, without its paged cache:
 
