@@ -61,6 +61,9 @@ RUNS = {
     "padded": lambda model: model(IDS, attention_mask=VALID).logits[VALID.bool()],
     "all valid": lambda model: model(IDS, attention_mask=torch.ones_like(IDS)).logits,
     "full": lambda model: model(IDS, is_causal=False).logits,
+    "full, padded": lambda model: model(IDS, attention_mask=VALID, is_causal=False).logits[
+        VALID.bool()
+    ],
 }
 
 
