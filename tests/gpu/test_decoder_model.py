@@ -20,9 +20,8 @@ N, DECODED = 1024, 3
 @pytest.mark.parametrize("number", [6, 9])
 def test_a_compiled_decoder_is_as_exact_as_with_the_attention_of_transformers(number):
     """1024 tokens at once, then one after the other from a cache, in bfloat16."""
-    transformers = pytest.importorskip(
-        "transformers", reason="transformers isn't installed: pip install -e '.[model]'"
-    )
+    reason = "transformers 5.4 or later isn't installed: pip install -e '.[model]'"
+    transformers = pytest.importorskip("transformers", minversion="5.4", reason=reason)
     stage = stages.by_number(number).STAGE
     if reason := why_not(stage, "cuda"):
         pytest.skip(f"stage {number}: {reason}")

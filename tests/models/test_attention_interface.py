@@ -11,9 +11,9 @@ from models.attention_interface import Mask, as_attention, make_mask, register
 from models.minilm import compare
 from stages.contract import Stage
 
-pytest.importorskip(
-    "transformers", reason="transformers isn't installed: pip install -e '.[model]'"
-)
+NEEDED = "transformers 5.4 or later isn't installed: pip install -e '.[model]'"
+pytest.importorskip("transformers", minversion="5.4", reason=NEEDED)
+
 SIZES = {
     "vocab_size": 50, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "initializer_range": 0.2,
