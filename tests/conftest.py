@@ -1,10 +1,12 @@
 """GPU tests run where there is a GPU, and are left out, by name, where there is none."""
 
+import contextlib
 import os
-from dataclasses import replace
 
 import pytest
 import torch
+
+from harness.isolation.interpreter import make_lean
 
 
 def pytest_collection_modifyitems(config, items):
@@ -49,38 +51,10 @@ def tuned_here_alone(tmp_path_factory):
 
 @pytest.fixture(autouse=True, scope="session")
 def lean_interpreter():
-    """Triton's interpreter without what it does for nothing: kernels take less than half the time.
-
-    It computes every sum and product of integers twice, in 64 bits too, for an assertion that it
-    then leaves out; and for each call within a kernel it patches triton.language, patched already.
-    """
-    try:
-        from triton.runtime import interpreter
-    except ImportError:
-        yield
-        return
-    language = interpreter.tl
-    patch_language, patched = interpreter._patch_lang, []
-
-    class Scope:
-        """What restores triton.language: at the end of the launch that patched it."""
-
-        def __init__(self, fn):
-            modules = language, language.core
-            self.seen = [x for x in fn.__globals__.values() if any(x is y for y in modules)]
-            self.scope = None if self.seen in patched else patch_language(fn)
-            patched.append(self.seen) if self.scope else None
-
-        def restore(self):
-            if self.scope:
-                patched.remove(self.seen)
-                self.scope.restore()
-
-    options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter.interpreter_builder, "options", options)
-        patch.setattr(interpreter, "_patch_lang", Scope)
-        yield
+    """Kernels are interpreted here as they are in the harness's own processes."""
+    with contextlib.suppress(ImportError):
+        from triton.runtime import interpreter  # noqa: F401
+    make_lean()
 
 
 @pytest.fixture(autouse=True)

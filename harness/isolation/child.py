@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from harness.isolation.interpreter import make_lean
 from harness.isolation.processes import (
     DIE_WITH_PARENT,
     DUMPABLE,
@@ -47,8 +48,9 @@ LONGEST_REASON = 300  # characters of an error, as a reason
 LONGEST_LOG = 1 << 20  # bytes of a child's output on the disk
 # imported once, by the fork server; what is not installed is left out
 PRELOADED = (
-    "torch.utils.benchmark", "stages.autotune", "triton", "harness.isolation.contestant",
-    "harness.isolation.judge", "harness.measures.oracle", "harness.measures.timing",
+    "torch.utils.benchmark", "stages.autotune", "triton.runtime.interpreter",
+    "harness.isolation.contestant", "harness.isolation.judge", "harness.measures.oracle",
+    "harness.measures.timing",
 )  # fmt: skip
 STARTS = 3  # attempts: a fork server that a stage has killed is started again
 
@@ -272,6 +274,7 @@ def enter(
     os.close(handle)
     if sys.platform == "linux":
         fork_under_subreaper(connection)
+    make_lean()
     target(connection, *arguments)
 
 
