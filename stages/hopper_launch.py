@@ -1,6 +1,6 @@
 """What a launch of stage 9 needs on the host: the copy engine's descriptors, the tile counter.
 
-What depends on the kind of problem only, not on its numbers, is worked out once and kept.
+What depends only on the kind of problem, not on its numbers, is computed once and kept.
 """
 
 import functools
@@ -45,7 +45,7 @@ class Launch:
 
 
 def checks(stage: Stage) -> Callable[..., None]:
-    """check_inputs for a `stage` on a GPU; what is like an input that passed isn't looked at."""
+    """Check inputs as check_inputs for a `stage` on a GPU, but each kind of input only once."""
     passed: set[Any] = set()
 
     def kind(x: Any) -> Any:
@@ -90,7 +90,7 @@ def descriptor(
     rows: int,
     BLOCK_D: int,
 ) -> Any:
-    """What the copy engine must know of a tensor (B, H, N, d), 16 bits an element, or None.
+    """What the copy engine must know of a tensor (B, H, N, d), 16 bits per element, or None.
 
     It reads blocks of (1, 1, rows, BLOCK_D), with zeros past the ends, of tensors whose last
     dimension is contiguous and whose other steps are multiples of 16 bytes, none of them 0. Kept,

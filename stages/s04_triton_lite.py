@@ -8,7 +8,7 @@
         acc += p v
     o = acc
 
-Cost: 4 B H Nq Nk d FLOPs; q and o cross the bus once, k and v once a q block (mostly from L2);
+Cost: 4 B H Nq Nk d FLOPs; q and o cross the bus once, k and v once per q block (mostly from L2);
 extra memory: none.
 What it bought: S and P never leave the chip, so memory is O(N) and one launch does it all.
 Still hurts: every tile's weights sum to 1, so T tiles' weights sum to T. It is right only while

@@ -11,7 +11,7 @@
         acc = acc * alpha + p v
     o = acc / l_i
 
-Cost: 4 B H Nq Nk d FLOPs; q and o cross the bus once, k and v once a q block (mostly from L2);
+Cost: 4 B H Nq Nk d FLOPs; q and o cross the bus once, k and v once per q block (mostly from L2);
 extra memory: none.
 What it bought: exact for any N, nine lines away from stage 4 (Milakov & Gimelshein 2018, algorithm
 3; FlashAttention, Dao et al. 2022, algorithm 1, dividing once at the end as FlashAttention-2 does).
