@@ -124,7 +124,7 @@ def draw(axis, look):
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_xlabel("N")
-    axis.set_ylabel("MB through memory, a head, float16, d = 64")
+    axis.set_ylabel("MB through memory, one head, float16, d = 64")
     axis.grid(True)
     axis.legend()
 

@@ -3,9 +3,9 @@
 Triton's own autotuner needs a driver even where kernels are interpreted, times with a buffer of its
 own (which the harness's memory meter would count as the stage's) and keeps its choices where nobody
 looks. So a kernel's candidates are timed in turns at the first call of their kind, on the caller's
-own tensors, and the choice goes to a small JSON file, which `ladder doctor` shows: so that one
-process per cell doesn't tune again. Where nothing can be timed (in the interpreter, while a CUDA
-graph is captured) the first candidate runs.
+own tensors, and the choice goes to a small JSON file, which `ladder doctor` shows; the harness,
+with one process per cell, doesn't tune again. Where nothing can be timed (in the interpreter, while
+a CUDA graph is captured) the first candidate runs.
 """
 
 import contextlib

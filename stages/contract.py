@@ -206,7 +206,7 @@ def why_not_dtype(stage: Stage, dtype: str, device: str) -> str | None:
 
 
 def most_on_an_axis(stage: Stage) -> int | None:
-    """How many batch entries, and how many heads, `stage` takes; None: any number.
+    """Return how many batch entries, and how many heads, `stage` takes; None: any number.
 
     A kernel has an axis of its grid for each. The limit holds in the interpreter, too, whose grid
     has none: a stage takes the same problems everywhere.

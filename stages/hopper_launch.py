@@ -90,11 +90,11 @@ def descriptor(
     rows: int,
     BLOCK_D: int,
 ) -> Any:
-    """What the copy engine must know of a tensor (B, H, N, d), 16 bits per element, or None.
+    """Return the copy engine's descriptor of a tensor (B, H, N, d), 16 bits each, or None.
 
     It reads blocks of (1, 1, rows, BLOCK_D), with zeros past the ends, of tensors whose last
     dimension is contiguous and whose other steps are multiples of 16 bytes, none of them 0. Kept,
-    since to make one takes as long as a launch.
+    since making one takes as long as a launch.
     """
     pitch = -(-shape[3] // 8) * 8  # stands for strides of axes of size 1, which may be anything
     steps = [s if n > 1 else pitch for n, s in zip(shape[:3], strides[:3], strict=True)]
@@ -107,7 +107,7 @@ def descriptor(
 
 
 def described(x: torch.Tensor, rows: int, BLOCK_D: int) -> tuple[torch.Tensor, Any]:
-    """`x` and its descriptor; a copy of it where the copy engine can't read `x` itself."""
+    """Return `x` and its descriptor; a copy where the copy engine can't read `x` itself."""
     found = descriptor(x.data_ptr(), x.dtype, x.shape, x.stride(), rows, BLOCK_D)
     if found is None or x.is_neg():
         return described(padded(x.shape, x).copy_(x), rows, BLOCK_D)
@@ -115,7 +115,7 @@ def described(x: torch.Tensor, rows: int, BLOCK_D: int) -> tuple[torch.Tensor, A
 
 
 def padded(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-    """An uninitialised tensor (B, H, N, d) whose rows are multiples of 16 bytes apart."""
+    """Return an uninitialised tensor (B, H, N, d) with rows a multiple of 16 bytes apart."""
     *outer, d = shape
     width = -(-d // 8) * 8
     x = torch.empty((*outer, width), dtype=like.dtype, device=like.device)

@@ -243,7 +243,7 @@ def candidates(d: int, dtype: torch.dtype, precision: str) -> list[autotune.Conf
 
 
 # BLOCK_M, BLOCK_N, num_warps, num_stages for a BLOCK_D of up to 64, of 128, of 256: the best of a
-# sweep on one H200. IEEE float32 runs on no matrix unit and its operands sit in registers: small
+# search on one H200. IEEE float32 runs on no matrix unit and its operands sit in registers: small
 # tiles.
 TILES: dict[str, tuple[list[tuple[int, int, int, int]], ...]] = {
     "half": (

@@ -331,8 +331,8 @@ def dq_kernel(
 
 
 # BLOCK_M, BLOCK_N, num_warps, num_stages for a BLOCK_D of up to 64, of 128, of 256: the best of a
-# sweep on one H200. Kernel A keeps BLOCK_N keys and walks tiles of BLOCK_M rows, kernel B the other
-# way round.
+# search on one H200. Kernel A keeps BLOCK_N keys and walks tiles of BLOCK_M rows, kernel B the
+# other way round.
 TILES: dict[str, dict[str, tuple[list[tuple[int, int, int, int]], ...]]] = {
     "dk_dv_kernel": {
         "half": (

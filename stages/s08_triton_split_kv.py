@@ -272,7 +272,7 @@ def merge_kernel(
 
 # BLOCK_M -> two choices of (BLOCK_N, num_warps, num_stages), for a BLOCK_D of up to 64, of 128, of
 # 256: where a multiprocessor has one program, which has to keep many bytes in flight by itself, and
-# where it has several. The best of a sweep on one H200; the second choices fit 99 KB.
+# where it has several. The best of a search on one H200; the second choices fit 99 KB.
 Tile = tuple[int, int, int]
 TILES: dict[str, tuple[dict[int, tuple[Tile, Tile]], ...]] = {
     "half": (
@@ -352,7 +352,7 @@ def choose_splits(programs: int, tiles: int, sms: int, most: int) -> int:
         each = -(-tiles // splits) * max(programs * splits / sms, ALONE * waves)
         return each + WAVE * waves + (MERGE + PART * splits if splits > 1 else 0.0)
 
-    # past four programs for each multiprocessor, more of them only cost more
+    # beyond four programs per multiprocessor, more only cost time
     return min(range(1, max(1, min(tiles, most, -(-4 * sms // programs))) + 1), key=cost)
 
 

@@ -77,7 +77,7 @@ class Result:
 
 
 def checks(stage: int, seed: int) -> Iterator[Check]:
-    """The checks of a stage's lab, the smallest first; sizes that are [least, most] are drawn."""
+    """Yield the checks of a stage's lab, the smallest first; sizes [least, most] are drawn."""
     for row in TABLE["checks"]:
         if stage in row["on"]:
             draw = random.Random(f"{seed} {row['name']}")

@@ -24,8 +24,8 @@ from harness.problems.problem import Problem
 
 LIMIT = 60.0  # seconds for each of the two processes
 CORNER = 4  # rows and columns of a failing case that are shown
-NEAR = 0.01  # of the distance from the truth: so near to a mistake's output, it is that mistake
-# a function that walks tiles -> its loop's variable; and what is carried on by such a loop
+NEAR = 0.01  # of the distance from the truth: nearer to a mistake's output, it is that mistake
+# a function that walks tiles -> its loop's variable; and the state that such a loop carries
 WALKS = dict.fromkeys(("attention_kernel", "visit_tiles", "attend_head"), "start_n")
 WALKS["walk_q_tiles"] = "start_m"
 FIRST_TILE = "first tile that differs"
@@ -214,7 +214,7 @@ def distance(got: Any, made: Any, truth: Any) -> float:
 
 
 def show(problem: Problem, name: str, got: Any, truth: Any, bound: float) -> list[str]:
-    """Shapes, where an output is wrong, and a corner of it beside what was expected."""
+    """Return lines: the shapes, where an output is wrong, a corner of it and the expected one."""
     from course.tracing.trace_text import number
 
     off = (got - truth).abs().nan_to_num(float("inf"), float("inf"))
@@ -250,7 +250,7 @@ def spans(numbers: Sequence[int], of: int) -> str:
 
 
 def first_tile(problem: Problem, states: Any, backward: bool) -> list[str]:
-    """A line on the first tile after which m_i, l_i, acc (or dk, dv) is not the reference's.
+    """Return a line on the first tile after which m_i, l_i, acc (or dk, dv) is wrong.
 
     Empty where the stub's names or its tile size are not kept. `states`: what `watching` noted.
     """
@@ -286,7 +286,7 @@ def first_tile(problem: Problem, states: Any, backward: bool) -> list[str]:
 
 
 def forward_tiles(problem: Problem, states: Any, starts: Sequence[int], size: int) -> Iterator[Any]:
-    """For each tile its first key, 'keys', the program's rows, and the reference walk's states."""
+    """Yield for each tile its first key, 'keys', the program's rows and the reference states."""
     import numpy as np
 
     from course.lab import mistakes
@@ -307,7 +307,7 @@ def forward_tiles(problem: Problem, states: Any, starts: Sequence[int], size: in
 def backward_tiles(
     problem: Problem, states: Any, starts: Sequence[int], size: int
 ) -> Iterator[Any]:
-    """For each tile its first row, 'rows', the program's keys, dk (not scaled) and dv so far."""
+    """Yield for each tile its first row, 'rows', the program's keys, unscaled dk and dv so far."""
     from course.lab import mistakes
 
     a = mistakes.ask(problem, "")

@@ -47,7 +47,7 @@ class Gap:
 
 
 def find(text: str, size: str) -> list[Gap]:
-    """The gaps of a file for a `size`, 'small' or 'large', in order."""
+    """Return the gaps of a file for a `size`, 'small' or 'large', in order."""
     lines = text.splitlines()
     found = []
     for at, line in enumerate(lines):
@@ -148,7 +148,7 @@ def says(statement: ast.stmt) -> bool:
 
 
 def unwritten(text: str) -> Iterator[tuple[str, int]]:
-    """The gaps of a student's file that hold no code yet: the name of each, and its line, from 1.
+    """Yield the gaps of a student's file that hold no code yet: each name, and line from 1.
 
     A gap is empty, or begins with what a stub has there, or with `pass` or `...`.
     """

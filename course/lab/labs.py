@@ -14,7 +14,7 @@ from harness.isolation.roster import built_in_files
 from harness.problems.problem import YARDSTICK
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
-STUBS = ROOT / "stubs"  # in a copy that was handed out
+STUBS = ROOT / "stubs"  # in an exported copy
 NUMPY = HERE / "numpy_online.py"  # stage 5 for machines without Triton
 # these hold lines of stages, or answers
 TELLING = ("tests/", "tools/", "docs/lecturer.md", "results/cpu/pitfalls")
@@ -26,7 +26,7 @@ class NoLab(Exception):
 
 
 def about() -> dict[int, dict[str, Any]]:
-    """Stage -> its goal, its minutes by size, and under each step's name a question and an idea."""
+    """Return for each stage its goal, its minutes by size, and each step's question and idea."""
     return {
         int(stage): said
         for stage, said in tomllib.loads((HERE / "labs.toml").read_text(encoding="utf-8")).items()
@@ -59,7 +59,7 @@ def stubs(stage: int, size: str, numpy: bool = False) -> dict[str, str]:
 
 
 def place(stage: int, size: str, numpy: bool) -> str:
-    """The folder of a stub in a copy."""
+    """Return the folder of a stub in an exported copy."""
     return f"{stage}-{size}{'-numpy' if numpy else ''}"
 
 
@@ -132,7 +132,7 @@ def export(to: Path, last: int) -> None:
 
 
 def lines_of(path: Path) -> list[str]:
-    """The lines of a text file."""
+    """Return the lines of a text file."""
     return path.read_text(encoding="utf-8").splitlines()
 
 

@@ -61,7 +61,7 @@ def ask(problem: Problem, layout: str) -> Asked:
 
 
 def hidden(problem: Problem, shift: int | None = None, longer: int = 0) -> Tensor:
-    """The mask of `problem`, (b, h, nq, nk); with another causal `shift` or `longer` lengths."""
+    """Return `problem`'s mask (b, h, nq, nk), maybe with another `shift` or `longer` lengths."""
     offs_m, offs_n = torch.arange(problem.nq)[:, None], torch.arange(problem.nk)[None, :]
     found = torch.zeros(problem.b, problem.h, problem.nq, problem.nk, dtype=torch.bool)
     if problem.causal:
@@ -105,7 +105,7 @@ def unweighted(s: Tensor, v: Tensor, tile: int) -> Tensor:
 
 
 def forward(problem: Problem, layout: str) -> Iterator[tuple[str, Prediction]]:
-    """Each mistake of a forward pass, in words, and the output that it gives."""
+    """Yield each mistake of a forward pass, in words, and the output that it gives."""
     for says, o in outputs(problem, ask(problem, layout), layout):
         yield says, {"o": o}
 
@@ -220,7 +220,7 @@ def strides(a: Asked) -> Iterator[tuple[str, Tensor]]:
 
 
 def gradients(problem: Problem, layout: str) -> Iterator[tuple[str, Prediction]]:
-    """Each mistake of a backward pass, in words, and the gradients that it gives."""
+    """Yield each mistake of a backward pass, in words, and the gradients that it gives."""
     a = ask(problem, layout)
     once, root = 1.0, 1 / a.scale
     for says, dO, delta_too, dq_factor, dk_factor, divided in (

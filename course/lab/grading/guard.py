@@ -124,7 +124,7 @@ class Guard:
             self.end(f"it loads {path.name}, and is to do that work itself")
 
     def opens(self, name: str, writes: bool) -> None:
-        """It opens or lists a file or folder."""
+        """End it where it writes a file, or opens or lists one that may hold the answer."""
         if name == self.path:
             return
         if writes:
@@ -207,7 +207,7 @@ class Guard:
                 self.made_from.setdefault(self.place(x), set()).update(sources)
 
     def place(self, x: torch.Tensor) -> int:
-        """Where the storage of `x` begins."""
+        """Return the address at which the storage of `x` begins."""
         storage = x.untyped_storage()
         self.sizes[storage.data_ptr()] = storage.nbytes()
         return storage.data_ptr()
@@ -295,7 +295,7 @@ def ours(path: str) -> bool:
 
 
 def functions() -> dict[tuple[Any, str], Any]:
-    """The functions and classes of KEPT, of KEPT_CLASSES, and of the harness and the stages."""
+    """Return the functions and classes of KEPT, KEPT_CLASSES, the harness and the stages."""
     loaded = [
         module for name, module in list(sys.modules.items())
         if name in KEPT or name.split(".")[0] in OURS or name == "stages.contract"
