@@ -1,4 +1,4 @@
-"""What the notebooks are written with: measure live, read records, show both.
+"""The notebooks' tools: measure live, read records, show both.
 
     from course import notebook as nb
     run = nb.measure(stages="3,5", n="64,65", paired=True)     `ladder run`, with those options
@@ -41,7 +41,7 @@ DPI = 85
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture as a cell's output, with `words` for who doesn't see it."""
+    """A picture as a cell's output, with `words` as its alternative text."""
 
     png: bytes
     words: str
@@ -55,20 +55,20 @@ class Picture:
 
 
 def in_letters(data: bytes) -> str:
-    """Bytes in base64, as a notebook holds them."""
+    """Return bytes in base64, as a notebook holds them."""
     return base64.b64encode(data).decode("ascii")
 
 
 @dataclass(frozen=True)
 class Records:
-    """Records of one file with its env line; `said` is where they came from, in a line."""
+    """Records of one file with its env line; `said` is a line on where they came from."""
 
     env: Record
     records: Sequence[Record]
     said: str
 
     def only(self, **fields: object) -> "Records":
-        """Those with these fields; a value that is a list or a tuple means any of its items."""
+        """Return those with these fields; a list or a tuple as a value means any of its items."""
         found = self.records
         for name, value in fields.items():
             allowed = value if isinstance(value, list | tuple) else [value]
@@ -76,7 +76,7 @@ class Records:
         return replace(self, records=found)
 
     def one(self, **fields: object) -> Record:
-        """The one record with these fields. Raises KeyError where there is none, or more."""
+        """Return the one record with these fields. Raises KeyError where there is none, or more."""
         found = self.only(**fields).records
         if len(found) != 1:
             raise KeyError(f"{len(found)} records with {fields}")
@@ -93,7 +93,7 @@ class Records:
 
 
 def measure(stage: Sequence[str | Path] = (), **options: object) -> Records:
-    """`ladder run` with these options, in a process of its own; its records come back.
+    """Run `ladder run` with these options in its own process, and return its records.
 
     stages="0,1", n="8,16", d=16, paired=True, direction="train" ... as `ladder run --help` has
     them; `stage` are the files of your own stages. The device is the GPU where there is one. A
@@ -121,7 +121,7 @@ def measure(stage: Sequence[str | Path] = (), **options: object) -> Records:
 
 
 def recorded(name: str, kind: str = "cell") -> Records:
-    """The committed records in results/`name`, of one kind of harness/records/schema.py.
+    """Return the committed records in results/`name`, of one kind of harness/records/schema.py.
 
     Raises OSError where they aren't there: they come with the checkout, not with the package.
     """
@@ -131,7 +131,7 @@ def recorded(name: str, kind: str = "cell") -> Records:
 
 
 def judged(run: Records) -> Shown:
-    """Cells as tables: one per problem, one row per stage; interpreted times are left out."""
+    """Show cells as tables: one per problem, one row per stage; interpreted times are left out."""
     names = cell_tables.titles(run.env)
     parts = []
     for group in cell_tables.by_problem(run.records):
@@ -151,7 +151,7 @@ def judged(run: Records) -> Shown:
 
 
 def row(group: Sequence[Record], cell: Record, title: str) -> list[str]:
-    """A row of the harness's own table, but for the time of what was interpreted."""
+    """Return a row of the harness's own table, without the time where it was interpreted."""
     number, _, *texts = cell_tables.row(group, cell, title)
     if cell["mode"] == "interpreted" and cell["time_ms"] is not None:
         texts[:3] = ["interpreted", "-", "-"]  # for its time, and two ratios
@@ -159,7 +159,7 @@ def row(group: Sequence[Record], cell: Record, title: str) -> list[str]:
 
 
 def ratio(run: Records, before: int, after: int, **fields: object) -> str:
-    """How many times as fast stage `after` is as stage `before`, in words, or why nobody can tell.
+    """Say how many times as fast stage `after` is as stage `before`, or why that is unknown.
 
     From paired cells; `fields` choose the problem. Raises KeyError unless they choose just one.
     """
@@ -176,9 +176,9 @@ def ratio(run: Records, before: int, after: int, **fields: object) -> str:
 
 
 def plot(run: Records, measure: str) -> Picture | None:
-    """One of the harness's plots, 'time', 'memory' or 'error' against N, as a picture.
+    """Draw one of the harness's plots, 'time', 'memory' or 'error' against N, as a picture.
 
-    None where nothing has such a figure: every time was interpreted, say.
+    None where no record has such a figure, as where every time was interpreted.
     """
     if not lines.any_point(run.records, measure):
         return None
@@ -206,7 +206,7 @@ def moving(draw: Callable[[Path, Look], object], words: str) -> Shown:
 def drawn(
     draw: Callable[[Any, Look], None], words: str, width: float = 6.4, height: float = 3.8
 ) -> Picture:
-    """What `draw(axis, look)` draws on one axis, in the look of the project's pictures."""
+    """Return what `draw(axis, look)` draws on one axis, in the look of the project's pictures."""
     with in_look(EITHER):
         figure = new_figure(width, height)
         draw(figure.subplots(), EITHER)
@@ -214,7 +214,7 @@ def drawn(
 
 
 def here(cpu: Any, gpu: Any) -> Any:
-    """`gpu` where kernels run compiled, on a GPU, and else `cpu`: sizes, mostly."""
+    """Return `gpu` where kernels run compiled, on a GPU, else `cpu`: sizes, mostly."""
     import stages  # noqa: F401 - it decides on the interpreter, before triton is imported
     from stages.machine import why_no_gpu
 
@@ -222,7 +222,7 @@ def here(cpu: Any, gpu: Any) -> Any:
 
 
 def full_load() -> dict[str, Any]:
-    """Options of `measure` that give a GPU enough to do: float16 and 32 heads. None on a CPU.
+    """Return options of `measure` that load a GPU: float16 and 32 heads. None on a CPU.
 
     One head in float32 leaves most multiprocessors idle and the matrix units unused: what is slow
     then is no kernel's fault.
@@ -256,7 +256,7 @@ def problem(
 
 
 def stages(*numbers: int) -> Shown:
-    """What these stages say of themselves: their idea, and what still hurts."""
+    """Show the idea of each stage, and what still hurts in it."""
     import stages
 
     chosen = [stages.by_number(number).STAGE for number in numbers]

@@ -1,4 +1,4 @@
-"""What the primer's first kernels are checked with, and a twin of Triton where there is none.
+"""Check the primer's first kernels, and stand in for Triton where there is none.
 
 `check` launches a reader's kernel on tensors that lie in storage full of NaN, and says in words
 what is wrong with what comes out. `triton` and `tl` stand for the two modules of that name: the
@@ -17,7 +17,7 @@ GAP = "____"
 EDGE = 4096  # elements before and behind each tensor
 UNWRITTEN = -777.0  # what an output holds before the kernel runs
 
-# what somebody has probably done, and whether an output looks like it
+# a likely mistake, and whether an output looks like it
 Hint = tuple[str, Callable[[torch.Tensor], bool]]
 
 
@@ -51,12 +51,12 @@ def check(
 
 
 def source_of(kernel: Any) -> list[str]:
-    """The lines of a kernel, Triton's own or the twin's."""
+    """Return the source lines of a kernel, Triton's own or its stand-in's."""
     return inspect.getsource(kernel.fn).splitlines()
 
 
 def guarded(x: torch.Tensor, edge: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """A contiguous copy of `x` amid `edge`, and its whole storage, (2 EDGE + n,)."""
+    """Return a contiguous copy of `x` between `edge`s, and its whole storage, (2 EDGE + n,)."""
     storage = torch.full((x.numel() + 2 * EDGE,), edge, dtype=x.dtype, device=x.device)
     copy = storage[EDGE : EDGE + x.numel()].view(x.shape)
     copy.copy_(x)
@@ -67,7 +67,7 @@ def what_is_wrong(
     out: torch.Tensor, around: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor | float,
     hints: Sequence[Hint],
 ) -> str:  # fmt: skip
-    """What is wrong with `out` in a sentence or two; empty where nothing is."""
+    """Say what is wrong with `out` in a sentence or two; empty where nothing is."""
     bad = ~((out - expected).abs() <= bound)  # NaN is bad, too
     outside = torch.cat([around[:EDGE], around[EDGE + out.numel() :]])
     if (outside != UNWRITTEN).any():
@@ -97,7 +97,7 @@ class Pointer:
         return Pointer(self.array, self.offsets + offsets)
 
     def within(self, mask: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Where the mask is open, and the offsets, one shape. IndexError beyond the array."""
+        """Return the mask and the offsets in one shape. Raises IndexError beyond the array."""
         offsets, opened = np.broadcast_arrays(self.offsets, True if mask is None else mask)
         beyond = opened & ((offsets < 0) | (offsets >= self.array.size))
         if beyond.any():
@@ -158,7 +158,7 @@ class Compiler:
 
     @staticmethod
     def cdiv(a: int, b: int) -> int:
-        """How many blocks of `b` cover `a`."""
+        """Return how many blocks of `b` cover `a`."""
         return -(-a // b)
 
 

@@ -14,8 +14,9 @@
 # %% [markdown]
 # # The attention ladder: an overview
 #
-# One algorithm, exact attention, written again and again. Each stage is one file, answers to one
-# call, `attend(q, k, v)`, and teaches one idea. One harness measures them all on the same problem.
+# One algorithm, exact attention, written again and again. Each stage is one file with one function
+# to call, `attend(q, k, v)`, and teaches one idea. One harness measures them all on the same
+# problem.
 #
 # $$O = \mathrm{softmax}\!\left(\frac{Q K^T}{\sqrt d}\right) V$$
 #
@@ -34,7 +35,7 @@ nb.stages(0, 1, 2, 3, 4, 5, 6, 7)
 # %% [markdown]
 # ## Attention in ten lines
 #
-# The plainest stage that there is. `q`, `k` and `v` are lists of rows.
+# The simplest stage. `q`, `k` and `v` are lists of rows.
 
 # %%
 print("\n".join(nb.code(1, "attend_head").lines))
@@ -51,8 +52,8 @@ for stage in (1, 2, 3):
     print(nb.ratio(run, 0, stage, nk=64))
 
 # %% [markdown]
-# All of them compute the same numbers, by the same count of multiplications. Before a time is
-# taken, the answer is held to float64.
+# All of them compute the same numbers, with the same number of multiplications. Before a time is
+# taken, the answer is checked against float64.
 
 # %%
 run
@@ -130,8 +131,8 @@ nb.rows(header, body, shape, bench.said)
 #
 # <details><summary>Answer</summary>
 #
-# Stages 0 to 2 get about 64 times faster: they have 64 times less to do. Stage 3 hardly changes:
-# what it pays for at this size is the starting of its operations. Whoever compares one row in
+# Stages 0 to 2 get about 64 times faster: they have 64 times less to do. Stage 3 hardly changes: at
+# this size, most of its time is the cost of starting its operations. Whoever compares one row in
 # Python with all rows on a GPU is off by a factor of $N$.
 #
 # </details>
@@ -150,6 +151,6 @@ nb.rows(header, body, shape, bench.said)
 # <details><summary>Answer</summary>
 #
 # The stage says itself up to which $N$ it is exact, and was asked for more. Its answer is wrong, so
-# how fast it comes is of no interest: a stage that returns zeros would be the fastest of all.
+# its speed is of no interest: a stage that returns zeros would be the fastest of all.
 #
 # </details>

@@ -74,7 +74,7 @@ assert stage_0.nodes_made() == nodes
 nb.side_by_side(nb.code(0, "attend_head"), nb.code(1, "attend_head"), context=None)
 
 # %% [markdown]
-# What stage 1 has no more: the class whose every operation makes a new object.
+# What stage 1 no longer has: the class in which every operation makes a new object.
 
 # %%
 print("\n".join(nb.code(0, "Value").lines))
@@ -107,8 +107,7 @@ print(nb.ratio(run, 0, 1, nk=N))
 print(f"stage 1 takes {stage_1 * 1e6 / operations:.0f} ns for each multiplication or addition")
 
 # %% [markdown]
-# - Bought: no object and no edge an operation, so far less time; a row of scores is all that is
-#   kept.
+# - Bought: no object and no edge per operation, so far less time; only a row of scores is kept.
 # - Lost: the gradients. Stage 1 is forward only.
 # - Still hurts: the interpreter. Tens of nanoseconds for one multiplication are a hundred or more
 #   cycles of the processor, which could do several multiplications in one. Every float is an

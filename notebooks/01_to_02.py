@@ -92,7 +92,7 @@ nb.plot(run, "time")
 
 # %% [markdown]
 # Look at the peak of stage 2 at $N = 64$: it is the graph that you predicted. (The harness reads
-# the process's resident memory: below 1 MB it tells nothing, and it says so.)
+# the process's resident memory: below 1 MB that tells nothing, and the table says so.)
 
 # %%
 print(nb.ratio(run, 1, 2, nk=N))
@@ -101,8 +101,8 @@ if found["peak_bytes"]:
     print(f"peak {found['peak_bytes'] / 2**20:.1f} MB, predicted {nodes * 48 / 2**20:.1f} MB")
 
 # %% [markdown]
-# The gradients are back. The harness holds dq, dk and dv to float64, as it does the output; stage 1
-# has none, and its row says so.
+# The gradients are back. The harness checks dq, dk and dv against float64, as it does the output;
+# stage 1 has none, and its row says so.
 
 # %%
 nb.measure(stages="0,1,2", n="32", d=16, direction="train")
@@ -113,11 +113,11 @@ nb.measure(stages="0,1,2", n="32", d=16, direction="train")
 # - Bought: no interpreter, no box around a float. A recorded operation in C++ costs less than an
 #   unrecorded one in Python.
 # - Bought: the backward pass is one walk over memory in order.
-# - Still hurts: one thread, and a node an operation. For one multiplication, which takes 8 bytes of
-#   result, 48 bytes are written, and read again on the way back. The processor could do several
+# - Still hurts: one thread, and one node per operation. The result of a multiplication takes 8
+#   bytes, but 48 bytes are written, and read again on the way back. The processor could do several
 #   multiplications in one instruction; a graph of single numbers keeps it from that.
 #
-# [Stage 3](02_to_03.ipynb) makes a whole matrix an operation.
+# [Stage 3](02_to_03.ipynb) makes a whole matrix product one operation.
 
 # %%
 nb.stages(1, 2)
@@ -145,12 +145,12 @@ nb.stages(1, 2)
 #
 # </details>
 #
-# **3.** Stage 0 sorts its graph topologically before it goes back; stage 2 doesn't. Why may it not?
+# **3.** Stage 0 sorts its graph topologically before it goes back; stage 2 doesn't. Why needn't it?
 #
 # <details><summary>Answer</summary>
 #
-# It may leave the sort out since an arena keeps nodes in the order of their making, and nobody can
-# make a node before its parents. Stage 0's `Value`s lie anywhere in memory, so their order must be
-# found again from the pointers.
+# An arena keeps nodes in the order in which they are made, and every node is made after its
+# parents. Stage 0's `Value`s lie anywhere in memory, so their order must be found again from the
+# pointers.
 #
 # </details>

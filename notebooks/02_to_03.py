@@ -12,14 +12,14 @@
 # ---
 
 # %% [markdown]
-# # From stage 2 to stage 3: a whole matrix an operation
+# # From stage 2 to stage 3: one operation per matrix
 #
 # Stage 2 makes a node for each multiplication. Stage 3 is what you would write in PyTorch:
 #
 # $$S = (Q \cdot \mathrm{scale}) K^T, \qquad P = \mathrm{softmax}(S), \qquad O = P V$$
 #
 # Three operations, each on whole matrices, each in code that others have tuned for decades. It is
-# the yardstick of this project; in float64 it is the oracle that all stages are held to.
+# the yardstick of this project; in float64 it is the oracle that all stages are compared with.
 
 # %%
 # Not found? Type `%pip install -e "..[notebooks]"` in a cell, restart the kernel, and come back.
@@ -153,7 +153,7 @@ nb.stages(2, 3)
 #
 # <details><summary>Answer</summary>
 #
-# `12 * 12 * cost.score_bytes(nb.problem(4096))`: 144 times 32 MB is 4.5 GB, for one sequence. That
-# is what [stage 7](06_to_07.ipynb) does away with.
+# `12 * 12 * cost.score_bytes(nb.problem(4096))`: 144 times 32 MB is 4.5 GB, for one sequence.
+# [Stage 7](06_to_07.ipynb) does not keep it.
 #
 # </details>

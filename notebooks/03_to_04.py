@@ -88,9 +88,8 @@ nb.recorded("h200/table-4.2.jsonl").only(
 )
 
 # %% [markdown]
-# (Stage 5 stands for the fused kernel in that record. Stage 4 has no place in it, and you will see
-# why.) The bytes can be counted by the GPU's own profiler, too, which knows nothing of our
-# formulas:
+# (Stage 5 stands for the fused kernel in that record. Stage 4 is not in it, and you will see why.)
+# The bytes can be counted by the GPU's own profiler, too, which knows nothing of our formulas:
 
 # %%
 io = nb.recorded("h200/io.jsonl", "io")
@@ -125,7 +124,7 @@ def draw(axis, look):
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_xlabel("N")
-    axis.set_ylabel("MB through memory, a head, float16, d = 64")
+    axis.set_ylabel("MB through memory, one head, float16, d = 64")
     axis.grid(True)
     axis.legend()
 
@@ -148,8 +147,8 @@ nb.side_by_side(nb.code(3, "attend"), nb.code(4, "attention_kernel"), context=No
 # %% [markdown]
 # ## Measure
 #
-# Without a GPU a Triton kernel is *interpreted*: its answers are right or wrong as they would be,
-# and no N x N is kept here either, but its time means nothing. So no time is shown.
+# Without a GPU a Triton kernel is *interpreted*: its answers are right or wrong as on a GPU, and no
+# N x N is kept here either, but its time means nothing. So no time is shown.
 
 # %%
 sizes = nb.here(cpu="64,65,512", gpu="64,65,1024,4096,8192")
@@ -163,8 +162,8 @@ nb.plot(run, "memory")
 # The square is gone from the memory (on a CPU, less than 1 MB cannot be told from nothing).
 #
 # But look at the status. Up to 64 keys stage 4 is exact; at 65 it is far off. It declares that
-# itself, `exact_up_to=64` in its file, so it is *wrong by design*, and never ranked: how fast a
-# wrong answer comes is of no interest.
+# itself, `exact_up_to=64` in its file, so it is *wrong by design*, and never ranked: the speed of a
+# wrong answer is of no interest.
 
 # %%
 nb.plot(run, "error")
@@ -191,7 +190,7 @@ nb.stages(3, 4)
 #
 # <details><summary>Answer</summary>
 #
-# At `matrix_rate / bandwidth` FLOPs a byte. Three kernels stay near $d / e$, with $e$ bytes an
+# At `matrix_rate / bandwidth` FLOPs per byte. Three kernels stay near $d / e$, with $e$ bytes per
 # element (32 here), whatever $N$ is; a fused one has $N / e$, which grows. See [the
 # roofline](../docs/figures/roofline.png).
 #
@@ -202,7 +201,7 @@ nb.stages(3, 4)
 # <details><summary>Answer</summary>
 #
 # `cost.half_fused_bytes`: half of the square part, $S$'s write and read. The dotted line in the
-# picture runs in parallel to the dashed one: a factor of two, and no other slope.
+# picture runs in parallel to the dashed one: a factor of two, and the same slope.
 #
 # </details>
 #

@@ -27,7 +27,7 @@ import course.notebook as nb
 # %% [markdown]
 # ## What hurts in stage 4
 #
-# The harness holds every stage to float64. Watch the error at 64 keys, at 65, and at 128:
+# The harness compares every stage with float64. Watch the error at 64 keys, at 65, and at 128:
 
 # %%
 nb.measure(stages="3,4", n="64,65,128", d=16)
@@ -227,8 +227,8 @@ run
 # %% [markdown]
 # As long as there are blanks, your row says `crashed`, and what was wrong. Without `alpha` the
 # kernel is right at 64 keys, where there is one tile and no past, and `wrong` from 65 on. The real
-# lines are `ok` everywhere. (The *peaky* input has large scores, far apart, so that whoever
-# forgets the maximum or the correction is found out.)
+# lines are `ok` everywhere. (The *peaky* input has large scores, far apart, so that a forgotten
+# maximum or correction shows.)
 #
 # From a terminal, with `mine.py` where you are:
 # `ladder run --stages 3,4,5 --stage mine.py --n 64,65,128 --d 16 --inputs peaky`.
@@ -251,8 +251,8 @@ run
 #
 # ## What was bought, what still hurts
 #
-# - Bought: exact for any $N$, in one kernel, with no $N \times N$ anywhere. Two numbers a row more,
-#   which never leave the chip.
+# - Bought: exact for any $N$, in one kernel, with no $N \times N$ anywhere. Two more numbers per
+#   row, which never leave the chip.
 # - Still hurts: every tile is visited, with the mask of the last one on; a causal mask is not
 #   supported at all, though it would save half of the work.
 #
@@ -265,7 +265,7 @@ run
 #
 # <details><summary>Answer</summary>
 #
-# `alpha` is then $e^0 = 1$ at every tile: the kernel that forgot the correction. At 64 keys it is
+# `alpha` is then $e^0 = 1$ at every tile, as in the kernel without the correction. At 64 keys it is
 # right: there is nothing to correct. From 65 keys on it is wrong as soon as a later tile has a
 # larger maximum. (At the first tile `alpha` would have been $e^{-\infty} = 0$; it multiplies zeros
 # there.)
@@ -273,8 +273,8 @@ run
 # </details>
 #
 # **2.** Leave the maximum out altogether: `m_new = m_i * 0.0`, and start `m_i` at zero. In exact
-# arithmetic the result is the same. What does the harness say to `inputs="peaky"`, and to
-# `inputs="normal"`?
+# arithmetic the result is the same. Which status does the harness give for `inputs="peaky"`, and
+# for `inputs="normal"`?
 #
 # <details><summary>Answer</summary>
 #

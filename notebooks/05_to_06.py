@@ -12,12 +12,12 @@
 # ---
 
 # %% [markdown]
-# # From stage 5 to stage 6: visit no tile in vain
+# # From stage 5 to stage 6: skip the tiles that no row sees
 #
 # Stage 5 is exact, but it knows no mask. A language model needs one: a token may look at the tokens
 # before it, and not at those after it. And texts in a batch differ in length, so the shorter ones
-# are padded. Stage 6 takes both masks, and lets them *save* time: tiles that nobody may see are
-# never loaded. This is FlashAttention-2's forward pass.
+# are padded. Stage 6 takes both masks, and they *save* time: tiles that no row sees are never
+# loaded. This is FlashAttention-2's forward pass.
 
 # %%
 # Not found? Type `%pip install -e "..[notebooks]"` in a cell, restart the kernel, and come back.
@@ -64,8 +64,8 @@ nb.drawn(
 )
 
 # %% [markdown]
-# Does the kernel really do so? It can count, as it runs, the tiles that it never visits. Compare
-# its own count with the formula, here and in a record from a GPU:
+# Does the kernel really skip them? It can count, as it runs, the tiles that it never visits.
+# Compare its own count with the formula, here and in a record from a GPU:
 
 # %%
 import torch
@@ -89,9 +89,9 @@ if nb.runs(6):
 # %% [markdown]
 # ## Both stages, side by side
 #
-# Stage 5's kernel at the left. At the right the loop of stage 6, a function now, since it is called
-# twice: once without a mask (`MASKED` is a compile-time constant, so the mask's code is not even
-# there), once for the few tiles that need one.
+# Stage 5's kernel at the left. At the right the loop of stage 6, a function now, because it is
+# called twice: once without a mask (`MASKED` is a compile-time constant, so the mask's code is not
+# even there), once for the few tiles that need one.
 
 # %%
 nb.side_by_side(nb.code(5, "attention_kernel"), nb.code(6, "visit_tiles"), context=None)

@@ -16,7 +16,8 @@
 #
 # To train, a model needs gradients: from $dO$, how the loss changes with the output, to $dQ$, $dK$
 # and $dV$. Stage 3 keeps $P$ from the forward pass for that. $P$ is $N \times N$, and a model has
-# many layers and heads. Stage 7 keeps one number a row instead, and makes $P$ again, tile by tile.
+# many layers and heads. Stage 7 keeps one number per row instead, and makes $P$ again, tile by
+# tile.
 
 # %%
 # Not found? Type `%pip install -e "..[notebooks]"` in a cell, restart the kernel, and come back.
@@ -129,8 +130,9 @@ nb.plot(run, "memory") or nb.plot(run, "error")
 # %% [markdown]
 # ## On a GPU
 #
-# Recomputing costs arithmetic: 7 matrix products in the backward pass, where 4 would do if $P$ had
-# been kept. $S$ is one more, and two kernels make both $S$ and $dP$. Does it cost time?
+# Recomputing costs arithmetic: 7 matrix products in the backward pass, where 4 would be enough if
+# $P$ had been kept. $S$ is one more, and each of the two kernels makes both $S$ and $dP$. Does it
+# cost time?
 
 # %%
 body = []
@@ -146,7 +148,8 @@ nb.rows(("mask", "contestant", "forward", "backward", "both"), body, shape, benc
 # %% [markdown]
 # It does not. Moving $N \times N$ matrices to memory and back takes longer than computing them
 # again.
-# That is the lesson of the whole ladder once more: arithmetic is cheap, memory traffic is dear.
+# That is the lesson of the whole ladder once more: arithmetic is cheap, memory traffic is
+# expensive.
 #
 # ## What was bought, what still hurts
 #

@@ -26,8 +26,8 @@ import course.notebook as nb
 # %% [markdown]
 # ## What hurts in stage 6
 #
-# Nearly all that a token has to do is to read the cache. So the figure is TB/s, beside what the GPU
-# reads at best:
+# For each token, nearly all of the work is reading the cache. So the figure is in TB/s, beside the
+# most that the GPU reads:
 
 # %%
 from harness.views.contest_groups import bandwidth
@@ -75,13 +75,14 @@ header = ("N", "programs", "of the multiprocessors idle", "tiles, one after anot
 nb.rows(header, body, f"stage 6, one query row, B = {B}, {H} heads, tiles of {tile} keys")
 
 # %% [markdown]
-# The programs stay as many, the walk of each grows with $N$: so does the time for a token.
+# The number of programs stays the same, and the walk of each grows with $N$: so does the time per
+# token.
 #
 # ## How many parts? The cost model in the open
 #
 # Stage 8 cuts the keys into parts with a program each. It also packs the rows of all heads that
 # share keys into one block, so that there are $B \cdot H_k$ programs before the split, not $B \cdot
-# H$. **Predict:** how many parts would you make of the keys, for the GPU above: with 8 programs,
+# H$. **Predict:** into how many parts would you split the keys, on the GPU above: with 8 programs,
 # with 32, with 128?
 #
 # More parts fill the GPU; each costs a write and a read of its results. Stage 8 adds that up:
@@ -132,9 +133,10 @@ nb.drawn(
 )
 
 # %% [markdown]
-# What comes out: enough programs that the memory is busy, more than half of the multiprocessors;
-# and never a few more than there are, since those would be a second wave for themselves alone. How
-# far the model is from measured times is in [benchmarks](../docs/benchmarks.md#how-many-parts).
+# The model chooses enough programs to keep the memory busy: more than half the number of
+# multiprocessors, and never slightly more than that number, since the few left over would be a
+# second wave. How far the model is from measured times is in
+# [benchmarks](../docs/benchmarks.md#how-many-parts).
 #
 # ## The merge on paper
 #
@@ -182,8 +184,8 @@ nb.picture(
 # %% [markdown]
 # ## Both stages, side by side
 #
-# The walk over the tiles is stage 6's, but that a tile may lie in pages. What is new comes first:
-# where a part starts and ends, and the merge.
+# The walk over the tiles is stage 6's, except that a tile may lie in pages. What is new comes
+# first: where a part starts and ends, and the merge.
 
 # %%
 kernel = nb.code(8, "split_kernel").lines
@@ -205,8 +207,8 @@ sizes = nb.here(cpu="256,600", gpu="8192,131072")
 nb.measure(stages="3,6,8", n=sizes, nq=4, d=64, h=4, hk=2, causal=True)
 
 # %% [markdown]
-# A cache of pages next: two texts share 6 pages of 16 tokens, one of them grows. What no text holds
-# is NaN, and must not be read:
+# A cache of pages next: two texts share 6 pages of 16 tokens, one of them grows. Everything outside
+# the texts is NaN, and must not be read:
 
 # %%
 if nb.runs(8):
@@ -264,9 +266,9 @@ nb.rows(header, body, "TB/s: the bytes of q, k, v and o over the time", bench.sa
 #
 # <details><summary>Answer</summary>
 #
-# Its values lie on the GPU. To read them, Python would have to wait until all that was asked of the
-# GPU before is done, at each token and layer. So each batch entry divides its own length on the
-# GPU, into the same number of parts; some may be empty.
+# Its values lie on the GPU. To read them, Python would have to wait until all earlier work on the
+# GPU is done, at each token and layer. So each batch entry divides its own length on the GPU, into
+# the same number of parts; some may be empty.
 #
 # </details>
 #
@@ -277,12 +279,13 @@ nb.rows(header, body, "TB/s: the bytes of q, k, v and o over the time", bench.sa
 #
 # `min(range(1, 529), key=lambda splits: cost(splits, 1, 1024))`: a little more than half as many
 # as there are multiprocessors; from there on the memory is what limits. Divide `cost(8, 1, 1024)`
-# by the cost of those: a cap that takes a tenth with 8 key heads starves a single one.
+# by the cost of those: a cap that costs a tenth with 8 key heads leaves most of the GPU idle with
+# one.
 #
 # </details>
 #
-# **3.** Write the merge yourself: `ladder lab start 8`. What comes out where a part has no key, if
-# its maximum is taken for 0?
+# **3.** Write the merge yourself: `ladder lab start 8`. What is the output where a part has no key,
+# if its maximum is taken to be 0?
 #
 # <details><summary>Answer</summary>
 #

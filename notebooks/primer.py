@@ -139,7 +139,7 @@ header = ("float32", "FLOPs per byte", "GFLOP per second", "GB per second")
 nb.rows(header, body, f"vectors of {length:,} elements, matrices of {side} x {side}")
 
 # %% [markdown]
-# The sum moves more bytes in a second, the product does many more operations. The sum is
+# The sum moves more bytes per second, the product does many more operations. The sum is
 # *memory-bound*: a faster adder would not help it.
 #
 # ## First kernels

@@ -56,7 +56,7 @@ def load(path: str | os.PathLike[str]) -> ModuleType:
         raise ValueError(f"{path.name}: no attend; a stage defines attend(q, k, v)")
     stage: Stage = module.STAGE
     if "triton" not in stage.needs and holds_kernels(module):
-        # said or not, its kernels are interpreted without a GPU, and such a time is no speed
+        # declared or not: without a GPU its kernels are interpreted, and the time is no speed
         vars(module)["STAGE"] = dataclasses.replace(stage, needs=(*stage.needs, "triton"))
     return module
 

@@ -1,11 +1,11 @@
-"""Which launch configuration of a kernel is the fastest here: tried once, then kept on disk.
+"""Find the fastest launch configuration of a kernel here: tried once, then kept on disk.
 
 Triton's own autotuner needs a driver even where kernels are interpreted, times with a buffer of its
 own (which the harness's memory meter would count as the stage's) and keeps its choices where nobody
 looks. So a kernel's candidates are timed in turns at the first call of their kind, on the caller's
-own tensors, and the choice goes to a small JSON file, which `ladder doctor` shows: a process a cell
-doesn't tune again. Where nothing can be timed (in the interpreter, while a CUDA graph is captured)
-the first candidate runs.
+own tensors, and the choice goes to a small JSON file, which `ladder doctor` shows; the harness,
+with one process per cell, doesn't tune again. Where nothing can be timed (in the interpreter, while
+a CUDA graph is captured) the first candidate runs.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ latest: dict[str, Config] = {}  # kernel -> what `choose` last gave, for whoever
 
 
 def cache_file() -> Path:
-    """Where choices are kept: $LADDER_CACHE_DIR, else the user's cache folder.
+    """Return the folder of the choices: $LADDER_CACHE_DIR, else the user's cache folder.
 
     A variable that is empty counts as unset, so that nothing lands in the current folder.
     """
@@ -64,10 +64,10 @@ def choose(
     like: torch.Tensor, precision: str, d: int, causal: bool, n: int,
     heads: int | None = None, nq: int | None = None,
 ) -> Config:  # fmt: skip
-    """The configuration to launch `kernel` with, one of `candidates`; noted in `latest`.
+    """Return the configuration to launch `kernel` with, one of `candidates`; noted in `latest`.
 
     kernel     the Triton kernel; a change of its source voids what was chosen for it
-    candidates the surest first: the one that runs where nothing can be timed
+    candidates the safest first: the one that runs where nothing can be timed
     launch     runs the kernel with a configuration, its outputs the same for each
     like       q (B, H, Nq, d), on the device and of the dtype in question
     n          the number of keys
@@ -154,7 +154,7 @@ def time_each(candidates: Sequence[Config], launch: Launch) -> dict[int, float]:
 
 
 def triton_version() -> str:
-    """The version of Triton: another compiler may have another favourite."""
+    """Return Triton's version: with another compiler another configuration may be the fastest."""
     import triton
 
     return str(triton.__version__)
@@ -172,7 +172,7 @@ def read() -> list[dict[str, Any]]:
 
 
 def keep(identity: dict[str, Any], choice: dict[str, Any]) -> None:
-    """Write `choice` in place of any with the same `identity`; a disk that won't is no error.
+    """Write `choice` in place of any with the same `identity`; a failed write is no error.
 
     Choices that lack a field of `identity`, as those of older versions do, are dropped.
     """

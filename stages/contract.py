@@ -1,11 +1,11 @@
-"""The contract that every stage answers to: what it declares, and the checks of its input.
+"""The contract of every stage: what it declares, and the checks of its input.
 
     attend(q, k, v) -> out
         q (B, H, Nq, d), k and v (B, H, Nk, d), any strides, one device -> out (B, H, Nq, d)
         in q's dtype, on q's device, scale = d ** -0.5; the inputs are never written to.
 
 Stages whose STAGE.options name them also take, keyword-only, `causal` (query i sees keys up to
-i + Nk - Nq) and `seqlens_k` ((B,) int32, valid keys a batch entry); 'gqa' means that k and v may
+i + Nk - Nq) and `seqlens_k` ((B,) int32, valid keys per batch entry); 'gqa' means that k and v may
 have fewer heads, any number that divides H; 'paged' that the file has `PagedCache` and
 `attend_paged` too. A row that may see no key is 0, and so is its gradient.
 
@@ -206,10 +206,10 @@ def why_not_dtype(stage: Stage, dtype: str, device: str) -> str | None:
 
 
 def most_on_an_axis(stage: Stage) -> int | None:
-    """How many batch entries, and how many heads, `stage` takes; None: any number.
+    """Return how many batch entries, and how many heads, `stage` takes; None: any number.
 
-    A kernel has an axis of its grid for each. The interpreter, whose grid has no end, is no
-    exception: a stage takes the same problems everywhere.
+    A kernel has an axis of its grid for each. The limit holds in the interpreter, too, whose grid
+    has none: a stage takes the same problems everywhere.
     """
     return MAX_GRID if "triton" in stage.needs else None
 
@@ -235,7 +235,7 @@ def check_plain(name: str, x: Any, expected: str) -> None:
 
 
 def transformed(x: torch.Tensor) -> bool:
-    """Whether torch.func or forward-mode differentiation has `x` in hand."""
+    """Whether torch.func or forward-mode differentiation is transforming `x`."""
     return is_functorch_wrapped_tensor(x) or forward_ad.unpack_dual(x).tangent is not None
 
 
@@ -260,7 +260,7 @@ def check_inputs(
     causal: bool = False,
     seqlens_k: torch.Tensor | None = None,
 ) -> None:
-    """Hold the arguments of `stage`'s attend to the contract.
+    """Check the arguments of `stage`'s attend against the contract.
 
     Raises ValueError that names the argument, what came and what was expected, and
     StageUnavailable where the input is good but this machine can't run the stage.

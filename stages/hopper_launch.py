@@ -1,6 +1,6 @@
 """What a launch of stage 9 needs on the host: the copy engine's descriptors, the tile counter.
 
-What depends on the kind of problem only, not on its numbers, is worked out once and kept.
+What depends only on the kind of problem, not on its numbers, is computed once and kept.
 """
 
 import functools
@@ -45,7 +45,7 @@ class Launch:
 
 
 def checks(stage: Stage) -> Callable[..., None]:
-    """check_inputs for a `stage` on a GPU; what is like an input that passed isn't looked at."""
+    """Check inputs as check_inputs for a `stage` on a GPU, but each kind of input only once."""
     passed: set[Any] = set()
 
     def kind(x: Any) -> Any:
@@ -90,11 +90,11 @@ def descriptor(
     rows: int,
     BLOCK_D: int,
 ) -> Any:
-    """What the copy engine must know of a tensor (B, H, N, d), 16 bits an element, or None.
+    """Return the copy engine's descriptor of a tensor (B, H, N, d), 16 bits each, or None.
 
     It reads blocks of (1, 1, rows, BLOCK_D), with zeros past the ends, of tensors whose last
     dimension is contiguous and whose other steps are multiples of 16 bytes, none of them 0. Kept,
-    since to make one takes as long as a launch.
+    since making one takes as long as a launch.
     """
     pitch = -(-shape[3] // 8) * 8  # stands for strides of axes of size 1, which may be anything
     steps = [s if n > 1 else pitch for n, s in zip(shape[:3], strides[:3], strict=True)]
@@ -107,7 +107,7 @@ def descriptor(
 
 
 def described(x: torch.Tensor, rows: int, BLOCK_D: int) -> tuple[torch.Tensor, Any]:
-    """`x` and its descriptor; a copy of it where the copy engine can't read `x` itself."""
+    """Return `x` and its descriptor; a copy where the copy engine can't read `x` itself."""
     found = descriptor(x.data_ptr(), x.dtype, x.shape, x.stride(), rows, BLOCK_D)
     if found is None or x.is_neg():
         return described(padded(x.shape, x).copy_(x), rows, BLOCK_D)
@@ -115,7 +115,7 @@ def described(x: torch.Tensor, rows: int, BLOCK_D: int) -> tuple[torch.Tensor, A
 
 
 def padded(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-    """An uninitialised tensor (B, H, N, d) whose rows are multiples of 16 bytes apart."""
+    """Return an uninitialised tensor (B, H, N, d) with rows a multiple of 16 bytes apart."""
     *outer, d = shape
     width = -(-d // 8) * 8
     x = torch.empty((*outer, width), dtype=like.dtype, device=like.device)

@@ -9,10 +9,10 @@ class Problem:
 
     seqlens_ptr: gl.tensor
     H: gl.tensor
-    group: gl.tensor  # query heads to a key head
+    group: gl.tensor  # query heads per key head
     Nq: gl.tensor
     Nk: gl.tensor
-    blocks: gl.tensor  # of BLOCK_M rows, to a head
+    blocks: gl.tensor  # of BLOCK_M rows, per head
     heads: gl.tensor  # of all batch entries together
     section: gl.tensor  # heads whose K and V fit the L2 cache together
     tiles: gl.tensor  # blocks * heads
@@ -79,7 +79,7 @@ class Problem:
 
     @gluon.jit
     def masked(self, start_m, Nk_valid, steps):
-        """How many of a tile's KV tiles, from the last back, not all of its rows see whole."""
+        """Return how many KV tiles, from the last back, some row of a tile sees only in part."""
         full = Nk_valid
         if self.CAUSAL:
             full = gl.maximum(gl.minimum(full, start_m + self.Nk - self.Nq + 1), 0)

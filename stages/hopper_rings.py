@@ -1,10 +1,10 @@
 """How the roles of stage 9 hand tiles and numbers to each other: rings in shared memory.
 
-A ring has slots. Each has two mbarriers, and whoever waits at one names the use of the ring that it
-means: use u is slot u % slots, in round u // slots, whose parity is the mbarrier's phase.
+A ring has slots, each with two mbarriers. A wait names the use of the ring that it is for: use u is
+slot u % slots, in round u // slots, whose parity is the mbarrier's phase.
 
-    full     the one who fills arrives when the slot's contents are there; those who empty wait
-    empty    all who empty arrive when they are done with the slot; the one who fills waits
+    full     the writer arrives when the slot is filled; the readers wait
+    empty    each reader arrives when it is done with the slot; the writer waits
 """
 
 from stages.gluon_names import aggregate, async_load, barrier, gl, gluon, mbarrier

@@ -132,7 +132,7 @@ class PagedCache:
         self.captured: list[torch.Tensor] = []  # what a CUDA graph reads is kept
 
     def append(self, sequence: Hashable, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Add the tokens of k and v, each (Hk, n, d), to a sequence; one not known yet is begun.
+        """Append the tokens of k and v, each (Hk, n, d), to a sequence; a new one is begun.
 
         n may be 0. Raises ValueError where an argument is wrong and RuntimeError where pages or
         rows run out, or while a CUDA graph is captured; the cache is then as it was.
@@ -174,7 +174,7 @@ class PagedCache:
     def write(
         self, k: torch.Tensor, v: torch.Tensor, row: int, length: int, pages: list[int]
     ) -> None:
-        """Write tokens, table and length on the device, by one kernel that nobody waits for."""
+        """Write tokens, table and length on the device, by one kernel, without waiting for it."""
         k, v = k.resolve_neg(), v.resolve_neg()
         Hk, n, d = k.shape
         BLOCK_D = max(16, 1 << (d - 1).bit_length())
@@ -187,7 +187,7 @@ class PagedCache:
             )  # fmt: skip
 
     def upload(self, numbers: Sequence[int]) -> torch.Tensor:
-        """int32 `numbers` on the device; from pinned memory, since a plain copy waits for it."""
+        """Copy int32 `numbers` to the device; from pinned memory, since a plain copy waits."""
         host = torch.tensor(numbers, dtype=torch.int32, device="cpu", pin_memory=self.k.is_cuda)
         return host.to(self.k.device, non_blocking=True)
 

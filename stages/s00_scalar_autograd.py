@@ -8,10 +8,10 @@
     backward    dq, dk, dv <--- the chain rule, node by node, from the last to the first <--- dO
 
 Cost: 4 B H Nq Nk d FLOPs, and B H Nq Nk (4 d + 3) nodes of about 200 bytes, all kept until the
-output dies. They are made with and without requires_grad: the recording is this stage's nature.
-While the garbage collector is on, it looks through all of them again and again: ten times the time
-at N = 64 (torch's Timer, and so the harness, turns it off).
-What it bought: no derivative of attention is written anywhere, and yet q, k and v get theirs.
+output dies. They are made with and without requires_grad: this stage always records. While the
+garbage collector is on, it scans all of them again and again, which takes ten times as long at
+N = 64 (torch's Timer, and so the harness, turns it off).
+What it bought: gradients of q, k and v, though no derivative of attention is written anywhere.
 Still hurts: one object per operation. Stage 1 runs the same loops on plain floats.
 
 The idea is Andrej Karpathy's micrograd (https://github.com/karpathy/micrograd).
@@ -44,7 +44,7 @@ _backward_lock = threading.Lock()
 
 
 class Value:
-    """A number, and how it came about.
+    """A number, and how it was computed.
 
     data         the number
     grad         d(what backward() was called on) / d(this), after backward()
@@ -99,15 +99,15 @@ Matrix = list[list[Value]]
 
 
 def total(values: Iterable[Value]) -> Value:
-    """Their sum, in n - 1 additions: a sum that started from 0 would make one node more."""
+    """Return their sum, in n - 1 additions: starting from 0 would make one more node."""
     first, *rest = values
     return sum(rest, start=first)
 
 
 def topological_order(roots: Iterable[Value]) -> list[Value]:
-    """Every Value that `roots` depend on, roots included, each one after all its parents.
+    """Return every Value that `roots` depend on, roots included, each one after all its parents.
 
-    Depth first on a stack of its own: recursion would end at a graph 1000 nodes deep.
+    Depth first with an explicit stack: recursion would fail on a graph 1000 nodes deep.
     """
     order: list[Value] = []
     seen: set[Value] = set()
@@ -163,7 +163,7 @@ def each(f: Callable[[Any], Any], nested: Any) -> Any:
 
 
 class ScalarAttention(torch.autograd.Function):
-    """The way in and out for torch: its graph sees one node, which holds the graph of Values."""
+    """The interface to torch, whose graph sees one node, which holds the graph of Values."""
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -213,7 +213,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def nodes_made() -> int:
-    """How many nodes the last attend made, leaves included; counted, not computed.
+    """Return how many nodes the last attend made, leaves included; counted, not computed.
 
     The count is the process's: attends that run at the same time count each other's nodes.
     """
@@ -221,7 +221,9 @@ def nodes_made() -> int:
 
 
 def node_count(B: int, H: int, Nq: int, Nk: int, d: int) -> int:
-    """How many nodes attend makes for q (B, H, Nq, d), k and v (B, H, Nk, d): one an operation.
+    """Return how many nodes attend makes for q (B, H, Nq, d), k and v (B, H, Nk, d).
+
+    Each operation makes one.
 
     A query row takes
         s        Nk dot products, each of d products, d - 1 sums, 1 scaling    2 Nk d

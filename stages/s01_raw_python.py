@@ -5,8 +5,8 @@
         p[j] = exp(s[j] - max s) / sum           softmax, safe
         o[c] = sum_j p[j] * v[j][c]              d dot products of length Nk
 
-Cost: 4 B H Nq Nk d FLOPs, each a few bytecodes; a row of Nk scores is all that it keeps.
-What it bought: no object and no edge an operation, so roughly ten times stage 0.
+Cost: 4 B H Nq Nk d FLOPs, each a few bytecodes; it keeps only a row of Nk scores.
+What it bought: no object and no edge per operation, so roughly ten times as fast as stage 0.
 Still hurts: the interpreter. Every float is boxed and every `*` is dispatched. Stage 2 compiles.
 """
 

@@ -11,8 +11,8 @@ Cost: 4 B H Nq Nk d FLOPs, and B H Nq Nk (4 d + 3) nodes of 48 bytes, all kept u
 dies. They are made with and without requires_grad, as in stage 0.
 What it bought: no interpreter, no box around a float. It is faster than stage 1, which records
 nothing, and its memory is handed from one call to the next.
-Still hurts: one thread, and a node an operation: 48 bytes written for each multiplication. Stage 3
-makes a whole matrix an operation.
+Still hurts: one thread, and one node per operation: 48 bytes written for each multiplication.
+Stage 3 makes a whole matrix product one operation.
 """
 
 from typing import Any
@@ -43,7 +43,7 @@ _nodes_made = 0  # by the last attend
 
 
 class GraphAttention(torch.autograd.Function):
-    """The way in and out for torch: its graph sees one node, which holds the graph of Values."""
+    """The interface to torch, whose graph sees one node, which holds the graph of Values."""
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -81,14 +81,14 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def nodes_made() -> int:
-    """How many nodes the last attend made, leaves included; counted, not computed."""
+    """Return how many nodes the last attend made, leaves included; counted, not computed."""
     return _nodes_made
 
 
 def node_count(B: int, H: int, Nq: int, Nk: int, d: int) -> int:
-    """How many nodes attend makes for q (B, H, Nq, d), k and v (B, H, Nk, d): one an operation.
+    """Return how many nodes attend makes for q (B, H, Nq, d), k and v (B, H, Nk, d).
 
-    The operations are stage 0's, and so is the count. A query row takes
+    Each operation makes one. The operations are stage 0's, and so is the count. A query row takes
         s        Nk dot products, each of d products, d - 1 sums, 1 scaling    2 Nk d
         p        Nk subtractions of the maximum, Nk exponentials               2 Nk
         1 / l    Nk - 1 sums, 1 reciprocal                                     Nk

@@ -7,10 +7,10 @@
 
 Cost: 4 B H Nq Nk d FLOPs on the vendor's matrix units; S and P, 2 B H Nq Nk elements, live in
 memory and cross the bus about four times.
-What it bought: every operation is a whole matrix, so the interpreter's share is gone.
-Still hurts: N x N through memory, twice: at large N time and memory are S and P. And what crosses
-memory is of q's dtype: in half precision a score of 100 is rounded to the next 1/16 or 1/2, and P
-with it. Stage 4 fuses, and keeps S in float32.
+What it bought: every operation is on a whole matrix, so the interpreter's share is gone.
+Still hurts: N x N through memory, twice: at large N, S and P take nearly all time and memory. And
+both cross memory in q's dtype: in half precision a score of 100 is rounded to the next 1/16 or 1/2.
+Stage 4 fuses, and keeps S in float32.
 """
 
 import math
@@ -79,7 +79,7 @@ def attend(
     masked = causal or seqlens_k is not None
     if masked:
         hidden = hidden_keys(q, k, causal, seqlens_k)  # (B or 1, 1, Nq, Nk)
-        # out of the products goes what doesn't count, whatever it holds: 0 * NaN is NaN
+        # what doesn't count is set to 0 before the products, since 0 * NaN is NaN
         blind = hidden.all(-1, keepdim=True)  # (B or 1, 1, Nq, 1), rows that see no key
         q = q.masked_fill(blind, 0.0)
         k, v = (x.masked_fill(hidden.all(-2).unsqueeze(-1), 0.0) for x in (k, v))

@@ -8,7 +8,7 @@
         acc += p v
     o = acc
 
-Cost: 4 B H Nq Nk d FLOPs; q and o cross the bus once, k and v once a q block (mostly from L2);
+Cost: 4 B H Nq Nk d FLOPs; q and o cross the bus once, k and v once per q block (mostly from L2);
 extra memory: none.
 What it bought: S and P never leave the chip, so memory is O(N) and one launch does it all.
 Still hurts: every tile's weights sum to 1, so T tiles' weights sum to T. It is right only while
@@ -128,7 +128,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     check_inputs(STAGE, q, k, v)
     B, H, Nq, d = q.shape
     Nk = k.shape[2]
-    # the kernel reads what is stored, which a tensor under conj().imag is the negative of
+    # the kernel reads raw storage, which holds the negative of a tensor from conj().imag
     q, k, v = (x.resolve_neg() for x in (q, k, v))
     # it steps from tile to tile in int32: rows too far apart for that are copied
     k, v = (x if x.stride(2) * BLOCK_N < 1 << 31 else x.contiguous() for x in (k, v))

@@ -11,7 +11,7 @@
         acc = acc * alpha + p v
     o = acc / l_i
 
-Cost: 4 B H Nq Nk d FLOPs; q and o cross the bus once, k and v once a q block (mostly from L2);
+Cost: 4 B H Nq Nk d FLOPs; q and o cross the bus once, k and v once per q block (mostly from L2);
 extra memory: none.
 What it bought: exact for any N, nine lines away from stage 4 (Milakov & Gimelshein 2018, algorithm
 3; FlashAttention, Dao et al. 2022, algorithm 1, dividing once at the end as FlashAttention-2 does).
@@ -143,7 +143,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     check_inputs(STAGE, q, k, v)
     B, H, Nq, d = q.shape
     Nk = k.shape[2]
-    # the kernel reads what is stored, which a tensor under conj().imag is the negative of
+    # the kernel reads raw storage, which holds the negative of a tensor from conj().imag
     q, k, v = (x.resolve_neg() for x in (q, k, v))
     # it steps from tile to tile in int32: rows too far apart for that are copied
     k, v = (x if x.stride(2) * BLOCK_N < 1 << 31 else x.contiguous() for x in (k, v))

@@ -1,4 +1,4 @@
-"""Stage 6, Triton "Flash 2": no tile is visited in vain, and few of those visited need a mask.
+"""Stage 6, Triton "Flash 2": tiles that no row sees are skipped, and few others need a mask.
 
     one program: BLOCK_M query rows of one head; heads share k and v where there are fewer of those
     |<- all of these rows see all of it ->|<- some see some ->|<- nobody sees it ->|
@@ -6,12 +6,12 @@
     for each tile:
         s = q k^T                        (BLOCK_M, BLOCK_N), not scaled
         m_new = max(m_i, max s * qk_scale)            qk_scale = scale * log2(e), folded once
-        p = 2^(s * qk_scale - m_new)     one multiply-add and one exp2 a score
+        p = 2^(s * qk_scale - m_new)     one multiply-add and one exp2 per score
         l_i, acc: corrected by alpha = 2^(m_i - m_new), as in stage 5
     o = acc / l_i                        0 where a row saw nothing
     lse = m_i + log2 l_i                 on request, in base 2: all that a backward pass needs of S
 
-Cost: 4 d FLOPs a visible pair and head, half of stage 5's under a causal mask; q and o cross the
+Cost: 4 d FLOPs per visible pair and head, half of stage 5's under a causal mask; q and o cross the
 bus once; extra memory: none (lse: 4 bytes per row, on request).
 What it bought: masks that save time instead of costing it (FlashAttention-2, Dao 2023, sections
 3.1 and 3.3), tiles tuned to the machine (stages/autotune.py).
@@ -53,8 +53,8 @@ LARGEST_TILE = 128  # rows or keys, of all launch configurations
 def round_to_tf32(x):
     """Float32 `x` rounded to TF32's 10 bits of mantissa; the matrix unit by itself cuts them off.
 
-    The multiply-add in p's exponent leaves the largest p of a row a little off 1: cut off, a little
-    below 1 would become 1 - 2^-11.
+    The multiply-add in p's exponent leaves the largest p of a row a little off 1: cutting
+    bits off would turn a value just below 1 into 1 - 2^-11.
     """
     return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
 
@@ -67,9 +67,9 @@ def any_nan(x):
 
 @triton.jit
 def take_out(acc, v, keys, seen):
-    """v without what isn't finite, and acc with a NaN for it where a row sees it.
+    """Return v with 0 for what isn't finite, and acc with a NaN where a row sees such a v.
 
-    Row i sees the keys below seen[i]: what isn't finite in a column, if it sees the first of it.
+    Row i sees the keys below seen[i]; in each column only the first such key needs a look.
     """
     bad = v - v != 0.0  # (BLOCK_N, BLOCK_D)
     first = tl.min(tl.where(bad, keys[:, None], 0x7FFFFFFF), 0)  # (BLOCK_D,)
@@ -86,7 +86,7 @@ def visit_tiles(
 ):  # fmt: skip
     """The online softmax over the tiles of keys in [start, end), `MASKED` or seen whole.
 
-    CAREFUL: no row is spoilt by a v that it doesn't see, whatever that holds.
+    CAREFUL: a v that isn't finite changes no row that doesn't see it.
     """
     offs_n = tl.arange(0, BLOCK_N)  # (BLOCK_N,)
     offs_d = tl.arange(0, BLOCK_D)  # (BLOCK_D,)
@@ -199,9 +199,9 @@ def attention_kernel(
         full, end, rows, Nk_valid, shift, d, qk_scale,
         True, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
-    # 0 * NaN is NaN: a v that isn't finite spoils rows that don't see it, too. To look for it in
-    # each tile costs up to a third of the time: a NaN tells, and then all is done again with care,
-    # 16 keys at a time, for which the registers are enough
+    # 0 * NaN is NaN: a v that isn't finite spoils rows that don't see it, too. Looking for it in
+    # each tile costs up to a third of the time, so only a NaN in acc has the tiles visited again,
+    # with CAREFUL, 16 keys at a time, for which the registers are enough
     if CAUSAL and any_nan(acc):
         acc, l_i, m_i, _ = visit_tiles(
             acc_0, l_0, m_0, visited, q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
@@ -227,7 +227,7 @@ def attention_kernel(
 
 
 def candidates(d: int, dtype: torch.dtype, precision: str) -> list[autotune.Config]:
-    """Launch configurations worth trying for a head dimension and a dtype, the surest first.
+    """Return launch configurations to try for a head dimension and a dtype, the safest first.
 
     BLOCK_M, BLOCK_N, BLOCK_D, num_warps and num_stages. The first is what runs untuned (in the
     interpreter, or while a CUDA graph is captured): it fits the shared memory of an A100 and
@@ -243,7 +243,7 @@ def candidates(d: int, dtype: torch.dtype, precision: str) -> list[autotune.Conf
 
 
 # BLOCK_M, BLOCK_N, num_warps, num_stages for a BLOCK_D of up to 64, of 128, of 256: the best of a
-# sweep on one H200. IEEE float32 runs on no matrix unit and its operands sit in registers: small
+# search on one H200. IEEE float32 runs on no matrix unit and its operands sit in registers: small
 # tiles.
 TILES: dict[str, tuple[list[tuple[int, int, int, int]], ...]] = {
     "half": (
@@ -265,15 +265,15 @@ TILES: dict[str, tuple[list[tuple[int, int, int, int]], ...]] = {
 
 
 def launch_config(d: int, dtype: torch.dtype, precision: str) -> autotune.Config:
-    """The configuration that runs untuned: the first of the candidates."""
+    """Return the configuration that runs untuned: the first of the candidates."""
     return candidates(d, dtype, precision)[0]
 
 
 def loadable(x: torch.Tensor) -> torch.Tensor:
-    """`x` (B, H, N, d) as the kernels can read it, copied where it is stored otherwise.
+    """Return `x` (B, H, N, d) as the kernels can read it, copied where it is stored otherwise.
 
-    They read what is stored, which a tensor under conj().imag is the negative of; and within a
-    tile they count in int32, which rows or columns that are far apart would pass.
+    They read raw storage, which holds the negative of a tensor from conj().imag; and within a tile
+    they count in int32, which rows or columns that are far apart would overflow.
     """
     x = x.resolve_neg()
     far = x.stride(2) * LARGEST_TILE + x.stride(3) * MAX_HEAD_DIM
@@ -290,7 +290,7 @@ def forward(
     skipped: torch.Tensor | None = None,
     config: autotune.Config | None = None,
 ) -> torch.Tensor:
-    """The output for arguments that have been checked; `lse` and `skipped` are filled if given.
+    """Compute the output for checked arguments; `lse` and `skipped` are filled if given.
 
     lse (B, H, Nq) float32 is in base 2: log2 of each row's sum of exp(s).
     """
@@ -352,7 +352,7 @@ def attend_with_lse(
     causal: bool = False,
     seqlens_k: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output of `attend`, and lse (B, H, Nq) float32, the log of each row's sum of exp(s).
+    """Return `attend`'s output, and lse (B, H, Nq) float32, the log of each row's sum of exp(s).
 
     s = scale q . k over the keys that the row sees; -inf where it sees none. Raises as `attend`.
     """
@@ -370,7 +370,7 @@ def skipped_blocks(
     causal: bool = False,
     seqlens_k: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """How many KV tiles each q block never visited, counted by the kernel as it runs.
+    """Return how many KV tiles each q block never visited, counted by the kernel as it runs.
 
     (B, H, ceil(Nq / BLOCK_M)) int32, of ceil(Nk / BLOCK_N) tiles each, in the untuned
     configuration (`launch_config`), so that the count is the same on every machine. Raises as
@@ -393,7 +393,7 @@ def skip_ratio(
     causal: bool = False,
     seqlens_k: torch.Tensor | None = None,
 ) -> float:
-    """The share of (q block, KV tile) pairs that are never visited, 0 to 1: `skipped_blocks`' mean.
+    """Return the share of (q block, KV tile) pairs never visited, 0 to 1: `skipped_blocks`' mean.
 
     Raises as `attend` does.
     """

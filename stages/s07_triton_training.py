@@ -1,6 +1,6 @@
 """Stage 7, Triton training: the backward pass by recomputation. It trains.
 
-Nothing N x N is kept for the backward pass: o and lse are, and P is made again from them.
+Nothing N x N is kept for the backward pass: only o and lse, and P is made again with lse.
 
     p = 2^(s * qk_scale - lse)           s = q k^T again, tile by tile; lse in base 2, from stage 6
     delta = rowsum(o * do)               (Nq,), once: the softmax's share of each row's gradient
@@ -10,14 +10,14 @@ Nothing N x N is kept for the backward pass: o and lse are, and P is made again 
     dq = scale ds k
     dk = scale ds^T q
 
-    kernel A: a program BLOCK_N keys of one key head; walks the q tiles that see them;  dk, dv
-    kernel B: a program BLOCK_M rows of one head; walks the KV tiles that they see;     dq
+    kernel A: a program per BLOCK_N keys of one key head; walks the q tiles that see them;  dk, dv
+    kernel B: a program per BLOCK_M rows of one head; walks the KV tiles that they see;     dq
 
 Each gradient is summed by one program in one order: no atomics, the same bits at every run of a
-launch configuration. The price is that s and dp are made twice, 7 matrix products instead of 5.
+launch configuration. The price: s and dp are computed twice, 7 matrix products instead of 5.
 
-Cost: 10 d FLOPs a visible pair and head counted (14 d done), to the forward's 4 d; memory: lse and
-delta, 4 bytes per row each, beside o and the gradients themselves.
+Cost: 10 d FLOPs per visible pair and head are counted (14 d done), the forward pass has 4 d;
+memory: lse and delta, 4 bytes per row each, beside o and the gradients themselves.
 What it bought: training in O(N) memory (FlashAttention, Dao et al. 2022, algorithm 4; two kernels
 as FlashAttention-2 splits the work, Dao 2023, section 3.2).
 Still hurts: with few query rows, or one head, most of the GPU is idle. Stage 8 goes on.
@@ -331,8 +331,8 @@ def dq_kernel(
 
 
 # BLOCK_M, BLOCK_N, num_warps, num_stages for a BLOCK_D of up to 64, of 128, of 256: the best of a
-# sweep on one H200. Kernel A keeps BLOCK_N keys and walks tiles of BLOCK_M rows, kernel B the other
-# way round.
+# search on one H200. Kernel A keeps BLOCK_N keys and walks tiles of BLOCK_M rows, kernel B the
+# other way round.
 TILES: dict[str, dict[str, tuple[list[tuple[int, int, int, int]], ...]]] = {
     "dk_dv_kernel": {
         "half": (
@@ -356,7 +356,7 @@ TILES: dict[str, dict[str, tuple[list[tuple[int, int, int, int]], ...]]] = {
 
 
 def candidates(kernel: str, d: int, dtype: torch.dtype, precision: str) -> list[autotune.Config]:
-    """Launch configurations worth trying for one of the two kernels, the surest first (stage 6)."""
+    """Return launch configurations to try for one of the two kernels, the safest first."""
     BLOCK_D = max(16, 1 << (d - 1).bit_length())  # tl.dot refuses an inner dimension under 16
     kind = "half" if dtype != torch.float32 else precision
     size = 0 if BLOCK_D <= 64 else 1 if BLOCK_D == 128 else 2
@@ -382,7 +382,7 @@ def backward(
     seqlens_k: torch.Tensor | None,
     wanted: tuple[bool, bool, bool] = (True, True, True),
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
-    """dq, dk, dv from what the forward pass left and do (B, H, Nq, d); None where not `wanted`.
+    """Compute dq, dk, dv from do (B, H, Nq, d) and the forward pass; None where not `wanted`.
 
     lse (B, H, Nq) float32 in base 2, as stage 6's `forward` fills it.
     dk and dv come together: where one of them is wanted, both are made.

@@ -10,9 +10,9 @@
         w_s = 2^(m_s - m)
         o = sum w_s acc_s / sum w_s l_s  0 where no part saw anything
 
-How many parts: `choose_splits`, from the shape and the number of multiprocessors alone. With one
-part, o is written at once and nothing is merged. The same kernel reads keys and values from a
-paged cache (stages/paged_cache.py), where a table says in which page each PAGE_SIZE keys lie.
+`choose_splits` chooses the number of parts from the shape and the number of multiprocessors alone.
+With one part, o is written at once and nothing is merged. The same kernel reads a paged cache of
+keys and values (stages/paged_cache.py), where a table says in which page each PAGE_SIZE keys lie.
 
 Cost: stage 6's FLOPs; q, k, v and o cross the bus once, and d + 2 floats per row and part twice.
 Extra memory: those parts, never more than k and v take.
@@ -272,7 +272,7 @@ def merge_kernel(
 
 # BLOCK_M -> two choices of (BLOCK_N, num_warps, num_stages), for a BLOCK_D of up to 64, of 128, of
 # 256: where a multiprocessor has one program, which has to keep many bytes in flight by itself, and
-# where it has several. The best of a sweep on one H200; the second choices fit 99 KB.
+# where it has several. The best of a search on one H200; the second choices fit 99 KB.
 Tile = tuple[int, int, int]
 TILES: dict[str, tuple[dict[int, tuple[Tile, Tile]], ...]] = {
     "half": (
@@ -336,15 +336,15 @@ PART = 0.02  # a part, to be merged
 
 @functools.lru_cache(maxsize=4096)
 def choose_splits(programs: int, tiles: int, sms: int, most: int) -> int:
-    """The number of parts, 1 to `most`, that the cost model finds the cheapest.
+    """Return the number of parts, 1 to `most`, that the cost model finds the cheapest.
 
-    programs  of one part of the keys each, if these were not split: blocks of rows of all key heads
+    programs  how many there are without a split: the blocks of rows of all key heads
     tiles     of keys, the most that a row sees
     sms       the GPU's multiprocessors
 
     cost = tiles per part x (waves, or what is read at once) + waves x WAVE, and the merge's. A
-    wave is one program for each multiprocessor. No timing and no value of a tensor has a part in
-    it: the same shape gives the same bits on the same GPU.
+    wave is one program for each multiprocessor. The choice uses no timing and no value of a tensor:
+    the same shape gives the same bits on the same GPU.
     """
 
     def cost(splits: int) -> float:
@@ -352,7 +352,7 @@ def choose_splits(programs: int, tiles: int, sms: int, most: int) -> int:
         each = -(-tiles // splits) * max(programs * splits / sms, ALONE * waves)
         return each + WAVE * waves + (MERGE + PART * splits if splits > 1 else 0.0)
 
-    # past four programs for each multiprocessor, more of them only cost more
+    # beyond four programs per multiprocessor, more only cost time
     return min(range(1, max(1, min(tiles, most, -(-4 * sms // programs))) + 1), key=cost)
 
 
@@ -360,7 +360,7 @@ SMS_TO_INTERPRET = 132  # an H200's: in the interpreter the keys are split as th
 
 
 def multiprocessors(device: torch.device) -> tuple[int, bool]:
-    """How many there are, and whether the first choices of TILES fit their shared memory."""
+    """Return how many there are, and whether the first choices of TILES fit their shared memory."""
     if device.type != "cuda":
         return SMS_TO_INTERPRET, True
     card = torch.cuda.get_device_properties(device)
@@ -376,9 +376,9 @@ def plan(
     config: dict[str, int] | None = None,
     paged: bool = False,
 ) -> tuple[int, dict[str, int]]:
-    """How many parts, and the launch configuration, for q (B, H, Nq, d), Hk key heads, Nk keys.
+    """Choose the parts' number and the launch configuration for q (B, H, Nq, d), Hk heads, Nk keys.
 
-    What is given stays: `splits`, `config`.
+    `splits` and `config` are kept if given.
     """
     B, H, Nq, d = q.shape
     precision, rows = input_precision(q), Nq * H // Hk
@@ -409,7 +409,7 @@ def forward(
     splits: int | None = None,
     config: dict[str, int] | None = None,
 ) -> torch.Tensor:
-    """The output for arguments that have been checked; `lse` is filled if given.
+    """Compute the output for checked arguments; `lse` is filled if given.
 
     lse      (B, H, Nq) float32, in base 2: log2 of each row's sum of exp(s)
     table    (sequences, pages) int32, where k and v are a cache's (pages, Hk, PAGE_SIZE, d);
@@ -467,7 +467,7 @@ def launch_configs(d: int, dtype: torch.dtype, precision: str) -> dict[str, dict
 
 
 def refuse_gradients(**tensors: torch.Tensor) -> None:
-    """Raise ValueError where torch would want a gradient: there is no way back through a merge."""
+    """Raise ValueError where torch would want a gradient: the merge has no backward pass."""
     for name, x in tensors.items():
         if torch.is_grad_enabled() and isinstance(x, torch.Tensor) and x.requires_grad:
             raise ValueError(
@@ -506,7 +506,7 @@ def attend_with_lse(
     causal: bool = False,
     seqlens_k: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output of `attend`, and lse (B, H, Nq) float32, the log of each row's sum of exp(s).
+    """Return `attend`'s output, and lse (B, H, Nq) float32, the log of each row's sum of exp(s).
 
     s = scale q . k over the keys that the row sees; -inf where it sees none. Raises as `attend`.
     """

@@ -9,7 +9,7 @@
     producer    K0 Q K1 V0 K2 V1 K3 V2 ...     as far ahead as the rings have free slots
     consumer 0     |S0=Q K0|    |S1=Q K1|O+=P0 V0|    |S2=Q K2|O+=P1 V1|    ...   matrix unit
                            | P0 |                | P1 |                | P2 |     softmax of S
-    consumer 1  the same for the 64 rows below: its products run in consumer 0's softmax
+    consumer 1  the same for the next 64 rows: its products run during consumer 0's softmax
 
     Q, K, V     rings of slots in shared memory (stages/hopper_rings.py)
                 full:  consumers wait until the copy engine has written a tile (of V, where there is
@@ -27,7 +27,7 @@ or the first few, where the diagonal does not begin with a tile.
 Cost: stage 6's FLOPs and bytes. d is padded to 64 or 128 on the chip. Copied once per call: tensors
 that the copy engine can't describe (stages/hopper_launch.py), and the output where d is no multiple
 of 8. float32 and d > 128 go to stage 6's kernel; gradients are stage 7's.
-What it bought: the matrix unit waits for nobody, nearly (docs/hopper.md). After FlashAttention-3,
+What it bought: the matrix unit hardly ever waits (docs/hopper.md). After FlashAttention-3,
 Shah et al. 2024, https://arxiv.org/abs/2407.08608, sections 3.1 and 3.2.
 Still hurts: the backward pass, in which loads and math still take turns.
 """
@@ -119,10 +119,10 @@ def hide(s, start_n, seen):
 
 @gluon.jit
 def row_sums(p):
-    """p (64, BLOCK_N) -> (64, 8): what each thread holds of a row, added up; 4 threads share one.
+    """Sum p (64, BLOCK_N) -> (64, 8): what each thread holds of a row; 4 threads share one.
 
-    A sum of whole rows would exchange numbers between threads at every tile, this one does at the
-    very end.
+    Summing whole rows would exchange numbers between threads at every tile; this way they do so
+    only once, at the end.
     """
     return gl.sum(gl.reshape(p, [64, p.shape[1] // 8, 8]), 1)
 
@@ -159,7 +159,7 @@ def as_operand(p, acc, dtype: gl.constexpr):
 
 @gluon.jit
 def hand_over(q_ring, turn):
-    """Give back the slot of the query tile before: its output has been copied out of it by now."""
+    """Give back the slot of the previous query tile: its output has been copied out by now."""
     store_wait(0)
     q_ring.give_back(turn + 1, pred=turn > 0)  # of two slots, turn + 1 has that of turn - 1
 
@@ -253,8 +253,8 @@ def consumer(common, q_ring, c: gl.constexpr):
         q = q_ring.take(turn)
         if problem.Q_IN_REGISTERS:  # read out of shared memory once per tile, not once per product
             q = q.load(gl.DotOperandLayout(0, S, 2))
-        # Either way the first products run, whatever the sizes: where the first of two loops with
-        # products may have no turn, ptxas 12.8 leaves what they share out of the second
+        # The first products run in either case, whatever the sizes: where the first of two loops
+        # with products may have no iteration, ptxas 12.8 omits what they share from the second
         first = skipped + 1
         if problem.OVERLAP:
             s = scores(q, k_ring.take(use + skipped), seen)
@@ -380,7 +380,7 @@ def attention_kernel(
              (inspector, look)],
             [4, 4, 1, 2], [C, C, P, P],
         )  # fmt: skip
-    # scratch memory is laid over what looks dead, and a barrier does that nobody names any more
+    # scratch memory may overlay what looks dead, such as a barrier that is no longer named
     q0.keep_alive()
     q1.keep_alive()
     if CONSUMERS == 3:
@@ -416,14 +416,14 @@ TWO_CONSUMERS_GUARDED = Config(
     V_STAGES=3, Q_IN_REGISTERS=False, CONSUMER_REGS=224, PRODUCER_REGS=56
 )
 THREE_CONSUMERS = Config(CONSUMERS=3, Q_IN_REGISTERS=False, CONSUMER_REGS=160, PRODUCER_REGS=32)
-# two CTAs to a multiprocessor: while one waits for its products, the other one has its softmax
+# two CTAs to a multiprocessor: while one waits for its products, the other computes its softmax
 TWO_CTAS = Config(
     BLOCK_N=64, OVERLAP=False, Q_IN_REGISTERS=False, CONSUMER_REGS=104, ctas=2, maxnreg=80
 )
 
 
 def plan(d: int, guarded: bool, Nk: int) -> Config:
-    """Which of these a problem gets, with hidden keys or without: the best of trials on an H200."""
+    """Choose one of these for a problem, with hidden keys or without: the best found on an H200."""
     if d > 64:
         return TWO_CONSUMERS_GUARDED if guarded else TWO_CONSUMERS
     return TWO_CTAS if guarded and Nk < 8192 else THREE_CONSUMERS
@@ -440,7 +440,7 @@ def prepare(
     has_lse: bool,
     config: Config,
 ) -> tuple[Launch, int, int] | None:
-    """The launch for a kind of problem, BLOCK_N and BLOCK_D; None for what this file can't do."""
+    """Return a kind of problem's launch, BLOCK_N and BLOCK_D; None for what this file can't do."""
     B, H, Nq, d = q_shape
     Hk, Nk = k_shape[1:3]
     BLOCK_M, BLOCK_N = 64 * config.CONSUMERS, config.BLOCK_N
@@ -476,7 +476,7 @@ def forward(
     lse: torch.Tensor | None = None,
     config: Config | None = None,
 ) -> torch.Tensor:
-    """The output for arguments that have been checked; `lse` is filled if given.
+    """Compute the output for checked arguments; `lse` is filled if given.
 
     lse (B, H, Nq) float32 is in base 2, as stage 6's.
     """

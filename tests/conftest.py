@@ -52,6 +52,8 @@ def tuned_here_alone(tmp_path_factory):
 @pytest.fixture(autouse=True, scope="session")
 def lean_interpreter():
     """Kernels are interpreted here as they are in the harness's own processes."""
+    import stages  # noqa: F401  decides first whether kernels are interpreted
+
     with contextlib.suppress(ImportError):
         from triton.runtime import interpreter  # noqa: F401
     make_lean()

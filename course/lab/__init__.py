@@ -1,1 +1,1 @@
-"""The course as a lab: stubs to write, hints, checks, and what a wrong answer comes from."""
+"""The course as a lab: stubs to write, hints, checks, and the cause of a wrong answer."""

@@ -1,4 +1,4 @@
-"""What a lab checks of one submission; each check is a mark, and worth points when it is graded."""
+"""Check one submission of a lab; each check gives a mark, which is worth points in grading."""
 
 import hashlib
 import random
@@ -29,7 +29,7 @@ TWIN = "no Triton kernel in it; the NumPy twin of stage 5 is graded with --numpy
 
 
 class Unchecked(Exception):
-    """A stage can't be checked on this machine; the message says why."""
+    """Raised where a stage can't be checked on this machine; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Mark:
-    """What came of a check: a record's status, or 'cheated', 'ok' where it passed; and the reason.
+    """The result of a check: a record's status, or 'cheated', 'ok' where it passed; and the reason.
 
     printed: what the submission printed meanwhile.
     """
@@ -61,11 +61,11 @@ class Mark:
 
 @dataclass(frozen=True)
 class Result:
-    """What is to be said of one submission.
+    """The result for one submission.
 
     verdict    passed, failed, cheated, not-written, crashed, timeout or out-of-memory
     marks      a mark for each check, in order; none where it is not written, or can't be loaded
-    diagnosis  what the first failure comes from, '' where there is none
+    diagnosis  the cause of the first failure, '' where there is none
     case       lines that show that failure
     """
 
@@ -77,7 +77,7 @@ class Result:
 
 
 def checks(stage: int, seed: int) -> Iterator[Check]:
-    """The checks of a stage's lab, the smallest first; sizes that are [least, most] are drawn."""
+    """Yield the checks of a stage's lab, the smallest first; sizes [least, most] are drawn."""
     for row in TABLE["checks"]:
         if stage in row["on"]:
             draw = random.Random(f"{seed} {row['name']}")
@@ -92,7 +92,7 @@ def checks(stage: int, seed: int) -> Iterator[Check]:
 
 
 def seeds(each: Check) -> list[int]:
-    """The seeds of a check's calls: as many as they are, nobody tells one from those before."""
+    """Return a secret seed for each call of a check: none follows from those before it."""
     known = f"{each.problem.seed} {each.name}"
     count = random.Random(known).randint(*CALLS)
     digests = [hashlib.sha256(f"{known} {index}".encode()).digest() for index in range(count)]
@@ -100,7 +100,7 @@ def seeds(each: Check) -> list[int]:
 
 
 def rules(stage: int, numpy: bool) -> dict[str, Any]:
-    """What a submission may do (grading/guard.py); `numpy`: stage 5 without Triton."""
+    """Return what a submission may do (grading/guard.py); `numpy`: stage 5 without Triton."""
     none: dict[str, Any] = {"least": 2, "kernels": [], "imports": [], "stages": []}
     of_stage = none | TABLE["rules"][str(stage)]
     if numpy:
@@ -116,10 +116,10 @@ def check(
 ) -> Result:  # fmt: skip
     """Check the submission in `path`, a stage's file (for stage 2 a folder), as stage `stage`.
 
-    None: the stage that it says it is. `seed`: of all inputs, a secret one where None. `tell` is
-    told of each mark. `numpy`: whether stage 5 is to be in NumPy; None: if it has no kernels.
-    Whatever the file does costs itself only. Raises BadStage where there is no such file, or it
-    says no stage that has a lab; Unchecked where this machine can't run it.
+    None: the stage that its STAGE names. `seed` is the seed of all inputs; None: a secret one.
+    `tell` is called with each mark. `numpy`: whether stage 5 must be in NumPy; None: if the file
+    has no kernels. A file that crashes or hangs fails alone. Raises BadStage where there is no such
+    file, or it names no stage that has a lab; Unchecked where this machine can't run it.
     """
     files = cpp.files(path)
     for file in files:
@@ -149,7 +149,7 @@ def check(
 
 
 def declared(path: Path) -> int:
-    """The stage that a submission says it is. Raises BadStage where it says none that has a lab."""
+    """Return the stage that a submission's STAGE names. Raises BadStage where that has no lab."""
     try:
         number = read_declared(path).get("number", "none")
     except (ValueError, SyntaxError) as error:
@@ -164,7 +164,7 @@ def judged(
     info: StageInfo, number: int, asked: Sequence[Check], folder: Path,
     tell: Callable[[Mark], None], limits: calls.Limits = calls.USUAL, numpy: bool | None = None,
 ) -> Result:  # fmt: skip
-    """The marks of a stage that could be loaded, and what its first failure comes from."""
+    """Return the marks of a stage that could be loaded, and the cause of its first failure."""
     reason = info.unavailable["cpu"]
     if reason and "cpu" in info.devices and "cuda" not in info.needs:  # not the file's own fault
         raise Unchecked(f"stage {number} can't be checked here: {reason}")
@@ -181,7 +181,7 @@ def judged(
             mark = one(info, each, rules(number, twin), limits)
         marks.append(mark)
         tell(mark)
-    # one that cheats is to hear of that, whatever else is wrong
+    # cheating is reported first, whatever else is wrong
     failed = next((mark for mark in marks if mark.status == "cheated"), None)
     failed = failed or next((mark for mark in marks if not mark.passed), None)
     if failed is None:
@@ -206,9 +206,9 @@ def judged(
 
 
 def one(info: StageInfo, each: Check, may: dict[str, Any], limits: calls.Limits) -> Mark:
-    """The mark of one check; its problem is that of the first call that was wrong.
+    """Return the mark of one check; its problem is that of the first call that was wrong.
 
-    What would excuse the mistakes of a file (its STAGE's exact_up_to) is not asked.
+    A file's own excuses (the exact_up_to of its STAGE) are ignored.
     """
     found = calls.ask(info.path, each.problem, each.layout, may, seeds(each), limits)
     if found.seed is not None:
@@ -217,7 +217,7 @@ def one(info: StageInfo, each: Check, may: dict[str, Any], limits: calls.Limits)
 
 
 def wrap(path: Path, layout: str, folder: Path) -> Path:
-    """The file of a stage that asks the one in `path` in a `layout`, in `folder`."""
+    """Write to `folder` a stage that calls the one in `path` with tensors in a `layout`."""
     if not layout:
         return path
     wrapper = folder / f"{layout}.py"

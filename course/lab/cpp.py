@@ -17,21 +17,21 @@ Array = np.ndarray[Any, Any]
 
 
 class NotBuilt(Exception):
-    """A submission can't be compiled; the message holds the compiler's first errors."""
+    """Raised where a submission can't be compiled; the message holds the first errors."""
 
 
 def files(submission: Path) -> list[Path]:
-    """A submission's files: its one file, or of a folder the two C++ files."""
+    """Return a submission's files: its one file, or the two C++ files of a folder."""
     return [submission / name for name in FILES] if submission.is_dir() else [submission]
 
 
 def compiler() -> str | None:
-    """The C++ compiler: what CXX names, or else the first that is found; None without any."""
+    """Return the C++ compiler: what CXX names, else the first that is found; None without any."""
     return os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
 
 
 def build(submission: Path, folder: Path) -> Path:
-    """A stage's file, in `folder`, that is stage 2 with the C++ files of a submission.
+    """Compile a submission's C++ files; return a file in `folder` that is stage 2 with them.
 
     Raises NotBuilt where they don't compile, or there is no compiler.
     """
@@ -62,7 +62,7 @@ def build(submission: Path, folder: Path) -> Path:
 
 
 class Library:
-    """What stage 2 calls the extension for, from a submission's compiled files."""
+    """Stands in for stage 2's extension, with a submission's compiled files."""
 
     def __init__(self, path: str) -> None:
         self.c = ctypes.CDLL(path)

@@ -1,7 +1,7 @@
-"""What the first failure of a submission comes from: its own words, its numbers, its tiles.
+"""Find the cause of a submission's first failure: from its message, its numbers, its tiles.
 
-Only to explain: no mark depends on it. The submission answers once more in a process of its own;
-when that has ended, another compares the answer with the truth and with what known mistakes give.
+This only explains: no mark depends on it. The submission answers once more in its own process; when
+that has ended, another compares the answer with the expected one and with those of known mistakes.
 """
 
 import ast
@@ -24,8 +24,8 @@ from harness.problems.problem import Problem
 
 LIMIT = 60.0  # seconds for each of the two processes
 CORNER = 4  # rows and columns of a failing case that are shown
-NEAR = 0.01  # of the distance from the truth: so near to a mistake's output, it is that mistake
-# a function that walks tiles -> its loop's variable; and what is carried on by such a loop
+NEAR = 0.01  # of the distance from the truth: nearer to a mistake's output, it is that mistake
+# a function that walks tiles -> its loop's variable; and the state that such a loop carries
 WALKS = dict.fromkeys(("attention_kernel", "visit_tiles", "attend_head"), "start_n")
 WALKS["walk_q_tiles"] = "start_m"
 FIRST_TILE = "first tile that differs"
@@ -49,16 +49,16 @@ class Ready:
 
 
 def from_words(reasons: Sequence[tuple[str, str]], reason: str) -> str:
-    """What a failure comes from by its `reason` alone, of pairs of a pattern and that; or ''.
+    """Return the cause of a failure by its `reason` alone, from pairs of pattern and cause; or ''.
 
-    The line of code that a reason may begin with is the student's own words, and not looked at.
+    The line of the student's code that a reason may begin with is ignored.
     """
     words = re.sub(r"^\S+:\d+: `.*?`: ", "", reason)
     return next((text for pattern, text in reasons if re.search(pattern, words)), "")
 
 
 def python_max(path: Path) -> str:
-    """Where a Triton kernel in `path` calls Python's own max or min, and what that does; or ''."""
+    """Say where a Triton kernel in `path` calls Python's max or min, and what that does; or ''."""
     for kernel in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         jitted = getattr(kernel, "decorator_list", [])
         if not any("triton.jit" in ast.unparse(each) for each in jitted):
@@ -73,7 +73,7 @@ def python_max(path: Path) -> str:
 
 
 def from_numbers(path: Path, problem: Problem, layout: str, folder: Path) -> Said:
-    """What the wrong answer of the stage in `path` to a problem comes from."""
+    """Find the cause of the wrong answer of the stage in `path` to a problem."""
     out, order = folder / "answer", problem.to_json()
     try:
         with Session(answer, str(path), order, str(out)) as session:
@@ -89,7 +89,7 @@ def from_numbers(path: Path, problem: Problem, layout: str, folder: Path) -> Sai
 
 
 def answer(connection: Connection, path: str, order: dict[str, Any], out: str) -> None:
-    """Write what the stage in `path` answers, and what it held after each tile. Says 'ready'."""
+    """Write the answer of the stage in `path`, and its state after each tile. Says 'ready'."""
     import numpy as np
 
     import stages
@@ -162,7 +162,7 @@ def watching() -> Iterator[dict[str, Any]]:
 
 
 def diagnose(connection: Connection, order: dict[str, Any], layout: str, out: str) -> None:
-    """Say 'ready' with what an answer's mistake is, and with lines that show it."""
+    """Say 'ready' with the mistake in an answer, and with lines that show it."""
     import numpy as np
     import torch
 
@@ -198,7 +198,7 @@ def diagnose(connection: Connection, order: dict[str, Any], layout: str, out: st
 
 
 def distance(got: Any, made: Any, truth: Any) -> float:
-    """How far an output is from a mistake's, as a share of how far it is from the truth.
+    """Return an output's distance from a mistake's, relative to its distance from the truth.
 
     Where `made` is NaN anything may stand; infinity stands for what isn't finite.
     """
@@ -214,7 +214,7 @@ def distance(got: Any, made: Any, truth: Any) -> float:
 
 
 def show(problem: Problem, name: str, got: Any, truth: Any, bound: float) -> list[str]:
-    """Shapes, where an output is wrong, and a corner of it beside what was expected."""
+    """Return lines: the shapes, where an output is wrong, a corner of it and the expected one."""
     from course.tracing.trace_text import number
 
     off = (got - truth).abs().nan_to_num(float("inf"), float("inf"))
@@ -250,9 +250,9 @@ def spans(numbers: Sequence[int], of: int) -> str:
 
 
 def first_tile(problem: Problem, states: Any, backward: bool) -> list[str]:
-    """A line on the first tile after which m_i, l_i, acc (or dk, dv) is not the reference's.
+    """Return a line on the first tile after which m_i, l_i, acc (or dk, dv) is wrong.
 
-    None where the stub's names or its tile are not kept. `states`: what `watching` noted.
+    Empty where the stub's names or its tile size are not kept. `states`: what `watching` noted.
     """
     import numpy as np
 
@@ -286,7 +286,7 @@ def first_tile(problem: Problem, states: Any, backward: bool) -> list[str]:
 
 
 def forward_tiles(problem: Problem, states: Any, starts: Sequence[int], size: int) -> Iterator[Any]:
-    """For each tile its first key, 'keys', the program's rows, and the reference walk's states."""
+    """Yield for each tile its first key, 'keys', the program's rows and the reference states."""
     import numpy as np
 
     from course.lab import mistakes
@@ -307,7 +307,7 @@ def forward_tiles(problem: Problem, states: Any, starts: Sequence[int], size: in
 def backward_tiles(
     problem: Problem, states: Any, starts: Sequence[int], size: int
 ) -> Iterator[Any]:
-    """For each tile its first row, 'rows', the program's keys, dk (not scaled) and dv so far."""
+    """Yield for each tile its first row, 'rows', the program's keys, unscaled dk and dv so far."""
     from course.lab import mistakes
 
     a = mistakes.ask(problem, "")

@@ -4,7 +4,7 @@
     # step NAME: goal; shapes in -> out         within it, the one statement below
 
 A large stub lacks the exercises, a small one the steps. In C++ the comments begin with //. The
-formulas of a Python file's docstring are taken out, too, where they tell what a gap holds.
+formulas of a Python file's docstring are taken out, too, where they give a gap away.
 """
 
 import ast
@@ -38,7 +38,7 @@ class Gap:
     lines: Sequence[str]
 
     def nearly(self) -> str:
-        """Its lines with the names blanked that are computed from."""
+        """Return its lines with the names on the right-hand sides blanked."""
         text = []
         for line in self.lines:
             *target, value = re.split(r"(?<= = |\+= )", line.split("  #")[0], maxsplit=1)
@@ -47,7 +47,7 @@ class Gap:
 
 
 def find(text: str, size: str) -> list[Gap]:
-    """The gaps of a file for a `size`, 'small' or 'large', in order."""
+    """Return the gaps of a file for a `size`, 'small' or 'large', in order."""
     lines = text.splitlines()
     found = []
     for at, line in enumerate(lines):
@@ -59,7 +59,7 @@ def find(text: str, size: str) -> list[Gap]:
 
 
 def statement_end(lines: Sequence[str], first: int) -> int:
-    """Where the statement that begins in line `first` ends: its body is deeper, or a bracket."""
+    """Find the end of the statement that begins in line `first`, by indentation and brackets."""
     indent = depth(lines[first])
     end = first + 1
     while end < len(lines) and (
@@ -71,14 +71,14 @@ def statement_end(lines: Sequence[str], first: int) -> int:
 
 
 def depth(line: str) -> int:
-    """How far a line is indented; an empty one not at all."""
+    """Return the number of spaces before a line's text; 0 for an empty line."""
     return len(line) - len(line.lstrip())
 
 
 def exercise_end(lines: Sequence[str], at: int) -> int:
-    """Where the exercise that is marked in line `at` ends; where its end is not marked, the file's.
+    """Find the end of the exercise marked in line `at`; the file's end where no end is marked.
 
-    Two exercises of a file may bear one name: the next end is meant.
+    Two exercises of a file may have the same name: the next end mark counts.
     """
     name = MARKER.match(lines[at])[3]  # type: ignore[index]
     for end in range(at + 1, len(lines)):
@@ -89,7 +89,7 @@ def exercise_end(lines: Sequence[str], at: int) -> int:
 
 
 def replaced(text: str, size: str, bodies: Sequence[Sequence[str]]) -> str:
-    """A file with other lines in its gaps, in order."""
+    """Return a file's text with other lines in its gaps, in order."""
     lines = text.splitlines()
     for gap, body in reversed(list(zip(find(text, size), bodies, strict=True))):
         lines[gap.first : gap.last] = body
@@ -97,9 +97,9 @@ def replaced(text: str, size: str, bodies: Sequence[Sequence[str]]) -> str:
 
 
 def told(text: str, size: str) -> str:
-    """The lines of the docstring from its first formula to its last, where one is of a gap; or ''.
+    """Return the docstring's lines of formulas, first to last, if one gives a gap away; or ''.
 
-    One is where its left side is a small gap's name, or is assigned in a large one; S is also s.
+    It does if its left side is a small gap's name, or is assigned in a large gap; S is also s.
     """
     lines = text.partition('"""')[2].partition('"""')[0].splitlines()
     formulas = {at: mark[1].lower() for at, x in enumerate(lines) if (mark := FORMULA.match(x))}
@@ -112,7 +112,7 @@ def told(text: str, size: str) -> str:
 
 
 def stub(text: str, size: str) -> str:
-    """A stage's file with its gaps taken out; in each stands that it is not written yet."""
+    """Return a stage's file with its gaps taken out; each gap raises that it is not written yet."""
     bodies = []
     for gap in find(text, size):
         says = f"{NOT_WRITTEN}: {gap.name}"
@@ -125,7 +125,7 @@ def stub(text: str, size: str) -> str:
 
 
 def missing(text: str) -> Iterator[tuple[str, int]]:
-    """What of a student's file is not written: gaps, or all of `attend`; name, and line from 1."""
+    """Yield a student's unwritten gaps, or all of `attend`: each name, and line from 1."""
     found = list(unwritten(text))
     with contextlib.suppress(SyntaxError):  # C++, and what Python itself will refuse
         body = ast.parse(text).body
@@ -138,7 +138,7 @@ def missing(text: str) -> Iterator[tuple[str, int]]:
 
 
 def hollow(statement: ast.stmt) -> bool:
-    """Whether a statement stands where code is to be written."""
+    """Whether a statement is a placeholder for code that is not written yet."""
     return says(statement) or bool(PLACEHOLDER.match(ast.unparse(statement).splitlines()[0]))
 
 
@@ -148,7 +148,7 @@ def says(statement: ast.stmt) -> bool:
 
 
 def unwritten(text: str) -> Iterator[tuple[str, int]]:
-    """The gaps of a student's file that hold no code yet: the name of each, and its line, from 1.
+    """Yield the gaps of a student's file that hold no code yet: each name, and line from 1.
 
     A gap is empty, or begins with what a stub has there, or with `pass` or `...`.
     """

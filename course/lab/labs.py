@@ -14,19 +14,19 @@ from harness.isolation.roster import built_in_files
 from harness.problems.problem import YARDSTICK
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
-STUBS = ROOT / "stubs"  # in a copy that was handed out
+STUBS = ROOT / "stubs"  # in an exported copy
 NUMPY = HERE / "numpy_online.py"  # stage 5 for machines without Triton
-# what holds stages' lines, or answers
+# these hold lines of stages, or answers
 TELLING = ("tests/", "tools/", "docs/lecturer.md", "results/cpu/pitfalls")
 TRAIN_TEXT = "harness/data/train_text.txt"  # this project's own sources, as a text to learn
 
 
 class NoLab(Exception):
-    """A lab that there isn't, or a file that is in the way; the message says what to do."""
+    """Raised where there is no such lab or a file is in the way; the message says what to do."""
 
 
 def about() -> dict[int, dict[str, Any]]:
-    """Stage -> its goal, its minutes by size, and under each step's name a question and an idea."""
+    """Return for each stage its goal, its minutes by size, and each step's question and idea."""
     return {
         int(stage): said
         for stage, said in tomllib.loads((HERE / "labs.toml").read_text(encoding="utf-8")).items()
@@ -34,7 +34,7 @@ def about() -> dict[int, dict[str, Any]]:
 
 
 def source(stage: int, numpy: bool = False) -> Path:
-    """The file that holds a stage's gaps; it need not be there in a copy."""
+    """Return the path of the file with a stage's gaps; an exported copy may lack it."""
     if numpy and stage != 5:
         raise NoLab(f"--numpy: stage {stage} has no NumPy twin, only stage 5 has one")
     if stage == 2:
@@ -44,7 +44,7 @@ def source(stage: int, numpy: bool = False) -> Path:
 
 
 def stubs(stage: int, size: str, numpy: bool = False) -> dict[str, str]:
-    """The files of a stub by name, one but for stage 2. Raises NoLab where there is none."""
+    """Return a stub's files by name: one, but two for stage 2. Raises NoLab where there is none."""
     path = source(stage, numpy)
     if path.is_file():
         files = {path.name: gaps.stub(path.read_text(encoding="utf-8"), size)}
@@ -59,7 +59,7 @@ def stubs(stage: int, size: str, numpy: bool = False) -> dict[str, str]:
 
 
 def place(stage: int, size: str, numpy: bool) -> str:
-    """The folder of a stub in a copy."""
+    """Return the folder of a stub in an exported copy."""
     return f"{stage}-{size}{'-numpy' if numpy else ''}"
 
 
@@ -79,7 +79,7 @@ def start(stage: int, to: Path, size: str, numpy: bool) -> None:
 
 
 def hints(stage: int, level: int, numpy: bool = False) -> Iterator[str]:
-    """A hint for each step, from a question (level 1) to nearly the line (3)."""
+    """Yield a hint for each step, from a question (level 1) to nearly the line (3)."""
     path = source(stage, numpy)
     if not path.is_file():
         said = {name: text for name, text in about()[stage].items() if isinstance(text, list)}
@@ -93,7 +93,7 @@ def hints(stage: int, level: int, numpy: bool = False) -> Iterator[str]:
 
 
 def export(to: Path, last: int) -> None:
-    """Copy the tracked files to the new folder `to`, without what tells stages above `last`.
+    """Copy the tracked files to the new folder `to`, without what gives away stages above `last`.
 
     Raises NoLab where `to` is there already, or git can't say which files are tracked.
     """
@@ -123,7 +123,7 @@ def export(to: Path, last: int) -> None:
     if last < 2:  # nothing to compile
         rules = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8").splitlines()[:2]
         (to / "CMakeLists.txt").write_text("\n".join(rules) + "\n", encoding="utf-8")
-    for size in gaps.KINDS if last + 1 in about() else ():  # a later one would tell this one
+    for size in gaps.KINDS if last + 1 in about() else ():  # a later stub would give this one away
         for numpy in (False, True)[: 1 + (last + 1 == 5)]:
             for name, stub in stubs(last + 1, size, numpy).items():
                 path = to / STUBS.name / place(last + 1, size, numpy) / name
@@ -132,7 +132,7 @@ def export(to: Path, last: int) -> None:
 
 
 def lines_of(path: Path) -> list[str]:
-    """The lines of a text file."""
+    """Return the lines of a text file."""
     return path.read_text(encoding="utf-8").splitlines()
 
 

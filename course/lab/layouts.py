@@ -1,4 +1,4 @@
-"""How a check lays the tensors that it gives a stage, around the stage's own attend."""
+"""Lay out the tensors that a check gives a stage, by wrapping the stage's own attend."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def laid(attend: Callable[..., torch.Tensor], layout: str) -> Callable[..., torch.Tensor]:
-    """`attend`, given what it is asked in another layout; gradients find their way back."""
+    """Wrap `attend` to get its tensors in another layout; gradients flow back through it."""
 
     def attend_laid(*given: torch.Tensor, **options: Any) -> torch.Tensor:
         if layout == "strided":

@@ -1,7 +1,7 @@
-"""What each known mistake makes of a problem's inputs: a wrong output is told by its numbers.
+"""Compute what each known mistake would output, to recognise a wrong output by its numbers.
 
-All in float64, whatever the code looks like that made the mistake. A prediction may hold NaN where
-nobody can say what is read; infinity stands for any number that isn't finite.
+All in float64, however the code that made the mistake is written. A prediction holds NaN where the
+value is unknown; infinity stands for any number that isn't finite.
 """
 
 import math
@@ -43,7 +43,7 @@ class Asked:
         return float(self.q.shape[-1] ** -0.5)
 
     def spread(self) -> tuple[Tensor, Tensor]:
-        """k and v with each head once for every query head that it serves."""
+        """Return k and v with each head repeated for every query head that it serves."""
         return self.k.repeat_interleave(self.group, 1), self.v.repeat_interleave(self.group, 1)
 
     def scores(self) -> Tensor:
@@ -53,7 +53,7 @@ class Asked:
 
 
 def ask(problem: Problem, layout: str) -> Asked:
-    """What `problem` gives a stage, as `layout` lays it."""
+    """Return the tensors that `problem` gives a stage, in `layout`."""
     q, k, v = (LAYOUTS[layout](x.double()) for x in make_inputs(problem))
     return Asked(
         q, k, v, make_output_gradient(problem).double(), hidden(problem), problem.h // problem.hk
@@ -61,7 +61,7 @@ def ask(problem: Problem, layout: str) -> Asked:
 
 
 def hidden(problem: Problem, shift: int | None = None, longer: int = 0) -> Tensor:
-    """The mask of `problem`, (b, h, nq, nk); with another causal `shift` or `longer` lengths."""
+    """Return `problem`'s mask (b, h, nq, nk), maybe with another `shift` or `longer` lengths."""
     offs_m, offs_n = torch.arange(problem.nq)[:, None], torch.arange(problem.nk)[None, :]
     found = torch.zeros(problem.b, problem.h, problem.nq, problem.nk, dtype=torch.bool)
     if problem.causal:
@@ -83,7 +83,7 @@ def exp_from(s: Tensor, top: Tensor) -> Tensor:
 
 
 def online(s: Tensor, v: Tensor, tile: int, acc_too: bool = True, l_too: bool = True) -> Tensor:
-    """The online softmax by tiles, whose acc, or l, or both may be left under their old max."""
+    """Compute the online softmax by tiles; acc, l or both may miss their rescale."""
     m = torch.full_like(s[..., :1], -torch.finfo(torch.float32).max)
     total, acc = torch.zeros_like(m), torch.zeros(*s.shape[:-1], v.shape[-1], dtype=s.dtype)
     for start in range(0, s.shape[-1], tile):
@@ -97,7 +97,7 @@ def online(s: Tensor, v: Tensor, tile: int, acc_too: bool = True, l_too: bool = 
 
 
 def unweighted(s: Tensor, v: Tensor, tile: int) -> Tensor:
-    """The merge of parts of `tile` keys as if all of them had one max."""
+    """Merge parts of `tile` keys as if all of them had the same max."""
     parts = [exp_from(x, x.amax(-1, keepdim=True)) for x in s.split(tile, -1)]
     acc = sum(p @ each for p, each in zip(parts, v.split(tile, -2), strict=True))
     total: Tensor = acc / sum(p.sum(-1, keepdim=True) for p in parts)
@@ -105,19 +105,19 @@ def unweighted(s: Tensor, v: Tensor, tile: int) -> Tensor:
 
 
 def forward(problem: Problem, layout: str) -> Iterator[tuple[str, Prediction]]:
-    """Each mistake of a forward pass, in words, and the output that it gives."""
+    """Yield each mistake of a forward pass, in words, and the output that it gives."""
     for says, o in outputs(problem, ask(problem, layout), layout):
         yield says, {"o": o}
 
 
 def outputs(problem: Problem, a: Asked, layout: str) -> Iterator[tuple[str, Tensor]]:
-    """What `forward` gives, as bare outputs."""
+    """Yield what `forward` yields, with bare outputs."""
     (k, v), s, d, nk = a.spread(), a.scores(), problem.d, problem.nk
     padded = max(16, 1 << (d - 1).bit_length())
     for factor, says in {
         1.0: "the scores are not scaled: times d ** -0.5",
         1 / d: "scaled by 1/d, or twice: the scale is d ** -0.5, once",
-        d**0.5: "scaled by the root of d upside down: the scale is d ** -0.5",
+        d**0.5: "scaled by d ** 0.5, the inverse: the scale is d ** -0.5",
         padded**-0.5: "scaled by the padded d (BLOCK_D): the scale is d ** -0.5, with the true d",
         a.scale / LOG2_E: "exp2 without log2(e): 2^x is exp(x ln 2), so fold log2(e) into scale",
         a.scale * LOG2_E: "log2(e) in the scale, but exp in place of exp2",
@@ -185,7 +185,7 @@ def outputs(problem: Problem, a: Asked, layout: str) -> Iterator[tuple[str, Tens
 
 
 def masked(problem: Problem, a: Asked) -> Iterator[tuple[str, Tensor]]:
-    """Mistakes of a mask."""
+    """Yield the mistakes of a mask."""
     right = problem.nk - problem.nq
     s, v = replace(a, hidden=torch.zeros_like(a.hidden)).scores(), a.spread()[1]
     for shift, longer, says in (
@@ -199,12 +199,12 @@ def masked(problem: Problem, a: Asked) -> Iterator[tuple[str, Tensor]]:
         (problem.nk, problem.nk, "neither mask is there"),
     ):
         seen = ~hidden(problem, shift, longer)
-        blind = ~seen.any(-1, keepdim=True)  # what a row gives that sees nothing, nobody knows
+        blind = ~seen.any(-1, keepdim=True)  # a row that sees nothing may give anything
         yield says, softmax(s.masked_fill(~seen, -math.inf), v).masked_fill(blind, math.nan)
 
 
 def strides(a: Asked) -> Iterator[tuple[str, Tensor]]:
-    """Mistakes of who takes the strides for others, one tensor or all."""
+    """Yield the mistakes of assumed strides, for one tensor or all."""
     for names, last in product(("qkv", "q", "k", "v"), (False, True)):
         given = {}
         for name in names:
@@ -220,7 +220,7 @@ def strides(a: Asked) -> Iterator[tuple[str, Tensor]]:
 
 
 def gradients(problem: Problem, layout: str) -> Iterator[tuple[str, Prediction]]:
-    """Each mistake of a backward pass, in words, and the gradients that it gives."""
+    """Yield each mistake of a backward pass, in words, and the gradients that it gives."""
     a = ask(problem, layout)
     once, root = 1.0, 1 / a.scale
     for says, dO, delta_too, dq_factor, dk_factor, divided in (

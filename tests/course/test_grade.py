@@ -89,7 +89,7 @@ def test_a_cheat_gets_nothing_for_what_it_gains(path, monkeypatch):
     assert row.worth({shown: 3.0}).points == 0
 
 
-def test_who_cheats_in_one_check_has_no_points_for_the_others():
+def test_a_cheat_in_one_check_loses_the_points_of_all():
     row = grade.Row("x", 1, 0, 0, "cheated", "", 0, "", "", 0.0, {"a": "ok", "b": "cheated"})
     points = {"a": 2.0, "b": 3.0}
     row = row.worth(points)
@@ -271,7 +271,7 @@ def test_what_can_not_be_graded_costs_nobody_points(tmp_path, options, said):
 
 
 @pytest.mark.slow
-def test_speed_gives_points_only_to_who_is_fast_and_right(tmp_path):
+def test_speed_gives_points_only_for_a_fast_and_right_submission(tmp_path):
     text = labs.source(3).read_text(encoding="utf-8")
     slow = text.replace(
         "    check_inputs(", "    __import__('time').sleep(0.05)\n    check_inputs("

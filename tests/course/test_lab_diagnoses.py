@@ -128,7 +128,7 @@ def test_the_line_that_failed_is_shown_and_its_own_words_explain_nothing(tmp_pat
     assert found.diagnosis.startswith("shapes don't fit: one number per row")
 
 
-def test_what_no_known_mistake_gives_is_called_by_none(tmp_path):
+def test_numbers_of_no_known_mistake_get_no_name(tmp_path):
     edit = ("p = [math.exp(x - m_i) for x in s]", "p = [math.exp(x - m_i) + 0.01 for x in s]")
     found = judged(1, (edit,), "a few keys", tmp_path)
     assert (found.verdict, found.marks[0].status) == ("failed", "wrong")

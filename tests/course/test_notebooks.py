@@ -144,7 +144,7 @@ def test_there_is_a_notebook_for_each_step():
 
 @pytest.mark.slow
 @every
-def test_it_executes(name, tmp_path):
+def test_each_notebook_executes(name, tmp_path):
     notebook = tool.execute(name, tmp_path)
     check_outputs(notebook)
     if name == "04_to_05" and not no_triton:

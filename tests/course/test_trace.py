@@ -87,7 +87,7 @@ def test_after_every_tile_it_is_the_softmax_over_the_keys_so_far(given):
 
 @settings(max_examples=60, deadline=None)
 @given(walks())
-def test_what_the_past_is_worth(given):
+def test_alpha_is_between_0_and_1_and_rescales_the_sums(given):
     steps = trace.walk(*given)
     before = None
     for step in steps:
@@ -145,7 +145,7 @@ def test_a_tile_of_small_scores_counts_in_lite_and_not_in_online():
     assert (last.lite, last.lite_weight, last.o) == (111.0, 3.0, 10.0)
 
 
-def test_a_row_is_what_it_is_among_others():
+def test_a_row_alone_has_the_states_that_it_has_in_a_block():
     """So that the states of a block of rows are those that the stepper shows for each."""
     q, k, v = normal((6, 4), (10, 4), (10, 4), dtype=np.float32)
     visible = np.arange(5, 11)
@@ -208,7 +208,7 @@ def test_what_does_not_fit_is_refused(says, changes):
         trace.walk(q, k, v, given["tile"], given["visible"])
 
 
-def test_it_is_the_row_that_ladder_run_has():
+def test_a_trace_has_the_inputs_of_ladder_run():
     problem = Problem("peaky", 3, 1, 1, 1, 9, 9, 5, "float32", "ieee", False, None, "cpu")
     q, k, v = (x[0, 0].numpy() for x in make_inputs(problem))
     made = make_trace(9, 5, 2, 4, inputs="peaky", seed=3)

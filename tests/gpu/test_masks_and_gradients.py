@@ -140,7 +140,7 @@ def test_autocast(dtype):
         assert x.grad.norm() > 0
 
 
-def test_poisoned_tiles_that_nobody_sees_do_no_harm():
+def test_nan_in_hidden_tiles_changes_no_output():
     q, k, v = (torch.randn(2, 2, 300, 64, device="cuda").half() for _ in range(3))
     lengths = torch.tensor([37, 150], dtype=torch.int32, device="cuda")
     clean = FLASH2.attend_with_lse(q, k, v, causal=True, seqlens_k=lengths)

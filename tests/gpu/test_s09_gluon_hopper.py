@@ -56,7 +56,7 @@ def test_each_configuration_is_exact(most, name, dtype, inputs, monkeypatch):
 
 
 @pytest.mark.parametrize(("d", "name"), CONFIGS)
-def test_hidden_values_reach_nobody(d, name, monkeypatch):
+def test_hidden_values_change_no_output(d, name, monkeypatch):
     """NaN and infinities among keys that some rows see: the rows that don't are as without."""
     monkeypatch.setattr(STAGE, "plan", lambda d, guarded, Nk: getattr(STAGE, name))
     for nq, nk, seqlens_k in ((500, 500, None), (300, 515, None), (500, 500, (300, 77))):
@@ -123,7 +123,7 @@ def test_strides_do_not_matter(d):
 
 
 @pytest.mark.parametrize(("dtype", "d"), [(torch.float32, 64), (torch.float16, 256)])
-def test_what_it_has_no_kernel_for_is_stage_6s(dtype, d):
+def test_problems_without_a_kernel_of_stage_9_go_to_stage_6(dtype, d):
     q, k, v = (torch.randn(1, 2, 100, d, device="cuda").to(dtype) for _ in range(3))
     assert torch.equal(STAGE.attend(q, k, v, causal=True), FLASH2.attend(q, k, v, causal=True))
 

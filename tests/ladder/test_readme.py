@@ -189,7 +189,7 @@ def test_committed_runs_are_whole_and_hold_no_failure(path):
     assert [c for c in cells if c["status"] in FAILURES and c["stage"] >= 3] == []
 
 
-def test_what_must_show_on_the_gpu():
+def test_the_gpu_records_show_stage_5_faster_and_smaller_than_stage_3():
     """The issue's own figures: stage 5 against stage 3 with 32 heads in fp16, memory, errors."""
     _, cells = read(text.GPU / "table-4.2.jsonl")
     for n, factor in ((1024, 2.1), (2048, 1.6), (4096, 3.6)):

@@ -341,7 +341,7 @@ def test_the_table_keeps_to_its_width_and_never_compares_what_is_not_comparable(
     assert any("out-of-memory" in line for line in lines)
 
 
-def test_the_table_has_a_part_a_text_with_its_stages_in_order():
+def test_the_table_has_one_part_per_text_with_its_stages_in_order():
     records = [
         {**ROWS[name], "tokens": tokens} for tokens in (65, 16) for name in ("lite", "native")
     ]

@@ -80,7 +80,7 @@ def test_the_fastest_is_chosen_all_taking_turns(card):
     assert card.launched == [16, 32, 64] * (1 + autotune.ROUNDS)
 
 
-def test_what_happens_once_does_not_decide(card):
+def test_one_outlier_does_not_decide(card):
     """The median: neither a lucky launch nor one that was disturbed."""
     launches = {16: 0, 32: 0}
 

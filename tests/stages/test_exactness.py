@@ -214,7 +214,7 @@ def test_stage_3_without_a_mask_is_sdpa_without_one():
 @for_each(INEXACT)
 @pytest.mark.parametrize("inputs", ["normal", "peaky", "real"])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_wrong_above_what_it_is_exact_up_to(stage, inputs, dtype):
+def test_a_stage_is_wrong_above_its_declared_n(stage, inputs, dtype):
     most = stage.STAGE.exact_up_to
     for seed in range(3):
         for nk in (most, most + 1, 2 * most, 4 * most):

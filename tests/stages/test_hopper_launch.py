@@ -52,7 +52,7 @@ def counted(monkeypatch):
     return checks(STAGE), looked
 
 
-def test_what_has_passed_is_not_looked_at_again(counted):
+def test_input_like_the_input_that_passed_is_not_checked_again(counted):
     check, looked = counted
     lengths = torch.tensor([3, 2], dtype=torch.int32)
     for _ in range(3):
@@ -62,7 +62,7 @@ def test_what_has_passed_is_not_looked_at_again(counted):
     assert len(looked) == 2
 
 
-def test_what_differs_from_what_has_passed_is_refused():
+def test_input_unlike_the_input_that_passed_is_refused():
     q, k = torch.zeros(2, 3, 5, 4), torch.zeros(2, 3, 7, 4)
     lengths = torch.tensor([3, 2], dtype=torch.int32)
     good = {"q": q, "k": k, "v": k, "causal": False, "seqlens_k": lengths}

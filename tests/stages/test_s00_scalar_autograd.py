@@ -185,7 +185,7 @@ def test_no_reference_cycles():
 
 
 @pytest.mark.parametrize("why", ["nothing requires grad", "no_grad"])
-def test_the_graph_is_not_kept_when_nobody_can_ask_for_it(why):
+def test_the_graph_is_not_kept_where_no_gradient_is_wanted(why):
     q, k, v, _ = inputs(1, 1, 3, 4, 2)
     before = live_values()
     if why == "no_grad":

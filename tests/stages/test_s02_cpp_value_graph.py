@@ -144,7 +144,7 @@ def test_the_graph_lives_as_long_as_the_output():
 
 
 @pytest.mark.parametrize("why", ["nothing requires grad", "no_grad"])
-def test_the_graph_is_not_kept_when_nobody_can_ask_for_it(why):
+def test_the_graph_is_not_kept_where_no_gradient_is_wanted(why):
     before = live()
     with torch.set_grad_enabled(why != "no_grad"):
         o = stage.attend(*inputs(8, 4, requires_grad=why == "no_grad"))

@@ -173,7 +173,7 @@ def test_what_a_block_skips_is_never_read(problem, tile, data):
 
 
 @pytest.mark.parametrize("nq", [64, 48, 41])
-def test_a_tile_of_nan_is_seen_by_those_who_see_it_and_by_nobody_else(nq):
+def test_a_tile_of_nan_spoils_the_rows_that_see_it_and_no_other(nq):
     """Under a causal mask, each tile in its turn; blocks are 16 rows, and so are tiles."""
     q, k, v, _ = normal((1, 1, nq, 64, 8), 0)
     with in_tiles((16, 16)):

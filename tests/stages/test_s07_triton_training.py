@@ -249,7 +249,7 @@ def test_some_of_them_require_grad(needs):
         assert torch.equal(x.grad, grad) if name in needs else x.grad is None
 
 
-def test_what_nobody_wants_is_not_computed(monkeypatch):
+def test_gradients_that_are_not_wanted_are_not_computed(monkeypatch):
     launched = []
 
     class Watched:

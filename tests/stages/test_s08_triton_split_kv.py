@@ -172,7 +172,7 @@ def test_nan_that_no_row_sees_changes_no_bit(causal, dtype, splits):
     assert answers[1][0].isfinite().all()
 
 
-def test_a_tile_of_nan_is_seen_by_those_who_see_it_and_by_nobody_else():
+def test_a_tile_of_nan_spoils_the_rows_that_see_it_and_no_other():
     """Under a causal mask, each tile in its turn, in two parts; blocks are 16 rows."""
     q, k, v, _ = normal((1, 1, 48, 64, 8), 0)
     chosen = {"causal": True, "splits": 2, "config": tile(16, 16, 8)}

@@ -210,13 +210,13 @@ def test_a_wrong_state_is_found_where_the_output_is_right(name, tmp_path):
         check_online(stage, asked)
 
 
-def test_what_was_not_recorded_is_found(tmp_path):
+def test_a_state_that_was_not_recorded_is_detected(tmp_path):
     stage = recorder(5, tmp_path, ("l_i, mask=offs_m < Nq)", "l_i, mask=offs_m < Nq - 1)"))
     with pytest.raises(AssertionError, match="l_i after tile 0"):
         check_online(stage, problem("normal", 5, 150, 16, device_of(stage)))
 
 
-def test_a_tile_visited_in_vain_is_found(tmp_path):
+def test_a_needless_tile_is_detected(tmp_path):
     last = "tl.minimum(start_m + BLOCK_M, Nq) + shift"
     stage = recorder(6, tmp_path, (last, f"{last} + BLOCK_N"))
     asked = problem("normal", 150, 150, 8, device_of(stage), causal=True)

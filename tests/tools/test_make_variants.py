@@ -68,7 +68,7 @@ def test_a_variant_answers_as_stage_6_does(variants, name, causal, lengths):
     assert torch.equal(skipped, want_skipped)
 
 
-def test_the_normalised_one_divides_once_a_row_and_tile_and_never_after(tool):
+def test_the_normalised_one_divides_once_per_row_and_tile_and_never_after(tool):
     """As docs/walkthrough/5-triton-online.md says: stage 6 divides a row of acc at the end."""
     shipped, changed = (
         ast.parse(x) for x in (tool.STAGE_6.read_text(), tool.variant("normalised"))

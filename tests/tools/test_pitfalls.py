@@ -40,7 +40,7 @@ def test_every_pitfall_has_its_record(tool):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("record", RECORDS, ids=NAMES)
-def test_a_pitfall_is_one_and_its_record_is_true(tool, record, tmp_path):
+def test_a_pitfall_is_wrong_and_its_record_is_true(tool, record, tmp_path):
     found = tool.measure(record["name"], tmp_path)
     for field in ("source", "lesson", "stage", "changes"):
         assert found[field] == record[field]

@@ -1,1 +1,1 @@
-"""Grading: what a submission may not do, its calls, and what is written of it."""
+"""Grading: what a submission may not do, its calls, its points and reports."""

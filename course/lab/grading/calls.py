@@ -1,8 +1,8 @@
-"""The calls of one check: fresh and secret inputs for each, the answers judged when all is over.
+"""Make the calls of one check: fresh, secret inputs for each, the answers judged afterwards.
 
-The submission answers in a process of its own, watched by guard.py. Only when that, and all that it
-has started, has ended, the judge computes what the answers had to be: there is nothing to be found
-before. Nothing that the process says counts in its favour.
+The submission answers in its own process, watched by guard.py. The judge computes the expected
+answers only after that process, and all that it has started, have ended: before, there is nothing
+to find. Nothing that the process says counts in its favour.
 """
 
 import contextlib
@@ -38,14 +38,14 @@ class Answered:
 
 @dataclass(frozen=True)
 class Cheated:
-    """The submission did what it may not do: the child ends."""
+    """The submission did something forbidden: the child ends."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the calls of one check may take: seconds, and bytes of memory."""
+    """The limits of one check's calls: seconds, and bytes of memory."""
 
     seconds: float = 30.0
     memory: int = 2 << 30
@@ -56,9 +56,9 @@ USUAL = Limits()
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of the calls: 'ok', or a record's status or 'cheated', with the reason.
+    """The result of the calls: 'ok', or a record's status or 'cheated', with the reason.
 
-    seed: of the inputs of the first that is wrong. printed: what the submission printed.
+    seed: of the first call that is wrong. printed: what the submission printed.
     """
 
     status: str
@@ -71,11 +71,11 @@ def ask(
     path: Path, problem: Problem, layout: str, rules: Mapping[str, Any], seeds: Sequence[int],
     limits: Limits,
 ) -> Answer:  # fmt: skip
-    """Ask the stage in `path` a problem with inputs from each of `seeds`, the last one twice.
+    """Call the stage in `path` with inputs from each of `seeds`, the last one twice.
 
     Raises NoVerdict where the judge can't say what is right.
     """
-    # its own, so that it finds nothing there that another has made, and leaves nothing
+    # a folder of its own: nothing of another submission is in it, nothing of this one stays
     with tempfile.TemporaryDirectory(prefix="ladder-", ignore_cleanup_errors=True) as name:
         asked = [*seeds, seeds[-1]]
         outs = [Path(name) / f"out.{index}" for index in range(len(asked))]
@@ -100,13 +100,13 @@ def ask(
         with Judge(replace(problem, seed=seeds[0])) as judge:
             judge.open()
             found = judged(judge, asked, outs, problem)
-        if found.status == "ok" and suspect:  # who is wrong has not cheated by that
+        if found.status == "ok" and suspect:  # a wrong answer is not cheating
             found = Answer("cheated", suspect)
         return replace(found, printed=printed)
 
 
 def question(session: Session, seeds: Sequence[int], outs: Sequence[Path], limits: Limits) -> str:
-    """Have the stage loaded and called. Returns why right answers are not its own, '' if they are.
+    """Load and call the stage. Returns why right answers are not its own, '' if they are.
 
     Raises ChildFailed where it fails or cheats.
     """
@@ -131,7 +131,7 @@ def question(session: Session, seeds: Sequence[int], outs: Sequence[Path], limit
 
 
 def fault(status: str, reason: str) -> Answer:
-    """What it comes to where a process fails: who speaks for the harness, or ends it, cheats."""
+    """Classify a failed process: it cheats if it speaks for the harness, or exits by itself."""
     if NO_MESSAGE in reason or "out of turn" in reason:
         return Answer("cheated", f"it speaks for the harness: {reason}")
     if f"(exit code {EXIT})" in reason:
@@ -142,7 +142,7 @@ def fault(status: str, reason: str) -> Answer:
 
 
 def judged(judge: Judge, asked: Sequence[int], outs: Sequence[Path], problem: Problem) -> Answer:
-    """What the judge finds of each call's outputs."""
+    """Judge each call's outputs."""
     seen: dict[bytes, int] = {}
     for index, (seed, out) in enumerate(zip(asked, outs, strict=True)):
         data = read(out, problem)
@@ -161,7 +161,7 @@ def judged(judge: Judge, asked: Sequence[int], outs: Sequence[Path], problem: Pr
 
 
 def read(path: Path, problem: Problem) -> bytes:
-    """What lies in an output's file, b'' where that can't be an output."""
+    """Read an output's file; b'' where it can't be an output."""
     most = 4 * problem.b * problem.h * max(problem.nq, problem.nk) * problem.d
     try:
         if path.is_file() and path.stat().st_size <= most * ITEMSIZE[problem.dtype]:

@@ -1,4 +1,4 @@
-"""A folder of submissions graded one after another, each by itself; points for each check."""
+"""Grade a folder of submissions one after another, each by itself; points for each check."""
 
 import csv
 import hashlib
@@ -22,7 +22,7 @@ LONGEST = 500  # characters of a diagnosis in the table
 
 
 class NotGraded(Exception):
-    """What is asked for can't be graded; the message says why, and what to do."""
+    """Raised where grading is impossible; the message says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -46,27 +46,27 @@ class Row:
     checks: Mapping[str, str]
 
     def worth(self, points: Mapping[str, float]) -> "Row":
-        """The row by other points for each check."""
+        """Return the row with other points for each check."""
         return replace(
             self, points=sum(points.get(x, 0) for x in self.passed), max_points=sum(points.values())
         )
 
     @property
     def passed(self) -> list[str]:
-        """The checks that give points: none to who cheats, until somebody has looked at it."""
+        """The checks that give points: none if it cheated, until a person has reviewed it."""
         if self.verdict == "cheated":
             return []
         return [name for name, status in self.checks.items() if status == "ok"]
 
     def with_speed(self, status: str) -> "Row":
-        """The row with what came of the check of speed."""
+        """Return the row with the result of the speed check."""
         verdict = "cheated" if status == "cheated" else self.verdict
         said = self.diagnosis if status == "ok" else f"speed: {status}"
         return replace(self, verdict=verdict, diagnosis=said, checks={**self.checks, NAME: status})
 
 
 def submissions(folder: Path, stage: int) -> list[Path]:
-    """The submissions in a folder: Python files, for stage 2 folders. Or the one that is named."""
+    """Return the submissions in a folder: Python files, for stage 2 folders; or the one named."""
     single = folder.is_file() if stage != 2 else (folder / cpp.FILES[0]).is_file()
     if single:
         return [folder]
@@ -81,15 +81,15 @@ def submissions(folder: Path, stage: int) -> list[Path]:
 
 
 def name_of(path: Path) -> str:
-    """How a submission is called: its file's name without .py."""
+    """Return a submission's name: its file's, without .py."""
     return path.name.removesuffix(".py")
 
 
 def read_points(stage: int, path: Path | None) -> tuple[dict[str, float], Speed | None]:
-    """Check -> its points, by checks.toml or as a TOML file `path` has it; what is asked of speed.
+    """Read each check's points, and what speed is asked, from checks.toml or a TOML file `path`.
 
-    `default` is for checks that the file does not name. Raises NotGraded where that is no such
-    file, or names no check of the stage's lab.
+    `default` is for checks that the file does not name. Raises NotGraded where it is no such file,
+    or names a check that the stage's lab does not have.
     """
     names = [check.name for check in checks.checks(stage, 0)]
     try:
@@ -127,7 +127,7 @@ def refuse(stage: int, numpy: bool) -> None:
 def grade(
     path: Path, stage: int, seed: int, numpy: bool, limits: Limits
 ) -> tuple[Row, checks.Result]:
-    """The row of one submission, and what its report says. Whatever it does costs itself only."""
+    """Grade one submission: its row, and what its report says. It can harm no other's row."""
     begun = time.monotonic()
     try:
         result = checks.check(path, stage, seed, limits=limits, numpy=numpy)
@@ -155,8 +155,8 @@ def grade_all(
 ) -> None:  # fmt: skip
     """Grade `paths`, and write each row when it is there. Rows of the same files are kept.
 
-    `anew`: rows that are there already are made again. `tell` is told of each row, of those that
-    are kept without a result.
+    `anew`: existing rows are made again. `tell` is called with each row, without a result where the
+    row is kept.
     """
     table.write()
     for path in paths:
@@ -172,9 +172,9 @@ def grade_all(
 
 
 class Table:
-    """The rows in a CSV file, read where it is there already; each that comes is written at once.
+    """The rows of a CSV file: existing ones are read, each new one is written at once.
 
-    Raises NotGraded where the file is another one's.
+    Raises NotGraded where the file is not such a table.
     """
 
     def __init__(self, path: Path, points: Mapping[str, float]) -> None:
@@ -199,7 +199,7 @@ class Table:
         return row
 
     def write(self) -> None:
-        """Write all rows: the file is whole at every moment, whoever ends this process."""
+        """Write all rows; the file is complete at every moment, even if this process is killed."""
         fresh = self.path.with_name(f".{self.path.name}.new")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,7 +216,7 @@ class Table:
 
 
 def plain(row: Row) -> dict[str, Any]:
-    """What of a row the table writes in another way."""
+    """Return the fields of a row that the table writes in another form."""
     return {
         "points": f"{row.points:g}",
         "max_points": f"{row.max_points:g}",
@@ -225,7 +225,7 @@ def plain(row: Row) -> dict[str, Any]:
 
 
 def read_row(each: Mapping[str, str]) -> Row:
-    """A row as the table has it."""
+    """Read a row of the table."""
     known: dict[str, Any] = {field.name: each[field.name] for field in fields(Row)}
     numbers = {name: float(known[name]) for name in ("points", "max_points", "seconds")}
     whole = {name: int(known[name]) for name in ("stage", "seed")}

@@ -1,9 +1,9 @@
-"""What a submission may not do, watched in its own process while it is loaded and called.
+"""Watch what a submission does in its own process, and end it where that is forbidden.
 
-It is to compute from q, k and v by its own code. One that has torch or one of our stages do the
-work, looks for the answer elsewhere, puts work off, or replaces a clock or a comparison is ended at
-once, with the reason. What is found here counts against a submission only: the judge alone says
-that it is right. Code that rewrites this watch in its own process evades it (docs/lecturer.md).
+It must compute from q, k and v by its own code. If it lets torch or one of our stages do the work,
+looks for the answer elsewhere, puts work off, or replaces a clock or a comparison, it is ended at
+once, with the reason. The guard only finds fault: the judge alone says that an answer is right.
+Code that rewrites this watch in its own process evades it (docs/lecturer.md).
 """
 
 import _thread
@@ -30,7 +30,7 @@ OURS = ("harness", "models", "course", "ladder")  # packages
 STDLIB = sysconfig.get_path("stdlib")
 TORCH = Path(torch.__file__).parent  # it replaces functions of its own when it is asked to compile
 FUSED = ("scaled_dot_product", "multi_head_attention", "transformer_encoder", "flex_attention")
-LEAST = {"events": 40, "operations": 3, "stores": 1}  # a call that does less may do what it likes
+LEAST = {"events": 40, "operations": 3, "stores": 1}  # less work than this is not compared
 
 FRAMES = "looks into the frames of its callers"
 MEMORY = "looks through memory"
@@ -91,7 +91,7 @@ class Guard:
         sys.addaudithook(self.heard)
 
     def mine(self, frame: FrameType | None, passes: Callable[[str], bool]) -> bool:
-        """Whether the submission's code is behind `frame`, beyond files that `passes` lets by."""
+        """Whether the submission's code called `frame`, directly or through files that `passes`."""
         while frame is not None:
             name = frame.f_code.co_filename
             if self.path in (name, frame.f_globals.get("__file__")):
@@ -117,14 +117,14 @@ class Guard:
         self.busy = False
 
     def loads(self, name: str) -> None:
-        """It runs the code of a file."""
+        """End it where the file whose code it runs is a stage that it may not load."""
         path = Path(name)
         stage = path.parent == STAGES and path.name[1:3].isdigit()
         if stage and name != self.path and path.name[:3] not in self.rules["stages"]:
             self.end(f"it loads {path.name}, and is to do that work itself")
 
     def opens(self, name: str, writes: bool) -> None:
-        """It opens or lists a file or folder."""
+        """End it where it writes a file, or opens or lists one that may hold the answer."""
         if name == self.path:
             return
         if writes:
@@ -134,7 +134,7 @@ class Guard:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """The submission's own code runs: note its work, and what it may not do."""
+        """Watch while the submission's own code runs: its work, and what it may not do."""
         self.operations = self.stores = 0
         for noted in (self.made_from, self.sizes, self.stored):
             noted.clear()
@@ -157,7 +157,7 @@ class Guard:
 
     @contextmanager
     def counted(self, works: list[dict[str, int]] | None) -> Iterator[None]:
-        """Add to `works` how much is done meanwhile: calls in Python, operations, stores."""
+        """Append to `works` how much is done in the block: calls in Python, operations, stores."""
         events = 0
 
         def count(*_: Any) -> None:
@@ -176,7 +176,7 @@ class Guard:
                 )
 
     def compare(self, works: Sequence[Mapping[str, int]]) -> None:
-        """End it where the same question, asked again, took it far less work than before."""
+        """End it where the same call took far less work the second time."""
         if len(works) == 2:
             first, again = works
             for what, least in LEAST.items():
@@ -193,7 +193,7 @@ class Guard:
                 self.end(f"it replaces {of}.{name}")
 
     def operation(self, name: str, given: Sequence[Any], made: Sequence[Any]) -> None:
-        """Torch has carried out an operation for the submission."""
+        """Note an operation of torch, and end the process where it is not allowed."""
         self.operations += 1
         floats = [x for x in given if isinstance(x, torch.Tensor) and x.is_floating_point()]
         if any(word in name for word in FUSED):
@@ -207,15 +207,15 @@ class Guard:
                 self.made_from.setdefault(self.place(x), set()).update(sources)
 
     def place(self, x: torch.Tensor) -> int:
-        """Where the storage of `x` begins."""
+        """Return the address at which the storage of `x` begins."""
         storage = x.untyped_storage()
         self.sizes[storage.data_ptr()] = storage.nbytes()
         return storage.data_ptr()
 
     def suspect(self, outputs: Mapping[str, Any]) -> str:
-        """Why the outputs, if they are right, are not the submission's own; '' where they are.
+        """Say why the outputs, if they are right, are not the submission's own; '' if they are.
 
-        Its own kernels must have stored something of each that the rules name.
+        Its own kernels must have stored a part of each output that the rules name.
         """
         for name in self.rules["kernels"]:
             if type(x := outputs.get(name)) is not torch.Tensor:
@@ -252,7 +252,7 @@ Operations.__torch_dispatch__ = carried_out  # type: ignore[assignment]
 
 
 def ender(connection: Connection) -> Callable[[str], None]:
-    """What says why, and ends the process; made before a submission can replace what it calls."""
+    """Return what reports why and exits; made before a submission can replace what it calls."""
     send, leave = connection.send_bytes, os._exit
 
     def end(reason: str) -> None:
@@ -266,7 +266,7 @@ def ender(connection: Connection) -> Callable[[str], None]:
 
 
 def importer(guard: Guard, real: Callable[..., Any]) -> Callable[..., Any]:
-    """Python's import, which sees what the submission's own code imports."""
+    """Return Python's import, watching what the submission's own code imports."""
 
     def take(name: str, around: Any = None, *rest: Any, **more: Any) -> Any:
         if guard.armed and (around or {}).get("__file__") == guard.path:
@@ -279,7 +279,7 @@ def importer(guard: Guard, real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def starter(guard: Guard, real: Callable[..., Any]) -> Callable[..., Any]:
-    """What starts a thread, which sees whether the submission does."""
+    """Return what starts a thread, watching whether the submission does."""
 
     def start(*args: Any, **options: Any) -> Any:
         if guard.armed and guard.mine(sys._getframe(1), standard):
@@ -295,7 +295,7 @@ def ours(path: str) -> bool:
 
 
 def functions() -> dict[tuple[Any, str], Any]:
-    """The functions and classes of KEPT, of KEPT_CLASSES, and of the harness and the stages."""
+    """Return the functions and classes of KEPT, KEPT_CLASSES, the harness and the stages."""
     loaded = [
         module for name, module in list(sys.modules.items())
         if name in KEPT or name.split(".")[0] in OURS or name == "stages.contract"

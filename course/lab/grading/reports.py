@@ -1,4 +1,4 @@
-"""What is written of grades besides the table: a report for each student, JUnit, Gradescope."""
+"""Write grades in forms besides the table: a report for each student, JUnit, Gradescope."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ def report(row: Row, result: Result, points: Mapping[str, float]) -> str:
 
 
 def cases(row: Row, points: Mapping[str, float]) -> list[tuple[str, float, str, str]]:
-    """Each check of a row: its name, the points it got, its status, and what is to be said."""
+    """Return for each check of a row its name, its points, its status and a message."""
     found = []
     for name, most in points.items():
         if name in row.passed:
@@ -69,7 +69,7 @@ def junit(rows: Sequence[Row], points: Mapping[str, float]) -> str:
 def gradescope(rows: Sequence[Row], points: Mapping[str, float], reports: Path) -> str:
     """The rows as Gradescope's results.json: a test for each check.
 
-    Gradescope asks for one submission at a time. Of several, each test names its submission.
+    Gradescope asks for one submission at a time. With several, each test names its submission.
     """
     tests = []
     for row in rows:

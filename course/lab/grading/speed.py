@@ -1,4 +1,4 @@
-"""Points for speed on a GPU, where they are asked for: a submission in turns with our own stage."""
+"""Give points for speed on a GPU, if asked: a submission is timed in turns with our own stage."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +13,12 @@ from harness.runs.plan import Comparison, Limits
 
 NAME = "speed"  # of the check
 SLOW = "too slow"
-FASTEST = 5e15  # FLOP/s that no GPU exceeds in half precision: a shorter time is none
+FASTEST = 5e15  # FLOP/s that no GPU exceeds in half precision: a shorter time is false
 
 
 @dataclass(frozen=True)
 class Speed:
-    """What is asked: a problem, and how many times as long as our stage one may take.
+    """The speed check: a problem, and how many times as long as our stage a submission may take.
 
     [speed] in a file of points; q, k and v are (b, h, n, d).
     """
@@ -33,7 +33,7 @@ class Speed:
 
 
 def judged(path: Path, stage: int, asked: Speed, seed: int, device: str = "cuda") -> str:
-    """What comes of the check: 'ok', 'too slow', 'cheated', or the status of a run's record.
+    """Return the check's result: 'ok', 'too slow', 'cheated', or the status of a run's record.
 
     The times are taken as `ladder bench` takes them: processes in turns, each call with inputs of
     its own, and held to the parent's own clock.

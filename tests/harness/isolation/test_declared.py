@@ -20,7 +20,7 @@ def test_what_is_read_is_what_an_import_says(path):
     "text",
     ["", "x = 1\n", "STAGE = make()\n", "stage = Stage(number=1)\n", "STAGE = Stage(1, 'name')\n"],
 )
-def test_a_file_without_a_declaration_is_said(tmp_path, text):
+def test_a_file_without_a_declaration_is_refused(tmp_path, text):
     path = tmp_path / "s90_mine.py"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"s90_mine\.py: no STAGE"):

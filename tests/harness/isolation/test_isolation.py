@@ -33,7 +33,7 @@ def hold_to(path, expected, sizes=(32, 48)):
 
 
 @pytest.mark.slow
-def test_what_ends_hangs_or_takes_all_the_memory(tmp_path):
+def test_stages_that_exit_hang_or_exhaust_memory_fail_alone(tmp_path):
     expected = {
         "aborts": ("crashed", "SIGABRT"),
         "segfaults": ("crashed", "SIGSEGV"),
@@ -54,7 +54,7 @@ def test_what_ends_hangs_or_takes_all_the_memory(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_what_answers_wrongly(tmp_path):
+def test_stages_that_answer_wrongly_are_wrong_with_the_reason(tmp_path):
     """One that claims to be exact up to 64 and isn't is `wrong`; one that is infinite is, too."""
     expected = {
         "gives_nan": ("wrong", "1 of (2048|3072) outputs are NaN"),
@@ -93,7 +93,7 @@ def test_a_stage_that_remembers_by_torchs_own_version_counter(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_talks_to_the_harness(tmp_path):
+def test_stages_that_write_to_the_pipe_fail_alone(tmp_path):
     """Whatever a stage sends down the pipe, whole, half or forged, it sends for itself alone."""
     names = ("garbage", "endlessly", "hugely", "half", "forged")
     expected = {f"talks_{name}": ("crashed|timeout", ".") for name in names}
@@ -109,7 +109,7 @@ def test_what_talks_to_the_harness(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_writes_into_every_open_file(tmp_path):
+def test_a_stage_that_writes_into_every_open_file_fails_alone(tmp_path):
     """It comes first: the judge of its problem, and what the others print, must survive it."""
     out = tmp_path / "run.jsonl"
     done = ladder("run", "--stages", 3, *QUICK, *fakes("writes_everywhere"), "--out", out)

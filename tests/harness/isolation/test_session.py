@@ -54,7 +54,7 @@ def test_a_child_that_claims_another_status_has_crashed(said):
     + [{"iqr": value} for value in ("0", {}, math.nan)],
     ids=lambda changes: str(changes)[:30],
 )
-def test_a_figure_that_is_none_is_a_crash(changes):
+def test_a_message_with_a_false_figure_is_a_crash(changes):
     assert believe(DONE, Done) == BELIEVED
     assert failure(DONE | changes) == ("crashed", NO_MESSAGE)
 

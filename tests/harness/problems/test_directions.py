@@ -129,7 +129,7 @@ def test_inputs_are_restored_when_the_second_call_fails():
         (lambda q, k, v: stage3(q, k, v).float(), "o: returned dtype float32, expected float64"),
     ],
 )
-def test_an_output_that_is_none_is_named(direction, attend, said):
+def test_an_output_that_breaks_the_contract_is_named(direction, attend, said):
     # a call whose output alone is amiss is left to the check of its outputs
     if direction == "train" and "dtype" in said:
         assert prepare(attend, direction, *given())()[0].dtype == torch.float32

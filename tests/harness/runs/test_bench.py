@@ -181,7 +181,7 @@ def test_a_run_holds_them_too_by_itself_and_in_turns(tmp_path, make_stage, direc
     assert shared[0] == shared[1] == cells["ours", True]["samples"]
 
 
-def test_rounds_are_as_many_as_asked_for_and_nobody_always_follows_the_same_other():
+def test_each_round_is_run_and_the_order_of_the_contestants_changes():
     order = []
     timings = timing.alternate(
         [lambda: order.append(0), lambda: order.append(1), lambda: order.append(2)],
@@ -192,7 +192,7 @@ def test_rounds_are_as_many_as_asked_for_and_nobody_always_follows_the_same_othe
     assert set(pairwise(runs)) >= {(2, 1), (0, 2), (1, 0)}  # a round's last, the next one's first
 
 
-def test_who_is_wrong_is_never_timed(tmp_path, make_stage):
+def test_a_wrong_contestant_is_never_timed(tmp_path, make_stage):
     """Called once, for its check; the others are as if it had not been there."""
     wrong = {
         "off": ("return 1.001 * stage3(q, k, v)", "max error"),
@@ -223,7 +223,7 @@ def test_a_contestant_that_writes_its_input_harms_nobody(tmp_path, make_stage, d
     assert found(records) == {"torch_three_gemm": "ok", "writer": "wrong", "right": "ok"}
 
 
-def test_who_refuses_is_out_and_it_is_a_failure_of_ours_alone(tmp_path, make_stage):
+def test_a_peer_that_refuses_is_skipped_and_a_stage_of_ours_has_crashed(tmp_path, make_stage):
     """A peer's ValueError says that it doesn't take the problem; ours were asked what they do."""
     refuses = "raise ValueError('no such shape')"
     paths = [make_stage("peer", refuses, 110), make_stage("ours", refuses),
@@ -236,7 +236,7 @@ def test_who_refuses_is_out_and_it_is_a_failure_of_ours_alone(tmp_path, make_sta
 
 
 @pytest.mark.parametrize("call", [1, 6])
-def test_who_takes_the_process_with_it_costs_itself_only(tmp_path, make_stage, call):
+def test_a_contestant_that_ends_its_process_fails_alone(tmp_path, make_stage, call):
     """At its first call, and in the middle of the rounds."""
     deadly = make_stage("deadly", f"if calls >= {call}:\n    ctypes.string_at(0)\n{RIGHT}")
     quick = make_stage("quick", number=110)
@@ -261,7 +261,7 @@ if {{!r}} in os.environ['IN_HERE']:\n    ctypes.string_at(0)\n{RIGHT}"
     ("error", "status"),
     [("MemoryError()", "out-of-memory"), ("RuntimeError('late')", "crashed")],
 )
-def test_who_falls_in_the_rounds_costs_itself_only(tmp_path, make_stage, error, status):
+def test_a_contestant_that_fails_in_the_rounds_fails_alone(tmp_path, make_stage, error, status):
     """After its warm-up: the rounds begin again without it, and are as many for all."""
     faint = make_stage("faint", f"if calls > 5:\n    raise {error}\n{RIGHT}")
     records = hold(tmp_path, faint, STAGE3, make_stage("quick", number=110))
@@ -269,14 +269,14 @@ def test_who_falls_in_the_rounds_costs_itself_only(tmp_path, make_stage, error, 
     assert calls_of(faint) == 6
 
 
-def test_who_hangs_costs_itself_only(tmp_path):
+def test_a_contestant_that_hangs_fails_alone(tmp_path):
     hangs = FAKES / "hangs.py"
     records = hold(tmp_path, hangs, STAGE3, limits=replace(LIMITS, budget=1.0))
     assert found(records) == {"hangs": "timeout", "torch_three_gemm": "ok"}
     assert "budget of 1 s" in records["hangs"]["reason"]
 
 
-def test_who_is_too_slow_for_the_rounds_is_told_beforehand(tmp_path, make_stage):
+def test_a_contestant_too_slow_for_the_rounds_is_named_beforehand(tmp_path, make_stage):
     slow = make_stage("slow", f"time.sleep(0.05)\n{RIGHT}")
     limits = replace(LIMITS, rounds=100, budget=5.0)
     records = hold(tmp_path, slow, STAGE3, limits=limits)
@@ -285,7 +285,7 @@ def test_who_is_too_slow_for_the_rounds_is_told_beforehand(tmp_path, make_stage)
     assert calls_of(slow) == 2  # its check, and one warm-up call
 
 
-def test_who_remembers_its_answer_is_found_out(tmp_path):
+def test_a_contestant_that_remembers_its_answer_is_detected(tmp_path):
     records = hold(tmp_path, FAKES / "remembers.py", FAKES / "remembers_versions.py", STAGE3)
     assert found(records) == {"remembers": "wrong", "remembers_versions": "wrong",
                               "torch_three_gemm": "ok"}  # fmt: skip
@@ -293,7 +293,7 @@ def test_who_remembers_its_answer_is_found_out(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["talks_forged", "talks_garbage"])
-def test_who_talks_to_the_harness_talks_for_itself(tmp_path, name):
+def test_a_contestant_that_writes_to_the_harness_fails_alone(tmp_path, name):
     records = hold(tmp_path, STAGE3, FAKES / f"{name}.py", limits=replace(LIMITS, budget=3.0))
     assert records["torch_three_gemm"]["status"] == "ok"
     assert records[name]["status"] in ("crashed", "timeout")
@@ -326,7 +326,7 @@ def test_other_directions_are_checked_and_counted(tmp_path, make_stage, directio
     assert set(record["speedup"]) == {"quick"}
 
 
-def test_who_counts_skipped_tiles_has_its_share_recorded(tmp_path, make_stage):
+def test_the_share_of_skipped_tiles_is_recorded_where_a_stage_counts_it(tmp_path, make_stage):
     """One that raises, gives no share or takes the process with it keeps its time all the same."""
     ratio = "def skip_ratio(q, k, v, *, causal=False, seqlens_k=None):\n    return {}"
     answers = {"causal": "0.25 if causal else 0.5", "absurd": "7.0", "raises": "1 / 0"}
@@ -341,7 +341,7 @@ def test_who_counts_skipped_tiles_has_its_share_recorded(tmp_path, make_stage):
     assert found(records) == {"deadly": "ok", "torch_three_gemm": "ok"}
 
 
-def test_without_an_oracle_nobody_is_timed(tmp_path, make_stage):
+def test_without_an_oracle_no_contestant_is_timed(tmp_path, make_stage):
     class Blind(Judge):
         def open(self):
             raise NoVerdict("out-of-memory", "can't be checked: too large")
@@ -353,7 +353,7 @@ def test_without_an_oracle_nobody_is_timed(tmp_path, make_stage):
     assert not right.with_suffix(".calls").exists()
 
 
-def test_what_a_contestant_prints_is_told(tmp_path, make_stage):
+def test_what_a_contestant_prints_is_shown(tmp_path, make_stage):
     printed = []
     hold(tmp_path, make_stage("chatty", f"print('hello', calls)\n{RIGHT}"), printed=printed)
     assert "hello 1\n" in "".join(printed)

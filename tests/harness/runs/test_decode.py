@@ -158,7 +158,7 @@ def test_a_page_size_is_a_contestant_and_not_another_comparison():
     assert [stage.number for stage, _ in second.contestants()] == [3, 8]
 
 
-def test_who_competes_in_the_suite_unless_told():
+def test_the_contestants_of_the_suite_by_default():
     """Stage 6 beside stage 8, and the tuned peer, which other suites go without."""
     every = describe_files(stage_files(3, 6, 8) + peer_files())
     whole = [replace(TINY, nq=nq) for nq in (1, 150)]
@@ -319,7 +319,7 @@ def test_the_table_has_rates_the_best_peer_the_share_and_what_pages_cost():
     assert {row["of read"] for row in rows_of(records)} == {"-"}
 
 
-def test_who_was_not_timed_is_in_no_ratio():
+def test_a_contestant_without_a_time_is_in_no_ratio():
     records = [
         made(*OURS, None, status="wrong", reason="max error", samples=0),
         made(*CUDNN, None, status="skipped", reason="takes no such", samples=0),

@@ -29,7 +29,7 @@ WRONG = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("direction", ["bwd", "train"])
-def test_what_has_wrong_gradients(tmp_path, direction):
+def test_stages_with_wrong_gradients_are_wrong_with_the_tensor_named(tmp_path, direction):
     """Each names the tensor; the honest ones before, between and after are unharmed."""
     out = tmp_path / "run.jsonl"
     names = (*WRONG, "grad_right", "grad_remembers")

@@ -27,7 +27,7 @@ def machine(monkeypatch):
     return be
 
 
-def test_what_a_check_holds():
+def test_the_bytes_of_a_check_are_its_tensors():
     shape = {"b": 2, "h": 6, "hk": 2, "nq": 5, "nk": 7, "d": 10}
     q = o = dO = dq = 2 * 6 * 5 * 10
     k = v = dk = dv = 2 * 2 * 7 * 10

@@ -80,7 +80,7 @@ def test_notes_lie_on_no_data(tmp_path, figures):
         assert note.get_window_extent().y1 < axis.bbox.y0
 
 
-def test_words_for_who_does_not_see_it_have_every_line():
+def test_the_alternative_text_names_every_line():
     cells = cells_of_a_ladder()
     said = lines.in_words(make_env(cells), cells, "error")
     assert "3 torch_three_gemm, 3e-07 at N = 64 to 3e-07 at N = 256;" in said

@@ -70,7 +70,7 @@ def test_a_point_is_flops_over_bytes_and_over_time():
      {"status": "skipped", "time_ms": None}, {"time_ms": None}, {"direction": "train"},
      {"device": "cuda", "memory_meter": "process-rss"}, {"flops": 0}],
 )  # fmt: skip
-def test_what_has_no_place(changes):
+def test_a_cell_that_is_not_comparable_has_no_place(changes):
     assert place(make_cell()) is not None
     assert place(make_cell(**GPU)) is not None
     assert place(make_cell(**changes)) is None
@@ -103,7 +103,7 @@ def test_the_roof_is_of_the_cell_s_own_dtype_precision_device_and_threads():
     assert roof_of(make_cell(), ceilings[:4]) == Roof(None, None)
 
 
-def test_a_panel_a_dtype_and_precision():
+def test_each_dtype_and_precision_has_a_panel():
     cells = [
         *gpu_run(),
         make_cell(3, "three", n=1024, d=128, **GPU, **HALF),

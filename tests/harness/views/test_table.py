@@ -106,7 +106,7 @@ def test_only_ok_rows_are_compared_and_interpreted_ones_never():
     assert "x" not in line_of(lines, "90").replace("mine", "")
 
 
-def test_a_wrong_stage_however_fast_is_nobodys_measure():
+def test_a_wrong_or_interpreted_stage_is_never_the_base_of_a_ratio():
     cells = [
         make_cell(1, "raw_python", time_ms=8.0),
         make_cell(2, "wrong", status="wrong", reason="x", time_ms=1e-3),
