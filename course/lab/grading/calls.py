@@ -19,7 +19,7 @@ from typing import Any
 from harness.isolation.call import Given, bind, blame, write_outputs
 from harness.isolation.child import NO_MESSAGE, START_LIMIT, ChildFailed, hear
 from harness.isolation.judge import Judge
-from harness.isolation.measured_call import prepare
+from harness.isolation.measured_call import Call, PagedCall, prepare
 from harness.isolation.messages import Failed, Ready, tell
 from harness.isolation.session import Session
 from harness.problems.directions import OUTPUTS
@@ -196,7 +196,8 @@ def answer(
             module = stages.load(path)
         torch.set_num_threads(1)
         tell(connection, Answered(""))
-        given, call = None, None
+        given: Given | None = None
+        call: Call | None = None
         works: list[dict[str, int]] = []
         # layouts are the harness's own work
         attend = laid(guard.around(module.attend), layout) if layout else module.attend
@@ -204,14 +205,18 @@ def answer(
         while True:
             asked = hear(connection)
             fresh = Given(replace(problem, seed=asked["seed"]))
-            if asked["in_place"] and given is not None:
+            if asked["in_place"] and given is not None and not problem.page_size:
                 for x, y in zip(given.tensors, fresh.tensors, strict=True):
                     if x is not None:
                         x.data.copy_(y)  # no version counter tells
                 given.copies = fresh.copies
             else:
                 given = fresh
-                call = prepare(bind(attend, problem), problem.direction, *given.tensors)
+                if problem.page_size:
+                    with whole():  # the cache is the submission's, too
+                        call = PagedCall(module, problem, *given.tensors[:3])
+                else:
+                    call = prepare(bind(attend, problem), problem.direction, *given.tensors)
             assert call is not None
             with whole(), guard.counted(works if asked["compared"] else None):
                 outputs = call()
