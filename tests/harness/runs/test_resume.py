@@ -7,7 +7,7 @@ import signal
 import time
 
 import pytest
-from ladder_command import RUN, Started, by_name, fakes, in_turn, ladder
+from ladder_command import ROOT, RUN, Started, by_name, fakes, in_turn, ladder
 
 from harness.records.jsonl import read
 from harness.records.schema import key
@@ -309,12 +309,23 @@ def test_what_no_bench_was_begun_with_is_refused(tmp_path, compared, change):
     refuses(path, says=says, command="bench", starts=path)
 
 
-def test_records_that_are_not_the_plans_are_not_gone_on_with(tmp_path, compared):
+@pytest.mark.parametrize("order", [(1, 0), (*range(8), 7)], ids=str)
+def test_records_that_are_not_the_plans_are_not_gone_on_with(tmp_path, compared, order):
     env, *records = compared[0].splitlines(keepends=True)
     path = tmp_path / "bench.jsonl"
-    for strange in (records[1::-1], [*records, records[-1]]):
-        path.write_bytes(b"".join([env, *strange]))
-        refuses(path, says="not in its plan's order", command="bench", starts=path)
+    path.write_bytes(b"".join([env, *(records[index] for index in order)]))
+    refuses(path, says="not in its plan's order", command="bench", starts=path)
+
+
+@pytest.mark.slow
+def test_a_bench_whose_views_can_not_be_written_is_not_gone_on_with(tmp_path, compared):
+    path = tmp_path / "bench.csv"
+    edited(path, compared[0])
+    refuses(path, says="its CSV would be written over it", command="bench", starts=path)
+    path = path.rename(tmp_path / "bench.jsonl")
+    elsewhere = ROOT / "results" / "h200" / "ceilings.jsonl"
+    says = f"--ceilings: {elsewhere}: "
+    refuses(path, "--ceilings", elsewhere, says=says, command="bench", starts=says)
 
 
 def test_the_other_commands_run_is_refused(tmp_path, finished, compared):
