@@ -59,7 +59,7 @@ class Env:
 
     kind: Literal["env"]
     schema: int
-    plan: list[dict[str, Any]]  # what is to be measured: PLANNED, for the commands that --resume
+    plan: list[dict[str, Any]]  # what is to be measured; PLANNED has the schemas
     rungs: list[Rung]  # each stage in the plan
     arguments: dict[str, Any]
     device: Device
