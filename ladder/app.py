@@ -211,6 +211,7 @@ COMMANDS = (
         "ladder bench",
         "ladder bench --stages 3,6,sdpa_math --n 64,128",
         "ladder bench --suite 004               # needs a GPU",
+        "ladder bench --resume runs/FILE.jsonl",
         "ladder bench --show runs/FILE.jsonl --plots plots",
     ),
     (MEASURE, train_command, "ladder train --stage 3", "ladder train --stage mine.py"),

@@ -20,13 +20,15 @@ SHAPE = ("dtype", "causal", "d", "n", "b", "h", "hk", "seqlens")
 RUN_SHAPE = (*SHAPE, "nq", "precision", "inputs")
 BENCH_SHAPE = (*SHAPE, "mode", "tokens", "hidden")
 SUITE = "a suite's problems are its own"
+OWN_FILE = "a resumed run goes on in its own file"
 # command -> (an option, another) -> why the first can't be used with the other
 EXCLUDED = {
     "run": {
-        ("out", "resume"): "a resumed run goes on in its own file",
+        ("out", "resume"): OWN_FILE,
         **{(name, "suite"): SUITE for name in (*RUN_SHAPE, "direction", "paired")},
     },
     "bench": {
+        ("out", "resume"): OWN_FILE,
         **{(name, "suite"): SUITE for name in BENCH_SHAPE},
         ("impl", "stages"): "it is the old name of --stages",
         ("tokens", "b"): "--b says the batch size already",

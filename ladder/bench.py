@@ -10,16 +10,16 @@ from rich.text import Text
 
 from harness.problems.problem import PEERS_FROM, SEED, Problem
 from harness.records import environment, units
-from harness.records.jsonl import WriteFailed
-from harness.records.schema import DIRECTIONS, Record
+from harness.records.jsonl import WriteFailed, Writer
+from harness.records.schema import DIRECTIONS, BadRecord, Record, key
 from harness.runs import plan
 from harness.runs.comparison import run_comparisons
 from harness.runs.suites import SUITES
 from harness.views import contest_plots, contests
 from harness.views.page import make_page
-from ladder import measuring, options, problems
+from ladder import measuring, options, problems, resuming
 from ladder.arguments import SHOWN, choose, stages_and_device
-from ladder.options import MAX_D, UserError, integers
+from ladder.options import MAX_D, UserError, integers, whole
 
 OURS_FAILED = ("wrong", "crashed")
 REASON = 100  # characters of a reason, on stderr
@@ -62,12 +62,14 @@ def bench_command(
     plots: options.Plots = None,
     ceilings: options.BenchCeilings = None,
     show: options.BenchShow = None,
+    resume: options.Resume = None,
 ) -> int:
     """Time contestants in turns, in one process: speed-ups."""
-    not_kept = ("stage", *SHOWN["bench"])
-    given = {name: value for name, value in context.params.items() if name not in not_kept}
     view = View(plots, ceilings)
+    if resume is not None:
+        return resume_bench(context, view)
     if show is None:
+        given = {name: context.params[name] for name in DEFAULTS}
         return new_bench(given, stage or [], out, view)
     if out is not None and out.suffix != ".csv":
         raise UserError(f"--out: got {out}, expected a name in .csv: --show writes nothing else")
@@ -77,6 +79,10 @@ def bench_command(
     view.show(env, records, show)
     view.write(env, records, out)
     return 0
+
+
+# the defaults of the arguments that are kept with the records
+DEFAULTS = resuming.defaults(bench_command, *SHOWN["bench"])
 
 
 class View:
@@ -150,7 +156,7 @@ def new_bench(given: Record, own: Sequence[Path], out: Path | None, view: View) 
             usual = [s for s in others if any(takes(s, problem) for problem in wanted_problems)]
         chosen = [stage for stage in stages if stage in usual or stage.path in own]
         named = list(own)
-    limits = make_limits(given, device)
+    limits = make_limits({**given, "device": device})
     comparisons = plan.plan_comparisons(chosen, wanted_problems, named, limits, takes)
     if not comparisons:
         raise UserError("bench: none of the stages takes any of these problems")
@@ -159,7 +165,31 @@ def new_bench(given: Record, own: Sequence[Path], out: Path | None, view: View) 
     kept = {**given, "command": "bench", "stage": [s.name for s in chosen if s.path in own]}
     described = [stage.to_json() for stage in chosen]
     planned = [entry for comparison in comparisons for entry in comparison.to_json()]
-    begun = time.monotonic()
+    with measuring.begin("bench-", out, device, kept, described, planned, view.check) as writer:
+        return measure(comparisons, [], writer, view)
+
+
+def resume_bench(context: typer.Context, view: View) -> int:
+    """Resume the run in the file of --resume: measure the comparisons that aren't whole in it."""
+    with resuming.resumed(context, DEFAULTS, make_limits) as begun:
+        path, done = begun.writer.path, begun.done
+        view.check(begun.env)
+        csv_path(path)  # now, not when minutes of measuring are done
+        comparisons = plan.read_comparisons(begun.env["plan"], begun.stages, begun.limits)
+        entries = [key(entry) for comparison in comparisons for entry in comparison.to_json()]
+        if list(map(key, done)) != entries[: len(done)]:
+            raise BadRecord(f"{path}: its records are not in its plan's order; start a new run")
+        left = plan.unfinished(comparisons, done)
+        # the first of them may have some records: its contestants are measured in turns, anew
+        begun.writer.keep(len(entries) - sum(len(each.contestants()) for each in left))
+        return measure(comparisons, done, begun.writer, view)
+
+
+def measure(
+    comparisons: Sequence[plan.Comparison], done: Sequence[Record], writer: Writer, view: View
+) -> int:
+    """Measure the comparisons that aren't whole in `done`, and show all; returns the exit code."""
+    left, begun = plan.unfinished(comparisons, done), time.monotonic()
 
     def where(problem: Problem) -> str:
         masked = " causal" if problem.causal else ""
@@ -174,17 +204,18 @@ def new_bench(given: Record, own: Sequence[Path], out: Path | None, view: View) 
         results = ", ".join(f"{record['name']} {outcome(record)}" for record in records)
         progress.finished(where(comparison.problem), results, "bench", printed)
 
-    progress = measuring.Progress(len(comparisons))
-    with measuring.begin("bench-", out, device, kept, described, planned, view.check) as writer:
-        with measuring.ended_early() as errors, progress:
-            run_comparisons(comparisons, writer, tell, watch)
-        env, records = measuring.open_results(writer.path, "bench")
-        view.show(env, records, writer.path)
-        if not any(isinstance(error, WriteFailed) for error in errors):
-            view.write(env, records, csv_path(writer.path))
-        ours = [record for record in records if record["stage"] < PEERS_FROM]
-        failed = any(record["status"] in OURS_FAILED for record in ours)
-        return measuring.exit_code(errors, failed)
+    progress = measuring.Progress(len(comparisons), len(comparisons) - len(left))
+    with measuring.ended_early() as errors, progress:
+        run_comparisons(left, writer, tell, watch)
+    env, records = measuring.open_results(writer.path, "bench")
+    view.show(env, records, writer.path)
+    if not any(isinstance(error, WriteFailed) for error in errors):
+        view.write(env, records, csv_path(writer.path))
+    missing = f"{len(plan.unfinished(comparisons, records))} of {len(comparisons)} comparisons"
+    resuming.say_left(errors, "bench", missing, writer.path)
+    ours = [record for record in records if record["stage"] < PEERS_FROM]
+    failed = any(record["status"] in OURS_FAILED for record in ours)
+    return measuring.exit_code(errors, failed)
 
 
 def outcome(record: Record) -> str:
@@ -208,13 +239,15 @@ def check_problems(given: Record) -> None:
     make_problems(given, given["device"] or "cuda")
 
 
-def make_limits(given: Record, device: str) -> plan.Limits:
-    """The limits of each stage, and the number of its samples."""
+def make_limits(given: Record) -> plan.Limits:
+    """The limits of each stage, and the number of its samples, on the device in `given`."""
     memory = plan.default_memory()
-    if device == "cuda":
+    if given["device"] == "cuda":
         # main memory is needed for libraries and for outputs sent to the judge only
         memory = (environment.memory_bytes() or 2 * memory) // 2
-    return plan.Limits(given["budget"], memory, given["warmup"], given["repeat"])
+    warmup = whole(1)(given["warmup"], "warmup")
+    rounds = whole(2)(given["repeat"], "repeat")
+    return plan.Limits(options.seconds(given["budget"], "budget"), memory, warmup, rounds)
 
 
 def make_problems(given: Record, device: str) -> list[Problem]:

@@ -166,6 +166,7 @@ Seqlens = Annotated[
 Synthetic = Annotated[str, option("normal or peaky", one_of(*SYNTHETIC))]
 Seed = Annotated[int, option("the seed of all inputs", whole(0, MAX_SEED), min=0)]
 Out = Annotated[Path | None, option("where the records go; a new file under runs/ by default")]
+Resume = Annotated[Path | None, option("finish the run in this file, with the same arguments")]
 ResultsFile = Annotated[Path, typer.Argument(help="a results file, JSONL")]
 
 # run
@@ -195,7 +196,6 @@ CellSuite = Annotated[
     option(f"the problems of a source's table: {', '.join(suites('run'))}",
            one_of(*suites("run"))),
 ]  # fmt: skip
-Resume = Annotated[Path | None, option("finish the run in this file, with the same arguments")]
 
 # bench
 Modes = Annotated[

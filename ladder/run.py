@@ -1,27 +1,23 @@
 """`ladder run`: its arguments, its plan, a new or resumed run, and its tables."""
 
-import inspect
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import typer
 
-from harness.isolation.roster import StageInfo, read_stages
+from harness.isolation.roster import StageInfo
 from harness.problems.problem import PEERS_FROM, REAL_D, SEED, Problem
-from harness.records import environment
-from harness.records.jsonl import Writer, read
-from harness.records.schema import FAILURES, BadRecord, Record, check_plan, key
+from harness.records.jsonl import Writer
+from harness.records.schema import FAILURES, Record, key
 from harness.records.units import show_time
 from harness.runs.comparison import run_cells
 from harness.runs.plan import Cell, Limits, default_memory, each_inputs, plan_grid, plan_tour
 from harness.runs.suites import SUITES
 from harness.views import cell_tables, lines
 from harness.views.page import make_page
-from ladder import options, problems
-from ladder.arguments import RUN_SHAPE, choose, prepare_children, stages_and_device, typed
+from ladder import options, problems, resuming
+from ladder.arguments import RUN_SHAPE, choose, stages_and_device
 from ladder.measuring import (
     Progress,
     begin,
@@ -61,19 +57,13 @@ def run_command(
     resume: options.Resume = None,
 ) -> int:
     """Measure stages on problems; without any option, the tour."""
-    given = {name: context.params[name] for name in DEFAULTS}
     if resume is not None:
-        repeated = {name: given[name] for name in typed(context) if name in given}
-        return resume_run(resume, repeated, stage or [])
-    return new_run(given, stage or [], out)
+        return resume_run(context)
+    return new_run({name: context.params[name] for name in DEFAULTS}, stage or [], out)
 
 
 # the defaults of the arguments that are kept with a run's records
-DEFAULTS: dict[str, Any] = {
-    name: parameter.default
-    for name, parameter in inspect.signature(run_command).parameters.items()
-    if name not in ("context", "stage", "out", "resume")
-} | {"inputs": "normal"}
+DEFAULTS = resuming.defaults(run_command) | {"inputs": "normal"}
 
 
 def describes_none(arguments: Record) -> bool:
@@ -136,90 +126,20 @@ def new_run(given: Record, own: Sequence[Path], out: Path | None) -> int:
         return measure_cells(cells, [], writer, limits)
 
 
-def resume_run(path: Path, repeated: Record, own: Sequence[Path]) -> int:
-    """Resume the run in `path`; its arguments, device, software and commit must be the same.
-
-    `repeated`: the options on the command line, which must equal those that the run was begun with.
-    """
-    if not path.is_file():
-        raise UserError(f"--resume: {path}: no such file")
-    try:
-        writer = Writer.reopen(path)
-    except BlockingIOError:
-        raise UserError(f"--resume: {path} is being written by another run") from None
-    except OSError as error:
-        raise UserError(f"--resume: {path} can't be written: {error.strerror or error}") from None
-    with writer:
-        env, done = read(path)
-        check_begun(path, env, done)
-        before = {**DEFAULTS, **env["arguments"]}
-        for name, value in repeated.items():
-            if value != before[name]:
-                then = "not given" if before[name] is None else before[name]
-                raise UserError(
-                    f"--resume: --{name} was {then} when {path} was begun and is {value} "
-                    "now; a run goes on as it was begun, so leave it away"
-                )
-        prepare_children(env["device"])
-        limits = make_limits(before)
-        known = match_stages(path, env, read_stages(own, limits.budget, limits.memory))
+def resume_run(context: typer.Context) -> int:
+    """Resume the run in the file of --resume: measure the cells that it lacks."""
+    with resuming.resumed(context, DEFAULTS, make_limits) as begun:
         cells = [
-            Cell(known[cell["stage"], cell["name"]], Problem.from_json(cell), cell["paired"])
-            for cell in env["plan"]
+            Cell(begun.stages[cell["stage"], cell["name"]], Problem.from_json(cell), cell["paired"])
+            for cell in begun.env["plan"]
         ]
-        same_machine(path, env)
-        return measure_cells(cells, done, writer, limits)
-
-
-def check_begun(path: Path, env: Record, done: Sequence[Record]) -> None:
-    """Raise BadRecord where the run in the file can't be resumed."""
-    try:
-        check_plan(env)
-        options.seconds(env["arguments"].get("budget", DEFAULTS["budget"]), "budget")
-        options.size(env["arguments"].get("memory") or "4G")
-    except (BadRecord, UserError, TypeError, AttributeError) as error:
-        raise BadRecord(f"{path}: line 1 is no run to go on with: {error}") from error
-    plan = {key(cell) for cell in env["plan"]}
-    if strange := [record for record in done if key(record) not in plan]:
-        name, n = strange[0]["name"], strange[0]["nk"]
-        raise BadRecord(f"{path}: {name} at N = {n} is in no line of its plan; start a new run")
-
-
-def match_stages(
-    path: Path, env: Record, stages: Sequence[StageInfo]
-) -> dict[tuple[int, str], StageInfo]:
-    """The stages by number and name; UserError where one in the env line is missing or changed."""
-    known = {(stage.number, stage.name): stage for stage in stages}
-    for stage in env["rungs"]:
-        found = known.get((stage["stage"], stage["name"]))
-        if found is None:
-            raise UserError(
-                f"--resume: stage {stage['stage']} ({stage['name']}) of {path} is not one of ours; "
-                "name its file with --stage"
-            )
-        if found.sha256 != stage.get("sha256"):
-            raise UserError(
-                f"--resume: {found.path.name} has changed since {path} was begun; start a new run"
-            )
-    return known
-
-
-def same_machine(path: Path, env: Record) -> None:
-    """Raise UserError where the machine, its software or the code differs from the run's."""
-    now = environment.make_env(env["device"], [], [], {})
-    for field in ("device_name", "cpu", "cores", "python", "torch", "triton", "numpy", "driver",
-                  "commit", "sources"):  # fmt: skip
-        if now[field] != env[field]:
-            raise UserError(
-                f"--resume: {path} was begun with {field.replace('_', ' ')} {env[field]}, here it "
-                f"is {now[field]}; start a new run"
-            )
+        return measure_cells(cells, begun.done, begun.writer, begun.limits)
 
 
 def make_limits(given: Record) -> Limits:
     """The limits of a cell from --budget and --memory."""
-    memory = given["memory"]
-    return Limits(given["budget"], default_memory() if memory is None else options.size(memory))
+    budget, memory = options.seconds(given["budget"], "budget"), given["memory"]
+    return Limits(budget, default_memory() if memory is None else options.size(memory))
 
 
 def measure_cells(cells: Sequence[Cell], done: list[Record], writer: Writer, limits: Limits) -> int:
@@ -244,10 +164,8 @@ def measure_cells(cells: Sequence[Cell], done: list[Record], writer: Writer, lim
     if records:
         cell_tables.show(env, records, "rich", page)
     note("records", writer.path)
-    if any(isinstance(error, KeyboardInterrupt) for error in errors):
-        left = len(cells) - len(records)
-        print(f"interrupted, {left} of {len(cells)} cells left: "
-              f"ladder run --resume {writer.path}", file=sys.stderr)  # fmt: skip
+    left = len(cells) - len(records)
+    resuming.say_left(errors, "run", f"{left} of {len(cells)} cells", writer.path)
     if not errors and describes_none(env["arguments"]):
         folder = writer.path.with_name(f"{writer.path.stem}-plots")
         draw("plots", lambda: lines.plot(env, records, folder))

@@ -275,7 +275,7 @@ def put_there(command, folder, env):
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
             if option == "--resume":
-                begun = in_turn("run", "--stages", 1, "--n", 8, "--out", word, cwd=folder)
+                begun = in_turn(name, "--stages", 3, "--n", 8, "--out", word, cwd=folder)
                 assert begun.returncode == 0, begun.stderr
             else:
                 shutil.copy(RECORDS[option if option == "--ceilings" else name], path)

@@ -98,8 +98,8 @@ class Writer:
         return cls.reopen(path)
 
     @classmethod
-    def reopen(cls, path: Path) -> "Writer":
-        """Open an existing file, and cut off an incomplete last line.
+    def reopen(cls, path: Path, kind: str = "cell") -> "Writer":
+        """Open an existing file of records of `kind`, and cut off an incomplete last line.
 
         Raises BlockingIOError while another process writes it, and BadRecord where it is not a
         run's file, which is then left as it is.
@@ -107,7 +107,7 @@ class Writer:
         handle = os.open(path, os.O_RDWR | os.O_APPEND)
         try:
             lock(handle)
-            read(path)
+            read(path, kind)
         except (OSError, BadRecord):
             os.close(handle)
             raise
@@ -135,6 +135,11 @@ class Writer:
                 f"{self.path} can't be written any more: {reason}; what was measured before is in "
                 "it, so make room and measure the rest"
             ) from error
+
+    def keep(self, records: int) -> None:
+        """Cut off all lines but the env line and the first `records` after it."""
+        lines = self.path.read_bytes().splitlines(keepends=True)
+        os.ftruncate(self.handle, sum(map(len, lines[: 1 + records])))
 
     def __enter__(self) -> "Writer":
         return self

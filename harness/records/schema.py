@@ -59,7 +59,7 @@ class Env:
 
     kind: Literal["env"]
     schema: int
-    plan: list[dict[str, Any]]  # what is to be measured; with `ladder run` each is a Planned
+    plan: list[dict[str, Any]]  # what is to be measured; PLANNED has the schemas
     rungs: list[Rung]  # each stage in the plan
     arguments: dict[str, Any]
     device: Device
@@ -324,6 +324,8 @@ SCHEMAS: dict[str, type] = {
 }
 
 
+# kind of record -> the schema of its plan
+PLANNED = {"cell": Planned, "bench": StageOnProblem}
 # kinds whose tables take stages' titles from the env line
 OF_STAGES = ("cell", "bench", "model", "io", "train")
 
@@ -367,14 +369,17 @@ def check_stages(record: Mapping[str, Any], env: Record) -> None:
             raise bad("stage and name", who, "one of the rungs of line 1")
 
 
-def check_plan(env: Record) -> None:
-    """Raise BadRecord unless the plan in an env line is a plan of `ladder run`."""
-    for index, cell in enumerate(env["plan"]):
+def check_plan(env: Record, kind: str = "cell") -> None:
+    """Raise BadRecord unless the plan in an env line is one of records of `kind`."""
+    for index, planned in enumerate(env["plan"]):
         where = f"plan[{index}]."
-        check_problem(check_fields(cell, Planned, where), where)
+        check_problem(check_fields(planned, PLANNED[kind], where), where)
 
 
 def key(cell: Mapping[str, Any]) -> str:
-    """A text that identifies a cell by stage and problem, the same for planned and measured."""
+    """A text that identifies a cell by stage and problem, the same for planned and measured.
+
+    A record of `ladder bench` is identified likewise.
+    """
     # an older plan may lack fields of a problem
     return json.dumps([cell.get(field) for field in ("stage", "name", "paired", *PROBLEM)])

@@ -3,9 +3,9 @@
 Nothing here uses tensors.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 
 from harness.isolation.judge import JUDGE_LIMIT
@@ -14,7 +14,7 @@ from harness.problems import cost
 from harness.problems.problem import INPUTS, PEERS_FROM, REAL_D, YARDSTICK, Problem
 from harness.problems.real_inputs import HEADS, LAYERS, MAX_N
 from harness.records import environment
-from harness.records.schema import Record
+from harness.records.schema import Record, key
 from harness.records.units import show_bytes, significant
 
 # FLOP/s in float64 that no core of a CPU (two 512-bit FMAs per cycle, 6 GHz), and no GPU, exceeds
@@ -313,3 +313,26 @@ def plan_comparisons(
         if able:
             comparisons.append(Comparison(problem, whole, limits, paged=paged))
     return comparisons
+
+
+def read_comparisons(
+    plan: Iterable[Record], stages: Mapping[tuple[int, str], StageInfo], limits: Limits
+) -> list[Comparison]:
+    """The comparisons in the plan of an env line, as `Comparison.to_json` wrote them."""
+
+    def whole_problem(entry: Record) -> Problem:
+        return replace(Problem.from_json(entry), page_size=None)
+
+    comparisons = []
+    for problem, entries in groupby(plan, whole_problem):
+        found = [(stages[each["stage"], each["name"]], each.get("page_size")) for each in entries]
+        whole = [stage for stage, size in found if size is None]
+        paged = [(stage, size) for stage, size in found if size is not None]
+        comparisons.append(Comparison(problem, whole, limits, paged=paged))
+    return comparisons
+
+
+def unfinished(comparisons: Iterable[Comparison], done: Iterable[Record]) -> list[Comparison]:
+    """The comparisons that lack one of their records, or more, in `done`."""
+    there = {key(record) for record in done}
+    return [each for each in comparisons if not there.issuperset(map(key, each.to_json()))]

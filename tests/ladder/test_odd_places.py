@@ -117,10 +117,10 @@ def test_a_name_that_no_file_can_have_is_one_line(tmp_path, name):
     "options",
     [f"table {LONG}", f"plot {LONG} --out p", f"roofline {LONG} --ceilings x --out p",
      f"plot run.jsonl --out {LONG}", f"bench --show {LONG}", f"train --show {LONG}",
-     f"run --resume {LONG}", f"bench --ceilings {LONG}", f"run --stage {LONG}",
-     f"bench --stage {LONG}", f"train --stage {LONG}", f"figures --ceilings {LONG}",
-     f"figures --ceilings {LONG} --out p", f"run --n 8 --out {LONG} --device cpu",
-     "table \udcff", "run --n 8 --stage \udcff"],
+     f"run --resume {LONG}", f"bench --resume {LONG}", f"bench --ceilings {LONG}",
+     f"run --stage {LONG}", f"bench --stage {LONG}", f"train --stage {LONG}",
+     f"figures --ceilings {LONG}", f"figures --ceilings {LONG} --out p",
+     f"run --n 8 --out {LONG} --device cpu", "table \udcff", "run --n 8 --stage \udcff"],
 )  # fmt: skip
 def test_a_name_too_long_is_one_line_wherever_a_file_is_meant(tmp_path, options):
     cells = [make_cell()]
@@ -200,6 +200,7 @@ EXCLUDED = {
     "run --suite table-4.3 --stages 0 --device cpu": "none of the stages takes part",
     "model --stage 3 --text x --weights y": "--text: got --weights too",
     "run --resume x --out y": "--out: a resumed run goes on in its own file",
+    "bench --resume x --out y": "--out: a resumed run goes on in its own file",
     "train --show x --stage 3": "--stage: --show trains nothing",
     "bench --stage 3": "by number it is --stages 3",
     "run --stage 3,5": "by number it is --stages 3,5",

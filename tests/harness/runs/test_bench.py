@@ -536,8 +536,12 @@ def test_a_run_broken_off_keeps_what_was_measured(tmp_path, make_stage):
         run.process.send_signal(signal.SIGINT)
         assert run.process.wait(60) == 130
         assert run.wait_until_gone() == []
-    _, records = jsonl.read(out, "bench")
+        text = run.text()
+    env, records = jsonl.read(out, "bench")
     assert len(records) >= 2 and len(records) % 2 == 0
+    total = len(env["plan"]) // 2
+    left = f"{total - len(records) // 2} of {total} comparisons left"
+    assert f"interrupted, {left}: ladder bench --resume {out}" in " ".join(text.split())
     assert out.with_suffix(".csv").read_text().count("\n") == 1 + len(records)
 
 
@@ -641,7 +645,7 @@ OF_A_RUN = {
     "mode": "fwd", "dtype": "float32", "causal": "on", "d": "16", "n": "64", "tokens": "256",
     "hidden": "32", "b": "1", "h": "1", "hk": "1", "seqlens": "9", "stages": "99", "impl": "99",
     "stage": "mine.py", "warmup": "5", "repeat": "30", "inputs": "normal", "seed": str(SEED),
-    "device": "cpu", "budget": "120", "suite": "nonsense", "nq": "1",
+    "device": "cpu", "budget": "120", "suite": "nonsense", "nq": "1", "resume": "run.jsonl",
 }  # fmt: skip
 
 

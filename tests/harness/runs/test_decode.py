@@ -1,6 +1,7 @@
 """The decode suite: its plan, contestants that read from a paged cache, and its tables."""
 
 import inspect
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -172,6 +173,21 @@ def test_the_contestants_of_the_suite_by_default():
         compiled = {103, 106} if each.problem.nq in (2, 4, 16) else set()
         assert {stage.number for stage in each.stages} == numbers - compiled
         assert {stage.number for stage, _ in each.paged} <= {8}
+
+
+def test_a_plan_is_read_again_as_it_was_written_pages_too():
+    every = describe_files(stage_files(3, 8))
+    asked = [replace(TINY, page_size=size) for size in (None, 16, 64)]
+    asked += [replace(TINY, inputs="normal", b=2, seqlens_k=(5, 150))]
+    planned = plan.plan_comparisons(every, asked, [stage.path for stage in every], LIMITS)
+    entries = json.loads(json.dumps([entry for each in planned for entry in each.to_json()]))
+    known = {(stage.number, stage.name): stage for stage in every}
+    assert len(planned) == 2 and plan.read_comparisons(entries, known, LIMITS) == planned
+    assert plan.unfinished(planned, entries) == []
+    paged = [entry for entry in entries if entry["page_size"] == 64]
+    for entry in paged:
+        assert plan.unfinished(planned, [x for x in entries if x is not entry]) == planned[:1]
+    assert {entry["name"] for entry in paged} == {stage.name for stage in every}
 
 
 def test_a_tuned_peer_is_in_no_table_of_a_source():

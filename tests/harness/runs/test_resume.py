@@ -1,4 +1,4 @@
-"""A run that is killed, torn or interrupted is finished by --resume, each cell there once."""
+"""A run that is killed, torn or interrupted is finished by --resume, each record there once."""
 
 import json
 import os
@@ -7,13 +7,16 @@ import signal
 import time
 
 import pytest
-from ladder_command import RUN, Started, by_name, fakes, in_turn, ladder
+from ladder_command import ROOT, RUN, Started, by_name, fakes, in_turn, ladder
 
 from harness.records.jsonl import read
 from harness.records.schema import key
 
 KILLS = 10
 SMALL = ("run", "--stages", "1,3", "--n", "8,16", "--budget", "20")
+# four comparisons of two contestants
+PAIRS = ("bench", "--stages", "2,3", "--n", "8", "--mode", "fwd,train", "--inputs", "all",
+         "--causal", "off", "--warmup", "1", "--repeat", "3", "--device", "cpu")  # fmt: skip
 
 
 def lines(path):
@@ -21,10 +24,10 @@ def lines(path):
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def hold_complete(path):
+def hold_complete(path, kind="cell"):
     """The file validates, and each planned cell is in it exactly once; returns the cells."""
     assert path.read_bytes().endswith(b"\n")
-    env, cells = read(path)
+    env, cells = read(path, kind)
     assert sorted(key(cell) for cell in cells) == sorted(key(cell) for cell in env["plan"])
     assert len({key(cell) for cell in cells}) == len(cells)
     return cells
@@ -133,7 +136,7 @@ def test_a_torn_last_line_is_dropped_and_measured_again(tmp_path, finished):
 
 
 def edited(path, finished, **changes):
-    """A file at `path`: the run `finished`, less its last cell, its env line changed."""
+    """A file at `path`: the run `finished`, less its last record, its env line changed."""
     first, *rest = finished.splitlines()
     env = json.loads(first)
     assert changes.keys() <= env.keys()
@@ -141,11 +144,11 @@ def edited(path, finished, **changes):
     path.write_bytes(b"\n".join([json.dumps(env).encode(), *rest[:-1]]) + b"\n")
 
 
-def refuses(path, *arguments, says):
+def refuses(path, *arguments, says, command="run", starts="--resume: "):
     before = path.read_bytes()
-    done = in_turn("run", "--resume", path, *arguments)
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith("ladder: --") and done.stderr.count("\n") == 1
+    done = in_turn(command, "--resume", path, *arguments)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr.startswith(f"ladder: {starts}") and done.stderr.count("\n") == 1
     assert says in done.stderr
     assert path.read_bytes() == before
 
@@ -197,7 +200,14 @@ def test_the_same_arguments_said_again_are_fine(tmp_path, finished):
 
 
 @pytest.mark.slow
-def test_a_stage_of_somebodys_must_be_there_and_unchanged(tmp_path):
+@pytest.mark.parametrize(
+    "begin",
+    [(*RUN, "--stages", 3, "--n", 8),
+     ("bench", "--stages", 3, "--n", 8, "--causal", "off", "--inputs", "normal", "--repeat", 3)],
+    ids=lambda begin: begin[0],
+)  # fmt: skip
+def test_a_stage_of_somebodys_must_be_there_and_unchanged(tmp_path, begin):
+    command, kind = begin[0], {"run": "cell", "bench": "bench"}[begin[0]]
     stage = tmp_path / "mine.py"
     stage.write_text(
         "import stages\nfrom stages.contract import Stage\n"
@@ -205,12 +215,127 @@ def test_a_stage_of_somebodys_must_be_there_and_unchanged(tmp_path):
         "def attend(q, k, v):\n    return stages.by_number(3).attend(q, k, v)\n"
     )
     path = tmp_path / "run.jsonl"
-    done = in_turn(*RUN, "--stages", 3, "--n", 8, "--stage", stage, "--out", path)
+    done = in_turn(*begin, "--stage", stage, "--out", path)
     assert done.returncode == 0, done.stderr
     edited(path, path.read_bytes())
-    refuses(path, says="stage 95 (mine)")
-    stage.write_text(stage.read_text() + "\n# better now\n")
-    refuses(path, "--stage", stage, says="mine.py has changed")
+    refuses(path, says="stage 95 (mine)", command=command)
+    text = stage.read_text()
+    stage.write_text(text + "\n# better now\n")
+    refuses(path, "--stage", stage, says="mine.py has changed", command=command)
+    stage.write_text(text)
+    done = in_turn(command, "--resume", path, "--stage", stage)
+    assert done.returncode == 0, done.stderr
+    hold_complete(path, kind)
+
+
+# ---- ladder bench
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """The bytes of a finished run of PAIRS, and its tables."""
+    path = tmp_path_factory.mktemp("compared") / "bench.jsonl"
+    done = in_turn(*PAIRS, "--out", path)
+    assert done.returncode == 0, done.stderr
+    assert len(hold_complete(path, "bench")) == 8
+    return path.read_bytes(), done.stdout.partition("records:")[0]
+
+
+@pytest.mark.parametrize(
+    "kept",
+    # comparisons that are whole, records of the next one, bytes of a torn line
+    [(2, 1, 0)] + [pytest.param(x, marks=pytest.mark.slow) for x in ((0, 0, 0), (1, 0, 40))],
+    ids=str,
+)
+def test_a_broken_off_bench_measures_what_is_not_whole(tmp_path, compared, kept):
+    finished, _ = compared
+    whole, more, torn = kept
+    file = finished.splitlines(keepends=True)
+    count = 1 + 2 * whole + more
+    path = tmp_path / "bench.jsonl"
+    path.write_bytes(b"".join(file[:count]) + file[count][:torn])
+    done = in_turn(*PAIRS, "--resume", path)
+    assert done.returncode == 0, done.stderr
+    records = hold_complete(path, "bench")
+    assert path.read_bytes().startswith(b"".join(file[: 1 + 2 * whole]))
+    said = [number for number in range(1, 5) if f"[{number}/4] " in done.stderr]
+    assert said == list(range(whole + 1, 5))
+    assert list(map(key, records)) == list(map(key, read(path, "bench")[0]["plan"]))
+    assert path.with_suffix(".csv").read_text().count("\n") == 1 + 8
+
+
+def test_a_finished_bench_measures_nothing_and_shows_its_tables(tmp_path, compared):
+    finished, tables = compared
+    path = tmp_path / "bench.jsonl"
+    path.write_bytes(finished)
+    done = in_turn("bench", "--resume", path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.partition("records:")[0] == tables and "torch, three GEMMs" in tables
+    assert path.read_bytes() == finished
+
+
+@pytest.mark.parametrize("change", [{"commit": "0" * 40}, {"sources": "0" * 16}, {"cores": 999}])
+def test_a_bench_goes_on_with_the_same_code_on_the_same_machine_alone(tmp_path, compared, change):
+    """Its records of a comparison that is not whole stay, too, where it is refused."""
+    path = tmp_path / "bench.jsonl"
+    edited(path, compared[0], **change)
+    refuses(path, says=f"was begun with {next(iter(change))}", command="bench")
+
+
+@pytest.mark.parametrize(
+    ("option", "was"),
+    [("--repeat 30", "3"), ("--n 8,16", "8"), ("--impl 2,3", "not given"), ("--mode fwd", "fwd,"),
+     ("--seed 1", ""), ("--budget 9", "120"), ("--suite 004", "not given")],
+)  # fmt: skip
+def test_a_bench_goes_on_with_the_same_arguments(tmp_path, compared, option, was):
+    path = tmp_path / "bench.jsonl"
+    edited(path, compared[0])
+    refuses(path, *option.split(), says=f"{option.split()[0]} was {was}", command="bench")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"repeat": 1}, {"repeat": None}, {"warmup": []}, {"budget": "60"}, {"command": "run"}, "plan"],
+    ids=str,
+)
+def test_what_no_bench_was_begun_with_is_refused(tmp_path, compared, change):
+    path = tmp_path / "bench.jsonl"
+    env = json.loads(compared[0].splitlines()[0])
+    if change == "plan":
+        edited(path, compared[0], plan=[env["plan"][0] | {"paired": False}])
+    else:
+        edited(path, compared[0], arguments=env["arguments"] | change)
+    says = "line 1 is no run to go on with: "
+    refuses(path, says=says, command="bench", starts=path)
+
+
+@pytest.mark.parametrize("order", [(1, 0), (*range(8), 7)], ids=str)
+def test_records_that_are_not_the_plans_are_not_gone_on_with(tmp_path, compared, order):
+    env, *records = compared[0].splitlines(keepends=True)
+    path = tmp_path / "bench.jsonl"
+    path.write_bytes(b"".join([env, *(records[index] for index in order)]))
+    refuses(path, says="not in its plan's order", command="bench", starts=path)
+
+
+@pytest.mark.slow
+def test_a_bench_whose_views_can_not_be_written_is_not_gone_on_with(tmp_path, compared):
+    path = tmp_path / "bench.csv"
+    edited(path, compared[0])
+    refuses(path, says="its CSV would be written over it", command="bench", starts=path)
+    path = path.rename(tmp_path / "bench.jsonl")
+    elsewhere = ROOT / "results" / "h200" / "ceilings.jsonl"
+    says = f"--ceilings: {elsewhere}: "
+    refuses(path, "--ceilings", elsewhere, says=says, command="bench", starts=says)
+
+
+def test_the_other_commands_run_is_refused(tmp_path, finished, compared):
+    path = tmp_path / "run.jsonl"
+    for command, file, kind in (("bench", finished, "cell"), ("run", compared[0], "bench")):
+        path.write_bytes(file)
+        refuses(path, says=f"line 2 is of kind '{kind}'", command=command, starts=path)
+        path.write_bytes(file.splitlines(keepends=True)[0])
+        says = f"was begun by another command than `ladder {command}`"
+        refuses(path, says=says, command=command, starts=path)
 
 
 def test_the_env_line_tells_nothing_of_the_host_the_user_or_their_paths(tmp_path, finished):
