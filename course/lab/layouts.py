@@ -35,6 +35,8 @@ def laid(attend: Callable[..., torch.Tensor], layout: str) -> Callable[..., torc
         rest = ((d + 1) / d) ** 0.5
         q = torch.nn.functional.pad(q * rest, (0, 1), value=HIGH * (d + 1) ** 0.5)
         k, v = torch.nn.functional.pad(k, (0, 1), value=1.0), torch.nn.functional.pad(v, (0, 1))
+        # and a key before all others, of score 0: its weight is exp(-HIGH), which is 0
+        k, v = (torch.nn.functional.pad(x, (0, 0, 1, 0)) for x in (k, v))
         return attend(q, k, v, **options)[..., :d].to(given[0])
 
     return attend_laid
