@@ -21,7 +21,7 @@ SIZES = ("b", "h", "nq", "nk", "d")
 TABLE = tomllib.loads(Path(__file__).with_name("checks.toml").read_text(encoding="utf-8"))
 BASE = Problem("normal", 0, 1, 1, 1, 1, 1, 1, "float32", "ieee", False, None, "cpu")
 LOAD = 20.0  # seconds for a file to be imported
-CALLS = (4, 8)  # of a check, with inputs of their own: at least, at most
+CALLS = (4, 8)  # of a check, where checks.toml doesn't say
 SHOWN = 5  # lines of what a submission printed, the last ones
 FAILED = {"wrong": "failed", "wrong-by-design": "failed", "skipped": "failed"}
 
@@ -34,12 +34,16 @@ class Unchecked(Exception):
 
 @dataclass(frozen=True)
 class Check:
-    """A problem, its tensors in a layout, and where to look if this is the first to fail."""
+    """A problem, its tensors in a layout, and where to look if this is the first to fail.
+
+    calls: how often a submission is called at least and at most, each time with other inputs.
+    """
 
     name: str
     problem: Problem
     layout: str
     look: str
+    calls: tuple[int, int] = CALLS
 
 
 @dataclass(frozen=True)
@@ -88,13 +92,14 @@ def checks(stage: int, seed: int) -> Iterator[Check]:
             row = {"layout": "", "hk": row.get("h", 1), "dtype": "float32", **row, "seed": seed}
             row["precision"] = "ieee" if row["dtype"] == "float32" else row["dtype"]
             problem = Problem.from_json({**BASE.to_json(), **row})
-            yield Check(row["name"], problem, row["layout"], row["look"])
+            calls = tuple(row.get("calls", CALLS))
+            yield Check(row["name"], problem, row["layout"], row["look"], calls)
 
 
 def seeds(each: Check) -> list[int]:
     """Return a secret seed for each call of a check: none follows from those before it."""
     known = f"{each.problem.seed} {each.name}"
-    count = random.Random(known).randint(*CALLS)
+    count = random.Random(known).randint(*each.calls)
     digests = [hashlib.sha256(f"{known} {index}".encode()).digest() for index in range(count)]
     return [int.from_bytes(digest[:5], "big") for digest in digests]
 
