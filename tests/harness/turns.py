@@ -16,8 +16,6 @@ def main():
     connection = Connection(int(sys.argv[1]))
     os.set_inheritable(connection.fileno(), False)
     keep_the_server_in_step()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        sample_less()
     environment = dict(os.environ)
     connection.send("ready")
     while True:
@@ -32,14 +30,6 @@ def main():
         os.environ.clear()
         os.environ.update(environment)
         connection.send(code)
-
-
-def sample_less():
-    """Sample a tenth as long: beside other tests no time means anything, and no test reads one."""
-    from harness.runs import process
-
-    process.ALONE_SECONDS /= 10
-    process.TURN_SECONDS /= 10
 
 
 def carry_out(arguments):
