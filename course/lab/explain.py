@@ -18,7 +18,7 @@ from typing import Any
 
 from harness.isolation.call import bind, blame, write_outputs
 from harness.isolation.child import ChildFailed, say
-from harness.isolation.measured_call import prepare
+from harness.isolation.measured_call import prepare_for
 from harness.isolation.session import Session
 from harness.problems.problem import Problem
 
@@ -93,12 +93,12 @@ def answer(connection: Connection, path: str, order: dict[str, Any], out: str) -
     import numpy as np
 
     import stages
-    from harness.isolation.call import Given
+    from course.lab.layouts import make_given
 
     problem = Problem.from_json(order)
     try:
-        module, given = stages.load(path), Given(problem)
-        call = prepare(bind(module.attend, problem), problem.direction, *given.tensors)
+        module, given = stages.load(path), make_given(problem)
+        call = prepare_for(problem, module, bind(module.attend, problem), given.tensors)
         with watching() as states:
             outputs = call()
         write_outputs(outputs, problem, given.tensors, out)

@@ -32,7 +32,7 @@ from harness.isolation.call import (
     was_interpreted,
     write_outputs,
 )
-from harness.isolation.measured_call import Call, PagedCall, Watched, ask_again, prepare
+from harness.isolation.measured_call import Call, Watched, ask_again, prepare_for
 from harness.isolation.messages import Checked, Order, Out, Repeat, Timed, Turn, tell, told
 from harness.problems.problem import Problem
 
@@ -65,10 +65,8 @@ class Contestant:
 
     def prepared(self, given: Given) -> Call:
         """The call, prepared once; for 'bwd' that includes the forward pass."""
-        if self.call is None and self.problem.page_size:
-            self.call = PagedCall(self.module, self.problem, *given.tensors[:3])
-        elif self.call is None:
-            self.call = prepare(self.attend, self.problem.direction, *given.tensors)
+        if self.call is None:
+            self.call = prepare_for(self.problem, self.module, self.attend, given.tensors)
         return self.call
 
     def check(self, given: Given, alone: bool) -> Checked:

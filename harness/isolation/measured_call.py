@@ -58,6 +58,18 @@ def prepare(
     return Backward(attend, leaves, dO) if direction == "bwd" else Train(attend, leaves, dO)
 
 
+def prepare_for(
+    problem: Problem, module: ModuleType, attend: Attend, tensors: "Sequence[Any]"
+) -> Call:
+    """Make the call of a stage on `problem`: `prepare`'s, or one that reads a paged cache.
+
+    `attend` is the stage's own with the problem's options; `tensors` are q, k, v and dO or None.
+    """
+    if problem.page_size:
+        return PagedCall(module, problem, *tensors[:3])
+    return prepare(attend, problem.direction, *tensors)
+
+
 class Train:
     """Forward and backward: o, dq, dk, dv."""
 

@@ -19,7 +19,7 @@ from typing import Any
 from harness.isolation.call import Given, bind, blame, write_outputs
 from harness.isolation.child import NO_MESSAGE, START_LIMIT, ChildFailed, hear
 from harness.isolation.judge import Judge
-from harness.isolation.measured_call import Call, PagedCall, prepare
+from harness.isolation.measured_call import Call, prepare_for
 from harness.isolation.messages import Failed, Ready, tell
 from harness.isolation.session import Session
 from harness.problems.directions import OUTPUTS
@@ -182,7 +182,7 @@ def answer(
 
     import stages
     from course.lab.grading.guard import Guard
-    from course.lab.layouts import laid, strided
+    from course.lab.layouts import laid, make_given
     from harness.isolation.contestant import set_data_limit
 
     torch.set_num_threads(1)
@@ -204,21 +204,16 @@ def answer(
         whole = contextlib.nullcontext if layout else guard.watching
         while True:
             asked = hear(connection)
-            fresh = Given(replace(problem, seed=asked["seed"]))
-            if problem.direction == "train":  # gradients are asked for in no layout, but this one
-                fresh.tensors = tuple(strided(x, 1) for x in fresh.tensors)
+            fresh = make_given(replace(problem, seed=asked["seed"]))
             if asked["in_place"] and given is not None and not problem.page_size:
                 for x, y in zip(given.tensors, fresh.tensors, strict=True):
                     if x is not None:
                         x.data.copy_(y)  # no version counter tells
                 given.copies = fresh.copies
             else:
-                given = fresh
-                if problem.page_size:
-                    with whole():  # the cache is the submission's, too
-                        call = PagedCall(module, problem, *given.tensors[:3])
-                else:
-                    call = prepare(bind(attend, problem), problem.direction, *given.tensors)
+                given, bound = fresh, bind(attend, problem)
+                with whole():  # a paged cache is the submission's, too
+                    call = prepare_for(problem, module, bound, given.tensors)
             assert call is not None
             with whole(), guard.counted(works if asked["compared"] else None):
                 outputs = call()
