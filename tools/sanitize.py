@@ -16,7 +16,6 @@ import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -108,18 +107,22 @@ def program() -> str:
 
 def sanitize(tool: str, part: Part) -> tuple[str, int, float]:
     """What compute-sanitizer's `tool` printed of a part of the work, its exit code, the seconds."""
+    from harness.isolation.processes import end_descendants
+
     start = time.monotonic()
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     command = [program(), "--tool", tool, "--kernel-regex", "kns=_kernel"]
     command += [sys.executable, __file__, "--work", *map(str, part)]
-    try:
-        done = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            check=False, timeout=LIMIT,
-        )  # fmt: skip
-        said, code = done.stdout, done.returncode
-    except subprocess.TimeoutExpired as error:
-        said, code = error.stdout or b"", signal.SIGKILL
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            end_descendants(process.pid)  # the work hangs, not the tool that watches it
+            process.kill()
+            said, _ = process.communicate()
+    code = process.returncode
     return said.decode(errors="replace"), code, time.monotonic() - start
 
 

@@ -1,10 +1,12 @@
 """The sanitizer's problems reach the loads without a mask; its records hold what each part said."""
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from ladder_command import gone
 
 import stages
 
@@ -81,3 +83,15 @@ def test_a_record_adds_up_what_the_parts_found(tool):
 @pytest.mark.parametrize("broken", [("Device not supported\n", 1, 0.5), said("stage 7", 0, code=1)])
 def test_a_part_that_did_not_end_well_leaves_no_count(tool, broken):
     assert tool.make_record("memcheck", "1", [said("", 0), broken])["errors"] is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds descendants in /proc")
+def test_a_part_that_hangs_is_ended_with_what_it_has_started(tool, tmp_path, monkeypatch):
+    pid, program = tmp_path / "pid", tmp_path / "compute-sanitizer"
+    program.write_text(f"#!/bin/sh\nsleep 1000 & echo $! > '{pid}'\nwait\necho 0 errors\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(tool, "program", lambda: str(program))
+    monkeypatch.setattr(tool, "LIMIT", 1.0)
+    ran = tool.sanitize("memcheck", (4, "even", 64))
+    assert tool.make_record("memcheck", "1", [ran])["errors"] is None
+    assert gone(int(pid.read_text()))
