@@ -125,16 +125,17 @@ def padded(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
 counters: dict[tuple[int, int], torch.Tensor] = {}
 
 
-def counter_of(device: torch.device) -> torch.Tensor:
-    """The tile counter (1,) int32, 0 between launches: one for each stream, since they overlap.
+def counter_of(device: torch.device, more: int = 0) -> torch.Tensor:
+    """The tile counter, 0 between launches, and `more` numbers after it, int32 all of them.
 
-    A CUDA graph gets one of its own for each launch in it, zeroed in the graph.
+    One tensor for each stream, since their launches overlap. A CUDA graph gets one of its own for
+    each launch in it, zeroed in the graph.
     """
     if torch.cuda.is_current_stream_capturing():
-        return torch.zeros(1, dtype=torch.int32, device=device)
+        return torch.zeros(1 + more, dtype=torch.int32, device=device)
     key = (device.index, torch.cuda.current_stream(device).cuda_stream)
-    if key not in counters:
-        counters[key] = torch.zeros(1, dtype=torch.int32, device=device)
+    if key not in counters or counters[key].numel() <= more:
+        counters[key] = torch.zeros(1 + more, dtype=torch.int32, device=device)
     return counters[key]
 
 

@@ -21,7 +21,6 @@ class Problem:
     MASKED: gl.constexpr  # KV tiles of a query tile that may need a mask: 0, 1, 2 for several
     LSE: gl.constexpr
     OVERLAP: gl.constexpr  # S of one KV tile with P V of the one before
-    Q_IN_REGISTERS: gl.constexpr
     GUARD: gl.constexpr  # a KV tile may have hidden keys whose values aren't numbers
     BLOCK_M: gl.constexpr
     BLOCK_N: gl.constexpr
@@ -29,7 +28,7 @@ class Problem:
     @gluon.constexpr_function
     def __init__(
         self, seqlens_ptr, H, group, Nq, Nk, blocks, heads, section, tiles,
-        CAUSAL, HAS_SEQLENS, MASKED, LSE, OVERLAP, Q_IN_REGISTERS, GUARD, BLOCK_M, BLOCK_N,
+        CAUSAL, HAS_SEQLENS, MASKED, LSE, OVERLAP, GUARD, BLOCK_M, BLOCK_N,
     ):  # fmt: skip
         self.seqlens_ptr = seqlens_ptr
         self.H = H
@@ -45,14 +44,13 @@ class Problem:
         self.MASKED = gl.constexpr(MASKED)
         self.LSE = gl.constexpr(LSE)
         self.OVERLAP = gl.constexpr(OVERLAP)
-        self.Q_IN_REGISTERS = gl.constexpr(Q_IN_REGISTERS)
         self.GUARD = gl.constexpr(GUARD)
         self.BLOCK_M = gl.constexpr(BLOCK_M)
         self.BLOCK_N = gl.constexpr(BLOCK_N)
 
     @gluon.jit
     def place(self, tile):
-        """Batch entry, head and first row of a tile; its valid keys and how many KV tiles it walks.
+        """Batch entry, head and first row of a tile.
 
         Section by section of heads, in each the blocks with the most keys first.
         """
@@ -63,9 +61,22 @@ class Problem:
         head = part * self.section + rest - block * width
         if self.CAUSAL:
             block = self.blocks - 1 - block
+        return self.rows(head * self.blocks + block)
+
+    @gluon.jit
+    def number(self, b, h, start_m):
+        return (b * self.H + h) * self.blocks + start_m // self.BLOCK_M
+
+    @gluon.jit
+    def rows(self, number):
+        """Batch entry, head and first row of a block, by its `number`."""
+        head = number // self.blocks
         b = head // self.H
-        h = head - b * self.H
-        start_m = block * self.BLOCK_M
+        return b, head - b * self.H, (number - head * self.blocks) * self.BLOCK_M
+
+    @gluon.jit
+    def keys(self, b, start_m):
+        """How many keys are valid, and how many KV tiles the block from start_m on walks."""
         Nk_valid = self.Nk
         if self.HAS_SEQLENS:
             Nk_valid = gl.minimum(gl.maximum(gl.load(self.seqlens_ptr + b), 0), self.Nk)
@@ -74,8 +85,15 @@ class Problem:
             end = gl.minimum(start_m + self.BLOCK_M, self.Nq) + self.Nk - self.Nq
             end = gl.maximum(gl.minimum(end, Nk_valid), 0)
         # at least one: rows that see no key are computed like any other, and come out as 0
-        steps = gl.maximum(gl.cdiv(end, self.BLOCK_N), 1)
-        return b, h, start_m, Nk_valid, steps
+        return Nk_valid, gl.maximum(gl.cdiv(end, self.BLOCK_N), 1)
+
+    @gluon.jit
+    def seen(self, rows, Nk_valid):
+        """How many keys each of `rows` sees, counted from the first; for some, less than none."""
+        seen = gl.zeros_like(rows) + Nk_valid
+        if self.CAUSAL:
+            seen = gl.minimum(seen, rows + (self.Nk - self.Nq + 1))
+        return seen
 
     @gluon.jit
     def masked(self, start_m, Nk_valid, steps):

@@ -3,7 +3,6 @@
     one CTA stays on each multiprocessor (or two do) and takes tiles of query rows, one by one
     producer    1 warp: has the copy engine (TMA) bring tiles of Q, K and V
     consumers   2 or 3 warpgroups, 64 query rows each: products, softmax, the output
-    inspector   2 warps, where keys are hidden: looks at V first (stages/hopper_inspector.py)
 
     time ->
     producer    K0 Q K1 V0 K2 V1 K3 V2 ...     as far ahead as the rings have free slots
@@ -12,17 +11,15 @@
     consumer 1  the same for the next 64 rows: its products run during consumer 0's softmax
 
     Q, K, V     rings of slots in shared memory (stages/hopper_rings.py)
-                full:  consumers wait until the copy engine has written a tile (of V, where there is
-                       an inspector: until that has looked at it)
+                full:  consumers wait until the copy engine has written a tile
                 empty: the producer waits until every consumer's products have read it
-    board       full:  consumers and inspector wait for the producer to say which tile is next
+    board       full:  consumers wait for the producer to say which tile is next
                 empty: the producer waits until all have read that
-    verdict     full:  consumers wait for what the inspector found in the tile's masked KV tiles
-                empty: the inspector waits until all consumers have read that
 
 The output is written over its queries and copied out from there; the slot is given back a tile
 later. KV tiles are walked from the last visible one back, so that the first of them needs a mask,
-or the first few, where the diagonal does not begin with a tile.
+or the first few, where the diagonal does not begin with a tile. Where keys are hidden, rows that
+come out as NaN are not written but walked again at the end, with care (stages/hopper_again.py).
 
 Cost: stage 6's FLOPs and bytes. d is padded to 64 or 128 on the chip. Copied once per call: tensors
 that the copy engine can't describe (stages/hopper_launch.py), and the output where d is no multiple
@@ -49,7 +46,7 @@ from stages.gluon_names import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from stages.hopper_inspector import inspector, make_verdict
+from stages.hopper_again import fetch, make_notes, take_out
 from stages.hopper_launch import (
     MOST_KEPT,
     Launch,
@@ -60,7 +57,7 @@ from stages.hopper_launch import (
     padded,
 )
 from stages.hopper_problem import Problem
-from stages.hopper_rings import Ring, barriers, make_board, make_ring
+from stages.hopper_rings import barriers, make_board, make_ring
 from stages.machine import untraced
 from stages.s06_triton_flash2 import LOG2_E
 from stages.s06_triton_flash2 import forward as flash2_forward
@@ -93,7 +90,8 @@ def producer(q_desc, k_desc, v_desc, counter_ptr, q_rings, k_ring, v_ring, board
         # together `tiles` times, so that the last fetch can set the counter back
         fetched = gl.atomic_add(counter_ptr, 1)
         gl.store(counter_ptr, 0, mask=fetched == problem.tiles - 1)
-        b, h, start_m, Nk_valid, steps = problem.place(tile)
+        b, h, start_m = problem.place(tile)
+        Nk_valid, steps = problem.keys(b, start_m)
         board.post((b, h, start_m, Nk_valid, steps), turn)
         h_k = h // problem.group
         start_n = (steps - 1) * problem.BLOCK_N
@@ -221,7 +219,7 @@ def walk_overlapped(
 @gluon.jit
 def consumer(common, q_ring, c: gl.constexpr):
     """Warpgroup c: 64 query rows of each tile, from the scores to the output."""
-    o_desc, lse_ptr, k_ring, v_ring, verdict, board, problem, qk_scale = common
+    o_desc, lse_ptr, k_ring, v_ring, notes, board, problem, qk_scale = common
     MASKED: gl.constexpr = problem.MASKED
     BLOCK_N: gl.constexpr = problem.BLOCK_N
     BLOCK_D: gl.constexpr = o_desc.block_shape[3]
@@ -230,14 +228,14 @@ def consumer(common, q_ring, c: gl.constexpr):
     Nq, shift = problem.Nq, problem.Nk - problem.Nq
     use = 0  # KV tiles so far: says slot and phase of the rings
     turn = 0  # query tiles so far
+    left = -1  # what this consumer noted last
     b, h, start_m, Nk_valid, steps = board.read(0)
     while steps > 0:
         start_n = (steps - 1) * BLOCK_N
         rows = start_m + 64 * c + gl.arange(0, 64, layout=gl.SliceLayout(1, S))  # (64,)
-        seen = gl.full([64], 0, gl.int32, gl.SliceLayout(1, S)) + Nk_valid  # keys of each row
+        seen = problem.seen(rows, Nk_valid)  # (64,)
         some = Nk_valid  # keys that some row of this consumer sees
         if problem.CAUSAL:
-            seen = gl.minimum(seen, rows + (shift + 1))
             some = gl.maximum(gl.minimum(some, start_m + 64 * c + 64 + shift), 0)
         masked = problem.masked(start_m, Nk_valid, steps)
         skipped = 0  # of these
@@ -251,8 +249,6 @@ def consumer(common, q_ring, c: gl.constexpr):
         if MASKED == 2:
             skip_hidden(k_ring, v_ring, use, skipped)
         q = q_ring.take(turn)
-        if problem.Q_IN_REGISTERS:  # read out of shared memory once per tile, not once per product
-            q = q.load(gl.DotOperandLayout(0, S, 2))
         # The first products run in either case, whatever the sizes: where the first of two loops
         # with products may have no iteration, ptxas 12.8 omits what they share from the second
         first = skipped + 1
@@ -296,14 +292,17 @@ def consumer(common, q_ring, c: gl.constexpr):
         l_i = gl.convert_layout(gl.sum(l_i, 1), gl.SliceLayout(1, S))  # (64,)
         if MASKED > 0:
             l_i = gl.where(seen > 0, l_i, 1.0)  # a row that sees no key: o = 0 / 1
-        if problem.GUARD:
-            acc = verdict.apply(acc, seen, turn)
         # the output takes the place of q, which is used up
         q_ring.take(turn).store(rescale(acc, 1.0 / l_i).to(o_desc.dtype))
         fence_async_shared()
         barrier()
-        o_coordinates = [b, h, start_m + 64 * c, 0]  # rows past Nq go nowhere
-        async_store(o_desc, o_coordinates, q_ring.tiles.index(turn % 2))
+        first_row = start_m + 64 * c
+        if problem.GUARD:
+            spoilt = gl.max(gl.max(gl.where(acc == acc, 0, 1), 1), 0) > 0
+            left = notes.add(c, problem.number(b, h, start_m), left, spoilt)
+            first_row = gl.where(spoilt, Nq, first_row)
+        # rows past Nq go nowhere
+        async_store(o_desc, [b, h, first_row, 0], q_ring.tiles.index(turn % 2))
         if problem.LSE:
             lse = gl.where(seen > 0, m_i + gl.log2(l_i), float("-inf"))  # in base 2, as m_i is
             head = (b * problem.H + h).to(gl.int64)
@@ -313,6 +312,67 @@ def consumer(common, q_ring, c: gl.constexpr):
         turn += 1
         b, h, start_m, Nk_valid, steps = board.read(turn)
     store_wait(0)
+    if problem.GUARD:
+        notes.leave(c, left)
+
+
+@gluon.jit
+def walk_again(
+    q_desc, k_desc, v_desc, o_desc, q_tile, k_tile, v_tile, bar, use, notes, problem, qk_scale,
+    c: gl.constexpr,
+):  # fmt: skip
+    """The rows that consumer c has left: as there, but V is looked at first, and all is in turn."""
+    BLOCK_N: gl.constexpr = problem.BLOCK_N
+    BLOCK_D: gl.constexpr = o_desc.block_shape[3]
+    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    columns: gl.constexpr = gl.SliceLayout(0, A)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    # of each column, the first key whose value is no finite number: rows that see it get NaN
+    first_smem = gl.allocate_shared_memory(gl.int32, [BLOCK_D], plain)
+    q, k, v = (
+        q_tile.reshape([64, BLOCK_D]),
+        k_tile.reshape([BLOCK_N, BLOCK_D]),
+        v_tile.reshape([BLOCK_N, BLOCK_D]),
+    )
+    entry = notes.latest_of(c)
+    while entry >= 0:
+        b, h, start_m = problem.rows(entry)
+        h_k = h // problem.group
+        Nk_valid, steps = problem.keys(b, start_m)
+        rows = start_m + 64 * c + gl.arange(0, 64, layout=gl.SliceLayout(1, S))  # (64,)
+        seen = problem.seen(rows, Nk_valid)
+        m_i = gl.full([64], -3.4028234663852886e38, gl.float32, gl.SliceLayout(1, S))
+        l_i = row_sums(gl.zeros([64, BLOCK_N], gl.float32, S))  # (64, 8)
+        acc = gl.zeros([64, BLOCK_D], gl.float32, A)
+        first_smem.store(gl.full([BLOCK_D], 0x7FFFFFFF, gl.int32, columns))
+        barrier()
+        fetch(q_desc, [b, h, start_m + 64 * c, 0], q_tile, bar, use)
+        for j in range(steps):
+            start_n = j * BLOCK_N
+            fetch(k_desc, [b, h_k, start_n, 0], k_tile, bar, use + 1 + 2 * j)
+            fetch(v_desc, [b, h_k, start_n, 0], v_tile, bar, use + 2 + 2 * j)
+            take_out(v, start_n, first_smem)
+            s = scores(q, k, seen)  # (64, BLOCK_N)
+            s = hide(warpgroup_mma_wait(0, deps=[s]), start_n, seen)
+            p, m_i, l_i, alpha = exponentiate(s, m_i, l_i, qk_scale)
+            acc = rescale(acc, alpha)
+            acc = warpgroup_mma(as_operand(p, acc, q.dtype), v, acc, is_async=True)
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            barrier()  # all have read the tiles
+        use += 1 + 2 * steps
+        l_i = gl.convert_layout(gl.sum(l_i, 1), gl.SliceLayout(1, S))  # (64,)
+        l_i = gl.where(seen > 0, l_i, 1.0)
+        keys = gl.convert_layout(seen, gl.SliceLayout(1, A))  # (64,)
+        acc = gl.where(first_smem.load(columns)[None, :] < keys[:, None], float("nan"), acc)
+        q.store(rescale(acc, 1.0 / l_i).to(o_desc.dtype))
+        fence_async_shared()
+        barrier()
+        async_store(o_desc, [b, h, start_m + 64 * c, 0], q_tile)
+        store_wait(0)
+        barrier()  # the queries of the next rows take the output's place
+        entry = notes.before(c, entry)
+    return use
 
 
 # a build for sizes of 1 and one for multiples of 16 would be the same code
@@ -324,8 +384,8 @@ def attention_kernel(
     q_desc, k_desc, v_desc, o_desc, lse_ptr, seqlens_ptr, counter_ptr,
     H, group, Nq, Nk, blocks, heads, section, tiles, qk_scale,
     CAUSAL: gl.constexpr, HAS_SEQLENS: gl.constexpr, MASKED: gl.constexpr, LSE: gl.constexpr,
-    OVERLAP: gl.constexpr, Q_IN_REGISTERS: gl.constexpr,
-    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, V_STAGES: gl.constexpr,
+    OVERLAP: gl.constexpr,
+    CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr,
     CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """All roles' shared memory and barriers; then each warp goes its own way.
@@ -336,50 +396,41 @@ def attention_kernel(
     GUARD: gl.constexpr = CAUSAL or HAS_SEQLENS
     problem = Problem(
         seqlens_ptr if HAS_SEQLENS else counter_ptr, H, group, Nq, Nk, blocks, heads, section,
-        tiles, CAUSAL, HAS_SEQLENS, MASKED, LSE, OVERLAP, Q_IN_REGISTERS, GUARD, 64 * CONSUMERS,
-        BLOCK_N,
+        tiles, CAUSAL, HAS_SEQLENS, MASKED, LSE, OVERLAP, GUARD, 64 * CONSUMERS, BLOCK_N,
     )  # fmt: skip
-    k_ring = make_ring(k_desc, STAGES, CONSUMERS)
-    v_ring = make_ring(v_desc, V_STAGES, CONSUMERS)
-    board = make_board(CONSUMERS + GUARD)
-    verdict = make_verdict(CONSUMERS, v_desc.block_shape[3])
-    clean = barriers(V_STAGES, 1)
+    k_ring = make_ring(k_desc, 2, CONSUMERS)
+    v_ring = make_ring(v_desc, 3, CONSUMERS)  # the third bought more than one for K, or for both
+    board = make_board(CONSUMERS)
+    notes = make_notes(counter_ptr + 1, tiles, CONSUMERS)
+    bar = barriers(1, 1)
     q0, q1 = make_ring(q_desc, 2, 1), make_ring(q_desc, 2, 1)
-    seen_ring = v_ring  # as the consumers see it: full when the inspector says so
-    if GUARD:
-        seen_ring = Ring(v_ring.tiles, clean, v_ring.empty)
     q2 = q1
     if CONSUMERS == 3:
         q2 = make_ring(q_desc, 2, 1)
     fence_async_shared()  # the copy engine arrives at these barriers
     barrier()
-    common = (o_desc, lse_ptr, k_ring, seen_ring, verdict, board, problem, qk_scale)
+    common = (o_desc, lse_ptr, k_ring, v_ring, notes, board, problem, qk_scale)
     load = (q_desc, k_desc, v_desc, counter_ptr, (q0, q1, q2), k_ring, v_ring, board, problem)
     first, second, third = (common, q0, 0), (common, q1, 1), (common, q2, 2)
-    look = (v_ring, clean, verdict, board, problem)
     # the first has the kernel's own four warps; then warps and registers of the others
     C: gl.constexpr = CONSUMER_REGS
     P: gl.constexpr = PRODUCER_REGS
-    if CONSUMERS == 2 and not GUARD:
+    if CONSUMERS == 2:
         gl.warp_specialize(
             [(consumer, first), (consumer, second), (producer, load)], [4, 1], [C, P]
         )
-    elif CONSUMERS == 2:
-        gl.warp_specialize(
-            [(consumer, first), (consumer, second), (producer, load), (inspector, look)],
-            [4, 1, 2], [C, P, P],
-        )  # fmt: skip
-    elif not GUARD:
+    else:
         gl.warp_specialize(
             [(consumer, first), (consumer, second), (consumer, third), (producer, load)],
             [4, 4, 1], [C, C, P],
         )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [(consumer, first), (consumer, second), (consumer, third), (producer, load),
-             (inspector, look)],
-            [4, 4, 1, 2], [C, C, P, P],
-        )  # fmt: skip
+    if GUARD:
+        use = 0
+        for c in gl.static_range(CONSUMERS):
+            use = walk_again(
+                q_desc, k_desc, v_desc, o_desc, q0.tiles.index(0), k_ring.tiles.index(0),
+                v_ring.tiles.index(0), bar.index(0), use, notes, problem, qk_scale, c,
+            )  # fmt: skip
     # scratch memory may overlay what looks dead, such as a barrier that is no longer named
     q0.keep_alive()
     q1.keep_alive()
@@ -388,8 +439,7 @@ def attention_kernel(
     k_ring.keep_alive()
     v_ring.keep_alive()
     board.keep_alive()
-    verdict.keep_alive()
-    clean._keep_alive()
+    bar._keep_alive()
 
 
 class Config(NamedTuple):
@@ -399,11 +449,8 @@ class Config(NamedTuple):
     """
 
     OVERLAP: bool = True
-    Q_IN_REGISTERS: bool = True
     CONSUMERS: int = 2
     BLOCK_N: int = 128
-    STAGES: int = 2
-    V_STAGES: int = 2
     CONSUMER_REGS: int = 240
     PRODUCER_REGS: int = 24
     ctas: int = 1
@@ -411,22 +458,16 @@ class Config(NamedTuple):
 
 
 TWO_CONSUMERS = Config()
-# a tile of V takes longer when it is looked at first: asked for one tile earlier
-TWO_CONSUMERS_GUARDED = Config(
-    V_STAGES=3, Q_IN_REGISTERS=False, CONSUMER_REGS=224, PRODUCER_REGS=56
-)
-THREE_CONSUMERS = Config(CONSUMERS=3, Q_IN_REGISTERS=False, CONSUMER_REGS=160, PRODUCER_REGS=32)
+THREE_CONSUMERS = Config(CONSUMERS=3, CONSUMER_REGS=160, PRODUCER_REGS=32)
 # two CTAs to a multiprocessor: while one waits for its products, the other computes its softmax
-TWO_CTAS = Config(
-    BLOCK_N=64, OVERLAP=False, Q_IN_REGISTERS=False, CONSUMER_REGS=104, ctas=2, maxnreg=80
-)
+TWO_CTAS = Config(OVERLAP=False, BLOCK_N=64, CONSUMER_REGS=104, ctas=2, maxnreg=80)
 
 
-def plan(d: int, guarded: bool, Nk: int) -> Config:
-    """Choose one of these for a problem, with hidden keys or without: the best found on an H200."""
+def plan(d: int, causal: bool) -> Config:
+    """Choose one of these for a problem: the best found on an H200."""
     if d > 64:
-        return TWO_CONSUMERS_GUARDED if guarded else TWO_CONSUMERS
-    return TWO_CTAS if guarded and Nk < 8192 else THREE_CONSUMERS
+        return TWO_CONSUMERS
+    return TWO_CTAS if causal else THREE_CONSUMERS
 
 
 @functools.lru_cache(maxsize=MOST_KEPT)
@@ -439,15 +480,18 @@ def prepare(
     has_seqlens: bool,
     has_lse: bool,
     config: Config,
-) -> tuple[Launch, int, int] | None:
-    """Return a kind of problem's launch, BLOCK_N and BLOCK_D; None for what this file can't do."""
+) -> tuple[Launch, int, int, int] | None:
+    """Return a kind of problem's launch, BLOCK_N, BLOCK_D, and how many numbers to note rows in.
+
+    None for what this file can't do.
+    """
     B, H, Nq, d = q_shape
     Hk, Nk = k_shape[1:3]
     BLOCK_M, BLOCK_N = 64 * config.CONSUMERS, config.BLOCK_N
     blocks = -(-Nq // BLOCK_M)
     tiles = B * H * blocks
     # tiles and keys are counted in int32
-    if dtype == torch.float32 or d > 128 or max(tiles, Nk) >= 1 << 30:
+    if dtype == torch.float32 or d > 128 or max(tiles * config.CONSUMERS, Nk) >= 1 << 30:
         return None
     # the blocks of a head are neighbours, and read the same K and V; under a causal mask those of
     # several heads, so that the longest of them come first
@@ -460,11 +504,9 @@ def prepare(
     switches = (causal, has_seqlens, masked, has_lse, *config[:-2])
     grid = min(config.ctas * multiprocessors(device), tiles)
     options = {"num_warps": 4, "maxnreg": config.maxnreg}
-    return (
-        Launch(attention_kernel, grid, sizes, switches, **options),
-        BLOCK_N,
-        64 if d <= 64 else 128,
-    )
+    launch = Launch(attention_kernel, grid, sizes, switches, **options)
+    notes = tiles * config.CONSUMERS if causal or has_seqlens else 0
+    return launch, BLOCK_N, 64 if d <= 64 else 128, notes
 
 
 def forward(
@@ -481,11 +523,11 @@ def forward(
     lse (B, H, Nq) float32 is in base 2, as stage 6's.
     """
     has_seqlens, has_lse = seqlens_k is not None, lse is not None
-    config = config or plan(q.shape[3], causal or has_seqlens, k.shape[2])
+    config = config or plan(q.shape[3], causal)
     found = prepare(q.shape, k.shape, q.dtype, q.device, causal, has_seqlens, has_lse, config)
     if found is None:
         return flash2_forward(q, k, v, causal, seqlens_k, lse=lse)
-    launch, BLOCK_N, BLOCK_D = found
+    launch, BLOCK_N, BLOCK_D, notes = found
     q, q_desc = described(q, 64, BLOCK_D)
     k, k_desc = described(k, BLOCK_N, BLOCK_D)
     v, v_desc = described(v, BLOCK_N, BLOCK_D)
@@ -493,7 +535,7 @@ def forward(
     if seqlens_k is not None:
         seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
     with torch.cuda.device_of(q):  # Triton launches on the current GPU
-        launch(q_desc, k_desc, v_desc, o_desc, lse, seqlens_k, counter_of(q.device))
+        launch(q_desc, k_desc, v_desc, o_desc, lse, seqlens_k, counter_of(q.device, notes))
     return o.contiguous()
 
 

@@ -1,0 +1,91 @@
+"""Query rows that stage 9 computes again, with care: 0 * NaN is NaN, and 0 * inf too.
+
+A value that is hidden from a row weighs nothing, yet it spoils the row if it isn't a finite number.
+Looking at V first would hold up every tile. So a consumer looks at its result only: rows with a NaN
+are not written but noted, and walked again when the CTA is done with all its tiles.
+"""
+
+from stages.gluon_names import (
+    aggregate,
+    async_load,
+    barrier,
+    fence_async_shared,
+    gl,
+    gluon,
+    mbarrier,
+)
+
+
+@aggregate
+class Notes:
+    """The rows that each consumer of a CTA has left, as a list: each entry leads to the one before.
+
+    An entry is a number of 64 query rows, or -1, the end.
+    """
+
+    latest: gl.shared_memory_descriptor  # (consumers, 1) int32
+    before_ptr: gl.tensor  # (consumers, tiles) int32
+    tiles: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, latest, before_ptr, tiles):
+        self.latest = latest
+        self.before_ptr = before_ptr
+        self.tiles = tiles
+
+    @gluon.jit
+    def add(self, c: gl.constexpr, entry, latest, pred):
+        """Note `entry` after `latest`, if `pred`; return what is the latest now."""
+        gl.store(self.before_ptr + c * self.tiles + entry, latest, mask=pred)
+        return gl.where(pred, entry, latest)
+
+    @gluon.jit
+    def leave(self, c: gl.constexpr, latest):
+        one: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+        self.latest.index(c).store(gl.full([1], latest, gl.int32, one))
+
+    @gluon.jit
+    def latest_of(self, c: gl.constexpr):
+        one: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+        return gl.sum(self.latest.index(c).load(one), 0)
+
+    @gluon.jit
+    def before(self, c: gl.constexpr, entry):
+        return gl.load(self.before_ptr + c * self.tiles + entry)
+
+
+@gluon.jit
+def make_notes(before_ptr, tiles, consumers: gl.constexpr):
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    return Notes(gl.allocate_shared_memory(gl.int32, [consumers, 1], plain), before_ptr, tiles)
+
+
+@gluon.jit
+def fetch(desc, coordinates, tile, bar, use):
+    """Have a tile copied, and wait for it; the `use`-th time that `bar` is used."""
+    mbarrier.expect(bar, desc.block_type.nbytes)
+    async_load(desc, coordinates, bar, tile)
+    mbarrier.wait(bar, use & 1)
+
+
+@gluon.jit
+def take_out(v, start_n, first_smem):
+    """Make 0 what is no finite number in `v` (BLOCK_N, BLOCK_D), the values of the keys from
+    start_n on, and note in `first_smem` (BLOCK_D,) the first such key of each column.
+    """
+    PART: gl.constexpr = 4 * gl.num_warps()  # keys and
+    SIDE: gl.constexpr = 64  # columns at a time, for few registers
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
+    for side in gl.static_range(v.shape[1] // SIDE):
+        noted = first_smem.slice(side * SIDE, SIDE, 0)
+        first = noted.load(gl.SliceLayout(0, L))  # (SIDE,)
+        for i in gl.static_range(v.shape[0] // PART):
+            part = v.slice(i * PART, PART, 0).slice(side * SIDE, SIDE, 1)
+            values = part.load(L).to(gl.float32)  # (PART, SIDE)
+            finite = gl.abs(values) < float("inf")
+            keys = start_n + i * PART + gl.arange(0, PART, layout=gl.SliceLayout(1, L))
+            first = gl.minimum(first, gl.min(gl.where(finite, 0x7FFFFFFF, keys[:, None]), 0))
+            part.store(gl.where(finite, values, 0.0).to(v.dtype))
+        noted.store(first)
+    fence_async_shared()  # the matrix unit reads what threads wrote
+    barrier()
