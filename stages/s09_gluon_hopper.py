@@ -298,7 +298,8 @@ def consumer(common, q_ring, c: gl.constexpr):
         barrier()
         first_row = start_m + 64 * c
         if problem.GUARD:
-            spoilt = gl.max(gl.max(gl.where(acc == acc, 0, 1), 1), 0) > 0
+            total = gl.sum(gl.sum(acc, 1), 0)  # NaN where one of them is
+            spoilt = total != total
             left = notes.add(c, problem.number(b, h, start_m), left, spoilt)
             first_row = gl.where(spoilt, Nq, first_row)
         # rows past Nq go nowhere

@@ -28,7 +28,7 @@ launched        a CTA for each query tile, none stays
 static          CTA i has tiles i, i + 132, ...: no counter says which is next
 heads_first     neighbours are heads, not blocks of one head
 two_consumers   for d = 64, too, as many consumers and as large tiles as for d = 128
-unguarded       nobody looks at V: a NaN that is hidden from some rows spoils them
+unguarded       nobody looks for NaN: one that is hidden from some rows spoils them
 
 A variant is the shipped file with some text replaced, each found exactly once: it can't fall behind
 the stage unnoticed, and what it changes is all that it changes.
@@ -163,9 +163,7 @@ OF_STAGE_9: dict[str, dict[str, str]] = {
         ),
     }),
     "two_consumers": hopper(96, "two_consumers", {
-        "return TWO_CTAS if guarded and Nk < 8192 else THREE_CONSUMERS": (
-            "return TWO_CONSUMERS_GUARDED if guarded else TWO_CONSUMERS"
-        ),
+        "return TWO_CTAS if causal else THREE_CONSUMERS": "return TWO_CONSUMERS",
     }),
     "unguarded": hopper(97, "unguarded", {
         "GUARD: gl.constexpr = CAUSAL or HAS_SEQLENS": "GUARD: gl.constexpr = False",

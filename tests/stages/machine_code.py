@@ -17,7 +17,8 @@ def product_loops(sass: str) -> list[dict[str, int]]:
     """Of each innermost loop with matrix products: how often it has an instruction.
 
     'HGMMA' the products, 'WARPGROUP.ARRIVE' once for each group of them that runs by itself,
-    'spills' the loads from and stores to the stack.
+    'spills' the loads from and stores to the stack, 'R2UR' the copies of a thread's register to one
+    that the warp shares: where ptxas counts in those at once, there are none.
     """
     code = instructions(sass)
     spans = []
@@ -39,6 +40,7 @@ def product_loops(sass: str) -> list[dict[str, int]]:
             "HGMMA": sum("HGMMA" in text for text in loop),
             "WARPGROUP.ARRIVE": sum("WARPGROUP.ARRIVE" in text for text in loop),
             "spills": sum(bool(re.search(r"\b(LDL|STL)\b", text)) for text in loop),
+            "R2UR": sum("R2UR" in text for text in loop),
         }
         for loop in innermost
     ]

@@ -140,10 +140,9 @@ def test_every_kernel_is_compiled_and_fits(info, cubins):
 HOPPER = [
     pytest.param(d, name, flags, marks=() if (d, flags) == (128, "plain") else pytest.mark.slow)
     for d, name, all_flags in (
-        (128, "TWO_CONSUMERS", ("plain", "ragged")),
-        (128, "TWO_CONSUMERS_GUARDED", ("lengths", "causal", "masked")),
-        (64, "THREE_CONSUMERS", ("plain", "ragged", "lengths", "masked")),
-        (64, "TWO_CTAS", ("lengths", "causal", "masked")),
+        (128, "TWO_CONSUMERS", ("plain", "ragged", "lengths", "causal", "masked")),
+        (64, "THREE_CONSUMERS", ("plain", "ragged", "lengths")),
+        (64, "TWO_CTAS", ("causal", "masked")),
     )
     for flags in all_flags
 ]
@@ -168,8 +167,10 @@ def test_products_on_hopper_run_by_themselves(info, d, name, flags, cubins):
         for loop in loops:
             assert loop["WARPGROUP.ARRIVE"] == 2, (job, loops)
             assert loop["HGMMA"] >= 8, (job, loops)
-        # the few tiles with masks may spill, each consumer's loop over the other ones may not
-        assert sum(loop["spills"] == 0 for loop in loops) >= consumers, (job, loops)
+        # the few tiles with masks may spill, each consumer's loop over the other ones may not; and
+        # ptxas counted there in registers of single threads once, which took 6% longer
+        swift = [loop for loop in loops if loop["spills"] == loop["R2UR"] == 0]
+        assert len(swift) >= consumers, (job, loops)
         if flags == "plain":
             assert report["STACK"] == report["LOCAL"] == 0, job
         # what each role gets of the registers when it begins
