@@ -126,6 +126,12 @@ def row_sums(p):
 
 
 @gluon.jit
+def across(l_i, seen):
+    """The whole rows' sums (64,) of what `row_sums` left apart, laid out as `seen`."""
+    return gl.convert_layout(gl.sum(l_i, 1), seen.type.layout)
+
+
+@gluon.jit
 def exponentiate(s, m_i, l_i, qk_scale):
     """One step of the online softmax, as in stage 6: p, m_i, l_i and acc's correction."""
     m_new = gl.maximum(m_i, gl.max(s, 1) * qk_scale)  # (64,)
@@ -289,7 +295,7 @@ def consumer(common, q_ring, c: gl.constexpr):
                 start_n, seen, qk_scale, False,
             )  # fmt: skip
 
-        l_i = gl.convert_layout(gl.sum(l_i, 1), gl.SliceLayout(1, S))  # (64,)
+        l_i = across(l_i, seen)
         if MASKED > 0:
             l_i = gl.where(seen > 0, l_i, 1.0)  # a row that sees no key: o = 0 / 1
         # the output takes the place of q, which is used up
@@ -362,7 +368,7 @@ def walk_again(
             acc = warpgroup_mma_wait(0, deps=[acc])
             barrier()  # all have read the tiles
         use += 1 + 2 * steps
-        l_i = gl.convert_layout(gl.sum(l_i, 1), gl.SliceLayout(1, S))  # (64,)
+        l_i = across(l_i, seen)
         l_i = gl.where(seen > 0, l_i, 1.0)
         keys = gl.convert_layout(seen, gl.SliceLayout(1, A))  # (64,)
         acc = gl.where(first_smem.load(columns)[None, :] < keys[:, None], float("nan"), acc)
