@@ -177,6 +177,25 @@ def test_products_on_hopper_run_by_themselves(info, d, name, flags, cubins):
         assert {config.CONSUMER_REGS, config.PRODUCER_REGS} <= set(report["budgets"]), job
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("flags", ["plain", "causal", "lengths", "masked"])
+def test_products_of_the_backward_pass_on_hopper_run_by_themselves(d, flags, cubins):
+    """Five groups in each consumer's loops: S, dP, dV, dK and dQ."""
+    dtypes = ("float16", "bfloat16") if flags == "plain" else ("bfloat16",)
+    asked = [("hopper_gradients", "gluon", d, dtype, "CONFIGS", flags) for dtype in dtypes]
+    for job, report in compiled(asked, cubins).items():
+        assert 0 < report["shared"] <= SHARED_LIMIT[90], job
+        assert report["unset"] == [], job
+        loops = report["loops"]
+        assert len(loops) == (2 if flags == "plain" else 4), job  # with masks and without
+        for loop in loops:
+            assert loop["WARPGROUP.ARRIVE"] == 5, (job, loops)
+            assert loop["HGMMA"] == 32, (job, loops)
+        if (d, flags) == (128, "plain"):
+            assert all(loop["spills"] == 0 for loop in loops), (job, loops)
+
+
 def test_a_register_that_one_of_two_ways_sets_is_found():
     """As ptxas 12.8 left it, from Triton 3.6's PTX: the branch passes over what sets UR4."""
     lines = [
