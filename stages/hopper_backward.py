@@ -207,7 +207,9 @@ def make_query_tiles(q_desc, rows_desc, slots: gl.constexpr):
 
 
 @gluon.jit
-def producer(q_desc, do_desc, rows_desc, k_desc, v_desc, counter_ptr, tiles, k_ring, v_ring, board, problem):
+def producer(
+    q_desc, do_desc, rows_desc, k_desc, v_desc, counter_ptr, tiles, k_ring, v_ring, board, problem
+):
     """The one warp that loads."""
     group = problem.H // problem.Hk
     use = 0  # query tiles so far: says slot and phase of their ring
@@ -279,7 +281,7 @@ def walk(
     dk, dv, use, common, k_all, v_all, head, start_n, Nk_valid, first, last, c: gl.constexpr,
     MASKED: gl.constexpr,
 ):  # fmt: skip
-    """Add what the query tiles `first` to `last` of a head give; `use` counts tiles of all heads."""
+    """Add what the query tiles `first` to `last` of a head give; `use` counts all heads' tiles."""
     _, _, tiles, _, _, ds_smem, ds_full, sums, sums_desc, sums_ptr, _, _, problem, sizes = common
     _, qk_scale, _ = sizes
     BLOCK_M: gl.constexpr = problem.BLOCK_M

@@ -1,8 +1,8 @@
-"""The backward pass of stage 9 on the host: what is launched before and after the Gluon kernel.
+"""The backward pass of stage 9 on the host: three kernels in turn.
 
-    prepare    delta = rowsum(o * do), as stage 7, beside lse; zeros in dQ's sums
-    backward   dk and dv, and dq's sums in float32 (stages/hopper_backward.py)
-    finish     dq
+prepare    delta = rowsum(o * do), as in stage 7, beside lse; zeros in dQ's sums
+backward   dk and dv; dQ's sums in float32 (stages/hopper_backward.py)
+finish     dq of them, scaled, in its dtype
 """
 
 from typing import Any
@@ -117,7 +117,7 @@ def launches(
     seqlens_k: torch.Tensor | None,
     config: dict[str, Any],
 ) -> tuple[list[Any], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """The three kernels to launch in turn, each a function, and what they fill: dq, dk, dv."""
+    """The kernels to launch in turn, each a function, and what they fill: dq, dk, dv."""
     config = dict(config)
     B, H, Nq, d = q.shape
     Hk, Nk = k.shape[1:3]
@@ -162,10 +162,7 @@ def launches(
             BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D,
         )  # fmt: skip
 
-    def again() -> None:
-        dq.copy_(s07.backward(q, k, v, o, lse, do, causal, seqlens_k, (True, False, False))[0])
-
-    return [prepare, walk, again if DQ == "none" else finish], (dq, dk, dv)
+    return [prepare, walk, finish] if DQ != "none" else [prepare, walk], (dq, dk, dv)
 
 
 def backward(
@@ -183,20 +180,27 @@ def backward(
     """dq, dk, dv from what the forward pass left and do (B, H, Nq, d); None where not `wanted`.
 
     lse (B, H, Nq) float32 in base 2. float32 and d > 128 go to stage 7's kernels. dq is added up in
-    whatever order CTAs come by: its last bits may differ from run to run, those of dk and dv don't.
+    whatever order CTAs come by: its last bits may differ from run to run, those of dk and dv don't;
+    under torch.use_deterministic_algorithms dq is stage 7's, too.
     """
     d = q.shape[3]
     if q.dtype == torch.float32 or d > 128:
         return s07.backward(q, k, v, o, lse, do, causal, seqlens_k, wanted)
     blind = q.shape[2] - k.shape[2] if causal else 0
     if blind > 0:  # the first rows see no key: nothing counts there, not even a NaN in do
-        rest = [x[:, :, blind:] for x in (q, o, lse, do)]
-        dq, dk, dv = backward(rest[0], k, v, *rest[1:], causal, seqlens_k, wanted, config)
+        q, o, lse, do = (x[:, :, blind:] for x in (q, o, lse, do))
+        dq, dk, dv = backward(q, k, v, o, lse, do, causal, seqlens_k, wanted, config)
         return dq if dq is None else torch.nn.functional.pad(dq, (0, 0, blind, 0)), dk, dv
     config = config or CONFIGS[64 if d <= 64 else 128]
+    again = torch.are_deterministic_algorithms_enabled()
+    if again or not wanted[0]:
+        config = config | {"DQ": "none"}
     with torch.cuda.device_of(q):  # Triton launches on the current GPU
         steps, gradients = launches(q, k, v, o, lse, do, causal, seqlens_k, config)
         for step in steps:
             step()
     dq, dk, dv = (x if want else None for x, want in zip(gradients, wanted, strict=True))
+    if again and wanted[0]:
+        lse = lse.contiguous()  # stage 7's kernels take no stride for it
+        dq = s07.backward(q, k, v, o, lse, do, causal, seqlens_k, (True, False, False))[0]
     return dq, dk, dv

@@ -145,7 +145,8 @@ def gluon_kernel(module: object, name: str, d: int) -> tuple[object, dict, dict]
         return module.attention_kernel, config, {x: ((1, 1, n, d), 128) for x, n in rows.items()}
     config = dict(getattr(module, name)[d])
     rows = config.pop("BLOCK_M")
-    blocks = {x: ((1, 1, n, d), 128) for x, n in dict(q=rows, do=rows, k=128, v=128).items()}
+    blocks = dict.fromkeys(("q", "do"), ((1, 1, rows, d), 128))
+    blocks |= dict.fromkeys("kv", ((1, 1, 128, d), 128))
     blocks |= {"rows": ((1, 1, 2, rows), 0), "sums": ((16, 256), 0)}
     return module.backward_kernel, config, blocks
 

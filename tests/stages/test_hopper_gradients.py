@@ -142,7 +142,8 @@ def test_what_is_launched_are_the_kernels_arguments(d, causal, lengths, monkeypa
     for name, got in launched.items():
         asked = set(getattr(hopper_gradients, name).names)
         assert set(got) - {"grid", "num_warps"} == asked, name
-    walk, rows = launched["backward_kernel"], 128 if d == 40 else 64
+    walk = launched["backward_kernel"]
+    rows, columns = (128, 64) if d == 40 else (64, 128)
     assert walk["grid"] == (3,)
     sizes = {"H": 4, "Hk": 2, "Nq": 300, "Nk": 200, "d": d, "heads": 4, "units": 8}
     assert {name: walk[name] for name in sizes} == sizes
@@ -159,4 +160,25 @@ def test_what_is_launched_are_the_kernels_arguments(d, causal, lengths, monkeypa
     for name, x in tensors.items():
         found = walk[f"{name}_desc"]
         assert found.shape == list(x.shape), name
-        assert found.block_shape == [1, 1, rows if name in ("q", "do") else 128, 64 if d == 40 else 128]
+        assert found.block_shape == [1, 1, rows if name in ("q", "do") else 128, columns], name
+
+
+@pytest.mark.parametrize("wanted", [(True, True, True), (False, True, True)])
+def test_dq_is_stage_7s_where_its_bits_must_not_differ(wanted, monkeypatch):
+    q, k, v, do = normal((1, 2, 7, 9, 8), 0, torch.float16)
+    lse = torch.zeros((1, 2, 7))
+    asked = []
+
+    def launches(*args):
+        asked.append(args[-1]["DQ"])
+        return [], (q, k, v)
+
+    monkeypatch.setattr(hopper_gradients, "launches", launches)
+    monkeypatch.setattr(torch.cuda, "device_of", lambda x: torch.no_grad())
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    dq, dk, dv = hopper_gradients.backward(q, k, v, q, lse, do, False, None, wanted)
+    assert asked == ["none"]  # not added up by whoever comes first
+    assert dk is k
+    assert dv is v
+    want = s07.backward(q, k, v, q, lse, do, False, None, (wanted[0], False, False))[0]
+    assert (dq is None and want is None) or torch.equal(dq, want)
