@@ -54,17 +54,14 @@ class Problem:
     CAUSAL: gl.constexpr
     HAS_SEQLENS: gl.constexpr
     EDGE: gl.constexpr
-    NAMED: gl.constexpr
     DQ: gl.constexpr
-    ROTATE: gl.constexpr
-    TAIL: gl.constexpr
     BLOCK_M: gl.constexpr
     BLOCK_D: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
         self, seqlens_ptr, H, Hk, Nq, Nk, heads, section, units,
-        CAUSAL, HAS_SEQLENS, EDGE, NAMED, DQ, ROTATE, TAIL, BLOCK_M, BLOCK_D,
+        CAUSAL, HAS_SEQLENS, EDGE, DQ, BLOCK_M, BLOCK_D,
     ):  # fmt: skip
         self.seqlens_ptr = seqlens_ptr
         self.H = H
@@ -77,10 +74,7 @@ class Problem:
         self.CAUSAL = gl.constexpr(CAUSAL)
         self.HAS_SEQLENS = gl.constexpr(HAS_SEQLENS)
         self.EDGE = gl.constexpr(EDGE)
-        self.NAMED = gl.constexpr(NAMED)
         self.DQ = gl.constexpr(DQ)
-        self.ROTATE = gl.constexpr(ROTATE)
-        self.TAIL = gl.constexpr(TAIL)
         self.BLOCK_M = gl.constexpr(BLOCK_M)
         self.BLOCK_D = gl.constexpr(BLOCK_D)
 
@@ -101,15 +95,6 @@ class Problem:
         if self.HAS_SEQLENS:
             Nk_valid = gl.minimum(gl.maximum(gl.load(self.seqlens_ptr + b), 0), self.Nk)
         return b, head - b * self.Hk, block * 128, Nk_valid
-
-    @gluon.jit
-    def query_tile(self, i, start_n):
-        """The i-th query tile to take: elsewhere than neighbours, not to add to the same rows."""
-        if self.ROTATE and not self.CAUSAL:
-            blocks = gl.cdiv(self.Nq, self.BLOCK_M)
-            i += (start_n // 128 * blocks) // gl.cdiv(self.Nk, 128)
-            i = gl.where(i >= blocks, i - blocks, i)
-        return i
 
     @gluon.jit
     def span(self, start_n, Nk_valid):
@@ -226,7 +211,7 @@ def producer(
         first, _, end = problem.span(start_n, Nk_valid)
         for g in range(group):
             for i in range(first, end):
-                start_m = problem.query_tile(i, start_n) * problem.BLOCK_M
+                start_m = i * problem.BLOCK_M
                 tiles.fill(q_desc, do_desc, rows_desc, b, h_k * group + g, start_m, use)
                 use += 1
         turn += 1
@@ -247,33 +232,13 @@ def as_held(dq):
 
 
 @gluon.jit
-def add(dq, place, sums_desc, sums_ptr, tile, c: gl.constexpr, DQ: gl.constexpr):
-    """Add a consumer's half of a tile of dQ to the sums in global memory.
-
-    In whatever order CTAs come by: dq's last bits are left open.
-    """
+def add(dq, place, sums_desc, tile, c: gl.constexpr):
+    """Have the copy engine add a consumer's half of a tile of dQ to the sums in global memory."""
     held = as_held(dq)
-    if DQ == "bulk":  # the copy engine adds
-        place._reinterpret(gl.float32, [4096], gl.SwizzledSharedLayout(1, 1, 1, [0])).store(held)
-        fence_async_shared()
-        barrier()
-        reduce_add(sums_desc, [(2 * tile + c) * 16, 0], place)
-    else:
-        offs = gl.arange(0, 4096, layout=held.type.layout)
-        half = 2 * tile.to(gl.int64) + c
-        gl.atomic_add(sums_ptr + half * 4096 + offs, held, sem="relaxed")
-
-
-@gluon.jit
-def meet(ds_full, use, NAMED: gl.constexpr):
-    """Both consumers wait for each other, in which dS is complete."""
-    if NAMED:
-        gl.inline_asm_elementwise(
-            "{ bar.sync 8, 256; mov.u32 $0, $1; }", "=r,r", [gl.to_tensor(0)], gl.int32, False, 1
-        )
-    else:
-        mbarrier.arrive(ds_full.index(use % 2))
-        mbarrier.wait(ds_full.index(use % 2), (use // 2) & 1)
+    place._reinterpret(gl.float32, [4096], gl.SwizzledSharedLayout(1, 1, 1, [0])).store(held)
+    fence_async_shared()
+    barrier()
+    reduce_add(sums_desc, [(2 * tile + c) * 16, 0], place)
 
 
 @gluon.jit
@@ -282,7 +247,7 @@ def walk(
     MASKED: gl.constexpr,
 ):  # fmt: skip
     """Add what the query tiles `first` to `last` of a head give; `use` counts all heads' tiles."""
-    _, _, tiles, _, _, ds_smem, ds_full, sums, sums_desc, sums_ptr, _, _, problem, sizes = common
+    _, _, tiles, _, _, ds_smem, ds_full, sums, sums_desc, _, _, problem, sizes = common
     _, qk_scale, _ = sizes
     BLOCK_M: gl.constexpr = problem.BLOCK_M
     dtype: gl.constexpr = tiles.q.dtype
@@ -308,35 +273,26 @@ def walk(
         dv = warpgroup_mma(gl.convert_layout(p.to(dtype), A), do, dv, is_async=True)
         dp = warpgroup_mma_wait(1, deps=[dp])
         ds = (p * (dp + tiles.row(use, 1, S)[None, :])).to(dtype)  # (64, BLOCK_M)
-        if problem.DQ != "none":
+        if problem.DQ:
             ds_all = ds_smem.index(use % 2)  # (128, BLOCK_M)
             ds_all.slice(64 * c, 64, 0).store(ds)
             fence_async_shared()
-        if not problem.TAIL:
-            dk = warpgroup_mma(gl.convert_layout(ds, A), q, dk, is_async=True)
-        if problem.DQ == "none":
-            dv, dk = warpgroup_mma_wait(0, deps=[dv, dk])
-            tiles.give_back(use)
-        else:
-            if problem.DQ == "bulk":
-                store_wait(0)  # who asked for the last sum waits until it was read, others for him
-            meet(ds_full, use, problem.NAMED)
+        dk = warpgroup_mma(gl.convert_layout(ds, A), q, dk, is_async=True)
+        if problem.DQ:
+            store_wait(0)  # who asked for the last sum waits until it was read, others for him:
+            mbarrier.arrive(ds_full.index(use % 2))
+            mbarrier.wait(ds_full.index(use % 2), (use // 2) & 1)
             if problem.BLOCK_D == 128:  # this consumer's half of dQ: of its columns
                 ds_rows, k_columns = ds_all.permute([1, 0]), k_all.slice(64 * c, 64, 1)
             else:  # or of its rows
                 ds_rows, k_columns = ds_all.slice(64 * c, 64, 1).permute([1, 0]), k_all
             dq = warpgroup_mma(ds_rows, k_columns, dq_zero, use_acc=False, is_async=True)
-            tile = head * gl.cdiv(problem.Nq, BLOCK_M) + problem.query_tile(i, start_n)
-            if problem.TAIL:
-                dk = warpgroup_mma(gl.convert_layout(ds, A), q, dk, is_async=True)
-                dv, dq = warpgroup_mma_wait(1, deps=[dv, dq])
-                add(dq, sums.index(c), sums_desc, sums_ptr, tile, c, problem.DQ)
-                dk = warpgroup_mma_wait(0, deps=[dk])
-                tiles.give_back(use)
-            else:
-                dv, dk, dq = warpgroup_mma_wait(0, deps=[dv, dk, dq])
-                tiles.give_back(use)
-                add(dq, sums.index(c), sums_desc, sums_ptr, tile, c, problem.DQ)
+            dv, dk, dq = warpgroup_mma_wait(0, deps=[dv, dk, dq])
+            tiles.give_back(use)
+            add(dq, sums.index(c), sums_desc, head * gl.cdiv(problem.Nq, BLOCK_M) + i, c)
+        else:
+            dv, dk = warpgroup_mma_wait(0, deps=[dv, dk])
+            tiles.give_back(use)
         use += 1
     return dk, dv, use
 
@@ -365,7 +321,7 @@ def put(ptr, x, row, start_n, Nk_valid, Nk, d):
 @gluon.jit
 def consumer(common, c: gl.constexpr):
     """Warpgroup c: 64 keys of each tile, from the scores to dK and dV, and its half of dQ."""
-    dk_ptr, dv_ptr, _, k_ring, v_ring, _, _, _, _, _, hidden, board, problem, sizes = common
+    dk_ptr, dv_ptr, _, k_ring, v_ring, _, _, _, _, hidden, board, problem, sizes = common
     d, _, scale = sizes
     A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, problem.BLOCK_D, 16])
     group = problem.H // problem.Hk
@@ -402,7 +358,7 @@ def consumer(common, c: gl.constexpr):
         put(dv_ptr, dv, row, own, Nk_valid, problem.Nk, d)
         turn += 1
         b, h_k, start_n, Nk_valid, more = board.read(turn)
-    if problem.DQ == "bulk":
+    if problem.DQ:
         store_wait(0)
 
 
@@ -412,12 +368,10 @@ def consumer(common, c: gl.constexpr):
     do_not_specialize_on_alignment=["seqlens_ptr", "counter_ptr"],
 )
 def backward_kernel(
-    q_desc, k_desc, v_desc, do_desc, rows_desc, sums_desc, dk_ptr, dv_ptr, sums_ptr, seqlens_ptr,
-    counter_ptr,
+    q_desc, k_desc, v_desc, do_desc, rows_desc, sums_desc, dk_ptr, dv_ptr, seqlens_ptr, counter_ptr,
     H, Hk, Nq, Nk, d, heads, section, units, qk_scale, scale,
     CAUSAL: gl.constexpr, HAS_SEQLENS: gl.constexpr, EDGE: gl.constexpr, DQ: gl.constexpr,
-    STAGES: gl.constexpr, NAMED: gl.constexpr, ROTATE: gl.constexpr,
-    TAIL: gl.constexpr,    CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    STAGES: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """All roles' shared memory and barriers; then each warp goes its own way.
 
@@ -428,22 +382,20 @@ def backward_kernel(
     BLOCK_M: gl.constexpr = q_desc.block_shape[2]
     problem = Problem(
         seqlens_ptr if HAS_SEQLENS else counter_ptr, H, Hk, Nq, Nk, heads, section, units,
-        CAUSAL, HAS_SEQLENS, EDGE, NAMED, DQ, ROTATE, TAIL, BLOCK_M, q_desc.block_shape[3],
+        CAUSAL, HAS_SEQLENS, EDGE, DQ, BLOCK_M, q_desc.block_shape[3],
     )  # fmt: skip
     tiles = make_query_tiles(q_desc, rows_desc, STAGES)
     k_ring, v_ring = make_ring(k_desc, 1, 2), make_ring(v_desc, 1, 2)
     board = make_board(2)
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     ds_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 128, BLOCK_M], swizzled)
-    sums = gl.allocate_shared_memory(
-        gl.float32, [2, 16 if DQ == "bulk" else 1, 256], sums_desc.layout
-    )
+    sums = gl.allocate_shared_memory(gl.float32, [2, 16, 256], sums_desc.layout)
     ds_full = barriers(2, 2)
     hidden = barriers(1, 2)
     fence_async_shared()  # the copy engine arrives at these barriers
     barrier()
     common = (
-        dk_ptr, dv_ptr, tiles, k_ring, v_ring, ds_smem, ds_full, sums, sums_desc, sums_ptr, hidden,
+        dk_ptr, dv_ptr, tiles, k_ring, v_ring, ds_smem, ds_full, sums, sums_desc, hidden,
         board, problem, (d, qk_scale, scale),
     )  # fmt: skip
     load = (

@@ -92,11 +92,10 @@ def finish_kernel(
 
 
 # for heads of up to 64 and of up to 128 numbers; tiles of BLOCK_M queries
-COMMON = {
-    "STAGES": 2, "DQ": "bulk", "NAMED": False, "ROTATE": False, "TAIL": False,
-    "CONSUMER_REGS": 240, "PRODUCER_REGS": 24,
-}  # fmt: skip
-CONFIGS = {64: {"BLOCK_M": 128} | COMMON, 128: {"BLOCK_M": 64} | COMMON}
+CONFIGS = {
+    d: {"BLOCK_M": rows, "STAGES": 2, "DQ": True, "CONSUMER_REGS": 240, "PRODUCER_REGS": 24}
+    for d, rows in ((64, 128), (128, 64))
+}
 BLOCK_N = 128
 L2_BYTES = 32 << 20  # of Q, dO and dQ's sums that heads computed at the same time may have
 
@@ -127,7 +126,7 @@ def launches(
     blocks = triton.cdiv(Nq, BLOCK_M)
     padded_rows = blocks * BLOCK_M
     rows = torch.empty((B, H, 2, padded_rows), dtype=torch.float32, device=q.device)
-    summed = (B, H, padded_rows, BLOCK_D) if DQ != "none" else (1, 1, 64, 64)
+    summed = (B, H, padded_rows, BLOCK_D) if DQ else (1, 1, 64, 64)
     sums = torch.empty(summed, dtype=torch.float32, device=q.device)
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
     q, q_desc = described(q, BLOCK_M, BLOCK_D)
@@ -145,12 +144,12 @@ def launches(
     def prepare() -> None:
         prepare_kernel[(blocks, H, B)](
             o, do, lse, rows, sums, *o.stride(), *do.stride(), *lse.stride(), Nq, padded_rows, d,
-            ZERO=DQ != "none", BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D,
+            ZERO=DQ, BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D,
         )  # fmt: skip
 
     def walk() -> None:
         backward_kernel[grid](
-            q_desc, k_desc, v_desc, do_desc, rows_desc, sums_desc, dk, dv, sums, seqlens_k,
+            q_desc, k_desc, v_desc, do_desc, rows_desc, sums_desc, dk, dv, seqlens_k,
             counter_of(q.device), H, Hk, Nq, Nk, d, B * Hk, section, units, scale * LOG2_E, scale,
             CAUSAL=causal, HAS_SEQLENS=seqlens_k is not None,
             EDGE=seqlens_k is not None or Nk % BLOCK_N != 0, num_warps=4, **config,
@@ -162,7 +161,7 @@ def launches(
             BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D,
         )  # fmt: skip
 
-    return [prepare, walk, finish] if DQ != "none" else [prepare, walk], (dq, dk, dv)
+    return [prepare, walk, finish] if DQ else [prepare, walk], (dq, dk, dv)
 
 
 def backward(
@@ -194,7 +193,7 @@ def backward(
     config = config or CONFIGS[64 if d <= 64 else 128]
     again = torch.are_deterministic_algorithms_enabled()
     if again or not wanted[0]:
-        config = config | {"DQ": "none"}
+        config = config | {"DQ": False}
     with torch.cuda.device_of(q):  # Triton launches on the current GPU
         steps, gradients = launches(q, k, v, o, lse, do, causal, seqlens_k, config)
         for step in steps:

@@ -131,7 +131,7 @@ GLUON_FLAGS = {  # no mask, a last tile, lengths, a causal mask that needs one m
     "masked": {"CAUSAL": True, "HAS_SEQLENS": True, "MASKED": 2, "LSE": True},
 }
 GLUON_TYPES = {
-    "lse_ptr": "*fp32", "sums_ptr": "*fp32", "seqlens_ptr": "*i32", "counter_ptr": "*i32",
+    "lse_ptr": "*fp32", "seqlens_ptr": "*i32", "counter_ptr": "*i32",
     "qk_scale": "fp32", "scale": "fp32",
 }  # fmt: skip
 
@@ -177,7 +177,7 @@ def compile_gluon(stage: str, d: int, dtype: str, name: str, flags: str) -> dict
         else:
             gradient = argument in ("dk_ptr", "dv_ptr")
             signature[argument] = TYPES[dtype] if gradient else GLUON_TYPES.get(argument, "i32")
-            if gradient or argument in ("sums_ptr", "d"):  # of which a launch looks at alignment
+            if gradient or argument == "d":  # of which a launch looks at alignment
                 attrs[(index,)] = [["tt.divisibility", 16]]
     source = GluonASTSource(kernel, signature, constexprs=constexprs, attrs=attrs)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
