@@ -23,6 +23,7 @@ as FlashAttention-2 splits the work, Dao 2023, section 3.2).
 Still hurts: with few query rows, or one head, most of the GPU is idle. Stage 8 goes on.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -442,6 +443,21 @@ def backward(
     return dq, dk if wanted[1] else None, dv if wanted[2] else None
 
 
+def differentiate(ctx: Any, do: torch.Tensor, kernels: Callable[..., Any]) -> Any:
+    """The gradients of an Attention's inputs, by `kernels`, which are as `backward` here."""
+    q, k, v, o, lse, seqlens_k = ctx.saved_tensors
+    wanted = ctx.needs_input_grad[:3]
+
+    def passes(do: torch.Tensor, q: Any, k: Any, v: Any, o: Any, lse: Any) -> Any:
+        if do.stride(-1) != 1:  # such as the expanded gradient of a sum: one number for all
+            do = do.contiguous()
+        with launching(do):
+            return kernels(q, k, v, o, lse, do, ctx.causal, seqlens_k, wanted)
+
+    gradients = FirstDerivative.apply(STAGE, passes, do, q, k, v, o, lse)
+    return *gradients, None, None
+
+
 class Attention(torch.autograd.Function):
     """Attention as a node of torch's graph: it keeps q, k, v, o and lse, and nothing N x N."""
 
@@ -462,17 +478,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, do: torch.Tensor) -> Any:
-        q, k, v, o, lse, seqlens_k = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:3]
-
-        def passes(do: torch.Tensor, q: Any, k: Any, v: Any, o: Any, lse: Any) -> Any:
-            if do.stride(-1) != 1:  # such as the expanded gradient of a sum: one number for all
-                do = do.contiguous()
-            with launching(do):
-                return backward(q, k, v, o, lse, do, ctx.causal, seqlens_k, wanted)
-
-        gradients = FirstDerivative.apply(STAGE, passes, do, q, k, v, o, lse)
-        return *gradients, None, None
+        return differentiate(ctx, do, backward)
 
 
 @untraced

@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from stages import hopper_gradients
 from stages import s07_triton_training as s07
 from stages.contract import Stage, transformed
 from stages.gluon_names import (
@@ -498,7 +499,7 @@ def forward(
 
 
 class Attention(s07.Attention):
-    """Stage 7's node of torch's graph, with this forward pass."""
+    """Stage 7's node of torch's graph, with this forward pass and the backward pass beside it."""
 
     @staticmethod
     def forward(
@@ -514,6 +515,10 @@ class Attention(s07.Attention):
         ctx.save_for_backward(q, k, v, o, lse, seqlens_k)
         ctx.causal = causal
         return o
+
+    @staticmethod
+    def backward(ctx: Any, do: torch.Tensor) -> Any:
+        return s07.differentiate(ctx, do, hopper_gradients.backward)
 
 
 check = checks(STAGE)
