@@ -272,7 +272,10 @@ def walk(
             p = gl.where(seen, p, 0.0)
         dv = warpgroup_mma(gl.convert_layout(p.to(dtype), A), do, dv, is_async=True)
         dp = warpgroup_mma_wait(1, deps=[dp])
-        ds = (p * (dp + tiles.row(use, 1, S)[None, :])).to(dtype)  # (64, BLOCK_M)
+        ds = p * (dp + tiles.row(use, 1, S)[None, :])  # (64, BLOCK_M)
+        if MASKED:
+            ds = gl.where(p == 0.0, 0.0, ds)  # dp may be NaN where keys are hidden, as v may
+        ds = ds.to(dtype)
         if problem.DQ:
             ds_all = ds_smem.index(use % 2)  # (128, BLOCK_M)
             ds_all.slice(64 * c, 64, 0).store(ds)
@@ -315,7 +318,7 @@ def put(ptr, x, row, start_n, Nk_valid, Nk, d):
     keys = start_n + gl.arange(0, 64, layout=gl.SliceLayout(1, L))[:, None]
     cols = gl.arange(0, x.shape[1], layout=gl.SliceLayout(0, L))[None, :]
     x = gl.where(keys < Nk_valid, x, 0.0)
-    gl.store(ptr + row * d + keys * d + cols, x, mask=(keys < Nk) & (cols < d))
+    gl.store(ptr + (row + keys) * d + cols, x, mask=(keys < Nk) & (cols < d))
 
 
 @gluon.jit
