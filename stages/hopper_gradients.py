@@ -91,13 +91,16 @@ def finish_kernel(
     tl.store(dq_ptrs, dq.to(dq_ptr.dtype.element_ty), mask=mask)
 
 
-# for heads of up to 64 and of up to 128 numbers; tiles of BLOCK_M queries
-CONFIGS = {
-    d: {"BLOCK_M": rows, "STAGES": 2, "DQ": True, "CONSUMER_REGS": 240, "PRODUCER_REGS": 24}
-    for d, rows in ((64, 128), (128, 64))
-}
+# For heads of up to 64 and of up to 128 numbers. BLOCK_M: queries of a tile. L2_BYTES: of Q, dO and
+# dQ's sums that heads computed at the same time may have. DQ: whether dQ is wanted.
+CONFIGS: dict[int, dict[str, Any]] = {
+    BLOCK_D: {
+        "BLOCK_M": BLOCK_M, "L2_BYTES": 32 << 20, "STAGES": 2, "DQ": True, "CONSUMER_REGS": 240,
+        "PRODUCER_REGS": 24,
+    }
+    for BLOCK_D, BLOCK_M in ((64, 128), (128, 64))
+}  # fmt: skip
 BLOCK_N = 128
-L2_BYTES = 32 << 20  # of Q, dO and dQ's sums that heads computed at the same time may have
 
 
 def float32_descriptor(x: torch.Tensor, block: list[int]) -> Any:
@@ -105,7 +108,7 @@ def float32_descriptor(x: torch.Tensor, block: list[int]) -> Any:
     return TensorDescriptor(x, list(x.shape), list(x.stride()), block, layout)
 
 
-def launches(
+def launch(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -115,12 +118,12 @@ def launches(
     causal: bool,
     seqlens_k: torch.Tensor | None,
     config: dict[str, Any],
-) -> tuple[list[Any], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """The kernels to launch in turn, each a function, and what they fill: dq, dk, dv."""
+) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
+    """Launch the three kernels; dq (None without DQ), dk and dv, all contiguous."""
     config = dict(config)
     B, H, Nq, d = q.shape
     Hk, Nk = k.shape[1:3]
-    BLOCK_M, DQ = config.pop("BLOCK_M"), config["DQ"]
+    BLOCK_M, L2_BYTES, DQ = config.pop("BLOCK_M"), config.pop("L2_BYTES"), config["DQ"]
     BLOCK_D = 64 if d <= 64 else 128
     scale = d**-0.5
     blocks = triton.cdiv(Nq, BLOCK_M)
@@ -128,7 +131,8 @@ def launches(
     rows = torch.empty((B, H, 2, padded_rows), dtype=torch.float32, device=q.device)
     summed = (B, H, padded_rows, BLOCK_D) if DQ else (1, 1, 64, 64)
     sums = torch.empty(summed, dtype=torch.float32, device=q.device)
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+    dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
+    # copies where need be; the names keep them until all is launched, as descriptors don't
     q, q_desc = described(q, BLOCK_M, BLOCK_D)
     do, do_desc = described(do, BLOCK_M, BLOCK_D)
     k, k_desc = described(k, BLOCK_N, BLOCK_D)
@@ -137,31 +141,25 @@ def launches(
     sums_desc = float32_descriptor(sums.view(-1, 256), [16, 256])
     if seqlens_k is not None:
         seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
+    prepare_kernel[(blocks, H, B)](
+        o, do, lse, rows, sums, *o.stride(), *do.stride(), *lse.stride(), Nq, padded_rows, d,
+        ZERO=DQ, BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D,
+    )  # fmt: skip
     section = min(max(1, L2_BYTES // (8 * H // Hk * Nq * d)), B * Hk)
     units = B * Hk * triton.cdiv(Nk, BLOCK_N)
-    grid = (min(multiprocessors(q.device), units),)
-
-    def prepare() -> None:
-        prepare_kernel[(blocks, H, B)](
-            o, do, lse, rows, sums, *o.stride(), *do.stride(), *lse.stride(), Nq, padded_rows, d,
-            ZERO=DQ, BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D,
-        )  # fmt: skip
-
-    def walk() -> None:
-        backward_kernel[grid](
-            q_desc, k_desc, v_desc, do_desc, rows_desc, sums_desc, dk, dv, seqlens_k,
-            counter_of(q.device), H, Hk, Nq, Nk, d, B * Hk, section, units, scale * LOG2_E, scale,
-            CAUSAL=causal, HAS_SEQLENS=seqlens_k is not None,
-            EDGE=seqlens_k is not None or Nk % BLOCK_N != 0, num_warps=4, **config,
-        )  # fmt: skip
-
-    def finish() -> None:
-        finish_kernel[(blocks, H, B)](
-            sums, rows, dq, *dq.stride(), Nq, padded_rows, d, scale,
-            BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D,
-        )  # fmt: skip
-
-    return [prepare, walk, finish] if DQ else [prepare, walk], (dq, dk, dv)
+    backward_kernel[(min(multiprocessors(q.device), units),)](
+        q_desc, k_desc, v_desc, do_desc, rows_desc, sums_desc, dk, dv, seqlens_k,
+        counter_of(q.device), H, Hk, Nq, Nk, d, B * Hk, section, units, scale * LOG2_E, scale,
+        CAUSAL=causal, HAS_SEQLENS=seqlens_k is not None,
+        EDGE=seqlens_k is not None or Nk % BLOCK_N != 0, num_warps=4, **config,
+    )  # fmt: skip
+    if not DQ:
+        return None, dk, dv
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    finish_kernel[(blocks, H, B)](
+        sums, rows, dq, *dq.stride(), Nq, padded_rows, d, scale, BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D
+    )
+    return dq, dk, dv
 
 
 def backward(
@@ -178,28 +176,27 @@ def backward(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """dq, dk, dv from what the forward pass left and do (B, H, Nq, d); None where not `wanted`.
 
-    lse (B, H, Nq) float32 in base 2. float32 and d > 128 go to stage 7's kernels. dq is added up in
-    whatever order CTAs come by: its last bits may differ from run to run, those of dk and dv don't;
-    under torch.use_deterministic_algorithms dq is stage 7's, too.
+    lse (B, H, Nq) float32 in base 2. float32 and d > 128 go to stage 7's kernels, and so does all
+    where only dq is wanted. dq is added up in whatever order CTAs come by: its last bits may differ
+    from run to run, those of dk and dv don't. Under torch.use_deterministic_algorithms(True) dq is
+    stage 7's, too, and has the same bits at every run.
     """
-    d = q.shape[3]
-    if q.dtype == torch.float32 or d > 128:
+    d, Nk = q.shape[3], k.shape[2]
+    keys = wanted[1] or wanted[2]
+    # keys are counted in int32
+    if q.dtype == torch.float32 or d > 128 or Nk >= 1 << 30 or not keys:
+        lse = lse.contiguous()  # stage 7's kernels take no stride for it
         return s07.backward(q, k, v, o, lse, do, causal, seqlens_k, wanted)
-    blind = q.shape[2] - k.shape[2] if causal else 0
+    blind = q.shape[2] - Nk if causal else 0
     if blind > 0:  # the first rows see no key: nothing counts there, not even a NaN in do
         q, o, lse, do = (x[:, :, blind:] for x in (q, o, lse, do))
         dq, dk, dv = backward(q, k, v, o, lse, do, causal, seqlens_k, wanted, config)
         return dq if dq is None else torch.nn.functional.pad(dq, (0, 0, blind, 0)), dk, dv
     config = config or CONFIGS[64 if d <= 64 else 128]
-    again = torch.are_deterministic_algorithms_enabled()
-    if again or not wanted[0]:
-        config = config | {"DQ": False}
+    again = wanted[0] and torch.are_deterministic_algorithms_enabled()
     with torch.cuda.device_of(q):  # Triton launches on the current GPU
-        steps, gradients = launches(q, k, v, o, lse, do, causal, seqlens_k, config)
-        for step in steps:
-            step()
-    dq, dk, dv = (x if want else None for x, want in zip(gradients, wanted, strict=True))
-    if again and wanted[0]:
-        lse = lse.contiguous()  # stage 7's kernels take no stride for it
-        dq = s07.backward(q, k, v, o, lse, do, causal, seqlens_k, (True, False, False))[0]
-    return dq, dk, dv
+        summed = config | {"DQ": wanted[0] and not again}
+        dq, dk, dv = launch(q, k, v, o, lse, do, causal, seqlens_k, summed)
+    if again:
+        dq = backward(q, k, v, o, lse, do, causal, seqlens_k, (True, False, False))[0]
+    return dq, dk if wanted[1] else None, dv if wanted[2] else None

@@ -443,8 +443,8 @@ def backward(
     return dq, dk if wanted[1] else None, dv if wanted[2] else None
 
 
-def differentiate(ctx: Any, do: torch.Tensor, kernels: Callable[..., Any]) -> Any:
-    """The gradients of an Attention's inputs, by `kernels`, which are as `backward` here."""
+def differentiate(stage: Stage, kernels: Callable[..., Any], ctx: Any, do: torch.Tensor) -> Any:
+    """The gradients of a stage's Attention's inputs, by `kernels`, which are as `backward` here."""
     q, k, v, o, lse, seqlens_k = ctx.saved_tensors
     wanted = ctx.needs_input_grad[:3]
 
@@ -454,7 +454,7 @@ def differentiate(ctx: Any, do: torch.Tensor, kernels: Callable[..., Any]) -> An
         with launching(do):
             return kernels(q, k, v, o, lse, do, ctx.causal, seqlens_k, wanted)
 
-    gradients = FirstDerivative.apply(STAGE, passes, do, q, k, v, o, lse)
+    gradients = FirstDerivative.apply(stage, passes, do, q, k, v, o, lse)
     return *gradients, None, None
 
 
@@ -478,7 +478,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, do: torch.Tensor) -> Any:
-        return differentiate(ctx, do, backward)
+        return differentiate(STAGE, backward, ctx, do)
 
 
 @untraced

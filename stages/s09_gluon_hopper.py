@@ -518,7 +518,7 @@ class Attention(s07.Attention):
 
     @staticmethod
     def backward(ctx: Any, do: torch.Tensor) -> Any:
-        return s07.differentiate(ctx, do, hopper_gradients.backward)
+        return s07.differentiate(STAGE, hopper_gradients.backward, ctx, do)
 
 
 check = checks(STAGE)
