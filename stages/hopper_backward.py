@@ -272,10 +272,7 @@ def walk(
             p = gl.where(seen, p, 0.0)
         dv = warpgroup_mma(gl.convert_layout(p.to(dtype), A), do, dv, is_async=True)
         dp = warpgroup_mma_wait(1, deps=[dp])
-        ds = p * (dp + tiles.row(use, 1, S)[None, :])  # (64, BLOCK_M)
-        if MASKED:
-            ds = gl.where(p == 0.0, 0.0, ds)  # dp may be NaN where keys are hidden, as v may
-        ds = ds.to(dtype)
+        ds = (p * (dp + tiles.row(use, 1, S)[None, :])).to(dtype)  # (64, BLOCK_M)
         if problem.DQ:
             ds_all = ds_smem.index(use % 2)  # (128, BLOCK_M)
             ds_all.slice(64 * c, 64, 0).store(ds)
@@ -310,6 +307,18 @@ def hide_keys(tile, start_n, Nk_valid):
 
 
 @gluon.jit
+def keep_numbers(v):
+    """Make 0 what is NaN or infinite in a consumer's 64 keys of V: the diagonal hides some of it.
+
+    Rows that see such a value have it in delta, and so in their gradients.
+    """
+    columns: gl.constexpr = v.shape[1] // 8
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [32 // columns, columns], [4, 1], [1, 0])
+    values = v.load(L).to(gl.float32)
+    v.store(gl.where(gl.abs(values) < float("inf"), values, 0.0).to(v.dtype))
+
+
+@gluon.jit
 def put(ptr, x, row, start_n, Nk_valid, Nk, d):
     """Write a consumer's 64 keys of dK or dV; 0 for keys that are hidden."""
     columns: gl.constexpr = x.shape[1] // 8
@@ -339,8 +348,12 @@ def consumer(common, c: gl.constexpr):
             if start_n + 128 > Nk_valid:
                 hide_keys(k_all.slice(64 * c, 64, 0), own, Nk_valid)
                 hide_keys(v_all.slice(64 * c, 64, 0), own, Nk_valid)
-                fence_async_shared()  # the matrix unit reads what threads wrote
-            # dQ's product reads the other consumer's keys, too
+        if problem.CAUSAL:
+            keep_numbers(v_all.slice(64 * c, 64, 0))
+        if problem.CAUSAL or problem.EDGE:
+            fence_async_shared()  # the matrix unit reads what threads wrote
+            barrier()
+        if problem.EDGE:  # dQ's product reads the other consumer's keys, too
             mbarrier.arrive(hidden.index(0))
             mbarrier.wait(hidden.index(0), turn & 1)
         dk = gl.zeros([64, problem.BLOCK_D], gl.float32, A)
