@@ -24,12 +24,16 @@ The output is written over its queries and copied out from there; the slot is gi
 later. KV tiles are walked from the last visible one back, so that the first of them needs a mask,
 or the first few, where the diagonal does not begin with a tile.
 
-Cost: stage 6's FLOPs and bytes. d is padded to 64 or 128 on the chip. Copied once per call: tensors
-that the copy engine can't describe (stages/hopper_launch.py), and the output where d is no multiple
-of 8. float32 and d > 128 go to stage 6's kernel; gradients are stage 7's.
+The backward pass is divided among roles, too (stages/hopper_backward.py; stages/hopper_gradients.py
+launches it): five products in one pass over the keys, where stage 7 has seven in two.
+
+Cost: stage 6's FLOPs and bytes, d padded to 64 or 128 on the chip; in the backward pass 10 d FLOPs
+per visible pair and head, and dQ's sums in float32. Copied once per call: tensors that the copy
+engine can't describe (stages/hopper_launch.py), and the output where d is no multiple of 8.
+float32 and d > 128 go to the kernels of stages 6 and 7.
 What it bought: the matrix unit hardly ever waits (docs/hopper.md). After FlashAttention-3,
 Shah et al. 2024, https://arxiv.org/abs/2407.08608, sections 3.1 and 3.2.
-Still hurts: the backward pass, in which loads and math still take turns.
+Still hurts: one GPU, however long the sequence.
 """
 
 import functools
@@ -71,7 +75,7 @@ STAGE = Stage(
     name="gluon_hopper",
     title="Gluon on Hopper",
     idea="loads, products and softmax at the same time",
-    still_hurts="the backward pass, which is stage 7's",
+    still_hurts="one GPU, however long the sequence",
     needs=("triton", "gluon", "cuda"),
     only_major=9,
     devices=("cuda",),
@@ -537,9 +541,11 @@ def attend(
 
     q (B, H, Nq, d), k and v (B, Hk, Nk, d) with Hk dividing H, float16, bfloat16 or float32;
     `seqlens_k` (B,) int32 -> (B, H, Nq, d) in q's dtype; under torch.autocast as stage 7. A row
-    that sees no key is 0, and so is its gradient. Raises ValueError on input that breaks the
-    contract (stages/contract.py), StageUnavailable where there is no such GPU or no Gluon,
-    RuntimeError when it is differentiated twice.
+    that sees no key is 0, and so is its gradient. The last bits of q's gradient may differ from run
+    to run, unless torch.use_deterministic_algorithms(True) asks for the same ones
+    (stages/hopper_gradients.py). Raises ValueError on input that breaks the contract
+    (stages/contract.py), StageUnavailable where there is no such GPU or no Gluon, RuntimeError when
+    it is differentiated twice.
     """
     if isinstance(q, torch.Tensor) and s07.autocasts(q.device.type):
         q, k, v = (s07.autocast(x) for x in (q, k, v))
