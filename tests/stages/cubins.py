@@ -123,12 +123,14 @@ def compile_for(
     }  # fmt: skip
 
 
-GLUON_FLAGS = {  # no mask, a last tile, lengths, a causal mask that needs one masked tile, or more
+# no mask, a last tile, lengths, a causal mask that needs one masked tile, or more; and no dQ wanted
+GLUON_FLAGS = {
     "plain": {"CAUSAL": False, "HAS_SEQLENS": False, "MASKED": 0, "LSE": False},
     "ragged": {"CAUSAL": False, "HAS_SEQLENS": False, "MASKED": 1, "LSE": True},
     "lengths": {"CAUSAL": False, "HAS_SEQLENS": True, "MASKED": 1, "LSE": True},
     "causal": {"CAUSAL": True, "HAS_SEQLENS": False, "MASKED": 1, "LSE": True},
     "masked": {"CAUSAL": True, "HAS_SEQLENS": True, "MASKED": 2, "LSE": True},
+    "keys": {"CAUSAL": False, "HAS_SEQLENS": False, "DQ": False},
 }
 GLUON_TYPES = {
     "lse_ptr": "*fp32", "seqlens_ptr": "*i32", "counter_ptr": "*i32",
@@ -144,7 +146,7 @@ def gluon_kernel(module: object, name: str, d: int) -> tuple[object, dict, dict]
         rows = dict.fromkeys("qo", 64) | dict.fromkeys("kv", config["BLOCK_N"])
         return module.attention_kernel, config, {x: ((1, 1, n, d), 128) for x, n in rows.items()}
     config = dict(getattr(module, name)[d])
-    rows = config.pop("BLOCK_M")
+    rows, _ = config.pop("BLOCK_M"), config.pop("L2_BYTES")
     blocks = dict.fromkeys(("q", "do"), ((1, 1, rows, d), 128))
     blocks |= dict.fromkeys("kv", ((1, 1, 128, d), 128))
     blocks |= {"rows": ((1, 1, 2, rows), 0), "sums": ((16, 256), 0)}
@@ -161,9 +163,9 @@ def compile_gluon(stage: str, d: int, dtype: str, name: str, flags: str) -> dict
     module = importlib.import_module(f"stages.{stage}")
     kernel, config, blocks = gluon_kernel(module, name, d)
     options = {"num_warps": 4, "maxnreg": config.pop("maxnreg", None)}
-    constants = {**config, **GLUON_FLAGS[flags], "EDGE": flags not in ("plain", "causal")}
+    constants = {**config, **GLUON_FLAGS[flags], "EDGE": flags in ("ragged", "lengths", "masked")}
     for pointer, used in (("lse_ptr", "LSE"), ("seqlens_ptr", "HAS_SEQLENS")):
-        if not constants[used]:
+        if not constants.get(used):
             constants[pointer] = None
     signature, constexprs, attrs = {}, {}, {}
     for index, argument in enumerate(kernel.arg_names):
