@@ -194,9 +194,8 @@ def backward(
         return dq if dq is None else torch.nn.functional.pad(dq, (0, 0, blind, 0)), dk, dv
     config = config or CONFIGS[64 if d <= 64 else 128]
     again = wanted[0] and torch.are_deterministic_algorithms_enabled()
-    with torch.cuda.device_of(q):  # Triton launches on the current GPU
-        summed = config | {"DQ": wanted[0] and not again}
-        dq, dk, dv = launch(q, k, v, o, lse, do, causal, seqlens_k, summed)
+    config = config | {"DQ": wanted[0] and not again}
+    dq, dk, dv = launch(q, k, v, o, lse, do, causal, seqlens_k, config)
     if again:
         dq = backward(q, k, v, o, lse, do, causal, seqlens_k, (True, False, False))[0]
     return dq, dk if wanted[1] else None, dv if wanted[2] else None

@@ -23,7 +23,6 @@ as FlashAttention-2 splits the work, Dao 2023, section 3.2).
 Still hurts: with few query rows, or one head, most of the GPU is idle. Stage 8 goes on.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -443,21 +442,6 @@ def backward(
     return dq, dk if wanted[1] else None, dv if wanted[2] else None
 
 
-def differentiate(stage: Stage, kernels: Callable[..., Any], ctx: Any, do: torch.Tensor) -> Any:
-    """The gradients of a stage's Attention's inputs, by `kernels`, which are as `backward` here."""
-    q, k, v, o, lse, seqlens_k = ctx.saved_tensors
-    wanted = ctx.needs_input_grad[:3]
-
-    def passes(do: torch.Tensor, q: Any, k: Any, v: Any, o: Any, lse: Any) -> Any:
-        if do.stride(-1) != 1:  # such as the expanded gradient of a sum: one number for all
-            do = do.contiguous()
-        with launching(do):
-            return kernels(q, k, v, o, lse, do, ctx.causal, seqlens_k, wanted)
-
-    gradients = FirstDerivative.apply(stage, passes, do, q, k, v, o, lse)
-    return *gradients, None, None
-
-
 class Attention(torch.autograd.Function):
     """Attention as a node of torch's graph: it keeps q, k, v, o and lse, and nothing N x N."""
 
@@ -478,7 +462,17 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, do: torch.Tensor) -> Any:
-        return differentiate(STAGE, backward, ctx, do)
+        q, k, v, o, lse, seqlens_k = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+
+        def passes(do: torch.Tensor, q: Any, k: Any, v: Any, o: Any, lse: Any) -> Any:
+            if do.stride(-1) != 1:  # such as the expanded gradient of a sum: one number for all
+                do = do.contiguous()
+            with launching(do):
+                return backward(q, k, v, o, lse, do, ctx.causal, seqlens_k, wanted)
+
+        gradients = FirstDerivative.apply(STAGE, passes, do, q, k, v, o, lse)
+        return *gradients, None, None
 
 
 @untraced

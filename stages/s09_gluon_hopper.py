@@ -33,7 +33,7 @@ engine can't describe (stages/hopper_launch.py), and the output where d is no mu
 float32 and d > 128 go to the kernels of stages 6 and 7.
 What it bought: the matrix unit hardly ever waits (docs/hopper.md). After FlashAttention-3,
 Shah et al. 2024, https://arxiv.org/abs/2407.08608, sections 3.1 and 3.2.
-Still hurts: one GPU, however long the sequence.
+Still hurts: one GPU is all it uses.
 """
 
 import functools
@@ -43,7 +43,7 @@ import torch
 
 from stages import hopper_gradients
 from stages import s07_triton_training as s07
-from stages.contract import Stage, transformed
+from stages.contract import FirstDerivative, Stage, transformed
 from stages.gluon_names import (
     async_store,
     barrier,
@@ -66,7 +66,7 @@ from stages.hopper_launch import (
 )
 from stages.hopper_problem import Problem
 from stages.hopper_rings import Ring, barriers, make_board, make_ring
-from stages.machine import untraced
+from stages.machine import launching, untraced
 from stages.s06_triton_flash2 import LOG2_E
 from stages.s06_triton_flash2 import forward as flash2_forward
 
@@ -75,7 +75,7 @@ STAGE = Stage(
     name="gluon_hopper",
     title="Gluon on Hopper",
     idea="loads, products and softmax at the same time",
-    still_hurts="one GPU, however long the sequence",
+    still_hurts="one GPU is all it uses",
     needs=("triton", "gluon", "cuda"),
     only_major=9,
     devices=("cuda",),
@@ -503,7 +503,7 @@ def forward(
 
 
 class Attention(s07.Attention):
-    """Stage 7's node of torch's graph, with this forward pass and the backward pass beside it."""
+    """Stage 7's node of torch's graph, with the passes of this stage."""
 
     @staticmethod
     def forward(
@@ -522,7 +522,17 @@ class Attention(s07.Attention):
 
     @staticmethod
     def backward(ctx: Any, do: torch.Tensor) -> Any:
-        return s07.differentiate(STAGE, hopper_gradients.backward, ctx, do)
+        q, k, v, o, lse, seqlens_k = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+
+        def passes(do: torch.Tensor, q: Any, k: Any, v: Any, o: Any, lse: Any) -> Any:
+            if do.stride(-1) != 1:  # such as the expanded gradient of a sum: one number for all
+                do = do.contiguous()
+            with launching(do):
+                return hopper_gradients.backward(q, k, v, o, lse, do, ctx.causal, seqlens_k, wanted)
+
+        gradients = FirstDerivative.apply(STAGE, passes, do, q, k, v, o, lse)
+        return *gradients, None, None
 
 
 check = checks(STAGE)
