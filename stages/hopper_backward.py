@@ -16,6 +16,9 @@
     board   which tile of keys is next, as in stage 9
     dS      each consumer writes 64 keys of it and reads all 128, so they wait for each other before
             dQ; two slots, so that nobody writes what the other one still reads
+    hidden  each consumer makes 0 what is hidden of its 64 keys of K; dQ reads all 128, so they wait
+            for each other before the first product
+    sums    one slot each: the consumer waits until the copy engine has read the last sum from it
 
 P^T and dS^T are left operands of dV and dK as registers hold them. dQ is a sum over keys, and most
 of those are other CTAs': the copy engine adds it to float32 in global memory. That traffic decides:
