@@ -289,10 +289,11 @@ def walk(
                 ds_rows, k_columns = ds_all.permute([1, 0]), k_all.slice(64 * c, 64, 1)
             else:  # or of its rows
                 ds_rows, k_columns = ds_all.slice(64 * c, 64, 1).permute([1, 0]), k_all
+            tile = head * gl.cdiv(problem.Nq, BLOCK_M) + i
             dq = warpgroup_mma(ds_rows, k_columns, dq_zero, use_acc=False, is_async=True)
             dv, dk, dq = warpgroup_mma_wait(0, deps=[dv, dk, dq])
             tiles.give_back(use)
-            add(dq, sums.index(c), sums_desc, head * gl.cdiv(problem.Nq, BLOCK_M) + i, c)
+            add(dq, sums.index(c), sums_desc, tile, c)
         else:
             dv, dk = warpgroup_mma_wait(0, deps=[dv, dk])
             tiles.give_back(use)
