@@ -5,6 +5,7 @@
     async_load    tma.async_copy_global_to_shared the same        tma.async_load
     async_store   tma.async_copy_shared_to_global the same        tma.async_store
     reduce_add    the builder's, without a name   the same        tma.async_atomic_add
+    reinterpret   a tile's _reinterpret           the same        the same, or without underscore
     aggregate     triton.language.core._aggregate the same        the same, or without underscore
 
 `mbarrier.expect` takes its count of bytes by position: the parameter's name changed. Where there is
@@ -39,6 +40,7 @@ try:
     barrier = first_of(gl, "barrier", "thread_barrier")
     async_load = first_of(tma, "async_load", "async_copy_global_to_shared")
     async_store = first_of(tma, "async_store", "async_copy_shared_to_global")
+    reinterpret = first_of(gl.shared_memory_descriptor, "reinterpret", "_reinterpret")
     aggregate = first_of(triton.language.core, "aggregate", "_aggregate")
     if hasattr(tma, "async_atomic_add"):
         reduce_add = tma.async_atomic_add
@@ -65,4 +67,4 @@ except (ImportError, AttributeError) as error:
 
     gluon = gl = mbarrier = TensorDescriptor = aggregate = NoGluon()
     barrier = async_load = async_store = store_wait = fence_async_shared = gl
-    warpgroup_mma = warpgroup_mma_wait = reduce_add = gl
+    warpgroup_mma = warpgroup_mma_wait = reduce_add = reinterpret = gl

@@ -35,6 +35,7 @@ from stages.gluon_names import (
     gluon,
     mbarrier,
     reduce_add,
+    reinterpret,
     store_wait,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -170,7 +171,7 @@ class QueryTiles:
         """0: lse, 1: -delta of a taken tile, (BLOCK_M,)."""
         plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
         slots: gl.constexpr = self.rows.shape[0]
-        rows = self.rows._reinterpret(gl.float32, [2 * slots, self.rows.shape[4]], plain)
+        rows = reinterpret(self.rows, gl.float32, [2 * slots, self.rows.shape[4]], plain)
         return rows.index(2 * (use % slots) + which).load(gl.SliceLayout(0, S))
 
     @gluon.jit
@@ -238,7 +239,8 @@ def as_held(dq):
 def add(dq, place, sums_desc, tile, c: gl.constexpr):
     """Have the copy engine add a consumer's half of a tile of dQ to the sums in global memory."""
     held = as_held(dq)
-    place._reinterpret(gl.float32, [4096], gl.SwizzledSharedLayout(1, 1, 1, [0])).store(held)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    reinterpret(place, gl.float32, [4096], plain).store(held)
     fence_async_shared()
     barrier()
     reduce_add(sums_desc, [(2 * tile + c) * 16, 0], place)
