@@ -4,6 +4,8 @@
     barrier       gl.thread_barrier               gl.barrier      gl.barrier
     async_load    tma.async_copy_global_to_shared the same        tma.async_load
     async_store   tma.async_copy_shared_to_global the same        tma.async_store
+    reduce_add    the builder's, without a name   the same        tma.async_atomic_add
+    reinterpret   a tile's _reinterpret           the same        the same, or without underscore
     aggregate     triton.language.core._aggregate the same        the same, or without underscore
 
 `mbarrier.expect` takes its count of bytes by position: the parameter's name changed. Where there is
@@ -38,7 +40,18 @@ try:
     barrier = first_of(gl, "barrier", "thread_barrier")
     async_load = first_of(tma, "async_load", "async_copy_global_to_shared")
     async_store = first_of(tma, "async_store", "async_copy_shared_to_global")
+    reinterpret = first_of(gl.shared_memory_descriptor, "reinterpret", "_reinterpret")
     aggregate = first_of(triton.language.core, "aggregate", "_aggregate")
+    if hasattr(tma, "async_atomic_add"):
+        reduce_add = tma.async_atomic_add
+    else:
+
+        @gl._core.builtin
+        def reduce_add(desc: Any, coordinates: Any, tile: Any, _semantic: Any = None) -> None:
+            """Have the copy engine add a tile in shared memory to global memory."""
+            place = _semantic._convert_to_ir_values(coordinates, require_i64=False)
+            kind = triton._C.libtriton.ir.DESCRIPTOR_REDUCE_KIND.ADD
+            _semantic.builder.create_async_tma_reduce(kind, desc.handle, place, tile.handle)
 except (ImportError, AttributeError) as error:
     missing = str(error)  # what this Triton's Gluon lacks
 
@@ -54,4 +67,4 @@ except (ImportError, AttributeError) as error:
 
     gluon = gl = mbarrier = TensorDescriptor = aggregate = NoGluon()
     barrier = async_load = async_store = store_wait = fence_async_shared = gl
-    warpgroup_mma = warpgroup_mma_wait = gl
+    warpgroup_mma = warpgroup_mma_wait = reduce_add = reinterpret = gl

@@ -21,12 +21,16 @@ later. KV tiles are walked from the last visible one back, so that the first of 
 or the first few, where the diagonal does not begin with a tile. Where keys are hidden, rows that
 come out as NaN are not written but walked again at the end, with care (stages/hopper_again.py).
 
-Cost: stage 6's FLOPs and bytes. d is padded to 64 or 128 on the chip. Copied once per call: tensors
-that the copy engine can't describe (stages/hopper_launch.py), and the output where d is no multiple
-of 8. float32 and d > 128 go to stage 6's kernel; gradients are stage 7's.
+The backward pass is divided among roles, too (stages/hopper_backward.py; stages/hopper_gradients.py
+launches it): five products in one pass over the keys, where stage 7 has seven in two.
+
+Cost: stage 6's FLOPs and bytes, d padded to 64 or 128 on the chip; in the backward pass 10 d FLOPs
+per visible pair and head, and dQ's sums in float32. Copied once per call: tensors that the copy
+engine can't describe (stages/hopper_launch.py), and the output where d is no multiple of 8.
+float32 and d > 128 go to the kernels of stages 6 and 7.
 What it bought: the matrix unit hardly ever waits (docs/hopper.md). After FlashAttention-3,
 Shah et al. 2024, https://arxiv.org/abs/2407.08608, sections 3.1 and 3.2.
-Still hurts: the backward pass, in which loads and math still take turns.
+Still hurts: one GPU is all it uses.
 """
 
 import functools
@@ -34,8 +38,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from stages import hopper_gradients
 from stages import s07_triton_training as s07
-from stages.contract import Stage, transformed
+from stages.contract import FirstDerivative, Stage, transformed
 from stages.gluon_names import (
     async_store,
     barrier,
@@ -58,7 +63,7 @@ from stages.hopper_launch import (
 )
 from stages.hopper_problem import Problem
 from stages.hopper_rings import barriers, make_board, make_ring
-from stages.machine import untraced
+from stages.machine import launching, untraced
 from stages.s06_triton_flash2 import LOG2_E
 from stages.s06_triton_flash2 import forward as flash2_forward
 
@@ -67,7 +72,7 @@ STAGE = Stage(
     name="gluon_hopper",
     title="Gluon on Hopper",
     idea="loads, products and softmax at the same time",
-    still_hurts="the backward pass, which is stage 7's",
+    still_hurts="one GPU is all it uses",
     needs=("triton", "gluon", "cuda"),
     only_major=9,
     devices=("cuda",),
@@ -547,7 +552,7 @@ def forward(
 
 
 class Attention(s07.Attention):
-    """Stage 7's node of torch's graph, with this forward pass."""
+    """Stage 7's node of torch's graph, with the passes of this stage."""
 
     @staticmethod
     def forward(
@@ -563,6 +568,20 @@ class Attention(s07.Attention):
         ctx.save_for_backward(q, k, v, o, lse, seqlens_k)
         ctx.causal = causal
         return o
+
+    @staticmethod
+    def backward(ctx: Any, do: torch.Tensor) -> Any:
+        q, k, v, o, lse, seqlens_k = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+
+        def passes(do: torch.Tensor, q: Any, k: Any, v: Any, o: Any, lse: Any) -> Any:
+            if do.stride(-1) != 1:  # such as the expanded gradient of a sum: one number for all
+                do = do.contiguous()
+            with launching(do):
+                return hopper_gradients.backward(q, k, v, o, lse, do, ctx.causal, seqlens_k, wanted)
+
+        gradients = FirstDerivative.apply(STAGE, passes, do, q, k, v, o, lse)
+        return *gradients, None, None
 
 
 check = checks(STAGE)
@@ -581,9 +600,11 @@ def attend(
 
     q (B, H, Nq, d), k and v (B, Hk, Nk, d) with Hk dividing H, float16, bfloat16 or float32;
     `seqlens_k` (B,) int32 -> (B, H, Nq, d) in q's dtype; under torch.autocast as stage 7. A row
-    that sees no key is 0, and so is its gradient. Raises ValueError on input that breaks the
-    contract (stages/contract.py), StageUnavailable where there is no such GPU or no Gluon,
-    RuntimeError when it is differentiated twice.
+    that sees no key is 0, and so is its gradient. The last bits of q's gradient may differ from run
+    to run, unless torch.use_deterministic_algorithms(True) asks for the same ones
+    (stages/hopper_gradients.py). Raises ValueError on input that breaks the contract
+    (stages/contract.py), StageUnavailable where there is no such GPU or no Gluon, RuntimeError when
+    it is differentiated twice.
     """
     if isinstance(q, torch.Tensor) and s07.autocasts(q.device.type):
         q, k, v = (s07.autocast(x) for x in (q, k, v))

@@ -29,6 +29,7 @@ static          CTA i has tiles i, i + 132, ...: no counter says which is next
 heads_first     neighbours are heads, not blocks of one head
 two_consumers   for d = 64, too, as many consumers and as large tiles as for d = 128
 unguarded       nobody looks for NaN: one that is hidden from some rows spoils them
+two_kernels     gradients by stage 7's two kernels: seven products in two passes
 
 A variant is the shipped file with some text replaced, each found exactly once: it can't fall behind
 the stage unnoticed, and what it changes is all that it changes.
@@ -167,6 +168,10 @@ OF_STAGE_9: dict[str, dict[str, str]] = {
     }),
     "unguarded": hopper(97, "unguarded", {
         "GUARD: gl.constexpr = CAUSAL or HAS_SEQLENS": "GUARD: gl.constexpr = False",
+    }),
+    "two_kernels": hopper(98, "two_kernels", {
+        "return hopper_gradients.backward(": "return s07.backward(",
+        "from stages import hopper_gradients\n": "",
     }),
 }  # fmt: skip
 

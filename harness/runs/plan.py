@@ -261,9 +261,8 @@ def usual_stages(stages: Sequence[StageInfo], problems: Sequence[Problem]) -> li
     """The stages compared by default: stage 3, the newest stage that fits, and all the peers.
 
     For forward passes that is the newest of those that are forward-only or made for this generation
-    of GPUs, otherwise the newest that carries gradients and isn't made for it: that one's backward
-    pass is another's. Stages made for few query rows are included only where there are fewer
-    queries than keys.
+    of GPUs, otherwise the newest that carries gradients. Stages made for few query rows are
+    included only where there are fewer queries than keys.
     """
     ours = [stage for stage in stages if stage.number < PEERS_FROM]
     chosen = {stage.path for stage in stages if stage.number == YARDSTICK}
@@ -271,7 +270,7 @@ def usual_stages(stages: Sequence[StageInfo], problems: Sequence[Problem]) -> li
         able = [
             stage
             for stage in ours
-            if (stage.gradients and stage.only_major is None) == trains
+            if (stage.gradients if trains else not stage.gradients or stage.only_major is not None)
             and any(
                 fits(stage, p) and (not stage.few_queries or p.nq < p.nk)
                 for p in problems

@@ -123,13 +123,34 @@ def compile_for(
     }  # fmt: skip
 
 
-GLUON_FLAGS = {  # no mask, a last tile, lengths, a causal mask that needs one masked tile, or more
+# no mask, a last tile, lengths, a causal mask that needs one masked tile, or more; and no dQ wanted
+GLUON_FLAGS = {
     "plain": {"CAUSAL": False, "HAS_SEQLENS": False, "MASKED": 0, "LSE": False},
     "ragged": {"CAUSAL": False, "HAS_SEQLENS": False, "MASKED": 1, "LSE": True},
     "lengths": {"CAUSAL": False, "HAS_SEQLENS": True, "MASKED": 1, "LSE": True},
     "causal": {"CAUSAL": True, "HAS_SEQLENS": False, "MASKED": 1, "LSE": True},
     "masked": {"CAUSAL": True, "HAS_SEQLENS": True, "MASKED": 2, "LSE": True},
+    "keys": {"CAUSAL": False, "HAS_SEQLENS": False, "DQ": False},
 }
+GLUON_TYPES = {
+    "lse_ptr": "*fp32", "seqlens_ptr": "*i32", "counter_ptr": "*i32",
+    "qk_scale": "fp32", "scale": "fp32",
+}  # fmt: skip
+
+
+def gluon_kernel(module: object, name: str, d: int) -> tuple[object, dict, dict]:
+    """A Gluon file's kernel, its configuration `name` and its descriptors' (block, swizzle)."""
+    if hasattr(module, "attention_kernel"):
+        config = getattr(module, name)._asdict()
+        config.pop("ctas")
+        rows = dict.fromkeys("qo", 64) | dict.fromkeys("kv", config["BLOCK_N"])
+        return module.attention_kernel, config, {x: ((1, 1, n, d), 128) for x, n in rows.items()}
+    config = dict(getattr(module, name)[d])
+    rows, _ = config.pop("BLOCK_M"), config.pop("L2_BYTES")
+    blocks = dict.fromkeys(("q", "do"), ((1, 1, rows, d), 128))
+    blocks |= dict.fromkeys("kv", ((1, 1, 128, d), 128))
+    blocks |= {"rows": ((1, 1, 2, rows), 0), "sums": ((16, 256), 0)}
+    return module.backward_kernel, config, blocks
 
 
 def compile_gluon(stage: str, d: int, dtype: str, name: str, flags: str) -> dict[str, object]:
@@ -140,26 +161,27 @@ def compile_gluon(stage: str, d: int, dtype: str, name: str, flags: str) -> dict
     from triton.experimental.gluon.language import NVMMASharedLayout
 
     module = importlib.import_module(f"stages.{stage}")
-    config = getattr(module, name)._asdict()
-    config.pop("ctas")
-    options = {"num_warps": 4, "maxnreg": config.pop("maxnreg")}
-    constants = {**config, **GLUON_FLAGS[flags]}
+    kernel, config, blocks = gluon_kernel(module, name, d)
+    options = {"num_warps": 4, "maxnreg": config.pop("maxnreg", None)}
+    constants = {**config, **GLUON_FLAGS[flags], "EDGE": flags in ("ragged", "lengths", "masked")}
     for pointer, used in (("lse_ptr", "LSE"), ("seqlens_ptr", "HAS_SEQLENS")):
-        if not constants[used]:
+        if not constants.get(used):
             constants[pointer] = None
-    types = {"lse_ptr": "*fp32", "seqlens_ptr": "*i32", "counter_ptr": "*i32", "qk_scale": "fp32"}
-    signature, constexprs = {}, {}
-    for argument in module.attention_kernel.arg_names:
+    signature, constexprs, attrs = {}, {}, {}
+    for index, argument in enumerate(kernel.arg_names):
         if argument in constants:
             signature[argument], constexprs[argument] = "constexpr", constants[argument]
         elif argument.endswith("_desc"):
-            rows = 64 if argument[0] in "qo" else config["BLOCK_N"]
-            block = f"{TYPES[dtype][1:]}[1, 1, {rows}, {d}]"
-            layout = NVMMASharedLayout(128, 16, rank=4)
-            signature[argument] = f"tensordesc<{block},{layout!r}>"
+            shape, swizzle = blocks[argument.removesuffix("_desc")]
+            kind = TYPES[dtype][1:] if swizzle else "fp32"
+            layout = NVMMASharedLayout(swizzle, 16 if swizzle else 32, rank=len(shape))
+            signature[argument] = f"tensordesc<{kind}{list(shape)},{layout!r}>"
         else:
-            signature[argument] = types.get(argument, "i32")
-    source = GluonASTSource(module.attention_kernel, signature, constexprs=constexprs, attrs={})
+            gradient = argument in ("dk_ptr", "dv_ptr")
+            signature[argument] = TYPES[dtype] if gradient else GLUON_TYPES.get(argument, "i32")
+            if gradient or argument == "d":  # of which a launch looks at alignment
+                attrs[(index,)] = [["tt.divisibility", 16]]
+    source = GluonASTSource(kernel, signature, constexprs=constexprs, attrs=attrs)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     cubin = compiled.asm["cubin"]
     shared = compiled.metadata.shared

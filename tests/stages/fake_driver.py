@@ -1,8 +1,9 @@
 """A Hopper GPU's driver that is not there: stage 9's whole way to a launch, which is noted.
 
 A script of its own, since kernels are interpreted in the tests' process: ``python fake_driver.py
-d,causal,lengths[,file] ...`` calls attend twice for each, stage 9's or the file's, and prints a
-line of JSON a launch: its grid, and the kernel's arguments that are numbers, by name.
+d,causal,lengths,train[,file] ...`` calls attend twice for each, stage 9's or the file's, and goes
+back where `train` is 1; it prints a line of JSON for each launch: the kernel, its grid, and its
+arguments that are numbers, by name.
 """
 
 import json
@@ -26,12 +27,13 @@ class Launcher:
     """Stands in for what a compiled kernel is launched by."""
 
     def __init__(self, src, metadata):
-        self.names = src.fn.arg_names
+        self.kernel, self.names = src.fn.__name__, src.fn.arg_names
 
     def __call__(self, *args):
         named = dict(zip(self.names, args[-len(self.names) :], strict=True))
         numbers = {n: x for n, x in named.items() if isinstance(x, (bool, int, float))}
-        print(json.dumps({"grid": args[:3], **numbers}), flush=True)
+        said = {"kernel": self.kernel, "grid": args[:3], **numbers}
+        print(json.dumps(said), flush=True)
 
 
 class Driver:
@@ -55,17 +57,21 @@ if __name__ == "__main__":
     import triton
 
     import stages
-    from stages import contract
+    from stages import contract, hopper_gradients
 
     triton.runtime.driver.set_active(Driver())
     contract.why_not = contract.why_not_dtype = lambda *_: None
     for job in sys.argv[1:]:
-        d, causal, lengths, *path = job.split(",")
+        d, causal, lengths, train, *path = job.split(",")
         stage = stages.load(path[0]) if path else stages.by_number(9)
-        stage.counter_of = lambda device, more: torch.zeros(1 + more, dtype=torch.int32)
-        stage.multiprocessors = lambda device: 132
-        d, causal, lengths = int(d), int(causal), int(lengths)
+        for module in (stage, hopper_gradients):
+            module.counter_of = lambda device, more=0: torch.zeros(1 + more, dtype=torch.int32)
+            module.multiprocessors = lambda device: 132
+        d, causal, lengths, train = int(d), int(causal), int(lengths), int(train)
         q, k, v = (torch.zeros(*shape, d).bfloat16() for shape in (SHAPES[0], *SHAPES[1:] * 2))
         seqlens_k = torch.tensor([3, 200], dtype=torch.int32) if lengths else None
         for _ in range(2):
-            stage.attend(q, k, v, causal=bool(causal), seqlens_k=seqlens_k)
+            leaves = [x.requires_grad_(bool(train)) for x in (q, k, v)]
+            o = stage.attend(*leaves, causal=bool(causal), seqlens_k=seqlens_k)
+            if train:
+                torch.autograd.grad(o, leaves, torch.ones_like(o))

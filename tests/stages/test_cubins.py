@@ -23,6 +23,7 @@ from cubins import SHARED_LIMIT, kernels
 from stage_checks import FAKES, stage_id
 
 import stages
+from stages.hopper_gradients import CONFIGS
 
 ROOT = Path(__file__).parents[2]
 TRITON = [stage for stage in FAKES if "triton" in stage.STAGE.needs]
@@ -176,6 +177,28 @@ def test_products_on_hopper_run_by_themselves(info, d, name, flags, cubins):
         # what each role gets of the registers when it begins
         config = getattr(stages.by_number(9), name)
         assert {config.CONSUMER_REGS, config.PRODUCER_REGS} <= set(report["budgets"]), job
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("flags", ["plain", "keys", "causal", "lengths", "masked"])
+def test_products_of_the_backward_pass_on_hopper_run_by_themselves(d, flags, cubins):
+    """Five groups in each consumer's loops: S, dP, dV, dK and, where it is wanted, dQ."""
+    dtypes = ("float16", "bfloat16") if flags == "plain" else ("bfloat16",)
+    asked = [("hopper_gradients", "gluon", d, dtype, "CONFIGS", flags) for dtype in dtypes]
+    for job, report in compiled(asked, cubins).items():
+        assert 0 < report["shared"] <= SHARED_LIMIT[90], job
+        assert report["unset"] == [], job
+        loops = report["loops"]
+        products, steps = (4, 24) if flags == "keys" else (5, 32)
+        assert len(loops) == (2 if flags in ("plain", "keys") else 4), job  # with masks and without
+        for loop in loops:
+            assert loop["WARPGROUP.ARRIVE"] == products, (job, loops)
+            assert loop["HGMMA"] == steps, (job, loops)
+        config = CONFIGS[d]
+        assert {config["CONSUMER_REGS"], config["PRODUCER_REGS"]} <= set(report["budgets"]), job
+        if d == 128:  # each consumer's loop without masks
+            assert sum(loop["spills"] <= 1 for loop in loops) >= 2, (job, loops)
 
 
 def test_a_register_that_one_of_two_ways_sets_is_found():

@@ -44,10 +44,11 @@ def test_the_kernel_gets_what_it_is_to_get_at_the_first_launch_and_at_the_next(
 ):
     (B, H, Nq), (_, Hk, Nk) = SHAPES
     config = STAGE.plan(d, bool(causal))
-    first, again = launches((d, causal, lengths), tmp_path)
+    first, again = launches((d, causal, lengths, 0), tmp_path)
     assert first == again
     blocks = -(-Nq // (64 * config.CONSUMERS))
     grid = min(132 * config.ctas, B * H * blocks)
+    assert first.pop("kernel") == "attention_kernel"
     assert first.pop("grid") == [grid, 1, 1]
     assert first.pop("qk_scale") == pytest.approx(math.log2(math.e) / math.sqrt(d))
     assert first.pop("section") == (B * H if causal else H // Hk)  # all K and V fit
@@ -60,15 +61,36 @@ def test_the_kernel_gets_what_it_is_to_get_at_the_first_launch_and_at_the_next(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("d", "causal", "lengths"), [(128, 0, 0), (40, 1, 1)])
+def test_the_backward_pass_compiles_from_its_call_to_the_launches(d, causal, lengths, tmp_path):
+    (B, H, Nq), (_, Hk, Nk) = SHAPES
+    forward, prepare, walk, finish, *again = launches((d, causal, lengths, 1), tmp_path)
+    assert again == [forward, prepare, walk, finish]
+    assert forward["LSE"]
+    rest = [step["kernel"] for step in again[1:]]
+    assert rest == ["prepare_kernel", "backward_kernel", "finish_kernel"]
+    shift = Nq - Nk if causal else 0  # rows that see no key
+    blocks = -(-(Nq - shift) // prepare["BLOCK_M"])
+    assert prepare["grid"] == finish["grid"] == [blocks, H, B]
+    assert walk["grid"] == [min(132, B * Hk * -(-Nk // 128)), 1, 1]
+    assert (walk["Nq"], walk["Nk"], walk["d"]) == (Nq - shift, Nk, d)
+    assert (walk["CAUSAL"], walk["HAS_SEQLENS"]) == (bool(causal), bool(lengths))
+    assert walk["DQ"]
+
+
+@pytest.mark.slow
 def test_each_variant_compiles_and_is_launched(tmp_path):
     spec = importlib.util.spec_from_file_location("tool", ROOT / "tools" / "make_variants.py")
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     written = {path.stem: path for path in tool.write(tmp_path, 9)}
     B, H, Nq = SHAPES[0]
-    said = {name: launches((64, 1, 0, written[name]), tmp_path)[1] for name in tool.OF_STAGE_9}
+    said = {name: launches((64, 1, 0, 0, written[name]), tmp_path)[1] for name in tool.OF_STAGE_9}
     assert said["launched"]["grid"] == [B * H * -(-Nq // 128), 1, 1]
     assert said["heads_first"]["section"] == B * H
     assert said["two_consumers"]["BLOCK_N"] == 128
     assert not said["in_turn"]["OVERLAP"]
-    assert said["static"] == said["whole_sums"] == said["unguarded"]
+    assert said["static"] == said["whole_sums"] == said["unguarded"] == said["two_kernels"]
+    again = launches((64, 1, 0, 1, written["two_kernels"]), tmp_path)
+    backward = ["delta_kernel", "dk_dv_kernel", "dq_kernel"]
+    assert [step["kernel"] for step in again[1:4]] == backward

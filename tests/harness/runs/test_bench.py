@@ -402,13 +402,13 @@ def test_unless_told_stage_3_the_newest_that_fits_and_the_peers_compete(directio
     assert numbers(usual_stages(LADDER, problems)) == expected
 
 
-def test_what_is_made_for_this_generation_of_gpus_competes_forward():
-    """Its gradients are those of the newest stage with a backward pass of its own."""
+def test_what_is_made_for_this_generation_of_gpus_competes_forward_and_backward():
     both = [PROBLEM, replace(PROBLEM, direction="train")]
     ladder = [stage for stage in LADDER if stage.number != 9]
     hopper = replace(make_fake(9, gradients=True), only_major=9)
     assert numbers(usual_stages([*ladder, hopper], [PROBLEM])) == [3, 100, 101, 9]
-    assert numbers(usual_stages([*ladder, hopper], both)) == [3, 7, 100, 101, 9]
+    assert numbers(usual_stages([*ladder, hopper], both)) == [3, 100, 101, 9]
+    assert numbers(usual_stages([*ladder, hopper], both[1:])) == [3, 100, 101, 9]
     elsewhere = replace(hopper, unavailable=dict.fromkeys(("cpu", "cuda"), "not its generation"))
     assert numbers(usual_stages([*ladder, elsewhere], both)) == [3, 6, 7, 100, 101]
 

@@ -1,0 +1,230 @@
+"""Stage 9's backward pass on a Hopper GPU: exact, and the same at every launch; else skipped."""
+
+import faulthandler
+import math
+
+import pytest
+import torch
+from test_masks_and_gradients import MASKS, verdict
+from test_on_a_gpu import problem
+
+import stages
+from harness.measures.memory import measure_peak
+from stages import hopper_gradients
+from stages.contract import why_not
+
+pytestmark = pytest.mark.gpu
+
+STAGE = stages.by_number(9)
+# keys and queries of one tile, of several, and of none that is whole; several tiles before a mask
+SIZES = [(1, 1), (64, 128), (65, 129), (300, 1), (1, 300), (128, 500), (500, 128), (1000, 1000)]
+UNMASKED = [(nq, nk, 2, False, None) for nq, nk in SIZES]
+CAUSAL = [(nq, nk, 2, True, None) for nq, nk in SIZES]
+LENGTHS = [
+    (200, 384, 1, False, (128, 384)),
+    (384, 384, 2, True, (256, 1)),
+    (70, 300, 4, True, (0, 7)),
+]
+
+
+@pytest.fixture(autouse=True)
+def on_hopper():
+    if reason := why_not(STAGE.STAGE, "cuda"):
+        pytest.skip(reason)
+    # a wrong barrier hangs, and a hanging kernel can't be interrupted
+    faulthandler.dump_traceback_later(300, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.mark.parametrize("inputs", ["normal", "peaky"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("d", [8, 39, 64, 100, 128])
+def test_gradients_are_exact(d, dtype, inputs):
+    for nq, nk, hk, causal, seqlens_k in UNMASKED + CAUSAL + MASKS + LENGTHS:
+        asked = problem(
+            inputs=inputs, dtype=dtype, d=d, b=2, h=4, hk=hk, nq=nq, nk=nk,
+            causal=causal, seqlens_k=seqlens_k, direction="train",
+        )  # fmt: skip
+        found = verdict(STAGE, asked)
+        assert found["exact"], (asked, found["why"])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("d", [64, 128])
+def test_launches_agree(d, causal, monkeypatch):
+    """Outputs begin as NaN: what no CTA writes stays so. dq may differ in its last bits."""
+    q, k, v, do = (torch.randn(8, 2048 // d, 1024, d, device="cuda").bfloat16() for _ in range(4))
+    lse = torch.empty(q.shape[:3], device="cuda")
+    o = STAGE.forward(q, k, v, causal, None, lse=lse)
+    empty, first = torch.empty, None
+    for launch in range(200):
+        monkeypatch.setattr(torch, "empty", lambda *size, **to: empty(*size, **to).fill_(math.nan))
+        got = hopper_gradients.backward(q, k, v, o, lse, do, causal, None)
+        monkeypatch.setattr(torch, "empty", empty)
+        first = first or got
+        # keys are summed by one CTA each: the same bits; dq by several, in any order
+        assert torch.equal(got[1], first[1]), launch
+        assert torch.equal(got[2], first[2]), launch
+        assert distance(got[0], first[0]) <= torch.finfo(q.dtype).eps, launch
+
+
+def gradients(q, k, v, do, **options):
+    """dq, dk and dv, by way of attend."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    return torch.autograd.grad(STAGE.attend(*leaves, **options), leaves, do)
+
+
+def distance(x, y):
+    """|x - y| over |y|, both as vectors."""
+    return ((x.double() - y.double()).norm() / y.double().norm()).item()
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_dq_is_added_to_zeros_at_every_call(d):
+    """In the sums' place there may be anything, such as the sums of the call before."""
+    q, k, v, do = (torch.randn(2, 4, 256, d, device="cuda").half() for _ in range(4))
+    first = gradients(q, k, v, do)  # sums of two tiles of keys have the same bits in any order
+    for _ in range(20):
+        for got, want in zip(gradients(q, k, v, do), first, strict=True):
+            assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("d", [40, 64, 128])
+@pytest.mark.parametrize("nk", [200, 256])
+def test_a_hidden_value_changes_no_gradient_of_rows_that_do_not_see_it(nk, d):
+    q, do = (torch.randn(1, 2, 200, d, device="cuda").half() for _ in range(2))
+    k, v = (torch.randn(1, 2, nk, d, device="cuda").half() for _ in range(2))
+    plain = gradients(q, k, v, do, causal=True)
+    for key, value in ((nk // 2 + 3, math.nan), (nk - 2, math.inf), (nk - 130, -math.inf)):
+        spoiled = v.clone()
+        spoiled[:, :, key, 3] = value
+        dq, _, _ = gradients(q, k, spoiled, do, causal=True)
+        first = max(0, key - (nk - 200))  # row that sees it
+        assert torch.equal(dq[:, :, :first], plain[0][:, :, :first])
+        assert not torch.isfinite(dq[:, :, first:]).any()
+
+
+def test_what_no_row_sees_and_rows_that_see_nothing_change_nothing():
+    q, k, v, do = (torch.randn(2, 2, n, 64, device="cuda").half() for n in (300, 256, 256, 300))
+    lengths = torch.tensor([0, 150], dtype=torch.int32, device="cuda")
+    options = {"causal": True, "seqlens_k": lengths}  # 44 rows see no key
+    plain = gradients(q, k, v, do, **options)
+    for b, length in enumerate(lengths.tolist()):
+        k[b, :, length:], v[b, :, length:] = math.nan, math.inf
+    do[0], do[1, :, :44], q[1, :, :44] = math.nan, math.nan, math.nan
+    dq, dk, dv = gradients(q, k, v, do, **options)
+    for got, want in zip((dq, dk, dv), plain, strict=True):
+        assert torch.equal(got, want)
+    assert not dq[0].any()
+    assert not dq[1, :, :44].any()
+    for x in (dk, dv):
+        assert not x[0].any()
+        assert not x[1, :, 150:].any()
+
+
+@pytest.mark.parametrize("d", [39, 64, 128])
+def test_an_output_gradient_may_have_any_strides(d):
+    q, k, v = (torch.randn(2, 4, n, d, device="cuda").half() for n in (150, 210, 210))
+    do = torch.randn(2, 4, 150, d, device="cuda").half()
+    one = torch.ones((), device="cuda", dtype=q.dtype).expand(do.shape)  # as of a sum
+    laid = torch.empty(150, 2, 4, d, device="cuda", dtype=q.dtype).permute(1, 2, 0, 3).copy_(do)
+    for x in (one, laid, do.mT.contiguous().mT):
+        want = gradients(q, k, v, x.contiguous())
+        for got, expected in zip(gradients(q, k, v, x), want, strict=True):
+            assert torch.equal(got, expected)
+
+
+def test_gradients_at_offsets_beyond_32_bits_are_those_of_near_tensors():
+    """Heads that lie 2^31 elements apart: an int32 offset would read another's."""
+    n, d = 130, 64
+    far = (1 << 31) + 1024
+    big = torch.empty(far + 4 * n * d, dtype=torch.float16, device="cuda")
+    near = [torch.randn(1, 2, n, d, device="cuda").half() for _ in range(4)]
+    views = [big[i * n * d :].as_strided((1, 2, n, d), (far, far, d, 1)) for i in range(4)]
+    for view, x in zip(views, near, strict=True):
+        view.copy_(x)
+    want = gradients(*near, causal=True)
+    for got, expected in zip(gradients(*views, causal=True), want, strict=True):
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("only", range(3))
+def test_each_gradient_alone_is_as_with_the_others(only):
+    q, k, v, do = (torch.randn(2, 4, 200, 64, device="cuda").half() for _ in range(4))
+    want = gradients(q, k, v, do, causal=True)[only]
+    leaves = [x.detach().requires_grad_(i == only) for i, x in enumerate((q, k, v))]
+    [got] = torch.autograd.grad(STAGE.attend(*leaves, causal=True), leaves[only], do)
+    # by another kernel: dq by stage 7's, dk and dv by the one that is compiled without dq
+    assert distance(got, want) <= 2 * torch.finfo(q.dtype).eps
+
+
+def test_a_second_derivative_is_refused():
+    q, k, v = (torch.randn(1, 2, 64, 64, device="cuda").half() for _ in range(3))
+    q.requires_grad_()
+    [dq] = torch.autograd.grad(STAGE.attend(q, k, v).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"stage 9 .* can't be differentiated twice"):
+        dq.sum().backward()
+
+
+def test_gradients_come_through_torch_compile_and_a_graph_of_cuda():
+    q, k, v, do = (torch.randn(2, 4, 256, 64, device="cuda").half() for _ in range(4))
+    want = gradients(q, k, v, do, causal=True)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def model(q, k, v):
+        return STAGE.attend(q, k, v, causal=True)
+
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    for got, expected in zip(torch.autograd.grad(model(*leaves), leaves, do), want, strict=True):
+        assert torch.equal(got, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = gradients(q, k, v, do, causal=True)
+    for _ in range(5):
+        for x in captured:
+            x.fill_(math.nan)
+        graph.replay()
+        for got, expected in zip(captured, want, strict=True):
+            assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("d", [39, 64])
+def test_a_graph_of_cuda_may_hold_copies(d):
+    """Inputs that the copy engine can't read: the counter must not take a copy's memory."""
+    wide = [torch.randn(1, 2, 130, 2 * d, device="cuda").half() for _ in range(4)]
+    q, k, v, do = (x[..., ::2] for x in wide)
+    want = gradients(q, k, v, do)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = gradients(q, k, v, do)
+    graph.replay()
+    for got, expected in zip(captured, want, strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_a_backward_pass_holds_little_more_than_dq_s_sums():
+    q, k, v, do = (torch.randn(1, 8, 2048, 128, device="cuda").half() for _ in range(4))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    o = STAGE.attend(*leaves)
+    torch.autograd.grad(o, leaves, do, retain_graph=True)
+    _, peak, _ = measure_peak(lambda: torch.autograd.grad(o, leaves, do, retain_graph=True), "cuda")
+    rows = q.numel() // 128
+    assert peak <= 4 * q.numel() + 3 * 2 * q.numel() + 8 * rows + 5 * 512
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_dq_is_the_same_where_torch_asks_for_that(d):
+    q, k, v, do = (torch.randn(2, 4, 1000, d, device="cuda").half() for _ in range(4))
+    lse = torch.empty(q.shape[:3], device="cuda")
+    o = STAGE.forward(q, k, v, True, None, lse=lse)
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, *others = (
+            hopper_gradients.backward(q, k, v, o, lse, do, True, None) for _ in range(20)
+        )
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for other in others:
+        for x, y in zip(other, first, strict=True):
+            assert torch.equal(x, y)

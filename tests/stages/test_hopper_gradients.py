@@ -1,0 +1,276 @@
+"""Stage 9's backward kernels, as far as they run without a GPU: before and after the Gluon one.
+
+What the copy engine and the matrix unit do is tested on a Hopper GPU (tests/gpu), how the Gluon
+kernel compiles in test_cubins.py.
+"""
+
+import math
+import sys
+import weakref
+
+import pytest
+import torch
+from stage_checks import normal
+
+import stages
+from stages import hopper_gradients, hopper_launch
+from stages import s07_triton_training as s07
+from stages.machine import has_module
+from stages.s06_triton_flash2 import forward as s06_forward
+
+STAGE = stages.by_number(9)
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" and not has_module("triton"), reason="no triton for this machine"
+)
+
+SIZES = [(128, 128, 64), (100, 128, 64), (64, 64, 128), (39, 64, 128)]  # d, BLOCK_D, BLOCK_M
+
+
+def registers(tile):
+    """A tile of dQ as its two consumers add it up: each its half, in the order of its registers.
+
+    After wgmma's picture of an accumulator (PTX ISA, m64nNk16): warp w has rows 16 w to 16 w + 15;
+    of 8 rows and 8 columns thread t has row t / 4 and columns 2 (t % 4) and the next.
+    """
+    halves = tile.split(64, dim=1 if tile.shape[1] == 128 else 0)
+    return torch.stack(
+        [
+            half[16 * warp + 8 * below + thread // 4, 8 * group + 2 * (thread % 4) + column]
+            for half in halves
+            for warp in range(4)
+            for group in range(8)
+            for thread in range(32)
+            for below in range(2)
+            for column in range(2)
+        ]
+    )
+
+
+@pytest.mark.parametrize(("d", "BLOCK_D", "BLOCK_M"), SIZES)
+def test_rows_are_prepared_and_sums_start_at_zero(d, BLOCK_D, BLOCK_M):
+    B, H, Nq = 2, 2, BLOCK_M + 22
+    padded = 2 * BLOCK_M
+    o, _, _, do = (x.transpose(1, 2) for x in normal((B, Nq, H, 1, d), 0, torch.float16))
+    lse = normal((B, H, Nq, 1, 1), 1)[0][..., 0]
+    lse[1] = float("-inf")  # rows that see no key
+    rows = torch.full((B, H, 2, padded), float("nan"))
+    sums = torch.full((B, H, padded, BLOCK_D), float("nan"))
+    hopper_gradients.prepare_kernel[(2, H, B)](
+        o, do, lse, rows, sums, *o.stride(), *do.stride(), *lse.stride(), Nq, padded, d,
+        ZERO=True, BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D,
+    )  # fmt: skip
+    assert (sums == 0).all()
+    assert torch.equal(rows[0, :, 0, :Nq], lse[0])
+    assert (rows[1, :, 0] == float("inf")).all()  # 2^(s - inf) = 0
+    assert (rows[:, :, 0, Nq:] == float("inf")).all()
+    torch.testing.assert_close(rows[:, :, 1, :Nq], -(o.float() * do.float()).sum(-1))
+    assert (rows[:, :, 1, Nq:] == 0).all()
+
+
+@pytest.mark.parametrize(("d", "BLOCK_D", "BLOCK_M"), SIZES)
+def test_sums_come_back_in_order(d, BLOCK_D, BLOCK_M):
+    H, Nq = 2, BLOCK_M + 22
+    padded = 2 * BLOCK_M
+    want = normal((1, H, padded, 1, BLOCK_D), 0)[0]
+    tiles = want.view(H, 2, BLOCK_M, BLOCK_D)
+    sums = torch.stack([torch.stack([registers(tile) for tile in head]) for head in tiles])
+    rows = torch.zeros((1, H, 2, padded))
+    rows[0, 1, 0] = float("inf")  # a head whose rows see no key
+    dq = torch.full((1, Nq, H, d), float("nan")).transpose(1, 2)
+    hopper_gradients.finish_kernel[(2, H, 1)](
+        sums, rows, dq, *dq.stride(), Nq, padded, d, 0.5, BLOCK_M=BLOCK_M,
+        BLOCK_D=BLOCK_D,
+    )  # fmt: skip
+    assert torch.equal(dq[0, 0], 0.5 * want[0, 0, :Nq, :d])
+    assert (dq[0, 1] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("d", "dtype", "wanted"),
+    [(16, torch.float32, (True, True, True)), (136, torch.float16, (False, True, True)),
+     (16, torch.float16, (True, False, False))],
+)  # fmt: skip
+def test_what_this_kernel_is_not_for_goes_to_stage_7(d, dtype, wanted):
+    q, k, v, do = normal((1, 2, 5, 7, d), 0, dtype)
+    o, lse = normal((1, 2, 5, 7, d), 1, dtype)[0], normal((1, 2, 10, 7, 1), 2)[0][:, :, ::2, 0]
+    got = hopper_gradients.backward(q, k, v, o, lse, do, True, None, wanted)
+    want = s07.backward(q, k, v, o, lse.contiguous(), do, True, None, wanted)
+    for x, y in zip(got, want, strict=True):
+        assert (x is None and y is None) or torch.equal(x, y)
+
+
+def test_rows_that_see_no_key_are_left_out(monkeypatch):
+    """More queries than keys under a causal mask: the first rows see nothing, whatever do says."""
+    q, k, v, do = normal((1, 2, 7, 5, 8), 0, torch.float16)
+    o = normal((1, 2, 7, 5, 8), 1, torch.float16)[0]
+    do[:, :, :2] = float("nan")
+    lse = torch.zeros((1, 2, 7))
+
+    def launch(q, k, v, o, lse, do, causal, seqlens_k, config):
+        assert not do.isnan().any()
+        assert [x.shape[2] for x in (q, o, do, lse)] == [5] * 4
+        return q, k, v
+
+    monkeypatch.setattr(hopper_gradients, "launch", launch)
+    dq, dk, dv = hopper_gradients.backward(q, k, v, o, lse, do, True, None, (True, False, True))
+    assert (dq[:, :, :2] == 0).all()
+    assert torch.equal(dq[:, :, 2:], q[:, :, 2:])
+    assert dk is None
+    assert torch.equal(dv, v)
+
+
+class Launched:
+    """Stands in for the three kernels: notes what each is launched with, by name."""
+
+    def __init__(self, monkeypatch):
+        self.counter = torch.zeros(1, dtype=torch.int32)
+        monkeypatch.setattr(hopper_gradients, "multiprocessors", lambda device: 3)
+        monkeypatch.setattr(hopper_gradients, "counter_of", lambda device: self.counter)
+        self.calls, self.names = {}, {}
+        for name in ("prepare_kernel", "backward_kernel", "finish_kernel"):
+            self.names[name] = set(getattr(hopper_gradients, name).arg_names)
+            monkeypatch.setattr(hopper_gradients, name, self.kernel(name))
+
+    def kernel(self, name):
+        names = getattr(hopper_gradients, name).arg_names
+
+        class Kernel:
+            def __getitem__(_, grid):
+                return lambda *args, **options: self.note(
+                    name, {"grid": grid, **dict(zip(names, args, strict=False)), **options}
+                )
+
+        return Kernel()
+
+    def note(self, name, given):
+        self.calls[name] = given
+
+
+@pytest.mark.parametrize("DQ", [True, False])
+@pytest.mark.parametrize(("d", "causal", "lengths"), [(128, False, None), (40, True, (3, 9))])
+def test_what_is_launched_are_the_kernels_arguments(d, causal, lengths, DQ, monkeypatch):
+    q, k, v, do = normal((2, 4, 300, 200, d), 0, torch.float16)
+    k, v = k[:, :2], v[:, :2]
+    lse = torch.zeros((2, 4, 300))
+    seqlens_k = None if lengths is None else torch.tensor(lengths, dtype=torch.int32)
+    launched = Launched(monkeypatch)
+    config = hopper_gradients.CONFIGS[64 if d == 40 else 128] | {"DQ": DQ}
+    dq, dk, dv = hopper_gradients.launch(q, k, v, v, lse, do, causal, seqlens_k, config)
+    prepare, *rest = launched.calls.values()
+    assert [*launched.calls] == [*launched.names][: 3 if DQ else 2]  # in this order
+    for name, got in launched.calls.items():
+        assert set(got) - {"grid", "num_warps"} == launched.names[name], name
+    walk = rest[0]
+    rows, columns = (128, 64) if d == 40 else (64, 128)
+    assert walk["grid"] == (3,)
+    sizes = {"H": 4, "Hk": 2, "Nq": 300, "Nk": 200, "d": d, "heads": 4, "units": 8}
+    assert {name: walk[name] for name in sizes} == sizes
+    assert walk["dk_ptr"] is dk
+    assert walk["dv_ptr"] is dv
+    blocks = -(-300 // rows)
+    assert prepare["grid"] == (blocks, 4, 2)
+    assert prepare["rows_ptr"].shape == (2, 4, 2, blocks * rows)
+    assert walk["rows_desc"].base is prepare["rows_ptr"]
+    assert walk["rows_desc"].block_shape == [1, 1, 2, rows]
+    sums = prepare["sums_ptr"]
+    assert walk["sums_desc"].base.data_ptr() == sums.data_ptr()
+    assert prepare["ZERO"] == walk["DQ"] == DQ
+    if DQ:
+        finish = rest[1]
+        assert finish["dq_ptr"] is dq
+        assert finish["grid"] == prepare["grid"]
+        assert finish["sums_ptr"] is sums
+        assert sums.shape == (2, 4, blocks * rows, columns)
+        assert walk["sums_desc"].shape == [sums.numel() // 256, 256]
+    else:
+        assert dq is None
+        assert sums.numel() == 64 * 64  # nothing is added there
+    assert walk["counter_ptr"] is launched.counter
+    assert (walk["seqlens_ptr"] is None) == (lengths is None) == (not walk["HAS_SEQLENS"])
+    assert walk["CAUSAL"] is causal
+    assert walk["EDGE"]
+    assert walk["scale"] * math.log2(math.e) == pytest.approx(walk["qk_scale"])
+    tensors = {"q": q, "k": k, "v": v, "do": do}
+    for name, x in tensors.items():
+        found = walk[f"{name}_desc"]
+        assert found.shape == list(x.shape), name
+        assert found.block_shape == [1, 1, rows if name in ("q", "do") else 128, columns], name
+
+
+@pytest.mark.parametrize(
+    ("nk", "lengths", "edge"), [(256, None, False), (255, None, True), (256, (3, 9), True)]
+)
+def test_only_tiles_with_keys_that_do_not_count_are_edges(nk, lengths, edge, monkeypatch):
+    q, k, v, do = normal((2, 2, 64, nk, 64), 0, torch.float16)
+    seqlens_k = None if lengths is None else torch.tensor(lengths, dtype=torch.int32)
+    launched = Launched(monkeypatch)
+    config = hopper_gradients.CONFIGS[64]
+    hopper_gradients.launch(q, k, v, q, torch.zeros((2, 2, 64)), do, False, seqlens_k, config)
+    assert launched.calls["backward_kernel"]["EDGE"] is edge
+
+
+@pytest.mark.parametrize("heads", [1, 3, 100])
+def test_heads_computed_together_fit_the_cache(heads, monkeypatch):
+    q, k, v, do = normal((2, 8, 70, 130, 64), 0, torch.float16)
+    k, v = k[:, :4], v[:, :4]
+    launched = Launched(monkeypatch)
+    size = 2 * 70 * 64 * (2 + 2 + 4)  # of a key head's queries, dO and sums of dQ
+    config = hopper_gradients.CONFIGS[64] | {"L2_BYTES": heads * size}
+    hopper_gradients.launch(q, k, v, q, torch.zeros((2, 8, 70)), do, False, None, config)
+    assert launched.calls["backward_kernel"]["section"] == min(heads, 2 * 4)
+
+
+def test_copies_live_until_every_kernel_is_launched(monkeypatch):
+    """Descriptors keep no memory: a copy that nobody holds any more would be written over."""
+    q, k, v, do = (x[..., ::2] for x in normal((1, 2, 70, 130, 64), 0, torch.float16))
+    copies, alive = [], []
+    padded = hopper_launch.padded
+
+    def note(*args):
+        made = padded(*args)
+        copies.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(hopper_launch, "padded", note)
+    launched = Launched(monkeypatch)
+    monkeypatch.setattr(
+        launched, "note", lambda name, given: alive.append([copy() for copy in copies])
+    )
+    config = hopper_gradients.CONFIGS[64]
+    hopper_gradients.launch(q, k, v, q, torch.zeros((1, 2, 70)), do, False, None, config)
+    assert len(copies) == 4
+    assert len(alive) == 3
+    assert not any(copy is None for kept in alive for copy in kept)
+
+
+@pytest.mark.parametrize("wanted", [(True, True, True), (False, True, True)])
+def test_dq_is_stage_7s_where_its_bits_must_not_differ(wanted, monkeypatch):
+    q, k, v, do = normal((1, 2, 7, 9, 8), 0, torch.float16)
+    lse = torch.zeros((1, 2, 7))
+    asked = []
+
+    def launch(*args):
+        asked.append(args[-1]["DQ"])
+        return None, k, v
+
+    monkeypatch.setattr(hopper_gradients, "launch", launch)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    dq, dk, dv = hopper_gradients.backward(q, k, v, q, lse, do, False, None, wanted)
+    assert asked == [False]  # not added up by whoever comes first
+    assert dk is k
+    assert dv is v
+    want = s07.backward(q, k, v, q, lse, do, False, None, (wanted[0], False, False))[0]
+    assert (dq is None and want is None) or torch.equal(dq, want)
+
+
+def test_a_second_derivative_is_refused_in_this_stage_s_name(monkeypatch):
+    """With stage 7's kernels, which run here: what is refused is the same."""
+    q, k, v, do = normal((1, 2, 5, 7, 8), 0)
+    monkeypatch.setattr(STAGE, "forward", s06_forward)
+    o = STAGE.Attention.apply(q.requires_grad_(), k, v, False, None)
+    [dq] = torch.autograd.grad(o, q, do, create_graph=True)
+    want = s07.attend(q, k, v)
+    assert torch.equal(dq, torch.autograd.grad(want, q, do)[0])
+    with pytest.raises(RuntimeError, match=r"stage 9 .* can't be differentiated twice"):
+        dq.sum().backward()
