@@ -6,8 +6,8 @@
     consumers   2 warpgroups, 64 keys each; everything transposed: keys down, queries across
 
     a query tile, time ->
-    consumer 0  |S=K Q|dP=V dO|    |dV+=P dO|  |dK+=dS Q|dQ=dS K|        matrix unit
-                      |  P=2^S    |   dS    |                   | dQ out
+    consumer 0  |S=K Q|dP=V dO|    |dV+=P dO|  |dQ=dS K|dK+=dS Q|        matrix unit
+                      |  P=2^S    |   dS    |          | dQ out
     consumer 1  the same for the 64 keys after: its products run while consumer 0 computes
 
     tiles   full:  consumers wait until the copy engine has written Q and its rows, or dO
@@ -282,7 +282,6 @@ def walk(
             ds_all = ds_smem.index(use % 2)  # (128, BLOCK_M)
             ds_all.slice(64 * c, 64, 0).store(ds)
             fence_async_shared()
-        dk = warpgroup_mma(gl.convert_layout(ds, A), q, dk, is_async=True)
         if problem.DQ:
             store_wait(0)  # who asked for the last sum waits until it was read, others for him:
             mbarrier.arrive(ds_full.index(use % 2))
@@ -293,12 +292,14 @@ def walk(
                 ds_rows, k_columns = ds_all.slice(64 * c, 64, 1).permute([1, 0]), k_all
             tile = head * gl.cdiv(problem.Nq, BLOCK_M) + i
             dq = warpgroup_mma(ds_rows, k_columns, dq_zero, use_acc=False, is_async=True)
-            dv, dk, dq = warpgroup_mma_wait(0, deps=[dv, dk, dq])
-            tiles.give_back(use)
+            dk = warpgroup_mma(gl.convert_layout(ds, A), q, dk, is_async=True)
+            dv, dq = warpgroup_mma_wait(1, deps=[dv, dq])
             add(dq, sums.index(c), sums_desc, tile, c)
+            dk = warpgroup_mma_wait(0, deps=[dk])
         else:
+            dk = warpgroup_mma(gl.convert_layout(ds, A), q, dk, is_async=True)
             dv, dk = warpgroup_mma_wait(0, deps=[dv, dk])
-            tiles.give_back(use)
+        tiles.give_back(use)
         use += 1
     return dk, dv, use
 
