@@ -333,7 +333,9 @@ def walk_again(
     q_desc, k_desc, v_desc, o_desc, q_tile, k_tile, v_tile, bar, use, notes, problem, qk_scale,
     c: gl.constexpr,
 ):  # fmt: skip
-    """The rows that consumer c has left: as there, but V is looked at first, and all is in turn."""
+    """The rows that consumer c has left: the same numbers added up in the same order, so that rows
+    that were not spoilt get the same bits, but V is looked at first, and all is in turn.
+    """
     BLOCK_N: gl.constexpr = problem.BLOCK_N
     BLOCK_D: gl.constexpr = o_desc.block_shape[3]
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
@@ -361,7 +363,7 @@ def walk_again(
         barrier()
         fetch(q_desc, [b, h, start_m + 64 * c, 0], q_tile, bar, use)
         for j in range(steps):
-            start_n = j * BLOCK_N
+            start_n = (steps - 1 - j) * BLOCK_N
             fetch(k_desc, [b, h_k, start_n, 0], k_tile, bar, use + 1 + 2 * j)
             fetch(v_desc, [b, h_k, start_n, 0], v_tile, bar, use + 2 + 2 * j)
             take_out(v, start_n, first_smem)
