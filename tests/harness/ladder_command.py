@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import psutil
+import torch
 
 from harness.records.jsonl import read
 
@@ -84,11 +85,13 @@ class Turns:
         self.folder = tempfile.TemporaryDirectory(prefix="ladder-turns-")
         self.out, self.err = (Path(self.folder.name) / name for name in ("out", "err"))
         self.connection, theirs = multiprocessing.Pipe()
+        # what --device cpu sets: where it hides no GPU, the fork server need not start anew for it
+        unseen = {} if torch.cuda.is_available() else {"CUDA_VISIBLE_DEVICES": ""}
         with theirs, self.err.open("ab") as err:
             self.process = subprocess.Popen(
                 [sys.executable, FAKES.parent / "turns.py", str(theirs.fileno())],
                 cwd=ROOT,
-                env=environ(),
+                env=environ(**unseen),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=err,

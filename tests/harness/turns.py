@@ -13,9 +13,12 @@ from multiprocessing.connection import Connection
 
 def main():
     """Wait for commands on the connection that the first argument numbers, until it is closed."""
+    from harness.isolation import child
+
     connection = Connection(int(sys.argv[1]))
     os.set_inheritable(connection.fileno(), False)
     keep_the_server_in_step()
+    child.PRELOADED = (*child.PRELOADED, *child.OF_GRADIENTS)  # for all commands, whichever begins
     environment = dict(os.environ)
     connection.send("ready")
     while True:
