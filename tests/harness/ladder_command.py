@@ -77,8 +77,8 @@ class Turns:
     """A process that carries out `ladder` commands, one after another (turns.py).
 
     What each would pay in a process of its own, importing the command line, and torch into the
-    fork server, and loading our own stages, is paid once. They share what that process has in memory, so nothing belongs here
-    whose point is a start, an end, a signal or an environment.
+    fork server, and loading our own stages, is paid once. They share what that process has in
+    memory, so nothing belongs here whose point is a start, an end, a signal or an environment.
     """
 
     def __init__(self):
