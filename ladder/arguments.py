@@ -13,6 +13,7 @@ import typer
 from harness.isolation.child import START_LIMIT, server
 from harness.isolation.roster import StageInfo, read_stages, why_absent
 from harness.problems.problem import YARDSTICK
+from harness.records.schema import Record
 from ladder.options import UserError, integers
 
 # options that describe problems; a --suite has its own problems
@@ -65,15 +66,16 @@ def check_together(context: typer.Context) -> None:
 
 def stages_and_device(
     device: str | None, own: Sequence[Path] = (), load: float = START_LIMIT,
-    memory: int | None = None,
+    memory: int | None = None, gradients: bool = False,
 ) -> tuple[list[StageInfo], str]:  # fmt: skip
     """Read all stages, with those in the files `own`, and choose the device to measure on.
 
     `load` and `memory`: the limits for loading each of `own` (`read_stages`). Where `device` is
-    None, it is 'cuda' if the yardstick runs there, else 'cpu'. Raises UserError where it is 'cuda'
+    None, it is 'cuda' if the yardstick runs there, else 'cpu'. `gradients`: whether some will be
+    computed. Raises UserError where it is 'cuda'
     and the yardstick can't run there.
     """
-    prepare_children(device)
+    prepare_children(device, gradients)
     stages = read_stages(own, load, memory)
     reason = why_no_cuda(stages)
     if device == "cuda" and reason:
@@ -87,14 +89,20 @@ def why_no_cuda(stages: Sequence[StageInfo]) -> str | None:
     return yardstick.unavailable["cuda"]
 
 
-def prepare_children(device: str | None) -> None:
+def wants_gradients(given: Record) -> bool:
+    """Whether the arguments of a run, or of a bench run, ask for more than the forward pass."""
+    return (given.get("direction") or given.get("mode") or "fwd") != "fwd"
+
+
+def prepare_children(device: str | None, gradients: bool = False) -> None:
     """Start the fork server, which ignores Ctrl-C, as do its child processes.
 
-    With --device cpu the processes see no GPU, so that kernels are interpreted.
+    With --device cpu the processes see no GPU, so that kernels are interpreted. `gradients`:
+    whether some will be computed.
     """
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    if server().get_start_method() != "forkserver":  # Windows
+    if server(gradients).get_start_method() != "forkserver":  # Windows
         return
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by what is started here
     try:

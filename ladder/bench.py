@@ -18,7 +18,7 @@ from harness.runs.suites import SUITES
 from harness.views import contest_plots, contests
 from harness.views.page import make_page
 from ladder import measuring, options, problems, resuming
-from ladder.arguments import SHOWN, choose, stages_and_device
+from ladder.arguments import SHOWN, choose, stages_and_device, wants_gradients
 from ladder.options import MAX_D, UserError, integers, whole
 
 OURS_FAILED = ("wrong", "crashed")
@@ -141,7 +141,9 @@ def new_bench(given: Record, own: Sequence[Path], out: Path | None, view: View) 
         given["inputs"] = options.ALL if own and given["suite"] is None else "normal"
     check_problems(given)
     memory = plan.default_memory()
-    stages, device = stages_and_device(given["device"], own, given["budget"], memory)
+    stages, device = stages_and_device(
+        given["device"], own, given["budget"], memory, wants_gradients(given)
+    )
     wanted_problems = make_problems(given, device)
     takes = (given["suite"] and SUITES[given["suite"]].takes) or plan.fits
     option = "--stages" if given["impl"] is None else "--impl"

@@ -169,7 +169,8 @@ def grade_command(
         if fast is not None:
             on_a_gpu(seen)
             end_children()
-        prepare_children("cpu")  # interpreted, so that it is the same on every machine
+        backward = any(each.problem.direction != "fwd" for each in checks.checks(stage, 0))
+        prepare_children("cpu", backward)  # interpreted, so that it is the same on every machine
         grade.refuse(stage, numpy)
         used = [row.seed for row in table.rows.values() if row.stage == stage]
         seed = seed if seed is not None else used[0] if used else secrets.randbits(40)

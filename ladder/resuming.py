@@ -15,7 +15,7 @@ from harness.records import environment
 from harness.records.jsonl import Writer, read
 from harness.records.schema import BadRecord, Record, check_plan, key
 from harness.runs.plan import Limits
-from ladder.arguments import prepare_children, typed
+from ladder.arguments import prepare_children, typed, wants_gradients
 from ladder.options import UserError
 
 KINDS = {"run": "cell", "bench": "bench"}  # command -> the kind of its records
@@ -70,7 +70,7 @@ def resumed(
                     f"--resume: --{name} was {then} when {path} was begun and is {value} "
                     "now; a run goes on as it was begun, so leave it away"
                 )
-        prepare_children(env["device"])
+        prepare_children(env["device"], wants_gradients(before))
         own = context.params["stage"] or []
         stages = match_stages(path, env, read_stages(own, limits.budget, limits.memory))
         same_machine(path, env)

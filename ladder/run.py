@@ -17,7 +17,7 @@ from harness.runs.suites import SUITES
 from harness.views import cell_tables, lines
 from harness.views.page import make_page
 from ladder import options, problems, resuming
-from ladder.arguments import RUN_SHAPE, choose, stages_and_device
+from ladder.arguments import RUN_SHAPE, choose, stages_and_device, wants_gradients
 from ladder.measuring import (
     Progress,
     begin,
@@ -104,7 +104,9 @@ def new_run(given: Record, own: Sequence[Path], out: Path | None) -> int:
     limits = make_limits(given)
     # bad arguments are reported before the stages are loaded, which takes seconds
     make_cells(given, [], given["device"] or "cpu")
-    stages, device = stages_and_device(given["device"], own, limits.budget, limits.memory)
+    stages, device = stages_and_device(
+        given["device"], own, limits.budget, limits.memory, wants_gradients(given)
+    )
     if given["stages"] is not None:
         chosen = choose(stages, given["stages"].split(","), "--stages", own)
     else:

@@ -6,6 +6,7 @@ import os
 import pytest
 import torch
 
+from harness.isolation import child
 from harness.isolation.interpreter import make_lean
 
 
@@ -47,6 +48,12 @@ def tuned_here_alone(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LADDER_CACHE_DIR", str(tmp_path_factory.mktemp("tuned")))
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_fork_server():
+    """It has what gradients take, too, whichever test starts it."""
+    child.PRELOADED = (*child.PRELOADED, *child.OF_GRADIENTS)
 
 
 @pytest.fixture(autouse=True, scope="session")

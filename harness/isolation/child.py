@@ -49,9 +49,12 @@ LONGEST_LOG = 1 << 20  # bytes of a child's output on the disk
 # imported once, by the fork server; what is not installed is left out
 PRELOADED = (
     "torch.utils.benchmark", "stages.autotune", "triton.runtime.interpreter",
+    "triton.experimental.gluon",  # by the first launch of a kernel
     "harness.isolation.contestant", "harness.isolation.judge", "harness.measures.oracle",
     "harness.measures.timing",
 )  # fmt: skip
+# by torch.autograd.grad, with all of SymPy: 0.7 s, so only where gradients are asked for
+OF_GRADIENTS = ("torch.fx.experimental.symbolic_shapes",)
 STARTS = 3  # attempts: a fork server that a stage has killed is started again
 
 NO_MESSAGE = "what its process reported is not the harness's own message"
@@ -220,14 +223,17 @@ class Child:
         self.end()
 
 
-def server() -> Any:
-    """The multiprocessing context with a fork server that imports torch (spawn on Windows)."""
+def server(gradients: bool = False) -> Any:
+    """The multiprocessing context with a fork server that imports torch (spawn on Windows).
+
+    `gradients`: a server that is not running yet also imports what computing them imports.
+    """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     # torch.utils.benchmark looks for a GPU when imported: NVML does so without initialising CUDA
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOADED])
+    context.set_forkserver_preload([*PRELOADED, *(OF_GRADIENTS if gradients else ())])
     return context
 
 

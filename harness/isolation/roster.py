@@ -196,8 +196,9 @@ def read_stages(
     where a file raises an error or is no stage's, or two stages have the same number and name.
     """
     load = min(START_LIMIT, max(LEAST_LOAD, load))
-    stages = describe_files(built_in_files())
-    peers = describe_files(peer_files())
+    built_in = built_in_files()
+    described = describe_files([*built_in, *peer_files()])
+    stages, peers = described[: len(built_in)], described[len(built_in) :]
     stages += [peer for peer in peers if None in peer.unavailable.values()]
     ours = {(stage.number, stage.name) for stage in stages}
     for path in own:

@@ -177,7 +177,7 @@ KINDS = {
     "not_written": edited(BODY, "    raise NotImplementedError('not written yet: s')\n" + BODY),
     "crashed": edited(BODY, "    raise RuntimeError('none of that')\n" + BODY),
     "segfault": edited(BODY, "    __import__('signal').raise_signal(11)\n" + BODY),
-    "timeout": edited(BODY, "    while True: pass\n" + BODY),
+    "timeout": edited(BODY, "    __import__('time').sleep(600)\n" + BODY),
     "out_of_memory": edited(BODY, "    held = [b'1' * (100 << 20) for _ in range(40)]\n" + BODY),
     "syntax": "STAGE = Stage(number=1)\nthis is no Python\n",
     "empty": "",

@@ -14,10 +14,12 @@ import tomllib
 from functools import lru_cache
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import numpy as np
 import pytest
+from ladder_command import in_turn
 from PIL import Image
 
 from course import notebook as nb
@@ -218,7 +220,10 @@ def inline(pattern):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", inline(r"nb\.measure\("))
-def test_a_measurement_that_an_exercise_asks_for_works(call):
+def test_a_measurement_that_an_exercise_asks_for_works(call, monkeypatch):
+    # the notebooks themselves have a process for each of theirs
+    turns = SimpleNamespace(run=lambda command, **_: in_turn(*command[3:]))
+    monkeypatch.setattr(nb, "subprocess", turns)
     run = eval(call, {"nb": nb})
     assert {cell["status"] for cell in run} <= {"ok", "skipped"}
     assert any(cell["status"] == "ok" for cell in run)

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import psutil
+import torch
 
 from harness.records.jsonl import read
 
@@ -76,19 +77,21 @@ class Turns:
     """A process that carries out `ladder` commands, one after another (turns.py).
 
     What each would pay in a process of its own, importing the command line, and torch into the
-    fork server, is paid once. They share what that process has in memory, so nothing belongs here
-    whose point is a start, an end, a signal or an environment.
+    fork server, and loading our own stages, is paid once. They share what that process has in
+    memory, so nothing belongs here whose point is a start, an end, a signal or an environment.
     """
 
     def __init__(self):
         self.folder = tempfile.TemporaryDirectory(prefix="ladder-turns-")
         self.out, self.err = (Path(self.folder.name) / name for name in ("out", "err"))
         self.connection, theirs = multiprocessing.Pipe()
+        # what --device cpu sets: where it hides no GPU, the fork server need not start anew for it
+        unseen = {} if torch.cuda.is_available() else {"CUDA_VISIBLE_DEVICES": ""}
         with theirs, self.err.open("ab") as err:
             self.process = subprocess.Popen(
                 [sys.executable, FAKES.parent / "turns.py", str(theirs.fileno())],
                 cwd=ROOT,
-                env=environ(),
+                env=environ(**unseen),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=err,

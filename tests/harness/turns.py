@@ -13,9 +13,13 @@ from multiprocessing.connection import Connection
 
 def main():
     """Wait for commands on the connection that the first argument numbers, until it is closed."""
+    from harness.isolation import child
+
     connection = Connection(int(sys.argv[1]))
     os.set_inheritable(connection.fileno(), False)
     keep_the_server_in_step()
+    child.PRELOADED = (*child.PRELOADED, *child.OF_GRADIENTS)  # for all commands, whichever begins
+    describe_ours_once()
     environment = dict(os.environ)
     connection.send("ready")
     while True:
@@ -76,6 +80,23 @@ def keep_the_server_in_step():
         ensure_running()
 
     server.ensure_running = ensure
+
+
+def describe_ours_once():
+    """Load our own stages and the peers for the first command that asks, not for each."""
+    from harness.isolation import roster
+
+    describe, known = roster.describe_files, {}
+
+    def described(paths, *limits):
+        if not {path.parent for path in paths} <= {roster.STAGES, roster.PEERS}:
+            return describe(paths, *limits)
+        seen = (*paths, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        if seen not in known:
+            known[seen] = describe(paths, *limits)
+        return [*known[seen]]
+
+    roster.describe_files = described
 
 
 if __name__ == "__main__":

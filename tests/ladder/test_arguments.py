@@ -4,8 +4,11 @@ import json
 from functools import partial
 
 import pytest
+import typer
 from ladder_command import environ, fakes, in_turn, ladder
 from made_up import make_cell, make_env, write_run
+
+from ladder import app, arguments
 
 STAGE = "from stages.contract import Stage\n"
 DECLARED = STAGE + 'STAGE = Stage(number=90, name="bad", title="bad", idea="bad")\n'
@@ -220,3 +223,26 @@ def test_a_tour_whose_file_has_no_ending_does_not_stumble_over_its_plots(tmp_pat
     with Writer.create(out, env) as writer:
         assert run.measure_cells([], [], writer, Limits()) == 0
     assert json.loads(out.read_text()) == read(out)[0] == env
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [("run --n 8", False), ("run --n 8 --direction bwd", True),
+     ("bench --n 8", False), ("bench --n 8 --mode fwd,train", True),
+     ("lab grade . --stage 1 --out g.csv", False), ("lab grade . --stage 7 --out g.csv", True)],
+)  # fmt: skip
+def test_the_fork_server_is_told_whether_gradients_are_asked_for(
+    words, asked, tmp_path, monkeypatch
+):
+    told = []
+
+    def server(gradients=False):
+        told.append(gradients)
+        raise NotImplementedError  # before anything is started
+
+    (tmp_path / "mine.py").write_text("STAGE = None\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(arguments, "server", server)
+    with pytest.raises(NotImplementedError):
+        typer.main.get_command(app.app)(words.split(), standalone_mode=False)
+    assert told == [asked]

@@ -1,6 +1,7 @@
 """Stage 9's way from attend to the launch, with a driver that is faked; the rest needs a GPU."""
 
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -21,18 +22,24 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def launches(job, folder):
-    """What fake_driver.py says of the launches of a job; what is compiled stays in `folder`."""
+def launches(folder, *jobs):
+    """What fake_driver.py says of the launches of each job, twice one or, with gradients, four.
+
+    `folder` keeps what is compiled.
+    """
     script = str(Path(__file__).with_name("fake_driver.py"))
     environment = os.environ | {
         "TRITON_INTERPRET": "0",
         "TRITON_CACHE_DIR": str(folder),
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
     }
-    command = [sys.executable, script, ",".join(map(str, job))]
+    command = [sys.executable, script, *(",".join(map(str, job)) for job in jobs)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    said = map(json.loads, done.stdout.splitlines())
+    made = [list(itertools.islice(said, 8 if train else 2)) for _, _, _, train, *_ in jobs]
+    assert [*said] == []
+    return made
 
 
 @pytest.mark.parametrize(
@@ -40,11 +47,11 @@ def launches(job, folder):
     [(128, 0, 0), pytest.param(64, 1, 1, marks=pytest.mark.slow)],
 )
 def test_the_kernel_gets_what_it_is_to_get_at_the_first_launch_and_at_the_next(
-    d, causal, lengths, tmp_path
+    d, causal, lengths, cubins
 ):
     (B, H, Nq), (_, Hk, Nk) = SHAPES
     config = STAGE.plan(d, bool(causal))
-    first, again = launches((d, causal, lengths, 0), tmp_path)
+    [(first, again)] = launches(cubins, (d, causal, lengths, 0))
     assert first == again
     blocks = -(-Nq // (64 * config.CONSUMERS))
     grid = min(132 * config.ctas, B * H * blocks)
@@ -62,9 +69,9 @@ def test_the_kernel_gets_what_it_is_to_get_at_the_first_launch_and_at_the_next(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("d", "causal", "lengths"), [(128, 0, 0), (40, 1, 1)])
-def test_the_backward_pass_compiles_from_its_call_to_the_launches(d, causal, lengths, tmp_path):
+def test_the_backward_pass_compiles_from_its_call_to_the_launches(d, causal, lengths, cubins):
     (B, H, Nq), (_, Hk, Nk) = SHAPES
-    forward, prepare, walk, finish, *again = launches((d, causal, lengths, 1), tmp_path)
+    forward, prepare, walk, finish, *again = launches(cubins, (d, causal, lengths, 1))[0]
     assert again == [forward, prepare, walk, finish]
     assert forward["LSE"]
     rest = [step["kernel"] for step in again[1:]]
@@ -79,13 +86,15 @@ def test_the_backward_pass_compiles_from_its_call_to_the_launches(d, causal, len
 
 
 @pytest.mark.slow
-def test_each_variant_compiles_and_is_launched(tmp_path):
+def test_each_variant_compiles_and_is_launched(tmp_path, cubins):
     spec = importlib.util.spec_from_file_location("tool", ROOT / "tools" / "make_variants.py")
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     written = {path.stem: path for path in tool.write(tmp_path, 9)}
     B, H, Nq = SHAPES[0]
-    said = {name: launches((64, 1, 0, 0, written[name]), tmp_path)[1] for name in tool.OF_STAGE_9}
+    names = [*tool.OF_STAGE_9]
+    made = launches(cubins, *((64, 1, 0, 0, written[name]) for name in names))
+    said = {name: again for name, (_, again) in zip(names, made, strict=True)}
     assert said["launched"]["grid"] == [B * H * -(-Nq // 128), 1, 1]
     assert said["heads_first"]["section"] == B * H
     assert said["two_consumers"]["BLOCK_N"] == 128

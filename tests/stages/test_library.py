@@ -3,7 +3,6 @@
 import pytest
 import torch
 from stage_checks import FAKES, device_of, for_each, normal, stage_id
-from torch._dynamo.testing import CompileCounter
 
 IN_TRITON = [stage for stage in FAKES if "triton" in stage.STAGE.needs]
 TRAINING = [stage for stage in IN_TRITON if stage.STAGE.gradients]
@@ -14,6 +13,13 @@ SHAPE = (2, 4, 9, 12, 8)
 @pytest.fixture(autouse=True)
 def nothing_compiled():
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def counter():
+    from torch._dynamo.testing import CompileCounter  # two seconds, which collection would take
+
+    return CompileCounter()
 
 
 def tensors(stage, heads=4, grad=False):
@@ -29,13 +35,13 @@ def compiled(function, backend="aot_eager", **options):
 
 
 @for_each(IN_TRITON)
-def test_a_model_around_a_stage_is_one_graph(stage):
+def test_a_model_around_a_stage_is_one_graph(stage, counter):
     q, k, v, _ = tensors(stage)
 
     def model(q, k, v):
         return torch.relu(stage.attend(q + 1, k, v.contiguous())).sum(-1)
 
-    want, counter = model(q, k, v), CompileCounter()
+    want = model(q, k, v)
     assert torch.equal(compiled(model, counter)(q, k, v), want)
     assert counter.frame_count == 1
     assert torch.equal(compiled(model)(q, k, v), want)
@@ -84,12 +90,11 @@ def test_autocast_chooses_the_dtype_inside_the_graph_too(stage):
 
 
 @for_each(IN_TRITON)
-def test_other_sizes_are_the_same_graph(stage):
+def test_other_sizes_are_the_same_graph(stage, counter):
     def attend(n):
         q, k, v, _ = normal((2, 4, n, n + 3, 8), n, device=device_of(stage))
         return q, k, v
 
-    counter = CompileCounter()
     function = compiled(stage.attend, counter, dynamic=True)
     for n in (9, 11, 13):
         assert torch.equal(function(*attend(n)), stage.attend(*attend(n)))

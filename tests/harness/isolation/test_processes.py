@@ -61,6 +61,22 @@ def test_the_fork_server_has_torch_and_runs_no_operation():
     assert not [name for name in said["loaded"] if name.startswith("stages.s")]
 
 
+GRADIENTS = """
+import importlib, json, sys
+from harness.isolation.child import OF_GRADIENTS, PRELOADED
+list(map(importlib.import_module, [*PRELOADED, *OF_GRADIENTS]))
+import torch
+known = set(sys.modules)
+x = torch.ones(2, requires_grad=True)
+torch.autograd.grad(x * x, x, torch.ones(2))
+print(json.dumps(sorted(set(sys.modules) - known)))
+"""
+
+
+def test_gradients_import_nothing_that_the_fork_server_has_not():
+    assert python(GRADIENTS) == []
+
+
 def test_each_cell_has_a_process_of_its_own_and_no_stage_meets_another(tmp_path):
     """What a stage leaves in its process, or in torch, is gone for the next one."""
     spoiler = tmp_path / "spoiler.py"
