@@ -121,7 +121,9 @@ def test_the_numpy_twin_is_graded_only_where_it_is_asked_for(monkeypatch):
     ("stage", "check", "old", "new"),
     [
         (0, "scores of 1000", "m_i = max(x.data for x in s)", "m_i = s[0].data"),
+        (6, "causal, fewer queries", "start_m + shift + 1, 0", "start_m + shift + 2, 0"),
         (7, "gradients", "offs_m[:, None] * stride_dom", "offs_m[:, None] * d"),
+        (7, "gradients of rows that see nothing", "(0, 0, blind, 0)", "(0, 0, 0, blind)"),
         (8, "small pages", "table_ptr += entry * stride_table", "table_ptr += 0"),
     ],
 )
