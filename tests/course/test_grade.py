@@ -306,7 +306,7 @@ def test_speed_gives_points_only_for_a_fast_and_right_submission(tmp_path):
     wrong = text.replace("torch.softmax(", "1.001 * torch.softmax(")
     assert text not in (slow, wrong)
     write(tmp_path, fast=text, slow=slow, wrong=wrong)
-    asked = speed.Speed(5, factor=4.0, h=2, n=64, d=16, dtype="float32")
+    asked = speed.Speed(5, factor=4.0, b=1, h=2, n=64, d=16, dtype="float32")
     found = {
         path.stem: speed.judged(path, 3, asked, 7, device="cpu")
         for path in sorted(tmp_path.glob("*.py"))

@@ -25,9 +25,9 @@ class Speed:
 
     points: float
     factor: float = 2.0
-    b: int = 1
+    b: int = 8
     h: int = 16
-    n: int = 4096
+    n: int = 8192
     d: int = 64
     dtype: str = "float16"
 
