@@ -1,8 +1,8 @@
 """Query rows that stage 9 computes again, with care: 0 * NaN is NaN, and 0 * inf too.
 
 A value that is hidden from a row weighs nothing, yet it spoils the row if it isn't a finite number.
-Looking at V first would hold up every tile. So a consumer looks at its result only: rows with a NaN
-are not written but noted, and walked again when the CTA is done with all its tiles.
+Looking at V first would hold up every tile. So a consumer looks at its result only: 64 rows with a
+NaN among them are not written but noted, and walked again when the CTA is done with all its tiles.
 """
 
 from stages.gluon_names import (
@@ -20,7 +20,7 @@ from stages.gluon_names import (
 class Notes:
     """The rows that each consumer of a CTA has left, as a list: each entry leads to the one before.
 
-    An entry is a number of 64 query rows, or -1, the end.
+    An entry is a block's number (Problem.number), of which a consumer has 64 rows; -1 is the end.
     """
 
     latest: gl.shared_memory_descriptor  # (consumers, 1) int32
@@ -62,7 +62,7 @@ def make_notes(before_ptr, tiles, consumers: gl.constexpr):
 
 @gluon.jit
 def fetch(desc, coordinates, tile, bar, use):
-    """Have a tile copied, and wait for it; the `use`-th time that `bar` is used."""
+    """Have a tile copied, and wait for it; `use` counts the uses of `bar`, from 0."""
     mbarrier.expect(bar, desc.block_type.nbytes)
     async_load(desc, coordinates, bar, tile)
     mbarrier.wait(bar, use & 1)
@@ -70,11 +70,13 @@ def fetch(desc, coordinates, tile, bar, use):
 
 @gluon.jit
 def take_out(v, start_n, first_smem):
-    """Make 0 what is no finite number in `v` (BLOCK_N, BLOCK_D), the values of the keys from
-    start_n on, and note in `first_smem` (BLOCK_D,) the first such key of each column.
+    """Write 0 over every infinite or NaN value of `v` (BLOCK_N, BLOCK_D), of the keys from start_n
+    on, and note in `first_smem` (BLOCK_D,) the first such key of each column.
+
+    PART keys and SIDE columns at a time, for few registers.
     """
-    PART: gl.constexpr = 4 * gl.num_warps()  # keys and
-    SIDE: gl.constexpr = 64  # columns at a time, for few registers
+    PART: gl.constexpr = 4 * gl.num_warps()
+    SIDE: gl.constexpr = 64
     L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
     for side in gl.static_range(v.shape[1] // SIDE):
         noted = first_smem.slice(side * SIDE, SIDE, 0)

@@ -126,7 +126,7 @@ counters: dict[tuple[int, int], torch.Tensor] = {}
 
 
 def counter_of(device: torch.device, more: int = 0) -> torch.Tensor:
-    """The tile counter, 0 between launches, and `more` numbers after it, int32 all of them.
+    """The tile counter, 0 between launches, and `more` numbers after it (Notes), all int32.
 
     One tensor for each stream, since their launches overlap. A CUDA graph gets one of its own for
     each launch in it, zeroed in the graph.

@@ -21,7 +21,7 @@ class Problem:
     MASKED: gl.constexpr  # KV tiles of a query tile that may need a mask: 0, 1, 2 for several
     LSE: gl.constexpr
     OVERLAP: gl.constexpr  # S of one KV tile with P V of the one before
-    GUARD: gl.constexpr  # a KV tile may have hidden keys whose values aren't numbers
+    GUARD: gl.constexpr  # look for NaN in results: hidden values may be infinite or NaN
     BLOCK_M: gl.constexpr
     BLOCK_N: gl.constexpr
 
@@ -89,7 +89,7 @@ class Problem:
 
     @gluon.jit
     def seen(self, rows, Nk_valid):
-        """How many keys each of `rows` sees, counted from the first; for some, less than none."""
+        """How many keys each of `rows` sees, counted from the first; may be negative."""
         seen = gl.zeros_like(rows) + Nk_valid
         if self.CAUSAL:
             seen = gl.minimum(seen, rows + (self.Nk - self.Nq + 1))

@@ -18,17 +18,18 @@
 
 The output is written over its queries and copied out from there; the slot is given back a tile
 later. KV tiles are walked from the last visible one back, so that the first of them needs a mask,
-or the first few, where the diagonal does not begin with a tile. Where keys are hidden, rows that
-come out as NaN are not written but walked again at the end, with care (stages/hopper_again.py).
+or the first few, where the diagonal does not begin with a tile. Where keys are hidden, 64 rows with
+a NaN among them are not written but walked again at the end, with care (stages/hopper_again.py).
 
 The backward pass is divided among roles, too (stages/hopper_backward.py; stages/hopper_gradients.py
 launches it): five products in one pass over the keys, where stage 7 has seven in two.
 
 Cost: stage 6's FLOPs and bytes, d padded to 64 or 128 on the chip; in the backward pass 10 d FLOPs
-per visible pair and head, and dQ's sums in float32. Copied once per call: tensors that the copy
-engine can't describe (stages/hopper_launch.py), and the output where d is no multiple of 8.
-float32 and d > 128 go to the kernels of stages 6 and 7.
-What it bought: the matrix unit hardly ever waits (docs/hopper.md). After FlashAttention-3,
+per visible pair and head, and dQ's sums in float32. Where keys may be hidden, 4 bytes per 64 rows
+and head to note rows in. Copied once per call: tensors that the copy engine can't describe
+(stages/hopper_launch.py), and the output where d is no multiple of 8. float32 and d > 128 go to the
+kernels of stages 6 and 7.
+What it bought: loads and softmax run during the products (docs/hopper.md). After FlashAttention-3,
 Shah et al. 2024, https://arxiv.org/abs/2407.08608, sections 3.1 and 3.2.
 Still hurts: one GPU is all it uses.
 """
@@ -81,7 +82,7 @@ STAGE = Stage(
     gradients=True,
 )
 
-L2_BYTES = 32 << 20  # of K and V that heads computed at the same time may have
+L2_BYTES = 32 << 20  # the most that K and V of the heads computed at the same time may take
 
 
 @gluon.jit
@@ -309,11 +310,12 @@ def consumer(common, q_ring, c: gl.constexpr):
         barrier()
         first_row = start_m + 64 * c
         if problem.GUARD:
-            total = gl.sum(gl.sum(acc, 1), 0)  # NaN where one of them is
+            # NaN where one of them is, or +inf meets -inf, which only costs a second walk
+            total = gl.sum(gl.sum(acc, 1), 0)
             spoilt = total != total
             left = notes.add(c, problem.number(b, h, start_m), left, spoilt)
             first_row = gl.where(spoilt, Nq, first_row)
-        # rows past Nq go nowhere
+        # the copy engine drops rows past Nq; spoilt rows are sent there
         async_store(o_desc, [b, h, first_row, 0], q_ring.tiles.index(turn % 2))
         if problem.LSE:
             lse = gl.where(seen > 0, m_i + gl.log2(l_i), float("-inf"))  # in base 2, as m_i is
@@ -333,8 +335,10 @@ def walk_again(
     q_desc, k_desc, v_desc, o_desc, q_tile, k_tile, v_tile, bar, use, notes, problem, qk_scale,
     c: gl.constexpr,
 ):  # fmt: skip
-    """The rows that consumer c has left: the same numbers added up in the same order, so that rows
-    that were not spoilt get the same bits, but V is looked at first, and all is in turn.
+    """Compute again the rows that consumer c has left.
+
+    The order of the sums is the same, so that rows that were not spoilt get the same bits; V is
+    cleaned first, and no product overlaps another.
     """
     BLOCK_N: gl.constexpr = problem.BLOCK_N
     BLOCK_D: gl.constexpr = o_desc.block_shape[3]
@@ -413,7 +417,7 @@ def attention_kernel(
         tiles, CAUSAL, HAS_SEQLENS, MASKED, LSE, OVERLAP, GUARD, 64 * CONSUMERS, BLOCK_N,
     )  # fmt: skip
     k_ring = make_ring(k_desc, 2, CONSUMERS)
-    v_ring = make_ring(v_desc, 3, CONSUMERS)  # the third bought more than one for K, or for both
+    v_ring = make_ring(v_desc, 3, CONSUMERS)  # a third slot helps here, not for K
     board = make_board(CONSUMERS)
     notes = make_notes(counter_ptr + 1, tiles, CONSUMERS)
     bar = barriers(1, 1)
