@@ -196,7 +196,7 @@ def test_products_of_the_backward_pass_on_hopper_run_by_themselves(d, cubins):
             assert loop["HGMMA"] == steps, (job, loops)
         config = CONFIGS[d]
         assert {config["CONSUMER_REGS"], config["PRODUCER_REGS"]} <= set(report["budgets"]), job
-        if d == 128:  # each consumer's loop without masks
+        if d == 128 and not OTHER_TRITON:  # each consumer's loop without masks
             assert sum(loop["spills"] <= 1 for loop in loops) >= 2, (job, loops)
 
 
