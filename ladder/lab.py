@@ -158,7 +158,7 @@ def grade_command(
 
     try:
         worth, fast = grade.read_points(stage, points)
-        table = grade.Table(out, worth)
+        table = grade.Table(out, worth, stage)
         paths = grade.submissions(folder, stage)
         anew = only is not None or paths == [folder]
         if only is not None:
@@ -172,7 +172,7 @@ def grade_command(
         backward = any(each.problem.direction != "fwd" for each in checks.checks(stage, 0))
         prepare_children("cpu", backward)  # interpreted, so that it is the same on every machine
         grade.refuse(stage, numpy)
-        used = [row.seed for row in table.rows.values() if row.stage == stage]
+        used = [row.seed for row in table.rows.values()]
         seed = seed if seed is not None else used[0] if used else secrets.randbits(40)
         limits = Limits(budget, options.size(memory))
         folder = out.with_name(f"{out.stem}-reports")

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 from ladder_command import in_turn
-from test_grade import of_some
+from test_grade import of_some, write
 
 from course.lab import labs
 from course.lab.grading import calls, grade
@@ -20,6 +20,15 @@ def graded(folder, *options, stage=3):
 def refused(done, *said):
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done
     assert all(each in done.stderr for each in said), done.stderr
+
+
+def test_a_table_of_another_stage_is_left_as_it_is(tmp_path):
+    folder = write(tmp_path / "all", a="", b="")
+    assert graded(folder).returncode == 0
+    kept = ["grades.csv", "grades-reports/a.md", "grades-reports/b.md"]
+    before = [(tmp_path / name).read_bytes() for name in kept]
+    refused(graded(folder, stage=1), "grades.csv", "stage 3", "another --out")
+    assert [(tmp_path / name).read_bytes() for name in kept] == before
 
 
 @pytest.mark.parametrize(

@@ -161,8 +161,8 @@ def grade_all(
     table.write()
     for path in paths:
         old = table.rows.get(name_of(path))
-        if old and not anew and (old.sha256, old.version, old.stage, old.seed) == (
-            digest(path), environment.own_version(), stage, seed,
+        if old and not anew and (old.sha256, old.version, old.seed) == (
+            digest(path), environment.own_version(), seed,
         ):  # fmt: skip
             tell(old, None)
             continue
@@ -174,10 +174,10 @@ def grade_all(
 class Table:
     """The rows of a CSV file: existing ones are read, each new one is written at once.
 
-    Raises NotGraded where the file is not such a table.
+    Raises NotGraded where the file is not such a table, or is one of another stage.
     """
 
-    def __init__(self, path: Path, points: Mapping[str, float]) -> None:
+    def __init__(self, path: Path, points: Mapping[str, float], stage: int) -> None:
         self.path, self.points = path, points
         self.rows: dict[str, Row] = {}
         if path.exists():
@@ -188,9 +188,11 @@ class Table:
                         self.rows[row.submission] = row.worth(points)
             except (OSError, ValueError, KeyError, TypeError):
                 raise NotGraded(
-                    f"{path}: is there already, and is no table of `ladder lab grade` for this "
-                    "stage: name another file"
+                    f"{path}: is there already, and is no table of `ladder lab grade`: name "
+                    "another --out"
                 ) from None
+        if others := {row.stage for row in self.rows.values()} - {stage}:
+            raise NotGraded(f"{path}: the table is of stage {min(others)}: name another --out")
 
     def put(self, row: Row) -> Row:
         """Add a row, or replace that of the same name; the row with its points."""
