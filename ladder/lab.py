@@ -162,7 +162,8 @@ def grade_command(
         paths = grade.submissions(folder, stage)
         anew = only is not None or paths == [folder]
         if only is not None:
-            paths = [path for path in paths if only in (path.name, grade.name_of(path))]
+            asked = (only, grade.name_of(Path(only)))
+            paths = [path for path in paths if grade.name_of(path) in asked]
         if not paths:
             raise grade.NotGraded(f"--only: no submission {only!r} in {folder}")
         seen = dict(os.environ)

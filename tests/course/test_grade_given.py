@@ -1,10 +1,12 @@
 """Grading takes the folders, names and files that students and lecturers really give it."""
 
+import os
 import sys
+from xml.etree import ElementTree
 
 import pytest
 from ladder_command import in_turn
-from test_grade import of_some, write
+from test_grade import of_some, rows_of, write
 
 from course.lab import labs
 from course.lab.grading import calls, grade
@@ -29,6 +31,42 @@ def test_a_table_of_another_stage_is_left_as_it_is(tmp_path):
     before = [(tmp_path / name).read_bytes() for name in kept]
     refused(graded(folder, stage=1), "grades.csv", "stage 3", "another --out")
     assert [(tmp_path / name).read_bytes() for name in kept] == before
+
+
+@posix
+def test_any_file_name_has_a_row_that_no_spreadsheet_or_parser_trips_over(tmp_path):
+    folder = write(tmp_path / "all", a="", z="")
+    odd = {
+        b"bad\xff.py": "bad%FF", b"bad\xfe.py": "bad%FE", b"c\x01d.py": "c%01d",
+        b"new\nline.py": "new%0Aline", b"=1+2.py": "%3D1+2", b"-dash.py": "%2Ddash",
+        "Ünï|x.py".encode(): "Ünï|x", b'a,b"c.py': 'a,b"c',
+    }  # fmt: skip
+    for name in odd:
+        (folder / os.fsdecode(name)).touch()
+    done = graded(folder, "--junit", "j.xml", "--gradescope", "g.json")
+    assert done.returncode == 0, done.stderr
+    expected = {"a", "z", *odd.values()}
+    assert rows_of(tmp_path / "grades.csv").keys() == expected
+    assert {path.stem for path in (tmp_path / "grades-reports").iterdir()} == expected
+    suites = ElementTree.parse(tmp_path / "j.xml").getroot().iter("testsuite")
+    assert {suite.get("name") for suite in suites} == expected
+    for only in ("=1+2", "=1+2.py", "%3D1+2", "a"):
+        done = graded(folder, f"--only={only}")
+        assert done.returncode == 0 and "1 graded" in done.stdout, done
+    assert graded(folder).stdout.count("(kept)") == len(expected)
+
+
+def test_a_diagnosis_is_no_formula(tmp_path):
+    row = grade.Row("a", 3, 0, 0, "crashed", "=1+2: none of that", 0, "", "", 0.0, {})
+    table = grade.Table(tmp_path / "grades.csv", {}, 3)
+    table.put(row)
+    assert rows_of(table.path)["a"]["diagnosis"] == "'=1+2: none of that"
+
+
+@posix
+def test_two_submissions_of_one_name_are_refused(tmp_path):
+    folder = write(tmp_path / "all", **{"a%01": "", "a\x01": ""})
+    refused(graded(folder), "a%01", "rename")
 
 
 @pytest.mark.parametrize(

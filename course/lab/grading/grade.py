@@ -8,6 +8,7 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from harness.records import environment
 from harness.records.units import clean
 
 LONGEST = 500  # characters of a diagnosis in the table
+FORMULA = ("=", "+", "-", "@")  # a spreadsheet computes a text that begins so
 
 
 class NotGraded(Exception):
@@ -77,12 +79,24 @@ def submissions(folder: Path, stage: int) -> list[Path]:
     if not kept:
         what = f"folder with {' and '.join(cpp.FILES)}" if stage == 2 else "*.py file"
         raise NotGraded(f"{folder}: no submission in it; expected one {what} for each")
+    names = sorted(map(name_of, kept))
+    for name, other in pairwise(names):
+        if name == other:
+            raise NotGraded(f"{folder}: two submissions have the name {name!r}: rename one")
     return kept
 
 
 def name_of(path: Path) -> str:
-    """Return a submission's name: its file's, without .py."""
-    return path.name.removesuffix(".py")
+    """Return a submission's name: its file's, without .py, safe to print and in a spreadsheet.
+
+    Characters that aren't printable, and a first one that begins a formula, become %XX.
+    """
+    name = path.name.removesuffix(".py")
+    return "".join(
+        x if x.isprintable() and not (at == 0 and x in FORMULA)
+        else "".join(f"%{byte:02X}" for byte in os.fsencode(x))
+        for at, x in enumerate(name)
+    )  # fmt: skip
 
 
 def read_points(stage: int, path: Path | None) -> tuple[dict[str, float], Speed | None]:
@@ -222,6 +236,7 @@ def plain(row: Row) -> dict[str, Any]:
     return {
         "points": f"{row.points:g}",
         "max_points": f"{row.max_points:g}",
+        "diagnosis": f"'{row.diagnosis}" if row.diagnosis.startswith(FORMULA) else row.diagnosis,
         "checks": json.dumps(row.checks),
     }
 
