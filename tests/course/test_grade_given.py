@@ -1,5 +1,6 @@
 """Grading takes the folders, names and files that students and lecturers really give it."""
 
+import csv
 import os
 import sys
 from xml.etree import ElementTree
@@ -67,6 +68,41 @@ def test_a_diagnosis_is_no_formula(tmp_path):
 def test_two_submissions_of_one_name_are_refused(tmp_path):
     folder = write(tmp_path / "all", **{"a%01": "", "a\x01": ""})
     refused(graded(folder), "a%01", "rename")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"numpy": True},
+        {"limits": calls.Limits(seconds=60.0)},
+        {"limits": calls.Limits(memory=1 << 30)},
+        {"seed": 2},
+    ],
+)
+def test_other_options_grade_again_and_equal_ones_do_not(other, tmp_path):
+    paths = [write(tmp_path, a="") / "a.py"]
+    usual = {"seed": 1, "numpy": False, "limits": calls.Limits()}
+    kept = []
+    for options in (usual, usual, usual | other, usual | other, usual):
+        table = grade.Table(tmp_path / "grades.csv", {}, 5)
+        tell = lambda row, result: kept.append(result is None)  # noqa: E731
+        grade.grade_all(paths, table, 5, **options, tell=tell, anew=False)
+    assert kept == [False, True, False, True, False]
+
+
+def test_a_row_of_an_older_table_is_graded_again(tmp_path):
+    folder, out = write(tmp_path / "all", a=""), tmp_path / "grades.csv"
+    assert graded(folder).returncode == 0
+    [row] = rows_of(out).values()
+    del row["options"]
+    with out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, row)
+        writer.writeheader()
+        writer.writerow(row)
+    done = graded(folder)
+    assert done.returncode == 0 and "(kept)" not in done.stdout
+    again = rows_of(out)["a"]
+    assert again["seed"] == row["seed"] and again["options"]
 
 
 @pytest.mark.parametrize(

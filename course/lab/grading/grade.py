@@ -32,7 +32,8 @@ class Row:
     """A submission's row of the table.
 
     checks: each check and what came of it, 'ok' or a mark's status. seed: what all inputs are drawn
-    from. version, sha256: of the ladder, and of the submission.
+    from. version, sha256: of the ladder, and of the submission. options: of the command, that can
+    change the result.
     """
 
     submission: str
@@ -46,6 +47,7 @@ class Row:
     sha256: str
     seconds: float
     checks: Mapping[str, str]
+    options: str = ""
 
     def worth(self, points: Mapping[str, float]) -> "Row":
         """Return the row with other points for each check."""
@@ -152,9 +154,14 @@ def grade(
     row = Row(
         name_of(path), stage, 0, 0, result.verdict, clean(result.diagnosis)[:LONGEST], seed,
         environment.own_version(), digest(path), round(time.monotonic() - begun, 1),
-        {mark.check.name: mark.status for mark in result.marks},
+        {mark.check.name: mark.status for mark in result.marks}, options_of(numpy, limits),
     )  # fmt: skip
     return row, result
+
+
+def options_of(numpy: bool, limits: Limits) -> str:
+    """Return the options that can change a result, as the command takes them."""
+    return f"--budget {limits.seconds:g} --memory {limits.memory}{' --numpy' * numpy}"
 
 
 def digest(path: Path) -> str:
@@ -167,7 +174,7 @@ def grade_all(
     paths: Sequence[Path], table: "Table", stage: int, seed: int, numpy: bool, limits: Limits,
     tell: Callable[[Row, checks.Result | None], None], anew: bool,
 ) -> None:  # fmt: skip
-    """Grade `paths`, and write each row when it is there. Rows of the same files are kept.
+    """Grade `paths`, and write each row when it is there. Rows of equal files and options are kept.
 
     `anew`: existing rows are made again. `tell` is called with each row, without a result where the
     row is kept.
@@ -175,8 +182,8 @@ def grade_all(
     table.write()
     for path in paths:
         old = table.rows.get(name_of(path))
-        if old and not anew and (old.sha256, old.version, old.seed) == (
-            digest(path), environment.own_version(), seed,
+        if old and not anew and (old.sha256, old.version, old.seed, old.options) == (
+            digest(path), environment.own_version(), seed, options_of(numpy, limits),
         ):  # fmt: skip
             tell(old, None)
             continue
@@ -243,6 +250,7 @@ def plain(row: Row) -> dict[str, Any]:
 
 def read_row(each: Mapping[str, str]) -> Row:
     """Read a row of the table."""
+    each = {"options": "", **each}  # older tables have none
     known: dict[str, Any] = {field.name: each[field.name] for field in fields(Row)}
     numbers = {name: float(known[name]) for name in ("points", "max_points", "seconds")}
     whole = {name: int(known[name]) for name in ("stage", "seed")}
