@@ -152,9 +152,10 @@ def grade_command(
     Exit codes: 0 when all are graded, whatever the verdicts; 2 when nothing can be graded, which
     costs nobody points; 130 after a Ctrl-C. Rows are written one by one; run again to go on.
     """
-    from course.lab import checks
+    from course.lab import checks, labs
     from course.lab.grading import grade, reports, speed
     from course.lab.grading.calls import Limits
+    from ladder.measuring import writing
 
     try:
         worth, fast = grade.read_points(stage, points)
@@ -173,6 +174,11 @@ def grade_command(
         backward = any(each.problem.direction != "fwd" for each in checks.checks(stage, 0))
         prepare_children("cpu", backward)  # interpreted, so that it is the same on every machine
         grade.refuse(stage, numpy)
+        for name, file in (("--junit", junit), ("--gradescope", gradescope)):
+            if file is not None:
+                with writing(file, name):  # now, not when all are graded
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.open("a").close()
         used = [row.seed for row in table.rows.values()]
         seed = seed if seed is not None else used[0] if used else secrets.randbits(40)
         limits = Limits(budget, options.size(memory))
@@ -202,7 +208,7 @@ def grade_command(
             junit.write_text(reports.junit(named, worth), encoding="utf-8")
         if gradescope is not None:
             gradescope.write_text(reports.gradescope(named, worth, folder), encoding="utf-8")
-    except (grade.NotGraded, OSError) as error:
+    except (grade.NotGraded, labs.NoLab, OSError) as error:
         raise UserError(str(error)) from None
     print(f"{out}: {len(named)} graded; reports in {folder}")
     return 0

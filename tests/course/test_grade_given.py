@@ -119,3 +119,20 @@ def test_source_is_read_as_python_reads_it(encoding, first, tmp_path, monkeypatc
     assert row.verdict == "passed", row
     path.write_bytes(f"{first}def attend(q, k, v):\n    pass  # Jürgen\n".encode(encoding))
     assert grade.grade(path, 3, 1, False, calls.Limits())[0].verdict == "not-written"
+
+
+def test_a_folder_for_other_outputs_is_made_before_anything_is_graded(tmp_path):
+    folder = write(tmp_path / "all", a="")
+    done = graded(folder, "--junit", "new/j.xml", "--gradescope", "more/deep/g.json")
+    assert done.returncode == 0 and (tmp_path / "new" / "j.xml").is_file()
+    assert (tmp_path / "more" / "deep" / "g.json").is_file()
+    for option in ("--junit", "--gradescope"):
+        for taken in ("all", "all/a.py/x"):  # a folder, and a file where a folder is to be
+            done = graded(folder, "--out", "fresh.csv", option, taken)
+            refused(done, option)
+            assert done.stdout == "" and not (tmp_path / "fresh.csv").exists()
+
+
+def test_a_stage_without_a_numpy_twin_says_so(tmp_path):
+    folder = write(tmp_path / "all", a="")
+    refused(graded(folder, "--numpy"), "--numpy", "only stage 5")
