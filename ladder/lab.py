@@ -3,6 +3,7 @@
 import os
 import re
 import secrets
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 
 from harness.records import checkout
+from harness.records.units import clean
 from ladder import options
 from ladder.arguments import end_children, prepare_children, stages_and_device
 from ladder.help import Command, Groups, examples
@@ -160,7 +162,7 @@ def grade_command(
     try:
         worth, fast = grade.read_points(stage, points)
         table = grade.Table(out, worth, stage)
-        paths = grade.submissions(folder, stage)
+        paths, others = grade.submissions(folder, stage)
         anew = only is not None or paths == [folder]
         if only is not None:
             asked = (only, grade.name_of(Path(only)))
@@ -203,6 +205,10 @@ def grade_command(
                 if row.verdict == "passed" and (anew or speed.NAME not in row.checks):
                     row = table.put(row.with_speed(speed.judged(path, stage, fast, seed)))
                     print(f"{row.submission}: speed: {row.checks[speed.NAME]}", flush=True)
+        if others and only is None:
+            expected = f"expected {grade.FORM[stage == 2]} for each submission"
+            listed = ", ".join(clean(path.name) for path in others)
+            print(f"not graded: {listed}: {expected}", file=sys.stderr)
         named = [table.rows[grade.name_of(path)] for path in paths]
         if junit is not None:
             junit.write_text(reports.junit(named, worth), encoding="utf-8")

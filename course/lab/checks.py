@@ -127,6 +127,8 @@ def check(
     has no kernels. A file that crashes or hangs fails alone. Raises BadStage where there is no such
     file, or it names no stage that has a lab; Unchecked where this machine can't run it.
     """
+    if path.is_dir() and stage not in (2, None):
+        raise BadStage(f"{path.name}: a folder; expected one .py file for stage {stage}")
     files = cpp.files(path)
     for file in files:
         if not file.is_file():

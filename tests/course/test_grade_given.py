@@ -133,6 +133,29 @@ def test_a_folder_for_other_outputs_is_made_before_anything_is_graded(tmp_path):
             assert done.stdout == "" and not (tmp_path / "fresh.csv").exists()
 
 
+def test_what_is_not_graded_is_named(tmp_path):
+    folder = write(tmp_path / "all", a="")
+    (folder / "upper.PY").write_text("", encoding="utf-8")
+    (folder / "notes.txt").write_text("", encoding="utf-8")
+    (folder / "late").mkdir()
+    (folder / "__pycache__").mkdir()
+    done = graded(folder)
+    assert done.returncode == 0 and "1 graded" in done.stdout
+    [said] = done.stderr.splitlines()
+    assert all(name in said for name in ("late", "notes.txt", "upper.PY", "*.py"))
+    assert "__pycache__" not in said
+
+
+def test_a_folder_in_place_of_a_file_is_told_what_is_expected(tmp_path):
+    folder = write(tmp_path / "all", a="")
+    (folder / "b.py").mkdir()
+    assert graded(folder).returncode == 0
+    row = rows_of(tmp_path / "grades.csv")["b"]
+    assert row["verdict"] == "crashed" and "b.py: a folder" in row["diagnosis"]
+    assert "one .py file" in row["diagnosis"]
+    refused(in_turn("lab", "check", folder / "b.py", "--stage", 3), "one .py file")
+
+
 def test_a_stage_without_a_numpy_twin_says_so(tmp_path):
     folder = write(tmp_path / "all", a="")
     refused(graded(folder, "--numpy"), "--numpy", "only stage 5")

@@ -20,6 +20,7 @@ from harness.records import environment
 from harness.records.units import clean
 
 LONGEST = 500  # characters of a diagnosis in the table
+FORM = ("one *.py file", f"one folder with {' and '.join(cpp.FILES)}")  # of a submission
 FORMULA = ("=", "+", "-", "@")  # a spreadsheet computes a text that begins so
 
 
@@ -69,23 +70,25 @@ class Row:
         return replace(self, verdict=verdict, diagnosis=said, checks={**self.checks, NAME: status})
 
 
-def submissions(folder: Path, stage: int) -> list[Path]:
-    """Return the submissions in a folder: Python files, for stage 2 folders; or the one named."""
+def submissions(folder: Path, stage: int) -> tuple[list[Path], list[Path]]:
+    """Return the submissions in a folder, or the one named; and what else lies there.
+
+    A submission is a Python file, for stage 2 a folder.
+    """
     single = folder.is_file() if stage != 2 else (folder / cpp.FILES[0]).is_file()
     if single:
-        return [folder]
+        return [folder], []
     if not folder.is_dir():
         raise NotGraded(f"{folder}: no such file or folder of submissions")
     found = sorted(path for path in folder.iterdir() if not path.name.startswith((".", "__")))
     kept = [path for path in found if (path.is_dir() if stage == 2 else path.suffix == ".py")]
     if not kept:
-        what = f"folder with {' and '.join(cpp.FILES)}" if stage == 2 else "*.py file"
-        raise NotGraded(f"{folder}: no submission in it; expected one {what} for each")
+        raise NotGraded(f"{folder}: no submission in it; expected {FORM[stage == 2]} for each")
     names = sorted(map(name_of, kept))
     for name, other in pairwise(names):
         if name == other:
             raise NotGraded(f"{folder}: two submissions have the name {name!r}: rename one")
-    return kept
+    return kept, [path for path in found if path not in kept]
 
 
 def name_of(path: Path) -> str:
