@@ -156,6 +156,30 @@ def test_a_folder_in_place_of_a_file_is_told_what_is_expected(tmp_path):
     refused(in_turn("lab", "check", folder / "b.py", "--stage", 3), "one .py file")
 
 
+@pytest.mark.parametrize(
+    "table",
+    ["speed = 3\n", "[speed]\npoints = 4\nm = 512\n", "[speed]\nfactor = 2\n"],
+)
+def test_speed_with_other_keys_names_those_expected(table, tmp_path):
+    path = tmp_path / "points.toml"
+    path.write_text(table, encoding="utf-8")
+    with pytest.raises(grade.NotGraded) as told:
+        grade.read_points(5, path)
+    said = str(told.value)
+    assert "[speed]" in said and "Speed()" not in said and "__init__" not in said
+    assert all(key in said for key in ("points", "factor", "b", "h", "n", "d", "dtype"))
+
+
+@pytest.mark.parametrize(
+    "line", ["n = -3", "b = true", "d = 64.0", "factor = 0", "factor = nan", 'dtype = "int8"']
+)
+def test_speed_with_a_bad_value_names_its_key(line, tmp_path):
+    path = tmp_path / "points.toml"
+    path.write_text(f"[speed]\npoints = 4\n{line}\n", encoding="utf-8")
+    with pytest.raises(grade.NotGraded, match=rf"\[speed\]: {line.split()[0]}: got "):
+        grade.read_points(5, path)
+
+
 def test_a_stage_without_a_numpy_twin_says_so(tmp_path):
     folder = write(tmp_path / "all", a="")
     refused(graded(folder, "--numpy"), "--numpy", "only stage 5")

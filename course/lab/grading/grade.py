@@ -14,7 +14,7 @@ from typing import Any
 
 from course.lab import checks, cpp, labs
 from course.lab.grading.calls import Limits
-from course.lab.grading.speed import NAME, Speed
+from course.lab.grading.speed import NAME, Speed, read_speed
 from harness.isolation.roster import BadStage, describe_files
 from harness.records import environment
 from harness.records.units import clean
@@ -113,8 +113,8 @@ def read_points(stage: int, path: Path | None) -> tuple[dict[str, float], Speed 
     names = [check.name for check in checks.checks(stage, 0)]
     try:
         table = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
-        speed = Speed(**table.pop("speed")) if "speed" in table else None
-    except (OSError, ValueError, TypeError) as error:
+        speed = read_speed(table.pop("speed")) if "speed" in table else None
+    except (OSError, ValueError) as error:
         raise NotGraded(f"{path}: {error}") from None
     if speed is not None and not checks.rules(stage, False)["kernels"]:
         raise NotGraded(f"{path}: [speed] is for stages with a GPU's kernels, from 4 on")
