@@ -3,6 +3,7 @@
 import os
 import re
 import secrets
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 
 from harness.records import checkout
+from harness.records.units import clean
 from ladder import options
 from ladder.arguments import end_children, prepare_children, stages_and_device
 from ladder.help import Command, Groups, examples
@@ -152,17 +154,19 @@ def grade_command(
     Exit codes: 0 when all are graded, whatever the verdicts; 2 when nothing can be graded, which
     costs nobody points; 130 after a Ctrl-C. Rows are written one by one; run again to go on.
     """
-    from course.lab import checks
+    from course.lab import checks, labs
     from course.lab.grading import grade, reports, speed
     from course.lab.grading.calls import Limits
+    from ladder.measuring import writing
 
     try:
         worth, fast = grade.read_points(stage, points)
-        table = grade.Table(out, worth)
-        paths = grade.submissions(folder, stage)
+        table = grade.Table(out, worth, stage)
+        paths, others = grade.submissions(folder, stage)
         anew = only is not None or paths == [folder]
         if only is not None:
-            paths = [path for path in paths if only in (path.name, grade.name_of(path))]
+            asked = (only, grade.name_of(Path(only)))
+            paths = [path for path in paths if grade.name_of(path) in asked]
         if not paths:
             raise grade.NotGraded(f"--only: no submission {only!r} in {folder}")
         seen = dict(os.environ)
@@ -172,7 +176,12 @@ def grade_command(
         backward = any(each.problem.direction != "fwd" for each in checks.checks(stage, 0))
         prepare_children("cpu", backward)  # interpreted, so that it is the same on every machine
         grade.refuse(stage, numpy)
-        used = [row.seed for row in table.rows.values() if row.stage == stage]
+        for name, file in (("--junit", junit), ("--gradescope", gradescope)):
+            if file is not None:
+                with writing(file, name):  # now, not when all are graded
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.open("a").close()
+        used = [row.seed for row in table.rows.values()]
         seed = seed if seed is not None else used[0] if used else secrets.randbits(40)
         limits = Limits(budget, options.size(memory))
         folder = out.with_name(f"{out.stem}-reports")
@@ -196,12 +205,16 @@ def grade_command(
                 if row.verdict == "passed" and (anew or speed.NAME not in row.checks):
                     row = table.put(row.with_speed(speed.judged(path, stage, fast, seed)))
                     print(f"{row.submission}: speed: {row.checks[speed.NAME]}", flush=True)
+        if others and only is None:
+            expected = f"expected {grade.FORM[stage == 2]} for each submission"
+            listed = ", ".join(clean(path.name) for path in others)
+            print(f"not graded: {listed}: {expected}", file=sys.stderr)
         named = [table.rows[grade.name_of(path)] for path in paths]
         if junit is not None:
             junit.write_text(reports.junit(named, worth), encoding="utf-8")
         if gradescope is not None:
             gradescope.write_text(reports.gradescope(named, worth, folder), encoding="utf-8")
-    except (grade.NotGraded, OSError) as error:
+    except (grade.NotGraded, labs.NoLab, OSError) as error:
         raise UserError(str(error)) from None
     print(f"{out}: {len(named)} graded; reports in {folder}")
     return 0

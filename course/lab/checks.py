@@ -7,6 +7,7 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import decode_source
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,8 @@ def check(
     has no kernels. A file that crashes or hangs fails alone. Raises BadStage where there is no such
     file, or it names no stage that has a lab; Unchecked where this machine can't run it.
     """
+    if path.is_dir() and stage not in (2, None):
+        raise BadStage(f"{path.name}: a folder; expected one .py file for stage {stage}")
     files = cpp.files(path)
     for file in files:
         if not file.is_file():
@@ -134,7 +137,7 @@ def check(
     missing = [
         f"  {name}, line {line} of {file.name}"
         for file in files
-        for name, line in gaps.missing(file.read_text(encoding="utf-8", errors="replace"))
+        for name, line in gaps.missing(text_of(file))
     ]
     if missing:
         return Result(number, "not-written", (), gaps.NOT_WRITTEN, missing)
@@ -151,6 +154,15 @@ def check(
             return Result(number, found.status, (), found.reason)
         asked = list(checks(number, secrets.randbits(40) if seed is None else seed))
         return judged(info, number, asked, folder, tell, limits, numpy)
+
+
+def text_of(file: Path) -> str:
+    """Return the text of a submission's file, decoded as Python does; for C++ that is UTF-8."""
+    data = file.read_bytes()
+    try:
+        return decode_source(data)
+    except (SyntaxError, UnicodeDecodeError):  # Python or the compiler itself tells of it
+        return data.decode("utf-8", "replace")
 
 
 def declared(path: Path) -> int:

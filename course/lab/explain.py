@@ -59,7 +59,7 @@ def from_words(reasons: Sequence[tuple[str, str]], reason: str) -> str:
 
 def python_max(path: Path) -> str:
     """Say where a Triton kernel in `path` calls Python's max or min, and what that does; or ''."""
-    for kernel in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for kernel in ast.walk(ast.parse(path.read_bytes())):
         jitted = getattr(kernel, "decorator_list", [])
         if not any("triton.jit" in ast.unparse(each) for each in jitted):
             continue

@@ -87,7 +87,7 @@ class StageInfo(Stage):
             text, declared = path.read_bytes(), read_declared(path)
             known = {name: declared[name] for name in ("number", "name", "title", "idea")}
             known = {name: check(value, rules(Stage)[name], name) for name, value in known.items()}
-            sha256, code = hashlib.sha256(text).hexdigest(), digest(text.decode())
+            sha256, code = hashlib.sha256(text).hexdigest(), digest(text)
             no_reason = dict.fromkeys(DEVICES)
             return StageInfo(
                 path=path, **known, still_hurts="", needs=[], devices=[*DEVICES], traffic="fused",
@@ -152,7 +152,7 @@ def read_declared(path: Path) -> dict[str, Any]:
     The file is not run: importing torch takes seconds. Raises ValueError where there is no such
     call, or its values are not literals.
     """
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in ast.parse(path.read_bytes()).body:
         if ast.unparse(node).startswith("STAGE = Stage(") and isinstance(node, ast.Assign):
             call = node.value
             if isinstance(call, ast.Call) and not call.args:
@@ -263,7 +263,7 @@ def describe(connection: Connection, paths: list[str]) -> None:
             say(
                 connection, "stage", **fields,
                 sha256=hashlib.sha256(Path(path).read_bytes()).hexdigest(),
-                syntax_sha256=digest(Path(path).read_text(encoding="utf-8")),
+                syntax_sha256=digest(Path(path).read_bytes()),
                 modes={device: stage.mode(device) for device in DEVICES},
                 unavailable={device: why_not(stage, device) for device in DEVICES},
                 refused={

@@ -14,11 +14,11 @@ from typing import Any
 WORDS = ("title", "idea", "still_hurts")  # of STAGE = Stage(...): text for people
 
 
-def digest(text: str) -> str:
+def digest(text: str | bytes) -> str:
     """The SHA-256 of a Python file's syntax tree without docstrings and messages, in hexadecimal.
 
-    Written out by `plain`, since ast.dump differs between Python versions. Raises
-    SyntaxError where `text` is not Python.
+    Bytes are decoded as Python does. Written out by `plain`, since ast.dump differs between Python
+    versions. Raises SyntaxError where `text` is not Python.
     """
     return hashlib.sha256(repr(plain(ast.parse(text))).encode("utf-8", "replace")).hexdigest()
 
@@ -61,7 +61,7 @@ def digest_of_version(path: Path, sha256: str) -> str | None:
     """
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() == sha256:
-        return digest(data.decode())
+        return digest(data)
     git = ["git", "-C", str(path.parent)]
     try:
         log = subprocess.run(
@@ -70,7 +70,7 @@ def digest_of_version(path: Path, sha256: str) -> str | None:
         for commit in log.stdout.decode().split():
             shown = subprocess.run([*git, "show", f"{commit}:./{path.name}"], capture_output=True)
             if hashlib.sha256(shown.stdout).hexdigest() == sha256:
-                return digest(shown.stdout.decode())
+                return digest(shown.stdout)
     except (OSError, subprocess.CalledProcessError):
         pass
     return None

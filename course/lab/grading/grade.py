@@ -8,17 +8,20 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from course.lab import checks, cpp, labs
 from course.lab.grading.calls import Limits
-from course.lab.grading.speed import NAME, Speed
+from course.lab.grading.speed import NAME, Speed, read_speed
 from harness.isolation.roster import BadStage, describe_files
 from harness.records import environment
 from harness.records.units import clean
 
 LONGEST = 500  # characters of a diagnosis in the table
+FORM = ("one *.py file", f"one folder with {' and '.join(cpp.FILES)}")  # of a submission
+FORMULA = ("=", "+", "-", "@")  # a spreadsheet computes a text that begins so
 
 
 class NotGraded(Exception):
@@ -30,7 +33,8 @@ class Row:
     """A submission's row of the table.
 
     checks: each check and what came of it, 'ok' or a mark's status. seed: what all inputs are drawn
-    from. version, sha256: of the ladder, and of the submission.
+    from. version, sha256: of the ladder, and of the submission. options: of the command, that can
+    change the result.
     """
 
     submission: str
@@ -44,6 +48,7 @@ class Row:
     sha256: str
     seconds: float
     checks: Mapping[str, str]
+    options: str = ""
 
     def worth(self, points: Mapping[str, float]) -> "Row":
         """Return the row with other points for each check."""
@@ -65,24 +70,38 @@ class Row:
         return replace(self, verdict=verdict, diagnosis=said, checks={**self.checks, NAME: status})
 
 
-def submissions(folder: Path, stage: int) -> list[Path]:
-    """Return the submissions in a folder: Python files, for stage 2 folders; or the one named."""
+def submissions(folder: Path, stage: int) -> tuple[list[Path], list[Path]]:
+    """Return the submissions in a folder, or the one named; and what else lies there.
+
+    A submission is a Python file, for stage 2 a folder.
+    """
     single = folder.is_file() if stage != 2 else (folder / cpp.FILES[0]).is_file()
     if single:
-        return [folder]
+        return [folder], []
     if not folder.is_dir():
         raise NotGraded(f"{folder}: no such file or folder of submissions")
     found = sorted(path for path in folder.iterdir() if not path.name.startswith((".", "__")))
     kept = [path for path in found if (path.is_dir() if stage == 2 else path.suffix == ".py")]
     if not kept:
-        what = f"folder with {' and '.join(cpp.FILES)}" if stage == 2 else "*.py file"
-        raise NotGraded(f"{folder}: no submission in it; expected one {what} for each")
-    return kept
+        raise NotGraded(f"{folder}: no submission in it; expected {FORM[stage == 2]} for each")
+    names = sorted(map(name_of, kept))
+    for name, other in pairwise(names):
+        if name == other:
+            raise NotGraded(f"{folder}: two submissions have the name {name!r}: rename one")
+    return kept, [path for path in found if path not in kept]
 
 
 def name_of(path: Path) -> str:
-    """Return a submission's name: its file's, without .py."""
-    return path.name.removesuffix(".py")
+    """Return a submission's name: its file's, without .py, safe to print and in a spreadsheet.
+
+    Characters that aren't printable, and a first one that begins a formula, become %XX.
+    """
+    name = path.name.removesuffix(".py")
+    return "".join(
+        x if x.isprintable() and not (at == 0 and x in FORMULA)
+        else "".join(f"%{byte:02X}" for byte in os.fsencode(x))
+        for at, x in enumerate(name)
+    )  # fmt: skip
 
 
 def read_points(stage: int, path: Path | None) -> tuple[dict[str, float], Speed | None]:
@@ -94,8 +113,8 @@ def read_points(stage: int, path: Path | None) -> tuple[dict[str, float], Speed 
     names = [check.name for check in checks.checks(stage, 0)]
     try:
         table = {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
-        speed = Speed(**table.pop("speed")) if "speed" in table else None
-    except (OSError, ValueError, TypeError) as error:
+        speed = read_speed(table.pop("speed")) if "speed" in table else None
+    except (OSError, ValueError) as error:
         raise NotGraded(f"{path}: {error}") from None
     if speed is not None and not checks.rules(stage, False)["kernels"]:
         raise NotGraded(f"{path}: [speed] is for stages with a GPU's kernels, from 4 on")
@@ -138,9 +157,14 @@ def grade(
     row = Row(
         name_of(path), stage, 0, 0, result.verdict, clean(result.diagnosis)[:LONGEST], seed,
         environment.own_version(), digest(path), round(time.monotonic() - begun, 1),
-        {mark.check.name: mark.status for mark in result.marks},
+        {mark.check.name: mark.status for mark in result.marks}, options_of(numpy, limits),
     )  # fmt: skip
     return row, result
+
+
+def options_of(numpy: bool, limits: Limits) -> str:
+    """Return the options that can change a result, as the command takes them."""
+    return f"--budget {limits.seconds:g} --memory {limits.memory}{' --numpy' * numpy}"
 
 
 def digest(path: Path) -> str:
@@ -153,7 +177,7 @@ def grade_all(
     paths: Sequence[Path], table: "Table", stage: int, seed: int, numpy: bool, limits: Limits,
     tell: Callable[[Row, checks.Result | None], None], anew: bool,
 ) -> None:  # fmt: skip
-    """Grade `paths`, and write each row when it is there. Rows of the same files are kept.
+    """Grade `paths`, and write each row when it is there. Rows of equal files and options are kept.
 
     `anew`: existing rows are made again. `tell` is called with each row, without a result where the
     row is kept.
@@ -161,8 +185,8 @@ def grade_all(
     table.write()
     for path in paths:
         old = table.rows.get(name_of(path))
-        if old and not anew and (old.sha256, old.version, old.stage, old.seed) == (
-            digest(path), environment.own_version(), stage, seed,
+        if old and not anew and (old.sha256, old.version, old.seed, old.options) == (
+            digest(path), environment.own_version(), seed, options_of(numpy, limits),
         ):  # fmt: skip
             tell(old, None)
             continue
@@ -174,10 +198,10 @@ def grade_all(
 class Table:
     """The rows of a CSV file: existing ones are read, each new one is written at once.
 
-    Raises NotGraded where the file is not such a table.
+    Raises NotGraded where the file is not such a table, or is one of another stage.
     """
 
-    def __init__(self, path: Path, points: Mapping[str, float]) -> None:
+    def __init__(self, path: Path, points: Mapping[str, float], stage: int) -> None:
         self.path, self.points = path, points
         self.rows: dict[str, Row] = {}
         if path.exists():
@@ -188,9 +212,11 @@ class Table:
                         self.rows[row.submission] = row.worth(points)
             except (OSError, ValueError, KeyError, TypeError):
                 raise NotGraded(
-                    f"{path}: is there already, and is no table of `ladder lab grade` for this "
-                    "stage: name another file"
+                    f"{path}: is there already, and is no table of `ladder lab grade`: name "
+                    "another --out"
                 ) from None
+        if others := {row.stage for row in self.rows.values()} - {stage}:
+            raise NotGraded(f"{path}: the table is of stage {min(others)}: name another --out")
 
     def put(self, row: Row) -> Row:
         """Add a row, or replace that of the same name; the row with its points."""
@@ -220,12 +246,14 @@ def plain(row: Row) -> dict[str, Any]:
     return {
         "points": f"{row.points:g}",
         "max_points": f"{row.max_points:g}",
+        "diagnosis": f"'{row.diagnosis}" if row.diagnosis.startswith(FORMULA) else row.diagnosis,
         "checks": json.dumps(row.checks),
     }
 
 
 def read_row(each: Mapping[str, str]) -> Row:
     """Read a row of the table."""
+    each = {"options": "", **each}  # older tables have none
     known: dict[str, Any] = {field.name: each[field.name] for field in fields(Row)}
     numbers = {name: float(known[name]) for name in ("points", "max_points", "seconds")}
     whole = {name: int(known[name]) for name in ("stage", "seed")}

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 from course.lab.checks import Result
 from course.lab.grading.grade import Row
+from harness.records.units import clean
 
 WORDS = {"ok": "passed", "wrong": "wrong", "skipped": "refused by the file's own STAGE"}
 
@@ -22,7 +23,7 @@ def report(row: Row, result: Result, points: Mapping[str, float]) -> str:
         first = next((mark.check for mark in result.marks if not mark.passed), None)
         where = f": the check *{first.name}*" if first and row.verdict != "cheated" else ""
         lines += ["", f"## What to look at first{where}", "", row.diagnosis or "see below", ""]
-        lines += [f"    {line}" for line in result.case]
+        lines += [f"    {clean(line)}" for line in result.case]
         if row.verdict == "cheated":
             lines += ["", "Points are given when the answers come from your own code alone."]
         else:

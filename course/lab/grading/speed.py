@@ -1,13 +1,15 @@
 """Give points for speed on a GPU, if asked: a submission is timed in turns with our own stage."""
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from course.lab import labs
 from harness.isolation.judge import Judge
 from harness.isolation.roster import YOURS, BadStage, describe_files
 from harness.problems import cost
-from harness.problems.problem import Problem
+from harness.problems.problem import DTYPES, Problem
 from harness.runs.comparison import compare
 from harness.runs.plan import Comparison, Limits
 
@@ -30,6 +32,27 @@ class Speed:
     n: int = 8192
     d: int = 64
     dtype: str = "float16"
+
+
+def read_speed(table: Any) -> Speed:
+    """Read the [speed] of a file of points; its points are checked as those of other checks.
+
+    Raises ValueError where it is no such table.
+    """
+    keys = [field.name for field in fields(Speed)]
+    if not isinstance(table, dict) or not {"points"} <= table.keys() <= {*keys}:
+        expected = f"a table with points, and any of {', '.join(keys[1:])}"
+        raise ValueError(f"[speed]: got {table!r}, expected {expected}")
+    asked = Speed(**table)
+    for name in ("b", "h", "n", "d"):
+        if type(size := getattr(asked, name)) is not int or size < 1:
+            raise ValueError(f"[speed]: {name}: got {size!r}, expected a whole number from 1 on")
+    if type(asked.factor) not in (int, float) or not 0 < asked.factor < math.inf:
+        raise ValueError(f"[speed]: factor: got {asked.factor!r}, expected a number above 0")
+    if asked.dtype not in DTYPES:
+        expected = f"one of {', '.join(DTYPES)}"
+        raise ValueError(f"[speed]: dtype: got {asked.dtype!r}, expected {expected}")
+    return asked
 
 
 def judged(path: Path, stage: int, asked: Speed, seed: int, device: str = "cuda") -> str:

@@ -1,0 +1,185 @@
+"""Grading takes the folders, names and files that students and lecturers really give it."""
+
+import csv
+import os
+import sys
+from xml.etree import ElementTree
+
+import pytest
+from ladder_command import in_turn
+from test_grade import of_some, rows_of, write
+
+from course.lab import labs
+from course.lab.grading import calls, grade
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="no such names on Windows")
+
+
+def graded(folder, *options, stage=3):
+    """`ladder lab grade`; an empty file is not written, and costs no process."""
+    return in_turn("lab", "grade", folder, "--stage", stage, *options, cwd=folder.parent)
+
+
+def refused(done, *said):
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done
+    assert all(each in done.stderr for each in said), done.stderr
+
+
+def test_a_table_of_another_stage_is_left_as_it_is(tmp_path):
+    folder = write(tmp_path / "all", a="", b="")
+    assert graded(folder).returncode == 0
+    kept = ["grades.csv", "grades-reports/a.md", "grades-reports/b.md"]
+    before = [(tmp_path / name).read_bytes() for name in kept]
+    refused(graded(folder, stage=1), "grades.csv", "stage 3", "another --out")
+    assert [(tmp_path / name).read_bytes() for name in kept] == before
+
+
+@posix
+def test_any_file_name_has_a_row_that_no_spreadsheet_or_parser_trips_over(tmp_path):
+    folder = write(tmp_path / "all", a="", z="")
+    odd = {
+        b"bad\xff.py": "bad%FF", b"bad\xfe.py": "bad%FE", b"c\x01d.py": "c%01d",
+        b"new\nline.py": "new%0Aline", b"=1+2.py": "%3D1+2", b"-dash.py": "%2Ddash",
+        "Ünï|x.py".encode(): "Ünï|x", b'a,b"c.py': 'a,b"c',
+    }  # fmt: skip
+    for name in odd:
+        (folder / os.fsdecode(name)).touch()
+    done = graded(folder, "--junit", "j.xml", "--gradescope", "g.json")
+    assert done.returncode == 0, done.stderr
+    expected = {"a", "z", *odd.values()}
+    assert rows_of(tmp_path / "grades.csv").keys() == expected
+    assert {path.stem for path in (tmp_path / "grades-reports").iterdir()} == expected
+    suites = ElementTree.parse(tmp_path / "j.xml").getroot().iter("testsuite")
+    assert {suite.get("name") for suite in suites} == expected
+    for only in ("=1+2", "=1+2.py", "%3D1+2", "a"):
+        done = graded(folder, f"--only={only}")
+        assert done.returncode == 0 and "1 graded" in done.stdout, done
+    assert graded(folder).stdout.count("(kept)") == len(expected)
+
+
+def test_a_diagnosis_is_no_formula(tmp_path):
+    row = grade.Row("a", 3, 0, 0, "crashed", "=1+2: none of that", 0, "", "", 0.0, {})
+    table = grade.Table(tmp_path / "grades.csv", {}, 3)
+    table.put(row)
+    assert rows_of(table.path)["a"]["diagnosis"] == "'=1+2: none of that"
+
+
+@posix
+def test_two_submissions_of_one_name_are_refused(tmp_path):
+    folder = write(tmp_path / "all", **{"a%01": "", "a\x01": ""})
+    refused(graded(folder), "a%01", "rename")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"numpy": True},
+        {"limits": calls.Limits(seconds=60.0)},
+        {"limits": calls.Limits(memory=1 << 30)},
+        {"seed": 2},
+    ],
+)
+def test_other_options_grade_again_and_equal_ones_do_not(other, tmp_path):
+    paths = [write(tmp_path, a="") / "a.py"]
+    usual = {"seed": 1, "numpy": False, "limits": calls.Limits()}
+    kept = []
+    for options in (usual, usual, usual | other, usual | other, usual):
+        table = grade.Table(tmp_path / "grades.csv", {}, 5)
+        tell = lambda row, result: kept.append(result is None)  # noqa: E731
+        grade.grade_all(paths, table, 5, **options, tell=tell, anew=False)
+    assert kept == [False, True, False, True, False]
+
+
+def test_a_row_of_an_older_table_is_graded_again(tmp_path):
+    folder, out = write(tmp_path / "all", a=""), tmp_path / "grades.csv"
+    assert graded(folder).returncode == 0
+    [row] = rows_of(out).values()
+    del row["options"]
+    with out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, row)
+        writer.writeheader()
+        writer.writerow(row)
+    done = graded(folder)
+    assert done.returncode == 0 and "(kept)" not in done.stdout
+    again = rows_of(out)["a"]
+    assert again["seed"] == row["seed"] and again["options"]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "first"),
+    [("utf-8-sig", ""), ("latin-1", "# -*- coding: latin-1 -*-\n")],
+)
+def test_source_is_read_as_python_reads_it(encoding, first, tmp_path, monkeypatch):
+    of_some(monkeypatch, "a few keys")
+    path = tmp_path / "a.py"
+    text = labs.source(3).read_text(encoding="utf-8")
+    path.write_bytes(f"{first}{text}\n# Jürgen\n".encode(encoding))
+    assert grade.checks.check(path).verdict == "passed"
+    row, _ = grade.grade(path, 3, 1, False, calls.Limits())
+    assert row.verdict == "passed", row
+    path.write_bytes(f"{first}def attend(q, k, v):\n    pass  # Jürgen\n".encode(encoding))
+    assert grade.grade(path, 3, 1, False, calls.Limits())[0].verdict == "not-written"
+
+
+def test_a_folder_for_other_outputs_is_made_before_anything_is_graded(tmp_path):
+    folder = write(tmp_path / "all", a="")
+    done = graded(folder, "--junit", "new/j.xml", "--gradescope", "more/deep/g.json")
+    assert done.returncode == 0 and (tmp_path / "new" / "j.xml").is_file()
+    assert (tmp_path / "more" / "deep" / "g.json").is_file()
+    for option in ("--junit", "--gradescope"):
+        for taken in ("all", "all/a.py/x"):  # a folder, and a file where a folder is to be
+            done = graded(folder, "--out", "fresh.csv", option, taken)
+            refused(done, option)
+            assert done.stdout == "" and not (tmp_path / "fresh.csv").exists()
+
+
+def test_what_is_not_graded_is_named(tmp_path):
+    folder = write(tmp_path / "all", a="")
+    (folder / "upper.PY").write_text("", encoding="utf-8")
+    (folder / "notes.txt").write_text("", encoding="utf-8")
+    (folder / "late").mkdir()
+    (folder / "__pycache__").mkdir()
+    done = graded(folder)
+    assert done.returncode == 0 and "1 graded" in done.stdout
+    [said] = done.stderr.splitlines()
+    assert all(name in said for name in ("late", "notes.txt", "upper.PY", "*.py"))
+    assert "__pycache__" not in said
+
+
+def test_a_folder_in_place_of_a_file_is_told_what_is_expected(tmp_path):
+    folder = write(tmp_path / "all", a="")
+    (folder / "b.py").mkdir()
+    assert graded(folder).returncode == 0
+    row = rows_of(tmp_path / "grades.csv")["b"]
+    assert row["verdict"] == "crashed" and "b.py: a folder" in row["diagnosis"]
+    assert "one .py file" in row["diagnosis"]
+    refused(in_turn("lab", "check", folder / "b.py", "--stage", 3), "one .py file")
+
+
+@pytest.mark.parametrize(
+    "table",
+    ["speed = 3\n", "[speed]\npoints = 4\nm = 512\n", "[speed]\nfactor = 2\n"],
+)
+def test_speed_with_other_keys_names_those_expected(table, tmp_path):
+    path = tmp_path / "points.toml"
+    path.write_text(table, encoding="utf-8")
+    with pytest.raises(grade.NotGraded) as told:
+        grade.read_points(5, path)
+    said = str(told.value)
+    assert "[speed]" in said and "Speed()" not in said and "__init__" not in said
+    assert all(key in said for key in ("points", "factor", "b", "h", "n", "d", "dtype"))
+
+
+@pytest.mark.parametrize(
+    "line", ["n = -3", "b = true", "d = 64.0", "factor = 0", "factor = nan", 'dtype = "int8"']
+)
+def test_speed_with_a_bad_value_names_its_key(line, tmp_path):
+    path = tmp_path / "points.toml"
+    path.write_text(f"[speed]\npoints = 4\n{line}\n", encoding="utf-8")
+    with pytest.raises(grade.NotGraded, match=rf"\[speed\]: {line.split()[0]}: got "):
+        grade.read_points(5, path)
+
+
+def test_a_stage_without_a_numpy_twin_says_so(tmp_path):
+    folder = write(tmp_path / "all", a="")
+    refused(graded(folder, "--numpy"), "--numpy", "only stage 5")
