@@ -33,6 +33,7 @@ OURS = ("harness", "models", "course", "ladder")  # packages
 STDLIB = sysconfig.get_path("stdlib")
 TORCH = Path(torch.__file__).parent  # it replaces functions of its own when it is asked to compile
 FUSED = ("scaled_dot_product", "multi_head_attention", "transformer_encoder", "flex_attention")
+PRODUCTS = ("mm", "mv", "dot")  # of matrices and vectors
 LEAST = {"events": 40, "operations": 3, "stores": 1}  # less work than this is not compared
 
 FRAMES = "looks into the frames of its callers"
@@ -205,7 +206,8 @@ class Guard:
         self.called(name)
         tensors, new = ([x for x in xs if isinstance(x, torch.Tensor)] for xs in (given, made))
         numbers = [x for x in tensors if self.holds_numbers(x)]
-        watched = tensors if any(map(inexact, new)) else numbers  # exp of integers computes
+        computes = name.endswith(PRODUCTS) or any(map(inexact, new))  # no index arithmetic
+        watched = tensors if computes else numbers
         allowed, least = self.rules["torch"], self.rules["least"]
         if not {"*", name.strip("_")} & {*allowed} and any(x.numel() >= least for x in watched):
             self.end(f"torch's {name} does work that is the submission's own")
