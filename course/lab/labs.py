@@ -1,5 +1,6 @@
 """The labs: their stubs, what labs.toml says of them, and a copy of the checkout to hand out."""
 
+import ast
 import re
 import shutil
 import subprocess
@@ -106,6 +107,10 @@ def export(to: Path, last: int) -> None:
     dropped: list[str] = []
     for name in filter(None, done.stdout.decode().split("\0")):
         (dropped if tells(name, last) else kept).append(name)
+    stub_of = [source(last + 1).relative_to(ROOT).as_posix()] if last + 1 in about() else []
+    while unused := parts(kept) - {x for name in (*kept, *stub_of) for x in imported(name)}:
+        kept = [name for name in kept if name not in unused]  # only stages above import them
+        dropped += sorted(unused)
     for name in kept:
         (to / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, to / name)
@@ -134,6 +139,21 @@ def export(to: Path, last: int) -> None:
 def lines_of(path: Path) -> list[str]:
     """Return the lines of a text file."""
     return path.read_text(encoding="utf-8").splitlines()
+
+
+def parts(names: list[str]) -> set[str]:
+    """Return those of `names` that are modules of stages/, but no stages."""
+    return {x for x in names if re.fullmatch(r"stages/(?!s\d\d_|__)\w+\.py", x)}
+
+
+def imported(name: str) -> set[str]:
+    """Return the files that a file of the checkout may import from."""
+    if not name.endswith(".py"):
+        return set()
+    tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
+    froms = [x for x in ast.walk(tree) if isinstance(x, ast.ImportFrom)]
+    named = {f"{x.module}{name}" for x in froms for name in ("", *(f".{y.name}" for y in x.names))}
+    return {f"{name.replace('.', '/')}.py" for name in named}
 
 
 def tells(name: str, last: int) -> bool:

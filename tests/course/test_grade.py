@@ -24,13 +24,16 @@ SHOWN = {
     "one_entry_copied": "batch, heads and strides",
 }
 SAID = {
+    "arrays_without_import": "to NumPy",
     "autograd_in_stage_0": "torch's bmm",
     "cached_by_content": "remembers its answers",
     "cached_by_pointer": "answer to an earlier call",
     "cached_on_disk": "writes to a file",
+    "complex_numbers": "torch's bmm",
     "exit_0": "ends its process",
     "exit_at_import": "ends its process",
     "falls_back": "",
+    "fixed_point": "torch's sum",
     "forged_descriptor": "speaks for the harness",
     "kernel_copies": "torch's",
     "numpy_computes": "no Triton kernel",
@@ -43,6 +46,7 @@ SAID = {
     "reads_collector": "looks through memory",
     "reads_frames": "frames",
     "reads_processes": "/proc",
+    "sdpa_broken_up": "attention itself",
     "sdpa_called": "attention itself",
     "sdpa_in_stage_3": "attention itself",
     "side_stream": "to a thread",
@@ -51,6 +55,7 @@ SAID = {
     "stage_5_called": "loads s05",
     "torch_computes": "torch's",
     "torch_in_stage_1": "torch's",
+    "twin_by_importlib": "loads numpy_online",
 }
 QUICK = ("cached_by_pointer", "sdpa_called")  # in everyday's lane
 

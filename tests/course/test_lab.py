@@ -161,6 +161,9 @@ def test_a_copy_to_hand_out_tells_nothing_of_the_upper_stages(tmp_path):
     assert in_turn("lab", "export", copy, "--stages", "0-4").returncode == 0
     names = {path.name for path in (copy / "stages").glob("s*.py")}
     assert names == {path.name for path in (ROOT / "stages").glob("s0[0-4]*.py")}
+    parts = {path.name for path in (copy / "stages").glob("*.py")} - names
+    assert {"contract.py", "machine.py"} <= parts and "paged_cache.py" not in parts  # stage 8's
+    assert not [name for name in parts if name.startswith("hopper_")]  # stage 9's
     files = [path for path in copy.rglob("*") if path.is_file()]
     below = "".join(solution(stage).read_text(encoding="utf-8") for stage in range(5))
     for stage in range(5, 9):

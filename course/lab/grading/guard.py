@@ -8,6 +8,7 @@ Code that rewrites this watch in its own process evades it (docs/lecturer.md).
 
 import _thread
 import builtins
+import importlib
 import os
 import sys
 import sysconfig
@@ -20,16 +21,19 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from course.lab.grading.calls import EXIT
+from course.lab.labs import NUMPY
 from harness.isolation.roster import STAGES
 
 OURS = ("harness", "models", "course", "ladder")  # packages
 STDLIB = sysconfig.get_path("stdlib")
 TORCH = Path(torch.__file__).parent  # it replaces functions of its own when it is asked to compile
 FUSED = ("scaled_dot_product", "multi_head_attention", "transformer_encoder", "flex_attention")
+PRODUCTS = ("mm", "mv", "dot")  # of matrices and vectors
 LEAST = {"events": 40, "operations": 3, "stores": 1}  # less work than this is not compared
 
 FRAMES = "looks into the frames of its callers"
@@ -62,7 +66,7 @@ KEPT_CLASSES = (torch.Tensor, torch.cuda.Event, torch.cuda.Stream, torch.Generat
 class Guard:
     """The watch over the submission in the file `path`, by the `rules` of its lab (checks.toml).
 
-    torch    torch's operations that it may use on floating-point tensors; ['*']: all but fused ones
+    torch    torch's operations that it may use on tensors of numbers; ['*']: all but fused ones
     least    elements of a tensor that this is about
     kernels  the outputs that its own Triton kernels must have stored
     imports  modules that it may not import
@@ -78,10 +82,13 @@ class Guard:
         self.stored: list[int] = []  # an address of each store by one of its own kernels
         self.sizes: dict[int, int] = {}  # a storage -> its bytes
         self.own = False  # whether the kernel that runs is the submission's
-        self.operator = Operations(self)
+        self.operator, self.function = Operations(self), Functions(self)
         if rules["kernels"]:
             watch_kernels(self)
-        builtins.__import__ = importer(self, builtins.__import__)
+        for home, name in (
+            (builtins, "__import__"), (importlib, "__import__"), (importlib, "import_module")
+        ):  # fmt: skip
+            setattr(home, name, importer(self, getattr(home, name)))
         for owner in (threading, _thread):  # no audit event tells of a thread
             for name in ("start_new_thread", "start_joinable_thread"):
                 for known in (name, f"_{name}"):
@@ -117,10 +124,10 @@ class Guard:
         self.busy = False
 
     def loads(self, name: str) -> None:
-        """End it where the file whose code it runs is a stage that it may not load."""
+        """End it where the file whose code it runs is a solution that it may not load."""
         path = Path(name)
-        stage = path.parent == STAGES and path.name[1:3].isdigit()
-        if stage and name != self.path and path.name[:3] not in self.rules["stages"]:
+        solution = path == NUMPY or (path.parent == STAGES and path.name[1:3].isdigit())
+        if solution and name != self.path and path.name[:3] not in self.rules["stages"]:
             self.end(f"it loads {path.name}, and is to do that work itself")
 
     def opens(self, name: str, writes: bool) -> None:
@@ -129,7 +136,8 @@ class Guard:
             return
         if writes:
             self.end(f"it writes to a file ({Path(name).name})")
-        if name.startswith("/proc") or Path(name).resolve().parent == STAGES:
+        path = Path(name).resolve()
+        if name.startswith("/proc") or path.parent == STAGES or path == NUMPY:
             self.end(f"it looks for the answer in {name}")
 
     @contextmanager
@@ -140,7 +148,7 @@ class Guard:
             noted.clear()
         self.armed = True
         try:
-            with self.operator:
+            with self.operator, self.function:
                 yield
         finally:
             self.armed = False
@@ -195,16 +203,34 @@ class Guard:
     def operation(self, name: str, given: Sequence[Any], made: Sequence[Any]) -> None:
         """Note an operation of torch, and end the process where it is not allowed."""
         self.operations += 1
-        floats = [x for x in given if isinstance(x, torch.Tensor) and x.is_floating_point()]
+        self.called(name)
+        tensors, new = ([x for x in xs if isinstance(x, torch.Tensor)] for xs in (given, made))
+        numbers = [x for x in tensors if self.holds_numbers(x)]
+        computes = name.endswith(PRODUCTS) or any(map(inexact, new))  # no index arithmetic
+        watched = tensors if computes else numbers
+        allowed, least = self.rules["torch"], self.rules["least"]
+        if not {"*", name.strip("_")} & {*allowed} and any(x.numel() >= least for x in watched):
+            self.end(f"torch's {name} does work that is the submission's own")
+        fresh = {self.place(x) for x in new} - {self.place(x) for x in tensors}
+        for at in fresh:  # a storage that was freed may have been here
+            self.made_from.pop(at, None)
+        if name.startswith("new_") or name.endswith("_like"):  # only a shape is taken
+            return
+        sources = {self.place(x) for x in numbers}
+        for x in [*new, *(numbers[:1] if name.endswith("_") else ())]:  # in place
+            self.made_from.setdefault(self.place(x), set()).update(sources)
+
+    def holds_numbers(self, x: torch.Tensor) -> bool:
+        """Whether `x` holds real or complex numbers, or integers that were made from such."""
+        made = x.dtype is not torch.bool and bool(self.made_from.get(self.place(x)))
+        return made or inexact(x)
+
+    def called(self, name: str) -> None:
+        """End it where the function or operation of torch is forbidden, whatever it is given."""
         if any(word in name for word in FUSED):
             self.end(f"torch's {name} is attention itself")
-        allowed, least = self.rules["torch"], self.rules["least"]
-        if not {"*", name.strip("_")} & {*allowed} and any(x.numel() >= least for x in floats):
-            self.end(f"torch's {name} does work that is the submission's own")
-        sources = {self.place(x) for x in floats}
-        for x in [*made, *(floats[:1] if name.endswith("_") else ())]:  # in place
-            if isinstance(x, torch.Tensor):
-                self.made_from.setdefault(self.place(x), set()).update(sources)
+        if name in ("numpy", "__array__") and "numpy" in self.rules["imports"]:
+            self.end("it hands a tensor to NumPy")
 
     def place(self, x: torch.Tensor) -> int:
         """Return the address at which the storage of `x` begins."""
@@ -247,8 +273,28 @@ def carried_out(
     return made
 
 
+class Functions(TorchFunctionMode):
+    """Tells the guard of every function of torch, also one that torch itself breaks up."""
+
+    def __init__(self, guard: Guard) -> None:
+        super().__init__()
+        self.guard = guard
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Tell of a function, and call it."""
+        self.guard.called(getattr(func, "__name__", ""))
+        return func(*args, **(kwargs or {}))
+
+
 # not in the class: torch would import its compiler, which takes seconds
 Operations.__torch_dispatch__ = carried_out  # type: ignore[assignment]
+
+
+def inexact(x: torch.Tensor) -> bool:
+    """Whether `x` is of a floating-point or complex dtype."""
+    return x.is_floating_point() or x.is_complex()
 
 
 def ender(connection: Connection) -> Callable[[str], None]:
@@ -266,14 +312,16 @@ def ender(connection: Connection) -> Callable[[str], None]:
 
 
 def importer(guard: Guard, real: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Python's import, watching what the submission's own code imports."""
+    """Return a way to import of Python's, watching which modules the submission's code gets."""
 
-    def take(name: str, around: Any = None, *rest: Any, **more: Any) -> Any:
-        if guard.armed and (around or {}).get("__file__") == guard.path:
+    def take(*args: Any, **options: Any) -> Any:
+        got = real(*args, **options)
+        if guard.armed and guard.mine(sys._getframe(1), standard):
+            name = getattr(got, "__name__", "")  # its own, whatever name it was asked for by
             first = name.partition(".")[0]
             if first in guard.rules["imports"] or (first in OURS and not ours(guard.path)):
                 guard.end(f"it imports {name}")
-        return real(name, around, *rest, **more)
+        return got
 
     return take
 
