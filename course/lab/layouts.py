@@ -11,7 +11,10 @@ from harness.problems.problem import Problem
 HIGH = 1000.0  # added to all scores of a row, past exp's overflow in float64: softmax is the same
 
 
-def strided(x: torch.Tensor, step: int = 2) -> torch.Tensor:
+STEPS = 2, 3, 4, 1  # of q, k, v and dO, where they are strided: none as another
+
+
+def strided(x: torch.Tensor, step: int) -> torch.Tensor:
     """`x` (B, H, N, d) stored as (B, N, H, d + 4, step), NaN between its columns and after them."""
     B, H, N, d = x.shape
     stored = x.new_full((B, N, H, d + 4, step), torch.nan)
@@ -23,8 +26,7 @@ def make_given(problem: Problem) -> Given:
     """Make the inputs of a problem; where gradients are asked for, with strides of their own."""
     given = Given(problem)
     if problem.direction == "train":
-        steps = 2, 3, 4, 1  # of q, k, v, dO: none as another
-        given.tensors = tuple(map(strided, given.tensors, steps))
+        given.tensors = tuple(map(strided, given.tensors, STEPS))
     return given
 
 
@@ -40,8 +42,7 @@ def laid(attend: Callable[..., torch.Tensor], layout: str) -> Callable[..., torc
 
     def attend_laid(*given: torch.Tensor, **options: Any) -> torch.Tensor:
         if layout == "strided":
-            q, k, v = given
-            return attend(strided(q), strided(k), strided(v, 3), **options)  # v not as k
+            return attend(*map(strided, given, STEPS), **options)
         q, k, v = (x.double() for x in given)
         d = q.shape[-1]  # one column more, whose share of every score is HIGH
         rest = ((d + 1) / d) ** 0.5
