@@ -1,6 +1,6 @@
 """Lay out the tensors that a check gives a stage, by wrapping the stage's own attend."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -9,8 +9,6 @@ from harness.isolation.call import Given
 from harness.problems.problem import Problem
 
 HIGH = 1000.0  # added to all scores of a row, past exp's overflow in float64: softmax is the same
-
-
 STEPS = 2, 3, 4, 1  # of q, k, v and dO, where they are strided: none as another
 
 
@@ -22,19 +20,17 @@ def strided(x: torch.Tensor, step: int) -> torch.Tensor:
     return stored.transpose(1, 2)[..., :d, 0]
 
 
+def stored(tensors: Iterable[torch.Tensor], layout: str) -> tuple[torch.Tensor, ...]:
+    """Return q, k, v and maybe dO as they are stored in a layout, each with strides of its own."""
+    return tuple(map(strided, tensors, STEPS)) if layout == "strided" else tuple(tensors)
+
+
 def make_given(problem: Problem) -> Given:
     """Make the inputs of a problem; where gradients are asked for, with strides of their own."""
     given = Given(problem)
     if problem.direction == "train":
-        given.tensors = tuple(map(strided, given.tensors, STEPS))
+        given.tensors = stored(given.tensors, "strided")
     return given
-
-
-LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "": lambda x: x,
-    "high": lambda x: x,
-    "strided": strided,
-}
 
 
 def laid(attend: Callable[..., torch.Tensor], layout: str) -> Callable[..., torch.Tensor]:
@@ -42,7 +38,7 @@ def laid(attend: Callable[..., torch.Tensor], layout: str) -> Callable[..., torc
 
     def attend_laid(*given: torch.Tensor, **options: Any) -> torch.Tensor:
         if layout == "strided":
-            return attend(*map(strided, given, STEPS), **options)
+            return attend(*stored(given, layout), **options)
         q, k, v = (x.double() for x in given)
         d = q.shape[-1]  # one column more, whose share of every score is HIGH
         rest = ((d + 1) / d) ** 0.5
