@@ -9,6 +9,7 @@ from harness.isolation.call import Given
 from harness.problems.problem import Problem
 
 HIGH = 1000.0  # added to all scores of a row, past exp's overflow in float64: softmax is the same
+LOW = -300.0  # added to all scores of a row of peaky inputs: all below exp's underflow in float32
 STEPS = 2, 3, 4, 1  # of q, k, v and dO, where they are strided: none as another
 
 
@@ -39,13 +40,14 @@ def laid(attend: Callable[..., torch.Tensor], layout: str) -> Callable[..., torc
     def attend_laid(*given: torch.Tensor, **options: Any) -> torch.Tensor:
         if layout == "strided":
             return attend(*stored(given, layout), **options)
-        q, k, v = (x.double() for x in given)
-        d = q.shape[-1]  # one column more, whose share of every score is HIGH
+        q, k, v = given if layout == "low" else (x.double() for x in given)
+        more = LOW if layout == "low" else HIGH
+        d = q.shape[-1]  # one column more, whose share of every score is `more`
         rest = ((d + 1) / d) ** 0.5
-        q = torch.nn.functional.pad(q * rest, (0, 1), value=HIGH * (d + 1) ** 0.5)
+        q = torch.nn.functional.pad(q * rest, (0, 1), value=more * (d + 1) ** 0.5)
         k, v = torch.nn.functional.pad(k, (0, 1), value=1.0), torch.nn.functional.pad(v, (0, 1))
-        # and a key before all others, of score 0: its weight is exp(-HIGH), which is 0
-        k, v = (torch.nn.functional.pad(x, (0, 0, 1, 0)) for x in (k, v))
+        if layout == "high":  # a key before all others, of score 0: its weight is exp(-HIGH) = 0
+            k, v = (torch.nn.functional.pad(x, (0, 0, 1, 0)) for x in (k, v))
         return attend(q, k, v, **options)[..., :d].to(given[0])
 
     return attend_laid

@@ -121,6 +121,12 @@ def test_the_numpy_twin_is_graded_only_where_it_is_asked_for(monkeypatch):
     ("stage", "check", "old", "new"),
     [
         (0, "scores of 1000", "m_i = max(x.data for x in s)", "m_i = s[0].data"),
+        (
+            5,
+            "large scores",
+            "tl.full((BLOCK_M,), -3.4028234663852886e38",
+            "tl.full((BLOCK_M,), 0.0",
+        ),
         (6, "causal, fewer queries", "start_m + shift + 1, 0", "start_m + shift + 2, 0"),
         (6, "lengths alone", "if HAS_SEQLENS:", "if HAS_SEQLENS and CAUSAL:"),
         (7, "gradients under lengths alone", "range(group)", "range(group if CAUSAL else 1)"),
