@@ -1,6 +1,6 @@
 """Lay out the tensors that a check gives a stage, by wrapping the stage's own attend."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -9,9 +9,11 @@ from harness.isolation.call import Given
 from harness.problems.problem import Problem
 
 HIGH = 1000.0  # added to all scores of a row, past exp's overflow in float64: softmax is the same
+LOW = -300.0  # added to all scores of a row of peaky inputs: all below exp's underflow in float32
+STEPS = 2, 3, 4, 1  # of q, k, v and dO, where they are strided: none as another
 
 
-def strided(x: torch.Tensor, step: int = 2) -> torch.Tensor:
+def strided(x: torch.Tensor, step: int) -> torch.Tensor:
     """`x` (B, H, N, d) stored as (B, N, H, d + 4, step), NaN between its columns and after them."""
     B, H, N, d = x.shape
     stored = x.new_full((B, N, H, d + 4, step), torch.nan)
@@ -19,20 +21,17 @@ def strided(x: torch.Tensor, step: int = 2) -> torch.Tensor:
     return stored.transpose(1, 2)[..., :d, 0]
 
 
+def stored(tensors: Iterable[torch.Tensor], layout: str) -> tuple[torch.Tensor, ...]:
+    """Return q, k, v and maybe dO as they are stored in a layout, each with strides of its own."""
+    return tuple(map(strided, tensors, STEPS)) if layout == "strided" else tuple(tensors)
+
+
 def make_given(problem: Problem) -> Given:
     """Make the inputs of a problem; where gradients are asked for, with strides of their own."""
     given = Given(problem)
     if problem.direction == "train":
-        steps = 2, 3, 4, 1  # of q, k, v, dO: none as another
-        given.tensors = tuple(map(strided, given.tensors, steps))
+        given.tensors = stored(given.tensors, "strided")
     return given
-
-
-LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "": lambda x: x,
-    "high": lambda x: x,
-    "strided": strided,
-}
 
 
 def laid(attend: Callable[..., torch.Tensor], layout: str) -> Callable[..., torch.Tensor]:
@@ -40,15 +39,15 @@ def laid(attend: Callable[..., torch.Tensor], layout: str) -> Callable[..., torc
 
     def attend_laid(*given: torch.Tensor, **options: Any) -> torch.Tensor:
         if layout == "strided":
-            q, k, v = given
-            return attend(strided(q), strided(k), strided(v, 3), **options)  # v not as k
-        q, k, v = (x.double() for x in given)
-        d = q.shape[-1]  # one column more, whose share of every score is HIGH
+            return attend(*stored(given, layout), **options)
+        q, k, v = given if layout == "low" else (x.double() for x in given)
+        more = LOW if layout == "low" else HIGH
+        d = q.shape[-1]  # one column more, whose share of every score is `more`
         rest = ((d + 1) / d) ** 0.5
-        q = torch.nn.functional.pad(q * rest, (0, 1), value=HIGH * (d + 1) ** 0.5)
+        q = torch.nn.functional.pad(q * rest, (0, 1), value=more * (d + 1) ** 0.5)
         k, v = torch.nn.functional.pad(k, (0, 1), value=1.0), torch.nn.functional.pad(v, (0, 1))
-        # and a key before all others, of score 0: its weight is exp(-HIGH), which is 0
-        k, v = (torch.nn.functional.pad(x, (0, 0, 1, 0)) for x in (k, v))
+        if layout == "high":  # a key before all others, of score 0: its weight is exp(-HIGH) = 0
+            k, v = (torch.nn.functional.pad(x, (0, 0, 1, 0)) for x in (k, v))
         return attend(q, k, v, **options)[..., :d].to(given[0])
 
     return attend_laid

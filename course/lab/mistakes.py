@@ -11,7 +11,7 @@ from itertools import product
 
 import torch
 
-from course.lab.layouts import LAYOUTS
+from course.lab.layouts import stored
 from harness.problems.directions import make_output_gradient
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
@@ -54,7 +54,7 @@ class Asked:
 
 def ask(problem: Problem, layout: str) -> Asked:
     """Return the tensors that `problem` gives a stage, in `layout`."""
-    q, k, v = (LAYOUTS[layout](x.double()) for x in make_inputs(problem))
+    q, k, v = stored((x.double() for x in make_inputs(problem)), layout)
     return Asked(
         q, k, v, make_output_gradient(problem).double(), hidden(problem), problem.h // problem.hk
     )
