@@ -96,7 +96,7 @@ def top() -> str:
         body.append([labels[stage, name], *figures])
     header = "TFLOP/s | forward, d = 64 | d = 128 | training, d = 64 | d = 128"
     note = (
-        "No mask / causal; N = 16384, fp16; FlexAttention not tuned; 9 of "
-        "[another run](docs/hopper.md): [more](docs/results.md)."
+        "No mask / causal; N = 16384, fp16; FlexAttention not tuned; 9: "
+        "[another run](docs/hopper.md); [more](docs/results.md)."
     )
     return text.part(header, body, note, *envs)
