@@ -72,8 +72,7 @@ def stages_and_device(
 
     `load` and `memory`: the limits for loading each of `own` (`read_stages`). Where `device` is
     None, it is 'cuda' if the yardstick runs there, else 'cpu'. `gradients`: whether some will be
-    computed. Raises UserError where it is 'cuda'
-    and the yardstick can't run there.
+    computed. Raises UserError where it is 'cuda' and the yardstick can't run there.
     """
     prepare_children(device, gradients)
     stages = read_stages(own, load, memory)

@@ -40,6 +40,7 @@ from stages.gluon_names import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from stages.hopper_problem import by_section, valid_keys
 from stages.hopper_rings import barriers, make_board, make_ring
 
 
@@ -88,17 +89,9 @@ class Problem:
 
         Section by section of heads, in each the keys that most rows see first.
         """
-        key_blocks = gl.cdiv(self.Nk, 128)
-        part = unit // (self.section * key_blocks)
-        rest = unit - part * self.section * key_blocks
-        width = gl.minimum(self.section, self.heads - part * self.section)
-        block = rest // width
-        head = part * self.section + rest - block * width
+        head, block = by_section(unit, self.section, self.heads, gl.cdiv(self.Nk, 128))
         b = head // self.Hk
-        Nk_valid = self.Nk
-        if self.HAS_SEQLENS:
-            Nk_valid = gl.minimum(gl.maximum(gl.load(self.seqlens_ptr + b), 0), self.Nk)
-        return b, head - b * self.Hk, block * 128, Nk_valid
+        return b, head - b * self.Hk, block * 128, valid_keys(self, b)
 
     @gluon.jit
     def span(self, start_n, Nk_valid):
@@ -282,7 +275,6 @@ def walk(
             ds_all = ds_smem.index(use % 2)  # (128, BLOCK_M)
             ds_all.slice(64 * c, 64, 0).store(ds)
             fence_async_shared()
-        if problem.DQ:
             store_wait(0)  # who asked for the last sum waits until it was read, others for him:
             mbarrier.arrive(ds_full.index(use % 2))
             mbarrier.wait(ds_full.index(use % 2), (use // 2) & 1)

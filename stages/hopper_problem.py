@@ -3,6 +3,25 @@
 from stages.gluon_names import aggregate, gl, gluon
 
 
+@gluon.jit
+def by_section(tile, section, heads, blocks):
+    """Head and block of a tile: sections of heads one by one, in each the blocks one by one."""
+    part = tile // (section * blocks)
+    rest = tile - part * section * blocks
+    width = gl.minimum(section, heads - part * section)
+    block = rest // width
+    return part * section + rest - block * width, block
+
+
+@gluon.jit
+def valid_keys(problem, b):
+    """How many keys of batch entry b are valid."""
+    Nk_valid = problem.Nk
+    if problem.HAS_SEQLENS:
+        Nk_valid = gl.minimum(gl.maximum(gl.load(problem.seqlens_ptr + b), 0), problem.Nk)
+    return Nk_valid
+
+
 @aggregate
 class Problem:
     """Sizes and switches: the same for all roles."""
@@ -54,11 +73,7 @@ class Problem:
 
         Section by section of heads, in each the blocks with the most keys first.
         """
-        part = tile // (self.section * self.blocks)
-        rest = tile - part * self.section * self.blocks
-        width = gl.minimum(self.section, self.heads - part * self.section)
-        block = rest // width
-        head = part * self.section + rest - block * width
+        head, block = by_section(tile, self.section, self.heads, self.blocks)
         if self.CAUSAL:
             block = self.blocks - 1 - block
         return self.rows(head * self.blocks + block)
@@ -77,9 +92,7 @@ class Problem:
     @gluon.jit
     def keys(self, b, start_m):
         """How many keys are valid, and how many KV tiles the block from start_m on walks."""
-        Nk_valid = self.Nk
-        if self.HAS_SEQLENS:
-            Nk_valid = gl.minimum(gl.maximum(gl.load(self.seqlens_ptr + b), 0), self.Nk)
+        Nk_valid = valid_keys(self, b)
         end = Nk_valid
         if self.CAUSAL:
             end = gl.minimum(start_m + self.BLOCK_M, self.Nq) + self.Nk - self.Nq

@@ -71,6 +71,20 @@ def make_ring(desc, slots: gl.constexpr, consumers: gl.constexpr):
     return Ring(tiles, barriers(slots, 1), barriers(slots, consumers))
 
 
+@gluon.jit
+def put_number(place, x):
+    """Write the int32 x to `place`, shared memory (1,)."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    place.store(gl.full([1], x, gl.int32, one))
+
+
+@gluon.jit
+def number_at(place):
+    """Read what `put_number` wrote."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    return gl.sum(place.load(one), 0)
+
+
 @aggregate
 class Board:
     """Where the producer posts what comes next: two places of five numbers each."""
@@ -87,19 +101,16 @@ class Board:
 
     @gluon.jit
     def post(self, numbers, turn):
-        one: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
         slot = turn % 2
         mbarrier.wait(self.empty.index(slot), (turn // 2 + 1) & 1)
         for i in gl.static_range(len(numbers)):
-            place = self.numbers.index(slot * len(numbers) + i)
-            place.store(gl.full([1], numbers[i], gl.int32, one))
+            put_number(self.numbers.index(slot * len(numbers) + i), numbers[i])
         barrier()
         mbarrier.arrive(self.full.index(slot))
 
     @gluon.jit
     def number(self, slot, i: gl.constexpr):
-        one: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-        return gl.sum(self.numbers.index(slot * (self.numbers.shape[0] // 2) + i).load(one), 0)
+        return number_at(self.numbers.index(slot * (self.numbers.shape[0] // 2) + i))
 
     @gluon.jit
     def read(self, turn):
