@@ -3,9 +3,13 @@
 Most of them run the first candidate: tuning compiles them all, and would make minutes of seconds.
 """
 
+import faulthandler
+
 import pytest
 
+import stages
 from stages import autotune
+from stages.contract import why_not
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -13,6 +17,17 @@ def tuned_here_alone(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LADDER_CACHE_DIR", str(tmp_path_factory.mktemp("tuned")))
         yield
+
+
+@pytest.fixture
+def on_hopper():
+    """Skip where stage 9 can't run, and end everything where it hangs."""
+    if reason := why_not(stages.by_number(9).STAGE, "cuda"):
+        pytest.skip(reason)
+    # a wrong barrier hangs, and a hanging kernel can't be interrupted
+    faulthandler.dump_traceback_later(300, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture

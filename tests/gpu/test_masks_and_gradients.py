@@ -107,15 +107,19 @@ def test_runs_are_the_same_bit_for_bit_gradients_too():
             assert torch.equal(got, want)
 
 
-def test_gradients_at_offsets_beyond_32_bits_are_those_of_near_tensors():
-    """Heads that lie 2^31 elements apart: an int32 offset would read another's."""
-    n, d = 130, 64
+def near_and_far(n=130, d=64):
+    """q, k, v and dO, and the same with heads 2^31 elements apart: int32 would read another's."""
     far = (1 << 31) + 1024
     big = torch.empty(far + 4 * n * d, dtype=torch.float16, device="cuda")
     near = [torch.randn(1, 2, n, d, device="cuda").half() for _ in range(4)]
     views = [big[i * n * d :].as_strided((1, 2, n, d), (far, far, d, 1)) for i in range(4)]
     for view, x in zip(views, near, strict=True):
         view.copy_(x)
+    return near, views
+
+
+def test_gradients_at_offsets_beyond_32_bits_are_those_of_near_tensors():
+    near, views = near_and_far()
     answers = []
     for q, k, v, dO in (views, near):
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]

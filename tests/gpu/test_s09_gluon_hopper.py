@@ -1,6 +1,5 @@
 """Stage 9 on a Hopper GPU: the contract, each configuration, and races; elsewhere skipped."""
 
-import faulthandler
 import math
 
 import pytest
@@ -9,9 +8,8 @@ from test_masks_and_gradients import MASKS, verdict
 from test_on_a_gpu import everything, problem
 
 import stages
-from stages.contract import why_not
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("on_hopper")]
 
 STAGE, FLASH2 = stages.by_number(9), stages.by_number(6)
 RAGGED = [
@@ -26,16 +24,6 @@ CONFIGS = [
     (64, "THREE_CONSUMERS"),
     (64, "TWO_CTAS"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def on_hopper():
-    if reason := why_not(STAGE.STAGE, "cuda"):
-        pytest.skip(reason)
-    # a wrong barrier hangs, and a hanging kernel can't be interrupted
-    faulthandler.dump_traceback_later(300, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.mark.parametrize("inputs", ["normal", "peaky"])

@@ -1,19 +1,17 @@
 """Stage 9's backward pass on a Hopper GPU: exact, and the same at every launch; else skipped."""
 
-import faulthandler
 import math
 
 import pytest
 import torch
-from test_masks_and_gradients import MASKS, verdict
+from test_masks_and_gradients import MASKS, near_and_far, verdict
 from test_on_a_gpu import problem
 
 import stages
 from harness.measures.memory import measure_peak
 from stages import hopper_gradients
-from stages.contract import why_not
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("on_hopper")]
 
 STAGE = stages.by_number(9)
 # keys and queries of one tile, of several, and of none that is whole; several tiles before a mask
@@ -25,16 +23,6 @@ LENGTHS = [
     (384, 384, 2, True, (256, 1)),
     (70, 300, 4, True, (0, 7)),
 ]
-
-
-@pytest.fixture(autouse=True)
-def on_hopper():
-    if reason := why_not(STAGE.STAGE, "cuda"):
-        pytest.skip(reason)
-    # a wrong barrier hangs, and a hanging kernel can't be interrupted
-    faulthandler.dump_traceback_later(300, exit=True)
-    yield
-    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.mark.parametrize("inputs", ["normal", "peaky"])
@@ -136,14 +124,7 @@ def test_an_output_gradient_may_have_any_strides(d):
 
 
 def test_gradients_at_offsets_beyond_32_bits_are_those_of_near_tensors():
-    """Heads that lie 2^31 elements apart: an int32 offset would read another's."""
-    n, d = 130, 64
-    far = (1 << 31) + 1024
-    big = torch.empty(far + 4 * n * d, dtype=torch.float16, device="cuda")
-    near = [torch.randn(1, 2, n, d, device="cuda").half() for _ in range(4)]
-    views = [big[i * n * d :].as_strided((1, 2, n, d), (far, far, d, 1)) for i in range(4)]
-    for view, x in zip(views, near, strict=True):
-        view.copy_(x)
+    near, views = near_and_far()
     want = gradients(*near, causal=True)
     for got, expected in zip(gradients(*views, causal=True), want, strict=True):
         assert torch.equal(got, expected)

@@ -202,6 +202,15 @@ class Started:
                 pass
         return found
 
+    def at_work(self):
+        """Whether the command's fork server has a child: the command itself waits for that one."""
+        for process in self.left_behind():
+            with contextlib.suppress(psutil.Error):
+                parents = [parent.pid for parent in process.parents()]
+                if self.process.pid in parents[1:]:
+                    return True
+        return False
+
     def wait_until_gone(self, seconds=15):
         """The processes that are still there `seconds` after the command has ended."""
         deadline = time.monotonic() + seconds

@@ -34,7 +34,7 @@ def test_ctrl_c_leaves_a_valid_file_a_table_and_a_plot_of_what_is_done(tmp_path)
 def test_ctrl_c_before_the_first_end_says_that_there_is_nothing(tmp_path):
     path = tmp_path / "run.jsonl"
     with Started(*TINY, "99999", "--out", path, log=tmp_path / "log") as run:
-        run.wait_for(lambda: path.exists() and run.text(), "its file and its first words")
+        run.wait_for(lambda: path.exists() and run.at_work(), "its file, and the first training")
         run.process.send_signal(signal.SIGINT)
         assert run.process.wait(60) == 130
         assert run.wait_until_gone() == []
