@@ -45,11 +45,11 @@ class Notes:
         put_number(self.latest.index(c), latest)
 
     @gluon.jit
-    def latest_of(self, c: gl.constexpr):
+    def latest_of(self, c):
         return number_at(self.latest.index(c))
 
     @gluon.jit
-    def before(self, c: gl.constexpr, entry):
+    def before(self, c, entry):
         return gl.load(self.before_ptr + c * self.tiles + entry)
 
 
@@ -78,15 +78,15 @@ def take_out(v, start_n, first_smem):
     SIDE: gl.constexpr = 64
     L: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
     for side in gl.static_range(v.shape[1] // SIDE):
-        noted = first_smem.slice(side * SIDE, SIDE, 0)
-        first = noted.load(gl.SliceLayout(0, L))  # (SIDE,)
+        first = gl.full([PART, SIDE], 0x7FFFFFFF, gl.int32, L)
         for i in gl.static_range(v.shape[0] // PART):
             part = v.slice(i * PART, PART, 0).slice(side * SIDE, SIDE, 1)
             values = part.load(L).to(gl.float32)  # (PART, SIDE)
             finite = gl.abs(values) < float("inf")
             keys = start_n + i * PART + gl.arange(0, PART, layout=gl.SliceLayout(1, L))
-            first = gl.minimum(first, gl.min(gl.where(finite, 0x7FFFFFFF, keys[:, None]), 0))
+            first = gl.where(finite, first, gl.minimum(first, keys[:, None]))
             part.store(gl.where(finite, values, 0.0).to(v.dtype))
-        noted.store(first)
+        noted = first_smem.slice(side * SIDE, SIDE, 0)
+        noted.store(gl.minimum(noted.load(gl.SliceLayout(0, L)), gl.min(first, 0)))
     fence_async_shared()  # the matrix unit reads what threads wrote
     barrier()

@@ -37,9 +37,8 @@ class Problem:
     tiles: gl.tensor  # blocks * heads
     CAUSAL: gl.constexpr
     HAS_SEQLENS: gl.constexpr
-    MASKED: gl.constexpr  # KV tiles of a query tile that may need a mask: 0, 1, 2 for several
+    MASKED: gl.constexpr  # of the KV tiles that a consumer walks, how many may need a mask: 0, 1, 2
     LSE: gl.constexpr
-    OVERLAP: gl.constexpr  # S of one KV tile with P V of the one before
     GUARD: gl.constexpr  # look for NaN in results: hidden values may be infinite or NaN
     BLOCK_M: gl.constexpr
     BLOCK_N: gl.constexpr
@@ -47,7 +46,7 @@ class Problem:
     @gluon.constexpr_function
     def __init__(
         self, seqlens_ptr, H, group, Nq, Nk, blocks, heads, section, tiles,
-        CAUSAL, HAS_SEQLENS, MASKED, LSE, OVERLAP, GUARD, BLOCK_M, BLOCK_N,
+        CAUSAL, HAS_SEQLENS, MASKED, LSE, GUARD, BLOCK_M, BLOCK_N,
     ):  # fmt: skip
         self.seqlens_ptr = seqlens_ptr
         self.H = H
@@ -62,7 +61,6 @@ class Problem:
         self.HAS_SEQLENS = gl.constexpr(HAS_SEQLENS)
         self.MASKED = gl.constexpr(MASKED)
         self.LSE = gl.constexpr(LSE)
-        self.OVERLAP = gl.constexpr(OVERLAP)
         self.GUARD = gl.constexpr(GUARD)
         self.BLOCK_M = gl.constexpr(BLOCK_M)
         self.BLOCK_N = gl.constexpr(BLOCK_N)
@@ -109,9 +107,13 @@ class Problem:
         return seen
 
     @gluon.jit
-    def masked(self, start_m, Nk_valid, steps):
-        """Return how many KV tiles, from the last back, some row of a tile sees only in part."""
-        full = Nk_valid
+    def hidden(self, first_row, Nk_valid, steps):
+        """How many KV tiles, from the last back, no row of the 64 from first_row on sees.
+
+        At least one is left; rows past Nq keep only that.
+        """
+        end = Nk_valid
         if self.CAUSAL:
-            full = gl.maximum(gl.minimum(full, start_m + self.Nk - self.Nq + 1), 0)
-        return steps - gl.minimum(full // self.BLOCK_N, steps)
+            end = gl.minimum(end, first_row + 64 + self.Nk - self.Nq)
+        end = gl.where(first_row < self.Nq, end, 0)
+        return steps - gl.maximum(gl.cdiv(end, self.BLOCK_N), 1)

@@ -1,6 +1,6 @@
 """Stage 9, Gluon on Hopper: loads, matrix products and softmax at the same time.
 
-    one CTA stays on each multiprocessor (or two do) and takes tiles of query rows, one by one
+    one CTA stays on each multiprocessor and takes tiles of query rows, one by one
     producer    1 warp: has the copy engine (TMA) bring tiles of Q, K and V
     consumers   2 or 3 warpgroups, 64 query rows each: products, softmax, the output
 
@@ -17,9 +17,10 @@
                 empty: the producer waits until all have read that
 
 The output is written over its queries and copied out from there; the slot is given back a tile
-later. KV tiles are walked from the last visible one back, so that the first of them needs a mask,
-or the first few, where the diagonal does not begin with a tile. Where keys are hidden, 64 rows with
-a NaN among them are not written but walked again at the end, with care (stages/hopper_again.py).
+later. A consumer skips the KV tiles that none of its rows sees and walks the others from the last
+one back, so that only the first needs a mask, or the first two, where its part of the diagonal
+crosses the border between them. Where keys are hidden, 64 rows with a NaN among them are not
+written but walked again at the end, with care (stages/hopper_again.py).
 
 The backward pass is divided among roles, too (stages/hopper_backward.py; stages/hopper_gradients.py
 launches it): five products in one pass over the keys, where stage 7 has seven in two.
@@ -116,9 +117,19 @@ def producer(q_desc, k_desc, v_desc, counter_ptr, q_rings, k_ring, v_ring, board
 
 @gluon.jit
 def hide(s, start_n, seen):
-    """Scores (64, BLOCK_N) of the keys from start_n on, -inf from each row's `seen`-th key on."""
-    cols = start_n + gl.arange(0, s.shape[1], layout=gl.SliceLayout(0, s.type.layout))
-    return gl.where(cols[None, :] < seen[:, None], s, float("-inf"))
+    """Scores (64, BLOCK_N) of the keys from start_n on, -inf from each row's `seen`-th key on.
+
+    Of every 8 columns a thread holds the same 2. They are taken from what its rows see, once; then
+    all that is left to compare with is the number of the 8, which is known when compiling.
+    """
+    eights = gl.reshape(s, [64, s.shape[1] // 8, 8])
+    L: gl.constexpr = eights.type.layout
+    column = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, L)))
+    left = gl.convert_layout(seen - start_n, gl.SliceLayout(1, gl.SliceLayout(1, L)))
+    left = left[:, None] - column[None, :]  # (64, 8)
+    first = 8 * gl.arange(0, s.shape[1] // 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, L)))
+    shown = gl.where(first[None, :, None] < left[:, None, :], eights, float("-inf"))
+    return gl.convert_layout(gl.reshape(shown, [64, s.shape[1]]), s.type.layout)
 
 
 @gluon.jit
@@ -175,8 +186,8 @@ def hand_over(q_ring, turn):
 
 
 @gluon.jit
-def skip_hidden(k_ring, v_ring, use, last):
-    """The first `last` KV tiles, of which no row of this consumer sees anything."""
+def skip(k_ring, v_ring, use, last):
+    """The first `last` KV tiles: no row of this consumer sees any of their keys."""
     for j in range(last):
         k_ring.take(use + j)
         k_ring.give_back(use + j)
@@ -185,29 +196,7 @@ def skip_hidden(k_ring, v_ring, use, last):
 
 
 @gluon.jit
-def walk_in_turn(
-    acc, m_i, l_i, q, k_ring, v_ring, use, first, last, start_n, seen, qk_scale,
-    MASKED: gl.constexpr,
-):  # fmt: skip
-    """The KV tiles `first` to `last`, each product waited for at once."""
-    BLOCK_N: gl.constexpr = k_ring.tiles.shape[3]
-    for j in range(first, last):
-        s = scores(q, k_ring.take(use + j), seen)  # (64, BLOCK_N)
-        s = warpgroup_mma_wait(0, deps=[s])
-        k_ring.give_back(use + j)
-        if MASKED:
-            s = hide(s, start_n - j * BLOCK_N, seen)
-        p, m_i, l_i, alpha = exponentiate(s, m_i, l_i, qk_scale)
-        acc = rescale(acc, alpha)
-        p = as_operand(p, acc, q.dtype)
-        acc = warpgroup_mma(p, v_ring.take(use + j), acc, is_async=True)
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        v_ring.give_back(use + j)
-    return acc, m_i, l_i
-
-
-@gluon.jit
-def walk_overlapped(
+def walk(
     p, acc, m_i, l_i, q, k_ring, v_ring, use, first, last, start_n, seen, qk_scale,
     MASKED: gl.constexpr,
 ):  # fmt: skip
@@ -237,69 +226,49 @@ def consumer(common, q_ring, c: gl.constexpr):
     BLOCK_D: gl.constexpr = o_desc.block_shape[3]
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
-    Nq, shift = problem.Nq, problem.Nk - problem.Nq
+    Nq = problem.Nq
     use = 0  # KV tiles so far: says slot and phase of the rings
     turn = 0  # query tiles so far
     left = -1  # what this consumer noted last
     b, h, start_m, Nk_valid, steps = board.read(0)
     while steps > 0:
         start_n = (steps - 1) * BLOCK_N
-        rows = start_m + 64 * c + gl.arange(0, 64, layout=gl.SliceLayout(1, S))  # (64,)
+        first_row = start_m + 64 * c
+        rows = first_row + gl.arange(0, 64, layout=gl.SliceLayout(1, S))  # (64,)
         seen = problem.seen(rows, Nk_valid)  # (64,)
-        some = Nk_valid  # keys that some row of this consumer sees
-        if problem.CAUSAL:
-            some = gl.maximum(gl.minimum(some, start_m + 64 * c + 64 + shift), 0)
-        masked = problem.masked(start_m, Nk_valid, steps)
-        skipped = 0  # of these
-        if MASKED == 2:
-            skipped = gl.minimum(steps - gl.cdiv(some, BLOCK_N), gl.maximum(masked - 1, 0))
+        skipped = problem.hidden(first_row, Nk_valid, steps)
 
         # running max of s * qk_scale: the lowest float32, where -inf - -inf would be NaN
         m_i = gl.full([64], -3.4028234663852886e38, gl.float32, gl.SliceLayout(1, S))
         l_i = row_sums(gl.zeros([64, BLOCK_N], gl.float32, S))  # (64, 8)
         acc = gl.zeros([64, BLOCK_D], gl.float32, A)
-        if MASKED == 2:
-            skip_hidden(k_ring, v_ring, use, skipped)
+        skip(k_ring, v_ring, use, skipped)
         q = q_ring.take(turn)
         # The first products run in either case, whatever the sizes: where the first of two loops
         # with products may have no iteration, ptxas 12.8 omits what they share from the second
+        s = scores(q, k_ring.take(use + skipped), seen)
+        hand_over(q_ring, turn)
+        s = warpgroup_mma_wait(0, deps=[s])
+        k_ring.give_back(use + skipped)
+        if MASKED > 0:
+            s = hide(s, start_n - skipped * BLOCK_N, seen)
+        p, m_i, l_i, _ = exponentiate(s, m_i, l_i, qk_scale)
+        p = as_operand(p, acc, o_desc.dtype)
         first = skipped + 1
-        if problem.OVERLAP:
-            s = scores(q, k_ring.take(use + skipped), seen)
-            hand_over(q_ring, turn)
-            s = warpgroup_mma_wait(0, deps=[s])
-            k_ring.give_back(use + skipped)
-            if MASKED > 0:
-                s = hide(s, start_n - skipped * BLOCK_N, seen)
-            p, m_i, l_i, _ = exponentiate(s, m_i, l_i, qk_scale)
-            p = as_operand(p, acc, o_desc.dtype)
-            if MASKED == 2:
-                p, acc, m_i, l_i = walk_overlapped(
-                    p, acc, m_i, l_i, q, k_ring, v_ring, use, first, masked,
-                    start_n, seen, qk_scale, True,
-                )  # fmt: skip
-                first = gl.maximum(first, masked)
-            p, acc, m_i, l_i = walk_overlapped(
-                p, acc, m_i, l_i, q, k_ring, v_ring, use, first, steps,
-                start_n, seen, qk_scale, False,
+        if MASKED == 2:
+            second = gl.minimum(first + 1, steps)
+            p, acc, m_i, l_i = walk(
+                p, acc, m_i, l_i, q, k_ring, v_ring, use, first, second,
+                start_n, seen, qk_scale, True,
             )  # fmt: skip
-            acc = warpgroup_mma(p, v_ring.take(use + steps - 1), acc, is_async=True)
-            acc = warpgroup_mma_wait(0, deps=[acc])
-            v_ring.give_back(use + steps - 1)
-        else:
-            hand_over(q_ring, turn)
-            first = gl.maximum(first, masked)
-            if MASKED > 0:
-                acc, m_i, l_i = walk_in_turn(
-                    acc, m_i, l_i, q, k_ring, v_ring, use, skipped, first,
-                    start_n, seen, qk_scale, True,
-                )  # fmt: skip
-            else:
-                first = 0
-            acc, m_i, l_i = walk_in_turn(
-                acc, m_i, l_i, q, k_ring, v_ring, use, first, steps,
-                start_n, seen, qk_scale, False,
-            )  # fmt: skip
+            first = second
+        p, acc, m_i, l_i = walk(
+            p, acc, m_i, l_i, q, k_ring, v_ring, use, first, steps,
+            start_n, seen, qk_scale, False,
+        )  # fmt: skip
+        acc = warpgroup_mma(p, v_ring.take(use + steps - 1), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+        v_ring.give_back(use + steps - 1)
 
         l_i = across(l_i, seen)
         if MASKED > 0:
@@ -308,7 +277,6 @@ def consumer(common, q_ring, c: gl.constexpr):
         q_ring.take(turn).store(rescale(acc, 1.0 / l_i).to(o_desc.dtype))
         fence_async_shared()
         barrier()
-        first_row = start_m + 64 * c
         if problem.GUARD:
             # NaN where one of them is, or +inf meets -inf, which only costs a second walk
             total = gl.sum(gl.sum(acc, 1), 0)
@@ -332,8 +300,7 @@ def consumer(common, q_ring, c: gl.constexpr):
 
 @gluon.jit
 def walk_again(
-    q_desc, k_desc, v_desc, o_desc, q_tile, k_tile, v_tile, bar, use, notes, problem, qk_scale,
-    c: gl.constexpr,
+    q_desc, k_desc, v_desc, o_desc, q_tile, k_tile, v_tile, bar, use, notes, problem, qk_scale, c,
 ):  # fmt: skip
     """Compute again the rows that consumer c has left.
 
@@ -402,19 +369,18 @@ def attention_kernel(
     q_desc, k_desc, v_desc, o_desc, lse_ptr, seqlens_ptr, counter_ptr,
     H, group, Nq, Nk, blocks, heads, section, tiles, qk_scale,
     CAUSAL: gl.constexpr, HAS_SEQLENS: gl.constexpr, MASKED: gl.constexpr, LSE: gl.constexpr,
-    OVERLAP: gl.constexpr,
     CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr,
     CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """All roles' shared memory and barriers; then each warp goes its own way.
 
     Descriptors have blocks of (1, 1, rows, BLOCK_D). MASKED: 0 no KV tile needs a mask, 1 the first
-    one of each query tile may, 2 several may.
+    one that a consumer walks may, 2 the first two may.
     """
     GUARD: gl.constexpr = CAUSAL or HAS_SEQLENS
     problem = Problem(
         seqlens_ptr if HAS_SEQLENS else counter_ptr, H, group, Nq, Nk, blocks, heads, section,
-        tiles, CAUSAL, HAS_SEQLENS, MASKED, LSE, OVERLAP, GUARD, 64 * CONSUMERS, BLOCK_N,
+        tiles, CAUSAL, HAS_SEQLENS, MASKED, LSE, GUARD, 64 * CONSUMERS, BLOCK_N,
     )  # fmt: skip
     k_ring = make_ring(k_desc, 2, CONSUMERS)
     v_ring = make_ring(v_desc, 3, CONSUMERS)  # a third slot helps here, not for K
@@ -444,7 +410,7 @@ def attention_kernel(
         )  # fmt: skip
     if GUARD:
         use = 0
-        for c in gl.static_range(CONSUMERS):
+        for c in range(CONSUMERS):
             use = walk_again(
                 q_desc, k_desc, v_desc, o_desc, q0.tiles.index(0), k_ring.tiles.index(0),
                 v_ring.tiles.index(0), bar.index(0), use, notes, problem, qk_scale, c,
@@ -463,29 +429,26 @@ def attention_kernel(
 class Config(NamedTuple):
     """How the roles share a multiprocessor: it has 64K registers and 227 KB of shared memory.
 
-    In the order of the kernel's last arguments, but for the last two.
+    In the order of the kernel's last arguments.
     """
 
-    OVERLAP: bool = True
     CONSUMERS: int = 2
     BLOCK_N: int = 128
     CONSUMER_REGS: int = 240
     PRODUCER_REGS: int = 24
-    ctas: int = 1
-    maxnreg: int | None = None
 
 
 TWO_CONSUMERS = Config()
 THREE_CONSUMERS = Config(CONSUMERS=3, CONSUMER_REGS=160, PRODUCER_REGS=32)
-# two CTAs to a multiprocessor: while one waits for its products, the other computes its softmax
-TWO_CTAS = Config(OVERLAP=False, BLOCK_N=64, CONSUMER_REGS=104, ctas=2, maxnreg=80)
 
 
-def plan(d: int, causal: bool) -> Config:
-    """Choose one of these for a problem: the best found on an H200."""
-    if d > 64:
-        return TWO_CONSUMERS
-    return TWO_CTAS if causal else THREE_CONSUMERS
+def plan(d: int, causal: bool, Nk: int) -> Config:
+    """Choose one of these for a problem: the best found on an H200.
+
+    Three consumers' accumulators fit the registers up to d = 64. Where a causal mask leaves few
+    keys, a tile of fewer rows sees less of what is hidden.
+    """
+    return TWO_CONSUMERS if d > 64 or (causal and Nk <= 2048) else THREE_CONSUMERS
 
 
 @functools.lru_cache(maxsize=MOST_KEPT)
@@ -509,20 +472,18 @@ def prepare(
     blocks = -(-Nq // BLOCK_M)
     tiles = B * H * blocks
     # tiles and keys are counted in int32
-    if dtype == torch.float32 or d > 128 or max(tiles * config.CONSUMERS, Nk) >= 1 << 30:
+    if dtype == torch.float32 or d > 128 or max(tiles * config.CONSUMERS, Nq, Nk) >= 1 << 30:
         return None
     # the blocks of a head are neighbours, and read the same K and V; under a causal mask those of
     # several heads, so that the longest of them come first
     section = min(H // Hk * (max(1, L2_BYTES // (4 * Nk * d)) if causal else 1), B * H)
-    if causal and (BLOCK_N % BLOCK_M or (Nk - Nq) % BLOCK_M):
-        masked = 2  # the diagonal of a query tile crosses KV tiles' borders
-    else:
-        masked = int(causal or has_seqlens or Nk % BLOCK_N != 0)
+    masked = int(causal or has_seqlens or Nk % BLOCK_N != 0)
+    if causal and (Nk - Nq) % 64:
+        masked = 2  # the diagonal of a consumer's 64 rows may cross the border of two KV tiles
     sizes = (H, H // Hk, Nq, Nk, blocks, B * H, section, tiles, d**-0.5 * LOG2_E)
-    switches = (causal, has_seqlens, masked, has_lse, *config[:-2])
-    grid = min(config.ctas * multiprocessors(device), tiles)
-    options = {"num_warps": 4, "maxnreg": config.maxnreg}
-    launch = Launch(attention_kernel, grid, sizes, switches, **options)
+    switches = (causal, has_seqlens, masked, has_lse, *config)
+    grid = min(multiprocessors(device), tiles)
+    launch = Launch(attention_kernel, grid, sizes, switches, num_warps=4)
     notes = tiles * config.CONSUMERS if causal or has_seqlens else 0
     return launch, BLOCK_N, 64 if d <= 64 else 128, notes
 
@@ -541,7 +502,7 @@ def forward(
     lse (B, H, Nq) float32 is in base 2, as stage 6's.
     """
     has_seqlens, has_lse = seqlens_k is not None, lse is not None
-    config = config or plan(q.shape[3], causal)
+    config = config or plan(q.shape[3], causal, k.shape[2])
     found = prepare(q.shape, k.shape, q.dtype, q.device, causal, has_seqlens, has_lse, config)
     if found is None:
         return flash2_forward(q, k, v, causal, seqlens_k, lse=lse)

@@ -22,12 +22,14 @@ query_heads    the cost model is told the query heads for the key heads: a known
 
 Of stage 9, each without one of its ideas:
 
-in_turn         S of a KV tile isn't begun before P V of the tile before
+in_turn         S of a KV tile isn't begun before P V of the tile before is done
 whole_sums      the row sums are added up across threads at every tile
 launched        a CTA for each query tile, none stays
 static          CTA i has tiles i, i + 132, ...: no counter says which is next
 heads_first     neighbours are heads, not blocks of one head
 two_consumers   for d = 64, too, as many consumers and as large tiles as for d = 128
+past_the_end    consumers whose rows are all past Nq walk the KV tiles like the others
+by_column       the masks compare the index of each column
 unguarded       nobody looks for NaN: one that is hidden from some rows spoils them
 two_kernels     gradients by stage 7's two kernels: seven products in two passes
 
@@ -142,7 +144,18 @@ def hopper(number: int, name: str, changes: dict[str, str]) -> dict[str, str]:
 
 
 OF_STAGE_9: dict[str, dict[str, str]] = {
-    "in_turn": hopper(91, "in_turn", {"OVERLAP: bool = True": "OVERLAP: bool = False"}),
+    "in_turn": hopper(91, "in_turn", {
+        "        s = scores(q, k_ring.take(use + j), seen)  # (64, BLOCK_N)\n": "",
+        "        s = warpgroup_mma_wait(1, deps=[s])  # the older of the two\n": (
+            "        acc = warpgroup_mma_wait(0, deps=[acc])\n"
+            "        v_ring.give_back(use + j - 1)\n"
+            "        s = scores(q, k_ring.take(use + j), seen)\n"
+            "        s = warpgroup_mma_wait(0, deps=[s])\n"
+        ),
+        "        acc = warpgroup_mma_wait(0, deps=[acc])\n"
+        "        v_ring.give_back(use + j - 1)\n"
+        "        acc = rescale(acc, alpha)\n": "        acc = rescale(acc, alpha)\n",
+    }),
     "whole_sums": hopper(92, "whole_sums", {
         "return gl.sum(gl.reshape(p, [64, p.shape[1] // 8, 8]), 1)": "return gl.sum(p, 1)",
         "l_i * gl.convert_layout(alpha, gl.SliceLayout(1, sums.type.layout))[:, None] + sums": (
@@ -151,7 +164,7 @@ OF_STAGE_9: dict[str, dict[str, str]] = {
         "gl.sum(l_i, 1)": "l_i",
     }),
     "launched": hopper(93, "launched", {
-        "grid = min(config.ctas * multiprocessors(device), tiles)": "grid = tiles",
+        "grid = min(multiprocessors(device), tiles)": "grid = tiles",
     }),
     "static": hopper(94, "static", {
         "        fetched = gl.atomic_add(counter_ptr, 1)\n": "",
@@ -164,7 +177,18 @@ OF_STAGE_9: dict[str, dict[str, str]] = {
         ),
     }),
     "two_consumers": hopper(96, "two_consumers", {
-        "return TWO_CTAS if causal else THREE_CONSUMERS": "return TWO_CONSUMERS",
+        "return TWO_CONSUMERS if d > 64 or (causal and Nk <= 2048) else THREE_CONSUMERS": (
+            "return TWO_CONSUMERS"
+        ),
+    }),
+    "past_the_end": hopper(90, "past_the_end", {
+        "problem.hidden(first_row, ": "problem.hidden(gl.minimum(first_row, Nq - 1), ",
+    }),
+    "by_column": hopper(99, "by_column", {
+        "gl.where(first[None, :, None] < left[:, None, :], eights": (
+            "gl.where((first[None, :, None] + column[None, None, :]) < left[:, None, :], eights"
+        ),
+        "left = left[:, None] - column[None, :]  # (64, 8)": "left = left[:, None]",
     }),
     "unguarded": hopper(97, "unguarded", {
         "GUARD: gl.constexpr = CAUSAL or HAS_SEQLENS": "GUARD: gl.constexpr = False",
