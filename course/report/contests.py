@@ -132,11 +132,15 @@ def decoding() -> str:
     made = contest_groups.decode_table(
         every, [cell for _, cells in runs for cell in cells], ceilings
     )
-    planned = contest_groups.shapes([entry for env, _ in runs for entry in env["plan"]])
-    notes = list(made.notes)
-    if (missing := len(planned) - len(made.rows)) > 0:
-        notes.append(f"Of the {len(planned)} rows {missing} are not measured: a run was cut off.")
+    notes = [*made.notes, *cut_off([env for env, _ in runs], len(made.rows))]
     return "\n\n".join([table.markdown([made], *notes), text.machine(runs[0][0])])
+
+
+def cut_off(envs: Sequence[Record], shown: int) -> list[str]:
+    """A note on the rows of a decode suite's plan that were not measured, where there are any."""
+    planned = len(contest_groups.shapes([entry for env in envs for entry in env["plan"]]))
+    missing = planned - shown
+    return [f"Of the {planned} rows {missing} are not measured: a run was cut off."][: missing > 0]
 
 
 def parts() -> str:
@@ -167,7 +171,7 @@ def parts() -> str:
     header = "B, H, Hk, N, d | Nq | the model's parts | time | fastest of those tried"
     header += " | model | not split | at most 8 | by query heads"
     note = "n x: the time over the shortest. Paired; the model is asked for 132 multiprocessors."
-    return text.part(header, body, note, env)
+    return text.part(header, body, " ".join([note, *cut_off([env], len(body))]), env)
 
 
 def chosen_parts(record: Record) -> int:

@@ -44,7 +44,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "tuner-key": contests.tuner_key,
     "sanitizer": contests.sanitizer,
     # docs/hopper.md
-    **{x: partial(contests.on_hopper, x) for x in ("hopper", "hopper-float16", "hopper-bwd")},
+    **{
+        name: partial(contests.on_hopper, name)
+        for name in ("hopper", "hopper-float16", "hopper-bwd", "hopper-train")
+    },
     "hopper-variants": partial(contests.variants, 9, "hopper-variants"),
     # docs/benchmarks.md, docs/training.md
     "001-forward": partial(contests.source_001, "fwd", 6),

@@ -1,6 +1,6 @@
 """Helpers for the generated parts of README and docs: find records, write Markdown tables."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -93,15 +93,19 @@ def edited_since(env: Record) -> set[int]:
     return edited
 
 
-def machine(*envs: Record) -> str:
-    """The machines of records, one line each, and the stages that were edited since."""
+def machine(*envs: Record, shown: Collection[int] | None = None) -> str:
+    """The machines of records, one line each, and which of the `shown` stages were edited since.
+
+    None: all that were measured are shown.
+    """
     found: dict[str, set[int]] = {}
     for env in envs:
         cores = f", {env['cores']} cores" if env["device"] == "cpu" else ""
         triton = f", Triton {env['triton']}" if env["triton"] else ""
         software = f"torch {env['torch']}{triton}"
         said = f"Measured on: {env['device_name']}{cores}; {software}; {env['date'][:10]}"
-        found.setdefault(said, set()).update(edited_since(env))
+        edited = edited_since(env)
+        found.setdefault(said, set()).update(edited if shown is None else edited & set(shown))
     return "\n\n".join(
         f"{said}; {cell_tables.numbers(edited)} edited since." if edited else f"{said}."
         for said, edited in found.items()
