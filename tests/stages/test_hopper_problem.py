@@ -1,0 +1,92 @@
+"""Stage 9's division of rows and keys among tiles and consumers, in integers, without a GPU."""
+
+import importlib.util
+import random
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import stages
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="no wheel of triton for this machine"
+)
+
+ROWS = 64  # of a consumer
+INTEGERS = SimpleNamespace(
+    minimum=min, maximum=max, load=lambda cell: cell[0][cell[1]],
+    where=lambda condition, x, y: x if condition else y,
+    cdiv=lambda x, y: int((x + y - 1) / y),  # towards 0, as on a GPU
+    zeros_like=lambda x: 0,
+)  # fmt: skip
+
+
+class Lengths(list):
+    def __add__(self, b):  # a pointer and an offset
+        return self, b
+
+
+@pytest.fixture
+def problem_of(monkeypatch):
+    """Returns a problem of stage 9, whose methods take and return plain integers."""
+    from stages import hopper_problem
+
+    stage = stages.by_number(9)
+    monkeypatch.setattr(stage, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(hopper_problem, "gl", INTEGERS)
+    for name in ("by_section", "valid_keys"):
+        monkeypatch.setattr(hopper_problem, name, getattr(hopper_problem, name).fn)
+    methods = {
+        name: function.fn
+        for name, function in vars(hopper_problem.Problem).items()
+        if hasattr(function, "fn")
+    }
+
+    def make(q_shape, k_shape, causal, lengths):
+        config = stage.plan(q_shape[3], causal, k_shape[2])
+        stage.prepare.cache_clear()
+        launch = stage.prepare(
+            q_shape, k_shape, torch.float16, torch.device("cpu"), causal, bool(lengths), False,
+            config,
+        )[0]  # fmt: skip
+        H, group, Nq, Nk, blocks, heads, section, tiles, _, *switches = launch.rest
+        fields = {
+            "H": H, "group": group, "Nq": Nq, "Nk": Nk, "blocks": blocks, "heads": heads,
+            "section": section, "tiles": tiles, "CAUSAL": causal, "HAS_SEQLENS": bool(lengths),
+            "MASKED": switches[2], "BLOCK_M": ROWS * config.CONSUMERS, "BLOCK_N": config.BLOCK_N,
+            "seqlens_ptr": Lengths(lengths or ()),
+        }  # fmt: skip
+        return type("Plain", (), methods | fields)()
+
+    return make
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("d", [64, 128])
+def test_each_row_meets_each_key_that_it_sees_and_none_that_is_hidden(d, causal, problem_of):
+    choose = random.Random(d)
+    for case in range(60):
+        B, H = choose.randint(1, 3), choose.choice((1, 2, 6))
+        Nq, Nk = (choose.choice((choose.randint(1, 700), 64 * choose.randint(1, 9))) for _ in "qk")
+        lengths = [choose.randint(-3, Nk + 3) for _ in range(B)] if case % 2 else None
+        problem = problem_of((B, H, Nq, d), (B, 1, Nk, d), causal, lengths)
+        met = dict.fromkeys(((b, h, i) for b in range(B) for h in range(H) for i in range(Nq)), 0)
+        for tile in range(problem.tiles):
+            b, h, start_m = problem.place(tile)
+            number = problem.number(b, h, start_m)
+            assert 0 <= number < problem.tiles
+            assert problem.rows(number) == (b, h, start_m)
+            valid, steps = problem.keys(b, start_m)
+            assert valid == (Nk if lengths is None else min(max(lengths[b], 0), Nk))
+            for first in range(start_m, start_m + problem.BLOCK_M, ROWS):
+                skipped = problem.hidden(first, valid, steps)
+                assert 0 <= skipped < steps
+                end = (steps - skipped) * problem.BLOCK_N  # of the keys that are walked
+                whole = max(0, steps - skipped - problem.MASKED) * problem.BLOCK_N  # not masked
+                for i in range(max(first, 0), min(first + ROWS, Nq)):
+                    met[b, h, i] += 1
+                    sees = max(0, min(valid, i + Nk - Nq + 1) if causal else valid)
+                    assert max(0, problem.seen(i, valid)) == sees
+                    assert whole <= sees <= end, (Nq, Nk, lengths, i)
+        assert set(met.values()) == {1}
