@@ -82,6 +82,8 @@ def test_each_row_meets_each_key_that_it_sees_and_none_that_is_hidden(d, causal,
             for first in range(start_m, start_m + problem.BLOCK_M, ROWS):
                 skipped = problem.hidden(first, valid, steps)
                 assert 0 <= skipped < steps
+                if first + ROWS <= 0 or first >= Nq:  # no rows: as little as can be
+                    assert skipped == steps - 1
                 end = (steps - skipped) * problem.BLOCK_N  # of the keys that are walked
                 whole = max(0, steps - skipped - problem.MASKED) * problem.BLOCK_N  # not masked
                 for i in range(max(first, 0), min(first + ROWS, Nq)):
