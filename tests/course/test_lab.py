@@ -113,7 +113,7 @@ def test_the_numpy_twin_needs_no_triton(tmp_path):
 @pytest.mark.parametrize(
     ("text", "verdict", "said"),
     [
-        ("STAGE = Stage(number=1, name='x')\nthis is no Python", None, "--stage"),
+        ("STAGE = Stage(number=1, name='x')\nthis is no Python", None, "mine.py:2: not Python: "),
         ("import nothing_such\nSTAGE = Stage(number=1, name='x')\n", "crashed", "nothing_such"),
         ("def attend(q, k, v):\n    return q\n", None, "STAGE"),
     ],
