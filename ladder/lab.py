@@ -209,6 +209,11 @@ def grade_command(
             expected = f"expected {grade.FORM[stage == 2]} for each submission"
             listed = ", ".join(clean(path.name) for path in others)
             print(f"not graded: {listed}: {expected}", file=sys.stderr)
+        for row in table.rows.values():  # also of rows that were kept: their points may be others
+            path = folder / f"{row.submission}.md"
+            if path.is_file():
+                text = reports.renewed(path.read_text(encoding="utf-8"), row, worth)
+                path.write_text(text, encoding="utf-8")
         named = [table.rows[grade.name_of(path)] for path in paths]
         if junit is not None:
             junit.write_text(reports.junit(named, worth), encoding="utf-8")

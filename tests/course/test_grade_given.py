@@ -1,6 +1,7 @@
 """Grading takes the folders, names and files that students and lecturers really give it."""
 
 import csv
+import json
 import os
 import sys
 from xml.etree import ElementTree
@@ -32,6 +33,21 @@ def test_a_table_of_another_stage_is_left_as_it_is(tmp_path):
     before = [(tmp_path / name).read_bytes() for name in kept]
     refused(graded(folder, stage=1), "grades.csv", "stage 3", "another --out")
     assert [(tmp_path / name).read_bytes() for name in kept] == before
+
+
+def test_a_report_has_the_points_of_now(tmp_path):
+    folder = write(tmp_path / "all", a="", b="")
+    assert graded(folder).returncode == 0
+    (tmp_path / "points.toml").write_text("default = 3\n", encoding="utf-8")
+    before = (tmp_path / "grades-reports" / "b.md").read_text(encoding="utf-8")
+    done = graded(folder, "--only", "a", "--points", "points.toml", "--gradescope", "g.json")
+    assert done.returncode == 0, done
+    most = rows_of(tmp_path / "grades.csv")["b"]["max_points"]
+    after = (tmp_path / "grades-reports" / "b.md").read_text(encoding="utf-8")
+    assert f"0 of {most} points." in after and "| 0 of 3 |" in after and "0 of 1" not in after
+    assert before.split("## What")[1] == after.split("## What")[1]
+    output = json.loads((tmp_path / "g.json").read_text(encoding="utf-8"))["output"]
+    assert f"of {most} points" in output
 
 
 @posix
