@@ -33,8 +33,16 @@ NOTHING = (
     "no number of the output is finite: 0 / 0, where the loop visits no tile or l stays 0, or an "
     "exponential that overflows"
 )
+# the gradients that are wrong -> where to look; ds is made of p and delta, dv of p alone
+ONLY = {
+    ("dq",): ". Look at the ds that dq is made of, and at its product with k",
+    ("dk",): ". Look at the ds that dk is made of, and at its product with q",
+    ("dv",): ". Look at the product of p and dO that makes dv",
+    ("dq", "dk"): ". So p is right: look at delta and ds",
+    ("dk", "dv"): ". Look at the p that both are made of",
+}
 FIRST_TILE = "first tile that differs"
-STATES = {"start_n": ("m_i", "l_i", "acc"), "start_m": ("dk", "dv")}
+STATES = {"start_n": ("m_i", "l_i", "acc"), "start_m": ("dv", "dk")}
 
 
 @dataclass(frozen=True)
@@ -199,7 +207,7 @@ def diagnose(connection: Connection, order: dict[str, Any], layout: str, out: st
     case = show(problem, name, got[name], oracles[name].out64, oracles[name].bound.max)
     if len(got) > 1:
         right = ", ".join(x for x in got if x not in wrong) or "none"
-        case.insert(1, f"wrong: {', '.join(wrong)}; right: {right}")
+        case.insert(1, f"wrong: {', '.join(wrong)}; right: {right}{ONLY.get(tuple(wrong), '')}")
     with np.load(f"{out}.npz") as states:
         case += (tile := first_tile(problem, layout, dict(states), backward=name != "o"))
     if not diagnosis and not tile and not got[name].isfinite().any():
@@ -257,9 +265,17 @@ def show(problem: Problem, name: str, got: Any, truth: Any, bound: float) -> lis
     corner = (b, h, slice(top, top + CORNER), slice(left, left + CORNER))
     lines.append(f"rows from {top}, columns from {left}: got | expected")
     for mine, right in zip(got[corner], truth[corner], strict=True):
-        cells = (" ".join(f"{number(x):>8}" for x in row) for row in (mine, right))
+        cells = (" ".join(f"{short(x):>8}" for x in row) for row in (mine, right))
         lines.append(" | ".join(cells))
     return lines
+
+
+def short(x: Any) -> str:
+    """A number in 8 characters or fewer, but for an exponent of three digits."""
+    from course.tracing.trace_text import number
+
+    text = number(x)
+    return text if len(text) <= 8 else f"{float(x):.1e}"
 
 
 def spans(numbers: Sequence[int], of: int) -> str:
@@ -362,7 +378,7 @@ def backward_tiles(
     keys = which[which < problem.nk]
     for start in starts:
         rows = slice(0, start + size)
-        parts = {"dk": (ds, a.q), "dv": (p, a.dO)}
+        parts = {"dv": (p, a.dO), "dk": (ds, a.q)}
         yield start, "rows", which, {
             name: (x[0, 0, rows][:, keys].T @ y[0, 0, rows]).numpy()
             for name, (x, y) in parts.items()

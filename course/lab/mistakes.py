@@ -313,23 +313,25 @@ def strides(a: Asked) -> Iterator[tuple[str, Tensor]]:
 def gradients(problem: Problem, layout: str) -> Iterator[tuple[str, Prediction]]:
     """Yield each mistake of a backward pass, in words, and the gradients that it gives."""
     a = ask(problem, layout)
-    once, root = 1.0, 1 / a.scale
-    for says, dO, delta_too, dq_factor, dk_factor, divided in (
-        ("gradient ignoring dO: it is as for a sum of all outputs", a.dO * 0 + 1, 1, once, once, 1),
-        ("delta is missing: ds = p (dp - delta)", a.dO, 0, once, once, 1),
-        ("delta is subtracted twice: dp - delta is there already", a.dO, 2, once, once, 1),
-        ("delta is added: ds = p (dp - delta)", a.dO, -1, once, once, 1),
-        ("dq is not scaled: s has the factor scale", a.dO, 1, root, once, 1),
-        ("dk is not scaled: s has the factor scale", a.dO, 1, once, root, 1),
-        ("dq and dk are not scaled: s has the factor scale", a.dO, 1, root, root, 1),
-        ("dq and dk are scaled twice", a.dO, 1, a.scale, a.scale, 1),
-        ("P is not divided by its sum: exp(s - lse), not exp(s - m)", a.dO, 1, once, once, 0),
-    ):
-        s, (k, v) = a.scores(), a.spread()
-        p = exp_from(s, s.amax(-1, keepdim=True))
-        right = p / p.sum(-1, keepdim=True).clamp_min(1e-300)
+    s, (k, v), root = a.scores(), a.spread(), 1 / a.scale
+    right, lse = weights(s), s.logsumexp(-1, keepdim=True)
+    for says, dO, p, delta_too, dq_factor, dk_factor in (
+        ("gradient ignoring dO: it is as for a sum of all outputs", a.dO * 0 + 1, right, 1, 1, 1),
+        ("delta is missing: ds = p (dp - delta)", a.dO, right, 0, 1, 1),
+        ("delta is subtracted twice: dp - delta is there already", a.dO, right, 2, 1, 1),
+        ("delta is added: ds = p (dp - delta)", a.dO, right, -1, 1, 1),
+        ("dq is not scaled: s has the factor scale", a.dO, right, 1, root, 1),
+        ("dk is not scaled: s has the factor scale", a.dO, right, 1, 1, root),
+        ("dq and dk are not scaled: s has the factor scale", a.dO, right, 1, root, root),
+        ("dq and dk are scaled twice", a.dO, right, 1, a.scale, a.scale),
+        ("P is not divided by its sum: exp(s - lse), not exp(s - m)", a.dO,
+         exp_from(s, s.amax(-1, keepdim=True)), 1, 1, 1),
+        ("P is made by exp, but lse is in base 2: exp2", a.dO, right**LOG2_E, 1, 1, 1),
+        ("P is made without lse: 2^(s qk_scale - lse)", a.dO, torch.exp(s), 1, 1, 1),
+        ("P is made of scores that are not scaled: 2^(s qk_scale - lse)", a.dO,
+         torch.exp2(s * root - lse * LOG2_E), 1, 1, 1),
+    ):  # fmt: skip
         delta = ((right @ v) * dO).sum(-1, keepdim=True) * delta_too
-        p = right if divided else p
         ds = p * (dO @ v.mT - delta) * a.scale
         dk, dv = (x.unflatten(1, (-1, a.group)).sum(2) for x in (ds.mT @ a.q, p.mT @ dO))
         yield says, {"dq": ds @ k * dq_factor, "dk": dk * dk_factor, "dv": dv}

@@ -1,5 +1,6 @@
 """Each known mistake, made in a solution by one edit, is found, and called by its name."""
 
+import signal as signals
 from dataclasses import replace
 
 import pytest
@@ -122,6 +123,13 @@ MISTAKES = {
                     "gradients", "delta is subtracted twice"),
     "delta added": (7, (("ds = p * (dp - delta[:, None])", "ds = p * (dp + delta[:, None])"),),
                     "gradients", "delta is added"),
+    "P by exp": (7, (("p = tl.exp2(s * qk_scale - lse[None, :])",
+                      "p = tl.exp(s * qk_scale - lse[None, :])"),), "gradients",
+                 "P is made by exp, but"),
+    "P without lse": (7, (("tl.exp2(s * qk_scale - lse[None, :])", "tl.exp2(s * qk_scale)"),),
+                      "gradients", "P is made without lse"),
+    "P not scaled": (7, (("tl.exp2(s * qk_scale - lse[None, :])", "tl.exp2(s - lse[None, :])"),),
+                     "gradients", "P is made of scores that are not scaled"),
     "merged l not rescaled": (8, (("l_i = l_i * alpha + tl.sum(w_s", "l_i = l_i + tl.sum(w_s"),),
                               "more parts than are merged at once", "no rescale: l "),
 }  # fmt: skip
@@ -164,7 +172,7 @@ def test_the_first_tile_that_differs_is_named(tmp_path):
     assert any("first tile that differs: keys 64 to 127, after which l_i" in x for x in found.case)
     edit = ("dk = tl.dot(ds.to(q.dtype), q, dk,", "dk = tl.dot(ds.to(q.dtype), q, dk * 0,")
     found = judged(7, (edit,), "gradients under a mask", tmp_path)
-    assert "wrong: dk; right: o, dq, dv" in found.case
+    assert any(x.startswith("wrong: dk; right: o, dq, dv. Look at the ds") for x in found.case)
     assert "first tile that differs: rows 32 to 63, after which dk" in found.diagnosis
     edit = ("l_i = l_i * alpha + tl.sum(p, 1)", "l_i = l_i * alpha + tl.sum(p, 1) * (1 + start_n)")
     found = judged(6, (edit,), "many keys", tmp_path)
@@ -192,6 +200,14 @@ def test_the_first_tile_that_differs_is_named_where_all_scores_are_low(tmp_path)
 def test_of_the_first_tile_the_first_wrong_state_says_where_to_look(edit, look, tmp_path):
     found = judged(5, (edit,), "many keys", tmp_path)
     assert look in " ".join((*found.case, found.diagnosis)), found
+
+
+@pytest.mark.parametrize("signal", ["SIGABRT", "SIGSEGV"])
+def test_a_process_that_memory_ends_is_asked_for_its_masks(signal, tmp_path):
+    edit = ("p = [math.exp(", f"__import__('signal').raise_signal({int(getattr(signals, signal))})")
+    edit = (edit[0], f"{edit[1]}; {edit[0]}")
+    found = judged(1, (edit,), "a few keys", tmp_path)
+    assert found.verdict == "crashed" and "without its mask" in found.diagnosis, found
 
 
 def test_the_line_of_an_error_in_a_backward_pass_is_shown(tmp_path):
