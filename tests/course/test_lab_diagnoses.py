@@ -202,6 +202,13 @@ def test_of_the_first_tile_the_first_wrong_state_says_where_to_look(edit, look, 
     assert look in " ".join((*found.case, found.diagnosis)), found
 
 
+def test_an_error_that_is_its_own_cause_ends_at_once(tmp_path):
+    ring = "exec('try: 1 / 0\\nexcept Exception as error: raise error from error')"
+    edit = ("p = [math.exp(", f"{ring}; p = [math.exp(")
+    found = judged(1, (edit,), "a few keys", tmp_path)
+    assert found.verdict == "crashed" and "division by zero" in found.case[0], found
+
+
 @pytest.mark.parametrize("signal", ["SIGABRT", "SIGSEGV"])
 def test_a_process_that_memory_ends_is_asked_for_its_masks(signal, tmp_path):
     edit = ("p = [math.exp(", f"__import__('signal').raise_signal({int(getattr(signals, signal))})")
