@@ -11,7 +11,7 @@ from ladder_command import in_turn
 from test_grade import of_some, rows_of, write
 
 from course.lab import labs
-from course.lab.grading import calls, grade
+from course.lab.grading import calls, grade, reports
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="no such names on Windows")
 
@@ -199,3 +199,12 @@ def test_speed_with_a_bad_value_names_its_key(line, tmp_path):
 def test_a_stage_without_a_numpy_twin_says_so(tmp_path):
     folder = write(tmp_path / "all", a="")
     refused(graded(folder, "--numpy"), "--numpy", "only stage 5")
+
+
+@pytest.mark.parametrize("numpy", [False, True])
+def test_a_report_names_the_hints_of_the_lab_that_was_graded(tmp_path, numpy):
+    path = tmp_path / "mine.py"
+    labs.start(5, path, "small", numpy)
+    row, result = grade.grade(path, 5, 1, numpy, calls.Limits())
+    text = reports.report(row, result, {"a few keys": 1.0})
+    assert ("`ladder lab hint 5 --numpy --level 1`" in text) == numpy
