@@ -4,6 +4,7 @@ import os
 import re
 import secrets
 import sys
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,7 @@ from ladder.help import Command, Groups, examples
 from ladder.options import UserError, option
 
 LABS = 8  # the last stage that has a lab
+WIDTH = 80  # columns of what is printed
 
 Stage = Annotated[int, typer.Argument(help="the stage's number", metavar="STAGE")]
 Numpy = Annotated[bool, option("stage 5 in NumPy, where there is no Triton", None, "--numpy")]
@@ -34,6 +36,13 @@ lab = typer.Typer(
 def known(stage: int) -> int:
     """The number of a stage that has a lab; UserError where it has none."""
     return int(options.whole(0, LABS)(stage, "STAGE"))
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """Return a line in lines of 80 columns, those after the first indented."""
+    return textwrap.fill(
+        text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def start_command(
@@ -76,7 +85,9 @@ def hint_command(
 
     try:
         for text in labs.hints(known(stage), level, numpy):
-            print(text)
+            for at, line in enumerate(text.splitlines()):
+                code = at > 0 and level == 3
+                print(line if code else wrapped(line, "    "))
     except labs.NoLab as error:
         raise UserError(str(error)) from None
     return 0
@@ -110,8 +121,8 @@ def check_command(
     if first:
         print(f"\nthe first to fail, {first}:")
     for line in found.case:
-        print(f"  {line}")
-    print(f"\n{found.diagnosis}")
+        print(wrapped(f"  {line}", "    "))
+    print(f"\n{wrapped(found.diagnosis)}")
     return 1
 
 
@@ -209,6 +220,11 @@ def grade_command(
             expected = f"expected {grade.FORM[stage == 2]} for each submission"
             listed = ", ".join(clean(path.name) for path in others)
             print(f"not graded: {listed}: {expected}", file=sys.stderr)
+        for row in table.rows.values():  # also of rows that were kept: their points may be others
+            path = folder / f"{row.submission}.md"
+            if path.is_file():
+                text = reports.renewed(path.read_text(encoding="utf-8"), row, worth)
+                path.write_text(text, encoding="utf-8")
         named = [table.rows[grade.name_of(path)] for path in paths]
         if junit is not None:
             junit.write_text(reports.junit(named, worth), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import re
 import secrets
 import tempfile
 import tomllib
@@ -24,6 +25,8 @@ BASE = Problem("normal", 0, 1, 1, 1, 1, 1, 1, "float32", "ieee", False, None, "c
 LOAD = 20.0  # seconds for a file to be imported
 CALLS = (4, 8)  # of a check, where checks.toml doesn't say
 SHOWN = 5  # lines of what a submission printed, the last ones
+# a warning in what a submission printed: the file's folder and its line of code say nothing
+WARNED = re.compile(r"^.*[/\\](\S+:\d+: \w*Warning: .*)\n  .*$", re.M)
 FAILED = {"wrong": "failed", "wrong-by-design": "failed", "skipped": "failed"}
 
 TWIN = "no Triton kernel in it; the NumPy twin of stage 5 is graded with --numpy"
@@ -169,8 +172,10 @@ def declared(path: Path) -> int:
     """Return the stage that a submission's STAGE names. Raises BadStage where that has no lab."""
     try:
         number = read_declared(path).get("number", "none")
-    except (ValueError, SyntaxError) as error:
-        raise BadStage(f"{path.name}: {error}; --stage says which stage it is") from None
+    except SyntaxError as error:
+        raise BadStage(f"{path.name}:{error.lineno}: not Python: {error.msg}") from None
+    except ValueError as error:
+        raise BadStage(f"{error}; --stage says which stage it is") from None
     if number not in STAGES:
         known = ", ".join(map(str, STAGES))
         raise BadStage(f"{path.name}: got stage {number}, expected one of {known}, or --stage")
@@ -218,7 +223,8 @@ def judged(
     if not known and case[-1].startswith(explain.FIRST_TILE):
         look = case.pop()  # nearer than what the check says
     known = known or f"no known mistake gives just this; {look}"
-    printed = [f"it printed: {clean(x)}" for x in failed.printed.splitlines()[-SHOWN:]]
+    lines = WARNED.sub(r"\1", failed.printed).splitlines()
+    printed = [f"it printed: {clean(x)}" for x in lines[-SHOWN:]]
     return Result(number, verdict, marks, known, [*case, *printed])
 
 

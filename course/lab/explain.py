@@ -25,11 +25,24 @@ from harness.problems.problem import Problem
 LIMIT = 60.0  # seconds for each of the two processes
 CORNER = 4  # rows and columns of a failing case that are shown
 NEAR = 0.01  # of the distance from the truth: nearer to a mistake's output, it is that mistake
+ROUNDED = 2.0**-7  # of an output's size: one rounding to bfloat16 is off by 2^-9 at most
 # a function that walks tiles -> its loop's variable; and the state that such a loop carries
 WALKS = dict.fromkeys(("attention_kernel", "visit_tiles", "attend_head"), "start_n")
 WALKS["walk_q_tiles"] = "start_m"
+NOTHING = (
+    "no number of the output is finite: 0 / 0, where the loop visits no tile or l stays 0, or an "
+    "exponential that overflows"
+)
+# the gradients that are wrong -> where to look; ds is made of p and delta, dv of p alone
+ONLY = {
+    ("dq",): ". Look at the ds that dq is made of, and at its product with k",
+    ("dk",): ". Look at the ds that dk is made of, and at its product with q",
+    ("dv",): ". Look at the product of p and dO that makes dv",
+    ("dq", "dk"): ". So p is right: look at delta and ds",
+    ("dk", "dv"): ". Look at the p that both are made of",
+}
 FIRST_TILE = "first tile that differs"
-STATES = {"start_n": ("m_i", "l_i", "acc"), "start_m": ("dk", "dv")}
+STATES = {"start_n": ("m_i", "l_i", "acc"), "start_m": ("dv", "dk")}
 
 
 @dataclass(frozen=True)
@@ -183,18 +196,23 @@ def diagnose(connection: Connection, order: dict[str, Any], layout: str, out: st
         return
     name = next(iter(wrong))
     known = mistakes.forward if name == "o" else mistakes.gradients
-    best = (NEAR, "")
+    judged = ["o"] if name == "o" else list(wrong)
+    best, diagnosis = NEAR, ""
     for says, made in known(problem, layout):
-        judged = ["o"] if name == "o" else list(wrong)
         off = max(distance(got[x], made[x], oracles[x].out64) for x in judged)
-        best = min(best, (off, says))
+        if off < 0.9 * best:  # of mistakes that come to the same here, the first
+            best, diagnosis = off, says
+    if not diagnosis and problem.dtype == "float32":
+        diagnosis = rounded(got[name], oracles[name].out64)
     case = show(problem, name, got[name], oracles[name].out64, oracles[name].bound.max)
     if len(got) > 1:
         right = ", ".join(x for x in got if x not in wrong) or "none"
-        case.insert(1, f"wrong: {', '.join(wrong)}; right: {right}")
+        case.insert(1, f"wrong: {', '.join(wrong)}; right: {right}{ONLY.get(tuple(wrong), '')}")
     with np.load(f"{out}.npz") as states:
-        case += first_tile(problem, dict(states), backward=name != "o")
-    say(connection, "ready", diagnosis=best[1], case=case)
+        case += (tile := first_tile(problem, layout, dict(states), backward=name != "o"))
+    if not diagnosis and not tile and not got[name].isfinite().any():
+        diagnosis = NOTHING
+    say(connection, "ready", diagnosis=diagnosis, case=case)
 
 
 def distance(got: Any, made: Any, truth: Any) -> float:
@@ -208,9 +226,20 @@ def distance(got: Any, made: Any, truth: Any) -> float:
         return float("inf")
     known &= ~over
     if not bool(known.any()):
-        return 0.0
+        return 0.0 if over.any() else float("inf")
     off = (got - truth)[known].norm()
     return float((got - made)[known].norm() / off) if off or over.any() else float("inf")
+
+
+def rounded(got: Any, truth: Any) -> str:
+    """Say that a float32 output is right to a few digits only; '' where it is not."""
+    off = float((got - truth).norm() / truth.norm())
+    if not off < ROUNDED:  # NaN is not
+        return ""
+    return (
+        f"precision lowered: the output is off by {off:.0e} of its size, as if something on the "
+        "way were rounded to float16 or bfloat16; in float32 convert nothing to another dtype"
+    )
 
 
 def show(problem: Problem, name: str, got: Any, truth: Any, bound: float) -> list[str]:
@@ -228,16 +257,25 @@ def show(problem: Problem, name: str, got: Any, truth: Any, bound: float) -> lis
     lines = [
         shape,
         f"{name} {tuple(got.shape)} is wrong in rows {spans(rows, got.shape[2])} and "
-        f"columns {spans(columns, got.shape[3])}; most at batch {b}, head {h}, row {i}, "
-        f"column {j}: got {number(got[b, h, i, j])}, expected {number(truth[b, h, i, j])}",
+        f"columns {spans(columns, got.shape[3])}",
+        f"most at batch {b}, head {h}, row {i}, column {j}: got {number(got[b, h, i, j])}, "
+        f"expected {number(truth[b, h, i, j])}",
     ]
     top, left = (max(0, min(x, n - CORNER)) for x, n in zip((i, j), got.shape[2:]))
     corner = (b, h, slice(top, top + CORNER), slice(left, left + CORNER))
     lines.append(f"rows from {top}, columns from {left}: got | expected")
     for mine, right in zip(got[corner], truth[corner], strict=True):
-        cells = ("  ".join(f"{number(x):>9}" for x in row) for row in (mine, right))
+        cells = (" ".join(f"{short(x):>8}" for x in row) for row in (mine, right))
         lines.append(" | ".join(cells))
     return lines
+
+
+def short(x: Any) -> str:
+    """A number in 8 characters or fewer, but for an exponent of three digits."""
+    from course.tracing.trace_text import number
+
+    text = number(x)
+    return text if len(text) <= 8 else f"{float(x):.1e}"
 
 
 def spans(numbers: Sequence[int], of: int) -> str:
@@ -249,7 +287,7 @@ def spans(numbers: Sequence[int], of: int) -> str:
     return f"{first if first == last else f'{first}-{last}'} ({count})"
 
 
-def first_tile(problem: Problem, states: Any, backward: bool) -> list[str]:
+def first_tile(problem: Problem, layout: str, states: Any, backward: bool) -> list[str]:
     """Return a line on the first tile after which m_i, l_i, acc (or dk, dv) is wrong.
 
     Empty where the stub's names or its tile size are not kept. `states`: what `watching` noted.
@@ -264,13 +302,13 @@ def first_tile(problem: Problem, states: Any, backward: bool) -> list[str]:
         return []
     size = starts[1] - starts[0] if len(starts) > 1 else max(64, problem.nk)
     reference = backward_tiles if backward else forward_tiles
-    for start, of, which, right in reference(problem, states, starts, size):
+    for start, of, which, right in reference(problem, layout, states, starts, size):
         inside = which < (problem.nk if backward else problem.nq)
         for name, expected in right.items():
             mine = states.get(f"{name} {start}")
             if mine is None or len(mine) != len(inside):
                 continue
-            mine = mine[inside][:, : problem.d] if mine.ndim == 2 else mine[inside]
+            mine = mine[inside][:, : expected.shape[-1]] if mine.ndim == 2 else mine[inside]
             if mine.shape != expected.shape:
                 continue
             with np.errstate(invalid="ignore"):
@@ -281,18 +319,40 @@ def first_tile(problem: Problem, states: Any, backward: bool) -> list[str]:
                     f"{FIRST_TILE}: {of} {start} to {start + size - 1}, after which "
                     f"{name} of row {which[inside][at[0]]} is {number(mine[at])}, expected "
                     f"{number(expected[at])}"
+                    + (likely(name, start, mine[at]) if "m_i" in right else "")
                 ]
     return []
 
 
-def forward_tiles(problem: Problem, states: Any, starts: Sequence[int], size: int) -> Iterator[Any]:
+def likely(name: str, start: int, got: float) -> str:
+    """Say where to look, if `name` is the first state of the online softmax that is wrong.
+
+    `start`: the first key of the tile after which it is. Each state needs those before it.
+    """
+    if name == "m_i" and start == 0:
+        return ": look at s, its scale and its mask"
+    if name == "m_i":
+        return ": is m_new the larger of m_i and the tile's max, and has each tile its own keys?"
+    if name == "l_i" and start == 0 and not math.isfinite(got):
+        return (
+            ": m_i began as the lowest number, so alpha must be exp(m_i - m_new), which is 0, and "
+            "p exp(s - m_new); with m_i and m_new exchanged they overflow"
+        )
+    if name == "l_i":
+        return ": m_i is right, so look at p, at alpha, and at the sum over the keys"
+    return ": l_i is right, so look at acc alone, and at v: keys past the last are loaded as 0"
+
+
+def forward_tiles(
+    problem: Problem, layout: str, states: Any, starts: Sequence[int], size: int
+) -> Iterator[Any]:
     """Yield for each tile its first key, 'keys', the program's rows and the reference states."""
     import numpy as np
 
     from course.lab import mistakes
     from course.tracing.trace import walk
 
-    a = mistakes.ask(problem, "")
+    a = mistakes.ask(problem, layout)
     which = states.get("rows", np.arange(problem.nq))
     rows = which[which < problem.nq]
     seen = (~a.hidden)[0, 0].sum(-1).numpy()[rows]
@@ -305,12 +365,12 @@ def forward_tiles(problem: Problem, states: Any, starts: Sequence[int], size: in
 
 
 def backward_tiles(
-    problem: Problem, states: Any, starts: Sequence[int], size: int
+    problem: Problem, layout: str, states: Any, starts: Sequence[int], size: int
 ) -> Iterator[Any]:
     """Yield for each tile its first row, 'rows', the program's keys, unscaled dk and dv so far."""
     from course.lab import mistakes
 
-    a = mistakes.ask(problem, "")
+    a = mistakes.ask(problem, layout)
     which, s, (_, v) = states["keys"], a.scores(), a.spread()
     p = mistakes.exp_from(s, s.amax(-1, keepdim=True))
     p = p / p.sum(-1, keepdim=True).clamp_min(1e-300)
@@ -318,7 +378,7 @@ def backward_tiles(
     keys = which[which < problem.nk]
     for start in starts:
         rows = slice(0, start + size)
-        parts = {"dk": (ds, a.q), "dv": (p, a.dO)}
+        parts = {"dv": (p, a.dO), "dk": (ds, a.q)}
         yield start, "rows", which, {
             name: (x[0, 0, rows][:, keys].T @ y[0, 0, rows]).numpy()
             for name, (x, y) in parts.items()

@@ -123,8 +123,9 @@ def export(to: Path, last: int) -> None:
     (to / TRAIN_TEXT).write_text("\n".join(shown) + "\n", encoding="utf-8")
     for page in (to / "docs" / "walkthrough").glob("[0-9]*-*.md"):
         if int(page.name.split("-")[0]) > last:  # questions stay, answers go
-            asked = page.read_text(encoding="utf-8").split("\n## Explain\n")[0]
-            page.write_text(asked + "\n", encoding="utf-8")
+            asked = page.read_text(encoding="utf-8").split("\n## Read\n")[0]
+            asked = re.sub(r"<details>.*?</details>\n*", "", asked, flags=re.S)
+            page.write_text(asked.rstrip() + "\n", encoding="utf-8")
     if last < 2:  # nothing to compile
         rules = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8").splitlines()[:2]
         (to / "CMakeLists.txt").write_text("\n".join(rules) + "\n", encoding="utf-8")

@@ -21,8 +21,21 @@ def strided(x: torch.Tensor, step: int) -> torch.Tensor:
     return stored.transpose(1, 2)[..., :d, 0]
 
 
+def widened(
+    tensors: Iterable[torch.Tensor], more: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return q, k and v with one column more, whose share of every scaled score is `more`."""
+    q, k, v = tensors
+    d = q.shape[-1]
+    q = torch.nn.functional.pad(q * ((d + 1) / d) ** 0.5, (0, 1), value=more * (d + 1) ** 0.5)
+    k, v = torch.nn.functional.pad(k, (0, 1), value=1.0), torch.nn.functional.pad(v, (0, 1))
+    return q, k, v
+
+
 def stored(tensors: Iterable[torch.Tensor], layout: str) -> tuple[torch.Tensor, ...]:
-    """Return q, k, v and maybe dO as they are stored in a layout, each with strides of its own."""
+    """Return q, k, v and maybe dO as a stage gets them: strides of their own, or low scores."""
+    if layout == "low":
+        return widened(tensors, LOW)
     return tuple(map(strided, tensors, STEPS)) if layout == "strided" else tuple(tensors)
 
 
@@ -40,13 +53,11 @@ def laid(attend: Callable[..., torch.Tensor], layout: str) -> Callable[..., torc
     def attend_laid(*given: torch.Tensor, **options: Any) -> torch.Tensor:
         if layout == "strided":
             return attend(*stored(given, layout), **options)
-        q, k, v = given if layout == "low" else (x.double() for x in given)
-        more = LOW if layout == "low" else HIGH
-        d = q.shape[-1]  # one column more, whose share of every score is `more`
-        rest = ((d + 1) / d) ** 0.5
-        q = torch.nn.functional.pad(q * rest, (0, 1), value=more * (d + 1) ** 0.5)
-        k, v = torch.nn.functional.pad(k, (0, 1), value=1.0), torch.nn.functional.pad(v, (0, 1))
-        if layout == "high":  # a key before all others, of score 0: its weight is exp(-HIGH) = 0
+        d = given[0].shape[-1]
+        if layout == "low":
+            q, k, v = stored(given, layout)
+        else:  # high: a key before all others, of score 0: its weight is exp(-HIGH) = 0
+            q, k, v = widened((x.double() for x in given), HIGH)
             k, v = (torch.nn.functional.pad(x, (0, 0, 1, 0)) for x in (k, v))
         return attend(q, k, v, **options)[..., :d].to(given[0])
 

@@ -5,12 +5,13 @@ value is unknown; infinity stands for any number that isn't finite.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import product
+from typing import Any
 
 import torch
 
+from course.lab.labs import source
 from course.lab.layouts import stored
 from harness.problems.directions import make_output_gradient
 from harness.problems.inputs import make_inputs
@@ -53,7 +54,7 @@ class Asked:
 
 
 def ask(problem: Problem, layout: str) -> Asked:
-    """Return the tensors that `problem` gives a stage, in `layout`."""
+    """Return the tensors that `problem` gives a stage, in `layout`; low: with a column more."""
     q, k, v = stored((x.double() for x in make_inputs(problem)), layout)
     return Asked(
         q, k, v, make_output_gradient(problem).double(), hidden(problem), problem.h // problem.hk
@@ -73,8 +74,13 @@ def hidden(problem: Problem, shift: int | None = None, longer: int = 0) -> Tenso
 
 def softmax(s: Tensor, v: Tensor) -> Tensor:
     """softmax(s) v; 0 for a row that sees no key."""
+    return weights(s) @ v
+
+
+def weights(s: Tensor) -> Tensor:
+    """softmax(s); 0 for a row that sees no key."""
     p = exp_from(s, s.amax(-1, keepdim=True))
-    return p @ v / p.sum(-1, keepdim=True).clamp_min(1e-300)
+    return p / p.sum(-1, keepdim=True).clamp_min(1e-300)
 
 
 def exp_from(s: Tensor, top: Tensor) -> Tensor:
@@ -82,17 +88,78 @@ def exp_from(s: Tensor, top: Tensor) -> Tensor:
     return torch.exp(s - top.masked_fill(top.isneginf(), 0.0))
 
 
-def online(s: Tensor, v: Tensor, tile: int, acc_too: bool = True, l_too: bool = True) -> Tensor:
-    """Compute the online softmax by tiles; acc, l or both may miss their rescale."""
+# a mistake in the graph of Values -> stage 0's own line, and what stands there in its place
+GRAPH = {
+    "a product's derivatives are exchanged: that with respect to a factor is the other factor": (
+        "(other.data, self.data))", "(self.data, other.data))",
+    ),
+    "a product's derivatives are 1, as a sum's: that with respect to a factor is the other factor":
+        ("(other.data, self.data))", "(1.0, 1.0))"),
+    "the derivative of a product with a number is not that number: d(ca)/da = c": (
+        "(self,), (other,))", "(self,), (self.data,))",
+    ),
+    "a parent's gradient is set, not added to: several nodes may use one parent": (
+        "parent.grad += ", "parent.grad = ",
+    ),
+    "node.grad is left out of the chain rule: a parent gets local_grad times node.grad": (
+        "parent.grad += local_grad * node.grad", "parent.grad += local_grad",
+    ),
+    "local_grad is left out of the chain rule: a parent gets local_grad times node.grad": (
+        "parent.grad += local_grad * node.grad", "parent.grad += node.grad",
+    ),
+}  # fmt: skip
+SMALL = 1000  # multiplications of scores: a graph of Values is slow
+Formulas = dict[str, Callable[..., Tensor]]
+RIGHT: Formulas = {
+    "p": lambda s, m_new: torch.exp(s - m_new),
+    "l": lambda past, alpha, p: past * alpha + p.sum(-1, keepdim=True),
+    "acc": lambda past, alpha, pv: past * alpha + pv,
+    "m": lambda m, m_new: m_new,
+}
+NO_ALPHA: Formulas = {
+    "l": lambda past, alpha, p: past + p.sum(-1, keepdim=True),
+    "acc": lambda past, alpha, pv: past + pv,
+}
+# a mistake in the online softmax -> the formulas that have it
+SLIPS: dict[str, Formulas] = {
+    "no rescale: acc is not rescaled: multiply it by alpha before adding a tile": {
+        "acc": NO_ALPHA["acc"]
+    },
+    "no rescale: l is not rescaled: multiply it by alpha before adding a tile's sum": {
+        "l": NO_ALPHA["l"]
+    },
+    "no rescale: neither acc nor l is rescaled by alpha": NO_ALPHA,
+    "rescaled too late: multiply acc by alpha before a tile is added, not after": {
+        "acc": lambda past, alpha, pv: (past + pv) * alpha
+    },
+    "acc is set, not added to: at the end it has the last tile's keys alone": {
+        "acc": lambda past, alpha, pv: pv
+    },
+    "l is set, not added to: at the end it is the last tile's sum alone": {
+        "l": lambda past, alpha, p: p.sum(-1, keepdim=True)
+    },
+    "m_i keeps its first value, so that alpha is always 0: set it to m_new after each tile": {
+        "m": lambda m, m_new: m
+    },
+    "no max: p is exp(s), but l and acc are under the max: exp(s - m_new)": {
+        "p": lambda s, m_new: torch.exp(s)
+    },
+    "local softmax: p is divided by its tile's sum; divide once, at the end, by l": {
+        "p": lambda s, m_new: weights(s)
+    },
+}
+
+
+def online(s: Tensor, v: Tensor, tile: int, wrong: Formulas) -> Tensor:
+    """Compute the online softmax by tiles, with the formulas `wrong` in place of the right ones."""
+    of = RIGHT | wrong
     m = torch.full_like(s[..., :1], -torch.finfo(torch.float32).max)
     total, acc = torch.zeros_like(m), torch.zeros(*s.shape[:-1], v.shape[-1], dtype=s.dtype)
-    for start in range(0, s.shape[-1], tile):
-        part = s[..., start : start + tile]
+    for part, v_tile in zip(s.split(tile, -1), v.split(tile, -2), strict=True):
         m_new = torch.maximum(m, part.amax(-1, keepdim=True))
-        alpha, p = torch.exp(m - m_new), torch.exp(part - m_new)
-        total = (total * alpha if l_too else total) + p.sum(-1, keepdim=True)
-        acc = (acc * alpha if acc_too else acc) + p @ v[..., start : start + tile, :]
-        m = m_new
+        alpha, p = torch.exp(m - m_new), of["p"](part, m_new)
+        total, acc = of["l"](total, alpha, p), of["acc"](acc, alpha, p @ v_tile)
+        m = of["m"](m, m_new)
     return acc / total
 
 
@@ -107,14 +174,15 @@ def unweighted(s: Tensor, v: Tensor, tile: int) -> Tensor:
 def forward(problem: Problem, layout: str) -> Iterator[tuple[str, Prediction]]:
     """Yield each mistake of a forward pass, in words, and the output that it gives."""
     for says, o in outputs(problem, ask(problem, layout), layout):
-        yield says, {"o": o}
+        yield says, {"o": o[..., : problem.d]}
 
 
 def outputs(problem: Problem, a: Asked, layout: str) -> Iterator[tuple[str, Tensor]]:
     """Yield what `forward` yields, with bare outputs."""
-    (k, v), s, d, nk = a.spread(), a.scores(), problem.d, problem.nk
+    (k, v), s, d, nk = a.spread(), a.scores(), a.q.shape[-1], problem.nk
     padded = max(16, 1 << (d - 1).bit_length())
     for factor, says in {
+        nk**-0.5: "scaled by Nk ** -0.5: the scale is d ** -0.5",
         1.0: "the scores are not scaled: times d ** -0.5",
         1 / d: "scaled by 1/d, or twice: the scale is d ** -0.5, once",
         d**0.5: "scaled by d ** 0.5, the inverse: the scale is d ** -0.5",
@@ -136,26 +204,19 @@ def outputs(problem: Problem, a: Asked, layout: str) -> Iterator[tuple[str, Tens
             f"merge without weights: a part's sums are under a max of its own {of}; each is worth "
             "2^(m_s - m)", unweighted(s, v, tile),
         )  # fmt: skip
-        for acc_too, l_too, says in (
-            (False, True, "acc is not rescaled: multiply it by alpha before adding a tile"),
-            (True, False, "l is not rescaled: multiply it by alpha before adding a tile's sum"),
-            (False, False, "neither acc nor l is rescaled by alpha"),
-        ):
-            yield f"no rescale: {says} {of}", online(s, v, tile, acc_too, l_too)
-        if extra := -nk % tile:  # padded keys: loaded as zeros, so that their score is 0
-            zeros = s.new_zeros(*s.shape[:-1], extra), v.new_zeros(*v.shape[:-2], extra, d)
+        for says, wrong in SLIPS.items():
+            yield f"{says} {of}", online(s, v, tile, wrong)
+        if extra := -nk % tile:
             yield (
                 f"ragged tail unmasked: keys past the last weigh something {of}; their score "
-                "must be -inf, not 0",
-                softmax(torch.cat((s, zeros[0]), -1), torch.cat((v, zeros[1]), -2)),
-            )
-    largest = torch.finfo(torch.float32).max
-    over = (s.amax(-1, keepdim=True) > math.log(largest)).expand_as(a.q)
-    yield (
-        "no max: exp of a score past 88 overflows float32; subtract the row's max first",
-        softmax(s, v).masked_fill(over, math.inf),
-    )
+                "must be -inf, not 0", padded_keys(s, v, extra),
+            )  # fmt: skip
     top = s.amax(-1, keepdim=True)
+    yield (
+        "no max: exp of a score past 88 overflows float32, and below -104 it is 0; subtract the "
+        "row's max first",
+        softmax(s, v).masked_fill((top > 88.72) | (top < -104) & top.isfinite(), math.inf),
+    )
     yield "not divided by l: acc is the output only after that", exp_from(s, top) @ v
     if nk == d:
         yield (
@@ -171,8 +232,22 @@ def outputs(problem: Problem, a: Asked, layout: str) -> Iterator[tuple[str, Tens
                 f"d not a power of two: columns past {lower} are left out; take the next power of "
                 "two and mask the columns past d", o.masked_fill(~seen, rest),
             )  # fmt: skip
+    for axis, over in ((-2, "queries"), (1, "heads")):
+        yield (
+            f"softmax over the {over}: a row's weights sum to 1 over the keys, the last axis",
+            torch.softmax(s, axis) @ v,
+        )
     if problem.causal or problem.seqlens_k is not None:
         yield from masked(problem, a)
+    elif nk > 1:
+        yield (
+            "mask off by one: a key past the last weighs something: the keys are 0 to Nk - 1, < Nk",
+            padded_keys(s, v, 1),
+        )
+        yield (
+            "mask off by one: the last key is left out: the keys are 0 to Nk - 1, < Nk",
+            softmax(s[..., :-1], v[..., :-1, :]),
+        )
     if a.group > 1:
         repeats = (1, a.group, 1, 1)
         other = replace(a, k=a.k.repeat(repeats), v=a.v.repeat(repeats), group=1)
@@ -182,6 +257,12 @@ def outputs(problem: Problem, a: Asked, layout: str) -> Iterator[tuple[str, Tens
         )  # fmt: skip
     if layout == "strided":
         yield from strides(a)
+
+
+def padded_keys(s: Tensor, v: Tensor, extra: int) -> Tensor:
+    """softmax(s) v with `extra` keys loaded as zeros, so that their score is 0."""
+    pad = torch.nn.functional.pad
+    return softmax(pad(s, (0, extra)), pad(v, (0, 0, 0, extra)))
 
 
 def masked(problem: Problem, a: Asked) -> Iterator[tuple[str, Tensor]]:
@@ -201,42 +282,69 @@ def masked(problem: Problem, a: Asked) -> Iterator[tuple[str, Tensor]]:
         seen = ~hidden(problem, shift, longer)
         blind = ~seen.any(-1, keepdim=True)  # a row that sees nothing may give anything
         yield says, softmax(s.masked_fill(~seen, -math.inf), v).masked_fill(blind, math.nan)
+    blind = ~a.hidden.any(-1, keepdim=True)
+    yield (
+        "the mask is inverted: `hidden` is True where a row may not see a key",
+        softmax(s.masked_fill(~a.hidden, -math.inf), v).masked_fill(blind, math.nan),
+    )
 
 
 def strides(a: Asked) -> Iterator[tuple[str, Tensor]]:
-    """Yield the mistakes of assumed strides, for one tensor or all."""
-    for names, last in product(("qkv", "q", "k", "v"), (False, True)):
+    """Yield the mistakes of assumed strides: NaN lies between elements, and infinity stands for it.
+
+    A row of q or k with NaN makes all of an output NaN, so that those two look alike.
+    """
+    for names, last in (("qk", True), ("v", False), ("v", True)):
         given = {}
         for name in names:
             x = getattr(a, name)
             order = (*x.stride()[:3], 1) if last else torch.empty(x.shape, device="meta").stride()
             given[name] = x.as_strided(x.shape, order)
-        other, what = replace(a, **given), "q, k and v" if names == "qkv" else names
-        says = "neighbouring columns" if last else "a contiguous (B, H, N, d)"
+        other = replace(a, **given)
+        read = "q or k, or both" if names == "qk" else "v, read as a contiguous (B, H, N, d)"
+        read = "v, read as neighbouring columns" if names == "v" and last else read
+        o = softmax(other.scores(), other.spread()[1])
         yield (
-            f"stride assumed: {what} read as {says}; every address is index times stride",
-            softmax(other.scores(), other.spread()[1]),
+            f"stride assumed: of {read}; every address is index times stride, along each axis",
+            o.masked_fill(o.isnan(), math.inf),
         )
 
 
 def gradients(problem: Problem, layout: str) -> Iterator[tuple[str, Prediction]]:
     """Yield each mistake of a backward pass, in words, and the gradients that it gives."""
     a = ask(problem, layout)
-    once, root = 1.0, 1 / a.scale
-    for says, dO, delta_too, dq_factor, dk_factor, divided in (
-        ("gradient ignoring dO: it is as for a sum of all outputs", a.dO * 0 + 1, 1, once, once, 1),
-        ("delta is missing: ds = p (dp - delta)", a.dO, 0, once, once, 1),
-        ("dq is not scaled: s has the factor scale", a.dO, 1, root, once, 1),
-        ("dk is not scaled: s has the factor scale", a.dO, 1, once, root, 1),
-        ("dq and dk are not scaled: s has the factor scale", a.dO, 1, root, root, 1),
-        ("dq and dk are scaled twice", a.dO, 1, a.scale, a.scale, 1),
-        ("P is not divided by its sum: exp(s - lse), not exp(s - m)", a.dO, 1, once, once, 0),
-    ):
-        s, (k, v) = a.scores(), a.spread()
-        p = exp_from(s, s.amax(-1, keepdim=True))
-        right = p / p.sum(-1, keepdim=True).clamp_min(1e-300)
+    s, (k, v), root = a.scores(), a.spread(), 1 / a.scale
+    right, lse = weights(s), s.logsumexp(-1, keepdim=True)
+    for says, dO, p, delta_too, dq_factor, dk_factor in (
+        ("gradient ignoring dO: it is as for a sum of all outputs", a.dO * 0 + 1, right, 1, 1, 1),
+        ("delta is missing: ds = p (dp - delta)", a.dO, right, 0, 1, 1),
+        ("delta is subtracted twice: dp - delta is there already", a.dO, right, 2, 1, 1),
+        ("delta is added: ds = p (dp - delta)", a.dO, right, -1, 1, 1),
+        ("dq is not scaled: s has the factor scale", a.dO, right, 1, root, 1),
+        ("dk is not scaled: s has the factor scale", a.dO, right, 1, 1, root),
+        ("dq and dk are not scaled: s has the factor scale", a.dO, right, 1, root, root),
+        ("dq and dk are scaled twice", a.dO, right, 1, a.scale, a.scale),
+        ("P is not divided by its sum: exp(s - lse), not exp(s - m)", a.dO,
+         exp_from(s, s.amax(-1, keepdim=True)), 1, 1, 1),
+        ("P is made by exp, but lse is in base 2: exp2", a.dO, right**LOG2_E, 1, 1, 1),
+        ("P is made without lse: 2^(s qk_scale - lse)", a.dO, torch.exp(s), 1, 1, 1),
+        ("P is made of scores that are not scaled: 2^(s qk_scale - lse)", a.dO,
+         torch.exp2(s * root - lse * LOG2_E), 1, 1, 1),
+    ):  # fmt: skip
         delta = ((right @ v) * dO).sum(-1, keepdim=True) * delta_too
-        p = right if divided else p
         ds = p * (dO @ v.mT - delta) * a.scale
         dk, dv = (x.unflatten(1, (-1, a.group)).sum(2) for x in (ds.mT @ a.q, p.mT @ dO))
         yield says, {"dq": ds @ k * dq_factor, "dk": dk * dk_factor, "dv": dv}
+    if problem.b * problem.h * problem.nq * problem.nk * problem.d <= SMALL:
+        yield from graphs(a)
+
+
+def graphs(a: Asked) -> Iterator[tuple[str, Prediction]]:
+    """Yield the mistakes of GRAPH, and the gradients that stage 0 with that mistake gives."""
+    text = source(0).read_text(encoding="utf-8")
+    for says, (right, wrong) in GRAPH.items():
+        mutant: dict[str, Any] = {"__name__": "stage 0 with a mistake"}
+        exec(compile(text.replace(right, wrong), "stage 0 with a mistake", "exec"), mutant)
+        given = [x.detach().requires_grad_() for x in (a.q, a.k, a.v)]
+        made = torch.autograd.grad(mutant["attend"](*given), given, a.dO)
+        yield says, dict(zip(("dq", "dk", "dv"), made, strict=True))

@@ -94,7 +94,9 @@ class Train:
                 o, self.leaves, self.dO, retain_graph=keep, allow_unused=True
             )
         except Exception as error:
-            raise explain(error, o, self.attend, self.leaves, self.dO) from error
+            if at_fault := explain(error, o, self.attend, self.leaves, self.dO):
+                raise at_fault from error
+            raise
 
 
 class Backward(Train):
@@ -152,8 +154,10 @@ def show(value: Any) -> str:
     return str(tuple(value)) if hasattr(value, "numel") else str(value).removeprefix("torch.")
 
 
-def explain(error: Exception, o: Any, attend: Attend, leaves: Tensors, dO: Any) -> Exception:
-    """Turn `error` into a BadGradient where the stage's gradients are at fault; else return it.
+def explain(
+    error: Exception, o: Any, attend: Attend, leaves: Tensors, dO: Any
+) -> BadGradient | None:
+    """Return a BadGradient where `error` comes from the stage's gradients, else None.
 
     Torch names a gradient of a wrong shape only by its index among the arguments of the function
     that made it. Computing each of dq, dk, dv alone shows which of them it is.
@@ -165,7 +169,7 @@ def explain(error: Exception, o: Any, attend: Attend, leaves: Tensors, dO: Any) 
     if "number of gradients" in str(error):
         return BadGradient(f"dq, dk, dv: {error}")
     if REFUSED not in str(error):
-        return error
+        return None
     for index, name in enumerate(("dq", "dk", "dv")):
         alone = [x.detach() for x in leaves]
         alone[index].requires_grad_()

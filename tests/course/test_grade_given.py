@@ -1,6 +1,7 @@
 """Grading takes the folders, names and files that students and lecturers really give it."""
 
 import csv
+import json
 import os
 import sys
 from xml.etree import ElementTree
@@ -10,7 +11,7 @@ from ladder_command import in_turn
 from test_grade import of_some, rows_of, write
 
 from course.lab import labs
-from course.lab.grading import calls, grade
+from course.lab.grading import calls, grade, reports
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="no such names on Windows")
 
@@ -32,6 +33,21 @@ def test_a_table_of_another_stage_is_left_as_it_is(tmp_path):
     before = [(tmp_path / name).read_bytes() for name in kept]
     refused(graded(folder, stage=1), "grades.csv", "stage 3", "another --out")
     assert [(tmp_path / name).read_bytes() for name in kept] == before
+
+
+def test_a_report_has_the_points_of_now(tmp_path):
+    folder = write(tmp_path / "all", a="", b="")
+    assert graded(folder).returncode == 0
+    (tmp_path / "points.toml").write_text("default = 3\n", encoding="utf-8")
+    before = (tmp_path / "grades-reports" / "b.md").read_text(encoding="utf-8")
+    done = graded(folder, "--only", "a", "--points", "points.toml", "--gradescope", "g.json")
+    assert done.returncode == 0, done
+    most = rows_of(tmp_path / "grades.csv")["b"]["max_points"]
+    after = (tmp_path / "grades-reports" / "b.md").read_text(encoding="utf-8")
+    assert f"0 of {most} points." in after and "| 0 of 3 |" in after and "0 of 1" not in after
+    assert before.split("## What")[1] == after.split("## What")[1]
+    output = json.loads((tmp_path / "g.json").read_text(encoding="utf-8"))["output"]
+    assert f"of {most} points" in output
 
 
 @posix
@@ -183,3 +199,12 @@ def test_speed_with_a_bad_value_names_its_key(line, tmp_path):
 def test_a_stage_without_a_numpy_twin_says_so(tmp_path):
     folder = write(tmp_path / "all", a="")
     refused(graded(folder, "--numpy"), "--numpy", "only stage 5")
+
+
+@pytest.mark.parametrize("numpy", [False, True])
+def test_a_report_names_the_hints_of_the_lab_that_was_graded(tmp_path, numpy):
+    path = tmp_path / "mine.py"
+    labs.start(5, path, "small", numpy)
+    row, result = grade.grade(path, 5, 1, numpy, calls.Limits())
+    text = reports.report(row, result, {"a few keys": 1.0})
+    assert ("`ladder lab hint 5 --numpy --level 1`" in text) == numpy

@@ -113,7 +113,7 @@ def test_the_numpy_twin_needs_no_triton(tmp_path):
 @pytest.mark.parametrize(
     ("text", "verdict", "said"),
     [
-        ("STAGE = Stage(number=1, name='x')\nthis is no Python", None, "--stage"),
+        ("STAGE = Stage(number=1, name='x')\nthis is no Python", None, "mine.py:2: not Python: "),
         ("import nothing_such\nSTAGE = Stage(number=1, name='x')\n", "crashed", "nothing_such"),
         ("def attend(q, k, v):\n    return q\n", None, "STAGE"),
     ],
@@ -156,6 +156,20 @@ def test_a_filled_cpp_folder_passes_and_a_wrong_one_fails(tmp_path):
     assert done.returncode == 1 and "does not compile" in done.stdout
 
 
+def test_what_is_printed_fits_80_columns_but_for_code(tmp_path):
+    for level in (1, 2):
+        lines = in_turn("lab", "hint", 5, "--level", level).stdout.splitlines()
+        assert len(lines) >= 20 and max(map(len, lines)) <= 80
+    shown = in_turn("lab", "hint", 7, "--level", 3).stdout
+    [third] = [gap for gap in labs.hints(7, 3) if gap.startswith("store")]
+    assert third.splitlines()[-1] in shown
+    path = tmp_path / "mine.py"
+    text = solution(1).read_text(encoding="utf-8").replace("* scale for k_row", "for k_row")
+    path.write_text(text, encoding="utf-8")
+    lines = in_turn("lab", "check", path).stdout.splitlines()
+    assert any("wrong scale" in line for line in lines) and max(map(len, lines)) <= 80
+
+
 def test_a_copy_to_hand_out_tells_nothing_of_the_upper_stages(tmp_path):
     copy = tmp_path / "copy"
     assert in_turn("lab", "export", copy, "--stages", "0-4").returncode == 0
@@ -172,8 +186,9 @@ def test_a_copy_to_hand_out_tells_nothing_of_the_upper_stages(tmp_path):
             told = [path for path in files if line.encode() in path.read_bytes()]
             # what a page says, or a stage below has too, or what is too short to tell anything
             assert len(line) < 25 or line in below or not told, (line, told)
-    assert "## Predict" in (copy / "docs/walkthrough/5-triton-online.md").read_text()
-    assert "Why they are exact" not in (copy / "docs/walkthrough/5-triton-online.md").read_text()
+    page = (copy / "docs/walkthrough/5-triton-online.md").read_text()
+    assert "## Predict" in page and "How many numbers per row" in page
+    assert "Why they are exact" not in page and "So it is multiplied by" not in page
     assert not (copy / "notebooks" / "04_to_05.py").exists()
     assert (copy / "notebooks" / "03_to_04.py").exists()
     for size in SIZES:

@@ -1,5 +1,6 @@
 """Each known mistake, made in a solution by one edit, is found, and called by its name."""
 
+import signal as signals
 from dataclasses import replace
 
 import pytest
@@ -42,7 +43,7 @@ MISTAKES = {
                              "one key in the last tile", "ragged tail unmasked"),
     "stride assumed": (5, (("offs_n[:, None] * stride_kn + offs_d[None, :] * stride_kd",
                             "offs_n[:, None] * stride_kn + offs_d[None, :]"),),
-                       "batch, heads and strides", "stride assumed: k"),
+                       "batch, heads and strides", "stride assumed: of q or k"),
     "d not a power of two": (5, (("1 << (d - 1).bit_length()", "1 << (d.bit_length() - 1)"),),
                              "d is no power of two", "d not a power of two"),
     "d as it comes": (5, (("max(16, 1 << (d - 1).bit_length())", "d"),), "d is no power of two",
@@ -67,6 +68,68 @@ MISTAKES = {
                          "merge without weights"),
     "merged acc not rescaled": (8, (("acc = acc * alpha + tl.sum(w_s", "acc = acc + tl.sum(w_s"),),
                                 "more parts than are merged at once", "no rescale: acc"),
+    "rescaled after adding": (5, (
+        ("        acc = acc * alpha[:, None]\n", ""),
+        ("acc += tl.dot(", "acc = alpha[:, None] * tl.dot("),
+        ("input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)", "acc=acc, input_precision=PRECISION)"),
+    ), "many keys", "rescaled too late"),
+    "acc set": (5, (("acc += tl.dot(", "acc = tl.dot("),), "many keys", "acc is set"),
+    "l set": (5, (("l_i = l_i * alpha +", "l_i ="),), "many keys", "l is set"),
+    "old max kept": (5, (("        m_i = m_new\n", ""),), "many keys", "m_i keeps"),
+    "no max in p": (5, (("p = tl.exp(s - m_new[:, None])", "p = tl.exp(s)"),), "many keys",
+                    "no max: p is exp(s)"),
+    "p divided too early, in NumPy": ("numpy", (("l_i = l_i * alpha + p.sum(1)",
+                                                 "p /= p.sum(1)[:, None]; l_i = l_i * alpha + 1"),),
+                                      "many keys", "local softmax: p is divided"),
+    "alpha exchanged": (5, (("tl.exp(m_i - m_new)", "tl.exp(m_new - m_i)"),), "a few keys",
+                        "no known mistake gives just this; first tile that differs: keys 0 to 63"),
+    "no tile visited": (5, (("range(0, Nk, BLOCK_N)", "range(0, Nk // BLOCK_N)"),), "a few keys",
+                        "no number of the output is finite"),
+    "one key too many": (5, (("s = tl.where(in_range[", "s = tl.where((start_n + offs_n <= Nk)["),),
+                         "one key in the last tile", "mask off by one: a key past the last"),
+    "one key too few": (5, (("< Nk  #", "< Nk - 1  #"),), "a few keys",
+                        "mask off by one: the last key is left out"),
+    "softmax over the queries": (3, (("torch.softmax(s, dim=-1)", "torch.softmax(s, dim=-2)"),),
+                                 "a few keys", "softmax over the queries"),
+    "mask inverted": (3, (("hidden | (offs_n > offs_m", "hidden | (offs_n <= offs_m"),), "causal",
+                      "the mask is inverted"),
+    "scaled by the keys": ("numpy", (("q.shape[-1] ** -0.5", "k.shape[-2] ** -0.5"),),
+                           "many keys", "wrong scale: scaled by Nk"),
+    "float32 rounded": (5, (("p.to(v.dtype), v", "p.to(tl.float16), v.to(tl.float16)"),),
+                        "a few keys", "precision lowered"),
+    "p not converted": (5, (("p.to(v.dtype), v", "p, v"),), "float16", "factors of two dtypes"),
+    "torch in a kernel": (5, (("p = tl.exp(", "p = torch.exp("),), "a few keys",
+                          "torch in a kernel"),
+    "@ in a kernel": (5, ((S5, "s = q @ tl.trans(k) * scale"),), "a few keys", "tiles have no @"),
+    "tl.max of two tiles": (5, (("tl.maximum(m_i, tl", "tl.max(m_i, tl"),), "a few keys",
+                            "tl.max and tl.sum take one tile"),
+    "Python's max, in NumPy": ("numpy", (("np.maximum(m_i", "max(m_i"),), "a few keys",
+                               "Python's max compares whole arrays"),
+    "derivatives exchanged": (0, (("(other.data, self.data))", "(self.data, other.data))"),),
+                              "gradients", "a product's derivatives are exchanged"),
+    "derivatives of a sum": (0, (("(other.data, self.data))", "(1.0, 1.0))"),), "gradients",
+                             "a product's derivatives are 1"),
+    "derivative of a constant": (0, (("(self,), (other,))", "(self,), (self.data,))"),),
+                                 "gradients", "the derivative of a product with a number"),
+    "gradient set": (0, (("parent.grad += ", "parent.grad = "),), "gradients",
+                     "a parent's gradient is set"),
+    "no outer gradient": (0, (("+= local_grad * node.grad", "+= local_grad"),), "gradients",
+                          "node.grad is left out"),
+    "no local gradient": (0, (("+= local_grad * node.grad", "+= node.grad"),), "gradients",
+                          "local_grad is left out"),
+    "an error on the way back": (0, (("+= local_grad * node.grad", "+= local_grads * node.grad"),),
+                                 "gradients", "a name is used that nothing was assigned to"),
+    "delta twice": (7, (("ds = p * (dp - delta[:, None])", "ds = p * (dp - 2 * delta[:, None])"),),
+                    "gradients", "delta is subtracted twice"),
+    "delta added": (7, (("ds = p * (dp - delta[:, None])", "ds = p * (dp + delta[:, None])"),),
+                    "gradients", "delta is added"),
+    "P by exp": (7, (("p = tl.exp2(s * qk_scale - lse[None, :])",
+                      "p = tl.exp(s * qk_scale - lse[None, :])"),), "gradients",
+                 "P is made by exp, but"),
+    "P without lse": (7, (("tl.exp2(s * qk_scale - lse[None, :])", "tl.exp2(s * qk_scale)"),),
+                      "gradients", "P is made without lse"),
+    "P not scaled": (7, (("tl.exp2(s * qk_scale - lse[None, :])", "tl.exp2(s - lse[None, :])"),),
+                     "gradients", "P is made of scores that are not scaled"),
     "merged l not rescaled": (8, (("l_i = l_i * alpha + tl.sum(w_s", "l_i = l_i + tl.sum(w_s"),),
                               "more parts than are merged at once", "no rescale: l "),
 }  # fmt: skip
@@ -109,13 +172,63 @@ def test_the_first_tile_that_differs_is_named(tmp_path):
     assert any("first tile that differs: keys 64 to 127, after which l_i" in x for x in found.case)
     edit = ("dk = tl.dot(ds.to(q.dtype), q, dk,", "dk = tl.dot(ds.to(q.dtype), q, dk * 0,")
     found = judged(7, (edit,), "gradients under a mask", tmp_path)
-    assert "wrong: dk; right: o, dq, dv" in found.case
+    assert any(x.startswith("wrong: dk; right: o, dq, dv. Look at the ds") for x in found.case)
     assert "first tile that differs: rows 32 to 63, after which dk" in found.diagnosis
     edit = ("l_i = l_i * alpha + tl.sum(p, 1)", "l_i = l_i * alpha + tl.sum(p, 1) * (1 + start_n)")
     found = judged(6, (edit,), "many keys", tmp_path)
     says = "no known mistake gives just this; first tile that differs: keys 64 to 127, after which"
     assert found.diagnosis.startswith(f"{says} l_i")
-    assert " is wrong in rows 0-4 (all 5) and columns 0-15 (all 16); most at" in found.case[1]
+    assert " is wrong in rows 0-4 (all 5) and columns 0-15 (all 16)" in found.case[1]
+
+
+def test_the_first_tile_that_differs_is_named_where_all_scores_are_low(tmp_path):
+    edit = ("tl.maximum(m_i, tl.max(s, 1))", "tl.max(s, 1)")
+    found = judged(5, (edit,), "large scores", tmp_path)
+    assert "first tile that differs: keys 64 to 127, after which m_i of row" in found.diagnosis
+    assert "is m_new the larger of m_i and the tile's max" in found.diagnosis
+
+
+@pytest.mark.parametrize(
+    ("edit", "look"),
+    [
+        (("tl.exp(m_i - m_new)", "tl.exp(m_new - m_i)"), "alpha must be exp(m_i - m_new)"),
+        (("tl.sum(p, 1)", "tl.sum(p, 1) * 2"), "m_i is right, so look at p"),
+        (("acc = acc * alpha[:, None]", "acc = acc / alpha[:, None]"), "l_i is right, so look at"),
+        ((S5, f"{S5} * 1.5"), "look at s, its scale and its mask"),
+    ],
+)
+def test_of_the_first_tile_the_first_wrong_state_says_where_to_look(edit, look, tmp_path):
+    found = judged(5, (edit,), "many keys", tmp_path)
+    assert look in " ".join((*found.case, found.diagnosis)), found
+
+
+def test_an_error_that_is_its_own_cause_ends_at_once(tmp_path):
+    ring = "exec('try: 1 / 0\\nexcept Exception as error: raise error from error')"
+    edit = ("p = [math.exp(", f"{ring}; p = [math.exp(")
+    found = judged(1, (edit,), "a few keys", tmp_path)
+    assert found.verdict == "crashed" and "division by zero" in found.case[0], found
+
+
+@pytest.mark.parametrize("signal", ["SIGABRT", "SIGSEGV"])
+def test_a_process_that_memory_ends_is_asked_for_its_masks(signal, tmp_path):
+    edit = ("p = [math.exp(", f"__import__('signal').raise_signal({int(getattr(signals, signal))})")
+    edit = (edit[0], f"{edit[1]}; {edit[0]}")
+    found = judged(1, (edit,), "a few keys", tmp_path)
+    assert found.verdict == "crashed" and "without its mask" in found.diagnosis, found
+
+
+def test_the_line_of_an_error_in_a_backward_pass_is_shown(tmp_path):
+    found = judged(7, (("ds = p * dp_less_delta", "ds = p * dp"),), "gradients", tmp_path)
+    assert found.verdict == "crashed"
+    assert "`ds = p * dp`: " in found.case[0], found.case
+
+
+def test_of_a_warning_the_words_are_shown_and_not_its_folder(tmp_path):
+    edit = ("np.exp(m_i - m_new)", "np.exp(m_new - m_i)")
+    found = judged("numpy", (edit,), "a few keys", tmp_path)
+    warned = [x for x in found.case if "Warning" in x]
+    assert warned and all(x.startswith("it printed: mine.py:") for x in warned)
+    assert not any("alpha = np.exp" in x for x in found.case)
 
 
 def test_the_line_that_failed_is_shown_and_its_own_words_explain_nothing(tmp_path):

@@ -233,8 +233,9 @@ def answer(
 def line_of(error: BaseException, path: Path) -> str:
     """'mine.py:96: `its code`: ' of the innermost line of `path` that `error` passed; or ''."""
     told: BaseException | None = error
-    found = ""
-    while told is not None:  # Triton's interpreter raises its own from that of the kernel
+    found, seen = "", set[int]()
+    while told is not None and id(told) not in seen:  # `raise error from error` makes a ring
+        seen.add(id(told))  # Triton's interpreter raises its own from that of the kernel
         for frame in traceback.extract_tb(told.__traceback__):
             if frame.filename == str(path):
                 code = (frame.line or "").split("  #")[0]

@@ -14,11 +14,7 @@ WORDS = {"ok": "passed", "wrong": "wrong", "skipped": "refused by the file's own
 
 def report(row: Row, result: Result, points: Mapping[str, float]) -> str:
     """A student's report, Markdown: points for each check, what the first failure comes from."""
-    lines = [f"# {row.submission}: stage {row.stage}, {row.verdict}", ""]
-    lines += [f"{row.points:g} of {row.max_points:g} points.", ""]
-    lines += ["| check | points | |", "|---|---|---|"]
-    for name, got, status, _ in cases(row, points):
-        lines.append(f"| {name} | {got:g} of {points[name]:g} | {WORDS.get(status, status)} |")
+    lines = [head(row, points)]
     if row.verdict != "passed":
         first = next((mark.check for mark in result.marks if not mark.passed), None)
         where = f": the check *{first.name}*" if first and row.verdict != "cheated" else ""
@@ -27,10 +23,27 @@ def report(row: Row, result: Result, points: Mapping[str, float]) -> str:
         if row.verdict == "cheated":
             lines += ["", "Points are given when the answers come from your own code alone."]
         else:
-            hint = f"`ladder lab hint {row.stage} --level 1` asks a question for each gap"
+            twin = " --numpy" if "--numpy" in row.options else ""
+            hint = f"`ladder lab hint {row.stage}{twin} --level 1` asks a question for each gap"
             lines += ["", f"{hint}; `ladder lab check FILE` runs these checks on your machine."]
     lines += ["", f"Made by attention-ladder {row.version}, seed {row.seed}."]
     return "\n".join(lines) + "\n"
+
+
+def head(row: Row, points: Mapping[str, float]) -> str:
+    """The part of a report that depends on what each check is worth: three blocks of lines."""
+    lines = [f"# {row.submission}: stage {row.stage}, {row.verdict}", ""]
+    lines += [f"{row.points:g} of {row.max_points:g} points.", ""]
+    lines += ["| check | points | |", "|---|---|---|"]
+    for name, got, status, _ in cases(row, points):
+        lines.append(f"| {name} | {got:g} of {points[name]:g} | {WORDS.get(status, status)} |")
+    return "\n".join(lines)
+
+
+def renewed(text: str, row: Row, points: Mapping[str, float]) -> str:
+    """Return the report `text` of a row that was kept, with the points of now."""
+    *_, rest = text.split("\n\n", 3)
+    return f"{head(row, points)}\n\n{rest}"
 
 
 def cases(row: Row, points: Mapping[str, float]) -> list[tuple[str, float, str, str]]:
