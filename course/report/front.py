@@ -72,7 +72,7 @@ def ladder() -> str:
         ])  # fmt: skip
     note = "In turns, in brackets the quartiles: [sizes](docs/results.md#the-ladder), " + HOW + "."
     table = text.rows("stage | the one idea | gain | still hurts", body, mark="---")
-    return "\n\n".join([table, note, text.machine(*envs, shown=found)])
+    return "\n\n".join([table, note, text.machine(*envs, shown={0, *found})])
 
 
 def top() -> str:
