@@ -27,11 +27,11 @@ their annotations where the parent receives a message (session.believe).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from harness.isolation.child import hear, say
 from harness.problems.problem import Problem
-from harness.records.schema import Meter
+from harness.records.schema import Configs, Meter
 from harness.records.values import Count, Time
 
 LEAST_ROUNDS = 5  # where no number of rounds is given
@@ -99,7 +99,7 @@ class Checked:
     call_ms: Time
     peak_bytes: Count | None
     memory_meter: Meter | None
-    launch_configs: dict[str, Any] | None
+    launch_configs: Configs | None
     interpreted: bool
 
 

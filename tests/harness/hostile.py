@@ -39,6 +39,13 @@ CHECKED = {
     "memory_meter": None, "launch_configs": None, "interpreted": False,
 }  # fmt: skip
 
+CONFIGURED = """
+import stages.autotune
+def attend(q, k, v, **more):
+    stages.autotune.latest["kernel"] = {{"BLOCK_M": {}}}
+    return three(q, k, v, **more)
+"""
+
 # every one of these is to fail, and nothing else with it
 FAILS = {
     # what it says
@@ -61,6 +68,8 @@ def attend(q, k, v, **more):
 shout(event="ready")
 def attend(q, k, v, **more): raise RuntimeError
 """,
+    "nan_configuration": CONFIGURED.format('float("nan")'),
+    "endless_configuration": CONFIGURED.format("10**400"),
     # what it writes for the judge
     "three_bytes": """
 import harness.isolation.contestant as worker
