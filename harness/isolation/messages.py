@@ -44,7 +44,8 @@ class Order:
     """What the process of a comparison is to do. `problems`: as each of the stages is asked.
 
     `outs`: the stages' files for their outputs. `apart`: each stage has its own process, and these
-    take turns. `rounds`: at least so many. `budget`: seconds; `memory`: bytes.
+    take turns. `strided`: each is also called with strided inputs. `rounds`: at least so many.
+    `budget`: seconds; `memory`: bytes.
     """
 
     problem: Problem
@@ -53,6 +54,7 @@ class Order:
     outs: Sequence[str]
     alone: bool
     apart: bool
+    strided: bool
     warmup: int
     rounds: int
     budget: float

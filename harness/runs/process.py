@@ -17,7 +17,7 @@ from harness.isolation import messages
 from harness.isolation.child import NO_MESSAGE, ChildFailed
 from harness.isolation.contestant import compete
 from harness.isolation.judge import Judge
-from harness.isolation.measured_call import AGAIN
+from harness.isolation.measured_call import AGAIN, STRIDED
 from harness.isolation.messages import Checked, Out, Timed, Verdict
 from harness.isolation.processes import kept_waiting
 from harness.isolation.roster import LEAST_LOAD, StageInfo
@@ -120,6 +120,8 @@ class ComparisonProcess:
         self.failure: Failure = None
         self.going: list[int] = []
         self.seconds = self.limits.budget  # the rest of the budget
+        # our own are called with any strides in the tests of the contract
+        self.strided = not all(outcome.stage.ours for outcome in outcomes)
         # its own folder, so that processes share no files
         self.folder = tempfile.TemporaryDirectory(prefix="ladder-", ignore_cleanup_errors=True)
         self.outs = [Path(self.folder.name) / f"out.{i}" for i in range(len(outcomes))]
@@ -127,6 +129,7 @@ class ComparisonProcess:
             comparison.problem, [outcome.problem for outcome in outcomes],
             paths=[str(outcome.stage.path) for outcome in outcomes],
             outs=list(map(str, self.outs)), alone=comparison.alone, apart=apart,
+            strided=self.strided,
             warmup=0 if comparison.alone else self.limits.warmup,
             rounds=self.limits.rounds or messages.LEAST_ROUNDS,
             budget=self.limits.budget, memory=self.limits.memory,
@@ -177,12 +180,21 @@ class ComparisonProcess:
                 excused = self.comparison.alone and outcome.status == "wrong-by-design"
                 if outcome.status != "ok" and not excused:
                     outcome.drop(outcome.status, outcome.reason)
+                elif why := self.why_strides_matter(outcome, out):
+                    outcome.drop("wrong", why)
         self.keep_single_calls()
         self.going = [
             index
             for index, outcome in enumerate(self.outcomes)
             if not outcome.dropped and outcome.timed is None and outcome.mode != "interpreted"
         ]
+
+    def why_strides_matter(self, outcome: Outcome, out: Path) -> str | None:
+        """Why the outputs for strided inputs are wrong, or None."""
+        if not self.strided or not outcome.stage.exact(outcome.problem):
+            return None
+        found = self.judge.verdict(out.with_name(f"{out.name}.strided"))
+        return None if found.exact else f"with {STRIDED}: {found.why}"
 
     def keep_single_calls(self) -> None:
         """Note the time of the one call of a stage alone that is interpreted, or very slow."""

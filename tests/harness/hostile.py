@@ -192,6 +192,26 @@ def attend(q, k, v, **more):
     threading.Thread(target=work).start()
     return o
 """,
+    "one_buffer": """
+buffers = {}
+def attend(q, k, v, **more):
+    o = buffers.setdefault(q.shape, torch.empty_like(q))
+    return o.copy_(three(q, k, v, **more))
+""",
+    # what it is given
+    "contiguous_assumed": """
+def attend(q, k, v, **more):
+    def dense(x):
+        B, H, N, d = x.shape
+        return x.as_strided(x.shape, (H * N * d, N * d, d, 1))
+    return three(dense(q), dense(k), dense(v), **more)
+""",
+    "contiguous_demanded": """
+def attend(q, k, v, **more):
+    B, H, N, d = q.shape
+    q.view(B, H, N * d)
+    return three(q, k, v, **more)
+""",
     # memory and hangs
     "hoards_at_import": """
 held = [torch.ones(100 << 20, dtype=torch.uint8) for _ in range(15)]
@@ -279,6 +299,10 @@ def softmax(*a, **b):
     return slow(*a, **b)
 torch.softmax = softmax
 attend = three
+""",
+    "negated_in_name": """
+def attend(q, k, v, **more):
+    return torch._neg_view(-three(q, k, v, **more))
 """,
     "honest": "attend = three",
 }
