@@ -120,6 +120,7 @@ class ComparisonProcess:
         self.failure: Failure = None
         self.going: list[int] = []
         self.seconds = self.limits.budget  # the rest of the budget
+        self.sampled = 0.0  # when the sampling began
         # our own are called with any strides in the tests of the contract
         self.strided = not all(outcome.stage.ours for outcome in outcomes)
         # its own folder, so that processes share no files
@@ -173,6 +174,9 @@ class ComparisonProcess:
                 outcome.drop_out(answer)
             else:
                 outcome.checked = answer
+                # since all began: the child doesn't wait between two stages until it is asked
+                if why := why_too_long(answer.call_ms, 1, time.monotonic() - begun):
+                    outcome.drop("wrong", why)
         self.seconds = max(LEAST_SECONDS, budget - (time.monotonic() - begun))
         for outcome, out in zip(self.outcomes, self.outs, strict=True):
             if not outcome.dropped:
@@ -214,6 +218,7 @@ class ComparisonProcess:
             [only] = self.going
             wanted = max(ALONE_SECONDS, 5e-3 * self.outcomes[only].call_ms)
             seconds = min(wanted, self.seconds / 2)
+        self.sampled = time.monotonic()
         self.session.send(messages.Sample(self.going, seconds))
         if self.apart:
             budget, late = self.limits.budget, f"took more than {self.limits.budget:g} s to warm up"
@@ -247,10 +252,14 @@ class ComparisonProcess:
         answers: list[Timed | Out] = [
             self.session.receive(Timed, Out, seconds=seconds, late=late) for _ in going
         ]
+        waited = time.monotonic() - self.sampled
         for index, outcome, answer in zip(self.going, going, answers, strict=True):
             if isinstance(answer, Out):
                 outcome.drop_out(answer)
-            elif why := why_cached(outcome, self.outs[index], self.judge, answer.change):
+            elif why := (
+                why_too_long(answer.time_ms, answer.samples, waited)
+                or why_cached(outcome, self.outs[index], self.judge, answer.change)
+            ):
                 outcome.drop("wrong", why)
             else:
                 outcome.timed = answer
@@ -312,6 +321,18 @@ class ComparisonProcess:
     def __exit__(self, *_: object) -> None:
         self.session.end()
         self.folder.cleanup()
+
+
+def why_too_long(ms: float, samples: int, waited: float) -> str | None:
+    """Why a median that a stage's process reports is too long to be true; None if it isn't.
+
+    Half of the samples take as long as the median, or longer: more than the `waited` seconds are
+    impossible.
+    """
+    if 1e-3 * ms * samples / 2 <= waited:
+        return None
+    all_ms = 1e3 * waited
+    return f"its clock is wrong: {ms:.3g} ms is the median of {samples}, which took {all_ms:.3g} ms"
 
 
 def why_cached(outcome: Outcome, out: Path, judge: Judge, change: list[int] | None) -> str | None:

@@ -147,6 +147,19 @@ def attend(q, k, v, **more):
     time.sleep(0.02)
     return three(q, k, v, **more)
 """,
+    "fast_clock": """
+real = time.perf_counter
+time.perf_counter = lambda: 1000 * real()
+import timeit, torch.utils.benchmark.utils.timer as timer
+timeit.default_timer = timer.timer = time.perf_counter
+attend = three
+""",
+    "claims_long_calls": """
+import harness.measures.timing as timing
+real = timing.time_once
+timing.time_once = lambda *a: (real(*a)[0], 1e9)
+attend = three
+""",
     # what it remembers
     "by_one_element": """
 answers = {}

@@ -68,7 +68,7 @@ def test_each_fails_by_itself(tmp_path, part):
 @pytest.mark.timeout(600)
 def test_each_fails_in_gradients_too(tmp_path):
     names = ("words_ok", "by_one_element", "by_hash_of_v", "lazy", "quick_in_a_timer", "slow_clock",
-             "contiguous_assumed", "contiguous_demanded")  # fmt: skip
+             "fast_clock", "contiguous_assumed", "contiguous_demanded")  # fmt: skip
     out = tmp_path / "run.jsonl"
     options = (*RUN, "--inputs", "normal", *write(tmp_path, *names, "honest"))
     done = run(*options, "--direction", "train", "--out", out)
