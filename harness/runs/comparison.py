@@ -18,7 +18,7 @@ from harness.isolation.messages import LEAST_ROUNDS
 from harness.problems import cost
 from harness.problems.problem import PEERS_FROM
 from harness.records.jsonl import Writer
-from harness.records.schema import Record, key
+from harness.records.schema import FAILURES, Record, key
 from harness.runs.plan import Cell, Comparison, Limits, why_hopeless
 from harness.runs.process import (
     INTERPRETED,
@@ -216,6 +216,13 @@ def compare(
         for outcome in remaining(outcomes):
             outcome.drop(error.status, error.reason)
     return outcomes
+
+
+def failure_alone(comparison: Comparison, log: list[str]) -> Outcome | None:
+    """Measure the one stage of `comparison`; returns its outcome where it fails, or None."""
+    with Judge(comparison.problem) as judge:
+        [outcome] = compare(comparison, judge, log)
+    return outcome if outcome.status in FAILURES else None
 
 
 def fill_outcomes(

@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 from harness.isolation.child import NO_MESSAGE, ChildFailed
-from harness.isolation.judge import Judge
 from harness.isolation.session import Session
 from harness.records.jsonl import Writer
-from harness.records.schema import FAILURES, Record
+from harness.records.schema import Record
 from harness.records.values import Count
-from harness.runs.comparison import compare
+from harness.runs.comparison import failure_alone
 from harness.runs.plan import Comparison, Limits
 from harness.runs.process import Outcome
 from models.training.plan import Plan, Trainee
@@ -140,10 +139,8 @@ class Training(Session):
             self.plan.problem, b=1, dtype="float32", precision="ieee",
             causal=not self.trainee.by_rows, direction="train",
         )  # fmt: skip
-        with Judge(problem) as judge:
-            alone = Comparison(problem, [self.trainee.info], self.limits, alone=True)
-            [outcome] = compare(alone, judge, self.log)
-        return outcome if outcome.status in FAILURES else None
+        alone = Comparison(problem, [self.trainee.info], self.limits, alone=True)
+        return failure_alone(alone, self.log)
 
     def follow(self, record: Record, progress: Callable[[Record], None]) -> None:
         """Train from the seed of `record` and fill it in. Raises ChildFailed where that fails."""
