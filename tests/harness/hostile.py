@@ -129,6 +129,11 @@ def attend(q, k, v, **more):
     os.kill(os.getpid(), signal.SIGSTOP)
     return three(q, k, v, **more)
 """,
+    "stops_the_server": """
+def attend(q, k, v, **more):
+    os.kill(relatives()[0], signal.SIGSTOP)
+    return three(q, k, v, **more) + 1
+""",
     # its clock
     "nan_clock": """
 time.perf_counter = lambda: float("nan")

@@ -64,6 +64,11 @@ def test_each_fails_by_itself(tmp_path, part):
     assert "ok" not in at_33.values(), at_33
 
 
+def test_a_command_ends_though_its_last_stage_has_stopped_the_fork_server(tmp_path):
+    done = ladder(*RUN, "--n", 8, "--inputs", "normal", *write(tmp_path, "stops_the_server"))
+    assert done.returncode == 1 and "wrong" in done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_each_fails_in_gradients_too(tmp_path):
