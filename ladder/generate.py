@@ -11,9 +11,9 @@ from rich.text import Text
 from harness.isolation.child import ChildFailed
 from harness.isolation.session import Session
 from harness.problems.problem import PEERS_FROM
-from harness.records.schema import Record
+from harness.records.schema import FAILURES, Record
 from harness.records.values import Count, Time
-from harness.runs.comparison import failure_alone
+from harness.runs.comparison import compare_alone
 from harness.runs.plan import Comparison, Limits, default_memory
 from harness.views.page import make_page
 from ladder import measuring, options
@@ -99,8 +99,9 @@ def generate_command(
         if paged is not None:
             alone[1] = Comparison(row, [], limits, alone=True, paged=[(chosen[0], paged)])
         for comparison in alone:
-            if failed := failure_alone(comparison, []):
-                raise ChildFailed(failed.status, f"before it wrote: {failed.reason}")
+            outcome = compare_alone(comparison)
+            if outcome.status in FAILURES:
+                raise ChildFailed(outcome.status, f"before it wrote: {outcome.reason}")
 
     def work() -> None:
         check()

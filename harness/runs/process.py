@@ -58,6 +58,7 @@ class Outcome:
     verdict: Verdict | None = None  # on its first outputs
     timed: Timed | None = None
     skip_ratio: float | None = None
+    printed: str = ""  # by its processes
 
     @property
     def mode(self) -> str:
@@ -76,9 +77,9 @@ class Outcome:
         return None if self.timed is None else self.timed.time_ms
 
     def forget(self) -> None:
-        """Reset all fields to their defaults."""
+        """Reset all fields to their defaults, except what was printed."""
         for each in fields(self):
-            if each.default is not MISSING:
+            if each.default is not MISSING and each.name != "printed":
                 setattr(self, each.name, each.default)
 
     def drop(self, status: str, reason: str) -> None:

@@ -322,6 +322,10 @@ attend = three
 def attend(q, k, v, **more):
     return torch._neg_view(-three(q, k, v, **more))
 """,
+    "talks": """
+print("words of talks", flush=True)
+attend = three
+""",
     "honest": "attend = three",
 }
 

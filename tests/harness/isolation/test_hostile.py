@@ -99,7 +99,7 @@ def test_the_harmless_are_ok_and_their_prints_are_cut_and_their_own(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_in_turns_a_file_has_its_own_process_and_slows_no_other(tmp_path):
-    names = ("slows_torch", "honest", "kills_siblings")
+    names = ("slows_torch", "honest", "kills_siblings", "talks")
     out = tmp_path / "run.jsonl"
     options = ("run", "--stages", "3", "--n", "64", "--d", "16", *LIMITS, "--inputs", "normal")
     done = run(*options, *write(tmp_path, *names, number=3), "--paired", "--out", out)
@@ -109,6 +109,8 @@ def test_in_turns_a_file_has_its_own_process_and_slows_no_other(tmp_path):
     assert slow["time_ms"] > 2 > ours["time_ms"]
     assert len(ours["rounds_ms"]) == len(slow["rounds_ms"])
     assert "own" in slow["reason"] and "process of its own" in done.stdout
+    words = [line for line in done.stderr.splitlines() if "words of talks" in line]
+    assert len(words) >= 2 and all(line.startswith("talks | ") for line in words)
     # number = 3 makes nobody the yardstick
     shown = in_turn("table", out, "--format", "csv").stdout
     rows = {(row["name"], row["paired"]): row for row in csv.DictReader(io.StringIO(shown))}
