@@ -11,8 +11,10 @@ from rich.text import Text
 from harness.isolation.child import ChildFailed
 from harness.isolation.session import Session
 from harness.problems.problem import PEERS_FROM
-from harness.records.schema import Record
+from harness.records.schema import FAILURES, Record
 from harness.records.values import Count, Time
+from harness.runs.comparison import compare_alone
+from harness.runs.plan import Comparison, Limits, default_memory
 from harness.views.page import make_page
 from ladder import measuring, options
 from ladder.arguments import choose, numbers_and_files, stages_and_device
@@ -86,7 +88,23 @@ def generate_command(
     paged = PAGE_SIZE if "paged" in chosen[0].options else None
     shared = {"kind": "generate", **who, "device": device, "mode": mode, "page_size": paged}
 
+    def check() -> None:
+        """Have the stage judged: with all rows, as without a cache, and with one, as with it.
+
+        The tokens alone don't show a wrong attention: with and without a cache they are the same.
+        """
+        whole = replace(problem, b=1, nq=max(contexts), nk=max(contexts), causal=True)
+        limits, row = Limits(budget=LIMIT, memory=default_memory()), replace(whole, nq=1)
+        alone = [Comparison(each, chosen, limits, alone=True) for each in (whole, row)]
+        if paged is not None:
+            alone[1] = Comparison(row, [], limits, alone=True, paged=[(chosen[0], paged)])
+        for comparison in alone:
+            outcome = compare_alone(comparison)
+            if outcome.status in FAILURES:
+                raise ChildFailed(outcome.status, f"before it wrote: {outcome.reason}")
+
     def work() -> None:
+        check()
         session = Session(in_its_process, order, greeting=Ready)
         with session, measuring.Progress(len(contexts)) as progress:
             try:

@@ -6,19 +6,11 @@ from typing import Any
 import torch
 
 from harness.isolation.call import Given
+from harness.problems.inputs import STEPS, strided
 from harness.problems.problem import Problem
 
 HIGH = 1000.0  # added to all scores of a row, past exp's overflow in float64: softmax is the same
 LOW = -300.0  # added to all scores of a row of peaky inputs: all below exp's underflow in float32
-STEPS = 2, 3, 4, 1  # of q, k, v and dO, where they are strided: none as another
-
-
-def strided(x: torch.Tensor, step: int) -> torch.Tensor:
-    """`x` (B, H, N, d) stored as (B, N, H, d + 4, step), NaN between its columns and after them."""
-    B, H, N, d = x.shape
-    stored = x.new_full((B, N, H, d + 4, step), torch.nan)
-    stored[..., :d, 0] = x.transpose(1, 2)
-    return stored.transpose(1, 2)[..., :d, 0]
 
 
 def widened(
@@ -41,10 +33,7 @@ def stored(tensors: Iterable[torch.Tensor], layout: str) -> tuple[torch.Tensor, 
 
 def make_given(problem: Problem) -> Given:
     """Make the inputs of a problem; where gradients are asked for, with strides of their own."""
-    given = Given(problem)
-    if problem.direction == "train":
-        given.tensors = stored(given.tensors, "strided")
-    return given
+    return Given(problem, strided=problem.direction == "train")
 
 
 def laid(attend: Callable[..., torch.Tensor], layout: str) -> Callable[..., torch.Tensor]:

@@ -86,7 +86,7 @@ def write_outputs(
             if type(x) is not torch.Tensor:  # a subclass may delay its computation
                 raise WrongOutput(f"{prefix} {type(x).__name__}, expected a tensor")
             check_like(x, like[name], prefix)
-            flat = x.detach().cpu().contiguous().reshape(-1)
+            flat = x.detach().cpu().resolve_neg().contiguous().reshape(-1)
             file.write(flat.view(torch.uint8).numpy().tobytes())
 
 
@@ -116,14 +116,20 @@ def blame(error: BaseException) -> dict[str, Any]:
 
 
 class Given:
-    """The inputs of the stages in a process, and copies: q, k, v, dO (None for a forward pass)."""
+    """The inputs of the stages in a process, and copies: q, k, v, dO (None for a forward pass).
 
-    def __init__(self, problem: Problem) -> None:
+    `strided`: they have strides of their own (problems/inputs.py).
+    """
+
+    def __init__(self, problem: Problem, strided: bool = False) -> None:
+        from harness.problems import inputs
         from harness.problems.directions import make_output_gradient
-        from harness.problems.inputs import make_inputs
 
         dO: Any = None if problem.direction == "fwd" else make_output_gradient(problem)
-        self.tensors: tuple[Any, ...] = (*make_inputs(problem), dO)
+        self.tensors: tuple[Any, ...] = (*inputs.make_inputs(problem), dO)
+        if strided:
+            pairs = zip(self.tensors, inputs.STEPS, strict=True)
+            self.tensors = tuple(None if x is None else inputs.strided(x, n) for x, n in pairs)
         self.copies = [None if x is None else x.clone() for x in self.tensors]
 
     def check_unwritten(self) -> None:

@@ -210,6 +210,7 @@ class Child:
         for pid, begun in self.descendants.items():  # their parents may have been killed first
             if pid in known and known[pid][1] == begun:
                 end_process(pid)
+        wake_server()  # it reports that the process has ended
         self.process.join(5.0)  # this also ends the connection and the thread that reads it
         self.unseen = self.printed()
         self.log.close()
@@ -237,6 +238,15 @@ def server(gradients: bool = False) -> Any:
     return context
 
 
+def wake_server() -> Any:
+    """Have the fork server go on where a stage has stopped it; returns it, None where none runs."""
+    running = getattr(forkserver, "_forkserver", None)
+    if pid := getattr(running, "_forkserver_pid", None):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGCONT)
+    return running
+
+
 def begin(
     target: Callable[..., None], log: str, arguments: tuple[object, ...]
 ) -> tuple[Any, Connection]:
@@ -246,10 +256,7 @@ def begin(
     """
     context = server()
     for _ in range(STARTS):
-        running = getattr(forkserver, "_forkserver", None)
-        if pid := getattr(running, "_forkserver_pid", None):
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGCONT)  # a stage may have stopped the server
+        running = wake_server()
         ours, theirs = context.Pipe()
         process = context.Process(target=enter, args=(target, theirs, log, arguments), daemon=True)
         try:
@@ -259,7 +266,7 @@ def begin(
             reason = f"no process could be started: {error}"
             ours.close()
             with contextlib.suppress(Exception):
-                running._stop()  # type: ignore[union-attr]  # the next attempt starts a new server
+                running._stop()  # the next attempt starts a new server
         finally:
             theirs.close()
     raise ChildFailed("crashed", reason)

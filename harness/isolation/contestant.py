@@ -32,7 +32,8 @@ from harness.isolation.call import (
     was_interpreted,
     write_outputs,
 )
-from harness.isolation.measured_call import Call, Watched, ask_again, prepare_for
+from harness.isolation.child import one_line
+from harness.isolation.measured_call import STRIDED, Call, Watched, ask_again, prepare_for
 from harness.isolation.messages import Checked, Order, Out, Repeat, Timed, Turn, tell, told
 from harness.problems.problem import Problem
 
@@ -69,10 +70,11 @@ class Contestant:
             self.call = prepare_for(self.problem, self.module, self.attend, given.tensors)
         return self.call
 
-    def check(self, given: Given, alone: bool) -> Checked:
+    def check(self, given: Given, alone: bool, strided: Given | None) -> Checked:
         """Call the stage for the first time and write its outputs; returns what was measured.
 
-        The process's resident memory is measured only where the stage is `alone` in it.
+        The process's resident memory is measured only where the stage is `alone` in it. It is then
+        called with the same inputs `strided`, where they are given.
         """
         from harness.measures.memory import give_back, measure_peak, status_bytes
         from harness.measures.timing import time_once
@@ -104,9 +106,24 @@ class Contestant:
                 (outputs, call_ms), peak, meter = measure_peak(once, self.device)
         write_outputs(outputs, self.problem, given.tensors, self.out)
         given.check_unwritten()
+        if strided is not None:
+            outputs = None
+            self.check_strided(strided)
         return Checked(
             first_ms, call_ms, peak, meter, launch_configs(), interpreted=was_interpreted()
         )
+
+    def check_strided(self, given: Given) -> None:
+        """Call the stage with strided inputs, and write its outputs; any error is a wrong output.
+
+        The contract allows any strides, and the stage was able to compute the same inputs before.
+        """
+        try:
+            outputs = prepare_for(self.problem, self.module, self.attend, given.tensors)()
+            write_outputs(outputs, self.problem, given.tensors, f"{self.out}.strided")
+            given.check_unwritten()
+        except Exception as error:
+            raise WrongOutput(f"with {STRIDED}: {one_line(error)}") from None
 
     def warm_up(self, given: Given, order: Order) -> None:
         """Make the calls before the rounds; TooSlow where the rounds would exceed the budget."""
@@ -132,7 +149,9 @@ class Contestant:
         """Write the outputs of one timed call, and of further calls with changed inputs."""
         assert self.timed is not None, "only a stage that was timed is called again"
         write_outputs(tuple(self.timed.kept), self.problem, given.tensors, f"{self.out}.timed")
-        self.timed.kept = ()
+        if self.timed.overwritten():
+            raise WrongOutput("an output changed after it was returned")
+        self.timed.kept = self.timed.returned = ()
         changed = ask_again(self.prepared(given), self.problem.direction, *given.tensors[2:])
         # closed here, so that the inputs are restored at once where a call raises
         with contextlib.closing(cast("Generator[Call, None, None]", changed)) as calls:
@@ -169,6 +188,7 @@ def compete(connection: Connection, order: Order) -> None:
     try:
         torch.set_num_threads(1)  # timing.py says why
         given = Given(problem)
+        strided = Given(problem, strided=True) if order.strided else None
         if problem.device == "cpu":
             set_data_limit(order.memory)
         base = status_bytes("VmRSS") if sys.platform == "linux" else None
@@ -184,7 +204,8 @@ def compete(connection: Connection, order: Order) -> None:
         tell(connection, messages.Ready())
         told(connection, messages.Start)
         for contestant in contestants:
-            checked, error = caught(functools.partial(contestant.check, given, order.alone))
+            check = functools.partial(contestant.check, given, order.alone, strided)
+            checked, error = caught(check)
             tell(connection, checked if error is None else drop_out(error, contestant, given))
         sample = told(connection, messages.Sample)
         going = [contestants[index] for index in sample.going]

@@ -31,6 +31,7 @@ AGAIN = {
     "bwd": (("dO", (2.0, 2.0, 2.0)), ("v and dO", (-2.0, -2.0, 2.0))),
     "train": (("v and dO", (-1.0, -2.0, -2.0, 2.0)),),
 }
+STRIDED = "q, k and v that are not contiguous"
 VALUES = 1024  # different values of the changed element
 
 Tensors = tuple[Any, ...]  # torch.Tensor each; None where there is no gradient
@@ -141,8 +142,8 @@ def why_no_gradient(o: Any, dO: Any) -> str | None:
 
 
 def unlike(x: Any, like: Any) -> str | None:
-    """How the shape, dtype or device of `x` differs from that of `like`, or None."""
-    for what in ("shape", "dtype", "device"):
+    """How the kind, shape, dtype or device of `x` differs from that of `like`, or None."""
+    for what in ("is_nested", "layout", "shape", "dtype", "device"):
         got, expected = getattr(x, what, None), getattr(like, what)
         if got != expected:
             return f"{what} {show(got)}, expected {show(expected)}"
@@ -239,7 +240,7 @@ class PagedCall:
 
 
 class Watched:
-    """`call` with one element of `x` changed; `kept` are the outputs of one such call."""
+    """`call` with one element of `x` changed; `kept` are copies of what one such call returned."""
 
     def __init__(self, call: Callable[[], Any], x: Any) -> None:
         import torch
@@ -256,6 +257,7 @@ class Watched:
         self.size, self.count, self.due = cells.numel(), 0, 1
         self.change: tuple[int, int] | None = None
         self.kept: Sequence[Any] = ()
+        self.returned: Sequence[Any] = ()
 
     def __call__(self) -> Any:
         self.count += 1
@@ -275,4 +277,11 @@ class Watched:
             self.due = int(self.count * after) + 1
             self.change = (at, self.values[self.count % VALUES])
             self.kept = [x.clone() if hasattr(x, "clone") else x for x in outputs]
+            self.returned = outputs
         return outputs
+
+    def overwritten(self) -> bool:
+        """Whether an output of the kept call has changed since it was returned."""
+        import torch
+
+        return not all(map(torch.equal, self.returned, self.kept))

@@ -27,11 +27,11 @@ their annotations where the parent receives a message (session.believe).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from harness.isolation.child import hear, say
 from harness.problems.problem import Problem
-from harness.records.schema import Meter
+from harness.records.schema import Configs, Meter
 from harness.records.values import Count, Time
 
 LEAST_ROUNDS = 5  # where no number of rounds is given
@@ -44,7 +44,8 @@ class Order:
     """What the process of a comparison is to do. `problems`: as each of the stages is asked.
 
     `outs`: the stages' files for their outputs. `apart`: each stage has its own process, and these
-    take turns. `rounds`: at least so many. `budget`: seconds; `memory`: bytes.
+    take turns. `strided`: each is also called with strided inputs. `rounds`: at least so many.
+    `budget`: seconds; `memory`: bytes.
     """
 
     problem: Problem
@@ -53,6 +54,7 @@ class Order:
     outs: Sequence[str]
     alone: bool
     apart: bool
+    strided: bool
     warmup: int
     rounds: int
     budget: float
@@ -99,7 +101,7 @@ class Checked:
     call_ms: Time
     peak_bytes: Count | None
     memory_meter: Meter | None
-    launch_configs: dict[str, Any] | None
+    launch_configs: Configs | None
     interpreted: bool
 
 

@@ -9,6 +9,8 @@ from harness.problems.problem import Problem
 
 TILE = 64  # keys; the dominant keys of peaky inputs are spread over all tiles of this size
 
+STEPS = 2, 3, 4, 1  # of q, k, v and dO, where they are strided: none as another
+
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -92,3 +94,11 @@ def real(problem: Problem) -> Tensors:
         )
     q, k, v = real_inputs.load(problem.b, problem.h, problem.nq, problem.nk)
     return torch.from_numpy(q), torch.from_numpy(k), torch.from_numpy(v)
+
+
+def strided(x: torch.Tensor, step: int) -> torch.Tensor:
+    """`x` (B, H, N, d) stored as (B, N, H, d + 4, step), NaN between its columns and after them."""
+    B, H, N, d = x.shape
+    stored = x.new_full((B, N, H, d + 4, step), torch.nan)
+    stored[..., :d, 0] = x.transpose(1, 2)
+    return stored.transpose(1, 2)[..., :d, 0]

@@ -25,6 +25,7 @@ Direction = Literal["fwd", "bwd", "train"]
 Mode = Literal["native", "interpreted", "compiled"]
 Status = Literal["ok", "wrong", "wrong-by-design", "skipped", "crashed", "timeout", "out-of-memory"]
 Meter = Literal["cuda-allocator", "process-rss"]
+Configs = dict[str, dict[str, int]]  # kernel -> its launch configuration
 Record = dict[str, Any]
 
 STATUSES: tuple[str, ...] = get_args(Status)
@@ -138,7 +139,7 @@ class Measured(StageOnProblem, Tried):
     # ms of each round, in order, where stages took turns: all those of a problem share the rounds
     rounds_ms: list[Time] | None = None
     # kernel -> the configuration that the tuner launched it with; null where nothing was tuned
-    launch_configs: dict[str, Any] | None = None
+    launch_configs: Configs | None = None
 
 
 # fields added later: null in older records

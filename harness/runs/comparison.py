@@ -53,37 +53,31 @@ def run_cells(
     todo = [cell for cell in cells if key(cell.to_json()) not in measured]
     for problem, group in groupby(todo, key=lambda cell: cell.problem):
         with Judge(problem) as judge:
-            for batch, printed in run_problem(list(group), measured, judge, limits):
+            for outcomes, paired in run_problem(list(group), measured, judge, limits):
+                batch = [cell_record(outcome, paired) for outcome in outcomes]
                 writer.append(*batch)
-                for record in batch:
+                for record, outcome in zip(batch, outcomes, strict=True):
                     measured[key(record)] = record
-                    report(record, printed)
-                    printed = ""
+                    report(record, outcome.printed)
 
 
 def run_problem(
     cells: Sequence[Cell], measured: Mapping[str, Record], judge: Judge, limits: Limits
-) -> Iterator[tuple[list[Record], str]]:
-    """Measure the cells of one problem; yields their records with the output of the stages.
+) -> Iterator[tuple[list[Outcome], bool]]:
+    """Measure the cells of one problem; yields their outcomes, and whether these are paired.
 
     First each stage alone; then, in turns, the paired cells whose stages were right alone.
     """
     for cell in cells:
         if not cell.paired:
-            log: list[str] = []
-            comparison = Comparison(cell.problem, [cell.stage], limits, alone=True)
-            [outcome] = compare(comparison, judge, log)
-            yield [cell_record(outcome, paired=False)], "".join(log)
+            yield compare(Comparison(cell.problem, [cell.stage], limits, alone=True), judge), False
     if paired := [cell for cell in cells if cell.paired]:
-        log = []
-        outcomes = in_turns(paired, measured, judge, limits, log)
-        yield [cell_record(outcome, paired=True) for outcome in outcomes], "".join(log)
+        yield in_turns(paired, measured, judge, limits), True
 
 
 def in_turns(
-    cells: Sequence[Cell], measured: Mapping[str, Record], judge: Judge, limits: Limits,
-    log: list[str],
-) -> list[Outcome]:  # fmt: skip
+    cells: Sequence[Cell], measured: Mapping[str, Record], judge: Judge, limits: Limits
+) -> list[Outcome]:
     """Measure the paired cells of one problem; returns their outcomes.
 
     Only stages that were right alone and not interpreted take turns; the others are skipped.
@@ -96,7 +90,7 @@ def in_turns(
         elif single["mode"] == "interpreted":
             outcome.drop("skipped", INTERPRETED)
     stages = [outcome.stage for outcome in remaining(outcomes)]
-    found = iter(compare(Comparison(cells[0].problem, stages, limits), judge, log))
+    found = iter(compare(Comparison(cells[0].problem, stages, limits), judge))
     return [outcome if outcome.dropped else next(found) for outcome in outcomes]
 
 
@@ -109,12 +103,11 @@ def run_comparisons(
     comparisons that were finished.
     """
     for comparison in comparisons:
-        log: list[str] = []
         with Judge(comparison.problem) as judge:
-            outcomes = compare(comparison, judge, log, functools.partial(watch, comparison))
+            outcomes = compare(comparison, judge, functools.partial(watch, comparison))
         records = bench_records(outcomes, comparison.limits)
         writer.append(*records)
-        report(comparison, records, "".join(log))
+        report(comparison, records, "".join(outcome.printed for outcome in outcomes))
 
 
 def copied(message: object, names: Sequence[str]) -> Record:
@@ -193,13 +186,10 @@ def bench_records(outcomes: Sequence[Outcome], limits: Limits) -> list[Record]:
 # ---- one comparison
 
 
-def compare(
-    comparison: Comparison, judge: Judge, log: list[str], tell: Say = lambda _: None
-) -> list[Outcome]:
+def compare(comparison: Comparison, judge: Judge, tell: Say = lambda _: None) -> list[Outcome]:
     """Measure `comparison`; returns the outcome of each stage. One that fails affects no other.
 
-    The output of the stages, process by process, is added to `log`; `tell` is called with each
-    step.
+    `tell` is called with each step.
     """
     problem = comparison.problem
     outcomes = [Outcome(*contestant) for contestant in comparison.contestants()]
@@ -211,15 +201,22 @@ def compare(
         elif hopeless := why_hopeless(problem):
             outcome.drop(*hopeless)
     try:
-        fill_outcomes(comparison, remaining(outcomes), judge, log, tell)
+        fill_outcomes(comparison, remaining(outcomes), judge, tell)
     except NoVerdict as error:
         for outcome in remaining(outcomes):
             outcome.drop(error.status, error.reason)
     return outcomes
 
 
+def compare_alone(comparison: Comparison) -> Outcome:
+    """Measure the one stage of `comparison`; returns its outcome."""
+    with Judge(comparison.problem) as judge:
+        [outcome] = compare(comparison, judge)
+    return outcome
+
+
 def fill_outcomes(
-    comparison: Comparison, together: Sequence[Outcome], judge: Judge, log: list[str], tell: Say
+    comparison: Comparison, together: Sequence[Outcome], judge: Judge, tell: Say
 ) -> None:
     """Measure all stages together; where their process ends early, first each one alone.
 
@@ -231,7 +228,7 @@ def fill_outcomes(
 
     def run(outcomes: Sequence[Outcome]) -> list[Failure]:
         groups = [[outcome] for outcome in outcomes] if apart else [outcomes]
-        return in_processes(comparison, groups, judge, log, tell)
+        return in_processes(comparison, groups, judge, tell)
 
     failures = run(together)
     if any(failures) and len(together) > 1:
@@ -255,8 +252,7 @@ def fill_outcomes(
 
 
 def in_processes(
-    comparison: Comparison, groups: Sequence[Sequence[Outcome]], judge: Judge, log: list[str],
-    tell: Say,
+    comparison: Comparison, groups: Sequence[Sequence[Outcome]], judge: Judge, tell: Say,
 ) -> list[Failure]:  # fmt: skip
     """Check each group of stages in its own process, time them in turns, check them again.
 
@@ -284,7 +280,9 @@ def in_processes(
             take_turns(started, limits.rounds)
         for each in started:
             each.attempt(each.finish)
-    log.extend(each.session.printed() for each in started)
+    for each in started:
+        for outcome in each.outcomes[:1]:  # what several print in one process can't be told apart
+            outcome.printed += each.session.printed()
     return [each.failure for each in started]
 
 

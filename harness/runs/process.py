@@ -17,7 +17,7 @@ from harness.isolation import messages
 from harness.isolation.child import NO_MESSAGE, ChildFailed
 from harness.isolation.contestant import compete
 from harness.isolation.judge import Judge
-from harness.isolation.measured_call import AGAIN
+from harness.isolation.measured_call import AGAIN, STRIDED
 from harness.isolation.messages import Checked, Out, Timed, Verdict
 from harness.isolation.processes import kept_waiting
 from harness.isolation.roster import LEAST_LOAD, StageInfo
@@ -58,6 +58,7 @@ class Outcome:
     verdict: Verdict | None = None  # on its first outputs
     timed: Timed | None = None
     skip_ratio: float | None = None
+    printed: str = ""  # by its processes
 
     @property
     def mode(self) -> str:
@@ -76,9 +77,9 @@ class Outcome:
         return None if self.timed is None else self.timed.time_ms
 
     def forget(self) -> None:
-        """Reset all fields to their defaults."""
+        """Reset all fields to their defaults, except what was printed."""
         for each in fields(self):
-            if each.default is not MISSING:
+            if each.default is not MISSING and each.name != "printed":
                 setattr(self, each.name, each.default)
 
     def drop(self, status: str, reason: str) -> None:
@@ -120,6 +121,9 @@ class ComparisonProcess:
         self.failure: Failure = None
         self.going: list[int] = []
         self.seconds = self.limits.budget  # the rest of the budget
+        self.sampled = 0.0  # when the sampling began
+        # our own are called with any strides in the tests of the contract
+        self.strided = not all(outcome.stage.ours for outcome in outcomes)
         # its own folder, so that processes share no files
         self.folder = tempfile.TemporaryDirectory(prefix="ladder-", ignore_cleanup_errors=True)
         self.outs = [Path(self.folder.name) / f"out.{i}" for i in range(len(outcomes))]
@@ -127,6 +131,7 @@ class ComparisonProcess:
             comparison.problem, [outcome.problem for outcome in outcomes],
             paths=[str(outcome.stage.path) for outcome in outcomes],
             outs=list(map(str, self.outs)), alone=comparison.alone, apart=apart,
+            strided=self.strided,
             warmup=0 if comparison.alone else self.limits.warmup,
             rounds=self.limits.rounds or messages.LEAST_ROUNDS,
             budget=self.limits.budget, memory=self.limits.memory,
@@ -170,6 +175,9 @@ class ComparisonProcess:
                 outcome.drop_out(answer)
             else:
                 outcome.checked = answer
+                # since all began: the child doesn't wait between two stages until it is asked
+                if why := why_too_long(answer.call_ms, 1, time.monotonic() - begun):
+                    outcome.drop("wrong", why)
         self.seconds = max(LEAST_SECONDS, budget - (time.monotonic() - begun))
         for outcome, out in zip(self.outcomes, self.outs, strict=True):
             if not outcome.dropped:
@@ -177,12 +185,21 @@ class ComparisonProcess:
                 excused = self.comparison.alone and outcome.status == "wrong-by-design"
                 if outcome.status != "ok" and not excused:
                     outcome.drop(outcome.status, outcome.reason)
+                elif why := self.why_strides_matter(outcome, out):
+                    outcome.drop("wrong", why)
         self.keep_single_calls()
         self.going = [
             index
             for index, outcome in enumerate(self.outcomes)
             if not outcome.dropped and outcome.timed is None and outcome.mode != "interpreted"
         ]
+
+    def why_strides_matter(self, outcome: Outcome, out: Path) -> str | None:
+        """Why the outputs for strided inputs are wrong, or None."""
+        if not self.strided or not outcome.stage.exact(outcome.problem):
+            return None
+        found = self.judge.verdict(out.with_name(f"{out.name}.strided"))
+        return None if found.exact else f"with {STRIDED}: {found.why}"
 
     def keep_single_calls(self) -> None:
         """Note the time of the one call of a stage alone that is interpreted, or very slow."""
@@ -202,6 +219,7 @@ class ComparisonProcess:
             [only] = self.going
             wanted = max(ALONE_SECONDS, 5e-3 * self.outcomes[only].call_ms)
             seconds = min(wanted, self.seconds / 2)
+        self.sampled = time.monotonic()
         self.session.send(messages.Sample(self.going, seconds))
         if self.apart:
             budget, late = self.limits.budget, f"took more than {self.limits.budget:g} s to warm up"
@@ -235,10 +253,14 @@ class ComparisonProcess:
         answers: list[Timed | Out] = [
             self.session.receive(Timed, Out, seconds=seconds, late=late) for _ in going
         ]
+        waited = time.monotonic() - self.sampled
         for index, outcome, answer in zip(self.going, going, answers, strict=True):
             if isinstance(answer, Out):
                 outcome.drop_out(answer)
-            elif why := why_cached(outcome, self.outs[index], self.judge, answer.change):
+            elif why := (
+                why_too_long(answer.time_ms, answer.samples, waited)
+                or why_cached(outcome, self.outs[index], self.judge, answer.change)
+            ):
                 outcome.drop("wrong", why)
             else:
                 outcome.timed = answer
@@ -300,6 +322,18 @@ class ComparisonProcess:
     def __exit__(self, *_: object) -> None:
         self.session.end()
         self.folder.cleanup()
+
+
+def why_too_long(ms: float, samples: int, waited: float) -> str | None:
+    """Why a median that a stage's process reports is too long to be true; None if it isn't.
+
+    Half of the samples take as long as the median, or longer: more than the `waited` seconds are
+    impossible.
+    """
+    if 1e-3 * ms * samples / 2 <= waited:
+        return None
+    all_ms = 1e3 * waited
+    return f"its clock is wrong: {ms:.3g} ms is the median of {samples}, which took {all_ms:.3g} ms"
 
 
 def why_cached(outcome: Outcome, out: Path, judge: Judge, change: list[int] | None) -> str | None:

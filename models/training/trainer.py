@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 from harness.isolation.child import NO_MESSAGE, ChildFailed
-from harness.isolation.judge import Judge
 from harness.isolation.session import Session
 from harness.records.jsonl import Writer
 from harness.records.schema import FAILURES, Record
 from harness.records.values import Count
-from harness.runs.comparison import compare
+from harness.runs.comparison import compare_alone
 from harness.runs.plan import Comparison, Limits
 from harness.runs.process import Outcome
 from models.training.plan import Plan, Trainee
@@ -96,7 +95,7 @@ class Training(Session):
         self.trainee, self.plan = trainee, plan
         self.limits = Limits(budget=STEP_LIMIT, memory=memory)
         self.wrong: Outcome | None = None  # the outcome of a failed check
-        self.unchecked, self.log = trainee.info is not None, [""]
+        self.unchecked, self.checking = trainee.info is not None, ""  # and what it printed then
         self.skip = trainee.skip  # why its remaining seeds are skipped
         order = {
             "path": None if trainee.path is None else str(trainee.path),
@@ -140,9 +139,9 @@ class Training(Session):
             self.plan.problem, b=1, dtype="float32", precision="ieee",
             causal=not self.trainee.by_rows, direction="train",
         )  # fmt: skip
-        with Judge(problem) as judge:
-            alone = Comparison(problem, [self.trainee.info], self.limits, alone=True)
-            [outcome] = compare(alone, judge, self.log)
+        alone = Comparison(problem, [self.trainee.info], self.limits, alone=True)
+        outcome = compare_alone(alone)
+        self.checking = outcome.printed
         return outcome if outcome.status in FAILURES else None
 
     def follow(self, record: Record, progress: Callable[[Record], None]) -> None:
@@ -165,5 +164,5 @@ class Training(Session):
 
     def printed(self) -> str:
         """The output of a stage since the last call; '' for torch's backends."""
-        text, self.log = "".join(self.log), []
+        text, self.checking = self.checking, ""
         return "" if self.trainee.path is None else text + super().printed()

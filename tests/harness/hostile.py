@@ -39,6 +39,13 @@ CHECKED = {
     "memory_meter": None, "launch_configs": None, "interpreted": False,
 }  # fmt: skip
 
+CONFIGURED = """
+import stages.autotune
+def attend(q, k, v, **more):
+    stages.autotune.latest["kernel"] = {{"BLOCK_M": {}}}
+    return three(q, k, v, **more)
+"""
+
 # every one of these is to fail, and nothing else with it
 FAILS = {
     # what it says
@@ -61,6 +68,8 @@ def attend(q, k, v, **more):
 shout(event="ready")
 def attend(q, k, v, **more): raise RuntimeError
 """,
+    "nan_configuration": CONFIGURED.format('float("nan")'),
+    "endless_configuration": CONFIGURED.format("10**400"),
     # what it writes for the judge
     "three_bytes": """
 import harness.isolation.contestant as worker
@@ -120,6 +129,11 @@ def attend(q, k, v, **more):
     os.kill(os.getpid(), signal.SIGSTOP)
     return three(q, k, v, **more)
 """,
+    "stops_the_server": """
+def attend(q, k, v, **more):
+    os.kill(relatives()[0], signal.SIGSTOP)
+    return three(q, k, v, **more) + 1
+""",
     # its clock
     "nan_clock": """
 time.perf_counter = lambda: float("nan")
@@ -137,6 +151,19 @@ timeit.default_timer = timer.timer = time.perf_counter
 def attend(q, k, v, **more):
     time.sleep(0.02)
     return three(q, k, v, **more)
+""",
+    "fast_clock": """
+real = time.perf_counter
+time.perf_counter = lambda: 1000 * real()
+import timeit, torch.utils.benchmark.utils.timer as timer
+timeit.default_timer = timer.timer = time.perf_counter
+attend = three
+""",
+    "claims_long_calls": """
+import harness.measures.timing as timing
+real = timing.time_once
+timing.time_once = lambda *a: (real(*a)[0], 1e9)
+attend = three
 """,
     # what it remembers
     "by_one_element": """
@@ -182,6 +209,26 @@ def attend(q, k, v, **more):
         o.data.copy_(three(q, k, v))
     threading.Thread(target=work).start()
     return o
+""",
+    "one_buffer": """
+buffers = {}
+def attend(q, k, v, **more):
+    o = buffers.setdefault(q.shape, torch.empty_like(q))
+    return o.copy_(three(q, k, v, **more))
+""",
+    # what it is given
+    "contiguous_assumed": """
+def attend(q, k, v, **more):
+    def dense(x):
+        B, H, N, d = x.shape
+        return x.as_strided(x.shape, (H * N * d, N * d, d, 1))
+    return three(dense(q), dense(k), dense(v), **more)
+""",
+    "contiguous_demanded": """
+def attend(q, k, v, **more):
+    B, H, N, d = q.shape
+    q.view(B, H, N * d)
+    return three(q, k, v, **more)
 """,
     # memory and hangs
     "hoards_at_import": """
@@ -269,6 +316,14 @@ def softmax(*a, **b):
     time.sleep(0.002)
     return slow(*a, **b)
 torch.softmax = softmax
+attend = three
+""",
+    "negated_in_name": """
+def attend(q, k, v, **more):
+    return torch._neg_view(-three(q, k, v, **more))
+""",
+    "talks": """
+print("words of talks", flush=True)
 attend = three
 """,
     "honest": "attend = three",

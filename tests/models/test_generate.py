@@ -145,17 +145,32 @@ def test_a_stage_that_fails_is_named_and_the_exit_code_is_1(model, tmp_path):
     (tmp_path / "off.py").write_text(OFF.format(sign="no_such_name * "))
     done = run_command("--stage", "off.py", "--context", 20, "--load", model[0], "--tokens", 8,
                        cwd=tmp_path)  # fmt: skip
-    assert done.returncode == 1 and "ladder: 90 off crashed: NameError" in done.stderr
+    assert done.returncode == 1 and "90 off crashed: before it wrote: NameError" in done.stderr
 
 
-@pytest.mark.parametrize(("sign", "code"), [("", 0), ("-", 1)])
-def test_the_exit_code_is_1_where_the_cache_changes_a_token(model, tmp_path, sign, code):
-    (tmp_path / "off.py").write_text(OFF.format(sign=sign))
+# wrong with a cache and without: the tokens are the same
+WRONG = """
+import stages
+from stages.contract import Stage
+STAGE = Stage(number=90, name="off", title="off", idea="a fake", options=("causal",))
+
+
+def attend(q, k, v, *, causal=False):
+    return 1.01 * stages.by_number(3).attend(q, k, v, causal=causal)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fake", "wrong"), [(OFF.format(sign=""), False), (OFF.format(sign="-"), True), (WRONG, True)]
+)
+def test_only_what_is_judged_to_be_right_writes(model, tmp_path, fake, wrong):
+    (tmp_path / "off.py").write_text(fake)
     done = run_command(
         "--stage", "off.py", "--context", 20, "--tokens", 8, "--load", model[0], cwd=tmp_path
     )
-    assert done.returncode == code, done.stderr
-    assert ("NO" in done.stdout.split()) == bool(code)
+    assert done.returncode == int(wrong), done.stderr
+    assert ("ladder: 90 off wrong: before it wrote: max error" in done.stderr) == wrong
+    assert ("tokens/s" in done.stdout) != wrong
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,8 @@ def judged(path: Path, stage: int, asked: Speed, seed: int, device: str = "cuda"
         "ieee" if asked.dtype == "float32" else asked.dtype, False, None, device,
     )  # fmt: skip
     stages = [ours, replace(mine, name=YOURS, exact_up_to=None)]
-    log: list[str] = []
     with Judge(problem) as judge:
-        reference, found = compare(Comparison(problem, stages, Limits(rounds=20)), judge, log)
+        reference, found = compare(Comparison(problem, stages, Limits(rounds=20)), judge)
     if found.status != "ok" or not found.time_ms or not reference.time_ms:
         return found.status if found.status != "ok" else "skipped"
     if 1e-3 * found.time_ms < cost.flops(problem) / FASTEST:

@@ -64,10 +64,16 @@ def test_each_fails_by_itself(tmp_path, part):
     assert "ok" not in at_33.values(), at_33
 
 
+def test_a_command_ends_though_its_last_stage_has_stopped_the_fork_server(tmp_path):
+    done = ladder(*RUN, "--n", 8, "--inputs", "normal", *write(tmp_path, "stops_the_server"))
+    assert done.returncode == 1 and "wrong" in done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_each_fails_in_gradients_too(tmp_path):
-    names = ("words_ok", "by_one_element", "by_hash_of_v", "lazy", "quick_in_a_timer", "slow_clock")
+    names = ("words_ok", "by_one_element", "by_hash_of_v", "lazy", "quick_in_a_timer", "slow_clock",
+             "fast_clock", "contiguous_assumed", "contiguous_demanded")  # fmt: skip
     out = tmp_path / "run.jsonl"
     options = (*RUN, "--inputs", "normal", *write(tmp_path, *names, "honest"))
     done = run(*options, "--direction", "train", "--out", out)
@@ -93,7 +99,7 @@ def test_the_harmless_are_ok_and_their_prints_are_cut_and_their_own(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_in_turns_a_file_has_its_own_process_and_slows_no_other(tmp_path):
-    names = ("slows_torch", "honest", "kills_siblings")
+    names = ("slows_torch", "honest", "kills_siblings", "talks")
     out = tmp_path / "run.jsonl"
     options = ("run", "--stages", "3", "--n", "64", "--d", "16", *LIMITS, "--inputs", "normal")
     done = run(*options, *write(tmp_path, *names, number=3), "--paired", "--out", out)
@@ -103,6 +109,8 @@ def test_in_turns_a_file_has_its_own_process_and_slows_no_other(tmp_path):
     assert slow["time_ms"] > 2 > ours["time_ms"]
     assert len(ours["rounds_ms"]) == len(slow["rounds_ms"])
     assert "own" in slow["reason"] and "process of its own" in done.stdout
+    words = [line for line in done.stderr.splitlines() if "words of talks" in line]
+    assert len(words) >= 2 and all(line.startswith("talks | ") for line in words)
     # number = 3 makes nobody the yardstick
     shown = in_turn("table", out, "--format", "csv").stdout
     rows = {(row["name"], row["paired"]): row for row in csv.DictReader(io.StringIO(shown))}

@@ -138,7 +138,7 @@ def test_what_a_stage_starts_ends_with_its_cell(tmp_path, name):
     done = ladder("run", "--stages", 3, *QUICK, *fakes(name), "--out", out)
     hold_to(out, {name: ("wrong", "max error")})
     pids = [int(pid) for pid in re.findall(r"lingers as (\d+)", done.stderr)]
-    assert len(pids) == 2
+    assert len(pids) == 4  # two cells, and a call with strided inputs for each
     left = [pid for pid in pids if not gone(pid)]
     for pid in left:
         os.kill(pid, signal.SIGKILL)

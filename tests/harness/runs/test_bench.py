@@ -95,7 +95,9 @@ def hold(folder, *paths, problem=PROBLEM, limits=LIMITS, printed=None, judge=Jud
     where.mkdir(exist_ok=True)
     comparison = Comparison(problem, stages, limits)
     with judge(problem) as judging:
-        outcomes = engine.compare(comparison, judging, [] if printed is None else printed)
+        outcomes = engine.compare(comparison, judging)
+    if printed is not None:
+        printed += [outcome.printed for outcome in outcomes]
     records = bench_records(outcomes, limits)
     for record in records:
         jsonl.dump_line(record)

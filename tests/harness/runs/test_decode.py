@@ -84,7 +84,7 @@ def hold(folder, paths, problem=TINY, page_sizes=(None, 16, 64), stages=None):
     asked = [stage.path for stage in stages]
     [comparison] = plan.plan_comparisons(stages, problems, asked, LIMITS)
     with Judge(comparison.problem) as judge:
-        outcomes = compare(comparison, judge, [])
+        outcomes = compare(comparison, judge)
     records = bench_records(outcomes, LIMITS)
     for record in records:
         check_record(record)
