@@ -5,6 +5,7 @@ that has ended, another compares the answer with the expected one and with those
 """
 
 import ast
+import contextlib
 import math
 import re
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from course.lab.gaps import UNPARSED
 from harness.isolation.call import bind, blame, write_outputs
 from harness.isolation.child import ChildFailed, say
 from harness.isolation.measured_call import prepare_for
@@ -59,7 +61,10 @@ def from_words(reasons: Sequence[tuple[str, str]], reason: str) -> str:
 
 def python_max(path: Path) -> str:
     """Say where a Triton kernel in `path` calls Python's max or min, and what that does; or ''."""
-    for kernel in ast.walk(ast.parse(path.read_bytes())):
+    tree = ast.Module([], [])
+    with contextlib.suppress(*UNPARSED):
+        tree = ast.parse(path.read_bytes())
+    for kernel in ast.walk(tree):
         jitted = getattr(kernel, "decorator_list", [])
         if not any("triton.jit" in ast.unparse(each) for each in jitted):
             continue
@@ -72,11 +77,16 @@ def python_max(path: Path) -> str:
     return ""
 
 
-def from_numbers(path: Path, problem: Problem, layout: str, folder: Path) -> Said:
-    """Find the cause of the wrong answer of the stage in `path` to a problem."""
+def from_numbers(
+    path: Path, problem: Problem, layout: str, folder: Path, watched: tuple[str, dict[str, Any]]
+) -> Said:
+    """Find the cause of the wrong answer of the stage in `path` to a problem.
+
+    `watched`: the submission's own file, and the rules of its lab (grading/guard.py).
+    """
     out, order = folder / "answer", problem.to_json()
     try:
-        with Session(answer, str(path), order, str(out)) as session:
+        with Session(answer, str(path), order, str(out), *watched) as session:
             session.ready(LIMIT)
         with Session(diagnose, order, layout, str(out), greeting=Ready) as session:
             found = session.ready(LIMIT)
@@ -88,19 +98,25 @@ def from_numbers(path: Path, problem: Problem, layout: str, folder: Path) -> Sai
 # ---- in the submission's process
 
 
-def answer(connection: Connection, path: str, order: dict[str, Any], out: str) -> None:
+def answer(
+    connection: Connection, path: str, order: dict[str, Any], out: str, own: str,
+    rules: dict[str, Any],
+) -> None:  # fmt: skip
     """Write the answer of the stage in `path`, and its state after each tile. Says 'ready'."""
     import numpy as np
 
     import stages
+    from course.lab.grading.guard import Guard
     from course.lab.layouts import make_given
 
     problem = Problem.from_json(order)
     try:
-        module, given = stages.load(path), make_given(problem)
-        call = prepare_for(problem, module, bind(module.attend, problem), given.tensors)
-        with watching() as states:
-            outputs = call()
+        guard, given = Guard(connection, own, rules), make_given(problem)
+        with guard.watching():
+            module = stages.load(path)
+            call = prepare_for(problem, module, bind(module.attend, problem), given.tensors)
+            with watching() as states:
+                outputs = call()
         write_outputs(outputs, problem, given.tensors, out)
         np.savez(f"{out}.npz", **states)
         say(connection, "ready")

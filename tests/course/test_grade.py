@@ -30,14 +30,22 @@ SAID = {
     "cached_by_pointer": "answer to an earlier call",
     "cached_on_disk": "writes to a file",
     "complex_numbers": "torch's bmm",
+    "computed_late": "torch's",
     "exit_0": "ends its process",
     "exit_at_import": "ends its process",
     "falls_back": "",
     "fixed_point": "torch's sum",
     "forged_descriptor": "speaks for the harness",
+    "fresh_namespace": "imports numpy",
     "kernel_copies": "torch's",
-    "numpy_computes": "no Triton kernel",
+    "listens": "listens",
+    "lists_before_kernel": "out of a tensor",
+    "loads_another": "another file",
+    "numpy_computes": "out of a tensor",
     "numpy_in_stage_1": "imports numpy",
+    "other_library": "imports mpmath",
+    "out_of_sight": "out of sight",
+    "own_operation": "view.attention",
     "patched_clock": "replaces time",
     "patched_event": "replaces Event",
     "patched_json": "replaces json.dumps",
@@ -46,15 +54,21 @@ SAID = {
     "reads_collector": "looks through memory",
     "reads_frames": "frames",
     "reads_processes": "/proc",
+    "removes_files": "changes files",
+    "rewrites_itself": "writes to a file",
     "sdpa_broken_up": "attention itself",
     "sdpa_called": "attention itself",
     "sdpa_in_stage_3": "attention itself",
+    "sdpa_in_torchscript": "attention itself",
     "side_stream": "to a thread",
     "side_thread": "to a thread",
+    "solution_as_data": "loads s01",
     "stage_3_called": "loads s03",
     "stage_5_called": "loads s05",
+    "stage_6_copied": "a kernel of s06",
     "torch_computes": "torch's",
     "torch_in_stage_1": "torch's",
+    "torch_multiplies": "more than to scale",
     "twin_by_importlib": "loads numpy_online",
 }
 QUICK = ("cached_by_pointer", "sdpa_called")  # in everyday's lane
@@ -363,3 +377,22 @@ def test_a_bare_attend_is_not_written(tmp_path, body):
     text = f"STAGE = Stage(number=1, name='x')\n\n\ndef attend(q, k, v):\n    {body}\n"
     assert list(gaps.missing(text)) == [("attend", 4)]
     assert list(gaps.missing(text.replace(body, "return q"))) == []
+
+
+def test_what_torch_made_from_a_kernels_output_stays_known_where_memory_is_used_again():
+    from torch import empty
+    from torch._C._autograd import _disable_profiler_legacy
+
+    from course.lab.grading import work
+
+    rules = {"torch": ["*"], "scale": [], "least": 2, "imports": [], "kernels": []}
+    watched = work.Work("mine.py", rules, pytest.fail, lambda: False)
+    _disable_profiler_legacy()
+    rules["kernels"] = ["o"]
+    acc, first, second = (empty(64) for _ in range(3))
+    watched.stored.append(acc.data_ptr())
+    assert "no Triton kernel" in watched.suspect({"o": first})
+    watched.operation("mul", [acc], [first])
+    watched.operation("nan_to_num", [first], [second])
+    watched.operation("_to_copy", [second], [first])  # a new tensor, where the first was
+    assert watched.suspect({"o": first}) == ""

@@ -121,6 +121,22 @@ def test_source_is_read_as_python_reads_it(encoding, first, tmp_path, monkeypatc
     assert grade.grade(path, 3, 1, False, calls.Limits())[0].verdict == "not-written"
 
 
+def test_a_file_that_can_not_be_read_or_parsed_costs_no_other(tmp_path):
+    odd = {
+        "deep": "a" + ".b" * 200_000, "long": "x = " + "-" * 300_000 + "1",
+        "large": "#" * (2 << 20), "codec": "# -*- coding: rot13 -*-\nk = 1\n",
+    }  # fmt: skip
+    folder = write(tmp_path / "all", **odd, z="")
+    if sys.platform == "linux":
+        (folder / "memory.py").symlink_to("/proc/self/mem")  # reading it fails
+    done = graded(folder)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(tmp_path / "grades.csv")
+    assert rows.pop("z")["verdict"] == "not-written" and len(rows) >= len(odd)
+    assert {row["verdict"] for row in rows.values()} == {"crashed"}
+    assert "1 MiB" in rows["large"]["diagnosis"]
+
+
 def test_a_folder_for_other_outputs_is_made_before_anything_is_graded(tmp_path):
     folder = write(tmp_path / "all", a="")
     done = graded(folder, "--junit", "new/j.xml", "--gradescope", "more/deep/g.json")

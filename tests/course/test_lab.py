@@ -2,11 +2,13 @@
 
 import ast
 import re
+import shutil
+import sys
 
 import pytest
 from ladder_command import ROOT, in_turn
 
-from course.lab import gaps, labs
+from course.lab import checks, cpp, gaps, labs
 from course.lessons import side_by_side
 from harness.isolation.roster import BadStage, read_stages
 
@@ -154,6 +156,20 @@ def test_a_filled_cpp_folder_passes_and_a_wrong_one_fails(tmp_path):
     (to / "value_graph.hpp").write_text(text.replace("Value* end", "Valu end"), encoding="utf-8")
     done = in_turn("lab", "check", to)
     assert done.returncode == 1 and "does not compile" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["../solved", "/proc/self/cwd/csrc", ROOT / "csrc"])
+def test_cpp_of_another_folder_is_no_submission(other, tmp_path, monkeypatch):
+    if cpp.compiler() is None or (sys.platform != "linux" and "/proc" in str(other)):
+        pytest.skip("there is no compiler, or no /proc")
+    monkeypatch.chdir(ROOT)
+    for name in ("solved", "mine"):
+        shutil.copytree(ROOT / "csrc", tmp_path / name)
+    header = tmp_path / "mine" / "value_graph.hpp"
+    header.write_text(f'struct Mine {{}};\n#include "{other}/value_graph.hpp"\n', encoding="utf-8")
+    found = checks.check(tmp_path / "mine")
+    assert found.verdict == "cheated" and "another folder" in found.diagnosis
 
 
 def test_a_copy_to_hand_out_tells_nothing_of_the_upper_stages(tmp_path):

@@ -169,8 +169,13 @@ def options_of(numpy: bool, limits: Limits) -> str:
 
 def digest(path: Path) -> str:
     """The SHA-256 of a submission's files."""
-    data = b"\0".join(file.read_bytes() if file.is_file() else b"" for file in cpp.files(path))
-    return hashlib.sha256(data).hexdigest()
+    data = []
+    for file in cpp.files(path):
+        try:
+            data.append(cpp.read(file))
+        except OSError:  # its row says so
+            data.append(b"")
+    return hashlib.sha256(b"\0".join(data)).hexdigest()
 
 
 def grade_all(
