@@ -59,8 +59,11 @@ def from_words(reasons: Sequence[tuple[str, str]], reason: str) -> str:
     return next((text for pattern, text in reasons if re.search(pattern, words)), "")
 
 
-def python_max(path: Path) -> str:
-    """Say where a Triton kernel in `path` calls Python's max or min, and what that does; or ''."""
+def python_max(path: Path, of: str = "") -> str:
+    """Say where a Triton kernel in `path` calls Python's max or min, and what that does; or ''.
+
+    `of`: only where it is given what this text computes.
+    """
     tree = ast.Module([], [])
     with contextlib.suppress(*UNPARSED):
         tree = ast.parse(path.read_bytes())
@@ -69,7 +72,9 @@ def python_max(path: Path) -> str:
         if not any("triton.jit" in ast.unparse(each) for each in jitted):
             continue
         for call in ast.walk(kernel):
-            if isinstance(call, ast.Call) and (name := ast.unparse(call.func)) in ("max", "min"):
+            if not (isinstance(call, ast.Call) and of in ast.unparse(call)):
+                continue
+            if (name := ast.unparse(call.func)) in ("max", "min"):
                 return (
                     f"{path.name}:{call.lineno}: Python's {name} of two tiles, interpreted, takes "
                     f"one of them whole; tl.{name}imum goes element by element"

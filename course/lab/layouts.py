@@ -9,7 +9,8 @@ from harness.isolation.call import Given
 from harness.problems.problem import Problem
 
 HIGH = 1000.0  # added to all scores of a row, past exp's overflow in float64: softmax is the same
-LOW = -300.0  # added to all scores of a row of peaky inputs: all below exp's underflow in float32
+LOW = -500.0  # added to all scores of every other row of peaky inputs: below exp's underflow there
+FAR = 128  # keys after all others, their scores less by LOW: their weight is 0
 STEPS = 2, 3, 4, 1  # of q, k, v and dO, where they are strided: none as another
 
 
@@ -41,13 +42,19 @@ def laid(attend: Callable[..., torch.Tensor], layout: str) -> Callable[..., torc
         if layout == "strided":
             return attend(*stored(given, layout), **options)
         q, k, v = given if layout == "low" else (x.double() for x in given)
-        more = LOW if layout == "low" else HIGH
-        d = q.shape[-1]  # one column more, whose share of every score is `more`
-        rest = ((d + 1) / d) ** 0.5
-        q = torch.nn.functional.pad(q * rest, (0, 1), value=more * (d + 1) ** 0.5)
-        k, v = torch.nn.functional.pad(k, (0, 1), value=1.0), torch.nn.functional.pad(v, (0, 1))
-        if layout == "high":  # a key before all others, of score 0: its weight is exp(-HIGH) = 0
-            k, v = (torch.nn.functional.pad(x, (0, 0, 1, 0)) for x in (k, v))
+        pad, d = torch.nn.functional.pad, q.shape[-1]
+        more = 2 if layout == "low" else 1  # columns, whose share of a score is added to the others
+        q, whole = q * ((d + more) / d) ** 0.5, (d + more) ** 0.5
+        if layout == "low":
+            rows = LOW * (torch.arange(q.shape[2]) % 2).to(q)[:, None].expand(*q.shape[:3], 1)
+            q = pad(torch.cat((q, rows * whole), -1), (0, 1), value=LOW * whole)
+            k = pad(pad(k, (0, 1), value=1.0), (0, 1))
+            k, v = pad(k, (0, 0, 0, FAR)), pad(v, (0, 2, 0, FAR), value=1.0)
+            k[..., -FAR:, d:] = 1.0
+        else:  # a key before all others, of score 0: its weight is exp(-HIGH) = 0
+            q = pad(q, (0, 1), value=HIGH * whole)
+            k, v = pad(k, (0, 1), value=1.0), pad(v, (0, 1))
+            k, v = (pad(x, (0, 0, 1, 0)) for x in (k, v))
         return attend(q, k, v, **options)[..., :d].to(given[0])
 
     return attend_laid

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from harness.isolation.call import Given, bind, blame, write_outputs
+from harness.isolation.call import Given, WrongOutput, bind, blame, write_outputs
 from harness.isolation.child import NO_MESSAGE, START_LIMIT, ChildFailed, hear
 from harness.isolation.judge import Judge
 from harness.isolation.measured_call import Call, prepare_for
@@ -233,6 +233,12 @@ def answer(
             with whole(), work.counted(works if asked["compared"] else None):
                 outputs = call()
             suspect = work.suspect(dict(zip(OUTPUTS[problem.direction], outputs)))
+            if rules["visits"] < 1.0:
+                read = work.loaded
+                with guard.watching():
+                    bind(module.attend, replace(problem, causal=False))(*given.tensors[:3])
+                if read > rules["visits"] * work.loaded:
+                    raise WrongOutput(f"it reads {read} elements, as without a mask")
             with guard.watching():  # nothing may be computed only now
                 write_outputs(outputs, problem, given.tensors, asked["out"])
                 given.check_unwritten()

@@ -45,7 +45,7 @@ class Work:
     ) -> None:  # fmt: skip
         self.path, self.rules, self.end, self.asked = path, rules, end, asked
         self.given = 1 << 20  # numbers that the submission is given, in one call
-        self.operations = self.stores = self.scaled = 0
+        self.operations = self.stores = self.loaded = self.scaled = 0
         self.seen = Counter[str]()  # operations that the mode has seen since the last `recorded`
         self.made_from: dict[int, set[int]] = {}  # a storage -> those that its numbers come from
         self.stored: list[int] = []  # an address of each store by one of its own kernels
@@ -59,7 +59,7 @@ class Work:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch while the submission's own code runs."""
-        self.operations = self.stores = self.scaled = 0
+        self.operations = self.stores = self.loaded = self.scaled = 0
         for noted in (self.made_from, self.sizes, self.stored):
             noted.clear()
         with self.operator, self.function:
@@ -247,6 +247,10 @@ def watch_kernels(work: Work) -> None:
     class Stores:
         def __getattr__(self, name: str) -> Any:
             return getattr(real, name)
+
+        def load(self, ptrs: Any, *more: Any) -> Any:
+            work.loaded += ptrs.size if work.own else 0
+            return real.load(ptrs, *more)
 
         def store(self, ptrs: Any, value: Any, mask: Any) -> Any:
             note(ptrs, mask)
