@@ -65,6 +65,19 @@ def test_a_diagnosis_is_no_formula(tmp_path):
 
 
 @posix
+def test_a_name_that_grows_too_long_for_a_file_has_its_row_and_report(tmp_path):
+    folder = write(tmp_path / "all", a="", **{"x" * 252: ""})
+    for last in (b"0", b"1"):
+        (folder / os.fsdecode(b"\xe4" * 150 + last + b".py")).touch()
+    done = graded(folder)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(tmp_path / "grades.csv")
+    reports = {path.stem for path in (tmp_path / "grades-reports").iterdir()}
+    assert len(rows) == 4 and rows.keys() == reports
+    assert graded(folder).stdout.count("(kept)") == 4
+
+
+@posix
 def test_two_submissions_of_one_name_are_refused(tmp_path):
     folder = write(tmp_path / "all", **{"a%01": "", "a\x01": ""})
     refused(graded(folder), "a%01", "rename")
