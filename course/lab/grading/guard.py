@@ -147,7 +147,7 @@ class Guard:
             return
         its_own = self.mine(frame, standard)  # which it has compiled
         if its_own or (self.mine(frame, lambda _: True) and not {*path.parents} & {*self.homes}):
-            self.end(f"it runs code under the name of another file ({path.name})")
+            self.end(f"it runs code of another file ({path.name}): a submission is one file")
 
     def opens(self, name: str, writes: bool) -> None:
         """End it where it writes a file, or opens or lists one that may hold the answer."""
