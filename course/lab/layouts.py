@@ -28,8 +28,15 @@ def stored(tensors: Iterable[torch.Tensor], layout: str) -> tuple[torch.Tensor, 
 
 
 def make_given(problem: Problem) -> Given:
-    """Make the inputs of a problem; where gradients are asked for, with strides of their own."""
-    given = Given(problem)
+    """Make the inputs of a problem; where gradients are asked for, with strides of their own.
+
+    They are the same whatever default dtype and device the submission has set.
+    """
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    with torch.device("cpu"):
+        given = Given(problem)
+    torch.set_default_dtype(default)
     if problem.direction == "train":
         given.tensors = stored(given.tensors, "strided")
     return given

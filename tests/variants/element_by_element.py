@@ -10,6 +10,7 @@ import torch
 from stages.contract import Stage
 
 STAGE = Stage(number=1, name="mine", title="mine", idea="loops on floats", devices=("cpu",))
+torch.set_default_dtype(torch.float64)
 
 
 @dataclass
@@ -23,13 +24,17 @@ def scale(d):
     return 1 / math.sqrt(d)
 
 
+@torch.inference_mode()
 def attend(q, k, v):
     """Attention, by loops on elements."""
     o = torch.zeros_like(q)
     for b, h, i in itertools.product(*map(range, q.shape[:3])):
         past, acc = Past(), [0.0] * q.shape[3]
         for j in range(k.shape[2]):
-            products = (q[b, h, i, at].item() * float(k[b][h][j][at]) for at in range(len(acc)))
+            products = (
+                q[b, h].flatten()[i * len(acc) + at].item() * float(k[b][h][j][at])
+                for at in range(len(acc))
+            )
             s = sum(products) * scale(len(acc))
             m_new = max(past.m_i, s)
             alpha, p = math.exp(past.m_i - m_new), math.exp(s - m_new)

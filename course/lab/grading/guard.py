@@ -245,6 +245,7 @@ def functions() -> dict[tuple[Any, str], Any]:
         for owner in (*loaded, *KEPT_CLASSES)
         for name, value in list(vars(owner).items())
         if callable(value) or isinstance(value, (property, staticmethod, classmethod))
+        if value is not vars(torch).get("Storage")  # torch.set_default_dtype replaces it
     }
 
 

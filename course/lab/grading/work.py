@@ -27,6 +27,7 @@ SCALED = 4  # numbers that torch may scale, for each number that the submission 
 # functions of a tensor that hand its numbers to NumPy, or to Python
 TO_NUMPY = ("numpy", "__array__")
 TO_PYTHON = ("tolist", "__dlpack__", "untyped_storage", "storage", "_typed_storage")
+WHOLE = torch._C.DispatchKey.CompositeImplicitAutograd
 RECORD = ProfilerConfig(
     ProfilerState.CPU, False, False, False, False, False, _ExperimentalConfig()
 )  # fmt: skip
@@ -202,6 +203,10 @@ def carried_out(
     self: Operations, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
 ) -> Any:
     """Carry out an operation, and tell of it."""
+    if func.has_kernel_for_dispatch_key(WHOLE):  # in inference mode torch does not break it up
+        self.work.called(func.__name__)
+        with self:
+            return func.decompose(*args, **(kwargs or {}))
     made = func(*args, **(kwargs or {}))
     home, _, name = str(func).rpartition(".")[0].partition(".")
     name = name if home == "aten" else f"{home}.{name}"  # one of its own has a home of its own
