@@ -257,7 +257,7 @@ def describe_files(
 def describe(
     connection: Connection,
     paths: list[str],
-    watch: Callable[[Connection, str], AbstractContextManager[None]],
+    watch: Callable[[Connection, str], AbstractContextManager[None]] = unwatched,
 ) -> None:
     """In a child: load the stages in `paths` and describe each: its STAGE and where it runs.
 
