@@ -1,5 +1,6 @@
 """Check one submission of a lab; each check gives a mark, which is worth points in grading."""
 
+import functools
 import hashlib
 import random
 import re
@@ -41,6 +42,7 @@ class Check:
     """A problem, its tensors in a layout, and where to look if this is the first to fail.
 
     calls: how often a submission is called at least and at most, each time with other inputs.
+    visits: at most this share of what its kernels read without a mask may be read under it.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Check:
     layout: str
     look: str
     calls: tuple[int, int] = CALLS
+    visits: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,8 @@ def checks(stage: int, seed: int) -> Iterator[Check]:
             row["precision"] = "ieee" if row["dtype"] == "float32" else row["dtype"]
             problem = Problem.from_json({**BASE.to_json(), **row})
             calls = tuple(row.get("calls", CALLS))
-            yield Check(row["name"], problem, row["layout"], row["look"], calls)
+            visits = row.get("visits", 1.0)
+            yield Check(row["name"], problem, row["layout"], row["look"], calls, visits)
 
 
 def seeds(each: Check) -> list[int]:
@@ -109,11 +113,13 @@ def seeds(each: Check) -> list[int]:
 
 
 def rules(stage: int, numpy: bool) -> dict[str, Any]:
-    """Return what a submission may do (grading/guard.py); `numpy`: stage 5 without Triton."""
-    none: dict[str, Any] = {"least": 2, "kernels": [], "imports": [], "stages": []}
+    """Return what a submission may do (grading/guard.py); `numpy`: without kernels of its own."""
+    none: dict[str, Any] = {"least": 2, "launches": False}
+    none |= {"kernels": [], "imports": [], "stages": []}
     of_stage = none | TABLE["rules"][str(stage)]
     if numpy:
         of_stage |= {"kernels": []}
+    of_stage["scale"] = TABLE["torch"]["scale"]
     of_stage["torch"] = [name for kind in of_stage["torch"] for name in TABLE["torch"][kind]]
     return of_stage
 
@@ -133,14 +139,12 @@ def check(
     if path.is_dir() and stage not in (2, None):
         raise BadStage(f"{path.name}: a folder; expected one .py file for stage {stage}")
     files = cpp.files(path)
-    for file in files:
-        if not file.is_file():
-            raise BadStage(f"{file}: no such file")
+    texts = [text_of(file) for file in files]
     number = 2 if path.is_dir() else declared(path) if stage is None else stage
     missing = [
         f"  {name}, line {line} of {file.name}"
-        for file in files
-        for name, line in gaps.missing(text_of(file))
+        for file, text in zip(files, texts, strict=True)
+        for name, line in gaps.missing(text)
     ]
     if missing:
         return Result(number, "not-written", (), gaps.NOT_WRITTEN, missing)
@@ -148,7 +152,8 @@ def check(
         folder = Path(name)
         try:
             file = cpp.build(path, folder) if path.is_dir() else path
-            [info] = describe_files([file], LOAD, limits.memory)
+            watch = functools.partial(calls.loading, rules(number, numpy=True))
+            [info] = describe_files([file], LOAD, limits.memory, watch)
         except (BadStage, cpp.NotBuilt) as error:
             found = calls.fault("crashed", str(error))
             return Result(number, found.status, (), found.reason)
@@ -160,11 +165,17 @@ def check(
 
 
 def text_of(file: Path) -> str:
-    """Return the text of a submission's file, decoded as Python does; for C++ that is UTF-8."""
-    data = file.read_bytes()
+    """Return the text of a submission's file, decoded as Python does; for C++ that is UTF-8.
+
+    Raises BadStage where there is no such file, or it can't be read.
+    """
+    try:
+        data = cpp.read(file)
+    except OSError as error:
+        raise BadStage(f"{file}: {error.strerror}") from None
     try:
         return decode_source(data)
-    except (SyntaxError, UnicodeDecodeError):  # Python or the compiler itself tells of it
+    except (SyntaxError, LookupError, ValueError):  # Python or the compiler itself tells of it
         return data.decode("utf-8", "replace")
 
 
@@ -174,8 +185,8 @@ def declared(path: Path) -> int:
         number = read_declared(path).get("number", "none")
     except SyntaxError as error:
         raise BadStage(f"{path.name}:{error.lineno}: not Python: {error.msg}") from None
-    except ValueError as error:
-        raise BadStage(f"{error}; --stage says which stage it is") from None
+    except (*gaps.UNPARSED, LookupError) as error:
+        raise BadStage(f"{path.name}: {error}; --stage says which stage it is") from None
     if number not in STAGES:
         known = ", ".join(map(str, STAGES))
         raise BadStage(f"{path.name}: got stage {number}, expected one of {known}, or --stage")
@@ -188,11 +199,13 @@ def judged(
 ) -> Result:  # fmt: skip
     """Return the marks of a stage that could be loaded, and the cause of its first failure."""
     reason = info.unavailable["cpu"]
-    if reason and "cpu" in info.devices and "cuda" not in info.needs:  # not the file's own fault
+    needs = {"triton"} if number >= 4 and not numpy else set()  # of the lab, not the file's own
+    if reason and "cpu" in info.devices and needs >= {*info.needs}:
         raise Unchecked(f"stage {number} can't be checked here: {reason}")
     twin = number == 5 and "triton" not in info.needs
     if twin and numpy is False:
         return Result(number, "failed", (), TWIN)
+    may = rules(number, twin)
     marks: list[Mark] = []
     for each in asked:
         if marks and marks[-1].status == "timeout":
@@ -200,7 +213,7 @@ def judged(
         elif why := info.why_skip(each.problem):
             mark = Mark(each, "skipped", why)
         else:
-            mark = one(info, each, rules(number, twin), limits)
+            mark = one(info, each, may, limits)
         marks.append(mark)
         tell(mark)
     # cheating is reported first, whatever else is wrong
@@ -210,6 +223,8 @@ def judged(
         return Result(number, "passed", marks)
     verdict = FAILED.get(failed.status, failed.status)
     known = explain.from_words(TABLE["reasons"], failed.reason)
+    if failed.status == "skipped":
+        known = f"the file's STAGE declares less than the stage must do: {failed.reason}"
     if verdict == "cheated":
         known = f"not allowed: {failed.reason}"
     elif known == gaps.NOT_WRITTEN:
@@ -217,8 +232,11 @@ def judged(
     said = explain.Said(known, [failed.reason])
     if not known and failed.status == "wrong":
         path = wrap(info.path, failed.check.layout, folder)
-        said = explain.from_numbers(path, failed.check.problem, failed.check.layout, folder)
-        known = said.diagnosis or explain.python_max(info.path)
+        said = explain.from_numbers(
+            path, failed.check.problem, failed.check.layout, folder, (str(info.path.resolve()), may)
+        )
+        surely = explain.python_max(info.path, of=" tl.max(")  # of tiles, not of two numbers
+        known = surely or said.diagnosis or explain.python_max(info.path)
     case, look = list(said.case), f"look at: {failed.check.look}"
     if not known and case[-1].startswith(explain.FIRST_TILE):
         look = case.pop()  # nearer than what the check says
@@ -233,6 +251,7 @@ def one(info: StageInfo, each: Check, may: dict[str, Any], limits: calls.Limits)
 
     A file's own excuses (the exact_up_to of its STAGE) are ignored.
     """
+    may = may | {"visits": each.visits}
     found = calls.ask(info.path, each.problem, each.layout, may, seeds(each), limits)
     if found.seed is not None:
         each = replace(each, problem=replace(each.problem, seed=found.seed))

@@ -1,18 +1,25 @@
 """Stage 2's submissions: two C++ files, compiled for each submission, loaded in its own process."""
 
 import ctypes
+import errno
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from course.lab.grading.calls import FORBIDDEN
+
 FILES = ("value_graph.hpp", "attention.cpp")  # of csrc/; the first has the gaps
 ROOT = Path(__file__).parents[2]
 STAGE_2 = ROOT / "stages" / "s02_cpp_value_graph.py"
-COMPILE_LIMIT = 120.0  # seconds
+COMPILE_LIMIT = 60.0  # seconds
+COMPILE_BYTES = 2 << 30  # of memory, and of each file that is written
+LARGEST = 1 << 20  # bytes of a submission's file
 Array = np.ndarray[Any, Any]
 
 
@@ -23,6 +30,17 @@ class NotBuilt(Exception):
 def files(submission: Path) -> list[Path]:
     """Return a submission's files: its one file, or the two C++ files of a folder."""
     return [submission / name for name in FILES] if submission.is_dir() else [submission]
+
+
+def read(file: Path) -> bytes:
+    """Return the bytes of a submission's file. Raises OSError where it can't be one, or be read."""
+    if not file.is_file():
+        raise OSError(errno.ENOENT, "no such file")
+    if file.stat().st_size > LARGEST:
+        raise OSError(
+            errno.EFBIG, f"it has more than {LARGEST >> 20} MiB, the most for a submission"
+        )
+    return file.read_bytes()
 
 
 def compiler() -> str | None:
@@ -40,17 +58,17 @@ def build(submission: Path, folder: Path) -> Path:
         raise NotBuilt("there is no C++ compiler here: install one, or name it in CXX")
     sources = [submission / "attention.cpp", Path(__file__).with_name("value_graph_c.cpp")]
     library = folder / "value_graph.so"
-    options = ["-O1", "-std=c++17", "-shared", "-fPIC", f"-I{submission}"]
-    try:
-        made = subprocess.run(
-            [*command.split(), *options, *map(str, sources), "-o", str(library)],
-            capture_output=True, text=True, errors="replace", timeout=COMPILE_LIMIT,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotBuilt(f"the compiler failed: {error}") from None
-    if made.returncode:
-        errors = [line for line in made.stderr.splitlines() if "error" in line]
-        raise NotBuilt(f"does not compile: {'; '.join(errors[:3]) or made.stderr[-300:]}")
+    options = ["-O1", "-std=c++17", "-shared", "-fPIC", f"-I{submission}", "-H"]
+    code, said = compiled([*command.split(), *options, *map(str, sources), "-o", str(library)])
+    included = [line for line in said if line.startswith(".")]  # what -H prints
+    said = [line for line in said if line not in included]
+    own = submission.resolve()
+    for path in (Path(line.lstrip(". ")).resolve() for line in included):
+        if {ROOT, own.parent} & {*path.parents} and own not in path.parents:
+            raise NotBuilt(f"{FORBIDDEN}it includes {path.name} of another folder")
+    if code:
+        errors = [line for line in said if "error" in line]
+        raise NotBuilt(f"does not compile: {'; '.join(errors[:3]) or ' '.join(said)[-300:]}")
     text = STAGE_2.read_text(encoding="utf-8").replace('    needs=("extension",),\n', "")
     stage = folder / "stage_2.py"
     stage.write_text(
@@ -59,6 +77,35 @@ def build(submission: Path, folder: Path) -> Path:
         encoding="utf-8",
     )
     return stage
+
+
+def compiled(command: list[str]) -> tuple[int, list[str]]:
+    """Run a compiler under limits; returns its exit code and the lines that it printed.
+
+    Raises NotBuilt where it can't be run, or does not end in time.
+    """
+    try:
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            text=True, errors="replace", start_new_session=True,
+            preexec_fn=limit if sys.platform == "linux" else None,
+        ) as made:  # fmt: skip
+            try:
+                said = made.communicate(timeout=COMPILE_LIMIT)[1]
+            finally:  # it runs others, which do the work
+                if made.returncode is None and hasattr(os, "killpg"):
+                    os.killpg(made.pid, signal.SIGKILL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotBuilt(f"the compiler failed: {error}") from None
+    return made.returncode, said.splitlines()
+
+
+def limit() -> None:
+    """Limit the memory of a compiler, and the files that it writes (Linux)."""
+    import resource
+
+    for kind in (resource.RLIMIT_AS, resource.RLIMIT_FSIZE):
+        resource.setrlimit(kind, (COMPILE_BYTES, COMPILE_BYTES))
 
 
 class Library:

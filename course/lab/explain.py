@@ -5,6 +5,7 @@ that has ended, another compares the answer with the expected one and with those
 """
 
 import ast
+import contextlib
 import math
 import re
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from course.lab.gaps import UNPARSED
 from harness.isolation.call import bind, blame, write_outputs
 from harness.isolation.child import ChildFailed, say
 from harness.isolation.measured_call import prepare_for
@@ -70,14 +72,22 @@ def from_words(reasons: Sequence[tuple[str, str]], reason: str) -> str:
     return next((text for pattern, text in reasons if re.search(pattern, words)), "")
 
 
-def python_max(path: Path) -> str:
-    """Say where a Triton kernel in `path` calls Python's max or min, and what that does; or ''."""
-    for kernel in ast.walk(ast.parse(path.read_bytes())):
+def python_max(path: Path, of: str = "") -> str:
+    """Say where a Triton kernel in `path` calls Python's max or min, and what that does; or ''.
+
+    `of`: only where it is given what this text computes.
+    """
+    tree = ast.Module([], [])
+    with contextlib.suppress(*UNPARSED):
+        tree = ast.parse(path.read_bytes())
+    for kernel in ast.walk(tree):
         jitted = getattr(kernel, "decorator_list", [])
         if not any("triton.jit" in ast.unparse(each) for each in jitted):
             continue
         for call in ast.walk(kernel):
-            if isinstance(call, ast.Call) and (name := ast.unparse(call.func)) in ("max", "min"):
+            if not (isinstance(call, ast.Call) and of in ast.unparse(call)):
+                continue
+            if (name := ast.unparse(call.func)) in ("max", "min"):
                 return (
                     f"{path.name}:{call.lineno}: Python's {name} of two tiles, interpreted, takes "
                     f"one of them whole; tl.{name}imum goes element by element"
@@ -85,11 +95,16 @@ def python_max(path: Path) -> str:
     return ""
 
 
-def from_numbers(path: Path, problem: Problem, layout: str, folder: Path) -> Said:
-    """Find the cause of the wrong answer of the stage in `path` to a problem."""
+def from_numbers(
+    path: Path, problem: Problem, layout: str, folder: Path, watched: tuple[str, dict[str, Any]]
+) -> Said:
+    """Find the cause of the wrong answer of the stage in `path` to a problem.
+
+    `watched`: the submission's own file, and the rules of its lab (grading/guard.py).
+    """
     out, order = folder / "answer", problem.to_json()
     try:
-        with Session(answer, str(path), order, str(out)) as session:
+        with Session(answer, str(path), order, str(out), *watched) as session:
             session.ready(LIMIT)
         with Session(diagnose, order, layout, str(out), greeting=Ready) as session:
             found = session.ready(LIMIT)
@@ -101,19 +116,25 @@ def from_numbers(path: Path, problem: Problem, layout: str, folder: Path) -> Sai
 # ---- in the submission's process
 
 
-def answer(connection: Connection, path: str, order: dict[str, Any], out: str) -> None:
+def answer(
+    connection: Connection, path: str, order: dict[str, Any], out: str, own: str,
+    rules: dict[str, Any],
+) -> None:  # fmt: skip
     """Write the answer of the stage in `path`, and its state after each tile. Says 'ready'."""
     import numpy as np
 
     import stages
+    from course.lab.grading.guard import Guard
     from course.lab.layouts import make_given
 
     problem = Problem.from_json(order)
     try:
-        module, given = stages.load(path), make_given(problem)
-        call = prepare_for(problem, module, bind(module.attend, problem), given.tensors)
-        with watching() as states:
-            outputs = call()
+        guard, given = Guard(connection, own, rules), make_given(problem)
+        with guard.watching():
+            module = stages.load(path)
+            call = prepare_for(problem, module, bind(module.attend, problem), given.tensors)
+            with watching() as states:
+                outputs = call()
         write_outputs(outputs, problem, given.tensors, out)
         np.savez(f"{out}.npz", **states)
         say(connection, "ready")
@@ -210,6 +231,8 @@ def diagnose(connection: Connection, order: dict[str, Any], layout: str, out: st
         case.insert(1, f"wrong: {', '.join(wrong)}; right: {right}{ONLY.get(tuple(wrong), '')}")
     with np.load(f"{out}.npz") as states:
         case += (tile := first_tile(problem, layout, dict(states), backward=name != "o"))
+    if best == 0 and tile and f"{FIRST_TILE}: keys 0 " not in tile[0]:
+        diagnosis = ""  # one without a finite number, so that it fits any output without one
     if not diagnosis and not tile and not got[name].isfinite().any():
         diagnosis = NOTHING
     say(connection, "ready", diagnosis=diagnosis, case=case)
@@ -294,6 +317,7 @@ def first_tile(problem: Problem, layout: str, states: Any, backward: bool) -> li
     """
     import numpy as np
 
+    from course.lab import mistakes
     from course.tracing.trace_text import number
 
     names = STATES["start_m" if backward else "start_n"]
@@ -319,28 +343,9 @@ def first_tile(problem: Problem, layout: str, states: Any, backward: bool) -> li
                     f"{FIRST_TILE}: {of} {start} to {start + size - 1}, after which "
                     f"{name} of row {which[inside][at[0]]} is {number(mine[at])}, expected "
                     f"{number(expected[at])}"
-                    + (likely(name, start, mine[at]) if "m_i" in right else "")
+                    + (mistakes.likely(name, start, mine[at]) if "m_i" in right else "")
                 ]
     return []
-
-
-def likely(name: str, start: int, got: float) -> str:
-    """Say where to look, if `name` is the first state of the online softmax that is wrong.
-
-    `start`: the first key of the tile after which it is. Each state needs those before it.
-    """
-    if name == "m_i" and start == 0:
-        return ": look at s, its scale and its mask"
-    if name == "m_i":
-        return ": is m_new the larger of m_i and the tile's max, and has each tile its own keys?"
-    if name == "l_i" and start == 0 and not math.isfinite(got):
-        return (
-            ": m_i began as the lowest number, so alpha must be exp(m_i - m_new), which is 0, and "
-            "p exp(s - m_new); with m_i and m_new exchanged they overflow"
-        )
-    if name == "l_i":
-        return ": m_i is right, so look at p, at alpha, and at the sum over the keys"
-    return ": l_i is right, so look at acc alone, and at v: keys past the last are loaded as 0"
 
 
 def forward_tiles(

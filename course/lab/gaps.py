@@ -20,6 +20,7 @@ KINDS = {"small": "step", "large": "exercise"}  # size of the gaps -> how they a
 NOT_WRITTEN = "not written yet"
 UNTOLD = "the formulas: yours to write"  # in their place in a stub's docstring
 FORMULA = re.compile(r"\s+([A-Za-z_]+)(?:\[\w+\])? \+?= ")
+UNPARSED = (SyntaxError, ValueError, RecursionError, MemoryError)  # of text that is no Python
 COMMENT = re.compile(r"\s*(#(?!error)|//|$)")
 PLACEHOLDER = re.compile(r"\s*(pass|\.\.\.|raise NotImplementedError.*|#error.*)\s*$")
 # of a statement that is nearly given away: words that stay, and a name that doesn't
@@ -127,7 +128,7 @@ def stub(text: str, size: str) -> str:
 def missing(text: str) -> Iterator[tuple[str, int]]:
     """Yield a student's unwritten gaps, or all of `attend`: each name, and line from 1."""
     found = list(unwritten(text))
-    with contextlib.suppress(SyntaxError):  # C++, and what Python itself will refuse
+    with contextlib.suppress(*UNPARSED):  # C++, and what Python itself will refuse
         body = ast.parse(text).body
         attends = [x for x in body if isinstance(x, ast.FunctionDef) and x.name == "attend"]
         if not found and any(all(map(hollow, attend.body)) for attend in attends):

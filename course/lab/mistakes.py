@@ -54,11 +54,10 @@ class Asked:
 
 
 def ask(problem: Problem, layout: str) -> Asked:
-    """Return the tensors that `problem` gives a stage, in `layout`; low: with a column more."""
+    """Return the tensors that `problem` gives a stage, in `layout`."""
     q, k, v = stored((x.double() for x in make_inputs(problem)), layout)
-    return Asked(
-        q, k, v, make_output_gradient(problem).double(), hidden(problem), problem.h // problem.hk
-    )
+    mask = torch.nn.functional.pad(hidden(problem), (0, k.shape[2] - problem.nk))
+    return Asked(q, k, v, make_output_gradient(problem).double(), mask, problem.h // problem.hk)
 
 
 def hidden(problem: Problem, shift: int | None = None, longer: int = 0) -> Tensor:
@@ -348,3 +347,22 @@ def graphs(a: Asked) -> Iterator[tuple[str, Prediction]]:
         given = [x.detach().requires_grad_() for x in (a.q, a.k, a.v)]
         made = torch.autograd.grad(mutant["attend"](*given), given, a.dO)
         yield says, dict(zip(("dq", "dk", "dv"), made, strict=True))
+
+
+def likely(name: str, start: int, got: float) -> str:
+    """Say where to look, if `name` is the first state of the online softmax that is wrong.
+
+    `start`: the first key of the tile after which it is. Each state needs those before it.
+    """
+    if name == "m_i" and start == 0:
+        return ": look at s, its scale and its mask"
+    if name == "m_i":
+        return ": is m_new the larger of m_i and the tile's max, and has each tile its own keys?"
+    if name == "l_i" and start == 0 and not math.isfinite(got):
+        return (
+            ": m_i began as the lowest number, so alpha must be exp(m_i - m_new), which is 0, and "
+            "p exp(s - m_new); with m_i and m_new exchanged they overflow"
+        )
+    if name == "l_i":
+        return ": m_i is right, so look at p, at alpha, and at the sum over the keys"
+    return ": l_i is right, so look at acc alone, and at v: keys past the last are loaded as 0"

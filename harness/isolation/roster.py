@@ -6,7 +6,8 @@ The harness names no stage: a new file in stages/, or one given by --stage, beco
 import ast
 import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -218,15 +219,25 @@ def read_stages(
     return sorted(stages, key=lambda stage: (stage.number, stage.name))
 
 
+def unwatched(connection: Connection, path: str) -> AbstractContextManager[None]:
+    """Let a file be loaded freely."""
+    return contextlib.nullcontext()
+
+
 def describe_files(
-    paths: Sequence[Path], load: float = START_LIMIT, memory: int | None = None
-) -> list[StageInfo]:
-    """Load the files `paths` in a child process and return the stages that they declare."""
+    paths: Sequence[Path], load: float = START_LIMIT, memory: int | None = None,
+    watch: Callable[[Connection, str], AbstractContextManager[None]] = unwatched,
+) -> list[StageInfo]:  # fmt: skip
+    """Load the files `paths` in a child process and return the stages that they declare.
+
+    Each is loaded in the context that `watch` makes there; it may send Bad itself.
+    """
     for path in paths:
         if not path.is_file():
             raise BadStage(f"{path}: no such file; a stage is one .py file")
     stages: list[StageInfo] = []
-    with Session(describe, [str(path.resolve()) for path in paths], memory=memory) as session:
+    files = [str(path.resolve()) for path in paths]
+    with Session(describe, files, watch, memory=memory) as session:
         for path in paths:
             try:
                 session.ready()
@@ -243,7 +254,11 @@ def describe_files(
     return stages
 
 
-def describe(connection: Connection, paths: list[str]) -> None:
+def describe(
+    connection: Connection,
+    paths: list[str],
+    watch: Callable[[Connection, str], AbstractContextManager[None]] = unwatched,
+) -> None:
     """In a child: load the stages in `paths` and describe each: its STAGE and where it runs.
 
     Sends 'ready', then for each 'stage' with the description, or 'bad' with a reason.
@@ -257,20 +272,20 @@ def describe(connection: Connection, paths: list[str]) -> None:
         return
     for path in paths:
         try:
-            stage = stages.load(path).STAGE
-            fields = asdict(stage)
-            fields["worth_up_to"] = dict(stage.worth_up_to)
-            say(
-                connection, "stage", **fields,
-                sha256=hashlib.sha256(Path(path).read_bytes()).hexdigest(),
-                syntax_sha256=digest(Path(path).read_bytes()),
-                modes={device: stage.mode(device) for device in DEVICES},
-                unavailable={device: why_not(stage, device) for device in DEVICES},
-                refused={
-                    device: {dtype: why_not_dtype(stage, dtype, device) for dtype in DTYPES}
-                    for device in DEVICES
-                },
-                at_most=most_on_an_axis(stage),
-            )  # fmt: skip
+            with watch(connection, path):
+                stage = stages.load(path).STAGE
+                fields = asdict(stage) | {
+                    "worth_up_to": dict(stage.worth_up_to),
+                    "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
+                    "syntax_sha256": digest(Path(path).read_bytes()),
+                    "modes": {device: stage.mode(device) for device in DEVICES},
+                    "unavailable": {device: why_not(stage, device) for device in DEVICES},
+                    "refused": {
+                        device: {dtype: why_not_dtype(stage, dtype, device) for dtype in DTYPES}
+                        for device in DEVICES
+                    },
+                    "at_most": most_on_an_axis(stage),
+                }
+            say(connection, "stage", **fields)
         except BaseException as error:
             say(connection, "bad", reason=one_line(error))

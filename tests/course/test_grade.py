@@ -30,14 +30,22 @@ SAID = {
     "cached_by_pointer": "answer to an earlier call",
     "cached_on_disk": "writes to a file",
     "complex_numbers": "torch's bmm",
+    "computed_late": "torch's",
     "exit_0": "ends its process",
     "exit_at_import": "ends its process",
     "falls_back": "",
     "fixed_point": "torch's sum",
     "forged_descriptor": "speaks for the harness",
+    "fresh_namespace": "imports numpy",
     "kernel_copies": "torch's",
-    "numpy_computes": "no Triton kernel",
+    "listens": "listens",
+    "lists_before_kernel": "out of a tensor",
+    "loads_another": "another file",
+    "numpy_computes": "out of a tensor",
     "numpy_in_stage_1": "imports numpy",
+    "other_library": "imports mpmath",
+    "out_of_sight": "out of sight",
+    "own_operation": "view.attention",
     "patched_clock": "replaces time",
     "patched_event": "replaces Event",
     "patched_json": "replaces json.dumps",
@@ -46,15 +54,21 @@ SAID = {
     "reads_collector": "looks through memory",
     "reads_frames": "frames",
     "reads_processes": "/proc",
+    "removes_files": "changes files",
+    "rewrites_itself": "writes to a file",
     "sdpa_broken_up": "attention itself",
     "sdpa_called": "attention itself",
     "sdpa_in_stage_3": "attention itself",
+    "sdpa_in_torchscript": "attention itself",
     "side_stream": "to a thread",
     "side_thread": "to a thread",
+    "solution_as_data": "loads s01",
     "stage_3_called": "loads s03",
     "stage_5_called": "loads s05",
+    "stage_6_copied": "a kernel of s06",
     "torch_computes": "torch's",
     "torch_in_stage_1": "torch's",
+    "torch_multiplies": "more than to scale",
     "twin_by_importlib": "loads numpy_online",
 }
 QUICK = ("cached_by_pointer", "sdpa_called")  # in everyday's lane
@@ -119,43 +133,6 @@ def test_the_numpy_twin_is_graded_only_where_it_is_asked_for(monkeypatch):
     assert grade.grade(twin, 5, None, True, calls.Limits())[0].verdict == "passed"
     row, _ = grade.grade(twin, 5, None, False, calls.Limits())
     assert row.verdict == "failed" and "--numpy" in row.diagnosis
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("stage", "check", "old", "new"),
-    [
-        (0, "scores of 1000", "m_i = max(x.data for x in s)", "m_i = s[0].data"),
-        (
-            5,
-            "large scores",
-            "tl.full((BLOCK_M,), -3.4028234663852886e38",
-            "tl.full((BLOCK_M,), 0.0",
-        ),
-        (6, "causal, fewer queries", "start_m + shift + 1, 0", "start_m + shift + 2, 0"),
-        (6, "lengths alone", "if HAS_SEQLENS:", "if HAS_SEQLENS and CAUSAL:"),
-        (7, "gradients under lengths alone", "range(group)", "range(group if CAUSAL else 1)"),
-        (7, "gradients", "offs_m[:, None] * stride_dom", "offs_m[:, None] * d"),
-        (7, "gradients of rows that see nothing", "(0, 0, blind, 0)", "(0, 0, 0, blind)"),
-        (8, "float16", "l_i * alpha + tl.sum", "l_i + tl.sum"),
-        (8, "large pages", "(start_n + BLOCK_N) // PAGE", "start_n // PAGE"),
-        (8, "small pages", "table_ptr += entry * stride_table", "table_ptr += 0"),
-    ],
-)
-def test_a_mistake_in_a_whole_stage_fails_the_check_that_is_about_it(
-    stage, check, old, new, tmp_path, monkeypatch
-):
-    source = labs.source(stage)
-    of_stage(source)
-    of_some(monkeypatch, check)
-    text = source.read_text(encoding="utf-8")
-    assert old in text
-    wrong = tmp_path / "wrong.py"
-    wrong.write_text(text.replace(old, new, 1), encoding="utf-8")
-    row, result = grade.grade(wrong, stage, None, False, calls.Limits())
-    assert row.verdict in ("failed", "crashed")
-    assert not any("it was right" in line for line in result.case), result  # the case is explained
-    assert grade.grade(source, stage, None, False, calls.Limits())[0].verdict == "passed"
 
 
 @pytest.mark.slow
@@ -363,3 +340,22 @@ def test_a_bare_attend_is_not_written(tmp_path, body):
     text = f"STAGE = Stage(number=1, name='x')\n\n\ndef attend(q, k, v):\n    {body}\n"
     assert list(gaps.missing(text)) == [("attend", 4)]
     assert list(gaps.missing(text.replace(body, "return q"))) == []
+
+
+def test_what_torch_made_from_a_kernels_output_stays_known_where_memory_is_used_again():
+    from torch import empty
+    from torch._C._autograd import _disable_profiler_legacy
+
+    from course.lab.grading import work
+
+    rules = {"torch": ["*"], "scale": [], "least": 2, "imports": [], "kernels": []}
+    watched = work.Work("mine.py", rules, pytest.fail, lambda: False)
+    _disable_profiler_legacy()
+    rules["kernels"] = ["o"]
+    acc, first, second = (empty(64) for _ in range(3))
+    watched.stored.append(acc.data_ptr())
+    assert "no Triton kernel" in watched.suspect({"o": first})
+    watched.operation("mul", [acc], [first])
+    watched.operation("nan_to_num", [first], [second])
+    watched.operation("_to_copy", [second], [first])  # a new tensor, where the first was
+    assert watched.suspect({"o": first}) == ""

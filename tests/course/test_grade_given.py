@@ -81,6 +81,19 @@ def test_a_diagnosis_is_no_formula(tmp_path):
 
 
 @posix
+def test_a_name_that_grows_too_long_for_a_file_has_its_row_and_report(tmp_path):
+    folder = write(tmp_path / "all", a="", **{"x" * 252: ""})
+    for last in (b"0", b"1"):
+        (folder / os.fsdecode(b"\xe4" * 150 + last + b".py")).touch()
+    done = graded(folder)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(tmp_path / "grades.csv")
+    reports = {path.stem for path in (tmp_path / "grades-reports").iterdir()}
+    assert len(rows) == 4 and rows.keys() == reports
+    assert graded(folder).stdout.count("(kept)") == 4
+
+
+@posix
 def test_two_submissions_of_one_name_are_refused(tmp_path):
     folder = write(tmp_path / "all", **{"a%01": "", "a\x01": ""})
     refused(graded(folder), "a%01", "rename")
@@ -135,6 +148,22 @@ def test_source_is_read_as_python_reads_it(encoding, first, tmp_path, monkeypatc
     assert row.verdict == "passed", row
     path.write_bytes(f"{first}def attend(q, k, v):\n    pass  # Jürgen\n".encode(encoding))
     assert grade.grade(path, 3, 1, False, calls.Limits())[0].verdict == "not-written"
+
+
+def test_a_file_that_can_not_be_read_or_parsed_costs_no_other(tmp_path):
+    odd = {
+        "deep": "a" + ".b" * 200_000, "long": "x = " + "-" * 300_000 + "1",
+        "large": "#" * (2 << 20), "codec": "# -*- coding: rot13 -*-\nk = 1\n",
+    }  # fmt: skip
+    folder = write(tmp_path / "all", **odd, z="")
+    if sys.platform == "linux":
+        (folder / "memory.py").symlink_to("/proc/self/mem")  # reading it fails
+    done = graded(folder)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(tmp_path / "grades.csv")
+    assert rows.pop("z")["verdict"] == "not-written" and len(rows) >= len(odd)
+    assert {row["verdict"] for row in rows.values()} == {"crashed"}
+    assert "1 MiB" in rows["large"]["diagnosis"]
 
 
 def test_a_folder_for_other_outputs_is_made_before_anything_is_graded(tmp_path):

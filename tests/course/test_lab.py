@@ -2,11 +2,13 @@
 
 import ast
 import re
+import shutil
+import sys
 
 import pytest
 from ladder_command import ROOT, in_turn
 
-from course.lab import gaps, labs
+from course.lab import checks, cpp, gaps, labs
 from course.lessons import side_by_side
 from harness.isolation.roster import BadStage, read_stages
 
@@ -168,6 +170,20 @@ def test_what_is_printed_fits_80_columns_but_for_code(tmp_path):
     path.write_text(text, encoding="utf-8")
     lines = in_turn("lab", "check", path).stdout.splitlines()
     assert any("wrong scale" in line for line in lines) and max(map(len, lines)) <= 80
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["../solved", "/proc/self/cwd/csrc", ROOT / "csrc"])
+def test_cpp_of_another_folder_is_no_submission(other, tmp_path, monkeypatch):
+    if cpp.compiler() is None or (sys.platform != "linux" and "/proc" in str(other)):
+        pytest.skip("there is no compiler, or no /proc")
+    monkeypatch.chdir(ROOT)
+    for name in ("solved", "mine"):
+        shutil.copytree(ROOT / "csrc", tmp_path / name)
+    header = tmp_path / "mine" / "value_graph.hpp"
+    header.write_text(f'struct Mine {{}};\n#include "{other}/value_graph.hpp"\n', encoding="utf-8")
+    found = checks.check(tmp_path / "mine")
+    assert found.verdict == "cheated" and "another folder" in found.diagnosis
 
 
 def test_a_copy_to_hand_out_tells_nothing_of_the_upper_stages(tmp_path):

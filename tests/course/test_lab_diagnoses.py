@@ -264,3 +264,5 @@ def test_a_lab_is_refused_where_it_can_not_run_and_not_where_the_file_says_so(tm
     found = judged(1, (('devices=("cpu",)', 'devices=("cuda",)'),), "a few keys", tmp_path)
     assert (found.verdict, found.marks[0].status) == ("failed", "skipped")
     assert "declares less" in found.diagnosis
+    found = judged(1, (('devices=("cpu",)', 'needs=("flash-attn-4",)'),), "a few keys", tmp_path)
+    assert (found.verdict, found.marks[0].status) == ("failed", "skipped")

@@ -10,13 +10,13 @@ import re
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from harness.isolation.call import Given, bind, blame, write_outputs
+from harness.isolation.call import Given, WrongOutput, bind, blame, write_outputs
 from harness.isolation.child import NO_MESSAGE, START_LIMIT, ChildFailed, hear
 from harness.isolation.judge import Judge
 from harness.isolation.measured_call import Call, prepare_for
@@ -26,6 +26,7 @@ from harness.problems.directions import OUTPUTS
 from harness.problems.problem import ITEMSIZE, Problem
 
 EXIT = 86  # of a process that guard.py has ended
+FORBIDDEN = "not allowed: "  # begins the reason of guard.py
 ENDED = re.compile(r"\(exit code 0\)|SystemExit")  # in the reason of one that ended on purpose
 
 
@@ -125,7 +126,7 @@ def question(session: Session, seeds: Sequence[int], outs: Sequence[Path], limit
         left = max(0.0, end - time.monotonic())
         said = session.ask(order, Answered, Cheated, seconds=left, late=late)
         if isinstance(said, Cheated):
-            raise ChildFailed("cheated", said.reason)
+            raise ChildFailed("cheated", said.reason.removeprefix(FORBIDDEN))
         suspect = suspect or said.suspect
     return suspect
 
@@ -134,6 +135,8 @@ def fault(status: str, reason: str) -> Answer:
     """Classify a failed process: it cheats if it speaks for the harness, or exits by itself."""
     if NO_MESSAGE in reason or "out of turn" in reason:
         return Answer("cheated", f"it speaks for the harness: {reason}")
+    if FORBIDDEN in reason:
+        return Answer("cheated", reason.partition(FORBIDDEN)[2])
     if f"(exit code {EXIT})" in reason:
         return Answer("cheated", "it does what a submission may not do")
     if ENDED.search(reason):
@@ -174,6 +177,15 @@ def read(path: Path, problem: Problem) -> bytes:
 # ---- in the submission's process
 
 
+@contextlib.contextmanager
+def loading(rules: Mapping[str, Any], connection: Connection, path: str) -> Iterator[None]:
+    """Watch a submission while its STAGE is read, as `describe_files` takes it."""
+    from course.lab.grading.guard import Guard
+
+    with Guard(connection, path, rules, event="bad").watching():
+        yield
+
+
 def answer(
     connection: Connection, path: str, order: dict[str, Any], layout: str, rules: dict[str, Any]
 ) -> None:
@@ -189,6 +201,7 @@ def answer(
     problem = Problem.from_json(order)
     try:
         guard = Guard(connection, path, rules)
+        work = guard.work
         set_data_limit(rules["memory"])
         tell(connection, Ready())
         hear(connection)
@@ -215,12 +228,21 @@ def answer(
                 with whole():  # a paged cache is the submission's, too
                     call = prepare_for(problem, module, bound, given.tensors)
             assert call is not None
-            with whole(), guard.counted(works if asked["compared"] else None):
+            work.record()  # what was before is the harness's own
+            work.given = sum(x.numel() for x in given.tensors if x is not None)
+            with whole(), work.counted(works if asked["compared"] else None):
                 outputs = call()
-            suspect = guard.suspect(dict(zip(OUTPUTS[problem.direction], outputs)))
-            write_outputs(outputs, problem, given.tensors, asked["out"])
-            given.check_unwritten()
-            guard.compare(works)
+            suspect = work.suspect(dict(zip(OUTPUTS[problem.direction], outputs)))
+            if rules["visits"] < 1.0:
+                read = work.loaded
+                with guard.watching():
+                    bind(module.attend, replace(problem, causal=False))(*given.tensors[:3])
+                if read > rules["visits"] * work.loaded:
+                    raise WrongOutput(f"it reads {read} elements, as without a mask")
+            with guard.watching():  # nothing may be computed only now
+                write_outputs(outputs, problem, given.tensors, asked["out"])
+                given.check_unwritten()
+            work.compare(works)
             tell(connection, Answered(suspect))
     except SystemExit as error:
         tell(connection, Cheated(f"it ends its process before it has answered ({error!r})"))

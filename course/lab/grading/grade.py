@@ -20,6 +20,7 @@ from harness.records import environment
 from harness.records.units import clean
 
 LONGEST = 500  # characters of a diagnosis in the table
+LONGEST_NAME = 220  # bytes of a submission's name: no file's may have more than 255
 FORM = ("one *.py file", f"one folder with {' and '.join(cpp.FILES)}")  # of a submission
 FORMULA = ("=", "+", "-", "@")  # a spreadsheet computes a text that begins so
 
@@ -94,14 +95,18 @@ def submissions(folder: Path, stage: int) -> tuple[list[Path], list[Path]]:
 def name_of(path: Path) -> str:
     """Return a submission's name: its file's, without .py, safe to print and in a spreadsheet.
 
-    Characters that aren't printable, and a first one that begins a formula, become %XX.
+    Characters that aren't printable, and a first one that begins a formula, become %XX. The end of
+    one too long for a report's file becomes a digest of it.
     """
     name = path.name.removesuffix(".py")
-    return "".join(
+    safe = "".join(
         x if x.isprintable() and not (at == 0 and x in FORMULA)
         else "".join(f"%{byte:02X}" for byte in os.fsencode(x))
         for at, x in enumerate(name)
     )  # fmt: skip
+    if len(os.fsencode(safe)) <= LONGEST_NAME:
+        return safe
+    return f"{safe[:50]}~{hashlib.sha256(os.fsencode(name)).hexdigest()[:12]}"
 
 
 def read_points(stage: int, path: Path | None) -> tuple[dict[str, float], Speed | None]:
@@ -169,8 +174,13 @@ def options_of(numpy: bool, limits: Limits) -> str:
 
 def digest(path: Path) -> str:
     """The SHA-256 of a submission's files."""
-    data = b"\0".join(file.read_bytes() if file.is_file() else b"" for file in cpp.files(path))
-    return hashlib.sha256(data).hexdigest()
+    data = []
+    for file in cpp.files(path):
+        try:
+            data.append(cpp.read(file))
+        except OSError:  # its row says so
+            data.append(b"")
+    return hashlib.sha256(b"\0".join(data)).hexdigest()
 
 
 def grade_all(

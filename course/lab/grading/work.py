@@ -1,0 +1,281 @@
+"""Watch what torch and Triton compute for a submission, whichever way they are called.
+
+A mode of torch's sees each operation with its tensors. Code can hide from it: in operations and
+tensor classes of its own, in TorchScript, by leaving the mode. Torch's record of operations sees
+those, too, but by their names only: what ran and was hidden from the mode is found by comparing.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
+from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+FUSED = ("scaled_dot_product", "multi_head_attention", "transformer_encoder", "flex_attention")
+PRODUCTS = ("mm", "mv", "dot")  # of matrices and vectors
+WORKS = ("exp", "exp2", "_softmax", "convolution")  # as products, no part of showing a tensor
+LEAST = {"events": 40, "operations": 3, "stores": 1}  # less work than this is not compared
+SCALED = 4  # numbers that torch may scale, for each number that the submission is given
+# functions of a tensor that hand its numbers to NumPy, or to Python
+TO_NUMPY = ("numpy", "__array__")
+TO_PYTHON = ("tolist", "__dlpack__", "untyped_storage", "storage", "_typed_storage")
+WHOLE = torch._C.DispatchKey.CompositeImplicitAutograd
+RECORD = ProfilerConfig(
+    ProfilerState.CPU, False, False, False, False, False, _ExperimentalConfig()
+)  # fmt: skip
+
+
+class Work:
+    """What torch and the kernels do for the submission in the file `path`.
+
+    `rules`: those of Guard. `end` ends the process with a reason; `asked` says whether the
+    submission's own code, maybe through torch's, called the function that runs.
+    """
+
+    def __init__(
+        self, path: str, rules: Mapping[str, Any], end: Callable[[str], None],
+        asked: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self.path, self.rules, self.end, self.asked = path, rules, end, asked
+        self.given = 1 << 20  # numbers that the submission is given, in one call
+        self.operations = self.stores = self.loaded = self.scaled = 0
+        self.seen = Counter[str]()  # operations that the mode has seen since the last `recorded`
+        self.made_from: dict[int, set[int]] = {}  # a storage -> those that its numbers come from
+        self.stored: list[int] = []  # an address of each store by one of its own kernels
+        self.sizes: dict[int, int] = {}  # a storage -> its bytes
+        self.own = False  # whether the kernel that runs is the submission's
+        self.operator, self.function = Operations(self), Functions(self)
+        if rules["kernels"]:
+            watch_kernels(self)
+        _enable_profiler_legacy(RECORD)
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch while the submission's own code runs."""
+        self.operations = self.stores = self.loaded = self.scaled = 0
+        for noted in (self.made_from, self.sizes, self.stored):
+            noted.clear()
+        with self.operator, self.function:
+            yield
+        self.recorded()
+
+    def record(self) -> list[Any]:
+        """Return torch's record since the last time, of each thread, and begin a new one."""
+        try:
+            return _disable_profiler_legacy()
+        except RuntimeError:
+            self.end("it stops torch's record of its operations")
+            return []
+        finally:
+            _enable_profiler_legacy(RECORD)
+
+    def recorded(self) -> None:
+        """End it where torch has computed, since the last time, what was hidden from the mode."""
+        events = self.record()
+        ran = Counter(event.name() for thread in events for event in thread)
+        seen, self.seen = self.seen, Counter()
+        for full, count in ran.items():
+            home, _, name = full.rpartition("::")
+            if home in ("aten", "onnx") and any(x in name.lower() for x in (*FUSED, "attention")):
+                self.end(f"torch's {name} is attention itself")
+            works = name in WORKS or name.endswith(PRODUCTS)
+            if home == "aten" and works and count > seen[name] and not self.allowed(name):
+                self.end(f"torch's {name} does work that is the submission's own, out of sight")
+
+    def allowed(self, name: str) -> bool:
+        """Whether the rules allow an operation of torch, also in place."""
+        return bool({"*", name.strip("_")} & {*self.rules["torch"]})
+
+    def operation(self, name: str, given: Sequence[Any], made: Sequence[Any]) -> None:
+        """Note an operation of torch, and end the process where it is not allowed."""
+        self.operations += 1
+        self.seen[name] += 1
+        self.called(name)
+        tensors, new = ([x for x in xs if isinstance(x, torch.Tensor)] for xs in (given, made))
+        numbers = [x for x in tensors if self.holds_numbers(x)]
+        computes = name.endswith(PRODUCTS) or any(map(inexact, new))  # no index arithmetic
+        watched = tensors if computes else numbers
+        least = self.rules["least"]
+        if not self.allowed(name) and any(x.numel() >= least for x in watched):
+            self.end(f"torch's {name} does work that is the submission's own")
+        if name.strip("_") in self.rules["scale"] and computes:
+            self.scaled += sum(x.numel() for x in new if x.numel() >= least)
+            if self.scaled > SCALED * self.given:
+                self.end(
+                    f"torch's {name} does work that is the submission's own: more than to scale"
+                )
+        if name == "_local_scalar_dense" and self.rules["kernels"] and any(map(part, numbers)):
+            self.end("it takes the numbers out of a tensor, one by one")
+        fresh = {self.place(x) for x in new} - {self.place(x) for x in tensors}
+        sources = {self.place(x) for x in numbers}
+        # and theirs: where one of these is freed, the next storage may have its address
+        sources |= {y for at in sources for y in self.made_from.get(at, ())}
+        for at in fresh:  # a storage that was freed may have been here
+            self.made_from.pop(at, None)
+        if name.startswith("new_") or name.endswith("_like"):  # only a shape is taken
+            return
+        for x in [*new, *(numbers[:1] if name.endswith("_") else ())]:  # in place
+            self.made_from.setdefault(self.place(x), set()).update(sources)
+
+    def holds_numbers(self, x: torch.Tensor) -> bool:
+        """Whether `x` holds real or complex numbers, or integers that were made from such."""
+        made = x.dtype is not torch.bool and bool(self.made_from.get(self.place(x)))
+        return made or inexact(x)
+
+    def called(self, name: str, given: Sequence[Any] = ()) -> None:
+        """End it where the function or operation of torch is forbidden, whatever it is given."""
+        if any(word in name for word in FUSED):
+            self.end(f"torch's {name} is attention itself")
+        if name in TO_NUMPY and not self.rules["imports"] and self.asked():
+            self.end("it hands a tensor to NumPy")
+        numbers = (x for x in given if isinstance(x, torch.Tensor) and self.holds_numbers(x))
+        taken = (
+            name in (*TO_NUMPY, *TO_PYTHON) and self.rules["kernels"] and any(True for _ in numbers)
+        )
+        if taken and self.asked():
+            self.end(f"it takes the numbers out of a tensor ({name})")
+
+    def place(self, x: torch.Tensor) -> int:
+        """Return the address at which the storage of `x` begins."""
+        storage = x.untyped_storage()
+        self.sizes[storage.data_ptr()] = storage.nbytes()
+        return storage.data_ptr()
+
+    def suspect(self, outputs: Mapping[str, Any]) -> str:
+        """Say why the outputs, if they are right, are not the submission's own; '' if they are.
+
+        Its own kernels must have stored a part of each output that the rules name.
+        """
+        for name in self.rules["kernels"]:
+            if type(x := outputs.get(name)) is not torch.Tensor:
+                continue
+            known = {self.place(x), *self.made_from.get(self.place(x), ())}
+            if not any(at <= x < at + self.sizes[at] for at in known for x in self.stored):
+                return f"no Triton kernel of the submission has computed {name}"
+        return ""
+
+    @contextmanager
+    def counted(self, works: list[dict[str, int]] | None) -> Iterator[None]:
+        """Append to `works` how much is done in the block: calls in Python, operations, stores."""
+        events = 0
+
+        def count(*_: Any) -> None:
+            nonlocal events
+            events += 1
+
+        if works is not None:
+            sys.setprofile(count)
+        try:
+            yield
+        finally:
+            if works is not None:
+                sys.setprofile(None)
+                works.append(
+                    {"events": events, "operations": self.operations, "stores": self.stores}
+                )
+
+    def compare(self, works: Sequence[Mapping[str, int]]) -> None:
+        """End it where the same call took far less work the second time."""
+        if len(works) == 2:
+            first, again = works
+            for what, least in LEAST.items():
+                if first[what] >= least and 2 * again[what] < first[what]:
+                    self.end(f"it remembers its answers: {first[what]} {what}, then {again[what]}")
+
+
+class Operations(TorchDispatchMode):
+    """Tells of every operation that torch carries out."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self.work = work
+
+
+def carried_out(
+    self: Operations, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+) -> Any:
+    """Carry out an operation, and tell of it."""
+    if func.has_kernel_for_dispatch_key(WHOLE):  # in inference mode torch does not break it up
+        self.work.called(func.__name__)
+        with self:
+            return func.decompose(*args, **(kwargs or {}))
+    made = func(*args, **(kwargs or {}))
+    home, _, name = str(func).rpartition(".")[0].partition(".")
+    name = name if home == "aten" else f"{home}.{name}"  # one of its own has a home of its own
+    self.work.operation(name, tree_leaves((args, kwargs)), tree_leaves(made))
+    return made
+
+
+class Functions(TorchFunctionMode):
+    """Tells of every function of torch, also one that torch itself breaks up."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self.work = work
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Tell of a function, and call it."""
+        self.work.called(getattr(func, "__name__", ""), args)
+        return func(*args, **(kwargs or {}))
+
+
+# not in the class: torch would import its compiler, which takes seconds
+Operations.__torch_dispatch__ = carried_out  # type: ignore[assignment]
+
+
+def inexact(x: torch.Tensor) -> bool:
+    """Whether `x` is of a floating-point or complex dtype."""
+    return x.is_floating_point() or x.is_complex()
+
+
+def part(x: torch.Tensor) -> bool:
+    """Whether `x` is a part of what is stored together."""
+    return x.untyped_storage().nbytes() > x.nbytes
+
+
+def watch_kernels(work: Work) -> None:
+    """Have Triton's interpreter tell which addresses the submission's own kernels store to."""
+    from triton.runtime import interpreter
+
+    real, execute = interpreter._interpreter, interpreter.GridExecutor.__call__
+
+    class Stores:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def load(self, ptrs: Any, *more: Any) -> Any:
+            work.loaded += ptrs.size if work.own else 0
+            return real.load(ptrs, *more)
+
+        def store(self, ptrs: Any, value: Any, mask: Any) -> Any:
+            note(ptrs, mask)
+            return real.store(ptrs, value, mask)
+
+        def atomic_rmw(self, op: Any, ptrs: Any, value: Any, mask: Any, sem: Any) -> Any:
+            note(ptrs, mask)
+            return real.atomic_rmw(op, ptrs, value, mask, sem)
+
+    def note(ptrs: Any, mask: Any) -> None:
+        if work.own:
+            work.stores += 1
+            work.stored.extend(int(at) for at in ptrs[mask][:1])
+
+    def call(executor: Any, *args: Any, **options: Any) -> Any:
+        file = executor.fn.__code__.co_filename
+        work.own = file == work.path
+        name = Path(file).name  # of ours, it can only have loaded what the rules name
+        if name[:3] in work.rules["stages"] and not work.rules["launches"] and not work.own:
+            work.end(f"it launches a kernel of {name}")
+        return execute(executor, *args, **options)
+
+    interpreter._interpreter, interpreter.GridExecutor.__call__ = Stores(), call
