@@ -6,7 +6,7 @@ import re
 import pytest
 from ladder_command import ROOT, in_turn
 
-from course.lab import gaps, labs
+from course.lab import checks, gaps, labs
 from course.lessons import side_by_side
 from harness.isolation.roster import BadStage, read_stages
 
@@ -158,16 +158,21 @@ def test_a_filled_cpp_folder_passes_and_a_wrong_one_fails(tmp_path):
 
 def test_what_is_printed_fits_80_columns_but_for_code(tmp_path):
     for level in (1, 2):
+        assert any(len(line) > 80 for hint in labs.hints(5, level) for line in hint.splitlines())
         lines = in_turn("lab", "hint", 5, "--level", level).stdout.splitlines()
-        assert len(lines) >= 20 and max(map(len, lines)) <= 80
+        assert max(map(len, lines)) <= 80
     shown = in_turn("lab", "hint", 7, "--level", 3).stdout
     [third] = [gap for gap in labs.hints(7, 3) if gap.startswith("store")]
     assert third.splitlines()[-1] in shown
     path = tmp_path / "mine.py"
-    text = solution(1).read_text(encoding="utf-8").replace("* scale for k_row", "for k_row")
-    path.write_text(text, encoding="utf-8")
+    text = solution(1).read_text(encoding="utf-8")
+    path.write_text(
+        text.replace("m_i = max(s)", "raise OSError('same dtype ' * 9)"), encoding="utf-8"
+    )
+    found = checks.check(path)
+    assert min(len(found.case[0]), len(found.diagnosis)) > 80
     lines = in_turn("lab", "check", path).stdout.splitlines()
-    assert any("wrong scale" in line for line in lines) and max(map(len, lines)) <= 80
+    assert "stage 1: crashed" in "\n".join(lines) and max(map(len, lines)) <= 80
 
 
 def test_a_copy_to_hand_out_tells_nothing_of_the_upper_stages(tmp_path):
