@@ -80,16 +80,17 @@ def start(stage: int, to: Path, size: str, numpy: bool) -> None:
 
 
 def hints(stage: int, level: int, numpy: bool = False) -> Iterator[str]:
-    """Yield a hint for each step, from a question (level 1) to nearly the line (3)."""
+    """Yield a hint for each step, from a question (level 1) to nearly the line (3).
+
+    Raises NoLab where an exported copy has no stub of the stage, or lacks its lines for level 3.
+    """
     path = source(stage, numpy)
-    if not path.is_file():
-        said = {name: text for name, text in about()[stage].items() if isinstance(text, list)}
-        for name, text in said.items():
-            yield f"{name}: {text[min(level, 2) - 1]}"
-        return
-    for gap in gaps.find(path.read_text(encoding="utf-8"), "small"):
-        question_and_idea = about()[stage][gap.name]
-        hint = gap.nearly() if level == 3 else f"    {question_and_idea[level - 1]}"
+    whole = path.is_file()
+    if level == 3 and not whole:
+        raise NoLab("--level: this copy lacks the lines that level 3 is made from: take 1 or 2")
+    files = {path.name: path.read_text("utf-8")} if whole else stubs(stage, "small", numpy)
+    for gap in gaps.find("".join(files.values()), "small"):
+        hint = gap.nearly() if level == 3 else f"    {about()[stage][gap.name][level - 1]}"
         yield f"{gap.name}: {gap.says}\n{hint}"
 
 

@@ -203,6 +203,19 @@ def test_a_copy_to_hand_out_tells_nothing_of_the_upper_stages(tmp_path):
     assert done.returncode == 2 and "already" in done.stderr
 
 
+def test_a_copy_without_the_stage_has_hints_for_the_gaps_of_its_stub(tmp_path, monkeypatch):
+    assert in_turn("lab", "export", tmp_path / "copy", "--stages", "0-4").returncode == 0
+    whole = {numpy: list(labs.hints(5, 2, numpy)) for numpy in (False, True)}
+    monkeypatch.setattr(labs, "STUBS", tmp_path / "copy" / "stubs")
+    monkeypatch.setattr(labs, "source", lambda stage, numpy=False: tmp_path / "taken out.py")
+    for numpy, hints in whole.items():
+        assert list(labs.hints(5, 2, numpy)) == hints
+        with pytest.raises(labs.NoLab, match="level 3"):
+            list(labs.hints(5, 3, numpy))
+    with pytest.raises(labs.NoLab, match="neither its file nor a stub"):
+        list(labs.hints(6, 1))
+
+
 def test_a_file_with_a_stages_number_and_name_runs_beside_it_as_yours(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(solution(1).read_text(encoding="utf-8"), encoding="utf-8")
