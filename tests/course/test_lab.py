@@ -201,6 +201,11 @@ def test_a_copy_to_hand_out_tells_nothing_of_the_upper_stages(tmp_path):
         assert stub.read_text(encoding="utf-8") == labs.stubs(5, size)[solution(5).name]
     done = in_turn("lab", "export", copy, "--stages", "0-4")
     assert done.returncode == 2 and "already" in done.stderr
+    linked = 0
+    for page in (*copy.rglob("*.md"), *copy.glob("notebooks/*.py")):
+        for path in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            linked += (page.parent / path).exists() or pytest.fail(f"{page}: no {path}")
+    assert linked
 
 
 def test_a_copy_without_the_stage_has_hints_for_the_gaps_of_its_stub(tmp_path, monkeypatch):
