@@ -3,6 +3,7 @@
 import os
 import re
 import secrets
+import statistics
 import sys
 import textwrap
 from collections.abc import Mapping
@@ -155,7 +156,7 @@ def grade_command(
     junit: Annotated[Path | None, option("as JUnit's XML, too")] = None,
     gradescope: Annotated[Path | None, option("as Gradescope's results.json, too")] = None,
     only: Annotated[str | None, option("one submission, again: its name")] = None,
-    seed: Annotated[int | None, option("of all inputs; the table's, or a new one")] = None,
+    seed: Annotated[int | None, option("of all inputs; that of most rows, or a new one")] = None,
     budget: Annotated[float, option("seconds for a check", options.seconds)] = 30.0,
     memory: Annotated[str, option("of a submission", options.size)] = "2G",
     numpy: Numpy = False,
@@ -192,8 +193,9 @@ def grade_command(
                 with writing(file, name):  # now, not when all are graded
                     file.parent.mkdir(parents=True, exist_ok=True)
                     file.open("a").close()
-        used = [row.seed for row in table.rows.values()]
-        seed = seed if seed is not None else used[0] if used else secrets.randbits(40)
+        if seed is None:
+            used = [row.seed for row in table.rows.values()]
+            seed = statistics.mode(used) if used else secrets.randbits(40)
         limits = Limits(budget, options.size(memory))
         folder = out.with_name(f"{out.stem}-reports")
         folder.mkdir(parents=True, exist_ok=True)

@@ -229,7 +229,7 @@ def judged(
         known = f"not allowed: {failed.reason}"
     elif known == gaps.NOT_WRITTEN:
         verdict = "not-written"
-    said = explain.Said(known, [failed.reason])
+    said = explain.Said(known, [] if verdict == "cheated" else [failed.reason])
     if not known and failed.status == "wrong":
         path = wrap(info.path, failed.check.layout, folder)
         said = explain.from_numbers(

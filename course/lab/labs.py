@@ -19,6 +19,7 @@ STUBS = ROOT / "stubs"  # in an exported copy
 NUMPY = HERE / "numpy_online.py"  # stage 5 for machines without Triton
 # these hold lines of stages, or answers
 TELLING = ("tests/", "tools/", "docs/lecturer.md", "results/cpu/pitfalls")
+LINK = re.compile(r"\[([^][]*)\]\(([^)#:\s]+\.(?:md|py|ipynb))(?:#[^)\s]*)?\)")  # its words, file
 TRAIN_TEXT = "harness/data/train_text.txt"  # this project's own sources, as a text to learn
 
 
@@ -80,16 +81,17 @@ def start(stage: int, to: Path, size: str, numpy: bool) -> None:
 
 
 def hints(stage: int, level: int, numpy: bool = False) -> Iterator[str]:
-    """Yield a hint for each step, from a question (level 1) to nearly the line (3)."""
+    """Yield a hint for each step, from a question (level 1) to nearly the line (3).
+
+    Raises NoLab where an exported copy has no stub of the stage, or lacks its lines for level 3.
+    """
     path = source(stage, numpy)
-    if not path.is_file():
-        said = {name: text for name, text in about()[stage].items() if isinstance(text, list)}
-        for name, text in said.items():
-            yield f"{name}: {text[min(level, 2) - 1]}"
-        return
-    for gap in gaps.find(path.read_text(encoding="utf-8"), "small"):
-        question_and_idea = about()[stage][gap.name]
-        hint = gap.nearly() if level == 3 else f"    {question_and_idea[level - 1]}"
+    whole = path.is_file()
+    if level == 3 and not whole:
+        raise NoLab("--level: this copy lacks the lines that level 3 is made from: take 1 or 2")
+    files = {path.name: path.read_text("utf-8")} if whole else stubs(stage, "small", numpy)
+    for gap in gaps.find("".join(files.values()), "small"):
+        hint = gap.nearly() if level == 3 else f"    {about()[stage][gap.name][level - 1]}"
         yield f"{gap.name}: {gap.says}\n{hint}"
 
 
@@ -126,6 +128,8 @@ def export(to: Path, last: int) -> None:
             asked = page.read_text(encoding="utf-8").split("\n## Read\n")[0]
             asked = re.sub(r"<details>.*?</details>\n*", "", asked, flags=re.S)
             page.write_text(asked.rstrip() + "\n", encoding="utf-8")
+    for page in (*to.rglob("*.md"), *(to / "notebooks").glob("*.*")):
+        page.write_text(without_dead_links(page), encoding="utf-8")
     if last < 2:  # nothing to compile
         rules = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8").splitlines()[:2]
         (to / "CMakeLists.txt").write_text("\n".join(rules) + "\n", encoding="utf-8")
@@ -135,6 +139,15 @@ def export(to: Path, last: int) -> None:
                 path = to / STUBS.name / place(last + 1, size, numpy) / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(stub, encoding="utf-8")
+
+
+def without_dead_links(page: Path) -> str:
+    """Return a page's text; of each link to a file that is not there only the words are left."""
+
+    def link(found: re.Match[str]) -> str:
+        return found[0 if (page.parent / found[2]).exists() else 1]
+
+    return LINK.sub(link, page.read_text(encoding="utf-8"))
 
 
 def lines_of(path: Path) -> list[str]:

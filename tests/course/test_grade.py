@@ -106,6 +106,8 @@ def test_a_cheat_gets_nothing_for_what_it_gains(path, monkeypatch):
     if path.stem in SAID:
         assert row.verdict == "cheated" and SAID[path.stem] in row.diagnosis, row.diagnosis
     assert row.worth({shown: 3.0}).points == 0
+    reason = row.diagnosis.removeprefix("not allowed: ")
+    assert row.verdict == "failed" or reports.report(row, result, {shown: 3.0}).count(reason) == 1
 
 
 def test_a_cheat_in_one_check_loses_the_points_of_all():

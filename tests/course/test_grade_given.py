@@ -119,6 +119,15 @@ def test_other_options_grade_again_and_equal_ones_do_not(other, tmp_path):
     assert kept == [False, True, False, True, False]
 
 
+def test_a_row_of_another_seed_is_graded_again_and_those_of_the_class_are_kept(tmp_path):
+    folder, out = write(tmp_path / "all", a="", b="", c=""), tmp_path / "grades.csv"
+    assert graded(folder, "--seed", 5).returncode == 0
+    assert graded(folder, "--only", "a", "--seed", 7).returncode == 0
+    assert [row["seed"] for row in rows_of(out).values()] == ["7", "5", "5"]
+    assert graded(folder).stdout.count("(kept)") == 2
+    assert {row["seed"] for row in rows_of(out).values()} == {"5"}
+
+
 def test_a_row_of_an_older_table_is_graded_again(tmp_path):
     folder, out = write(tmp_path / "all", a=""), tmp_path / "grades.csv"
     assert graded(folder).returncode == 0

@@ -160,16 +160,21 @@ def test_a_filled_cpp_folder_passes_and_a_wrong_one_fails(tmp_path):
 
 def test_what_is_printed_fits_80_columns_but_for_code(tmp_path):
     for level in (1, 2):
+        assert any(len(line) > 80 for hint in labs.hints(5, level) for line in hint.splitlines())
         lines = in_turn("lab", "hint", 5, "--level", level).stdout.splitlines()
-        assert len(lines) >= 20 and max(map(len, lines)) <= 80
+        assert max(map(len, lines)) <= 80
     shown = in_turn("lab", "hint", 7, "--level", 3).stdout
     [third] = [gap for gap in labs.hints(7, 3) if gap.startswith("store")]
     assert third.splitlines()[-1] in shown
     path = tmp_path / "mine.py"
-    text = solution(1).read_text(encoding="utf-8").replace("* scale for k_row", "for k_row")
-    path.write_text(text, encoding="utf-8")
+    text = solution(1).read_text(encoding="utf-8")
+    path.write_text(
+        text.replace("m_i = max(s)", "raise OSError('same dtype ' * 9)"), encoding="utf-8"
+    )
+    found = checks.check(path)
+    assert min(len(found.case[0]), len(found.diagnosis)) > 80
     lines = in_turn("lab", "check", path).stdout.splitlines()
-    assert any("wrong scale" in line for line in lines) and max(map(len, lines)) <= 80
+    assert "stage 1: crashed" in "\n".join(lines) and max(map(len, lines)) <= 80
 
 
 @pytest.mark.slow
@@ -212,6 +217,24 @@ def test_a_copy_to_hand_out_tells_nothing_of_the_upper_stages(tmp_path):
         assert stub.read_text(encoding="utf-8") == labs.stubs(5, size)[solution(5).name]
     done = in_turn("lab", "export", copy, "--stages", "0-4")
     assert done.returncode == 2 and "already" in done.stderr
+    linked = 0
+    for page in (*copy.rglob("*.md"), *copy.glob("notebooks/*.py")):
+        for path in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            linked += (page.parent / path).exists() or pytest.fail(f"{page}: no {path}")
+    assert linked
+
+
+def test_a_copy_without_the_stage_has_hints_for_the_gaps_of_its_stub(tmp_path, monkeypatch):
+    assert in_turn("lab", "export", tmp_path / "copy", "--stages", "0-4").returncode == 0
+    whole = {numpy: list(labs.hints(5, 2, numpy)) for numpy in (False, True)}
+    monkeypatch.setattr(labs, "STUBS", tmp_path / "copy" / "stubs")
+    monkeypatch.setattr(labs, "source", lambda stage, numpy=False: tmp_path / "taken out.py")
+    for numpy, hints in whole.items():
+        assert list(labs.hints(5, 2, numpy)) == hints
+        with pytest.raises(labs.NoLab, match="level 3"):
+            list(labs.hints(5, 3, numpy))
+    with pytest.raises(labs.NoLab, match="neither its file nor a stub"):
+        list(labs.hints(6, 1))
 
 
 def test_a_file_with_a_stages_number_and_name_runs_beside_it_as_yours(tmp_path):

@@ -193,6 +193,10 @@ def test_the_first_tile_that_differs_is_named_where_all_scores_are_low(tmp_path)
     [
         (("tl.exp(m_i - m_new)", "tl.exp(m_new - m_i)"), "alpha must be exp(m_i - m_new)"),
         (("tl.sum(p, 1)", "tl.sum(p, 1) * 2"), "m_i is right, so look at p"),
+        (
+            ("tl.sum(p, 1)", "tl.sum(p, 1) * (1 if start_n < 64 else float('inf'))"),
+            "m_i is right, so look at p",
+        ),
         (("acc = acc * alpha[:, None]", "acc = acc / alpha[:, None]"), "l_i is right, so look at"),
         ((S5, f"{S5} * 1.5"), "look at s, its scale and its mask"),
     ],
