@@ -143,7 +143,8 @@ def why_no_gradient(o: Any, dO: Any) -> str | None:
 
 def unlike(x: Any, like: Any) -> str | None:
     """How the kind, shape, dtype or device of `x` differs from that of `like`, or None."""
-    for what in ("is_nested", "layout", "shape", "dtype", "device"):
+    kind = ("is_nested", "layout") if hasattr(x, "is_nested") else ()  # of a tensor
+    for what in (*kind, "shape", "dtype", "device"):
         got, expected = getattr(x, what, None), getattr(like, what)
         if got != expected:
             return f"{what} {show(got)}, expected {show(expected)}"
