@@ -1,8 +1,8 @@
 """Stage 9, Gluon on Hopper: loads, matrix products and softmax at the same time.
 
-    one CTA stays on each multiprocessor and takes tiles of query rows, one by one
+    one CTA stays on each multiprocessor (or three do) and takes tiles of query rows, one by one
     producer    1 warp: has the copy engine (TMA) bring tiles of Q, K and V
-    consumers   2 or 3 warpgroups, 64 query rows each: products, softmax, the output
+    consumers   1 to 3 warpgroups, 64 query rows each: products, softmax, the output
 
     time ->
     producer    K0 Q K1 V0 K2 V1 K3 V2 ...     as far ahead as the rings have free slots
@@ -387,9 +387,12 @@ def attention_kernel(
     board = make_board(CONSUMERS)
     notes = make_notes(counter_ptr + 1, tiles, CONSUMERS)
     bar = barriers(1, 1)
-    q0, q1 = make_ring(q_desc, 2, 1), make_ring(q_desc, 2, 1)
+    q0 = make_ring(q_desc, 2, 1)
+    q1 = q0
+    if CONSUMERS > 1:
+        q1 = make_ring(q_desc, 2, 1)
     q2 = q1
-    if CONSUMERS == 3:
+    if CONSUMERS > 2:
         q2 = make_ring(q_desc, 2, 1)
     fence_async_shared()  # the copy engine arrives at these barriers
     barrier()
@@ -399,7 +402,9 @@ def attention_kernel(
     # the first has the kernel's own four warps; then warps and registers of the others
     C: gl.constexpr = CONSUMER_REGS
     P: gl.constexpr = PRODUCER_REGS
-    if CONSUMERS == 2:
+    if CONSUMERS == 1:
+        gl.warp_specialize([(consumer, first), (producer, load)], [1], [P])
+    elif CONSUMERS == 2:
         gl.warp_specialize(
             [(consumer, first), (consumer, second), (producer, load)], [4, 1], [C, P]
         )
@@ -418,8 +423,7 @@ def attention_kernel(
     # scratch memory may overlay what looks dead, such as a barrier that is no longer named
     q0.keep_alive()
     q1.keep_alive()
-    if CONSUMERS == 3:
-        q2.keep_alive()
+    q2.keep_alive()
     k_ring.keep_alive()
     v_ring.keep_alive()
     board.keep_alive()
@@ -429,26 +433,32 @@ def attention_kernel(
 class Config(NamedTuple):
     """How the roles share a multiprocessor: it has 64K registers and 227 KB of shared memory.
 
-    In the order of the kernel's last arguments.
+    In the order of the kernel's last arguments, but for the last two.
     """
 
     CONSUMERS: int = 2
     BLOCK_N: int = 128
     CONSUMER_REGS: int = 240
     PRODUCER_REGS: int = 24
+    ctas: int = 1
+    maxnreg: int | None = None
 
 
 TWO_CONSUMERS = Config()
 THREE_CONSUMERS = Config(CONSUMERS=3, CONSUMER_REGS=160, PRODUCER_REGS=32)
+# three CTAs to a multiprocessor: one begins or ends a query tile while the others are amid theirs
+THREE_CTAS = Config(CONSUMERS=1, BLOCK_N=64, CONSUMER_REGS=136, ctas=3, maxnreg=80)
 
 
 def plan(d: int, causal: bool, Nk: int) -> Config:
     """Choose one of these for a problem: the best found on an H200.
 
     Three consumers' accumulators fit the registers up to d = 64. Where a causal mask leaves few
-    keys, a tile of fewer rows sees less of what is hidden.
+    keys, more of the time goes to the beginning and the end of a query tile.
     """
-    return TWO_CONSUMERS if d > 64 or (causal and Nk <= 2048) else THREE_CONSUMERS
+    if d > 64:
+        return TWO_CONSUMERS
+    return THREE_CTAS if causal and Nk <= 1024 else THREE_CONSUMERS
 
 
 @functools.lru_cache(maxsize=MOST_KEPT)
@@ -481,9 +491,10 @@ def prepare(
     if causal and (Nk - Nq) % 64:
         masked = 2  # the diagonal of a consumer's 64 rows may cross the border of two KV tiles
     sizes = (H, H // Hk, Nq, Nk, blocks, B * H, section, tiles, d**-0.5 * LOG2_E)
-    switches = (causal, has_seqlens, masked, has_lse, *config)
-    grid = min(multiprocessors(device), tiles)
-    launch = Launch(attention_kernel, grid, sizes, switches, num_warps=4)
+    switches = (causal, has_seqlens, masked, has_lse, *config[:-2])
+    grid = min(config.ctas * multiprocessors(device), tiles)
+    options = {"num_warps": 4, "maxnreg": config.maxnreg}
+    launch = Launch(attention_kernel, grid, sizes, switches, **options)
     notes = tiles * config.CONSUMERS if causal or has_seqlens else 0
     return launch, BLOCK_N, 64 if d <= 64 else 128, notes
 

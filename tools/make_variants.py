@@ -164,7 +164,7 @@ OF_STAGE_9: dict[str, dict[str, str]] = {
         "gl.sum(l_i, 1)": "l_i",
     }),
     "launched": hopper(93, "launched", {
-        "grid = min(multiprocessors(device), tiles)": "grid = tiles",
+        "grid = min(config.ctas * multiprocessors(device), tiles)": "grid = tiles",
     }),
     "static": hopper(94, "static", {
         "        fetched = gl.atomic_add(counter_ptr, 1)\n": "",
@@ -177,12 +177,15 @@ OF_STAGE_9: dict[str, dict[str, str]] = {
         ),
     }),
     "two_consumers": hopper(96, "two_consumers", {
-        "return TWO_CONSUMERS if d > 64 or (causal and Nk <= 2048) else THREE_CONSUMERS": (
-            "return TWO_CONSUMERS"
+        "    return THREE_CTAS if causal and Nk <= 1024 else THREE_CONSUMERS": (
+            "    return TWO_CONSUMERS"
         ),
     }),
     "past_the_end": hopper(90, "past_the_end", {
         "problem.hidden(first_row, ": "problem.hidden(gl.minimum(first_row, Nq - 1), ",
+    }),
+    "one_cta": hopper(89, "one_cta", {
+        "return THREE_CTAS if causal and Nk <= 1024 else THREE_CONSUMERS": "return THREE_CONSUMERS",
     }),
     "by_column": hopper(99, "by_column", {
         "gl.where(first[None, :, None] < left[:, None, :], eights": (

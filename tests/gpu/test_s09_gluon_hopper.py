@@ -22,7 +22,7 @@ WHOLE = [(128, 128, 4, False, (64, 128)), (300, 384, 2, True, (128, 384))]
 MOVED = [(320, 384, 2, True, (100, 384)), (384, 256, 2, True, None), (129, 513, 2, True, None)]
 CONFIGS = [
     (128, "TWO_CONSUMERS"),
-    (64, "TWO_CONSUMERS"),
+    (64, "THREE_CTAS"),
     (64, "THREE_CONSUMERS"),
 ]
 

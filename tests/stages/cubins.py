@@ -142,6 +142,7 @@ def gluon_kernel(module: object, name: str, d: int) -> tuple[object, dict, dict]
     """A Gluon file's kernel, its configuration `name` and its descriptors' (block, swizzle)."""
     if hasattr(module, "attention_kernel"):
         config = getattr(module, name)._asdict()
+        config.pop("ctas")
         rows = dict.fromkeys("qo", 64) | dict.fromkeys("kv", config["BLOCK_N"])
         return module.attention_kernel, config, {x: ((1, 1, n, d), 128) for x, n in rows.items()}
     config = dict(getattr(module, name)[d])
@@ -161,6 +162,7 @@ def compile_gluon(stage: str, d: int, dtype: str, name: str, flags: str) -> dict
 
     module = importlib.import_module(f"stages.{stage}")
     kernel, config, blocks = gluon_kernel(module, name, d)
+    options = {"num_warps": 4, "maxnreg": config.pop("maxnreg", None)}
     constants = {**config, **GLUON_FLAGS[flags], "EDGE": flags in ("ragged", "lengths", "masked")}
     for pointer, used in (("lse_ptr", "LSE"), ("seqlens_ptr", "HAS_SEQLENS")):
         if not constants.get(used):
@@ -180,7 +182,7 @@ def compile_gluon(stage: str, d: int, dtype: str, name: str, flags: str) -> dict
             if gradient or argument == "d":  # of which a launch looks at alignment
                 attrs[(index,)] = [["tt.divisibility", 16]]
     source = GluonASTSource(kernel, signature, constexprs=constexprs, attrs=attrs)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     cubin = compiled.asm["cubin"]
     shared = compiled.metadata.shared
     sass = dump(cubin, "--dump-sass")

@@ -137,7 +137,7 @@ HOPPER = [
         (128, "TWO_CONSUMERS", ["plain"]),
         (128, "TWO_CONSUMERS", ["ragged", "lengths"]),
         (128, "TWO_CONSUMERS", ["causal", "masked"]),
-        (64, "TWO_CONSUMERS", ["causal", "masked"]),
+        (64, "THREE_CTAS", ["causal", "masked"]),
         (64, "THREE_CONSUMERS", ["plain", "ragged", "lengths"]),
         (64, "THREE_CONSUMERS", ["causal", "masked"]),
     )
@@ -159,7 +159,8 @@ def test_products_on_hopper_run_by_themselves(info, d, name, flags, cubins):
         assert 0 < report["shared"] <= SHARED_LIMIT[90], job
         # ptxas 12.8 computed a descriptor for the first of two loops only, which may have no turn
         assert report["unset"] == [], job
-        loops, consumers = report["loops"], 3 if name == "THREE_CONSUMERS" else 2
+        config = getattr(stages.by_number(9), name)
+        loops, consumers = report["loops"], config.CONSUMERS
         assert len(loops) >= consumers, job
         for loop in loops:
             assert loop["WARPGROUP.ARRIVE"] == 2, (job, loops)
@@ -172,7 +173,6 @@ def test_products_on_hopper_run_by_themselves(info, d, name, flags, cubins):
         if job[-1] == "plain":
             assert report["STACK"] == report["LOCAL"] == 0, job
         # what each role gets of the registers when it begins
-        config = getattr(stages.by_number(9), name)
         assert {config.CONSUMER_REGS, config.PRODUCER_REGS} <= set(report["budgets"]), job
 
 
