@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from itertools import permutations
+from itertools import groupby, permutations
 
 from course.report import text
 from harness.records.jsonl import read
@@ -12,6 +12,7 @@ from harness.views import cell_tables, contest_groups, contests, table
 from models import views
 
 CONTESTANTS = {"sdpa_flash": "SDPA flash", "sdpa_cudnn": "cuDNN", "flex_attention": "FlexAttention"}
+SHIPPED = "gluon_hopper"
 FULL = {False: text.MASKS[False]}
 NOT_MEASURED = "Not measured yet: the commands above, on a GPU."
 
@@ -71,24 +72,57 @@ def skipping() -> str:
     return text.part(header, body, note, env)
 
 
-def variants(stage: int = 6, name: str = "variants") -> str:
-    """A table of variants of a stage, timed in turns with the shipped stage."""
-    file = text.GPU / f"{name}.jsonl"
-    if not file.exists():
-        return NOT_MEASURED
-    env, cells = read(file, "bench")
+def variants() -> str:
+    """A table of variants of stage 6, timed in turns with the shipped stage."""
+    env, cells = read(text.GPU / "variants.jsonl", "bench")
     names = cell_tables.titles(env)
-    others = [other for other in cell_tables.stages_of(cells) if other[0] != stage]
+    others = [other for other in cell_tables.stages_of(cells) if other[0] != 6]
     body = []
     for title, at in text.problems(sorted({cell["nk"] for cell in cells})):
-        ours = text.find(cells, stage=stage, **at)["time_ms"]
+        ours = text.find(cells, stage=6, **at)["time_ms"]
         times = [text.find(cells, name=name, **at)["time_ms"] for _, name in others]
         shown = ["-" if time is None else f"{time / ours:.2f}x" for time in times]
         body.append([title, f"{significant(ours)} ms", *shown])
     header = " | ".join(["mask and size | as shipped", *(names[other] for other in others)])
-    dtype = {"float16": "fp16", "bfloat16": "bf16"}[cells[0]["dtype"]]
-    note = f"{dtype}; a variant's time over the shipped stage's: above 1.00x it is slower. Paired."
+    note = "fp16; a variant's time over the shipped stage's: above 1.00x it is slower. Paired."
     return text.part(header, body, note, env)
+
+
+def climb_on_hopper() -> str:
+    """A table of stage 9's speed, and of the time of variants that lack one idea each."""
+    env, cells = read(text.GPU / "hopper-variants.jsonl", "bench")
+    by_size = ("d", "causal", "nk")
+    at = {(cell["name"], *(cell[name] for name in by_size)): cell for cell in cells}
+    planned = sorted({tuple(entry[name] for name in by_size) for entry in env["plan"]})
+    columns = [list(group) for _, group in groupby(planned, key=lambda problem: problem[:2])]
+
+    def row(title: str, name: str, show: Callable[[Record, Record], str]) -> list[str]:
+        shown = [
+            " / ".join(
+                show(at[name, *problem], at[SHIPPED, *problem]) if (name, *problem) in at else "-"
+                for problem in column
+            )
+            for column in columns
+        ]
+        return [title, *shown]
+
+    others = [name for _, name in cell_tables.stages_of(cells) if name != SHIPPED]
+    body = [row("as shipped, TFLOP/s", SHIPPED, lambda cell, _: rate(cell))]
+    body += [row(f"`{name}`", name, slower) for name in others]
+    sizes = [f"d = {column[0][0]}, {text.MASKS[column[0][1]]}" for column in columns]
+    lengths = " / ".join(str(problem[2]) for problem in columns[0])
+    note = (
+        f"bf16, N = {lengths}, B N = 16384, H d = 2048. A variant's time over the shipped stage's: "
+        "above 1.00x it is slower. Paired."
+    )
+    if missing := len(planned) - len({problem[1:] for problem in at}):
+        note += f" Of {len(planned)} problems {missing} are not measured: the run was cut off."
+    return text.part(" | ".join(["variant", *sizes]), body, note, env)
+
+
+def slower(cell: Record, ours: Record) -> str:
+    """A variant's time over the shipped stage's."""
+    return "-" if cell["time_ms"] is None else f"{cell['time_ms'] / ours['time_ms']:.2f}x"
 
 
 def on_hopper(name: str) -> str:
@@ -265,10 +299,11 @@ def source_004() -> str:
     return text.part(header, body, f"{note} fp16.", env)
 
 
-def curves() -> str:
+def curves(name: str) -> str:
     """The table of the training curves' verdicts."""
-    env, records = read(text.GPU / "train.jsonl", "train")
-    note = "Losses in nats per character, means over the seeds: [the columns](#the-columns)."
+    env, records = read(text.GPU / f"{name}.jsonl", "train")
+    columns = "[the columns](training.md#the-columns)"
+    note = f"Losses in nats per character, means over the seeds: {columns}."
     return views.markdown(env, records, note, text.machine(env))
 
 

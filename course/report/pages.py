@@ -48,7 +48,8 @@ PARTS: dict[str, Callable[[], str]] = {
         name: partial(contests.on_hopper, name)
         for name in ("hopper", "hopper-float16", "hopper-bwd", "hopper-train")
     },
-    "hopper-variants": partial(contests.variants, 9, "hopper-variants"),
+    "hopper-loss": partial(contests.curves, "hopper-loss"),
+    "hopper-variants": contests.climb_on_hopper,
     # docs/benchmarks.md, docs/training.md
     "001-forward": partial(contests.source_001, "fwd", 6),
     "001-train": partial(contests.source_001, "train", 7),
@@ -57,7 +58,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "decode": contests.decoding,
     "decode-masks": contests.masks,
     "decode-parts": contests.parts,
-    "curves": contests.curves,
+    "curves": partial(contests.curves, "train"),
     "generated": contests.generated,
     # docs/memory.md
     "hierarchy": course.hierarchy,
