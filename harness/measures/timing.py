@@ -21,7 +21,8 @@ Call = Callable[[], object]
 T = TypeVar("T")
 
 CLOCK_SECONDS = 0.02  # of calls before the GPU's clock is read
-HEAD_START_CYCLES = 2_000_000  # of the GPU's clock, about 1 ms: longer than launches from Python
+HEAD_START_CYCLES = 2_000_000  # of the GPU's clock, about 1 ms: longer than most calls' launches
+LONGEST_HEAD_START = 32_000_000  # about 16 ms
 SAMPLE_SECONDS = 0.002  # the shortest sample of CPU calls that take turns
 
 
@@ -137,21 +138,29 @@ def cuda_sampler(call: Call) -> Callable[[], float]:
     """Make a function that takes one sample of `call` between two events, the L2 cache flushed.
 
     The GPU is kept busy while Python launches `call`, so that the sample is the device's own time,
-    without the time that an idle GPU would wait for the Python interpreter.
+    without the time that an idle GPU would wait for the Python interpreter. Where the GPU was done
+    before Python, the sample is taken again with twice the head start. A call that waits for the
+    GPU itself gets the longest one, and its waiting counts as its time.
     """
+    head_start = HEAD_START_CYCLES
     l2_bytes = torch.cuda.get_device_properties().L2_cache_size
     flush = torch.empty(2 * l2_bytes, dtype=torch.int8, device="cuda")
     start = torch.cuda.Event(enable_timing=True)
     end = torch.cuda.Event(enable_timing=True)
 
     def sample() -> float:
-        torch.cuda._sleep(HEAD_START_CYCLES)
-        flush.zero_()
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end)
+        nonlocal head_start
+        while True:
+            torch.cuda._sleep(head_start)
+            flush.zero_()
+            start.record()
+            call()
+            end.record()
+            waited = start.query()
+            end.synchronize()
+            if not waited or head_start >= LONGEST_HEAD_START:
+                return start.elapsed_time(end)
+            head_start *= 2
 
     return sample
 

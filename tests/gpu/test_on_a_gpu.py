@@ -2,7 +2,9 @@
 
 import math
 import statistics
+import time
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -213,6 +215,16 @@ def test_a_sleep_of_known_length_reads_true():
     now = torch.cuda.clock_rate() / 1e3
     assert ghz == pytest.approx(now, rel=0.05), (read, now)
     assert read[10**7] == pytest.approx(extra_ms, rel=0.05), read
+
+
+def test_a_slow_host_adds_nothing_to_the_time_on_the_device():
+    def call(seconds):
+        time.sleep(seconds)  # as a launch from Python that takes this long
+        torch.cuda._sleep(10**6)
+
+    samplers = [cuda_sampler(partial(call, seconds)) for seconds in (0.0, 0.004)]
+    quick, slow = (statistics.median(take() for _ in range(15)) for take in samplers)
+    assert slow < 2 * quick  # of half a millisecond
 
 
 def test_the_cuda_meter_sees_what_is_held_for_a_moment():

@@ -1,0 +1,76 @@
+"""The sampler for a GPU, on one that is faked: two clocks, the host's and the device's."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from harness.measures.timing import cuda_sampler
+
+CYCLES_PER_MS = 2_000_000
+
+
+class Gpu:
+    """A GPU whose work takes as long as it is told; `host` and `device` are times in ms."""
+
+    def __init__(self):
+        self.host = self.device = 0.0
+
+    def run(self, ms):
+        self.device = max(self.device, self.host) + ms
+
+    def wait(self):
+        self.host = max(self.host, self.device)
+
+    def event(self, enable_timing):
+        """As torch.cuda.Event: `at` is when the device gets to it."""
+        event = SimpleNamespace(at=None)
+
+        def record():
+            event.at = max(self.device, self.host)
+
+        def synchronize():
+            self.host = max(self.host, event.at)
+
+        event.record, event.synchronize = record, synchronize
+        event.query = lambda: self.host >= event.at
+        event.elapsed_time = lambda end: end.at - event.at
+        return event
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    gpu = Gpu()
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: gpu.run(cycles / CYCLES_PER_MS))
+    monkeypatch.setattr(torch.cuda, "Event", gpu.event)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda: SimpleNamespace(L2_cache_size=1)
+    )
+    flush = SimpleNamespace(zero_=lambda: gpu.run(0.01))
+    monkeypatch.setattr(torch, "empty", lambda *shape, **options: flush)
+    return gpu
+
+
+@pytest.mark.parametrize("launch_ms", [0.01, 0.3, 1.0, 4.0])
+def test_a_slow_host_adds_nothing_to_the_time_on_the_device(gpu, launch_ms):
+    def call():
+        for _ in range(3):
+            gpu.host += launch_ms
+            gpu.run(0.25)
+
+    sample = cuda_sampler(call)
+    assert [sample() for _ in range(5)] == pytest.approx([0.75] * 5)
+
+
+def test_a_call_that_waits_for_the_device_is_sampled_with_its_waiting(gpu):
+    calls = []
+
+    def call():
+        calls.append(1)
+        gpu.wait()
+        gpu.host += 0.5
+        gpu.run(0.25)
+
+    sample = cuda_sampler(call)
+    assert [sample() for _ in range(5)] == pytest.approx([0.75] * 5)
+    assert len(calls) < 12
