@@ -204,12 +204,11 @@ def climb(d, causal, n):
     body = []
     for name, (idea, expected) in IDEAS.items():
         cell = found[name]
-        rate, loss = cell["tflops"], cell["time_ms"] / ours["time_ms"] - 1
-        body.append(
-            (idea, expected, f"{rate:.0f}", f"{rate / most['bfloat16']:.0%}", f"{round(100 * loss):+d}%")
-        )
-    rate = ours["tflops"]
-    body.append(("as shipped", "", f"{rate:.0f}", f"{rate / most['bfloat16']:.0%}", ""))
+        share, loss = cell["tflops"] / most["bfloat16"], cell["time_ms"] / ours["time_ms"] - 1
+        figures = f"{cell['tflops']:.0f}", f"{share:.0%}", f"{round(100 * loss):+d}%"
+        body.append((idea, expected, *figures))
+    share = ours["tflops"] / most["bfloat16"]
+    body.append(("as shipped", "", f"{ours['tflops']:.0f}", f"{share:.0%}", ""))
     header = ("without", "expected", "TFLOP/s", "of the product alone", "time")
     title = f"bfloat16, d = {d}, {'causal' if causal else 'no mask'}, N = {n}"
     return nb.rows(header, body, title, variants.said)
