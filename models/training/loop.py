@@ -86,14 +86,18 @@ def save(model: GPT, alphabet: Sequence[str], path: str) -> None:
 class Run:
     """Trains models of one `shape` for `steps` steps in `dtype`, their attention `attend`.
 
+    They learn from `text`, that of the file TEXT unless another is given.
     After `train` has ended, `model` is trained, `val_loss` is its loss on held-out text in nats
     per character, and `tokens_per_s` the speed (None after too few steps).
     """
 
-    def __init__(self, attend: Attend, shape: Shape, steps: int, dtype: str, device: str) -> None:
+    def __init__(
+        self, attend: Attend, shape: Shape, steps: int, dtype: str, device: str,
+        text: str | None = None,
+    ) -> None:  # fmt: skip
         self.attend, self.shape, self.steps, self.device = attend, shape, steps, device
         self.dtype = getattr(torch, dtype)
-        text = TEXT.read_text(encoding="utf-8")
+        text = text or TEXT.read_text(encoding="utf-8")
         self.alphabet = sorted(set(text))
         alphabet = {character: index for index, character in enumerate(self.alphabet)}
         ids = torch.tensor([alphabet[character] for character in text], device=device)

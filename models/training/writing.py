@@ -5,6 +5,7 @@ keys and values of each layer are kept, contiguous or (where the stage has `atte
 and each token needs one query row only. Both take the most likely token each time.
 """
 
+import re
 import time
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -43,7 +44,7 @@ def write_texts(connection: Connection, order: dict[str, Any]) -> None:
             )
         if order["save"]:
             save(model, alphabet, order["save"])
-        before = (TEXT.read_text(encoding="utf-8") + order["prompt"])[-longest:]
+        before = (text_to_learn() + order["prompt"])[-longest:]
         if strange := sorted(set(before) - set(alphabet)):
             raise ValueError(f"{strange[0]!r} is none of the model's characters")
         model, size = model.to(device), sum(weight.numel() for weight in model.parameters())
@@ -60,12 +61,18 @@ def write_texts(connection: Connection, order: dict[str, Any]) -> None:
         say(connection, "failed", **blame(error))
 
 
+def text_to_learn() -> str:
+    """The text of `ladder train` without indentation: else a small model writes spaces only."""
+    return re.sub("\n +| {2,}", lambda gap: gap[0][0], TEXT.read_text(encoding="utf-8"))
+
+
 def train(room: int, device: str) -> tuple[GPT, str]:
     """Train a model of `room` positions with stage 3; returns it and its characters."""
     shape = plan.SHAPES[plan.DEFAULT_SIZES[device]]
     batch = max(1, shape.batch * shape.block // room)  # as many characters per step
     shape, steps = replace(shape, block=room, batch=batch), plan.DEFAULT_STEPS[device]
-    run = Run(stages.by_number(YARDSTICK).attend, shape, steps, "float32", device)
+    attend = stages.by_number(YARDSTICK).attend
+    run = Run(attend, shape, steps, "float32", device, text_to_learn())
     list(run.train(0))
     return run.model, "".join(run.alphabet)
 

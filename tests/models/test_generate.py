@@ -85,6 +85,7 @@ def test_what_the_command_records_and_shows(model):
     for record in records:
         assert record["same"] and record["page_size"] is None and record["stage"] == 3
         assert len(record["text"]) == record["tokens"] == 8
+        assert record["text"].strip(), "a text of spaces shows nothing"
         assert record["tokens_per_s"] > 0 and record["cached_tokens_per_s"] > 0
         # 2 layers of 2 heads of 32: K and V of each token once, q and o of one row, or of all
         kv, weights = 2 * 2 * 64 * 4 * record["context"], 4 * record["parameters"]
