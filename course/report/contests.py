@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from itertools import groupby, permutations
+from itertools import groupby, permutations, product
 
 from course.report import text
 from harness.records.jsonl import read
@@ -233,6 +233,25 @@ def masks() -> str:
         shape = contest_groups.decoded(group[0] | {"causal": False, "seqlens_k": None})
         body.append([shape, group[0]["nq"], f"{significant(1e3 * plain)} us", *kept])
     header = "B, H, Hk, N, d | Nq | no mask | causal | lengths | both"
+    note = "n x: what is left of the speed. Contests one after the other: ratios of their medians."
+    return text.part(header, body, note, env)
+
+
+def odd_on_hopper() -> str:
+    """What an odd N, grouped heads and key lengths cost stage 9."""
+    file = text.GPU / "hopper-odd.jsonl"
+    if not file.exists():
+        return NOT_MEASURED
+    env, cells = read(file, "bench")
+    body = []
+    for d, causal, (n, ragged) in product((64, 128), text.MASKS, ((1024, 1000), (4096, 4095))):
+        alike = [cell for cell in cells if (cell["d"], cell["causal"]) == (d, causal)]
+        at = {(c["nk"], c["h"] // c["hk"], bool(c["seqlens_k"])): c["tflops"] for c in alike}
+        even = at[n, 1, False]
+        kept = (at[ragged, 1, False] / even, at[n, 4, False] / even, at[n, 1, True] / even)
+        figures = [f"{even:.0f}", *(f"{share:.2f}x" for share in kept)]
+        body.append([f"d = {d}, {text.MASKS[causal]}, N = {n} and {ragged}", *figures])
+    header = "mask and sizes | TFLOP/s | the second N | four heads share keys | key lengths"
     note = "n x: what is left of the speed. Contests one after the other: ratios of their medians."
     return text.part(header, body, note, env)
 

@@ -30,7 +30,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "training-memory": contests.training_memory,
     "gradients": partial(as_shown, GPU / "gradients.jsonl", nk=64),
     "traffic": sources.traffic,
-    "waits": sources.waits,
+    "waits": partial(sources.waits, "io"),
     "model": sources.model,
     # docs/source-tables.md
     "table-4.1": sources.table_4_1,
@@ -50,6 +50,8 @@ PARTS: dict[str, Callable[[], str]] = {
     },
     "hopper-loss": partial(contests.curves, "hopper-loss"),
     "hopper-variants": contests.climb_on_hopper,
+    "hopper-odd": contests.odd_on_hopper,
+    "hopper-waits": partial(sources.waits, "hopper-io"),
     # docs/benchmarks.md, docs/training.md
     "001-forward": partial(contests.source_001, "fwd", 6),
     "001-train": partial(contests.source_001, "train", 7),

@@ -192,10 +192,11 @@ WAITS = {
 UNITS = {"tensor_op_hmma_cycles_active": "matrix units", "xu": "exponentials", "alu": "integers"}
 
 
-def waits() -> str:
+def waits(name: str) -> str:
     """What the warps of each kernel wait for, and how busy some units are, by the profiler."""
-    env, records = read(text.GPU / "io.jsonl", "io")
-    if not all(record["waits"] and record["units"] for record in records):
+    file = text.GPU / f"{name}.jsonl"
+    env, records = read(file, "io") if file.exists() else ({}, [])
+    if not records or not all(record["waits"] and record["units"] for record in records):
         return "Not measured yet: `ladder io`, on a GPU."
     n = max(record["nk"] for record in records)
     body = []

@@ -21,6 +21,10 @@ and in bfloat16, without (SDPA's backends refuse a causal mask where Nq != Nk):
 
 decode          few query rows against thousands of cached keys, on some shapes in pages too
 decode-masks    stage 8 alone, eight rows on some of those shapes: no mask, causal, key lengths
+
+and in bfloat16, with and without:
+
+hopper-odd      stage 9 alone: N that fits its tiles, N that doesn't, grouped heads, key lengths
 """
 
 from collections.abc import Callable, Sequence
@@ -140,6 +144,18 @@ def masked(base: Problem) -> list[Problem]:
     ]
 
 
+def odd(base: Problem) -> list[Problem]:
+    """Shapes of source 004, each also with an odd N, with grouped heads, with all key lengths."""
+    bf16 = replace(base, dtype="bfloat16", precision="bfloat16")
+    problems = []
+    for d, causal, (n, ragged) in product((64, 128), (False, True), ((1024, 1000), (4096, 4095))):
+        b, h = SOURCE_004.of(n, d)
+        even = replace(bf16, b=b, h=h, hk=h, nq=n, nk=n, d=d, causal=causal)
+        problems += [even, replace(even, nq=ragged, nk=ragged)]
+        problems += [replace(even, hk=h // 4), replace(even, seqlens_k=(n,) * b)]
+    return problems
+
+
 SUITES = {
     "table-4.1": Suite("run", partial(sized, ns=(8, 16, 32, 64), d=16, nqs=(None, 1))),
     "table-4.2": Suite(
@@ -160,6 +176,7 @@ SUITES = {
     "004-bf16": Suite("bench", partial(halves, ("fwd",), (64, 128), LONG, SOURCE_004, dtype=BF16)),
     "decode": Suite("bench", cached, decodes),
     "decode-masks": Suite("bench", masked, only(8)),
+    "hopper-odd": Suite("bench", odd, only(9)),
 }  # fmt: skip
 
 

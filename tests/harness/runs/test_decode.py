@@ -3,6 +3,7 @@
 import inspect
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,24 @@ def test_the_masks_are_measured_on_shapes_that_have_pages_too():
     plans = plan.plan_comparisons(able, problems, [], LIMITS, suites.SUITES["decode-masks"].takes)
     assert len(plans) == len(problems)
     assert {stage.number for each in plans for stage in each.stages} == {8}
+
+
+def test_odd_problems_are_measured_beside_the_even_one():
+    """Each with another N, with grouped heads and with lengths; nothing else differs."""
+    problems = suites.SUITES["hopper-odd"].problems(replace(TINY, device="cuda"))
+    even = [p for p in problems if p.nk % 128 == 0 and p.hk == p.h and not p.seqlens_k]
+    assert {(p.d, p.causal, p.nk) for p in even} == {
+        *product((64, 128), (False, True), (1024, 4096))
+    }
+    for p in even:
+        ragged = {1024: 1000, 4096: 4095}[p.nk]
+        odd = {
+            replace(p, nq=ragged, nk=ragged),
+            replace(p, hk=p.h // 4),
+            replace(p, seqlens_k=(p.nk,) * p.b),
+        }
+        assert odd < set(problems)
+    assert len(problems) == 4 * len(even)
 
 
 def test_nq_chooses_among_the_problems_of_the_suite():
