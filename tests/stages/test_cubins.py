@@ -148,11 +148,9 @@ def test_products_on_hopper_run_by_themselves(info, d, name, flags, cubins):
     """ptxas makes asynchronous products wait for one another in silence: one group for each of S
     and P V is right, 8 and more mean that it did.
     """
-    asked = [
-        (info, "gluon", d, dtype, name, masks)
-        for masks in flags
-        for dtype in (("float16", "bfloat16") if (d, masks) == (128, "plain") else ("bfloat16",))
-    ]
+    # once in float16, whose code is that of bfloat16
+    dtypes = {masks: "float16" if masks == "ragged" else "bfloat16" for masks in flags}
+    asked = [(info, "gluon", d, dtype, name, masks) for masks, dtype in dtypes.items()]
     for job, report in compiled(asked, cubins).items():
         assert 0 < report["shared"] <= SHARED_LIMIT[90], job
         # ptxas 12.8 computed a descriptor for the first of two loops only, which may have no turn
@@ -179,9 +177,10 @@ def test_products_on_hopper_run_by_themselves(info, d, name, flags, cubins):
 def test_products_of_the_backward_pass_on_hopper_run_by_themselves(d, cubins):
     """Five groups in each consumer's loops: S, dP, dV, dK and, where it is wanted, dQ."""
     kinds = ["plain", "keys", "causal", "lengths", "masked"]
-    asked = [("hopper_gradients", "gluon", d, "bfloat16", "CONFIGS", flags) for flags in kinds]
-    if d == 128:  # whose code is that of bfloat16
-        asked.append(("hopper_gradients", "gluon", d, "float16", "CONFIGS", "plain"))
+    dtypes = {flags: "float16" if flags == "keys" else "bfloat16" for flags in kinds}
+    asked = [
+        ("hopper_gradients", "gluon", d, dtype, "CONFIGS", flags) for flags, dtype in dtypes.items()
+    ]
     for job, report in compiled(asked, cubins).items():
         flags = job[-1]
         assert 0 < report["shared"] <= SHARED_LIMIT[90], job
