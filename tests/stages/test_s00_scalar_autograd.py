@@ -141,19 +141,19 @@ def test_a_sum_of_n_takes_n_minus_1_nodes():
 
 
 @pytest.mark.slow
-def test_a_chain_of_a_million_nodes_goes_backward_and_dies():
+def test_a_long_chain_goes_backward_and_dies():
     # in a process of its own, so that a crash fails this test instead of ending all of them
     code = (
         "import threading\n"
         "from stages.s00_scalar_autograd import Value, backward\n"
         "def work():\n"
         "    x = y = Value(1.0)\n"
-        "    for _ in range(1_000_000): y = y + x\n"
+        "    for _ in range(200_000): y = y + x\n"
         "    backward([y], [1.0])\n"
         "    print(x.grad)\n"
         "    del y\n"
         "    print('freed')\n"
-        "threading.stack_size(8 << 20)\n"
+        "threading.stack_size(1 << 20)\n"
         "thread = threading.Thread(target=work)\n"
         "thread.start()\n"
         "thread.join()\n"
@@ -166,7 +166,7 @@ def test_a_chain_of_a_million_nodes_goes_backward_and_dies():
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout.split()) == (0, ["1000001.0", "freed"]), done.stderr
+    assert (done.returncode, done.stdout.split()) == (0, ["200001.0", "freed"]), done.stderr
 
 
 def test_no_reference_cycles():
