@@ -8,6 +8,7 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from ladder_command import ROOT, Started, environ, in_turn, ladder
 
 from course.lab import checks, gaps, labs
@@ -186,7 +187,7 @@ def test_each_verdict_has_its_row_and_costs_no_other(tmp_path):
     points.write_text('default = 2\n"large scores" = 5\n', encoding="utf-8")
     out = tmp_path / "new" / "grades.csv"
     files = ("--out", out, "--junit", junit, "--gradescope", scope, "--points", points)
-    asked = ("lab", "grade", folder, "--stage", 1, "--budget", 8, "--memory", "1G", *files)
+    asked = ("lab", "grade", folder, "--stage", 1, "--budget", 5, "--memory", "300M", *files)
     done = in_turn(*asked)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert out.read_text(encoding="utf-8").startswith(COLUMNS)
@@ -231,7 +232,7 @@ def test_each_verdict_has_its_row_and_costs_no_other(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_rows_that_are_done_outlive_the_command(tmp_path, end):
-    folder = write(tmp_path / "all", a=RAW, b=KINDS["failed"], c=RAW)
+    folder = write(tmp_path / "all", a=RAW, b=KINDS["timeout"], c="")
     out = tmp_path / "grades.csv"
     asked = ("lab", "grade", folder, "--stage", 1, "--out", out)
     with Started(*asked, log=tmp_path / "log") as run:
@@ -242,9 +243,10 @@ def test_rows_that_are_done_outlive_the_command(tmp_path, end):
         # killed while it asks for a process: Python's own fork server tells of that
         assert end == signal.SIGKILL or "Traceback" not in run.text()
     assert rows_of(out)["a"]["verdict"] == "passed" and "c" not in rows_of(out)
-    done = ladder(*asked)
-    assert "a: passed, 9 of 9 (kept)" in done.stdout
-    assert [row["verdict"] for row in rows_of(out).values()] == ["passed", "failed", "passed"]
+    write(folder, b="")
+    done = in_turn(*asked)
+    assert "a: passed, 9 of 9 (kept)" in done.stdout and done.stdout.count("(kept)") == 1
+    assert [row["verdict"] for row in rows_of(out).values()] == ["passed", *["not-written"] * 2]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +282,10 @@ def test_what_can_not_be_graded_costs_nobody_points(tmp_path, options, said):
         )
         changes["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "site"), str(ROOT)])
     asked = ("lab", "grade", folder, *options)
-    done = ladder(*asked, cwd=tmp_path, env=environ(**changes))
+    if said == "no triton" or (torch.cuda.is_available() and "no GPU" in said):
+        done = ladder(*asked, cwd=tmp_path, env=environ(**changes))
+    else:
+        done = in_turn(*asked, cwd=tmp_path)
     assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
     assert (tmp_path / "other.csv").read_text(encoding="utf-8") == "name,age\nx,3\n"
     assert not (tmp_path / "grades.csv").exists()
