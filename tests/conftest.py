@@ -3,6 +3,9 @@
 import contextlib
 import os
 
+# before NumPy and torch are imported: tests run side by side (ladder_command.py, environ)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 

@@ -1,57 +1,58 @@
 """Each check of the labs finds the mistake that it is about, and a right stage passes it."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
-from ladder_command import ROOT
+from ladder_command import ROOT, environ
 from test_grade import of_some, of_stage
+from test_lab_diagnoses import MISTAKES
 
 from course.lab import checks, cpp, labs
 from course.lab.grading import calls, grade
 
+WRONG = [
+    (0, "scores of 1000", "m_i = max(x.data for x in s)", "m_i = s[0].data"),
+    (
+        5,
+        "large scores",
+        "tl.full((BLOCK_M,), -3.4028234663852886e38",
+        "tl.full((BLOCK_M,), 0.0",
+    ),
+    (6, "causal, fewer queries", "start_m + shift + 1, 0", "start_m + shift + 2, 0"),
+    (6, "lengths alone", "if HAS_SEQLENS:", "if HAS_SEQLENS and CAUSAL:"),
+    (7, "gradients under lengths alone", "range(group)", "range(group if CAUSAL else 1)"),
+    (7, "gradients", "offs_m[:, None] * stride_dom", "offs_m[:, None] * d"),
+    (7, "gradients of rows that see nothing", "(0, 0, blind, 0)", "(0, 0, 0, blind)"),
+    (0, "gradients of large scores", "return dq, dk, dv", "dk[1:] = 0; return dq, dk, dv"),
+    (
+        3,
+        "large scores",
+        "p = torch.softmax(s, dim=-1)",
+        "p = (s - s.max()).exp(); p = p / p.sum(-1, keepdim=True)",
+    ),
+    (
+        5,
+        "float16",
+        "s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale",
+        "s = tl.dot((q * scale).to(q.dtype), tl.trans(k), input_precision=PRECISION)",
+    ),
+    (6, "tiles that no row sees", "tl.minimum(start_m + BLOCK_M, Nq)", "Nk"),
+    (
+        8,
+        "parts that weigh nothing",
+        "m_new = tl.maximum(m_i, tl.max(m_s, 0))",
+        "m_new = tl.max(m_s, 0)",
+    ),
+    (8, "float16", "l_i * alpha + tl.sum", "l_i + tl.sum"),
+    (8, "large pages", "(start_n + BLOCK_N) // PAGE", "start_n // PAGE"),
+    (8, "small pages", "table_ptr += entry * stride_table", "table_ptr += 0"),
+]
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("stage", "check", "old", "new"),
-    [
-        (0, "scores of 1000", "m_i = max(x.data for x in s)", "m_i = s[0].data"),
-        (
-            5,
-            "large scores",
-            "tl.full((BLOCK_M,), -3.4028234663852886e38",
-            "tl.full((BLOCK_M,), 0.0",
-        ),
-        (6, "causal, fewer queries", "start_m + shift + 1, 0", "start_m + shift + 2, 0"),
-        (6, "lengths alone", "if HAS_SEQLENS:", "if HAS_SEQLENS and CAUSAL:"),
-        (7, "gradients under lengths alone", "range(group)", "range(group if CAUSAL else 1)"),
-        (7, "gradients", "offs_m[:, None] * stride_dom", "offs_m[:, None] * d"),
-        (7, "gradients of rows that see nothing", "(0, 0, blind, 0)", "(0, 0, 0, blind)"),
-        (0, "gradients of large scores", "return dq, dk, dv", "dk[1:] = 0; return dq, dk, dv"),
-        (
-            3,
-            "large scores",
-            "p = torch.softmax(s, dim=-1)",
-            "p = (s - s.max()).exp(); p = p / p.sum(-1, keepdim=True)",
-        ),
-        (5, "large scores", "m_new = tl.maximum(m_i, tl.max(s, 1))", "m_new = tl.max(s, 1)"),
-        (
-            5,
-            "float16",
-            "s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale",
-            "s = tl.dot((q * scale).to(q.dtype), tl.trans(k), input_precision=PRECISION)",
-        ),
-        (6, "tiles that no row sees", "tl.minimum(start_m + BLOCK_M, Nq)", "Nk"),
-        (
-            8,
-            "parts that weigh nothing",
-            "m_new = tl.maximum(m_i, tl.max(m_s, 0))",
-            "m_new = tl.max(m_s, 0)",
-        ),
-        (8, "float16", "l_i * alpha + tl.sum", "l_i + tl.sum"),
-        (8, "large pages", "(start_n + BLOCK_N) // PAGE", "start_n // PAGE"),
-        (8, "small pages", "table_ptr += entry * stride_table", "table_ptr += 0"),
-    ],
-)
+@pytest.mark.parametrize(("stage", "check", "old", "new"), WRONG)
 def test_a_mistake_in_a_whole_stage_fails_the_check_that_is_about_it(
     stage, check, old, new, tmp_path, monkeypatch
 ):
@@ -65,7 +66,44 @@ def test_a_mistake_in_a_whole_stage_fails_the_check_that_is_about_it(
     row, result = grade.grade(wrong, stage, None, False, calls.Limits())
     assert row.verdict in ("failed", "crashed")
     assert not any("it was right" in line for line in result.case), result  # the case is explained
-    assert grade.grade(source, stage, None, False, calls.Limits())[0].verdict == "passed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1, 3, 4, 5, 6, 7, 8, "numpy"])  # 2: test_lab.py builds one
+def test_a_right_stage_passes_the_checks_that_show_mistakes(stage, monkeypatch):
+    number, numpy = (5, True) if stage == "numpy" else (stage, False)
+    path = labs.source(number, numpy)
+    if not numpy:
+        of_stage(path)
+    shows = {check for of, check, _, _ in WRONG if of == stage}
+    shows |= {check for of, _, check, _ in MISTAKES.values() if of == stage}
+    of_some(monkeypatch, "a few keys", "batch, heads and strides", "gradients", *shows)
+    row, result = grade.grade(path, number, None, numpy, calls.Limits())
+    assert row.verdict == "passed" and {*row.checks} >= shows, result
+
+
+ONCE = """
+from dataclasses import replace
+from course.lab import checks, labs
+
+every = checks.checks
+checks.checks = lambda *at: (
+    replace(x, calls=(1, 1)) for x in every(*at) if x.name == "gradients of large scores"
+)
+if __name__ == "__main__":
+    found = checks.check(labs.source(3))
+    print(found.verdict, found.diagnosis)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_first_call_imports_is_not_taken_for_work_that_the_next_one_remembers(tmp_path):
+    """With a fork server that has not imported what gradients take, as `ladder lab` has it."""
+    (tmp_path / "once.py").write_text(ONCE, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, tmp_path / "once.py"], env=environ(), capture_output=True, text=True
+    )
+    assert done.stdout == "passed \n", done
 
 
 @pytest.mark.slow

@@ -285,12 +285,10 @@ def test_what_is_too_much_for_a_picture_is_said(tmp_path):
     assert not (tmp_path / "x.gif").exists()
 
 
-@pytest.mark.slow
-def test_the_moving_picture_moves(tmp_path):
-    made = example()
-    path = trace_plots.moving(made.steps(), made.truth(), tmp_path / "new" / "x.gif", comment="c")
+def assert_it_moves(path):
+    """The picture of the trace, as the command draws it."""
     with Image.open(path) as gif:
-        assert gif.n_frames == 2 * made.tiles
+        assert gif.n_frames == 2 * example().tiles
         frames = []
         for index in range(gif.n_frames):
             gif.seek(index)
@@ -453,6 +451,7 @@ def command(capsys, *arguments):
 
 @pytest.mark.slow
 def test_the_command_draws_what_it_then_finds_up_to_date(tmp_path, capsys, monkeypatch, breaks):
+    """And its moving picture moves."""
     monkeypatch.setattr(figures_lite, "measure", lambda: breaks)
     folder = tmp_path / "new" / "figures"
     code, out, err = command(capsys, "--out", folder)
@@ -461,6 +460,7 @@ def test_the_command_draws_what_it_then_finds_up_to_date(tmp_path, capsys, monke
     assert out.split() == [str(folder / name) for name in names]
     assert sorted(path.name for path in folder.iterdir()) == sorted(names)
     assert command(capsys, "--out", folder, "--check") == (0, "", "")
+    assert_it_moves(folder / "trace.gif")
     (folder / names[0]).unlink()
     code, out, err = command(capsys, "--out", folder, "--check")
     assert (code, out) == (1, "") and err.count("\n") == 1

@@ -4,9 +4,11 @@ import csv
 import json
 import os
 import signal
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from ladder_command import ROOT, Started, environ, in_turn, ladder
 
 from course.lab import checks, gaps, labs
@@ -92,9 +94,15 @@ def of_stage(path):
 
 
 def of_some(monkeypatch, *names):
-    """Only the checks `names` are asked for."""
+    """Only the checks `names` are asked for, or all where none is named; with the fewest calls."""
     every = checks.checks
-    monkeypatch.setattr(checks, "checks", lambda *at: (x for x in every(*at) if x.name in names))
+
+    def few(*at):
+        for each in every(*at):
+            if each.name in names or not names:
+                yield replace(each, calls=(each.calls[0], each.calls[0]))
+
+    monkeypatch.setattr(checks, "checks", few)
 
 
 @pytest.mark.parametrize("path", marked(CHEATS, QUICK))
@@ -123,8 +131,7 @@ def test_a_cheat_in_one_check_loses_the_points_of_all():
 @pytest.mark.parametrize("path", marked(VARIANTS, ("exp2",)))
 def test_an_honest_variant_passes(path, monkeypatch):
     number = of_stage(path)
-    if path.stem == "exp2":
-        of_some(monkeypatch, "a few keys", "many keys")
+    of_some(monkeypatch, *(("a few keys", "many keys") if path.stem == "exp2" else ()))
     row, result = grade.grade(path, number, None, False, calls.Limits())
     assert row.verdict == "passed" and {*row.checks.values()} == {"ok"}, result
 
@@ -135,17 +142,6 @@ def test_the_numpy_twin_is_graded_only_where_it_is_asked_for(monkeypatch):
     assert grade.grade(twin, 5, None, True, calls.Limits())[0].verdict == "passed"
     row, _ = grade.grade(twin, 5, None, False, calls.Limits())
     assert row.verdict == "failed" and "--numpy" in row.diagnosis
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", range(9))
-def test_what_the_guard_allows_is_enough_for_each_stage(stage, monkeypatch):
-    if stage == 2:
-        pytest.skip("tests/harness/test_lab.py builds one")
-    of_some(monkeypatch, "a few keys", "batch, heads and strides", "gradients")
-    path = labs.source(stage)
-    of_stage(path)
-    assert grade.grade(path, stage, None, False, calls.Limits())[0].verdict == "passed"
 
 
 def write(folder, **texts):
@@ -191,7 +187,7 @@ def test_each_verdict_has_its_row_and_costs_no_other(tmp_path):
     points.write_text('default = 2\n"large scores" = 5\n', encoding="utf-8")
     out = tmp_path / "new" / "grades.csv"
     files = ("--out", out, "--junit", junit, "--gradescope", scope, "--points", points)
-    asked = ("lab", "grade", folder, "--stage", 1, "--budget", 8, "--memory", "1G", *files)
+    asked = ("lab", "grade", folder, "--stage", 1, "--budget", 5, "--memory", "300M", *files)
     done = in_turn(*asked)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert out.read_text(encoding="utf-8").startswith(COLUMNS)
@@ -236,7 +232,7 @@ def test_each_verdict_has_its_row_and_costs_no_other(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_rows_that_are_done_outlive_the_command(tmp_path, end):
-    folder = write(tmp_path / "all", a=RAW, b=KINDS["failed"], c=RAW)
+    folder = write(tmp_path / "all", a=RAW, b=KINDS["timeout"], c="")
     out = tmp_path / "grades.csv"
     asked = ("lab", "grade", folder, "--stage", 1, "--out", out)
     with Started(*asked, log=tmp_path / "log") as run:
@@ -247,9 +243,10 @@ def test_rows_that_are_done_outlive_the_command(tmp_path, end):
         # killed while it asks for a process: Python's own fork server tells of that
         assert end == signal.SIGKILL or "Traceback" not in run.text()
     assert rows_of(out)["a"]["verdict"] == "passed" and "c" not in rows_of(out)
-    done = ladder(*asked)
-    assert "a: passed, 9 of 9 (kept)" in done.stdout
-    assert [row["verdict"] for row in rows_of(out).values()] == ["passed", "failed", "passed"]
+    write(folder, b="")
+    done = in_turn(*asked)
+    assert "a: passed, 9 of 9 (kept)" in done.stdout and done.stdout.count("(kept)") == 1
+    assert [row["verdict"] for row in rows_of(out).values()] == ["passed", *["not-written"] * 2]
 
 
 @pytest.mark.parametrize(
@@ -285,7 +282,10 @@ def test_what_can_not_be_graded_costs_nobody_points(tmp_path, options, said):
         )
         changes["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "site"), str(ROOT)])
     asked = ("lab", "grade", folder, *options)
-    done = ladder(*asked, cwd=tmp_path, env=environ(**changes))
+    if said == "no triton" or (torch.cuda.is_available() and "no GPU" in said):
+        done = ladder(*asked, cwd=tmp_path, env=environ(**changes))
+    else:
+        done = in_turn(*asked, cwd=tmp_path)
     assert done.returncode == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
     assert (tmp_path / "other.csv").read_text(encoding="utf-8") == "name,age\nx,3\n"
     assert not (tmp_path / "grades.csv").exists()

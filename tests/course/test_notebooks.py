@@ -1,6 +1,7 @@
 """The notebooks: each runs on this machine, and what is committed is what its script makes."""
 
 import base64
+import contextlib
 import importlib.metadata
 import importlib.util
 import io
@@ -10,9 +11,11 @@ import shlex
 import socket
 import subprocess
 import sys
+import threading
 import tomllib
 from functools import lru_cache
 from html import unescape
+from multiprocessing.connection import Listener
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -144,10 +147,53 @@ def test_there_is_a_notebook_for_each_step():
     assert {path.stem for path in FOLDER.glob("*.ipynb")} >= set(STEPS)
 
 
+ALONE = "06_to_08"  # its measurement has a process of its own, as for a reader
+# run by the kernel before the first cell
+STARTUP = """
+import os
+from multiprocessing.connection import Client
+from types import SimpleNamespace
+from course import notebook
+
+
+def run(command, **_):
+    with Client({address!r}) as connection:
+        connection.send((command[3:], os.getcwd()))
+        return SimpleNamespace(**connection.recv())
+
+
+notebook.subprocess = SimpleNamespace(run=run)
+"""
+
+
+@pytest.fixture
+def kernel_in_turn(tmp_path, monkeypatch):
+    """The kernel's `nb.measure` has its commands carried out here: most of one is its start-up."""
+    listener = Listener(str(tmp_path / "commands"))
+
+    def answer():
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                with listener.accept() as connection:
+                    arguments, folder = connection.recv()
+                    connection.send(vars(in_turn(*arguments, cwd=folder)))
+
+    threading.Thread(target=answer, daemon=True).start()
+    startup = tmp_path / "ipython" / "profile_default" / "startup" / "in_turn.py"
+    startup.parent.mkdir(parents=True)
+    startup.write_text(STARTUP.format(address=listener.address), encoding="utf-8")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    yield
+    listener.close()
+
+
 @pytest.mark.slow
 @every
-def test_each_notebook_executes(name, tmp_path):
-    notebook = tool.execute(name, tmp_path)
+def test_each_notebook_executes(name, tmp_path, request):
+    if name != ALONE:
+        request.getfixturevalue("kernel_in_turn")
+    (tmp_path / "here").mkdir()
+    notebook = tool.execute(name, tmp_path / "here")
     check_outputs(notebook)
     if name == "04_to_05" and not no_triton:
         check_exercise(notebook)

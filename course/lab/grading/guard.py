@@ -181,9 +181,10 @@ class Guard:
     def unchanged(self) -> None:
         """End it where it has replaced a function of KEPT, or one of the harness."""
         for (owner, name), was in self.functions.items():
-            now = vars(owner).get(name)
+            if (now := vars(owner).get(name)) is was:
+                continue
             code = getattr(now, "__code__", None)
-            if now is not was and (code is None or TORCH not in Path(code.co_filename).parents):
+            if code is None or TORCH not in Path(code.co_filename).parents:
                 of = getattr(owner, "__name__", "")
                 self.end(f"it replaces {of}.{name}")
 

@@ -32,8 +32,9 @@ def test_the_command_line_and_the_runner_import_no_torch():
 
 
 SERVER = """
-import importlib, json, multiprocessing.forkserver, sys, tempfile
+import importlib, json, multiprocessing.forkserver, os, sys, tempfile
 from pathlib import Path
+os.environ["OMP_NUM_THREADS"] = "2"  # an operation would start the other one
 from harness.isolation.child import Child
 from harness.isolation.roster import describe
 
