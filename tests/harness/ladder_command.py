@@ -155,6 +155,13 @@ def in_turn(*arguments, cwd=ROOT):
         raise
 
 
+def without_gpu(*arguments, cwd=ROOT):
+    """`ladder ARGUMENTS` as on a machine without a GPU."""
+    if torch.cuda.is_available():
+        return ladder(*arguments, cwd=cwd, env=environ(CUDA_VISIBLE_DEVICES=""))
+    return in_turn(*arguments, cwd=cwd)
+
+
 @contextlib.contextmanager
 def one_process(env):
     """A function as `ladder`, all of whose calls share a new process with the environment `env`."""
