@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from ladder_command import PACKAGES, in_turn
+from ladder_command import PACKAGES, in_turn, one_process
 
 from harness.records.jsonl import read
 from ladder import app
@@ -283,7 +283,7 @@ def put_there(command, folder, env):
 
 def slow(command):
     """The mark of a command that measures something, or that takes a shell; views have none."""
-    measures = r"ladder (run|bench|train)\b(?!.* --(show|help)\b)"
+    measures = r"ladder (run|bench|train|generate)\b(?!.* --(show|help)\b)"
     quick = ALONE.fullmatch(command.text) and not re.search(measures, command.text)
     return () if quick else pytest.mark.slow
 
@@ -347,14 +347,6 @@ def test_a_stage_in_ten_minutes_by_following_contributing(tmp_path):
         "import sys\nsys.meta_path[:] = [x for x in sys.meta_path if 'ditable' not in repr(x)]\n"
     )
 
-    def ladder(*arguments):
-        done = subprocess.run(
-            ["ladder", *arguments], cwd=tmp_path, env=env, capture_output=True, text=True,
-            timeout=PATIENCE,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
     text = mine(CONTRIBUTING)
     checked = text.replace("import Stage\n", "import Stage, check_inputs\n").replace(
         "def attend(q, k, v):\n", "def attend(q, k, v):\n    check_inputs(STAGE, q, k, v)\n"
@@ -362,9 +354,14 @@ def test_a_stage_in_ten_minutes_by_following_contributing(tmp_path):
     assert checked.count("check_inputs") == 2
     (tmp_path / "stages" / "s90_mine.py").write_text(checked)
     asked = ("run", "--stages", "90", "--n", "65", "--inputs", "peaky")
-    for dtype in ("float32", "float16"):  # tests/stages asks every dtype that a stage declares
-        shown = ladder(*asked, "--dtype", dtype, "--out", f"{dtype}.jsonl")
-        assert "my stage" in shown
+    dtypes = ("float32", "float16")  # tests/stages asks every dtype that a stage declares
+    with one_process(env) as ladder:
+        ran = [
+            ladder(*asked, "--dtype", dtype, "--out", f"{dtype}.jsonl", cwd=tmp_path)
+            for dtype in dtypes
+        ]
+    for dtype, done in zip(dtypes, ran, strict=True):
+        assert done.returncode == 0 and "my stage" in done.stdout, done.stderr
         _, cells = read(tmp_path / f"{dtype}.jsonl")
         assert [(x["stage"], x["status"]) for x in cells] == [(90, "ok")]
 

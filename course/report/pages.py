@@ -105,15 +105,22 @@ PAGES = {
 def generate(text: str, page: Path = README) -> str:
     """Make every part in the `text` of a page again; ValueError where markers are wrong."""
     for name in parts_of(text):
-        begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
+        begin, end = markers(name)
         if name not in PARTS:
             known = ", ".join(PARTS)
             raise ValueError(f"{page.name}: got a part called {name!r}, expected one of {known}")
         if text.count(begin) != 1 or text.count(end) != 1:
             raise ValueError(f"{page.name}: expected one part between {begin.strip()} and {end}")
+    for name in parts_of(text):
+        begin, end = markers(name)
         before, rest = text.split(begin)
         text = before + begin + PARTS[name]() + "\n" + end + rest.split(end)[1]
     return text
+
+
+def markers(name: str) -> tuple[str, str]:
+    """The comments before and after a part."""
+    return f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
 
 
 def draw(folder: Path) -> list[Path]:

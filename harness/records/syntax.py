@@ -14,6 +14,7 @@ from typing import Any
 WORDS = ("title", "idea", "still_hurts")  # of STAGE = Stage(...): text for people
 
 
+@functools.cache
 def digest(text: str | bytes) -> str:
     """The SHA-256 of a Python file's syntax tree without docstrings and messages, in hexadecimal.
 

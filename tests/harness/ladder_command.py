@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from harness.isolation.child import OF_GRADIENTS
 from harness.records.jsonl import read
 
 ROOT = Path(__file__).parents[2]
@@ -78,20 +79,22 @@ class Turns:
 
     What each would pay in a process of its own, importing the command line, and torch into the
     fork server, and loading our own stages, is paid once. They share what that process has in
-    memory, so nothing belongs here whose point is a start, an end, a signal or an environment.
+    memory, so nothing belongs here whose point is a start, an end or a signal.
     """
 
-    def __init__(self):
+    def __init__(self, env=None):
+        """`env`: the environment to start in, else that of the other tests."""
         self.folder = tempfile.TemporaryDirectory(prefix="ladder-turns-")
         self.out, self.err = (Path(self.folder.name) / name for name in ("out", "err"))
         self.connection, theirs = multiprocessing.Pipe()
         # what --device cpu sets: where it hides no GPU, the fork server need not start anew for it
+        preloaded = () if env else OF_GRADIENTS  # for all commands, whichever comes first
         unseen = {} if torch.cuda.is_available() else {"CUDA_VISIBLE_DEVICES": ""}
         with theirs, self.err.open("ab") as err:
             self.process = subprocess.Popen(
-                [sys.executable, FAKES.parent / "turns.py", str(theirs.fileno())],
+                [sys.executable, FAKES.parent / "turns.py", str(theirs.fileno()), *preloaded],
                 cwd=ROOT,
-                env=environ(**unseen),
+                env=env or environ(**unseen),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=err,
@@ -120,7 +123,8 @@ class Turns:
                 f"ladder {' '.join(arguments)}: {error!r}, exit code {self.process.wait()}:\n"
                 f"{self.out.read_text()}{self.err.read_text()}"
             ) from error
-        out, err = self.out.read_text(), self.err.read_text()
+        # encoded for the terminal that the environment says
+        out, err = (path.read_text(errors="backslashreplace") for path in (self.out, self.err))
         return subprocess.CompletedProcess(arguments, code, out, err)
 
     def end(self):
@@ -149,6 +153,23 @@ def in_turn(*arguments, cwd=ROOT):
         atexit.unregister(ended.end)
         ended.end()
         raise
+
+
+def without_gpu(*arguments, cwd=ROOT):
+    """`ladder ARGUMENTS` as on a machine without a GPU."""
+    if torch.cuda.is_available():
+        return ladder(*arguments, cwd=cwd, env=environ(CUDA_VISIBLE_DEVICES=""))
+    return in_turn(*arguments, cwd=cwd)
+
+
+@contextlib.contextmanager
+def one_process(env):
+    """A function as `ladder`, all of whose calls share a new process with the environment `env`."""
+    turns = Turns(env)
+    try:
+        yield lambda *arguments, cwd=ROOT: turns.run([str(each) for each in arguments], cwd)
+    finally:
+        turns.end()
 
 
 def fakes(*names):

@@ -12,13 +12,16 @@ from multiprocessing.connection import Connection
 
 
 def main():
-    """Wait for commands on the connection that the first argument numbers, until it is closed."""
+    """Wait for commands on the connection that the first argument numbers, until it is closed.
+
+    The other arguments: modules for the fork server, besides its own.
+    """
     from harness.isolation import child
 
     connection = Connection(int(sys.argv[1]))
     os.set_inheritable(connection.fileno(), False)
     keep_the_server_in_step()
-    child.PRELOADED = (*child.PRELOADED, *child.OF_GRADIENTS)  # for all commands, whichever begins
+    child.PRELOADED = (*child.PRELOADED, *sys.argv[2:])
     describe_ours_once()
     environment = dict(os.environ)
     connection.send("ready")

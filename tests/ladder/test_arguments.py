@@ -1,11 +1,10 @@
 """Bad arguments: one clear line on stderr, exit code 2, no traceback, nothing written."""
 
 import json
-from functools import partial
 
 import pytest
 import typer
-from ladder_command import environ, fakes, in_turn, ladder
+from ladder_command import fakes, in_turn, without_gpu
 from made_up import make_cell, make_env, write_run
 
 from ladder import app, arguments
@@ -89,8 +88,8 @@ def test_a_bad_option_of_run(tmp_path, options):
 
 
 def test_no_gpu_for_device_cuda(tmp_path):
-    run = partial(ladder, env=environ(CUDA_VISIBLE_DEVICES=""))
-    refused(tmp_path, "run", "--device", "cuda", "--n", 8, says="--device: got cuda, but", run=run)
+    says = "--device: got cuda, but"
+    refused(tmp_path, "run", "--device", "cuda", "--n", 8, says=says, run=without_gpu)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ladder_command import environ, in_turn, installed, ladder
+from ladder_command import environ, in_turn, installed, ladder, one_process
 from rich.console import Console
 
 from ladder import doctor
@@ -46,30 +46,40 @@ def test_it_says_what_the_machine_has_and_what_runs():
     assert "native" in said[3] and "native" in said[1]
 
 
+CHOICE = {
+    "kernel": "attention_kernel", "source": "0", "device": "a card", "triton": "3.7",
+    "dtype": "float16", "precision": "ieee", "d": 64, "causal": True, "heads": 512,
+    "nq": 2048, "n": 4096,
+    "config": {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3},
+}  # fmt: skip
+SHOWN = ("attention_kernel", "float16", "64", "causal", "512", "2048", "4096", "128 x 64, 8, 3")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="triton has wheels for Linux only")
-def test_without_a_gpu_kernels_are_interpreted_and_refuse_bfloat16(tmp_path):
-    env = environ(CUDA_VISIBLE_DEVICES="")
-    done = ladder("doctor", env=env)
+def test_without_a_gpu_kernels_are_interpreted_and_what_was_tuned_here_is_shown(tmp_path):
+    (tmp_path / "autotune.json").write_text(json.dumps([CHOICE]))
+    done = ladder("doctor", env=environ(CUDA_VISIBLE_DEVICES="", LADDER_CACHE_DIR=str(tmp_path)))
     assert done.returncode == 0, done.stderr
     said = rows(done.stdout)
     for number in (4, 5):
         assert "interpreted, no bfloat16" in said[number]
     assert "no GPU" in done.stdout
+    line = next(x for x in done.stdout.splitlines() if "a card" in x)
+    assert all(word in line for word in SHOWN)
 
 
 @pytest.mark.slow
 def test_without_triton_and_the_extension_their_stages_say_so_and_the_rest_runs(tmp_path):
-    env = without(tmp_path / "poor", "triton", "ladder_value_graph")
-    done = ladder("doctor", env=env)
+    out = tmp_path / "run.jsonl"
+    with one_process(without(tmp_path / "poor", "triton", "ladder_value_graph")) as ladder:
+        done = ladder("doctor")
+        run = ladder("run", "--n", 4, "--d", 4, "--out", out)
     assert done.returncode == 0, done.stderr
     said = rows(done.stdout)
     assert "no triton" in said[4] and "no triton" in said[5]
     assert "extension is not built" in said[2] and "pip install" in said[2]
     assert "native" in said[3] and "native" in said[1]
-
-    out = tmp_path / "run.jsonl"
-    run = ladder("run", "--n", 4, "--d", 4, "--out", out, env=env)
     assert run.returncode == 0, run.stderr
     statuses = dict(re.findall(r"\] (\d+) \S+, N = 4, d = 4: (\S+)", run.stderr))
     expected = {"0": "ok", "1": "ok", "2": "skipped", "3": "ok", "4": "skipped", "5": "skipped"}
@@ -82,12 +92,13 @@ def test_a_minimal_machine_runs_from_a_checkout(tmp_path):
     """Torch, numpy, rich and typer; nothing for plots, tests or processes."""
     env = without(tmp_path / "poor", "matplotlib", "psutil", "hypothesis", "pytest")
     out = tmp_path / "run.jsonl"
-    done = ladder("run", "--stages", 3, "--n", 8, "--out", out, env=env)
-    assert done.returncode == 0, done.stderr
-    assert "torch, three GEMMs" in done.stdout
-    done = ladder("table", out, env=env)
-    assert done.returncode == 0 and "torch, three GEMMs" in done.stdout
-    done = ladder("plot", out, "--out", tmp_path / "plots", env=env)
+    with one_process(env) as ladder:
+        done = ladder("run", "--stages", 3, "--n", 8, "--out", out)
+        assert done.returncode == 0, done.stderr
+        assert "torch, three GEMMs" in done.stdout
+        done = ladder("table", out)
+        assert done.returncode == 0 and "torch, three GEMMs" in done.stdout
+        done = ladder("plot", out, "--out", tmp_path / "plots")
     assert done.returncode == 2
     assert done.stderr.startswith("ladder: plots need matplotlib") and done.stderr.count("\n") == 1
     assert not (tmp_path / "plots").exists()
@@ -125,32 +136,13 @@ def choices():
     return out.getvalue()
 
 
-@pytest.mark.slow
-def test_it_shows_what_was_tuned_here_and_bears_what_is_none_of_ours(tmp_path, monkeypatch):
+def test_a_tuner_s_file_that_is_none_of_ours_is_borne(tmp_path, monkeypatch):
     monkeypatch.setenv("LADDER_CACHE_DIR", str(tmp_path))
     assert "tuned: nothing yet" in choices()
-    choice = {
-        "kernel": "attention_kernel", "source": "0", "device": "a card", "triton": "3.7",
-        "dtype": "float16", "precision": "ieee", "d": 64, "causal": True, "heads": 512,
-        "nq": 2048, "n": 4096,
-        "config": {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3},
-    }  # fmt: skip
     path = tmp_path / "autotune.json"
-    path.write_text(json.dumps([choice, {"config": 5}, {"config": {}}]))
-    done = ladder("doctor")
-    assert done.returncode == 0, done.stderr
-    line = next(x for x in done.stdout.splitlines() if "a card" in x)
-    for word in (
-        "attention_kernel",
-        "float16",
-        "64",
-        "causal",
-        "512",
-        "2048",
-        "4096",
-        "128 x 64, 8, 3",
-    ):
-        assert word in line
+    path.write_text(json.dumps([CHOICE, {"config": 5}, {"config": {}}]))
+    line = next(x for x in choices().splitlines() if "a card" in x)
+    assert all(word in line for word in SHOWN)
     path.write_text("{not json")
     assert "tuned: nothing yet" in choices()
 

@@ -5,7 +5,7 @@ import re
 import signal
 
 import pytest
-from ladder_command import YARDSTICK, by_name, fakes, gone, in_turn, ladder
+from ladder_command import YARDSTICK, by_name, fakes, gone, in_turn
 
 NORMAL = ("--inputs", "normal")
 QUICK = (*NORMAL, "--n", "32,48", "--budget", "2", "--memory", "300M")
@@ -48,7 +48,7 @@ def test_stages_that_exit_hang_or_exhaust_memory_fail_alone(tmp_path):
         "raises": ("crashed", "FileNotFoundError: no such kernel"),
     }
     out = tmp_path / "run.jsonl"
-    done = ladder("run", "--stages", 3, *QUICK, *fakes(*expected), "--out", out)
+    done = in_turn("run", "--stages", 3, *QUICK, *fakes(*expected), "--out", out)
     assert done.returncode == 1, done.stderr
     hold_to(out, expected)
     assert "Traceback" not in done.stderr
@@ -98,7 +98,7 @@ def test_stages_that_write_to_the_pipe_fail_alone(tmp_path):
     names = ("garbage", "endlessly", "hugely", "half", "forged")
     expected = {f"talks_{name}": ("crashed|timeout", ".") for name in names}
     out = tmp_path / "run.jsonl"
-    done = ladder("run", "--stages", 3, *QUICK, *fakes(*expected), "--out", out)
+    done = in_turn("run", "--stages", 3, *QUICK, *fakes(*expected), "--out", out)
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
     cells = by_name(out)
@@ -112,7 +112,7 @@ def test_stages_that_write_to_the_pipe_fail_alone(tmp_path):
 def test_a_stage_that_writes_into_every_open_file_fails_alone(tmp_path):
     """It comes first: the judge of its problem, and what the others print, must survive it."""
     out = tmp_path / "run.jsonl"
-    done = ladder("run", "--stages", 3, *QUICK, *fakes("writes_everywhere"), "--out", out)
+    done = in_turn("run", "--stages", 3, *QUICK, *fakes("writes_everywhere"), "--out", out)
     assert done.returncode == 1, done.stderr
     hold_to(out, {"writes_everywhere": ("crashed", ".")})
     lines = [line for line in out.read_text().splitlines() if "writes_everywhere" in line]
@@ -123,7 +123,7 @@ def test_a_stage_that_writes_into_every_open_file_fails_alone(tmp_path):
 @pytest.mark.slow
 def test_what_a_stage_prints_is_shown_as_its_own_and_never_recorded(tmp_path):
     out = tmp_path / "run.jsonl"
-    done = ladder("run", "--stages", 3, *QUICK, *fakes("prints_records"), "--out", out)
+    done = in_turn("run", "--stages", 3, *QUICK, *fakes("prints_records"), "--out", out)
     hold_to(out, {"prints_records": ("wrong", "max error")})
     assert "1e-9" not in out.read_text() and "1e-9" not in done.stdout
     printed = [line for line in done.stderr.splitlines() if "1e-9" in line]
@@ -135,7 +135,7 @@ def test_what_a_stage_prints_is_shown_as_its_own_and_never_recorded(tmp_path):
 @pytest.mark.parametrize("name", ["leaves_a_child", "leaves_a_daemon"])
 def test_what_a_stage_starts_ends_with_its_cell(tmp_path, name):
     out = tmp_path / "run.jsonl"
-    done = ladder("run", "--stages", 3, *QUICK, *fakes(name), "--out", out)
+    done = in_turn("run", "--stages", 3, *QUICK, *fakes(name), "--out", out)
     hold_to(out, {name: ("wrong", "max error")})
     pids = [int(pid) for pid in re.findall(r"lingers as (\d+)", done.stderr)]
     assert len(pids) == 4  # two cells, and a call with strided inputs for each

@@ -35,7 +35,7 @@ SERVER = """
 import importlib, json, multiprocessing.forkserver, os, sys, tempfile
 from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "2"  # an operation would start the other one
-from harness.isolation.child import Child
+from harness.isolation.child import OF_GRADIENTS, Child
 from harness.isolation.roster import describe
 
 stage3 = next(Path("stages").glob("s03_*.py")).resolve()
@@ -47,12 +47,18 @@ with tempfile.TemporaryDirectory() as folder:
         status = Path(f"/proc/{server._forkserver_pid}/status").read_text()
         maps = Path(f"/proc/{server._forkserver_pid}/maps").read_text()
         list(map(importlib.import_module, server._preload_modules))
+        loaded = list(sys.modules)
+        list(map(importlib.import_module, OF_GRADIENTS))
+        import torch
+        known = set(sys.modules)
+        x = torch.ones(2, requires_grad=True)
+        torch.autograd.grad(x * x, x, torch.ones(2))
         print(json.dumps({"event": said["event"], "status": status, "torch": "libtorch" in maps,
-                          "loaded": list(sys.modules)}))
+                          "loaded": loaded, "by gradients": sorted(set(sys.modules) - known)}))
 """
 
 
-def test_the_fork_server_has_torch_and_runs_no_operation():
+def test_the_fork_server_has_what_children_need_and_runs_no_operation():
     """An operation would leave threads behind, which a child's copy of it then waits for."""
     said = python(SERVER)
     assert said["event"] == "stage"
@@ -60,22 +66,7 @@ def test_the_fork_server_has_torch_and_runs_no_operation():
     threads = [line for line in said["status"].splitlines() if line.startswith("Threads:")]
     assert threads == ["Threads:\t1"]
     assert not [name for name in said["loaded"] if name.startswith("stages.s")]
-
-
-GRADIENTS = """
-import importlib, json, sys
-from harness.isolation.child import OF_GRADIENTS, PRELOADED
-list(map(importlib.import_module, [*PRELOADED, *OF_GRADIENTS]))
-import torch
-known = set(sys.modules)
-x = torch.ones(2, requires_grad=True)
-torch.autograd.grad(x * x, x, torch.ones(2))
-print(json.dumps(sorted(set(sys.modules) - known)))
-"""
-
-
-def test_gradients_import_nothing_that_the_fork_server_has_not():
-    assert python(GRADIENTS) == []
+    assert said["by gradients"] == [], "each child that computes gradients would import it"
 
 
 def test_each_cell_has_a_process_of_its_own_and_no_stage_meets_another(tmp_path):

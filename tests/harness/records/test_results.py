@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ladder_command import PATIENCE, ROOT, command, environ
+from ladder_command import PATIENCE, ROOT, command, environ, in_turn
 from made_up import make_cell, make_env, write_run
 
 from harness.records import jsonl, schema
@@ -254,19 +254,17 @@ BENCH = ("bench", "--impl", "3", "--causal", "off", "--d", "8", "--n", "8,16", "
 def test_a_command_whose_file_is_full_says_so_and_shows_what_it_has(tmp_path, arguments):
     import resource
 
-    def limited(out, size):
-        return subprocess.run(
-            command(*arguments, "--device", "cpu", "--out", out), cwd=ROOT,
-            # git status writes the checkout's index again, and would leave a torn one's lock
-            env=environ(GIT_OPTIONAL_LOCKS="0"),
-            capture_output=True, text=True, timeout=PATIENCE, check=False,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
-        )  # fmt: skip
-
     usual, path = tmp_path / "usual.jsonl", tmp_path / "run.jsonl"
-    assert limited(usual, resource.RLIM_INFINITY).returncode == 0
+    assert in_turn(*arguments, "--device", "cpu", "--out", usual).returncode == 0
     env, first, second = usual.read_bytes().splitlines(keepends=True)
-    done = limited(path, len(env) + len(first) + len(second) // 2)
+    size = len(env) + len(first) + len(second) // 2
+    done = subprocess.run(
+        command(*arguments, "--device", "cpu", "--out", path), cwd=ROOT,
+        # git status writes the checkout's index again, and would leave a torn one's lock
+        env=environ(GIT_OPTIONAL_LOCKS="0"),
+        capture_output=True, text=True, timeout=PATIENCE, check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+    )  # fmt: skip
     assert done.returncode == 2, done.stderr
     said = done.stderr.splitlines()
     assert all(line.startswith(("[1/2] ", "[2/2] ")) for line in said[:-1])  # the progress

@@ -40,7 +40,7 @@ def test_ten_kills_at_random_moments(tmp_path):
     chance = random.Random(seed)
     path = tmp_path / "run.jsonl"
     sizes = ",".join(str(n) for n in range(4, 60, 4))
-    begin = (*RUN, "--stages", "1,3", "--n", sizes, *fakes("naps"), "--out", path)
+    begin = (*RUN, "--stages", 3, "--n", sizes, *fakes("naps"), "--out", path)
     resume = ("run", "--resume", path, *fakes("naps"))
     kills = 0
     for kill in range(KILLS):
@@ -48,9 +48,9 @@ def test_ten_kills_at_random_moments(tmp_path):
         with Started(*(resume if before else begin), log=tmp_path / "log") as run:
             if kill % 3:  # in the middle of its cells, else in the middle of its start
                 run.wait_for(lambda before=before: lines(path) > max(1, before), "its first cell")
-                time.sleep(chance.uniform(0, 0.6))
+                time.sleep(chance.uniform(0, 0.4))
             else:
-                time.sleep(chance.uniform(0, 3))
+                time.sleep(chance.uniform(0, 2))
             kills += run.process.poll() is None
             run.process.send_signal(signal.SIGKILL)
             run.process.wait()
@@ -64,7 +64,7 @@ def test_ten_kills_at_random_moments(tmp_path):
     done = ladder(*resume)
     assert done.returncode == 0, done.stderr
     cells = hold_complete(path)
-    assert len(cells) == 3 * len(sizes.split(","))
+    assert len(cells) == 2 * len(sizes.split(","))
     assert {cell["status"] for cell in cells} == {"ok"}
     # the table at the end is that of the whole run, not of its last part
     assert done.stdout.count("naps") == len(sizes.split(","))

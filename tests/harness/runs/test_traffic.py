@@ -3,7 +3,7 @@
 import io
 
 import pytest
-from ladder_command import environ, ladder
+from ladder_command import without_gpu
 from made_up import make_cell
 from rich.console import Console
 
@@ -113,7 +113,7 @@ def test_the_picture_is_drawn(tmp_path):
 
 
 def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path):
-    done = ladder("io", "--out", tmp_path / "io.jsonl", env=environ(CUDA_VISIBLE_DEVICES=""))
+    done = without_gpu("io", "--out", tmp_path / "io.jsonl")
     assert done.returncode == 2
     assert done.stderr.startswith("ladder: io: a GPU is needed") and done.stderr.count("\n") == 1
     assert not (tmp_path / "io.jsonl").exists()
