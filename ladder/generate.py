@@ -94,11 +94,14 @@ def generate_command(
         The tokens alone don't show a wrong attention: with and without a cache they are the same.
         """
         whole = replace(problem, b=1, nq=max(contexts), nk=max(contexts), causal=True)
-        limits, row = Limits(budget=LIMIT, memory=default_memory()), replace(whole, nq=1)
-        alone = [Comparison(each, chosen, limits, alone=True) for each in (whole, row)]
-        if paged is not None:
-            alone[1] = Comparison(row, [], limits, alone=True, paged=[(chosen[0], paged)])
-        for comparison in alone:
+        row = replace(whole, nq=1)
+        limits = Limits(budget=LIMIT, memory=default_memory())
+        in_pages = [] if paged is None else [(chosen[0], paged)]
+        in_one_piece = chosen if paged is None else []
+        for comparison in (
+            Comparison(whole, chosen, limits, alone=True),
+            Comparison(row, in_one_piece, limits, alone=True, paged=in_pages),
+        ):
             outcome = compare_alone(comparison)
             if outcome.status in FAILURES:
                 raise ChildFailed(outcome.status, f"before it wrote: {outcome.reason}")
