@@ -53,11 +53,11 @@ def device_of(info):
 
 
 def budget(stage, device):
-    """How large a b * h * nq * nk * d `stage` can bear: up to a tenth of a second or so.
+    """How large a b * h * nq * nk * d `stage` can bear: a twentieth of a second or so.
 
-    The tour's largest cell of d = 16; 192 stands in for whatever is larger.
+    Half of the tour's largest cell of d = 16, for a stage that is worth running up to small N only.
     """
-    return 16 * min(192, stage.STAGE.worth_up_to.get(device, 192)) ** 2
+    return min(16 * 192**2, 8 * stage.STAGE.worth_up_to.get(device, 384) ** 2)
 
 
 def most_keys(stage, wanted):

@@ -40,7 +40,7 @@ def flags_to_compile(kernel, d, dtype, sm):
     Compiling takes seconds where masks are. float16 has the largest tiles: it is compiled for both
     GPUs, with masks at d = 128, where they leave the fewest registers. Other dtypes are compiled
     for one of them, sm_80 at d = 64 with masks, sm_90 above; bfloat16, whose code is that of
-    float16, at one size.
+    float16, at one size, and TF32, which differs from float32 in its dots, without masks.
     """
     has_masks = "CAUSAL" in kernel.arg_names
     if dtype == "float16":
@@ -49,7 +49,7 @@ def flags_to_compile(kernel, d, dtype, sm):
         return ("plain", "masked") if has_masks and d == 128 else ("plain",)
     if d == 16 or sm != (80 if d == 64 else 90) or (dtype == "bfloat16" and d != 64):
         return ()
-    if has_masks and d == 128:
+    if has_masks and (d == 128 or (d, dtype) == (64, "tf32")):
         return ()
     return ("masked",) if has_masks and d == 64 else ("plain",)
 
