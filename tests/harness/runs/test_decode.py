@@ -311,7 +311,7 @@ def test_older_records_have_no_page_size_and_no_bytes(tmp_path, make_own):
 
 def made(stage, name, time_ms, page_size=None, **changes):
     """A bench record of the suite with that time."""
-    from test_bench_views import make_bench
+    from made_up_bench import make_bench
 
     big = {"b": 64, "h": 32, "hk": 8, "nq": 1, "nk": 8192, "d": 128, "dtype": "bfloat16"}
     fields = {**big, "precision": "bfloat16", "page_size": page_size, **changes}
@@ -368,7 +368,7 @@ def test_a_contestant_without_a_time_is_in_no_ratio():
 
 
 def test_the_page_of_a_run_shows_few_rows_apart_from_the_others(tmp_path):
-    from test_bench_views import make_bench_env, make_run, text_of
+    from made_up_bench import make_bench_env, make_run, text_of
 
     from harness.views import contest_plots
 
@@ -387,7 +387,7 @@ def test_the_page_of_a_run_shows_few_rows_apart_from_the_others(tmp_path):
 
 def test_the_docs_have_the_table_once_it_is_measured(tmp_path, monkeypatch):
     from made_up import write_run
-    from test_bench_views import make_bench_env
+    from made_up_bench import make_bench_env
 
     from course.report import contests, text
 
@@ -413,7 +413,7 @@ def cells_of(text):
 
 def test_the_docs_lay_the_model_beside_what_was_measured(tmp_path, monkeypatch):
     from made_up import write_run
-    from test_bench_views import make_bench_env
+    from made_up_bench import make_bench_env
 
     from course.report import contests, text
 
@@ -444,7 +444,7 @@ def test_the_docs_lay_the_model_beside_what_was_measured(tmp_path, monkeypatch):
 
 def test_the_docs_say_what_masks_cost(tmp_path, monkeypatch):
     from made_up import write_run
-    from test_bench_views import make_bench_env
+    from made_up_bench import make_bench_env
 
     from course.report import contests, text
 

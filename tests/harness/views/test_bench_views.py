@@ -8,102 +8,26 @@ import matplotlib
 import pytest
 
 matplotlib.use("Agg")
-from made_up import make_env, write_run
-from rich.console import Console
+from made_up import write_run
+from made_up_bench import (
+    RATES,
+    SIZES,
+    WORK,
+    fell,
+    make_bench,
+    make_bench_env,
+    make_run,
+    text_of,
+)
 
-from harness.problems import cost
-from harness.problems.problem import Problem
-from harness.records.schema import check_record
 from harness.views import contest_groups, contest_plots, contests
 from ladder import app
-
-NAMES = {3: "torch_three_gemm", 6: "triton_flash2", 7: "triton_training", 100: "sdpa_flash",
-         103: "flex_attention", 104: "sdpa_math"}  # fmt: skip
-TITLES = {"torch_three_gemm": "torch, three GEMMs", "triton_flash2": "Triton Flash 2",
-          "triton_training": "Triton, training", "sdpa_flash": "SDPA, flash",
-          "flex_attention": "FlexAttention", "sdpa_math": "SDPA, math"}  # fmt: skip
-# TFLOP/s made up for each contestant, so that times follow
-RATES = {3: 80.0, 6: 550.0, 7: 500.0, 100: 400.0, 103: 520.0, 104: 8.0}
-WORK = {"fwd": 1.0, "bwd": 0.7, "train": 0.8}  # of the rate, in each direction
-
-
-def make_bench(stage=6, n=4096, **changes):
-    """A valid bench record on a GPU, its time made up from RATES."""
-    problem = {
-        "inputs": "normal", "seed": 1, "b": max(1, 16384 // n), "h": 32, "hk": 32, "nq": n,
-        "nk": n, "d": 64, "dtype": "float16", "precision": "float16", "causal": False,
-        "seqlens_k": None, "device": "cuda", "direction": "fwd", "page_size": None,
-    }  # fmt: skip
-    problem |= {name: changes.pop(name) for name in list(changes) if name in problem}
-    flops = cost.flops(Problem.from_json(problem))
-    tflops = RATES[stage] * WORK[problem["direction"]]
-    record = {
-        "kind": "bench", "stage": stage, "name": NAMES[stage], **problem,
-        "mode": "compiled" if stage in (6, 7) else "native", "status": "ok", "reason": "",
-        "time_ms": flops / tflops / 1e9, "time_iqr_ms": 0.01, "samples": 30,
-        "first_call_ms": 2000.0, "sm_clock_mhz": 1980, "peak_bytes": 64 << 20,
-        "memory_meter": "cuda-allocator", "err_f64_max": 1e-3, "err_f64_rel": 2e-4,
-        "flops": flops, "tflops": tflops,
-        "tokens_per_s": problem["b"] * n / (flops / tflops / 1e12),
-        "speedup": {NAMES[p]: RATES[stage] / RATES[p] for p in (100, 103) if p != stage},
-        "skip_ratio": 0.5 if stage == 6 and problem["causal"] else None,
-        "warmup": 5, "repeat": 30, "hbm_bytes": cost.hbm_bytes(Problem.from_json(problem)),
-    }  # fmt: skip
-    assert changes.keys() <= record.keys(), "a field that no record has"
-    record |= changes
-    check_record(record)
-    return record
-
-
-def fell(stage, status, reason, **fields):
-    """A record of one that was out."""
-    measured = ("time_ms", "time_iqr_ms", "tflops", "tokens_per_s", "skip_ratio", "peak_bytes",
-                "memory_meter", "first_call_ms", "sm_clock_mhz")  # fmt: skip
-    return make_bench(
-        stage, **fields, status=status, reason=reason, samples=0, speedup={},
-        **dict.fromkeys(measured),
-    )  # fmt: skip
-
-
-SIZES = (512, 1024, 2048, 4096, 8192, 16384)
-
-
-def make_run(stages=(3, 6, 100, 103), sizes=SIZES, directions=("fwd",), **fields):
-    """A record each; stage 3 runs out of memory at the largest N."""
-    records = []
-    for direction in directions:
-        for causal in (False, True):
-            for n in sizes:
-                for stage in stages:
-                    where = {"n": n, "direction": direction, "causal": causal, **fields}
-                    if (stage, n) == (3, 16384):
-                        out = "OutOfMemoryError: CUDA out of memory"
-                        records.append(fell(stage, "out-of-memory", out, **where))
-                    else:
-                        records.append(make_bench(stage, **where))
-    return records
-
-
-def make_bench_env(records, **changes):
-    arguments = {"suite": changes.pop("suite", None)}
-    return make_env(
-        records, TITLES, device="cuda", device_name="NVIDIA H200", driver="580.1", triton="3.6.0",
-        arguments=arguments, **changes,
-    )  # fmt: skip
-
 
 CEILING = {
     "kind": "ceiling", "what": "matmul", "device": "cuda", "size": 8192, "dtype": "float16",
     "precision": "float16", "threads": None, "value": 1100.0, "unit": "TFLOP/s", "time_ms": 1.0,
     "time_iqr_ms": 0.1, "samples": 9,
 }  # fmt: skip
-
-
-def text_of(env, records, ceilings=(), width=80):
-    """The tables as lines of text."""
-    page = Console(width=width, file=io.StringIO())
-    page.print(contests.rich_tables(env, records, ceilings, width))
-    return [line.rstrip() for line in page.file.getvalue().splitlines()]
 
 
 def below(lines, title):
