@@ -431,6 +431,7 @@ CITED = {
     "docs/profiling.md": {
         "1.5 times": "a profiler's flaw, said of the record's machine: no result"
     },
+    "notebooks/06_to_09.ipynb": {"989 TFLOP/s": "Shah et al. 2024, section 3.1"},
     "notebooks/00_to_01.ipynb": {"3.9 times": "counted: (4 * 64 + 3) / (4 * 16 + 3)"},
     "docs/lecturer.md": {
         "0.1 ms": "source 000, table 4.1",
