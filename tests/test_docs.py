@@ -185,6 +185,7 @@ NOT_RUN = {
     "ladder bench --stage mine.py": "tests/harness/isolation/test_hostile.py gives bench files",
     "ladder bench --stages 9...": GPU,
     "ladder train --stage 7 --out train.jsonl": "a record without a GPU is none",
+    "ladder train --stage 9 ...": GPU,
     "ladder train --stage mine.py --stage 7": TRAINED,
     "ladder train --stage 7 ...": TRAINED,
     "ladder model ...": "needs transformers; tests/models/test_model.py has a model made up",
