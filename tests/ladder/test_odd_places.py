@@ -125,6 +125,7 @@ def test_a_name_too_long_is_one_line_wherever_a_file_is_meant(tmp_path, options)
 
 
 C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+C_LOCALE["PYTHONIOENCODING"] = ""  # a command in this process may have set it
 
 
 ENCODINGS = {"PYTHONIOENCODING": "latin-1"}, {**C_LOCALE, "PYTHONIOENCODING": "ascii"}
