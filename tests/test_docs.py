@@ -283,9 +283,9 @@ def put_there(command, folder, env):
 
 
 def slow(command):
-    """The mark of a command that measures something, or that takes a shell; views have none."""
-    measures = r"ladder (run|bench|train|generate)\b(?!.* --(show|help)\b)"
-    quick = ALONE.fullmatch(command.text) and not re.search(measures, command.text)
+    """The mark of a command that measures or draws something, or takes a shell; tables have none."""
+    takes_long = r"ladder (run|bench|train|generate)\b(?!.* --(show|help)\b)|plot"
+    quick = ALONE.fullmatch(command.text) and not re.search(takes_long, command.text)
     return () if quick else pytest.mark.slow
 
 

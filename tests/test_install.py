@@ -182,6 +182,7 @@ def test_offline_changed_pins_are_no_reason_to_stop(checkout, newer, fails, goes
 # the C++ build
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not all(map(shutil.which, ("cmake", "ninja", "c++"))), reason="no CMake, ninja or C++ compiler"
 )

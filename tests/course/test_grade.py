@@ -253,7 +253,7 @@ def test_rows_that_are_done_outlive_the_command(tmp_path, end):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--stage", 5), "no triton"),
+        pytest.param(("--stage", 5), "no triton", marks=pytest.mark.slow),
         (("--stage", 1, "--points", "points.toml"), "no check 'a few kees'"),
         pytest.param(
             ("--stage", 5, "--points", "speed.toml"),

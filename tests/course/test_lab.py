@@ -191,6 +191,7 @@ def test_cpp_of_another_folder_is_no_submission(other, tmp_path, monkeypatch):
     assert found.verdict == "cheated" and "another folder" in found.diagnosis
 
 
+@pytest.mark.slow
 def test_a_copy_to_hand_out_tells_nothing_of_the_upper_stages(tmp_path):
     copy = tmp_path / "copy"
     assert in_turn("lab", "export", copy, "--stages", "0-4").returncode == 0
@@ -224,6 +225,7 @@ def test_a_copy_to_hand_out_tells_nothing_of_the_upper_stages(tmp_path):
     assert linked
 
 
+@pytest.mark.slow
 def test_a_copy_without_the_stage_has_hints_for_the_gaps_of_its_stub(tmp_path, monkeypatch):
     assert in_turn("lab", "export", tmp_path / "copy", "--stages", "0-4").returncode == 0
     whole = {numpy: list(labs.hints(5, 2, numpy)) for numpy in (False, True)}

@@ -365,6 +365,7 @@ def test_the_command(capsys):
     assert largest[0] == 0 and len(json.loads(largest[1])["tiles"]) == 2
 
 
+@pytest.mark.slow
 def test_the_issues_own_command():
     done = in_turn("trace", "--n", 8, "--tile", 2)
     assert done.returncode == 0 and done.stderr == ""

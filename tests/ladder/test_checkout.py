@@ -76,6 +76,7 @@ def test_in_another_checkout_both_are_named(another, folder):
     assert done.returncode == 0 and WARNING in done.stdout
 
 
+@pytest.mark.slow
 def test_in_its_own_checkout_it_says_nothing():
     done = in_turn("doctor", cwd=ROOT / "docs")
     assert done.returncode == 0 and done.stderr == "" and WARNING not in done.stdout

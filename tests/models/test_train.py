@@ -244,6 +244,7 @@ def curve(run, seed):
     return [loss for losses in run.train(seed) for loss in losses]
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_losses_bit_for_bit_and_another_gives_others():
     run = a_run(STAGE_3, 12)
     first = curve(run, 0)
@@ -485,6 +486,7 @@ def test_a_stage_without_a_mask_is_asked_row_by_row():
     assert asked == [(1, keys) for keys in range(1, 8)]
 
 
+@pytest.mark.slow
 def test_every_stage_with_gradients_can_be_trained_and_the_slow_ones_for_a_few_steps(capsys):
     problem = train_plan.make_problem("tiny", "float32", "cpu")
     infos = roster.describe_files(roster.built_in_files())

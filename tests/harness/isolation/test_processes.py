@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import pytest
 from ladder_command import PATIENCE, ROOT, RUN, by_name, environ, fakes, in_turn
 
 
@@ -58,6 +59,7 @@ with tempfile.TemporaryDirectory() as folder:
 """
 
 
+@pytest.mark.slow
 def test_the_fork_server_has_what_children_need_and_runs_no_operation():
     """An operation would leave threads behind, which a child's copy of it then waits for."""
     said = python(SERVER)

@@ -166,7 +166,8 @@ def test_a_record_holds_its_rounds_and_its_own_launch_configurations(tmp_path, m
         assert statistics.median(record["rounds_ms"]) == pytest.approx(record["time_ms"], rel=1e-5)
 
 
-@pytest.mark.parametrize("direction", ["fwd", pytest.param("train", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("direction", ["fwd", "train"])
 def test_a_run_holds_them_too_by_itself_and_in_turns(tmp_path, make_stage, direction):
     ours = make_stage("ours", TUNES.format(kernel="a_kernel", m=32) + RIGHT)
     out = tmp_path / "run.jsonl"
@@ -631,6 +632,7 @@ def test_hopeless_is_what_takes_long_at_a_fast_rate(make_stage):
     assert reason(interpreted, 12 * most) is None  # it is called once
 
 
+@pytest.mark.slow
 def test_each_step_is_said_when_it_begins(tmp_path, make_stage):
     """A contestant that hangs is named before its budget is over."""
     slow = make_stage("sleeper", "time.sleep(600)")

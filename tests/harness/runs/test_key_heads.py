@@ -113,6 +113,7 @@ def test_what_does_not_fit_is_one_line(tmp_path, command, options, says, device)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_batch_may_follow_from_the_tokens(tmp_path):
     """A length for each of the 256 / 128 entries, the device left to the machine."""
     done = in_turn("bench", "--n", 128, "--tokens", 256, "--d", 8, "--h", 1, "--seqlens", "3,128",

@@ -70,6 +70,7 @@ def test_ten_kills_at_random_moments(tmp_path):
     assert done.stdout.count("naps") == len(sizes.split(","))
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind_by_a_killed_run_whose_stage_hangs(tmp_path):
     arguments = (*RUN, "--stages", 3, "--n", 32, *fakes("hangs"), "--out", tmp_path / "run.jsonl")
     with Started(*arguments, log=tmp_path / "log") as run:

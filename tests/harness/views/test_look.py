@@ -70,6 +70,7 @@ def entries(figure):
     }
 
 
+@pytest.mark.slow
 def test_a_stage_has_its_mark_in_every_picture(drawn):
     seen = {}
     for name, figure in drawn.items():
