@@ -283,7 +283,7 @@ def put_there(command, folder, env):
 
 
 def slow(command):
-    """The mark of a command that measures or draws something, or takes a shell; tables have none."""
+    """The mark of a command that measures or draws, or that takes a shell; tables have none."""
     takes_long = r"ladder (run|bench|train|generate)\b(?!.* --(show|help)\b)|plot"
     quick = ALONE.fullmatch(command.text) and not re.search(takes_long, command.text)
     return () if quick else pytest.mark.slow
