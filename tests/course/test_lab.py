@@ -128,6 +128,7 @@ def test_a_file_that_is_no_stage_ends_in_one_line(text, verdict, said, tmp_path)
     assert said in done.stderr + done.stdout and "Traceback" not in done.stderr + done.stdout
 
 
+@pytest.mark.slow
 def test_what_a_file_says_of_itself_excuses_nothing(tmp_path):
     text = solution(1).read_text(encoding="utf-8").replace("m_i = max(s)", "m_i = 0.0 * len(s)")
     text = text.replace("* scale for", "for").replace(
@@ -158,6 +159,7 @@ def test_a_filled_cpp_folder_passes_and_a_wrong_one_fails(tmp_path):
     assert done.returncode == 1 and "does not compile" in done.stdout
 
 
+@pytest.mark.slow
 def test_what_is_printed_fits_80_columns_but_for_code(tmp_path):
     for level in (1, 2):
         assert any(len(line) > 80 for hint in labs.hints(5, level) for line in hint.splitlines())

@@ -42,9 +42,10 @@ def launches(folder, *jobs):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("d", "causal", "lengths"),
-    [(128, 0, 0), pytest.param(64, 1, 1, marks=pytest.mark.slow)],
+    [(128, 0, 0), (64, 1, 1)],
 )
 def test_the_kernel_gets_what_it_is_to_get_at_the_first_launch_and_at_the_next(
     d, causal, lengths, cubins

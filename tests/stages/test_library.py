@@ -47,6 +47,7 @@ def test_a_model_around_a_stage_is_one_graph(stage, counter):
     assert torch.equal(compiled(model)(q, k, v), want)
 
 
+@pytest.mark.slow
 @for_each(MASKED)
 def test_masks_and_grouped_heads_go_with_it(stage):
     q, k, v, lengths = tensors(stage, heads=2)

@@ -256,6 +256,7 @@ def test_a_stage_declares_its_traffic():
             Stage(**words, traffic=bad)
 
 
+@pytest.mark.slow
 def test_records_hold_a_stage_to_what_it_declares():
     asked = problem(nq=64, nk=64, d=16)
     found = {

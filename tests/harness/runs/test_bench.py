@@ -118,6 +118,7 @@ def found(records):
     return {name: record["status"] for name, record in records.items()}
 
 
+@pytest.mark.slow
 def test_ratios_are_of_the_medians_of_one_process(tmp_path, make_stage):
     process = "import os\nprint('process', os.getpid(), flush=True)\n"
     own = make_stage("own", process + RIGHT)

@@ -69,6 +69,7 @@ def test_the_lines_are_the_records(tmp_path, figures):
     assert "interpreted" in notes
 
 
+@pytest.mark.slow
 def test_notes_lie_on_no_data(tmp_path, figures):
     cells = cells_of_a_ladder()
     lines.plot(make_env(cells), cells, tmp_path)
