@@ -468,6 +468,28 @@ def test_the_docs_say_what_masks_cost(tmp_path, monkeypatch):
     ]
 
 
+def test_the_docs_say_what_an_odd_problem_costs_stage_9(tmp_path, monkeypatch):
+    from made_up import write_run
+    from made_up_bench import make_bench, make_bench_env
+
+    from course.report import contests, text
+
+    monkeypatch.setattr(text, "GPU", tmp_path)
+    assert contests.odd_on_hopper().startswith("Not measured yet")
+    asked = suites.SUITES["hopper-odd"].problems(replace(TINY, device="cuda"))
+    rates = (600.0, 540.0, 612.0, 570.0)  # even, another N, grouped heads, lengths
+    records = [
+        make_bench(6, **json.loads(json.dumps(problem.to_json())))
+        | {"stage": 9, "name": "gluon_hopper", "tflops": rates[index % 4] / (1 + problem.causal)}
+        for index, problem in enumerate(asked)
+    ]
+    write_run(tmp_path / "hopper-odd.jsonl", make_bench_env(records), records)
+    _, *rows = cells_of(contests.odd_on_hopper())
+    assert len(rows) == 8
+    assert rows[0] == ["d = 64, none, N = 1024 and 1000", "600", "0.90x", "1.02x", "0.95x"]
+    assert rows[-1] == ["d = 128, causal, N = 4096 and 4095", "300", "0.90x", "1.02x", "0.95x"]
+
+
 def test_table_4_2_shows_stage_8_once_it_is_measured(tmp_path, monkeypatch):
     from made_up import make_cell, make_env, write_run
 
