@@ -20,7 +20,7 @@ from ladder import measuring, options
 from ladder.arguments import choose, numbers_and_files, stages_and_device
 from ladder.options import UserError, integers
 from models import views
-from models.training.plan import PAGE_SIZE, UNTIMED, make_problem
+from models.training.plan import PAGE_SIZE, make_problem
 
 CONTEXTS = {"cpu": "32,64,128,256", "cuda": "256,1024,4096"}
 LIMIT = 600.0  # seconds for the training, and for each context
@@ -121,8 +121,8 @@ def generate_command(
                 record |= {"text": answer.text, "same": answer.same}
                 sampled = (("", answer.seconds, each), ("cached_", answer.cached_seconds, 1))
                 for prefix, seconds, rows in sampled:
-                    speed = (tokens - UNTIMED) / seconds
-                    record[f"{prefix}tokens_per_s"] = None if mode == "interpreted" else speed
+                    speed = None if mode == "interpreted" else 1 / seconds
+                    record[f"{prefix}tokens_per_s"] = speed
                     # float32: the weights once, and q, k, v, o in each layer
                     moved = 2 * model.layers * model.width * (rows + each)
                     record[f"{prefix}bytes_per_token"] = 4 * (model.parameters + moved)

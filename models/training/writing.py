@@ -9,6 +9,7 @@ import re
 import time
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from statistics import median
 from types import ModuleType
 from typing import Any
 
@@ -114,17 +115,21 @@ class Cache:
 def write(
     model: GPT, module: ModuleType, ids: Tensor, count: int, cached: bool
 ) -> tuple[list[int], float]:
-    """Generate `count` tokens after `ids` (1, N); returns them and the seconds after UNTIMED."""
+    """Generate `count` tokens after `ids` (1, N); returns them and the median seconds per token.
+
+    A token's time ends when it can be read. The first UNTIMED are left out: they have the kernels
+    compiled, and the first fills the cache.
+    """
     layers: Any = model.layers
     for layer in layers:
         cache = Cache(module, model.shape, ids.shape[1] + count, ids.device)
         layer.attention.attend = cache if cached else module.attend
-    begin, first, begun = ids.shape[1], 0, 0.0
-    for done in range(count):
-        if done == plan.UNTIMED:
-            ids[0, -1].item()  # waits for the device
-            begun = time.perf_counter()
+    begin, first, seconds = ids.shape[1], 0, []
+    for _ in range(count):
+        begun = time.perf_counter()
         token = model.logits(ids[:, first:], first)[:, -1].argmax(-1, keepdim=True)  # (1, 1)
+        token.item()  # waits for the device
+        seconds.append(time.perf_counter() - begun)
         first = ids.shape[1] if cached else 0
         ids = torch.cat([ids, token], 1)
-    return ids[0, begin:].tolist(), time.perf_counter() - begun
+    return ids[0, begin:].tolist(), median(seconds[plan.UNTIMED :])

@@ -51,6 +51,13 @@ def test_a_cache_broken_by_hand_is_seen(monkeypatch, number, broken):
     assert written(number, True) != plain
 
 
+def test_one_slow_token_and_the_first_two_do_not_count(monkeypatch):
+    clock = iter(t for n, took in enumerate([9, 9, 1, 1, 50, 1]) for t in (100 * n, 100 * n + took))
+    monkeypatch.setattr(writing.time, "perf_counter", lambda: next(clock))
+    model = GPT(7, SHAPE, stages.by_number(3).attend)
+    assert writing.write(model, stages.by_number(3), IDS, 6, True)[1] == 1
+
+
 # a stage that is wrong where there are fewer queries than keys: with a cache alone
 OFF = """
 import stages
