@@ -139,6 +139,7 @@ def draw(folder: Path) -> list[Path]:
     one_head = [c for c in tour if c["d"] == 64 and c["nk"] >= min(each["nk"] for each in many)]
     roofs = [panel for each in (many, one_head) for panel in roofline.panels(each, ceilings)]
     io_env, io = read(GPU / "io.jsonl", "io")
+    hopper_env, hopper = read(GPU / "hopper-io.jsonl", "io")
     train = read(GPU / "train.jsonl", "train")
     written: list[Path] = []
     for look in LOOKS:
@@ -154,8 +155,9 @@ def draw(folder: Path) -> list[Path]:
         ):  # fmt: skip
             run = read(GPU / f"{name}.jsonl", "bench")
             written += contest_plots.plot(*run, folder, ceilings, look, plots)
-        for name in ("traffic", "loss"):
+        for name in ("traffic", "profile", "loss"):
             written.append(folder / f"{name}{look.suffix}.png")
-        machine.plot_traffic(io, cell_tables.titles(io_env), written[-2], look)
+        machine.plot_traffic(io, cell_tables.titles(io_env), written[-3], look)
+        machine.plot_profile(hopper, cell_tables.titles(hopper_env), written[-2], look)
         views.plot(*train, written[-1], look)
     return written

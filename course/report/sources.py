@@ -184,14 +184,6 @@ def traffic() -> str:
     return text.part(header, body, f"{text.problem_but_n(first)}.", env)
 
 
-# what `ladder io` records -> the column of the table
-WAITS = {
-    "long_scoreboard": "global memory", "not_selected": "its turn", "wait": "its last instruction",
-    "barrier": "the other warps", "short_scoreboard": "shared memory, exponentials",
-}  # fmt: skip
-UNITS = {"tensor_op_hmma_cycles_active": "matrix units", "xu": "exponentials", "alu": "integers"}
-
-
 def waits(name: str) -> str:
     """What the warps of each kernel wait for, and how busy some units are, by the profiler."""
     file = text.GPU / f"{name}.jsonl"
@@ -201,11 +193,13 @@ def waits(name: str) -> str:
     n = max(record["nk"] for record in records)
     body = []
     for record in (record for record in records if record["nk"] == n):
-        shares = [record["waits"].get(reason, 0) for reason in WAITS]
-        shares += [record["units"].get(unit, 0) for unit in UNITS]
+        shares = [record["waits"].get(reason, 0) for reason in machine.WAITS]
+        shares += [record["units"].get(unit, 0) for unit in machine.UNITS]
         kernel = machine.piece(record["kernel"])
         body.append([f"#{record['stage']}, {kernel}", *(f"{100 * share:.0f}%" for share in shares)])
-    header = " | ".join(["kernel", *WAITS.values(), *(f"{unit} busy" for unit in UNITS.values())])
+    header = " | ".join(
+        ["kernel", *machine.WAITS.values(), *(f"{unit} busy" for unit in machine.UNITS.values())]
+    )
     note = f"Of a warp's time; of a unit's peak. {text.problem_but_n(record)}, N = {n}."
     return text.part(header, body, note, env)
 

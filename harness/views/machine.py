@@ -14,6 +14,12 @@ from harness.views.look import LIGHT, Look, Mark, marks, picture
 from harness.views.table import Cell, Column, Table
 
 PIECES = {"scale q": "", "GEMM": "//", "softmax": "..", "fused": "xx"}  # part -> hatching
+# the profiler's name -> ours
+WAITS = {
+    "long_scoreboard": "global memory", "not_selected": "its turn", "wait": "its last instruction",
+    "barrier": "the other warps", "short_scoreboard": "shared memory, exponentials",
+}  # fmt: skip
+UNITS = {"tensor_op_hmma_cycles_active": "matrix units", "xu": "exponentials", "alu": "integers"}
 
 
 def ceiling_title(record: Record) -> str:
@@ -141,3 +147,31 @@ def draw_kernels(
     axis.set_xlabel("kernels, one after another (ms)", fontsize=9)
     axis.set_title(problem_title(records[0]), fontsize=8)
     axis.margins(x=0.25)
+
+
+def plot_profile(
+    records: Sequence[Record], titles: Mapping[Stage, str], path: Path, look: Look = LIGHT
+) -> None:
+    """Plot what the warps of each kernel wait for, and how busy the units are: two panels."""
+    style, room = marks(stages_of(records)), 0.8 / len(records)
+    panels = ("waits", WAITS, "% of a warp's time"), ("units", UNITS, "% of a unit's peak")
+    with picture(path, look, 2, 2, 4.8, 3.0) as (figure, axes):
+        for axis, (what, names, label) in zip(axes, panels, strict=True):
+            for place, record in enumerate(records):
+                shares = [100 * record[what].get(name, 0) for name in names]
+                heights = [
+                    row + room * (place - (len(records) - 1) / 2) for row in range(len(names))
+                ]
+                stage = stage_of(record)
+                bars = axis.barh(
+                    heights, shares, 0.9 * room, color=style[stage].colour,
+                    label=f"{stage[0]} {titles[stage]}",
+                )  # fmt: skip
+                axis.bar_label(bars, fmt="%.0f%%", padding=2, fontsize=8)
+            axis.set_yticks(range(len(names)), list(names.values()), fontsize=8)
+            axis.invert_yaxis()
+            axis.set_xlabel(label, fontsize=9)
+            axis.margins(x=0.15)
+        figure.suptitle(problem_title(records[0]), fontsize=8)
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)

@@ -9,6 +9,7 @@ from harness.problems import problem
 from harness.records.jsonl import read
 from harness.views import lines, roofline
 from harness.views.look import DARK, EITHER, LIGHT, LOOKS, PEERS_FROM, mark, marks
+from harness.views.machine import UNITS, WAITS
 
 STAGES, PEERS = range(PEERS_FROM), range(PEERS_FROM, PEERS_FROM + 20)
 
@@ -120,6 +121,16 @@ def test_the_roofline_and_the_traffic_have_every_stage_of_theirs(drawn):
         for text in axis.get_yticklabels()
     }
     assert labels == placed("io.jsonl", "io", lambda r: True)
+
+
+def test_the_profile_has_each_share_of_both_kernels(drawn):
+    _, records = read(pages.GPU / "hopper-io.jsonl", "io")
+    panels = zip(drawn["profile.png"].axes, ("waits", "units"), (WAITS, UNITS), strict=True)
+    for axis, what, names in panels:
+        assert [text.get_text() for text in axis.get_yticklabels()] == list(names.values())
+        for bars, record in zip(axis.containers, records, strict=True):
+            assert bars.get_label().startswith(f"{record['stage']} ")
+            assert [bar.get_width() for bar in bars] == [100 * record[what][n] for n in names]
 
 
 def test_unlike_problems_have_panels_of_their_own(drawn):
