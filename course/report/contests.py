@@ -8,6 +8,7 @@ from course.report import text
 from harness.records.jsonl import read
 from harness.records.schema import DIRECTIONS, Record
 from harness.records.units import show_bytes, significant
+from harness.runs.suites import EVEN_AND_ODD
 from harness.views import cell_tables, contest_groups, contests, table
 from models import views
 
@@ -244,7 +245,7 @@ def odd_on_hopper() -> str:
         return NOT_MEASURED
     env, cells = read(file, "bench")
     body = []
-    for d, causal, (n, ragged) in product((64, 128), text.MASKS, ((1024, 1000), (4096, 4095))):
+    for d, causal, (n, ragged) in product((64, 128), text.MASKS, EVEN_AND_ODD):
         alike = [cell for cell in cells if (cell["d"], cell["causal"]) == (d, causal)]
         at = {(c["nk"], c["h"] // c["hk"], bool(c["seqlens_k"])): c["tflops"] for c in alike}
         even = at[n, 1, False]

@@ -144,11 +144,14 @@ def masked(base: Problem) -> list[Problem]:
     ]
 
 
+EVEN_AND_ODD = (1024, 1000), (4096, 4095)  # N that stage 9's tiles divide, and one that they don't
+
+
 def odd(base: Problem) -> list[Problem]:
     """Shapes of source 004, each also with an odd N, with grouped heads, with all key lengths."""
     bf16 = replace(base, dtype="bfloat16", precision="bfloat16")
     problems = []
-    for d, causal, (n, ragged) in product((64, 128), (False, True), ((1024, 1000), (4096, 4095))):
+    for d, causal, (n, ragged) in product((64, 128), (False, True), EVEN_AND_ODD):
         b, h = SOURCE_004.of(n, d)
         even = replace(bf16, b=b, h=h, hk=h, nq=n, nk=n, d=d, causal=causal)
         problems += [even, replace(even, nq=ragged, nk=ragged)]
