@@ -198,7 +198,8 @@ class ComparisonProcess:
         """Why the outputs for strided inputs are wrong, or None."""
         if not self.strided or not outcome.stage.exact(outcome.problem):
             return None
-        found = self.judge.verdict(out.with_name(f"{out.name}.strided"))
+        again = len(AGAIN[outcome.problem.direction]) - 1
+        found = self.judge.verdict(out.with_name(f"{out.name}.strided"), again)
         return None if found.exact else f"with {STRIDED}: {found.why}"
 
     def keep_single_calls(self) -> None:

@@ -183,6 +183,22 @@ def attend(q, k, v, **more):
         answers[key] = three(q, k, v, **more).detach()
     return answers[key] + 0 * q + 0 * k.sum() + 0 * v.sum()
 """,
+    # only one call is timed, since it takes long, or its kernels are interpreted
+    "by_shape_slowly": """
+answers = {}
+def attend(q, k, v, **more):
+    time.sleep(1.1 if q.shape[2] > 16 else 0)
+    if q.shape not in answers:
+        answers[q.shape] = three(q, k, v, **more).detach()
+    return answers[q.shape] + 0 * q + 0 * k.sum() + 0 * v.sum()
+""",
+    "by_shape_interpreted": """
+answers = {}
+def attend(q, k, v, **more):
+    if q.shape not in answers:
+        answers[q.shape] = stages.by_number(5).attend(q, k, v, **more)
+    return answers[q.shape].clone()
+""",
     "lazy": """
 class Lazy(torch.Tensor):
     def detach(self):
