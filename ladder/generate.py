@@ -89,11 +89,12 @@ def generate_command(
     shared = {"kind": "generate", **who, "device": device, "mode": mode, "page_size": paged}
 
     def check() -> None:
-        """Have the stage judged: with all rows, as without a cache, and with one, as with it.
+        """Have the stage judged on the longest text: all rows, and one as with a cache.
 
         The tokens alone don't show a wrong attention: with and without a cache they are the same.
         """
-        whole = replace(problem, b=1, nq=max(contexts), nk=max(contexts), causal=True)
+        longest = max(contexts) + tokens - 1  # with all tokens but the last, which none follows
+        whole = replace(problem, b=1, nq=longest, nk=longest, causal=True)
         row = replace(whole, nq=1)
         limits = Limits(budget=LIMIT, memory=default_memory())
         in_pages = [] if paged is None else [(chosen[0], paged)]

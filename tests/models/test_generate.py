@@ -159,10 +159,13 @@ STAGE = Stage(number=90, name="off", title="off", idea="a fake", options=("causa
 def attend(q, k, v, *, causal=False):
     return 1.01 * stages.by_number(3).attend(q, k, v, causal=causal)
 """
+# right at the context's length, wrong as soon as there are more tokens
+TAIL = WRONG.replace("1.01", "(1.0 if k.shape[2] % 20 == 0 else 1.01)")
 
 
 @pytest.mark.parametrize(
-    ("fake", "wrong"), [(OFF.format(sign=""), False), (OFF.format(sign="-"), True), (WRONG, True)]
+    ("fake", "wrong"),
+    [(OFF.format(sign=""), False), (OFF.format(sign="-"), True), (WRONG, True), (TAIL, True)],
 )
 def test_only_what_is_judged_to_be_right_writes(model, tmp_path, fake, wrong):
     (tmp_path / "off.py").write_text(fake)
