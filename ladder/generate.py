@@ -11,7 +11,7 @@ from rich.text import Text
 from harness.isolation.child import ChildFailed
 from harness.isolation.session import Session
 from harness.problems.problem import PEERS_FROM
-from harness.records.schema import FAILURES, Record
+from harness.records.schema import Record
 from harness.records.values import Count, Time
 from harness.runs.comparison import compare_alone
 from harness.runs.plan import Comparison, Limits, default_memory
@@ -104,7 +104,7 @@ def generate_command(
             Comparison(row, in_one_piece, limits, alone=True, paged=in_pages),
         ):
             outcome = compare_alone(comparison)
-            if outcome.status in FAILURES:
+            if outcome.status != "ok":
                 raise ChildFailed(outcome.status, f"before it wrote: {outcome.reason}")
 
     def work() -> None:

@@ -178,6 +178,27 @@ def test_only_what_is_judged_to_be_right_writes(model, tmp_path, fake, wrong):
 
 
 @pytest.mark.parametrize(
+    ("declared", "body", "why"),
+    [
+        ("exact_up_to=8", "", "wrong-by-design: before it wrote: declared exact up to Nk = 8 only"),
+        ("few_queries=True", "raise StageUnavailable('not here')", "skipped: before it wrote"),
+    ],
+)
+def test_no_declaration_and_no_excuse_lets_a_wrong_stage_write(
+    model, tmp_path, declared, body, why
+):
+    fake = WRONG.replace('idea="a fake"', f'idea="a fake", {declared}')
+    fake = fake.replace("    return", f"    {body}\n    return")
+    fake = "from stages.contract import StageUnavailable\n" + fake
+    (tmp_path / "off.py").write_text(fake)
+    done = run_command(
+        "--stage", "off.py", "--context", 20, "--tokens", 8, "--load", model[0], cwd=tmp_path
+    )
+    assert done.returncode == 1 and f"ladder: 90 off {why}" in done.stderr
+    assert "tokens/s" not in done.stdout
+
+
+@pytest.mark.parametrize(
     ("options", "why"),
     [(("--stage", "99"), "--stage: got 99, expected a file or some of 0"),
      (("--stage", "5"), "5 triton_online: takes no causal"),
