@@ -1,6 +1,7 @@
 """`ladder generate`: generate text with the small GPT and a stage, with and without a cache."""
 
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -12,7 +13,7 @@ from harness.isolation.child import ChildFailed
 from harness.isolation.session import Session
 from harness.problems.problem import PEERS_FROM
 from harness.records.schema import Record
-from harness.records.values import Count, Time
+from harness.records.values import Count
 from harness.runs.comparison import compare_alone
 from harness.runs.plan import Comparison, Limits, default_memory
 from harness.views.page import make_page
@@ -36,13 +37,15 @@ class Ready:
 
 
 @dataclass(frozen=True)
+class Begun:
+    """The message that the first tokens, which are not timed, are written."""
+
+
+@dataclass(frozen=True)
 class Wrote:
-    """The message that a text is written, with and without a cache."""
+    """The message that all tokens are written."""
 
     text: str
-    same: bool
-    seconds: Time
-    cached_seconds: Time
 
 
 def generate_command(
@@ -116,17 +119,17 @@ def generate_command(
             except ChildFailed as error:
                 raise UserError(f"generate: {error.reason}") from None
             for each in contexts:
-                late = f"writing took more than {LIMIT:g} s"
-                answer = session.ask({"context": each}, Wrote, seconds=LIMIT, late=late)
                 record = shared | {"context": each, "tokens": tokens}
-                record |= {"text": answer.text, "same": answer.same}
-                sampled = (("", answer.seconds, each), ("cached_", answer.cached_seconds, 1))
-                for prefix, seconds, rows in sampled:
+                texts = []
+                for prefix, rows in (("", each), ("cached_", 1)):
+                    text, seconds = write(session, each, cached=bool(prefix))
+                    texts.append(text)
                     speed = (tokens - UNTIMED) / seconds
                     record[f"{prefix}tokens_per_s"] = None if mode == "interpreted" else speed
                     # float32: the weights once, and q, k, v, o in each layer
                     moved = 2 * model.layers * model.width * (rows + each)
                     record[f"{prefix}bytes_per_token"] = 4 * (model.parameters + moved)
+                record |= {"text": texts[1], "same": texts[0] == texts[1]}
                 writer.append(record | {"parameters": model.parameters})
                 progress.finished(f"{name}, context {each}", "ok", name, session.printed())
 
@@ -142,6 +145,18 @@ def generate_command(
         except ChildFailed as error:
             print(f"ladder: {name} {error.status}: {error.reason}", file=sys.stderr)
             return 1
+
+
+def write(session: Session, context: int, cached: bool) -> tuple[str, float]:
+    """Have a text written after `context` tokens; returns it and the seconds after UNTIMED.
+
+    They are by this process's clock: a stage may change its own.
+    """
+    late = f"writing took more than {LIMIT:g} s"
+    session.ask({"context": context, "cached": cached}, Begun, seconds=LIMIT, late=late)
+    begun = time.perf_counter()
+    text = session.receive(Wrote, seconds=LIMIT, late=late).text
+    return text, time.perf_counter() - begun
 
 
 def in_its_process(connection: Connection, order: Record) -> None:

@@ -6,8 +6,9 @@ and each token needs one query row only. Both take the most likely token each ti
 """
 
 import re
-import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any
@@ -26,7 +27,9 @@ from models.training.loop import TEXT, Run, save
 
 
 def write_texts(connection: Connection, order: dict[str, Any]) -> None:
-    """Send 'ready' with the size of the model, then 'wrote' with a text for each {'context'}.
+    """Send 'ready' with the size of the model; then, for each {'context', 'cached'}, two messages.
+
+    They are 'begun' after UNTIMED tokens, and 'wrote' with the text: the parent times them.
 
     `order`: the stage's file 'path'; 'device'; 'contexts'; the 'prompt' at the end of each context;
     the number of 'tokens'; the files to 'load' the model from and to 'save' it in, or None.
@@ -50,13 +53,12 @@ def write_texts(connection: Connection, order: dict[str, Any]) -> None:
         model, size = model.to(device), sum(weight.numel() for weight in model.parameters())
         say(connection, "ready", parameters=size, layers=len(model.layers), width=model.shape.width)
         while True:
-            text = before[-hear(connection)["context"] :]
+            asked = hear(connection)
+            text = before[-asked["context"] :]
             ids = torch.tensor([[alphabet.index(c) for c in text]], device=device)
-            plain, seconds = write(model, module, ids, count, cached=False)
-            tokens, cached_seconds = write(model, module, ids, count, cached=True)
-            times = {"seconds": seconds, "cached_seconds": cached_seconds}
-            written = "".join(alphabet[token] for token in tokens)
-            say(connection, "wrote", text=written, same=plain == tokens, **times)
+            begun = partial(say, connection, "begun")
+            tokens = write(model, module, ids, count, begun, cached=asked["cached"])
+            say(connection, "wrote", text="".join(alphabet[token] for token in tokens))
     except BaseException as error:
         say(connection, "failed", **blame(error))
 
@@ -112,19 +114,19 @@ class Cache:
 
 @torch.no_grad()
 def write(
-    model: GPT, module: ModuleType, ids: Tensor, count: int, cached: bool
-) -> tuple[list[int], float]:
-    """Generate `count` tokens after `ids` (1, N); returns them and the seconds after UNTIMED."""
+    model: GPT, module: ModuleType, ids: Tensor, count: int, begun: Callable[[], None], cached: bool
+) -> list[int]:
+    """Generate `count` tokens after `ids` (1, N); calls `begun` when UNTIMED of them are there."""
     layers: Any = model.layers
     for layer in layers:
         cache = Cache(module, model.shape, ids.shape[1] + count, ids.device)
         layer.attention.attend = cache if cached else module.attend
-    begin, first, begun = ids.shape[1], 0, 0.0
+    begin, first = ids.shape[1], 0
     for done in range(count):
         if done == plan.UNTIMED:
             ids[0, -1].item()  # waits for the device
-            begun = time.perf_counter()
+            begun()
         token = model.logits(ids[:, first:], first)[:, -1].argmax(-1, keepdim=True)  # (1, 1)
         first = ids.shape[1] if cached else 0
         ids = torch.cat([ids, token], 1)
-    return ids[0, begin:].tolist(), time.perf_counter() - begun
+    return ids[0, begin:].tolist()

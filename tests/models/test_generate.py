@@ -24,7 +24,7 @@ def written(number, cached, ids=IDS):
     model = GPT(7, SHAPE, module.attend)
     for weight in model.parameters():  # at first all logits are nearly the same
         weight.data *= 4
-    return writing.write(model, module, ids, 6, cached)[0]
+    return writing.write(model, module, ids, 6, lambda: None, cached)
 
 
 @pytest.mark.parametrize("number", [3, 8])
@@ -175,6 +175,18 @@ def test_only_what_is_judged_to_be_right_writes(model, tmp_path, fake, wrong):
     assert done.returncode == int(wrong), done.stderr
     assert ("ladder: 90 off wrong: before it wrote: max error" in done.stderr) == wrong
     assert ("tokens/s" in done.stdout) != wrong
+
+
+def test_a_clock_that_a_stage_has_changed_makes_no_speed(model, tmp_path):
+    """Two layers: a token takes 10 ms at least, whatever its process says."""
+    slow = WRONG.replace("return 1.01 *", "time.sleep(0.005)\n    return")
+    clock = "import time\nreal = time.perf_counter\ntime.perf_counter = lambda: real() / 1000\n"
+    (tmp_path / "off.py").write_text(clock + slow)
+    options = ("--stage", "off.py", "--context", 20, "--tokens", 8, "--load", model[0])
+    done = run_command(*options, "--out", "run.jsonl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    [record] = jsonl.read(tmp_path / "run.jsonl", "generate")[1]
+    assert 0 < record["tokens_per_s"] < 100 and 0 < record["cached_tokens_per_s"] < 100
 
 
 @pytest.mark.parametrize(
