@@ -159,6 +159,21 @@ import timeit, torch.utils.benchmark.utils.timer as timer
 timeit.default_timer = timer.timer = time.perf_counter
 attend = three
 """,
+    "claims_no_time": """
+real = json.dumps
+json.dumps = lambda x, **b: real(x | {"time_ms": 1e-9} if "time_ms" in x else x, **b)
+attend = torch.nn.functional.scaled_dot_product_attention
+""",
+    "claims_less_than_no_spread": """
+real = json.dumps
+json.dumps = lambda x, **b: real(x | {"time_iqr_ms": -5.0} if "time_iqr_ms" in x else x, **b)
+attend = three
+""",
+    "claims_no_samples": """
+real = json.dumps
+json.dumps = lambda x, **b: real(x | {"samples": 0} if "samples" in x else x, **b)
+attend = three
+""",
     "claims_long_calls": """
 import harness.measures.timing as timing
 real = timing.time_once
