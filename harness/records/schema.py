@@ -339,7 +339,7 @@ SCHEMAS: dict[str, type] = {
 # kind of record -> the schema of its plan
 PLANNED = {"cell": Planned, "bench": StageOnProblem}
 # kinds whose tables take stages' titles from the env line
-OF_STAGES = ("cell", "bench", "model", "io", "train")
+OF_STAGES = ("cell", "bench", "model", "io", "train", "generate")
 
 
 def check_record(record: Mapping[str, Any]) -> Record:

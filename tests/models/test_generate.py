@@ -97,6 +97,15 @@ def test_what_the_command_records_and_shows(model):
     assert (again.returncode, again.stdout) == (0, shown)
 
 
+def test_a_record_of_another_stage_than_its_run_had_is_refused(model, tmp_path):
+    text = model[0].with_name("run.jsonl").read_text()
+    (tmp_path / "run.jsonl").write_text(
+        text.replace('"generate", "stage": 3', '"generate", "stage": 4')
+    )
+    done = in_turn("generate", "--show", "run.jsonl", cwd=tmp_path)
+    assert done.returncode == 2 and "expected one of the rungs of line 1" in done.stderr
+
+
 def test_stage_8_interpreted_writes_the_same_and_shows_no_speed(model, tmp_path):
     options = ("--stage", 8, "--context", 20, "--load", model[0], "--out", "run.jsonl")
     done = run_command(*options, cwd=tmp_path)
