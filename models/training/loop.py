@@ -6,6 +6,7 @@ float32 under torch.autocast, so that a stage gets bfloat16 q, k, v, as in usual
 parent process, which doesn't import torch, never imports this module.
 """
 
+import io
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -79,7 +80,9 @@ def train_seeds(connection: Connection, order: dict[str, Any]) -> None:
 def save(model: GPT, alphabet: Sequence[str], path: str) -> None:
     """Keep a model and its characters in a file that `ladder generate --load` reads."""
     kept = {"shape": asdict(model.shape), "alphabet": "".join(alphabet)}
-    torch.save({**kept, "weights": model.state_dict()}, path)
+    data = io.BytesIO()  # torch's own writing doesn't say that a disk is full
+    torch.save({**kept, "weights": model.state_dict()}, data)
+    Path(path).write_bytes(data.getvalue())
 
 
 class Run:

@@ -1,5 +1,7 @@
 """`ladder generate`: the same text with a cache and without, and what is told of it."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from ladder_command import in_turn
@@ -10,7 +12,7 @@ from harness.records import jsonl, schema
 from ladder import app
 from models.training import plan, writing
 from models.training.gpt import GPT
-from models.training.loop import Run
+from models.training.loop import Run, save
 from models.training.plan import Shape
 
 SHAPE = Shape(layers=2, heads=2, head_dim=16, block=24, batch=1, lr=1e-3)
@@ -138,6 +140,13 @@ def test_what_ladder_train_saves_is_loaded(tmp_path):
     assert done.returncode == 0, done.stderr
     [record] = jsonl.read(tmp_path / "run.jsonl", "generate")[1]
     assert record["same"] and len(record["text"]) == 8
+
+
+def test_a_full_disk_is_named_where_a_model_is_saved():
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    with pytest.raises(OSError, match="No space left"):
+        save(GPT(7, SHAPE, torch.add), "abcdefg", "/dev/full")
 
 
 @pytest.mark.parametrize("command", ["train", "generate"])
