@@ -1,18 +1,21 @@
 """`ladder generate`: generate text with the small GPT and a stage, with and without a cache."""
 
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import median
 
 from rich.text import Text
 
 from harness.isolation.child import ChildFailed
 from harness.isolation.session import Session
 from harness.problems.problem import PEERS_FROM
-from harness.records.schema import FAILURES, Record
-from harness.records.values import Count, Time
+from harness.records.schema import Record
+from harness.records.values import Count
 from harness.runs.comparison import compare_alone
 from harness.runs.plan import Comparison, Limits, default_memory
 from harness.views.page import make_page
@@ -20,7 +23,7 @@ from ladder import measuring, options
 from ladder.arguments import choose, numbers_and_files, stages_and_device
 from ladder.options import UserError, integers
 from models import views
-from models.training.plan import PAGE_SIZE, make_problem
+from models.training.plan import PAGE_SIZE, UNTIMED, make_problem
 
 CONTEXTS = {"cpu": "32,64,128,256", "cuda": "256,1024,4096"}
 LIMIT = 600.0  # seconds for the training, and for each context
@@ -37,12 +40,9 @@ class Ready:
 
 @dataclass(frozen=True)
 class Wrote:
-    """The message that a text is written, with and without a cache."""
+    """The message that a token is written."""
 
-    text: str
-    same: bool
-    seconds: Time
-    cached_seconds: Time
+    token: str
 
 
 def generate_command(
@@ -89,11 +89,12 @@ def generate_command(
     shared = {"kind": "generate", **who, "device": device, "mode": mode, "page_size": paged}
 
     def check() -> None:
-        """Have the stage judged: with all rows, as without a cache, and with one, as with it.
+        """Have the stage judged on the longest text: all rows, and one as with a cache.
 
         The tokens alone don't show a wrong attention: with and without a cache they are the same.
         """
-        whole = replace(problem, b=1, nq=max(contexts), nk=max(contexts), causal=True)
+        longest = max(contexts) + tokens - 1  # with all tokens but the last, which none follows
+        whole = replace(problem, b=1, nq=longest, nk=longest, causal=True)
         row = replace(whole, nq=1)
         limits = Limits(budget=LIMIT, memory=default_memory())
         in_pages = [] if paged is None else [(chosen[0], paged)]
@@ -103,7 +104,7 @@ def generate_command(
             Comparison(row, in_one_piece, limits, alone=True, paged=in_pages),
         ):
             outcome = compare_alone(comparison)
-            if outcome.status in FAILURES:
+            if outcome.status != "ok":
                 raise ChildFailed(outcome.status, f"before it wrote: {outcome.reason}")
 
     def work() -> None:
@@ -115,17 +116,17 @@ def generate_command(
             except ChildFailed as error:
                 raise UserError(f"generate: {error.reason}") from None
             for each in contexts:
-                late = f"writing took more than {LIMIT:g} s"
-                answer = session.ask({"context": each}, Wrote, seconds=LIMIT, late=late)
                 record = shared | {"context": each, "tokens": tokens}
-                record |= {"text": answer.text, "same": answer.same}
-                sampled = (("", answer.seconds, each), ("cached_", answer.cached_seconds, 1))
-                for prefix, seconds, rows in sampled:
+                texts = []
+                for prefix, rows in (("", each), ("cached_", 1)):
+                    text, seconds = write(session, each, tokens, cached=bool(prefix))
+                    texts.append(text)
                     speed = None if mode == "interpreted" else 1 / seconds
                     record[f"{prefix}tokens_per_s"] = speed
                     # float32: the weights once, and q, k, v, o in each layer
                     moved = 2 * model.layers * model.width * (rows + each)
                     record[f"{prefix}bytes_per_token"] = 4 * (model.parameters + moved)
+                record |= {"text": texts[1], "same": texts[0] == texts[1]}
                 writer.append(record | {"parameters": model.parameters})
                 progress.finished(f"{name}, context {each}", "ok", name, session.printed())
 
@@ -141,6 +142,22 @@ def generate_command(
         except ChildFailed as error:
             print(f"ladder: {name} {error.status}: {error.reason}", file=sys.stderr)
             return 1
+
+
+def write(session: Session, context: int, tokens: int, cached: bool) -> tuple[str, float]:
+    """Have `tokens` written after `context` others; returns them and the median seconds of one.
+
+    The seconds are by this process's clock: a stage may change its own. The first UNTIMED tokens
+    are left out: they have the kernels compiled, and the first fills the cache.
+    """
+    session.ready()
+    session.send({"context": context, "cached": cached})
+    text, came = "", []
+    for _ in range(tokens):
+        late = f"a token took more than {LIMIT:g} s"
+        text += session.receive(Wrote, seconds=LIMIT, late=late).token
+        came.append(time.perf_counter())
+    return text, median(after - before for before, after in pairwise(came[UNTIMED - 1 :]))
 
 
 def in_its_process(connection: Connection, order: Record) -> None:

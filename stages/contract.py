@@ -117,7 +117,7 @@ class Stage:
             for each in value:
                 if each not in allowed:
                     raise refuse(what, each, some)
-        for what in ("gradients", "few_queries"):
+        for what in ("gradients", "few_queries", "rounds_scores"):
             if not isinstance(getattr(self, what), bool):
                 raise refuse(what, getattr(self, what), "True or False")
         if not (self.only_major is None or is_whole(self.only_major)):

@@ -118,7 +118,8 @@ def blame(error: BaseException) -> dict[str, Any]:
 class Given:
     """The inputs of the stages in a process, and copies: q, k, v, dO (None for a forward pass).
 
-    `strided`: they have strides of their own (problems/inputs.py).
+    `strided`: they have strides of their own (problems/inputs.py), and v and dO are changed as the
+    last of measured_call.AGAIN says, so that outputs of an earlier call are of no use.
     """
 
     def __init__(self, problem: Problem, strided: bool = False) -> None:
@@ -128,8 +129,11 @@ class Given:
         dO: Any = None if problem.direction == "fwd" else make_output_gradient(problem)
         self.tensors: tuple[Any, ...] = (*inputs.make_inputs(problem), dO)
         if strided:
-            pairs = zip(self.tensors, inputs.STEPS, strict=True)
-            self.tensors = tuple(None if x is None else inputs.strided(x, n) for x, n in pairs)
+            changes = zip(self.tensors, (1, 1, -1, 2), inputs.STEPS, strict=True)
+            self.tensors = tuple(
+                None if x is None else inputs.strided(factor * x, step)
+                for x, factor, step in changes
+            )
         self.copies = [None if x is None else x.clone() for x in self.tensors]
 
     def check_unwritten(self) -> None:

@@ -114,9 +114,10 @@ class Contestant:
         )
 
     def check_strided(self, given: Given) -> None:
-        """Call the stage with strided inputs, and write its outputs; any error is a wrong output.
+        """Call the stage with the strided inputs, and write its outputs.
 
-        The contract allows any strides, and the stage was able to compute the same inputs before.
+        Any error is a wrong output: the contract allows any strides, and the stage was able to
+        compute the same shapes before.
         """
         try:
             outputs = prepare_for(self.problem, self.module, self.attend, given.tensors)()

@@ -31,7 +31,8 @@ AGAIN = {
     "bwd": (("dO", (2.0, 2.0, 2.0)), ("v and dO", (-2.0, -2.0, 2.0))),
     "train": (("v and dO", (-1.0, -2.0, -2.0, 2.0)),),
 }
-STRIDED = "q, k and v that are not contiguous"
+# a call that is made for a file, though it is never timed: the last of AGAIN's changes, and strides
+STRIDED = "q, k and v that are not contiguous, v with the other sign"
 VALUES = 1024  # different values of the changed element
 
 Tensors = tuple[Any, ...]  # torch.Tensor each; None where there is no gradient

@@ -32,7 +32,7 @@ from typing import Literal, TypeVar
 from harness.isolation.child import hear, say
 from harness.problems.problem import Problem
 from harness.records.schema import Configs, Meter
-from harness.records.values import Count, Time
+from harness.records.values import Count, Size, Spread, Time
 
 LEAST_ROUNDS = 5  # where no number of rounds is given
 
@@ -129,8 +129,8 @@ class Timed:
     """The timing of a stage, ms; `change`: of one element, for the outputs of one timed call."""
 
     time_ms: Time
-    time_iqr_ms: float | None
-    samples: Count
+    time_iqr_ms: Spread | None
+    samples: Size
     sm_clock_mhz: Count | None
     rounds_ms: list[Time] | None
     change: list[Count]

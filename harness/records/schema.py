@@ -11,7 +11,18 @@ from typing import Annotated, Any, Literal, get_args
 
 from harness.problems.problem import Problem
 from harness.records import values
-from harness.records.values import Bytes, Code, Loss, Name, Rate, Size, Time, bad, check_fields
+from harness.records.values import (
+    Bytes,
+    Code,
+    Loss,
+    Name,
+    Rate,
+    Size,
+    Spread,
+    Time,
+    bad,
+    check_fields,
+)
 
 BadRecord = values.BadRecord
 rules = values.rules
@@ -127,7 +138,7 @@ class Measured(StageOnProblem, Tried):
     """The fields that `ladder run` and `ladder bench` both measure."""
 
     time_ms: Time | None  # median of a call
-    time_iqr_ms: float | None  # null where there was one sample
+    time_iqr_ms: Spread | None  # null where there was one sample
     samples: int
     first_call_ms: Time | None  # compilation included
     sm_clock_mhz: int | None  # of the GPU, right after the samples
@@ -185,7 +196,7 @@ class Ceiling:
     value: Annotated[float, 1e-15, 1e15]
     unit: Literal["TFLOP/s", "TB/s"]
     time_ms: Time  # median of a call
-    time_iqr_ms: float | None
+    time_iqr_ms: Spread | None
     samples: int
     device: Device
     how: str | None = None  # the fastest method to read; null where there is only one method
@@ -206,9 +217,9 @@ class Model(Named, Tried):
     err_f64_max: float | None  # between the last hidden state and the float64 model's
     err_f64_rel: float | None
     time_ms: Time | None  # median of a forward pass of the whole model
-    time_iqr_ms: float | None
+    time_iqr_ms: Spread | None
     sdpa_time_ms: Time | None  # with SDPA, in turns with it, in one process
-    sdpa_time_iqr_ms: float | None
+    sdpa_time_iqr_ms: Spread | None
     samples: int
 
 
@@ -328,7 +339,7 @@ SCHEMAS: dict[str, type] = {
 # kind of record -> the schema of its plan
 PLANNED = {"cell": Planned, "bench": StageOnProblem}
 # kinds whose tables take stages' titles from the env line
-OF_STAGES = ("cell", "bench", "model", "io", "train")
+OF_STAGES = ("cell", "bench", "model", "io", "train", "generate")
 
 
 def check_record(record: Mapping[str, Any]) -> Record:

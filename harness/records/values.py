@@ -17,6 +17,7 @@ from harness.records.units import clean
 SHORTEST, LONGEST = 1e-9, 1e15  # ms of a call: no clock measures less, nobody waits longer
 LARGEST = 10**36  # far above every count of a problem
 Time = Annotated[float, SHORTEST, LONGEST]
+Spread = Annotated[float, 0, LONGEST]  # ms
 Rate = Annotated[float, 0, 1e40]
 Loss = Annotated[float, -1e15, 1e15]
 Size = Annotated[int, 1, 2**63 - 1]  # torch's largest integer

@@ -31,7 +31,8 @@ LEAST_SECONDS = 0.01  # least rest of a budget, so that a message already sent i
 INTERPRETED = "interpreted: no speed to compare"
 
 # how a reported time is checked by the parent's clock
-CHECK_SECONDS, MOST_CALLS, MOST_CHECKS = 0.01, 1000, 3
+CHECK_SECONDS, MOST_CHECKS = 0.01, 3
+MOST_CALLS = 20_000  # no call takes so little that these last no longer than the messages
 MESSAGE_SECONDS = 0.02  # for messages in both directions
 MOST_FACTOR = 4.0  # a factor between the two clocks that noise of a busy machine may explain
 LAUNCH_SECONDS = 0.002  # that Python may take to launch a call, not part of a GPU's own time
@@ -198,7 +199,8 @@ class ComparisonProcess:
         """Why the outputs for strided inputs are wrong, or None."""
         if not self.strided or not outcome.stage.exact(outcome.problem):
             return None
-        found = self.judge.verdict(out.with_name(f"{out.name}.strided"))
+        again = len(AGAIN[outcome.problem.direction]) - 1
+        found = self.judge.verdict(out.with_name(f"{out.name}.strided"), again)
         return None if found.exact else f"with {STRIDED}: {found.why}"
 
     def keep_single_calls(self) -> None:

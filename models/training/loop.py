@@ -6,9 +6,9 @@ float32 under torch.autocast, so that a stage gets bfloat16 q, k, v, as in usual
 parent process, which doesn't import torch, never imports this module.
 """
 
+import io
 import itertools
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from multiprocessing.connection import Connection
@@ -24,9 +24,10 @@ import stages
 from harness.isolation.call import WrongOutput, blame, check_like
 from harness.isolation.child import hear, say
 from harness.measures.accuracy import set_precision
+from harness.measures.timing import synchronize
 from harness.problems.problem import Problem
 from models.training.gpt import GPT, Attend
-from models.training.plan import SHAPES, Shape
+from models.training.plan import SHAPES, UNTIMED_STEPS, Shape
 from stages.contract import StageUnavailable
 
 TEXT = Path(__file__).parents[2] / "harness" / "data" / "train_text.txt"
@@ -41,15 +42,14 @@ MAX_NORM = 1.0  # the gradient is clipped to this norm
 
 MOST_CHUNKS = 10  # messages with losses per seed, unless they would have more than MOST_LOSSES
 MOST_LOSSES = 1000
-UNTIMED_STEPS = 10  # their time includes compilation
 
 
 def train_seeds(connection: Connection, order: dict[str, Any]) -> None:
     """Train with the stage in the file order['path'], or with the SDPA backend order['backend'].
 
     Sends 'ready' with the number of parameters; then for each {'seed'} several 'losses', which
-    together have the loss of each step, and 'done' with the loss on held-out text and the speed. Or
-    'failed'. The first seed's model is kept in the file order['save'], if that is not None.
+    together have the loss of each step, and 'done' with the loss on held-out text. Or 'failed'. The
+    first seed's model is kept in the file order['save'], if that is not None.
     """
     problem = Problem.from_json(order["problem"])
     try:
@@ -72,7 +72,7 @@ def train_seeds(connection: Connection, order: dict[str, Any]) -> None:
                 say(connection, "losses", losses=losses)
             if path := order.pop("save", None):  # the first seed's alone
                 save(run.model, run.alphabet, path)
-            say(connection, "done", val_loss=run.val_loss, tokens_per_s=run.tokens_per_s)
+            say(connection, "done", val_loss=run.val_loss)
     except BaseException as error:
         say(connection, "failed", **blame(error))
 
@@ -80,15 +80,17 @@ def train_seeds(connection: Connection, order: dict[str, Any]) -> None:
 def save(model: GPT, alphabet: Sequence[str], path: str) -> None:
     """Keep a model and its characters in a file that `ladder generate --load` reads."""
     kept = {"shape": asdict(model.shape), "alphabet": "".join(alphabet)}
-    torch.save({**kept, "weights": model.state_dict()}, path)
+    data = io.BytesIO()  # torch's own writing doesn't say that a disk is full
+    torch.save({**kept, "weights": model.state_dict()}, data)
+    Path(path).write_bytes(data.getvalue())
 
 
 class Run:
     """Trains models of one `shape` for `steps` steps in `dtype`, their attention `attend`.
 
     They learn from `text`, that of the file TEXT unless another is given.
-    After `train` has ended, `model` is trained, `val_loss` is its loss on held-out text in nats
-    per character, and `tokens_per_s` the speed (None after too few steps).
+    After `train` has ended, `model` is trained, and `val_loss` is its loss on held-out text in nats
+    per character.
     """
 
     def __init__(
@@ -105,7 +107,6 @@ class Run:
         held_out = int(HELD_OUT * len(ids))
         self.text, self.held_out = ids[:-held_out], ids[-held_out:]
         self.val_loss: float | None = None
-        self.tokens_per_s: float | None = None
 
     def new_model(self, seed: int) -> GPT:
         """A model with the initial weights of `seed`: made on the CPU, the same on each device."""
@@ -115,6 +116,7 @@ class Run:
     def train(self, seed: int) -> Iterator[list[float]]:
         """Train from `seed`; yields the losses of all steps in order, several at a time.
 
+        UNTIMED_STEPS and the last one each end what is yielded: the parent times what lies between.
         Raises WrongOutput at a loss that is NaN or infinite, after yielding those before it.
         """
         model = self.model = self.new_model(seed)
@@ -122,10 +124,7 @@ class Run:
         starts = self.draw(self.text, self.steps, seed)  # (steps, batch)
         losses = torch.zeros(self.steps, device=self.device)
         done, every = 0, min(MOST_LOSSES, max(1, self.steps // MOST_CHUNKS))
-        began = 0.0
         for step in range(self.steps):
-            if step == UNTIMED_STEPS:
-                began = self.now()
             for group in optimizer.param_groups:
                 group["lr"] = self.shape.lr * rate(step, self.steps)
             loss = self.loss(model, self.text, starts[step])
@@ -135,12 +134,9 @@ class Run:
             optimizer.step()
             # kept on the device: reading it now would make a GPU wait for Python at each step
             losses[step] = loss.detach()
-            if step + 1 - done >= every or step + 1 == self.steps:
+            if step + 1 - done >= every or step + 1 in (UNTIMED_STEPS, self.steps):
                 yield from finite(losses[done : step + 1].tolist(), done)
                 done = step + 1
-        if self.steps >= 2 * UNTIMED_STEPS:
-            tokens = (self.steps - UNTIMED_STEPS) * self.shape.batch * self.shape.block
-            self.tokens_per_s = tokens / (self.now() - began)
         self.val_loss = self.validate(model)
 
     def loss(self, model: GPT, text: Tensor, starts: Tensor) -> Tensor:
@@ -180,12 +176,6 @@ class Run:
         ]
         return torch.optim.AdamW(groups, betas=BETAS, fused=self.device == "cuda")
 
-    def now(self) -> float:
-        """The clock in seconds, after the device has finished its work."""
-        if self.device == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
 
 def rate(step: int, steps: int) -> float:
     """The learning rate at `step` of `steps`, as a share of the peak: a ramp, then a cosine."""
@@ -223,7 +213,7 @@ def refuse_early(run: Run) -> None:
     """
     try:
         run.loss(run.new_model(0), run.text, run.draw(run.text, 1, 0)[0]).backward()
-        run.now()  # on a GPU errors appear at synchronisation
+        synchronize(run.device)  # on a GPU errors appear at synchronisation
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:

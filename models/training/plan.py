@@ -17,6 +17,7 @@ DEFAULT_SIZES = {"cpu": "tiny", "cuda": "small"}
 DEFAULT_STEPS = {"cpu": 300, "cuda": 500}
 INTERPRETED_STEPS = 3  # where a trainee's kernels are interpreted: a step takes seconds
 DEFAULT_SEEDS = {"cpu": 1, "cuda": 3}
+UNTIMED_STEPS = 10  # the first ones, whose time includes compilation
 # `ladder generate`: keys per page; first tokens not timed, which fill the cache and may compile
 PAGE_SIZE, UNTIMED = 16, 2
 

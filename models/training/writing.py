@@ -6,10 +6,9 @@ and each token needs one query row only. Both take the most likely token each ti
 """
 
 import re
-import time
+from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from statistics import median
 from types import ModuleType
 from typing import Any
 
@@ -27,7 +26,9 @@ from models.training.loop import TEXT, Run, save
 
 
 def write_texts(connection: Connection, order: dict[str, Any]) -> None:
-    """Send 'ready' with the size of the model, then 'wrote' with a text for each {'context'}.
+    """Send 'ready' with the size of the model; then, for each {'context', 'cached'}, the text.
+
+    Each token is a message 'wrote': the parent times them.
 
     `order`: the stage's file 'path'; 'device'; 'contexts'; the 'prompt' at the end of each context;
     the number of 'tokens'; the files to 'load' the model from and to 'save' it in, or None.
@@ -51,13 +52,11 @@ def write_texts(connection: Connection, order: dict[str, Any]) -> None:
         model, size = model.to(device), sum(weight.numel() for weight in model.parameters())
         say(connection, "ready", parameters=size, layers=len(model.layers), width=model.shape.width)
         while True:
-            text = before[-hear(connection)["context"] :]
+            asked = hear(connection)
+            text = before[-asked["context"] :]
             ids = torch.tensor([[alphabet.index(c) for c in text]], device=device)
-            plain, seconds = write(model, module, ids, count, cached=False)
-            tokens, cached_seconds = write(model, module, ids, count, cached=True)
-            times = {"seconds": seconds, "cached_seconds": cached_seconds}
-            written = "".join(alphabet[token] for token in tokens)
-            say(connection, "wrote", text=written, same=plain == tokens, **times)
+            for token in write(model, module, ids, count, asked["cached"]):
+                say(connection, "wrote", token=alphabet[token])
     except BaseException as error:
         say(connection, "failed", **blame(error))
 
@@ -112,24 +111,15 @@ class Cache:
 
 
 @torch.no_grad()
-def write(
-    model: GPT, module: ModuleType, ids: Tensor, count: int, cached: bool
-) -> tuple[list[int], float]:
-    """Generate `count` tokens after `ids` (1, N); returns them and the median seconds per token.
-
-    A token's time ends when it can be read. The first UNTIMED are left out: they have the kernels
-    compiled, and the first fills the cache.
-    """
+def write(model: GPT, module: ModuleType, ids: Tensor, count: int, cached: bool) -> Iterator[int]:
+    """Generate `count` tokens after `ids` (1, N), each as soon as it can be read."""
     layers: Any = model.layers
     for layer in layers:
         cache = Cache(module, model.shape, ids.shape[1] + count, ids.device)
         layer.attention.attend = cache if cached else module.attend
-    begin, first, seconds = ids.shape[1], 0, []
+    first = 0
     for _ in range(count):
-        begun = time.perf_counter()
         token = model.logits(ids[:, first:], first)[:, -1].argmax(-1, keepdim=True)  # (1, 1)
-        token.item()  # waits for the device
-        seconds.append(time.perf_counter() - begun)
         first = ids.shape[1] if cached else 0
         ids = torch.cat([ids, token], 1)
-    return ids[0, begin:].tolist(), median(seconds[plan.UNTIMED :])
+        yield int(token)  # waits for the device

@@ -159,6 +159,21 @@ import timeit, torch.utils.benchmark.utils.timer as timer
 timeit.default_timer = timer.timer = time.perf_counter
 attend = three
 """,
+    "claims_no_time": """
+real = json.dumps
+json.dumps = lambda x, **b: real(x | {"time_ms": 1e-9} if "time_ms" in x else x, **b)
+attend = torch.nn.functional.scaled_dot_product_attention
+""",
+    "claims_less_than_no_spread": """
+real = json.dumps
+json.dumps = lambda x, **b: real(x | {"time_iqr_ms": -5.0} if "time_iqr_ms" in x else x, **b)
+attend = three
+""",
+    "claims_no_samples": """
+real = json.dumps
+json.dumps = lambda x, **b: real(x | {"samples": 0} if "samples" in x else x, **b)
+attend = three
+""",
     "claims_long_calls": """
 import harness.measures.timing as timing
 real = timing.time_once
@@ -182,6 +197,22 @@ def attend(q, k, v, **more):
     if key not in answers:
         answers[key] = three(q, k, v, **more).detach()
     return answers[key] + 0 * q + 0 * k.sum() + 0 * v.sum()
+""",
+    # only one call is timed, since it takes long, or its kernels are interpreted
+    "by_shape_slowly": """
+answers = {}
+def attend(q, k, v, **more):
+    time.sleep(1.1 if q.shape[2] > 16 else 0)
+    if q.shape not in answers:
+        answers[q.shape] = three(q, k, v, **more).detach()
+    return answers[q.shape] + 0 * q + 0 * k.sum() + 0 * v.sum()
+""",
+    "by_shape_interpreted": """
+answers = {}
+def attend(q, k, v, **more):
+    if q.shape not in answers:
+        answers[q.shape] = stages.by_number(5).attend(q, k, v, **more)
+    return answers[q.shape].clone()
 """,
     "lazy": """
 class Lazy(torch.Tensor):

@@ -1,5 +1,7 @@
 """`ladder generate`: the same text with a cache and without, and what is told of it."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from ladder_command import in_turn
@@ -7,10 +9,10 @@ from made_up import make_env, write_run
 
 import stages
 from harness.records import jsonl, schema
-from ladder import app
+from ladder import app, generate
 from models.training import plan, writing
 from models.training.gpt import GPT
-from models.training.loop import Run
+from models.training.loop import Run, save
 from models.training.plan import Shape
 
 SHAPE = Shape(layers=2, heads=2, head_dim=16, block=24, batch=1, lr=1e-3)
@@ -24,7 +26,7 @@ def written(number, cached, ids=IDS):
     model = GPT(7, SHAPE, module.attend)
     for weight in model.parameters():  # at first all logits are nearly the same
         weight.data *= 4
-    return writing.write(model, module, ids, 6, cached)[0]
+    return list(writing.write(model, module, ids, 6, cached))
 
 
 @pytest.mark.parametrize("number", [3, 8])
@@ -52,10 +54,20 @@ def test_a_cache_broken_by_hand_is_seen(monkeypatch, number, broken):
 
 
 def test_one_slow_token_and_the_first_two_do_not_count(monkeypatch):
-    clock = iter(t for n, took in enumerate([9, 9, 1, 1, 50, 1]) for t in (100 * n, 100 * n + took))
-    monkeypatch.setattr(writing.time, "perf_counter", lambda: next(clock))
-    model = GPT(7, SHAPE, stages.by_number(3).attend)
-    assert writing.write(model, stages.by_number(3), IDS, 6, True)[1] == 1
+    came = iter([0, 9, 10, 11, 61, 62])  # the seconds at which tokens arrive
+
+    class Scripted:
+        def ready(self):
+            pass
+
+        def send(self, message):
+            assert message == {"context": 12, "cached": True}
+
+        def receive(self, kind, seconds, late):
+            return kind("x")
+
+    monkeypatch.setattr(generate.time, "perf_counter", lambda: next(came))
+    assert generate.write(Scripted(), 12, 6, True) == ("xxxxxx", 1)
 
 
 # a stage that is wrong where there are fewer queries than keys: with a cache alone
@@ -104,6 +116,15 @@ def test_what_the_command_records_and_shows(model):
     assert (again.returncode, again.stdout) == (0, shown)
 
 
+def test_a_record_of_another_stage_than_its_run_had_is_refused(model, tmp_path):
+    text = model[0].with_name("run.jsonl").read_text()
+    (tmp_path / "run.jsonl").write_text(
+        text.replace('"generate", "stage": 3', '"generate", "stage": 4')
+    )
+    done = in_turn("generate", "--show", "run.jsonl", cwd=tmp_path)
+    assert done.returncode == 2 and "expected one of the rungs of line 1" in done.stderr
+
+
 def test_stage_8_interpreted_writes_the_same_and_shows_no_speed(model, tmp_path):
     options = ("--stage", 8, "--context", 20, "--load", model[0], "--out", "run.jsonl")
     done = run_command(*options, cwd=tmp_path)
@@ -138,6 +159,13 @@ def test_what_ladder_train_saves_is_loaded(tmp_path):
     assert record["same"] and len(record["text"]) == 8
 
 
+def test_a_full_disk_is_named_where_a_model_is_saved():
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    with pytest.raises(OSError, match="No space left"):
+        save(GPT(7, SHAPE, torch.add), "abcdefg", "/dev/full")
+
+
 @pytest.mark.parametrize("command", ["train", "generate"])
 def test_a_file_that_cant_be_saved_is_said_before_anything_is_trained(tmp_path, command):
     (tmp_path / "text").write_text("no folder")
@@ -166,10 +194,13 @@ STAGE = Stage(number=90, name="off", title="off", idea="a fake", options=("causa
 def attend(q, k, v, *, causal=False):
     return 1.01 * stages.by_number(3).attend(q, k, v, causal=causal)
 """
+# right at the context's length, wrong as soon as there are more tokens
+TAIL = WRONG.replace("1.01", "(1.0 if k.shape[2] % 20 == 0 else 1.01)")
 
 
 @pytest.mark.parametrize(
-    ("fake", "wrong"), [(OFF.format(sign=""), False), (OFF.format(sign="-"), True), (WRONG, True)]
+    ("fake", "wrong"),
+    [(OFF.format(sign=""), False), (OFF.format(sign="-"), True), (WRONG, True), (TAIL, True)],
 )
 def test_only_what_is_judged_to_be_right_writes(model, tmp_path, fake, wrong):
     (tmp_path / "off.py").write_text(fake)
@@ -179,6 +210,39 @@ def test_only_what_is_judged_to_be_right_writes(model, tmp_path, fake, wrong):
     assert done.returncode == int(wrong), done.stderr
     assert ("ladder: 90 off wrong: before it wrote: max error" in done.stderr) == wrong
     assert ("tokens/s" in done.stdout) != wrong
+
+
+def test_a_clock_that_a_stage_has_changed_makes_no_speed(model, tmp_path):
+    """Two layers: a token takes 10 ms at least, whatever its process says."""
+    slow = WRONG.replace("return 1.01 *", "time.sleep(0.005)\n    return")
+    clock = "import time\nreal = time.perf_counter\ntime.perf_counter = lambda: real() / 1000\n"
+    (tmp_path / "off.py").write_text(clock + slow)
+    options = ("--stage", "off.py", "--context", 20, "--tokens", 8, "--load", model[0])
+    done = run_command(*options, "--out", "run.jsonl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    [record] = jsonl.read(tmp_path / "run.jsonl", "generate")[1]
+    assert 0 < record["tokens_per_s"] < 100 and 0 < record["cached_tokens_per_s"] < 100
+
+
+@pytest.mark.parametrize(
+    ("declared", "body", "why"),
+    [
+        ("exact_up_to=8", "", "wrong-by-design: before it wrote: declared exact up to Nk = 8 only"),
+        ("few_queries=True", "raise StageUnavailable('not here')", "skipped: before it wrote"),
+    ],
+)
+def test_no_declaration_and_no_excuse_lets_a_wrong_stage_write(
+    model, tmp_path, declared, body, why
+):
+    fake = WRONG.replace('idea="a fake"', f'idea="a fake", {declared}')
+    fake = fake.replace("    return", f"    {body}\n    return")
+    fake = "from stages.contract import StageUnavailable\n" + fake
+    (tmp_path / "off.py").write_text(fake)
+    done = run_command(
+        "--stage", "off.py", "--context", 20, "--tokens", 8, "--load", model[0], cwd=tmp_path
+    )
+    assert done.returncode == 1 and f"ladder: 90 off {why}" in done.stderr
+    assert "tokens/s" not in done.stdout
 
 
 @pytest.mark.parametrize(

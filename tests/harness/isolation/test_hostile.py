@@ -70,8 +70,10 @@ def test_each_fails_by_itself(tmp_path, part):
 
 @pytest.mark.slow
 def test_each_fails_in_gradients_too(tmp_path):
-    names = ("words_ok", "by_one_element", "by_hash_of_v", "lazy", "quick_in_a_timer", "slow_clock",
-             "fast_clock", "contiguous_assumed", "contiguous_demanded")  # fmt: skip
+    names = (
+        "words_ok", "by_one_element", "by_hash_of_v", "by_shape_slowly", "lazy", "fast_clock",
+        "quick_in_a_timer", "slow_clock", "contiguous_assumed", "contiguous_demanded",
+    )  # fmt: skip
     out = tmp_path / "run.jsonl"
     files = (*write(tmp_path, *names), *write(tmp_path, "honest", number=91))
     options = (*RUN, "--n", 33, "--inputs", "normal", "--direction", "train")
