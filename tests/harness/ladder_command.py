@@ -108,12 +108,12 @@ class Turns:
             return self.connection.recv() == "ready"
         return False
 
-    def run(self, arguments, cwd):
+    def run(self, arguments, cwd, briefly=False):
         """The command, finished; AssertionError with what it said where the process is lost."""
         self.out.write_bytes(b"")
         self.err.write_bytes(b"")
         try:
-            self.connection.send((arguments, str(cwd), str(self.out), str(self.err)))
+            self.connection.send((arguments, str(cwd), str(self.out), str(self.err), briefly))
             if not self.connection.poll(PATIENCE):
                 raise TimeoutError
             code = self.connection.recv()
@@ -138,16 +138,17 @@ class Turns:
 TURNS = []  # the process of `in_turn`, where one was started
 
 
-def in_turn(*arguments, cwd=ROOT):
+def in_turn(*arguments, cwd=ROOT, briefly=False):
     """`ladder ARGUMENTS` as `ladder` has it, in the process that earlier calls were carried out in.
 
+    `briefly`: stages are timed for a few samples only, where no time is looked at.
     A command that takes it along fails its own test; the next one gets a new process.
     """
     if not TURNS:
         TURNS.append(Turns())
         atexit.register(TURNS[0].end)
     try:
-        return TURNS[0].run([str(argument) for argument in arguments], cwd)
+        return TURNS[0].run([str(argument) for argument in arguments], cwd, briefly)
     except BaseException:  # pytest's own timeout, too: the process may be in the middle of it
         ended = TURNS.pop()
         atexit.unregister(ended.end)

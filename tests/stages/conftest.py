@@ -1,9 +1,15 @@
 """One thread a test: tensors here are small, and tests run beside each other."""
 
+import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -14,11 +20,74 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def cubins(request, tmp_path):
+class Script:
+    """A script of this folder in which kernels are compiled: interpreted ones are in this process.
+
+    It is kept for the tests to come: to start it takes as long as to compile some kernels.
+    """
+
+    def __init__(self, name, cache, log):
+        """`cache`: the folder in which Triton keeps what it compiles; `log`: one for its errors."""
+        paths = [os.environ.get("LADDER_TRITON"), str(HERE.parents[1]), *sys.path]
+        changes = {
+            "TRITON_INTERPRET": "0",
+            "TRITON_CACHE_DIR": str(cache),
+            "TRITON_DISABLE_LINE_INFO": "1",  # which no code depends on, and which takes its time
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        }
+        self.path, self.errors = HERE / name, log / "errors"
+        self.environment, self.process = os.environ | changes, None
+
+    def answers(self, *jobs):
+        """What it says of each job; AssertionError with its last words where it ends instead."""
+        if self.process is None:
+            with self.errors.open("wb") as file:
+                self.process = subprocess.Popen(
+                    [sys.executable, str(self.path)], env=self.environment, text=True,
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file,
+                )  # fmt: skip
+        try:
+            return [self.answer(job) for job in jobs]
+        except BaseException:  # pytest's own timeout, too: it may be in the middle of a job
+            self.end()
+            raise
+
+    def answer(self, job):
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        if line := self.process.stdout.readline():
+            return json.loads(line)
+        raise AssertionError(f"{self.path.name} ended at {job}:\n{self.errors.read_text()}")
+
+    def end(self):
+        """End it; the next job starts it anew."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+
+@pytest.fixture(scope="session")
+def cubins(request, tmp_path_factory):
     """The folder in which Triton keeps what it compiles: pytest's cache, anew in CI.
 
     Its key is the kernel's source, its configuration and Triton's own version.
     """
     cache = None if os.environ.get("CI") else getattr(request.config, "cache", None)
-    return cache.mkdir("cubins") if cache else tmp_path
+    return cache.mkdir("cubins") if cache else tmp_path_factory.mktemp("cubins")
+
+
+@pytest.fixture(scope="session")
+def compiler(cubins, tmp_path_factory):
+    """cubins.py, which compiles kernels and reads what came of it."""
+    script = Script("cubins.py", cubins, tmp_path_factory.mktemp("compiler"))
+    yield script
+    script.end()
+
+
+@pytest.fixture(scope="session")
+def launcher(cubins, tmp_path_factory):
+    """fake_driver.py, which launches stage 9's kernels on a GPU that is not there."""
+    script = Script("fake_driver.py", cubins, tmp_path_factory.mktemp("launcher"))
+    yield script
+    script.end()

@@ -1,9 +1,9 @@
 """Compile a stage's kernel for a GPU that is not here, and read what the compiler says of it.
 
 Triton decides on TRITON_INTERPRET when a kernel is defined, so this runs as a script of its own,
-with interpretation off: ``python cubins.py stage,kernel,d,dtype,sm,flags ...`` prints a line of
-JSON a kernel. A kernel with several configurations is asked for by ``...,flags,rows,several`` too;
-a stage in Gluon by ``stage,gluon,d,dtype,configuration,flags``.
+with interpretation off: for each line of stdin, ``[stage, kernel, d, dtype, sm, flags]`` in JSON,
+it prints one, an object. A kernel with several configurations is asked for by ``..., flags, rows,
+several]`` too; a stage in Gluon by ``[stage, "gluon", d, dtype, configuration, flags]``.
 """
 
 import importlib
@@ -194,10 +194,8 @@ def compile_gluon(stage: str, d: int, dtype: str, name: str, flags: str) -> dict
 
 if __name__ == "__main__":
     os.environ["TRITON_INTERPRET"] = "0"  # before stages sets it: there is no GPU here
-    for job in sys.argv[1:]:
-        stage, name, d, dtype, sm, flags, *more = job.split(",")
-        if name == "gluon":
-            print(json.dumps(compile_gluon(stage, int(d), dtype, sm, flags)), flush=True)
-            continue
-        report = compile_for(stage, name, int(d), dtype, int(sm), flags, *map(int, more))
+    for line in sys.stdin:
+        stage, name, *rest = json.loads(line)
+        gluon = name == "gluon"
+        report = compile_gluon(stage, *rest) if gluon else compile_for(stage, name, *rest)
         print(json.dumps(report), flush=True)

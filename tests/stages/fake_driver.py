@@ -1,9 +1,9 @@
 """A Hopper GPU's driver that is not there: stage 9's whole way to a launch, which is noted.
 
-A script of its own, since kernels are interpreted in the tests' process: ``python fake_driver.py
-d,causal,lengths,train[,file] ...`` calls attend twice for each, stage 9's or the file's, and goes
-back where `train` is 1; it prints a line of JSON for each launch: the kernel, its grid, and its
-arguments that are numbers, by name.
+A script of its own, since kernels are interpreted in the tests' process: for each line of stdin,
+``[d, causal, lengths, train]`` in JSON or ``[..., file]``, it calls attend twice, stage 9's or the
+file's, and goes back where `train` is 1; it prints a line, the list of the launches: the kernel,
+its grid, and its arguments that are numbers, by name.
 
 Kernels in Gluon are compiled as far as their launch depends on it: to shared memory and warps. What
 comes after takes most of the time, and test_cubins.py looks at that.
@@ -14,6 +14,7 @@ import os
 import sys
 
 SHAPES = (2, 4, 300), (2, 2, 260)  # of q and of k and v, without d
+LAUNCHES = []  # of the job
 
 
 class Utils:
@@ -35,8 +36,7 @@ class Launcher:
     def __call__(self, *args):
         named = dict(zip(self.names, args[-len(self.names) :], strict=True))
         numbers = {n: x for n, x in named.items() if isinstance(x, (bool, int, float))}
-        said = {"kernel": self.kernel, "grid": args[:3], **numbers}
-        print(json.dumps(said), flush=True)
+        LAUNCHES.append({"kernel": self.kernel, "grid": args[:3], **numbers})
 
 
 class Driver:
@@ -77,13 +77,12 @@ if __name__ == "__main__":
     triton.runtime.driver.set_active(Driver())
     triton.knobs.runtime.add_stages_inspection_hook = leave_out_machine_code
     contract.why_not = contract.why_not_dtype = lambda *_: None
-    for job in sys.argv[1:]:
-        d, causal, lengths, train, *path = job.split(",")
+    for line in sys.stdin:
+        d, causal, lengths, train, *path = json.loads(line)
         stage = stages.load(path[0]) if path else stages.by_number(9)
         for module in (stage, hopper_gradients):
             module.counter_of = lambda device, more=0: torch.zeros(1 + more, dtype=torch.int32)
             module.multiprocessors = lambda device: 132
-        d, causal, lengths, train = int(d), int(causal), int(lengths), int(train)
         q, k, v = (torch.zeros(*shape, d).bfloat16() for shape in (SHAPES[0], *SHAPES[1:] * 2))
         seqlens_k = torch.tensor([3, 200], dtype=torch.int32) if lengths else None
         for _ in range(2):
@@ -91,3 +90,5 @@ if __name__ == "__main__":
             o = stage.attend(*leaves, causal=bool(causal), seqlens_k=seqlens_k)
             if train:
                 torch.autograd.grad(o, leaves, torch.ones_like(o))
+        print(json.dumps(LAUNCHES), flush=True)
+        LAUNCHES.clear()

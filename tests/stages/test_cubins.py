@@ -2,20 +2,16 @@
 
 What doesn't fit a GPU's shared memory still compiles, and only its launch would fail; what spills
 still runs, slowly. So the numbers are read from the cubins (cubins.py, a process of its own, since
-kernels are interpreted in this one: one for several of them, since to start it takes as long as to
-compile some).
+kernels are interpreted in this one).
 
 `make gluon` compiles Hopper's stage under other versions of Triton, too ($LADDER_TRITON is a folder
 that has one).
 """
 
 import importlib.util
-import json
 import os
-import subprocess
 import sys
 from itertools import product
-from pathlib import Path
 
 import machine_code
 import pytest
@@ -25,7 +21,6 @@ from stage_checks import FAKES, stage_id
 import stages
 from stages.hopper_gradients import CONFIGS
 
-ROOT = Path(__file__).parents[2]
 TRITON = [stage for stage in FAKES if "triton" in stage.STAGE.needs]
 STAGES = [stage_id(stage) for stage in TRITON if "gluon" not in stage.STAGE.needs]
 GLUON = [stage_id(stage) for stage in TRITON if "gluon" in stage.STAGE.needs]
@@ -75,21 +70,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def compiled(asked, folder):
-    """For each of the jobs `asked`, what cubins.py says of it."""
-    environment = os.environ | {
-        "TRITON_INTERPRET": "0",
-        "TRITON_CACHE_DIR": str(folder),
-        "PYTHONPATH": os.pathsep.join(filter(None, [OTHER_TRITON, str(ROOT), *sys.path])),
-    }
-    command = [sys.executable, str(Path(__file__).with_name("cubins.py"))]
-    command += [",".join(map(str, job)) for job in asked]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    reports = map(json.loads, done.stdout.splitlines())
-    return dict(zip(asked, reports, strict=True))
-
-
 def test_every_stage_in_triton_has_kernels_to_compile_for_both():
     assert STAGES, "no stage needs triton: these tests test nothing"
     assert {job[0] for job in JOBS} == set(STAGES)
@@ -101,10 +81,10 @@ def test_every_stage_in_triton_has_kernels_to_compile_for_both():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("info", STAGES)
-def test_every_kernel_is_compiled_and_fits(info, cubins):
+def test_every_kernel_is_compiled_and_fits(info, compiler):
     faults = []
     asked = [job for job in JOBS if job[0] == info]
-    for job, report in compiled(asked, cubins).items():
+    for job, report in zip(asked, compiler.answers(*asked), strict=True):
         stage, name, d, dtype, sm, flags = job
         said = [report[field] for field in ("stage", "kernel", "d", "sm", "flags")]
         assert said == [stage, name, d, sm, flags]
@@ -144,14 +124,14 @@ HOPPER = [
 
 @pytest.mark.parametrize("info", GLUON)
 @pytest.mark.parametrize(("d", "name", "flags"), HOPPER)
-def test_products_on_hopper_run_by_themselves(info, d, name, flags, cubins):
+def test_products_on_hopper_run_by_themselves(info, d, name, flags, compiler):
     """ptxas makes asynchronous products wait for one another in silence: one group for each of S
     and P V is right, 8 and more mean that it did.
     """
     # once in float16, whose code is that of bfloat16
     dtypes = {masks: "float16" if masks == "ragged" else "bfloat16" for masks in flags}
     asked = [(info, "gluon", d, dtype, name, masks) for masks, dtype in dtypes.items()]
-    for job, report in compiled(asked, cubins).items():
+    for job, report in zip(asked, compiler.answers(*asked), strict=True):
         assert 0 < report["shared"] <= SHARED_LIMIT[90], job
         # ptxas 12.8 computed a descriptor for the first of two loops only, which may have no turn
         assert report["unset"] == [], job
@@ -174,14 +154,14 @@ def test_products_on_hopper_run_by_themselves(info, d, name, flags, cubins):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("d", [64, 128])
-def test_products_of_the_backward_pass_on_hopper_run_by_themselves(d, cubins):
+def test_products_of_the_backward_pass_on_hopper_run_by_themselves(d, compiler):
     """Five groups in each consumer's loops: S, dP, dV, dK and, where it is wanted, dQ."""
     kinds = ["plain", "keys", "causal", "lengths", "masked"]
     dtypes = {flags: "float16" if flags == "keys" else "bfloat16" for flags in kinds}
     asked = [
         ("hopper_gradients", "gluon", d, dtype, "CONFIGS", flags) for flags, dtype in dtypes.items()
     ]
-    for job, report in compiled(asked, cubins).items():
+    for job, report in zip(asked, compiler.answers(*asked), strict=True):
         flags = job[-1]
         assert 0 < report["shared"] <= SHARED_LIMIT[90], job
         assert report["unset"] == [], job

@@ -1,12 +1,7 @@
 """Stage 9's way from attend to the launch, with a driver that is faked; the rest needs a GPU."""
 
 import importlib.util
-import itertools
-import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,37 +17,17 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def launches(folder, *jobs):
-    """What fake_driver.py says of the launches of each job, twice one or, with gradients, four.
-
-    `folder` keeps what is compiled.
-    """
-    script = str(Path(__file__).with_name("fake_driver.py"))
-    environment = os.environ | {
-        "TRITON_INTERPRET": "0",
-        "TRITON_CACHE_DIR": str(folder),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)]),
-    }
-    command = [sys.executable, script, *(",".join(map(str, job)) for job in jobs)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    said = map(json.loads, done.stdout.splitlines())
-    made = [list(itertools.islice(said, 8 if train else 2)) for _, _, _, train, *_ in jobs]
-    assert [*said] == []
-    return made
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("d", "causal", "lengths"),
     [(128, 0, 0), (64, 1, 1)],
 )
 def test_the_kernel_gets_what_it_is_to_get_at_the_first_launch_and_at_the_next(
-    d, causal, lengths, cubins
+    d, causal, lengths, launcher
 ):
     (B, H, Nq), (_, Hk, Nk) = SHAPES
     config = STAGE.plan(d, bool(causal), Nk)
-    [(first, again)] = launches(cubins, (d, causal, lengths, 0))
+    [(first, again)] = launcher.answers([d, causal, lengths, 0])
     assert first == again
     blocks = -(-Nq // (64 * config.CONSUMERS))
     grid = min(132 * config.ctas, B * H * blocks)
@@ -69,10 +44,10 @@ def test_the_kernel_gets_what_it_is_to_get_at_the_first_launch_and_at_the_next(
 
 
 @pytest.mark.slow
-def test_the_backward_pass_goes_from_its_call_to_the_launches(cubins):
+def test_the_backward_pass_goes_from_its_call_to_the_launches(launcher):
     (B, H, Nq), (_, Hk, Nk) = SHAPES
     jobs = [(128, 0, 0, 1), (40, 1, 1, 1)]
-    for (d, causal, lengths, _), made in zip(jobs, launches(cubins, *jobs), strict=True):
+    for (d, causal, lengths, _), made in zip(jobs, launcher.answers(*jobs), strict=True):
         forward, prepare, walk, finish, *again = made
         assert again == [forward, prepare, walk, finish]
         assert forward["LSE"]
@@ -88,20 +63,21 @@ def test_the_backward_pass_goes_from_its_call_to_the_launches(cubins):
 
 
 @pytest.mark.slow
-def test_each_variant_is_launched(tmp_path, cubins):
+def test_each_variant_is_launched(tmp_path, launcher):
     spec = importlib.util.spec_from_file_location("tool", ROOT / "tools" / "make_variants.py")
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     written = {path.stem: path for path in tool.write(tmp_path, 9)}
     B, H, Nq = SHAPES[0]
     names = [*tool.OF_STAGE_9]
-    jobs = [(64, 1, 0, 0, written[name]) for name in names]
-    *made, backward = launches(cubins, *jobs, (64, 1, 0, 1, written["two_kernels"]))
+    jobs = [(64, 1, 0, 0, str(written[name])) for name in names]
+    *made, backward = launcher.answers(*jobs, (64, 1, 0, 1, str(written["two_kernels"])))
     said = {name: again for name, (_, again) in zip(names, made, strict=True)}
     assert said["launched"]["grid"] == [B * H * -(-Nq // 64), 1, 1]
     assert said["heads_first"]["section"] == B * H
     assert [said[name]["CONSUMERS"] for name in ("two_consumers", "one_cta")] == [2, 3]
     same = set(names) - {"launched", "heads_first", "two_consumers", "one_cta"}
     assert all(said[name] == said["static"] for name in same)
+    assert len(backward) == 8
     of_stage_7 = ["delta_kernel", "dk_dv_kernel", "dq_kernel"]
     assert [step["kernel"] for step in backward[1:4]] == of_stage_7

@@ -40,16 +40,49 @@ print(json.dumps(said))
 """
 
 
-def run(code, **environment):
-    """The JSON that `code` prints in a process of its own, which sees no GPU."""
+# forks for each line of code that it is sent: to import torch takes longer than most of them
+WARM = """
+import json, os, sys
+import torch
+
+for line in sys.stdin:
+    code, environment, out, errors = json.loads(line)
+    if not (child := os.fork()):
+        for path, stream in ((out, 1), (errors, 2)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+        os.environ.update(environment)
+        exec(code, {"__name__": "__main__"})
+        sys.stdout.flush()
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A function: the JSON that code prints in a process of its own, which sees no GPU.
+
+    It has torch, and neither triton nor a stage.
+    """
     path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TRITON")}
-    clean |= {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""} | environment
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=clean, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    clean |= {"PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    folder = tmp_path_factory.mktemp("said")
+    out, errors = folder / "out", folder / "errors"
+    with subprocess.Popen(
+        [sys.executable, "-c", WARM], env=clean, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as warm:  # fmt: skip
+
+        def said(code, **environment):
+            asked = (code, environment, str(out), str(errors))
+            warm.stdin.write(json.dumps(asked) + "\n")
+            warm.stdin.flush()
+            assert warm.stdout.readline() == "0\n", errors.read_text()
+            return json.loads(out.read_text())
+
+        yield said
+        warm.stdin.close()
 
 
 @pytest.mark.slow
@@ -60,7 +93,7 @@ def run(code, **environment):
         ("ladder_value_graph", "extension", "the C++ extension is not built"),
     ],
 )
-def test_every_stage_imports_without(missing, need, reason):
+def test_every_stage_imports_without(missing, need, reason, run):
     said = run(f"import sys\nsys.modules[{missing!r}] = None\n{EVERY_STAGE}")
     assert len(said) == len(stages.files())
     # what needs a GPU says that first
@@ -92,7 +125,7 @@ sys.meta_path.insert(0, Broken)
 
 
 @pytest.mark.slow
-def test_an_extension_of_another_python_is_said_to_be_one(tmp_path):
+def test_an_extension_of_another_python_is_said_to_be_one(tmp_path, run):
     path = tmp_path / "ladder_value_graph.py"
     path.write_text("raise ImportError('wrong ELF class')\n")
     said = run(BROKEN_EXTENSION.format(path=str(path)) + EVERY_STAGE)
@@ -135,7 +168,7 @@ print(json.dumps({{
         ("torch.cuda.is_available = lambda: True", "1", "1"),
     ],
 )
-def test_stages_decides_on_interpreting_and_starts_no_cuda(before, set_to, interpret):
+def test_stages_decides_on_interpreting_and_starts_no_cuda(before, set_to, interpret, run):
     environment = {} if set_to is None else {"TRITON_INTERPRET": set_to}
     said = run(WATCH_CUDA.format(before=before), **environment)
     assert said == {
@@ -246,7 +279,7 @@ def test_kernels_need_triton_whether_said_or_not(tmp_path):
 
 @pytest.mark.slow
 @needs_triton
-def test_a_kernel_is_seen_where_it_is_compiled_too(tmp_path):
+def test_a_kernel_is_seen_where_it_is_compiled_too(tmp_path, run):
     path = a_file(tmp_path, "foreign_compiled", FOUR, ATTEND, KERNEL)
     code = f"import json, stages\nprint(json.dumps(stages.load({str(path)!r}).STAGE.needs))"
     assert run(code, TRITON_INTERPRET="0") == ["triton"]
@@ -254,7 +287,7 @@ def test_a_kernel_is_seen_where_it_is_compiled_too(tmp_path):
 
 @pytest.mark.slow
 @needs_triton
-def test_stage_9_imports_under_a_gluon_with_other_names_and_says_so():
+def test_stage_9_imports_under_a_gluon_with_other_names_and_says_so(run):
     hide = "from triton.experimental.gluon.language.nvidia.hopper import tma\n"
     for name in ("async_load", "async_copy_global_to_shared"):
         hide += f"vars(tma).pop({name!r}, None)\n"
