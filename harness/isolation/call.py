@@ -118,22 +118,22 @@ def blame(error: BaseException) -> dict[str, Any]:
 class Given:
     """The inputs of the stages in a process, and copies: q, k, v, dO (None for a forward pass).
 
-    `strided`: they have strides of their own (problems/inputs.py), and v and dO are changed as the
-    last of measured_call.AGAIN says, so that outputs of an earlier call are of no use.
+    `strided`: they have strides of their own (problems/inputs.py). `changed`: v and dO are those of
+    the last of measured_call.AGAIN, so that outputs of an earlier call are of no use.
     """
 
-    def __init__(self, problem: Problem, strided: bool = False) -> None:
+    def __init__(self, problem: Problem, strided: bool = False, changed: bool = False) -> None:
         from harness.problems import inputs
         from harness.problems.directions import make_output_gradient
 
         dO: Any = None if problem.direction == "fwd" else make_output_gradient(problem)
         self.tensors: tuple[Any, ...] = (*inputs.make_inputs(problem), dO)
+        if changed:
+            factors = zip(self.tensors, (1, 1, -1, 2), strict=True)
+            self.tensors = tuple(None if x is None else factor * x for x, factor in factors)
         if strided:
-            changes = zip(self.tensors, (1, 1, -1, 2), inputs.STEPS, strict=True)
-            self.tensors = tuple(
-                None if x is None else inputs.strided(factor * x, step)
-                for x, factor, step in changes
-            )
+            pairs = zip(self.tensors, inputs.STEPS, strict=True)
+            self.tensors = tuple(None if x is None else inputs.strided(x, n) for x, n in pairs)
         self.copies = [None if x is None else x.clone() for x in self.tensors]
 
     def check_unwritten(self) -> None:

@@ -189,7 +189,7 @@ def compete(connection: Connection, order: Order) -> None:
     try:
         torch.set_num_threads(1)  # timing.py says why
         given = Given(problem)
-        strided = Given(problem, strided=True) if order.strided else None
+        strided = Given(problem, strided=True, changed=True) if order.strided else None
         if problem.device == "cpu":
             set_data_limit(order.memory)
         base = status_bytes("VmRSS") if sys.platform == "linux" else None
