@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 # options of prctl (Linux): PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER
@@ -68,12 +68,12 @@ def ask_kernel(what: int, value: int) -> None:
             ctypes.CDLL(None).prctl(what, value, 0, 0, 0)
 
 
-def kept_waiting(pid: int | None) -> float:
-    """Seconds that a process and its descendants were ready to run but had no processor (Linux)."""
+def kept_waiting(pids: Iterable[int | None]) -> float:
+    """Seconds that processes were ready to run but had no processor, added up (Linux)."""
     waits = 0.0
-    for each in [pid, *descendants(pid)]:
+    for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError):
-            waits += 1e-9 * int(Path(f"/proc/{each}/schedstat").read_text().split()[1])
+            waits += 1e-9 * int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
     return waits
 
 

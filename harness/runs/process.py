@@ -19,7 +19,7 @@ from harness.isolation.contestant import compete
 from harness.isolation.judge import Judge
 from harness.isolation.measured_call import AGAIN, STRIDED
 from harness.isolation.messages import Checked, Out, Timed, Verdict
-from harness.isolation.processes import kept_waiting
+from harness.isolation.processes import descendants, kept_waiting
 from harness.isolation.roster import LEAST_LOAD, StageInfo
 from harness.isolation.session import Session
 from harness.problems.problem import Problem
@@ -289,8 +289,8 @@ class ComparisonProcess:
 
     def now(self) -> float:
         """The parent's clock in seconds, less the time that both waited for a processor."""
-        pids = (os.getpid(), self.session.start().process.pid)
-        return time.monotonic() - sum(map(kept_waiting, pids))
+        pid = self.session.start().process.pid  # a descendant of this one: counted once
+        return time.monotonic() - kept_waiting({os.getpid(), pid, *descendants(pid)})
 
     def why_too_short(self, place: int, outcome: Outcome) -> str | None:
         """Why the time that a stage's process reports is too short to be true; None if it isn't.
