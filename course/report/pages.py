@@ -155,9 +155,11 @@ def draw(folder: Path) -> list[Path]:
         ):  # fmt: skip
             run = read(GPU / f"{name}.jsonl", "bench")
             written += contest_plots.plot(*run, folder, ceilings, look, plots)
-        for name in ("traffic", "profile", "loss"):
-            written.append(folder / f"{name}{look.suffix}.png")
-        machine.plot_traffic(io, cell_tables.titles(io_env), written[-3], look)
-        machine.plot_profile(hopper, cell_tables.titles(hopper_env), written[-2], look)
-        views.plot(*train, written[-1], look)
+        traffic, profile, loss = (
+            folder / f"{name}{look.suffix}.png" for name in ("traffic", "profile", "loss")
+        )
+        machine.plot_traffic(io, cell_tables.titles(io_env), traffic, look)
+        machine.plot_profile(hopper, cell_tables.titles(hopper_env), profile, look)
+        views.plot(*train, loss, look)
+        written += [traffic, profile, loss]
     return written

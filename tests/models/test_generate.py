@@ -64,10 +64,14 @@ def test_one_slow_token_and_the_first_two_do_not_count(monkeypatch):
             assert message == {"context": 12, "cached": True}
 
         def receive(self, kind, seconds, late):
+            given.append(seconds)
             return kind("x")
 
+    given, clock = [], iter(range(0, 10_000, 150))
+    monkeypatch.setattr(generate.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(generate.time, "perf_counter", lambda: next(came))
     assert generate.write(Scripted(), 12, 6, True) == ("xxxxxx", 1)
+    assert given == [450, 300, 150, 0, 0, 0]  # the limit is one for the whole text
 
 
 # a stage that is wrong where there are fewer queries than keys: with a cache alone
