@@ -41,7 +41,7 @@ from stages.gluon_names import (
     warpgroup_mma_wait,
 )
 from stages.hopper_problem import by_section, valid_keys
-from stages.hopper_rings import barriers, make_board, make_ring
+from stages.hopper_rings import Empties, barriers, make_board, make_ring
 
 
 @aggregate
@@ -125,7 +125,7 @@ class QueryTiles:
     rows: gl.shared_memory_descriptor  # (slots, 1, 1, 2, BLOCK_M) float32
     q_full: gl.shared_memory_descriptor  # (slots, 1) mbarriers: consumers wait for the copy engine
     do_full: gl.shared_memory_descriptor
-    empty: gl.shared_memory_descriptor  # (slots, 1): the producer waits for both consumers
+    empty: Empties  # the producer waits for both consumers
 
     @gluon.constexpr_function
     def __init__(self, q, do, rows, q_full, do_full, empty):
@@ -140,7 +140,7 @@ class QueryTiles:
     def fill(self, q_desc, do_desc, rows_desc, b, h, start_m, use):
         slots: gl.constexpr = self.q.shape[0]
         slot = use % slots
-        mbarrier.wait(self.empty.index(slot), (use // slots + 1) & 1)
+        self.empty.wait(use)
         full = self.q_full.index(slot)
         mbarrier.expect(full, q_desc.block_type.nbytes + rows_desc.block_type.nbytes)
         async_load(q_desc, [b, h, start_m, 0], full, self.q.index(slot))
@@ -169,13 +169,12 @@ class QueryTiles:
 
     @gluon.jit
     def give_back(self, use):
-        mbarrier.arrive(self.empty.index(use % self.q.shape[0]))
+        self.empty.arrive(use)
 
     @gluon.jit
     def keep_alive(self):
         self.q_full._keep_alive()
         self.do_full._keep_alive()
-        self.empty._keep_alive()
 
 
 @gluon.jit
@@ -185,7 +184,7 @@ def make_query_tiles(q_desc, rows_desc, slots: gl.constexpr):
     q = gl.allocate_shared_memory(q_desc.dtype, shape, q_desc.layout)
     do = gl.allocate_shared_memory(q_desc.dtype, shape, q_desc.layout)
     rows = gl.allocate_shared_memory(gl.float32, [slots, 1, 1, 2, BLOCK_M], rows_desc.layout)
-    return QueryTiles(q, do, rows, barriers(slots, 1), barriers(slots, 1), barriers(slots, 2))
+    return QueryTiles(q, do, rows, barriers(slots, 1), barriers(slots, 1), Empties(2, slots, 2))
 
 
 @gluon.jit
@@ -400,7 +399,7 @@ def backward_kernel(
         CAUSAL, HAS_SEQLENS, EDGE, DQ, BLOCK_M, q_desc.block_shape[3],
     )  # fmt: skip
     tiles = make_query_tiles(q_desc, rows_desc, STAGES)
-    k_ring, v_ring = make_ring(k_desc, 1, 2), make_ring(v_desc, 1, 2)
+    k_ring, v_ring = make_ring(k_desc, 1, 2, 0), make_ring(v_desc, 1, 2, 1)
     board = make_board(2)
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     ds_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 128, BLOCK_M], swizzled)

@@ -1,13 +1,55 @@
 """How the roles of stage 9 hand tiles and numbers to each other: rings in shared memory.
 
-A ring has slots, each with two mbarriers. A wait names the use of the ring that it is for: use u is
-slot u % slots, in round u // slots, whose parity is the mbarrier's phase.
+A ring has slots, each with two barriers. A wait names the use of the ring that it is for: use u is
+slot u % slots, in round u // slots.
 
-    full     the writer arrives when the slot is filled; the readers wait
-    empty    each reader arrives when it is done with the slot; the writer waits
+    full     an mbarrier: the copy engine arrives when the slot is filled, and the readers wait.
+             The parity of the round is its phase
+    empty    a named barrier: each reader's threads arrive when they are done with the slot, and go
+             on; the writer waits
+
+A CTA has 16 named barriers in hardware. At an mbarrier one thread arrives for its warpgroup, so the
+four warps would have to wait for each other at each tile.
 """
 
 from stages.gluon_names import aggregate, async_load, barrier, gl, gluon, mbarrier
+
+FIRST_FREE = 5  # of the named barriers; those before are the compiler's
+
+
+@gluon.jit
+def named_barrier(what: gl.constexpr, number, threads: gl.constexpr, pred):
+    """PTX's bar.arrive or bar.sync, for `threads` threads in all, if pred."""
+    text: gl.constexpr = (
+        "{ .reg .pred p; setp.ne.u32 p, $3, 0; @p " + what + " $1, $2; mov.u32 $0, $1; }"
+    )
+    operands = [number, gl.to_tensor(threads), gl.to_tensor(pred).to(gl.int32)]
+    gl.inline_asm_elementwise(text, "=r,r,r,r", operands, gl.int32, False, 1)
+
+
+@aggregate
+class Empties:
+    """Named barriers, one for each slot of a ring: the producer waits for consumers."""
+
+    first: gl.constexpr  # the first of them
+    slots: gl.constexpr
+    threads: gl.constexpr  # of all consumers and the producer
+
+    @gluon.constexpr_function
+    def __init__(self, named, slots, consumers):
+        self.first = gl.constexpr(FIRST_FREE + named)
+        self.slots = gl.constexpr(slots)
+        self.threads = gl.constexpr(128 * consumers + 32)
+
+    @gluon.jit
+    def wait(self, use):
+        """Producer: wait until the slot has been given back; in the first round it is free."""
+        named_barrier("bar.sync", use % self.slots + self.first, self.threads, use >= self.slots)
+
+    @gluon.jit
+    def arrive(self, use, pred=True):
+        """Consumer: give back the slot, if pred."""
+        named_barrier("bar.arrive", use % self.slots + self.first, self.threads, pred)
 
 
 @aggregate
@@ -16,7 +58,7 @@ class Ring:
 
     tiles: gl.shared_memory_descriptor  # (slots, 1, 1, rows, BLOCK_D)
     full: gl.shared_memory_descriptor  # (slots, 1) mbarriers: consumers wait for the copy engine
-    empty: gl.shared_memory_descriptor  # (slots, 1) mbarriers: the producer waits for consumers
+    empty: Empties  # the producer waits for consumers
 
     @gluon.constexpr_function
     def __init__(self, tiles, full, empty):
@@ -29,7 +71,7 @@ class Ring:
         """Producer: have a tile copied, as soon as every consumer has given back the slot."""
         slots: gl.constexpr = self.tiles.shape[0]
         slot = use % slots
-        mbarrier.wait(self.empty.index(slot), (use // slots + 1) & 1)  # at once in the first round
+        self.empty.wait(use)
         mbarrier.expect(self.full.index(slot), desc.block_type.nbytes)
         async_load(desc, coordinates, self.full.index(slot), self.tiles.index(slot))
 
@@ -46,13 +88,11 @@ class Ring:
     @gluon.jit
     def give_back(self, use, pred=True):
         """Consumer: this one is done with the tile."""
-        slots: gl.constexpr = self.tiles.shape[0]
-        mbarrier.arrive(self.empty.index(use % slots), pred=pred)
+        self.empty.arrive(use, pred)
 
     @gluon.jit
     def keep_alive(self):
         self.full._keep_alive()
-        self.empty._keep_alive()
 
 
 @gluon.jit
@@ -65,10 +105,11 @@ def barriers(count: gl.constexpr, arrivals: gl.constexpr):
 
 
 @gluon.jit
-def make_ring(desc, slots: gl.constexpr, consumers: gl.constexpr):
+def make_ring(desc, slots: gl.constexpr, consumers: gl.constexpr, named: gl.constexpr):
+    """A ring of `slots` tiles whose empty barriers are the named ones from the `named`-th on."""
     shape: gl.constexpr = [slots, 1, 1, desc.block_shape[2], desc.block_shape[3]]
     tiles = gl.allocate_shared_memory(desc.dtype, shape, desc.layout)
-    return Ring(tiles, barriers(slots, 1), barriers(slots, consumers))
+    return Ring(tiles, barriers(slots, 1), Empties(named, slots, consumers))
 
 
 @gluon.jit

@@ -382,18 +382,18 @@ def attention_kernel(
         seqlens_ptr if HAS_SEQLENS else counter_ptr, H, group, Nq, Nk, blocks, heads, section,
         tiles, CAUSAL, HAS_SEQLENS, MASKED, LSE, GUARD, 64 * CONSUMERS, BLOCK_N,
     )  # fmt: skip
-    k_ring = make_ring(k_desc, 2, CONSUMERS)
-    v_ring = make_ring(v_desc, 3, CONSUMERS)  # a third slot helps here, not for K
+    k_ring = make_ring(k_desc, 2, CONSUMERS, 0)
+    v_ring = make_ring(v_desc, 3, CONSUMERS, 2)  # a third slot helps here, not for K
     board = make_board(CONSUMERS)
     notes = make_notes(counter_ptr + 1, tiles, CONSUMERS)
     bar = barriers(1, 1)
-    q0 = make_ring(q_desc, 2, 1)
+    q0 = make_ring(q_desc, 2, 1, 5)
     q1 = q0
     if CONSUMERS > 1:
-        q1 = make_ring(q_desc, 2, 1)
+        q1 = make_ring(q_desc, 2, 1, 7)
     q2 = q1
     if CONSUMERS > 2:
-        q2 = make_ring(q_desc, 2, 1)
+        q2 = make_ring(q_desc, 2, 1, 9)
     fence_async_shared()  # the copy engine arrives at these barriers
     barrier()
     common = (o_desc, lse_ptr, k_ring, v_ring, notes, board, problem, qk_scale)
