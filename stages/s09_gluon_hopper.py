@@ -148,10 +148,23 @@ def across(l_i, seen):
     return gl.convert_layout(gl.sum(l_i, 1), seen.type.layout)
 
 
+@gluon.constexpr_function
+def slack(BLOCK_D):
+    """By how much m_i may stay below the running max, in base 2: worth it up to d = 64."""
+    return 8.0 if BLOCK_D == 64 else 0.0
+
+
 @gluon.jit
-def exponentiate(s, m_i, l_i, qk_scale):
-    """One step of the online softmax, as in stage 6: p, m_i, l_i and acc's correction."""
-    m_new = gl.maximum(m_i, gl.max(s, 1) * qk_scale)  # (64,)
+def exponentiate(s, m_i, l_i, qk_scale, SLACK: gl.constexpr):
+    """One step of the online softmax, as in stage 6: p, m_i, l_i and acc's correction.
+
+    m_i may stay below the running max, by SLACK at most: then p is at most 2^SLACK, and acc needs
+    a correction less often. What it is divided out of in the end has the same m_i.
+    """
+    m_tile = gl.max(s, 1) * qk_scale  # (64,)
+    m_new = gl.maximum(m_i, m_tile)
+    if SLACK > 0:
+        m_new = gl.where(m_new > m_i + SLACK, m_new, m_i)
     alpha = gl.exp2(m_i - m_new)  # (64,)
     p = gl.exp2(s * qk_scale - m_new[:, None])  # (64, BLOCK_N)
     sums = row_sums(p)  # (64, 8)
@@ -162,6 +175,43 @@ def exponentiate(s, m_i, l_i, qk_scale):
 @gluon.jit
 def rescale(acc, alpha):
     return acc * gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout))[:, None]
+
+
+@gluon.constexpr_function
+def skipping_multiply(n):
+    """PTX for n of acc's numbers in a thread, and for each its row's alpha: multiply them.
+
+    Or go past that, where alpha is 1 in all threads of the warp. A thread has numbers of two rows,
+    in turn two of each. A branch on a tensor has no other form in Gluon.
+    """
+    alpha = [f"${2 * n + i}" for i in range(n)]
+    lines = [
+        ".reg .pred other;",
+        f"setp.neu.f32 other, {alpha[0]}, 0f3F800000;",
+        f"setp.neu.or.f32 other, {alpha[2]}, 0f3F800000, other;",
+        "vote.sync.any.pred other, other, 0xffffffff;",
+        *(f"mov.b32 ${i}, ${n + i};" for i in range(n)),
+        "@!other bra.uni done;",
+        *(f"mul.f32 ${i}, ${i}, {alpha[i]};" for i in range(n)),
+        "done:",
+    ]
+    return "{ " + " ".join(lines) + " }"
+
+
+@gluon.constexpr_function
+def registers(n):
+    return ",".join(["=f"] * n + ["f"] * 2 * n)
+
+
+@gluon.jit
+def rescale_if_needed(acc, alpha):
+    """As `rescale`, but a warp all of whose rows have alpha = 1 multiplies nothing."""
+    n: gl.constexpr = acc.shape[1] // 2
+    alpha = gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout))
+    alpha, acc = gl.broadcast(alpha[:, None], acc)
+    return gl.inline_asm_elementwise(
+        skipping_multiply(n), registers(n), [acc, alpha], gl.float32, False, n
+    )
 
 
 @gluon.jit
@@ -202,6 +252,7 @@ def walk(
 ):  # fmt: skip
     """The KV tiles `first` to `last`: S of each is begun before P V of the one before it, of p."""
     BLOCK_N: gl.constexpr = k_ring.tiles.shape[3]
+    SLACK: gl.constexpr = slack(acc.shape[1])
     for j in range(first, last):
         s = scores(q, k_ring.take(use + j), seen)  # (64, BLOCK_N)
         acc = warpgroup_mma(p, v_ring.take(use + j - 1), acc, is_async=True)
@@ -209,10 +260,10 @@ def walk(
         k_ring.give_back(use + j)
         if MASKED:
             s = hide(s, start_n - j * BLOCK_N, seen)
-        p_next, m_i, l_i, alpha = exponentiate(s, m_i, l_i, qk_scale)
+        p_next, m_i, l_i, alpha = exponentiate(s, m_i, l_i, qk_scale, SLACK)
         acc = warpgroup_mma_wait(0, deps=[acc])
         v_ring.give_back(use + j - 1)
-        acc = rescale(acc, alpha)
+        acc = rescale_if_needed(acc, alpha) if SLACK > 0 else rescale(acc, alpha)
         p = as_operand(p_next, acc, q.dtype)
     return p, acc, m_i, l_i
 
@@ -224,6 +275,7 @@ def consumer(common, q_ring, c: gl.constexpr):
     MASKED: gl.constexpr = problem.MASKED
     BLOCK_N: gl.constexpr = problem.BLOCK_N
     BLOCK_D: gl.constexpr = o_desc.block_shape[3]
+    SLACK: gl.constexpr = slack(BLOCK_D)
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     Nq = problem.Nq
@@ -252,7 +304,7 @@ def consumer(common, q_ring, c: gl.constexpr):
         k_ring.give_back(use + skipped)
         if MASKED > 0:
             s = hide(s, start_n - skipped * BLOCK_N, seen)
-        p, m_i, l_i, _ = exponentiate(s, m_i, l_i, qk_scale)
+        p, m_i, l_i, _ = exponentiate(s, m_i, l_i, qk_scale, SLACK)
         p = as_operand(p, acc, o_desc.dtype)
         first = skipped + 1
         if MASKED == 2:
@@ -309,6 +361,7 @@ def walk_again(
     """
     BLOCK_N: gl.constexpr = problem.BLOCK_N
     BLOCK_D: gl.constexpr = o_desc.block_shape[3]
+    SLACK: gl.constexpr = slack(BLOCK_D)
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     columns: gl.constexpr = gl.SliceLayout(0, A)
@@ -340,7 +393,7 @@ def walk_again(
             take_out(v, start_n, first_smem)
             s = scores(q, k, seen)  # (64, BLOCK_N)
             s = hide(warpgroup_mma_wait(0, deps=[s]), start_n, seen)
-            p, m_i, l_i, alpha = exponentiate(s, m_i, l_i, qk_scale)
+            p, m_i, l_i, alpha = exponentiate(s, m_i, l_i, qk_scale, SLACK)
             acc = rescale(acc, alpha)
             acc = warpgroup_mma(as_operand(p, acc, q.dtype), v, acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=[acc])
