@@ -41,7 +41,7 @@ from stages.gluon_names import (
     warpgroup_mma_wait,
 )
 from stages.hopper_problem import by_section, valid_keys
-from stages.hopper_rings import Empties, barriers, make_board, make_ring
+from stages.hopper_rings import Empties, barriers, make_board, make_ring, named_barrier
 
 
 @aggregate
@@ -184,7 +184,7 @@ def make_query_tiles(q_desc, rows_desc, slots: gl.constexpr):
     q = gl.allocate_shared_memory(q_desc.dtype, shape, q_desc.layout)
     do = gl.allocate_shared_memory(q_desc.dtype, shape, q_desc.layout)
     rows = gl.allocate_shared_memory(gl.float32, [slots, 1, 1, 2, BLOCK_M], rows_desc.layout)
-    return QueryTiles(q, do, rows, barriers(slots, 1), barriers(slots, 1), Empties(2, slots, 2))
+    return QueryTiles(q, do, rows, barriers(slots, 1), barriers(slots, 1), Empties(7, slots, 2))
 
 
 @gluon.jit
@@ -275,8 +275,11 @@ def walk(
             ds_all.slice(64 * c, 64, 0).store(ds)
             fence_async_shared()
             store_wait(0)  # who asked for the last sum waits until it was read, others for him:
-            mbarrier.arrive(ds_full.index(use % 2))
-            mbarrier.wait(ds_full.index(use % 2), (use // 2) & 1)
+            if problem.BLOCK_D == 128:
+                named_barrier("bar.sync", 15, 256)
+            else:  # measured: slower at 128, faster at 64
+                mbarrier.arrive(ds_full.index(use % 2))
+                mbarrier.wait(ds_full.index(use % 2), (use // 2) & 1)
             if problem.BLOCK_D == 128:  # this consumer's half of dQ: of its columns
                 ds_rows, k_columns = ds_all.permute([1, 0]), k_all.slice(64 * c, 64, 1)
             else:  # or of its rows
@@ -399,7 +402,7 @@ def backward_kernel(
         CAUSAL, HAS_SEQLENS, EDGE, DQ, BLOCK_M, q_desc.block_shape[3],
     )  # fmt: skip
     tiles = make_query_tiles(q_desc, rows_desc, STAGES)
-    k_ring, v_ring = make_ring(k_desc, 1, 2, 0), make_ring(v_desc, 1, 2, 1)
+    k_ring, v_ring = make_ring(k_desc, 1, 2, 5), make_ring(v_desc, 1, 2, 6)
     board = make_board(2)
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     ds_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 128, BLOCK_M], swizzled)

@@ -14,16 +14,17 @@ four warps would have to wait for each other at each tile.
 
 from stages.gluon_names import aggregate, async_load, barrier, gl, gluon, mbarrier
 
-FIRST_FREE = 5  # of the named barriers; those before are the compiler's
-
 
 @gluon.jit
-def named_barrier(what: gl.constexpr, number, threads: gl.constexpr, pred):
-    """PTX's bar.arrive or bar.sync, for `threads` threads in all, if pred."""
+def named_barrier(what: gl.constexpr, number, threads: gl.constexpr, pred=True):
+    """PTX's bar.arrive or bar.sync, for `threads` threads in all, if pred.
+
+    number  5 to 15: those before are the compiler's
+    """
     text: gl.constexpr = (
         "{ .reg .pred p; setp.ne.u32 p, $3, 0; @p " + what + " $1, $2; mov.u32 $0, $1; }"
     )
-    operands = [number, gl.to_tensor(threads), gl.to_tensor(pred).to(gl.int32)]
+    operands = [gl.to_tensor(number), gl.to_tensor(threads), gl.to_tensor(pred).to(gl.int32)]
     gl.inline_asm_elementwise(text, "=r,r,r,r", operands, gl.int32, False, 1)
 
 
@@ -31,13 +32,13 @@ def named_barrier(what: gl.constexpr, number, threads: gl.constexpr, pred):
 class Empties:
     """Named barriers, one for each slot of a ring: the producer waits for consumers."""
 
-    first: gl.constexpr  # the first of them
+    first: gl.constexpr  # the number of the first
     slots: gl.constexpr
     threads: gl.constexpr  # of all consumers and the producer
 
     @gluon.constexpr_function
-    def __init__(self, named, slots, consumers):
-        self.first = gl.constexpr(FIRST_FREE + named)
+    def __init__(self, first, slots, consumers):
+        self.first = gl.constexpr(first)
         self.slots = gl.constexpr(slots)
         self.threads = gl.constexpr(128 * consumers + 32)
 
@@ -105,11 +106,11 @@ def barriers(count: gl.constexpr, arrivals: gl.constexpr):
 
 
 @gluon.jit
-def make_ring(desc, slots: gl.constexpr, consumers: gl.constexpr, named: gl.constexpr):
-    """A ring of `slots` tiles whose empty barriers are the named ones from the `named`-th on."""
+def make_ring(desc, slots: gl.constexpr, consumers: gl.constexpr, first: gl.constexpr):
+    """A ring of `slots` tiles, whose empty barriers are the named ones from number `first` on."""
     shape: gl.constexpr = [slots, 1, 1, desc.block_shape[2], desc.block_shape[3]]
     tiles = gl.allocate_shared_memory(desc.dtype, shape, desc.layout)
-    return Ring(tiles, barriers(slots, 1), Empties(named, slots, consumers))
+    return Ring(tiles, barriers(slots, 1), Empties(first, slots, consumers))
 
 
 @gluon.jit

@@ -303,7 +303,11 @@ def consumer(common, q_ring, c: gl.constexpr):
         s = warpgroup_mma_wait(0, deps=[s])
         k_ring.give_back(use + skipped)
         if MASKED > 0:
-            s = hide(s, start_n - skipped * BLOCK_N, seen)
+            first_n = start_n - skipped * BLOCK_N
+            if problem.CAUSAL:  # noqa: SIM114 - known when compiling, and `or` would not be
+                s = hide(s, first_n, seen)
+            elif first_n + BLOCK_N > Nk_valid:
+                s = hide(s, first_n, seen)
         p, m_i, l_i, _ = exponentiate(s, m_i, l_i, qk_scale, SLACK)
         p = as_operand(p, acc, o_desc.dtype)
         first = skipped + 1
@@ -435,18 +439,18 @@ def attention_kernel(
         seqlens_ptr if HAS_SEQLENS else counter_ptr, H, group, Nq, Nk, blocks, heads, section,
         tiles, CAUSAL, HAS_SEQLENS, MASKED, LSE, GUARD, 64 * CONSUMERS, BLOCK_N,
     )  # fmt: skip
-    k_ring = make_ring(k_desc, 2, CONSUMERS, 0)
-    v_ring = make_ring(v_desc, 3, CONSUMERS, 2)  # a third slot helps here, not for K
+    k_ring = make_ring(k_desc, 2, CONSUMERS, 5)
+    v_ring = make_ring(v_desc, 3, CONSUMERS, 7)  # a third slot helps here, not for K
     board = make_board(CONSUMERS)
     notes = make_notes(counter_ptr + 1, tiles, CONSUMERS)
     bar = barriers(1, 1)
-    q0 = make_ring(q_desc, 2, 1, 5)
+    q0 = make_ring(q_desc, 2, 1, 10)
     q1 = q0
     if CONSUMERS > 1:
-        q1 = make_ring(q_desc, 2, 1, 7)
+        q1 = make_ring(q_desc, 2, 1, 12)
     q2 = q1
     if CONSUMERS > 2:
-        q2 = make_ring(q_desc, 2, 1, 9)
+        q2 = make_ring(q_desc, 2, 1, 14)
     fence_async_shared()  # the copy engine arrives at these barriers
     barrier()
     common = (o_desc, lse_ptr, k_ring, v_ring, notes, board, problem, qk_scale)

@@ -29,7 +29,10 @@ static          CTA i has tiles i, i + 132, ...: no counter says which is next
 heads_first     neighbours are heads, not blocks of one head
 two_consumers   for d = 64, too, as many consumers and as large tiles as for d = 128
 past_the_end    consumers whose rows are all past Nq walk the KV tiles like the others
+one_cta         for d = 64 and few keys, too, one CTA to a multiprocessor under a causal mask
 by_column       the masks compare the index of each column
+together        a warpgroup's warps wait for each other when they give back a slot of K or V
+rescaled        acc is multiplied by its correction at every tile, d = 64 too
 unguarded       nobody looks for NaN: one that is hidden from some rows spoils them
 two_kernels     gradients by stage 7's two kernels: seven products in two passes
 
@@ -143,6 +146,7 @@ def hopper(number: int, name: str, changes: dict[str, str]) -> dict[str, str]:
     }
 
 
+RESCALE = "        acc = rescale_if_needed(acc, alpha) if SLACK > 0 else rescale(acc, alpha)\n"
 OF_STAGE_9: dict[str, dict[str, str]] = {
     "in_turn": hopper(91, "in_turn", {
         "        s = scores(q, k_ring.take(use + j), seen)  # (64, BLOCK_N)\n": "",
@@ -154,7 +158,7 @@ OF_STAGE_9: dict[str, dict[str, str]] = {
         ),
         "        acc = warpgroup_mma_wait(0, deps=[acc])\n"
         "        v_ring.give_back(use + j - 1)\n"
-        "        acc = rescale(acc, alpha)\n": "        acc = rescale(acc, alpha)\n",
+        + RESCALE: RESCALE,
     }),
     "whole_sums": hopper(92, "whole_sums", {
         "return gl.sum(gl.reshape(p, [64, p.shape[1] // 8, 8]), 1)": "return gl.sum(p, 1)",
@@ -192,6 +196,17 @@ OF_STAGE_9: dict[str, dict[str, str]] = {
             "gl.where((first[None, :, None] + column[None, None, :]) < left[:, None, :], eights"
         ),
         "left = left[:, None] - column[None, :]  # (64, 8)": "left = left[:, None]",
+    }),
+    "together": hopper(88, "together", {
+        "        k_ring.give_back(use + j)\n        if MASKED:\n": (
+            "        barrier()\n        k_ring.give_back(use + j)\n        if MASKED:\n"
+        ),
+        "        v_ring.give_back(use + j - 1)\n" + RESCALE: (
+            "        barrier()\n        v_ring.give_back(use + j - 1)\n" + RESCALE
+        ),
+    }),
+    "rescaled": hopper(87, "rescaled", {
+        "return 8.0 if BLOCK_D == 64 else 0.0": "return 0.0",
     }),
     "unguarded": hopper(97, "unguarded", {
         "GUARD: gl.constexpr = CAUSAL or HAS_SEQLENS": "GUARD: gl.constexpr = False",
