@@ -191,6 +191,8 @@ IDEAS = {  # the variant: the idea that it lacks, and what was expected of it
     "past_the_end": ("nothing for rows past the end", "a tenth at N = 1024"),
     "one_cta": ("three CTAs for few keys", "a tenth, causal, N = 1024"),
     "by_column": ("masks by constants", "a little, causal, N = 1024"),
+    "rescaled": ("a correction only where needed", "a fiftieth, d = 64"),
+    "together": ("slots given back without waiting", "a little"),
     "unguarded": ("(without the look for NaN)", "it costs, where keys are hidden"),
 }
 
@@ -293,8 +295,9 @@ nb.rows(header, body, "TFLOP/s, bfloat16, the masked part not counted", hopper.s
 #
 # <details><summary>Answer</summary>
 #
-# For `empty` of slot 0, at which each consumer arrives once, when its product has read tile 0. With
-# three consumers it opens at the third arrival ([hopper_rings.py](../stages/hopper_rings.py)).
+# For `empty` of slot 0, at which each consumer's 128 threads arrive once, when its product has read
+# tile 0. With three consumers it opens at arrival 416: the producer's 32 threads arrive there, too,
+# and wait ([hopper_rings.py](../stages/hopper_rings.py)).
 #
 # </details>
 #
@@ -303,6 +306,8 @@ nb.rows(header, body, "TFLOP/s, bfloat16, the masked part not counted", hopper.s
 # <details><summary>Answer</summary>
 #
 # Products end in the order in which they were begun. At most one may be left unfinished: so $S$,
-# begun first, is done, and $P V$ still runs while the softmax of $S$ is computed.
+# begun first, is done, and $P V$ may still run while the softmax of $S$ is computed. (`ptxas` moves
+# the second wait up, [before the exponentials](../docs/hopper.md#the-climb): what runs during them
+# are the products of the other consumers.)
 #
 # </details>

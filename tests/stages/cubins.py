@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from machine_code import product_loops, register_budgets, unset_registers
+from machine_code import barrier_numbers, product_loops, register_budgets, unset_registers
 
 TYPES = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
 SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}  # bytes a program
@@ -188,7 +188,7 @@ def compile_gluon(stage: str, d: int, dtype: str, name: str, flags: str) -> dict
     sass = dump(cubin, "--dump-sass")
     return {
         "shared": shared, "loops": product_loops(sass), "unset": unset_registers(sass),
-        "budgets": register_budgets(sass), **resources(cubin),
+        "budgets": register_budgets(sass), "barriers": barrier_numbers(sass), **resources(cubin),
     }  # fmt: skip
 
 

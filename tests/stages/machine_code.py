@@ -53,6 +53,11 @@ def register_budgets(sass: str) -> list[int]:
     )
 
 
+def barrier_numbers(sass: str) -> list[int]:
+    """The named barriers whose number is a constant in the instruction."""
+    return sorted({int(x, 16) for x in re.findall(r"\bBAR\.(?:SYNC|ARV)\S* 0x([0-9a-f]+)", sass)})
+
+
 def shared_registers(text: str) -> tuple[set[int], set[int]]:
     """The uniform registers that an instruction writes, and those that it reads."""
     op, _, rest = re.sub(r"^@\S+ +", "", text).partition(" ")
