@@ -31,6 +31,7 @@ EXCLUDED = {
     "bench": {
         ("out", "resume"): OWN_FILE,
         **{(name, "suite"): SUITE for name in BENCH_SHAPE},
+        ("graph", "suite"): "a suite may read from a paged cache, which is not captured",
         ("impl", "stages"): "it is the old name of --stages",
         ("tokens", "b"): "--b says the batch size already",
         ("hidden", "h"): "--h says the number of heads already",

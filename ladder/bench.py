@@ -52,6 +52,7 @@ def bench_command(
     stage: options.StageFiles = None,
     warmup: options.Warmup = 5,
     repeat: options.Repeat = 30,
+    graph: options.Graph = False,
     inputs: options.AllSynthetic = None,
     seed: options.Seed = SEED,
     device: options.Device = None,
@@ -249,7 +250,8 @@ def make_limits(given: Record) -> plan.Limits:
         memory = (environment.memory_bytes() or 2 * memory) // 2
     warmup = whole(1)(given["warmup"], "warmup")
     rounds = whole(2)(given["repeat"], "repeat")
-    return plan.Limits(options.seconds(given["budget"], "budget"), memory, warmup, rounds)
+    graph = bool(given["graph"]) and given["device"] == "cuda"
+    return plan.Limits(options.seconds(given["budget"], "budget"), memory, warmup, rounds, graph)
 
 
 def make_problems(given: Record, device: str) -> list[Problem]:
@@ -265,6 +267,8 @@ def make_problems(given: Record, device: str) -> list[Problem]:
     if rows:
         raise UserError("--nq: it chooses among a suite's problems; give --suite, too")
     directions = options.some_of(*DIRECTIONS)(given["mode"] or "fwd", "--mode")
+    if given["graph"] and set(directions) != {"fwd"}:
+        raise UserError(f"--graph: got --mode {given['mode']}, expected fwd: no other is captured")
     causal = options.CAUSAL[given["causal"] or "both"]
     ds, ns = integers(1, MAX_D)(use["d"], "--d"), integers(1)(use["n"], "--n")
     sizes = plan.Sizes(use["tokens"], use["hidden"], given["b"], given["h"], given["hk"])

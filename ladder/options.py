@@ -221,6 +221,9 @@ Contestants = Annotated[
 Impl = Annotated[str | None, typer.Option(hidden=True)]  # the old name of --stages
 Warmup = Annotated[int, option("calls of each before the rounds", whole(1))]
 Repeat = Annotated[int, option("rounds: samples of each", whole(2))]
+Graph = Annotated[
+    bool, option("on a GPU, replay each call as a CUDA graph: forward only", None, "--graph")
+]
 AllSynthetic = Annotated[
     str | None,
     option("normal, peaky or all; all by default with --stage, else normal",

@@ -55,12 +55,15 @@ class Contestant:
     `problem` has a page size where the stage reads from a paged cache.
     """
 
-    def __init__(self, module: ModuleType, problem: Problem, out: str, base: int | None) -> None:
+    def __init__(
+        self, module: ModuleType, problem: Problem, out: str, base: int | None, graph: bool
+    ) -> None:
         self.base = base  # resident bytes of the process before it loaded any stage
         self.module, self.problem, self.out = module, problem, out
         self.attend = bind(module.attend, problem)
         # it is measured where it computes: a CPU stage also takes a GPU's tensors
         self.device = module.STAGE.computes_on(problem.device)
+        self.graph = graph and self.device == "cuda"
         self.call: Call | None = None
         self.timed: Watched | None = None
 
@@ -138,12 +141,17 @@ class Contestant:
                     f"{1e-3 * ms:.3g} s per call: {calls} calls do not fit in its budget of "
                     f"{order.budget:g} s"
                 )
+        if self.graph:
+            self.watched(given)  # captured here, where an error is the stage's own
 
     def watched(self, given: Given) -> Watched:
         """The call for the timer (measured_call.py), the same object for all samples."""
+        from harness.measures.timing import captured
+
         if self.timed is None:
             x = given.tensors[3 if self.problem.direction == "bwd" else 0]
-            self.timed = Watched(self.prepared(given), x)
+            call = self.prepared(given)
+            self.timed = Watched(call, x, captured(call) if self.graph else None)
         return self.timed
 
     def call_again(self, given: Given) -> None:
@@ -153,7 +161,7 @@ class Contestant:
         if self.timed.overwritten():
             raise WrongOutput("an output changed after it was returned")
         self.timed.kept = self.timed.returned = ()
-        changed = ask_again(self.prepared(given), self.problem.direction, *given.tensors[2:])
+        changed = ask_again(self.timed.replay, self.problem.direction, *given.tensors[2:])
         # closed here, so that the inputs are restored at once where a call raises
         with contextlib.closing(cast("Generator[Call, None, None]", changed)) as calls:
             for index, call in enumerate(calls):
@@ -199,7 +207,7 @@ def compete(connection: Connection, order: Order) -> None:
         if problem.device == "cuda" and problem.dtype == "float32":
             set_precision(problem.precision)
         contestants = [
-            Contestant(module, asked, out, base)
+            Contestant(module, asked, out, base, order.graph)
             for module, asked, out in zip(modules, order.problems, order.outs, strict=True)
         ]
         tell(connection, messages.Ready())
@@ -308,7 +316,7 @@ def sample_all(
             continue
         found[contestant] = Timed(
             timing.median_ms, timing.iqr_ms, len(timing.samples_ms), clock,
-            rounds_ms=None if order.alone else timing.rounds_ms,
+            rounds_ms=None if order.alone else timing.rounds_ms, launch_ms=timing.launch_ms,
             change=list(contestant.watched(given).change or ()),
         )  # fmt: skip
     return [found[each] for each in going]
@@ -318,13 +326,14 @@ def sample_on_turns(call: Call, device: str, turn_signals: Connection) -> Any:
     """Time `call`: one sample for each turn that the parent announces."""
     from harness.measures.timing import Timing, cpu_sampler, cuda_sampler
 
-    sample = cuda_sampler(call) if device == "cuda" else cpu_sampler(call)
+    timing = Timing([])
+    launches = timing.launches_ms
+    sample = cuda_sampler(call, launches) if device == "cuda" else cpu_sampler(call)
     tell(turn_signals, messages.Done())
-    samples = []
     while not told(turn_signals, Turn).over:
-        samples.append(sample())
+        timing.samples_ms.append(sample())
         tell(turn_signals, messages.Done())
-    return Timing(samples)
+    return timing
 
 
 def call_often(contestant: Contestant, given: Given, calls: int) -> None:

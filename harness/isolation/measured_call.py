@@ -242,12 +242,17 @@ class PagedCall:
 
 
 class Watched:
-    """`call` with one element of `x` changed; `kept` are copies of what one such call returned."""
+    """`call` with one element of `x` changed; `kept` are copies of what one such call returned.
 
-    def __init__(self, call: Callable[[], Any], x: Any) -> None:
+    `replay` is made in its place where x is not changed: the call as a CUDA graph.
+    """
+
+    def __init__(
+        self, call: Callable[[], Any], x: Any, replay: Callable[[], Any] | None = None
+    ) -> None:
         import torch
 
-        self.call = call
+        self.call, self.replay = call, replay or call
         self.often = x.device.type == "cpu"
         bits = getattr(torch, f"int{8 * x.element_size()}")
         # as large as the norm of a row of x, so that any element changes the row's scores
@@ -265,7 +270,7 @@ class Watched:
         self.count += 1
         due = self.count == self.due
         if not (due or self.often):
-            return self.call()
+            return self.replay()
         at = int(random() * self.size)
         was = self.cells[at] if self.often else self.cells[at].clone()  # waits for no GPU
         self.cells[at] = self.values[self.count % VALUES]

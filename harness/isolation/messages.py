@@ -44,7 +44,8 @@ class Order:
     """What the process of a comparison is to do. `problems`: as each of the stages is asked.
 
     `outs`: the stages' files for their outputs. `apart`: each stage has its own process, and these
-    take turns. `strided`: each is also called with strided inputs. `rounds`: at least so many.
+    take turns. `strided`: each is also called with strided inputs. `graph`: calls are replayed as
+    CUDA graphs. `rounds`: at least so many.
     `budget`: seconds; `memory`: bytes.
     """
 
@@ -55,6 +56,7 @@ class Order:
     alone: bool
     apart: bool
     strided: bool
+    graph: bool
     warmup: int
     rounds: int
     budget: float
@@ -133,6 +135,7 @@ class Timed:
     samples: Size
     sm_clock_mhz: Count | None
     rounds_ms: list[Time] | None
+    launch_ms: Time | None
     change: list[Count]
 
 

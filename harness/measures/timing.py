@@ -11,7 +11,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -28,14 +28,23 @@ SAMPLE_SECONDS = 0.002  # the shortest sample of CPU calls that take turns
 
 @dataclass(frozen=True)
 class Timing:
-    """The samples of one call, in milliseconds per call."""
+    """The samples of one call, in milliseconds per call.
+
+    launches_ms  on a GPU, how long Python took to launch the call, for each sample; else empty
+    """
 
     samples_ms: list[float]
+    launches_ms: list[float] = field(default_factory=list)
 
     @property
     def median_ms(self) -> float:
         """The median of the samples, ms."""
         return statistics.median(self.samples_ms)
+
+    @property
+    def launch_ms(self) -> float | None:
+        """The median of the launches, ms; None on a CPU."""
+        return statistics.median(self.launches_ms) if self.launches_ms else None
 
     @property
     def rounds_ms(self) -> list[float]:
@@ -75,12 +84,12 @@ def time_cpu(call: Call, seconds: float) -> Timing:
 
 def time_cuda(call: Call, seconds: float) -> Timing:
     """One sample per call, between two events, the L2 cache overwritten before each."""
-    sample = cuda_sampler(call)
-    samples: list[float] = []
+    timing = Timing([])
+    sample = cuda_sampler(call, timing.launches_ms)
     deadline = time.perf_counter() + seconds
-    while not samples or time.perf_counter() < deadline:
-        samples.append(sample())
-    return Timing(samples)
+    while not timing.samples_ms or time.perf_counter() < deadline:
+        timing.samples_ms.append(sample())
+    return timing
 
 
 def alternate(
@@ -92,19 +101,19 @@ def alternate(
     call later than the last, so that no call always follows the same other. A machine whose clock
     drops slows all of them alike, so that the ratio of two medians is fair.
     """
+    timings = [Timing([]) for _ in calls]
     samplers = [
-        cuda_sampler(call) if device == "cuda" else cpu_sampler(call)
-        for call, device in zip(calls, devices, strict=True)
+        cuda_sampler(call, timing.launches_ms) if device == "cuda" else cpu_sampler(call)
+        for call, device, timing in zip(calls, devices, timings, strict=True)
     ]
-    samples: list[list[float]] = [[] for _ in calls]
     deadline = time.perf_counter() + seconds
     first = 0
     while first < rounds or time.perf_counter() < deadline:
         for offset in range(len(calls)):
             index = (first + offset) % len(calls)
-            samples[index].append(samplers[index]())
+            timings[index].samples_ms.append(samplers[index]())
         first += 1
-    return [Timing(each) for each in samples]
+    return timings
 
 
 def cpu_sampler(call: Call) -> Callable[[], float]:
@@ -134,8 +143,10 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def cuda_sampler(call: Call) -> Callable[[], float]:
+def cuda_sampler(call: Call, launches_ms: list[float] | None = None) -> Callable[[], float]:
     """Make a function that takes one sample of `call` between two events, the L2 cache flushed.
+
+    How long Python took to launch the call is appended to `launches_ms`, if given.
 
     The GPU is kept busy while Python launches `call`, so that the sample is the device's own time,
     without the time that an idle GPU would wait for the Python interpreter. Where the GPU was done
@@ -154,15 +165,32 @@ def cuda_sampler(call: Call) -> Callable[[], float]:
             torch.cuda._sleep(head_start)
             flush.zero_()
             start.record()
+            began = time.perf_counter()
             call()
+            launch_ms = 1e3 * (time.perf_counter() - began)
             end.record()
             waited = start.query()
             end.synchronize()
             if not waited or head_start >= LONGEST_HEAD_START:
+                if launches_ms is not None:
+                    launches_ms.append(launch_ms)
                 return start.elapsed_time(end)
             head_start *= 2
 
     return sample
+
+
+def captured(call: Callable[[], T]) -> Callable[[], T]:
+    """Capture `call` into a CUDA graph: returns a call that replays it, with the same outputs."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = call()
+
+    def replay() -> T:
+        graph.replay()
+        return outputs
+
+    return replay
 
 
 def sm_clock_mhz(call: Call, device: str) -> int | None:

@@ -31,7 +31,7 @@ from harness.runs.process import (
 )
 
 # fields of a record and of a message (harness/isolation/messages.py)
-TIMING = ("time_ms", "time_iqr_ms", "samples", "sm_clock_mhz", "rounds_ms")
+TIMING = ("time_ms", "time_iqr_ms", "samples", "sm_clock_mhz", "rounds_ms", "launch_ms")
 CHECKED = ("first_call_ms", "peak_bytes", "memory_meter")
 
 APART = "timed in a process of its own, in turns with the others' processes"

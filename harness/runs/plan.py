@@ -35,12 +35,14 @@ class Limits:
     budget: seconds for a stage's check, and as many again for its rounds where stages take turns; a
     stage alone has one budget for both. memory: bytes of main memory, for the whole process.
     warmup: calls before the rounds. rounds: samples of each; None: as many as fit into a set time.
+    graph: a call is captured into a CUDA graph, and replays are sampled.
     """
 
     budget: float = 60.0
     memory: int = 4 << 30
     warmup: int = 2
     rounds: int | None = None
+    graph: bool = False
 
 
 @dataclass(frozen=True)

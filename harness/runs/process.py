@@ -132,7 +132,7 @@ class ComparisonProcess:
             comparison.problem, [outcome.problem for outcome in outcomes],
             paths=[str(outcome.stage.path) for outcome in outcomes],
             outs=list(map(str, self.outs)), alone=comparison.alone, apart=apart,
-            strided=self.strided,
+            strided=self.strided, graph=self.limits.graph,
             warmup=0 if comparison.alone else self.limits.warmup,
             rounds=self.limits.rounds or messages.LEAST_ROUNDS,
             budget=self.limits.budget, memory=self.limits.memory,
@@ -208,7 +208,7 @@ class ComparisonProcess:
         for outcome in remaining(self.outcomes):
             interpreted = outcome.mode == "interpreted"
             if self.comparison.alone and (interpreted or 4e-3 * outcome.call_ms >= self.seconds):
-                outcome.timed = Timed(outcome.call_ms, None, 1, None, None, change=[])
+                outcome.timed = Timed(outcome.call_ms, None, 1, None, None, None, change=[])
             elif interpreted:
                 outcome.reason = INTERPRETED
 

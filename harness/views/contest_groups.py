@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from harness.problems.problem import PEERS_FROM
 from harness.records.schema import PROBLEM, Record
-from harness.records.units import show_bytes, significant
+from harness.records.units import show_bytes, show_time, significant
 from harness.views.cell_tables import (
     THREE,
     Stage,
@@ -109,8 +109,9 @@ def show(
 ) -> str:
     """The text of a record in a table; without a time, the reason; also for no record.
 
-    `what`: the 'time' in ms, the 'rate', the 'peak' memory, the share of tiles 'skipped', the
-    'speedup' over `peer`, or the 'share' of the matrix rate among the `ceilings`.
+    `what`: the 'time' in ms, the 'rate', the 'peak' memory, the time that Python takes to 'launch',
+    the share of tiles 'skipped', the 'speedup' over `peer`, or the 'share' of the matrix rate among
+    the `ceilings`.
     """
     if record is None:
         return "" if what in ("time", "rate") else "-"
@@ -127,6 +128,8 @@ def show(
         return significant(record["time_ms"])
     if what == "rate":
         return significant(rate_of(record))
+    if what == "launch":
+        return "-" if record["launch_ms"] is None else show_time(record["launch_ms"])
     if what == "peak":
         return "-" if record["peak_bytes"] is None else show_bytes(record["peak_bytes"])
     matrix = roof_of(record, ceilings).matrix

@@ -24,10 +24,11 @@ Row = tuple[str, str, Sequence[str]]  # label, unit, one text per N
 WIDTH = 80
 LONGEST_NAME = 22
 LEGEND = f"Timed in turns: medians, ratios of medians. {MORE}"
+REPLAYED = "Each call replayed as a CUDA graph. "
 
 
 def rows_of(env: Record, group: Sequence[Record]) -> list[list[Row]]:
-    """The rows of a group's tables: times and rates; speed-ups over the peers; memory and tiles.
+    """The rows of a group's tables: times and rates; speed-ups over the peers; memory and the rest.
 
     Rows without any number are left out, except those of times.
     """
@@ -45,7 +46,7 @@ def rows_of(env: Record, group: Sequence[Record]) -> list[list[Row]]:
     ]
     memory: list[Row] = [
         (label[contestant], what, bench.texts_of(group, contestant, what))
-        for what in ("peak", "skipped")
+        for what in ("peak", "launch", "skipped")
         for contestant in everyone
     ]
     others = [[row for row in rows if set(row[2]) != {"-"}] for rows in (speedups, memory)]
@@ -69,7 +70,8 @@ def rich_tables(
         parts += [made, Text("")]
     if said := SOURCES.get(suite_of(env)):
         parts += [Text(said), Text("")]
-    return Group(*parts, Text(LEGEND, style="dim"))
+    replayed = REPLAYED if env["arguments"].get("graph") else ""
+    return Group(*parts, Text(replayed + LEGEND, style="dim"))
 
 
 def layout(rows: Sequence[Row], heads: Sequence[str], width: int) -> list[Table]:

@@ -40,7 +40,8 @@ def make_bench(stage=6, n=4096, **changes):
         "tokens_per_s": problem["b"] * n / (flops / tflops / 1e12),
         "speedup": {NAMES[p]: RATES[stage] / RATES[p] for p in (100, 103) if p != stage},
         "skip_ratio": 0.5 if stage == 6 and problem["causal"] else None,
-        "warmup": 5, "repeat": 30, "hbm_bytes": cost.hbm_bytes(Problem.from_json(problem)),
+        "warmup": 5, "repeat": 30, "launch_ms": None,
+        "hbm_bytes": cost.hbm_bytes(Problem.from_json(problem)),
     }  # fmt: skip
     assert changes.keys() <= record.keys(), "a field that no record has"
     record |= changes
@@ -78,7 +79,7 @@ def make_run(stages=(3, 6, 100, 103), sizes=SIZES, directions=("fwd",), **fields
 
 
 def make_bench_env(records, **changes):
-    arguments = {"suite": changes.pop("suite", None)}
+    arguments = {"suite": changes.pop("suite", None), "graph": changes.pop("graph", False)}
     return make_env(
         records, TITLES, device="cuda", device_name="NVIDIA H200", driver="580.1", triton="3.6.0",
         arguments=arguments, **changes,

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness.measures.timing import cuda_sampler
+from harness.isolation.measured_call import Watched
+from harness.measures import timing
+from harness.measures.timing import alternate, cuda_sampler
 
 CYCLES_PER_MS = 2_000_000
 
@@ -74,3 +76,42 @@ def test_a_call_that_waits_for_the_device_is_sampled_with_its_waiting(gpu):
     sample = cuda_sampler(call)
     assert [sample() for _ in range(5)] == pytest.approx([0.75] * 5)
     assert len(calls) < 12
+
+
+def test_the_time_that_python_takes_to_launch_is_told_beside_the_devices(gpu, monkeypatch):
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: 1e-3 * gpu.host)
+
+    def call(launch_ms):
+        gpu.host += launch_ms
+        gpu.run(0.25)
+
+    quick, slow = (lambda: call(0.25)), (lambda: call(4.0))
+    found = alternate([quick, slow], ["cuda", "cuda"], rounds=5)
+    assert [each.launch_ms for each in found] == pytest.approx([0.25, 4.0])
+    assert [len(each.launches_ms) for each in found] == [5, 5]  # none of a sample taken again
+    assert [each.median_ms for each in found] == pytest.approx([0.25, 0.25])
+    on_a_cpu = alternate([lambda: None], ["cpu"], rounds=2)
+    assert on_a_cpu[0].launch_ms is None
+
+
+def test_what_is_replayed_in_its_place_is_called_but_where_outputs_may_be_kept():
+    x = torch.ones(4, 8)
+    made = []
+
+    def eager():
+        made.append("call")
+        return (x.sum(-1),)
+
+    def replay():
+        made.append("replay")
+        return eager.outputs
+
+    eager.outputs = eager()
+    watched = Watched(eager, x, replay)
+    watched.often, watched.cells = False, x.view(torch.int32).view(-1)  # as on a GPU
+    for _ in range(40):
+        watched()
+    assert made.count("replay") > made.count("call") >= 2
+    [kept] = watched.kept
+    assert not torch.equal(kept, eager.outputs[0])  # of a call with one element changed
+    assert torch.equal(x, torch.ones(4, 8))

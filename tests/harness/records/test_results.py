@@ -59,6 +59,7 @@ def test_the_schema_has_the_fields_of_the_design():
         "kind",
         "sm_clock_mhz",
         "rounds_ms",
+        "launch_ms",
         "page_size",
         "launch_configs",
         *DESIGN,

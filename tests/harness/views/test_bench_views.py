@@ -100,6 +100,18 @@ def test_the_newest_of_ours_stands_against_the_first_peer():
     assert contest_groups.rivals(everyone[:1]) == (None, None)
 
 
+def test_what_python_takes_to_launch_and_that_calls_were_replayed():
+    records = make_run(sizes=(1024, 4096))
+    launched = "launch"
+    assert not any(launched in line for line in text_of(make_bench_env(records), records))
+    records[0]["launch_ms"] = 0.0375
+    lines = text_of(make_bench_env(records), records)
+    rows = [line.split() for line in lines if launched in line]
+    assert rows == [["3", "torch,", "three", "GEMMs", "launch", "37.5", "us", "-"]]
+    assert not any("replayed" in line for line in lines)
+    assert any("replayed" in line for line in text_of(make_bench_env(records, graph=True), records))
+
+
 def test_memory_and_skipped_tiles():
     records = make_run(sizes=(1024, 4096))
     records[0]["peak_bytes"] = 3 << 30
