@@ -67,8 +67,9 @@ def tuned_here_alone(tmp_path_factory):
 
 @pytest.fixture(autouse=True, scope="session")
 def one_fork_server():
-    """It has what gradients take, too, whichever test starts it."""
-    child.PRELOADED = (*child.PRELOADED, *child.OF_GRADIENTS)
+    """It has what gradients and labs take, too, whichever test starts it."""
+    labs = "course.lab.grading.guard", "course.lab.layouts"
+    child.PRELOADED = (*child.PRELOADED, *child.OF_GRADIENTS, *labs)
 
 
 @pytest.fixture(autouse=True, scope="session")
