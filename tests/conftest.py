@@ -1,6 +1,7 @@
 """GPU tests run where there is a GPU, and are left out, by name, where there is none."""
 
 import contextlib
+import gc
 import os
 
 # before NumPy and torch are imported: tests run side by side (ladder_command.py, environ)
@@ -21,6 +22,17 @@ def pytest_collection_modifyitems(config, items):
     if gpu:
         config.hook.pytest_deselected(items=gpu)
         items[:] = [item for item in items if item not in gpu]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Leave what is imported and collected out of all searches for garbage: it stays to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def slow_first(items, workers):
@@ -55,8 +67,9 @@ def tuned_here_alone(tmp_path_factory):
 
 @pytest.fixture(autouse=True, scope="session")
 def one_fork_server():
-    """It has what gradients take, too, whichever test starts it."""
-    child.PRELOADED = (*child.PRELOADED, *child.OF_GRADIENTS)
+    """It has what gradients and labs take, too, whichever test starts it."""
+    labs = "course.lab.grading.guard", "course.lab.layouts"
+    child.PRELOADED = (*child.PRELOADED, *child.OF_GRADIENTS, *labs)
 
 
 @pytest.fixture(autouse=True, scope="session")

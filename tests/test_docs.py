@@ -296,7 +296,7 @@ def test_a_command_runs_as_its_page_says(command, tmp_path):
     put_there(command, tmp_path, env)
     if ALONE.fullmatch(command.text):
         [arguments] = command.calls
-        done = in_turn(*arguments, cwd=tmp_path, briefly=True)
+        done = in_turn(*arguments, cwd=tmp_path)
     else:
         done = subprocess.run(
             ["sh", "-c", command.text], cwd=tmp_path, env=env, capture_output=True, text=True,

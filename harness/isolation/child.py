@@ -48,7 +48,7 @@ LONGEST_REASON = 300  # characters of an error, as a reason
 LONGEST_LOG = 1 << 20  # bytes of a child's output on the disk
 # imported once, by the fork server; what is not installed is left out
 PRELOADED = (
-    "torch.utils.benchmark", "stages.autotune", "triton.runtime.interpreter",
+    "harness.no_garbage", "torch.utils.benchmark", "stages.autotune", "triton.runtime.interpreter",
     "triton.experimental.gluon",  # by the first launch of a kernel
     "harness.isolation.contestant", "harness.isolation.judge", "harness.measures.oracle",
     "harness.measures.timing",
@@ -278,6 +278,7 @@ def enter(
     """Set a child up (own session, dies with its server, output to `log`), and run `target`."""
     close_server_handles()
     gc.freeze()  # what the server imported is no garbage: gc.collect() would walk all of it
+    gc.enable()  # harness/no_garbage.py
     if hasattr(os, "setsid"):
         os.setsid()  # a Ctrl-C goes to the parent alone, and the group can be killed
     ask_kernel(DIE_WITH_PARENT, signal.SIGKILL)

@@ -176,7 +176,7 @@ def kernel_in_turn(tmp_path, monkeypatch):
             while True:
                 with listener.accept() as connection:
                     arguments, folder = connection.recv()
-                    connection.send(vars(in_turn(*arguments, cwd=folder, briefly=True)))
+                    connection.send(vars(in_turn(*arguments, cwd=folder)))
 
     threading.Thread(target=answer, daemon=True).start()
     startup = tmp_path / "ipython" / "profile_default" / "startup" / "in_turn.py"
@@ -268,7 +268,7 @@ def inline(pattern):
 @pytest.mark.parametrize("call", inline(r"nb\.measure\("))
 def test_a_measurement_that_an_exercise_asks_for_works(call, monkeypatch):
     # the notebooks themselves have a process for each of theirs
-    turns = SimpleNamespace(run=lambda command, **_: in_turn(*command[3:], briefly=True))
+    turns = SimpleNamespace(run=lambda command, **_: in_turn(*command[3:]))
     monkeypatch.setattr(nb, "subprocess", turns)
     run = eval(call, {"nb": nb})
     assert {cell["status"] for cell in run} <= {"ok", "skipped"}

@@ -108,7 +108,7 @@ class Turns:
             return self.connection.recv() == "ready"
         return False
 
-    def run(self, arguments, cwd, briefly=False):
+    def run(self, arguments, cwd, briefly=True):
         """The command, finished; AssertionError with what it said where the process is lost."""
         self.out.write_bytes(b"")
         self.err.write_bytes(b"")
@@ -138,10 +138,10 @@ class Turns:
 TURNS = []  # the process of `in_turn`, where one was started
 
 
-def in_turn(*arguments, cwd=ROOT, briefly=False):
+def in_turn(*arguments, cwd=ROOT, briefly=True):
     """`ladder ARGUMENTS` as `ladder` has it, in the process that earlier calls were carried out in.
 
-    `briefly`: stages are timed for a few samples only, where no time is looked at.
+    `briefly`: stages are timed for a few samples only; False where a time is looked at.
     A command that takes it along fails its own test; the next one gets a new process.
     """
     if not TURNS:

@@ -33,15 +33,16 @@ def flags_to_compile(kernel, d, dtype, sm):
     """With which flags `kernel` is compiled at a size and a dtype: 'plain', 'masked', both, none.
 
     Compiling takes seconds where masks are. float16 has the largest tiles: it is compiled for both
-    GPUs, with masks at d = 128, where they leave the fewest registers. Other dtypes are compiled
-    for one of them, sm_80 at d = 64 with masks, sm_90 above; bfloat16, whose code is that of
-    float16, at one size, and TF32, which differs from float32 in its dots, without masks.
+    GPUs, and for sm_90 with masks, too, at d = 128, where they leave the fewest registers. Other
+    dtypes are compiled for one of them, sm_80 at d = 64 with masks, sm_90 above; bfloat16, whose
+    code is that of float16, at one size, and TF32, which differs from float32 in its dots, without
+    masks. With masks a kernel takes no more shared memory, which is checked where both are there.
     """
     has_masks = "CAUSAL" in kernel.arg_names
     if dtype == "float16":
         if d == 16:
             return () if has_masks or sm == 80 else ("plain",)
-        return ("plain", "masked") if has_masks and d == 128 else ("plain",)
+        return ("plain", "masked") if has_masks and (d, sm) == (128, 90) else ("plain",)
     if d == 16 or sm != (80 if d == 64 else 90) or (dtype == "bfloat16" and d != 64):
         return ()
     if has_masks and (d == 128 or (d, dtype) == (64, "tf32")):
@@ -77,12 +78,14 @@ def test_every_stage_in_triton_has_kernels_to_compile_for_both():
         rest = {job[2:5] for job in JOBS if job[:2] == (stage, name)}
         assert {dtype for _, dtype, _ in rest} == set(DTYPES)
         assert {(d, sm) for d, _, sm in rest} >= {(d, sm) for d in SIZES[1:] for sm in (80, 90)}
+    masked = {(job[:2], job[4]) for job in JOBS if job[5] == "masked"}
+    assert masked == {(job[:2], sm) for job in JOBS if job[5] == "masked" for sm in (80, 90)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("info", STAGES)
 def test_every_kernel_is_compiled_and_fits(info, compiler):
-    faults = []
+    faults, plain = [], {}
     asked = [job for job in JOBS if job[0] == info]
     for job, report in zip(asked, compiler.answers(*asked), strict=True):
         stage, name, d, dtype, sm, flags = job
@@ -93,6 +96,10 @@ def test_every_kernel_is_compiled_and_fits(info, compiler):
         least = 0 if name == "merge_kernel" else 1  # which multiplies no matrices
         if not least <= report["shared"] <= limit:
             faults.append(f"{job}: {report['shared']} bytes of shared memory, at most {limit} fit")
+        if flags == "plain":
+            plain[job[:-1]] = report["shared"]
+        elif report["shared"] > plain.get(job[:-1], limit):
+            faults.append(f"{job}: more shared memory than without masks")
         # masks cost registers: what is held to none is the way without, which has the most to do
         allowed = SPILLED.get((stage, name, d, dtype, sm), 0)
         if flags == "plain" and d <= 128 and report["STACK"] + report["LOCAL"] > allowed:

@@ -77,7 +77,7 @@ def test_each_fails_in_gradients_too(tmp_path):
     out = tmp_path / "run.jsonl"
     files = (*write(tmp_path, *names), *write(tmp_path, "honest", number=91))
     options = (*RUN, "--n", 33, "--inputs", "normal", "--direction", "train")
-    done = in_turn(*options, *files, "--out", out)
+    done = in_turn(*options, *files, "--out", out, briefly=False)  # clocks are looked at
     cells = held(done, out, *names, "honest")
     assert {cell["status"] for cell in cells["honest"]} == {"ok"}
     assert "ok" not in {cells[name][-1]["status"] for name in names}
@@ -102,7 +102,8 @@ def test_in_turns_a_file_has_its_own_process_and_slows_no_other(tmp_path):
     names = ("slows_torch", "honest", "kills_siblings", "talks")
     out = tmp_path / "run.jsonl"
     options = ("run", "--stages", "3", "--n", "64", "--d", "16", *LIMITS, "--inputs", "normal")
-    done = in_turn(*options, *write(tmp_path, *names, number=3), "--paired", "--out", out)
+    files = write(tmp_path, *names, number=3)
+    done = in_turn(*options, *files, "--paired", "--out", out, briefly=False)
     cells = held(done, out, *names)
     ours, slow, honest = (cells[name][1] for name in (YARDSTICK, "slows_torch", "honest"))
     assert (slow["status"], honest["status"]) == ("ok", "ok")

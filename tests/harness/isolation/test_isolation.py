@@ -22,7 +22,7 @@ def hold_to(path, expected, sizes=(32, 48)):
     assert [cell["nk"] for cell in cells[YARDSTICK]] == [*sizes]
     for cell in cells[YARDSTICK]:
         assert (cell["status"], cell["reason"]) == ("ok", "")
-        assert cell["time_ms"] > 0 and cell["samples"] > 1
+        assert cell["time_ms"] > 0 and cell["samples"] >= 1
     got = {name: [cell["status"] for cell in cells[name]] for name in expected}
     assert got == {name: [status] * len(sizes) for name, (status, _) in expected.items()}
     for name, (status, pattern) in expected.items():

@@ -1,5 +1,6 @@
 """The processes: who imports torch, who computes, and what a child says."""
 
+import gc
 import json
 import os
 import subprocess
@@ -9,6 +10,8 @@ from types import SimpleNamespace
 import pytest
 from ladder_command import PATIENCE, ROOT, RUN, by_name, environ, fakes, in_turn
 
+from harness.isolation import child
+from harness.isolation.child import Child, say
 from harness.runs import process
 
 
@@ -89,6 +92,18 @@ def test_the_fork_server_has_what_children_need_and_runs_no_operation():
     assert threads == ["Threads:\t1"]
     assert not [name for name in said["loaded"] if name.startswith("stages.s")]
     assert said["by gradients"] == [], "each child that computes gradients would import it"
+
+
+def say_whether_garbage_is_looked_for(connection):
+    say(connection, "collector", on=gc.isenabled(), frozen=gc.get_freeze_count())
+
+
+def test_the_fork_server_imports_without_the_collector_and_each_child_has_it():
+    """It is off there from the first import on, and none of it is looked through again."""
+    assert child.PRELOADED[0] == "harness.no_garbage"
+    with Child(say_whether_garbage_is_looked_for) as each:
+        said = each.receive(PATIENCE, "no answer")
+    assert said["on"] and said["frozen"] > 100_000
 
 
 def test_each_cell_has_a_process_of_its_own_and_no_stage_meets_another(tmp_path):

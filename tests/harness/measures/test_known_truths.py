@@ -68,7 +68,7 @@ def attend(q, k, v):
 @pytest.mark.timing
 def test_a_sleep_of_20_ms_reads_20_ms(tmp_path):
     out = tmp_path / "run.jsonl"
-    done = in_turn(*RUN, "--stages", 3, "--n", 16, *fakes("naps"), "--out", out)
+    done = in_turn(*RUN, "--stages", 3, "--n", 16, *fakes("naps"), "--out", out, briefly=False)
     assert done.returncode == 0, done.stderr
     [nap] = by_name(out)["naps"]
     assert nap["time_ms"] == pytest.approx(20, rel=0.1)
@@ -162,7 +162,7 @@ def test_a_backward_call_is_timed_without_its_forward_pass(tmp_path):
     for direction in ("bwd", "train"):
         out = tmp_path / f"{direction}.jsonl"
         done = in_turn(*RUN, "--direction", direction, "--stages", 3, "--n", 16,
-                      *fakes("naps"), "--out", out)  # fmt: skip
+                      *fakes("naps"), "--out", out, briefly=False)  # fmt: skip
         assert done.returncode == 0, done.stderr
         [nap] = by_name(out)["naps"]
         assert (nap["time_ms"] >= 20) == (direction == "train")

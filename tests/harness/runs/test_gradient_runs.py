@@ -56,7 +56,7 @@ def test_stages_with_wrong_gradients_are_wrong_with_the_tensor_named(tmp_path, d
     assert {"scalar_autograd", "cpp_value_graph", YARDSTICK, "grad_right"} <= cells.keys()
     for name, cell in cells.items():
         assert (cell["status"], cell["reason"]) == ("ok", ""), name
-        assert cell["time_ms"] > 0 and cell["samples"] > 1
+        assert cell["time_ms"] > 0 and cell["samples"] >= 1
         assert cell["peak_bytes"] >= 0 and cell["first_call_ms"] > 0
         assert 0 < cell["err_f64_max"] < 1e-5 and 0 < cell["err_f64_rel"] < 1e-5
     assert cells[YARDSTICK]["err_stage3_max"] == cells[YARDSTICK]["err_stage3_rel"] == 0

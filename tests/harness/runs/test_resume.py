@@ -61,7 +61,7 @@ def test_ten_kills_at_random_moments(tmp_path):
             with path.open("ab") as file:
                 file.write(whole[: chance.randrange(1, len(whole))])
     assert kills == KILLS, "the run is too short: it was over before it was killed so often"
-    done = ladder(*resume)
+    done = in_turn(*resume)
     assert done.returncode == 0, done.stderr
     cells = hold_complete(path)
     assert len(cells) == 2 * len(sizes.split(","))
