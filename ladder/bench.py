@@ -16,7 +16,7 @@ from harness.runs import plan
 from harness.runs.comparison import run_comparisons
 from harness.runs.suites import SUITES
 from harness.views import contest_plots, contests
-from harness.views.page import make_page
+from harness.views.table import make_page
 from ladder import measuring, options, problems, resuming
 from ladder.arguments import SHOWN, choose, stages_and_device, wants_gradients
 from ladder.options import MAX_D, UserError, integers, whole

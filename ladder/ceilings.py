@@ -5,7 +5,7 @@ from dataclasses import asdict
 from harness.records import units
 from harness.runs import ceilings
 from harness.views import machine
-from harness.views.page import make_page
+from harness.views.table import make_page
 from ladder import options
 from ladder.arguments import stages_and_device
 from ladder.measuring import (

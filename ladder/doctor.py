@@ -20,8 +20,7 @@ from harness.isolation.roster import (
 from harness.problems.problem import DEVICES, PEERS_FROM, YARDSTICK
 from harness.records import checkout, environment
 from harness.records.units import clean
-from harness.views.page import make_page
-from harness.views.table import Cell, Column, Table
+from harness.views.table import Cell, Column, Table, make_page
 from ladder.arguments import prepare_children
 
 TILE = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")

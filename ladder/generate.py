@@ -18,7 +18,7 @@ from harness.records.schema import Record
 from harness.records.values import Count
 from harness.runs.comparison import compare_alone
 from harness.runs.plan import Comparison, Limits, default_memory
-from harness.views.page import make_page
+from harness.views.table import make_page
 from ladder import measuring, options
 from ladder.arguments import choose, numbers_and_files, stages_and_device
 from ladder.options import UserError, integers

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from harness.runs import traffic
 from harness.views import cell_tables, machine
-from harness.views.page import make_page
+from harness.views.table import make_page
 from ladder import options, problems
 from ladder.arguments import choose, stages_and_device, why_no_cuda
 from ladder.measuring import (

@@ -16,7 +16,7 @@ from harness.records.jsonl import WriteFailed, Writer, read
 from harness.records.schema import Record
 from harness.records.units import clean
 from harness.views import roofline
-from harness.views.page import make_page
+from harness.views.table import make_page
 from ladder.options import UserError
 
 RUNS = Path("runs")

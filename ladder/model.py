@@ -7,7 +7,7 @@ from harness.records.jsonl import Writer
 from harness.records.schema import FAILURES, Record
 from harness.records.units import show_time
 from harness.runs.plan import default_memory
-from harness.views.page import make_page
+from harness.views.table import make_page
 from ladder import options
 from ladder.arguments import choose, numbers_and_files, stages_and_device
 from ladder.measuring import Progress, begin, check_out, note, open_results

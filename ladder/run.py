@@ -15,7 +15,7 @@ from harness.runs.comparison import run_cells
 from harness.runs.plan import Cell, Limits, default_memory, each_inputs, plan_grid, plan_tour
 from harness.runs.suites import SUITES
 from harness.views import cell_tables, lines
-from harness.views.page import make_page
+from harness.views.table import make_page
 from ladder import options, problems, resuming
 from ladder.arguments import RUN_SHAPE, choose, stages_and_device, wants_gradients
 from ladder.measuring import (

@@ -12,7 +12,7 @@ from harness.isolation.roster import built_in_files
 from harness.records import checkout
 from harness.records.schema import BadRecord
 from harness.views import cell_tables, lines, roofline
-from harness.views.page import make_page
+from harness.views.table import make_page
 from ladder import options
 from ladder.measuring import check_machine, note, open_results, writing
 from ladder.options import UserError

@@ -13,7 +13,7 @@ from harness.problems.problem import PEERS_FROM
 from harness.records.jsonl import WriteFailed
 from harness.records.schema import Record
 from harness.runs.plan import default_memory
-from harness.views.page import make_page
+from harness.views.table import make_page
 from ladder import measuring, options
 from ladder.arguments import choose, numbers_and_files, stages_and_device
 from ladder.options import UserError, long_dtype

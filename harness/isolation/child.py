@@ -23,7 +23,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from harness.isolation.interpreter import make_lean
 from harness.isolation.processes import (
     DIE_WITH_PARENT,
     DUMPABLE,
@@ -288,6 +287,8 @@ def enter(
     os.close(handle)
     if sys.platform == "linux":
         fork_under_subreaper(connection)
+    from stages.interpreter import make_lean  # imports torch, as the server has
+
     make_lean()
     target(connection, *arguments)
 

@@ -1,4 +1,4 @@
-"""Tables of text for a terminal and for Markdown; records as CSV and JSON."""
+"""Tables of text for a terminal and for Markdown, the page for them; records as CSV and JSON."""
 
 import csv
 import io
@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.table import Table as RichTable
@@ -19,6 +20,23 @@ Cell = str | Text  # text, with or without a style
 # a number with its unit; a narrow cell must not break between the two
 UNIT = re.compile(r"(?<=\d) (?=(?:[num]?s|[kKMGT]?B(?:/s)?|[kKMGT]?FLOP(?:/s)?|%)(?![\w/]))")
 NO_BREAK = "\N{NO-BREAK SPACE}"
+
+WIDTH, LEAST = 100, 40  # columns of a page; a narrower terminal breaks the lines itself
+
+
+class Page(Console):
+    """A console that cuts nothing: rows wider than the terminal continue on the next line."""
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        """Console.print without cropping."""
+        super().print(*objects, **{"crop": False, **how})
+
+
+def make_page() -> Console:
+    """A console on standard output, 40 to 100 columns wide, 100 where it is no terminal."""
+    console = Page()
+    console.width = max(LEAST, min(WIDTH, console.width)) if console.is_terminal else WIDTH
+    return console
 
 
 @dataclass(frozen=True)
