@@ -34,6 +34,7 @@ by_column       the masks compare the index of each column
 together        a warpgroup's warps wait for each other when they give back a slot of K or V
 rescaled        acc is multiplied by its correction at every tile, d = 64 too
 unguarded       nobody looks for NaN: one that is hidden from some rows spoils them
+bare            a call is a launch: nothing is checked, and there are no gradients
 two_kernels     gradients by stage 7's two kernels: seven products in two passes
 
 A variant is the shipped file with some text replaced, each found exactly once: it can't fall behind
@@ -210,6 +211,12 @@ OF_STAGE_9: dict[str, dict[str, str]] = {
     }),
     "unguarded": hopper(97, "unguarded", {
         "GUARD: gl.constexpr = CAUSAL or HAS_SEQLENS": "GUARD: gl.constexpr = False",
+    }),
+    "bare": hopper(86, "bare", {
+        "    if isinstance(q, torch.Tensor) and s07.autocasts(": (
+            "    return forward(q, k, v, causal, seqlens_k)\n"
+            "    if isinstance(q, torch.Tensor) and s07.autocasts("
+        ),
     }),
     "two_kernels": hopper(98, "two_kernels", {
         "return hopper_gradients.backward(": "return s07.backward(",

@@ -149,9 +149,10 @@ def on_hopper(name: str) -> str:
     header = " | ".join(["mask and size", "#9", *columns])
     means = (f"{statistics.geometric_mean(x):.2f}x {names[peer]}" for peer, x in over.items() if x)
     done = {"fwd": "forward", "bwd": "backward", "train": "both passes"}[cells[0]["direction"]]
+    replayed = ", replayed as CUDA graphs" if env["arguments"].get("graph") else ""
     note = (
         f"TFLOP/s, the masked part not counted; {cells[0]['dtype']}, {done}, B N = 16384, "
-        f"H d = 2048; paired. In the geometric mean {' and '.join(means)}."
+        f"H d = 2048; paired{replayed}. In the geometric mean {' and '.join(means)}."
     )
     return text.part(header, body, note, env)
 

@@ -46,12 +46,13 @@ PARTS: dict[str, Callable[[], str]] = {
     # docs/hopper.md
     **{
         name: partial(contests.on_hopper, name)
-        for name in ("hopper", "hopper-float16", "hopper-bwd", "hopper-train")
+        for name in ("hopper", "hopper-float16", "hopper-graph", "hopper-bwd", "hopper-train")
     },
     "hopper-loss": partial(contests.curves, "hopper-loss"),
     "hopper-variants": contests.climb_on_hopper,
     "hopper-odd": contests.odd_on_hopper,
     "hopper-waits": partial(sources.waits, "hopper-io"),
+    "hopper-host": partial(sources.launches, "hopper-host"),
     # docs/benchmarks.md, docs/training.md
     "001-forward": partial(contests.source_001, "fwd", 6),
     "001-train": partial(contests.source_001, "train", 7),

@@ -6,7 +6,7 @@ from course.report import text
 from harness.problems.cost import source_intensity
 from harness.records.jsonl import read
 from harness.records.schema import Record
-from harness.records.units import show_bytes, significant
+from harness.records.units import show_bytes, show_time, significant
 from harness.views import cell_tables, machine
 from harness.views.cell_tables import stage_of, stages_of
 
@@ -201,6 +201,23 @@ def waits(name: str) -> str:
         ["kernel", *machine.WAITS.values(), *(f"{unit} busy" for unit in machine.UNITS.values())]
     )
     note = f"Of a warp's time; of a unit's peak. {text.problem_but_n(record)}, N = {n}."
+    return text.part(header, body, note, env)
+
+
+def launches(name: str) -> str:
+    """How long Python takes to launch one call of each contestant, by d and mask."""
+    file = text.GPU / f"{name}.jsonl"
+    env, cells = read(file, "bench") if file.exists() else ({}, [])
+    if not any(cell["launch_ms"] for cell in cells):
+        return "Not measured yet: the command above, on a GPU."
+    labels = cell_tables.labels(env)
+    columns = list(text.problems(sorted({cell["nk"] for cell in cells})))
+    body = []
+    for stage in stages_of(cells):
+        times = (text.find(cells, name=stage[1], **at)["launch_ms"] for _, at in columns)
+        body.append([labels[stage], *("-" if x is None else show_time(x) for x in times)])
+    header = " | ".join(["", *(title for title, _ in columns)])
+    note = "One call from Python, until it returns; the median. The GPU is busy with other work."
     return text.part(header, body, note, env)
 
 

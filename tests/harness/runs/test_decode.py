@@ -490,6 +490,28 @@ def test_the_docs_say_what_an_odd_problem_costs_stage_9(tmp_path, monkeypatch):
     assert rows[-1] == ["d = 128, causal, N = 4096 and 4095", "300", "0.90x", "1.02x", "0.95x"]
 
 
+def test_the_docs_say_what_a_launch_takes_and_that_graphs_were_replayed(tmp_path, monkeypatch):
+    from made_up import write_run
+    from made_up_bench import make_bench, make_bench_env
+
+    from course.report import contests, sources, text
+
+    monkeypatch.setattr(text, "GPU", tmp_path)
+    assert sources.launches("host").startswith("Not measured yet")
+    problems = list(text.problems([1024]))
+    ours = {"stage": 9, "name": "gluon_hopper", "speedup": {"sdpa_cudnn": 1.25}}
+    records = [
+        make_bench(6, n=1024, d=at["d"], causal=at["causal"]) | ours | {"launch_ms": 0.036}
+        for _, at in problems
+    ]
+    records[-1]["launch_ms"] = None
+    write_run(tmp_path / "host.jsonl", make_bench_env(records, graph=True), records)
+    header, row = cells_of(sources.launches("host"))
+    assert header[1:] == [title for title, _ in problems]
+    assert row[1:] == ["36 us", "36 us", "36 us", "-"]
+    assert "replayed as CUDA graphs" in contests.on_hopper("host")
+
+
 def test_table_4_2_shows_stage_8_once_it_is_measured(tmp_path, monkeypatch):
     from made_up import make_cell, make_env, write_run
 
