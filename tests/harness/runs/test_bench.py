@@ -651,6 +651,7 @@ OF_A_RUN = {
     "hidden": "32", "b": "1", "h": "1", "hk": "1", "seqlens": "9", "stages": "99", "impl": "99",
     "stage": "mine.py", "warmup": "5", "repeat": "30", "inputs": "normal", "seed": str(SEED),
     "device": "cpu", "budget": "120", "suite": "nonsense", "nq": "1", "resume": "run.jsonl",
+    "graph": "",
 }  # fmt: skip
 
 
@@ -660,7 +661,7 @@ def test_show_refuses_all_that_it_has_no_use_for(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name, value in OF_A_RUN.items():
         with pytest.raises(SystemExit) as ended:
-            app.main(["bench", "--show", "gone.jsonl", f"--{name}", value])
+            app.main(["bench", "--show", "gone.jsonl", f"--{name}", *value.split()])
         assert ended.value.code == 2
         said = f"ladder: --{name}: --show measures nothing; leave it away\n"
         assert capsys.readouterr() == ("", said)
