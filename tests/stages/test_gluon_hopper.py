@@ -69,7 +69,7 @@ def test_each_variant_is_launched(tmp_path, launcher):
     spec.loader.exec_module(tool)
     written = {path.stem: path for path in tool.write(tmp_path, 9)}
     B, H, Nq = SHAPES[0]
-    names = [*tool.OF_STAGE_9]
+    names = [*tool.VARIANTS[9]]
     jobs = [(64, 1, 0, 0, str(written[name])) for name in names]
     *made, backward = launcher.answers(*jobs, (64, 1, 0, 1, str(written["two_kernels"])))
     said = {name: again for name, (_, again) in zip(names, made, strict=True)}
