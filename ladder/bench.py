@@ -145,6 +145,8 @@ def new_bench(given: Record, own: Sequence[Path], out: Path | None, view: View) 
     stages, device = stages_and_device(
         given["device"], own, given["budget"], memory, wants_gradients(given)
     )
+    if given["graph"] and device != "cuda":
+        raise UserError("--graph: got a CPU, expected a GPU: CUDA graphs are replayed there")
     wanted_problems = make_problems(given, device)
     takes = (given["suite"] and SUITES[given["suite"]].takes) or plan.fits
     option = "--stages" if given["impl"] is None else "--impl"
@@ -250,8 +252,8 @@ def make_limits(given: Record) -> plan.Limits:
         memory = (environment.memory_bytes() or 2 * memory) // 2
     warmup = whole(1)(given["warmup"], "warmup")
     rounds = whole(2)(given["repeat"], "repeat")
-    graph = bool(given["graph"]) and given["device"] == "cuda"
-    return plan.Limits(options.seconds(given["budget"], "budget"), memory, warmup, rounds, graph)
+    seconds = options.seconds(given["budget"], "budget")
+    return plan.Limits(seconds, memory, warmup, rounds, bool(given["graph"]))
 
 
 def make_problems(given: Record, device: str) -> list[Problem]:

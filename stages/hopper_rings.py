@@ -9,7 +9,7 @@ slot u % slots, in round u // slots.
              on; the writer waits
 
 A CTA has 16 named barriers in hardware. At an mbarrier one thread arrives for its warpgroup, so the
-four warps would have to wait for each other at each tile.
+four warps would have to wait for each other each time that they give back a slot.
 """
 
 from stages.gluon_names import aggregate, async_load, barrier, gl, gluon, mbarrier

@@ -159,7 +159,7 @@ def exponentiate(s, m_i, l_i, qk_scale, SLACK: gl.constexpr):
     """One step of the online softmax, as in stage 6: p, m_i, l_i and acc's correction.
 
     m_i may stay below the running max, by SLACK at most: then p is at most 2^SLACK, and acc needs
-    a correction less often. What it is divided out of in the end has the same m_i.
+    a correction less often. The sum that divides the output in the end has the same m_i.
     """
     m_tile = gl.max(s, 1) * qk_scale  # (64,)
     m_new = gl.maximum(m_i, m_tile)

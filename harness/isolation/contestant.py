@@ -146,13 +146,21 @@ class Contestant:
 
     def watched(self, given: Given) -> Watched:
         """The call for the timer (measured_call.py), the same object for all samples."""
-        from harness.measures.timing import captured
-
         if self.timed is None:
             x = given.tensors[3 if self.problem.direction == "bwd" else 0]
             call = self.prepared(given)
-            self.timed = Watched(call, x, captured(call) if self.graph else None)
+            self.timed = Watched(self.captured(call) if self.graph else call, x, self.graph)
         return self.timed
+
+    def captured(self, call: Call) -> Call:
+        """The call as a CUDA graph; StageUnavailable where it can't be captured."""
+        from harness.measures.timing import captured
+        from stages.contract import StageUnavailable
+
+        try:
+            return captured(call)
+        except Exception as error:
+            raise StageUnavailable(f"not captured as a CUDA graph: {one_line(error)}") from error
 
     def call_again(self, given: Given) -> None:
         """Write the outputs of one timed call, and of further calls with changed inputs."""
@@ -161,7 +169,8 @@ class Contestant:
         if self.timed.overwritten():
             raise WrongOutput("an output changed after it was returned")
         self.timed.kept = self.timed.returned = ()
-        changed = ask_again(self.timed.replay, self.problem.direction, *given.tensors[2:])
+        call = self.timed.call if self.graph else self.prepared(given)
+        changed = ask_again(call, self.problem.direction, *given.tensors[2:])
         # closed here, so that the inputs are restored at once where a call raises
         with contextlib.closing(cast("Generator[Call, None, None]", changed)) as calls:
             for index, call in enumerate(calls):
@@ -255,11 +264,18 @@ def drop_out(error: BaseException, contestant: Contestant, given: Given) -> Out:
     """
     import torch
 
-    contestant.call = None
+    from stages.contract import StageUnavailable
+
+    contestant.call = contestant.timed = None
     gc.collect()
     if contestant.problem.device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+        try:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        except RuntimeError:
+            if not isinstance(error, StageUnavailable):
+                raise
+            raise error from None  # a capture that failed ends the process, for its own reason
     with contextlib.suppress(WrongOutput):  # it has failed already; this restores the inputs
         given.check_unwritten()
     return Out(**blame(error), refused=isinstance(error, ValueError))

@@ -244,15 +244,13 @@ class PagedCall:
 class Watched:
     """`call` with one element of `x` changed; `kept` are copies of what one such call returned.
 
-    `replay` is made in its place where x is not changed: the call as a CUDA graph.
+    `replayed`: it is a CUDA graph, whose outputs have the same place at each call.
     """
 
-    def __init__(
-        self, call: Callable[[], Any], x: Any, replay: Callable[[], Any] | None = None
-    ) -> None:
+    def __init__(self, call: Callable[[], Any], x: Any, replayed: bool = False) -> None:
         import torch
 
-        self.call, self.replay = call, replay or call
+        self.call, self.replayed = call, replayed
         self.often = x.device.type == "cpu"
         bits = getattr(torch, f"int{8 * x.element_size()}")
         # as large as the norm of a row of x, so that any element changes the row's scores
@@ -270,7 +268,7 @@ class Watched:
         self.count += 1
         due = self.count == self.due
         if not (due or self.often):
-            return self.replay()
+            return self.call()
         at = int(random() * self.size)
         was = self.cells[at] if self.often else self.cells[at].clone()  # waits for no GPU
         self.cells[at] = self.values[self.count % VALUES]
@@ -284,7 +282,7 @@ class Watched:
             self.due = int(self.count * after) + 1
             self.change = (at, self.values[self.count % VALUES])
             self.kept = [x.clone() if hasattr(x, "clone") else x for x in outputs]
-            self.returned = outputs
+            self.returned = () if self.replayed else outputs
         return outputs
 
     def overwritten(self) -> bool:

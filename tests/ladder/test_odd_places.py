@@ -192,6 +192,7 @@ EXCLUDED = {
     "run --suite table-4.1 --b 1": "--b: a suite's problems are its own",
     "bench --suite 004 --mode fwd": "--mode: a suite's problems are its own",
     "bench --suite decode --graph": "--graph: a suite may read from a paged cache",
+    "bench --device cpu --graph": "--graph: got a CPU, expected a GPU",
     "bench --mode bwd --graph": "--graph: got --mode bwd, expected fwd",
     "bench --nq 1": "--nq: it chooses among a suite's problems; give --suite, too",
     "run --paired": "--paired: the tour has each stage alone",
