@@ -162,6 +162,16 @@ class Contestant:
         except Exception as error:
             raise StageUnavailable(f"not captured as a CUDA graph: {one_line(error)}") from error
 
+    def finish(self, given: Given, call_ms: float) -> float | None:
+        """Call the stage in a row and with changed inputs; returns the ms of a launch on a GPU."""
+        from harness.measures.timing import time_launches
+
+        launch_ms = None
+        if self.device == "cuda":
+            launch_ms = time_launches(self.watched(given).call, call_ms)
+        self.call_again(given)
+        return launch_ms
+
     def call_again(self, given: Given) -> None:
         """Write the outputs of one timed call, and of further calls with changed inputs."""
         assert self.timed is not None, "only a stage that was timed is called again"
@@ -326,13 +336,14 @@ def sample_all(
     )
     given.check_unwritten()
     for contestant, timing in zip(standing, timings, strict=True):
-        error = caught(functools.partial(contestant.call_again, given))[1]
+        finish = functools.partial(contestant.finish, given, timing.median_ms)
+        launch_ms, error = caught(finish)
         if error is not None:
             found[contestant] = drop_out(error, contestant, given)
             continue
         found[contestant] = Timed(
             timing.median_ms, timing.iqr_ms, len(timing.samples_ms), clock,
-            rounds_ms=None if order.alone else timing.rounds_ms, launch_ms=timing.launch_ms,
+            rounds_ms=None if order.alone else timing.rounds_ms, launch_ms=launch_ms,
             change=list(contestant.watched(given).change or ()),
         )  # fmt: skip
     return [found[each] for each in going]
@@ -342,14 +353,13 @@ def sample_on_turns(call: Call, device: str, turn_signals: Connection) -> Any:
     """Time `call`: one sample for each turn that the parent announces."""
     from harness.measures.timing import Timing, cpu_sampler, cuda_sampler
 
-    timing = Timing([])
-    launches = timing.launches_ms
-    sample = cuda_sampler(call, launches) if device == "cuda" else cpu_sampler(call)
+    samples = []
+    sample = cuda_sampler(call) if device == "cuda" else cpu_sampler(call)
     tell(turn_signals, messages.Done())
     while not told(turn_signals, Turn).over:
-        timing.samples_ms.append(sample())
+        samples.append(sample())
         tell(turn_signals, messages.Done())
-    return timing
+    return Timing(samples)
 
 
 def call_often(contestant: Contestant, given: Given, calls: int) -> None:

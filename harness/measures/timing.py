@@ -11,7 +11,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -24,27 +24,20 @@ CLOCK_SECONDS = 0.02  # of calls before the GPU's clock is read
 HEAD_START_CYCLES = 2_000_000  # of the GPU's clock, about 1 ms: longer than most calls' launches
 LONGEST_HEAD_START = 32_000_000  # about 16 ms
 SAMPLE_SECONDS = 0.002  # the shortest sample of CPU calls that take turns
+LAUNCHES = 20  # in a row
+LAUNCHES_MS = 200.0  # of the GPU's time, at most, but for two calls
 
 
 @dataclass(frozen=True)
 class Timing:
-    """The samples of one call, in milliseconds per call.
-
-    launches_ms  on a GPU, how long Python took to launch the call, for each sample; else empty
-    """
+    """The samples of one call, in milliseconds per call."""
 
     samples_ms: list[float]
-    launches_ms: list[float] = field(default_factory=list)
 
     @property
     def median_ms(self) -> float:
         """The median of the samples, ms."""
         return statistics.median(self.samples_ms)
-
-    @property
-    def launch_ms(self) -> float | None:
-        """The median of the launches, ms; None on a CPU."""
-        return statistics.median(self.launches_ms) if self.launches_ms else None
 
     @property
     def rounds_ms(self) -> list[float]:
@@ -84,12 +77,12 @@ def time_cpu(call: Call, seconds: float) -> Timing:
 
 def time_cuda(call: Call, seconds: float) -> Timing:
     """One sample per call, between two events, the L2 cache overwritten before each."""
-    timing = Timing([])
-    sample = cuda_sampler(call, timing.launches_ms)
+    samples = []
+    sample = cuda_sampler(call)
     deadline = time.perf_counter() + seconds
-    while not timing.samples_ms or time.perf_counter() < deadline:
-        timing.samples_ms.append(sample())
-    return timing
+    while not samples or time.perf_counter() < deadline:
+        samples.append(sample())
+    return Timing(samples)
 
 
 def alternate(
@@ -101,19 +94,37 @@ def alternate(
     call later than the last, so that no call always follows the same other. A machine whose clock
     drops slows all of them alike, so that the ratio of two medians is fair.
     """
-    timings = [Timing([]) for _ in calls]
     samplers = [
-        cuda_sampler(call, timing.launches_ms) if device == "cuda" else cpu_sampler(call)
-        for call, device, timing in zip(calls, devices, timings, strict=True)
+        cuda_sampler(call) if device == "cuda" else cpu_sampler(call)
+        for call, device in zip(calls, devices, strict=True)
     ]
+    samples: list[list[float]] = [[] for _ in calls]
     deadline = time.perf_counter() + seconds
     first = 0
     while first < rounds or time.perf_counter() < deadline:
         for offset in range(len(calls)):
             index = (first + offset) % len(calls)
-            timings[index].samples_ms.append(samplers[index]())
+            samples[index].append(samplers[index]())
         first += 1
-    return timings
+    return [Timing(each) for each in samples]
+
+
+def time_launches(call: Call, call_ms: float) -> float:
+    """How long Python takes to launch `call` on a GPU, ms: the median of calls in a row.
+
+    `call` is warmed up already and takes about `call_ms`. The GPU works off what was launched
+    before, as in a model, and nothing waits for it. (A launch after a wait takes longer, as the
+    CPU's caches have other things in them by then.)
+    """
+    launches = []
+    synchronize("cuda")
+    with without_collector():
+        for _ in range(max(2, min(LAUNCHES, int(LAUNCHES_MS / call_ms)))):
+            began = time.perf_counter()
+            call()
+            launches.append(1e3 * (time.perf_counter() - began))
+    synchronize("cuda")
+    return statistics.median(launches)
 
 
 def cpu_sampler(call: Call) -> Callable[[], float]:
@@ -143,10 +154,8 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def cuda_sampler(call: Call, launches_ms: list[float] | None = None) -> Callable[[], float]:
+def cuda_sampler(call: Call) -> Callable[[], float]:
     """Make a function that takes one sample of `call` between two events, the L2 cache flushed.
-
-    How long Python took to launch the call is appended to `launches_ms`, if given.
 
     The GPU is kept busy while Python launches `call`, so that the sample is the device's own time,
     without the time that an idle GPU would wait for the Python interpreter. Where the GPU was done
@@ -165,15 +174,11 @@ def cuda_sampler(call: Call, launches_ms: list[float] | None = None) -> Callable
             torch.cuda._sleep(head_start)
             flush.zero_()
             start.record()
-            began = time.perf_counter()
             call()
-            launch_ms = 1e3 * (time.perf_counter() - began)
             end.record()
             waited = start.query()
             end.synchronize()
             if not waited or head_start >= LONGEST_HEAD_START:
-                if launches_ms is not None:
-                    launches_ms.append(launch_ms)
                 return start.elapsed_time(end)
             head_start *= 2
 

@@ -7,7 +7,7 @@ import torch
 
 from harness.isolation.measured_call import Watched
 from harness.measures import timing
-from harness.measures.timing import alternate, cuda_sampler
+from harness.measures.timing import cuda_sampler, time_launches
 
 CYCLES_PER_MS = 2_000_000
 
@@ -45,6 +45,7 @@ def gpu(monkeypatch):
     gpu = Gpu()
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: gpu.run(cycles / CYCLES_PER_MS))
     monkeypatch.setattr(torch.cuda, "Event", gpu.event)
+    monkeypatch.setattr(torch.cuda, "synchronize", gpu.wait)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda: SimpleNamespace(L2_cache_size=1)
     )
@@ -78,20 +79,23 @@ def test_a_call_that_waits_for_the_device_is_sampled_with_its_waiting(gpu):
     assert len(calls) < 12
 
 
-def test_the_time_that_python_takes_to_launch_is_told_beside_the_devices(gpu, monkeypatch):
+def test_launches_are_timed_in_a_row_without_what_the_gpu_does(gpu, monkeypatch):
     monkeypatch.setattr(timing.time, "perf_counter", lambda: 1e-3 * gpu.host)
 
     def call(launch_ms):
         gpu.host += launch_ms
         gpu.run(0.25)
 
-    quick, slow = (lambda: call(0.25)), (lambda: call(4.0))
-    found = alternate([quick, slow], ["cuda", "cuda"], rounds=5)
-    assert [each.launch_ms for each in found] == pytest.approx([0.25, 4.0])
-    assert [len(each.launches_ms) for each in found] == [5, 5]  # none of a sample taken again
-    assert [each.median_ms for each in found] == pytest.approx([0.25, 0.25])
-    on_a_cpu = alternate([lambda: None], ["cpu"], rounds=2)
-    assert on_a_cpu[0].launch_ms is None
+    assert time_launches(lambda: call(0.25), 0.25) == pytest.approx(0.25)
+    assert time_launches(lambda: call(4.0), 0.25) == pytest.approx(4.0)
+    assert gpu.host >= gpu.device  # it has waited for the calls themselves
+
+
+@pytest.mark.parametrize(("call_ms", "calls"), [(0.01, 20), (20.0, 10), (5000.0, 2)])
+def test_launches_of_long_calls_are_few(gpu, call_ms, calls):
+    made = []
+    time_launches(lambda: made.append(1), call_ms)
+    assert len(made) == calls
 
 
 @pytest.mark.parametrize("replayed", [True, False])
