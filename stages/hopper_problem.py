@@ -39,7 +39,7 @@ class Problem:
     HAS_SEQLENS: gl.constexpr
     MASKED: gl.constexpr  # of the KV tiles that a consumer walks, how many may need a mask: 0, 1, 2
     LSE: gl.constexpr
-    GUARD: gl.constexpr  # look for NaN in results: hidden values may be infinite or NaN
+    GUARD: gl.constexpr  # look for NaN in results: values hidden by the diagonal may be NaN or inf
     BLOCK_M: gl.constexpr
     BLOCK_N: gl.constexpr
 
@@ -97,6 +97,19 @@ class Problem:
             end = gl.maximum(gl.minimum(end, Nk_valid), 0)
         # at least one: rows that see no key are computed like any other, and come out as 0
         return Nk_valid, gl.maximum(gl.cdiv(end, self.BLOCK_N), 1)
+
+    @gluon.jit
+    def start(self, j, steps, Nk_valid):
+        """The first key of the KV tile that is walked as the j-th.
+
+        Without a diagonal the one walked first ends with the last valid key, so that no hidden
+        value is ever loaded. It begins amid the next one, which has those keys, too, so that they
+        count there; or before the first key, where zeros are loaded.
+        """
+        start_n = (steps - 1 - j) * self.BLOCK_N
+        if self.MASKED > 0 and not self.CAUSAL:
+            start_n = gl.minimum(start_n, Nk_valid - self.BLOCK_N)
+        return start_n
 
     @gluon.jit
     def seen(self, rows, Nk_valid):

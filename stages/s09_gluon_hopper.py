@@ -19,15 +19,15 @@
 The output is written over its queries and copied out from there; the slot is given back a tile
 later. A consumer skips the KV tiles that none of its rows sees and walks the others from the last
 one back, so that only the first needs a mask, or the first two, where its part of the diagonal
-crosses the border between them. Where keys are hidden, 64 rows with a NaN among them are not
+crosses the border between them. Under a causal mask, 64 rows with a NaN among them are not
 written but walked again at the end, with care (stages/hopper_again.py).
 
 The backward pass is divided among roles, too (stages/hopper_backward.py; stages/hopper_gradients.py
 launches it): five products in one pass over the keys, where stage 7 has seven in two.
 
 Cost: stage 6's FLOPs and bytes, d padded to 64 or 128 on the chip; in the backward pass 10 d FLOPs
-per visible pair and head, and dQ's sums in float32. Where keys may be hidden, 4 bytes per 64 rows
-and head to note rows in. Copied once per call: tensors that the copy engine can't describe
+per visible pair and head, and dQ's sums in float32. Under a causal mask, 4 bytes per 64 rows and
+head to note rows in. Copied once per call: tensors that the copy engine can't describe
 (stages/hopper_launch.py), and the output where d is no multiple of 8. float32 and d > 128 go to the
 kernels of stages 6 and 7.
 What it bought: loads and softmax run during the products (docs/hopper.md). After FlashAttention-3,
@@ -101,14 +101,15 @@ def producer(q_desc, k_desc, v_desc, counter_ptr, q_rings, k_ring, v_ring, board
         Nk_valid, steps = problem.keys(b, start_m)
         board.post((b, h, start_m, Nk_valid, steps), turn)
         h_k = h // problem.group
-        start_n = (steps - 1) * problem.BLOCK_N
+        start_n = problem.start(0, steps, Nk_valid)
         k_ring.fill(k_desc, [b, h_k, start_n, 0], use)
         for c in gl.static_range(problem.BLOCK_M // 64):
             q_rings[c].fill(q_desc, [b, h, start_m + 64 * c, 0], turn)
         for j in range(1, steps):
-            k_ring.fill(k_desc, [b, h_k, start_n - j * problem.BLOCK_N, 0], use + j)
-            v_ring.fill(v_desc, [b, h_k, start_n - (j - 1) * problem.BLOCK_N, 0], use + j - 1)
-        v_ring.fill(v_desc, [b, h_k, 0, 0], use + steps - 1)
+            earlier, start_n = start_n, problem.start(j, steps, Nk_valid)
+            k_ring.fill(k_desc, [b, h_k, start_n, 0], use + j)
+            v_ring.fill(v_desc, [b, h_k, earlier, 0], use + j - 1)
+        v_ring.fill(v_desc, [b, h_k, start_n, 0], use + steps - 1)
         use += steps
         turn += 1
         tile = fetched + gl.num_programs(0)
@@ -116,19 +117,21 @@ def producer(q_desc, k_desc, v_desc, counter_ptr, q_rings, k_ring, v_ring, board
 
 
 @gluon.jit
-def hide(s, start_n, seen):
-    """Scores (64, BLOCK_N) of the keys from start_n on, -inf from each row's `seen`-th key on.
+def hide(s, limit, FIRST: gl.constexpr = False):
+    """Scores (64, BLOCK_N), -inf from each row's `limit`-th column on; if FIRST, up to there.
 
-    Of every 8 columns a thread holds the same 2. They are taken from what its rows see, once; then
+    Of every 8 columns a thread holds the same 2. They are taken from its rows' limits, once; then
     all that is left to compare with is the number of the 8, which is known when compiling.
     """
     eights = gl.reshape(s, [64, s.shape[1] // 8, 8])
     L: gl.constexpr = eights.type.layout
     column = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, L)))
-    left = gl.convert_layout(seen - start_n, gl.SliceLayout(1, gl.SliceLayout(1, L)))
+    left = gl.convert_layout(limit, gl.SliceLayout(1, gl.SliceLayout(1, L)))
     left = left[:, None] - column[None, :]  # (64, 8)
     first = 8 * gl.arange(0, s.shape[1] // 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, L)))
-    shown = gl.where(first[None, :, None] < left[:, None, :], eights, float("-inf"))
+    before = first[None, :, None] < left[:, None, :]
+    hidden = float("-inf")
+    shown = gl.where(before, hidden, eights) if FIRST else gl.where(before, eights, hidden)
     return gl.convert_layout(gl.reshape(shown, [64, s.shape[1]]), s.type.layout)
 
 
@@ -259,7 +262,7 @@ def walk(
         s = warpgroup_mma_wait(1, deps=[s])  # the older of the two
         k_ring.give_back(use + j)
         if MASKED:
-            s = hide(s, start_n - j * BLOCK_N, seen)
+            s = hide(s, seen - (start_n - j * BLOCK_N))
         p_next, m_i, l_i, alpha = exponentiate(s, m_i, l_i, qk_scale, SLACK)
         acc = warpgroup_mma_wait(0, deps=[acc])
         v_ring.give_back(use + j - 1)
@@ -303,11 +306,10 @@ def consumer(common, q_ring, c: gl.constexpr):
         s = warpgroup_mma_wait(0, deps=[s])
         k_ring.give_back(use + skipped)
         if MASKED > 0:
-            first_n = start_n - skipped * BLOCK_N
-            if problem.CAUSAL:  # noqa: SIM114 - known when compiling, and `or` would not be
-                s = hide(s, first_n, seen)
-            elif first_n + BLOCK_N > Nk_valid:
-                s = hide(s, first_n, seen)
+            if problem.CAUSAL:
+                s = hide(s, seen - (start_n - skipped * BLOCK_N))
+            elif start_n + BLOCK_N > Nk_valid:
+                s = hide(s, gl.zeros_like(seen) + (start_n + BLOCK_N - Nk_valid), True)
         p, m_i, l_i, _ = exponentiate(s, m_i, l_i, qk_scale, SLACK)
         p = as_operand(p, acc, o_desc.dtype)
         first = skipped + 1
@@ -396,7 +398,7 @@ def walk_again(
             fetch(v_desc, [b, h_k, start_n, 0], v_tile, bar, use + 2 + 2 * j)
             take_out(v, start_n, first_smem)
             s = scores(q, k, seen)  # (64, BLOCK_N)
-            s = hide(warpgroup_mma_wait(0, deps=[s]), start_n, seen)
+            s = hide(warpgroup_mma_wait(0, deps=[s]), seen - start_n)
             p, m_i, l_i, alpha = exponentiate(s, m_i, l_i, qk_scale, SLACK)
             acc = rescale(acc, alpha)
             acc = warpgroup_mma(as_operand(p, acc, q.dtype), v, acc, is_async=True)
@@ -434,7 +436,7 @@ def attention_kernel(
     Descriptors have blocks of (1, 1, rows, BLOCK_D). MASKED: 0 no KV tile needs a mask, 1 the first
     one that a consumer walks may, 2 the first two may.
     """
-    GUARD: gl.constexpr = CAUSAL or HAS_SEQLENS
+    GUARD: gl.constexpr = CAUSAL
     problem = Problem(
         seqlens_ptr if HAS_SEQLENS else counter_ptr, H, group, Nq, Nk, blocks, heads, section,
         tiles, CAUSAL, HAS_SEQLENS, MASKED, LSE, GUARD, 64 * CONSUMERS, BLOCK_N,
@@ -552,7 +554,7 @@ def prepare(
     grid = min(config.ctas * multiprocessors(device), tiles)
     options = {"num_warps": 4, "maxnreg": config.maxnreg}
     launch = Launch(attention_kernel, grid, sizes, switches, **options)
-    notes = tiles * config.CONSUMERS if causal or has_seqlens else 0
+    notes = tiles * config.CONSUMERS if causal else 0
     return launch, BLOCK_N, 64 if d <= 64 else 128, notes
 
 

@@ -18,6 +18,8 @@ RAGGED = [
 ]
 # lengths that end with a tile: no tile needs its mask, and a loop over those that do has no turn
 WHOLE = [(128, 128, 4, False, (64, 128)), (300, 384, 2, True, (128, 384))]
+# rows for one consumer and a bit; the others must leave the values as they are that it sees
+FEW_ROWS = [(65, 500, 2, False, (490, 130)), (65, 500, 2, False, (500, 0))]
 # the diagonal moved by 64 keys, which a consumer's rows see in one tile, and by some whole tiles
 MOVED = [(320, 384, 2, True, (100, 384)), (384, 256, 2, True, None), (129, 513, 2, True, None)]
 CONFIGS = [
@@ -34,7 +36,7 @@ def test_each_configuration_is_exact(most, name, dtype, inputs, monkeypatch):
     """Head dimensions up to `most`, padded where they are less; outputs and gradients."""
     monkeypatch.setattr(STAGE, "plan", lambda *problem: getattr(STAGE, name))
     for d in (most, most - 16, most - 23, 1):
-        for nq, nk, hk, causal, seqlens_k in RAGGED + MASKS + WHOLE + MOVED:
+        for nq, nk, hk, causal, seqlens_k in RAGGED + MASKS + WHOLE + FEW_ROWS + MOVED:
             asked = problem(
                 inputs=inputs, dtype=dtype, d=d, b=2, h=4, hk=hk, nq=nq, nk=nk,
                 causal=causal, seqlens_k=seqlens_k, direction="train",
