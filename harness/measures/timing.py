@@ -77,7 +77,7 @@ def time_cpu(call: Call, seconds: float) -> Timing:
 
 def time_cuda(call: Call, seconds: float) -> Timing:
     """One sample per call, between two events, the L2 cache overwritten before each."""
-    samples = []
+    samples: list[float] = []
     sample = cuda_sampler(call)
     deadline = time.perf_counter() + seconds
     while not samples or time.perf_counter() < deadline:

@@ -1,10 +1,14 @@
 """What only a GPU can show: compiled kernels held to the contract, and the GPU's own meters."""
 
 import math
+import os
 import statistics
+import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +20,11 @@ from harness.measures.oracle import make_oracle
 from harness.measures.timing import cuda_sampler
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
+from harness.records.jsonl import read
 
 pytestmark = pytest.mark.gpu
+
+ROOT = Path(__file__).parents[2]
 
 FAKES = [stages.by_number(number) for number in (3, 4, 5, 6, 7, 8)]
 
@@ -244,3 +251,33 @@ def test_stage_5_holds_the_output_and_nothing_else():
     online.attend(q, k, v)
     o, peak, _ = measure_peak(lambda: online.attend(q, k, v), "cuda")
     assert peak == o.numel() * o.element_size()
+
+
+WAITS = """
+from stages.contract import Stage
+from stages import s05_triton_online as online
+
+STAGE = Stage(number=60, name="waits", title="waits", idea="no graph can hold it", options=())
+
+
+def attend(q, k, v):
+    o = online.attend(q, k, v)
+    o.sum().item()
+    return o
+"""
+
+
+def test_replays_of_graphs_are_timed_and_judged(tmp_path):
+    """A stage that waits for the GPU can't be captured, and says so."""
+    (tmp_path / "waits.py").write_text(WAITS, encoding="utf-8")
+    out = tmp_path / "bench.jsonl"
+    command = "bench --stages 5,100 --stage waits.py --inputs normal --n 256 --d 64 --causal off"
+    options = ("--dtype", "float16", "--graph", "--out", str(out))
+    ladder = [sys.executable, "-m", "harness", *command.split(), *options]
+    subprocess.run(ladder, cwd=tmp_path, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    env, cells = read(out, "bench")
+    assert env["arguments"]["graph"]
+    status = {cell["name"]: cell["status"] for cell in cells}
+    assert status == {"triton_online": "ok", "sdpa_flash": "ok", "waits": "skipped"}
+    assert "not captured as a CUDA graph" in next(c["reason"] for c in cells if c["stage"] == 60)
+    assert all(cell["launch_ms"] > 0 for cell in cells if cell["status"] == "ok")
