@@ -89,9 +89,12 @@ def variants() -> str:
     return text.part(header, body, note, env)
 
 
-def climb_on_hopper() -> str:
+def climb_on_hopper(name: str = "hopper-variants") -> str:
     """A table of stage 9's speed, and of the time of variants that lack one idea each."""
-    env, cells = read(text.GPU / "hopper-variants.jsonl", "bench")
+    file = text.GPU / f"{name}.jsonl"
+    if not file.exists():
+        return NOT_MEASURED
+    env, cells = read(file, "bench")
     by_size = ("d", "causal", "nk")
     at = {(cell["name"], *(cell[name] for name in by_size)): cell for cell in cells}
     planned = sorted({tuple(entry[name] for name in by_size) for entry in env["plan"]})
@@ -248,13 +251,16 @@ def odd_on_hopper() -> str:
     body = []
     for d, causal, (n, ragged) in product((64, 128), text.MASKS, EVEN_AND_ODD):
         alike = [cell for cell in cells if (cell["d"], cell["causal"]) == (d, causal)]
-        at = {(c["nk"], c["h"] // c["hk"], bool(c["seqlens_k"])): c["tflops"] for c in alike}
-        even = at[n, 1, False]
-        kept = (at[ragged, 1, False] / even, at[n, 4, False] / even, at[n, 1, True] / even)
-        figures = [f"{even:.0f}", *(f"{share:.2f}x" for share in kept)]
+        at = {
+            (c["nk"], c["h"] // c["hk"], (c["seqlens_k"] or [None])[0]): c["time_ms"] for c in alike
+        }
+        even = at[n, 1, None]
+        others = ((ragged, 1, None), (n, 4, None), (n, 1, n), (n, 1, ragged))
+        figures = [f"{1e3 * even:.0f} us", *(f"{at[other] / even:.2f}x" for other in others)]
         body.append([f"d = {d}, {text.MASKS[causal]}, N = {n} and {ragged}", *figures])
-    header = "mask and sizes | TFLOP/s | the second N | four heads share keys | key lengths"
-    note = "n x: what is left of the speed. Contests one after the other: ratios of their medians."
+    header = "mask and sizes | the first N | the second | four heads share keys"
+    header += " | lengths, the first N | the second"
+    note = "n x: a call's time over that of the first N. Contests one after the other: medians."
     return text.part(header, body, note, env)
 
 

@@ -51,6 +51,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "hopper-loss": partial(contests.curves, "hopper-loss"),
     "hopper-variants": contests.climb_on_hopper,
     "hopper-odd": contests.odd_on_hopper,
+    "hopper-bwd-variants": partial(contests.climb_on_hopper, "hopper-bwd-variants"),
     "hopper-waits": partial(sources.waits, "hopper-io"),
     "hopper-host": partial(sources.launches, "hopper-host"),
     # docs/benchmarks.md, docs/training.md

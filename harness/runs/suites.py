@@ -148,14 +148,15 @@ EVEN_AND_ODD = (1024, 1000), (4096, 4095)  # N that stage 9's tiles divide, and 
 
 
 def odd(base: Problem) -> list[Problem]:
-    """Shapes of source 004, each also with an odd N, with grouped heads, with all key lengths."""
+    """Shapes of source 004, each also with an odd N, with grouped heads, with key lengths."""
     bf16 = replace(base, dtype="bfloat16", precision="bfloat16")
     problems = []
     for d, causal, (n, ragged) in product((64, 128), (False, True), EVEN_AND_ODD):
         b, h = SOURCE_004.of(n, d)
         even = replace(bf16, b=b, h=h, hk=h, nq=n, nk=n, d=d, causal=causal)
         problems += [even, replace(even, nq=ragged, nk=ragged)]
-        problems += [replace(even, hk=h // 4), replace(even, seqlens_k=(n,) * b)]
+        problems.append(replace(even, hk=h // 4))
+        problems += [replace(even, seqlens_k=(length,) * b) for length in (n, ragged)]
     return problems
 
 
