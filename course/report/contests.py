@@ -119,9 +119,14 @@ def climb_on_hopper(name: str = "hopper-variants") -> str:
         f"bf16, N = {lengths}, B N = 16384, H d = 2048. A variant's time over the shipped stage's: "
         "above 1.00x it is slower. Paired."
     )
-    if missing := len(planned) - len({problem[1:] for problem in at}):
-        note += f" Of {len(planned)} problems {missing} are not measured: the run was cut off."
-    return text.part(" | ".join(["variant", *sizes]), body, note, env)
+    notes = [note, *cut_off(len(planned), len({problem[1:] for problem in at}))]
+    return text.part(" | ".join(["variant", *sizes]), body, " ".join(notes), env)
+
+
+def cut_off(planned: int, measured: int) -> list[str]:
+    """A note on the problems of a plan that were not measured, where there are any."""
+    missing = planned - measured
+    return [f"Of {planned} problems {missing} are not measured: a run was cut off."][: missing > 0]
 
 
 def slower(cell: Record, ours: Record) -> str:
@@ -171,15 +176,14 @@ def decoding() -> str:
     made = contest_groups.decode_table(
         every, [cell for _, cells in runs for cell in cells], ceilings
     )
-    notes = [*made.notes, *cut_off([env for env, _ in runs], len(made.rows))]
+    planned = decode_problems([env for env, _ in runs])
+    notes = [*made.notes, *cut_off(planned, len(made.rows))]
     return "\n\n".join([table.markdown([made], *notes), text.machine(runs[0][0])])
 
 
-def cut_off(envs: Sequence[Record], shown: int) -> list[str]:
-    """A note on the rows of a decode suite's plan that were not measured, where there are any."""
-    planned = len(contest_groups.shapes([entry for env in envs for entry in env["plan"]]))
-    missing = planned - shown
-    return [f"Of the {planned} rows {missing} are not measured: a run was cut off."][: missing > 0]
+def decode_problems(envs: Sequence[Record]) -> int:
+    """How many rows the plans of decode suites have."""
+    return len(contest_groups.shapes([entry for env in envs for entry in env["plan"]]))
 
 
 def parts() -> str:
@@ -210,7 +214,7 @@ def parts() -> str:
     header = "B, H, Hk, N, d | Nq | the model's parts | time | fastest of those tried"
     header += " | model | not split | at most 8 | by query heads"
     note = "n x: the time over the shortest. Paired; the model is asked for 132 multiprocessors."
-    return text.part(header, body, " ".join([note, *cut_off([env], len(body))]), env)
+    return text.part(header, body, " ".join([note, *cut_off(decode_problems([env]), len(body))]), env)
 
 
 def chosen_parts(record: Record) -> int:
@@ -256,12 +260,14 @@ def odd_on_hopper() -> str:
         }
         even = at[n, 1, None]
         others = ((ragged, 1, None), (n, 4, None), (n, 1, n), (n, 1, ragged))
-        figures = [f"{1e3 * even:.0f} us", *(f"{at[other] / even:.2f}x" for other in others)]
+        figures = [f"{1e3 * even:.0f} us"]
+        figures += [f"{at[other] / even:.2f}x" if other in at else "-" for other in others]
         body.append([f"d = {d}, {text.MASKS[causal]}, N = {n} and {ragged}", *figures])
-    header = "mask and sizes | the first N | the second | four heads share keys"
-    header += " | lengths, the first N | the second"
+    header = "mask and sizes | the first N | the second N | four heads share keys"
+    header += " | lengths as the first N | as the second"
     note = "n x: a call's time over that of the first N. Contests one after the other: medians."
-    return text.part(header, body, note, env)
+    notes = [note, *cut_off(len(env["plan"]), len(cells))]
+    return text.part(header, body, " ".join(notes), env)
 
 
 def trios(
