@@ -92,3 +92,23 @@ def test_each_row_meets_each_key_that_it_sees_and_none_that_is_hidden(d, causal,
                     assert max(0, problem.seen(i, valid)) == sees
                     assert whole <= sees <= end, (Nq, Nk, lengths, i)
         assert set(met.values()) == {1}
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_each_valid_key_counts_once_and_no_hidden_one_is_loaded(d, problem_of):
+    """Without a causal mask; keys before the first, which are zeros, don't count."""
+    choose = random.Random(d)
+    for case in range(120):
+        Nk = choose.choice((choose.randint(1, 700), 128 * choose.randint(1, 5)))
+        lengths = [choose.choice((choose.randint(-3, Nk + 3), 128))] if case % 2 else None
+        problem = problem_of((1, 1, 300, d), (1, 1, Nk, d), False, lengths)
+        valid, steps = problem.keys(0, 0)
+        counted = []
+        for j in range(steps):
+            start = problem.start(j, steps, valid)
+            # as the consumers hide: in the tile walked first, what the next one has, or zeros
+            hidden = max(0, steps * problem.BLOCK_N - valid) if j == 0 and problem.MASKED else 0
+            keys = range(start, start + problem.BLOCK_N)
+            assert lengths is None or keys[-1] < max(valid, 0), (Nk, lengths)
+            counted += keys[hidden:]
+        assert sorted(counted) == list(range(valid)), (Nk, lengths)
