@@ -1,8 +1,9 @@
 """Query rows that stage 9 computes again, with care: 0 * NaN is NaN, and 0 * inf too.
 
 A value that is hidden from a row weighs nothing, yet it spoils the row if it isn't a finite number.
-Looking at V first would hold up every tile. So a consumer looks at its result only: 64 rows with a
-NaN among them are not written but noted, and walked again when the CTA is done with all its tiles.
+Looking at V first would hold up every tile. So under a causal mask a consumer looks at its result
+only: 64 rows with a NaN among them are not written but noted, and walked again when the CTA is done
+with all its tiles. Without one no hidden value is loaded (`start` in stages/hopper_problem.py).
 """
 
 from stages.gluon_names import (

@@ -39,7 +39,7 @@ class Problem:
     HAS_SEQLENS: gl.constexpr
     MASKED: gl.constexpr  # of the KV tiles that a consumer walks, how many may need a mask: 0, 1, 2
     LSE: gl.constexpr
-    GUARD: gl.constexpr  # look for NaN in results: values hidden by the diagonal may be NaN or inf
+    GUARD: gl.constexpr  # look for NaN in results: a hidden value may be NaN or infinite
     BLOCK_M: gl.constexpr
     BLOCK_N: gl.constexpr
 

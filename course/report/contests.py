@@ -214,9 +214,8 @@ def parts() -> str:
     header = "B, H, Hk, N, d | Nq | the model's parts | time | fastest of those tried"
     header += " | model | not split | at most 8 | by query heads"
     note = "n x: the time over the shortest. Paired; the model is asked for 132 multiprocessors."
-    return text.part(
-        header, body, " ".join([note, *cut_off(decode_problems([env]), len(body))]), env
-    )
+    notes = [note, *cut_off(decode_problems([env]), len(body))]
+    return text.part(header, body, " ".join(notes), env)
 
 
 def chosen_parts(record: Record) -> int:

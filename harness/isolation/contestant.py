@@ -66,6 +66,7 @@ class Contestant:
         self.graph = graph and self.device == "cuda"
         self.call: Call | None = None
         self.timed: Watched | None = None
+        self.launch_ms: float | None = None  # on a GPU
 
     def prepared(self, given: Given) -> Call:
         """The call, prepared once; for 'bwd' that includes the forward pass."""
@@ -162,15 +163,18 @@ class Contestant:
         except Exception as error:
             raise StageUnavailable(f"not captured as a CUDA graph: {one_line(error)}") from error
 
-    def finish(self, given: Given, call_ms: float) -> float | None:
-        """Call the stage in a row and with changed inputs; returns the ms of a launch on a GPU."""
+    def launches(self, given: Given, call_ms: float) -> None:
+        """Time launches on a GPU, while no other stage runs."""
         from harness.measures.timing import time_launches
 
-        launch_ms = None
         if self.device == "cuda":
-            launch_ms = time_launches(self.watched(given).call, call_ms)
+            self.launch_ms = time_launches(self.watched(given).call, call_ms)
+
+    def finish(self, given: Given, call_ms: float) -> None:
+        """Make the calls after the samples."""
+        if self.launch_ms is None:
+            self.launches(given, call_ms)
         self.call_again(given)
-        return launch_ms
 
     def call_again(self, given: Given) -> None:
         """Write the outputs of one timed call, and of further calls with changed inputs."""
@@ -316,7 +320,7 @@ def sample_all(
             break
         if turn_signals is not None:
             [only] = standing
-            timings = [sample_on_turns(only.watched(given), only.device, turn_signals)]
+            timings = [sample_on_turns(only, given, turn_signals)]
             break
         calls = [guarded(each, given) for each in standing]
         devices = [each.device for each in standing]
@@ -336,28 +340,30 @@ def sample_all(
     )
     given.check_unwritten()
     for contestant, timing in zip(standing, timings, strict=True):
-        finish = functools.partial(contestant.finish, given, timing.median_ms)
-        launch_ms, error = caught(finish)
+        error = caught(functools.partial(contestant.finish, given, timing.median_ms))[1]
         if error is not None:
             found[contestant] = drop_out(error, contestant, given)
             continue
         found[contestant] = Timed(
             timing.median_ms, timing.iqr_ms, len(timing.samples_ms), clock,
-            rounds_ms=None if order.alone else timing.rounds_ms, launch_ms=launch_ms,
+            rounds_ms=None if order.alone else timing.rounds_ms, launch_ms=contestant.launch_ms,
             change=list(contestant.watched(given).change or ()),
         )  # fmt: skip
     return [found[each] for each in going]
 
 
-def sample_on_turns(call: Call, device: str, turn_signals: Connection) -> Any:
-    """Time `call`: one sample for each turn that the parent announces."""
+def sample_on_turns(contestant: Contestant, given: Given, turn_signals: Connection) -> Any:
+    """Time a stage: one sample for each turn that the parent announces, and in one its launches."""
     from harness.measures.timing import Timing, cpu_sampler, cuda_sampler
 
-    samples = []
-    sample = cuda_sampler(call) if device == "cuda" else cpu_sampler(call)
+    samples: list[float] = []
+    call = contestant.watched(given)
+    sample = cuda_sampler(call) if contestant.device == "cuda" else cpu_sampler(call)
     tell(turn_signals, messages.Done())
     while not told(turn_signals, Turn).over:
         samples.append(sample())
+        if len(samples) == 1:
+            contestant.launches(given, samples[0])
         tell(turn_signals, messages.Done())
     return Timing(samples)
 

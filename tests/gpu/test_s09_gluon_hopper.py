@@ -18,7 +18,7 @@ RAGGED = [
 ]
 # lengths that end with a tile: no tile needs its mask, and a loop over those that do has no turn
 WHOLE = [(128, 128, 4, False, (64, 128)), (300, 384, 2, True, (128, 384))]
-# rows for one consumer and a bit; the others must leave the values as they are that it sees
+# rows for one consumer and a bit: the others have none, whatever the lengths
 FEW_ROWS = [(65, 500, 2, False, (490, 130)), (65, 500, 2, False, (500, 0))]
 # the diagonal moved by 64 keys, which a consumer's rows see in one tile, and by some whole tiles
 MOVED = [(320, 384, 2, True, (100, 384)), (384, 256, 2, True, None), (129, 513, 2, True, None)]
@@ -72,7 +72,10 @@ def test_hidden_values_change_no_output(d, name, monkeypatch):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("d", [64, 128])
 def test_many_spoilt_rows_of_each_cta_are_walked_again(d, causal):
-    """Each CTA notes rows of several blocks; key heads are shared, lengths end within tiles."""
+    """Each CTA notes rows of several blocks; key heads are shared, lengths end within tiles.
+
+    Without a causal mask there is nothing to note: what is past a length is not loaded.
+    """
     q = torch.randn(8, 32, 1024, d, device="cuda").half()
     k, v = (torch.randn(8, 4, 1024, d, device="cuda").half() for _ in range(2))
     lengths = torch.arange(8, device="cuda").int() * 131
