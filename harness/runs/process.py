@@ -31,6 +31,7 @@ LEAST_SECONDS = 0.01  # least rest of a budget, so that a message already sent i
 INTERPRETED = "interpreted: no speed to compare"
 
 # how a reported time is checked by the parent's clock
+LEAST_SECONDS = 1e-8  # of a call from Python, on any machine
 CHECK_SECONDS, MOST_CHECKS = 0.01, 3
 MOST_CALLS = 20_000  # no call takes so little that these last no longer than the messages
 MESSAGE_SECONDS = 0.02  # for messages in both directions
@@ -299,6 +300,8 @@ class ComparisonProcess:
         reported time is rejected only where it is far below the parent's in each of several checks.
         """
         reported = 1e-3 * (outcome.time_ms or 0.0)
+        if reported < LEAST_SECONDS:
+            return f"its clock is wrong: {1e3 * reported:.3g} ms per call is less than a call takes"
         if MOST_FACTOR * reported >= outcome.waited:  # the wait for the stage's first calls
             return None
         calls = min(MOST_CALLS, math.ceil(CHECK_SECONDS / reported))

@@ -403,7 +403,7 @@ def test_the_docs_have_the_table_once_it_is_measured(tmp_path, monkeypatch):
     more = [made(*OURS, 0.5, page_size, nq=nq) for nq in (1, 2, 8) for page_size in (None, 16)]
     (tmp_path / "decode.jsonl").unlink()
     write_run(tmp_path / "decode.jsonl", make_bench_env(records, plan=more), records)
-    assert "Of the 3 rows 2 are not measured: a run was cut off." in contests.decoding()
+    assert "Of 3 problems 2 are not measured: a run was cut off." in contests.decoding()
 
 
 def cells_of(text):
