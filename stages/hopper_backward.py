@@ -407,7 +407,7 @@ def backward_kernel(
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     ds_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 128, BLOCK_M], swizzled)
     sums = gl.allocate_shared_memory(gl.float32, [2, 16, 256], sums_desc.layout)
-    ds_full = barriers(2, 2)
+    ds_full = barriers(2, 2)  # at d = 64 each consumer waits for the other's dS
     hidden = barriers(1, 2)
     fence_async_shared()  # the copy engine arrives at these barriers
     barrier()

@@ -445,7 +445,7 @@ def attention_kernel(
     v_ring = make_ring(v_desc, 3, CONSUMERS, 7)  # a third slot helps here, not for K
     board = make_board(CONSUMERS)
     notes = make_notes(counter_ptr + 1, tiles, CONSUMERS)
-    bar = barriers(1, 1)
+    bar = barriers(1, 1)  # the second walk waits for its copies
     q0 = make_ring(q_desc, 2, 1, 10)
     q1 = q0
     if CONSUMERS > 1:
