@@ -11,10 +11,12 @@ tools/variants.toml says what each one is, and what it changes. Of stage 8 there
 the keys in N parts, or one for each tile, whatever the cost model says.
 
 A variant is the shipped file with some text replaced, each found exactly once: it can't fall behind
-the stage unnoticed, and what it changes is all that it changes.
+the stage unnoticed, and what it changes is all that it changes. A helper beside the stage that it
+changes, too, is `inlined`: its text first takes the place of its import.
 """
 
 import argparse
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -57,11 +59,19 @@ def variant(name: str) -> str:
         [f'    name="{file.stem[4:]}"', f'    name="{name}"'],
         [f'    title="{title}"', f'    title="{made["title"]}"'],
     ]
+    if helper := made.get("inlined"):
+        own.append(inlined(helper, text))
     for old, new in own + made["changes"]:
         if text.count(old) != 1:
             raise ValueError(f"{name}: {text.count(old)} x in {file.name}, expected 1: {old!r}")
         text = text.replace(old, new)
     return text
+
+
+def inlined(helper: str, text: str) -> list[str]:
+    """The line of `text` that imports from a file beside the stage, and that file's text."""
+    [line] = re.findall(rf"^from stages\.{helper} import .*\n", text, re.MULTILINE)
+    return [line, (HERE.parent / "stages" / f"{helper}.py").read_text(encoding="utf-8")]
 
 
 def write(folder: Path, number: int = 6) -> list[Path]:
