@@ -10,6 +10,7 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
+TOOLS = HERE.parents[1] / "tools"
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -21,12 +22,12 @@ def one_thread():
 
 
 class Script:
-    """A script of this folder in which kernels are compiled: interpreted ones are in this process.
+    """A script in which kernels are compiled: interpreted ones are in this process.
 
     It is kept for the tests to come: to start it takes as long as to compile some kernels.
     """
 
-    def __init__(self, name, cache, log):
+    def __init__(self, path, cache, log):
         """`cache`: the folder in which Triton keeps what it compiles; `log`: one for its errors."""
         paths = [os.environ.get("LADDER_TRITON"), str(HERE.parents[1]), *sys.path]
         changes = {
@@ -35,7 +36,7 @@ class Script:
             "TRITON_DISABLE_LINE_INFO": "1",  # which no code depends on, and which takes its time
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         }
-        self.path, self.errors = HERE / name, log / "errors"
+        self.path, self.errors = path, log / "errors"
         self.environment, self.process = os.environ | changes, None
 
     def answers(self, *jobs):
@@ -80,7 +81,7 @@ def cubins(request, tmp_path_factory):
 @pytest.fixture(scope="session")
 def compiler(cubins, tmp_path_factory):
     """cubins.py, which compiles kernels and reads what came of it."""
-    script = Script("cubins.py", cubins, tmp_path_factory.mktemp("compiler"))
+    script = Script(TOOLS / "cubins.py", cubins, tmp_path_factory.mktemp("compiler"))
     yield script
     script.end()
 
@@ -88,6 +89,6 @@ def compiler(cubins, tmp_path_factory):
 @pytest.fixture(scope="session")
 def launcher(cubins, tmp_path_factory):
     """fake_driver.py, which launches stage 9's kernels on a GPU that is not there."""
-    script = Script("fake_driver.py", cubins, tmp_path_factory.mktemp("launcher"))
+    script = Script(HERE / "fake_driver.py", cubins, tmp_path_factory.mktemp("launcher"))
     yield script
     script.end()

@@ -3,17 +3,20 @@
 Triton decides on TRITON_INTERPRET when a kernel is defined, so this runs as a script of its own,
 with interpretation off: for each line of stdin, ``[stage, kernel, d, dtype, sm, flags]`` in JSON,
 it prints one, an object. A kernel with several configurations is asked for by ``..., flags, rows,
-several]`` too; a stage in Gluon by ``[stage, "gluon", d, dtype, configuration, flags]``.
+several]`` too; a stage in Gluon by ``[stage, "gluon", d, dtype, configuration, flags]``, where the
+stage may be a file's path.
 """
 
-import importlib
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from machine_code import barrier_numbers, product_loops, register_budgets, unset_registers
 
@@ -44,7 +47,7 @@ FLOAT32 = dict.fromkeys(("lse_ptr", "delta_ptr", "parts_ptr", "stats_ptr"), "*fp
 INT32 = dict.fromkeys(("seqlens_ptr", "skipped_ptr", "table_ptr", "rows_ptr"), "*i32")
 POINTERS = FLOAT32 | INT32
 # what the flags of a kernel are where no mask is asked for, and where all are
-FLAGS = {
+FLAGS: dict[str, dict[str, Any]] = {
     "plain": {
         "CAUSAL": False, "HAS_SEQLENS": False, "LSE": False, "COUNT": False, "EVEN_M": True,
         "SPLIT": True, "PAGE_SIZE": 0, "PDL": False,
@@ -58,9 +61,9 @@ FLAGS = {
 }  # fmt: skip
 
 
-def kernels(stage: str) -> dict[str, object]:
+def kernels(stage: str) -> dict[str, Any]:
     """name -> kernel of a stage's file, those with a launch configuration."""
-    module = importlib.import_module(f"stages.{stage}")
+    module = import_module(f"stages.{stage}")
     return {name: kernel for name, kernel in vars(module).items() if name.endswith("_kernel")}
 
 
@@ -70,7 +73,7 @@ def launch_config(
     """The configuration that `kernel` runs in untuned; `more` for the stage's launch_config."""
     import torch
 
-    module = importlib.import_module(f"stages.{stage}")
+    module = import_module(f"stages.{stage}")
     arguments = d, getattr(torch, dtype), precision
     if hasattr(module, "launch_configs") and not more:
         return dict(module.launch_configs(*arguments)[kernel])
@@ -79,7 +82,7 @@ def launch_config(
 
 def compile_for(
     stage: str, name: str, d: int, dtype: str, sm: int, flags: str, *more: int
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Compile a stage's kernel for capability `sm`, as a launch on contiguous tensors would.
 
     `dtype` 'tf32' is float32 with its dots in TF32; `flags` is one of FLAGS.
@@ -118,13 +121,13 @@ def compile_for(
         "stage": stage, "kernel": name, "d": d, "dtype": dtype, "precision": precision, "sm": sm,
         "flags": flags, "shared": compiled.metadata.shared,
         "cubin_bytes": len(compiled.asm["cubin"]),
-        "ptx_target": re.search(r"\.target (\w+)", compiled.asm["ptx"]).group(1),
+        "ptx_target": re.findall(r"\.target (\w+)", compiled.asm["ptx"])[0],
         **resources(compiled.asm["cubin"]),
     }  # fmt: skip
 
 
 # no mask, a last tile, lengths, a causal mask that needs one masked tile, or more; and no dQ wanted
-GLUON_FLAGS = {
+GLUON_FLAGS: dict[str, dict[str, Any]] = {
     "plain": {"CAUSAL": False, "HAS_SEQLENS": False, "MASKED": 0, "LSE": False},
     "ragged": {"CAUSAL": False, "HAS_SEQLENS": False, "MASKED": 1, "LSE": True},
     "lengths": {"CAUSAL": False, "HAS_SEQLENS": True, "MASKED": 1, "LSE": True},
@@ -138,29 +141,40 @@ GLUON_TYPES = {
 }  # fmt: skip
 
 
-def gluon_kernel(module: object, name: str, d: int) -> tuple[object, dict, dict]:
-    """A Gluon file's kernel, its configuration `name` and its descriptors' (block, swizzle)."""
+def find_module(stage: str) -> ModuleType:
+    """A module of stages/ by its name, or the stage in any file, such as a variant's."""
+    import stages
+
+    return stages.load(stage) if stage.endswith(".py") else import_module(f"stages.{stage}")
+
+
+def gluon_kernel(module: Any, name: str, d: int) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """A Gluon file's kernel, its configuration `name` and its descriptors' (block, swizzle).
+
+    'plan' is the configuration that the file itself chooses at N = 4096 without a mask.
+    """
     if hasattr(module, "attention_kernel"):
-        config = getattr(module, name)._asdict()
+        chosen = module.plan(d, False, 4096) if name == "plan" else getattr(module, name)
+        config = chosen._asdict()
         config.pop("ctas")
         rows = dict.fromkeys("qo", 64) | dict.fromkeys("kv", config["BLOCK_N"])
         return module.attention_kernel, config, {x: ((1, 1, n, d), 128) for x, n in rows.items()}
     config = dict(getattr(module, name)[d])
     rows, _ = config.pop("BLOCK_M"), config.pop("L2_BYTES")
-    blocks = dict.fromkeys(("q", "do"), ((1, 1, rows, d), 128))
+    blocks: dict[str, Any] = dict.fromkeys(("q", "do"), ((1, 1, rows, d), 128))
     blocks |= dict.fromkeys("kv", ((1, 1, 128, d), 128))
     blocks |= {"rows": ((1, 1, 2, rows), 0), "sums": ((16, 256), 0)}
     return module.backward_kernel, config, blocks
 
 
-def compile_gluon(stage: str, d: int, dtype: str, name: str, flags: str) -> dict[str, object]:
+def compile_gluon(stage: str, d: int, dtype: str, name: str, flags: str) -> dict[str, Any]:
     """Compile a Gluon stage's kernel for sm_90 in the configuration that it calls `name`."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
     from triton.experimental.gluon.language import NVMMASharedLayout
 
-    module = importlib.import_module(f"stages.{stage}")
+    module = find_module(stage)
     kernel, config, blocks = gluon_kernel(module, name, d)
     options = {"num_warps": 4, "maxnreg": config.pop("maxnreg", None)}
     constants = {**config, **GLUON_FLAGS[flags], "EDGE": flags in ("ragged", "lengths", "masked")}
@@ -187,8 +201,9 @@ def compile_gluon(stage: str, d: int, dtype: str, name: str, flags: str) -> dict
     shared = compiled.metadata.shared
     sass = dump(cubin, "--dump-sass")
     return {
-        "shared": shared, "loops": product_loops(sass), "unset": unset_registers(sass),
-        "budgets": register_budgets(sass), "barriers": barrier_numbers(sass), **resources(cubin),
+        "shared": shared, "config": config, "loops": product_loops(sass),
+        "unset": unset_registers(sass), "budgets": register_budgets(sass),
+        "barriers": barrier_numbers(sass), **resources(cubin),
     }  # fmt: skip
 
 

@@ -3,8 +3,10 @@
 import re
 
 # instructions on the registers that a warp's threads share, the first of which they write
-WRITES = ("UIADD", "UMOV", "ULEA", "USHF", "ULOP", "USGXT", "UIMAD", "USEL", "ULDC", "UIMNMX")
-WRITES += ("UPRMT", "UFLO", "UPOPC", "UBMSK", "UIABS", "S2UR", "R2UR", "VOTEU", "REDUX")
+WRITES = (
+    "UIADD", "UMOV", "ULEA", "USHF", "ULOP", "USGXT", "UIMAD", "USEL", "ULDC", "UIMNMX",
+    "UPRMT", "UFLO", "UPOPC", "UBMSK", "UIABS", "S2UR", "R2UR", "VOTEU", "REDUX",
+)  # fmt: skip
 
 
 def instructions(sass: str) -> list[tuple[int, str]]:
@@ -18,7 +20,8 @@ def product_loops(sass: str) -> list[dict[str, int]]:
 
     'HGMMA' the products, 'WARPGROUP.ARRIVE' once for each group of them that runs by itself,
     'spills' the loads from and stores to the stack, 'R2UR' the copies of a thread's register to one
-    that the warp shares: where ptxas counts in those at once, there are none.
+    that the warp shares: where ptxas counts in those at once, there are none. 'MUFU.EX2' the
+    exponentials, 'instructions' all of them, 'registers' those that any of them names.
     """
     code = instructions(sass)
     spans = []
@@ -41,9 +44,22 @@ def product_loops(sass: str) -> list[dict[str, int]]:
             "WARPGROUP.ARRIVE": sum("WARPGROUP.ARRIVE" in text for text in loop),
             "spills": sum(bool(re.search(r"\b(LDL|STL)\b", text)) for text in loop),
             "R2UR": sum("R2UR" in text for text in loop),
+            "MUFU.EX2": sum("MUFU.EX2" in text for text in loop),
+            "instructions": len(loop),
+            "registers": len(set().union(*map(named_registers, loop))),
         }
         for loop in innermost
     ]
+
+
+def named_registers(text: str) -> set[int]:
+    """The registers of a thread that an instruction names, for a product all that it works on."""
+    found = {int(number) for number in re.findall(r"(?<![A-Z])R(\d+)\b", text)}
+    if product := re.match(r"HGMMA\.64x(\d+)x16\S* R(\d+), (?:R(\d+))?", text):
+        columns, out, left = product.groups()
+        found |= set(range(int(out), int(out) + int(columns) // 2))  # an accumulator, 64 rows of it
+        found |= {int(left) + i for i in range(4)} if left else set()  # 64 x 16 in 16 bits
+    return found
 
 
 def register_budgets(sass: str) -> list[int]:
@@ -64,7 +80,7 @@ def shared_registers(text: str) -> tuple[set[int], set[int]]:
     named = [int(number) for number in re.findall(r"(?<![A-Z])UR(\d+)", rest)]
     written: set[int] = set()
     if op.startswith("HGMMA"):  # its descriptors: of both operands, or where the left one is in
-        first = int(re.search(r"gdesc\[UR(\d+)\]", rest).group(1))  # registers, of the right one
+        first = int(re.findall(r"gdesc\[UR(\d+)\]", rest)[0])  # registers, of the right one
         left_in_registers = re.match(r"R\d+, R\d+", rest)
         return written, set(range(first + (2 if left_in_registers else 0), first + 4))
     pairs = op.startswith("U") and ".64" in op
