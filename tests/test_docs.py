@@ -192,6 +192,8 @@ NOT_RUN = {
     "ladder ceilings ...": f"{LONG}; tests/harness/runs/test_ceilings.py measures smaller ones",
     "ladder figures ...": "half a minute; tests/course/test_figures.py draws them",
     "python -m pytest tests/gpu...": GPU,
+    "python tools/product.py ...": GPU,
+    "python tools/read_loops.py ...": "half a minute; tests/tools/test_read_loops.py reads two",
 }
 
 

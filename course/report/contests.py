@@ -2,18 +2,16 @@
 
 import statistics
 from collections.abc import Callable, Sequence
-from itertools import groupby, permutations, product
+from itertools import permutations
 
 from course.report import text
 from harness.records.jsonl import read
 from harness.records.schema import DIRECTIONS, Record
 from harness.records.units import show_bytes, significant
-from harness.runs.suites import EVEN_AND_ODD
 from harness.views import cell_tables, contest_groups, contests, table
 from models import views
 
 CONTESTANTS = {"sdpa_flash": "SDPA flash", "sdpa_cudnn": "cuDNN", "flex_attention": "FlexAttention"}
-SHIPPED = "gluon_hopper"
 FULL = {False: text.MASKS[False]}
 NOT_MEASURED = "Not measured yet: the commands above, on a GPU."
 
@@ -89,80 +87,10 @@ def variants() -> str:
     return text.part(header, body, note, env)
 
 
-def climb_on_hopper(name: str = "hopper-variants") -> str:
-    """A table of stage 9's speed, and of the time of variants that lack one idea each."""
-    file = text.GPU / f"{name}.jsonl"
-    if not file.exists():
-        return NOT_MEASURED
-    env, cells = read(file, "bench")
-    by_size = ("d", "causal", "nk")
-    at = {(cell["name"], *(cell[name] for name in by_size)): cell for cell in cells}
-    planned = sorted({tuple(entry[name] for name in by_size) for entry in env["plan"]})
-    columns = [list(group) for _, group in groupby(planned, key=lambda problem: problem[:2])]
-
-    def row(title: str, name: str, show: Callable[[Record, Record], str]) -> list[str]:
-        shown = [
-            " / ".join(
-                show(at[name, *problem], at[SHIPPED, *problem]) if (name, *problem) in at else "-"
-                for problem in column
-            )
-            for column in columns
-        ]
-        return [title, *shown]
-
-    others = [name for _, name in cell_tables.stages_of(cells) if name != SHIPPED]
-    body = [row("as shipped, TFLOP/s", SHIPPED, lambda cell, _: rate(cell))]
-    body += [row(f"`{name}`", name, slower) for name in others]
-    sizes = [f"d = {column[0][0]}, {text.MASKS[column[0][1]]}" for column in columns]
-    lengths = " / ".join(str(problem[2]) for problem in columns[0])
-    note = (
-        f"bf16, N = {lengths}, B N = 16384, H d = 2048. A variant's time over the shipped stage's: "
-        "above 1.00x it is slower. Paired."
-    )
-    notes = [note, *cut_off(len(planned), len({problem[1:] for problem in at}))]
-    return text.part(" | ".join(["variant", *sizes]), body, " ".join(notes), env)
-
-
 def cut_off(planned: int, measured: int) -> list[str]:
     """A note on the problems of a plan that were not measured, where there are any."""
     missing = planned - measured
     return [f"Of {planned} problems {missing} are not measured: a run was cut off."][: missing > 0]
-
-
-def slower(cell: Record, ours: Record) -> str:
-    """A variant's time over the shipped stage's."""
-    return "-" if cell["time_ms"] is None else f"{cell['time_ms'] / ours['time_ms']:.2f}x"
-
-
-def on_hopper(name: str) -> str:
-    """TFLOP/s of stage 9 and the peers, by d, mask and N; and its ratio to the two fastest."""
-    file = text.GPU / f"{name}.jsonl"
-    if not file.exists():
-        return NOT_MEASURED
-    env, cells = read(file, "bench")
-    names = CONTESTANTS | {"flash_attention_4": "FlashAttention-4"}
-    present = [name for name in names if any(cell["name"] == name for cell in cells)]
-    fastest = [name for name in ("sdpa_cudnn", "flash_attention_4") if name in present]
-    over: dict[str, list[float]] = {peer: [] for peer in fastest}
-    body = []
-    for title, at in text.problems(sorted({cell["nk"] for cell in cells})):
-        ours = text.find(cells, stage=9, **at)
-        ratios = [ours["speedup"].get(peer) for peer in fastest]
-        for peer, ratio in zip(fastest, ratios, strict=True):
-            over[peer] += [] if ratio is None else [ratio]
-        shown = ("-" if ratio is None else f"{ratio:.2f}x" for ratio in ratios)
-        theirs = (rate(text.find(cells, name=peer, **at)) for peer in present)
-        body.append([title, f"**{rate(ours)}**", *theirs, *shown])
-    columns = [*(names[x] for x in present), *(f"#9 over {names[x]}" for x in fastest)]
-    header = " | ".join(["mask and size", "#9", *columns])
-    means = (f"{statistics.geometric_mean(x):.2f}x {names[peer]}" for peer, x in over.items() if x)
-    done = {"fwd": "forward", "bwd": "backward", "train": "both passes"}[cells[0]["direction"]]
-    replayed = ", replayed as CUDA graphs" if env["arguments"].get("graph") else ""
-    note = (
-        f"TFLOP/s, the masked part not counted; {cells[0]['dtype']}, {done}, B N = 16384, "
-        f"H d = 2048; paired{replayed}. In the geometric mean {' and '.join(means)}."
-    )
-    return text.part(header, body, note, env)
 
 
 def decoding() -> str:
@@ -245,30 +173,6 @@ def masks() -> str:
     header = "B, H, Hk, N, d | Nq | no mask | causal | lengths | both"
     note = "n x: what is left of the speed. Contests one after the other: ratios of their medians."
     return text.part(header, body, note, env)
-
-
-def odd_on_hopper() -> str:
-    """What an odd N, grouped heads and key lengths cost stage 9."""
-    file = text.GPU / "hopper-odd.jsonl"
-    if not file.exists():
-        return NOT_MEASURED
-    env, cells = read(file, "bench")
-    body = []
-    for d, causal, (n, ragged) in product((64, 128), text.MASKS, EVEN_AND_ODD):
-        alike = [cell for cell in cells if (cell["d"], cell["causal"]) == (d, causal)]
-        at = {
-            (c["nk"], c["h"] // c["hk"], (c["seqlens_k"] or [None])[0]): c["time_ms"] for c in alike
-        }
-        even = at[n, 1, None]
-        others = ((ragged, 1, None), (n, 4, None), (n, 1, n), (n, 1, ragged))
-        figures = [f"{1e3 * even:.0f} us"]
-        figures += [f"{at[other] / even:.2f}x" if other in at else "-" for other in others]
-        body.append([f"d = {d}, {text.MASKS[causal]}, N = {n} and {ragged}", *figures])
-    header = "mask and sizes | the first N | the second N | four heads share keys"
-    header += " | lengths as the first N | as the second"
-    note = "n x: a call's time over that of the first N. Contests one after the other: medians."
-    notes = [note, *cut_off(len(env["plan"]), len(cells))]
-    return text.part(header, body, " ".join(notes), env)
 
 
 def trios(

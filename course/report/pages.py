@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from course.report import contests, course, front, sources
+from course.report import contests, course, front, hopper, sources
 from course.report.text import CPU, DOCS, GPU, ROOT, SIZES, as_shown
 from harness.records.jsonl import read
 from harness.views import cell_tables, contest_plots, lines, machine, roofline
@@ -45,13 +45,16 @@ PARTS: dict[str, Callable[[], str]] = {
     "sanitizer": contests.sanitizer,
     # docs/hopper.md
     **{
-        name: partial(contests.on_hopper, name)
+        name: partial(hopper.race, name)
         for name in ("hopper", "hopper-float16", "hopper-graph", "hopper-bwd", "hopper-train")
     },
     "hopper-loss": partial(contests.curves, "hopper-loss"),
-    "hopper-variants": contests.climb_on_hopper,
-    "hopper-odd": contests.odd_on_hopper,
-    "hopper-bwd-variants": partial(contests.climb_on_hopper, "hopper-bwd-variants"),
+    "hopper-variants": hopper.climb,
+    "hopper-loops": hopper.loops,
+    "hopper-tried": partial(hopper.climb, "hopper-tried"),
+    "hopper-product": hopper.share,
+    "hopper-odd": hopper.odd,
+    "hopper-bwd-variants": partial(hopper.climb, "hopper-bwd-variants"),
     "hopper-waits": partial(sources.waits, "hopper-io"),
     "hopper-host": partial(sources.launches, "hopper-host"),
     # docs/benchmarks.md, docs/training.md
@@ -141,7 +144,7 @@ def draw(folder: Path) -> list[Path]:
     one_head = [c for c in tour if c["d"] == 64 and c["nk"] >= min(each["nk"] for each in many)]
     roofs = [panel for each in (many, one_head) for panel in roofline.panels(each, ceilings)]
     io_env, io = read(GPU / "io.jsonl", "io")
-    hopper_env, hopper = read(GPU / "hopper-io.jsonl", "io")
+    hopper_env, walks = read(GPU / "hopper-io.jsonl", "io")
     train = read(GPU / "train.jsonl", "train")
     written: list[Path] = []
     for look in LOOKS:
@@ -161,7 +164,7 @@ def draw(folder: Path) -> list[Path]:
             folder / f"{name}{look.suffix}.png" for name in ("traffic", "profile", "loss")
         )
         machine.plot_traffic(io, cell_tables.titles(io_env), traffic, look)
-        machine.plot_profile(hopper, cell_tables.titles(hopper_env), profile, look)
+        machine.plot_profile(walks, cell_tables.titles(hopper_env), profile, look)
         views.plot(*train, loss, look)
         written += [traffic, profile, loss]
     return written

@@ -290,6 +290,38 @@ class Sanitizer:
 
 
 @dataclass(kw_only=True)
+class Share(StageOnProblem):
+    """A stage in turns with one matrix product that has as many FLOPs (tools/product.py)."""
+
+    kind: Literal["share"]
+    flops: int
+    product: list[int]  # its rows, inner size and columns
+    time_ms: Time  # median of a call
+    rounds_ms: list[Time]
+    product_ms: Time
+    product_rounds_ms: list[Time]
+
+
+@dataclass(kw_only=True)
+class Loop(Named):
+    """The machine code of a Gluon file's consumers, without a mask (tools/read_loops.py).
+
+    Of the loops over KV tiles, one for each consumer, the largest of each number.
+    """
+
+    kind: Literal["loop"]
+    d: Size
+    dtype: DType
+    given: Size  # registers that a thread of a consumer is given
+    registers: Size  # those that instructions of the loop name
+    instructions: Size
+    exponentials: Size  # instructions, each for the 32 threads of a warp
+    products: Size
+    groups: Size  # of products, each of which runs while the warps go on
+    spills: Annotated[int, 0, 10**6]  # loads from and stores to the stack
+
+
+@dataclass(kw_only=True)
 class Tuning(Shape):
     """One kernel of a tuned stage on one problem, in every configuration (tools/tuner_key.py)."""
 
@@ -331,6 +363,8 @@ SCHEMAS: dict[str, type] = {
         Train,
         Generate,
         Sanitizer,
+        Share,
+        Loop,
         Tuning,
         Pitfall,
     )
@@ -340,7 +374,7 @@ SCHEMAS: dict[str, type] = {
 # kind of record -> the schema of its plan
 PLANNED = {"cell": Planned, "bench": StageOnProblem}
 # kinds whose tables take stages' titles from the env line
-OF_STAGES = ("cell", "bench", "model", "io", "train", "generate")
+OF_STAGES = ("cell", "bench", "model", "io", "train", "generate", "share", "loop")
 
 
 def check_record(record: Mapping[str, Any]) -> Record:

@@ -473,10 +473,10 @@ def test_the_docs_say_what_an_odd_problem_costs_stage_9(tmp_path, monkeypatch):
     from made_up import write_run
     from made_up_bench import make_bench, make_bench_env
 
-    from course.report import contests, text
+    from course.report import hopper, text
 
     monkeypatch.setattr(text, "GPU", tmp_path)
-    assert contests.odd_on_hopper().startswith("Not measured yet")
+    assert hopper.odd().startswith("Not measured yet")
     asked = suites.SUITES["hopper-odd"].problems(replace(TINY, device="cuda"))
     times = (0.2, 0.21, 0.19, 0.2, 0.22)  # even, another N, grouped heads, lengths of both N
     records = [
@@ -485,7 +485,7 @@ def test_the_docs_say_what_an_odd_problem_costs_stage_9(tmp_path, monkeypatch):
         for index, problem in enumerate(asked)
     ]
     write_run(tmp_path / "hopper-odd.jsonl", make_bench_env(records), records)
-    _, *rows = cells_of(contests.odd_on_hopper())
+    _, *rows = cells_of(hopper.odd())
     assert len(rows) == 8
     slower = ["1.05x", "0.95x", "1.00x", "1.10x"]
     assert rows[0] == ["d = 64, none, N = 1024 and 1000", "200 us", *slower]
@@ -496,7 +496,7 @@ def test_the_docs_say_what_a_launch_takes_and_that_graphs_were_replayed(tmp_path
     from made_up import write_run
     from made_up_bench import make_bench, make_bench_env
 
-    from course.report import contests, sources, text
+    from course.report import hopper, sources, text
 
     monkeypatch.setattr(text, "GPU", tmp_path)
     assert sources.launches("host").startswith("Not measured yet")
@@ -511,7 +511,7 @@ def test_the_docs_say_what_a_launch_takes_and_that_graphs_were_replayed(tmp_path
     header, row = cells_of(sources.launches("host"))
     assert header[1:] == [title for title, _ in problems]
     assert row[1:] == ["36 us", "36 us", "36 us", "-"]
-    assert "replayed as CUDA graphs" in contests.on_hopper("host")
+    assert "replayed as CUDA graphs" in hopper.race("host")
 
 
 def test_table_4_2_shows_stage_8_once_it_is_measured(tmp_path, monkeypatch):

@@ -1,0 +1,146 @@
+"""The generated parts of docs/hopper.md: stage 9, its variants and the peers."""
+
+import statistics
+from collections.abc import Callable
+from itertools import groupby, product
+
+from course.report import text
+from course.report.contests import CONTESTANTS, NOT_MEASURED, cut_off, rate
+from harness.records.jsonl import read
+from harness.records.schema import Record
+from harness.runs.suites import EVEN_AND_ODD
+from harness.views import cell_tables
+
+SHIPPED = "gluon_hopper"
+
+
+def climb(name: str = "hopper-variants") -> str:
+    """A table of stage 9's speed, and of the time of variants that lack one idea each."""
+    file = text.GPU / f"{name}.jsonl"
+    if not file.exists():
+        return NOT_MEASURED
+    env, cells = read(file, "bench")
+    by_size = ("d", "causal", "nk")
+    at = {(cell["name"], *(cell[name] for name in by_size)): cell for cell in cells}
+    planned = sorted({tuple(entry[name] for name in by_size) for entry in env["plan"]})
+    columns = [list(group) for _, group in groupby(planned, key=lambda problem: problem[:2])]
+
+    def row(title: str, name: str, show: Callable[[Record, Record], str]) -> list[str]:
+        shown = [
+            " / ".join(
+                show(at[name, *problem], at[SHIPPED, *problem]) if (name, *problem) in at else "-"
+                for problem in column
+            )
+            for column in columns
+        ]
+        return [title, *shown]
+
+    others = [name for _, name in cell_tables.stages_of(cells) if name != SHIPPED]
+    body = [row("as shipped, TFLOP/s", SHIPPED, lambda cell, _: rate(cell))]
+    body += [row(f"`{name}`", name, slower) for name in others]
+    sizes = [f"d = {column[0][0]}, {text.MASKS[column[0][1]]}" for column in columns]
+    lengths = " / ".join(str(problem[2]) for problem in columns[0])
+    note = (
+        f"bf16, N = {lengths}, B N = 16384, H d = 2048. A variant's time over the shipped stage's: "
+        "above 1.00x it is slower. Paired."
+    )
+    notes = [note, *cut_off(len(planned), len({problem[1:] for problem in at}))]
+    return text.part(" | ".join(["variant", *sizes]), body, " ".join(notes), env)
+
+
+def slower(cell: Record, ours: Record) -> str:
+    """A variant's time over the shipped stage's."""
+    return "-" if cell["time_ms"] is None else f"{cell['time_ms'] / ours['time_ms']:.2f}x"
+
+
+def race(name: str) -> str:
+    """TFLOP/s of stage 9 and the peers, by d, mask and N; and its ratio to the two fastest."""
+    file = text.GPU / f"{name}.jsonl"
+    if not file.exists():
+        return NOT_MEASURED
+    env, cells = read(file, "bench")
+    names = CONTESTANTS | {"flash_attention_4": "FlashAttention-4"}
+    present = [name for name in names if any(cell["name"] == name for cell in cells)]
+    fastest = [name for name in ("sdpa_cudnn", "flash_attention_4") if name in present]
+    over: dict[str, list[float]] = {peer: [] for peer in fastest}
+    body = []
+    for title, at in text.problems(sorted({cell["nk"] for cell in cells})):
+        ours = text.find(cells, stage=9, **at)
+        ratios = [ours["speedup"].get(peer) for peer in fastest]
+        for peer, ratio in zip(fastest, ratios, strict=True):
+            over[peer] += [] if ratio is None else [ratio]
+        shown = ("-" if ratio is None else f"{ratio:.2f}x" for ratio in ratios)
+        theirs = (rate(text.find(cells, name=peer, **at)) for peer in present)
+        body.append([title, f"**{rate(ours)}**", *theirs, *shown])
+    columns = [*(names[x] for x in present), *(f"#9 over {names[x]}" for x in fastest)]
+    header = " | ".join(["mask and size", "#9", *columns])
+    means = (f"{statistics.geometric_mean(x):.2f}x {names[peer]}" for peer, x in over.items() if x)
+    done = {"fwd": "forward", "bwd": "backward", "train": "both passes"}[cells[0]["direction"]]
+    replayed = ", replayed as CUDA graphs" if env["arguments"].get("graph") else ""
+    note = (
+        f"TFLOP/s, the masked part not counted; {cells[0]['dtype']}, {done}, B N = 16384, "
+        f"H d = 2048; paired{replayed}. In the geometric mean {' and '.join(means)}."
+    )
+    return text.part(header, body, note, env)
+
+
+def loops() -> str:
+    """What the machine code of stage 9 and its variants takes: registers, instructions, spills."""
+    env, records = read(text.CPU / "hopper-loops.jsonl", "loop")
+    given = dict.fromkeys(record["d"] for record in records)
+
+    def figures(name: str) -> list[str]:
+        at = {record["d"]: record for record in records if record["name"] == name}
+        registers = " / ".join(f"{at[d]['registers']} of {at[d]['given']}" for d in given)
+        counts = ("instructions", "exponentials", "groups", "spills")
+        return [registers, *(" / ".join(str(at[d][field]) for d in given) for field in counts)]
+
+    names = list(dict.fromkeys(record["name"] for record in records))
+    shipped = figures(SHIPPED)
+    others = [name for name in names if figures(name) != shipped]
+    alike = ", ".join(f"`{name}`" for name in names if name not in (*others, SHIPPED))
+    body = [["as shipped", *shipped], *([f"`{name}`", *figures(name)] for name in others)]
+    sizes = " / ".join(map(str, given))
+    header = "variant | registers | instructions | exponentials | groups of products | spills"
+    note = f"No mask, d = {sizes}; for a warp and a KV tile. As shipped, too: {alike}."
+    return text.part(header, body, note, env)
+
+
+def share() -> str:
+    """Stage 9's rate, and that of one matrix product with as many FLOPs, timed in turns."""
+    file = text.GPU / "hopper-product.jsonl"
+    if not file.exists():
+        return NOT_MEASURED
+    env, records = read(file, "share")
+    body = []
+    for record in records:
+        times = record["time_ms"], record["product_ms"]
+        rates = (f"{record['flops'] / time / 1e9:.0f}" for time in times)
+        size = f"d = {record['d']}, N = {record['nk']}"
+        body.append([size, *rates, f"{100 * times[1] / times[0]:.0f}%"])
+    note = f"TFLOP/s; {records[0]['dtype']}, forward, no mask, B N = 16384, H d = 2048; in turns."
+    return text.part("size | #9 | one product | #9 of that", body, note, env)
+
+
+def odd() -> str:
+    """What an odd N, grouped heads and key lengths cost stage 9."""
+    file = text.GPU / "hopper-odd.jsonl"
+    if not file.exists():
+        return NOT_MEASURED
+    env, cells = read(file, "bench")
+    body = []
+    for d, causal, (n, ragged) in product((64, 128), text.MASKS, EVEN_AND_ODD):
+        alike = [cell for cell in cells if (cell["d"], cell["causal"]) == (d, causal)]
+        at = {
+            (c["nk"], c["h"] // c["hk"], (c["seqlens_k"] or [None])[0]): c["time_ms"] for c in alike
+        }
+        even = at[n, 1, None]
+        others = ((ragged, 1, None), (n, 4, None), (n, 1, n), (n, 1, ragged))
+        figures = [f"{1e3 * even:.0f} us"]
+        figures += [f"{at[other] / even:.2f}x" if other in at else "-" for other in others]
+        body.append([f"d = {d}, {text.MASKS[causal]}, N = {n} and {ragged}", *figures])
+    header = "mask and sizes | the first N | the second N | four heads share keys"
+    header += " | lengths as the first N | as the second"
+    note = "n x: a call's time over that of the first N. Contests one after the other: medians."
+    notes = [note, *cut_off(len(env["plan"]), len(cells))]
+    return text.part(header, body, " ".join(notes), env)

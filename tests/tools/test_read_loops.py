@@ -1,0 +1,31 @@
+"""The loops of stage 9 and of a variant are compiled and counted, for a GPU that isn't here."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.records.jsonl import read
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no wheel of triton")
+def test_a_polynomial_saves_exponentials_and_costs_instructions(tmp_path):
+    made, out = tmp_path / "variants", tmp_path / "loops.jsonl"
+    for command in (
+        ("make_variants.py", made, "--stage", 9),
+        ("read_loops.py", made / "polynomial.py", "--d", 64, "--out", out),
+    ):
+        file, *words = map(str, command)
+        subprocess.run([sys.executable, str(ROOT / "tools" / file), *words], check=True)
+    env, (shipped, other) = read(out, "loop")
+    assert [rung["name"] for rung in env["rungs"]] == [shipped["name"], other["name"]]
+    assert (shipped["stage"], shipped["groups"], shipped["spills"]) == (9, 2, 0)
+    assert shipped["registers"] <= shipped["given"]
+    # 64 x 128 scores, a quarter of them without the unit; each instruction is 32 threads wide
+    assert shipped["exponentials"] - other["exponentials"] == 64 * 128 // 4 // 128
+    assert other["instructions"] > shipped["instructions"]

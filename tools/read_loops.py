@@ -1,0 +1,73 @@
+"""Compile stage 9 and its variants for a Hopper GPU that isn't here, and read their loops.
+
+    python tools/make_variants.py build/hopper --stage 9
+    python tools/read_loops.py build/hopper/in_turn.py ... --out results/cpu/hopper-loops.jsonl
+
+Needs Triton, but no GPU. How many registers and instructions does the loop over KV tiles take, do
+values spill, do the products run beside the rest? Without a mask, in bfloat16, in the configuration
+that each file chooses for N = 4096. docs/hopper.md shows the record.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+SHIPPED = ROOT / "stages" / "s09_gluon_hopper.py"
+DTYPE = "bfloat16"
+COUNTS = {  # field of a record -> what cubins.py calls it
+    "registers": "registers", "instructions": "instructions", "exponentials": "MUFU.EX2",
+    "products": "HGMMA", "groups": "WARPGROUP.ARRIVE", "spills": "spills",
+}  # fmt: skip
+
+
+def compiled(jobs: Sequence[tuple[Path, int]]) -> list[dict[str, Any]]:
+    """What tools/cubins.py says of each (file, d), in a process that interprets no kernel."""
+    lines = [json.dumps([str(path), "gluon", d, DTYPE, "plan", "plain"]) for path, d in jobs]
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("cubins.py"))],
+        input="\n".join(lines), capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(ROOT)])},
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def main(files: Sequence[Path], sizes: Sequence[int], out: Path) -> None:
+    """Write an env line, and a record for each file and each d, to `out`."""
+    sys.path.insert(0, str(ROOT))
+    from harness.isolation.roster import describe_files
+    from harness.records import environment
+    from harness.records.jsonl import Writer
+
+    paths = [SHIPPED, *files]
+    stages = describe_files(paths)
+    rungs = [stage.to_json() for stage in stages]
+    env = environment.make_env("cpu", [], rungs, {"command": "tools/read_loops.py"})
+    jobs = [(path, d) for path in paths for d in sizes]
+    with Writer.create(out, env) as writer:
+        for (path, d), report in zip(jobs, compiled(jobs), strict=True):
+            stage = stages[paths.index(path)]
+            counts = {
+                field: max(loop[said] for loop in report["loops"]) for field, said in COUNTS.items()
+            }
+            writer.append({
+                "kind": "loop", "stage": stage.number, "name": stage.name, "d": d,
+                "dtype": DTYPE, "given": report["config"]["CONSUMER_REGS"], **counts,
+            })  # fmt: skip
+            print(f"{stage.name}, d = {d}: {counts}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("files", nargs="*", type=Path, help="variants; stage 9 itself comes first")
+    parser.add_argument("--d", type=int, nargs="*", default=[64, 128], choices=[64, 128])
+    parser.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args()
+    main(given.files, given.d, given.out)
