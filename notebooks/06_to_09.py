@@ -181,6 +181,7 @@ nb.measure(stages="3,6,9", n=nb.here(cpu="64", gpu="1000,4096"), d=64, **nb.full
 from stages import s09_gluon_hopper as stage_9
 
 variants = nb.recorded("h200/hopper-variants.jsonl", "bench")
+loops = nb.recorded("cpu/hopper-loops.jsonl", "loop")  # what the compiler made of them
 IDEAS = {  # the variant: the idea that it lacks, and what was expected of it
     "whole_sums": ("row sums per thread", "little"),
     "in_turn": ("S of the next tile before P V", "a tenth"),
@@ -197,6 +198,12 @@ IDEAS = {  # the variant: the idea that it lacks, and what was expected of it
 }
 
 
+def taken(name, d):
+    """Registers and spills of a variant's loop over KV tiles, where nothing is masked."""
+    [loop] = (loop for loop in loops.only(d=d) if loop["name"] == name)
+    return f"{loop['registers']} of {loop['given']}", loop["spills"]
+
+
 def climb(d, causal, n):
     """The table of one problem: what each variant reaches, in the order of the climb."""
     found = {cell["name"]: cell for cell in variants.only(d=d, causal=causal, nk=n)}
@@ -208,12 +215,15 @@ def climb(d, causal, n):
         cell = found[name]
         share, loss = cell["tflops"] / most["bfloat16"], cell["time_ms"] / ours["time_ms"] - 1
         figures = f"{cell['tflops']:.0f}", f"{share:.0%}", f"{round(100 * loss):+d}%"
-        body.append((idea, expected, *figures))
+        body.append((idea, expected, *figures, *taken(name, d)))
     share = ours["tflops"] / most["bfloat16"]
-    body.append(("as shipped", "", f"{ours['tflops']:.0f}", f"{share:.0%}", ""))
+    figures = f"{ours['tflops']:.0f}", f"{share:.0%}", ""
+    body.append(("as shipped", "", *figures, *taken("gluon_hopper", d)))
     header = ("without", "expected", "TFLOP/s", "of the product alone", "time")
+    header += ("registers", "spills")
     title = f"bfloat16, d = {d}, {'causal' if causal else 'no mask'}, N = {n}"
-    return nb.rows(header, body, title, variants.said)
+    title += "; registers and spills of the loop without a mask"
+    return nb.rows(header, body, title, f"{variants.said} {loops.said}")
 
 
 climb(64, False, 1024)
