@@ -19,15 +19,31 @@ def tuned_here_alone(tmp_path_factory):
         yield
 
 
-@pytest.fixture
-def on_hopper():
-    """Skip where stage 9 can't run, and end everything where it hangs."""
-    if reason := why_not(stages.by_number(9).STAGE, "cuda"):
-        pytest.skip(reason)
-    # a wrong barrier hangs, and a hanging kernel can't be interrupted
+@pytest.fixture(autouse=True)
+def watchdog():
+    """End everything where a kernel hangs, as at a wrong barrier: it can't be interrupted."""
     faulthandler.dump_traceback_later(300, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
+
+
+def skip_unless_it_runs(stage):
+    """Skip, with the reason, where this GPU is none that `stage` is made for."""
+    if reason := why_not(stage.STAGE, "cuda"):
+        pytest.skip(f"stage {stage.STAGE.number}: {reason}")
+
+
+@pytest.fixture
+def on_hopper():
+    skip_unless_it_runs(stages.by_number(9))
+
+
+@pytest.fixture
+def stage(number):
+    """The stage of that number, for tests of several."""
+    found = stages.by_number(number)
+    skip_unless_it_runs(found)
+    return found
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from test_masks_and_gradients import MASKS, verdict
-from test_on_a_gpu import everything, problem
+from test_on_a_gpu import canaries, everything, problem
 
 import stages
 
@@ -147,6 +147,17 @@ def test_strides_do_not_matter(d):
 def test_problems_without_a_kernel_of_stage_9_go_to_stage_6(dtype, d):
     q, k, v = (torch.randn(1, 2, 100, d, device="cuda").to(dtype) for _ in range(3))
     assert torch.equal(STAGE.attend(q, k, v, causal=True), FLASH2.attend(q, k, v, causal=True))
+
+
+@pytest.mark.parametrize(("n", "d"), [(1, 8), (63, 64), (65, 40), (130, 128), (400, 64)])
+def test_nothing_is_written_outside_what_is_allocated(n, d):
+    """Nor left out: the output, lse and its rows with delta, dq's sums and all gradients."""
+    for dtype in (torch.float16, torch.bfloat16):
+        tensors = [torch.randn(2, 3, n, d, device="cuda").to(dtype) for _ in range(4)]
+        with canaries() as asked:
+            everything(STAGE, *tensors)
+        assert asked.count((2, 3, n, d)) == 4
+        assert len(asked) == 7
 
 
 def test_streams_and_graphs_share_no_counter():
