@@ -14,7 +14,7 @@ from harness.views import cell_tables
 SHIPPED = "gluon_hopper"
 
 
-def climb(name: str = "hopper-variants") -> str:
+def climb(name: str) -> str:
     """A table of stage 9's speed, and of the time of variants that lack one idea each."""
     file = text.GPU / f"{name}.jsonl"
     if not file.exists():
@@ -134,10 +134,10 @@ def odd() -> str:
         at = {
             (c["nk"], c["h"] // c["hk"], (c["seqlens_k"] or [None])[0]): c["time_ms"] for c in alike
         }
-        even = at[n, 1, None]
+        even = at.get((n, 1, None))
         others = ((ragged, 1, None), (n, 4, None), (n, 1, n), (n, 1, ragged))
-        figures = [f"{1e3 * even:.0f} us"]
-        figures += [f"{at[other] / even:.2f}x" if other in at else "-" for other in others]
+        figures = [f"{1e3 * even:.0f} us" if even else "-"]
+        figures += [f"{at[x] / even:.2f}x" if even and x in at else "-" for x in others]
         body.append([f"d = {d}, {text.MASKS[causal]}, N = {n} and {ragged}", *figures])
     header = "mask and sizes | the first N | the second N | four heads share keys"
     header += " | lengths as the first N | as the second"

@@ -49,7 +49,7 @@ PARTS: dict[str, Callable[[], str]] = {
         for name in ("hopper", "hopper-float16", "hopper-graph", "hopper-bwd", "hopper-train")
     },
     "hopper-loss": partial(contests.curves, "hopper-loss"),
-    "hopper-variants": hopper.climb,
+    "hopper-variants": partial(hopper.climb, "hopper-variants"),
     "hopper-loops": hopper.loops,
     "hopper-tried": partial(hopper.climb, "hopper-tried"),
     "hopper-product": hopper.share,

@@ -490,6 +490,12 @@ def test_the_docs_say_what_an_odd_problem_costs_stage_9(tmp_path, monkeypatch):
     slower = ["1.05x", "0.95x", "1.00x", "1.10x"]
     assert rows[0] == ["d = 64, none, N = 1024 and 1000", "200 us", *slower]
     assert rows[-1] == ["d = 128, causal, N = 4096 and 4095", "100 us", *slower]
+    env = make_bench_env(records, plan=records)  # cut off, and without what others are held to
+    write_run(tmp_path / "hopper-odd.jsonl", env, records[1:-1])
+    _, *rows = cells_of(hopper.odd())
+    assert rows[0] == ["d = 64, none, N = 1024 and 1000", *["-"] * 5]
+    assert rows[-1][1:] == ["100 us", *slower[:-1], "-"]
+    assert "Of 40 problems 2 are not measured" in hopper.odd()
 
 
 def test_the_docs_say_what_a_launch_takes_and_that_graphs_were_replayed(tmp_path, monkeypatch):
