@@ -94,7 +94,8 @@ def descriptor(
 
     It reads blocks of (1, 1, rows, BLOCK_D), with zeros past the ends, of tensors whose last
     dimension is contiguous and whose other steps are multiples of 16 bytes, none of them 0. Kept,
-    since making one takes as long as a launch.
+    since making one takes as long as a launch. It holds an address and no GPU: addresses differ
+    among all GPUs of a process.
     """
     pitch = -(-shape[3] // 8) * 8  # stands for strides of axes of size 1, which may be anything
     steps = [s if n > 1 else pitch for n, s in zip(shape[:3], strides[:3], strict=True)]
@@ -128,8 +129,8 @@ counters: dict[tuple[int, int], torch.Tensor] = {}
 def counter_of(device: torch.device, more: int = 0) -> torch.Tensor:
     """The tile counter, 0 between launches, and `more` numbers after it (Notes), all int32.
 
-    One tensor for each stream, since their launches overlap. A CUDA graph gets one of its own for
-    each launch in it, zeroed in the graph.
+    One tensor for each stream, since their launches overlap; torch has a few dozen. A CUDA graph
+    gets one of its own for each launch in it, zeroed in the graph.
     """
     if torch.cuda.is_current_stream_capturing():
         return torch.zeros(1 + more, dtype=torch.int32, device=device)
