@@ -1,0 +1,455 @@
+"""Stage 9's own code on a Hopper GPU in Python (fake_hopper.py): right, whatever happens when.
+
+What only the real one can tell, speed and its own arithmetic among it, is in tests/gpu.
+"""
+
+import importlib.util
+import math
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+
+import fake_hopper
+import pytest
+import torch
+from fake_hopper import STAGES, Misuse, Stuck, hopper_stage
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stage_checks import (
+    assert_close,
+    gradient_rounding,
+    hidden_keys,
+    lse_rounding,
+    normal,
+    options_of,
+    rounding,
+    true_gradients,
+    true_lse,
+)
+
+from harness.problems.problem import Problem
+from stages.machine import has_module, interpreting
+
+pytestmark = [
+    pytest.mark.skipif(not has_module("triton"), reason="no wheel of triton for this machine"),
+    pytest.mark.skipif(not interpreting(), reason="two small kernels would be compiled for a GPU"),
+]
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = {"TWO_CONSUMERS": 128, "THREE_CONSUMERS": 64, "THREE_CTAS": 64}  # and the largest d
+# h, hk, nq, nk, causal, seqlens_k of 2 batch entries
+HIDDEN = "hidden"  # the problem of hide_values
+WHAT = "o", "lse", "dq", "dk", "dv"
+PROBLEMS = {
+    "whole tiles": (2, 2, 256, 384, False, None),
+    "ragged": (1, 1, 65, 300, False, None),
+    "grouped heads, lengths": (4, 2, 130, 260, False, (0, 257)),
+    "causal": (2, 1, 256, 256, True, None),
+    "causal, ragged": (2, 2, 130, 200, True, None),
+    "causal, moved by half a tile": (1, 1, 320, 384, True, (384, 100)),
+    "causal, rows that see nothing": (2, 1, 257, 129, True, None),
+}
+
+
+@lru_cache
+def a_problem(name, d):
+    """`truth_of` one of PROBLEMS."""
+    h, hk, nq, nk, causal, seqlens_k = PROBLEMS[name]
+    half = "float16", "float16"
+    return truth_of(Problem("normal", 0, 2, h, hk, nq, nk, d, *half, causal, seqlens_k, "cpu"))
+
+
+def truth_of(problem):
+    """q, k, v, dO of a problem, its options, and what is true of it, with bounds.
+
+    k and v are NaN past the lengths.
+    """
+    shape = problem.b, problem.h, problem.nq, problem.nk, problem.d
+    q, k, v, dO = normal(shape, problem.seed, torch.float16)
+    k, v, hidden = k[:, : problem.hk], v[:, : problem.hk], hidden_keys(problem)
+    o, *grads = true_gradients(q, k, v, dO, hidden)
+    lse = true_lse(q, k, hidden) / math.log(2)
+    bounds = rounding(q, k, v), lse_rounding(q, k) / math.log(2)
+    bounds += tuple(gradient_rounding(q, k, v, dO, hidden))
+    k, v = k.clone(), v.clone()
+    for b, length in enumerate(problem.seqlens_k or ()):
+        k[b, :, length:], v[b, :, length:] = math.nan, math.nan
+    options = problem.causal, options_of(problem).get("seqlens_k")
+    return (q, k, v, dO), options, (o, lse, *grads), bounds
+
+
+def answers(stage, tensors, options, seed, config=None, backward=True):
+    """o, lse and, if asked for, dq, dk and dv, all launched under `seed`; outputs begin as NaN."""
+    q, k, v, dO = tensors
+    fake_hopper.Kernel.seed = seed
+    plain = torch.empty
+    torch.empty = lambda *size, **to: plain(*size, **to).fill_(math.nan)
+    try:
+        lse = torch.empty(q.shape[:3])
+        o = stage.forward(q, k, v, *options, lse=lse, config=config)
+        if not backward:
+            return o, lse
+        return o, lse, *stage.hopper_gradients.backward(q, k, v, o, lse, dO, *options)
+    finally:
+        torch.empty = plain
+
+
+def check(got, want, bounds):
+    """Raise AssertionError where one of the answers is off by more than an honest one may be."""
+    for x, true, bound, what in zip(got, want, bounds, WHAT, strict=False):
+        seen = true.isfinite()  # not the lse of rows that see no key
+        assert torch.equal(x.isfinite(), seen), what
+        bound = bound if isinstance(bound, float) else bound[seen]
+        assert_close(x[seen], true[seen], bound, what)
+
+
+@pytest.mark.parametrize("seeds", [(0,), pytest.param(range(1, 8), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_answers_are_exact_and_the_same_whatever_happens_when(config, name, seeds):
+    tensors, options, want, bounds = a_problem(name, CONFIGS[config])
+    with hopper_stage() as stage:
+        first = None
+        for seed in seeds:
+            got = answers(stage, tensors, options, seed, getattr(stage, config))
+            check(got, want, bounds)
+            first = first or got
+            for x, y, what in zip(got, first, WHAT, strict=True):
+                assert what == "dq" or torch.equal(x, y)  # dq is added in any order
+
+
+sizes = st.one_of(st.sampled_from([1, 63, 64, 65, 127, 128, 129, 192, 193]), st.integers(1, 300))
+
+
+@st.composite
+def any_problem(draw):
+    """A problem of any options that stage 9's own kernels compute."""
+    hk, group, nk = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(sizes)
+    lengths = st.none() | st.tuples(*[st.integers(0, nk)] * 2)
+    return Problem(
+        "normal", draw(st.integers(0, 99)), 2, hk * group, hk, draw(sizes), nk,
+        draw(st.sampled_from([1, 8, 40, 64, 72, 128])), "float16", "float16", draw(st.booleans()),
+        draw(lengths), "cpu",
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(any_problem(), st.integers(0, 1 << 20))
+def test_any_problem_is_exact_whatever_happens_when(problem, seed):
+    with hopper_stage() as stage:
+        tensors, options, want, bounds = truth_of(problem)
+        check(answers(stage, tensors, options, seed), want, bounds)
+
+
+def hide_values(stage, config, d, seed):
+    """NaN and infinities in V: rows that don't see them are as without, the others are spoilt."""
+    q, k, v, _ = normal((2, 2, 300, 260, d), 1, torch.float16)
+    lengths = torch.tensor([260, 133], dtype=torch.int32)
+    fake_hopper.Kernel.seed = seed
+    plain = stage.forward(q, k, v, True, lengths, config=config)
+    odd = {(130, 3): math.nan, (250, 7): math.inf, (65, d - 1): -math.inf}
+    for (key, column), value in odd.items():
+        v[:, :, key, column] = value
+    k[1, :, 133:], v[1, :, 133:] = math.nan, math.nan
+    got = stage.forward(q, k, v, True, lengths, config=config)
+    for b, (key, column) in product(range(2), odd):
+        first = key + 40 if key < lengths[b] else 300  # row that sees it
+        assert torch.equal(got[b, :, :first, column], plain[b, :, :first, column])
+        assert not torch.isfinite(got[b, :, first:, column]).any()
+    others = [column for column in range(d) if column not in (3, 7, d - 1)]
+    assert torch.equal(got[..., others], plain[..., others])
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_hidden_values_change_no_output(config):
+    with hopper_stage() as stage:
+        hide_values(stage, getattr(stage, config), CONFIGS[config], 0)
+
+
+@pytest.mark.slow
+def test_each_variant_is_exact_whatever_happens_when(tmp_path):
+    """Each of tools/make_variants.py: what is timed beside the stage computes the same."""
+    spec = importlib.util.spec_from_file_location("tool", ROOT / "tools" / "make_variants.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    for path in tool.write(tmp_path, 9):
+        folder = tmp_path / path.stem
+        folder.mkdir()
+        path.rename(folder / "s09_gluon_hopper.py")
+        with hopper_stage(folder) as stage:
+            assert path.stem == stage.STAGE.name
+            for name, d, seed in product(("whole tiles", "causal, ragged"), (64, 128), range(2)):
+                tensors, options, want, bounds = a_problem(name, d)
+                check(answers(stage, tensors, options, seed, backward=False), want, bounds)
+
+
+# name -> the file, its text, the wrong one; the problem that shows it, and in which configuration
+MUTANTS = {
+    # the forward pass
+    "a key too many": (
+        "s09_gluon_hopper",
+        "before = first[None, :, None] < left[:, None, :]",
+        "before = first[None, :, None] <= left[:, None, :]",
+        "ragged", "THREE_CONSUMERS",
+    ),
+    "a diagonal one key off": (
+        "hopper_problem",
+        "rows + (self.Nk - self.Nq + 1)",
+        "rows + (self.Nk - self.Nq)",
+        "causal, moved by half a tile", "THREE_CTAS",
+    ),
+    "one tile with a mask of two": (
+        "s09_gluon_hopper", "MASKED == 2", "MASKED == 3", "causal, ragged", "THREE_CONSUMERS",
+    ),
+    "an output never corrected": (
+        "s09_gluon_hopper",
+        "        acc = rescale_if_needed(acc, alpha) if SLACK > 0 else rescale(acc, alpha)\n",
+        "",
+        "ragged", "TWO_CONSUMERS",
+    ),
+    "a sum never corrected": (
+        "s09_gluon_hopper",
+        "l_i * gl.convert_layout(alpha, gl.SliceLayout(1, sums.type.layout))[:, None]",
+        "l_i",
+        "ragged", "TWO_CONSUMERS",
+    ),
+    "keys that two tiles have count twice": (
+        "s09_gluon_hopper",
+        "eights) if FIRST else",
+        "eights) if False else",
+        "ragged", "THREE_CTAS",
+    ),
+    "hidden keys loaded": (
+        "hopper_problem",
+        "start_n = gl.minimum(start_n, Nk_valid - self.BLOCK_N)",
+        "start_n += 0",
+        "ragged", "THREE_CONSUMERS",
+    ),
+    "the first key head for all": (
+        "s09_gluon_hopper",
+        "h_k = h // problem.group\n"
+        "        start_n =",
+        "h_k = 0\n"
+        "        start_n =",
+        "causal, ragged", "THREE_CTAS",
+    ),
+    "a product used before it is done": (
+        "s09_gluon_hopper",
+        "        s = warpgroup_mma_wait(1, deps=[s])  # the older of the two\n",
+        "        s = warpgroup_mma_wait(2, deps=[s])\n",
+        "whole tiles", "TWO_CONSUMERS",
+    ),
+    "K given back before its product is done": (
+        "s09_gluon_hopper",
+        "        s = warpgroup_mma_wait(1, deps=[s])  # the older of the two\n"
+        "        k_ring.give_back(use + j)\n",
+        "        k_ring.give_back(use + j)\n"
+        "        s = warpgroup_mma_wait(1, deps=[s])\n",
+        "ragged", "THREE_CTAS",
+    ),
+    "V given back before its product is done": (
+        "s09_gluon_hopper",
+        "        acc = warpgroup_mma_wait(0, deps=[acc])\n"
+        "        v_ring.give_back(use + j - 1)\n",
+        "        v_ring.give_back(use + j - 1)\n"
+        "        acc = warpgroup_mma_wait(0, deps=[acc])\n",
+        "causal, rows that see nothing", "THREE_CONSUMERS",
+    ),
+    "queries given back before they are read": (
+        "s09_gluon_hopper",
+        "q_ring.give_back(turn + 1, pred=turn > 0)",
+        "q_ring.give_back(turn)",
+        "grouped heads, lengths", "TWO_CONSUMERS",
+    ),
+    "an output overwritten before it is copied out": (
+        "s09_gluon_hopper",
+        "    store_wait(0)\n"
+        "    q_ring.give_back(turn + 1",
+        "    q_ring.give_back(turn + 1",
+        "causal", "THREE_CTAS",
+    ),
+    "an output copied out without a fence": (
+        "s09_gluon_hopper",
+        "to(o_desc.dtype))\n"
+        "        fence_async_shared()\n"
+        "        barrier()\n"
+        "        if problem.GUARD",
+        "to(o_desc.dtype))\n"
+        "        barrier()\n"
+        "        if problem.GUARD",
+        "whole tiles", "TWO_CONSUMERS",
+    ),
+    "a slot never given back": (
+        "s09_gluon_hopper",
+        "        v_ring.give_back(use + steps - 1)\n",
+        "",
+        "whole tiles", "TWO_CONSUMERS",
+    ),
+    "a skipped tile never given back": (
+        "s09_gluon_hopper",
+        "        k_ring.give_back(use + j)\n"
+        "        v_ring.take",
+        "        v_ring.take",
+        "whole tiles", "THREE_CONSUMERS",
+    ),
+    "a counter that is not set back": (
+        "s09_gluon_hopper",
+        "        gl.store(counter_ptr, 0, mask=fetched == problem.tiles - 1)\n",
+        "",
+        "hidden", "TWO_CONSUMERS",
+    ),
+    "spoilt rows written": (
+        "s09_gluon_hopper",
+        "spoilt = total != total",
+        "spoilt = total < total",
+        "causal, moved by half a tile", "THREE_CONSUMERS",
+    ),
+    "values walked again as they are": (
+        "s09_gluon_hopper",
+        "            take_out(v, start_n, first_smem)\n",
+        "",
+        "causal, moved by half a tile", "THREE_CONSUMERS",
+    ),
+    "a value that is seen forgotten": (
+        "hopper_again",
+        "gl.minimum(first, keys[:, None])",
+        "first",
+        "hidden", "THREE_CONSUMERS",
+    ),
+    "one note of several kept": (
+        "hopper_again",
+        "gl.where(pred, entry, latest)",
+        "gl.where(pred, entry, -1)",
+        "causal, moved by half a tile", "THREE_CTAS",
+    ),
+    # rings and board
+    "a tile read before it is there": (
+        "hopper_rings",
+        "        mbarrier.wait(self.full.index(slot), (use // slots) & 1)\n",
+        "",
+        "whole tiles", "THREE_CTAS",
+    ),
+    "the other phase of a ring": (
+        "hopper_rings",
+        "(use // slots) & 1",
+        "(use // slots + 1) & 1",
+        "whole tiles", "THREE_CTAS",
+    ),
+    "a slot filled while it is read": (
+        "hopper_rings",
+        "self.threads, use >= self.slots)",
+        "self.threads, use < 0)",
+        "whole tiles", "TWO_CONSUMERS",
+    ),
+    "a ring that one consumer gives back": (
+        "hopper_rings", "128 * consumers + 32", "128 + 32", "whole tiles", "THREE_CONSUMERS",
+    ),
+    "a post overwritten before all have read it": (
+        "hopper_rings",
+        "        mbarrier.wait(self.empty.index(slot), (turn // 2 + 1) & 1)\n",
+        "",
+        "grouped heads, lengths", "TWO_CONSUMERS",
+    ),
+    "a post read before it is there": (
+        "hopper_rings",
+        "        mbarrier.wait(self.full.index(slot), (turn // 2) & 1)\n",
+        "",
+        "whole tiles", "THREE_CONSUMERS",
+    ),
+    # the backward pass
+    "P without its mask": (
+        "hopper_backward",
+        "            p = gl.where(seen, p, 0.0)\n",
+        "",
+        "causal, ragged", "THREE_CONSUMERS",
+    ),
+    "dS read before it is written, d = 128": (
+        "hopper_backward",
+        'named_barrier("bar.sync", 15, 256)',
+        "pass",
+        "ragged", "TWO_CONSUMERS",
+    ),
+    "dS read before it is written, d = 64": (
+        "hopper_backward",
+        "                mbarrier.wait(ds_full.index(use % 2), (use // 2) & 1)\n",
+        "",
+        "ragged", "THREE_CTAS",
+    ),
+    "dS overwritten while it is read": (
+        "hopper_backward",
+        "ds_all = ds_smem.index(use % 2)",
+        "ds_all = ds_smem.index(0)",
+        "ragged", "TWO_CONSUMERS",
+    ),
+    "dS written without a fence": (
+        "hopper_backward",
+        "store(ds)\n"
+        "            fence_async_shared()\n",
+        "store(ds)\n",
+        "ragged", "TWO_CONSUMERS",
+    ),
+    "a sum overwritten before it is added": (
+        "hopper_backward",
+        "            store_wait(0)  # who asked for",
+        "            # who asked for",
+        "ragged", "TWO_CONSUMERS",
+    ),
+    "query tiles given back before dK's product is done": (
+        "hopper_backward",
+        "            dk = warpgroup_mma_wait(0, deps=[dk])\n"
+        "        else:",
+        "            tiles.give_back(use)\n"
+        "            dk = warpgroup_mma_wait(0, deps=[dk])\n"
+        "        else:",
+        "ragged", "TWO_CONSUMERS",
+    ),
+    "hidden keys that count": (
+        "hopper_backward",
+        "tile.store(gl.where((keys < Nk_valid)[:, None], tile.load(L), 0.0))",
+        "tile.store(tile.load(L))",
+        "causal, moved by half a tile", "THREE_CONSUMERS",
+    ),
+    "K filled again while dQ reads it": (
+        "hopper_backward",
+        "        k_ring.give_back(turn)\n"
+        "        v_ring.give_back(turn)\n",
+        "        v_ring.give_back(turn)\n",
+        "ragged", "TWO_CONSUMERS",
+    ),
+    "sums that begin as they are": (
+        "hopper_gradients", "    if ZERO:", "    if not ZERO:", "ragged", "THREE_CONSUMERS",
+    ),
+    "delta added": (
+        "hopper_gradients",
+        "-tl.sum(o * do, 1)",
+        "tl.sum(o * do, 1)",
+        "ragged", "THREE_CONSUMERS",
+    ),
+}  # fmt: skip
+
+
+def mutate(name, folder):
+    """Write the mutant's file to `folder`."""
+    file, old, new, *_ = MUTANTS[name]
+    text = (STAGES / f"{file}.py").read_text(encoding="utf-8")
+    assert text.count(old) == 1, f"{text.count(old)} x in {file}.py, expected 1: {old!r}"
+    (folder / f"{file}.py").write_text(text.replace(old, new), encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_mutant_dies(name, tmp_path):
+    """Under one of some seeds: a wrong number, nobody who can go on, or a misuse of the machine."""
+    mutate(name, tmp_path)
+    problem, config = MUTANTS[name][3:]
+    with (
+        hopper_stage(tmp_path) as stage,
+        pytest.raises((AssertionError, Misuse, Stuck)),
+    ):
+        for seed in range(8):
+            if problem == HIDDEN:
+                hide_values(stage, getattr(stage, config), CONFIGS[config], seed)
+            else:
+                tensors, options, want, bounds = a_problem(problem, CONFIGS[config])
+                got = answers(stage, tensors, options, seed, getattr(stage, config))
+                check(got, want, bounds)
