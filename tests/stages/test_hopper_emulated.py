@@ -149,7 +149,7 @@ def test_gradients_of_keys_and_values_alone_have_the_same_bits(d, name):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(any_problem(), st.integers(0, 1 << 20))
 def test_any_problem_is_exact_whatever_happens_when(problem, seed):
     with hopper_stage() as stage:
@@ -194,9 +194,9 @@ def test_each_variant_is_exact_whatever_happens_when(tmp_path):
         path.rename(folder / "s09_gluon_hopper.py")
         with hopper_stage(folder) as stage:
             assert path.stem == stage.STAGE.name
-            for name, d, seed in product(("whole tiles", "causal, ragged"), (64, 128), range(2)):
+            for name, d in (("causal, ragged", 64), ("causal, ragged", 128), ("whole tiles", 128)):
                 tensors, options, want, bounds = a_problem(name, d)
-                check(answers(stage, tensors, options, seed, backward=False), want, bounds)
+                check(answers(stage, tensors, options, 0, backward=False), want, bounds)
 
 
 # name -> the file, its text, the wrong one; the problem that shows it, and in which configuration
