@@ -56,7 +56,7 @@ class Role:
         self.may_run, self.go, self.done = (lambda: True), threading.Semaphore(0), False
         self.products, self.copies = [], []  # begun and not done
         self.stores = 0  # of the copies
-        self.unfenced = []  # what it wrote to shared memory
+        self.unfenced, self.made = [], []  # what it wrote to shared memory, and mbarriers
         self.thread = threading.Thread(target=self.run, args=(work,), daemon=True)
         self.thread.start()
 
@@ -64,6 +64,8 @@ class Role:
         try:
             self.wait_for_turn()
             work()
+            if self.stores:
+                raise Misuse("a role ends while copies of its own read shared memory")
         except Abandoned:
             return
         except BaseException as error:
@@ -213,7 +215,7 @@ class Tile:
         return start, start + (last + 1) * self.data.element_size()
 
     def check_fenced(self):
-        """Copy engine and matrix unit see what threads wrote only behind a fence."""
+        """Raise Misuse where threads wrote here: others see that only behind a fence."""
         start, end = self.span()
         for role in machine.roles:
             if any(a < end and start < b for a, b in role.unfenced):
@@ -232,6 +234,7 @@ class Bar:
     def __init__(self, count):
         self.count = self.missing = count
         self.bytes = self.rounds = 0
+        self.fenced = False
 
     def change(self, arrivals=0, bytes=0):
         self.missing -= arrivals
@@ -267,6 +270,7 @@ class mbarrier:
     def init(place, count):
         bars, i = place
         bars.all[i] = Bar(count)
+        me().made.append(bars.all[i])
 
     @staticmethod
     def expect(place, bytes):
@@ -306,6 +310,8 @@ def barrier():
 
 def fence_async_shared():
     me().unfenced.clear()
+    for bar in me().made:
+        bar.fenced = True
 
 
 # ---- the copy engine
@@ -340,6 +346,8 @@ def async_load(desc, coordinates, place, tile):
         tile.data[where] = part
         bar_of(place).change(bytes=-desc.block_type.nbytes)
 
+    if not bar_of(place).fenced:
+        raise Misuse("the copy engine is to arrive at an mbarrier that was made without a fence")
     me().copies.append(copy)
     me().pause()
 
