@@ -62,11 +62,20 @@ def measure(number: int, n: int, d: int, device: str) -> dict[str, object]:
 
 
 def main(number: int, ns: list[int], ds: list[int], device: str, out: Path) -> None:
-    """Write an env line, and a record for each d and N, to `out`."""
+    """Write an env line, and a record for each d and N, to `out`.
+
+    Ends with a message where the stage can't run on `device`, or `out` is there already.
+    """
+    import stages
     from harness.isolation.roster import read_stages
     from harness.records import environment
     from harness.records.jsonl import Writer
+    from stages.contract import why_not
 
+    if reason := why_not(stages.by_number(number).STAGE, device):
+        raise SystemExit(f"product: stage {number}: {reason}")
+    if out.exists():
+        raise SystemExit(f"product: {out} is there already; give another name, or remove it")
     rungs = [stage.to_json() for stage in read_stages() if stage.number == number]
     env = environment.make_env(device, [], rungs, {"command": "tools/product.py"})
     with Writer.create(out, env) as writer:

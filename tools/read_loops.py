@@ -40,19 +40,31 @@ def compiled(jobs: Sequence[tuple[Path, int]]) -> list[dict[str, Any]]:
 
 
 def main(files: Sequence[Path], sizes: Sequence[int], out: Path) -> None:
-    """Write an env line, and a record for each file and each d, to `out`."""
+    """Write an env line, and a record for each file and each d, to `out`.
+
+    Ends with a message where a file is no stage in Gluon, or `out` is there already.
+    """
     sys.path.insert(0, str(ROOT))
-    from harness.isolation.roster import describe_files
+    from harness.isolation.roster import BadStage, describe_files
     from harness.records import environment
     from harness.records.jsonl import Writer
 
     paths = [SHIPPED, *files]
-    stages = describe_files(paths)
+    try:
+        stages = describe_files(paths)
+    except BadStage as error:
+        raise SystemExit(f"read_loops: {error}") from None
+    for stage in stages:
+        if "gluon" not in stage.needs:
+            raise SystemExit(f"read_loops: {stage.path}: not in Gluon; give variants of stage 9")
+    if out.exists():
+        raise SystemExit(f"read_loops: {out} is there already; give another name, or remove it")
     rungs = [stage.to_json() for stage in stages]
     env = environment.make_env("cpu", [], rungs, {"command": "tools/read_loops.py"})
     jobs = [(path, d) for path in paths for d in sizes]
+    reports = compiled(jobs)
     with Writer.create(out, env) as writer:
-        for (path, d), report in zip(jobs, compiled(jobs), strict=True):
+        for (path, d), report in zip(jobs, reports, strict=True):
             stage = stages[paths.index(path)]
             counts = {
                 field: max(loop[said] for loop in report["loops"]) for field, said in COUNTS.items()

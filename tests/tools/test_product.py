@@ -50,3 +50,14 @@ def test_each_problem_has_a_record_and_a_row(tool, tmp_path, monkeypatch):
     records[0] |= {"flops": 10**12, "time_ms": 2.0, "product_ms": 1.0}
     write_run(out, env, records[:1])
     assert "| d = 16, N = 32 | 500 | 1000 | 50% |" in hopper.share()
+
+
+def test_it_says_why_it_can_not_measure_and_leaves_no_file(tool, tmp_path):
+    out = tmp_path / "share.jsonl"
+    with pytest.raises(SystemExit, match=r"stage 9: .*GPU"):
+        tool.main(9, [32], [16], "cpu", out)
+    assert not out.exists()
+    out.touch()
+    with pytest.raises(SystemExit, match=r"is there already"):
+        tool.main(3, [32], [16], "cpu", out)
+    assert not out.read_bytes()

@@ -13,6 +13,17 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("file", ["none.py", ROOT / "stages" / "s06_triton_flash2.py"])
+def test_a_file_that_is_no_stage_in_gluon_is_refused(file, tmp_path):
+    out = tmp_path / "loops.jsonl"
+    command = [sys.executable, str(ROOT / "tools" / "read_loops.py"), str(file), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"read_loops: {file}")
+    assert not out.exists()
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no wheel of triton")
 def test_a_polynomial_saves_exponentials_and_costs_instructions(tmp_path):
     made, out = tmp_path / "variants", tmp_path / "loops.jsonl"
