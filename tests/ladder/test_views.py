@@ -42,7 +42,7 @@ def test_diff_4_5_is_the_lesson():
             assert here == [lines[index + 1][1:]] * 2
 
 
-@pytest.mark.parametrize(("old", "new"), itertools.permutations((0, 2, 3, 5, 6, 7), 2))
+@pytest.mark.parametrize(("old", "new"), [*itertools.permutations((0, 2, 3, 5, 6, 7), 2)])
 def test_every_pair_has_a_diff_of_what_computes(old, new):
     path = next((ROOT / "stages").glob(f"s0{new}_*.py"))
     done = in_turn("diff", old, new)
