@@ -40,9 +40,9 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = {"TWO_CONSUMERS": 128, "THREE_CONSUMERS": 64, "THREE_CTAS": 64}  # and the largest d
-# h, hk, nq, nk, causal, seqlens_k of 2 batch entries
-HIDDEN = "hidden"  # the problem of hide_values
 WHAT = "o", "lse", "dq", "dk", "dv"
+HIDDEN = "hidden"  # the problem of hide_values, beside these
+# h, hk, nq, nk, causal, seqlens_k of 2 batch entries
 PROBLEMS = {
     "whole tiles": (2, 2, 256, 384, False, None),
     "ragged": (1, 1, 65, 300, False, None),
@@ -120,24 +120,6 @@ def test_answers_are_exact_and_the_same_whatever_happens_when(config, name, seed
                 assert what == "dq" or torch.equal(x, y)  # dq is added in any order
 
 
-sizes = st.one_of(st.sampled_from([1, 63, 64, 65, 127, 128, 129, 192, 193]), st.integers(1, 300))
-
-
-DTYPES = st.sampled_from(["float16", "bfloat16"])
-
-
-@st.composite
-def any_problem(draw):
-    """A problem of any options that stage 9's own kernels compute."""
-    hk, group, nk = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(sizes)
-    lengths, dtype = st.none() | st.tuples(*[st.integers(0, nk)] * 2), draw(DTYPES)
-    return Problem(
-        "normal", draw(st.integers(0, 99)), 2, hk * group, hk, draw(sizes), nk,
-        draw(st.sampled_from([1, 8, 40, 64, 72, 128])), dtype, dtype, draw(st.booleans()),
-        draw(lengths), "cpu",
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("name", ["whole tiles", "grouped heads, lengths", "causal, ragged"])
 @pytest.mark.parametrize("d", [64, 128])
 def test_gradients_of_keys_and_values_alone_have_the_same_bits(d, name):
@@ -148,6 +130,22 @@ def test_gradients_of_keys_and_values_alone_have_the_same_bits(d, name):
         dq, *got = backward(q, k, v, o, lse, dO, *options, wanted=(False, True, True))
     assert dq is None
     assert all(map(torch.equal, got, want))
+
+
+SIZES = st.one_of(st.sampled_from([1, 63, 64, 65, 127, 128, 129, 192, 193]), st.integers(1, 300))
+DTYPES = st.sampled_from(["float16", "bfloat16"])
+
+
+@st.composite
+def any_problem(draw):
+    """A problem of any options that stage 9's own kernels compute."""
+    hk, group, nk = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(SIZES)
+    lengths, dtype = st.none() | st.tuples(*[st.integers(0, nk)] * 2), draw(DTYPES)
+    return Problem(
+        "normal", draw(st.integers(0, 99)), 2, hk * group, hk, draw(SIZES), nk,
+        draw(st.sampled_from([1, 8, 40, 64, 72, 128])), dtype, dtype, draw(st.booleans()),
+        draw(lengths), "cpu",
+    )  # fmt: skip
 
 
 @pytest.mark.slow
