@@ -72,6 +72,8 @@ def main(number: int, ns: list[int], ds: list[int], device: str, out: Path) -> N
     from harness.records.jsonl import Writer
     from stages.contract import why_not
 
+    if number not in {stage.STAGE.number for stage in map(stages.load, stages.files())}:
+        raise SystemExit(f"product: got stage {number}, expected one of stages/")
     if reason := why_not(stages.by_number(number).STAGE, device):
         raise SystemExit(f"product: stage {number}: {reason}")
     if out.exists():
@@ -90,8 +92,8 @@ def main(number: int, ns: list[int], ds: list[int], device: str, out: Path) -> N
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--stage", type=int, default=9)
-    parser.add_argument("--n", type=int, nargs="*", default=[4096, 16384])
-    parser.add_argument("--d", type=int, nargs="*", default=[64, 128])
+    parser.add_argument("--n", type=int, nargs="+", default=[4096, 16384])
+    parser.add_argument("--d", type=int, nargs="+", default=[64, 128], choices=[64, 128])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()

@@ -79,7 +79,7 @@ def main(files: Sequence[Path], sizes: Sequence[int], out: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("files", nargs="*", type=Path, help="variants; stage 9 itself comes first")
-    parser.add_argument("--d", type=int, nargs="*", default=[64, 128], choices=[64, 128])
+    parser.add_argument("--d", type=int, nargs="+", default=[64, 128], choices=[64, 128])
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     main(given.files, given.d, given.out)

@@ -47,7 +47,8 @@ def climb(name: str) -> str:
     lengths = " / ".join(str(problem[2]) for problem in columns[0])
     note = (
         f"bf16, N = {lengths}, B N = 16384, H d = 2048. A variant's time over the shipped stage's: "
-        "above 1.00x it is slower. Paired. One product: 8192 x 8192 matrices, in another run."
+        "above 1.00x it is slower. Paired. One product: 8192 x 8192 matrices, "
+        f"{most:.0f} TFLOP/s in another run."
     )
     notes = [note, *cut_off(len(planned), len({problem[1:] for problem in at}))]
     return text.part(" | ".join(["variant", *sizes]), body, " ".join(notes), env)
@@ -107,7 +108,11 @@ def loops() -> str:
     body = [["as shipped", *shipped], *([f"`{name}`", *figures(name)] for name in others)]
     sizes = " / ".join(map(str, given))
     header = "variant | registers | instructions | exponentials | groups of products | spills"
-    note = f"No mask, d = {sizes}; for a warp and a KV tile. As shipped, too: {alike}."
+    note = (
+        f"No mask, d = {sizes}. Registers of a thread that the loop names; instructions of a warp "
+        f"for one KV tile, spills among them. As shipped, too: {alike}; what they change lies outside "
+        "the loop, or under a mask, or in which slots and barriers it uses."
+    )
     return text.part(header, body, note, env)
 
 
