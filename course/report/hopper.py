@@ -110,8 +110,8 @@ def loops() -> str:
     header = "variant | registers | instructions | exponentials | groups of products | spills"
     note = (
         f"No mask, d = {sizes}. Registers of a thread that the loop names; instructions of a warp "
-        f"for one KV tile, spills among them. As shipped, too: {alike}; what they change lies outside "
-        "the loop, or under a mask, or in which slots and barriers it uses."
+        f"for one KV tile, spills among them. As shipped, too: {alike}; what they change lies "
+        "outside the loop, or under a mask, or in which slots and barriers it uses."
     )
     return text.part(header, body, note, env)
 
