@@ -11,6 +11,7 @@ import argparse
 import math
 import sys
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
@@ -30,11 +31,10 @@ def shape_of(outputs: int, nk: int) -> tuple[int, int, int]:
     return rows, nk, entries // rows
 
 
-def measure(number: int, n: int, d: int, device: str) -> dict[str, object]:
-    """The record of stage `number` at N = n."""
+def measure(stage: ModuleType, n: int, d: int, device: str) -> dict[str, object]:
+    """The record of a stage at N = n."""
     import torch
 
-    import stages
     from harness.measures.timing import alternate
     from harness.problems.cost import flops
     from harness.problems.inputs import make_inputs
@@ -48,13 +48,12 @@ def measure(number: int, n: int, d: int, device: str) -> dict[str, object]:
     left, right = (
         torch.randn(*x, device=device).to(q.dtype) for x in ((rows, inner), (inner, columns))
     )
-    stage = stages.by_number(number)
     calls = [lambda: stage.attend(q, k, v), lambda: torch.mm(left, right)]
     for call in calls * WARMUP:
         call()
     ours, product = alternate(calls, [device] * 2, rounds=ROUNDS)
     return {
-        "kind": "share", "stage": number, "name": stage.STAGE.name, **problem.to_json(),
+        "kind": "share", "stage": stage.STAGE.number, "name": stage.STAGE.name, **problem.to_json(),
         "flops": flops(problem), "product": [rows, inner, columns],
         "time_ms": ours.median_ms, "rounds_ms": ours.rounds_ms,
         "product_ms": product.median_ms, "product_rounds_ms": product.rounds_ms,
@@ -67,23 +66,25 @@ def main(number: int, ns: list[int], ds: list[int], device: str, out: Path) -> N
     Ends with a message where the stage can't run on `device`, or `out` is there already.
     """
     import stages
-    from harness.isolation.roster import read_stages
+    from harness.isolation.roster import describe_files
     from harness.records import environment
     from harness.records.jsonl import Writer
     from stages.contract import why_not
 
-    if number not in {stage.STAGE.number for stage in map(stages.load, stages.files())}:
-        raise SystemExit(f"product: got stage {number}, expected one of stages/")
-    if reason := why_not(stages.by_number(number).STAGE, device):
+    try:
+        stage = stages.by_number(number)
+    except KeyError:
+        raise SystemExit(f"product: got stage {number}, expected one of stages/") from None
+    if reason := why_not(stage.STAGE, device):
         raise SystemExit(f"product: stage {number}: {reason}")
     if out.exists():
         raise SystemExit(f"product: {out} is there already; give another name, or remove it")
-    rungs = [stage.to_json() for stage in read_stages() if stage.number == number]
+    rungs = [described.to_json() for described in describe_files([Path(str(stage.__file__))])]
     env = environment.make_env(device, [], rungs, {"command": "tools/product.py"})
     with Writer.create(out, env) as writer:
         for d in ds:
             for n in ns:
-                record = measure(number, n, d, device)
+                record = measure(stage, n, d, device)
                 writer.append(record)
                 ours, product = record["time_ms"], record["product_ms"]
                 print(f"d = {d}, N = {n}: {ours:.3g} ms, one product {product:.3g} ms", flush=True)

@@ -32,7 +32,7 @@ def compiled(jobs: Sequence[tuple[Path, int]]) -> list[dict[str, Any]]:
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("cubins.py"))],
         input="\n".join(lines), capture_output=True, text=True, check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(ROOT)])},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -49,9 +49,8 @@ def main(files: Sequence[Path], sizes: Sequence[int], out: Path) -> None:
     from harness.records import environment
     from harness.records.jsonl import Writer
 
-    paths = [SHIPPED, *files]
     try:
-        stages = describe_files(paths)
+        stages = describe_files([SHIPPED, *files])
     except BadStage as error:
         raise SystemExit(f"read_loops: {error}") from None
     for stage in stages:
@@ -61,11 +60,10 @@ def main(files: Sequence[Path], sizes: Sequence[int], out: Path) -> None:
         raise SystemExit(f"read_loops: {out} is there already; give another name, or remove it")
     rungs = [stage.to_json() for stage in stages]
     env = environment.make_env("cpu", [], rungs, {"command": "tools/read_loops.py"})
-    jobs = [(path, d) for path in paths for d in sizes]
-    reports = compiled(jobs)
+    jobs = [(stage, d) for stage in stages for d in sizes]
+    reports = compiled([(stage.path, d) for stage, d in jobs])
     with Writer.create(out, env) as writer:
-        for (path, d), report in zip(jobs, reports, strict=True):
-            stage = stages[paths.index(path)]
+        for (stage, d), report in zip(jobs, reports, strict=True):
             counts = {
                 field: max(loop[said] for loop in report["loops"]) for field, said in COUNTS.items()
             }

@@ -333,9 +333,10 @@ class TensorDescriptor:
         ours, theirs = [], []
         sizes = zip(map(int, coordinates), self.block_shape, self.tensor.shape, strict=True)
         for start, length, size in sizes:
-            first, last = max(start, 0), max(min(start + length, size), max(start, 0))
-            ours.append(slice(min(first, size), min(last, size)))
-            theirs.append(slice(first - start, first - start + len(range(size)[ours[-1]])))
+            first = min(max(start, 0), size)
+            last = max(min(start + length, size), first)
+            ours.append(slice(first, last))
+            theirs.append(slice(first - start, last - start))
         return self.tensor[tuple(ours)], tuple(theirs)
 
 

@@ -2,14 +2,13 @@
 
 import importlib.util
 import math
-from pathlib import Path
 
+import make_variants
 import pytest
 from fake_driver import SHAPES
 
 import stages
 
-ROOT = Path(__file__).parents[2]
 STAGE = stages.by_number(9)
 
 pytestmark = pytest.mark.skipif(
@@ -64,12 +63,9 @@ def test_the_backward_pass_goes_from_its_call_to_the_launches(launcher):
 
 @pytest.mark.slow
 def test_each_variant_is_launched(tmp_path, launcher):
-    spec = importlib.util.spec_from_file_location("tool", ROOT / "tools" / "make_variants.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    written = {path.stem: path for path in tool.write(tmp_path, 9)}
+    written = {path.stem: path for path in make_variants.write(tmp_path, 9)}
     B, H, Nq = SHAPES[0]
-    names = [*tool.VARIANTS[9]]
+    names = [*make_variants.VARIANTS[9]]
     jobs = [(64, 1, 0, 0, str(written[name])) for name in names]
     *made, backward = launcher.answers(*jobs, (64, 1, 0, 1, str(written["two_kernels"])))
     said = {name: again for name, (_, again) in zip(names, made, strict=True)}

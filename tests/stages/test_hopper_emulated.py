@@ -3,15 +3,14 @@
 What only the real one can tell, speed and its own arithmetic among it, is in tests/gpu.
 """
 
-import importlib.util
 import math
 import re
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import product
-from pathlib import Path
 
 import fake_hopper
+import make_variants
 import pytest
 import torch
 from fake_hopper import FILES, STAGES, Misuse, Stuck, hopper_stage
@@ -29,6 +28,7 @@ from stage_checks import (
     true_gradients,
     true_lse,
 )
+from test_mutants import mutate
 
 from harness.problems.problem import Problem
 from stages.machine import has_module, interpreting
@@ -38,7 +38,6 @@ pytestmark = [
     pytest.mark.skipif(not interpreting(), reason="two small kernels would be compiled for a GPU"),
 ]
 
-ROOT = Path(__file__).parents[2]
 CONFIGS = {"TWO_CONSUMERS": 128, "THREE_CONSUMERS": 64, "THREE_CTAS": 64}  # and the largest d
 WHAT = "o", "lse", "dq", "dk", "dv"
 HIDDEN = "hidden"  # the problem of hide_values, beside these
@@ -185,10 +184,7 @@ def test_hidden_values_change_no_output(config):
 @pytest.mark.slow
 def test_each_variant_is_exact_whatever_happens_when(tmp_path):
     """Each of tools/make_variants.py: what is timed beside the stage computes the same."""
-    spec = importlib.util.spec_from_file_location("tool", ROOT / "tools" / "make_variants.py")
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    for path in tool.write(tmp_path, 9):
+    for path in make_variants.write(tmp_path, 9):
         folder = tmp_path / path.stem
         folder.mkdir()
         path.rename(folder / "s09_gluon_hopper.py")
@@ -385,8 +381,7 @@ def try_problem(stage, name, config, seed):
 def test_the_mutant_dies(name, tmp_path):
     file, old, new, problem, config = MUTANTS[name]
     text = (STAGES / f"{file}.py").read_text(encoding="utf-8")
-    assert text.count(old) == 1, f"{text.count(old)} x in {file}.py, expected 1: {old!r}"
-    (tmp_path / f"{file}.py").write_text(text.replace(old, new), encoding="utf-8")
+    (tmp_path / f"{file}.py").write_text(mutate(text, [(old, new)]), encoding="utf-8")
     with some_mistake(tmp_path) as stage:
         for seed in range(8):
             try_problem(stage, problem, config, seed)

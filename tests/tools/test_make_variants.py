@@ -3,35 +3,25 @@
 import ast
 import importlib.util
 from functools import lru_cache
-from pathlib import Path
 
+import make_variants
 import pytest
 import torch
 
 import stages
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(scope="module")
-def tool():
-    spec = importlib.util.spec_from_file_location("tool", ROOT / "tools" / "make_variants.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def variants(tool, tmp_path_factory):
-    paths = tool.write(tmp_path_factory.mktemp("variants"))
+def variants(tmp_path_factory):
+    paths = make_variants.write(tmp_path_factory.mktemp("variants"))
     return {path.stem: stages.load(path) for path in paths}
 
 
 NAMES = ("grid_1d", "grid_1d_heads", "normalised", "pointers")
 
 
-def test_all_are_tested(tool):
-    assert tuple(tool.VARIANTS[6]) == NAMES
+def test_all_are_tested():
+    assert tuple(make_variants.VARIANTS[6]) == NAMES
 
 
 def ask(stage, causal, lengths):
@@ -68,10 +58,11 @@ def test_a_variant_answers_as_stage_6_does(variants, name, causal, lengths):
     assert torch.equal(skipped, want_skipped)
 
 
-def test_the_normalised_one_divides_once_per_row_and_tile_and_never_after(tool):
+def test_the_normalised_one_divides_once_per_row_and_tile_and_never_after():
     """As docs/walkthrough/5-triton-online.md says: stage 6 divides a row of acc at the end."""
     shipped, changed = (
-        ast.parse(x) for x in (tool.FILES[6].read_text(), tool.variant("normalised"))
+        ast.parse(x)
+        for x in (make_variants.FILES[6].read_text(), make_variants.variant("normalised"))
     )
     for tree, in_a_tile, at_the_end in ((shipped, 0, 1), (changed, 1, 0)):
         kernels = {x.name: x for x in tree.body if isinstance(x, ast.FunctionDef)}
@@ -82,18 +73,18 @@ def test_the_normalised_one_divides_once_per_row_and_tile_and_never_after(tool):
     assert "inverse = 1.0 / tl.where(l_i == 0.0, 1.0, l_i)" in ast.unparse(changed)
 
 
-def test_a_text_that_is_not_there_once_is_refused(tool, monkeypatch):
-    monkeypatch.setitem(tool.VARIANTS[6]["grid_1d"], "changes", [["no such line", ""]])
+def test_a_text_that_is_not_there_once_is_refused(monkeypatch):
+    monkeypatch.setitem(make_variants.VARIANTS[6]["grid_1d"], "changes", [["no such line", ""]])
     with pytest.raises(ValueError, match="grid_1d: 0 x in s06"):
-        tool.variant("grid_1d")
+        make_variants.variant("grid_1d")
 
 
 OF_8 = (*(f"parts_{n}" for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)), "query_heads")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no wheel of triton")
-def test_the_variants_of_stage_8_differ_in_the_number_of_parts_alone(tool, tmp_path):
-    paths = tool.write(tmp_path, 8)
+def test_the_variants_of_stage_8_differ_in_the_number_of_parts_alone(tmp_path):
+    paths = make_variants.write(tmp_path, 8)
     assert tuple(path.stem for path in paths) == OF_8
     shipped = stages.by_number(8)
     q = torch.empty(1, 32, 1, 128, dtype=torch.float16)

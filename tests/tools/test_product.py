@@ -1,8 +1,6 @@
 """The product that stage 9 is held against has as many FLOPs as the problem, and takes turns."""
 
-import importlib.util
-from pathlib import Path
-
+import product
 import pytest
 from made_up import write_run
 
@@ -11,17 +9,12 @@ from harness.problems.cost import flops
 from harness.problems.problem import Problem
 from harness.records.jsonl import read
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture
 def tool(monkeypatch):
-    spec = importlib.util.spec_from_file_location("tool", ROOT / "tools" / "product.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     for name, less in (("HEADS_TIMES_D", 32), ("BATCH_TIMES_N", 64), ("ROUNDS", 3)):
-        monkeypatch.setattr(module, name, less)
-    return module
+        monkeypatch.setattr(product, name, less)
+    return product
 
 
 @pytest.mark.parametrize(
