@@ -13,6 +13,7 @@ from models import views
 
 CONTESTANTS = {"sdpa_flash": "SDPA flash", "sdpa_cudnn": "cuDNN", "flex_attention": "FlexAttention"}
 FULL = {False: text.MASKS[False]}
+PEERS = CONTESTANTS | {"flash_attention_4": "FlashAttention-4"}
 NOT_MEASURED = "Not measured yet: the commands above, on a GPU."
 
 

@@ -1,7 +1,7 @@
 """README's generated parts: the first table, the ladder with its gains, the top on a GPU."""
 
 from course.report import text
-from course.report.contests import CONTESTANTS, rate
+from course.report.contests import PEERS, rate
 from harness.isolation.roster import built_in_files, read_declared
 from harness.problems.problem import PEERS_FROM
 from harness.records.jsonl import read
@@ -77,15 +77,13 @@ def ladder() -> str:
 
 def top() -> str:
     """A table of our fastest kernels and the peers at the largest N, forward and training."""
-    forward_env, forward = read(text.GPU / "bench-004.jsonl", "bench")
+    forward_env, forward = read(text.GPU / "hopper-float16.jsonl", "bench")
     train_env, train = read(text.GPU / "bench-train.jsonl", "bench")
-    hopper_env, hopper = read(text.GPU / "hopper-float16.jsonl", "bench")
-    forward += [cell for cell in hopper if cell["stage"] == 9]
-    envs = forward_env, train_env, hopper_env
+    envs = forward_env, train_env
     labels = {key: label for env in envs for key, label in cell_tables.labels(env).items()}
     body = []
     for stage, name in stages_of([*forward, *train]):
-        if stage >= PEERS_FROM and name not in CONTESTANTS:
+        if stage >= PEERS_FROM and name not in PEERS:
             continue
         figures = []
         for direction, cells in (("fwd", forward), ("train", train)):
@@ -95,8 +93,5 @@ def top() -> str:
                 figures.append(" / ".join(rate(text.find(mine, **each)) for each in at) or "-")
         body.append([labels[stage, name], *figures])
     header = "TFLOP/s | forward, d = 64 | d = 128 | training, d = 64 | d = 128"
-    note = (
-        "No mask / causal; N = 16384, fp16; FlexAttention not tuned; 9: "
-        "[another run](docs/hopper.md); [more](docs/results.md)."
-    )
+    note = "No mask / causal; N = 16384, fp16; FlexAttention not tuned; [more](docs/results.md)."
     return text.part(header, body, note, *envs)

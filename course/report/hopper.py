@@ -5,7 +5,7 @@ from collections.abc import Callable
 from itertools import groupby, product
 
 from course.report import text
-from course.report.contests import CONTESTANTS, NOT_MEASURED, cut_off, rate
+from course.report.contests import NOT_MEASURED, PEERS, cut_off, rate
 from harness.records.jsonl import read
 from harness.records.schema import Record
 from harness.runs.suites import EVEN_AND_ODD
@@ -65,8 +65,7 @@ def race(name: str) -> str:
     if not file.exists():
         return NOT_MEASURED
     env, cells = read(file, "bench")
-    names = CONTESTANTS | {"flash_attention_4": "FlashAttention-4"}
-    present = [name for name in names if any(cell["name"] == name for cell in cells)]
+    present = [name for name in PEERS if any(cell["name"] == name for cell in cells)]
     fastest = [name for name in ("sdpa_cudnn", "flash_attention_4") if name in present]
     over: dict[str, list[float]] = {peer: [] for peer in fastest}
     body = []
@@ -78,9 +77,9 @@ def race(name: str) -> str:
         shown = ("-" if ratio is None else f"{ratio:.2f}x" for ratio in ratios)
         theirs = (rate(text.find(cells, name=peer, **at)) for peer in present)
         body.append([title, f"**{rate(ours)}**", *theirs, *shown])
-    columns = [*(names[x] for x in present), *(f"#9 over {names[x]}" for x in fastest)]
+    columns = [*(PEERS[x] for x in present), *(f"#9 over {PEERS[x]}" for x in fastest)]
     header = " | ".join(["mask and size", "#9", *columns])
-    means = (f"{statistics.geometric_mean(x):.2f}x {names[peer]}" for peer, x in over.items() if x)
+    means = (f"{statistics.geometric_mean(x):.2f}x {PEERS[peer]}" for peer, x in over.items() if x)
     done = {"fwd": "forward", "bwd": "backward", "train": "both passes"}[cells[0]["direction"]]
     replayed = ", replayed as CUDA graphs" if env["arguments"].get("graph") else ""
     note = (

@@ -98,15 +98,16 @@ def machine(*envs: Record, shown: Collection[int] | None = None) -> str:
 
     None: all that were measured are shown.
     """
-    found: dict[str, set[int]] = {}
+    found: dict[str, tuple[set[str], set[int]]] = {}
     for env in envs:
         cores = f", {env['cores']} cores" if env["device"] == "cpu" else ""
         triton = f", Triton {env['triton']}" if env["triton"] else ""
-        software = f"torch {env['torch']}{triton}"
-        said = f"Measured on: {env['device_name']}{cores}; {software}; {env['date'][:10]}"
-        edited = edited_since(env)
-        found.setdefault(said, set()).update(edited if shown is None else edited & set(shown))
-    return "\n\n".join(
-        f"{said}; {cell_tables.numbers(edited)} edited since." if edited else f"{said}."
-        for said, edited in found.items()
-    )
+        machine = f"{env['device_name']}{cores}; torch {env['torch']}{triton}"
+        days, edited = found.setdefault(machine, (set(), set()))
+        days.add(env["date"][:10])
+        edited |= edited_since(env) if shown is None else edited_since(env) & set(shown)
+    lines = []
+    for machine, (days, edited) in found.items():
+        line = f"Measured on: {machine}; {' to '.join(sorted({min(days), max(days)}))}"
+        lines.append(f"{line}; {cell_tables.numbers(edited)} edited since." if edited else f"{line}.")
+    return "\n\n".join(lines)

@@ -74,6 +74,9 @@ def test_two_runs_on_one_machine_are_one_line_with_all_that_was_edited(monkeypat
     assert text.machine(one, other).count("Measured on") == 1
     assert text.machine(one, other, shown={3, 4}).endswith("; stage 4 edited since.")
     assert "edited since" not in text.machine(one, other, shown={3})
+    other["date"] = "2099-12-31"
+    [line] = text.machine(one, other, shown={3}).split("\n\n")
+    assert line.endswith(f"; {one['date'][:10]} to 2099-12-31.")
     other["device_name"] = "another"
     first, second = text.machine(one, other).split("\n\n")
     assert first.endswith("stage 5 edited since.") and "another" in second
