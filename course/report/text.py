@@ -109,5 +109,6 @@ def machine(*envs: Record, shown: Collection[int] | None = None) -> str:
     lines = []
     for machine, (days, edited) in found.items():
         line = f"Measured on: {machine}; {' to '.join(sorted({min(days), max(days)}))}"
-        lines.append(f"{line}; {cell_tables.numbers(edited)} edited since." if edited else f"{line}.")
+        line += f"; {cell_tables.numbers(edited)} edited since" if edited else ""
+        lines.append(f"{line}.")
     return "\n\n".join(lines)

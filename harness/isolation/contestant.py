@@ -164,16 +164,24 @@ class Contestant:
             raise StageUnavailable(f"not captured as a CUDA graph: {one_line(error)}") from error
 
     def launches(self, given: Given, call_ms: float) -> None:
-        """Time launches on a GPU, while no other stage runs."""
+        """Time a row of launches on a GPU, while no other stage runs; the fastest row counts.
+
+        What else the CPU does makes a row slower, for a second at times, and nothing makes one
+        faster.
+        """
         from harness.measures.timing import time_launches
 
         if self.device == "cuda":
-            self.launch_ms = time_launches(self.watched(given).call, call_ms)
+            row = time_launches(self.watched(given).call, call_ms)
+            self.launch_ms = row if self.launch_ms is None else min(row, self.launch_ms)
 
     def finish(self, given: Given, call_ms: float) -> None:
         """Make the calls after the samples."""
+        from harness.measures.timing import LAUNCH_ROWS
+
         if self.launch_ms is None:
-            self.launches(given, call_ms)
+            for _ in range(LAUNCH_ROWS):
+                self.launches(given, call_ms)
         self.call_again(given)
 
     def call_again(self, given: Given) -> None:
@@ -353,8 +361,8 @@ def sample_all(
 
 
 def sample_on_turns(contestant: Contestant, given: Given, turn_signals: Connection) -> Any:
-    """Time a stage: one sample for each turn that the parent announces, and in one its launches."""
-    from harness.measures.timing import Timing, cpu_sampler, cuda_sampler
+    """Time a stage: a sample for each turn that the parent announces; in some a row of launches."""
+    from harness.measures.timing import LAUNCH_ROWS, Timing, cpu_sampler, cuda_sampler
 
     samples: list[float] = []
     call = contestant.watched(given)
@@ -362,8 +370,8 @@ def sample_on_turns(contestant: Contestant, given: Given, turn_signals: Connecti
     tell(turn_signals, messages.Done())
     while not told(turn_signals, Turn).over:
         samples.append(sample())
-        if len(samples) == 1:
-            contestant.launches(given, samples[0])
+        if len(samples) <= LAUNCH_ROWS:
+            contestant.launches(given, samples[-1])
         tell(turn_signals, messages.Done())
     return Timing(samples)
 

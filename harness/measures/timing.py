@@ -25,7 +25,8 @@ HEAD_START_CYCLES = 2_000_000  # of the GPU's clock, about 1 ms: longer than mos
 LONGEST_HEAD_START = 32_000_000  # about 16 ms
 SAMPLE_SECONDS = 0.002  # the shortest sample of CPU calls that take turns
 LAUNCHES = 20  # in a row
-LAUNCHES_MS = 200.0  # of the GPU's time, at most, but for two calls
+LAUNCHES_MS = 40.0  # of the GPU's time for a row, at most, but for two calls
+LAUNCH_ROWS = 5  # each in another turn
 
 
 @dataclass(frozen=True)

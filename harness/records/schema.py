@@ -149,7 +149,7 @@ class Measured(StageOnProblem, Tried):
     flops: int
     # ms of each round, in order, where stages took turns: all those of a problem share the rounds
     rounds_ms: list[Time] | None = None
-    launch_ms: Time | None = None  # Python's for a call, on a GPU; by the stage's own process
+    launch_ms: Time | None = None  # Python's for a call, on a GPU: harness/measures/timing.py
     # kernel -> the configuration that the tuner launched it with; null where nothing was tuned
     launch_configs: Configs | None = None
 

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from harness.isolation import contestant
 from harness.isolation.measured_call import Watched
+from harness.isolation.messages import Done, Turn
 from harness.measures import timing
 from harness.measures.timing import cuda_sampler, time_launches
 
@@ -91,11 +93,26 @@ def test_launches_are_timed_in_a_row_without_what_the_gpu_does(gpu, monkeypatch)
     assert gpu.host >= gpu.device  # it has waited for the calls themselves
 
 
-@pytest.mark.parametrize(("call_ms", "calls"), [(0.01, 20), (20.0, 10), (5000.0, 2)])
+@pytest.mark.parametrize(("call_ms", "calls"), [(0.01, 20), (4.0, 10), (5000.0, 2)])
 def test_launches_of_long_calls_are_few(gpu, call_ms, calls):
     made = []
     time_launches(lambda: made.append(1), call_ms)
     assert len(made) == calls
+
+
+def test_of_the_rows_of_launches_the_fastest_counts(gpu, monkeypatch):
+    rows = iter([0.09, 0.08, 0.03, 0.2, 0.08])  # a CPU that did something else, too
+    monkeypatch.setattr(timing, "time_launches", lambda call, call_ms: next(rows))
+    monkeypatch.setattr(contestant, "tell", lambda signals, message: said.append(message))
+    monkeypatch.setattr(contestant, "told", lambda signals, kind: next(turns))
+    said, turns = [], iter([*[Turn()] * 7, Turn(over=True)])
+    ours = contestant.Contestant.__new__(contestant.Contestant)
+    ours.device, ours.launch_ms = "cuda", None
+    ours.watched = lambda given: SimpleNamespace(call=None)
+    monkeypatch.setattr(timing, "cuda_sampler", lambda call: lambda: 0.5)
+    assert contestant.sample_on_turns(ours, None, None).samples_ms == [0.5] * 7
+    assert said == [Done()] * 8
+    assert ours.launch_ms == 0.03 and next(rows, None) is None  # all rows were timed
 
 
 @pytest.mark.parametrize("replayed", [True, False])
