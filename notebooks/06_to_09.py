@@ -28,7 +28,7 @@ import course.notebook as nb
 # The most that the GPU multiplies, and what of it stage 6 uses (float16, no mask):
 
 # %%
-bench = nb.recorded("h200/bench-004.jsonl", "bench")
+bench = nb.recorded("h200/hopper-float16.jsonl", "bench")
 ceilings = nb.recorded("h200/ceilings.jsonl", "ceiling")
 most = {
     dtype: ceilings.one(what="matmul", dtype=dtype)["value"] for dtype in ("float16", "bfloat16")
@@ -178,24 +178,14 @@ nb.measure(stages="3,6,9", n=nb.here(cpu="64", gpu="1000,4096"), d=64, **nb.full
 # run the cell: which three cost the most at $N = 1024$, where a query tile is soon done?
 
 # %%
+import tomllib
+
 from stages import s09_gluon_hopper as stage_9
 
 variants = nb.recorded("h200/hopper-variants.jsonl", "bench")
 loops = nb.recorded("cpu/hopper-loops.jsonl", "loop")  # what the compiler made of them
-IDEAS = {  # the variant: the idea that it lacks, and what was expected of it
-    "whole_sums": ("row sums per thread", "little"),
-    "in_turn": ("S of the next tile before P V", "a tenth"),
-    "launched": ("CTAs that stay", "much at short N"),
-    "static": ("a counter says what is next", "nothing without a mask"),
-    "heads_first": ("blocks of a head together", "fewer bytes from memory"),
-    "two_consumers": ("three consumers at d = 64", "more softmax beside products"),
-    "past_the_end": ("nothing for rows past the end", "a tenth at N = 1024"),
-    "one_cta": ("three CTAs for few keys", "a tenth, causal, N = 1024"),
-    "by_column": ("masks by constants", "a little, causal, N = 1024"),
-    "rescaled": ("a correction only where needed", "a fiftieth, d = 64"),
-    "together": ("slots given back without waiting", "a little"),
-    "unguarded": ("(without the look for NaN)", "it costs, where keys are hidden"),
-}
+known = tomllib.loads((nb.ROOT / "tools" / "variants.toml").read_text(encoding="utf-8"))["9"]
+IDEAS = {name: made for name, made in known.items() if "idea" in made}  # in the order of the climb
 
 
 def taken(name, d):
@@ -211,11 +201,11 @@ def climb(d, causal, n):
         return f"d = {d}, {'causal' if causal else 'no mask'}, N = {n}: not measured yet"
     ours = found["gluon_hopper"]
     body = []
-    for name, (idea, expected) in IDEAS.items():
+    for name, made in IDEAS.items():
         cell = found[name]
         share, loss = cell["tflops"] / most["bfloat16"], cell["time_ms"] / ours["time_ms"] - 1
         figures = f"{cell['tflops']:.0f}", f"{share:.0%}", f"{round(100 * loss):+d}%"
-        body.append((idea, expected, *figures, *taken(name, d)))
+        body.append((made["idea"], made["expected"], *figures, *taken(name, d)))
     share = ours["tflops"] / most["bfloat16"]
     figures = f"{ours['tflops']:.0f}", f"{share:.0%}", ""
     body.append(("as shipped", "", *figures, *taken("gluon_hopper", d)))
@@ -266,18 +256,17 @@ nb.rows(header, body, "consumers on one multiprocessor")
 # All in turns. Does your prediction for the share of the matrix unit hold?
 
 # %%
-hopper = nb.recorded("h200/hopper.jsonl", "bench")
 body = []
 for d in (64, 128):
     for causal in (False, True):
         for n in (1024, 4096, 16384):
-            cells = {cell["stage"]: cell for cell in hopper.only(d=d, causal=causal, nk=n)}
-            nine, peer = cells[9]["tflops"], cells[101]["tflops"]
+            cells = {cell["stage"]: cell for cell in bench.only(d=d, causal=causal, nk=n)}
+            six, nine, peer = (cells[number]["tflops"] for number in (6, 9, 101))
+            rates = f"{six:.0f}", f"{nine:.0f}", f"{nine / most['float16']:.0%}", f"{peer:.0f}"
             mask = "causal" if causal else "no mask"
-            share = f"{nine / most['bfloat16']:.0%}"
-            body.append((d, mask, n, f"{nine:.0f}", share, f"{peer:.0f}", f"{nine / peer:.2f}x"))
-header = ("d", "mask", "N", "stage 9", "of the product alone", "cuDNN", "stage 9 over cuDNN")
-nb.rows(header, body, "TFLOP/s, bfloat16, the masked part not counted", hopper.said)
+            body.append((d, mask, n, *rates, f"{nine / peer:.2f}x"))
+header = ("d", "mask", "N", "stage 6", "stage 9", "of the product alone", "cuDNN", "9 over cuDNN")
+nb.rows(header, body, "TFLOP/s, float16, the masked part not counted", bench.said)
 
 # %% [markdown]
 # ## What was bought, what still hurts

@@ -441,8 +441,10 @@ def attention_kernel(
         seqlens_ptr if HAS_SEQLENS else counter_ptr, H, group, Nq, Nk, blocks, heads, section,
         tiles, CAUSAL, HAS_SEQLENS, MASKED, LSE, GUARD, 64 * CONSUMERS, BLOCK_N,
     )  # fmt: skip
+    # the last number: of a ring's first named barrier. At d = 128 no other slot fits, and the third
+    # one helps V more than it would help K
     k_ring = make_ring(k_desc, 2, CONSUMERS, 5)
-    v_ring = make_ring(v_desc, 3, CONSUMERS, 7)  # a third slot helps here, not for K
+    v_ring = make_ring(v_desc, 3, CONSUMERS, 7)
     board = make_board(CONSUMERS)
     notes = make_notes(counter_ptr + 1, tiles, CONSUMERS)
     bar = barriers(1, 1)  # the second walk waits for its copies

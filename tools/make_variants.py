@@ -75,7 +75,10 @@ def inlined(helper: str, text: str) -> list[str]:
 
 
 def write(folder: Path, number: int = 6) -> list[Path]:
-    """Write every variant of stage 6, 8 or 9 to `folder`, and say where."""
+    """Write every variant of stage 6, 8 or 9 to `folder`, and say where.
+
+    Raises OSError where `folder` can't be made or written to, as where it is a file.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name in VARIANTS[number]:
@@ -90,4 +93,9 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--stage", type=int, choices=tuple(FILES), default=6)
     given = parser.parse_args()
-    print(*write(given.folder, given.stage), sep="\n")
+    try:
+        print(*write(given.folder, given.stage), sep="\n")
+    except OSError as error:
+        raise SystemExit(
+            f"make_variants: {given.folder}: {error.strerror}; give a folder"
+        ) from None

@@ -1,6 +1,7 @@
 """The generated parts of docs/hopper.md: stage 9, its variants and the peers."""
 
 import statistics
+import tomllib
 from collections.abc import Callable
 from itertools import groupby, product
 
@@ -12,10 +13,20 @@ from harness.runs.suites import EVEN_AND_ODD
 from harness.views import cell_tables
 
 SHIPPED = "gluon_hopper"
+OTHERS = {"triton_flash2": "#6"} | PEERS
+
+
+def ideas() -> dict[str, str]:
+    """The variants that lack one idea each, in the order of the ideas: what was expected of it."""
+    known = tomllib.loads((text.ROOT / "tools" / "variants.toml").read_text(encoding="utf-8"))
+    return {name: made["expected"] for name, made in known["9"].items() if "idea" in made}
 
 
 def climb(name: str) -> str:
-    """A table of stage 9's speed, and of the time of variants that lack one idea each."""
+    """A table of stage 9's speed, and of the time of its variants.
+
+    Those that lack one idea each come in the order of the ideas, with what was expected.
+    """
     file = text.GPU / f"{name}.jsonl"
     if not file.exists():
         return NOT_MEASURED
@@ -35,23 +46,32 @@ def climb(name: str) -> str:
         ]
         return [title, *shown]
 
-    others = [name for _, name in cell_tables.stages_of(cells) if name != SHIPPED]
+    names = [name for _, name in cell_tables.stages_of(cells) if name != SHIPPED]
     _, ceilings = read(text.GPU / "ceilings.jsonl", "ceiling")
     most = text.find(ceilings, what="matmul", dtype=cells[0]["dtype"])["value"]
     body = [
         row("as shipped, TFLOP/s", SHIPPED, lambda cell, _: rate(cell)),
         row("of one product alone", SHIPPED, lambda cell, _: f"{100 * cell['tflops'] / most:.0f}%"),
     ]
-    body += [row(f"`{name}`", name, slower) for name in others]
     sizes = [f"d = {column[0][0]}, {text.MASKS[column[0][1]]}" for column in columns]
+    header = ["variant", *sizes]
     lengths = " / ".join(str(problem[2]) for problem in columns[0])
-    note = (
+    notes = [
         f"bf16, N = {lengths}, B N = 16384, H d = 2048. A variant's time over the shipped stage's: "
         "above 1.00x it is slower. Paired. One product: 8192 x 8192 matrices, "
         f"{most:.0f} TFLOP/s in another run."
-    )
-    notes = [note, *cut_off(len(planned), len({problem[1:] for problem in at}))]
-    return text.part(" | ".join(["variant", *sizes]), body, " ".join(notes), env)
+    ]
+    expected = {name: hope for name, hope in ideas().items() if name in names}
+    if expected:  # the first idea, roles, has no variant
+        body = [[title, "", *shown] for title, *shown in body]
+        for number, (name, hope) in enumerate(expected.items(), 2):
+            title, *shown = row(f"{number}, `{name}`", name, slower)
+            body.append([title, hope, *shown])
+        header.insert(1, "expected of the idea")
+        notes.append("Where an idea does not apply, the variant is the shipped stage: 1.00x.")
+    body += [row(f"`{name}`", name, slower) for name in names if name not in expected]
+    notes += cut_off(len(planned), len({problem[1:] for problem in at}))
+    return text.part(" | ".join(header), body, " ".join(notes), env)
 
 
 def slower(cell: Record, ours: Record) -> str:
@@ -60,13 +80,13 @@ def slower(cell: Record, ours: Record) -> str:
 
 
 def race(name: str) -> str:
-    """TFLOP/s of stage 9 and the peers, by d, mask and N; and its ratio to the two fastest."""
+    """TFLOP/s of stages 9 and 6 and the peers, by d, mask and N; ratios to the two fastest."""
     file = text.GPU / f"{name}.jsonl"
     if not file.exists():
         return NOT_MEASURED
     env, cells = read(file, "bench")
-    present = [name for name in PEERS if any(cell["name"] == name for cell in cells)]
-    fastest = [name for name in ("sdpa_cudnn", "flash_attention_4") if name in present]
+    names = {name: title for name, title in OTHERS.items() if any(c["name"] == name for c in cells)}
+    fastest = [name for name in ("sdpa_cudnn", "flash_attention_4") if name in names]
     over: dict[str, list[float]] = {peer: [] for peer in fastest}
     body = []
     for title, at in text.problems(sorted({cell["nk"] for cell in cells})):
@@ -75,11 +95,12 @@ def race(name: str) -> str:
         for peer, ratio in zip(fastest, ratios, strict=True):
             over[peer] += [] if ratio is None else [ratio]
         shown = ("-" if ratio is None else f"{ratio:.2f}x" for ratio in ratios)
-        theirs = (rate(text.find(cells, name=peer, **at)) for peer in present)
+        theirs = (rate(text.find(cells, name=name, **at)) for name in names)
         body.append([title, f"**{rate(ours)}**", *theirs, *shown])
-    columns = [*(PEERS[x] for x in present), *(f"#9 over {PEERS[x]}" for x in fastest)]
-    header = " | ".join(["mask and size", "#9", *columns])
-    means = (f"{statistics.geometric_mean(x):.2f}x {PEERS[peer]}" for peer, x in over.items() if x)
+    header = " | ".join(
+        ["mask and size", "#9", *names.values(), *(f"#9 over {names[x]}" for x in fastest)]
+    )
+    means = (f"{statistics.geometric_mean(x):.2f}x {names[peer]}" for peer, x in over.items() if x)
     done = {"fwd": "forward", "bwd": "backward", "train": "both passes"}[cells[0]["direction"]]
     replayed = ", replayed as CUDA graphs" if env["arguments"].get("graph") else ""
     note = (

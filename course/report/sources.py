@@ -194,13 +194,16 @@ def waits(name: str) -> str:
     body = []
     for record in (record for record in records if record["nk"] == n):
         shares = [record["waits"].get(reason, 0) for reason in machine.WAITS]
+        shares.append(sum(record["waits"].values()) - sum(shares))
         shares += [record["units"].get(unit, 0) for unit in machine.UNITS]
         kernel = machine.piece(record["kernel"])
         body.append([f"#{record['stage']}, {kernel}", *(f"{100 * share:.0f}%" for share in shares)])
-    header = " | ".join(
-        ["kernel", *machine.WAITS.values(), *(f"{unit} busy" for unit in machine.UNITS.values())]
+    busy = (f"{unit} busy" for unit in machine.UNITS.values())
+    header = " | ".join(["kernel", *machine.WAITS.values(), "the rest", *busy])
+    note = (
+        "Of a warp's time (the rest: it starts an instruction, or smaller waits); of a unit's "
+        f"peak. {text.problem_but_n(record)}, N = {n}."
     )
-    note = f"Of a warp's time; of a unit's peak. {text.problem_but_n(record)}, N = {n}."
     return text.part(header, body, note, env)
 
 
