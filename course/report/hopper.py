@@ -36,7 +36,7 @@ def climb(name: str) -> str:
     planned = sorted({tuple(entry[name] for name in by_size) for entry in env["plan"]})
     columns = [list(group) for _, group in groupby(planned, key=lambda problem: problem[:2])]
 
-    def row(title: str, name: str, show: Callable[[Record, Record], str]) -> list[str]:
+    def row(title: str, hope: str, name: str, show: Callable[[Record, Record], str]) -> list[str]:
         shown = [
             " / ".join(
                 show(at[name, *problem], at[SHIPPED, *problem]) if (name, *problem) in at else "-"
@@ -44,32 +44,38 @@ def climb(name: str) -> str:
             )
             for column in columns
         ]
-        return [title, *shown]
+        return [title, hope, *shown]
 
-    names = [name for _, name in cell_tables.stages_of(cells) if name != SHIPPED]
     _, ceilings = read(text.GPU / "ceilings.jsonl", "ceiling")
     most = text.find(ceilings, what="matmul", dtype=cells[0]["dtype"])["value"]
+
+    def share(cell: Record, _: Record) -> str:
+        return f"{100 * cell['tflops'] / most:.0f}%"
+
+    others = {name for _, name in cell_tables.stages_of(cells)} - {SHIPPED}
+    tried = ideas()
     body = [
-        row("as shipped, TFLOP/s", SHIPPED, lambda cell, _: rate(cell)),
-        row("of one product alone", SHIPPED, lambda cell, _: f"{100 * cell['tflops'] / most:.0f}%"),
+        row("as shipped, TFLOP/s", "", SHIPPED, lambda cell, _: rate(cell)),
+        row("of one product alone", "", SHIPPED, share),
     ]
+    body += [  # the first idea, roles, has no variant
+        row(f"{number}, `{name}`", hope, name, slower)
+        for number, (name, hope) in enumerate(tried.items(), 2)
+        if name in others
+    ]
+    body += [row(f"`{name}`", "", name, slower) for name in sorted(others - tried.keys())]
     sizes = [f"d = {column[0][0]}, {text.MASKS[column[0][1]]}" for column in columns]
-    header = ["variant", *sizes]
+    header = ["variant", "expected of the idea", *sizes]
     lengths = " / ".join(str(problem[2]) for problem in columns[0])
     notes = [
         f"bf16, N = {lengths}, B N = 16384, H d = 2048. A variant's time over the shipped stage's: "
         "above 1.00x it is slower. Paired. One product: 8192 x 8192 matrices, "
         f"{most:.0f} TFLOP/s in another run."
     ]
-    expected = {name: hope for name, hope in ideas().items() if name in names}
-    if expected:  # the first idea, roles, has no variant
-        body = [[title, "", *shown] for title, *shown in body]
-        for number, (name, hope) in enumerate(expected.items(), 2):
-            title, *shown = row(f"{number}, `{name}`", name, slower)
-            body.append([title, hope, *shown])
-        header.insert(1, "expected of the idea")
+    if others & tried.keys():
         notes.append("Where an idea does not apply, the variant is the shipped stage: 1.00x.")
-    body += [row(f"`{name}`", name, slower) for name in names if name not in expected]
+    else:
+        header, *body = ([title, *rest] for title, _, *rest in [header, *body])
     notes += cut_off(len(planned), len({problem[1:] for problem in at}))
     return text.part(" | ".join(header), body, " ".join(notes), env)
 

@@ -91,3 +91,9 @@ def text_of(env, records, ceilings=(), width=80):
     page = Console(width=width, file=io.StringIO())
     page.print(contests.rich_tables(env, records, ceilings, width))
     return [line.rstrip() for line in page.file.getvalue().splitlines()]
+
+
+def cells_of(text):
+    """The cells of each row of the first table of a text."""
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[x.strip() for x in row.replace("\xa0", " ").strip("|").split("|")] for row in rows]

@@ -2,7 +2,10 @@
 
 import ast
 import importlib.util
+import subprocess
+import sys
 from functools import lru_cache
+from pathlib import Path
 
 import make_variants
 import pytest
@@ -77,6 +80,16 @@ def test_a_text_that_is_not_there_once_is_refused(monkeypatch):
     monkeypatch.setitem(make_variants.VARIANTS[6]["grid_1d"], "changes", [["no such line", ""]])
     with pytest.raises(ValueError, match="grid_1d: 0 x in s06"):
         make_variants.variant("grid_1d")
+
+
+def test_a_file_in_the_folders_place_is_one_clear_line(tmp_path):
+    place = tmp_path / "variants"
+    place.write_text("mine")
+    tool = str(Path(make_variants.__file__))
+    done = subprocess.run([sys.executable, tool, str(place)], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith(f"make_variants: {place}: ") and done.stderr.count("\n") == 1
+    assert place.read_text() == "mine"
 
 
 OF_8 = (*(f"parts_{n}" for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)), "query_heads")

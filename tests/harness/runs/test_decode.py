@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from made_up_bench import cells_of
 
 from harness.isolation.judge import Judge
 from harness.isolation.roster import describe_files, peer_files, read_stages
@@ -406,12 +407,6 @@ def test_the_docs_have_the_table_once_it_is_measured(tmp_path, monkeypatch):
     assert "Of 3 problems 2 are not measured: a run was cut off." in contests.decoding()
 
 
-def cells_of(text):
-    """The cells of each row of the first table of a text."""
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
-    return [[x.strip() for x in row.replace("\xa0", " ").strip("|").split("|")] for row in rows]
-
-
 def test_the_docs_lay_the_model_beside_what_was_measured(tmp_path, monkeypatch):
     from made_up import write_run
     from made_up_bench import make_bench_env
@@ -467,57 +462,6 @@ def test_the_docs_say_what_masks_cost(tmp_path, monkeypatch):
     assert [row["B, H, Hk, N, d"] for row in rows_of(records[:4])] == [
         f"1, 32, 8, 8192, 128{masks}" for masks in ("", " causal", " lengths", " causal lengths")
     ]
-
-
-def test_the_docs_say_what_an_odd_problem_costs_stage_9(tmp_path, monkeypatch):
-    from made_up import write_run
-    from made_up_bench import make_bench, make_bench_env
-
-    from course.report import hopper, text
-
-    monkeypatch.setattr(text, "GPU", tmp_path)
-    assert hopper.odd().startswith("Not measured yet")
-    asked = suites.SUITES["hopper-odd"].problems(replace(TINY, device="cuda"))
-    times = (0.2, 0.21, 0.19, 0.2, 0.22)  # even, another N, grouped heads, lengths of both N
-    records = [
-        make_bench(6, **json.loads(json.dumps(problem.to_json())))
-        | {"stage": 9, "name": "gluon_hopper", "time_ms": times[index % 5] / (1 + problem.causal)}
-        for index, problem in enumerate(asked)
-    ]
-    write_run(tmp_path / "hopper-odd.jsonl", make_bench_env(records), records)
-    _, *rows = cells_of(hopper.odd())
-    assert len(rows) == 8
-    slower = ["1.05x", "0.95x", "1.00x", "1.10x"]
-    assert rows[0] == ["d = 64, none, N = 1024 and 1000", "200 us", *slower]
-    assert rows[-1] == ["d = 128, causal, N = 4096 and 4095", "100 us", *slower]
-    env = make_bench_env(records, plan=records)  # cut off, and without what others are held to
-    write_run(tmp_path / "hopper-odd.jsonl", env, records[1:-1])
-    _, *rows = cells_of(hopper.odd())
-    assert rows[0] == ["d = 64, none, N = 1024 and 1000", *["-"] * 5]
-    assert rows[-1][1:] == ["100 us", *slower[:-1], "-"]
-    assert "Of 40 problems 2 are not measured" in hopper.odd()
-
-
-def test_the_docs_say_what_a_launch_takes_and_that_graphs_were_replayed(tmp_path, monkeypatch):
-    from made_up import write_run
-    from made_up_bench import make_bench, make_bench_env
-
-    from course.report import hopper, sources, text
-
-    monkeypatch.setattr(text, "GPU", tmp_path)
-    assert sources.launches("host").startswith("Not measured yet")
-    problems = list(text.problems([1024]))
-    ours = {"stage": 9, "name": "gluon_hopper", "speedup": {"sdpa_cudnn": 1.25}}
-    records = [
-        make_bench(6, n=1024, d=at["d"], causal=at["causal"]) | ours | {"launch_ms": 0.036}
-        for _, at in problems
-    ]
-    records[-1]["launch_ms"] = None
-    write_run(tmp_path / "host.jsonl", make_bench_env(records, graph=True), records)
-    header, row = cells_of(sources.launches("host"))
-    assert header[1:] == [title for title, _ in problems]
-    assert row[1:] == ["36 us", "36 us", "36 us", "-"]
-    assert "replayed as CUDA graphs" in hopper.race("host")
 
 
 def test_table_4_2_shows_stage_8_once_it_is_measured(tmp_path, monkeypatch):

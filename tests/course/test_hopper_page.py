@@ -1,0 +1,97 @@
+"""The generated parts of stage 9's page, made of records that are made up."""
+
+import json
+
+import pytest
+from made_up import write_run
+from made_up_bench import cells_of, make_bench, make_bench_env
+
+from course.report import hopper, sources, text
+from harness.problems.problem import Problem
+from harness.runs import suites
+
+OURS = {"stage": 9, "name": "gluon_hopper"}
+ANY = Problem(
+    inputs="normal", seed=1, b=1, h=1, hk=1, nq=1, nk=1, d=16, dtype="float32", precision="ieee",
+    causal=False, seqlens_k=None, device="cuda",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def records_are_made_up(tmp_path, monkeypatch):
+    (tmp_path / "ceilings.jsonl").write_bytes((text.GPU / "ceilings.jsonl").read_bytes())
+    monkeypatch.setattr(text, "GPU", tmp_path)
+
+
+def test_a_climb_has_its_ideas_in_order_and_what_was_expected(tmp_path):
+    assert hopper.climb("climb").startswith("Not measured yet")
+    names = list(hopper.ideas())
+    shown = ["mine", names[3], names[0]]  # in the order of their numbers; `mine` lacks no idea
+    found = [OURS, *({"stage": 80 + i, "name": name} for i, name in enumerate(shown))]
+    records = [
+        make_bench(6, n=n, d=d) | who | {"time_ms": 2.0 + index, "tflops": 400.0}
+        for d in (64, 128)
+        for n in (1024, 4096)
+        for index, who in enumerate(found)
+    ]
+    env = make_bench_env(records, plan=records)
+    write_run(tmp_path / "climb.jsonl", env, records[:-1])
+    header, rates, share, *rows = cells_of(hopper.climb("climb"))
+    assert header[:2] == ["variant", "expected of the idea"] and rates[2:] == ["400 / 400"] * 2
+    assert share[1] == "" and all("%" in x for x in share[2:])
+    expected = [hopper.ideas()[names[0]], hopper.ideas()[names[3]], ""]
+    assert [row[0] for row in rows] == [f"2, `{names[0]}`", f"5, `{names[3]}`", "`mine`"]
+    assert [row[1] for row in rows] == expected
+    assert rows[0][2:] == ["2.50x / 2.50x", "2.50x / -"]
+    assert rows[2][2:] == ["1.50x / 1.50x", "1.50x / 1.50x"]
+
+
+def test_a_climb_without_ideas_has_no_column_for_them(tmp_path):
+    records = [
+        make_bench(6) | OURS | {"tflops": 400.0},
+        make_bench(6) | {"stage": 80, "name": "mine"},
+    ]
+    write_run(tmp_path / "tried.jsonl", make_bench_env(records, plan=records), records)
+    header, *rows = cells_of(hopper.climb("tried"))
+    assert header == ["variant", "d = 64, none"]
+    assert [row[0] for row in rows] == ["as shipped, TFLOP/s", "of one product alone", "`mine`"]
+
+
+def test_the_docs_say_what_an_odd_problem_costs_stage_9(tmp_path):
+    assert hopper.odd().startswith("Not measured yet")
+    asked = suites.SUITES["hopper-odd"].problems(ANY)
+    times = (0.2, 0.21, 0.19, 0.2, 0.22)  # even, another N, grouped heads, lengths of both N
+    records = [
+        make_bench(6, **json.loads(json.dumps(problem.to_json())))
+        | OURS
+        | {"time_ms": times[index % 5] / (1 + problem.causal)}
+        for index, problem in enumerate(asked)
+    ]
+    write_run(tmp_path / "hopper-odd.jsonl", make_bench_env(records), records)
+    _, *rows = cells_of(hopper.odd())
+    assert len(rows) == 8
+    slower = ["1.05x", "0.95x", "1.00x", "1.10x"]
+    assert rows[0] == ["d = 64, none, N = 1024 and 1000", "200 us", *slower]
+    assert rows[-1] == ["d = 128, causal, N = 4096 and 4095", "100 us", *slower]
+    env = make_bench_env(records, plan=records)  # cut off, and without what others are held to
+    write_run(tmp_path / "hopper-odd.jsonl", env, records[1:-1])
+    _, *rows = cells_of(hopper.odd())
+    assert rows[0] == ["d = 64, none, N = 1024 and 1000", *["-"] * 5]
+    assert rows[-1][1:] == ["100 us", *slower[:-1], "-"]
+    assert "Of 40 problems 2 are not measured" in hopper.odd()
+
+
+def test_the_docs_say_what_a_launch_takes_and_that_graphs_were_replayed(tmp_path):
+    assert sources.launches("host").startswith("Not measured yet")
+    problems = list(text.problems([1024]))
+    ours = OURS | {"speedup": {"sdpa_cudnn": 1.25}}
+    records = [
+        make_bench(6, n=1024, d=at["d"], causal=at["causal"]) | ours | {"launch_ms": 0.036}
+        for _, at in problems
+    ]
+    records[-1]["launch_ms"] = None
+    write_run(tmp_path / "host.jsonl", make_bench_env(records, graph=True), records)
+    header, row = cells_of(sources.launches("host"))
+    assert header[1:] == [title for title, _ in problems]
+    assert row[1:] == ["36 us", "36 us", "36 us", "-"]
+    assert "replayed as CUDA graphs" in hopper.race("host")
