@@ -178,14 +178,11 @@ nb.measure(stages="3,6,9", n=nb.here(cpu="64", gpu="1000,4096"), d=64, **nb.full
 # run the cell: which three cost the most at $N = 1024$, where a query tile is soon done?
 
 # %%
-import tomllib
-
+from course.report.hopper import ideas
 from stages import s09_gluon_hopper as stage_9
 
 variants = nb.recorded("h200/hopper-variants.jsonl", "bench")
 loops = nb.recorded("cpu/hopper-loops.jsonl", "loop")  # what the compiler made of them
-known = tomllib.loads((nb.ROOT / "tools" / "variants.toml").read_text(encoding="utf-8"))["9"]
-IDEAS = {name: made for name, made in known.items() if "idea" in made}  # in the order of the climb
 
 
 def taken(name, d):
@@ -201,11 +198,11 @@ def climb(d, causal, n):
         return f"d = {d}, {'causal' if causal else 'no mask'}, N = {n}: not measured yet"
     ours = found["gluon_hopper"]
     body = []
-    for name, made in IDEAS.items():
+    for name, (idea, expected) in ideas().items():
         cell = found[name]
         share, loss = cell["tflops"] / most["bfloat16"], cell["time_ms"] / ours["time_ms"] - 1
         figures = f"{cell['tflops']:.0f}", f"{share:.0%}", f"{round(100 * loss):+d}%"
-        body.append((made["idea"], made["expected"], *figures, *taken(name, d)))
+        body.append((idea, expected, *figures, *taken(name, d)))
     share = ours["tflops"] / most["bfloat16"]
     figures = f"{ours['tflops']:.0f}", f"{share:.0%}", ""
     body.append(("as shipped", "", *figures, *taken("gluon_hopper", d)))

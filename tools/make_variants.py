@@ -97,5 +97,5 @@ if __name__ == "__main__":
         print(*write(given.folder, given.stage), sep="\n")
     except OSError as error:
         raise SystemExit(
-            f"make_variants: {given.folder}: {error.strerror}; give a folder"
+            f"make_variants: {given.folder}: {error.strerror}; give another folder"
         ) from None

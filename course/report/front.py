@@ -93,5 +93,8 @@ def top() -> str:
                 figures.append(" / ".join(rate(text.find(mine, **each)) for each in at) or "-")
         body.append([labels[stage, name], *figures])
     header = "TFLOP/s | forward, d = 64 | d = 128 | training, d = 64 | d = 128"
-    note = "No mask / causal; N = 16384, fp16; FlexAttention not tuned; [more](docs/results.md)."
+    note = (
+        "No mask / causal; N = 16384, fp16; two runs; FlexAttention not tuned; "
+        "[more](docs/results.md)."
+    )
     return text.part(header, body, note, *envs)

@@ -16,10 +16,12 @@ SHIPPED = "gluon_hopper"
 OTHERS = {"triton_flash2": "#6"} | PEERS
 
 
-def ideas() -> dict[str, str]:
-    """The variants that lack one idea each, in the order of the ideas: what was expected of it."""
+def ideas() -> dict[str, tuple[str, str]]:
+    """The variants that lack one idea each, in the order of the ideas: the idea, and what was
+    expected of it."""
     known = tomllib.loads((text.ROOT / "tools" / "variants.toml").read_text(encoding="utf-8"))
-    return {name: made["expected"] for name, made in known["9"].items() if "idea" in made}
+    lacking = {name: made for name, made in known["9"].items() if "idea" in made}
+    return {name: (made["idea"], made["expected"]) for name, made in lacking.items()}
 
 
 def climb(name: str) -> str:
@@ -60,7 +62,7 @@ def climb(name: str) -> str:
     ]
     body += [  # the first idea, roles, has no variant
         row(f"{number}, `{name}`", hope, name, slower)
-        for number, (name, hope) in enumerate(tried.items(), 2)
+        for number, (name, (_, hope)) in enumerate(tried.items(), 2)
         if name in others
     ]
     body += [row(f"`{name}`", "", name, slower) for name in sorted(others - tried.keys())]

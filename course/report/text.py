@@ -102,13 +102,13 @@ def machine(*envs: Record, shown: Collection[int] | None = None) -> str:
     for env in envs:
         cores = f", {env['cores']} cores" if env["device"] == "cpu" else ""
         triton = f", Triton {env['triton']}" if env["triton"] else ""
-        machine = f"{env['device_name']}{cores}; torch {env['torch']}{triton}"
-        days, edited = found.setdefault(machine, (set(), set()))
+        where = f"{env['device_name']}{cores}; torch {env['torch']}{triton}"
+        days, edited = found.setdefault(where, (set(), set()))
         days.add(env["date"][:10])
         edited |= edited_since(env) if shown is None else edited_since(env) & set(shown)
     lines = []
-    for machine, (days, edited) in found.items():
-        line = f"Measured on: {machine}; {' to '.join(sorted({min(days), max(days)}))}"
+    for where, (days, edited) in found.items():
+        line = f"Measured on: {where}; {' to '.join(sorted({min(days), max(days)}))}"
         line += f"; {cell_tables.numbers(edited)} edited since" if edited else ""
         lines.append(f"{line}.")
     return "\n\n".join(lines)

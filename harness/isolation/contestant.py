@@ -166,8 +166,7 @@ class Contestant:
     def launches(self, given: Given, call_ms: float) -> None:
         """Time a row of launches on a GPU, while no other stage runs; the fastest row counts.
 
-        What else the CPU does makes a row slower, for a second at times, and nothing makes one
-        faster.
+        Whatever else the CPU does makes a row slower; nothing makes one faster.
         """
         from harness.measures.timing import time_launches
 

@@ -39,7 +39,7 @@ def test_a_climb_has_its_ideas_in_order_and_what_was_expected(tmp_path):
     header, rates, share, *rows = cells_of(hopper.climb("climb"))
     assert header[:2] == ["variant", "expected of the idea"] and rates[2:] == ["400 / 400"] * 2
     assert share[1] == "" and all("%" in x for x in share[2:])
-    expected = [hopper.ideas()[names[0]], hopper.ideas()[names[3]], ""]
+    expected = [hopper.ideas()[names[0]][1], hopper.ideas()[names[3]][1], ""]
     assert [row[0] for row in rows] == [f"2, `{names[0]}`", f"5, `{names[3]}`", "`mine`"]
     assert [row[1] for row in rows] == expected
     assert rows[0][2:] == ["2.50x / 2.50x", "2.50x / -"]

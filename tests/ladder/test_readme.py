@@ -7,13 +7,14 @@ import subprocess
 import pytest
 import torch
 from made_up import make_cell
+from made_up_bench import cells_of
 
 import stages
 from course.report import contests, front, pages, sources, text
 from harness.records import syntax
 from harness.records.jsonl import read
 from harness.records.schema import FAILURES
-from harness.views import cell_tables
+from harness.views import cell_tables, machine
 from models import views
 from models.training import curves
 
@@ -80,6 +81,14 @@ def test_two_runs_on_one_machine_are_one_line_with_all_that_was_edited(monkeypat
     other["device_name"] = "another"
     first, second = text.machine(one, other).split("\n\n")
     assert first.endswith("stage 5 edited since.") and "another" in second
+
+
+@pytest.mark.parametrize("name", ["io", "hopper-io"])
+def test_the_shares_of_a_warps_time_make_up_all_of_it(name):
+    shares = len(machine.WAITS) + 1  # each rounded to a whole per cent
+    _, *rows = cells_of(sources.waits(name))
+    for row in rows:
+        assert abs(sum(int(x.rstrip("%")) for x in row[1 : shares + 1]) - 100) <= shares / 2
 
 
 def test_a_table_in_docs_leaves_the_long_legend_to_measuring():
