@@ -333,7 +333,7 @@ class TensorDescriptor:
         ours, theirs = [], []
         sizes = zip(map(int, coordinates), self.block_shape, self.tensor.shape, strict=True)
         for start, length, size in sizes:
-            first = min(max(start, 0), size)
+            first = max(start, 0)
             last = max(min(start + length, size), first)
             ours.append(slice(first, last))
             theirs.append(slice(first - start, last - start))
