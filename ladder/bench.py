@@ -147,14 +147,14 @@ def new_bench(given: Record, own: Sequence[Path], out: Path | None, view: View) 
     )
     if given["graph"] and device != "cuda":
         raise UserError("--graph: got a CPU, expected a GPU: CUDA graphs are replayed there")
-    wanted_problems = make_problems(given, device)
-    takes = (given["suite"] and SUITES[given["suite"]].takes) or plan.fits
     option = "--stages" if given["impl"] is None else "--impl"
     wanted = given["impl"] if given["stages"] is None else given["stages"]
-    if wanted is not None:
+    if wanted is not None:  # first: a peer that needs a GPU explains more than sizes for a CPU
         chosen = choose(stages, wanted.split(","), option, own, named=True)
         named = [stage.path for stage in chosen]
-    else:
+    wanted_problems = make_problems(given, device)
+    takes = (given["suite"] and SUITES[given["suite"]].takes) or plan.fits
+    if wanted is None:
         others = [stage for stage in stages if stage.path not in own]
         usual = plan.usual_stages(others, wanted_problems)
         if takes is not plan.fits:

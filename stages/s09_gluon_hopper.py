@@ -7,7 +7,7 @@
     time ->
     producer    K0 Q K1 V0 K2 V1 K3 V2 ...     as far ahead as the rings have free slots
     consumer 0     |S0=Q K0|    |S1=Q K1|O+=P0 V0|    |S2=Q K2|O+=P1 V1|    ...   matrix unit
-                           | P0 |                | P1 |                | P2 |     softmax of S
+                           | P0 |       |     P1      |       |     P2      |     softmax of S
     consumer 1  the same for the next 64 rows: its products run during consumer 0's softmax
 
     Q, K, V     rings of slots in shared memory (stages/hopper_rings.py)

@@ -94,7 +94,7 @@ def top() -> str:
         body.append([labels[stage, name], *figures])
     header = "TFLOP/s | forward, d = 64 | d = 128 | training, d = 64 | d = 128"
     note = (
-        "No mask / causal; N = 16384, fp16; two runs; FlexAttention not tuned; "
+        "No mask / causal; N = 16384, fp16; two runs, -: not in that run; FlexAttention not tuned; "
         "[more](docs/results.md)."
     )
     return text.part(header, body, note, *envs)

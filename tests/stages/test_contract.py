@@ -399,6 +399,7 @@ def test_the_built_in_stages_go_by_their_files():
 def test_a_stage_for_another_device():
     gpu, cpu = Stage(**FOUR, devices=("cuda",)), Stage(**FOUR, devices=("cpu",))
     assert re.fullmatch("computes on .* only", why_not(gpu, "cpu"))
+    assert "9.x" in why_not(dataclasses.replace(gpu, only_major=9), "cpu")  # not on any GPU
     assert why_not(cpu, "cpu") is None
     # a CPU stage takes a GPU's tensors, and works on the CPU
     assert [cpu.computes_on(x) for x in ("cpu", "cuda")] == ["cpu", "cpu"]

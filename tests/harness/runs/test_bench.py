@@ -676,7 +676,8 @@ def test_show_refuses_all_that_it_has_no_use_for(tmp_path, monkeypatch, capsys):
      ("--d 48 --hidden 64", "--d: got 48, expected a divisor of 64, the size", True),
      ("--n 512 --tokens 256 --h 3", "--n: got 512, expected at most the 256 tokens", True),
      ("--suite 004 --b 2", "--b: a suite's problems are its own", True),
-     ("--suite 004 --impl nobody", "--impl: got 'nobody', expected some of 0", False)],
+     ("--suite 004 --impl nobody", "--impl: got 'nobody', expected some of 0", False),
+     ("--stages 9,100 --n 1024", "--stages: 100 needs a GPU that it can use", False)],
 )  # fmt: skip
 def test_the_size_that_is_said_is_that_in_use_where_no_device_was_named(
     tmp_path, monkeypatch, capsys, arguments, why, at_once
