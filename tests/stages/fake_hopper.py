@@ -505,6 +505,13 @@ gl = SimpleNamespace(
 )  # fmt: skip
 
 
+def in_memory(x):
+    """From a tensor's first number to its last, whatever lies between them: a pointer knows no
+    stride."""
+    last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    return x.as_strided((last + 1,), (1,))
+
+
 class Kernel:
     """A kernel, launched as Triton's are: kernel[grid](...), and again by what that returns."""
 
@@ -520,7 +527,7 @@ class Kernel:
         global machine
         given = inspect.signature(self.function).bind(*args, **named).arguments
         given = {
-            name: Pointer(x.view(-1)) if isinstance(x, torch.Tensor) else x
+            name: Pointer(in_memory(x)) if isinstance(x, torch.Tensor) else x
             for name, x in given.items()
         }
         machine = Machine(Kernel.seed)

@@ -5,7 +5,8 @@ import torch
 
 from stages import contract
 from stages.contract import Stage, StageUnavailable
-from stages.hopper_launch import MOST_KEPT, Launch, checks
+from stages.hopper_launch import MOST_KEPT, Launch, checks, described
+from stages.machine import has_module
 
 STAGE = Stage(number=9, name="any", title="Any", idea="none", options=("causal", "seqlens_k"))
 
@@ -102,3 +103,43 @@ def test_only_so_many_kinds_are_kept(counted):
     q = torch.empty(1, 1, 1, 1)
     check(q, q, q, False, None)  # the oldest one is not
     assert len(looked) == len(sizes) + 1
+
+
+gluon = pytest.mark.skipif(not has_module("triton"), reason="no wheel of triton for this machine")
+
+
+def read_by_the_copy_engine(x):
+    """What `described` returns of x, and the tensor that its descriptor leads to."""
+    named, descriptor = described(x, 64, 128)
+    steps = descriptor.strides
+    assert descriptor.base.data_ptr() == named.data_ptr()
+    assert named.data_ptr() % 16 == 0 and steps[3] == 1
+    assert all(step > 0 and step % 8 == 0 for step in steps[:3])
+    return named, named.as_strided(descriptor.shape, steps)
+
+
+@gluon
+@pytest.mark.parametrize("make", [
+    lambda x: x, lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    lambda x: x[:, :, 3:], lambda x: x[:, 1:2, :1], lambda x: x[..., 8:12],
+    # an axis of size 1 is never stepped along
+    lambda x: x[:1, :1].as_strided((1, 1, 5, 64), (7, 0, 64, 1)),
+    lambda x: x[..., :1].as_strided((2, 3, 5, 1), (960, 320, 64, 3)),
+])  # fmt: skip
+def test_what_the_copy_engine_can_read_is_not_copied(make):
+    x = make(torch.randn(2, 3, 5, 64).half())
+    named, read = read_by_the_copy_engine(x)
+    assert named is x and torch.equal(read, x)
+
+
+@gluon
+@pytest.mark.parametrize("make", [
+    lambda x: x[..., 1:], lambda x: x[..., ::2], lambda x: x.transpose(2, 3),
+    lambda x: x[:, :1].expand(2, 3, 5, 64), lambda x: x[:, :, :1].expand(2, 3, 5, 64),
+    lambda x: x[..., :12].contiguous(), lambda x: x[..., :7].contiguous(), torch._neg_view,
+])  # fmt: skip
+def test_what_it_cannot_read_is_copied(make):
+    x = make(torch.randn(2, 3, 5, 64).half())
+    named, read = read_by_the_copy_engine(x)
+    assert named.data_ptr() != x.data_ptr() and not named.is_neg()
+    assert torch.equal(read, x)
