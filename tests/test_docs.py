@@ -185,6 +185,7 @@ NOT_RUN = {
     "ladder bench --stages 6 --stage build/variants/...": "tests/tools/test_make_variants.py",
     "ladder bench --stage mine.py": "tests/harness/isolation/test_hostile.py gives bench files",
     "ladder bench --stages 9...": GPU,
+    "ladder bench --stages 3,6,9,100,101,103,105 ...": GPU,
     "ladder train --stage 7 --out train.jsonl": "a record without a GPU is none",
     "ladder train --stage 9 ...": GPU,
     "ladder train --stage mine.py --stage 7": TRAINED,
@@ -453,3 +454,26 @@ def test_no_figure_without_a_record(page):
         "made from no record: cite it, or say it in words"
     )
     assert sorted(known.keys() - set(figures_of(page))) == [], "no longer on the page"
+
+
+HOPPER = ROOT / "docs" / "hopper.md"
+MARK = re.compile(r"^(ladder .*)$|^<!-- begin ([\w-]+) -->$", re.M)
+
+
+def test_a_table_of_a_comparison_comes_after_the_command_that_made_its_record():
+    compared, above = [], ""
+    for command, name in MARK.findall(HOPPER.read_text(encoding="utf-8")):
+        above = command or above
+        file = ROOT / "results" / "h200" / f"{name}.jsonl"
+        if command or not file.exists():
+            continue
+        with file.open(encoding="utf-8") as lines:
+            asked = json.loads(next(lines))["arguments"]
+        if asked["command"] == "bench":
+            words = shlex.split(above, comments=True)
+            for option in ("stages", "n", "dtype", "mode", "suite"):
+                here = [*words, f"--{option}", None]  # None: not on the page
+                assert asked[option] == here[here.index(f"--{option}") + 1], name
+            assert asked["graph"] == ("--graph" in words), name
+            compared.append(name)
+    assert len(compared) >= 9
