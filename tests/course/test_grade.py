@@ -187,7 +187,7 @@ def test_each_verdict_has_its_row_and_costs_no_other(tmp_path):
     points.write_text('default = 2\n"large scores" = 5\n', encoding="utf-8")
     out = tmp_path / "new" / "grades.csv"
     files = ("--out", out, "--junit", junit, "--gradescope", scope, "--points", points)
-    asked = ("lab", "grade", folder, "--stage", 1, "--budget", 5, "--memory", "300M", *files)
+    asked = ("lab", "grade", folder, "--stage", 1, "--budget", 10, "--memory", "300M", *files)
     # with some seeds all of a check's rows see one large score only, where any scale is right
     done = in_turn(*asked, "--seed", 1)
     assert done.returncode == 0 and done.stderr == "", done.stderr
