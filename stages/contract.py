@@ -170,8 +170,8 @@ class FirstDerivative(torch.autograd.Function):
 def why_not(stage: Stage, device: str) -> str | None:
     """Why `stage` can't run on `device` ('cpu' or 'cuda') of this machine, or None where it can."""
     if device == "cpu" and "cpu" not in stage.devices:
-        only = stage.only_major and f" of compute capability {stage.only_major}.x"
-        return f"computes on a GPU{only or ''} only"
+        which = f" of compute capability {stage.only_major}.x" if stage.only_major else ""
+        return f"computes on a GPU{which} only"
     if device == "cuda" or "cuda" in stage.needs:
         if reason := machine.why_no_gpu():
             return reason

@@ -155,10 +155,9 @@ def share() -> str:
         times = record["time_ms"], record["product_ms"]
         rates = (f"{record['flops'] / time / 1e9:.0f}" for time in times)
         size = f"d = {record['d']}, N = {record['nk']}"
-        rounds = zip(record["product_rounds_ms"], record["rounds_ms"], strict=True)
-        first, _, third = statistics.quantiles((x / y for x, y in rounds), n=4, method="inclusive")
-        share = f"{100 * times[1] / times[0]:.0f}% ({100 * first:.0f}-{100 * third:.0f})"
-        body.append([size, *rates, share])
+        quartiles = cell_tables.spread({"rounds_ms": record["product_rounds_ms"]}, record) or ()
+        spread = "-".join(f"{100 * x:.0f}" for x in quartiles)
+        body.append([size, *rates, f"{100 * times[1] / times[0]:.0f}% ({spread})"])
     note = (
         f"TFLOP/s; {records[0]['dtype']}, forward, no mask, B N = 16384, H d = 2048; in turns, in "
         "brackets the quartiles of the rounds' shares."
