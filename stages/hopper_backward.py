@@ -15,9 +15,8 @@
     K, V    rings of one slot (stages/hopper_rings.py): the next ones come while dK and dV go out
     board   which tile of keys is next, as in stage 9
     dS      each consumer writes 64 keys of it and reads all 128, so they wait for each other before
-            dQ; two slots, so that nobody writes what the other one still reads
-    hidden  each consumer makes 0 what is hidden of its 64 keys of K; dQ reads all 128, so they wait
-            for each other before the first product
+            dQ; two slots, so that nobody writes what the other one still reads. Each has made 0
+            what is hidden of its 64 keys of K by then, too, which dQ reads
     sums    one slot each: the consumer waits until the copy engine has read the last sum from it
 
 P^T and dS^T are left operands of dV and dK as registers hold them. dQ is a sum over keys, and most
@@ -244,7 +243,7 @@ def walk(
     MASKED: gl.constexpr,
 ):  # fmt: skip
     """Add what the query tiles `first` to `last` of a head give; `use` counts all heads' tiles."""
-    _, _, tiles, _, _, ds_smem, ds_full, sums, sums_desc, _, _, problem, sizes = common
+    _, _, tiles, _, _, ds_smem, ds_full, sums, sums_desc, _, problem, sizes = common
     _, qk_scale, _ = sizes
     BLOCK_M: gl.constexpr = problem.BLOCK_M
     dtype: gl.constexpr = tiles.q.dtype
@@ -334,7 +333,7 @@ def put(ptr, x, row, start_n, Nk_valid, Nk, d):
 @gluon.jit
 def consumer(common, c: gl.constexpr):
     """Warpgroup c: 64 keys of each tile, from the scores to dK and dV, and its half of dQ."""
-    dk_ptr, dv_ptr, _, k_ring, v_ring, _, _, _, _, hidden, board, problem, sizes = common
+    dk_ptr, dv_ptr, _, k_ring, v_ring, _, _, _, _, board, problem, sizes = common
     d, _, scale = sizes
     A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, problem.BLOCK_D, 16])
     group = problem.H // problem.Hk
@@ -354,9 +353,6 @@ def consumer(common, c: gl.constexpr):
         if problem.CAUSAL or problem.EDGE:
             fence_async_shared()  # the matrix unit reads what threads wrote
             barrier()
-        if problem.EDGE:  # dQ's product reads the other consumer's keys, too
-            mbarrier.arrive(hidden.index(0))
-            mbarrier.wait(hidden.index(0), turn & 1)
         dk = gl.zeros([64, problem.BLOCK_D], gl.float32, A)
         dv = gl.zeros([64, problem.BLOCK_D], gl.float32, A)
         for g in range(group):
@@ -408,12 +404,11 @@ def backward_kernel(
     ds_smem = gl.allocate_shared_memory(q_desc.dtype, [2, 128, BLOCK_M], swizzled)
     sums = gl.allocate_shared_memory(gl.float32, [2, 16, 256], sums_desc.layout)
     ds_full = barriers(2, 2)  # at d = 64 each consumer waits for the other's dS
-    hidden = barriers(1, 2)
     fence_async_shared()  # the copy engine arrives at these barriers
     barrier()
     common = (
-        dk_ptr, dv_ptr, tiles, k_ring, v_ring, ds_smem, ds_full, sums, sums_desc, hidden,
-        board, problem, (d, qk_scale, scale),
+        dk_ptr, dv_ptr, tiles, k_ring, v_ring, ds_smem, ds_full, sums, sums_desc, board,
+        problem, (d, qk_scale, scale),
     )  # fmt: skip
     load = (
         q_desc, do_desc, rows_desc, k_desc, v_desc, counter_ptr, tiles, k_ring, v_ring, board,
@@ -430,4 +425,3 @@ def backward_kernel(
     v_ring.keep_alive()
     board.keep_alive()
     ds_full._keep_alive()
-    hidden._keep_alive()
