@@ -12,7 +12,7 @@ from harness.records.jsonl import read
 
 @pytest.fixture
 def tool(monkeypatch):
-    for name, less in (("HEADS_TIMES_D", 32), ("BATCH_TIMES_N", 64), ("ROUNDS", 3)):
+    for name, less in (("HEADS_TIMES_D", 32), ("BATCH_TIMES_N", 64), ("WARMUP", 1), ("ROUNDS", 3)):
         monkeypatch.setattr(product, name, less)
     return product
 
