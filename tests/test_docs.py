@@ -185,6 +185,7 @@ NOT_RUN = {
     "ladder bench --stages 6 --stage build/variants/...": "tests/tools/test_make_variants.py",
     "ladder bench --stage mine.py": "tests/harness/isolation/test_hostile.py gives bench files",
     "ladder bench --stages 9...": GPU,
+    "ladder bench --mode train --stages 3,7,9,100,101,103,105 ...": GPU,
     "ladder bench --stages 3,6,9,100,101,103,105 ...": GPU,
     "ladder train --stage 7 --out train.jsonl": "a record without a GPU is none",
     "ladder train --stage 9 ...": GPU,

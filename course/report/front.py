@@ -35,8 +35,9 @@ def gains() -> tuple[dict[int, str], list[Record]]:
     """Each stage's gain over the last stage before it that is comparable; and the env lines."""
     runs = [read(text.CPU / "steps.jsonl")]
     runs += [read(text.GPU / f"{name}.jsonl") for name in ("table-4.2", "tour")]
-    runs += [read(text.GPU / f"bench-{name}.jsonl", "bench") for name in ("steps", "train")]
-    cpu, gpu, tour, bench, train = (cells for _, cells in runs)
+    contests = ("bench-steps", "bench-train", "decode", "hopper-float16")
+    runs += [read(text.GPU / f"{name}.jsonl", "bench") for name in contests]
+    cpu, gpu, tour, bench, train, decode, hopper = (cells for _, cells in runs)
     at = {"nk": 4096, "h": 32, "precision": "float16"}
     long = {"nk": 4096, "d": 64, "causal": False}
     five, six = text.both(bench, 5, 6, **long)
@@ -44,6 +45,7 @@ def gains() -> tuple[dict[int, str], list[Record]]:
     more = cell_tables.show_ratio(cell_tables.times_faster(six, causal), paired=False)
     trained = text.both(train, 3, 7, **long)
     alone = text.both(gpu, 3, 5, paired=False, **at)
+    one_row = {"b": 1, "hk": 8, "nq": 1, "nk": 8192, "page_size": None}
     less = [
         f"{old['peak_bytes'] / new['peak_bytes']:.0f}x less memory" for old, new in (alone, trained)
     ]
@@ -55,6 +57,8 @@ def gains() -> tuple[dict[int, str], list[Record]]:
         5: f"{text.factor(gpu, 3, 5, **at)} over #3, {less[0]}",
         6: f"{cell_tables.show_step(five, six)}; causal {more} more",
         7: f"{cell_tables.show_step(*trained)} over #3, {less[1]}",
+        8: f"{cell_tables.show_step(*text.both(decode, 6, 8, **one_row))} over #6",
+        9: f"{cell_tables.show_step(*text.both(hopper, 6, 9, **long))} over #6",
     }
     return found, [env for env, _ in runs]
 
@@ -78,7 +82,7 @@ def ladder() -> str:
 def top() -> str:
     """A table of our fastest kernels and the peers at the largest N, forward and training."""
     forward_env, forward = read(text.GPU / "hopper-float16.jsonl", "bench")
-    train_env, train = read(text.GPU / "bench-train.jsonl", "bench")
+    train_env, train = read(text.GPU / "hopper-train-float16.jsonl", "bench")
     envs = forward_env, train_env
     labels = {key: label for env in envs for key, label in cell_tables.labels(env).items()}
     body = []

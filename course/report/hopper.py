@@ -13,7 +13,7 @@ from harness.runs.suites import EVEN_AND_ODD
 from harness.views import cell_tables
 
 SHIPPED = "gluon_hopper"
-OTHERS = {"triton_flash2": "#6"} | PEERS
+OTHERS = {"triton_flash2": "#6", "triton_training": "#7"} | PEERS
 
 
 def ideas() -> dict[str, tuple[str, str]]:

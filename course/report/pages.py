@@ -46,7 +46,10 @@ PARTS: dict[str, Callable[[], str]] = {
     # docs/hopper.md
     **{
         name: partial(hopper.race, name)
-        for name in ("hopper", "hopper-float16", "hopper-graph", "hopper-bwd", "hopper-train")
+        for name in (
+            *("hopper", "hopper-float16", "hopper-graph", "hopper-bwd"),
+            *("hopper-train", "hopper-train-float16"),
+        )
     },
     "hopper-loss": partial(contests.curves, "hopper-loss"),
     "hopper-variants": partial(hopper.climb, "hopper-variants"),
