@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import statistics
 import subprocess
 
 import pytest
@@ -242,6 +243,32 @@ def test_what_must_show_of_stages_6_and_7_on_the_gpu():
             text.find(cells, stage=6, d=d, nk=16384, causal=causal) for causal in (False, True)
         )
         assert full["time_ms"] / half["time_ms"] >= 1.6
+
+
+def test_what_must_show_of_stage_9_on_the_gpu():
+    """Issue 16's figures, in every problem, and the problems that they are asked for."""
+    asked = {(d, mask, n) for d in (64, 128) for mask in text.MASKS for n in (1024, 4096, 16384)}
+    least = {
+        "hopper": {"sdpa_cudnn": (1.05, 1.12), "flash_attention_4": (1.0, 1.05)},
+        "hopper-float16": {"sdpa_cudnn": (1.05, 1.12), "flash_attention_4": (1.0, 1.05)},
+        "hopper-bwd": {"sdpa_cudnn": (0.9, 1.0)},
+    }  # of every problem, and of the geometric mean
+    for name, peers in least.items():
+        _, cells = read(text.GPU / f"{name}.jsonl", "bench")
+        ours = [c for c in cells if c["stage"] == 9]
+        assert {(c["d"], c["causal"], c["nk"]) for c in ours} == asked
+        for peer, (each, mean) in peers.items():
+            ratios = [cell["speedup"][peer] for cell in ours]
+            assert min(ratios) >= each, (name, peer)
+            assert statistics.geometric_mean(ratios) >= mean, (name, peer)
+    for cell in ours:
+        at = {name: cell[name] for name in ("d", "causal", "nk")}
+        assert cell["peak_bytes"] <= 1.1 * text.find(cells, name="sdpa_cudnn", **at)["peak_bytes"]
+    _, shares = read(text.GPU / "hopper-product.jsonl", "share")
+    wide = [share for share in shares if share["d"] == 128]
+    assert {share["nk"] for share in wide} == {4096, 16384}
+    for share in wide:
+        assert share["product_ms"] >= 0.85 * share["time_ms"]
 
 
 def test_the_sanitizer_found_nothing():
