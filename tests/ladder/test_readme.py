@@ -107,6 +107,16 @@ def test_a_stage_without_a_measured_gain_has_its_row(tmp_path, monkeypatch):
     assert "| [12 a title](s12_new.py) | an idea | - |  |" in front.ladder()
 
 
+def test_a_gain_is_dated_by_its_own_records_alone(monkeypatch):
+    """A run may have records of another stage that was edited since: no gain comes from them."""
+    _, envs = front.gains()
+    used = [{entry["stage"] for entry in env["plan"]} for env in envs]
+    assert used == [set(stages) for _, _, stages in front.GAINS]
+    monkeypatch.setattr(text, "digest", lambda _: "another")
+    edited = set().union(*map(text.edited_since, envs))
+    assert edited == {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
+
+
 def test_a_record_that_is_missing_or_double_is_an_error():
     cells = [make_cell(), make_cell(n=64)]
     assert text.find(cells, nk=64)["nk"] == 64
