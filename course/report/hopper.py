@@ -10,7 +10,7 @@ from course.report.contests import NOT_MEASURED, PEERS, cut_off, rate
 from harness.records.jsonl import read
 from harness.records.schema import Record
 from harness.runs.suites import EVEN_AND_ODD
-from harness.views import cell_tables
+from harness.views import cell_tables, machine
 
 SHIPPED = "gluon_hopper"
 OTHERS = {"triton_flash2": "#6", "triton_training": "#7"} | PEERS
@@ -142,6 +142,32 @@ def loops() -> str:
         "outside the loop, or under a mask, or in which slots and barriers it uses."
     )
     return text.part(header, body, note, env)
+
+
+def timeline() -> str:
+    """What a consumer does in one KV tile, in thousand cycles, without idea 3 and with it."""
+    file = text.GPU / "hopper-timeline.jsonl"
+    if not file.exists():
+        return NOT_MEASURED
+    env, records = read(file, "timeline")
+    parts = tuple(machine.DOING)
+
+    def thousands(cycles: float) -> str:
+        return f"{cycles / 1000:.2f}"
+
+    body = []
+    for record in records:
+        name = "as shipped" if record["name"] == SHIPPED else f"`{record['name']}`"
+        cycles = [record["cycles"][part] for part in parts]
+        rest = record["tile_cycles"] - sum(cycles)
+        body.append([name, *map(thousands, [*cycles, rest, record["tile_cycles"]])])
+    first = records[0]
+    note = (
+        f"Thousand cycles, medians over {min(r['tiles'] for r in records):,} KV tiles or more; "
+        f"{first['dtype']}, no mask, d = {first['d']}, N = {first['nk']}. The marks that a warp "
+        "notes the clock at take time, too."
+    )
+    return text.part(" | ".join(["variant", *parts, "the rest", "a KV tile"]), body, note, env)
 
 
 def share() -> str:

@@ -56,6 +56,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "hopper-loops": hopper.loops,
     "hopper-tried": partial(hopper.climb, "hopper-tried"),
     "hopper-product": hopper.share,
+    "hopper-timeline": hopper.timeline,
     "hopper-odd": hopper.odd,
     "hopper-bwd-variants": partial(hopper.climb, "hopper-bwd-variants"),
     "hopper-waits": partial(sources.waits, "hopper-io"),
@@ -148,6 +149,7 @@ def draw(folder: Path) -> list[Path]:
     roofs = [panel for each in (many, one_head) for panel in roofline.panels(each, ceilings)]
     io_env, io = read(GPU / "io.jsonl", "io")
     hopper_env, walks = read(GPU / "hopper-io.jsonl", "io")
+    timeline_env, timeline = read(GPU / "hopper-timeline.jsonl", "timeline")
     train = read(GPU / "train.jsonl", "train")
     written: list[Path] = []
     for look in LOOKS:
@@ -163,11 +165,13 @@ def draw(folder: Path) -> list[Path]:
         ):  # fmt: skip
             run = read(GPU / f"{name}.jsonl", "bench")
             written += contest_plots.plot(*run, folder, ceilings, look, plots)
-        traffic, profile, loss = (
-            folder / f"{name}{look.suffix}.png" for name in ("traffic", "profile", "loss")
+        traffic, profile, over_time, loss = (
+            folder / f"{name}{look.suffix}.png"
+            for name in ("traffic", "profile", "timeline", "loss")
         )
         machine.plot_traffic(io, cell_tables.titles(io_env), traffic, look)
         machine.plot_profile(walks, cell_tables.titles(hopper_env), profile, look)
+        machine.plot_timeline(timeline, cell_tables.titles(timeline_env), over_time, look)
         views.plot(*train, loss, look)
-        written += [traffic, profile, loss]
+        written += [traffic, profile, over_time, loss]
     return written

@@ -14,6 +14,7 @@ from harness.records import values
 from harness.records.values import (
     Bytes,
     Code,
+    Count,
     Loss,
     Name,
     Rate,
@@ -322,6 +323,28 @@ class Loop(Named):
 
 
 @dataclass(kw_only=True)
+class Span:
+    """One part of a consumer's work on a KV tile; in cycles, from where the shown part begins."""
+
+    consumer: Count
+    part: Name
+    start: int
+    end: int
+
+
+@dataclass(kw_only=True)
+class Timeline(StageOnProblem):
+    """When stage 9's consumers wait and when they compute, in cycles (tools/timeline.py)."""
+
+    kind: Literal["timeline"]
+    cycles: dict[str, float]  # part -> median over all KV tiles that were traced
+    tile_cycles: Rate  # median from one KV tile to the next
+    tiles: Size  # how many, of all consumers
+    shown_cycles: Size  # the length of what is shown
+    spans: list[Span]  # of one CTA, cut off at both ends of what is shown
+
+
+@dataclass(kw_only=True)
 class Tuning(Shape):
     """One kernel of a tuned stage on one problem, in every configuration (tools/tuner_key.py)."""
 
@@ -365,6 +388,7 @@ SCHEMAS: dict[str, type] = {
         Sanitizer,
         Share,
         Loop,
+        Timeline,
         Tuning,
         Pitfall,
     )
@@ -374,7 +398,7 @@ SCHEMAS: dict[str, type] = {
 # kind of record -> the schema of its plan
 PLANNED = {"cell": Planned, "bench": StageOnProblem}
 # kinds whose tables take stages' titles from the env line
-OF_STAGES = ("cell", "bench", "model", "io", "train", "generate", "share", "loop")
+OF_STAGES = ("cell", "bench", "model", "io", "train", "generate", "share", "loop", "timeline")
 
 
 def check_record(record: Mapping[str, Any]) -> Record:

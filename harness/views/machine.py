@@ -19,6 +19,8 @@ WAITS = {
     "long_scoreboard": "global memory", "not_selected": "its turn", "wait": "its last instruction",
     "barrier": "the other warps", "short_scoreboard": "shared memory, exponentials",
 }  # fmt: skip
+# part of a consumer's work (tools/timeline.py) -> colour in a look and hatching, or neither
+DOING = {"softmax": ("blue", ""), "wait for S": ("ground", "//"), "wait for P V": ("ground", "..")}
 UNITS = {"tensor_op_hmma_cycles_active": "matrix units", "xu": "exponentials", "alu": "integers"}
 
 
@@ -175,3 +177,32 @@ def plot_profile(
         figure.suptitle(problem_title(records[0]), fontsize=8)
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
+
+
+def plot_timeline(
+    records: Sequence[Record], titles: Mapping[Stage, str], path: Path, look: Look = LIGHT
+) -> None:
+    """Plot what the consumers of one CTA do over some KV tiles, one panel per kernel, one scale."""
+    longest = max(record["shown_cycles"] for record in records) / 1000
+    with picture(path, look, len(records), 1, 8.0, 1.6, sharex=True) as (figure, axes):
+        from matplotlib.patches import Patch
+
+        drawn = {
+            part: {"facecolor": getattr(look, colour), "hatch": hatch, "edgecolor": look.ink}
+            for part, (colour, hatch) in DOING.items()
+        }
+        for axis, record in zip(axes, records, strict=True):
+            rows = sorted({span["consumer"] for span in record["spans"]})
+            for span in record["spans"]:
+                start, end = span["start"] / 1000, span["end"] / 1000
+                axis.barh(
+                    rows.index(span["consumer"]), end - start, left=start, linewidth=0.6,
+                    **drawn[span["part"]],
+                )  # fmt: skip
+            axis.set_yticks(range(len(rows)), [f"consumer {row}" for row in rows], fontsize=8)
+            axis.invert_yaxis()
+            axis.set_title(titles[stage_of(record)], fontsize=9, loc="left")
+        axes[0].set_xlim(0, longest)
+        axes[-1].set_xlabel("thousand cycles", fontsize=9)
+        handles = [Patch(**style, label=part) for part, style in drawn.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=9)

@@ -1,0 +1,205 @@
+"""Trace what the consumers of stage 9 do, KV tile by KV tile: wait for products, or softmax.
+
+    python tools/timeline.py --out results/h200/hopper-timeline.jsonl
+
+Needs a Hopper GPU, and Proton, the profiler that comes with Triton for Linux. Stage 9 and its
+variant without idea 3 (`in_turn`, docs/hopper.md) run with marks at both ends of each part: there a
+warp notes its multiprocessor's clock. Marks take time, too, so that a tile takes longer than
+without them: compare the two kernels, not a kernel with other tables. No mask, d = 64: three
+consumers share the matrix unit there, and shared memory has room for what they note.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import make_variants
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+BEFORE = "in_turn"
+S, SOFTMAX, P_V = "wait for S", "softmax", "wait for P V"
+PARTS = {  # part -> how its line in the loop over KV tiles begins
+    S: "s = warpgroup_mma_wait(",
+    P_V: "acc = warpgroup_mma_wait(",
+    SOFTMAX: "p_next, m_i, l_i, alpha = exponentiate(",
+}
+CYCLES_PER_US = "Frequency (MHz)"  # Proton's name for it
+LIMIT = 120.0  # seconds for one kernel: a wrong barrier waits for ever
+SHOWN = 5  # KV tiles in a record
+
+Span = tuple[float, float, str]  # the cycles at which a part begins and ends, and which part
+
+
+def marked(text: str) -> str:
+    """The text of stage 9 or of a variant with marks around each part.
+
+    ValueError where a part isn't there just once. ptxas moves nothing across a mark. At d = 64 it
+    moves the wait for P V before the softmax (docs/hopper.md), so that is done here, too.
+    """
+    above, name, rest = text.partition("\ndef walk(\n")
+    loop, end, below = rest.partition("\n    return ")
+    lines = {}
+    for part, start in PARTS.items():
+        found = re.findall(rf"^ +{re.escape(start)}.*\n", loop, flags=re.MULTILINE)
+        if len(found) != 1:
+            raise ValueError(f"{len(found)} x in the loop over KV tiles, expected 1: {start!r}")
+        [lines[part]] = found
+    if loop.index(lines[P_V]) > loop.index(lines[SOFTMAX]):
+        loop = loop.replace(lines[P_V], "").replace(lines[SOFTMAX], lines[P_V] + lines[SOFTMAX])
+    for part, line in lines.items():
+        indent = line[: -len(line.lstrip())]
+        enter, leave = (f"{indent}pl.{word}_scope({part!r})\n" for word in ("enter", "exit"))
+        loop = loop.replace(line, enter + line + leave)
+    return "import triton.profiler.language as pl\n" + above + name + loop + end + below
+
+
+def spans(events: Iterable[dict[str, Any]]) -> dict[str, dict[int, list[Span]]]:
+    """CTA -> consumer -> what it did, in order, from the events of Proton's trace.
+
+    The first of a consumer's four warps stands for it: they wait for each other in each tile.
+    """
+    found: dict[str, dict[int, list[Span]]] = {}
+    for event in events:
+        if event["name"] not in PARTS:
+            continue
+        warp = int(event["tid"].split()[1])  # "warp 4 (line 0)"
+        if warp % 4 == 0:
+            scale = event["args"][CYCLES_PER_US]
+            start, length = event["ts"] * scale, event["dur"] * scale
+            span = (start, start + length, event["name"])
+            found.setdefault(event["pid"], {}).setdefault(warp // 4, []).append(span)
+    return {cta: {who: sorted(them[who]) for who in sorted(them)} for cta, them in found.items()}
+
+
+def starts(each: Iterable[Span]) -> list[float]:
+    """When a consumer's softmaxes begin: one in each KV tile."""
+    return [start for start, _, part in each if part == SOFTMAX]
+
+
+def summary(traced: dict[str, dict[int, list[Span]]]) -> dict[str, Any]:
+    """The fields of a record: medians over all KV tiles, and SHOWN tiles of one CTA.
+
+    Those are the ones of median length among all such rows of tiles of that CTA's first consumer.
+    ValueError where there are too few.
+    """
+    every = [each for consumers in traced.values() for each in consumers.values()]
+    cycles = {
+        part: median(end - start for each in every for start, end, name in each if name == part)
+        for part in PARTS
+    }
+    consumers = traced[min(traced)]
+    first = max(starts(each)[0] for each in consumers.values())
+    last = min(starts(each)[-1] for each in consumers.values())
+    begins = [start for start in starts(consumers[min(consumers)]) if first <= start <= last]
+    rows = sorted((end - start, start) for start, end in zip(begins, begins[SHOWN:], strict=False))
+    if not rows:
+        raise ValueError(f"got {len(begins)} KV tiles of a CTA, expected more than {SHOWN}")
+    length, begin = rows[len(rows) // 2]
+    shown = [
+        {
+            "consumer": who,
+            "part": part,
+            "start": round(max(start - begin, 0)),
+            "end": round(min(end - begin, length)),
+        }
+        for who, each in consumers.items()
+        for start, end, part in each
+        if end > begin and start < begin + length
+    ]
+    return {
+        "cycles": cycles,
+        "tile_cycles": median(b - a for each in every for a, b in pairwise(starts(each))),
+        "tiles": sum(len(starts(each)) for each in every),
+        "shown_cycles": round(length),
+        "spans": shown,
+    }
+
+
+def trace(file: Path, n: int) -> dict[str, Any]:
+    """Run the kernel of `file` with marks; the problem's and the summary's fields.
+
+    Ends with a message where the marks change a bit of the result.
+    """
+    import torch
+    import triton.profiler as proton
+    from triton.profiler.mode import Default
+
+    import stages
+    from harness.problems.inputs import make_inputs
+    from harness.problems.problem import Problem
+
+    problem = Problem(
+        "normal", 0, 1, 32, 32, n, n, 64, "bfloat16", "bfloat16", False, None, "cuda"
+    )  # fmt: skip
+    q, k, v = make_inputs(problem)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / file.name
+        path.write_text(marked(file.read_text(encoding="utf-8")), encoding="utf-8")
+        stage = stages.load(path)
+        mode = Default(granularity="warp", optimizations="clock32")
+        log = Path(folder) / "marks"
+        proton.start(str(log), backend="instrumentation", data="trace", mode=mode)
+        seen = stage.attend(q, k, v)
+        torch.cuda.synchronize()
+        proton.finalize()
+        events = json.loads(log.with_suffix(".chrome_trace").read_bytes())["traceEvents"]
+    if not torch.equal(seen, stages.load(file).attend(q, k, v)):
+        raise SystemExit(f"timeline: {file}: with marks the result is another")
+    return problem.to_json() | summary(spans(events))
+
+
+def main(n: int, out: Path) -> None:
+    """Write an env line, and a record for each of the two kernels, to `out`.
+
+    Ends with a message where stage 9 can't run here, or `out` is there already.
+    """
+    import stages
+    from harness.isolation.roster import describe_files
+    from harness.records import environment
+    from harness.records.jsonl import Writer
+    from stages.contract import why_not
+
+    shipped = stages.by_number(9)
+    if reason := why_not(shipped.STAGE, "cuda"):
+        raise SystemExit(f"timeline: stage 9: {reason}")
+    if out.exists():
+        raise SystemExit(f"timeline: {out} is there already; give another name, or remove it")
+    with tempfile.TemporaryDirectory() as folder:
+        before = Path(folder) / f"{BEFORE}.py"
+        before.write_text(make_variants.variant(BEFORE), encoding="utf-8")
+        kernels = describe_files([before, Path(str(shipped.__file__))])
+        rungs = [kernel.to_json() for kernel in kernels]
+        env = environment.make_env("cuda", [], rungs, {"command": "tools/timeline.py"})
+        with Writer.create(out, env) as writer:
+            for kernel in kernels:
+                command = [sys.executable, __file__, "--n", str(n), "--kernel", str(kernel.path)]
+                done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+                if done.returncode:
+                    raise SystemExit(done.stderr)
+                fields = json.loads(done.stdout.splitlines()[-1])
+                who = {"kind": "timeline", "stage": kernel.number, "name": kernel.name}
+                writer.append(who | fields)
+                print(f"{kernel.name}: {fields['tile_cycles']:.0f} cycles, {fields['cycles']}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--n", type=int, default=16384)
+    wanted = parser.add_mutually_exclusive_group(required=True)
+    wanted.add_argument("--out", type=Path)
+    wanted.add_argument("--kernel", type=Path, help="trace this file alone, and print the fields")
+    given = parser.parse_args()
+    if given.kernel:
+        print(json.dumps(trace(given.kernel, given.n)))
+    else:
+        main(given.n, given.out)
