@@ -33,6 +33,7 @@ try:
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.language.nvidia import hopper
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+    from triton.runtime import driver
 
     tma, mbarrier = hopper.tma, hopper.mbarrier
     fence_async_shared, store_wait = hopper.fence_async_shared, tma.store_wait
@@ -65,6 +66,6 @@ except (ImportError, AttributeError) as error:
         def __call__(self, fn: Any) -> Any:  # as the decorator `aggregate`
             return fn
 
-    gluon = gl = mbarrier = TensorDescriptor = aggregate = NoGluon()
+    gluon = gl = mbarrier = TensorDescriptor = aggregate = driver = NoGluon()
     barrier = async_load = async_store = store_wait = fence_async_shared = gl
     warpgroup_mma = warpgroup_mma_wait = reduce_add = reinterpret = gl

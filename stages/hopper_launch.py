@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from stages.contract import Stage, check_inputs
-from stages.gluon_names import TensorDescriptor, gl
+from stages.gluon_names import TensorDescriptor, driver, gl
 
 MOST_KEPT = 4096  # of each sort
 
@@ -119,7 +119,7 @@ def padded(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     """Return an uninitialised tensor (B, H, N, d) with rows a multiple of 16 bytes apart."""
     *outer, d = shape
     width = -(-d // 8) * 8
-    x = torch.empty((*outer, width), dtype=like.dtype, device=like.device)
+    x = like.new_empty((*outer, width))
     return x if width == d else x[..., :d]
 
 
@@ -134,7 +134,8 @@ def counter_of(device: torch.device, more: int = 0) -> torch.Tensor:
     """
     if torch.cuda.is_current_stream_capturing():
         return torch.zeros(1 + more, dtype=torch.int32, device=device)
-    key = (device.index, torch.cuda.current_stream(device).cuda_stream)
+    # as Triton asks for it; torch.cuda.current_stream would make an object of it first
+    key = (device.index, driver.active.get_current_stream(device.index))
     if key not in counters or counters[key].numel() <= more:
         counters[key] = torch.zeros(1 + more, dtype=torch.int32, device=device)
     return counters[key]

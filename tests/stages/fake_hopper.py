@@ -554,7 +554,7 @@ def gluon_names():
         warpgroup_mma, warpgroup_mma_wait, TensorDescriptor,
     )  # fmt: skip
     vars(fake).update({each.__name__: each for each in named})
-    fake.gl, fake.aggregate = gl, lambda made: made
+    fake.gl, fake.driver, fake.aggregate = gl, None, lambda made: made
     fake.gluon = SimpleNamespace(jit=jit, constexpr_function=lambda function: function)
     fake.reinterpret = lambda tile, dtype, shape, layout: tile.reshape(shape)
     return fake
