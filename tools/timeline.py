@@ -1,4 +1,4 @@
-"""Trace what the consumers of stage 9 do, KV tile by KV tile: wait for products, or softmax.
+"""Trace what the consumers of stage 9 do, KV tile by KV tile: products, or softmax.
 
     python tools/timeline.py --out results/h200/hopper-timeline.jsonl
 
@@ -27,12 +27,12 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 BEFORE = "in_turn"
-S, SOFTMAX, P_V = "wait for S", "softmax", "wait for P V"
-PARTS = {  # part -> how its line in the loop over KV tiles begins
-    S: "s = warpgroup_mma_wait(",
-    P_V: "acc = warpgroup_mma_wait(",
-    SOFTMAX: "p_next, m_i, l_i, alpha = exponentiate(",
-}
+# parts of the loop over KV tiles: from the start of the first product to the end of the wait for
+# the last one, with the waits for K and V; and the online softmax
+PRODUCTS, SOFTMAX = PARTS = "products", "softmax"
+# lines of the loop
+PRODUCT = r" = (scores|warpgroup_mma|warpgroup_mma_wait)\("
+SCORES, P_V, STEP = r" = scores\(", r"acc = warpgroup_mma_wait\(", r" = exponentiate\("
 CYCLES_PER_US = "Frequency (MHz)"  # Proton's name for it
 LIMIT = 120.0  # seconds for one kernel: a wrong barrier waits for ever
 SHOWN = 5  # KV tiles in a record
@@ -43,24 +43,34 @@ Span = tuple[float, float, str]  # the cycles at which a part begins and ends, a
 def marked(text: str) -> str:
     """The text of stage 9 or of a variant with marks around each part.
 
-    ValueError where a part isn't there just once. ptxas moves nothing across a mark. At d = 64 it
-    moves the wait for P V before the softmax (docs/hopper.md), so that is done here, too.
+    ptxas moves nothing across a mark. At d = 64 it moves the wait for P V before the softmax
+    (docs/hopper.md), so that is done here, too. ValueError where the loop isn't as expected.
     """
     above, name, rest = text.partition("\ndef walk(\n")
     loop, end, below = rest.partition("\n    return ")
-    lines = {}
-    for part, start in PARTS.items():
-        found = re.findall(rf"^ +{re.escape(start)}.*\n", loop, flags=re.MULTILINE)
-        if len(found) != 1:
-            raise ValueError(f"{len(found)} x in the loop over KV tiles, expected 1: {start!r}")
-        [lines[part]] = found
-    if loop.index(lines[P_V]) > loop.index(lines[SOFTMAX]):
-        loop = loop.replace(lines[P_V], "").replace(lines[SOFTMAX], lines[P_V] + lines[SOFTMAX])
-    for part, line in lines.items():
-        indent = line[: -len(line.lstrip())]
-        enter, leave = (f"{indent}pl.{word}_scope({part!r})\n" for word in ("enter", "exit"))
-        loop = loop.replace(line, enter + line + leave)
-    return "import triton.profiler.language as pl\n" + above + name + loop + end + below
+    lines = loop.split("\n")
+
+    def places(part: str) -> list[int]:
+        return [index for index, line in enumerate(lines) if re.search(part, line)]
+
+    if [len(places(part)) for part in (SCORES, P_V, STEP)] != [1, 1, 1]:
+        raise ValueError(
+            f"expected one line each in the loop over KV tiles: {SCORES}, {P_V}, {STEP}"
+        )
+    [step], [wait] = places(STEP), places(P_V)
+    if wait > step:
+        lines.insert(step, lines.pop(wait))
+        step += 1
+    products = places(PRODUCT)
+    for index, word, part in (  # from the bottom up, so that the places stay true
+        (step + 1, "exit", SOFTMAX),
+        (step, "enter", SOFTMAX),
+        (products[-1] + 1, "exit", PRODUCTS),
+        (products[0], "enter", PRODUCTS),
+    ):
+        lines.insert(index, f"        pl.{word}_scope({part!r})")
+    marks = "import triton.profiler.language as pl\n"
+    return marks + above + name + "\n".join(lines) + end + below
 
 
 def spans(events: Iterable[dict[str, Any]]) -> dict[str, dict[int, list[Span]]]:

@@ -19,8 +19,8 @@ WAITS = {
     "long_scoreboard": "global memory", "not_selected": "its turn", "wait": "its last instruction",
     "barrier": "the other warps", "short_scoreboard": "shared memory, exponentials",
 }  # fmt: skip
-# part of a consumer's work (tools/timeline.py) -> colour in a look and hatching, or neither
-DOING = {"softmax": ("blue", ""), "wait for S": ("ground", "//"), "wait for P V": ("ground", "..")}
+# part of a consumer's work (tools/timeline.py) -> its colour in a look, and hatching
+DOING = {"products": ("ground", "//"), "softmax": ("blue", "")}
 UNITS = {"tensor_op_hmma_cycles_active": "matrix units", "xu": "exponentials", "alu": "integers"}
 
 
