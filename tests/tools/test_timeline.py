@@ -1,0 +1,100 @@
+"""A consumer's parts are marked in the loop over KV tiles, and read from the profiler's trace."""
+
+import re
+
+import make_variants
+import pytest
+import timeline
+from made_up import write_run
+
+from course.report import hopper, text
+from harness.records.jsonl import read
+
+SHIPPED = make_variants.FILES[9].read_text(encoding="utf-8")
+MARK = re.compile(r"pl\.(enter|exit)_scope\('(\w+)'\)| = (\w+)\(")
+
+
+@pytest.mark.parametrize("made", [SHIPPED, make_variants.variant("in_turn")])
+def test_all_products_of_a_tile_are_in_one_part_and_the_softmax_in_another(made):
+    marked = timeline.marked(made)
+    loop = marked.partition("\ndef walk(")[2].partition("\n    return ")[0]
+    inside, seen = "", {part: [] for part in (*timeline.PARTS, "")}
+    for word, part, called in MARK.findall(loop):
+        if called:
+            seen[inside].append(called)
+            continue
+        assert inside == ("" if word == "enter" else part)
+        inside = part if word == "enter" else ""
+    assert seen["softmax"] == ["exponentiate"]
+    products = ["warpgroup_mma", "scores", "warpgroup_mma_wait", "warpgroup_mma_wait"]
+    assert sorted(x for x in seen["products"] if x != "hide") == sorted(products)
+    assert not {*products, "exponentiate"} & {*seen[""]}
+    # nothing else is changed, but for the order of the wait for P V and the softmax
+    lines = [line for line in marked.splitlines()[1:] if "    pl." not in line]
+    assert sorted(lines) == sorted(made.splitlines())
+
+
+def test_a_loop_that_is_not_as_expected_is_refused():
+    with pytest.raises(ValueError, match="exponentiate"):
+        timeline.marked(SHIPPED.replace("= exponentiate(", "= other("))
+
+
+def event(part, start, length, warp=0, cta="CTA0"):
+    """As Proton writes it: times in us, and how many cycles it takes for one."""
+    return {
+        "name": part, "pid": f"kernel Core0 {cta}", "tid": f"warp {warp} (line 0)",
+        "ts": start / 1000, "dur": length / 1000, "args": {timeline.CYCLES_PER_US: 1000.0},
+    }  # fmt: skip
+
+
+def trace(tiles, cta="CTA0", slower=0):
+    """Consumers 0 and 1: 600 cycles of products, then 300 of softmax, in a tile of 1000."""
+    return [
+        event(part, 1000 * tile + late + start, length + slower, warp, cta)
+        for warp, late in ((0, 0), (1, 7), (4, 500), (5, 507))
+        for tile in range(tiles)
+        for part, start, length in (("products", 0, 600), ("softmax", 600, 300), ("other", 0, 1))
+    ]
+
+
+def test_a_record_has_medians_of_all_ctas_and_some_tiles_of_one():
+    traced = timeline.spans([*trace(20), *trace(20, "CTA1"), *trace(20, "CTA2", slower=50)][::-1])
+    found = timeline.summary(traced)
+    assert found["cycles"] == {"products": pytest.approx(600), "softmax": pytest.approx(300)}
+    assert found["tile_cycles"] == pytest.approx(1000)
+    assert found["tiles"] == 3 * 2 * 20
+    assert found["shown_cycles"] == 1000 * timeline.SHOWN
+    by_consumer = {who: [s for s in found["spans"] if s["consumer"] == who] for who in (0, 1)}
+    assert sum(map(len, by_consumer.values())) == len(found["spans"])
+    # it begins with a softmax of the first; the other is half a tile later, cut off at both ends
+    first, second = ([(s["part"], s["start"], s["end"]) for s in x] for x in by_consumer.values())
+    assert first[:3] == [("softmax", 0, 300), ("products", 400, 1000), ("softmax", 1000, 1300)]
+    assert second[:2] == [("products", 0, 500), ("softmax", 500, 800)]
+    assert second[-1] == ("products", 4900, 5000)
+
+
+def test_too_few_tiles_are_refused():
+    with pytest.raises(ValueError, match=r"got \d KV tiles"):
+        timeline.summary(timeline.spans(trace(timeline.SHOWN)))
+
+
+def test_the_docs_say_what_a_tile_takes(tmp_path, monkeypatch):
+    env, (_, shipped) = read(text.GPU / "hopper-timeline.jsonl", "timeline")
+    shipped |= {"cycles": {"products": 600.0, "softmax": 300.0}, "tile_cycles": 1000.0}
+    monkeypatch.setattr(text, "GPU", tmp_path)
+    assert hopper.timeline().startswith("Not measured yet")
+    write_run(tmp_path / "hopper-timeline.jsonl", env, [shipped])
+    assert "| as shipped | 0.60 | 0.30 | 0.10 | 1.00 |" in hopper.timeline()
+
+
+def test_it_says_why_it_can_not_trace_and_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    out = tmp_path / "timeline.jsonl"
+    monkeypatch.setattr("stages.contract.why_not", lambda *_: "no such GPU here")
+    with pytest.raises(SystemExit, match="stage 9: no such GPU here"):
+        timeline.main(64, out)
+    assert not out.exists()
+    out.touch()
+    monkeypatch.setattr("stages.contract.why_not", lambda *_: None)
+    with pytest.raises(SystemExit, match="is there already"):
+        timeline.main(64, out)
+    assert not out.read_bytes()
