@@ -196,6 +196,7 @@ NOT_RUN = {
     "ladder figures ...": "half a minute; tests/course/test_figures.py draws them",
     "python -m pytest tests/gpu...": GPU,
     "python tools/product.py ...": GPU,
+    "python tools/timeline.py ...": GPU,
     "python tools/read_loops.py ...": "half a minute; tests/tools/test_read_loops.py reads two",
 }
 

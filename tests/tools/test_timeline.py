@@ -73,6 +73,14 @@ def test_a_record_has_medians_of_all_ctas_and_some_tiles_of_one():
     assert second[-1] == ("products", 4900, 5000)
 
 
+def test_the_tiles_that_are_shown_are_neither_the_shortest_nor_the_longest():
+    begins = [tile * 1000 + tile**2 for tile in range(12)]  # each takes longer than the last
+    events = [event(part, at, 300) for at in begins for part in timeline.PARTS]
+    found = timeline.summary(timeline.spans(events))
+    lengths = [b - a for a, b in zip(begins, begins[timeline.SHOWN :], strict=False)]
+    assert found["shown_cycles"] == lengths[len(lengths) // 2]
+
+
 def test_too_few_tiles_are_refused():
     with pytest.raises(ValueError, match=r"got \d KV tiles"):
         timeline.summary(timeline.spans(trace(timeline.SHOWN)))

@@ -9,7 +9,7 @@ from harness.problems import problem
 from harness.records.jsonl import read
 from harness.views import lines, roofline
 from harness.views.look import DARK, EITHER, LIGHT, LOOKS, PEERS_FROM, mark, marks
-from harness.views.machine import UNITS, WAITS
+from harness.views.machine import DOING, UNITS, WAITS
 
 STAGES, PEERS = range(PEERS_FROM), range(PEERS_FROM, PEERS_FROM + 20)
 
@@ -131,6 +131,30 @@ def test_the_profile_has_each_share_of_both_kernels(drawn):
         for bars, record in zip(axis.containers, records, strict=True):
             assert bars.get_label().startswith(f"{record['stage']} ")
             assert [bar.get_width() for bar in bars] == [100 * record[what][n] for n in names]
+
+
+def test_the_timeline_has_each_span_of_both_kernels_in_its_consumer_s_row(drawn):
+    _, records = read(pages.GPU / "hopper-timeline.jsonl", "timeline")
+    for axis, record in zip(drawn["timeline.png"].axes, records, strict=True):
+        rows = [int(text.get_text().split()[1]) for text in axis.get_yticklabels()]
+        bars = sorted(
+            (
+                rows[round(bar.get_y() + bar.get_height() / 2)],
+                round(1000 * bar.get_x()),
+                round(1000 * bar.get_width()),
+                bar.get_hatch() == DOING["products"][1],
+            )
+            for bar in axis.patches
+        )
+        assert bars == sorted(
+            (
+                span["consumer"],
+                span["start"],
+                span["end"] - span["start"],
+                span["part"] != "softmax",
+            )
+            for span in record["spans"]
+        )
 
 
 def test_unlike_problems_have_panels_of_their_own(drawn):
