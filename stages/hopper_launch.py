@@ -119,7 +119,7 @@ def padded(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     """Return an uninitialised tensor (B, H, N, d) with rows a multiple of 16 bytes apart."""
     *outer, d = shape
     width = -(-d // 8) * 8
-    x = like.new_empty((*outer, width))
+    x = torch.empty((*outer, width), dtype=like.dtype, device=like.device)
     return x if width == d else x[..., :d]
 
 
