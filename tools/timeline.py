@@ -193,7 +193,10 @@ def main(n: int, out: Path) -> None:
         with Writer.create(out, env) as writer:
             for kernel in kernels:
                 command = [sys.executable, __file__, "--n", str(n), "--kernel", str(kernel.path)]
-                done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+                try:
+                    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+                except subprocess.TimeoutExpired:
+                    raise SystemExit(f"timeline: {kernel.name}: no trace in {LIMIT:g} s") from None
                 if done.returncode:
                     raise SystemExit(done.stderr)
                 fields = json.loads(done.stdout.splitlines()[-1])

@@ -5,7 +5,7 @@ import re
 import make_variants
 import pytest
 import timeline
-from made_up import write_run
+from made_up import make_env, write_run
 
 from course.report import hopper, text
 from harness.records.jsonl import read
@@ -106,3 +106,11 @@ def test_it_says_why_it_can_not_trace_and_leaves_the_file_as_it_was(tmp_path, mo
     with pytest.raises(SystemExit, match="is there already"):
         timeline.main(64, out)
     assert not out.read_bytes()
+
+
+def test_a_kernel_that_hangs_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr("stages.contract.why_not", lambda *_: None)
+    monkeypatch.setattr("harness.records.environment.make_env", lambda *_: make_env([]))
+    monkeypatch.setattr(timeline, "LIMIT", 0.0)
+    with pytest.raises(SystemExit, match="in_turn: no trace in 0 s"):
+        timeline.main(64, tmp_path / "timeline.jsonl")
