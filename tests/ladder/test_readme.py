@@ -279,6 +279,10 @@ def test_what_must_show_of_stage_9_on_the_gpu():
     assert {share["nk"] for share in wide} == {4096, 16384}
     for share in wide:
         assert share["product_ms"] >= 0.85 * share["time_ms"]
+    _, launched = read(text.GPU / "hopper-host.jsonl", "bench")
+    for name, most in (("gluon_hopper", 0.08), ("bare", 0.04)):
+        launches = [cell["launch_ms"] for cell in launched if cell["name"] == name]
+        assert len(launches) == 4 and max(launches) <= most, name
 
 
 def test_the_sanitizer_found_nothing():
