@@ -3,10 +3,11 @@
     python tools/timeline.py --out results/h200/hopper-timeline.jsonl
 
 Needs a Hopper GPU, and Proton, the profiler that comes with Triton for Linux. Stage 9 and its
-variant without idea 3 (`in_turn`, docs/hopper.md) run with marks at both ends of each part: there a
-warp notes its multiprocessor's clock. Marks take time, too, so that a tile takes longer than
-without them: compare the two kernels, not a kernel with other tables. No mask, d = 64: three
-consumers share the matrix unit there, and shared memory has room for what they note.
+variant without idea 3 (`in_turn`, docs/hopper.md) run once with marks at both ends of each part:
+there a warp notes its multiprocessor's clock, in shared memory, which has room for each consumer's
+last KV tiles. Marks take time, too, and keep the conversion of P from running among the
+exponentials: compare the two kernels, not a kernel with other tables. No mask, d = 64, where three
+consumers share the matrix unit.
 """
 
 import argparse
@@ -43,8 +44,9 @@ Span = tuple[float, float, str]  # the cycles at which a part begins and ends, a
 def marked(text: str) -> str:
     """The text of stage 9 or of a variant with marks around each part.
 
-    ptxas moves nothing across a mark. At d = 64 it moves the wait for P V before the softmax
-    (docs/hopper.md), so that is done here, too. ValueError where the loop isn't as expected.
+    ptxas leaves products and exponentials between their marks. Without marks, at d = 64, it puts
+    the wait for P V before the softmax (docs/hopper.md), so that is done here, too. ValueError
+    where the loop isn't as expected.
     """
     above, name, rest = text.partition("\ndef walk(\n")
     loop, end, below = rest.partition("\n    return ")
@@ -97,12 +99,14 @@ def starts(each: Iterable[Span]) -> list[float]:
 
 
 def summary(traced: dict[str, dict[int, list[Span]]]) -> dict[str, Any]:
-    """The fields of a record: medians over all KV tiles, and SHOWN tiles of one CTA.
+    """The fields of a record: medians over all KV tiles of the trace, and SHOWN tiles of one CTA.
 
     Those are the ones of median length among all such rows of tiles of that CTA's first consumer.
     ValueError where there are too few.
     """
     every = [each for consumers in traced.values() for each in consumers.values()]
+    if not every:
+        raise ValueError("got no KV tiles in the trace; give a larger N")
     cycles = {
         part: median(end - start for each in every for start, end, name in each if name == part)
         for part in PARTS
@@ -190,19 +194,27 @@ def main(n: int, out: Path) -> None:
         kernels = describe_files([before, Path(str(shipped.__file__))])
         rungs = [kernel.to_json() for kernel in kernels]
         env = environment.make_env("cuda", [], rungs, {"command": "tools/timeline.py"})
-        with Writer.create(out, env) as writer:
-            for kernel in kernels:
-                command = [sys.executable, __file__, "--n", str(n), "--kernel", str(kernel.path)]
-                try:
-                    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
-                except subprocess.TimeoutExpired:
-                    raise SystemExit(f"timeline: {kernel.name}: no trace in {LIMIT:g} s") from None
-                if done.returncode:
-                    raise SystemExit(done.stderr)
-                fields = json.loads(done.stdout.splitlines()[-1])
-                who = {"kind": "timeline", "stage": kernel.number, "name": kernel.name}
-                writer.append(who | fields)
-                print(f"{kernel.name}: {fields['tile_cycles']:.0f} cycles, {fields['cycles']}")
+        records = []
+        for kernel in kernels:
+            command = [sys.executable, __file__, "--n", str(n), "--kernel", str(kernel.path)]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+            except subprocess.TimeoutExpired:
+                raise SystemExit(f"timeline: {kernel.name}: no trace in {LIMIT:g} s") from None
+            if done.returncode:
+                raise SystemExit(
+                    f"timeline: {kernel.name}: exit code {done.returncode}\n{done.stderr}"
+                )
+            fields = json.loads(done.stdout.splitlines()[-1])
+            records.append(
+                {"kind": "timeline", "stage": kernel.number, "name": kernel.name} | fields
+            )
+            print(
+                f"{kernel.name}: {fields['tile_cycles']:.0f} cycles, {fields['cycles']}", flush=True
+            )
+    with Writer.create(out, env) as writer:
+        for record in records:
+            writer.append(record)
 
 
 if __name__ == "__main__":

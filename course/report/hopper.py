@@ -162,10 +162,11 @@ def timeline() -> str:
         rest = record["tile_cycles"] - sum(cycles)
         body.append([name, *map(thousands, [*cycles, rest, record["tile_cycles"]])])
     first = records[0]
+    traced = " and ".join(dict.fromkeys(f"{record['tiles']:,}" for record in records))
     note = (
-        f"Thousand cycles, medians over {min(r['tiles'] for r in records):,} KV tiles or more; "
-        f"{first['dtype']}, no mask, d = {first['d']}, N = {first['nk']}. The marks that a warp "
-        "notes the clock at take time, too."
+        f"Thousand cycles, medians over {traced} KV tiles, the last that the profiler's buffer "
+        f"holds; the rest: what they leave of a tile's. {first['dtype']}, no mask, "
+        f"d = {first['d']}, N = {first['nk']}."
     )
     return text.part(" | ".join(["variant", *parts, "the rest", "a KV tile"]), body, note, env)
 

@@ -337,7 +337,7 @@ class Timeline(StageOnProblem):
     """When stage 9's consumers wait and when they compute, in cycles (tools/timeline.py)."""
 
     kind: Literal["timeline"]
-    cycles: dict[str, float]  # part -> median over all KV tiles that were traced
+    cycles: dict[str, Rate]  # part -> median over all KV tiles that were traced
     tile_cycles: Rate  # median from one KV tile to the next
     tiles: Size  # how many, of all consumers
     shown_cycles: Size  # the length of what is shown

@@ -43,7 +43,7 @@ def event(part, start, length, warp=0, cta="CTA0"):
     """As Proton writes it: times in us, and how many cycles it takes for one."""
     return {
         "name": part, "pid": f"kernel Core0 {cta}", "tid": f"warp {warp} (line 0)",
-        "ts": start / 1000, "dur": length / 1000, "args": {timeline.CYCLES_PER_US: 1000.0},
+        "ts": start / 1500, "dur": length / 1500, "args": {"Frequency (MHz)": 1500.0},
     }  # fmt: skip
 
 
@@ -81,7 +81,17 @@ def test_the_tiles_that_are_shown_are_neither_the_shortest_nor_the_longest():
     assert found["shown_cycles"] == lengths[len(lengths) // 2]
 
 
+def test_only_tiles_that_all_consumers_noted_are_shown():
+    late = [event(part, 1000 * tile, 300, warp) for warp, begin, end in ((0, 0, 30), (4, 11, 19))
+            for tile in range(begin, end) for part in timeline.PARTS]  # fmt: skip
+    found = timeline.summary(timeline.spans(late))
+    rows = [sum(s["consumer"] == who for s in found["spans"]) for who in (0, 1)]
+    assert rows[0] == rows[1] == timeline.SHOWN * len(timeline.PARTS)
+
+
 def test_too_few_tiles_are_refused():
+    with pytest.raises(ValueError, match="got no KV tiles"):
+        timeline.summary({})
     with pytest.raises(ValueError, match=r"got \d KV tiles"):
         timeline.summary(timeline.spans(trace(timeline.SHOWN)))
 
@@ -108,9 +118,15 @@ def test_it_says_why_it_can_not_trace_and_leaves_the_file_as_it_was(tmp_path, mo
     assert not out.read_bytes()
 
 
-def test_a_kernel_that_hangs_is_stopped(tmp_path, monkeypatch):
+def test_a_kernel_that_hangs_or_fails_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr("stages.contract.why_not", lambda *_: None)
     monkeypatch.setattr("harness.records.environment.make_env", lambda *_: make_env([]))
     monkeypatch.setattr(timeline, "LIMIT", 0.0)
+    out = tmp_path / "timeline.jsonl"
     with pytest.raises(SystemExit, match="in_turn: no trace in 0 s"):
-        timeline.main(64, tmp_path / "timeline.jsonl")
+        timeline.main(64, out)
+    monkeypatch.setattr(timeline, "LIMIT", 60.0)
+    monkeypatch.setattr(timeline, "__file__", "is-not-there.py")
+    with pytest.raises(SystemExit, match="in_turn: exit code 2"):
+        timeline.main(64, out)
+    assert not out.exists()  # the next try may have the name
