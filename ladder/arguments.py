@@ -95,7 +95,7 @@ def wants_gradients(given: Record) -> bool:
 
 
 def prepare_children(device: str | None, gradients: bool = False) -> None:
-    """Start the fork server, which ignores Ctrl-C, as do its child processes.
+    """Start the fork server, which hears no Ctrl-C, nor do its child processes.
 
     With --device cpu the processes see no GPU, so that kernels are interpreted. `gradients`:
     whether some will be computed.
@@ -104,12 +104,13 @@ def prepare_children(device: str | None, gradients: bool = False) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if server(gradients).get_start_method() != "forkserver":  # Windows
         return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by what is started here
+    resource_tracker.ensure_running()  # ignores Ctrl-C by itself, and ends with unblocking it here
+    # inherited by what is started here; not ignored, which would lose a Ctrl-C of this moment
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        resource_tracker.ensure_running()
         forkserver.ensure_running()
     finally:
-        signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end_children() -> None:

@@ -14,6 +14,8 @@ import pytest
 from ladder_command import PATIENCE, ROOT, Started, command, environ, in_turn, one_process
 from made_up import make_cell, make_env, write_run
 
+from ladder import arguments
+
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="shells, limits and signals")
 
 RUN = "run --stages 3 --n 8 --d 8 --device cpu --out o.jsonl"
@@ -176,9 +178,28 @@ def test_a_ctrl_c_at_once_is_no_traceback(tmp_path, wait):
         run.wait_for(lambda: sum(used()[:2]) > PYTHON_STARTS, "Python has started")
         time.sleep(wait)
         os.killpg(run.process.pid, signal.SIGINT)
-        assert run.process.wait(PATIENCE) in (130, -signal.SIGINT)
+        assert run.process.wait(PATIENCE) in (130, -signal.SIGINT), run.text()
         assert run.wait_until_gone() == []
         assert "Traceback" not in run.text(), run.text()
+
+
+def test_a_ctrl_c_while_the_fork_server_starts_is_heard_by_the_command_alone(monkeypatch):
+    """It was ignored for those milliseconds, and a whole run went on that was told to end."""
+    deaf = []
+
+    def ensure_running():
+        signal.raise_signal(signal.SIGINT)
+        deaf.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+    monkeypatch.setattr(arguments.forkserver, "ensure_running", ensure_running)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            arguments.prepare_children(None)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert deaf == [True]  # as what it starts would be
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 EXCLUDED = {
