@@ -14,7 +14,7 @@ import pytest
 from ladder_command import PATIENCE, ROOT, Started, command, environ, in_turn, one_process
 from made_up import make_cell, make_env, write_run
 
-from ladder import arguments
+from ladder import app, arguments
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="shells, limits and signals")
 
@@ -200,6 +200,16 @@ def test_a_ctrl_c_while_the_fork_server_starts_is_heard_by_the_command_alone(mon
         signal.signal(signal.SIGINT, before)
     assert deaf == [True]  # as what it starts would be
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_a_ctrl_c_in_the_middle_of_an_import_is_no_traceback():
+    class Field:
+        def __set_name__(self, owner, name):
+            raise KeyboardInterrupt
+
+    with pytest.raises(BaseException) as raised:
+        type("Imported", (), {"field": Field()})
+    assert app.exit_code(raised.value) == 130
 
 
 EXCLUDED = {
