@@ -10,11 +10,10 @@ def main() -> None:
     import signal
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # nothing to clean up yet
+        # nothing to clean up until a command begins (ladder/help.py)
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     from ladder.app import main as run
 
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     run()
 
 

@@ -1,5 +1,6 @@
 """The layout of `ladder --help`, with commands in groups; the check of all commands' options."""
 
+import signal
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
@@ -17,8 +18,14 @@ class Command(TyperCommand):
     """A command whose options may exclude each other."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Carry out the command after checking that its options go together."""
+        """Carry out the command after checking that its options go together.
+
+        From here on a Ctrl-C raises KeyboardInterrupt. Before, it ends the process at once
+        (harness/__main__.py): pydantic, with which typer parses options, may swallow an exception.
+        """
         check_together(ctx)
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return super().invoke(ctx)
 
 

@@ -202,6 +202,31 @@ def test_a_ctrl_c_while_the_fork_server_starts_is_heard_by_the_command_alone(mon
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
+# as pydantic does, with which typer parses options: what is raised in it may come to nothing
+SWALLOWED = """
+import contextlib, signal, sys
+import ladder.help
+from harness.__main__ import main
+
+def parse(context):
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+ladder.help.check_together = parse
+sys.argv = ["ladder", "list"]
+main()
+"""
+
+
+def test_a_ctrl_c_while_options_are_parsed_ends_the_command(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", SWALLOWED], cwd=tmp_path, env=environ(), capture_output=True,
+        timeout=PATIENCE, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 def test_a_ctrl_c_in_the_middle_of_an_import_is_no_traceback():
     class Field:
         def __set_name__(self, owner, name):
