@@ -1,9 +1,11 @@
-"""What stage 9 keeps between calls: compiled kernels, and which inputs have passed the checks."""
+"""What stage 9 keeps between calls: compiled kernels, inputs that have passed, tile counters."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from stages import contract
+from stages import contract, hopper_launch
 from stages.contract import Stage, StageUnavailable
 from stages.hopper_launch import MOST_KEPT, Launch, checks, described
 from stages.machine import has_module
@@ -143,3 +145,26 @@ def test_what_it_cannot_read_is_copied(make):
     named, read = read_by_the_copy_engine(x)
     assert named.data_ptr() != x.data_ptr() and not named.is_neg()
     assert torch.equal(read, x)
+
+
+@pytest.mark.parametrize("capturing", [False, True], ids=["launched", "captured"])
+def test_launches_that_may_overlap_have_tile_counters_of_their_own(capturing, monkeypatch):
+    """Two streams' launches do; so do two in one CUDA graph, for all that is known of its parts."""
+    stream = 0
+
+    class Active:
+        def get_current_stream(self, device):
+            return stream
+
+    monkeypatch.setattr(hopper_launch, "driver", SimpleNamespace(active=Active()))
+    monkeypatch.setattr(hopper_launch, "counters", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    device = torch.device("cpu")
+    first = hopper_launch.counter_of(device)
+    again = hopper_launch.counter_of(device)
+    stream = 1
+    other = hopper_launch.counter_of(device)
+    longer = hopper_launch.counter_of(device, 3)
+    assert (again is first) is not capturing
+    assert len({each.data_ptr() for each in (first, other, longer)}) == 3
+    assert [each.tolist() for each in (first, other, longer)] == [[0], [0], [0, 0, 0, 0]]
