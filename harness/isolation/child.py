@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -259,16 +260,33 @@ def begin(
         ours, theirs = context.Pipe()
         process = context.Process(target=enter, args=(target, theirs, log, arguments), daemon=True)
         try:
-            process.start()
+            to_its_end(process.start, theirs.close)
             return process, ours
         except (OSError, EOFError) as error:
             reason = f"no process could be started: {error}"
             ours.close()
             with contextlib.suppress(Exception):
                 running._stop()  # the next attempt starts a new server
-        finally:
-            theirs.close()
     raise ChildFailed("crashed", reason)
+
+
+def to_its_end(start: Callable[[], None], close: Callable[[], None]) -> None:
+    """Call `start`, then `close`, in a thread: a Ctrl-C is raised here at once, but cuts neither.
+
+    A process that was asked for and not told what to run would print a traceback.
+    """
+
+    def both() -> None:
+        try:
+            start()
+        finally:
+            close()
+
+    pool = ThreadPoolExecutor(1)
+    try:
+        pool.submit(both).result()
+    finally:
+        pool.shutdown(wait=False)
 
 
 def enter(

@@ -3,9 +3,11 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 
 import pytest
-from ladder_command import YARDSTICK, by_name, fakes, gone, in_turn
+from ladder_command import PATIENCE, YARDSTICK, by_name, environ, fakes, gone, in_turn
 
 NORMAL = ("--inputs", "normal")
 # a budget that decides nothing, however busy the machine; where nobody answers, one to wait for
@@ -216,3 +218,39 @@ def test_a_stage_wrong_below_its_declared_n_fails_and_is_excused_above(tmp_path)
     assert done.returncode == 1
     statuses = [cell["status"] for cell in by_name(out)["claims_too_much"]]
     assert statuses == ["wrong", "wrong-by-design"]
+
+
+# a Ctrl-C comes when the fork server has been asked for a process, before that one is told anything
+INTERRUPTED = """
+import os, signal, sys, time
+from multiprocessing import forkserver
+from pathlib import Path
+from harness.isolation import child
+
+def connect(handles, connect=forkserver.connect_to_new_process):
+    asked = connect(handles)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.2)
+    return asked
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+forkserver.connect_to_new_process = connect
+child.PRELOADED = ()
+log = Path(sys.argv[1])
+try:
+    child.begin(print, str(log), ("told",))
+except KeyboardInterrupt:
+    while "told" not in log.read_text():
+        time.sleep(0.02)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no fork server")
+def test_a_ctrl_c_leaves_no_process_that_was_not_told_what_to_run(tmp_path):
+    log = tmp_path / "log"
+    log.touch()
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(log)], cwd=tmp_path, env=environ(),
+        capture_output=True, timeout=PATIENCE, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
