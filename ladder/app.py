@@ -149,7 +149,8 @@ def exit_code(error: BaseException) -> int:
     An error of the program itself is raised again.
     """
     # Python 3.11 raises a RuntimeError from a Ctrl-C that comes while a class is made, in an import
-    if isinstance(error.__cause__ or error, (KeyboardInterrupt, typer.Abort)):
+    wrapped = isinstance(error.__cause__, KeyboardInterrupt)
+    if wrapped or isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return INTERRUPTED
     if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
         return 0  # `ladder table FILE | head`

@@ -104,10 +104,12 @@ def prepare_children(device: str | None, gradients: bool = False) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if server(gradients).get_start_method() != "forkserver":  # Windows
         return
-    resource_tracker.ensure_running()  # ignores Ctrl-C by itself, and ends with unblocking it here
-    # inherited by what is started here; not ignored, which would lose a Ctrl-C of this moment
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # by itself: it ignores Ctrl-C, but Python 3.11 ends its start with unblocking that here
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
+        # what is started inherits it; not ignored, which would lose a Ctrl-C of this moment
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -271,13 +271,17 @@ def begin(
 
 
 def to_its_end(start: Callable[[], None], close: Callable[[], None]) -> None:
-    """Call `start`, then `close`, in a thread: a Ctrl-C is raised here at once, but cuts neither.
+    """Call `start`, then `close`, in a thread: a Ctrl-C ends the wait for it, and cuts neither.
 
-    A process that was asked for and not told what to run would print a traceback.
+    A process that was asked for and not told what to run would print a traceback. Python waits for
+    the thread before it exits, which is not long: the command ends the fork server then.
     """
 
     def both() -> None:
         try:
+            if hasattr(signal, "pthread_sigmask"):  # or a server started anew would hear a Ctrl-C
+                resource_tracker.ensure_running()  # first: see prepare_children in ladder/
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             start()
         finally:
             close()

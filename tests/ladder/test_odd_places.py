@@ -183,23 +183,33 @@ def test_a_ctrl_c_at_once_is_no_traceback(tmp_path, wait):
         assert "Traceback" not in run.text(), run.text()
 
 
+def blocked():
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
 def test_a_ctrl_c_while_the_fork_server_starts_is_heard_by_the_command_alone(monkeypatch):
     """It was ignored for those milliseconds, and a whole run went on that was told to end."""
-    deaf = []
+    started = []
 
-    def ensure_running():
+    def server():
         signal.raise_signal(signal.SIGINT)
-        deaf.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        started.append(("server", blocked()))
 
-    monkeypatch.setattr(arguments.forkserver, "ensure_running", ensure_running)
+    def tracker():
+        started.append(("tracker", blocked()))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # as in Python 3.11
+
+    monkeypatch.setattr(arguments.forkserver, "ensure_running", server)
+    monkeypatch.setattr(arguments.resource_tracker, "ensure_running", tracker)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
             arguments.prepare_children(None)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert deaf == [True]  # as what it starts would be
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    # what is started inherits what is blocked
+    assert started == [("tracker", False), ("server", True)]
+    assert not blocked()
 
 
 # as pydantic does, with which typer parses options: what is raised in it may come to nothing

@@ -227,7 +227,10 @@ from multiprocessing import forkserver
 from pathlib import Path
 from harness.isolation import child
 
+deaf = []
+
 def connect(handles, connect=forkserver.connect_to_new_process):
+    deaf.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
     asked = connect(handles)
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(0.2)
@@ -242,6 +245,10 @@ try:
 except KeyboardInterrupt:
     while "told" not in log.read_text():
         time.sleep(0.02)
+else:
+    sys.exit("the Ctrl-C was lost")
+if deaf != [True]:
+    sys.exit("a fork server that is started anew would hear a Ctrl-C")
 """
 
 
