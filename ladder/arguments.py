@@ -5,12 +5,12 @@ import re
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver
 from pathlib import Path
 
 import typer
 
-from harness.isolation.child import START_LIMIT, server
+from harness.isolation.child import START_LIMIT, deaf_to_ctrl_c, server
 from harness.isolation.roster import StageInfo, read_stages, why_absent
 from harness.problems.problem import YARDSTICK
 from harness.records.schema import Record
@@ -104,15 +104,8 @@ def prepare_children(device: str | None, gradients: bool = False) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if server(gradients).get_start_method() != "forkserver":  # Windows
         return
-    # by itself: it ignores Ctrl-C, but Python 3.11 ends its start with unblocking that here
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    try:
-        # what is started inherits it; not ignored, which would lose a Ctrl-C of this moment
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    with deaf_to_ctrl_c():
         forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def end_children() -> None:

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
@@ -260,7 +260,7 @@ def begin(
         ours, theirs = context.Pipe()
         process = context.Process(target=enter, args=(target, theirs, log, arguments), daemon=True)
         try:
-            to_its_end(process.start, theirs.close)
+            launch(process, theirs)
             return process, ours
         except (OSError, EOFError) as error:
             reason = f"no process could be started: {error}"
@@ -270,27 +270,40 @@ def begin(
     raise ChildFailed("crashed", reason)
 
 
-def to_its_end(start: Callable[[], None], close: Callable[[], None]) -> None:
-    """Call `start`, then `close`, in a thread: a Ctrl-C ends the wait for it, and cuts neither.
+def launch(process: Any, theirs: Connection) -> None:
+    """Start the process, then close our copy of `theirs`: a Ctrl-C cuts neither, it ends the wait.
 
     A process that was asked for and not told what to run would print a traceback. Python waits for
     the thread before it exits, which is not long: the command ends the fork server then.
     """
 
-    def both() -> None:
-        try:
-            if hasattr(signal, "pthread_sigmask"):  # or a server started anew would hear a Ctrl-C
-                resource_tracker.ensure_running()  # first: see prepare_children in ladder/
-                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            start()
-        finally:
-            close()
+    def start() -> None:
+        with theirs, deaf_to_ctrl_c():  # for the case that the server is started anew
+            process.start()
 
     pool = ThreadPoolExecutor(1)
     try:
-        pool.submit(both).result()
+        pool.submit(start).result()
     finally:
         pool.shutdown(wait=False)
+
+
+@contextlib.contextmanager
+def deaf_to_ctrl_c() -> Iterator[None]:
+    """What this thread starts meanwhile hears no Ctrl-C; this process hears it at the end.
+
+    Ignored in place of blocked, it would be lost. On Windows nothing changes.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # deaf by itself; in Python 3.11 its start ends our blocking
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # may raise one that came before
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def enter(

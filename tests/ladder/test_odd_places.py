@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import forkserver, resource_tracker
 
 import psutil
 import pytest
@@ -199,8 +200,8 @@ def test_a_ctrl_c_while_the_fork_server_starts_is_heard_by_the_command_alone(mon
         started.append(("tracker", blocked()))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # as in Python 3.11
 
-    monkeypatch.setattr(arguments.forkserver, "ensure_running", server)
-    monkeypatch.setattr(arguments.resource_tracker, "ensure_running", tracker)
+    monkeypatch.setattr(forkserver, "ensure_running", server)
+    monkeypatch.setattr(resource_tracker, "ensure_running", tracker)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
