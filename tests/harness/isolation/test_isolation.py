@@ -222,18 +222,21 @@ def test_a_stage_wrong_below_its_declared_n_fails_and_is_excused_above(tmp_path)
 
 # a Ctrl-C comes when the fork server has been asked for a process, before that one is told anything
 INTERRUPTED = """
-import os, signal, sys, time
+import os, signal, sys, threading, time
 from multiprocessing import forkserver
 from pathlib import Path
 from harness.isolation import child
 
-deaf = []
+deaf, heard, at_once = [], threading.Event(), []
 
 def connect(handles, connect=forkserver.connect_to_new_process):
     deaf.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
     asked = connect(handles)
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(0.2)
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        at_once.append(heard.wait(30))
+    except KeyboardInterrupt:
+        sys.exit("the process was not told")
     return asked
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -243,10 +246,13 @@ log = Path(sys.argv[1])
 try:
     child.begin(print, str(log), ("told",))
 except KeyboardInterrupt:
+    heard.set()
     while "told" not in log.read_text():
         time.sleep(0.02)
 else:
     sys.exit("the Ctrl-C was lost")
+if at_once != [True]:
+    sys.exit("the Ctrl-C had to wait for the process")
 if deaf != [True]:
     sys.exit("a fork server that is started anew would hear a Ctrl-C")
 """
