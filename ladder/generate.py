@@ -11,6 +11,8 @@ from statistics import median
 
 from rich.text import Text
 
+from attention_ladder.models import views
+from attention_ladder.models.training.plan import PAGE_SIZE, UNTIMED, make_problem
 from harness.isolation.child import ChildFailed
 from harness.isolation.session import Session
 from harness.problems.problem import PEERS_FROM
@@ -22,8 +24,6 @@ from harness.views.table import make_page
 from ladder import measuring, options
 from ladder.arguments import choose, numbers_and_files, stages_and_device
 from ladder.options import UserError, integers
-from models import views
-from models.training.plan import PAGE_SIZE, UNTIMED, make_problem
 
 CONTEXTS = {"cpu": "32,64,128,256", "cuda": "256,1024,4096"}
 LIMIT = 600.0  # seconds for the training, and for each context
@@ -31,7 +31,7 @@ LIMIT = 600.0  # seconds for the training, and for each context
 
 @dataclass(frozen=True)
 class Ready:
-    """The message that the model is made (models/training/writing.py)."""
+    """The message that the model is made (attention_ladder/models/training/writing.py)."""
 
     parameters: Count
     layers: Count
@@ -163,7 +163,7 @@ def write(session: Session, context: int, tokens: int, cached: bool) -> tuple[st
 
 def in_its_process(connection: Connection, order: Record) -> None:
     """In the child: generate. The parent never imports torch."""
-    from models.training.writing import write_texts
+    from attention_ladder.models.training.writing import write_texts
 
     write_texts(connection, order)
 

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from attention_ladder.models import views
+from attention_ladder.models.minilm import run as model_run
+from attention_ladder.models.minilm import weights as model_weights
 from harness.records.jsonl import Writer
 from harness.records.schema import FAILURES, Record
 from harness.records.units import show_time
@@ -12,9 +15,6 @@ from ladder import options
 from ladder.arguments import choose, numbers_and_files, stages_and_device
 from ladder.measuring import Progress, begin, check_out, note, open_results
 from ladder.options import UserError, long_dtype
-from models import views
-from models.minilm import run as model_run
-from models.minilm import weights as model_weights
 
 
 def model_command(

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
+from attention_ladder.models.minilm.run import DTYPES as MODEL_DTYPES
+from attention_ladder.models.training.plan import DTYPES as TRAIN_DTYPES
+from attention_ladder.models.training.plan import SHAPES
 from harness.problems.directions import OUTPUTS
 from harness.problems.problem import DEVICES, DTYPES, INPUTS, PRECISIONS
 from harness.records.schema import DIRECTIONS
 from harness.runs.suites import names as suites
 from harness.views.cell_tables import FORMATS
-from models.minilm.run import DTYPES as MODEL_DTYPES
-from models.training.plan import DTYPES as TRAIN_DTYPES
-from models.training.plan import SHAPES
 
 MAX_D = 256
 MAX_SEED = 2**63 - 1  # the largest that torch's generator takes for sure

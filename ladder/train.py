@@ -8,6 +8,9 @@ from pathlib import Path
 
 from rich.text import Text
 
+from attention_ladder.models import views
+from attention_ladder.models.training import curves, trainer
+from attention_ladder.models.training import plan as train_plan
 from harness.isolation.roster import StageInfo
 from harness.problems.problem import PEERS_FROM
 from harness.records.jsonl import WriteFailed
@@ -17,9 +20,6 @@ from harness.views.table import make_page
 from ladder import measuring, options
 from ladder.arguments import choose, numbers_and_files, stages_and_device
 from ladder.options import UserError, long_dtype
-from models import views
-from models.training import curves, trainer
-from models.training import plan as train_plan
 
 QUIET = 10.0  # seconds between two lines of progress
 

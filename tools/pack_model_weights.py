@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "minilm_float16.safetensors"
 
 sys.path.insert(0, str(ROOT))  # a checkout works without being installed
-from models.minilm import weights as model_weights  # noqa: E402
+from attention_ladder.models.minilm import weights as model_weights  # noqa: E402
 
 
 def pack(weights: model_weights.Weights) -> tuple[dict[str, np.ndarray], dict[str, str]]:

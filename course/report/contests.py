@@ -4,12 +4,12 @@ import statistics
 from collections.abc import Callable, Sequence
 from itertools import permutations
 
+from attention_ladder.models import views
 from course.report import text
 from harness.records.jsonl import read
 from harness.records.schema import DIRECTIONS, Record
 from harness.records.units import show_bytes, significant
 from harness.views import cell_tables, contest_groups, contests, table
-from models import views
 
 CONTESTANTS = {"sdpa_flash": "SDPA flash", "sdpa_cudnn": "cuDNN", "flex_attention": "FlexAttention"}
 FULL = {False: text.MASKS[False]}

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from attention_ladder.models import views
 from course.report import contests, course, front, hopper, sources
 from course.report.text import CPU, DOCS, GPU, ROOT, SIZES, as_shown
 from harness.records.jsonl import read
 from harness.views import cell_tables, contest_plots, lines, machine, roofline
 from harness.views.look import DARK, LOOKS
-from models import views
 
 README = ROOT / "README.md"
 

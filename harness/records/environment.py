@@ -77,7 +77,7 @@ def git(*arguments: str) -> str:
 def sources_digest() -> str:
     """A digest of the project's code, which identifies it where there is no git."""
     digest = hashlib.sha256()
-    packages = ("stages", "harness", "models", "course", "ladder")
+    packages = ("stages", "harness", "attention_ladder", "course", "ladder")
     patterns = dict.fromkeys(packages, "**/*.py") | {"csrc": "*.?pp"}
     for folder, pattern in patterns.items():
         for path in sorted((ROOT / folder).glob(pattern)):

@@ -248,7 +248,7 @@ class Train(Named, Tried):
     reference: bool  # whether it is one of SDPA's backends, the references
     device: Device
     dtype: DType  # of q, k, v; the weights are float32
-    size: Name  # of the model: SHAPES in models/training/plan.py
+    size: Name  # of the model: SHAPES in attention_ladder/models/training/plan.py
     seed: int
     steps: Annotated[int, 1, 10**6]  # planned
     parameters: int | None

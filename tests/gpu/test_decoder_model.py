@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from models.attention_interface import register
-from models.minilm import compare
+from attention_ladder.models.attention_interface import register
+from attention_ladder.models.minilm import compare
 
 pytestmark = pytest.mark.gpu
 

@@ -50,7 +50,7 @@ def attend(q, k, v, **more):
 FAILS = {
     # what it says
     "words_ok": """
-import harness.isolation.contestant as worker, models.training.loop as trainer
+import harness.isolation.contestant as worker, attention_ladder.models.training.loop as trainer
 worker.blame = trainer.blame = lambda *a: {"status": "ok", "reason": ""}
 def attend(q, k, v, **more): raise RuntimeError
 """,

@@ -25,7 +25,7 @@ from harness.isolation.child import OF_GRADIENTS
 from harness.records.jsonl import read
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("stages", "harness", "models", "course", "ladder")
+PACKAGES = ("stages", "harness", "attention_ladder", "course", "ladder")
 FAKES = Path(__file__).parent / "fakes"
 MARK = "LADDER_TEST_RUN"
 YARDSTICK = "torch_three_gemm"  # by name, as records have it

@@ -32,7 +32,7 @@ def test_what_needs_a_checkout_says_so(wheel, words):
 
 def test_the_model_s_packages_are_named_where_there_is_no_checkout_to_install(wheel):
     env, away = wheel
-    code = "from models.minilm import weights; print(weights.hint())"
+    code = "from attention_ladder.models.minilm import weights; print(weights.hint())"
     hint = subprocess.run(
         [sys.executable, "-c", code], cwd=away, env=env, capture_output=True, text=True, check=True
     ).stdout

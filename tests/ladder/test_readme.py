@@ -11,13 +11,13 @@ from made_up import make_cell
 from made_up_bench import cells_of
 
 import stages
+from attention_ladder.models import views
+from attention_ladder.models.training import curves
 from course.report import contests, front, pages, sources, text
 from harness.records import syntax
 from harness.records.jsonl import read
 from harness.records.schema import FAILURES
 from harness.views import cell_tables, machine
-from models import views
-from models.training import curves
 
 
 @pytest.mark.parametrize("page", list(pages.PAGES), ids=lambda page: page.name)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import stages
+from attention_ladder.models.attention_interface import Mask, as_attention, make_mask, register
+from attention_ladder.models.minilm import compare
 from harness.isolation.call import WrongOutput
-from models.attention_interface import Mask, as_attention, make_mask, register
-from models.minilm import compare
 from stages.contract import Stage
 
 NEEDED = "transformers 5.4 or later isn't installed: pip install -e '.[model]'"

@@ -8,12 +8,12 @@ from ladder_command import in_turn
 from made_up import make_env, write_run
 
 import stages
+from attention_ladder.models.training import plan, writing
+from attention_ladder.models.training.gpt import GPT
+from attention_ladder.models.training.loop import Run, save
+from attention_ladder.models.training.plan import Shape
 from harness.records import jsonl, schema
 from ladder import app, generate
-from models.training import plan, writing
-from models.training.gpt import GPT
-from models.training.loop import Run, save
-from models.training.plan import Shape
 
 SHAPE = Shape(layers=2, heads=2, head_dim=16, block=24, batch=1, lr=1e-3)
 IDS = torch.arange(12)[None] % 7

@@ -13,17 +13,17 @@ import torch
 from ladder_command import ROOT, environ, fakes, in_turn, ladder
 from rich.console import Console
 
+from attention_ladder.models import views
+from attention_ladder.models.attention_interface import register
+from attention_ladder.models.minilm import compare, encoder
+from attention_ladder.models.minilm import run as model_run
+from attention_ladder.models.minilm import weights as model_weights
 from harness.isolation.roster import StageInfo
 from harness.problems.problem import DTYPES
 from harness.records import environment
 from harness.records.jsonl import Writer, read
 from harness.records.schema import BadRecord, check_record
 from ladder import app
-from models import views
-from models.attention_interface import register
-from models.minilm import compare, encoder
-from models.minilm import run as model_run
-from models.minilm import weights as model_weights
 from stages.contract import Stage
 
 NEEDED = "pip install -e '.[model]'"

@@ -15,17 +15,17 @@ from ladder_command import ROOT, in_turn
 from rich.console import Console
 
 import stages
+from attention_ladder.models import views
+from attention_ladder.models.training import curves, loop, trainer
+from attention_ladder.models.training import plan as train_plan
+from attention_ladder.models.training.loop import Run, WrongOutput
+from attention_ladder.models.training.plan import SHAPES, Plan, Trainee
 from harness.isolation import roster, session
 from harness.isolation.child import NO_MESSAGE
 from harness.records import environment
 from harness.records.jsonl import Writer, read
 from harness.records.schema import BadRecord, check_record
 from ladder import app, train
-from models import views
-from models.training import curves, loop, trainer
-from models.training import plan as train_plan
-from models.training.loop import Run, WrongOutput
-from models.training.plan import SHAPES, Plan, Trainee
 
 STAGE_3 = stages.by_number(3).attend
 MEMORY = 4 << 30

@@ -14,7 +14,7 @@ import torch
 import stages
 
 ROOT = Path(__file__).parents[2]
-ABOVE = {"harness", "models", "course", "ladder"}
+ABOVE = {"harness", "attention_ladder", "course", "ladder"}
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(
     not HAS_TRITON and sys.platform != "linux", reason="no wheel of triton for this machine"

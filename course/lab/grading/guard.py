@@ -27,7 +27,7 @@ from course.lab.grading.work import Work
 from course.lab.labs import NUMPY, ROOT
 from harness.isolation.roster import STAGES
 
-OURS = ("harness", "models", "course", "ladder")  # packages
+OURS = ("harness", "attention_ladder", "course", "ladder")  # packages
 FREE = (*sys.stdlib_module_names, "stages", "torch", "triton")  # what any submission may import
 LOW = ("ctypes", "_ctypes")
 STDLIB = sysconfig.get_path("stdlib")

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import typer
 
+from attention_ladder.models import views
 from course.report import text
 from harness.records.jsonl import parse, read
 from harness.records.schema import SCHEMA_VERSION, BadRecord
 from ladder.app import main
-from models import views
 
 RESULTS = Path(__file__).parents[3] / "results"
 ESCAPES = "\x1b[2J\x1b]0;mine\x07\r\n\x9b31m\u202e\u2028"

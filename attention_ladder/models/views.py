@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from attention_ladder.models.training import curves
+from attention_ladder.models.training.curves import Verdict
 from harness.records.schema import Record
 from harness.records.units import show_bytes, show_time, significant
 from harness.views import cell_tables, table
 from harness.views.cell_tables import MORE, labels, show_error, stage_of, titles
 from harness.views.look import LIGHT, Look, legend, marks, n_axis, note_below, picture
 from harness.views.table import Column, Table, Tables, verdict_row
-from models.training import curves
-from models.training.curves import Verdict
 
 LEGEND = (
     f"Losses: nats per character, means over the seeds; final: of the last window of about "

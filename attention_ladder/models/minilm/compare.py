@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from attention_ladder.models.minilm.encoder import build_model, hidden_states, prepare
+from attention_ladder.models.minilm.run import FIGURES
 from harness.isolation.child import hear, one_line, say
 from harness.measures.accuracy import Error, explain
 from harness.records.schema import Record
-from models.minilm.encoder import build_model, hidden_states, prepare
-from models.minilm.run import FIGURES
 
 # The bounds of a stage's errors against the float64 model, in multiples of SDPA's errors: over 120
 # texts in float32 and float16, stage 3's relative error was up to 1.4 times SDPA's, and its maximum

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 import stages
+from attention_ladder.models.training import plan
+from attention_ladder.models.training.gpt import GPT
+from attention_ladder.models.training.loop import TEXT, Run, save
 from harness.isolation.call import blame
 from harness.isolation.child import hear, say
 from harness.measures.accuracy import set_precision
 from harness.problems.problem import YARDSTICK
-from models.training import plan
-from models.training.gpt import GPT
-from models.training.loop import TEXT, Run, save
 
 
 def write_texts(connection: Connection, order: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from itertools import groupby
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from attention_ladder.models.minilm.weights import ModelError, Weights
 from harness.isolation.child import ChildFailed
 from harness.isolation.roster import StageInfo
 from harness.isolation.session import Session
@@ -25,7 +26,6 @@ from harness.problems.real_inputs import HEADS
 from harness.records.jsonl import Writer
 from harness.records.schema import Record
 from harness.records.values import Count, Time
-from models.minilm.weights import ModelError, Weights
 
 DTYPES = ("float32", "float16")
 PASS_LIMIT = 600.0  # seconds for one text: a pass, or its timing
@@ -40,7 +40,7 @@ FIGURES = (
 TIMES = ("time_ms", "time_iqr_ms", "sdpa_time_ms", "sdpa_time_iqr_ms")
 
 
-# ---- the messages of the stage's process (models/minilm/encoder.py), and of the judge (compare.py)
+# ---- the messages of the stage's process (encoder.py), and of the judge (compare.py)
 
 
 @dataclass(frozen=True)
@@ -162,14 +162,14 @@ def run(
 
 def in_its_process(connection: Connection, path: str, order: Record) -> None:
     """In the child: run the stage. The parent never imports torch."""
-    from models.minilm.encoder import run_texts
+    from attention_ladder.models.minilm.encoder import run_texts
 
     run_texts(connection, path, order)
 
 
 def in_the_judge(connection: Connection, order: Record, dtype: str, device: str) -> None:
     """In the child: run the judge. The parent never imports torch."""
-    from models.minilm.compare import judge
+    from attention_ladder.models.minilm.compare import judge
 
     judge(connection, order, dtype, device)
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from models.training.plan import Shape
+from attention_ladder.models.training.plan import Shape
 
 Attend = Callable[..., torch.Tensor]
 

@@ -1,8 +1,8 @@
 """Carry out `ladder train`: train a small GPT with stages, and with SDPA for comparison.
 
 Each trainee, a stage or one of SDPA's backends, has its own process, where
-models/training/loop.py trains the model of models/training/gpt.py from one seed after another, with
-one record per seed. models/training/curves.py judges the loss curves, from the records alone.
+loop.py trains the model of gpt.py from one seed after another, with
+one record per seed. curves.py judges the loss curves, from the records alone.
 """
 
 import time
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
+from attention_ladder.models.training.plan import SHAPES, UNTIMED_STEPS, Plan, Trainee
 from harness.isolation.child import NO_MESSAGE, ChildFailed
 from harness.isolation.session import Session
 from harness.records.jsonl import Writer
@@ -18,11 +19,10 @@ from harness.records.values import Count
 from harness.runs.comparison import compare_alone
 from harness.runs.plan import Comparison, Limits
 from harness.runs.process import Outcome
-from models.training.plan import SHAPES, UNTIMED_STEPS, Plan, Trainee
 
 STEP_LIMIT = 300.0  # seconds between two messages: a step, or all that the first one compiles
 
-# ---- the messages of a trainee's process (models/training/loop.py)
+# ---- the messages of a trainee's process (loop.py)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def train_record(trainee: Trainee, plan: Plan, seed: int) -> Record:
 
 def in_its_process(connection: Connection, order: Record) -> None:
     """In the child: train. The parent never imports torch."""
-    from models.training.loop import train_seeds
+    from attention_ladder.models.training.loop import train_seeds
 
     train_seeds(connection, order)
 

