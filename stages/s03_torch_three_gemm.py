@@ -39,22 +39,16 @@ def hidden_keys(
     Nq, Nk = q.shape[2], k.shape[2]
     offs_m = torch.arange(Nq, device=q.device)[:, None]  # (Nq, 1)
     offs_n = torch.arange(Nk, device=q.device)[None, :]  # (1, Nk)
-    hidden = torch.zeros(1, 1, Nq, Nk, dtype=torch.bool, device=q.device)
-    # exercise mask: offs_m (Nq, 1), offs_n (1, Nk), lengths (B,) -> hidden (B or 1, 1, Nq, Nk)
+    hidden = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=q.device)
+    # exercise mask: offs_m (Nq, 1), offs_n (1, Nk), lengths (B,) -> hidden, for (B, 1, Nq, Nk)
     # step causal: where it is asked for, query i sees keys up to i + Nk - Nq -> (1, 1, Nq, Nk)
     if causal:
-        hidden = hidden | (offs_n > offs_m + Nk - Nq)  # (1, 1, Nq, Nk)
+        hidden = hidden | (offs_n > offs_m + (Nk - Nq))  # (1, 1, Nq, Nk)
     # step lengths: where there are any, keys past a batch entry's are hidden -> (B, 1, Nq, Nk)
     if seqlens_k is not None:
-        hidden = hidden | (offs_n >= seqlens_k[:, None, None, None])  # (B, 1, Nq, Nk)
+        hidden = hidden | (offs_n >= seqlens_k[:, None, None, None])  # (B, 1, Nq or 1, Nk)
     # end of mask
     return hidden
-
-
-def rows_spoilt(v: torch.Tensor, Nq: int) -> torch.Tensor:
-    """0, or NaN where row i sees a v that isn't finite, under a causal mask: (B, H, Nq, d)."""
-    by_key = (v - v).cumsum(2)  # (B, H, Nk, d): 0, and NaN from the first that isn't finite on
-    return torch.nn.functional.pad(by_key, (0, 0, Nq - v.shape[2], 0))  # the last row sees the last
 
 
 def attend(
@@ -77,26 +71,25 @@ def attend(
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)  # (B, H, Nk, d)
         v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)  # (B, H, Nk, d)
     masked = causal or seqlens_k is not None
+    blind = None
     if masked:
-        hidden = hidden_keys(q, k, causal, seqlens_k)  # (B or 1, 1, Nq, Nk)
-        # what doesn't count is set to 0 before the products, since 0 * NaN is NaN
-        blind = hidden.all(-1, keepdim=True)  # (B or 1, 1, Nq, 1), rows that see no key
-        q = q.masked_fill(blind, 0.0)
-        k, v = (x.masked_fill(hidden.all(-2).unsqueeze(-1), 0.0) for x in (k, v))
-    if causal:
-        spoilt = rows_spoilt(v.detach(), q.shape[2])  # (B, H, Nq, d)
-        v = v.nan_to_num(0.0, 0.0, 0.0)
+        hidden = hidden_keys(q, k, causal, seqlens_k)  # (B or 1, 1, Nq or 1, Nk)
+    if seqlens_k is not None or (causal and q.shape[2] > k.shape[2]):
+        # Rows see keys from the first on, the last row the most. What doesn't count is set to 0
+        # before the products, since 0 * NaN is NaN
+        blind = hidden[..., :1]  # (B or 1, 1, Nq or 1, 1), rows that see no key
+        unseen = hidden[..., -1:, :].transpose(-2, -1)  # (B or 1, 1, Nk, 1), keys that no row sees
+        q, k, v = q.masked_fill(blind, 0.0), k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0)
+        hidden = hidden & ~blind  # the softmax of a row of -inf would be NaN
     # exercise products: q (B, H, Nq, d), k and v (B, H, Nk, d) -> o (B, H, Nq, d)
     # q is scaled, not S: one kernel over N x d instead of one more over N x N
     # step s: scaled scores; q (B, H, Nq, d), k (B, H, Nk, d) -> (B, H, Nq, Nk)
     s = (q * scale) @ k.transpose(-2, -1)  # (B, H, Nq, Nk)
     if masked:
-        s = s.masked_fill(hidden & ~blind, -math.inf)  # a row of -inf only would be NaN
+        s.masked_fill_(hidden, -math.inf)  # in place: one pass over S, and no second S
     # step p: each row's weights; s (B, H, Nq, Nk) -> (B, H, Nq, Nk)
     p = torch.softmax(s, dim=-1)  # (B, H, Nq, Nk)
     # step o: weighted means; p (B, H, Nq, Nk), v (B, H, Nk, d) -> (B, H, Nq, d)
     o = p @ v  # (B, H, Nq, d)
     # end of products
-    if causal:
-        o = o * (1.0 + spoilt)
-    return o.masked_fill(blind, 0.0) if masked else o
+    return o if blind is None else o.masked_fill(blind, 0.0)
