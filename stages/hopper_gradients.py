@@ -34,7 +34,8 @@ def prepare_kernel(
 ):  # fmt: skip
     """Fill rows (B, H, 2, Nq_padded) float32 with lse and -delta, and dQ's sums with zeros.
 
-    A row that sees no key, or is none, gets lse = +inf: whatever its scores, p = 2^-inf = 0.
+    A row that sees no key, or is none, gets lse = +inf: whatever its scores, p = 2^-inf = 0. An lse
+    so large that no digit of p would be left becomes NaN, as in stage 7.
     """
     b, h = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
@@ -49,7 +50,8 @@ def prepare_kernel(
     do = tl.load(do_ptrs, mask=mask, other=0.0).to(tl.float32)  # (BLOCK_M, BLOCK_D)
     lse_ptr += b * stride_lb + h * stride_lh
     lse = tl.load(lse_ptr + offs_m * stride_lm, mask=in_range, other=float("-inf"))
-    lse = tl.where(lse == float("-inf"), float("inf"), lse)
+    good = tl.where(tl.abs(lse) < 16777216.0, lse, float("nan"))
+    lse = tl.where(lse == float("-inf"), float("inf"), good)
     head = b * tl.num_programs(1) + h
     rows_ptr += head * 2 * Nq_padded
     tl.store(rows_ptr + offs_m, lse)

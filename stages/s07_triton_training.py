@@ -17,7 +17,7 @@ Each gradient is summed by one program in one order: no atomics, the same bits a
 launch configuration. The price: s and dp are computed twice, 7 matrix products instead of 5.
 
 Cost: 10 d FLOPs per visible pair and head are counted (14 d done), the forward pass has 4 d;
-memory: lse and delta, 4 bytes per row each, beside o and the gradients themselves.
+memory: lse twice and delta, 4 bytes per row each, beside o and the gradients themselves.
 What it bought: training in O(N) memory (FlashAttention, Dao et al. 2022, algorithm 4; two kernels
 as FlashAttention-2 splits the work, Dao 2023, section 3.2).
 Still hurts: with few query rows, or one head, most of the GPU is idle. Stage 8 goes on.
@@ -57,13 +57,16 @@ STAGE = Stage(
 
 @triton.jit
 def delta_kernel(
-    o_ptr, do_ptr, delta_ptr,
+    o_ptr, do_ptr, lse_ptr, delta_ptr, checked_ptr,
     stride_ob, stride_oh, stride_om, stride_od,
     stride_dob, stride_doh, stride_dom, stride_dod,
     Nq, d,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """delta = rowsum(o * do), (B, H, Nq) float32: sum_j p_ij dp_ij, without p or dp."""
+    """delta = rowsum(o * do), (B, H, Nq) float32: sum_j p_ij dp_ij, without p or dp.
+
+    And lse as the other two kernels read it: NaN where no digit of p would be left.
+    """
     b, h = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
     offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,)
@@ -79,6 +82,10 @@ def delta_kernel(
     # step store: o, do (BLOCK_M, BLOCK_D) -> (BLOCK_M,), for rows below Nq alone
     tl.store(delta_ptr + row + offs_m, tl.sum(o * do, 1), mask=offs_m < Nq)
     # end of delta
+    # p = 2^(s * qk_scale - lse) is off by as much as lse is rounded: from 2^24 on by a factor of 2
+    lse = tl.load(lse_ptr + row + offs_m, mask=offs_m < Nq, other=0.0)  # (BLOCK_M,)
+    good = (tl.abs(lse) < 16777216.0) | (lse == float("-inf"))
+    tl.store(checked_ptr + row + offs_m, tl.where(good, lse, float("nan")), mask=offs_m < Nq)
 
 
 @triton.jit
@@ -401,13 +408,14 @@ def backward(
     if seqlens_k is not None:
         seqlens_k = seqlens_k.contiguous()  # the kernels take no stride for it
     tune: dict[str, Any] = {"like": q, "precision": precision, "d": d, "causal": causal, "n": Nk}
-    delta = torch.empty((B, H, Nq), dtype=torch.float32, device=q.device)
+    delta, checked = torch.empty((2, B, H, Nq), dtype=torch.float32, device=q.device)
     for_keys = candidates("dk_dv_kernel", d, q.dtype, precision)
     for_rows = candidates("dq_kernel", d, q.dtype, precision)
     BLOCK_D = for_rows[0]["BLOCK_D"]
     delta_kernel[(triton.cdiv(Nq, 64), H, B)](
-        o, do, delta, *o.stride(), *do.stride(), Nq, d, BLOCK_M=64, BLOCK_D=BLOCK_D
+        o, do, lse, delta, checked, *o.stride(), *do.stride(), Nq, d, BLOCK_M=64, BLOCK_D=BLOCK_D
     )
+    lse = checked
     dq = dk = dv = None
     if wanted[1] or wanted[2]:
         dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)

@@ -5,9 +5,11 @@
         share a key head share its tiles, so that one query row makes a block of `group` rows
     |<---- part 0 ---->|<---- part 1 ---->| ...    whole tiles of BLOCK_N keys, shared out evenly
     each part walks its tiles as in stage 6 and leaves m, l and acc, float32, acc not divided by l
+        p = 2^((s - m_i) * qk_scale)     m_i isn't scaled: one product more per score, for which
+                                         there is time while K and V are read
     a second kernel, one program per row, merges the parts in index order, as stage 5 merges tiles:
         m = max m_s                      -inf, and l_s = 0, where the row sees nothing
-        w_s = 2^(m_s - m)
+        w_s = 2^((m_s - m) * qk_scale)
         o = sum w_s acc_s / sum w_s l_s  0 where no part saw anything
 
 `choose_splits` chooses the number of parts from the shape and the number of multiprocessors alone.
@@ -107,9 +109,9 @@ def visit_tiles(
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
         if MASKED:
             s = tl.where((start_n + offs_n)[None, :] < seen[:, None], s, float("-inf"))
-        m_new = tl.maximum(m_i, tl.max(s, 1) * qk_scale)  # (BLOCK_M,)
-        alpha = tl.exp2(m_i - m_new)  # (BLOCK_M,)
-        p = tl.exp2(s * qk_scale - m_new[:, None])  # (BLOCK_M, BLOCK_N)
+        m_new = tl.maximum(m_i, tl.max(s, 1))  # (BLOCK_M,)
+        alpha = tl.exp2((m_i - m_new) * qk_scale)  # (BLOCK_M,)
+        p = tl.exp2((s - m_new[:, None]) * qk_scale)  # (BLOCK_M, BLOCK_N)
         l_i = l_i * alpha[:, None] + p if len(l_i.shape) == 2 else l_i * alpha + tl.sum(p, 1)
         acc = acc * alpha[:, None]
         if CAREFUL:
@@ -177,9 +179,9 @@ def split_kernel(
         k_ptr += b * stride_kb
         v_ptr += b * stride_vb
 
-    # running max of s * qk_scale: the lowest float32, where -inf - -inf would be NaN
+    # running max of s: the lowest float32, where -inf - -inf would be NaN
     m_0 = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
-    l_0 = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of 2^(s * qk_scale - m_i)
+    l_0 = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of 2^((s - m_i) * qk_scale)
     l_i = l_0
     if BLOCK_M == 16:  # all warps share these rows: to sum over them at each tile makes them wait
         l_i = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)  # column by column, until the end
@@ -220,13 +222,13 @@ def split_kernel(
         o_ptrs += (offs_m.to(tl.int64) * stride_om)[:, None] + offs_d[None, :] * stride_od
         tl.store(o_ptrs, acc.to(o_ptr.dtype.element_ty), mask=q_mask)
         if LSE:
-            tl.store(lse_ptr + row, m_i + tl.log2(l_i), mask=in_rows)
+            tl.store(lse_ptr + row, m_i * qk_scale + tl.log2(l_i), mask=in_rows)
 
 
 @triton.jit(do_not_specialize=["splits"])
 def merge_kernel(
     parts_ptr, stats_ptr, o_ptr, lse_ptr,
-    stride_ob, stride_oh, stride_om, stride_od, d, splits,
+    stride_ob, stride_oh, stride_om, stride_od, d, qk_scale, splits,
     LSE: tl.constexpr, PDL: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     b, h, i = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(0)
@@ -252,9 +254,9 @@ def merge_kernel(
         m_new = tl.maximum(m_i, tl.max(m_s, 0))
         m_safe = tl.where(m_new == float("-inf"), 0.0, m_new)
         # step alpha: what the parts so far are worth under it; m_i, m_safe -> a number
-        alpha = tl.exp2(m_i - m_safe)
+        alpha = tl.exp2((m_i - m_safe) * qk_scale)
         # step w_s: what each of these parts is worth; m_s (BLOCK_S,), m_safe -> (BLOCK_S,)
-        w_s = tl.exp2(m_s - m_safe)  # (BLOCK_S,), 0 for a part that saw nothing
+        w_s = tl.exp2((m_s - m_safe) * qk_scale)  # (BLOCK_S,), 0 for a part that saw nothing
         # step l_i: the sum so far; l_i, alpha, w_s, l_s (BLOCK_S,) -> a number
         l_i = l_i * alpha + tl.sum(w_s * l_s, 0)
         # step acc: acc, alpha, w_s, acc_s (BLOCK_S, BLOCK_D) -> (BLOCK_D,)
@@ -267,7 +269,7 @@ def merge_kernel(
     o_ptrs = o_ptr + b * stride_ob + h * stride_oh + i.to(tl.int64) * stride_om + offs_d * stride_od
     tl.store(o_ptrs, (acc / l_i).to(o_ptr.dtype.element_ty), mask=in_d)
     if LSE:
-        tl.store(lse_ptr + row, m_i + tl.log2(l_i))
+        tl.store(lse_ptr + row, m_i * qk_scale + tl.log2(l_i))
 
 
 # BLOCK_M -> two choices of (BLOCK_N, num_warps, num_stages), for a BLOCK_D of up to 64, of 128, of
@@ -446,7 +448,8 @@ def forward(
             # from Hopper on, a kernel may be launched while the one before it ends (1 us saved)
             early = q.device.type == "cuda" and torch.cuda.get_device_capability(q.device) >= (9, 0)
             merge_kernel[(Nq, H, B)](
-                parts, stats, o, lse, *o.stride(), d, splits, LSE=lse is not None, PDL=early,
+                parts, stats, o, lse, *o.stride(), d, d**-0.5 * LOG2_E, splits,
+                LSE=lse is not None, PDL=early,
                 **merge_config(splits, d), **({"launch_pdl": True} if early else {}),
             )  # fmt: skip
     return o

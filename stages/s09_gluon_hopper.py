@@ -151,6 +151,12 @@ def across(l_i, seen):
     return gl.convert_layout(gl.sum(l_i, 1), seen.type.layout)
 
 
+@gluon.jit
+def nan_where_large(l_i, m_i):
+    """The row sums l_i, NaN where a multiply-add can't hold the row's scores, as in stage 6."""
+    return gl.where(gl.abs(m_i) <= 67108864.0, l_i, float("nan"))
+
+
 @gluon.constexpr_function
 def slack(BLOCK_D):
     """By how much m_i may stay below the running max, in base 2: worth it up to d = 64."""
@@ -328,7 +334,7 @@ def consumer(common, q_ring, c: gl.constexpr):
         acc = warpgroup_mma_wait(0, deps=[acc])
         v_ring.give_back(use + steps - 1)
 
-        l_i = across(l_i, seen)
+        l_i = nan_where_large(across(l_i, seen), m_i)
         if MASKED > 0:
             l_i = gl.where(seen > 0, l_i, 1.0)  # a row that sees no key: o = 0 / 1
         # the output takes the place of q, which is used up
@@ -405,7 +411,7 @@ def walk_again(
             acc = warpgroup_mma_wait(0, deps=[acc])
             barrier()  # all have read the tiles
         use += 1 + 2 * steps
-        l_i = across(l_i, seen)
+        l_i = nan_where_large(across(l_i, seen), m_i)
         l_i = gl.where(seen > 0, l_i, 1.0)
         keys = gl.convert_layout(seen, gl.SliceLayout(1, A))  # (64,)
         acc = gl.where(first_smem.load(columns)[None, :] < keys[:, None], float("nan"), acc)

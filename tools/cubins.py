@@ -18,7 +18,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from machine_code import barrier_numbers, product_loops, register_budgets, unset_registers
+from machine_code import (
+    barrier_numbers,
+    exponents,
+    product_loops,
+    register_budgets,
+    unset_registers,
+)
 
 TYPES = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
 SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}  # bytes a program
@@ -43,7 +49,7 @@ def resources(cubin: bytes) -> dict[str, int]:
     return {name: int(found[name]) for name in ("REG", "STACK", "LOCAL")}
 
 
-FLOAT32 = dict.fromkeys(("lse_ptr", "delta_ptr", "parts_ptr", "stats_ptr"), "*fp32")
+FLOAT32 = dict.fromkeys(("lse_ptr", "delta_ptr", "checked_ptr", "parts_ptr", "stats_ptr"), "*fp32")
 INT32 = dict.fromkeys(("seqlens_ptr", "skipped_ptr", "table_ptr", "rows_ptr"), "*i32")
 POINTERS = FLOAT32 | INT32
 # what the flags of a kernel are where no mask is asked for, and where all are
@@ -122,6 +128,7 @@ def compile_for(
         "flags": flags, "shared": compiled.metadata.shared,
         "cubin_bytes": len(compiled.asm["cubin"]),
         "ptx_target": re.findall(r"\.target (\w+)", compiled.asm["ptx"])[0],
+        "exponents": exponents(dump(compiled.asm["cubin"], "--dump-sass")),
         **resources(compiled.asm["cubin"]),
     }  # fmt: skip
 
@@ -203,7 +210,7 @@ def compile_gluon(stage: str, d: int, dtype: str, name: str, flags: str) -> dict
     return {
         "shared": shared, "config": config, "loops": product_loops(sass),
         "unset": unset_registers(sass), "budgets": register_budgets(sass),
-        "barriers": barrier_numbers(sass), **resources(cubin),
+        "barriers": barrier_numbers(sass), "exponents": exponents(sass), **resources(cubin),
     }  # fmt: skip
 
 

@@ -52,6 +52,30 @@ def product_loops(sass: str) -> list[dict[str, int]]:
     ]
 
 
+def exponents(sass: str) -> dict[str, int]:
+    """How the argument of each exponential (MUFU.EX2) was made: operation -> how often.
+
+    'FADD' a score less the max; 'FFMA' that and the score's scaling in one multiply-add, where the
+    product isn't rounded as the max was. A multiplication after it (by log2(e), or to avoid numbers
+    too small) is looked through.
+    """
+    made: dict[str, int] = {}
+    code = [text for _, text in instructions(sass)]
+    for at, text in enumerate(code):
+        if not (found := re.search(r"MUFU\.EX2 R\d+, -?R(\d+)", text)):
+            continue
+        register, made_by = found.group(1), "none"
+        for earlier in reversed(code[:at]):
+            source = re.search(rf"^(?:@\S+ +)?([A-Z0-9]+)\S* R{register}, -?\|?R(\d+)", earlier)
+            if source:
+                made_by = source.group(1)
+                if made_by != "FMUL":
+                    break
+                register = source.group(2)
+        made[made_by] = made.get(made_by, 0) + 1
+    return made
+
+
 def named_registers(text: str) -> set[int]:
     """The registers of a thread that an instruction names, for a product all that it works on."""
     found = {int(number) for number in re.findall(r"(?<![A-Z])R(\d+)\b", text)}
