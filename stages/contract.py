@@ -11,10 +11,16 @@ have fewer heads, any number that divides H; 'paged' that the file has `PagedCac
 
 What isn't seen may hold anything, NaN and infinities included: k and v past a length, q and dO of a
 row that sees no key. It changes no output and no gradient. Under a causal mask every key is seen by
-the last row: a k or v that isn't finite there leaves the outputs of the rows before it exact, but
-not the gradients. Scores of -inf count for nothing; a row that sees no other is NaN.
+the last row: a v that isn't finite may reach the rows before it, since 0 * NaN is NaN (so it is in
+torch's and FlashAttention's kernels, too), and a k that isn't their gradients.
+
+Scores (scale q k^T) may be as large as float32 holds. Those of -inf count for nothing; a row that
+sees no other is NaN. In 16 bits, where stages 6, 7 and 9 make one operation of a score's product
+and the max's subtraction, a row whose largest is beyond LARGEST_SCORE is NaN. Gradients are made of
+one float32 per row, so they lose digits as scores grow, and are NaN beyond LARGEST_SCORE_TO_TRAIN.
 """
 
+import math
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +33,8 @@ from torch.autograd import forward_ad
 from stages import machine
 
 MAX_HEAD_DIM = 256
+LARGEST_SCORE = 2.0**26 * math.log(2)  # 4.7e7
+LARGEST_SCORE_TO_TRAIN = 2.0**24 * math.log(2)  # 1.2e7; log2 of a row's sum of exp(s) counts
 MAX_GRID = 65_535  # where a CUDA grid's second and third axes end: heads and batch entries
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 DEVICES = ("cpu", "cuda")

@@ -307,18 +307,6 @@ def hide_keys(tile, start_n, Nk_valid):
 
 
 @gluon.jit
-def keep_numbers(v):
-    """Make 0 what is NaN or infinite in a consumer's 64 keys of V: the diagonal hides some of it.
-
-    Rows that see such a value have it in delta, and so in their gradients.
-    """
-    columns: gl.constexpr = v.shape[1] // 8
-    L: gl.constexpr = gl.BlockedLayout([1, 8], [32 // columns, columns], [4, 1], [1, 0])
-    values = v.load(L).to(gl.float32)
-    v.store(gl.where(gl.abs(values) < float("inf"), values, 0.0).to(v.dtype))
-
-
-@gluon.jit
 def put(ptr, x, row, start_n, Nk_valid, Nk, d):
     """Write a consumer's 64 keys of dK or dV; 0 for keys that are hidden."""
     columns: gl.constexpr = x.shape[1] // 8
@@ -344,13 +332,10 @@ def consumer(common, c: gl.constexpr):
         first, full, end = problem.span(start_n, Nk_valid)
         own = start_n + 64 * c  # its first key
         k_all, v_all = k_ring.take(turn), v_ring.take(turn)  # (128, BLOCK_D)
-        if problem.EDGE:  # noqa: SIM102 - known when compiling, and `and` would not be
+        if problem.EDGE:
             if start_n + 128 > Nk_valid:
                 hide_keys(k_all.slice(64 * c, 64, 0), own, Nk_valid)
                 hide_keys(v_all.slice(64 * c, 64, 0), own, Nk_valid)
-        if problem.CAUSAL:
-            keep_numbers(v_all.slice(64 * c, 64, 0))
-        if problem.CAUSAL or problem.EDGE:
             fence_async_shared()  # the matrix unit reads what threads wrote
             barrier()
         dk = gl.zeros([64, problem.BLOCK_D], gl.float32, A)

@@ -126,18 +126,18 @@ def padded(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
 counters: dict[tuple[int, int], torch.Tensor] = {}
 
 
-def counter_of(device: torch.device, more: int = 0) -> torch.Tensor:
-    """The tile counter, 0 between launches, and `more` numbers after it (Notes), all int32.
+def counter_of(device: torch.device) -> torch.Tensor:
+    """The tile counter (1,) int32, 0 between launches.
 
     One tensor for each stream, since their launches overlap; torch has a few dozen. A CUDA graph
     gets one of its own for each launch in it, zeroed in the graph.
     """
     if torch.cuda.is_current_stream_capturing():
-        return torch.zeros(1 + more, dtype=torch.int32, device=device)
+        return torch.zeros(1, dtype=torch.int32, device=device)
     # as Triton asks for it; torch.cuda.current_stream would make an object of it first
     key = (device.index, driver.active.get_current_stream(device.index))
-    if key not in counters or counters[key].numel() <= more:
-        counters[key] = torch.zeros(1 + more, dtype=torch.int32, device=device)
+    if key not in counters:
+        counters[key] = torch.zeros(1, dtype=torch.int32, device=device)
     return counters[key]
 
 

@@ -39,14 +39,14 @@ class Problem:
     HAS_SEQLENS: gl.constexpr
     MASKED: gl.constexpr  # of the KV tiles that a consumer walks, how many may need a mask: 0, 1, 2
     LSE: gl.constexpr
-    GUARD: gl.constexpr  # look for NaN in results: a hidden value may be NaN or infinite
+    SHIFTED: gl.constexpr  # whether the KV tile walked first may begin earlier (`start`)
     BLOCK_M: gl.constexpr
     BLOCK_N: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
         self, seqlens_ptr, H, group, Nq, Nk, blocks, heads, section, tiles,
-        CAUSAL, HAS_SEQLENS, MASKED, LSE, GUARD, BLOCK_M, BLOCK_N,
+        CAUSAL, HAS_SEQLENS, MASKED, LSE, BLOCK_M, BLOCK_N,
     ):  # fmt: skip
         self.seqlens_ptr = seqlens_ptr
         self.H = H
@@ -61,7 +61,8 @@ class Problem:
         self.HAS_SEQLENS = gl.constexpr(HAS_SEQLENS)
         self.MASKED = gl.constexpr(MASKED)
         self.LSE = gl.constexpr(LSE)
-        self.GUARD = gl.constexpr(GUARD)
+        # under a causal mask alone, what lies beyond the last key is loaded as zeros
+        self.SHIFTED = gl.constexpr(MASKED > 0 and (HAS_SEQLENS or not CAUSAL))
         self.BLOCK_M = gl.constexpr(BLOCK_M)
         self.BLOCK_N = gl.constexpr(BLOCK_N)
 
@@ -74,18 +75,8 @@ class Problem:
         head, block = by_section(tile, self.section, self.heads, self.blocks)
         if self.CAUSAL:
             block = self.blocks - 1 - block
-        return self.rows(head * self.blocks + block)
-
-    @gluon.jit
-    def number(self, b, h, start_m):
-        return (b * self.H + h) * self.blocks + start_m // self.BLOCK_M
-
-    @gluon.jit
-    def rows(self, number):
-        """Batch entry, head and first row of a block, by its `number`."""
-        head = number // self.blocks
         b = head // self.H
-        return b, head - b * self.H, (number - head * self.blocks) * self.BLOCK_M
+        return b, head - b * self.H, block * self.BLOCK_M
 
     @gluon.jit
     def keys(self, b, start_m):
@@ -102,12 +93,12 @@ class Problem:
     def start(self, j, steps, Nk_valid):
         """The first key of the KV tile that is walked as the j-th.
 
-        Without a diagonal the one walked first ends with the last valid key, so that no hidden
-        value is ever loaded. It begins amid the next one, which has those keys, too, so that they
-        count there; or before the first key, where zeros are loaded.
+        The one walked first ends with the last valid key at the latest, so that no value past it
+        is ever loaded: 0 * NaN is NaN. It may begin amid the next one, which has those keys, too,
+        so that they count there; or before the first key, where zeros are loaded.
         """
         start_n = (steps - 1 - j) * self.BLOCK_N
-        if self.MASKED > 0 and not self.CAUSAL:
+        if self.SHIFTED:
             start_n = gl.minimum(start_n, Nk_valid - self.BLOCK_N)
         return start_n
 

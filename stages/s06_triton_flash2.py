@@ -70,34 +70,13 @@ def nan_where_large(l_i, m_i):
 
 
 @triton.jit
-def any_nan(x):
-    """Whether there is a NaN in the tile x."""
-    return tl.max((x != x).to(tl.int32)) > 0
-
-
-@triton.jit
-def take_out(acc, v, keys, seen):
-    """Return v with 0 for what isn't finite, and acc with a NaN where a row sees such a v.
-
-    Row i sees the keys below seen[i]; in each column only the first such key needs a look.
-    """
-    bad = v - v != 0.0  # (BLOCK_N, BLOCK_D)
-    first = tl.min(tl.where(bad, keys[:, None], 0x7FFFFFFF), 0)  # (BLOCK_D,)
-    acc = tl.where(first[None, :] < seen[:, None], float("nan"), acc)
-    return acc, tl.where(bad, 0.0, v)
-
-
-@triton.jit
 def visit_tiles(
     acc, l_i, m_i, visited, q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
     start, end, rows, Nk_valid, shift, d, qk_scale,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, CAREFUL: tl.constexpr = False,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The online softmax over the tiles of keys in [start, end), `MASKED` or seen whole.
-
-    CAREFUL: a v that isn't finite changes no row that doesn't see it.
-    """
+    """The online softmax over the tiles of keys in [start, end), `MASKED` or seen whole."""
     offs_n = tl.arange(0, BLOCK_N)  # (BLOCK_N,)
     offs_d = tl.arange(0, BLOCK_D)  # (BLOCK_D,)
     in_d = offs_d[None, :] < d  # (1, BLOCK_D)
@@ -107,7 +86,7 @@ def visit_tiles(
     k_ptr += tl.cast(start, tl.int64) * stride_kn
     v_ptr += tl.cast(start, tl.int64) * stride_vn
     # exercise tiles: q, pointers to k and v, acc, l_i, m_i -> these after [start, end)
-    for start_n in tl.range(start, end, BLOCK_N, num_stages=1 if CAREFUL else None):
+    for start_n in range(start, end, BLOCK_N):
         k_ptrs = k_ptr + k_offs
         v_ptrs = v_ptr + v_offs
         valid = start_n + offs_n < Nk_valid  # (BLOCK_N,)
@@ -136,8 +115,6 @@ def visit_tiles(
         p = tl.exp2(s * qk_scale - m_new[:, None])  # (BLOCK_M, BLOCK_N)
         l_i = l_i * alpha + tl.sum(p, 1)
         acc = acc * alpha[:, None]
-        if CAREFUL:
-            acc, v = take_out(acc, v, start_n + offs_n, rows + shift + 1)
         if PRECISION == "tf32":
             p = round_to_tf32(p)
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)
@@ -198,12 +175,12 @@ def attention_kernel(
     v_ptr += b * stride_vb + h_k * stride_vh
 
     # running max of s * qk_scale: the lowest float32, where -inf - -inf would be NaN
-    m_0 = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
-    l_0 = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of 2^(s * qk_scale - m_i)
-    acc_0 = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    m_i = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
+    l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of 2^(s * qk_scale - m_i)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     visited = 0
     acc, l_i, m_i, visited = visit_tiles(
-        acc_0, l_0, m_0, visited, q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
+        acc, l_i, m_i, visited, q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
         0, full, rows, Nk_valid, shift, d, qk_scale,
         False, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
@@ -212,16 +189,6 @@ def attention_kernel(
         full, end, rows, Nk_valid, shift, d, qk_scale,
         True, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
-    # 0 * NaN is NaN: a v that isn't finite spoils rows that don't see it, too. Looking for it in
-    # each tile costs up to a third of the time, so only a NaN in acc has the tiles visited again,
-    # with CAREFUL, 16 keys at a time, for which the registers are enough
-    if CAUSAL and any_nan(acc):
-        acc, l_i, m_i, _ = visit_tiles(
-            acc_0, l_0, m_0, visited, q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
-            0, end, rows, Nk_valid, shift, d, qk_scale,
-            True, CAUSAL, EVEN_D, PRECISION, 16, BLOCK_D, True,
-        )  # fmt: skip
-
     seen = tl.full((BLOCK_M,), 0, tl.int32) + Nk_valid  # how many keys each row sees
     if CAUSAL:
         seen = tl.minimum(rows + shift + 1, Nk_valid)

@@ -84,8 +84,8 @@ def delta_kernel(
     # end of delta
     # p = 2^(s * qk_scale - lse) is off by as much as lse is rounded: from 2^24 on by a factor of 2
     lse = tl.load(lse_ptr + row + offs_m, mask=offs_m < Nq, other=0.0)  # (BLOCK_M,)
-    good = (tl.abs(lse) < 16777216.0) | (lse == float("-inf"))
-    tl.store(checked_ptr + row + offs_m, tl.where(good, lse, float("nan")), mask=offs_m < Nq)
+    lse = tl.where(tl.abs(lse) < 16777216.0, lse, float("nan"))
+    tl.store(checked_ptr + row + offs_m, lse, mask=offs_m < Nq)
 
 
 @triton.jit
@@ -258,13 +258,13 @@ def walk_kv_tiles(
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
         p = tl.exp2(s * qk_scale - lse[:, None])
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
-        # step ds_row: p (dp - delta); p, dp (BLOCK_M, BLOCK_N), delta (BLOCK_M,)
-        ds = p * (dp - delta[:, None])
         if MASKED:
             visible = valid[None, :]
             if CAUSAL:
                 visible = visible & (start_n + offs_n[None, :] <= rows[:, None] + shift)
-            ds = tl.where(visible, ds, 0.0)  # not p alone: dp may be NaN there, as v may
+            p = tl.where(visible, p, 0.0)
+        # step ds_row: p (dp - delta); p, dp (BLOCK_M, BLOCK_N), delta (BLOCK_M,)
+        ds = p * (dp - delta[:, None])
         # step dq: ds k added; ds (BLOCK_M, BLOCK_N), k (BLOCK_N, BLOCK_D) -> like q
         dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)
         k_ptr += BLOCK_N * stride_kn

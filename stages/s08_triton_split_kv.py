@@ -32,7 +32,7 @@ import torch
 from stages.contract import Stage, check_inputs, input_precision
 from stages.machine import launching, untraced
 from stages.paged_cache import PagedCache
-from stages.s06_triton_flash2 import LOG2_E, any_nan, loadable, round_to_tf32, take_out
+from stages.s06_triton_flash2 import LOG2_E, loadable, round_to_tf32
 
 try:
     import triton
@@ -61,11 +61,11 @@ def visit_tiles(
     stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd,
     start, end, seen, last, d, qk_scale,
     MASKED: tl.constexpr, PAGE_SIZE: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, CAREFUL: tl.constexpr = False,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The online softmax over the tiles of keys in [start, end), `MASKED` or seen whole.
 
-    seen (BLOCK_M,) is how many keys each row sees, `last` the most of them; CAREFUL as in stage 6.
+    seen (BLOCK_M,) is how many keys each row sees, `last` the most of them.
     """
     offs_n = tl.arange(0, BLOCK_N)  # (BLOCK_N,)
     offs_d = tl.arange(0, BLOCK_D)  # (BLOCK_D,)
@@ -80,7 +80,7 @@ def visit_tiles(
     elif PAGE_SIZE:
         table_ptrs = table_ptr + offs_n // PAGE_SIZE  # (BLOCK_N,)
         pages = tl.load(table_ptrs + start // PAGE_SIZE)  # (BLOCK_N,)
-    for start_n in tl.range(start, end, BLOCK_N, num_stages=1 if CAREFUL else None):
+    for start_n in range(start, end, BLOCK_N):
         # the pages of a tile are looked up one tile ahead, so that no load waits for another
         if PAGE_SIZE == 0:
             k_ptrs = k_ptr + tl.cast(start_n, tl.int64) * stride_kn + k_offs
@@ -114,8 +114,6 @@ def visit_tiles(
         p = tl.exp2((s - m_new[:, None]) * qk_scale)  # (BLOCK_M, BLOCK_N)
         l_i = l_i * alpha[:, None] + p if len(l_i.shape) == 2 else l_i * alpha + tl.sum(p, 1)
         acc = acc * alpha[:, None]
-        if CAREFUL:
-            acc, v = take_out(acc, v, start_n + offs_n, seen)
         if PRECISION == "tf32":
             p = round_to_tf32(p)
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)
@@ -180,14 +178,13 @@ def split_kernel(
         v_ptr += b * stride_vb
 
     # running max of s: the lowest float32, where -inf - -inf would be NaN
-    m_0 = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
-    l_0 = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of 2^((s - m_i) * qk_scale)
-    l_i = l_0
+    m_i = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
+    l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of 2^((s - m_i) * qk_scale)
     if BLOCK_M == 16:  # all warps share these rows: to sum over them at each tile makes them wait
         l_i = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)  # column by column, until the end
-    acc_0 = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
     acc, l_i, m_i = visit_tiles(
-        acc_0, l_i, m_0, q, k_ptr, v_ptr, table_ptr,
+        acc, l_i, m_i, q, k_ptr, v_ptr, table_ptr,
         stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd,
         start, tl.minimum(full, end), seen, last, d, qk_scale,
         False, PAGE_SIZE, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
@@ -200,13 +197,6 @@ def split_kernel(
     )  # fmt: skip
     if BLOCK_M == 16:
         l_i = tl.sum(l_i, 1)
-    if CAUSAL and any_nan(acc):  # as in stage 6: all again, with care
-        acc, l_i, m_i = visit_tiles(
-            acc_0, l_0, m_0, q, k_ptr, v_ptr, table_ptr,
-            stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd,
-            start, end, seen, last, d, qk_scale,
-            True, PAGE_SIZE, EVEN_D, PRECISION, 16, BLOCK_D, True,
-        )  # fmt: skip
     m_i = tl.where(seen > 0, m_i, float("-inf"))  # tells the merge that a row sees no key
     row = (b * heads + offs_h) * Nq + offs_m  # (BLOCK_M,), of all query rows
     if SPLIT:
@@ -435,11 +425,12 @@ def forward(
         parts = torch.empty((B, H, Nq, splits, d), dtype=torch.float32, device=q.device)
         stats = torch.empty((B, H, Nq, splits, 2), dtype=torch.float32, device=q.device)
     blocks = -(-Nq * (H // Hk) // config["BLOCK_M"])
+    qk_scale = d**-0.5 * LOG2_E
     with launching(q):
         split_kernel[(blocks * splits, Hk, B)](
             q, k, v, o, lse, parts, stats, seqlens_k, table, rows,
             *q.stride(), *k.stride(), *v.stride(), *o.stride(),
-            0 if table is None else table.stride(0), H // Hk, Nq, Nk, d, d**-0.5 * LOG2_E, splits,
+            0 if table is None else table.stride(0), H // Hk, Nq, Nk, d, qk_scale, splits,
             CAUSAL=causal and Nq > 1, HAS_SEQLENS=seqlens_k is not None, LSE=lse is not None,
             SPLIT=splits > 1, PAGE_SIZE=page_size, EVEN_D=d == config["BLOCK_D"],
             PRECISION=input_precision(q), **config,
@@ -448,8 +439,7 @@ def forward(
             # from Hopper on, a kernel may be launched while the one before it ends (1 us saved)
             early = q.device.type == "cuda" and torch.cuda.get_device_capability(q.device) >= (9, 0)
             merge_kernel[(Nq, H, B)](
-                parts, stats, o, lse, *o.stride(), d, d**-0.5 * LOG2_E, splits,
-                LSE=lse is not None, PDL=early,
+                parts, stats, o, lse, *o.stride(), d, qk_scale, splits, LSE=lse is not None, PDL=early,
                 **merge_config(splits, d), **({"launch_pdl": True} if early else {}),
             )  # fmt: skip
     return o

@@ -19,17 +19,15 @@
 The output is written over its queries and copied out from there; the slot is given back a tile
 later. A consumer skips the KV tiles that none of its rows sees and walks the others from the last
 one back, so that only the first needs a mask, or the first two, where its part of the diagonal
-crosses the border between them. Under a causal mask, 64 rows with a NaN among them are not
-written but walked again at the end, with care (stages/hopper_again.py).
+crosses the border between them.
 
 The backward pass is divided among roles, too (stages/hopper_backward.py; stages/hopper_gradients.py
 launches it): five products in one pass over the keys, where stage 7 has seven in two.
 
 Cost: stage 6's FLOPs and bytes, d padded to 64 or 128 on the chip; in the backward pass 10 d FLOPs
-per visible pair and head, and dQ's sums in float32. Under a causal mask, 4 bytes per 64 rows and
-head to note rows in. Copied once per call: tensors that the copy engine can't describe
-(stages/hopper_launch.py), and the output where d is no multiple of 8. float32 and d > 128 go to the
-kernels of stages 6 and 7.
+per visible pair and head, and dQ's sums in float32. Copied once per call: tensors that the copy
+engine can't describe (stages/hopper_launch.py), and the output where d is no multiple of 8. float32
+and d > 128 go to the kernels of stages 6 and 7.
 What it bought: loads and softmax run during the products (docs/hopper.md). After FlashAttention-3,
 Shah et al. 2024, https://arxiv.org/abs/2407.08608, sections 3.1 and 3.2.
 Still hurts: one GPU is all it uses.
@@ -53,7 +51,6 @@ from stages.gluon_names import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from stages.hopper_again import fetch, make_notes, take_out
 from stages.hopper_launch import (
     MOST_KEPT,
     Launch,
@@ -64,7 +61,7 @@ from stages.hopper_launch import (
     padded,
 )
 from stages.hopper_problem import Problem
-from stages.hopper_rings import barriers, make_board, make_ring
+from stages.hopper_rings import make_board, make_ring
 from stages.machine import launching, untraced
 from stages.s06_triton_flash2 import LOG2_E
 from stages.s06_triton_flash2 import forward as flash2_forward
@@ -280,7 +277,7 @@ def walk(
 @gluon.jit
 def consumer(common, q_ring, c: gl.constexpr):
     """Warpgroup c: 64 query rows of each tile, from the scores to the output."""
-    o_desc, lse_ptr, k_ring, v_ring, notes, board, problem, qk_scale = common
+    o_desc, lse_ptr, k_ring, v_ring, board, problem, qk_scale = common
     MASKED: gl.constexpr = problem.MASKED
     BLOCK_N: gl.constexpr = problem.BLOCK_N
     BLOCK_D: gl.constexpr = o_desc.block_shape[3]
@@ -290,7 +287,6 @@ def consumer(common, q_ring, c: gl.constexpr):
     Nq = problem.Nq
     use = 0  # KV tiles so far: says slot and phase of the rings
     turn = 0  # query tiles so far
-    left = -1  # what this consumer noted last
     b, h, start_m, Nk_valid, steps = board.read(0)
     while steps > 0:
         start_n = (steps - 1) * BLOCK_N
@@ -312,10 +308,13 @@ def consumer(common, q_ring, c: gl.constexpr):
         s = warpgroup_mma_wait(0, deps=[s])
         k_ring.give_back(use + skipped)
         if MASKED > 0:
+            from_n = problem.start(skipped, steps, Nk_valid)
             if problem.CAUSAL:
-                s = hide(s, seen - (start_n - skipped * BLOCK_N))
-            elif start_n + BLOCK_N > Nk_valid:
-                s = hide(s, gl.zeros_like(seen) + (start_n + BLOCK_N - Nk_valid), True)
+                s = hide(s, seen - from_n)
+            earlier = start_n - skipped * BLOCK_N - from_n  # keys that the next tile has, too
+            if problem.SHIFTED:  # noqa: SIM102 - known when compiling, and `and` would not be
+                if earlier > 0:
+                    s = hide(s, gl.zeros_like(seen) + earlier, True)
         p, m_i, l_i, _ = exponentiate(s, m_i, l_i, qk_scale, SLACK)
         p = as_operand(p, acc, o_desc.dtype)
         first = skipped + 1
@@ -341,13 +340,7 @@ def consumer(common, q_ring, c: gl.constexpr):
         q_ring.take(turn).store(rescale(acc, 1.0 / l_i).to(o_desc.dtype))
         fence_async_shared()
         barrier()
-        if problem.GUARD:
-            # NaN where one of them is, or +inf meets -inf, which only costs a second walk
-            total = gl.sum(gl.sum(acc, 1), 0)
-            spoilt = total != total
-            left = notes.add(c, problem.number(b, h, start_m), left, spoilt)
-            first_row = gl.where(spoilt, Nq, first_row)
-        # the copy engine drops rows past Nq; spoilt rows are sent there
+        # the copy engine drops rows past Nq
         async_store(o_desc, [b, h, first_row, 0], q_ring.tiles.index(turn % 2))
         if problem.LSE:
             lse = gl.where(seen > 0, m_i + gl.log2(l_i), float("-inf"))  # in base 2, as m_i is
@@ -358,71 +351,6 @@ def consumer(common, q_ring, c: gl.constexpr):
         turn += 1
         b, h, start_m, Nk_valid, steps = board.read(turn)
     store_wait(0)
-    if problem.GUARD:
-        notes.leave(c, left)
-
-
-@gluon.jit
-def walk_again(
-    q_desc, k_desc, v_desc, o_desc, q_tile, k_tile, v_tile, bar, use, notes, problem, qk_scale, c,
-):  # fmt: skip
-    """Compute again the rows that consumer c has left.
-
-    The order of the sums is the same, so that rows that were not spoilt get the same bits; V is
-    cleaned first, and no product overlaps another.
-    """
-    BLOCK_N: gl.constexpr = problem.BLOCK_N
-    BLOCK_D: gl.constexpr = o_desc.block_shape[3]
-    SLACK: gl.constexpr = slack(BLOCK_D)
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
-    columns: gl.constexpr = gl.SliceLayout(0, A)
-    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    # of each column, the first key whose value is no finite number: rows that see it get NaN
-    first_smem = gl.allocate_shared_memory(gl.int32, [BLOCK_D], plain)
-    q, k, v = (
-        q_tile.reshape([64, BLOCK_D]),
-        k_tile.reshape([BLOCK_N, BLOCK_D]),
-        v_tile.reshape([BLOCK_N, BLOCK_D]),
-    )
-    entry = notes.latest_of(c)
-    while entry >= 0:
-        b, h, start_m = problem.rows(entry)
-        h_k = h // problem.group
-        Nk_valid, steps = problem.keys(b, start_m)
-        rows = start_m + 64 * c + gl.arange(0, 64, layout=gl.SliceLayout(1, S))  # (64,)
-        seen = problem.seen(rows, Nk_valid)
-        m_i = gl.full([64], -3.4028234663852886e38, gl.float32, gl.SliceLayout(1, S))
-        l_i = row_sums(gl.zeros([64, BLOCK_N], gl.float32, S))  # (64, 8)
-        acc = gl.zeros([64, BLOCK_D], gl.float32, A)
-        first_smem.store(gl.full([BLOCK_D], 0x7FFFFFFF, gl.int32, columns))
-        barrier()
-        fetch(q_desc, [b, h, start_m + 64 * c, 0], q_tile, bar, use)
-        for j in range(steps):
-            start_n = (steps - 1 - j) * BLOCK_N
-            fetch(k_desc, [b, h_k, start_n, 0], k_tile, bar, use + 1 + 2 * j)
-            fetch(v_desc, [b, h_k, start_n, 0], v_tile, bar, use + 2 + 2 * j)
-            take_out(v, start_n, first_smem)
-            s = scores(q, k, seen)  # (64, BLOCK_N)
-            s = hide(warpgroup_mma_wait(0, deps=[s]), seen - start_n)
-            p, m_i, l_i, alpha = exponentiate(s, m_i, l_i, qk_scale, SLACK)
-            acc = rescale(acc, alpha)
-            acc = warpgroup_mma(as_operand(p, acc, q.dtype), v, acc, is_async=True)
-            acc = warpgroup_mma_wait(0, deps=[acc])
-            barrier()  # all have read the tiles
-        use += 1 + 2 * steps
-        l_i = nan_where_large(across(l_i, seen), m_i)
-        l_i = gl.where(seen > 0, l_i, 1.0)
-        keys = gl.convert_layout(seen, gl.SliceLayout(1, A))  # (64,)
-        acc = gl.where(first_smem.load(columns)[None, :] < keys[:, None], float("nan"), acc)
-        q.store(rescale(acc, 1.0 / l_i).to(o_desc.dtype))
-        fence_async_shared()
-        barrier()
-        async_store(o_desc, [b, h, start_m + 64 * c, 0], q_tile)
-        store_wait(0)
-        barrier()  # the queries of the next rows take the output's place
-        entry = notes.before(c, entry)
-    return use
 
 
 # a build for sizes of 1 and one for multiples of 16 would be the same code
@@ -442,18 +370,15 @@ def attention_kernel(
     Descriptors have blocks of (1, 1, rows, BLOCK_D). MASKED: 0 no KV tile needs a mask, 1 the first
     one that a consumer walks may, 2 the first two may.
     """
-    GUARD: gl.constexpr = CAUSAL
     problem = Problem(
         seqlens_ptr if HAS_SEQLENS else counter_ptr, H, group, Nq, Nk, blocks, heads, section,
-        tiles, CAUSAL, HAS_SEQLENS, MASKED, LSE, GUARD, 64 * CONSUMERS, BLOCK_N,
+        tiles, CAUSAL, HAS_SEQLENS, MASKED, LSE, 64 * CONSUMERS, BLOCK_N,
     )  # fmt: skip
     # the last number: of a ring's first named barrier. At d = 128 no other slot fits, and the third
     # one helps V more than it would help K
     k_ring = make_ring(k_desc, 2, CONSUMERS, 5)
     v_ring = make_ring(v_desc, 3, CONSUMERS, 7)
     board = make_board(CONSUMERS)
-    notes = make_notes(counter_ptr + 1, tiles, CONSUMERS)
-    bar = barriers(1, 1)  # the second walk waits for its copies
     q0 = make_ring(q_desc, 2, 1, 10)
     q1 = q0
     if CONSUMERS > 1:
@@ -463,7 +388,7 @@ def attention_kernel(
         q2 = make_ring(q_desc, 2, 1, 14)
     fence_async_shared()  # the copy engine arrives at these barriers
     barrier()
-    common = (o_desc, lse_ptr, k_ring, v_ring, notes, board, problem, qk_scale)
+    common = (o_desc, lse_ptr, k_ring, v_ring, board, problem, qk_scale)
     load = (q_desc, k_desc, v_desc, counter_ptr, (q0, q1, q2), k_ring, v_ring, board, problem)
     first, second, third = (common, q0, 0), (common, q1, 1), (common, q2, 2)
     # the first has the kernel's own four warps; then warps and registers of the others
@@ -480,13 +405,6 @@ def attention_kernel(
             [(consumer, first), (consumer, second), (consumer, third), (producer, load)],
             [4, 4, 1], [C, C, P],
         )  # fmt: skip
-    if GUARD:
-        use = 0
-        for c in range(CONSUMERS):
-            use = walk_again(
-                q_desc, k_desc, v_desc, o_desc, q0.tiles.index(0), k_ring.tiles.index(0),
-                v_ring.tiles.index(0), bar.index(0), use, notes, problem, qk_scale, c,
-            )  # fmt: skip
     # scratch memory may overlay what looks dead, such as a barrier that is no longer named
     q0.keep_alive()
     q1.keep_alive()
@@ -494,7 +412,6 @@ def attention_kernel(
     k_ring.keep_alive()
     v_ring.keep_alive()
     board.keep_alive()
-    bar._keep_alive()
 
 
 class Config(NamedTuple):
@@ -538,11 +455,8 @@ def prepare(
     has_seqlens: bool,
     has_lse: bool,
     config: Config,
-) -> tuple[Launch, int, int, int] | None:
-    """Return a kind of problem's launch, BLOCK_N, BLOCK_D, and how many numbers to note rows in.
-
-    None for what this file can't do.
-    """
+) -> tuple[Launch, int, int] | None:
+    """Return a kind of problem's launch, BLOCK_N and BLOCK_D; None for what this file can't do."""
     B, H, Nq, d = q_shape
     Hk, Nk = k_shape[1:3]
     BLOCK_M, BLOCK_N = 64 * config.CONSUMERS, config.BLOCK_N
@@ -562,8 +476,7 @@ def prepare(
     grid = min(config.ctas * multiprocessors(device), tiles)
     options = {"num_warps": 4, "maxnreg": config.maxnreg}
     launch = Launch(attention_kernel, grid, sizes, switches, **options)
-    notes = tiles * config.CONSUMERS if causal else 0
-    return launch, BLOCK_N, 64 if d <= 64 else 128, notes
+    return launch, BLOCK_N, 64 if d <= 64 else 128
 
 
 def forward(
@@ -584,7 +497,7 @@ def forward(
     found = prepare(q.shape, k.shape, q.dtype, q.device, causal, has_seqlens, has_lse, config)
     if found is None:
         return flash2_forward(q, k, v, causal, seqlens_k, lse=lse)
-    launch, BLOCK_N, BLOCK_D, notes = found
+    launch, BLOCK_N, BLOCK_D = found
     q, q_desc = described(q, 64, BLOCK_D)
     k, k_desc = described(k, BLOCK_N, BLOCK_D)
     v, v_desc = described(v, BLOCK_N, BLOCK_D)
@@ -592,7 +505,7 @@ def forward(
     if seqlens_k is not None:
         seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
     with torch.cuda.device_of(q):  # Triton launches on the current GPU
-        launch(q_desc, k_desc, v_desc, o_desc, lse, seqlens_k, counter_of(q.device, notes))
+        launch(q_desc, k_desc, v_desc, o_desc, lse, seqlens_k, counter_of(q.device))
     return o.contiguous()
 
 

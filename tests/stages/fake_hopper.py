@@ -26,8 +26,8 @@ import torch
 STAGES = Path(__file__).parents[2] / "stages"
 # each imports only from those before it
 FILES = (
-    "gluon_names", "hopper_rings", "hopper_problem", "hopper_again", "hopper_backward",
-    "hopper_launch", "hopper_gradients", "s09_gluon_hopper",
+    "gluon_names", "hopper_rings", "hopper_problem", "hopper_backward", "hopper_launch",
+    "hopper_gradients", "s09_gluon_hopper",
 )  # fmt: skip
 CTAS = 2  # that run at the same time
 MOST = 1024  # tiles that a launch may note

@@ -131,34 +131,14 @@ def test_what_is_hidden_may_hold_anything(stage, case, bad):
     spoiled = [x.masked_fill(mask, BAD[bad]) for x, mask in where]
     for got, want in zip(answers(*spoiled), clean, strict=True):
         assert torch.equal(got, want)
-    # and keys that some rows see: the others stay right
-    want, bound = true_gradients(q, k, v, dO, hidden), rounding(q, k, v)
-    bounds = gradient_rounding(q, k, v, dO, hidden)
+    if not causal:
+        return
+    # and a key that some rows see: the others stay right. (A value may reach them: 0 * NaN is NaN)
+    want, bound = truth(q, k, v, hidden), rounding(q, k, v)
     j = min(nk - 2, nk // 2 + 3)
     apart = hidden[..., j, None].expand(2, 2, nq, 8)
-    for x in (k, v) if causal else ():
-        was = x[:, :, j, 3].clone()
-        x[:, :, j, 3] = BAD[bad]
-        o, *grads = answers(q, k, v, dO)
-        x[:, :, j, 3] = was
-        assert_close(o[apart], want[0][apart], bound)
-        if x is v:  # in one of its columns
-            assert_close(o[..., :3], want[0][..., :3], bound)
-            assert_close(o[..., 4:], want[0][..., 4:], bound)
-        if x is v or bad == "nan":  # an infinite k can make a score of -inf
-            assert not o[..., 3][~apart[..., 3]].isfinite().any()
-        if x is v and grads:
-            assert_close(grads[0][apart], want[1][apart], bounds[0][apart])
-            assert not grads[0][~apart].isfinite().any()
-
-
-@for_each([stage for stage in MASKED if hasattr(stage, "attend_paged")])
-def test_a_part_that_is_done_again_is_done_alone(stage):
-    q, k, v, _ = normal((1, 2, 2, 48, 8), 0)
-    k, v = k[:, :1], v[:, :1].clone()
-    want, bound = truth(q[:, :, :1], k[:, :, :47], v[:, :, :47]), rounding(q, k, v)
-    v[:, :, 47] = math.nan
-    tile = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_D": 16, "num_warps": 4, "num_stages": 2}
-    o = stage.forward(q, k, v, True, None, splits=3, config=tile)
-    assert_close(o[:, :, :1], want, bound)
-    assert o[:, :, 1].isnan().all()
+    k[:, :, j, 3] = BAD[bad]
+    o = answers(q, k, v, dO)[0]
+    assert_close(o[apart], want[apart], bound)
+    if bad == "nan":  # an infinite k can make a score of -inf
+        assert not o[~apart].isfinite().any()

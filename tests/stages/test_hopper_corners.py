@@ -1,15 +1,19 @@
 """Stage 9 where a branch decides that few problems reach, on a Hopper GPU in Python."""
 
 import math
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import test_hopper_emulated
+import test_magnitudes
 import torch
 from fake_hopper import hopper_stage
 from stage_checks import assert_close, rounding
 from test_hopper_emulated import answers, check, truth_of
 
 from harness.problems.problem import Problem
+from stages.contract import LARGEST_SCORE_TO_TRAIN
 
 pytestmark = test_hopper_emulated.pytestmark
 
@@ -63,18 +67,26 @@ def test_a_head_of_any_size_is_written_and_nothing_beside_it(d):
     assert all(x.is_contiguous() for x in got)
 
 
-@pytest.mark.parametrize("d", [64, 128])
-def test_a_hidden_value_that_is_no_number_is_in_no_gradient_of_a_row_that_does_not_see_it(d):
-    """The diagonal hides key 130 from some rows of its tile. dk and dv sum over all rows."""
-    (q, k, v, dO), options, (_, _, dq, *_), bounds = truth_at(1, 256, 256, d)
-    first = 130  # row that sees it
-    for value in (math.nan, math.inf):
-        v = v.clone()
-        v[:, :, first, 3] = value
+@pytest.mark.parametrize("config", ["TWO_CONSUMERS", "THREE_CONSUMERS", "THREE_CTAS"])
+def test_scores_of_any_size(config):
+    """NaN beyond the contract's limit, and right up to it."""
+    for x in test_magnitudes.SIZES["float16"]:
         with hopper_stage() as stage:
-            _, _, got, _, _ = answers(stage, (q, k, v, dO), options, 0)
-        assert_close(got[:, :, :first], dq[:, :, :first], bounds[2][:, :, :first], "dq")
-        assert not got[:, :, first:].isfinite().any()
+            attend = partial(
+                stage.forward, causal=False, seqlens_k=None, config=getattr(stage, config)
+            )
+            shown = SimpleNamespace(attend=attend, STAGE=stage.STAGE)
+            test_magnitudes.check_size(shown, *test_magnitudes.of_one_size(x, torch.float16, "cpu"))
+
+
+@pytest.mark.parametrize("score", [LARGEST_SCORE_TO_TRAIN / 2, 2 * LARGEST_SCORE_TO_TRAIN])
+def test_gradients_of_large_scores_are_refused(score):
+    q, k, v = test_magnitudes.of_one_size((score * 8**-0.5) ** 0.5, torch.float16, "cpu")
+    with hopper_stage() as stage:
+        _, _, *grads = answers(stage, (q, k, v, torch.ones_like(q)), (False, None), 0)
+    refused = score > LARGEST_SCORE_TO_TRAIN
+    for grad in grads:
+        assert grad.isnan().any() if refused else grad.isfinite().all()
 
 
 def test_gradients_come_for_lengths_and_a_gradient_of_the_output_in_any_layout():

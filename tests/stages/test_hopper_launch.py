@@ -164,7 +164,6 @@ def test_launches_that_may_overlap_have_tile_counters_of_their_own(capturing, mo
     again = hopper_launch.counter_of(device)
     stream = 1
     other = hopper_launch.counter_of(device)
-    longer = hopper_launch.counter_of(device, 3)
     assert (again is first) is not capturing
-    assert len({each.data_ptr() for each in (first, other, longer)}) == 3
-    assert [each.tolist() for each in (first, other, longer)] == [[0], [0], [0, 0, 0, 0]]
+    assert first.data_ptr() != other.data_ptr()
+    assert first.tolist() == other.tolist() == [0]

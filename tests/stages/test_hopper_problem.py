@@ -55,6 +55,7 @@ def problem_of(monkeypatch):
             "H": H, "group": group, "Nq": Nq, "Nk": Nk, "blocks": blocks, "heads": heads,
             "section": section, "tiles": tiles, "CAUSAL": causal, "HAS_SEQLENS": bool(lengths),
             "MASKED": switches[2], "BLOCK_M": ROWS * config.CONSUMERS, "BLOCK_N": config.BLOCK_N,
+            "SHIFTED": switches[2] > 0 and (bool(lengths) or not causal),
             "seqlens_ptr": Lengths(lengths or ()),
         }  # fmt: skip
         return type("Plain", (), methods | fields)()
@@ -74,9 +75,6 @@ def test_each_row_meets_each_key_that_it_sees_and_none_that_is_hidden(d, causal,
         met = dict.fromkeys(((b, h, i) for b in range(B) for h in range(H) for i in range(Nq)), 0)
         for tile in range(problem.tiles):
             b, h, start_m = problem.place(tile)
-            number = problem.number(b, h, start_m)
-            assert 0 <= number < problem.tiles
-            assert problem.rows(number) == (b, h, start_m)
             valid, steps = problem.keys(b, start_m)
             assert valid == (Nk if lengths is None else min(max(lengths[b], 0), Nk))
             for first in range(start_m, start_m + problem.BLOCK_M, ROWS):
@@ -94,21 +92,26 @@ def test_each_row_meets_each_key_that_it_sees_and_none_that_is_hidden(d, causal,
         assert set(met.values()) == {1}
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("d", [64, 128])
-def test_each_valid_key_counts_once_and_no_hidden_one_is_loaded(d, problem_of):
-    """Without a causal mask; keys before the first, which are zeros, don't count."""
+def test_each_valid_key_counts_once_and_no_hidden_one_is_loaded(d, causal, problem_of):
+    """Under a causal mask, each that the last row of a block sees. Keys before the first are 0."""
     choose = random.Random(d)
     for case in range(120):
         Nk = choose.choice((choose.randint(1, 700), 128 * choose.randint(1, 5)))
         lengths = [choose.choice((choose.randint(-3, Nk + 3), 128))] if case % 2 else None
-        problem = problem_of((1, 1, 300, d), (1, 1, Nk, d), False, lengths)
-        valid, steps = problem.keys(0, 0)
+        problem = problem_of((1, 1, 300, d), (1, 1, Nk, d), causal, lengths)
+        start_m = choose.randrange(0, 300, problem.BLOCK_M)
+        valid, steps = problem.keys(0, start_m)
+        last = min(start_m + problem.BLOCK_M, 300) - 1
+        seen = max(0, problem.seen(last, valid))
         counted = []
         for j in range(steps):
             start = problem.start(j, steps, valid)
             # as the consumers hide: in the tile walked first, what the next one has, or zeros
-            hidden = max(0, steps * problem.BLOCK_N - valid) if j == 0 and problem.MASKED else 0
+            hidden = (steps - 1 - j) * problem.BLOCK_N - start
+            assert hidden >= 0 if j == 0 else hidden == 0
             keys = range(start, start + problem.BLOCK_N)
             assert lengths is None or keys[-1] < max(valid, 0), (Nk, lengths)
-            counted += keys[hidden:]
-        assert sorted(counted) == list(range(valid)), (Nk, lengths)
+            counted += [key for key in keys[hidden:] if key < seen]
+        assert sorted(counted) == list(range(seen)), (Nk, lengths)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import test_hidden
+import test_magnitudes
 import torch
 from masked_problems import in_tiles, masks, skipped_by_definition
 from stage_checks import (
@@ -216,6 +217,7 @@ def battery(stage, device):
     """Raise where `stage` is wrong; every shipped stage passes."""
     if hasattr(stage, "candidates"):
         tiled_battery(stage)
+        half_battery(stage)
     if hasattr(stage, "attend_paged"):
         split_battery(stage)
     if stage.STAGE.gradients:
@@ -252,9 +254,20 @@ def hidden_battery(stage):
     """Raise where a stage with masks is spoilt by what a row doesn't see, or hides what it sees."""
     for case in range(len(test_hidden.HIDING)):
         test_hidden.test_what_is_hidden_may_hold_anything(stage, case, "nan")
-    if hasattr(stage, "attend_paged"):
-        test_hidden.test_a_part_that_is_done_again_is_done_alone(stage)
     test_hidden.test_a_row_that_sees_minus_infinity_only_is_nan_under_a_mask(stage, "float32")
+
+
+def half_battery(stage):
+    """Raise where a stage is wrong in float16, or with scores of any size."""
+    q, k, v, _ = normal((1, 2, 33, 47, 16), 0, torch.float16)
+    with in_tiles((16, 16), stage):
+        o = attend(stage, in_nan(q), in_nan(k), in_nan(v), causal=True)
+    hidden = torch.arange(47) > torch.arange(33)[:, None] + 14
+    assert_close(o, truth(q, k, v, hidden[None, None]), rounding(q, k, v))
+    for dtype in ("float16", "float32"):
+        test_magnitudes.test_scores_of_any_size(stage, dtype)
+    if stage.STAGE.gradients:
+        test_magnitudes.test_gradients_of_large_scores_are_refused(stage)
 
 
 # name of the mutant: (old, new), ...
@@ -319,23 +332,25 @@ THREE_GEMM = PYTHON_SCALE | replaced(
     not_normalised=(SOFTMAX, "p = (s - s.amax(-1, keepdim=True)).exp()"),
     softmax_over_the_queries=(SOFTMAX, "p = torch.softmax(s, dim=-2)"),
     softmax_over_the_heads=(SOFTMAX, "p = torch.softmax(s, dim=1)"),
-    not_masked=("s = s.masked_fill(hidden & ~blind, -math.inf)", "s = s"),
-    masked_with_the_lowest_number=("~blind, -math.inf)", "~blind, torch.finfo(s.dtype).min)"),
+    not_masked=("s.masked_fill_(hidden, -math.inf)", "pass"),
+    masked_with_the_lowest_number=("hidden, -math.inf)", "hidden, torch.finfo(s.dtype).min)"),
     rows_that_see_nothing_masked_too=("hidden & ~blind", "hidden"),
-    blind_q_not_taken_out=("q = q.masked_fill(blind, 0.0)", "q = q"),
-    unseen_keys_not_taken_out=(
-        "x.masked_fill(hidden.all(-2).unsqueeze(-1), 0.0) for x in (k, v)",
-        "x for x in (k, v)",
+    blind_q_not_taken_out=("q, k, v = q.masked_fill(blind, 0.0)", "q, k, v = q"),
+    unseen_keys_not_taken_out=("k.masked_fill(unseen, 0.0)", "k"),
+    unseen_values_not_taken_out=("v.masked_fill(unseen, 0.0)", "v"),
+    unseen_by_the_first_row=("hidden[..., -1:, :]", "hidden[..., :1, :]"),
+    blind_to_the_last_key=("hidden[..., :1]", "hidden[..., -1:]"),
+    blind_rows_of_lengths_alone=(
+        "seqlens_k is not None or (causal and q.shape[2] > k.shape[2])",
+        "seqlens_k is not None",
     ),
-    hidden_v_not_taken_out=("v = v.nan_to_num(0.0, 0.0, 0.0)", "v = v"),
-    rows_that_see_it_not_spoilt=("o = o * (1.0 + spoilt)", "o = o"),
     K_not_transposed=("@ k.transpose(-2, -1)", "@ k.reshape(*k.shape[:2], k.shape[3], -1)"),
     the_scale_a_second_time=("(q * scale) @", "(q * scale * scale) @"),
-    causal_from_the_top_left=("offs_m + Nk - Nq", "offs_m"),
+    causal_from_the_top_left=("offs_m + (Nk - Nq)", "offs_m"),
     causal_without_the_diagonal=("offs_n > offs_m", "offs_n >= offs_m"),
     one_key_of_the_padding=("offs_n >= seqlens_k", "offs_n > seqlens_k"),
     one_length_for_all=("seqlens_k[:, None, None, None]", "seqlens_k.max()"),
-    rows_that_see_nothing_see_everything=("o.masked_fill(blind, 0.0) if masked else o", "o"),
+    rows_that_see_nothing_see_everything=("else o.masked_fill(blind, 0.0)", "else o"),
     causal_ignored=("    if causal:\n        hidden", "    if False:\n        hidden"),
     heads_grouped_the_other_way=(
         "k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)",
@@ -448,7 +463,6 @@ OF_STAGE_5 = (
 NEW_MAX_2 = "m_new = tl.maximum(m_i, tl.max(s, 1) * qk_scale)"
 ALPHA_2, P_2 = "alpha = tl.exp2(m_i - m_new)", "p = tl.exp2(s * qk_scale - m_new[:, None])"
 LOWEST, MINUS_INF = "(BLOCK_M,), -3.4028234663852886e38", '(BLOCK_M,), float("-inf")'
-CAREFULLY, SPOILT = "if CAUSAL and any_nan(acc):", 'float("nan"), acc)'
 DIAGONAL = "(start_n + offs_n[None, :] <= rows[:, None] + shift)"
 LENGTH = "tl.load(seqlens_ptr + b), 0)"
 FULL, ROUNDED = "tl.maximum(start_m + shift + 1, 0)", "full = full // BLOCK_N * BLOCK_N"
@@ -473,17 +487,15 @@ FLASH_2 = (
         alpha_of_the_block=(ALPHA_2, "alpha = tl.exp2(tl.max(m_i, 0) - m_new)"),
         p_under_the_old_max=(P_2, "p = tl.exp2(s * qk_scale - m_i[:, None])"),
         max_from_minus_infinity=(LOWEST, MINUS_INF),
-        never_done_again=(CAREFULLY, "if False:"),
-        hidden_v_not_taken_out=("return acc, tl.where(bad, 0.0, v)", "return acc, v"),
-        rows_that_see_it_not_spoilt=(SPOILT, "acc, acc)"),
-        all_rows_spoilt=(SPOILT, 'float("nan"), acc * float("nan"))'),
-        spoilt_one_row_late=("offs_n, rows + shift + 1)", "offs_n, rows + shift)"),
-        spoilt_by_the_last_of_a_column=("keys[:, None], 0x7FFFFFFF), 0)", "keys[:, None], -1), 0)"),
-        done_again_on_top=("            acc_0, l_0, m_0,", "            acc, l_i, m_i,"),
-        only_the_masked_tiles_done_again=(
-            "            0, end, rows",
-            "            full, end, rows",
+        # scores: in float32 q is scaled, in 16 bits each score is, and some are too large
+        float32_scaled_twice=("        qk_scale = 1.0\n", ""),
+        float32_never_scaled=("        q *= qk_scale\n", ""),
+        large_scores_not_refused=(
+            "        l_i = nan_where_large(l_i, m_i)\n",
+            "        l_i = l_i\n",
         ),
+        large_negative_scores_not_refused=("tl.abs(m_i) <= 67108864.0", "m_i <= 67108864.0"),
+        float32_refused=("if q.dtype != tl.float32:", "if True:"),
         no_guard_for_rows_that_see_nothing=("tl.where(seen > 0, l_i, 1.0)", "l_i"),
         minus_infinity_only_taken_for_nothing_seen=(
             "tl.where(seen > 0, l_i, 1.0)",
@@ -661,9 +673,17 @@ TRAINING = wrong_scales("    scale = d**-0.5\n", "d**-0.5", d="d") | replaced(
     not_masked_in_A=(DIAGONAL_A, "visible = keys[:, None] >= 0"),
     causal_without_the_diagonal_in_B=(DIAGONAL, DIAGONAL.replace("<=", "<")),
     causal_one_key_too_far_in_B=(DIAGONAL, DIAGONAL.replace("shift", "shift + 1")),
-    hidden_dp_not_masked_in_B=(
-        "ds = tl.where(visible, ds, 0.0)",
-        "ds = tl.where(visible, 1.0, 0.0) * ds",
+    not_masked_in_B=(
+        "            p = tl.where(visible, p, 0.0)\n        # step ds_row",
+        "        # step ds_row",
+    ),
+    hidden_p_not_masked_in_B=(
+        "            p = tl.where(visible, p, 0.0)\n        # step ds_row",
+        "            p = tl.where(visible, 1.0, 0.0) * p\n        # step ds_row",
+    ),
+    gradients_of_large_scores_not_refused=(
+        'lse = tl.where(tl.abs(lse) < 16777216.0, lse, float("nan"))',
+        "lse = lse",
     ),
     causal_without_the_lengths_in_B=("visible & (start_n", "(start_n"),
     causal_from_the_top_left_in_B=(DIAGONAL, DIAGONAL.replace(" + shift", "")),
@@ -721,7 +741,9 @@ SPLIT_KV = wrong_scales("d**-0.5 * LOG2_E", "d**-0.5", d="d") | replaced(
     # the merge
     merge_without_the_rescale_of_acc=("acc = acc * alpha + tl.sum(w_s", "acc = acc + tl.sum(w_s"),
     merge_without_the_rescale_of_l=(MERGED_L, MERGED_L.replace(" * alpha", "")),
-    merge_without_weights=("w_s = tl.exp2(m_s - m_safe)", "w_s = tl.exp2(m_s - m_s)"),
+    merge_without_weights=("tl.exp2((m_s - m_safe)", "tl.exp2((m_s - m_s)"),
+    merge_by_the_unscaled_max=("(m_s - m_safe) * qk_scale", "(m_s - m_safe)"),
+    merge_rescaled_by_the_unscaled_max=("(m_i - m_safe) * qk_scale", "(m_i - m_safe)"),
     parts_summed_unweighted=(MERGED_ACC, "tl.sum(acc_s, 0)"),
     sums_merged_unweighted=(MERGED_L, MERGED_L.replace("w_s * ", "")),
     merge_by_the_first_max=("tl.maximum(m_i, tl.max(m_s, 0))", "tl.maximum(m_i, tl.min(m_s, 0))"),
@@ -737,20 +759,20 @@ SPLIT_KV = wrong_scales("d**-0.5 * LOG2_E", "d**-0.5", d="d") | replaced(
     stats_of_another_row=("stats_ptr += 2 * row * splits", "stats_ptr += 2 * i * splits"),
     parts_divided_by_l=("tl.store(part_ptrs, acc,", "tl.store(part_ptrs, acc / l_i[:, None],"),
     lse_of_the_merge_without_the_sum=(
-        "row, m_i + tl.log2(l_i))\n\n\n# BLOCK_M",
-        "row, m_i)\n\n\n# BLOCK_M",
+        "row, m_i * qk_scale + tl.log2(l_i))\n\n\n# BLOCK_M",
+        "row, m_i * qk_scale)\n\n\n# BLOCK_M",
     ),
-    lse_without_the_max=("row, m_i + tl.log2(l_i), mask", "row, tl.log2(l_i), mask"),
+    lse_without_the_max=("row, m_i * qk_scale + tl.log2(l_i), mask", "row, tl.log2(l_i), mask"),
+    lse_of_the_unscaled_max=(
+        "row, m_i * qk_scale + tl.log2(l_i), mask",
+        "row, m_i + tl.log2(l_i), mask",
+    ),
     no_key_divides_by_0=('l_i = tl.where(m_i == float("-inf"), 1.0, l_i)', "l_i = l_i"),
     minus_infinity_only_taken_for_nothing_seen=(
         'tl.where(m_i == float("-inf"), 1.0, l_i)',
         "tl.where(l_i == 0.0, 1.0, l_i)",
     ),
     max_from_minus_infinity=(LOWEST, MINUS_INF),
-    never_done_again=(CAREFULLY, "if False:"),
-    done_again_without_care=("BLOCK_D, True,", "BLOCK_D, False,"),
-    done_again_on_top=("            acc_0, l_0, m_0,", "            acc, l_i, m_i,"),
-    done_again_from_the_first_key=("            start, end, seen", "            0, end, seen"),
     no_key_divides_by_0_in_one_part=(
         "l_i = tl.where(seen > 0, l_i, 1.0)",
         "l_i = l_i",
@@ -830,8 +852,8 @@ SPLIT_KV = wrong_scales("d**-0.5 * LOG2_E", "d**-0.5", d="d") | replaced(
     no_rescale_of_acc=("acc = acc * alpha[:, None]\n", "acc = acc\n"),
     max_not_kept=("        m_i = m_new\n    return", "    return"),
     wrong_max=(
-        "tl.maximum(m_i, tl.max(s, 1) * qk_scale)",
-        "tl.maximum(m_i, tl.min(s, 1) * qk_scale)",
+        "tl.maximum(m_i, tl.max(s, 1))",
+        "tl.maximum(m_i, tl.min(s, 1))",
     ),
     V_by_the_heads_of_K=("v_ptr += h_k * stride_vh", "v_ptr += h_k * stride_kh"),
     V_by_the_batch_of_K=("v_ptr += b * stride_vb", "v_ptr += b * stride_kb"),
@@ -883,11 +905,8 @@ PAGED = """page table off by one; page table off by one in large pages; first pa
     the pages of the last tile again; the page of the last tile again; the last page unmasked;
     slots not within a page; slot of a tile forgotten; pages of the first sequence;
     a sequence s row by its place; causal by the capacity"""
-HIDDEN = """never done again; done again without care; done again on top; all rows spoilt;
-    hidden v not taken out; rows that see it not spoilt; spoilt one row late;
-    spoilt by the last of a column; only the masked tiles done again;
-    done again from the first key; hidden dp not masked in B;
-    minus infinity only taken for nothing seen"""
+HIDDEN = """minus infinity only taken for nothing seen; unseen keys not taken out;
+    unseen values not taken out; unseen by the first row; blind q not taken out"""
 CHECKS = (PAGED, paged_battery), (HIDDEN, hidden_battery)
 FIRST = {" ".join(name.split()): check for names, check in CHECKS for name in names.split(";")}
 
