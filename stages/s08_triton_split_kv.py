@@ -439,8 +439,9 @@ def forward(
             # from Hopper on, a kernel may be launched while the one before it ends (1 us saved)
             early = q.device.type == "cuda" and torch.cuda.get_device_capability(q.device) >= (9, 0)
             merge_kernel[(Nq, H, B)](
-                parts, stats, o, lse, *o.stride(), d, qk_scale, splits, LSE=lse is not None, PDL=early,
-                **merge_config(splits, d), **({"launch_pdl": True} if early else {}),
+                parts, stats, o, lse, *o.stride(), d, qk_scale, splits,
+                LSE=lse is not None, PDL=early, **merge_config(splits, d),
+                **({"launch_pdl": True} if early else {}),
             )  # fmt: skip
     return o
 
