@@ -6,8 +6,8 @@
     for each tile:
         s = q k^T                        (BLOCK_M, BLOCK_N), not scaled
         m_new = max(m_i, max s * qk_scale)            qk_scale = scale * log2(e), folded once
-        p = 2^(s * qk_scale - m_new)     one multiply-add and one exp2 per score; in float32 q is
-                                         scaled instead, and this is a subtraction
+        p = 2^(s * qk_scale - m_new)     one multiply-add and one exp2 per score; in float32 (not
+                                         TF32) q is scaled instead, and this a subtraction
         l_i, acc: corrected by alpha = 2^(m_i - m_new), as in stage 5
     o = acc / l_i                        0 where a row saw nothing
     lse = m_i + log2 l_i                 on request, in base 2: all that a backward pass needs of S
@@ -52,9 +52,10 @@ LARGEST_TILE = 128  # rows or keys, of all launch configurations
 
 @triton.jit
 def round_to_tf32(x):
-    """Float32 `x` rounded to TF32's 10 bits of mantissa.
+    """Float32 `x` rounded to TF32's 10 bits of mantissa; the matrix unit by itself cuts them off.
 
-    The matrix unit by itself cuts bits off, which would make each weight a little too small.
+    The multiply-add in p's exponent leaves the largest p of a row a little off 1: cutting
+    bits off would turn a value just below 1 into 1 - 2^-11.
     """
     return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
 
@@ -168,7 +169,8 @@ def attention_kernel(
     q_ptrs = q_ptr + b * stride_qb + h * stride_qh
     q_ptrs += offs_m[:, None] * stride_qm + offs_d[None, :] * stride_qd
     q = tl.load(q_ptrs, mask=q_mask, other=0.0)  # (BLOCK_M, BLOCK_D)
-    if q.dtype == tl.float32:  # scaled here, nothing is rounded between a score and its exponent
+    SCALED: tl.constexpr = q.dtype == tl.float32 and PRECISION == "ieee"
+    if SCALED:  # then nothing is rounded between a score and its exponent
         q *= qk_scale
         qk_scale = 1.0
     k_ptr += b * stride_kb + h_k * stride_kh
@@ -192,7 +194,7 @@ def attention_kernel(
     seen = tl.full((BLOCK_M,), 0, tl.int32) + Nk_valid  # how many keys each row sees
     if CAUSAL:
         seen = tl.minimum(rows + shift + 1, Nk_valid)
-    if q.dtype != tl.float32:
+    if not SCALED:
         l_i = nan_where_large(l_i, m_i)
     l_i = tl.where(seen > 0, l_i, 1.0)  # a row that sees no key: o = 0 / 1
     acc = acc / l_i[:, None]

@@ -408,7 +408,9 @@ def backward(
     if seqlens_k is not None:
         seqlens_k = seqlens_k.contiguous()  # the kernels take no stride for it
     tune: dict[str, Any] = {"like": q, "precision": precision, "d": d, "causal": causal, "n": Nk}
-    delta, checked = torch.empty((2, B, H, Nq), dtype=torch.float32, device=q.device)
+    delta, checked = (
+        torch.empty((B, H, Nq), dtype=torch.float32, device=q.device) for _ in range(2)
+    )
     for_keys = candidates("dk_dv_kernel", d, q.dtype, precision)
     for_rows = candidates("dq_kernel", d, q.dtype, precision)
     BLOCK_D = for_rows[0]["BLOCK_D"]

@@ -89,7 +89,6 @@ SUBTRACTED = [
     ("s05_triton_online", "attention_kernel", "float16"),
     ("s05_triton_online", "attention_kernel", "float32"),
     ("s06_triton_flash2", "attention_kernel", "float32"),
-    ("s06_triton_flash2", "attention_kernel", "tf32"),
     ("s08_triton_split_kv", "split_kernel", "float16"),
     ("s08_triton_split_kv", "split_kernel", "float32"),
     ("s08_triton_split_kv", "merge_kernel", "float32"),

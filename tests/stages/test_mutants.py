@@ -495,7 +495,7 @@ FLASH_2 = (
             "        l_i = l_i\n",
         ),
         large_negative_scores_not_refused=("tl.abs(m_i) <= 67108864.0", "m_i <= 67108864.0"),
-        float32_refused=("if q.dtype != tl.float32:", "if True:"),
+        float32_refused=("    if not SCALED:", "    if True:"),
         no_guard_for_rows_that_see_nothing=("tl.where(seen > 0, l_i, 1.0)", "l_i"),
         minus_infinity_only_taken_for_nothing_seen=(
             "tl.where(seen > 0, l_i, 1.0)",
