@@ -15,9 +15,10 @@ the last row: a v that isn't finite may reach the rows before it, since 0 * NaN 
 torch's and FlashAttention's kernels, too), and a k that isn't their gradients.
 
 Scores (scale q k^T) may be as large as float32 holds. Those of -inf count for nothing; a row that
-sees no other is NaN. In 16 bits and TF32, where stages 6, 7 and 9 make one operation of a score's
-product and the max's subtraction, a row whose largest is beyond LARGEST_SCORE is NaN. Gradients are made of
-one float32 per row, so they lose digits as scores grow, and are NaN beyond LARGEST_SCORE_TO_TRAIN.
+sees no other is NaN. In 16 bits and TF32 stages 6, 7 and 9 scale a score and subtract the max in
+one operation: a row whose largest score is beyond LARGEST_SCORE is NaN. The backward pass has one
+float32 per row to make its weights again: gradients lose digits as scores grow, and are NaN beyond
+LARGEST_SCORE_TO_TRAIN.
 """
 
 import math
