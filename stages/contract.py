@@ -233,6 +233,14 @@ def check_plain(name: str, x: Any, expected: str) -> None:
     """Raise ValueError unless `x` is a tensor whose numbers lie in strided memory, `expected`."""
     if not isinstance(x, torch.Tensor):
         raise ValueError(f"{name}: got {type(x).__name__}, expected {expected}")
+    kind = type(x)
+    # torch's own tensors that stand for another one in a trace have shapes, too, and answers
+    traced = kind.__module__.startswith("torch._subclasses.")
+    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not traced:
+        raise ValueError(
+            f"{name}: got a {kind.__name__}, which computes in its own way, expected {expected}: "
+            "call the stage on the plain tensors in it"
+        )
     got = "nested" if x.is_nested else str(x.layout).removeprefix("torch.").removeprefix("_")
     if got != "strided":
         raise ValueError(

@@ -75,11 +75,20 @@ def launching(x: torch.Tensor) -> Iterator[None]:
         yield
 
 
+def recording() -> bool:
+    """Whether make_fx or torch.jit.trace is recording what torch is called with."""
+    if torch.jit.is_tracing():
+        return True
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
 def untraced(function: Function) -> Function:
     """`function`, which torch.compile takes as one operator of its graph, or leaves out of it.
 
-    An operator is made of the `attend` of a stage in Triton (stages/library.py). Anything else is
-    called as it is; torch.compiler.disable, for that, takes a second to import, if nobody has yet.
+    An operator is made of the `attend` of a stage in Triton (stages/library.py); make_fx and
+    torch.jit.trace take it, too. Anything else is called as it is by torch.compile, and refused by
+    those two, which would keep its answer as a constant: ValueError. (torch.compiler.disable takes
+    a second to import, if nobody has yet.)
     """
     disabled: list[Function] = []
     traced = None
@@ -95,9 +104,15 @@ def untraced(function: Function) -> Function:
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
-        tracing = torch.compiler.is_compiling()
+        recorded = recording()
+        tracing = recorded or torch.compiler.is_compiling()
         if tracing and traced is not None and traced.takes(*args, **options):
             return traced(*args, **options)
+        if recorded:
+            raise ValueError(
+                f"{function.__name__}: make_fx or torch.jit.trace would keep its answer as a "
+                "constant, since it computes outside torch: trace stage 3, or a stage in Triton"
+            )
         if "torch._dynamo" not in sys.modules:
             return function(*args, **options)
         if not disabled:

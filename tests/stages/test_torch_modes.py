@@ -6,6 +6,9 @@ import threading
 import pytest
 import torch
 from stage_checks import FAKES, attend, device_of, every_stage, for_each, is_yardstick, normal
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.masked import masked_tensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 from stages.contract import StageUnavailable
 
@@ -38,6 +41,8 @@ UNUSUAL = {
     "sparse_coo": lambda x: x.to_sparse(),
     "mkldnn": lambda x: x.to_mkldnn(),
     "nested": lambda x: torch.nested.nested_tensor(list(x)),
+    "MaskedTensor": lambda x: masked_tensor(x, x > 0),
+    "TwoTensor": lambda x: TwoTensor(x, x),  # wraps two others
 }
 
 
@@ -126,6 +131,29 @@ def test_inference_and_deterministic_mode_change_nothing(stage):
         assert torch.equal(attend(stage, q, k, v), want)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+# ---- what records calls of torch
+
+RECORDERS = {
+    "make_fx": lambda f, q: make_fx(f)(q),
+    "make_fx, fake": lambda f, q: make_fx(f, tracing_mode="fake")(q),
+    "torch.jit.trace": lambda f, q: torch.jit.trace(f, q, check_trace=False),
+}
+
+
+@every_stage
+@pytest.mark.parametrize("recorder", RECORDERS)
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+def test_a_recorded_call_is_computed_anew_or_refused(stage, recorder):
+    """Never a constant: the answer to what it was recorded with."""
+    q, k, v = tensors(stage)
+    if "triton" not in stage.STAGE.needs and not is_yardstick(stage):
+        with pytest.raises(ValueError, match="would keep its answer as a constant"):
+            RECORDERS[recorder](lambda q: stage.attend(q, k, v), q)
+        return
+    recorded = RECORDERS[recorder](lambda q: stage.attend(q, k, v), q)
+    assert torch.equal(recorded(2 * q), stage.attend(2 * q, k, v))
 
 
 # ---- threads
