@@ -104,8 +104,9 @@ def untraced(function: Function) -> Function:
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:
-        recorded = recording()
-        tracing = recorded or torch.compiler.is_compiling()
+        compiling = torch.compiler.is_compiling()  # which can't look into `recording`
+        recorded = not compiling and recording()
+        tracing = compiling or recorded
         if tracing and traced is not None and traced.takes(*args, **options):
             return traced(*args, **options)
         if recorded:

@@ -82,6 +82,32 @@ def test_every_stage_in_triton_has_kernels_to_compile_for_both():
     assert masked == {(job[:2], sm) for job in JOBS if job[5] == "masked" for sm in (80, 90)}
 
 
+def fused(stage, name, dtype):
+    """Whether a kernel's exponents are to be multiply-adds of a score and a max, or an lse.
+
+    The product isn't rounded then, and what is subtracted is: of large scores 0 or infinity would
+    come. Such kernels refuse them (tests/stages/test_magnitudes.py); no others may be compiled so.
+    """
+    if name in ("dk_dv_kernel", "dq_kernel"):
+        return True
+    return stage == "s06_triton_flash2" and dtype != "float32"
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "dtype"),
+    [
+        ("s05_triton_online", "attention_kernel", "float16"),
+        ("s06_triton_flash2", "attention_kernel", "float16"),
+        ("s08_triton_split_kv", "split_kernel", "float16"),
+    ],
+)
+def test_a_score_is_rounded_before_its_max_is_subtracted_unless_large_ones_are_refused(
+    stage, name, dtype, compiler
+):
+    (report,) = compiler.answers((stage, name, 64, dtype, 80, "plain"))
+    assert ("FFMA" in report["exponents"]) is fused(stage, name, dtype), report["exponents"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("info", STAGES)
 def test_every_kernel_is_compiled_and_fits(info, compiler):
@@ -112,6 +138,10 @@ def test_every_kernel_is_compiled_and_fits(info, compiler):
             faults.append(f"{job}: {report['REG']} registers a thread")
         if not report["cubin_bytes"] > 0:
             faults.append(f"{job}: an empty cubin")
+        if not report["exponents"] or (
+            "FFMA" in report["exponents"] and not fused(stage, name, dtype)
+        ):
+            faults.append(f"{job}: exponents made by {report['exponents']}")
     assert not faults, "\n".join(faults)
 
 

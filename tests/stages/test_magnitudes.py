@@ -1,12 +1,10 @@
 """Scores as large as their dtype makes them: the output is right, or NaN where a stage says so.
 
 The interpreter multiplies and subtracts one after the other. What a compiler makes of the two is
-read from the machine code here, and run in tests/gpu.
+read from the machine code in test_cubins.py, and run in tests/gpu.
 """
 
-import importlib.util
 import math
-import sys
 from contextlib import nullcontext
 
 import pytest
@@ -80,30 +78,3 @@ def test_gradients_of_large_scores_are_refused(stage):
         refused = score > LARGEST_SCORE_TO_TRAIN
         for grad in grads:
             assert grad.isnan().any() if refused else grad.isfinite().all()
-
-
-# how a stage's exponents are made where they must not be one multiply-add
-SUBTRACTED = [
-    ("s04_triton_lite", "attention_kernel", "float16"),
-    ("s04_triton_lite", "attention_kernel", "float32"),
-    ("s05_triton_online", "attention_kernel", "float16"),
-    ("s05_triton_online", "attention_kernel", "float32"),
-    ("s06_triton_flash2", "attention_kernel", "float32"),
-    ("s08_triton_split_kv", "split_kernel", "float16"),
-    ("s08_triton_split_kv", "split_kernel", "float32"),
-    ("s08_triton_split_kv", "merge_kernel", "float32"),
-]
-
-
-@pytest.mark.skipif(
-    sys.platform != "linux" and importlib.util.find_spec("triton") is None,
-    reason="no wheel of triton for this machine",
-)
-def test_no_compiler_makes_a_multiply_add_of_a_score_and_its_max(compiler):
-    """A product that isn't rounded, less a max that is: large scores would give 0, or infinity.
-
-    Where a stage does so on purpose, in 16 bits, it refuses such scores.
-    """
-    asked = [(*job[:2], 64, job[2], 80, "plain") for job in SUBTRACTED]
-    for job, report in zip(asked, compiler.answers(*asked), strict=True):
-        assert set(report["exponents"]) == {"FADD"}, (job, report["exponents"])

@@ -136,9 +136,9 @@ def test_inference_and_deterministic_mode_change_nothing(stage):
 # ---- what records calls of torch
 
 RECORDERS = {
-    "make_fx": lambda f, q: make_fx(f)(q),
-    "make_fx, fake": lambda f, q: make_fx(f, tracing_mode="fake")(q),
-    "torch.jit.trace": lambda f, q: torch.jit.trace(f, q, check_trace=False),
+    "make_fx": lambda f, args: make_fx(f)(*args),
+    "make_fx, fake": lambda f, args: make_fx(f, tracing_mode="fake")(*args),
+    "torch.jit.trace": lambda f, args: torch.jit.trace(f, args, check_trace=False),
 }
 
 
@@ -150,10 +150,10 @@ def test_a_recorded_call_is_computed_anew_or_refused(stage, recorder):
     q, k, v = tensors(stage)
     if "triton" not in stage.STAGE.needs and not is_yardstick(stage):
         with pytest.raises(ValueError, match="would keep its answer as a constant"):
-            RECORDERS[recorder](lambda q: stage.attend(q, k, v), q)
+            RECORDERS[recorder](lambda q, k, v: stage.attend(q, k, v), (q, k, v))
         return
-    recorded = RECORDERS[recorder](lambda q: stage.attend(q, k, v), q)
-    assert torch.equal(recorded(2 * q), stage.attend(2 * q, k, v))
+    recorded = RECORDERS[recorder](lambda q, k, v: stage.attend(q, k, v), (q, k, v))
+    assert torch.equal(recorded(2 * q, k, v), stage.attend(2 * q, k, v))
 
 
 # ---- threads
