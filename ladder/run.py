@@ -7,12 +7,21 @@ from pathlib import Path
 import typer
 
 from harness.isolation.roster import StageInfo
+from harness.problems import cost
 from harness.problems.problem import PEERS_FROM, REAL_D, SEED, Problem
 from harness.records.jsonl import Writer
 from harness.records.schema import FAILURES, Record, key
 from harness.records.units import show_time
 from harness.runs.comparison import run_cells
-from harness.runs.plan import Cell, Limits, default_memory, each_inputs, plan_grid, plan_tour
+from harness.runs.plan import (
+    Cell,
+    Comparison,
+    Limits,
+    default_memory,
+    each_inputs,
+    plan_grid,
+    plan_tour,
+)
 from harness.runs.suites import SUITES
 from harness.views import cell_tables, lines
 from harness.views.table import make_page
@@ -29,6 +38,8 @@ from ladder.measuring import (
     open_results,
 )
 from ladder.options import UserError
+
+SLOW = 1e10  # FLOPs of a call from which each step is a line of its own, where there is no bar
 
 
 def run_command(
@@ -148,6 +159,11 @@ def measure_cells(cells: Sequence[Cell], done: list[Record], writer: Writer, lim
     """Measure the remaining cells, show progress and the tables; returns the exit code."""
     progress = Progress(len(cells), len(done), quiet=True)
 
+    def watch(comparison: Comparison, step: str) -> None:
+        problem, names = comparison.problem, ", ".join(x.name for x in comparison.stages)
+        slow = cost.flops(problem) > SLOW
+        progress.begun(f"{names}, N = {problem.nk}, d = {problem.d}: {step}", line=slow)
+
     def tell(record: Record, printed: str) -> None:
         direction = f", {record['direction']}" if record["direction"] != "fwd" else ""
         turns = ", in turns" if record["paired"] else ""
@@ -158,7 +174,7 @@ def measure_cells(cells: Sequence[Cell], done: list[Record], writer: Writer, lim
         progress.finished(f"{what}, d = {record['d']}", result, record["name"], printed)
 
     with ended_early() as errors, progress:
-        run_cells(cells, done, writer, limits, tell)
+        run_cells(cells, done, writer, limits, tell, watch)
     env, records = open_results(writer.path)  # shown from the file, as by later commands
     order = {key(cell.to_json()): index for index, cell in enumerate(cells)}
     records.sort(key=lambda record: order[key(record)])
