@@ -22,6 +22,7 @@ from harness.records import checkout, environment
 from harness.records.units import clean
 from harness.views.table import Cell, Column, Table, make_page
 from ladder.arguments import prepare_children
+from ladder.help import as_typed
 
 TILE = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
 LAUNCH = "M x N, warps, stages"
@@ -44,7 +45,7 @@ def list_command() -> int:
     page = make_page()
     page.print(Table(columns, rows, gap=2))
     said = f"From {PEERS_FROM} on: peers, others' kernels to compare with. "
-    page.print(Text(f"{said}`ladder doctor` says what runs here.", style="dim"))
+    page.print(Text(f"{said}What runs here: {as_typed('doctor')}", style="dim"))
     return 0
 
 

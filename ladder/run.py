@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import typer
+from rich.text import Text
 
 from harness.isolation.roster import StageInfo
 from harness.problems import cost
@@ -27,6 +28,7 @@ from harness.views import cell_tables, lines
 from harness.views.table import make_page
 from ladder import options, problems, resuming
 from ladder.arguments import RUN_SHAPE, choose, stages_and_device, wants_gradients
+from ladder.help import as_typed
 from ladder.measuring import (
     Progress,
     begin,
@@ -39,6 +41,7 @@ from ladder.measuring import (
 )
 from ladder.options import UserError
 
+NEXT = "Next, what mends stage 4: {}\nStage by stage: docs/walkthrough/index.md"
 SLOW = 1e10  # FLOPs of a call from which each step is a line of its own, where there is no bar
 
 
@@ -189,5 +192,6 @@ def measure_cells(cells: Sequence[Cell], done: list[Record], writer: Writer, lim
         draw("plots", lambda: lines.plot(env, records, folder))
         if records and env["arguments"].get("suite") is None:
             for line in cell_tables.closing(env, records):
-                page.print(line, soft_wrap=True, markup=False, highlight=False)
+                page.print(Text(line), soft_wrap=not page.is_terminal)
+            page.print(Text(NEXT.format(as_typed("diff 4 5"))), soft_wrap=True)
     return exit_code(errors, any(record["status"] in FAILURES for record in records))
