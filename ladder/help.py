@@ -31,7 +31,7 @@ def as_typed(words: str) -> str:
         return f"ladder {words}"
     there = shutil.which(script) is not None
     program = script if there else Path(sys.executable)
-    if program.is_relative_to(Path.cwd()):
+    if program.parent != Path.cwd() and program.is_relative_to(Path.cwd()):
         program = program.relative_to(Path.cwd())
     name = shlex.quote(str(program))
     if os.name == "nt":  # its shells know no other quotes, and \\ is no escape there
