@@ -67,13 +67,19 @@ $(BIN)/python:
 	venv: on Debian and Ubuntu, apt install python3-venv."; exit 1; }
 	"$(PYTHON)" -m venv --clear $(VENV) || { rm -rf $(VENV); exit 1; }
 
+# what of pip's output is shown while it installs: large downloads; all of it goes to install.log
+SHORT := awk -v log_file=$(VENV)/install.log '{ print > log_file } /^FAILED$$/ { failed = 1 } \
+	/Downloading .*\([0-9][0-9.]+ [MG]B\)/ { split($$2, name, "-"); \
+	size = $$3 " " $$4; gsub(/[()]/, "", size); if (size + 0 >= 10 || size ~ /GB/) print "  " name[1] " " name[2] ": " size; \
+	fflush() } END { exit failed }'
+
 # $(1) the extras after notebooks, $(2) the stamps. Offline, changed pins alone are no reason to stop: $? holds
 # everything where nothing has been installed yet.
 define install
-	@echo "Installing into $(VENV): a few minutes the first time, most of them the download."
-	$(if $(TORCH),@$(PIP) install uv && $(BIN)/python -m uv pip install --python $(BIN)/python \
+	@echo "Installing into $(VENV): a few minutes the first time, most of them the download. Large parts:"
+	$(if $(TORCH),@$(PIP) install --quiet uv && $(BIN)/python -m uv pip install --python $(BIN)/python \
 	--constraints constraints.txt --torch-backend $(TORCH) torch)
-	@if $(PIP) install --editable '.[notebooks$(1)]'; then touch $(2); \
+	@if { $(PIP) install --editable '.[notebooks$(1)]' || printf '\nFAILED\n'; } | $(SHORT); then touch $(2); \
 	elif [ -z "$(filter-out pyproject.toml constraints.txt,$?)" ] && \
 	! $(PIP) --retries 0 index versions uv > /dev/null 2>&1; then \
 	echo "Warning: $? changed, but the package index can't be reached. Going on with $(VENV) as it is."; \

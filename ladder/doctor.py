@@ -1,8 +1,13 @@
 """`ladder list` and `ladder doctor`: the stages, and which of them run on this machine."""
 
 import os
+import shutil
+import subprocess
 import sys
+import textwrap
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -20,8 +25,9 @@ from harness.isolation.roster import (
 from harness.problems.problem import DEVICES, PEERS_FROM, YARDSTICK
 from harness.records import checkout, environment
 from harness.records.units import clean
-from harness.views.table import Cell, Column, Table, make_page
+from harness.views.table import NO_BREAK, Cell, Column, Table, make_page
 from ladder.arguments import prepare_children
+from ladder.help import as_typed
 
 TILE = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
 LAUNCH = "M x N, warps, stages"
@@ -44,7 +50,7 @@ def list_command() -> int:
     page = make_page()
     page.print(Table(columns, rows, gap=2))
     said = f"From {PEERS_FROM} on: peers, others' kernels to compare with. "
-    page.print(Text(f"{said}`ladder doctor` says what runs here.", style="dim"))
+    page.print(Text(f"{said}What runs here: {as_typed('doctor')}", style="dim"))
     return 0
 
 
@@ -52,7 +58,7 @@ def doctor_command() -> int:
     """Say what runs on this machine and what doesn't, and why."""
     prepare_children(None)
     try:
-        stages = read_stages()
+        stages = read_stages(absent=True)
     except BadStage as error:
         show([], make_page())
         print(f"no stage runs here: {error}", file=sys.stderr)
@@ -81,9 +87,10 @@ def show(stages: Sequence[StageInfo], console: Console) -> None:
         f"  cpu     {environment.cpu_model()}, {environment.cores()} cores", highlight=False
     )
     console.print(f"  gpu     {f'{card[0]}, driver {card[1]}' if card else 'none found'}")
-    versions = (f"{name} {environment.version(name) or 'missing'}" for name in PACKAGES)
-    console.print(f"  python  {environment.platform.python_version()}; {', '.join(versions)}",
-                  highlight=False, soft_wrap=True)  # fmt: skip
+    console.print(Text(f"  c++     {compiler()}"), soft_wrap=True)
+    versions = [f"{name} {environment.version(name) or 'missing'}" for name in PACKAGES]
+    for line in filled([f"  python  {environment.platform.python_version()}", *versions], console):
+        console.print(Text(line), soft_wrap=True)
     where = literal(from_home(environment.ROOT))
     where.append("" if checkout.is_checkout(environment.ROOT) else ", installed from a wheel")
     console.print(Text("  code    ").append(where), soft_wrap=True)
@@ -91,21 +98,50 @@ def show(stages: Sequence[StageInfo], console: Console) -> None:
         console.print(literal(other), style="yellow", soft_wrap=True)
     console.print()
     columns = [Column(device, left=True, wraps=True) for device in DEVICES]
+    said = Counter(reason for *_, reason in findings(stages) if reason is not None)
+    shared = [reason for reason, times in said.items() if times > 1]  # each said once, below
     rows: list[list[Cell]] = [
-        [str(stage.number), stage.title, *(ability(stage, device) for device in DEVICES)]
+        [str(stage.number), stage.title, *(ability(stage, device, shared) for device in DEVICES)]
         for stage in stages
     ]
     console.print(Table([Column("#"), Column("stage", left=True), *columns], rows, gap=2))
+    for number, reason in enumerate(shared, 1):
+        console.print(Text(f"({number}) {reason}", style="yellow"))
+    console.print(
+        Text(f"From {PEERS_FROM} on: peers, others' kernels to compare with.", style="dim")
+    )
     console.print()
     show_choices(console)
 
 
-def ability(stage: StageInfo, device: str) -> Text:
-    """How a stage runs on a device and which dtypes it doesn't take there, or why it can't run."""
+def ability(stage: StageInfo, device: str, shared: Sequence[str] = ()) -> Text:
+    """How a stage runs on a device and which dtypes it doesn't take there, or why it can't run.
+
+    Of a reason in `shared`, only its number there, from 1.
+    """
     if (reason := stage.unavailable[device]) is not None:
-        return Text(reason, style="yellow")
+        short = f"no ({shared.index(reason) + 1})" if reason in shared else reason
+        return Text(short, style="yellow")
     refused = [f"no {dtype}" for dtype, why in stage.refused[device].items() if why is not None]
     return Text(", ".join([stage.modes[device], *refused]), style="green")
+
+
+def compiler() -> str:
+    """The C++ compiler that would build stage 2, as it names itself, or that there is none."""
+    for name in filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++", "cl")):
+        if (path := shutil.which(name)) is not None:
+            with suppress(OSError, subprocess.SubprocessError):
+                asked = subprocess.run([path, "--version"], capture_output=True, timeout=10)
+                said = (asked.stdout or asked.stderr).decode(errors="replace").splitlines()
+                return clean(said[0]) if said else name
+    return "no compiler found: stage 2 needs one, and Python's headers, to be built"
+
+
+def filled(parts: Sequence[str], console: Console) -> list[str]:
+    """`parts` with commas between them, none of them broken, in lines that fit the console."""
+    text = ", ".join(part.replace(" ", NO_BREAK) for part in parts)
+    lines = textwrap.wrap(text, console.width, subsequent_indent=10 * " ", break_on_hyphens=False)
+    return [line.replace(NO_BREAK, " ") for line in lines]
 
 
 def show_choices(console: Console) -> None:

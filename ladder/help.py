@@ -1,6 +1,12 @@
 """The layout of `ladder --help`, with commands in groups; the check of all commands' options."""
 
+import os
+import shlex
+import shutil
 import signal
+import sys
+import sysconfig
+from pathlib import Path
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
@@ -12,6 +18,25 @@ LAB = "Learn by writing"
 MEASURE = "Measure"
 SHOW = "Show records again"
 PAGES = "Make the project's own pages"
+
+
+def as_typed(words: str) -> str:
+    """`ladder` and `words` as they can be typed here, where `ladder` may not be on the PATH.
+
+    `.venv/bin/ladder diff 4 5` from the folder of a checkout whose .venv is not activated.
+    """
+    script = Path(sysconfig.get_path("scripts")) / "ladder"
+    found = shutil.which("ladder")
+    if found is not None and Path(found).with_suffix("") == script:
+        return f"ladder {words}"
+    there = shutil.which(script) is not None
+    program = script if there else Path(sys.executable)
+    if program.parent != Path.cwd() and program.is_relative_to(Path.cwd()):
+        program = program.relative_to(Path.cwd())
+    name = shlex.quote(str(program))
+    if os.name == "nt":  # its shells know no other quotes, and \\ is no escape there
+        name = f'"{program}"' if " " in str(program) else str(program)
+    return f"{name} {words}" if there else f"{name} -m harness {words}"
 
 
 class Command(TyperCommand):

@@ -151,10 +151,10 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
-    def begun(self, what: str) -> None:
-        """Show that `what` has begun: as the bar's text, or as a line where there is no bar."""
+    def begun(self, what: str, line: bool = True) -> None:
+        """Show that `what` has begun: as the bar's text, or as a `line` where there is no bar."""
         self.bar.update(self.task, description=what)
-        if not self.console.is_terminal:
+        if line and not self.console.is_terminal:
             self.say(f"[{self.done + 1}/{self.total}] {what} ...")
 
     def finished(self, what: str, result: str, name: str = "", printed: str = "") -> None:

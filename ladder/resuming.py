@@ -16,6 +16,7 @@ from harness.records.jsonl import Writer, read
 from harness.records.schema import BadRecord, Record, check_plan, key
 from harness.runs.plan import Limits
 from ladder.arguments import prepare_children, typed, wants_gradients
+from ladder.help import as_typed
 from ladder.options import UserError
 
 KINDS = {"run": "cell", "bench": "bench"}  # command -> the kind of its records
@@ -130,4 +131,5 @@ def same_machine(path: Path, env: Record) -> None:
 def say_left(errors: Sequence[BaseException], command: str, left: str, path: Path) -> None:
     """After a Ctrl-C, print what is left, and the command that goes on with it, on stderr."""
     if any(isinstance(error, KeyboardInterrupt) for error in errors):
-        print(f"interrupted, {left} left: ladder {command} --resume {path}", file=sys.stderr)
+        again = as_typed(f"{command} --resume {path}")
+        print(f"interrupted, {left} left: {again}", file=sys.stderr)

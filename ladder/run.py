@@ -5,19 +5,30 @@ from dataclasses import replace
 from pathlib import Path
 
 import typer
+from rich.text import Text
 
 from harness.isolation.roster import StageInfo
+from harness.problems import cost
 from harness.problems.problem import PEERS_FROM, REAL_D, SEED, Problem
 from harness.records.jsonl import Writer
 from harness.records.schema import FAILURES, Record, key
 from harness.records.units import show_time
 from harness.runs.comparison import run_cells
-from harness.runs.plan import Cell, Limits, default_memory, each_inputs, plan_grid, plan_tour
+from harness.runs.plan import (
+    Cell,
+    Comparison,
+    Limits,
+    default_memory,
+    each_inputs,
+    plan_grid,
+    plan_tour,
+)
 from harness.runs.suites import SUITES
 from harness.views import cell_tables, lines
 from harness.views.table import make_page
 from ladder import options, problems, resuming
 from ladder.arguments import RUN_SHAPE, choose, stages_and_device, wants_gradients
+from ladder.help import as_typed
 from ladder.measuring import (
     Progress,
     begin,
@@ -29,6 +40,9 @@ from ladder.measuring import (
     open_results,
 )
 from ladder.options import UserError
+
+NEXT = "Next, what mends stage 4: {}\nStage by stage: docs/walkthrough/index.md"
+SLOW = 1e10  # FLOPs of a call from which each step is a line of its own, where there is no bar
 
 
 def run_command(
@@ -148,6 +162,11 @@ def measure_cells(cells: Sequence[Cell], done: list[Record], writer: Writer, lim
     """Measure the remaining cells, show progress and the tables; returns the exit code."""
     progress = Progress(len(cells), len(done), quiet=True)
 
+    def watch(comparison: Comparison, step: str) -> None:
+        problem, names = comparison.problem, ", ".join(x.name for x in comparison.stages)
+        slow = cost.flops(problem) > SLOW
+        progress.begun(f"{names}, N = {problem.nk}, d = {problem.d}: {step}", line=slow)
+
     def tell(record: Record, printed: str) -> None:
         direction = f", {record['direction']}" if record["direction"] != "fwd" else ""
         turns = ", in turns" if record["paired"] else ""
@@ -158,7 +177,7 @@ def measure_cells(cells: Sequence[Cell], done: list[Record], writer: Writer, lim
         progress.finished(f"{what}, d = {record['d']}", result, record["name"], printed)
 
     with ended_early() as errors, progress:
-        run_cells(cells, done, writer, limits, tell)
+        run_cells(cells, done, writer, limits, tell, watch)
     env, records = open_results(writer.path)  # shown from the file, as by later commands
     order = {key(cell.to_json()): index for index, cell in enumerate(cells)}
     records.sort(key=lambda record: order[key(record)])
@@ -173,5 +192,6 @@ def measure_cells(cells: Sequence[Cell], done: list[Record], writer: Writer, lim
         draw("plots", lambda: lines.plot(env, records, folder))
         if records and env["arguments"].get("suite") is None:
             for line in cell_tables.closing(env, records):
-                page.print(line, soft_wrap=True, markup=False, highlight=False)
+                page.print(Text(line), soft_wrap=not page.is_terminal)
+            page.print(Text(NEXT.format(as_typed("diff 4 5"))), soft_wrap=True)
     return exit_code(errors, any(record["status"] in FAILURES for record in records))

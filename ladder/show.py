@@ -12,7 +12,7 @@ from harness.isolation.roster import built_in_files
 from harness.records import checkout
 from harness.records.schema import BadRecord
 from harness.views import cell_tables, lines, roofline
-from harness.views.table import make_page
+from harness.views.table import Page, make_page
 from ladder import options
 from ladder.measuring import check_machine, note, open_results, writing
 from ladder.options import UserError
@@ -72,10 +72,16 @@ def diff_command(
         raise UserError(f"diff: got {old} twice, the same stage; expected two different ones")
     console, paths = make_page(), (files[old], files[new])
     lines = list(diff_view.changes(*paths, diff_view.whole if whole else diff_view.kernel))
+    width = Page().width if console.is_terminal else max(len(line) for line in lines)
     for line in lines:
-        console.print(line, soft_wrap=True)
+        shown = line.copy()
+        shown.truncate(width, overflow="ellipsis")
+        console.print(shown, soft_wrap=True)
     if not whole:
         console.print(Text(diff_view.summary(paths, lines), style="dim"), soft_wrap=True)
+    if any(len(line) > width for line in lines):
+        said = f"…: a line longer than {width} columns; a wider window, or > FILE, has all of it."
+        console.print(Text(said, style="dim"), soft_wrap=True)
     return 0
 
 

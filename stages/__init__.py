@@ -17,10 +17,20 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 import torch
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
 HERE = Path(__file__).parent
+
+
+def interpret_without_gpu() -> None:
+    """Have Triton interpret kernels in this process where there is no GPU; it isn't imported yet.
+
+    Done when this package is imported, and when a stage in Triton is loaded: between the two,
+    attention_ladder takes it back, since it is imported beside other people's code.
+    """
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+interpret_without_gpu()
 
 
 def files() -> list[Path]:
@@ -37,6 +47,8 @@ def load(path: str | os.PathLike[str]) -> ModuleType:
     from stages.contract import Stage
 
     path = Path(path).resolve()
+    if b"triton" in path.read_bytes():
+        interpret_without_gpu()
     if path.parent == HERE.resolve():
         module = importlib.import_module(f"stages.{path.stem}")
     else:

@@ -137,6 +137,26 @@ def test_the_tests_install_their_own_extra_too(checkout):
     assert any("pytest" in line for line in words)
 
 
+def test_only_large_downloads_are_shown_and_errors(checkout):
+    """Two hundred lines of pip before the first table are read by nobody."""
+    recorded(checkout)
+    said = [f"  Downloading p{i}-1.whl (1.{i} MB)" for i in range(20)]
+    for large in ("torch-2.13.0-cp311.whl (526.8 MB)", "x-1-py3.whl (2.7 GB)"):
+        said.append(f"  Downloading {large}")
+    (checkout / "pip says").write_text("\n".join(said))
+    shows = '[ -z "$PIP_CONSTRAINT" ] || { cat "pip says"; echo "ERROR: it broke" >&2; }\n'
+    script(checkout / ".venv" / "bin" / "python", RECORDER.replace("for word", shows + "for word"))
+    for fails in ("", "install index"):
+        (checkout / "fails").write_text(fails)
+        code, told = make(checkout, "ladder")
+        assert code == 0 if not fails else code != 0
+        assert "torch 2.13.0: 526.8 MB" in told and "x 1: 2.7 GB" in told and "p1" not in told
+        assert "ERROR: it broke" in told
+        assert (checkout / ".venv" / "install.log").read_text().startswith("\n".join(said))
+        for stamp in (checkout / ".venv").glob("*.stamp"):
+            stamp.unlink()
+
+
 def test_the_small_torch_comes_before_the_rest(checkout):
     recorded(checkout)
     assert make(checkout, "ladder", "TORCH=cpu")[0] == 0

@@ -60,21 +60,21 @@ def is_declaration(node: ast.stmt) -> bool:
 def changes(
     old: Path, new: Path, part: Callable[[Path], Sequence[Numbered]] = whole
 ) -> Iterator[Text]:
-    """A unified diff of `part` of two stages' files, line by line, coloured.
+    """What changed in `part` of two stages' files, line by line, coloured.
 
-    Its lines are numbered as in the files.
+    First two lines that say what - and + mean; then each place with a heading that says which lines
+    of the files these are.
     """
     before, after = part(old), part(new)
     a, b = ([text for _, text in lines] for lines in (before, after))
     groups = list(difflib.SequenceMatcher(None, a, b).get_grouped_opcodes(CONTEXT))
     if groups:
-        yield Text(f"--- {old.name}", style="bold")
-        yield Text(f"+++ {new.name}", style="bold")
+        yield Text(f"- only in {old.name}", style="red")
+        yield Text(f"+ only in {new.name}", style="green")
     for group in groups:
         (_, first, _, new_first, _), (_, _, last, _, new_last) = group[0], group[-1]
-        removed = f"-{start(before, first)},{last - first}"
-        added = f"+{start(after, new_first)},{new_last - new_first}"
-        yield Text(f"@@ {removed} {added} @@", style="cyan")
+        there = f"{new.name}, {place(after, new_first, new_last)}"
+        yield Text(f"{there} ({old.name}, {place(before, first, last)}):", style="bold")
         for tag, first, last, new_first, new_last in group:
             if tag == "equal":
                 yield from (Text(f" {text}") for text in a[first:last])
@@ -83,9 +83,11 @@ def changes(
                 yield from (Text(f"+{text}", style="green") for text in b[new_first:new_last])
 
 
-def start(lines: Sequence[Numbered], index: int) -> int:
-    """The number of the line at `index` in its file."""
-    return lines[index][0] if index < len(lines) else (lines[-1][0] if lines else 0)
+def place(lines: Sequence[Numbered], first: int, last: int) -> str:
+    """'lines 3 to 9': where the lines from index `first` up to `last` stand in their file."""
+    if first == last:
+        return f"after line {lines[first - 1][0] if first else 0}"
+    return f"lines {lines[first][0]} to {lines[last - 1][0]}"
 
 
 def summary(paths: Sequence[Path], lines: Sequence[Text]) -> str:

@@ -75,6 +75,28 @@ def gains() -> tuple[dict[int, str], list[Record]]:
     ]
 
 
+def takes() -> str:
+    """A table of what each stage takes, as it declares itself: machine, dtypes, masks, passes."""
+    rows = []
+    for path in built_in_files():
+        stage = read_declared(path)
+        devices, options = stage.get("devices", ("cpu", "cuda")), stage.get("options", ())
+        if major := stage.get("only_major"):
+            where = f"GPU of compute capability {major}.x"
+        elif "triton" in stage.get("needs", ()):
+            where = "GPU; CPU: interpreted"
+        else:
+            where = ", ".join({"cpu": "CPU", "cuda": "GPU"}[device] for device in devices)
+        dtypes = ", ".join(stage.get("dtypes", ("all",)))
+        exact = stage.get("exact_up_to")
+        rows.append([
+            f"{stage['number']} {stage['title']}", where, dtypes, ", ".join(options) or "-",
+            "yes" if stage.get("gradients") else "-", "any" if exact is None else f"up to {exact}",
+        ])  # fmt: skip
+    header = "stage | runs on | dtypes | masks, layouts | backward | exact for N"
+    return text.rows(header, rows, mark="---")
+
+
 def ladder() -> str:
     """A table of the stages as they declare themselves, with their measured gains."""
     found, envs = gains()

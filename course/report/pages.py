@@ -23,6 +23,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "first-table": front.first_table,
     "ladder": front.ladder,
     "top": front.top,
+    # docs/use.md
+    "takes": front.takes,
     # docs/results.md
     "steps": partial(as_shown, CPU / "steps.jsonl"),
     "forward": partial(contests.race, "bench-004", "fwd", 6, SIZES),

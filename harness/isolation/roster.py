@@ -188,19 +188,21 @@ def why_absent(number_or_name: str) -> str | None:
 
 
 def read_stages(
-    own: Sequence[Path] = (), load: float = START_LIMIT, memory: int | None = None
-) -> list[StageInfo]:
+    own: Sequence[Path] = (), load: float = START_LIMIT, memory: int | None = None,
+    absent: bool = False,
+) -> list[StageInfo]:  # fmt: skip
     """Read the built-in stages, those in the files `own`, and the peers that run here, by number.
 
-    `load` and `memory`: seconds and bytes that each of `own` may take to load. A stage that hangs
-    or ends its process gets rows with that status, if its text declares its name. Raises BadStage
-    where a file raises an error or is no stage's, or two stages have the same number and name.
+    `absent`: the other peers, too. `load` and `memory`: seconds and bytes that each of `own` may
+    take to load. A stage that hangs or ends its process gets rows with that status, if its text
+    declares its name. Raises BadStage where a file raises an error or is no stage's, or two stages
+    have the same number and name.
     """
     load = min(START_LIMIT, max(LEAST_LOAD, load))
     built_in = built_in_files()
     described = describe_files([*built_in, *peer_files()])
     stages, peers = described[: len(built_in)], described[len(built_in) :]
-    stages += [peer for peer in peers if None in peer.unavailable.values()]
+    stages += [peer for peer in peers if absent or None in peer.unavailable.values()]
     ours = {(stage.number, stage.name) for stage in stages}
     for path in own:
         # one process each, so that a bad file fails alone

@@ -19,7 +19,7 @@ from harness.problems import cost
 from harness.problems.problem import PEERS_FROM
 from harness.records.jsonl import Writer
 from harness.records.schema import Record, key
-from harness.runs.plan import Cell, Comparison, Limits, why_hopeless
+from harness.runs.plan import Cell, Comparison, Limits, why_beyond, why_hopeless
 from harness.runs.process import (
     INTERPRETED,
     TURN_SECONDS,
@@ -46,14 +46,18 @@ ReportAll = Callable[[Comparison, list[Record], str], None]
 
 
 def run_cells(
-    cells: Sequence[Cell], done: Iterable[Record], writer: Writer, limits: Limits, report: Report
-) -> None:
-    """Measure the cells that aren't in `done`; write and `report` each. Failures stay apart."""
+    cells: Sequence[Cell], done: Iterable[Record], writer: Writer, limits: Limits, report: Report,
+    watch: Watch = lambda *_: None,
+) -> None:  # fmt: skip
+    """Measure the cells that aren't in `done`; write and `report` each. Failures stay apart.
+
+    `watch` is called with each step of a comparison when it begins.
+    """
     measured = {key(record): record for record in done}
     todo = [cell for cell in cells if key(cell.to_json()) not in measured]
     for problem, group in groupby(todo, key=lambda cell: cell.problem):
         with Judge(problem) as judge:
-            for outcomes, paired in run_problem(list(group), measured, judge, limits):
+            for outcomes, paired in run_problem(list(group), measured, judge, limits, watch):
                 batch = [cell_record(outcome, paired) for outcome in outcomes]
                 writer.append(*batch)
                 for record, outcome in zip(batch, outcomes, strict=True):
@@ -62,22 +66,25 @@ def run_cells(
 
 
 def run_problem(
-    cells: Sequence[Cell], measured: Mapping[str, Record], judge: Judge, limits: Limits
-) -> Iterator[tuple[list[Outcome], bool]]:
+    cells: Sequence[Cell], measured: Mapping[str, Record], judge: Judge, limits: Limits,
+    watch: Watch,
+) -> Iterator[tuple[list[Outcome], bool]]:  # fmt: skip
     """Measure the cells of one problem; yields their outcomes, and whether these are paired.
 
     First each stage alone; then, in turns, the paired cells whose stages were right alone.
     """
     for cell in cells:
         if not cell.paired:
-            yield compare(Comparison(cell.problem, [cell.stage], limits, alone=True), judge), False
+            one = Comparison(cell.problem, [cell.stage], limits, alone=True)
+            yield compare(one, judge, functools.partial(watch, one)), False
     if paired := [cell for cell in cells if cell.paired]:
-        yield in_turns(paired, measured, judge, limits), True
+        yield in_turns(paired, measured, judge, limits, watch), True
 
 
 def in_turns(
-    cells: Sequence[Cell], measured: Mapping[str, Record], judge: Judge, limits: Limits
-) -> list[Outcome]:
+    cells: Sequence[Cell], measured: Mapping[str, Record], judge: Judge, limits: Limits,
+    watch: Watch,
+) -> list[Outcome]:  # fmt: skip
     """Measure the paired cells of one problem; returns their outcomes.
 
     Only stages that were right alone and not interpreted take turns; the others are skipped.
@@ -90,7 +97,8 @@ def in_turns(
         elif single["mode"] == "interpreted":
             outcome.drop("skipped", INTERPRETED)
     stages = [outcome.stage for outcome in remaining(outcomes)]
-    found = iter(compare(Comparison(cells[0].problem, stages, limits), judge))
+    together = Comparison(cells[0].problem, stages, limits)
+    found = iter(compare(together, judge, functools.partial(watch, together)))
     return [outcome if outcome.dropped else next(found) for outcome in outcomes]
 
 
@@ -198,7 +206,9 @@ def compare(comparison: Comparison, judge: Judge, tell: Say = lambda _: None) ->
             outcome.drop(*outcome.stage.failed)
         elif reason := outcome.stage.why_skip(outcome.problem):
             outcome.drop("skipped", reason)
-        elif hopeless := why_hopeless(problem):
+        elif hopeless := (
+            why_hopeless(problem) or why_beyond(outcome.stage, problem, comparison.limits)
+        ):
             outcome.drop(*hopeless)
     try:
         fill_outcomes(comparison, remaining(outcomes), judge, tell)

@@ -113,6 +113,31 @@ def why_hopeless(problem: Problem) -> tuple[str, str] | None:
     return None
 
 
+def why_beyond(stage: StageInfo, problem: Problem, limits: Limits) -> tuple[str, str] | None:
+    """Status and reason where `stage` can't compute `problem` within `limits` here, or None.
+
+    For a CPU, whose limits are ours. Said beforehand: on the way there a machine swaps for minutes.
+    """
+    if problem.device != "cpu":
+        return None
+    scores = cost.score_bytes(problem)
+    if stage.ours and stage.traffic == "three-kernel" and scores > limits.memory:
+        return "out-of-memory", (
+            f"its {problem.nq} x {problem.nk} scores alone take {show_bytes(scores)}, more than "
+            f"the {show_bytes(limits.memory)} that a stage may take here"
+        )
+    interpreted = stage.modes["cpu"] == "interpreted"
+    rate = INTERPRETED_RATE if interpreted else THREAD_RATE
+    seconds = cost.flops(problem) / rate
+    if seconds > limits.budget:
+        how = "an interpreted kernel" if interpreted else "one thread of a CPU"
+        return "timeout", (
+            f"one call takes {seconds:.0f} s at {rate / 1e9:.0f} GFLOP/s, which is fast for {how}, "
+            f"more than its budget of {limits.budget:g} s"
+        )
+    return None
+
+
 def why_too_long(comparisons: Iterable[Comparison]) -> str | None:
     """Why the comparisons would take too long, or None.
 

@@ -289,12 +289,9 @@ def show(env: Record, cells: Sequence[Record], form: str, console: Console) -> N
         console.file.write(as_text(flat_rows(env, cells)) or "\n")
 
 
-NEXT = "Next: `ladder diff 4 5` is what mends Lite; docs/walkthrough/index.md goes stage by stage."
-
-
 def closing(env: Record, cells: Sequence[Record]) -> list[str]:
-    """The lines below a tour: the fastest stage, where one broke, what was skipped, what next."""
-    return [fastest(env, cells), broken(env, cells), skipped(env, cells), NEXT]
+    """The lines below a tour: the fastest stage, where one broke, what was skipped."""
+    return [fastest(env, cells), broken(env, cells), skipped(env, cells)]
 
 
 def fastest(env: Record, cells: Sequence[Record]) -> str:
@@ -357,14 +354,14 @@ def skipped(env: Record, cells: Sequence[Record]) -> str:
             largest[cell["stage"]] = max(cell["nk"], largest.get(cell["stage"], 0))
     top = max(largest.values(), default=0)
     special = {stage["stage"] for stage in env["rungs"] if stage.get("few_queries")}
-    for few, why in ((False, "they take too long here"), (True, "made for few query rows")):
+    for few, why in ((False, "too slow here"), (True, "made for few query rows")):
         left_out: dict[int, set[int]] = {}
         for stage, n in largest.items():
             if n < top and (stage in special) == few:
                 left_out.setdefault(n, set()).add(stage)
         if left_out:
             bounds = ", ".join(f"{numbers(group)} above N = {n}" for n, group in left_out.items())
-            parts.append(f"{bounds} (the tour goes to N = {top}; {why})")
+            parts.append(f"{bounds} ({why})")
     return f"Skipped: {'; '.join(parts) or 'nothing'}."
 
 

@@ -68,7 +68,9 @@ class Table:
     gap: int = 1  # blanks between two columns
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        yield from self.laid_out(layout([self], options.max_width))
+        widths = layout([self], options.max_width)
+        yield from self.laid_out(widths)
+        yield from unshown([self], [widths], options.max_width)
 
     def laid_out(self, widths: Mapping[int, int]) -> Iterator[RenderableType]:
         """The table for rich, with the column widths from `layout`."""
@@ -112,10 +114,12 @@ class Tables:
     alike: bool = False
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        page, widths = options.max_width, []
         for table in self.tables:
-            same = self.tables if self.alike else [table]
-            yield from table.laid_out(layout(same, options.max_width))
+            widths.append(layout(self.tables if self.alike else [table], page))
+            yield from table.laid_out(widths[-1])
             yield Text("")
+        yield from unshown(self.tables, widths, page)
         if self.legend:
             yield Text(self.legend, style="dim")
 
@@ -140,6 +144,29 @@ def layout(tables: Sequence[Table], page: int) -> dict[int, int]:
     for i in widths:
         widths[i] = max(least[i], widths[i] - max(0, excess()))
     return widths
+
+
+def unshown(
+    tables: Sequence[Table], widths: Sequence[Mapping[int, int]], page: int
+) -> Iterator[Text]:
+    """A line that says which columns of `tables`, laid out in `widths`, the page lacks or cuts.
+
+    None where the page is wide enough.
+    """
+    lacking: dict[str, None] = {}
+    cut: dict[str, None] = {}
+    for table, shown in zip(tables, widths):
+        for i, column in enumerate(table.columns):
+            widest = max(len(row[i]) for row in [*table.rows, [""] * len(table.columns)])
+            if i not in shown:
+                lacking[column.header] = None
+            elif not column.wraps and shown[i] < min(widest, column.most or widest):
+                cut[column.header] = None
+    said = [f"{how}: {', '.join(names)}" for how, names in (("left out", lacking), ("cut", cut))
+            if names]  # fmt: skip
+    if said:
+        text = f"To fit {page} columns, {'; '.join(said)}. A wider window shows all."
+        yield Text(text, style="dim")
 
 
 def verdict_row(texts: Sequence[str], dim: Collection[int] = ()) -> list[Cell]:

@@ -4,12 +4,14 @@ import io
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from ladder_command import environ, in_turn, installed, ladder, one_process
 from rich.console import Console
 
+from harness.isolation.roster import read_stages
 from ladder import doctor
 
 
@@ -23,7 +25,7 @@ def without(folder, *modules):
 
 
 def rows(text):
-    """number -> the row of a stage in the table, broken lines joined."""
+    """number -> the row of a stage, broken lines joined, reasons put in from below the table."""
     found = {}
     for line in text.splitlines():
         if match := re.match(r" {0,2}(\d+) ", line):
@@ -31,6 +33,8 @@ def rows(text):
             last = int(match[1])
         elif found and line.startswith("     "):
             found[last] += " " + line.strip()
+    for number, reason in re.findall(r"^\((\d+)\) (.*)$", text, re.MULTILINE):
+        found = {stage: row.replace(f"({number})", reason) for stage, row in found.items()}
     return found
 
 
@@ -44,6 +48,24 @@ def test_it_says_what_the_machine_has_and_what_runs():
     said = rows(done.stdout)
     assert set(said) >= {0, 1, 2, 3, 4, 5}
     assert "native" in said[3] and "native" in said[1]
+    assert set(said) >= {100, 105}  # peers, also those that can't run here
+    assert re.search(r"c\+\+ +\S", done.stdout)
+
+
+def test_a_reason_is_said_once(monkeypatch):
+    """On a laptop it was said eleven times: no GPU."""
+    stages = read_stages(absent=True)
+    why = "no GPU: this torch is built without CUDA"
+    poor = [replace(s, unavailable={"cpu": s.unavailable["cpu"], "cuda": why}) for s in stages]
+    out = io.StringIO()
+    doctor.show(poor, Console(file=out, width=80))
+    text = out.getvalue()
+    assert text.count(why) == 1 and max(map(len, text.split("tuned")[0].splitlines())) <= 80
+    assert all(why in row for row in rows(text).values())
+    alone = "needs compute capability 9.x; this GPU has 8.0"
+    poor[9] = replace(poor[9], unavailable={"cpu": None, "cuda": alone})
+    doctor.show(poor, Console(file=out, width=200))
+    assert alone in rows(out.getvalue())[9]
 
 
 CHOICE = {

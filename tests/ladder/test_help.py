@@ -10,7 +10,7 @@ import typer
 from ladder_command import ROOT, command, environ, in_turn, ladder, one_process
 
 from harness.isolation.roster import built_in_files, peer_files
-from ladder import app, doctor
+from ladder import app, doctor, help
 
 COMMANDS = typer.main.get_command(app.app).commands
 GONE = ("torch", "numpy", "triton", "matplotlib")
@@ -132,3 +132,25 @@ def test_a_shell_completes_commands_and_options():
     assert completed("ladder ro") == ["roofline"]
     assert completed("ladder run --seq") == ["--seqlens"]
     assert "--show-completion" in in_turn("--help").stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="scripts of another kind")
+def test_a_command_is_printed_as_it_can_be_typed(tmp_path, monkeypatch):
+    """`ladder: command not found` was what came of the tour's last line."""
+    scripts = tmp_path / "a venv" / "bin"
+    scripts.mkdir(parents=True)
+    monkeypatch.setattr(help.sysconfig, "get_path", lambda _: str(scripts))
+    monkeypatch.setattr(help.sys, "executable", str(scripts / "python"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    assert help.as_typed("doctor") == "'a venv/bin/python' -m harness doctor"
+    for folder in (scripts, tmp_path):  # the second is another environment's
+        (folder / "ladder").touch(mode=0o755)
+    assert help.as_typed("doctor") == "'a venv/bin/ladder' doctor"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert help.as_typed("doctor") == "'a venv/bin/ladder' doctor"
+    monkeypatch.setenv("PATH", str(scripts))
+    assert help.as_typed("doctor") == "ladder doctor"
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.chdir(scripts)  # a bare name would be looked for on the PATH
+    assert help.as_typed("doctor") == f"'{scripts}/ladder' doctor"

@@ -6,8 +6,10 @@ import re
 
 import pytest
 from ladder_command import ROOT, in_turn
+from rich.console import Console
 
 from harness.isolation.roster import built_in_files
+from ladder import show
 
 
 def test_list_names_every_stage_and_its_idea():
@@ -28,18 +30,37 @@ def test_diff_4_5_is_the_lesson():
     done = in_turn("diff", 4, 5)
     assert done.returncode == 0 and done.stderr == ""
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("--- s04_") and lines[1].startswith("+++ s05_")
+    assert lines[:2] == ["- only in s04_triton_lite.py", "+ only in s05_triton_online.py"]
     added = [line[1:] for line in lines[2:] if line.startswith("+")]
     removed = [line[1:] for line in lines[2:] if line.startswith("-")]
     assert (len(added), len(removed)) == (9, 2)
     for name in ("m_i", "l_i", "alpha"):
         assert any(re.search(rf"\b{name}\b", line) for line in added), name
     assert "9 lines come, 2 go" in lines[-1] and "--whole" in lines[-1]
-    files = [next((ROOT / "stages").glob(f"s0{n}_*.py")).read_text().splitlines() for n in (4, 5)]
+    files = [next((ROOT / "stages").glob(f"s0{n}_*.py")).read_text().splitlines() for n in (5, 4)]
+    places = 0
     for index, line in enumerate(lines):
-        if found := re.match(r"@@ -(\d+),\d+ \+(\d+),\d+ @@", line):
+        if found := re.match(r"s05\S+, lines (\d+) to \d+ \(s04\S+, lines (\d+) to \d+\):$", line):
             here = [file[int(at) - 1] for file, at in zip(files, found.groups(), strict=True)]
             assert here == [lines[index + 1][1:]] * 2
+            places += 1
+    assert places and not any("@@" in line for line in lines)
+
+
+def test_diff_cuts_long_lines_in_a_window_and_says_so(monkeypatch, capsys):
+    """A comment broken in its middle, without its sign, reads as code."""
+    monkeypatch.setattr(Console, "is_terminal", True)
+
+    def shown_in(columns):
+        monkeypatch.setenv("COLUMNS", columns)
+        show.diff_command(4, 5)
+        return re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+
+    wide, narrow = shown_in("120"), shown_in("60")
+    assert max(map(len, wide)) > 60 and not any("…" in line for line in wide)
+    *shown, _, said = narrow
+    assert len(shown) == len(wide) - 1 and max(map(len, shown)) == 60
+    assert "60 columns" in said
 
 
 @pytest.mark.parametrize(("old", "new"), [*itertools.permutations((0, 2, 3, 5, 6, 7), 2)])
@@ -60,7 +81,6 @@ def test_diff_of_whole_files():
     done = in_turn("diff", 4, 5, "--whole")
     assert done.returncode == 0 and done.stderr == ""
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("--- s04_") and lines[1].startswith("+++ s05_")
     added = [line[1:] for line in lines[2:] if line.startswith("+")]
     removed = [line[1:] for line in lines[2:] if line.startswith("-")]
     assert 11 < len(added) + len(removed) <= 60

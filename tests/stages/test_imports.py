@@ -180,6 +180,27 @@ def test_stages_decides_on_interpreting_and_starts_no_cuda(before, set_to, inter
     }
 
 
+BESIDE_OTHERS = """
+import json, os, sys
+before = dict(os.environ)
+import attention_ladder, torch
+q, k, v = torch.ones(3, 1, 1, 2, 4)
+attention_ladder.attend(q, k, v, causal=True)
+attention_ladder.choose(q, k, v)
+attention_ladder.stage(3)
+untouched = dict(os.environ) == before, "triton" not in sys.modules
+attention_ladder.stage({number}).attend(q, k, v)
+print(json.dumps([*untouched, os.environ.get("TRITON_INTERPRET")]))
+"""
+
+
+@needs_triton
+@pytest.mark.parametrize(("number", "interpret"), [(0, None), (5, "1")])
+def test_other_peoples_processes_are_left_as_they_are(number, interpret, run):
+    """Until they ask for a stage in Triton, which is then interpreted here, without a GPU."""
+    assert run(BESIDE_OTHERS.format(number=number)) == [True, True, interpret]
+
+
 def imported(tree):
     """The names of all modules that a file imports, wherever in it, by statement or by call."""
     for node in ast.walk(tree):

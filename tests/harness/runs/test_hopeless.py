@@ -84,6 +84,33 @@ def test_what_the_harness_has_planned_itself_is_never_hopeless(machine, device):
     assert [why_hopeless(asked) for asked in problems] == [None] * len(problems)
 
 
+def test_a_stage_is_told_before_it_is_called_that_it_is_beyond_its_limits(monkeypatch):
+    three, online = (stage for stage in read_stages() if stage.number in (3, 5))
+    online = replace(online, modes={"cpu": "interpreted", "cuda": "compiled"})
+    asked, limits = problem(nq=64, nk=32, d=64), plan.Limits(budget=10.0, memory=64 * 32 * 4)
+    assert plan.why_beyond(three, asked, limits) is None
+    short = replace(limits, memory=64 * 32 * 4 - 1)
+    status, reason = plan.why_beyond(three, asked, short)
+    assert status == "out-of-memory" and "its 64 x 32 scores alone" in reason
+    assert plan.why_beyond(online, asked, short) is None  # it keeps none
+    assert plan.why_beyond(three, replace(asked, device="cuda"), short) is None
+    monkeypatch.setattr(plan, "INTERPRETED_RATE", 4 * 64 * 32 * 64 / 20)
+    status, reason = plan.why_beyond(online, asked, limits)
+    assert status == "timeout" and reason.startswith("one call takes 20 s")
+    assert plan.why_beyond(online, asked, plan.Limits(budget=20.0)) is None
+    assert plan.why_beyond(three, asked, limits) is None
+
+
+def test_bench_and_run_say_the_same_of_what_is_beyond_them_and_start_nothing(tmp_path):
+    for command, kind in (("run", "cell"), ("bench", "bench")):
+        sizes = ("--b", 1, "--h", 1, "--n", 100000, "--stages", 3, "--device", "cpu")
+        masks = ("--causal", "off") if command == "bench" else ()
+        in_turn(command, *sizes, *masks, "--out", tmp_path / f"{command}.jsonl")
+        [record] = read(tmp_path / f"{command}.jsonl", kind)[1]
+        assert record["status"] == "out-of-memory" and record["first_call_ms"] is None
+        assert "100000 x 100000 scores alone take 37.3 GB" in record["reason"]
+
+
 @pytest.mark.parametrize(
     ("command", "sizes"),
     [("bench", "--b 1 --h 1 --n 200000000 --causal on --impl 3"),

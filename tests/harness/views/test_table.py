@@ -74,8 +74,12 @@ def test_no_line_is_wider_than_the_page_and_no_figure_is_cut(width):
             assert units.show_time(cell["time_ms"]) in line
             assert cell_tables.show_error(cell["err_stage3_max"]) in line
             assert cell_tables.show_peak(cell) in line
-    # the relative error is what gives way
-    assert "rel err" in text if width == 100 else "rel err" not in text or width > 80
+    # the relative error is what gives way, and it is said that it did
+    header = next(line for line in lines if line.lstrip().startswith("#"))
+    assert "rel err" in header if width == 100 else "rel err" not in header or width > 80
+    said = f"To fit {width} columns, left out: rel err" in text
+    assert said == ("rel err" not in header)
+    assert ("cut: stage. A wider window" in text) == (width < 100)
 
 
 def test_one_table_per_problem_and_one_legend_of_one_line():

@@ -1,0 +1,222 @@
+"""Which stage is the best for a call, on this machine: the rule, and a call by it.
+
+The rule is ORDER: the first stage that takes the call, by what the stages declare (STAGE in their
+files) and by what this machine has. The order is that of the measured times on the pages
+docs/hopper.md, docs/results.md and docs/benchmarks.md.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+SET_BY_STAGES = ("PYTORCH_NVML_BASED_CUDA_CHECK", "TRITON_INTERPRET")
+
+
+@contextmanager
+def environment_kept() -> Iterator[None]:
+    """Put back what importing `stages` sets: whoever imports this didn't ask for it."""
+    before = {name: os.environ.get(name) for name in SET_BY_STAGES}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is not None:
+                os.environ[name] = value
+            else:
+                os.environ.pop(name, None)
+
+
+with environment_kept():
+    import stages
+    from stages import s03_torch_three_gemm as s03
+    from stages.contract import (
+        MAX_GRID,
+        Stage,
+        check_inputs,
+        dtype_name,
+        most_on_an_axis,
+        transformed,
+        why_not,
+        why_not_dtype,
+    )
+
+
+def constant(function: Function) -> Function:
+    """`function`, which torch.compile calls when it traces, and takes its result for a constant.
+
+    As torch.compiler.assume_constant_result does, which would import torch._dynamo and with it
+    Triton, before anybody has asked for them.
+    """
+    vars(function)["_dynamo_marked_constant"] = True
+    return function
+
+
+FEW = 16  # query rows up to which stage 8 was measured, ahead of stage 6
+# the first that takes a call is chosen; and what it is chosen for
+ORDER = {
+    8: "few query rows: it splits the keys, too",
+    9: "the fastest on Hopper",
+    6: "the fastest forward pass in Triton",
+    7: "the fastest in Triton that carries gradients",
+    3: "torch's own operations, for all that the others don't take",
+}
+# the others, which are there to be read
+NEVER = {
+    0: "counts every operation, on one thread of a CPU",
+    1: "loops in Python, on one thread of a CPU",
+    2: "a graph of scalars, on one thread of a CPU",
+    4: "wrong on purpose above 64 keys",
+    5: "takes no masks, and stage 6 is faster",
+}
+ONLY = "torch's own operations, the fastest that need no GPU"
+ON_A_CPU = "in Triton, which is compiled for a GPU only"
+
+
+MODULES: dict[int, ModuleType] = {3: s03}  # of the stages that were asked about, by number
+
+
+class Call(NamedTuple):
+    """What the rule looks at.
+
+    device      'cuda', 'cpu' or another of torch's
+    dtype       such as 'float16'
+    options     of 'causal', 'seqlens_k' and 'gqa', those that the call needs
+    gradients   whether torch records the call for a backward pass
+    few         whether it has at most FEW query rows, and more keys
+    many        whether it has more batch entries, or heads, than a CUDA grid's axis holds
+    transformed whether torch.func or forward_ad is at work
+    """
+
+    device: str
+    dtype: str
+    options: tuple[str, ...] = ()
+    gradients: bool = False
+    few: bool = False
+    many: bool = False
+    transformed: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen stage, why, and for each other stage's number why it was passed over."""
+
+    number: int
+    name: str
+    why: str
+    passed_over: Mapping[int, str]
+
+    def __str__(self) -> str:
+        others = (f"  not {number}: {why}" for number, why in self.passed_over.items())
+        return "\n".join([f"stage {self.number} ({self.name}): {self.why}", *others])
+
+
+def why_passed_over(number: int, call: Call) -> str | None:
+    """Why stage `number` of ORDER can't take `call` on this machine, or None where it can."""
+    if number != 3 and call.device != "cuda":
+        return ON_A_CPU  # it isn't imported there, nor is Triton
+    if number not in MODULES:
+        MODULES[number] = stages.by_number(number)
+    declared: Stage = MODULES[number].STAGE
+    if reason := why_not(declared, call.device) or why_not_dtype(declared, call.dtype, call.device):
+        return reason
+    for option in call.options:
+        if option not in declared.options:
+            return f"takes no {option}"
+    if call.gradients and not declared.gradients:
+        return "carries no gradients, and they are wanted"
+    if declared.few_queries and not call.few:
+        return f"made for few query rows: at most {FEW}, and more keys"
+    if call.many and most_on_an_axis(declared):
+        return f"takes at most {MAX_GRID} batch entries, and as many heads"
+    if call.transformed and "triton" in declared.needs:
+        return "torch.func and forward_ad transform torch's own operations only"
+    return None
+
+
+@constant
+def number_for(*call: Any) -> int:
+    """The number of the stage that is chosen for Call(*call): the first of ORDER that takes it.
+
+    Stage 3 where none does: its own check says what is wrong.
+    """
+    taking = (number for number in ORDER if why_passed_over(number, Call(*call)) is None)
+    return next(taking, 3)
+
+
+def call_of(q: Any, k: Any, v: Any, causal: bool, seqlens_k: Tensor | None) -> Call | None:
+    """What the rule looks at in these arguments; None where no stage takes them."""
+    tensors = (q, k, v)
+    if not all(isinstance(x, Tensor) and x.ndim == 4 for x in tensors):
+        return None
+    needed = (
+        ("causal", causal is not False), ("seqlens_k", seqlens_k is not None),
+        ("gqa", k.shape[1] != q.shape[1]),
+    )  # fmt: skip
+    return Call(
+        device=q.device.type,
+        dtype=dtype_name(q.dtype),
+        options=tuple(name for name, needs in needed if needs),
+        gradients=torch.is_grad_enabled() and any(x.requires_grad for x in tensors),
+        few=q.shape[2] <= FEW and q.shape[2] < k.shape[2],
+        many=max(q.shape[0], q.shape[1]) > MAX_GRID,
+        transformed=not torch.compiler.is_compiling() and any(map(transformed, tensors)),
+    )
+
+
+def choose(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, seqlens_k: Tensor | None = None
+) -> Choice:
+    """Say which stage `attend` takes for these arguments on this machine, and why no other.
+
+    Shapes and errors as there. Nothing is computed.
+    """
+    check_inputs(s03.STAGE, q, k, v, causal=causal, seqlens_k=seqlens_k)
+    call = call_of(q, k, v, causal, seqlens_k)
+    assert call is not None  # checked
+    chosen = number_for(*call)
+    passed_over = dict(NEVER)
+    for number in ORDER:
+        if number != chosen:
+            reason = why_passed_over(number, call)
+            passed_over[number] = reason or f"takes it, too, but stage {chosen} comes first"
+    why = ORDER[chosen] if call.device == "cuda" else ONLY
+    name = MODULES[chosen].STAGE.name
+    return Choice(chosen, name, why, dict(sorted(passed_over.items(), reverse=True)))
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, seqlens_k: Tensor | None = None
+) -> Tensor:
+    """Exact attention by the best stage that this machine has for these arguments (`choose`).
+
+    q (B, H, Nq, d), k and v (B, Hk, Nk, d) with Hk dividing H and d up to 256, any float dtype, any
+    strides, one device; `causal`: query i sees keys up to i + Nk - Nq; `seqlens_k` (B,) int32: how
+    many keys are valid. -> (B, H, Nq, d) in q's dtype, on q's device, which carries gradients where
+    one is wanted; a row that sees no key is 0. Raises ValueError on input that breaks the contract
+    (stages/contract.py). torch.compile traces it; the choice is made then.
+    """
+    call = call_of(q, k, v, causal, seqlens_k)
+    number = 3 if call is None else number_for(*call)
+    out: Tensor = MODULES[number].attend(q, k, v, causal=causal, seqlens_k=seqlens_k)
+    return out
+
+
+def stage(number: int) -> ModuleType:
+    """The module of a stage, with its `attend` and its declaration, `STAGE`.
+
+    Raises ValueError where there is no such stage. Without a GPU, a stage in Triton is interpreted:
+    for it, and only then, TRITON_INTERPRET=1 is set for this process.
+    """
+    try:
+        return stages.by_number(number)
+    except KeyError:
+        known = ", ".join(path.stem[1:3].lstrip("0") or "0" for path in stages.files())
+        raise ValueError(f"stage: got {number!r}, expected one of {known}") from None

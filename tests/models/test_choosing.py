@@ -1,0 +1,153 @@
+"""The facade for other projects: which stage is chosen, and a call by it."""
+
+import os
+
+import pytest
+import torch
+
+import attention_ladder
+import stages
+from attention_ladder import choosing
+from attention_ladder.choosing import Call
+
+HALF = Call("cuda", "float16")
+MASKED = HALF._replace(options=("causal", "seqlens_k", "gqa"))
+WIDE = HALF._replace(many=True)
+
+
+def card(major):
+    """Stands in for why_not on a machine with a GPU of a compute capability; None: no Triton."""
+
+    def why_not(declared, device):
+        if major is None:
+            return "no triton" if "triton" in declared.needs else None
+        return None if declared.only_major in (None, major) else "another generation"
+
+    return why_not
+
+
+@pytest.mark.parametrize(
+    ("major", "call", "number"),
+    [
+        (9, HALF, 9),
+        (9, MASKED, 9),
+        (9, HALF._replace(gradients=True), 9),
+        (9, HALF._replace(few=True), 8),
+        (9, HALF._replace(few=True, gradients=True), 9),
+        (9, HALF._replace(dtype="float64"), 3),
+        (10, HALF, 6),
+        (8, HALF, 6),
+        (8, MASKED, 6),
+        (8, HALF._replace(dtype="bfloat16", few=True, options=("causal",)), 8),
+        (8, HALF._replace(gradients=True), 7),
+        (8, WIDE, 3),
+        (8, HALF._replace(transformed=True), 3),
+        (8, Call("cpu", "float32"), 3),
+        (8, Call("mps", "float32", few=True), 3),
+        (None, HALF, 3),
+    ],
+)
+def test_the_rule(major, call, number, monkeypatch):
+    monkeypatch.setattr(choosing, "why_not", card(major))
+    assert choosing.number_for(*call) == number
+
+
+def test_each_stage_is_in_the_rule_or_said_to_be_out_of_it():
+    numbers = [stages.load(path).STAGE.number for path in stages.files()]
+    assert sorted([*choosing.ORDER, *choosing.NEVER]) == numbers
+    for number in choosing.ORDER:  # what is chosen is exact, and takes every mask
+        declared = stages.by_number(number).STAGE
+        assert declared.exact_up_to is None
+        assert {"causal", "seqlens_k", "gqa"} <= {*declared.options}
+
+
+def tensors(heads=4, keys=9, **how):
+    torch.manual_seed(0)
+    shapes = (2, 4, 7, 8), (2, heads, keys, 8), (2, heads, keys, 8)
+    return [torch.randn(shape, **how) for shape in shapes]
+
+
+def test_what_the_rule_looks_at(monkeypatch):
+    monkeypatch.setattr(choosing, "FEW", 7)
+
+    def seen(tensors, causal=False, seqlens_k=None):
+        return choosing.call_of(*tensors, causal, seqlens_k)
+
+    plain = Call("cpu", "float32")
+    assert seen(tensors()) == plain._replace(few=True)
+    assert seen(tensors(keys=7)) == plain
+    lengths = torch.tensor([7, 5], dtype=torch.int32)
+    assert seen(tensors(2, 7), True, lengths).options == ("causal", "seqlens_k", "gqa")
+    wanted = tensors(keys=7, requires_grad=True, dtype=torch.float64)
+    assert seen(wanted) == Call("cpu", "float64", gradients=True)
+    with torch.no_grad():
+        assert not seen(wanted).gradients
+    assert seen([x.expand(choosing.MAX_GRID + 1, -1, -1, -1) for x in (wanted[0][:1],) * 3]).many
+    said = []
+    torch.vmap(lambda *x: said.append(seen(x)) or x[0])(*(x[None] for x in tensors()))
+    assert said[0].transformed
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"seqlens_k": (9, 5)}])
+def test_it_gives_the_stage_s_own_answer_and_gradients(options):
+    if "seqlens_k" in options:
+        options = {"seqlens_k": torch.tensor(options["seqlens_k"], dtype=torch.int32)}
+    q, k, v = tensors(heads=2, requires_grad=True)
+    chosen = attention_ladder.choose(q, k, v, **options)
+    stage = attention_ladder.stage(chosen.number)
+    got, want = attention_ladder.attend(q, k, v, **options), stage.attend(q, k, v, **options)
+    assert torch.equal(got, want)
+    for x, y in zip(*(torch.autograd.grad(o.sum(), (q, k, v)) for o in (got, want)), strict=True):
+        assert torch.equal(x, y)
+
+
+def test_a_choice_says_which_and_why_no_other(monkeypatch):
+    q, k, v = tensors(requires_grad=True)
+    assert attention_ladder.choose(q, k, v).number == 3
+    monkeypatch.setattr(choosing, "why_not", card(8))
+    monkeypatch.setattr(choosing, "call_of", lambda *_: HALF._replace(gradients=True))
+    said = attention_ladder.choose(q, k, v)
+    assert (said.number, said.name) == (7, "triton_training")
+    assert {said.number, *said.passed_over} == {*choosing.ORDER, *choosing.NEVER}
+    assert "another generation" in said.passed_over[9] and str(said).startswith("stage 7 (")
+    assert "gradients" in said.passed_over[6] and "stage 7 comes first" in said.passed_over[3]
+
+
+def test_wrong_arguments_raise_the_stage_s_own_error():
+    q, k, v = tensors()
+    wrong = [
+        ({"q": q[0]}, "q: got 3 dimensions"), ({"v": [1.0]}, "v: got list"),
+        ({"k": k.half()}, "k: got dtype float16"), ({"causal": 1}, "causal: got 1"),
+        ({"seqlens_k": torch.ones(2)}, "seqlens_k: got float32"),
+    ]  # fmt: skip
+    for given, said in wrong:
+        for function in (attention_ladder.attend, attention_ladder.choose):
+            with pytest.raises(ValueError, match=said):
+                function(**{"q": q, "k": k, "v": v, **given})
+    with pytest.raises(ValueError, match="stage: got 77, expected one of 0, 1, "):
+        attention_ladder.stage(77)
+
+
+@pytest.mark.parametrize("number", [3, 7])
+def test_torch_compile_has_it_in_one_graph(number, monkeypatch):
+    """As on a GPU, where stage 7 is chosen; here it is interpreted."""
+    torch._dynamo.reset()
+    if number == 7 and stages.by_number(7).STAGE.mode("cpu") != "interpreted":
+        pytest.skip("compiled here: tests/stages/test_library.py")
+
+    def why_passed_over(n, _):
+        os.getpid()  # which breaks a graph, as does what asks for the GPU
+        return None if n == number else "another"
+
+    monkeypatch.setattr(choosing, "why_passed_over", why_passed_over)
+    monkeypatch.setitem(choosing.MODULES, number, stages.by_number(number))
+
+    def model(q, k, v):
+        return 2 * attention_ladder.attend(q, 3 * k, v, causal=True)
+
+    q, k, v = tensors(requires_grad=True)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for x, y in zip(
+        *(torch.autograd.grad(f(q, k, v).sum(), (q, k, v)) for f in (compiled, model)), strict=True
+    ):
+        assert torch.allclose(x, y)
