@@ -20,6 +20,10 @@ export PYTHONDONTWRITEBYTECODE :=
 # the files that have a timing test: to collect all the others takes longer than most of them
 TIMED = $(shell grep -rlw --include='test_*.py' pytest.mark.timing tests)
 
+# what is linted: what git has, whatever else lies about; where there is no git, all
+TRACKED = $(wildcard $(shell git ls-files '*.py' 2> /dev/null))
+TYPED = $(filter-out tests/% notebooks/%,$(TRACKED))
+
 # besides the pinned one; each is a download of 190 MB
 TRITONS := 3.6.0 3.8.0 3.9.0
 
@@ -36,10 +40,11 @@ test-all: $(VENV)/test.stamp lint
 	$(BIN)/python -m pytest -m timing $(TIMED)
 
 lint: $(VENV)/test.stamp
-	$(BIN)/python -m ruff check .
-	$(BIN)/python -m ruff format --check .
-	$(BIN)/python -m mypy
-	$(BIN)/python -c 'from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True, no_logo=True))'
+	@echo "ruff, mypy and import-linter on $(if $(TRACKED),what git has,all that is here)"
+	@$(BIN)/python -m ruff check $(if $(TRACKED),pyproject.toml $(TRACKED),.)
+	@$(BIN)/python -m ruff format --check $(or $(TRACKED),.)
+	@$(BIN)/python -m mypy $(TYPED)
+	@$(BIN)/python -c 'from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True, no_logo=True))'
 
 # no GPU needed: the tests read the machine code
 gluon: $(VENV)/test.stamp $(TRITONS:%=build/triton/%)
