@@ -8,6 +8,7 @@ import typer
 
 from harness.isolation.roster import StageInfo
 from harness.problems.problem import PEERS_FROM, REAL_D, SEED, Problem
+from harness.records import checkout
 from harness.records.jsonl import Writer
 from harness.records.schema import FAILURES, Record, key
 from harness.records.units import show_time
@@ -172,6 +173,6 @@ def measure_cells(cells: Sequence[Cell], done: list[Record], writer: Writer, lim
         folder = writer.path.with_name(f"{writer.path.stem}-plots")
         draw("plots", lambda: lines.plot(env, records, folder))
         if records and env["arguments"].get("suite") is None:
-            for line in cell_tables.closing(env, records):
+            for line in cell_tables.closing(env, records, checkout.to_be_written()):
                 page.print(line, soft_wrap=True, markup=False, highlight=False)
     return exit_code(errors, any(record["status"] in FAILURES for record in records))

@@ -292,9 +292,14 @@ def show(env: Record, cells: Sequence[Record], form: str, console: Console) -> N
 NEXT = "Next: `ladder diff 4 5` is what mends Lite; docs/walkthrough/index.md goes stage by stage."
 
 
-def closing(env: Record, cells: Sequence[Record]) -> list[str]:
-    """The lines below a tour: the fastest stage, where one broke, what was skipped, what next."""
-    return [fastest(env, cells), broken(env, cells), skipped(env, cells), NEXT]
+def closing(env: Record, cells: Sequence[Record], yours: int | None = None) -> list[str]:
+    """The lines below a tour: the fastest stage, where one broke, what was skipped, what next.
+
+    `yours`: the stage that the reader of a course's copy is to write.
+    """
+    lab = f"Next: `ladder lab start {yours}`, the stage that is yours to write; docs/lab.md says how."
+    after = NEXT if yours is None else lab
+    return [fastest(env, cells), broken(env, cells), skipped(env, cells), after]
 
 
 def fastest(env: Record, cells: Sequence[Record]) -> str:
