@@ -297,7 +297,7 @@ def closing(env: Record, cells: Sequence[Record], yours: int | None = None) -> l
 
     `yours`: the stage that the reader of a course's copy is to write.
     """
-    lab = f"Next: `ladder lab start {yours}`, the stage that is yours to write; docs/lab.md says how."
+    lab = f"Next: `ladder lab start {yours}`, the stage that is yours; docs/lab.md says how."
     after = NEXT if yours is None else lab
     return [fastest(env, cells), broken(env, cells), skipped(env, cells), after]
 
@@ -322,7 +322,11 @@ def fastest(env: Record, cells: Sequence[Record]) -> str:
     if others:
         ratio = show_ratio(times_faster(others[0], first), paired=False)
         said += f", {ratio} as fast as {names[stage_of(others[0])]}"
-    interpreted = {cell["stage"] for cell in cells if cell["mode"] == "interpreted"}
+    interpreted = {
+        cell["stage"]
+        for cell in cells
+        if cell["mode"] == "interpreted" and cell["status"] != "skipped"  # which ran in no mode
+    }
     apart = f" (interpreted, so not compared: {numbers(interpreted)})" if interpreted else ""
     return f"{said}; at {problem_title(first)}{apart}."
 
