@@ -35,6 +35,7 @@ RECORDS, ANSWERS = (
 TRAIN_TEXT = "harness/data/train_text.txt"  # this project's own sources, as a text to learn
 # its words, file and heading
 LINK = re.compile(r"\[([^][]*)\]\(([^)#:\s]+\.(?:md|py|ipynb)|(?=#))(?:#([^)\s]*))?\)")
+TO_WRITE = re.compile(r"<!-- to write -->\n(.*?)<!-- end -->\n+", re.S)  # of TEMPLATE
 WHOLE = re.compile(r"<!-- not in a handout -->\n.*?<!-- end -->\n+", re.S)
 TEMPLATE = HERE / "handout.md"  # of the first page
 PICTURE = re.compile(r"figures/([\w.-]+)")
@@ -58,7 +59,7 @@ def belongs(name: str, last: int) -> bool:
         page = name.startswith("docs/")  # of the stage to be written: its questions
         return number <= last + page or (number == YARDSTICK and not lower)
     if name.startswith("notebooks/"):  # the overview shows every stage
-        return name.startswith("notebooks/primer") or (last >= max(about()) and "00_" in name)
+        return name.startswith("notebooks/primer")
     if name.startswith("docs/"):
         return PAGES.get(name.removeprefix("docs/").removesuffix(".md"), last + 1) <= last
     if name.startswith("tests/"):
@@ -110,7 +111,7 @@ def export(to: Path, last: int) -> None:
 
 def write_pages(to: Path, last: int, following: int | None) -> None:
     """Make the pages and notebooks of the copy in `to` say what it holds, and nothing else."""
-    there = {int(path.name[1:3]) for path in (to / "stages").glob("s[0-9]*.py")}
+    there = stages_in(to)
     write(to / "README.md", readme(to, there, following))
     for page in (to / "docs" / "walkthrough").glob("[0-9]*-*.md"):
         if following == int(page.name.split("-")[0]):  # questions stay, answers go
@@ -132,6 +133,11 @@ def write_pages(to: Path, last: int, following: int | None) -> None:
     write(to / "Makefile", re.sub(r"# not in a handout\n.*?# end\n+", "", rules, flags=re.S))
 
 
+def stages_in(copy: Path) -> set[int]:
+    """Return the numbers of the stages that a copy holds."""
+    return {int(path.name[1:3]) for path in (copy / "stages").glob("s[0-9]*.py")}
+
+
 def readme(to: Path, there: Collection[int], following: int | None) -> str:
     """The copy's first page, with the table of all stages."""
     whole = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -147,27 +153,15 @@ def readme(to: Path, there: Collection[int], following: int | None) -> str:
         f"[{path.stem.replace('_', ' ')}](notebooks/{path.name})"
         for path in sorted((to / "notebooks").glob("*.ipynb"))
     )
-    yours = start = ""
-    if following is not None:
-        goal = about()[following]["goal"]
-        file, folder = f"mine_{following}" + ".py" * (following != 2), " (a folder)"
-        yours = f"**Stage {following} is yours to write**: {goal}.\n"
-        start = (
-            f"## Your stage\n\n```sh\nladder lab start {following}     # writes {file}"
-            f"{folder * (following == 2)}\nladder lab hint {following}      # a question for each "
-            f"gap; --level 2: the idea\nladder lab check {file}\n```\n\n"
-            f"[The lab](docs/lab.md) says how. Begin with [its page](docs/walkthrough/{walk(to, following)}).\n"
-        )
-    text = Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
-        kept=kept, stages=stages, yours=yours, start=start,
-        notebooks=f"the notebooks: {books}",
-    )  # fmt: skip
-    return re.sub(r"\n{3,}", "\n\n", text)
-
-
-def walk(to: Path, stage: int) -> str:
-    """The name of a stage's page of the walkthrough."""
-    return next((to / "docs" / "walkthrough").glob(f"{stage}-*.md")).name
+    text = TEMPLATE.read_text(encoding="utf-8")
+    if following is None:
+        return TO_WRITE.sub("", Template(text).safe_substitute(
+            kept=kept, stages=stages, notebooks=books))  # fmt: skip
+    page = next((to / "docs" / "walkthrough").glob(f"{following}-*.md")).name
+    return TO_WRITE.sub(r"\1", Template(text).substitute(
+        kept=kept, stages=stages, notebooks=books, stage=following, page=page,
+        goal=about()[following]["goal"], file=f"mine_{following}" + ".py" * (following != 2),
+    ))  # fmt: skip
 
 
 def true_here(text: str, folder: Path, there: Collection[int], following: int | None) -> str:

@@ -11,11 +11,11 @@ import typer
 from ladder_command import environ, installed
 
 from course.lab import handout, labs
-from harness.isolation.roster import built_in_files, read_declared
+from harness.isolation.roster import built_in_files
 from harness.problems.problem import PEERS_FROM, YARDSTICK
 from harness.records import checkout
 from harness.views import cell_tables
-from ladder import app
+from ladder import app, help
 
 every_copy = pytest.mark.parametrize("last", (0, 1, 2, 4, 6, 8))
 
@@ -42,10 +42,6 @@ def pages(copy):
         cells = json.loads(page.read_text(encoding="utf-8"))["cells"]
         words = ["".join(x["source"]) for x in cells if x["cell_type"] == "markdown"]
         yield page, "\n".join(words)
-
-
-def stages_of(copy):
-    return {read_declared(path)["number"] for path in (copy / "stages").glob("s[0-9]*.py")}
 
 
 @every_copy
@@ -77,7 +73,7 @@ def calls(text):
 
 @every_copy
 def test_every_command_of_a_copy_is_there_with_its_stages(last, copies):
-    here, following = stages_of(copies(last)), last + 1
+    here, following = handout.stages_in(copies(last)), last + 1
     assert here == {*range(last + 1), YARDSTICK}
     known = typer.main.get_command(app.app).commands
     asked = [(page, call) for page, text in pages(copies(last)) for call in calls(text)
@@ -101,6 +97,8 @@ def test_what_a_copy_says_comes_next_is_there(last, copies, monkeypatch):
     assert yours == (last + 1 if last < max(labs.about()) else None)
     after = cell_tables.closing({"rungs": [], "plan": []}, [], yours)[-1]
     assert f"`ladder lab start {yours}`" in after if yours else "`ladder diff 4 5`" in after
+    compared = "ladder diff 4 5" in help.examples("ladder diff 4 5", "ladder list")
+    assert compared == (last >= 5)
     with pytest.raises(checkout.NoCheckout, match="course's copy"):
         checkout.need("ladder readme")
 
@@ -108,8 +106,8 @@ def test_what_a_copy_says_comes_next_is_there(last, copies, monkeypatch):
 @every_copy
 def test_a_copy_has_nothing_of_the_upper_stages_but_the_stub(last, copies):
     copy = copies(last)
-    upper = [path for path in built_in_files() if int(path.stem[1:3]) not in stages_of(copy)]
-    for path in upper:
+    here = handout.stages_in(copy)
+    for path in (path for path in built_in_files() if int(path.stem[1:3]) not in here):
         found = [each for each in copy.rglob(path.name) if each.parent.parent.name != "stubs"]
         assert found == (
             [copy / "stubs" / path.name] if path.stem[1:3] == "02" == f"0{last + 1}" else []
@@ -119,7 +117,7 @@ def test_a_copy_has_nothing_of_the_upper_stages_but_the_stub(last, copies):
     ]
     assert (copy / "csrc").exists() == (last >= 2)
     for path in copy.glob("notebooks/*_to_*.ipynb"):
-        assert {int(x) for x in path.stem.split("_to_")} <= stages_of(copy)
+        assert {int(x) for x in path.stem.split("_to_")} <= handout.stages_in(copy)
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ def test_in_its_own_checkout_it_says_nothing():
 
 
 def test_what_a_user_leaves_in_a_checkout_is_not_its_own(tmp_path, monkeypatch):
-    """Neither for the tests that go through files, nor for the digest that a resumed run compares."""
+    """Not for the tests that go through files, nor for the digest that a resumed run compares."""
     (tmp_path / "stages").mkdir()
     for name in ("s00_a.py", "s01_b.py"):
         (tmp_path / "stages" / name).write_text("")
