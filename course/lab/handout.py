@@ -14,7 +14,7 @@ from string import Template
 from course.lab import gaps
 from course.lab.cpp import STAGE_2
 from course.lab.labs import HERE, NUMPY, ROOT, STUBS, NoLab, about, place, source, stubs
-from harness.problems.problem import YARDSTICK
+from harness.problems.problem import PEERS_FROM, YARDSTICK
 from harness.records.environment import tracked
 
 PACKAGES = ("stages/", "harness/", "attention_ladder/", "course/", "ladder/")
@@ -42,7 +42,7 @@ PICTURE = re.compile(r"figures/([\w.-]+)")
 # a command in a sentence, with the brackets that it may stand in
 INLINE = re.compile(r"( \(`|`)((?:\.venv/bin/)?ladder [^`]*)(`\)?)")
 # in a call: the stages to run or compare, and the stage of a lab
-NAMED = re.compile(r"(--stages?) (\d[\d,]*)|(?<=ladder )diff (\d) (\d)")
+NAMED = re.compile(r"(--stages?) (\d[\w,]*)|(?<=ladder )diff (\d) (\d)")
 LAB = re.compile(r"(?<=lab start )\d|(?<=lab hint )\d|(?<=mine_)\d(?=\.py)")
 NEEDS_ALL = re.compile(r"ladder (lab export|readme|figures)\b")  # no commands of a copy
 
@@ -212,10 +212,10 @@ def command_here(command: str, there: Collection[int], following: int | None) ->
 
     def named(found: re.Match[str]) -> str:
         nonlocal dead
-        asked = [int(x) for x in (found[2] or f"{found[3]},{found[4]}").split(",")]
-        kept = [x for x in asked if x in there or x >= 100]
+        asked = (found[2] or f"{found[3]},{found[4]}").split(",")
+        kept = [x for x in asked if not x.isdigit() or int(x) in there or int(x) >= PEERS_FROM]
         dead = dead or not kept or (found[1] is None and kept != asked)
-        return found[0] if kept == asked else f"{found[1]} {','.join(map(str, kept))}"
+        return found[0] if kept == asked else f"{found[1]} {','.join(kept)}"
 
     command = NAMED.sub(named, command)
     return None if dead else command

@@ -97,6 +97,12 @@ def test_what_a_copy_says_comes_next_is_there(last, copies, monkeypatch):
     assert yours == (last + 1 if last < max(labs.about()) else None)
     after = cell_tables.closing({"rungs": [], "plan": []}, [], yours)[-1]
     assert f"`ladder lab start {yours}`" in after if yours else "`ladder diff 4 5`" in after
+    for command in typer.main.get_command(app.app).commands.values():  # those of a whole checkout
+        shown = help.examples(*re.findall("ladder .*", command.epilog or ""))
+        named = re.findall(r"(?:--stages? |diff )(\d[\d, ]*)", shown)
+        numbers = {int(x) for each in named for x in re.findall(r"\d+", each)}
+        if yours:
+            assert {x for x in numbers if x < PEERS_FROM} <= handout.stages_in(copies(last)), shown
     compared = "ladder diff 4 5" in help.examples("ladder diff 4 5", "ladder list")
     assert compared == (last >= 5)
     with pytest.raises(checkout.NoCheckout, match="course's copy"):
