@@ -1,8 +1,10 @@
 # Two commands: `make ladder` shows the whole ladder measured, `make test` passes the tests.
 # Each sets up .venv first: exact versions from constraints.txt, the C++ extension built.
 # TORCH=cpu takes PyTorch's small build without CUDA. PYTHON=python3.12 takes another Python.
-# Other words: make test-all (the slow tests, too), make build (the extension again), make lint,
-# make gluon (stage 9 under other versions of Triton), make clean.
+# Other words: make test-all (the slow tests, too), make build (the extension again), make clean;
+# not in a handout
+# make lint, make gluon (stage 9 under other versions of Triton).
+# end
 
 PYTHON ?= python3
 TORCH ?=
@@ -20,26 +22,35 @@ export PYTHONDONTWRITEBYTECODE :=
 # the files that have a timing test: to collect all the others takes longer than most of them
 TIMED = $(shell grep -rlw --include='test_*.py' pytest.mark.timing tests)
 
+# not in a handout
+LINT := lint
+# what is linted: what git has, whatever else lies about; where there is no git, all
+TRACKED = $(wildcard $(shell git ls-files '*.py' 2> /dev/null))
+TYPED = $(filter-out tests/% notebooks/%,$(TRACKED))
+
 # besides the pinned one; each is a download of 190 MB
 TRITONS := 3.6.0 3.8.0 3.9.0
+# end
 
 .PHONY: ladder test test-all lint gluon build clean
 
 ladder: $(VENV)/ladder.stamp
 	@$(BIN)/python -m harness run
 
-test: $(VENV)/test.stamp lint
+test: $(VENV)/test.stamp $(LINT)
 	$(PYTEST) -m "not slow and not timing"
 
-test-all: $(VENV)/test.stamp lint
+test-all: $(VENV)/test.stamp $(LINT)
 	$(PYTEST) -m "not timing"
-	$(BIN)/python -m pytest -m timing $(TIMED)
+	$(if $(TIMED),$(BIN)/python -m pytest -m timing $(TIMED))
 
+# not in a handout
 lint: $(VENV)/test.stamp
-	$(BIN)/python -m ruff check .
-	$(BIN)/python -m ruff format --check .
-	$(BIN)/python -m mypy
-	$(BIN)/python -c 'from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True, no_logo=True))'
+	@echo "ruff, mypy and import-linter on $(if $(TRACKED),what git has,all that is here)"
+	@$(BIN)/python -m ruff check $(if $(TRACKED),pyproject.toml $(TRACKED),.)
+	@$(BIN)/python -m ruff format --check $(or $(TRACKED),.)
+	@$(BIN)/python -m mypy $(TYPED)
+	@$(BIN)/python -c 'from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True, no_logo=True))'
 
 # no GPU needed: the tests read the machine code
 gluon: $(VENV)/test.stamp $(TRITONS:%=build/triton/%)
@@ -49,6 +60,7 @@ gluon: $(VENV)/test.stamp $(TRITONS:%=build/triton/%)
 build/triton/%:
 	$(BIN)/python -m pip install --no-deps --target $@.part triton==$*
 	mv $@.part $@
+# end
 
 build:
 	rm -f $(VENV)/*.stamp
@@ -84,7 +96,7 @@ define install
 	! $(PIP) --retries 0 index versions uv > /dev/null 2>&1; then \
 	echo "Warning: $? changed, but the package index can't be reached. Going on with $(VENV) as it is."; \
 	else exit 1; fi
-	@$(BIN)/python -c 'import ladder_value_graph' 2> /dev/null || { \
+	@[ ! -d csrc ] || $(BIN)/python -c 'import ladder_value_graph' 2> /dev/null || { \
 	echo "Stage 2 is left out, since no C++ compiler was found, or no Python.h. To have it, install them"; \
 	echo "(Debian, Ubuntu: apt install g++ python3-dev; macOS: xcode-select --install), then: make build"; }
 endef

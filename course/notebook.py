@@ -256,9 +256,10 @@ def problem(
 
 
 def stages(*numbers: int) -> Shown:
-    """Show the idea of each stage, and what still hurts in it."""
+    """Show the idea of each stage, of all that there are by default, and what still hurts in it."""
     import stages
 
-    chosen = [stages.by_number(number).STAGE for number in numbers]
+    shown = map(stages.by_number, numbers) if numbers else map(stages.load, stages.files())
+    chosen = [module.STAGE for module in shown]
     body = [(f"{one.number} {one.title}", one.idea, one.still_hurts) for one in chosen]
     return rows(("stage", "the one idea", "still hurts"), body, left=3)

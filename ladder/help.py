@@ -11,6 +11,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from harness.records import checkout
 from ladder.arguments import check_together
 
 LOOK = "Look around"
@@ -75,5 +76,13 @@ class Groups(TyperGroup):
 
 
 def examples(*lines: str) -> str:
-    """The examples below a command's options, with their line breaks kept."""
+    """The examples below a command's options, with their line breaks kept.
+
+    In a course's copy, those for which it has the stages.
+    """
+    if (yours := checkout.to_be_written()) is not None:
+        from course.lab.handout import command_here, stages_in
+
+        there = stages_in(checkout.ROOT)
+        lines = tuple(filter(None, (command_here(line, there, yours) for line in lines)))
     return "\n".join(["\b", "Examples:", *(f"  {line}" for line in lines)])

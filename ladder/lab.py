@@ -116,7 +116,8 @@ def check_command(
     of = f", {passed} of {len(found.marks)} checks passed" if found.marks else ""
     print(f"\nstage {found.stage}: {found.verdict}{of}")
     if found.verdict == "passed":
-        print(f"beside stage 3, with times: ladder run --stages 3 --stage {file}")
+        if file.is_file():  # stage 2's is a folder, which `ladder run` does not take
+            print(f"beside stage 3, with times: ladder run --stages 3 --stage {file}")
         return 0
     first = next((mark.check.name for mark in found.marks if not mark.passed), None)
     if first:
@@ -132,17 +133,18 @@ def export_command(
     stages: Annotated[str, option("those that stay, such as 0-4; all above are taken out")],
 ) -> int:
     """Copy the checkout to hand it out, without the stages to be written."""
-    from course.lab import labs
+    from course.lab import handout, labs
 
     checkout.need("ladder lab export")
     match = re.fullmatch(r"0-([0-8])|0", stages.strip())
     if not match:
-        raise UserError(f"--stages: got {stages!r}, expected 0-N, with N from 1 to {LABS}")
+        raise UserError(f"--stages: got {stages!r}, expected 0-N, with N from 0 to {LABS}")
     try:
-        labs.export(folder, int(match[1] or 0))
+        handout.export(folder, int(match[1] or 0))
     except labs.NoLab as error:
         raise UserError(str(error)) from None
-    print(f"{folder}: stages {stages}, and the stub of the next for `ladder lab start` there")
+    stub = ", and the stub of the next for `ladder lab start` there" * (folder / "stubs").is_dir()
+    print(f"{folder}: stages {stages}{stub}")
     return 0
 
 

@@ -10,6 +10,7 @@ from rich.text import Text
 from harness.isolation.roster import StageInfo
 from harness.problems import cost
 from harness.problems.problem import PEERS_FROM, REAL_D, SEED, Problem
+from harness.records import checkout
 from harness.records.jsonl import Writer
 from harness.records.schema import FAILURES, Record, key
 from harness.records.units import show_time
@@ -41,8 +42,17 @@ from ladder.measuring import (
 )
 from ladder.options import UserError
 
-NEXT = "Next, what mends stage 4: {}\nStage by stage: docs/walkthrough/index.md"
 SLOW = 1e10  # FLOPs of a call from which each step is a line of its own, where there is no bar
+
+
+def what_next() -> str:
+    """The last lines of a tour: a command that works as typed, and a page."""
+    if (yours := checkout.to_be_written()) is not None:  # a course's copy
+        return f"Next, the stage that is yours: {as_typed(f'lab start {yours}')}\nHow: docs/lab.md"
+    return (
+        f"Next, what mends stage 4: {as_typed('diff 4 5')}\n"
+        "Stage by stage: docs/walkthrough/index.md"
+    )
 
 
 def run_command(
@@ -193,5 +203,5 @@ def measure_cells(cells: Sequence[Cell], done: list[Record], writer: Writer, lim
         if records and env["arguments"].get("suite") is None:
             for line in cell_tables.closing(env, records):
                 page.print(Text(line), soft_wrap=not page.is_terminal)
-            page.print(Text(NEXT.format(as_typed("diff 4 5"))), soft_wrap=True)
+            page.print(Text(what_next()), soft_wrap=True)
     return exit_code(errors, any(record["status"] in FAILURES for record in records))

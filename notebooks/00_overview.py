@@ -30,7 +30,7 @@
 import course.notebook as nb
 
 # %%
-nb.stages(0, 1, 2, 3, 4, 5, 6, 7)
+nb.stages()
 
 # %% [markdown]
 # ## Attention in ten lines
@@ -64,13 +64,15 @@ nb.plot(run, "time")
 # %% [markdown]
 # ## From stage 4 on: kernels
 #
-# Stages 4 to 7 are written in Triton, for a GPU. Without one they are *interpreted*: the answers
+# Stages 4 to 8 are written in Triton, for a GPU. Without one they are *interpreted*: the answers
 # are the real ones, the times mean nothing, so they are not shown. Right or wrong can be seen
-# anywhere. (On a GPU the cell takes float16 and 32 heads, so that all of it has work.)
+# anywhere. Stage 9, in Gluon, needs a GPU of the Hopper generation: elsewhere it is skipped, with
+# the reason below the table. (On a GPU the cell takes float16 and 32 heads, so that all of it has
+# work.)
 
 # %%
 sizes, d = nb.here(cpu=("64,65,128", 16), gpu=("64,65,1024,4096", 64))
-kernels = nb.measure(stages="3,4,5,6,7", n=sizes, d=d, **nb.full_load())
+kernels = nb.measure(stages="3,4,5,6,7,8,9", n=sizes, d=d, **nb.full_load())
 kernels
 
 # %%
@@ -97,7 +99,7 @@ nb.rows(header, body, f"copy: {copy:.2f} TB/s", ceilings.said)
 # %% [markdown]
 # Attention as three kernels does about $d / e$ FLOPs for each byte that it moves, with $e$ bytes
 # per element ([derived here](../docs/source-tables.md#table-44-arithmetic-intensity)). Compare that
-# with the last column: this is why stages 4 to 7 exist.
+# with the last column: this is why stages 4 to 9 exist.
 #
 # ## The ladder on a GPU
 #
@@ -114,14 +116,28 @@ nb.plot(tour, "time")
 # turns:
 
 # %%
-bench = nb.recorded("h200/bench-004.jsonl", "bench")
+bench = nb.recorded("h200/hopper-float16.jsonl", "bench")
 body = []
-for n in (512, 1024, 2048, 4096, 8192, 16384):
-    found = [bench.one(stage=stage, nk=n, d=64, causal=False) for stage in (3, 6, 100)]
+for n in (1024, 4096, 16384):
+    found = [bench.one(stage=stage, nk=n, d=64, causal=False) for stage in (3, 6, 9, 100)]
     body.append((n, *(f"{x['tflops']:.0f}" for x in found)))
-header = ("N", "3 torch, three GEMMs", "6 Triton Flash 2", "100 SDPA, flash")
+header = ("N", "3 torch, three GEMMs", "6 Triton Flash 2", "9 Gluon on Hopper", "100 SDPA, flash")
 shape = f"TFLOP/s, d = 64, float16, {found[0]['h']} heads, {found[0]['b'] * n:,} tokens in all"
 nb.rows(header, body, shape, bench.said)
+
+# %% [markdown]
+# Stage 8 is for one query row, or a few, against many keys: a model that writes text. It splits the
+# keys, so that the whole GPU has work:
+
+# %%
+decode = nb.recorded("h200/decode.jsonl", "bench")
+one_row = decode.only(nq=1, b=1, hk=8, page_size=None)
+body = [
+    (f"{n:,}", *(f"{1000 * one_row.one(stage=x, nk=n)['time_ms']:.0f}" for x in (6, 8)))
+    for n in (8192, 131072)
+]
+shape = "microseconds; one query row of one text, 32 heads, 8 of keys, d = 128, bfloat16"
+nb.rows(("keys", "6 Triton Flash 2", "8 Triton split-KV"), body, shape, decode.said)
 
 # %% [markdown]
 # ## Exercises
@@ -137,12 +153,13 @@ nb.rows(header, body, shape, bench.said)
 #
 # </details>
 #
-# **2.** Which stages give gradients? Try `nb.measure(stages="0,1,2,3,4,5,6,7", n="32", d=16,
-# direction="train")`.
+# **2.** Which stages give gradients? Try `nb.measure(stages="0,1,2,3,4,5,6,7,8,9", n="32",
+# d=16, direction="train")`.
 #
 # <details><summary>Answer</summary>
 #
-# 0, 2, 3 and 7. The others are skipped, with the reason below their table.
+# 0, 2, 3, 7 and 9. The others are skipped, with the reason below their table; so is 9, for
+# another reason, where there is no Hopper GPU.
 #
 # </details>
 #

@@ -21,6 +21,8 @@ from pathlib import Path
 import pytest
 from ladder_command import PACKAGES, in_turn, one_process
 
+from harness.isolation.roster import built_in_files, peer_files, read_declared
+from harness.records.environment import own_files
 from harness.records.jsonl import read
 from ladder import app
 
@@ -30,8 +32,8 @@ PAGES = [
     ROOT / "README.md",
     CONTRIBUTING,
     ROOT / "harness" / "data" / "README.md",
-    *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "notebooks").glob("*.ipynb")),
+    *own_files("docs/**/*.md"),
+    *own_files("notebooks/*.ipynb"),
 ]
 FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.M | re.S)
 ALONE = re.compile(r"(\S*/)?ladder [^;|&<>$\n]+")  # a call of `ladder`, nothing for a shell to do
@@ -110,9 +112,23 @@ def test_every_stage_has_its_page_and_every_page_is_linked():
     }
     pages = [page for page in PAGES if page.name != "README.md" and page.suffix == ".md"]
     assert [name_of(page) for page in pages if page not in linked] == []
-    stages = {path.name[1:3].lstrip("0") or "0" for path in (ROOT / "stages").glob("s[0-9]*.py")}
-    walked = {path.name.split("-")[0] for path in (ROOT / "docs/walkthrough").glob("[0-9]*.md")}
+    stages = {path.name[1:3].lstrip("0") or "0" for path in own_files("stages/s[0-9]*.py")}
+    walked = {path.name.split("-")[0] for path in own_files("docs/walkthrough/[0-9]*.md")}
     assert stages == walked
+
+
+def test_lists_of_stages_and_peers_on_the_pages_are_the_declared_ones():
+    stages = [read_declared(path) for path in built_in_files()]
+    able = [str(stage["number"]) for stage in stages if stage.get("gradients")]
+    overview = text_of(ROOT / "notebooks" / "00_overview.ipynb")
+    assert f"\n{', '.join(able[:-1])} and {able[-1]}. The others are skipped" in overview
+    glossary = text_of(ROOT / "docs" / "glossary.md")
+    entries = re.findall(r"^### (.+)$", glossary.partition("\n## ")[0], re.M)
+    assert entries == sorted(entries, key=str.casefold)
+    [peer] = re.findall(r"^### Peer\n\n(.+?)\n\n", glossary, re.M | re.S)
+    for path in peer_files():
+        family = read_declared(path)["title"].split(",")[0]
+        assert family in peer, f"{path.name}: {family} is no peer in the glossary"
 
 
 # ---- commands
@@ -407,7 +423,7 @@ def test_every_picture_is_on_a_page():
         for dark, light, _ in pictures_of(page)
         for path in (dark, light)
     }
-    assert sorted(set((ROOT / "docs" / "figures").iterdir()) - shown) == []
+    assert sorted(set(own_files("docs/figures/*")) - shown) == []
 
 
 # ---- figures

@@ -157,6 +157,23 @@ def test_only_large_downloads_are_shown_and_errors(checkout):
             stamp.unlink()
 
 
+def test_lint_looks_at_what_git_has_and_at_all_where_there_is_no_git(checkout):
+    recorded(checkout)
+    for name in ("ours.py", "mine_5.py"):
+        (checkout / name).write_text("")
+
+    def linted():
+        assert make(checkout, "lint")[0] == 0
+        return [line.split() for line in calls(checkout) if "ruff" in line or "mypy" in line]
+
+    assert [words[-1] for words in linted()] == [".", ".", "mypy"]  # mypy: what pyproject.toml says
+    for words in (["init", "-q"], ["add", "ours.py"]):
+        subprocess.run(["git", *words], cwd=checkout, check=True)
+    found = linted()
+    assert len(found) == 3 and all(words[-1] == "ours.py" for words in found)
+    assert not any("mine_5.py" in words for words in found)
+
+
 def test_the_small_torch_comes_before_the_rest(checkout):
     recorded(checkout)
     assert make(checkout, "ladder", "TORCH=cpu")[0] == 0

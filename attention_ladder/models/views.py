@@ -21,7 +21,7 @@ LEGEND = (
     "there, over all seeds. ok: allowed at each window of each seed. tokens/s: as Python drives "
     "the training, each in its own process; only where ok."
 )
-SHORT_LEGEND = f"Losses: nats per character. ok: off by no more than allowed. {MORE}"
+SHORT_LEGEND = "Losses: nats per character. ok: off by no more than allowed. docs/training.md"
 COLUMNS = (
     Column("#"), Column("attention", left=True, least=15, most=22), Column("final"),
     Column("held out", gives_way=True), Column("off by"), Column("allowed"), Column("at step"),

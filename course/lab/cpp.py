@@ -16,7 +16,11 @@ from course.lab.grading.calls import FORBIDDEN
 
 FILES = ("value_graph.hpp", "attention.cpp")  # of csrc/; the first has the gaps
 ROOT = Path(__file__).parents[2]
-STAGE_2 = ROOT / "stages" / "s02_cpp_value_graph.py"
+# in a handout of the stages below it lies beside the stub
+STAGE_2 = next(
+    (path for path in (ROOT / folder / "s02_cpp_value_graph.py" for folder in ("stages", "stubs"))
+     if path.is_file()), ROOT / "stages" / "s02_cpp_value_graph.py",
+)  # fmt: skip
 COMPILE_LIMIT = 60.0  # seconds
 COMPILE_BYTES = 2 << 30  # of memory, and of each file that is written
 LARGEST = 1 << 20  # bytes of a submission's file

@@ -6,6 +6,7 @@ from itertools import permutations
 
 from attention_ladder.models import views
 from course.report import text
+from harness.records.environment import own_files
 from harness.records.jsonl import read
 from harness.records.schema import DIRECTIONS, Record
 from harness.records.units import show_bytes, significant
@@ -96,7 +97,7 @@ def cut_off(planned: int, measured: int) -> list[str]:
 
 def decoding() -> str:
     """The table of the decode suite: few query rows, contiguous and paged, and the best peer."""
-    files = sorted(text.GPU.glob("decode*.jsonl"))
+    files = own_files("decode*.jsonl", text.GPU)
     if not files:
         return "Not measured yet: `ladder bench --suite decode`, on a GPU."
     runs = [read(file, "bench") for file in files]

@@ -24,7 +24,8 @@ GLOSSARY = """\
   l_i         the sum of the weights so far: l_old * alpha + sum p
   acc         the weighted sum of v so far: acc_old * alpha + p v
   acc / l_i   Online's output, if there were no more keys
-  source 002  the same, normalised at each tile:
+  source 002  the same, normalised at each tile, as in the notes on
+              FlashAttention-1 with NumPy (docs/glossary.md#bibliography):
               old * (pre_sum / cur_sum) + p v / cur_sum
   Lite        stage 4's output: softmax of each tile alone, the outputs summed"""
 

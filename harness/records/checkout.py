@@ -16,12 +16,22 @@ def is_checkout(folder: Path) -> bool:
 
 
 def need(command: str, instead: str = "") -> None:
-    """Raise NoCheckout where this code was installed without the checkout that `command` needs."""
+    """Raise NoCheckout where this code has no checkout around it, or one to hand out to students.
+
+    That is what `command` needs; `instead`: what else can be done.
+    """
     if not is_checkout(ROOT):
         raise NoCheckout(
             f"{command} needs a checkout, whose records and pages it reads, and this ladder was "
             f"installed without one: clone the repository and run it there{instead}"
         )
+    if not (ROOT / "tools").is_dir():
+        raise NoCheckout(f"{command} needs the whole checkout, and this is a course's copy of it")
+
+
+def to_be_written() -> int | None:
+    """The stage that a copy for students leaves to them (`ladder lab export`); None elsewhere."""
+    return next((int(path.name[0]) for path in (ROOT / "stubs").glob("[0-9]-small")), None)
 
 
 def warning() -> str | None:

@@ -1,5 +1,6 @@
 """The env line of a run: its machine and software, without host name, user or paths."""
 
+import functools
 import hashlib
 import importlib.metadata
 import os
@@ -74,13 +75,33 @@ def git(*arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+@functools.cache
+def tracked() -> frozenset[Path] | None:
+    """The files that git has of this checkout; None where git doesn't know it."""
+    try:
+        names = git("ls-files", "-z").split("\0") if (ROOT / ".git").exists() else []
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return frozenset(ROOT / name for name in names if name) or None
+
+
+def own_files(pattern: str, folder: Path | None = None) -> list[Path]:
+    """The checkout's own files that match `pattern`, sorted: not what a user left in it.
+
+    Where git doesn't know the checkout, as after unpacking an archive, and in a `folder` outside
+    it, all that match.
+    """
+    folder = folder or ROOT
+    own = tracked() if folder.is_relative_to(ROOT) else None
+    return [path for path in sorted(folder.glob(pattern)) if own is None or path in own]
+
+
 def sources_digest() -> str:
-    """A digest of the project's code, which identifies it where there is no git."""
+    """A digest of the project's own code, which identifies it where there is no git."""
     digest = hashlib.sha256()
     packages = ("stages", "harness", "attention_ladder", "course", "ladder")
-    patterns = dict.fromkeys(packages, "**/*.py") | {"csrc": "*.?pp"}
-    for folder, pattern in patterns.items():
-        for path in sorted((ROOT / folder).glob(pattern)):
+    for pattern in (*(f"{package}/**/*.py" for package in packages), "csrc/*.?pp"):
+        for path in own_files(pattern):
             digest.update(path.relative_to(ROOT).as_posix().encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

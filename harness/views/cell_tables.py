@@ -314,7 +314,11 @@ def fastest(env: Record, cells: Sequence[Record]) -> str:
     if others:
         ratio = show_ratio(times_faster(others[0], first), paired=False)
         said += f", {ratio} as fast as {names[stage_of(others[0])]}"
-    interpreted = {cell["stage"] for cell in cells if cell["mode"] == "interpreted"}
+    interpreted = {
+        cell["stage"]
+        for cell in cells
+        if cell["mode"] == "interpreted" and cell["status"] != "skipped"  # which ran in no mode
+    }
     apart = f" (interpreted, so not compared: {numbers(interpreted)})" if interpreted else ""
     return f"{said}; at {problem_title(first)}{apart}."
 

@@ -14,9 +14,10 @@ from ladder_command import ROOT, Started, environ, in_turn, ladder
 from course.lab import checks, gaps, labs
 from course.lab.grading import calls, grade, reports, speed
 from harness.isolation.roster import read_declared
+from harness.records.environment import own_files
 
-CHEATS = sorted((ROOT / "tests" / "cheats").glob("*.py"))
-VARIANTS = sorted((ROOT / "tests" / "variants").glob("*.py"))
+CHEATS = own_files("tests/cheats/*.py")
+VARIANTS = own_files("tests/variants/*.py")
 COLUMNS = "submission,stage,points,max_points,verdict,diagnosis"
 # what shows a cheat, where the smallest check does not: it gets the others' points
 SHOWN = {

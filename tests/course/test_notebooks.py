@@ -29,6 +29,7 @@ from course import notebook as nb
 from course.lessons.side_by_side import BLANK, WIDTH, braces, changed, extent, fingerprint, folded
 from course.tracing import trace_plots
 from course.tracing.trace import make_trace
+from harness.records.environment import own_files
 from harness.records.jsonl import read
 
 ROOT = Path(__file__).parents[2]
@@ -144,7 +145,7 @@ def test_code_side_by_side_is_monospaced_and_not_cut(pair):
 
 def test_there_is_a_notebook_for_each_step():
     assert tool.names() == STEPS
-    assert {path.stem for path in FOLDER.glob("*.ipynb")} >= set(STEPS)
+    assert {path.stem for path in own_files("notebooks/*.ipynb")} >= set(STEPS)
 
 
 ALONE = "06_to_08"  # its measurement has a process of its own, as for a reader

@@ -8,6 +8,8 @@ import tomllib
 import pytest
 from ladder_command import ROOT, environ, in_turn, installed, ladder, one_process
 
+from harness.records import environment
+
 WARNING = "warning: you are in the checkout"
 
 
@@ -81,3 +83,28 @@ def test_in_its_own_checkout_it_says_nothing():
     done = in_turn("doctor", cwd=ROOT / "docs")
     assert done.returncode == 0 and done.stderr == "" and WARNING not in done.stdout
     assert f"  code    {ROOT}" in done.stdout or "  code    ~/" in done.stdout
+
+
+def test_what_a_user_leaves_in_a_checkout_is_not_its_own(tmp_path, monkeypatch):
+    """Not for the tests that go through files, nor for the digest that a resumed run compares."""
+    (tmp_path / "stages").mkdir()
+    for name in ("s00_a.py", "s01_b.py"):
+        (tmp_path / "stages" / name).write_text("")
+    git = ("git", "-C", str(tmp_path))
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    environment.tracked.cache_clear()
+    try:
+        without_git = environment.sources_digest()
+        subprocess.run([*git, "init", "-q"], check=True)
+        subprocess.run([*git, "add", "stages/s00_a.py"], check=True)
+        environment.tracked.cache_clear()
+        (own,) = environment.own_files("stages/*.py")
+        assert own == tmp_path / "stages" / "s00_a.py"
+        digest = environment.sources_digest()
+        assert digest != without_git
+        (tmp_path / "stages" / "mine.py").write_text("")
+        assert environment.sources_digest() == digest
+        own.write_text("changed")
+        assert environment.sources_digest() != digest
+    finally:
+        environment.tracked.cache_clear()

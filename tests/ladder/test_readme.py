@@ -15,6 +15,7 @@ from attention_ladder.models import views
 from attention_ladder.models.training import curves
 from course.report import contests, front, pages, sources, text
 from harness.records import syntax
+from harness.records.environment import own_files
 from harness.records.jsonl import read
 from harness.records.schema import FAILURES
 from harness.views import cell_tables, machine
@@ -207,7 +208,7 @@ def test_programs_are_counted_with_the_stages_own_tiles():
     assert lines[2] == "| 1024 | 32 | 8 | 1024 | 256 |"
 
 
-@pytest.mark.parametrize("path", sorted(text.RESULTS.glob("*/t[ao]*.jsonl")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", own_files("results/*/t[ao]*.jsonl"), ids=lambda p: p.name)
 def test_committed_runs_are_whole_and_hold_no_failure(path):
     env, cells = read(path)
     assert len(cells) == len(env["plan"])

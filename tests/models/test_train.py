@@ -161,6 +161,15 @@ def test_too_few_backends_or_seeds_judge_nothing_and_tell_the_deviation():
     assert (alone.status, alone.deviation) == ("not judged", None)
 
 
+def test_a_cpu_is_not_asked_for_backends_that_it_does_not_have():
+    there = {device: len(known) for device, known in train_plan.BACKENDS.items()}
+    assert there["cpu"] < curves.LEAST_BACKENDS <= there["cuda"]
+    for device in ("cpu", "cuda"):
+        [record] = [a_record(7, "mine", level(3.0)) | {"device": device}]
+        why = curves.why_not_judged([record])
+        assert ("a CPU has" in why) == (device == "cpu")
+
+
 def test_a_backend_that_fell_out_costs_its_own_row_alone():
     backends = four_backends()
     for record in backends:

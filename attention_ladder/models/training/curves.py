@@ -146,10 +146,11 @@ def why_not_judged(records: Sequence[Record]) -> str | None:
     counts = [len(curves) for curves in backends(records).values()]
     if sum(count >= LEAST_BACKENDS for count in counts) >= LEAST_SEEDS:
         return None
-    return (
-        f"got {len(counts)} seed(s) of {max(counts, default=0)} SDPA backend(s); a spread takes "
-        f"{LEAST_SEEDS} seeds of {LEAST_BACKENDS} backends"
-    )
+    there = f"got {len(counts)} seed(s) of {max(counts, default=0)} SDPA backend(s); "
+    takes = f"a spread takes {LEAST_SEEDS} seeds of {LEAST_BACKENDS} backends"
+    fewer = ", more than a CPU has: there, no curve is judged"
+    on_cpu = any(record["device"] == "cpu" for record in records)
+    return there + takes + fewer * on_cpu
 
 
 def judge(records: Sequence[Record]) -> list[Verdict]:

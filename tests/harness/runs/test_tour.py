@@ -127,6 +127,19 @@ def test_the_fastest_is_found_at_one_problem_among_exact_rows_alone():
     assert "none" in ended(make_cell(5, "rival", **sized(64, status="wrong")))[0]
 
 
+def test_a_stage_that_did_not_run_is_not_called_interpreted():
+    """A stage that needs a GPU of one generation is skipped on a CPU, in whichever mode."""
+    ran = [make_cell(3, "torch_three_gemm", **sized(64, time_ms=1.0)),
+           make_cell(5, "online", **sized(64, time_ms=9.0, mode="interpreted"))]  # fmt: skip
+    left_out = make_cell(
+        9,
+        "hopper",
+        **sized(64, time_ms=None, mode="interpreted", status="skipped", reason="no GPU"),
+    )
+    first, _, third, _ = ended(*ran, left_out)
+    assert "(interpreted, so not compared: stage 5)" in first and "stage 9 (no GPU)" in third
+
+
 def test_where_it_broke_is_in_the_records():
     cells = [
         make_cell(4, "lite", **sized(n, status="ok" if n <= 64 else "wrong-by-design",
