@@ -73,7 +73,7 @@ def as_shown(path: Path, **fields: object) -> str:
     """The tables of a file's cells with those fields, as by `ladder table --format markdown`."""
     env, cells = read(path)
     cells = [c for c in cells if all(c[name] == value for name, value in fields.items())]
-    note = f"Errors are against stage 3 in this dtype; {READING.format('')}."
+    note = f"Errors are against float64; {READING.format('')}."
     return markdown(cell_tables.tables(env, cells), note, machine(env))
 
 

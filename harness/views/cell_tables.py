@@ -28,11 +28,12 @@ LEGEND = (
     "N. skipped, crashed, timeout, out-of-memory: no figure. interpreted: Triton without a GPU, "
     "no speed, never compared. ~: ratio of medians from one process per cell. Without ~: paired, "
     "all in one process, in turns: the median of the rounds' ratios, in brackets their quartiles "
-    "(vs #3: below 1.05x), and the times are of these rounds. Errors are against stage 3 in the same dtype."
+    "(vs #3: below 1.05x), and the times are of these rounds. Errors are against stage 3 in "
+    "float64, also stage 3's own."
 )
 
 # the legend in a terminal: one line of 80 columns
-SHORT_LEGEND = "~: separate runs; without ~: in turns."
+SHORT_LEGEND = "~: not in turns; errors: to float64."
 MORE = "docs/measuring.md"
 
 # added to the legend of other directions than forward
@@ -226,8 +227,8 @@ def row(group: Sequence[Record], cell: Record, title: str) -> list[str]:
         "interpreted" if interpreted else show_step(before, timed, turn is not None),
         show_briefly(stage3, timed, turn is not None),
         show_peak(cell),
-        show_error(cell["err_stage3_max"]),
-        show_error(cell["err_stage3_rel"]),
+        show_error(cell["err_f64_max"]),
+        show_error(cell["err_f64_rel"]),
         cell["status"],
     ]
 
@@ -368,9 +369,9 @@ def broken(env: Record, cells: Sequence[Record]) -> str:
         right = [c["nk"] for c in rows if c["status"] == "ok" and c["nk"] < least["nk"]]
         till = f"is exact up to N = {max(right)}, " if right else "is "
         said = f"{label} {till}wrong at N = {least['nk']}, the next "
-        said += f"measured: off by {show_error(least['err_stage3_max'])} there"
+        said += f"measured: off by {show_error(least['err_f64_max'])} there"
         if most["nk"] > least["nk"]:
-            said += f", by {show_error(most['err_stage3_max'])} at N = {most['nk']}"
+            said += f", by {show_error(most['err_f64_max'])} at N = {most['nk']}"
         parts.append(said)
     failed = {cell["stage"] for cell in cells if cell["status"] in FAILURES}
     if failed:

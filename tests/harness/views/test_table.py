@@ -26,12 +26,12 @@ def ladder_cells(**changes):
     """Five stages of one problem: ok, ok, interpreted and wrong by design, interpreted, crashed."""
     interpreted = {"mode": "interpreted", "time_iqr_ms": None, "samples": 1}
     nothing = {"time_ms": None, "time_iqr_ms": None, "samples": 0, "peak_bytes": None,
-               "memory_meter": None, "err_stage3_max": None, "err_stage3_rel": None}  # fmt: skip
+               "memory_meter": None, "err_f64_max": None, "err_f64_rel": None}  # fmt: skip
     return [
         make_cell(1, "raw_python", time_ms=50.0, peak_bytes=1000, **changes),
-        make_cell(3, "torch_three_gemm", time_ms=0.5, err_stage3_max=0.0, **changes),
+        make_cell(3, "torch_three_gemm", time_ms=0.5, err_f64_max=0.0, **changes),
         make_cell(4, "triton_lite", status="wrong-by-design", reason="declared exact up to 64",
-                  time_ms=0.001, err_stage3_max=0.37, **interpreted, **changes),
+                  time_ms=0.001, err_f64_max=0.37, **interpreted, **changes),
         make_cell(5, "triton_online", time_ms=900.0, **interpreted, **changes),
         make_cell(90, "mine", status="crashed", reason="killed by SIGSEGV", **nothing, **changes),
     ]  # fmt: skip
@@ -53,7 +53,7 @@ def line_of(lines, start):
 EXTREMES = {
     "slow": {"time_ms": 123_456.0, "peak_bytes": 1000 << 20},
     "fast": {"time_ms": 0.0123, "peak_bytes": 999},
-    "wide": {"status": "out-of-memory", "err_stage3_max": 1.2e-10, "err_stage3_rel": 3.4e12},
+    "wide": {"status": "out-of-memory", "err_f64_max": 1.2e-10, "err_f64_rel": 3.4e12},
     "design": {"status": "wrong-by-design", "mode": "interpreted", "time_ms": 999.4},
 }
 
@@ -72,7 +72,7 @@ def test_no_line_is_wider_than_the_page_and_no_figure_is_cut(width):
             line = line_of(lines[text[: text.index("N = 16384")].count("\n") :], str(cell["stage"]))
             assert cell["status"] in line
             assert units.show_time(cell["time_ms"]) in line
-            assert cell_tables.show_error(cell["err_stage3_max"]) in line
+            assert cell_tables.show_error(cell["err_f64_max"]) in line
             assert cell_tables.show_peak(cell) in line
     # the relative error is what gives way
     assert "rel err" in text if width == 100 else "rel err" not in text or width > 80
@@ -97,7 +97,7 @@ def test_only_ok_rows_are_compared_and_interpreted_ones_never():
     lines = shown(ladder_cells())
     assert (
         line_of(lines, "1").split()[-7:]
-        == ["ms", "-", "~0.01x", "<1", "MB", *["1e-07", "2e-07", "ok"]][-7:]
+        == ["ms", "-", "~0.01x", "<1", "MB", *["3e-07", "4e-07", "ok"]][-7:]
     )
     assert "~100x" in line_of(lines, "3")  # against stage 1, which is before it
     for number in ("4", "5"):
@@ -186,6 +186,13 @@ def test_a_ratio_has_the_digits_that_show_its_spread(slow, shown, brief):
     assert cell_tables.show_step(before, after) == shown
     assert cell_tables.show_briefly(before, after) == brief
     assert cell_tables.show_briefly(after, after) == "1.00x"  # itself
+
+
+def test_every_error_is_against_float64_also_that_of_stage_3():
+    cells = [make_cell(err_f64_max=1.5e-7, err_f64_rel=2.5e-7)]  # its error to itself is 0
+    cells[0] |= {"err_stage3_max": 0.0, "err_stage3_rel": 0.0}
+    assert {"1.5e-07", "2.5e-07"} <= {*line_of(shown(cells), "3").split()}
+    assert "errors: to float64" in shown(cells)[-1]
 
 
 def test_interpreted_rows_are_dimmed_and_failures_stand_out():
