@@ -95,9 +95,9 @@ def points(what: str, group: Group) -> dict[Stage, list[tuple[float, float, bool
 
 
 def ahead_of(peer: Record | None, record: Record) -> float | None:
-    """How many times as fast as `peer` a record is; None where it is no peer, or wasn't timed."""
-    able = peer is not None and peer["stage"] >= PEERS_FROM and bench.timed(peer)
-    return times_faster(peer, record) if able else None
+    """How many times as fast as another's a record is; None where that isn't a peer's, or timed."""
+    other = peer is not None and peer is not record and peer["stage"] >= PEERS_FROM
+    return times_faster(peer, record) if other and peer and bench.timed(peer) else None
 
 
 def frame(axis: Any, what: str, group: Group, names: Mapping[Stage, str], look: Look) -> None:
