@@ -1,7 +1,7 @@
 """The generated parts of docs that come from `ladder bench`, `ladder train` and tools."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 
 from attention_ladder.models import views
@@ -38,7 +38,42 @@ def race(name: str, direction: str, stage: int, sizes: Sequence[int]) -> str:
     header = f"mask and size | #3 | #{stage} | {' | '.join(CONTESTANTS.values())}"
     header += f" | #{stage} over flash | over Flex"
     note = "TFLOP/s, the masked part not counted; fp16, B N = 16384, H d = 2048; paired."
-    return text.part(header, body, note, env)
+    stands = {who: pairs_of(cells, stage, peer, sizes) for peer, who in CONTESTANTS.items()}
+    return text.part(header, body, f"{note} {standings(f'#{stage}', stands)}", env)
+
+
+Pairs = Sequence[tuple[str, Record, Record]]  # a problem's title, the record of a stage, a peer's
+STANDINGS = "ahead of", "level with", "behind"
+
+
+def standing(ours: Record, peer: Record) -> str:
+    """Which of STANDINGS a stage is: level where the rounds' quartiles aren't on one side of 1."""
+    ratio = cell_tables.times_faster(peer, ours) or 0.0
+    low, high = cell_tables.spread(peer, ours) or (ratio, ratio)
+    return STANDINGS[0 if low > 1 else 2 if high < 1 else 1]
+
+
+def standings(who: str, peers: Mapping[str, Pairs]) -> str:
+    """A sentence: which peers a stage is ahead of, level with or behind, and on which problems."""
+    said: dict[str, list[str]] = {}
+    for peer, pairs in peers.items():
+        found = [(standing(ours, other), title) for title, ours, other in pairs]
+        usual = max(STANDINGS, key=[how for how, _ in found].count)
+        but = "; ".join(f"{how} it at {title}" for how, title in found if how != usual)
+        said.setdefault(f"{usual} {{}}" + (f", but {but}" if but else ""), []).append(peer)
+    parts = [how.format(", ".join(names)) for how, names in said.items()]
+    rows = "in each row" + ", but as named" * any("but" in part for part in parts)
+    return f"By the quartiles of the rounds, {rows}: {who} is {'; '.join(parts)}."
+
+
+def pairs_of(cells: Sequence[Record], stage: int, peer: str, sizes: Sequence[int]) -> Pairs:
+    """The records of a stage and a peer on each problem where both were timed."""
+    found = []
+    for title, at in text.problems(sizes):
+        ours, other = text.find(cells, stage=stage, **at), text.find(cells, name=peer, **at)
+        if contest_groups.timed(ours) and contest_groups.timed(other):
+            found.append((title, ours, other))
+    return found
 
 
 def training_memory(ds: Sequence[int] = (64, 128)) -> str:

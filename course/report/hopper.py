@@ -7,7 +7,7 @@ from itertools import groupby
 from itertools import product as combinations
 
 from course.report import text
-from course.report.contests import NOT_MEASURED, PEERS, cut_off, rate
+from course.report.contests import NOT_MEASURED, PEERS, cut_off, pairs_of, rate, standings
 from harness.records.jsonl import read
 from harness.records.schema import Record
 from harness.runs.suites import EVEN_AND_ODD
@@ -116,8 +116,10 @@ def race(name: str) -> str:
     replayed = ", replayed as CUDA graphs" if env["arguments"].get("graph") else ""
     note = (
         f"TFLOP/s, the masked part not counted; {cells[0]['dtype']}, {done}, B N = 16384, "
-        f"H d = 2048; paired{replayed}. In the geometric mean {' and '.join(means)}."
+        f"H d = 2048; paired{replayed}. In the geometric mean {' and '.join(means)}. "
     )
+    sizes = sorted({cell["nk"] for cell in cells})
+    note += standings("#9", {who: pairs_of(cells, 9, x, sizes) for x, who in names.items()})
     return text.part(header, body, note, env)
 
 
