@@ -13,7 +13,9 @@ from harness.views import cell_tables, contest_groups, contests, table
 
 CONTESTANTS = {"sdpa_flash": "SDPA flash", "sdpa_cudnn": "cuDNN", "flex_attention": "FlexAttention"}
 FULL = {False: text.MASKS[False]}
-PEERS = CONTESTANTS | {"flash_attention_4": "FlashAttention-4"}
+PEERS = CONTESTANTS | {
+    "flash_attention_4": "FlashAttention-4", "flash_attention_3": "FlashAttention-3",
+}  # fmt: skip
 NOT_MEASURED = "Not measured yet: the commands above, on a GPU."
 
 

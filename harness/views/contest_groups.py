@@ -193,7 +193,9 @@ def decode_table(env: Record, records: Sequence[Record], ceilings: Sequence[Reco
             one = going.get((stage, None))
             why = show(at.get((stage, None)), "time") or "-"
             texts.append(f"{bandwidth(one):.2f}" if one else why)
-        texts += [f"{bandwidth(best):.2f} #{best['stage']}" if best else "-", ahead(best, mine)]
+        in_pages = f" pages of {best['page_size']}" if best and best["page_size"] else ""
+        name = f"{bandwidth(best):.2f} #{best['stage']}{in_pages}" if best else "-"
+        texts += [name, ahead(best, mine)]
         texts += [f"{100 * bandwidth(mine) / roof:.0f}%" if mine and roof else "-"]
         texts += [ahead(mine, going.get((newest, size)) if newest else None) for size in sizes]
         rows.append(texts)

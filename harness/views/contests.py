@@ -124,6 +124,7 @@ def as_csv(env: Record, records: Sequence[Record]) -> str:
     machine = {
         "gpu" if env["device"] == "cuda" else "cpu": env["device_name"],
         **{field: env[field] for field in ("driver", "torch", "triton", "python", "date")},
+        **(env.get("versions") or {}),
     }
     peers = sorted({peer for record in records for peer in record["speedup"]})
     rows = []
