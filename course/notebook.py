@@ -167,7 +167,7 @@ def ratio(run: Records, before: int, after: int, **fields: object) -> str:
     for record in found:
         if record["status"] != "ok":
             return f"no ratio: stage {record['stage']} is {record['status']}: {record['reason']}"
-    shown = cell_tables.show_step(*found)
+    shown = cell_tables.show_step(found[0], found[1])
     said = f"N = {found[0]['nk']}: stage {after} is {shown} as fast as stage {before}"
     return f"{said}, in brackets the quartiles over the rounds" if "(" in shown else said
 

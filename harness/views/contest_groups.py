@@ -13,9 +13,9 @@ from harness.views.cell_tables import (
     Stage,
     grouped,
     labels,
+    show_briefly,
     stage_of,
     stages_of,
-    show_briefly,
 )
 from harness.views.roofline import UNITS, roof_of
 from harness.views.table import Column, Table

@@ -296,7 +296,9 @@ def ratios_to(name, stage, peer, **at):
     """How many times as fast as `peer` a stage is, on each problem of a run with those fields."""
     cells = [c for c in of_run(name) if all(c[field] == value for field, value in at.items())]
     return [
-        cell_tables.times_faster(text.find(cells, name=peer, **at), text.find(cells, stage=stage, **at))
+        cell_tables.times_faster(
+            text.find(cells, name=peer, **at), text.find(cells, stage=stage, **at)
+        )
         for _, at in text.problems(sorted({cell["nk"] for cell in cells}))
         if any(cell.items() >= at.items() for cell in cells)
     ]
@@ -325,11 +327,12 @@ def lite(tokens):
 
 # page, what it says of a table, whether the records say so
 SAID = [
-    ("results.md", "From 65 [tokens](glossary.md#token) on, Lite makes the sentence embedding wrong; "
-     "Online does not change it",
+    ("results.md", "From 65 [tokens](glossary.md#token) on, Lite makes the sentence embedding "
+     "wrong; Online does not change it",
      lambda: lite(64) == ["ok", "ok"]
      and all(lite(n) == ["wrong-by-design", "ok"] for n in (65, 128, 512))),
-    ("flash2.md", "costs a fiftieth at most", lambda: max(ratios_to("variants", 6, "grid_1d")) < 1.025),
+    ("flash2.md", "costs a fiftieth at most",
+     lambda: max(ratios_to("variants", 6, "grid_1d")) < 1.025),
     ("flash2.md", "**The order matters**, without a mask at every N",
      lambda: min(ratios_to("variants", 6, "grid_1d_heads", causal=False)) > 1.05),
     ("flash2.md", "that order costs nothing at d = 64",
@@ -344,8 +347,10 @@ SAID = [
      lambda: all(1.035 < x < 1.065 for x in ratios_to("hopper-variants", 9, "whole_sums", d=128))),
     ("hopper.md", "A counter (5) helps without a mask, too, at d = 64",
      lambda: min(ratios_to("hopper-variants", 9, "static", d=64, causal=False)) > 1.005),
-    ("hopper.md", "A hundredth at most is gained by it at d = 128 without a mask; at d = 64 much is lost",
-     lambda: all(0.985 < x < 1 for x in ratios_to("hopper-tried", 9, "in_registers", d=128, causal=False))
+    ("hopper.md", "A hundredth at most is gained by it at d = 128 without a mask; at d = 64 much "
+     "is lost",
+     lambda: all(0.985 < x < 1
+                 for x in ratios_to("hopper-tried", 9, "in_registers", d=128, causal=False))
      and min(ratios_to("hopper-tried", 9, "in_registers", d=64, causal=False)) > 1.3),
     ("hopper.md", "FlashAttention-4 is faster in all twelve: its backward pass gains more than its "
      "forward pass loses",
@@ -357,7 +362,8 @@ SAID = [
      lambda: all(over_three(n, h=32, precision="float16") > slow / fast
                  for n, (slow, fast, *_) in sources.SOURCE_4_2.items())),
     ("source-tables.md", "it is *slower* than stage 3 everywhere",
-     lambda: all(over_three(n, h=h, precision="ieee") < 1 for n in text.ALL_SIZES for h in (1, 32))),
+     lambda: all(over_three(n, h=h, precision="ieee") < 1
+                 for n in text.ALL_SIZES for h in (1, 32))),
     ("source-tables.md", "In **TF32** with 32 heads it wins",
      lambda: all(over_three(n, h=32, precision="tf32") > 1 for n in text.ALL_SIZES)),
     ("source-tables.md", "With **one head** it is slower in every precision until N is large",
@@ -385,7 +391,8 @@ def test_where_a_stage_stands_is_said_by_the_quartiles():
         ours = make_cell(paired=True, rounds_ms=[1.0] * len(ratios))
         return title, ours, ours | {"rounds_ms": [*ratios]}
 
-    sure, unsure, worse = pair("a", 1.1, 1.1, 1.2), pair("b", 0.9, 1.1, 1.2), pair("c", 0.8, 0.9, 0.9)
+    sure, unsure = pair("a", 1.1, 1.1, 1.2), pair("b", 0.9, 1.1, 1.2)
+    worse = pair("c", 0.8, 0.9, 0.9)
     peers = {"Flash": [sure, sure], "Flex": [sure, unsure, sure], "other": [worse], "one": [sure]}
     assert contests.standings("#7", peers) == (
         "By the quartiles of the rounds, in each row, but as named: #7 is ahead of Flash, one; "

@@ -237,7 +237,8 @@ def test_the_versions_of_what_peers_are_made_of_are_kept_and_shown(monkeypatch):
 def test_a_tuned_peer_is_in_no_table_of_a_source():
     every = [replace(peer, unavailable={"cuda": None}) for peer in describe_files(peer_files())]
     cells = suites.SUITES["table-4.2"].cells(every, replace(TINY, device="cuda"))
-    assert {cell.stage.number for cell in cells} == {peer.number for peer in every} - {106, 107, 108}
+    others = {106, 107, 108}  # 107 takes no float16
+    assert {cell.stage.number for cell in cells} == {peer.number for peer in every} - others
 
 
 def test_what_is_read_from_pages_takes_its_time(monkeypatch, make_own):
@@ -378,7 +379,8 @@ class FakeWrapper:
 def test_flashinfer_is_given_rows_and_pages_as_it_reads_them(monkeypatch, Nq, causal):
     """By a fake: in one piece, from pages in any order, and again after more tokens."""
     names = ("BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper")
-    monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace(**dict.fromkeys(names, FakeWrapper)))
+    fake = SimpleNamespace(**dict.fromkeys(names, FakeWrapper))
+    monkeypatch.setitem(sys.modules, "flashinfer", fake)
     FakeWrapper.planned = 0
     peer = stages.load(PEERS / "p108_flashinfer.py")
     anywhere = replace(peer.STAGE, devices=("cpu",), needs=(), dtypes=("float32",), capability=None)
