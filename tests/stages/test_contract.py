@@ -24,7 +24,14 @@ from stage_checks import (
 
 import stages
 from stages import contract, machine
-from stages.contract import Stage, StageUnavailable, check_inputs, input_precision, why_not
+from stages.contract import (
+    NEEDS,
+    Stage,
+    StageUnavailable,
+    check_inputs,
+    input_precision,
+    why_not,
+)
 
 B, H, NQ, NK, D = 2, 2, 3, 4, 8
 SHAPE = (B, H, NQ, NK, D)
@@ -316,7 +323,7 @@ def test_a_stage_needs_four_fields_only():
     [
         *[("number", x, "an int of at least 0") for x in (-1, True, "5", 5.0, None)],
         *[(name, x, "a text") for name in ("name", "title", "idea") for x in ("", "  ", None, 5)],
-        ("needs", ("gpu",), "some of triton, gluon, extension, cuda, flash-attn-4"),
+        ("needs", ("gpu",), f"some of {', '.join(NEEDS)}"),
         ("devices", ("tpu",), "some of cpu, cuda"),
         ("dtypes", ("float32", "int8"), "some of float16, bfloat16, float32, float64"),
         ("dtypes", (torch.float32,), "some of float16, bfloat16, float32, float64"),
