@@ -279,9 +279,9 @@ def tables(env: Record, cells: Sequence[Record]) -> list[Table]:
 def column(header: str) -> Column:
     """The layout of a column: on a narrow page titles are cut, then the relative error goes."""
     if header == "stage":
-        return Column(header, left=True, least=12, most=24)
+        return Column(header, left=True, least=10, most=24)
     if header == "vs #3":
-        return Column(header, least=8, wraps=True)  # its quartiles go below it
+        return Column(header, least=len("(0.000154-0.000159)"), wraps=True)  # quartiles go below it
     return Column(header, left=header == "status", gives_way=header == "rel err")
 
 

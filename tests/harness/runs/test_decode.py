@@ -24,6 +24,7 @@ from harness.runs.comparison import bench_records, compare
 from harness.views import contest_groups
 from ladder import bench
 from stages import machine
+from stages.contract import StageUnavailable
 
 TINY = Problem(
     inputs="peaky", seed=1, b=2, h=4, hk=2, nq=2, nk=150, d=16, dtype="float32", precision="ieee",
@@ -402,6 +403,29 @@ def test_flashinfer_is_given_rows_and_pages_as_it_reads_them(monkeypatch, Nq, ca
     if causal:
         with pytest.raises(ValueError, match="expected a key for each row"):
             peer.attend(torch.randn(1, 2, 5, 16), k[:1, :, :4], v[:1, :, :4], causal=True)
+
+
+def test_flash_attention_3_is_given_rows_before_heads_and_its_refusal_is_said(monkeypatch):
+    def flash_attn_func(q, k, v, causal):
+        if q.shape[-1] % 8:
+            raise RuntimeError("head_size should be a multiple of 8\nException raised from ...")
+        return stages.by_number(3).attend(
+            *(x.transpose(1, 2) for x in (q, k, v)), causal=causal
+        ).transpose(1, 2)  # fmt: skip
+
+    fake = SimpleNamespace(flash_attn_func=flash_attn_func)
+    monkeypatch.setitem(sys.modules, "fa3_fwd_interface", fake)
+    peer = stages.load(PEERS / "p107_flash_attention_3.py")
+    anywhere = replace(peer.STAGE, devices=("cpu",), needs=(), dtypes=("float32",), capability=None)
+    monkeypatch.setattr(peer, "STAGE", anywhere)
+    q, k, v = (torch.randn(2, H, n, 16) for H, n in ((4, 5), (2, 7), (2, 7)))
+    expected = stages.by_number(3).attend(q, k, v, causal=True)
+    assert torch.equal(peer.attend(q, k, v, causal=True), expected)
+    with pytest.raises(StageUnavailable, match="does not take this problem: head_size should be"):
+        peer.attend(*(x[..., :12] for x in (q, k, v)))
+    monkeypatch.setitem(sys.modules, "fa3_fwd_interface", None)
+    with pytest.raises(StageUnavailable, match="can't be loaded here"):
+        peer.attend(q, k, v)
 
 
 OURS, CUDNN, FLEX = (8, "triton_split_kv"), (101, "sdpa_cudnn"), (103, "flex_attention")
