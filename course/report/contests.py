@@ -103,8 +103,7 @@ def skipping() -> str:
         times = [cell["time_ms"] for cell in (full, half)]
         shown = [f"{significant(time)} ms" for time in times]
         visited = f"{100 * half['skip_ratio']:.0f}%"
-        faster = cell_tables.show_ratio(times[0] / times[1], paired=False)
-        body.append([title, visited, *shown, faster])
+        body.append([title, visited, *shown, f"~{times[0] / times[1]:.2f}x"])
     header = "size | tiles never visited | no mask | causal | faster"
     note = "Two contests: the ratio is of medians taken one after the other."
     return text.part(header, body, note, env)
@@ -206,7 +205,7 @@ def masks() -> str:
         at = {(cell["causal"], bool(cell["seqlens_k"])): cell["time_ms"] for cell in group}
         plain = at[False, False]
         others = ((True, False), (False, True), (True, True))
-        kept = (cell_tables.show_ratio(plain / at[key], paired=False) for key in others)
+        kept = (f"~{plain / at[key]:.2f}x" for key in others)
         shape = contest_groups.decoded(group[0] | {"causal": False, "seqlens_k": None})
         body.append([shape, group[0]["nq"], f"{significant(1e3 * plain)} us", *kept])
     header = "B, H, Hk, N, d | Nq | no mask | causal | lengths | both"

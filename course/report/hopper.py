@@ -214,8 +214,7 @@ def odd() -> str:
         even = at.get((n, 1, None))
         others = ((ragged, 1, None), (n, 4, None), (n, 1, n), (n, 1, ragged))
         figures = [f"{1e3 * even:.0f} us" if even else "-"]
-        ratios = [at[x] / even if even and x in at else None for x in others]
-        figures += [cell_tables.show_ratio(ratio, paired=False) for ratio in ratios]
+        figures += [f"~{at[x] / even:.2f}x" if even and x in at else "-" for x in others]
         body.append([f"d = {d}, {text.MASKS[causal]}, N = {n} and {ragged}", *figures])
     header = "mask and sizes | the first N | the second N | four heads share keys"
     header += " | lengths as the first N | as the second"

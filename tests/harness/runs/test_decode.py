@@ -561,8 +561,8 @@ def test_the_docs_say_what_masks_cost(tmp_path, monkeypatch):
     ]  # fmt: skip
     write_run(tmp_path / "masks.jsonl", make_bench_env(records), records)
     assert cells_of(contests.masks())[1:] == [
-        ["1, 32, 8, 8192, 128", "8", "100 us", "~0.8x", "~1x", "~0.5x"],
-        ["2, 32, 8, 8192, 128", "8", "100 us", "~0.4x", "~1x", "~0.5x"],
+        ["1, 32, 8, 8192, 128", "8", "100 us", "~0.80x", "~1.00x", "~0.50x"],
+        ["2, 32, 8, 8192, 128", "8", "100 us", "~0.40x", "~1.00x", "~0.50x"],
     ]
     assert [row["B, H, Hk, N, d"] for row in rows_of(records[:4])] == [
         f"1, 32, 8, 8192, 128{masks}" for masks in ("", " causal", " lengths", " causal lengths")
