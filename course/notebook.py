@@ -167,12 +167,9 @@ def ratio(run: Records, before: int, after: int, **fields: object) -> str:
     for record in found:
         if record["status"] != "ok":
             return f"no ratio: stage {record['stage']} is {record['status']}: {record['reason']}"
-    times = cell_tables.significant(cell_tables.times_faster(*found) or 0)
-    said = f"N = {found[0]['nk']}: stage {after} is {times} times as fast as stage {before}"
-    if quartiles := cell_tables.spread(*found):
-        low, high = map(cell_tables.significant, quartiles)
-        said += f", in half of the rounds {low} to {high} times"
-    return said
+    shown = cell_tables.show_step(found[0], found[1])
+    said = f"N = {found[0]['nk']}: stage {after} is {shown} as fast as stage {before}"
+    return f"{said}, in brackets the quartiles over the rounds" if "(" in shown else said
 
 
 def plot(run: Records, measure: str) -> Picture | None:

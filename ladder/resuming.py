@@ -120,8 +120,8 @@ def same_machine(path: Path, env: Record) -> None:
     """Raise UserError where the machine, its software or the code differs from the run's."""
     now = environment.make_env(env["device"], [], [], {})
     for field in ("device_name", "cpu", "cores", "python", "torch", "triton", "numpy", "driver",
-                  "commit", "sources"):  # fmt: skip
-        if now[field] != env[field]:
+                  "commit", "sources", "versions"):  # fmt: skip
+        if now[field] != env.get(field, now[field]):
             raise UserError(
                 f"--resume: {path} was begun with {field.replace('_', ' ')} {env[field]}, here it "
                 f"is {now[field]}; start a new run"

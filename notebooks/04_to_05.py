@@ -159,8 +159,8 @@ nb.side_by_side(nb.code(4, "attention_kernel"), nb.code(5, "attention_kernel"))
 #
 # ## Measure
 #
-# The last prediction of [stage 5's page](../docs/walkthrough/5-triton-online.md#predict). (The
-# table's errors are against stage 3 in float32, the plot's against float64.)
+# The last prediction of [stage 5's page](../docs/walkthrough/5-triton-online.md#predict). (All
+# errors are against float64.)
 
 # %%
 from IPython.display import display

@@ -40,7 +40,7 @@ MAX_GRID = 65_535  # where a CUDA grid's second and third axes end: heads and ba
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 DEVICES = ("cpu", "cuda")
 OPTIONS = ("causal", "seqlens_k", "gqa", "paged")
-NEEDS = ("triton", "gluon", "extension", "cuda", "flash-attn-4")
+NEEDS = ("triton", "gluon", "extension", "cuda", *machine.PACKAGES)
 TRAFFICS = ("fused", "three-kernel")
 LISTS = {"needs": NEEDS, "devices": DEVICES, "dtypes": DTYPES, "options": OPTIONS}
 TEXTS = {"name": 60, "title": 100, "idea": 400, "still_hurts": 400}  # and their most characters
@@ -71,7 +71,7 @@ class Stage:
     idea          the one idea, in a sentence
     still_hurts   what the next stage mends
     needs         of 'triton', 'gluon' (its lower level), 'extension' (ours, in C++), 'cuda',
-                  'flash-attn-4' (the package)
+                  'flash-attn-4' or another of machine.PACKAGES
     capability    the least CUDA compute capability, such as (9, 0)
     only_major    the one major CUDA compute capability it is made for, such as 9
     devices       where it computes
@@ -198,9 +198,8 @@ def why_not(stage: Stage, device: str) -> str | None:
         return reason
     if "extension" in stage.needs and (reason := machine.why_no_extension()):
         return reason
-    if "flash-attn-4" in stage.needs and (reason := machine.why_no_flash_attn_4()):
-        return reason
-    return None
+    missing = (machine.why_no_package(need) for need in stage.needs if need in machine.PACKAGES)
+    return next(filter(None, missing), None)
 
 
 def why_not_dtype(stage: Stage, dtype: str, device: str) -> str | None:

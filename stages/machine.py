@@ -181,11 +181,18 @@ def why_no_gluon() -> str | None:
     return None
 
 
-def why_no_flash_attn_4() -> str | None:
-    """Why FlashAttention-4 can't be used here, or None where it can."""
-    if not has_module("flash_attn.cute"):
-        return "no FlashAttention-4 here: run `pip install flash-attn-4`"
-    return None
+# a package that a peer needs -> the module that it brings, and what it is
+PACKAGES = {
+    "flash-attn-4": ("flash_attn.cute", "FlashAttention-4"),
+    "fa3-fwd": ("fa3_fwd_interface", "FlashAttention-3"),
+    "flashinfer-python": ("flashinfer", "FlashInfer"),
+}
+
+
+def why_no_package(package: str) -> str | None:
+    """Why one of PACKAGES can't be used here, or None where it can."""
+    module, title = PACKAGES[package]
+    return None if has_module(module) else f"no {title} here: run `pip install {package}`"
 
 
 def why_no_extension() -> str | None:

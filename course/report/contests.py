@@ -1,7 +1,7 @@
 """The generated parts of docs that come from `ladder bench`, `ladder train` and tools."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import permutations
 
 from attention_ladder.models import views
@@ -14,7 +14,9 @@ from harness.views import cell_tables, contest_groups, contests, table
 
 CONTESTANTS = {"sdpa_flash": "SDPA flash", "sdpa_cudnn": "cuDNN", "flex_attention": "FlexAttention"}
 FULL = {False: text.MASKS[False]}
-PEERS = CONTESTANTS | {"flash_attention_4": "FlashAttention-4"}
+PEERS = CONTESTANTS | {
+    "flash_attention_4": "FlashAttention-4", "flash_attention_3": "FlashAttention-3",
+}  # fmt: skip
 NOT_MEASURED = "Not measured yet: the commands above, on a GPU."
 
 
@@ -33,13 +35,48 @@ def race(name: str, direction: str, stage: int, sizes: Sequence[int]) -> str:
     for title, at in text.problems(sizes):
         three, ours = text.both(cells, 3, stage, **at)
         of_peers = (rate(text.find(cells, name=peer, **at)) for peer in CONTESTANTS)
-        ratios = (ours["speedup"].get(peer) for peer in ("sdpa_flash", "flex_attention"))
-        over = ("-" if ratio is None else f"{ratio:.2f}x" for ratio in ratios)
+        rivals = (text.find(cells, name=peer, **at) for peer in ("sdpa_flash", "flex_attention"))
+        over = (contest_groups.show(ours, "speedup", peer) for peer in rivals)
         body.append([title, rate(three), f"**{rate(ours)}**", *of_peers, *over])
     header = f"mask and size | #3 | #{stage} | {' | '.join(CONTESTANTS.values())}"
     header += f" | #{stage} over flash | over Flex"
     note = "TFLOP/s, the masked part not counted; fp16, B N = 16384, H d = 2048; paired."
-    return text.part(header, body, note, env)
+    stands = {who: pairs_of(cells, stage, peer, sizes) for peer, who in CONTESTANTS.items()}
+    return text.part(header, body, f"{note} {standings(f'#{stage}', stands)}", env)
+
+
+Pairs = Sequence[tuple[str, Record, Record]]  # a problem's title, the record of a stage, a peer's
+STANDINGS = "ahead of", "level with", "behind"
+
+
+def standing(ours: Record, peer: Record) -> str:
+    """Which of STANDINGS a stage is: level where the rounds' quartiles aren't on one side of 1."""
+    ratio = cell_tables.times_faster(peer, ours) or 0.0
+    low, high = cell_tables.spread(peer, ours) or (ratio, ratio)
+    return STANDINGS[0 if low > 1 else 2 if high < 1 else 1]
+
+
+def standings(who: str, peers: Mapping[str, Pairs]) -> str:
+    """A sentence: which peers a stage is ahead of, level with or behind, and on which problems."""
+    said: dict[str, list[str]] = {}
+    for peer, pairs in peers.items():
+        found = [(standing(ours, other), title) for title, ours, other in pairs]
+        usual = max(STANDINGS, key=[how for how, _ in found].count)
+        but = "; ".join(f"{how} it at {title}" for how, title in found if how != usual)
+        said.setdefault(f"{usual} {{}}" + (f", but {but}" if but else ""), []).append(peer)
+    parts = [how.format(", ".join(names)) for how, names in said.items()]
+    rows = "in each row" + ", but as named" * any("but" in part for part in parts)
+    return f"By the quartiles of the rounds, {rows}: {who} is {'; '.join(parts)}."
+
+
+def pairs_of(cells: Sequence[Record], stage: int, peer: str, sizes: Sequence[int]) -> Pairs:
+    """The records of a stage and a peer on each problem where both were timed."""
+    found = []
+    for title, at in text.problems(sizes):
+        ours, other = text.find(cells, stage=stage, **at), text.find(cells, name=peer, **at)
+        if contest_groups.timed(ours) and contest_groups.timed(other):
+            found.append((title, ours, other))
+    return found
 
 
 def training_memory(ds: Sequence[int] = (64, 128)) -> str:
@@ -67,7 +104,7 @@ def skipping() -> str:
         times = [cell["time_ms"] for cell in (full, half)]
         shown = [f"{significant(time)} ms" for time in times]
         visited = f"{100 * half['skip_ratio']:.0f}%"
-        body.append([title, visited, *shown, f"{times[0] / times[1]:.2f}x"])
+        body.append([title, visited, *shown, f"~{times[0] / times[1]:.2f}x"])
     header = "size | tiles never visited | no mask | causal | faster"
     note = "Two contests: the ratio is of medians taken one after the other."
     return text.part(header, body, note, env)
@@ -80,10 +117,10 @@ def variants() -> str:
     others = [other for other in cell_tables.stages_of(cells) if other[0] != 6]
     body = []
     for title, at in text.problems(sorted({cell["nk"] for cell in cells})):
-        ours = text.find(cells, stage=6, **at)["time_ms"]
-        times = [text.find(cells, name=name, **at)["time_ms"] for _, name in others]
-        shown = ["-" if time is None else f"{time / ours:.2f}x" for time in times]
-        body.append([title, f"{significant(ours)} ms", *shown])
+        ours = text.find(cells, stage=6, **at)
+        found = (text.find(cells, name=name, **at) for _, name in others)
+        shown = (contest_groups.show(ours, "speedup", other) for other in found)
+        body.append([title, f"{significant(ours['time_ms'])} ms", *shown])
     header = " | ".join(["mask and size | as shipped", *(names[other] for other in others)])
     note = "fp16; a variant's time over the shipped stage's: above 1.00x it is slower. Paired."
     return text.part(header, body, note, env)
@@ -124,22 +161,21 @@ def parts() -> str:
     env, cells = read(file, "bench")
     body = []
     for group in contest_groups.shapes(cells):
-        going = {cell["name"]: cell["time_ms"] for cell in group if contest_groups.timed(cell)}
+        going = {cell["name"]: cell for cell in group if contest_groups.timed(cell)}
         fixed = {
-            int(name.removeprefix("parts_")): time
-            for name, time in going.items()
+            int(name.removeprefix("parts_")): cell
+            for name, cell in going.items()
             if name.startswith("parts_")
         }
         if "triton_split_kv" not in going or not fixed:
             continue
         chosen, ours = chosen_parts(group[0]), going["triton_split_kv"]
-        best = min(fixed, key=lambda splits: fixed[splits])
-        least = min(ours, fixed[best])
+        best = min(fixed, key=lambda splits: float(fixed[splits]["time_ms"]))
+        least = min((ours, fixed[best]), key=lambda cell: float(cell["time_ms"]))
         capped = fixed[8] if chosen > 8 else ours
         others = (fixed[1], capped, going["query_heads"])
-        figures = [chosen, f"{significant(1e3 * ours)} us", best, *(
-            f"{time / least:.2f}x" for time in (ours, *others)
-        )]  # fmt: skip
+        slower = (cell_tables.show_briefly(cell, least) for cell in (ours, *others))
+        figures = [chosen, f"{significant(1e3 * ours['time_ms'])} us", best, *slower]
         body.append([contest_groups.decoded(group[0]), group[0]["nq"], *figures])
     header = "B, H, Hk, N, d | Nq | the model's parts | time | fastest of those tried"
     header += " | model | not split | at most 8 | by query heads"
@@ -169,7 +205,8 @@ def masks() -> str:
     for group in contest_groups.shapes(cells, "causal", "seqlens_k"):
         at = {(cell["causal"], bool(cell["seqlens_k"])): cell["time_ms"] for cell in group}
         plain = at[False, False]
-        kept = (f"{plain / at[key]:.2f}x" for key in ((True, False), (False, True), (True, True)))
+        others = ((True, False), (False, True), (True, True))
+        kept = (f"~{plain / at[key]:.2f}x" for key in others)
         shape = contest_groups.decoded(group[0] | {"causal": False, "seqlens_k": None})
         body.append([shape, group[0]["nq"], f"{significant(1e3 * plain)} us", *kept])
     header = "B, H, Hk, N, d | Nq | no mask | causal | lengths | both"

@@ -270,7 +270,7 @@ def expected() -> str:
                 *result(cell), *(result(other[0]) if other else ("-",) * 4),
             ])  # fmt: skip
         parts.append(f"### Stage {stage}, {names[stage, name]}\n\n{text.rows(header, body)}")
-    note = "float32, one head; errors against stage 3 in float64."
+    note = "float32, one head; errors against float64."
     shown = {stage for stage, _ in stages_of(cpu)}
     return "\n\n".join([*parts, note, text.machine(cpu_env, gpu_env, shown=shown)])
 

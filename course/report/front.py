@@ -33,11 +33,11 @@ def first_table() -> str:
         body.append([
             labels[cell_tables.stage_of(cell)],
             "interpreted" if interpreted else show_time(timed["time_ms"]),
-            cell_tables.show_peak(cell), cell_tables.show_error(cell["err_stage3_max"]),
+            cell_tables.show_peak(cell), cell_tables.show_error(cell["err_f64_max"]),
             cell["status"],
         ])  # fmt: skip
-    title = cell_tables.problem_title(cells[0])
-    return text.part("stage | time | peak | max err | status", body, f"{title}: {HOW}.", env)
+    note = f"{cell_tables.problem_title(cells[0])}; errors against float64: {HOW}."
+    return text.part("stage | time | peak | max err | status", body, note, env)
 
 
 def gains() -> tuple[dict[int, str], list[Record]]:

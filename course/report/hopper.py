@@ -3,14 +3,15 @@
 import statistics
 import tomllib
 from collections.abc import Callable
-from itertools import groupby, product
+from itertools import groupby
+from itertools import product as combinations
 
 from course.report import text
-from course.report.contests import NOT_MEASURED, PEERS, cut_off, rate
+from course.report.contests import NOT_MEASURED, PEERS, cut_off, pairs_of, rate, standings
 from harness.records.jsonl import read
 from harness.records.schema import Record
 from harness.runs.suites import EVEN_AND_ODD
-from harness.views import cell_tables, machine
+from harness.views import cell_tables, contest_groups, machine
 
 SHIPPED = "gluon_hopper"
 OTHERS = {"triton_flash2": "#6", "triton_training": "#7"} | PEERS
@@ -84,7 +85,7 @@ def climb(name: str) -> str:
 
 def slower(cell: Record, ours: Record) -> str:
     """A variant's time over the shipped stage's."""
-    return "-" if cell["time_ms"] is None else f"{cell['time_ms'] / ours['time_ms']:.2f}x"
+    return contest_groups.show(ours, "speedup", cell)
 
 
 def race(name: str) -> str:
@@ -99,10 +100,12 @@ def race(name: str) -> str:
     body = []
     for title, at in text.problems(sorted({cell["nk"] for cell in cells})):
         ours = text.find(cells, stage=9, **at)
-        ratios = [ours["speedup"].get(peer) for peer in fastest]
-        for peer, ratio in zip(fastest, ratios, strict=True):
+        rivals = [text.find(cells, name=peer, **at) for peer in fastest]
+        for peer, rival in zip(fastest, rivals, strict=True):
+            timed = contest_groups.timed(ours) and contest_groups.timed(rival)
+            ratio = cell_tables.times_faster(rival, ours) if timed else None
             over[peer] += [] if ratio is None else [ratio]
-        shown = ("-" if ratio is None else f"{ratio:.2f}x" for ratio in ratios)
+        shown = (contest_groups.show(ours, "speedup", rival) for rival in rivals)
         theirs = (rate(text.find(cells, name=name, **at)) for name in names)
         body.append([title, f"**{rate(ours)}**", *theirs, *shown])
     header = " | ".join(
@@ -113,8 +116,10 @@ def race(name: str) -> str:
     replayed = ", replayed as CUDA graphs" if env["arguments"].get("graph") else ""
     note = (
         f"TFLOP/s, the masked part not counted; {cells[0]['dtype']}, {done}, B N = 16384, "
-        f"H d = 2048; paired{replayed}. In the geometric mean {' and '.join(means)}."
+        f"H d = 2048; paired{replayed}. In the geometric mean {' and '.join(means)}. "
     )
+    sizes = sorted({cell["nk"] for cell in cells})
+    note += standings("#9", {who: pairs_of(cells, 9, x, sizes) for x, who in names.items()})
     return text.part(header, body, note, env)
 
 
@@ -180,11 +185,13 @@ def share() -> str:
     body = []
     for record in records:
         times = record["time_ms"], record["product_ms"]
+        product = record | {"time_ms": times[1], "rounds_ms": record["product_rounds_ms"]}
         rates = (f"{record['flops'] / time / 1e9:.0f}" for time in times)
         size = f"d = {record['d']}, N = {record['nk']}"
-        quartiles = cell_tables.spread({"rounds_ms": record["product_rounds_ms"]}, record) or ()
+        quartiles = cell_tables.spread(product, record) or ()
         spread = "-".join(f"{100 * x:.0f}" for x in quartiles)
-        body.append([size, *rates, f"{100 * times[1] / times[0]:.0f}% ({spread})"])
+        ratio = cell_tables.times_faster(product, record) or 0
+        body.append([size, *rates, f"{100 * ratio:.0f}% ({spread})"])
     note = (
         f"TFLOP/s; {records[0]['dtype']}, forward, no mask, B N = 16384, H d = 2048; in turns, in "
         "brackets the quartiles of the rounds' shares."
@@ -199,7 +206,7 @@ def odd() -> str:
         return NOT_MEASURED
     env, cells = read(file, "bench")
     body = []
-    for d, causal, (n, ragged) in product((64, 128), text.MASKS, EVEN_AND_ODD):
+    for d, causal, (n, ragged) in combinations((64, 128), text.MASKS, EVEN_AND_ODD):
         alike = [cell for cell in cells if (cell["d"], cell["causal"]) == (d, causal)]
         at = {
             (c["nk"], c["h"] // c["hk"], (c["seqlens_k"] or [None])[0]): c["time_ms"] for c in alike
@@ -207,7 +214,7 @@ def odd() -> str:
         even = at.get((n, 1, None))
         others = ((ragged, 1, None), (n, 4, None), (n, 1, n), (n, 1, ragged))
         figures = [f"{1e3 * even:.0f} us" if even else "-"]
-        figures += [f"{at[x] / even:.2f}x" if even and x in at else "-" for x in others]
+        figures += [f"~{at[x] / even:.2f}x" if even and x in at else "-" for x in others]
         body.append([f"d = {d}, {text.MASKS[causal]}, N = {n} and {ragged}", *figures])
     header = "mask and sizes | the first N | the second N | four heads share keys"
     header += " | lengths as the first N | as the second"

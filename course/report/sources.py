@@ -125,14 +125,15 @@ def memory(cells: Sequence[Record]) -> str:
 
 
 def table_4_3() -> str:
-    """A table of the errors of Lite and Online against stage 3 as N grows."""
+    """A table of the errors of Lite and Online as N grows."""
     env, cells = read(text.GPU / "table-4.3.jsonl")
     body = []
     for n, said in SOURCE_4_3.items():
         found = [c for p in ("tf32", "ieee") for c in text.both(cells, 4, 5, nk=n, precision=p)]
-        body.append([n, *said, *(cell_tables.show_error(c["err_stage3_max"]) for c in found)])
+        body.append([n, *said, *(cell_tables.show_error(c["err_f64_max"]) for c in found)])
     header = "N | source: Lite | Online | TF32: Lite | Online | IEEE: Lite | Online"
-    return text.part(header, body, "Max error against #3 in that precision, d = 64, N(0, 1).", env)
+    note = "Max error against float64 (the source's: against PyTorch), d = 64, N(0, 1)."
+    return text.part(header, body, note, env)
 
 
 def table_4_4() -> str:

@@ -73,7 +73,7 @@ def as_shown(path: Path, **fields: object) -> str:
     """The tables of a file's cells with those fields, as by `ladder table --format markdown`."""
     env, cells = read(path)
     cells = [c for c in cells if all(c[name] == value for name, value in fields.items())]
-    note = f"Errors are against stage 3 in this dtype; {READING.format('')}."
+    note = f"Errors are against float64; {READING.format('')}."
     return markdown(cell_tables.tables(env, cells), note, machine(env))
 
 
@@ -93,6 +93,14 @@ def edited_since(env: Record) -> set[int]:
     return edited
 
 
+def versions(env: Record) -> str:
+    """The versions of CUDA and of the peers of a run, for a line; '' for an older record."""
+    titles = {stage["title"] for stage in env["rungs"]} | {"CUDA"}
+    titles |= {"cuDNN"} if any("cuDNN" in title for title in titles) else set()
+    known = env.get("versions") or {}
+    return "".join(f", {what} {number}" for what, number in known.items() if what in titles)
+
+
 def machine(*envs: Record, shown: Collection[int] | None = None) -> str:
     """The machines of records, one line each, and which of the `shown` stages were edited since.
 
@@ -102,7 +110,7 @@ def machine(*envs: Record, shown: Collection[int] | None = None) -> str:
     for env in envs:
         cores = f", {env['cores']} cores" if env["device"] == "cpu" else ""
         triton = f", Triton {env['triton']}" if env["triton"] else ""
-        where = f"{env['device_name']}{cores}; torch {env['torch']}{triton}"
+        where = f"{env['device_name']}{cores}; torch {env['torch']}{triton}{versions(env)}"
         days, edited = found.setdefault(where, (set(), set()))
         days.add(env["date"][:10])
         edited |= edited_since(env) if shown is None else edited_since(env) & set(shown)

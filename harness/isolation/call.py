@@ -1,6 +1,7 @@
 """Call a stage in its own process: pass its options, write its outputs, report its errors."""
 
 import contextlib
+import gc
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,8 +38,30 @@ def bind(attend: Callable[..., Any], problem: Problem) -> Callable[..., Any]:
     return lambda q, k, v: attend(q, k, v, **options)
 
 
+def start_afresh(problem: Problem) -> None:
+    """Undo what the stages called before have left in this process; before each stage's own calls.
+
+    Without it the notes of one stage's launches would be read as the next one's, and a number of
+    threads, a precision or a switch that one stage sets would hold for all that follow.
+    """
+    import torch
+
+    from harness.measures.accuracy import set_precision
+    from stages import autotune
+
+    autotune.latest.clear()
+    if (builder := interpreter_builder()) is not None:
+        builder.grid_idx = None
+    gc.enable()
+    torch.set_num_threads(1)  # timing.py says why
+    torch.set_grad_enabled(True)
+    torch.set_default_dtype(torch.float32)
+    if problem.device == "cuda" and problem.dtype == "float32":
+        set_precision(problem.precision)
+
+
 def launch_configs() -> dict[str, dict[str, int]] | None:
-    """The configurations that tuned kernels were launched with since the last clear, by kernel.
+    """The configurations that tuned kernels were launched with since `start_afresh`, by kernel.
 
     None where no tuned kernel was launched.
     """
@@ -48,10 +71,14 @@ def launch_configs() -> dict[str, dict[str, int]] | None:
 
 
 def was_interpreted() -> bool:
-    """Whether any kernel in this process has run in Triton's interpreter."""
+    """Whether any kernel has run in Triton's interpreter since `start_afresh`."""
+    return getattr(interpreter_builder(), "grid_idx", None) is not None
+
+
+def interpreter_builder() -> Any:
+    """What Triton's interpreter notes a launch in; None where it was never imported."""
     interpreter = sys.modules.get("triton.runtime.interpreter")
-    builder = getattr(interpreter, "interpreter_builder", None)
-    return getattr(builder, "grid_idx", None) is not None
+    return getattr(interpreter, "interpreter_builder", None)
 
 
 def warm_up(attend: Callable[..., Any], problem: Problem, given: tuple[Any, ...]) -> None:

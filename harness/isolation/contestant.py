@@ -28,6 +28,7 @@ from harness.isolation.call import (
     bind,
     blame,
     launch_configs,
+    start_afresh,
     warm_up,
     was_interpreted,
     write_outputs,
@@ -82,16 +83,15 @@ class Contestant:
         """
         from harness.measures.memory import give_back, measure_peak, status_bytes
         from harness.measures.timing import time_once
-        from stages import autotune
 
         def once() -> tuple[Any, float]:
             return time_once(lambda: self.prepared(given)(), self.device)
 
         peak = meter = None
-        autotune.latest.clear()
+        start_afresh(self.problem)
         if alone and self.device == "cpu":
             warm_up(self.module.attend, self.problem, given.tensors)
-            autotune.latest.clear()  # the tiny call's
+            start_afresh(self.problem)  # after the tiny call
             self.prepared(given)
             give_back()  # a call that reuses freed pages would not be measured
             kept = (status_bytes("VmRSS") or 0) - self.base if self.base else 0
@@ -134,6 +134,7 @@ class Contestant:
         """Make the calls before the rounds; TooSlow where the rounds would exceed the budget."""
         from harness.measures.timing import time_once
 
+        start_afresh(self.problem)
         calls = order.warmup + order.rounds
         for _ in range(order.warmup):
             ms = time_once(self.prepared(given), self.device)[1]
@@ -174,14 +175,16 @@ class Contestant:
             row = time_launches(self.watched(given).call, call_ms)
             self.launch_ms = row if self.launch_ms is None else min(row, self.launch_ms)
 
-    def finish(self, given: Given, call_ms: float) -> None:
-        """Make the calls after the samples."""
-        from harness.measures.timing import LAUNCH_ROWS
+    def finish(self, given: Given, call_ms: float) -> int | None:
+        """Make the calls after the samples; returns the GPU's clock under this stage's own."""
+        from harness.measures.timing import LAUNCH_ROWS, sm_clock_mhz
 
+        clock = sm_clock_mhz(self.prepared(given), self.device)
         if self.launch_ms is None:
             for _ in range(LAUNCH_ROWS):
                 self.launches(given, call_ms)
         self.call_again(given)
+        return clock
 
     def call_again(self, given: Given) -> None:
         """Write the outputs of one timed call, and of further calls with changed inputs."""
@@ -220,7 +223,6 @@ def compete(connection: Connection, order: Order) -> None:
     import torch
 
     import stages
-    from harness.measures.accuracy import set_precision
     from harness.measures.memory import status_bytes
 
     problem = order.problem
@@ -233,9 +235,6 @@ def compete(connection: Connection, order: Order) -> None:
         base = status_bytes("VmRSS") if sys.platform == "linux" else None
         tell(connection, messages.Loads())
         modules = [stages.load(path) for path in order.paths]
-        torch.set_num_threads(1)  # stages may have changed it
-        if problem.device == "cuda" and problem.dtype == "float32":
-            set_precision(problem.precision)
         contestants = [
             Contestant(module, asked, out, base, order.graph)
             for module, asked, out in zip(modules, order.problems, order.outs, strict=True)
@@ -312,7 +311,7 @@ def sample_all(
     rounds, and more until `seconds` have passed. Where other processes take turns with this one,
     each turn waits for a message over `turn_signals`.
     """
-    from harness.measures.timing import alternate, sm_clock_mhz, time_call
+    from harness.measures.timing import alternate, time_call
 
     found: dict[Contestant, Timed | Out] = {}
     for contestant in going:
@@ -341,13 +340,9 @@ def sample_all(
         found[error.contestant] = drop_out(error.__cause__ or error, error.contestant, given)
     if not standing:
         return [found[each] for each in going]
-    clock = next(
-        (sm_clock_mhz(each.prepared(given), "cuda") for each in standing if each.device == "cuda"),
-        None,
-    )
     given.check_unwritten()
     for contestant, timing in zip(standing, timings, strict=True):
-        error = caught(functools.partial(contestant.finish, given, timing.median_ms))[1]
+        clock, error = caught(functools.partial(contestant.finish, given, timing.median_ms))
         if error is not None:
             found[contestant] = drop_out(error, contestant, given)
             continue

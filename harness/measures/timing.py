@@ -24,6 +24,7 @@ CLOCK_SECONDS = 0.02  # of calls before the GPU's clock is read
 HEAD_START_CYCLES = 2_000_000  # of the GPU's clock, about 1 ms: longer than most calls' launches
 LONGEST_HEAD_START = 32_000_000  # about 16 ms
 SAMPLE_SECONDS = 0.002  # the shortest sample of CPU calls that take turns
+WARM_SECONDS = 0.01  # of untimed calls before it
 LAUNCHES = 20  # in a row
 LAUNCHES_MS = 40.0  # of the GPU's time for a row, at most, but for two calls
 LAUNCH_ROWS = 5  # each in another turn
@@ -129,16 +130,29 @@ def time_launches(call: Call, call_ms: float) -> float:
 
 
 def cpu_sampler(call: Call) -> Callable[[], float]:
-    """Make a function that takes one sample of `call`, in ms per call, over at least 2 ms."""
-    timer = Timer("call()", globals={"call": call})
-    number = max(1, round(SAMPLE_SECONDS / max(timer.timeit(1).mean, 1e-7)))
+    """Make a function that takes one sample of `call`, in ms per call, over at least 2 ms.
 
-    def sample() -> float:
+    Before it come untimed calls for 10 ms, as many as fit: the caches hold what the other stages
+    left there. Stage 2 at N = 64 takes twice as long after a call of stage 0, and as long as alone
+    after some calls of its own. What takes longer than that has no use for the caches' old content.
+    """
+
+    def seconds(calls: int) -> float:
+        """Of one of so many calls."""
         with without_collector():
             start = time.perf_counter()
-            for _ in range(number):
+            for _ in range(calls):
                 call()
-            return 1e3 * (time.perf_counter() - start) / number
+            return max((time.perf_counter() - start) / max(1, calls), 1e-7)
+
+    each = seconds(1)
+    if each < WARM_SECONDS:
+        each = seconds(int(WARM_SECONDS / each))
+    untimed, number = int(WARM_SECONDS / each), max(1, round(SAMPLE_SECONDS / each))
+
+    def sample() -> float:
+        seconds(untimed)
+        return 1e3 * seconds(number)
 
     return sample
 

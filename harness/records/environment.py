@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
@@ -15,6 +16,13 @@ from typing import Any
 from harness.records.schema import SCHEMA_VERSION
 
 ROOT = Path(__file__).parents[2]
+# what a peer's package is called in a table: its title
+PEER_PACKAGES = {
+    "flash-attn-4": "FlashAttention-4",
+    "fa3-fwd": "FlashAttention-3",
+    "flashinfer-python": "FlashInfer",
+}
+CUDNN_PACKAGES = "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"  # torch's own, where pip installed it
 
 
 def version(package: str) -> str | None:
@@ -107,6 +115,22 @@ def sources_digest() -> str:
     return digest.hexdigest()[:16]
 
 
+def peer_versions() -> dict[str, str]:
+    """What -> its version: CUDA and cuDNN, as torch uses them, and each peer's package, if there.
+
+    Imports nothing: a run's own process uses no GPU.
+    """
+    found = {title: version(package) for package, title in PEER_PACKAGES.items()}
+    torch = importlib.util.find_spec("torch")
+    if torch and torch.origin:
+        said = Path(torch.origin).with_name("version.py").read_text(encoding="utf-8")
+        cuda = re.search(r"^cuda\b[^=]*= *['\"](.+)['\"]", said, re.MULTILINE)
+        found["CUDA"] = cuda[1] if cuda else None
+        cudnn = map(version, CUDNN_PACKAGES)
+        found["cuDNN"] = next(filter(None, cudnn), None) if cuda else None
+    return {title: number for title, number in sorted(found.items()) if number}
+
+
 def gpu() -> tuple[str, str] | None:
     """The first GPU's name and its driver's version, from nvidia-smi; None without a GPU."""
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
@@ -139,6 +163,7 @@ def make_env(
         "triton": version("triton"),
         "numpy": version("numpy"),
         "driver": card[1] if card else None,
+        "versions": peer_versions() if device == "cuda" else {},
         "system": f"{sys.platform} {platform.machine()}",
         "commit": commit(),
         "sources": sources_digest(),

@@ -89,6 +89,7 @@ class Env:
     commit: str | None
     sources: str  # a digest of the project's code, for a tree without git
     date: str
+    versions: dict[str, str] | None = None  # of what peers are made of, on a GPU: peer_versions
 
 
 @dataclass(kw_only=True)

@@ -1,5 +1,7 @@
 """Numbers and texts as people read them: in reasons, tables and pictures."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 LONGEST_TEXT = 4000  # characters: nobody reads more, and a picture has no room for it
@@ -47,6 +49,15 @@ def show_rate(value: float, unit: str) -> str:
             break
         value *= 1e3
     return f"{significant(value)} {prefix}{unit.removeprefix('T')}"
+
+
+def fixed(values: Sequence[float], digits: int) -> list[str]:
+    """Numbers with as many decimals each, so many that the first has `digits` digits: 1.20, 0.98.
+
+    Whole numbers where it has as many before the point; zeros at the end are kept.
+    """
+    size = math.floor(math.log10(float(f"{values[0]:.{digits - 1}e}"))) if values[0] > 0 else 0
+    return [f"{x:.{max(0, digits - 1 - size)}f}" for x in values]
 
 
 def significant(x: float, digits: int = 3) -> str:

@@ -27,7 +27,7 @@ from harness.runs.plan import Comparison
 
 ALONE_SECONDS = 0.2  # of sampling a stage alone
 TURN_SECONDS = 0.3  # of sampling each of several stages in turns, with no number of rounds given
-LEAST_SECONDS = 0.01  # least rest of a budget, so that a message already sent is still read
+LEAST_REST = 0.01  # seconds of a budget, at least: a message already sent is still read
 INTERPRETED = "interpreted: no speed to compare"
 
 # how a reported time is checked by the parent's clock
@@ -180,7 +180,7 @@ class ComparisonProcess:
                 # since all began: the child doesn't wait between two stages until it is asked
                 if why := why_too_long(answer.call_ms, 1, time.monotonic() - begun):
                     outcome.drop("wrong", why)
-        self.seconds = max(LEAST_SECONDS, budget - (time.monotonic() - begun))
+        self.seconds = max(LEAST_REST, budget - (time.monotonic() - begun))
         for outcome, out in zip(self.outcomes, self.outs, strict=True):
             if not outcome.dropped:
                 outcome.note_verdict(self.judge.verdict(out))

@@ -55,7 +55,7 @@ CACHED = (
 ROWS, MORE_ROWS = (1, 8), (2, 4, 16)  # numbers of queries: for all shapes; for two shapes only
 # stages 6 and 8, without and with split keys, and the fused peers; those of COMPILED, which compile
 # for each shape, are left out for MORE_ROWS
-DECODERS, COMPILED = (6, 8, 100, 101, 102, 103, 106), (103, 106)
+DECODERS, COMPILED = (6, 8, 100, 101, 102, 103, 106, 108), (103, 106)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from harness.problems.problem import PEERS_FROM, YARDSTICK, YARDSTICK_NAME
 from harness.records.schema import FAILURES, PROBLEM, Record
-from harness.records.units import show_bytes, show_time, significant
+from harness.records.units import fixed, show_bytes, show_time, significant
 from harness.views import table
 from harness.views.table import Column, Table, Tables
 
@@ -17,18 +17,23 @@ Stage = tuple[int, str]  # number and name of a stage or peer
 THREE = YARDSTICK, YARDSTICK_NAME
 
 FORMATS = ("rich", "markdown", "csv", "json")
+CLOSE = 1.05  # a ratio below it is always shown with its quartiles, where there are rounds
+DIGITS = (3, 4, 5)  # of a ratio with quartiles
+# what records of the same rounds have in common
+SHARED_IN_TURNS = [field for field in PROBLEM if field != "page_size"]
 SMALL_PEAK = 1 << 20  # bytes: a smaller peak can't be measured by a process's resident memory
 
 LEGEND = (
     "ok: exact by the float64 rule. wrong: misses it. wrong-by-design: declared inexact above its "
     "N. skipped, crashed, timeout, out-of-memory: no figure. interpreted: Triton without a GPU, "
     "no speed, never compared. ~: ratio of medians from one process per cell. Without ~: paired, "
-    "all in one process, in turns; in brackets the quartiles of the rounds' ratios, and the times "
-    "are of these rounds. Errors are against stage 3 in the same dtype."
+    "all in one process, in turns: the median of the rounds' ratios, in brackets their quartiles "
+    "(vs #3: below 1.05x), and the times are of these rounds. Errors are against stage 3 in "
+    "float64, also stage 3's own."
 )
 
 # the legend in a terminal: one line of 80 columns
-SHORT_LEGEND = "~: separate runs; without ~: in turns."
+SHORT_LEGEND = "~: not in turns; errors: to float64."
 MORE = "docs/measuring.md"
 
 # added to the legend of other directions than forward
@@ -121,21 +126,36 @@ def ratios(group: Sequence[Record], cell: Record) -> tuple[float | None, float |
     return times_faster(before, cell), times_faster(stage3, cell)
 
 
+def of_rounds(before: Record, after: Record) -> list[float]:
+    """How many times as fast `after` is in each round; empty unless they shared two or more.
+
+    They did where they are of one problem, in one piece or in pages: stages that take turns.
+    """
+    slow, fast = (cell.get("rounds_ms") or () for cell in (before, after))
+    alike = all(before.get(field) == after.get(field) for field in SHARED_IN_TURNS)
+    if not alike or len(slow) != len(fast) or len(slow) < 2:
+        return []
+    return [x / y for x, y in zip(slow, fast, strict=True)]
+
+
 def times_faster(before: Record | None, after: Record) -> float | None:
-    """The median of `before` over that of `after`; None where there is no `before`."""
-    return None if before is None else float(before["time_ms"] / after["time_ms"])
+    """How many times as fast `after` is; None where there is no `before`.
+
+    The median of the rounds' ratios; of the two medians where there are no rounds of both.
+    """
+    if before is None:
+        return None
+    if rounds := of_rounds(before, after):
+        return statistics.median(rounds)
+    return float(before["time_ms"] / after["time_ms"])
 
 
 def spread(before: Record | None, after: Record) -> tuple[float, float] | None:
-    """The quartiles, over the rounds, of how many times as fast `after` is.
-
-    None unless both have times from the same rounds, two or more.
-    """
-    slow, fast = ((cell or {}).get("rounds_ms") or () for cell in (before, after))
-    if len(slow) != len(fast) or len(slow) < 2:
+    """The quartiles of the rounds' ratios, whose median is `times_faster`; None without rounds."""
+    rounds = [] if before is None else of_rounds(before, after)
+    if not rounds:
         return None
-    of_rounds = [x / y for x, y in zip(slow, fast, strict=True)]
-    first, _, third = statistics.quantiles(of_rounds, n=4, method="inclusive")
+    first, _, third = statistics.quantiles(rounds, n=4, method="inclusive")
     return first, third
 
 
@@ -152,18 +172,31 @@ def in_turns(group: Sequence[Record], cell: Record) -> Record | None:
 
 
 def show_ratio(ratio: float | None, paired: bool, spread: tuple[float, float] | None = None) -> str:
-    """A ratio: of paired medians 12.3x (12.1-12.5), three digits; of unpaired ones ~12x, two."""
+    """A ratio: of paired times 12.3x (12.1-12.5), three digits; of unpaired ones ~12x, two.
+
+    There are more digits where the quartiles would else look the same; all have as many decimals.
+    """
     if ratio is None:
         return "-"
     if not paired:
         return f"~{significant(ratio, 2)}x"
-    quartiles = "" if spread is None else f" ({'-'.join(map(significant, spread))})"
-    return f"{significant(ratio)}x{quartiles}"
+    for digits in DIGITS:
+        shown, *quartiles = fixed([ratio, *(spread or ())], digits)
+        if len({*quartiles}) != 1:
+            break
+    return f"{shown}x ({'-'.join(quartiles)})" if quartiles else f"{shown}x"
 
 
 def show_step(before: Record | None, after: Record, paired: bool = True) -> str:
     """How many times as fast `after` is; with quartiles where both were timed in turns."""
     return show_ratio(times_faster(before, after), paired, spread(before, after))
+
+
+def show_briefly(before: Record | None, after: Record, paired: bool = True) -> str:
+    """As `show_step`, in a table without room: quartiles only below CLOSE, where they matter."""
+    ratio = times_faster(before, after)
+    close = ratio is not None and ratio < CLOSE and before is not after
+    return show_ratio(ratio, paired, spread(before, after) if close else None)
 
 
 def show_peak(cell: Record) -> str:
@@ -192,10 +225,10 @@ def row(group: Sequence[Record], cell: Record, title: str) -> list[str]:
         title,
         show_time(timed["time_ms"]),
         "interpreted" if interpreted else show_step(before, timed, turn is not None),
-        show_ratio(times_faster(stage3, timed), turn is not None),
+        show_briefly(stage3, timed, turn is not None),
         show_peak(cell),
-        show_error(cell["err_stage3_max"]),
-        show_error(cell["err_stage3_rel"]),
+        show_error(cell["err_f64_max"]),
+        show_error(cell["err_f64_rel"]),
         cell["status"],
     ]
 
@@ -246,7 +279,9 @@ def tables(env: Record, cells: Sequence[Record]) -> list[Table]:
 def column(header: str) -> Column:
     """The layout of a column: on a narrow page titles are cut, then the relative error goes."""
     if header == "stage":
-        return Column(header, left=True, least=12, most=24)
+        return Column(header, left=True, least=10, most=24)
+    if header == "vs #3":
+        return Column(header, least=len("(0.000154-0.000159)"), wraps=True)  # quartiles go below it
     return Column(header, left=header == "status", gives_way=header == "rel err")
 
 
@@ -335,9 +370,9 @@ def broken(env: Record, cells: Sequence[Record]) -> str:
         right = [c["nk"] for c in rows if c["status"] == "ok" and c["nk"] < least["nk"]]
         till = f"is exact up to N = {max(right)}, " if right else "is "
         said = f"{label} {till}wrong at N = {least['nk']}, the next "
-        said += f"measured: off by {show_error(least['err_stage3_max'])} there"
+        said += f"measured: off by {show_error(least['err_f64_max'])} there"
         if most["nk"] > least["nk"]:
-            said += f", by {show_error(most['err_stage3_max'])} at N = {most['nk']}"
+            said += f", by {show_error(most['err_f64_max'])} at N = {most['nk']}"
         parts.append(said)
     failed = {cell["stage"] for cell in cells if cell["status"] in FAILURES}
     if failed:

@@ -13,9 +13,9 @@ from harness.views.cell_tables import (
     Stage,
     grouped,
     labels,
+    show_briefly,
     stage_of,
     stages_of,
-    times_faster,
 )
 from harness.views.roofline import UNITS, roof_of
 from harness.views.table import Column, Table
@@ -105,7 +105,7 @@ def rate_of(record: Record) -> float:
 
 
 def show(
-    record: Record | None, what: str, peer: Stage | None = None, ceilings: Sequence[Record] = ()
+    record: Record | None, what: str, peer: Record | None = None, ceilings: Sequence[Record] = ()
 ) -> str:
     """The text of a record in a table; without a time, the reason; also for no record.
 
@@ -118,8 +118,7 @@ def show(
     if what == "skipped":
         return "-" if record["skip_ratio"] is None else f"{100 * record['skip_ratio']:.1f}%"
     if what == "speedup":
-        ratio = record["speedup"].get(peer[1]) if peer else None
-        return "-" if ratio is None else f"{significant(ratio)}x"
+        return show_briefly(peer, record) if timed(record) and peer and timed(peer) else "-"
     if not timed(record):
         none = "interp." if record["mode"] == "interpreted" else "-"
         why = none if record["status"] == "ok" else SHORT.get(record["status"], record["status"])
@@ -141,8 +140,9 @@ def texts_of(
     ceilings: Sequence[Record] = (), ns: Sequence[int] = (),
 ) -> list[str]:  # fmt: skip
     """`show` of a stage or peer at each N of the group, or at `ns`; '-' where it is None."""
-    found = (find(group, contestant, n) for n in ns or sizes(group))
-    return ["-" if contestant is None else show(each, what, peer, ceilings) for each in found]
+    ns = ns or sizes(group)
+    found = ((find(group, contestant, n), find(group, peer, n)) for n in ns)
+    return ["-" if contestant is None else show(x, what, y, ceilings) for x, y in found]
 
 
 def bandwidth(record: Record) -> float:
@@ -151,9 +151,8 @@ def bandwidth(record: Record) -> float:
 
 
 def ahead(before: Record | None, after: Record | None) -> str:
-    """How many times as fast `after` is, from medians of the same rounds."""
-    ratio = times_faster(before, after) if after else None
-    return "-" if ratio is None else f"{ratio:.2f}x"
+    """How many times as fast `after` is, in the same rounds."""
+    return show_briefly(before, after) if after else "-"
 
 
 def shapes(records: Sequence[Record], *besides: str) -> list[list[Record]]:
@@ -194,7 +193,9 @@ def decode_table(env: Record, records: Sequence[Record], ceilings: Sequence[Reco
             one = going.get((stage, None))
             why = show(at.get((stage, None)), "time") or "-"
             texts.append(f"{bandwidth(one):.2f}" if one else why)
-        texts += [f"{bandwidth(best):.2f} #{best['stage']}" if best else "-", ahead(best, mine)]
+        in_pages = f" pages of {best['page_size']}" if best and best["page_size"] else ""
+        name = f"{bandwidth(best):.2f} #{best['stage']}{in_pages}" if best else "-"
+        texts += [name, ahead(best, mine)]
         texts += [f"{100 * bandwidth(mine) / roof:.0f}%" if mine and roof else "-"]
         texts += [ahead(mine, going.get((newest, size)) if newest else None) for size in sizes]
         rows.append(texts)

@@ -16,7 +16,7 @@ from typing import Any
 from harness.problems.problem import PEERS_FROM
 from harness.records.schema import Record
 from harness.views import contest_groups as bench
-from harness.views.cell_tables import Stage, labels, stages_of
+from harness.views.cell_tables import Stage, labels, stages_of, times_faster
 from harness.views.look import (
     LIGHT,
     Look,
@@ -86,12 +86,18 @@ def points(what: str, group: Group) -> dict[Stage, list[tuple[float, float, bool
             value = {
                 "latency": record["time_ms"],
                 "memory": (record["peak_bytes"] or 0) / (1 << 20),
-                "speedup": record["speedup"].get(stage[1]) if stage[0] >= PEERS_FROM else None,
+                "speedup": ahead_of(bench.find(group, stage, n), record),
                 "tflops": bench.rate_of(record),
             }[what]
             if value:
                 found.setdefault(stage, []).append((n, value, True))
     return found
+
+
+def ahead_of(peer: Record | None, record: Record) -> float | None:
+    """How many times as fast as another's a record is; None where that isn't a peer's, or timed."""
+    other = peer is not None and peer is not record and peer["stage"] >= PEERS_FROM
+    return times_faster(peer, record) if other and peer and bench.timed(peer) else None
 
 
 def frame(axis: Any, what: str, group: Group, names: Mapping[Stage, str], look: Look) -> None:

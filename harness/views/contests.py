@@ -15,7 +15,7 @@ from harness.records.schema import DIRECTIONS, Record
 from harness.records.units import significant
 from harness.views import contest_groups as bench
 from harness.views import table
-from harness.views.cell_tables import MORE, THREE, Stage, grouped, labels, stages_of, titles
+from harness.views.cell_tables import CLOSE, MORE, THREE, Stage, grouped, labels, stages_of, titles
 from harness.views.roofline import UNITS, roof_of
 from harness.views.table import Column, Table
 
@@ -23,7 +23,7 @@ Row = tuple[str, str, Sequence[str]]  # label, unit, one text per N
 
 WIDTH = 80
 LONGEST_NAME = 22
-LEGEND = f"Timed in turns: medians, ratios of medians. {MORE}"
+LEGEND = f"In turns: medians; of ratios, too, with quartiles below {CLOSE}x. {MORE}"
 REPLAYED = "Each call replayed as a CUDA graph. "
 
 
@@ -124,6 +124,7 @@ def as_csv(env: Record, records: Sequence[Record]) -> str:
     machine = {
         "gpu" if env["device"] == "cuda" else "cpu": env["device_name"],
         **{field: env[field] for field in ("driver", "torch", "triton", "python", "date")},
+        **(env.get("versions") or {}),
     }
     peers = sorted({peer for record in records for peer in record["speedup"]})
     rows = []

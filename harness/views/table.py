@@ -44,7 +44,8 @@ class Column:
     """A column: its header, alignment and width.
 
     Texts longer than `most` are cut, on a narrow page those longer than `least`; a column that
-    `gives_way` is left out where that isn't enough; one that `wraps` has texts of several lines.
+    `gives_way` is left out where that isn't enough; one that `wraps` has texts of several lines,
+    also in place of being cut.
     Others are as wide as their widest text, or `width`.
     """
 
@@ -76,11 +77,11 @@ class Table:
         """The table for rich, with the column widths from `layout`."""
         if self.title:
             yield Text(self.title, style="bold")
-        wraps = any(self.columns[index].wraps for index in widths)
+        free = {i for i in widths if self.columns[i].wraps and self.columns[i].least is None}
         needed = sum(widths.values()) + self.gap * (len(widths) - 1)
         shown = RichTable(
             box=None, padding=(0, self.gap, 0, 0), pad_edge=False, header_style="underline",
-            width=None if wraps else max(1, needed),  # else rich would cut numbers on a narrow page
+            width=None if free else max(1, needed),  # else rich would cut numbers on a narrow page
         )  # fmt: skip
         for index, width in widths.items():
             column = self.columns[index]
@@ -88,7 +89,7 @@ class Table:
                 Text(column.header),  # not markup
                 justify="left" if column.left else "right",
                 no_wrap=not column.wraps,
-                width=None if column.wraps else width,
+                width=None if index in free else width,
                 overflow="fold" if column.wraps else "ellipsis",
             )
         for row in self.rows:

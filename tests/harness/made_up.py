@@ -42,7 +42,7 @@ def make_env(cells, titles=None, **changes):
         "arguments": {}, "device": "cpu", "device_name": "a processor", "cpu": "a processor",
         "cores": 2, "memory_bytes": 1 << 34, "python": "3.11.0", "torch": "2.13.0",
         "triton": None, "numpy": "2.4.0", "driver": None, "system": "linux x86_64",
-        "commit": None, "sources": "0" * 16, "date": "2026-01-01T00:00:00+00:00",
+        "commit": None, "versions": {}, "sources": "0" * 16, "date": "2026-01-01T00:00:00+00:00",
     }  # fmt: skip
     assert changes.keys() <= env.keys(), "a field that no record has"
     env |= changes

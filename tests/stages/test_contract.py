@@ -24,7 +24,14 @@ from stage_checks import (
 
 import stages
 from stages import contract, machine
-from stages.contract import Stage, StageUnavailable, check_inputs, input_precision, why_not
+from stages.contract import (
+    NEEDS,
+    Stage,
+    StageUnavailable,
+    check_inputs,
+    input_precision,
+    why_not,
+)
 
 B, H, NQ, NK, D = 2, 2, 3, 4, 8
 SHAPE = (B, H, NQ, NK, D)
@@ -316,7 +323,7 @@ def test_a_stage_needs_four_fields_only():
     [
         *[("number", x, "an int of at least 0") for x in (-1, True, "5", 5.0, None)],
         *[(name, x, "a text") for name in ("name", "title", "idea") for x in ("", "  ", None, 5)],
-        ("needs", ("gpu",), "some of triton, gluon, extension, cuda, flash-attn-4"),
+        ("needs", ("gpu",), f"some of {', '.join(NEEDS)}"),
         ("devices", ("tpu",), "some of cpu, cuda"),
         ("dtypes", ("float32", "int8"), "some of float16, bfloat16, float32, float64"),
         ("dtypes", (torch.float32,), "some of float16, bfloat16, float32, float64"),
@@ -440,12 +447,14 @@ def test_versions_without_gluon(monkeypatch, version, runs):
     assert reason is None if runs else "take triton >= 3.6" in reason
 
 
+@pytest.mark.parametrize("package", machine.PACKAGES)
 @pytest.mark.parametrize("installed", [False, True])
-def test_flash_attention_4_is_there_or_not(monkeypatch, installed):
+def test_a_peers_package_is_there_or_not(monkeypatch, package, installed):
     monkeypatch.setattr(machine, "why_no_gpu", lambda: None)
-    monkeypatch.setitem(sys.modules, "flash_attn.cute", ModuleType("cute") if installed else None)
-    reason = why_not(Stage(**FOUR, needs=("cuda", "flash-attn-4")), "cuda")
-    assert reason is None if installed else "pip install flash-attn-4" in reason
+    module = machine.PACKAGES[package][0]
+    monkeypatch.setitem(sys.modules, module, ModuleType(module) if installed else None)
+    reason = why_not(Stage(**FOUR, needs=("cuda", package)), "cuda")
+    assert reason is None if installed else f"pip install {package}" in reason
 
 
 def test_good_input_that_this_machine_cannot_run(monkeypatch):

@@ -43,7 +43,7 @@ def test_each_problem_has_a_record_and_a_row(tool, tmp_path, monkeypatch):
     records[0] |= {"flops": 10**12, "time_ms": 2.0, "product_ms": 1.0}
     records[0] |= {"rounds_ms": [1.0, 1.0, 5.0], "product_rounds_ms": [0.2, 0.4, 3.0]}
     write_run(out, env, records[:1])
-    assert "| d = 16, N = 32 | 500 | 1000 | 50% (30-50) |" in hopper.share()
+    assert "| d = 16, N = 32 | 500 | 1000 | 40% (30-50) |" in hopper.share()
 
 
 def test_it_says_why_it_can_not_measure_and_leaves_no_file(tool, tmp_path):

@@ -1,5 +1,6 @@
 """The sampler for a GPU, on one that is faked: two clocks, the host's and the device's."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -128,3 +129,22 @@ def test_outputs_with_one_place_for_all_calls_are_a_graphs_alone(replayed):
     assert not torch.equal(kept, out)  # of a call with one element changed
     assert torch.equal(x, torch.ones(4, 8))
     assert watched.overwritten() == (not replayed)
+
+
+def test_calls_that_take_turns_on_a_cpu_find_their_data_in_the_caches(monkeypatch):
+    """By a clock by which a call takes five times as long after another's: never in a sample."""
+    clock, before, calls = [0.0], [""], Counter()
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+
+    def make(name, seconds):
+        def call():
+            clock[0] += seconds * (1 if before[0] == name else 5)
+            before[0], calls[name] = name, calls[name] + 1
+
+        return call
+
+    short, other, long = make("short", 0.0007), make("other", 0.001), make("long", 0.2)
+    timings = timing.alternate([short, other, long], ["cpu"] * 3, rounds=4)
+    for each, ms in zip(timings[:2], (0.7, 1.0), strict=True):
+        assert each.samples_ms == pytest.approx([ms] * 4)
+    assert calls["long"] == 1 + 4  # it fills the caches by itself

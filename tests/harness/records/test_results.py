@@ -111,7 +111,7 @@ def test_rounds_that_are_no_times_are_refused(rounds):
 
 def test_the_env_line_is_held_to_its_schema_too():
     env = make_env([make_cell()])
-    for field in env:
+    for field in env.keys() - {"versions"}:  # added later: older records have none
         with pytest.raises(BadRecord):
             check_record({name: value for name, value in env.items() if name != field})
     for strange in ({"host": "mine"}, {"user": "me"}, {"path": "/home"}):

@@ -314,6 +314,30 @@ def test_the_interpreted_are_checked_and_the_inexact_are_not_timed(tmp_path):
                               "torch_three_gemm": "ok"}  # fmt: skip
 
 
+# what the stages that follow must not find
+MEDDLES = f"""import torch
+torch.set_num_threads(3)
+torch.set_grad_enabled(False)
+torch.set_default_dtype(torch.float64)
+{RIGHT}"""
+LOOKS = f"""import torch
+found = torch.get_num_threads(), torch.is_grad_enabled(), torch.get_default_dtype()
+if calls <= 2:  # its check, and its first call to warm up
+    assert found == (1, True, torch.float32), found
+{RIGHT}"""
+
+
+def test_no_contestant_is_told_of_what_another_did(tmp_path, make_stage):
+    """Neither that it was interpreted, nor by what it sets in their process."""
+    meddles, looks = make_stage("meddles", MEDDLES), make_stage("looks", LOOKS)
+    peer = PEERS / "p104_sdpa_math.py"
+    records = hold(tmp_path, TRITON, meddles, looks, peer, STAGE3)
+    assert set(found(records).values()) == {"ok"}, [each["reason"] for each in records.values()]
+    modes = {name: record["mode"] for name, record in records.items()}
+    native = dict.fromkeys(("meddles", "looks", "sdpa_math", "torch_three_gemm"), "native")
+    assert modes == {"triton_online": "interpreted"} | native
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("direction", "products"), [("bwd", 5), ("train", 7)])
 def test_other_directions_are_checked_and_counted(tmp_path, make_stage, direction, products):

@@ -143,7 +143,7 @@ def test_a_stage_that_did_not_run_is_not_called_interpreted():
 def test_where_it_broke_is_in_the_records():
     cells = [
         make_cell(4, "lite", **sized(n, status="ok" if n <= 64 else "wrong-by-design",
-                                     err_stage3_max=error))
+                                     err_f64_max=error))
         for n, error in ((32, 1e-7), (64, 2e-7), (128, 0.5), (512, 2.25))
     ]  # fmt: skip
     assert ended(*cells)[1] == (

@@ -52,7 +52,8 @@ def test_time_rate_and_speed_up_at_each_n():
         assert float(text) == pytest.approx(time, rel=5e-3)
     after = part[next(i for i, line in enumerate(part) if line.startswith("6 Triton")) + 1]
     assert after.split() == ["TFLOP/s"] + ["550"] * 6
-    assert row(part, "6 over SDPA, flash ") == ["1.38x"] * 6
+    found = row(part, "6 over SDPA, flash ")
+    assert {*found} <= {"1.37x", "1.38x"} and len(found) == 6  # 550 / 400
     assert row(part, "6 over FlexAttention ") == ["1.06x"] * 6
     assert not any(line.startswith(("3 over", "100 over")) for line in lines)
 
@@ -60,8 +61,8 @@ def test_time_rate_and_speed_up_at_each_n():
 def test_a_peer_that_is_far_slower_has_its_row_and_the_page_stays_80_wide():
     records = make_run((3, 6, 100, 103, 104), sizes=(*SIZES, 32768))
     for record in records:
-        if record["stage"] == 6 and record["time_ms"] is not None:
-            record["speedup"]["sdpa_math"] = 550 / 8 * record["nk"] / 1024
+        if record["stage"] == 104:
+            record["time_ms"] *= record["nk"] / 1024
     lines = text_of(make_bench_env(records), records)
     assert all(len(line) <= 80 for line in lines)
     part = below(lines, "fwd, float16, d = 64, no mask, b N = 16384..32768, h = 32, cuda")
@@ -167,7 +168,7 @@ def test_source_001_forward():
     head, body = table_of("001-forward", make_run(**SHORT), "forward, d = 64, causal")
     assert head[1:4] == ("#3, ms", "SDPA, flash, ms", "Triton Flash 2, ms")
     assert [line[0] for line in body] == ["512", "4096", "8192"]
-    assert [line[-2] for line in body] == ["1.38x"] * 3
+    assert {line[-2] for line in body} <= {"1.37x", "1.38x"}  # 550 / 400
     assert [line[-1] for line in body] == ["-", "1.15-1.35x", "1.15-1.35x"]
 
 

@@ -26,12 +26,12 @@ def ladder_cells(**changes):
     """Five stages of one problem: ok, ok, interpreted and wrong by design, interpreted, crashed."""
     interpreted = {"mode": "interpreted", "time_iqr_ms": None, "samples": 1}
     nothing = {"time_ms": None, "time_iqr_ms": None, "samples": 0, "peak_bytes": None,
-               "memory_meter": None, "err_stage3_max": None, "err_stage3_rel": None}  # fmt: skip
+               "memory_meter": None, "err_f64_max": None, "err_f64_rel": None}  # fmt: skip
     return [
         make_cell(1, "raw_python", time_ms=50.0, peak_bytes=1000, **changes),
-        make_cell(3, "torch_three_gemm", time_ms=0.5, err_stage3_max=0.0, **changes),
+        make_cell(3, "torch_three_gemm", time_ms=0.5, err_f64_max=0.0, **changes),
         make_cell(4, "triton_lite", status="wrong-by-design", reason="declared exact up to 64",
-                  time_ms=0.001, err_stage3_max=0.37, **interpreted, **changes),
+                  time_ms=0.001, err_f64_max=0.37, **interpreted, **changes),
         make_cell(5, "triton_online", time_ms=900.0, **interpreted, **changes),
         make_cell(90, "mine", status="crashed", reason="killed by SIGSEGV", **nothing, **changes),
     ]  # fmt: skip
@@ -53,7 +53,7 @@ def line_of(lines, start):
 EXTREMES = {
     "slow": {"time_ms": 123_456.0, "peak_bytes": 1000 << 20},
     "fast": {"time_ms": 0.0123, "peak_bytes": 999},
-    "wide": {"status": "out-of-memory", "err_stage3_max": 1.2e-10, "err_stage3_rel": 3.4e12},
+    "wide": {"status": "out-of-memory", "err_f64_max": 1.2e-10, "err_f64_rel": 3.4e12},
     "design": {"status": "wrong-by-design", "mode": "interpreted", "time_ms": 999.4},
 }
 
@@ -72,7 +72,7 @@ def test_no_line_is_wider_than_the_page_and_no_figure_is_cut(width):
             line = line_of(lines[text[: text.index("N = 16384")].count("\n") :], str(cell["stage"]))
             assert cell["status"] in line
             assert units.show_time(cell["time_ms"]) in line
-            assert cell_tables.show_error(cell["err_stage3_max"]) in line
+            assert cell_tables.show_error(cell["err_f64_max"]) in line
             assert cell_tables.show_peak(cell) in line
     # the relative error is what gives way, and it is said that it did
     header = next(line for line in lines if line.lstrip().startswith("#"))
@@ -101,7 +101,7 @@ def test_only_ok_rows_are_compared_and_interpreted_ones_never():
     lines = shown(ladder_cells())
     assert (
         line_of(lines, "1").split()[-7:]
-        == ["ms", "-", "~0.01x", "<1", "MB", *["1e-07", "2e-07", "ok"]][-7:]
+        == ["ms", "-", "~0.01x", "<1", "MB", *["3e-07", "4e-07", "ok"]][-7:]
     )
     assert "~100x" in line_of(lines, "3")  # against stage 1, which is before it
     for number in ("4", "5"):
@@ -146,20 +146,20 @@ def test_ratios_of_paired_cells_are_told_from_those_of_unpaired_ones():
     assert cell_tables.ratios(cells, cells[1]) == (8.0, None)
     lines = shown(cells)
     row = line_of(lines, "3")
-    assert " 3x " in row and "~" not in row
+    assert " 3.00x " in row and "~" not in row
     assert " 2 ms " in row  # who divides the times shown finds the ratio shown
     assert "~8x" in line_of(shown(cells[:2]), "3")
 
 
 def test_a_paired_ratio_has_the_quartiles_of_its_rounds():
-    """Of the ratios, not of the times: both sag alike in the last round."""
+    """Of the ratios, not of the times: both sag alike in the last round. It is their median."""
     before = make_cell(1, "raw_python", time_ms=8.0, paired=True, rounds_ms=[8.0, 9.0, 8.0, 80.0])
     after = make_cell(time_ms=2.0, paired=True, rounds_ms=[2.0, 2.0, 1.6, 20.0])
     assert cell_tables.spread(before, after) == (4.0, 4.625)
-    assert cell_tables.show_step(before, after) == "4x (4-4.62)"
+    assert cell_tables.show_step(before, after) == "4.25x (4.00-4.62)"
     cells = [make_cell(1, "raw_python"), make_cell(), before, after]
-    assert " 4x (4-4.62) " in line_of(shown(cells), "3")
-    assert "| 4x (4-4.62) |" in cell_tables.markdown(make_env(cells, TITLES), cells)
+    assert " 4.25x (4.00-4.62) " in line_of(shown(cells), "3")
+    assert "| 4.25x (4.00-4.62) |" in cell_tables.markdown(make_env(cells, TITLES), cells)
     flat = cell_tables.flat_rows(make_env(cells, TITLES), cells)
     assert [(row["vs_before_q1"], row["vs_before_q3"]) for row in flat[-2:]] == [
         (None, None), (4.0, 4.625),
@@ -167,8 +167,36 @@ def test_a_paired_ratio_has_the_quartiles_of_its_rounds():
     # a record that is older, or of other rounds, has none
     for rounds in (None, [2.0], [2.0, 2.0, 1.6]):
         assert cell_tables.spread(before, after | {"rounds_ms": rounds}) is None
-        assert cell_tables.show_step(before, after | {"rounds_ms": rounds}) == "4x"
+        assert cell_tables.show_step(before, after | {"rounds_ms": rounds}) == "4.00x"
     assert cell_tables.spread(None, after) is None
+    # nor has another problem's, however many rounds it has; pages take turns with one piece
+    assert cell_tables.show_step(before | {"causal": True}, after) == "4.00x"
+    assert cell_tables.show_step(before | {"page_size": 16}, after) == "4.25x (4.00-4.62)"
+
+
+@pytest.mark.parametrize(
+    ("slow", "shown", "brief"),
+    [((1.199, 1.2, 1.202), "1.200x (1.200-1.201)", "1.20x"),
+     ((1.18, 1.2, 1.22), "1.20x (1.19-1.21)", "1.20x"),
+     ((0.992, 0.998, 1.002), "0.998x (0.995-1.000)", "0.998x (0.995-1.000)"),
+     ((12.1, 12.3, 12.9), "12.3x (12.2-12.6)", "12.3x"),
+     ((1.02, 1.04, 1.06), "1.04x (1.03-1.05)", "1.04x (1.03-1.05)"),
+     ((0.5, 0.5, 0.5), "0.50000x (0.50000-0.50000)", "0.50000x (0.50000-0.50000)")],
+)  # fmt: skip
+def test_a_ratio_has_the_digits_that_show_its_spread(slow, shown, brief):
+    """In a table without room, the ratios close to 1, or below it, have their quartiles."""
+    before = make_cell(1, "raw_python", time_ms=slow[1], paired=True, rounds_ms=[*slow])
+    after = make_cell(time_ms=1.0, paired=True, rounds_ms=[1.0, 1.0, 1.0])
+    assert cell_tables.show_step(before, after) == shown
+    assert cell_tables.show_briefly(before, after) == brief
+    assert cell_tables.show_briefly(after, after) == "1.00x"  # itself
+
+
+def test_every_error_is_against_float64_also_that_of_stage_3():
+    cells = [make_cell(err_f64_max=1.5e-7, err_f64_rel=2.5e-7)]  # its error to itself is 0
+    cells[0] |= {"err_stage3_max": 0.0, "err_stage3_rel": 0.0}
+    assert {"1.5e-07", "2.5e-07"} <= {*line_of(shown(cells), "3").split()}
+    assert "errors: to float64" in shown(cells)[-1]
 
 
 def test_interpreted_rows_are_dimmed_and_failures_stand_out():
