@@ -9,6 +9,7 @@ from typing import Any
 from course.lab import checks, labs
 from harness.isolation.judge import Judge
 from harness.isolation.roster import YOURS, BadStage, describe_files
+from harness.isolation.scratch import scratch
 from harness.problems import cost
 from harness.problems.problem import DTYPES, Problem
 from harness.runs.comparison import compare
@@ -68,7 +69,7 @@ def judged(
     The times are taken as `ladder bench` takes them: processes in turns, each call with inputs of
     its own, and held to the parent's own clock.
     """
-    with tempfile.TemporaryDirectory(prefix="ladder-lab-") as name:
+    with tempfile.TemporaryDirectory(dir=scratch()) as name:
         try:
             copy, digest = checks.copied(path, Path(name))
         except BadStage:
