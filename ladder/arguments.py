@@ -55,8 +55,17 @@ def typed(context: typer.Context) -> list[str]:
 
 
 def check_together(context: typer.Context) -> None:
-    """Raise UserError where two options exclude each other."""
+    """Raise UserError where two options exclude each other, or a file has the name '-'.
+
+    Standard output has the tables, and standard input is not read.
+    """
     command, given = str(context.command.name), typed(context)
+    for param in context.command.params:
+        value = context.params.get(str(param.name))
+        if Path("-") in (value if isinstance(value, (list, tuple)) else [value]):
+            named = param.opts[0] if param.param_type_name == "option" else param.metavar
+            name = named or str(param.name).upper()
+            raise UserError(f"{name}: got -, expected the name of a file or folder")
     if "show" in given:
         for name in given:
             if name not in SHOWN[command]:

@@ -133,6 +133,7 @@ class ComparisonProcess:
         order = messages.Order(
             comparison.problem, [outcome.problem for outcome in outcomes],
             paths=[str(outcome.stage.path) for outcome in outcomes],
+            sha256=[outcome.stage.sha256 for outcome in outcomes],
             outs=list(map(str, self.outs)), alone=comparison.alone, apart=apart,
             strided=self.strided, graph=self.limits.graph,
             warmup=0 if comparison.alone else self.limits.warmup,

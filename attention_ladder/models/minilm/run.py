@@ -136,7 +136,8 @@ def run(
         stack.enter_context(judging).start()
         writer: Writer | None = None
         for stage, group in groupby(cells, key=lambda cell: cell.stage):
-            with Session(in_its_process, str(stage.path), order, memory=memory) as session:
+            asked = order | {"sha256": stage.sha256}
+            with Session(in_its_process, str(stage.path), asked, memory=memory) as session:
                 for cell in group:
                     record = model_record(cell)
                     if reason := cell.why_skip():

@@ -212,7 +212,7 @@ def answer(
         tell(connection, Ready())
         hear(connection)
         with guard.watching():
-            module = stages.load(path)
+            module = stages.load(path, alone=True)
         torch.set_num_threads(1)
         tell(connection, Answered(""))
         given: Given | None = None
