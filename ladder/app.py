@@ -45,6 +45,7 @@ from ladder.trace import trace_command
 from ladder.train import train_command
 
 LEAST_FILES = 64  # open files that a run with its processes needs
+LONGEST_CHAIN = 20  # of errors, each raised from another
 # errors of the user, whose messages say all
 USERS = (UserError, checkout.NoCheckout, BadStage, BadRecord, WriteFailed)
 
@@ -150,14 +151,12 @@ def exit_code(error: BaseException) -> int:
 
     An error of the program itself is raised again.
     """
-    # Python 3.11 raises a RuntimeError from a Ctrl-C that comes while a class is made, in an import
-    if isinstance(error.__cause__, (KeyboardInterrupt, Stopped)):
-        error = error.__cause__
-    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+    ending = None if isinstance(error, USERS) else ended_by(error)
+    if isinstance(ending, Stopped):
+        complain(str(ending))
+        return ending.code
+    if ending is not None:
         return INTERRUPTED
-    if isinstance(error, Stopped):
-        complain(str(error))
-        return error.code
     if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
         return 0  # `ladder table FILE | head`
     if isinstance(error, USERS):
@@ -171,6 +170,19 @@ def exit_code(error: BaseException) -> int:
         print(message, file=sys.stderr)
         return 2
     return complain(bad_value(error, message))
+
+
+def ended_by(error: BaseException | None) -> BaseException | None:
+    """The signal behind an error, or None.
+
+    Python raises a RuntimeError from a Ctrl-C that comes while a class is made, in an import, and
+    from a second signal while the first is on its way out of a lock.
+    """
+    for _ in range(LONGEST_CHAIN):
+        if error is None or isinstance(error, (KeyboardInterrupt, Stopped, typer.Abort)):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def complain(message: str) -> int:

@@ -334,9 +334,10 @@ def deaf() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # deaf by itself; in Python 3.11 its start ends our blocking
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
+        # deaf to the other two by itself; in Python 3.11 its start ends our blocking of them
+        resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # may raise one that came before
         yield
     finally:
