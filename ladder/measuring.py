@@ -97,9 +97,15 @@ def begin(
     """
     env = environment.make_env(device, list(plan), list(stages), dict(arguments))
     check(env)
-    path = out or RUNS / f"{command}{datetime.now():%Y%m%d-%H%M%S}.jsonl"
-    with writing(path):
-        return Writer.create(path, env)
+    if out is not None:
+        with writing(out):
+            return Writer.create(out, env)
+    stem = f"{command}{datetime.now():%Y%m%d-%H%M%S}"
+    for end in ("", *(f"-{index}" for index in range(2, 100))):
+        path = RUNS / f"{stem}{end}.jsonl"
+        with writing(path), suppress(FileExistsError):  # of another, begun in the same second
+            return Writer.create(path, env)
+    raise UserError(f"--out: {path} is there already: name another")
 
 
 # ---- from the first measurement to the exit code

@@ -4,10 +4,15 @@ import os
 import stat
 import sys
 import threading
+from datetime import datetime
 
 import pytest
+from ladder_command import in_turn
+from made_up import make_env
 
 from harness.records import files
+from harness.records.jsonl import read
+from ladder import measuring
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="links, pipes and modes")
 
@@ -86,6 +91,45 @@ def test_a_file_whose_folder_takes_no_other_is_written_in_place(tmp_path, monkey
     owned.close()
     files.Owned(path).close()
     assert path.stat().st_ino == before and [*tmp_path.iterdir()] == [path]
+
+
+def test_two_runs_that_begin_in_the_same_second_have_a_file_each(tmp_path, monkeypatch):
+    class Frozen(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2026, 1, 1)
+
+    monkeypatch.setattr(measuring, "datetime", Frozen)
+    monkeypatch.setattr(measuring.environment, "make_env", lambda *_: make_env([]))
+    monkeypatch.chdir(tmp_path)
+    names = []
+    for _ in range(3):
+        with measuring.begin("", None, "cpu", {}) as writer:
+            names.append(writer.path.name)
+    assert names == [f"20260101-000000{end}.jsonl" for end in ("", "-2", "-3")]
+
+
+# as somebody's editor may, while the command runs
+REWRITTEN = """
+from pathlib import Path
+from stages.contract import Stage
+
+STAGE = Stage(number=90, name="mine", title="mine", idea="is edited each time it is loaded")
+with Path(__file__).open("a") as file:
+    file.write("# edited\\n")
+
+
+def attend(q, k, v):
+    return v
+"""
+
+
+def test_no_record_is_of_another_file_than_it_names(tmp_path):
+    (tmp_path / "mine.py").write_text(REWRITTEN, encoding="utf-8")
+    in_turn("run", "--stages", 3, "--stage", "mine.py", "--inputs", "normal", "--n", 8, "--d", 4,
+            "--device", "cpu", "--out", "o.jsonl", cwd=tmp_path)  # fmt: skip
+    [record] = [record for record in read(tmp_path / "o.jsonl")[1] if record["name"] == "mine"]
+    assert record["status"] == "crashed" and "changed after this command began" in record["reason"]
 
 
 @posix
