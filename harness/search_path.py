@@ -1,26 +1,24 @@
 """Where modules are looked for: never in the current folder before Python's own library.
 
-There a user's copy.py would be imported in place of Python's copy, by the judge as well. Nothing is
-imported here that a file in that folder could replace.
+There a user's copy.py would be imported in place of Python's copy, by the judge as well. Python has
+imported os and sys before any file of that folder can replace them.
 """
 
-import importlib.util
 import os
 import sys
-from collections.abc import Sequence
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
 LIBRARY = os.path.dirname(os.__file__)  # noqa: PTH120
 
 
-def without_here(path: Sequence[str]) -> list[str]:
+def without_here(path: list[str]) -> list[str]:
     """Return `path` without the current folder, where that comes before Python's library.
 
     It does by `python -m`, and by an empty entry of PYTHONPATH (as in PYTHONPATH=$PYTHONPATH:x).
     Other folders of PYTHONPATH stay.
     """
     end = path.index(LIBRARY) if LIBRARY in path else len(path)
-    return [entry for entry in path[:end] if not is_here(entry)] + list(path[end:])
+    return [entry for entry in path[:end] if not is_here(entry)] + path[end:]
 
 
 def is_here(entry: str) -> bool:
@@ -40,6 +38,8 @@ def leave_here() -> None:
     sys.path[:] = without_here(before)
     if sys.path == before or not is_here(ROOT):
         return
+    import importlib.util
+
     found = importlib.util.find_spec("ladder")
     if found is None:
         sys.path.append(ROOT)

@@ -1,5 +1,6 @@
 """A file of the current folder is imported by no process of ours in place of another module."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -75,9 +76,11 @@ def test_no_name_in_the_current_folder_has_the_place_of_a_module(here, arguments
 @pytest.mark.parametrize("path", [f"{os.pathsep}{ROOT}", f"{ROOT}{os.pathsep}.", None])
 def test_nor_where_pythonpath_has_the_current_folder(here, path):
     """As PYTHONPATH=$PYTHONPATH:x does, the first time."""
-    code = "import sys, encodings; print(*sys.modules)"
-    started = subprocess.check_output([sys.executable, "-P", "-c", code], text=True).split()
-    for name in {*started, "harness"} & {*NAMES}:  # what is imported before our first line
+    code = "import harness, sys; print(*sys.modules)"
+    started = subprocess.check_output(
+        [sys.executable, "-P", "-c", code], env=environ(), text=True
+    ).split()
+    for name in {*started} & {*NAMES}:  # what is imported before our first line
         (here / f"{name}.py").unlink()
     path = path or os.pathsep.join([str(here), str(ROOT)])
     done, imported = ladder(here, "run", "--stages", 3, "--n", 8, "--d", 4, *CPU, path=path)
@@ -118,8 +121,8 @@ def test_a_checkout_is_imported_from_its_own_folder(monkeypatch, found):
     monkeypatch.chdir(root)
     monkeypatch.setattr(sys, "path", [root, search_path.LIBRARY, "/site"])
     origin = f"{root}/ladder/__init__.py" if found == "own" else found
-    spec = found and search_path.importlib.util.spec_from_loader("ladder", None, origin=origin)
-    monkeypatch.setattr(search_path.importlib.util, "find_spec", lambda name: spec)
+    spec = found and importlib.util.spec_from_loader("ladder", None, origin=origin)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     search_path.leave_here()
     expected = {
         None: [search_path.LIBRARY, "/site", root],
