@@ -192,7 +192,7 @@ def checked(
     with tempfile.TemporaryDirectory(dir=scratch()) as name:
         folder = Path(name)
         try:
-            file = cpp.build(path, folder) if path.is_dir() else path
+            file = cpp.build(path, folder, home) if path.is_dir() else path
             watch = functools.partial(calls.loading, rules(number, True, home))
             [info] = describe_files([file], LOAD, limits.memory, watch)
         except (BadStage, cpp.NotBuilt) as error:

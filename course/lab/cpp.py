@@ -48,10 +48,11 @@ def compiler() -> str | None:
     return os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
 
 
-def build(submission: Path, folder: Path) -> Path:
+def build(submission: Path, folder: Path, home: Path) -> Path:
     """Compile a submission's C++ files; return a file in `folder` that is stage 2 with them.
 
-    Raises NotBuilt where they don't compile, or there is no compiler.
+    `home`: the folder that the submission was copied from. Raises NotBuilt where they don't
+    compile, or there is no compiler.
     """
     command = compiler()
     if command is None:
@@ -62,9 +63,9 @@ def build(submission: Path, folder: Path) -> Path:
     code, said = compiled([*command.split(), *options, *map(str, sources), "-o", str(library)])
     included = [line for line in said if line.startswith(".")]  # what -H prints
     said = [line for line in said if line not in included]
-    own = submission.resolve()
+    own, others = submission.resolve(), {ROOT, submission.resolve().parent, home.parent}
     for path in (Path(line.lstrip(". ")).resolve() for line in included):
-        if {ROOT, own.parent} & {*path.parents} and own not in path.parents:
+        if others & {*path.parents} and own not in path.parents:
             raise NotBuilt(f"{FORBIDDEN}it includes {path.name} of another folder")
     if code:
         errors = [line for line in said if "error" in line]

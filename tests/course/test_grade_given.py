@@ -200,6 +200,13 @@ def test_a_submission_may_not_look_where_it_was_copied_from(tmp_path, monkeypatc
         assert found.verdict == "cheated" and "looks for the answer" in found.diagnosis, found
 
 
+def test_no_name_lets_a_submission_import_what_others_may_not(tmp_path):
+    path = tmp_path / "stage_2.py"  # as the file that is made around C++ is called
+    path.write_text(f"import harness.measures.oracle\n{RAW}", encoding="utf-8")
+    found = grade.checks.check(path, 1)
+    assert found.verdict == "cheated" and "imports harness" in found.diagnosis, found
+
+
 def test_two_commands_do_not_lose_each_others_rows(tmp_path):
     row = grade.Row("a", 3, 0, 0, "passed", "", 0, "", "", 0.0, {})
     here, there = (grade.Table(tmp_path / "grades.csv", {}, 3) for _ in range(2))

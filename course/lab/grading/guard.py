@@ -84,6 +84,8 @@ class Guard:
         self.path, self.rules = path, rules
         self.end = ender(connection, event)
         self.armed = self.busy = False
+        # its file is made by `ladder lab` itself, around the C++ files of a folder
+        self.made = rules["home"] is not None and Path(rules["home"]).is_dir()
         self.work = Work(path, rules, self.end, lambda: self.mine(sys._getframe(3), by_torch))
         around = {x for own in self.folders() for x in (own, *own.parents)}
         self.homes = [Path(x) for x in sys.path if x and Path(x) not in around]
@@ -217,7 +219,7 @@ def importer(guard: Guard, real: Callable[..., Any]) -> Callable[..., Any]:
             name = getattr(got, "__name__", "")  # its own, whatever name it was asked for by
             first = name.partition(".")[0]
             allowed = {first, "*"} & {*FREE, *guard.rules["imports"]}
-            if not ours(guard.path) and (not allowed or first in (*OURS, *LOW)):
+            if not guard.made and (not allowed or first in (*OURS, *LOW)):
                 guard.end(f"it imports {name}")
         return got
 
@@ -233,11 +235,6 @@ def starter(guard: Guard, real: Callable[..., Any]) -> Callable[..., Any]:
         return real(*args, **options)
 
     return start
-
-
-def ours(path: str) -> bool:
-    """Whether a file is made by `ladder lab` itself, around two C++ files."""
-    return Path(path).name == "stage_2.py"
 
 
 def functions() -> dict[tuple[Any, str], Any]:
