@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 STAGE_2 = ROOT / "stages" / "s02_cpp_value_graph.py"
 COMPILE_LIMIT = 60.0  # seconds
 COMPILE_BYTES = 2 << 30  # of memory, and of each file that is written
+INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"\n]+)"', re.M)
 LARGEST = 1 << 20  # bytes of a submission's file
 Array = np.ndarray[Any, Any]
 
@@ -61,11 +63,16 @@ def build(submission: Path, folder: Path, home: Path) -> Path:
     library = folder / "value_graph.so"
     options = ["-O1", "-std=c++17", "-shared", "-fPIC", f"-I{submission}", "-H"]
     code, said = compiled([*command.split(), *options, *map(str, sources), "-o", str(library)])
-    included = [line for line in said if line.startswith(".")]  # what -H prints
-    said = [line for line in said if line not in included]
-    own, others = submission.resolve(), {ROOT, submission.resolve().parent, home.parent}
-    for path in (Path(line.lstrip(". ")).resolve() for line in included):
-        if others & {*path.parents} and own not in path.parents:
+    printed = [line for line in said if line.startswith(".")]  # by -H: what is included
+    said = [line for line in said if line not in printed]
+    included = [Path(line.lstrip(". ")) for line in printed]
+    for file in files(submission):  # a copy: what was beside it there is not beside it here
+        named = INCLUDE.findall(file.read_text(encoding="utf-8", errors="replace"))
+        included += [home / name for name in named if (home / name).is_file()]
+    own = {submission.resolve(), home}
+    for path in (each.resolve() for each in included):
+        others = {ROOT, *(each.parent for each in own)} & {*path.parents}
+        if others and not own & {*path.parents}:
             raise NotBuilt(f"{FORBIDDEN}it includes {path.name} of another folder")
     if code:
         errors = [line for line in said if "error" in line]
