@@ -15,7 +15,8 @@ import pytest
 from ladder_command import PATIENCE, ROOT, Started, command, environ, in_turn, one_process
 from made_up import make_cell, make_env, write_run
 
-from ladder import app, arguments
+from harness.isolation.child import Child
+from ladder import app, arguments, ending
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="shells, limits and signals")
 
@@ -217,6 +218,29 @@ def test_a_scheduler_or_a_closed_terminal_ends_all_and_leaves_nothing(
         assert "Traceback" not in run.text() and "warn" not in run.text(), run.text()
     assert [*temporary.iterdir()] == []
     assert not out.exists() or b"crashed" not in out.read_bytes()  # no fault of the stage's
+
+
+def test_a_process_that_a_scheduler_ended_is_no_crash_of_its_stage():
+    """It ends all processes of a job: this one hears it a moment after the stage's."""
+
+    class Ended:
+        exitcode = -signal.SIGTERM
+
+        def join(self, seconds):
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+
+    def stop(number, frame):
+        raise ending.Stopped(number)
+
+    child = object.__new__(Child)
+    child.process = Ended()
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        with pytest.raises(ending.Stopped):
+            child.how_it_ended()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert app.exit_code(ending.Stopped(signal.SIGTERM)) == 143
 
 
 DASHES = (

@@ -255,10 +255,11 @@ def test_a_file_may_import_others_of_its_folder_but_none_in_place_of_a_module(
 ):
     """Two files of one name, of two folders, are two stages."""
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)  # of Python's library, rarely used
     for folder, value in (("a", "2 * v"), ("b", "3 * v")):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / f"helps_{folder}.py").write_text("import copy\nassert copy.copy\n")
-        (tmp_path / folder / "copy.py").write_text("1 / 0\n")
+        (tmp_path / folder / f"helps_{folder}.py").write_text("import colorsys\n")
+        (tmp_path / folder / "colorsys.py").write_text("1 / 0\n")
         (tmp_path / folder / "torch.py").write_text(
             f"import helps_{folder}, torch\n{FOUR}\ndef attend(q, k, v):\n    return {value}\n"
         )
