@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from multiprocessing import forkserver, resource_tracker
 
@@ -223,23 +224,26 @@ def test_a_scheduler_or_a_closed_terminal_ends_all_and_leaves_nothing(
 def test_a_process_that_a_scheduler_ended_is_no_crash_of_its_stage():
     """It ends all processes of a job: this one hears it a moment after the stage's."""
 
+    soon = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1))
+
     class Ended:
         exitcode = -signal.SIGTERM
 
         def join(self, seconds):
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            soon.start()
 
     def stop(number, frame):
         raise ending.Stopped(number)
 
     child = object.__new__(Child)
     child.process = Ended()
-    before = signal.signal(signal.SIGALRM, stop)
+    before = signal.signal(signal.SIGUSR1, stop)
     try:
         with pytest.raises(ending.Stopped):
             child.how_it_ended()
+            soon.cancel()
     finally:
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGUSR1, before)
     assert app.exit_code(ending.Stopped(signal.SIGTERM)) == 143
 
 
