@@ -24,11 +24,11 @@ def whole(path: Path, new: bool = False) -> Iterator[Path]:
     kept, and so is a link to it. What can't be replaced (a pipe, a device) is yielded itself.
     `new`: raises FileExistsError where `path` is there, at the beginning or at the end.
     """
-    if new and os.path.lexists(path):
-        raise FileExistsError(f"{path} is there already")
     if str(path.absolute()).startswith(OPENED) or (path.exists() and not path.is_file()):
         yield path
         return
+    if new and os.path.lexists(path):
+        raise FileExistsError(f"{path} is there already")
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not os.access(path.parent, os.W_OK):  # no draft can lie beside it

@@ -86,6 +86,8 @@ class Writer:
     @classmethod
     def create(cls, path: Path, env: Mapping[str, Any]) -> "Writer":
         """Create a file with its env line. Raises FileExistsError rather than overwrite a run."""
+        if path.exists():
+            raise FileExistsError(f"{path} is there already")
         # written in one step: a run killed here leaves no file with an incomplete env line
         with whole(path, new=True) as draft:
             draft.write_bytes(dump_line(env))
