@@ -82,11 +82,11 @@ def trace_moving(look: Look, _: Path, path: Path, comment: str) -> Path:
     return trace_plots.moving(example().steps(), example().truth(), path, look, comment)
 
 
-LOOK, INPUTS = "harness/views/look", "harness/problems/inputs"
-MEMORY = ("course/lessons/cited", "course/lessons/figures_memory", LOOK)
-TILING = ("course/lessons/figures_tiling", LOOK)
-LITE = (INPUTS, "course/lessons/figures_lite", "course/tracing/trace", LOOK)
-TRACE = (INPUTS, "course/tracing/trace", "course/tracing/trace_plots", LOOK)
+LOOK, INPUTS = ("harness/views/look", "harness/records/files"), "harness/problems/inputs"
+MEMORY = ("course/lessons/cited", "course/lessons/figures_memory", *LOOK)
+TILING = ("course/lessons/figures_tiling", *LOOK)
+LITE = (INPUTS, "course/lessons/figures_lite", "course/tracing/trace", *LOOK)
+TRACE = (INPUTS, "course/tracing/trace", "course/tracing/trace_plots", *LOOK)
 
 PICTURES = (
     Picture("memory-hierarchy", "png", MEMORY, as_png(memory_hierarchy), ceilings=True),

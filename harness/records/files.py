@@ -29,8 +29,8 @@ def whole(path: Path, new: bool = False) -> Iterator[Path]:
         return
     if new and os.path.lexists(path):
         raise FileExistsError(f"{path} is there already")
-    path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
+    given, path = path, path.resolve()
     if path.exists() and not os.access(path.parent, os.W_OK):  # no draft can lie beside it
         yield path
         return
@@ -46,7 +46,7 @@ def whole(path: Path, new: bool = False) -> Iterator[Path]:
         put(draft, path)
     except OSError as error:
         if error.filename == str(draft):
-            error.filename = str(path)
+            error.filename = str(given)
         raise
     finally:
         draft.unlink(missing_ok=True)
