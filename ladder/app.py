@@ -24,6 +24,7 @@ from ladder.arguments import end_children
 from ladder.bench import bench_command
 from ladder.ceilings import ceilings_command
 from ladder.doctor import doctor_command, list_command
+from ladder.ending import ENDING, Stopped, ignore
 from ladder.generate import generate_command
 from ladder.help import LAB, LOOK, MEASURE, PAGES, SHOW, Command, Groups, examples
 from ladder.io import io_command
@@ -44,6 +45,7 @@ from ladder.trace import trace_command
 from ladder.train import train_command
 
 LEAST_FILES = 64  # open files that a run with its processes needs
+LONGEST_CHAIN = 20  # of errors, each raised from another
 # errors of the user, whose messages say all
 USERS = (UserError, checkout.NoCheckout, BadStage, BadRecord, WriteFailed)
 
@@ -90,7 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = result if isinstance(result, int) else 0
     except BaseException as error:
         code = exit_code(error)
-    if code == INTERRUPTED:  # also typer's exit code after a Ctrl-C
+    if code > 128:  # by a signal; INTERRUPTED is also typer's code after a Ctrl-C
+        ignore(*ENDING)
         end_children()
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -148,9 +151,11 @@ def exit_code(error: BaseException) -> int:
 
     An error of the program itself is raised again.
     """
-    # Python 3.11 raises a RuntimeError from a Ctrl-C that comes while a class is made, in an import
-    wrapped = isinstance(error.__cause__, KeyboardInterrupt)
-    if wrapped or isinstance(error, (KeyboardInterrupt, typer.Abort)):
+    ending = None if isinstance(error, USERS) else ended_by(error)
+    if isinstance(ending, Stopped):
+        complain(str(ending))
+        return ending.code
+    if ending is not None:
         return INTERRUPTED
     if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
         return 0  # `ladder table FILE | head`
@@ -165,6 +170,19 @@ def exit_code(error: BaseException) -> int:
         print(message, file=sys.stderr)
         return 2
     return complain(bad_value(error, message))
+
+
+def ended_by(error: BaseException | None) -> BaseException | None:
+    """The signal behind an error, or None.
+
+    Python raises a RuntimeError from a Ctrl-C that comes while a class is made, in an import, and
+    from a second signal while the first is on its way out of a lock.
+    """
+    for _ in range(LONGEST_CHAIN):
+        if error is None or isinstance(error, (KeyboardInterrupt, Stopped, typer.Abort)):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def complain(message: str) -> int:

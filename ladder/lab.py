@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from harness.records import checkout
+from harness.records import checkout, files
 from harness.records.units import clean
 from ladder import options
 from ladder.arguments import end_children, prepare_children, stages_and_device
@@ -171,7 +171,7 @@ def grade_command(
     from course.lab import checks, labs
     from course.lab.grading import grade, reports, speed
     from course.lab.grading.calls import Limits
-    from ladder.measuring import writing
+    from ladder.measuring import check_writable
 
     try:
         worth, fast = grade.read_points(stage, points)
@@ -191,10 +191,7 @@ def grade_command(
         prepare_children("cpu", backward)  # interpreted, so that it is the same on every machine
         grade.refuse(stage, numpy)
         for name, file in (("--junit", junit), ("--gradescope", gradescope)):
-            if file is not None:
-                with writing(file, name):  # now, not when all are graded
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    file.open("a").close()
+            check_writable(file, name)  # now, not when all are graded
         if seed is None:
             used = [row.seed for row in table.rows.values()]
             seed = statistics.mode(used) if used else secrets.randbits(40)
@@ -205,21 +202,23 @@ def grade_command(
         def tell(row: grade.Row, result: checks.Result | None) -> None:
             if result is not None:
                 text = reports.report(row, result, worth)
-                (folder / f"{row.submission}.md").write_text(text, encoding="utf-8")
+                files.write(folder / f"{row.submission}.md", text)
             kept = " (kept)" if result is None else ""
             print(
                 f"{row.submission}: {row.verdict}, {row.points:g} of {row.max_points:g}{kept}",
                 flush=True,
             )
 
-        grade.grade_all(paths, table, stage, seed, numpy, limits, tell, anew)
-        if fast is not None:
-            on_a_gpu(seen)
-            for path in paths:
-                row = table.rows[grade.name_of(path)]
-                if row.verdict == "passed" and (anew or speed.NAME not in row.checks):
-                    row = table.put(row.with_speed(speed.judged(path, stage, fast, seed)))
-                    print(f"{row.submission}: speed: {row.checks[speed.NAME]}", flush=True)
+        with table.alone():
+            grade.grade_all(paths, table, stage, seed, numpy, limits, tell, anew)
+            if fast is not None:
+                on_a_gpu(seen)
+                for path in paths:
+                    row = table.rows[grade.name_of(path)]
+                    if row.verdict == "passed" and (anew or speed.NAME not in row.checks):
+                        status = speed.judged(path, stage, fast, seed, sha256=row.sha256)
+                        row = table.put(row.with_speed(status))
+                        print(f"{row.submission}: speed: {row.checks[speed.NAME]}", flush=True)
         if others and only is None:
             expected = f"expected {grade.FORM[stage == 2]} for each submission"
             listed = ", ".join(clean(path.name) for path in others)
@@ -228,12 +227,12 @@ def grade_command(
             path = folder / f"{row.submission}.md"
             if path.is_file():
                 text = reports.renewed(path.read_text(encoding="utf-8"), row, worth)
-                path.write_text(text, encoding="utf-8")
+                files.write(path, text)
         named = [table.rows[grade.name_of(path)] for path in paths]
         if junit is not None:
-            junit.write_text(reports.junit(named, worth), encoding="utf-8")
+            files.write(junit, reports.junit(named, worth))
         if gradescope is not None:
-            gradescope.write_text(reports.gradescope(named, worth, folder), encoding="utf-8")
+            files.write(gradescope, reports.gradescope(named, worth, folder))
     except (grade.NotGraded, labs.NoLab, OSError) as error:
         raise UserError(str(error)) from None
     print(f"{out}: {len(named)} graded; reports in {folder}")

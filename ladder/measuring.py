@@ -12,6 +12,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from harness.records import environment
+from harness.records.files import whole
 from harness.records.jsonl import WriteFailed, Writer, read
 from harness.records.schema import Record
 from harness.records.units import clean
@@ -67,11 +68,22 @@ def check_out(out: Path | None, instead: str = "name another", option: str = "--
 def check_save(path: Path | None) -> None:
     """Raise UserError where the file that --save names exists already, or can't be written."""
     check_out(path, option="--save")
+    check_writable(path, "--save")  # now, not when minutes of training are done
+
+
+def check_writable(path: Path | None, option: str) -> None:
+    """Raise UserError where the file that an option names, or a draft beside it, can't be written.
+
+    It stays as it is: absent, or with what is in it.
+    """
     if path is not None:
-        with writing(path, "--save"):  # now, not when minutes of training are done
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.touch()
-            path.unlink()
+        with writing(path, option), suppress(Unwritten), whole(path) as draft:
+            draft.open("ab").close()
+            raise Unwritten
+
+
+class Unwritten(Exception):
+    """Raised to drop a draft."""
 
 
 def begin(
@@ -85,9 +97,15 @@ def begin(
     """
     env = environment.make_env(device, list(plan), list(stages), dict(arguments))
     check(env)
-    path = out or RUNS / f"{command}{datetime.now():%Y%m%d-%H%M%S}.jsonl"
-    with writing(path):
-        return Writer.create(path, env)
+    if out is not None:
+        with writing(out):
+            return Writer.create(out, env)
+    stem = f"{command}{datetime.now():%Y%m%d-%H%M%S}"
+    for end in ("", *(f"-{index}" for index in range(2, 100))):
+        path = RUNS / f"{stem}{end}.jsonl"
+        with writing(path), suppress(FileExistsError):  # of another, begun in the same second
+            return Writer.create(path, env)
+    raise UserError(f"--out: {path} is there already: name another")
 
 
 # ---- from the first measurement to the exit code

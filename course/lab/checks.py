@@ -16,6 +16,7 @@ from typing import Any
 from course.lab import cpp, explain, gaps
 from course.lab.grading import calls
 from harness.isolation.roster import BadStage, StageInfo, describe_files, read_declared
+from harness.isolation.scratch import scratch
 from harness.problems.problem import Problem
 from harness.records.units import clean
 
@@ -78,6 +79,8 @@ class Result:
     marks      a mark for each check, in order; none where it is not written, or can't be loaded
     diagnosis  the cause of the first failure, '' where there is none
     case       lines that show that failure
+    sha256     of the submission's files, as they were read for all that was checked; '' where they
+               could not be read
     """
 
     stage: int
@@ -85,6 +88,7 @@ class Result:
     marks: Sequence[Mark]
     diagnosis: str = ""
     case: Sequence[str] = ()
+    sha256: str = ""
 
 
 def checks(stage: int, seed: int) -> Iterator[Check]:
@@ -112,13 +116,17 @@ def seeds(each: Check) -> list[int]:
     return [int.from_bytes(digest[:5], "big") for digest in digests]
 
 
-def rules(stage: int, numpy: bool) -> dict[str, Any]:
-    """Return what a submission may do (grading/guard.py); `numpy`: without kernels of its own."""
+def rules(stage: int, numpy: bool, home: Path | None = None) -> dict[str, Any]:
+    """Return what a submission may do (grading/guard.py); `numpy`: without kernels of its own.
+
+    `home`: what it was copied from; in that folder it may not look for an answer.
+    """
     none: dict[str, Any] = {"least": 2, "launches": False}
     none |= {"kernels": [], "imports": [], "stages": []}
     of_stage = none | TABLE["rules"][str(stage)]
     if numpy:
         of_stage |= {"kernels": []}
+    of_stage["home"] = home and str(home)
     of_stage["scale"] = TABLE["torch"]["scale"]
     of_stage["torch"] = [name for kind in of_stage["torch"] for name in TABLE["torch"][kind]]
     return of_stage
@@ -135,9 +143,42 @@ def check(
     `tell` is called with each mark. `numpy`: whether stage 5 must be in NumPy; None: if the file
     has no kernels. A file that crashes or hangs fails alone. Raises BadStage where there is no such
     file, or it names no stage that has a lab; Unchecked where this machine can't run it.
+
+    The files are read once, and a copy is checked: they may be changed, or uploaded, meanwhile.
     """
     if path.is_dir() and stage not in (2, None):
         raise BadStage(f"{path.name}: a folder; expected one .py file for stage {stage}")
+    with tempfile.TemporaryDirectory(dir=scratch()) as name:
+        copy, sha256 = copied(path, Path(name))
+        result = checked(copy, stage, seed, tell, limits, numpy, path.resolve())
+    return replace(result, sha256=sha256)
+
+
+def copied(path: Path, folder: Path) -> tuple[Path, str]:
+    """Copy a submission into a folder; the copy, and the SHA-256 of its files. Raises BadStage."""
+    to = folder / path.resolve().name
+    if path.is_dir():
+        to.mkdir()
+    files = list(zip(cpp.files(path), cpp.files(to), strict=True))
+    data = [bytes_of(file) for file, _ in files]
+    for (_, copy), each in zip(files, data, strict=True):
+        copy.write_bytes(each)
+    return to, hashlib.sha256(b"\0".join(data)).hexdigest()
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a submission's files; '' where they can't be read."""
+    try:
+        return hashlib.sha256(b"\0".join(map(cpp.read, cpp.files(path)))).hexdigest()
+    except OSError:
+        return ""
+
+
+def checked(
+    path: Path, stage: int | None, seed: int | None, tell: Callable[[Mark], None],
+    limits: calls.Limits, numpy: bool | None, home: Path,
+) -> Result:  # fmt: skip
+    """Check the copy `path` of the submission `home`."""
     files = cpp.files(path)
     texts = [text_of(file) for file in files]
     number = 2 if path.is_dir() else declared(path) if stage is None else stage
@@ -148,11 +189,11 @@ def check(
     ]
     if missing:
         return Result(number, "not-written", (), gaps.NOT_WRITTEN, missing)
-    with tempfile.TemporaryDirectory(prefix="ladder-lab-") as name:
+    with tempfile.TemporaryDirectory(dir=scratch()) as name:
         folder = Path(name)
         try:
-            file = cpp.build(path, folder) if path.is_dir() else path
-            watch = functools.partial(calls.loading, rules(number, numpy=True))
+            file = cpp.build(path, folder, home) if path.is_dir() else path
+            watch = functools.partial(calls.loading, rules(number, True, home))
             [info] = describe_files([file], LOAD, limits.memory, watch)
         except (BadStage, cpp.NotBuilt) as error:
             found = calls.fault("crashed", str(error))
@@ -161,18 +202,20 @@ def check(
             found = calls.fault(*info.failed)
             return Result(number, found.status, (), found.reason)
         asked = list(checks(number, secrets.randbits(40) if seed is None else seed))
-        return judged(info, number, asked, folder, tell, limits, numpy)
+        return judged(info, number, asked, folder, tell, limits, numpy, home)
+
+
+def bytes_of(file: Path) -> bytes:
+    """Return the bytes of a submission's file. Raises BadStage where it can't be read."""
+    try:
+        return cpp.read(file)
+    except OSError as error:
+        raise BadStage(f"{file}: {error.strerror}") from None
 
 
 def text_of(file: Path) -> str:
-    """Return the text of a submission's file, decoded as Python does; for C++ that is UTF-8.
-
-    Raises BadStage where there is no such file, or it can't be read.
-    """
-    try:
-        data = cpp.read(file)
-    except OSError as error:
-        raise BadStage(f"{file}: {error.strerror}") from None
+    """Return the text of a submission's file, decoded as Python does; for C++ that is UTF-8."""
+    data = bytes_of(file)
     try:
         return decode_source(data)
     except (SyntaxError, LookupError, ValueError):  # Python or the compiler itself tells of it
@@ -196,6 +239,7 @@ def declared(path: Path) -> int:
 def judged(
     info: StageInfo, number: int, asked: Sequence[Check], folder: Path,
     tell: Callable[[Mark], None], limits: calls.Limits = calls.USUAL, numpy: bool | None = None,
+    home: Path | None = None,
 ) -> Result:  # fmt: skip
     """Return the marks of a stage that could be loaded, and the cause of its first failure."""
     reason = info.unavailable["cpu"]
@@ -205,7 +249,7 @@ def judged(
     twin = number == 5 and "triton" not in info.needs
     if twin and numpy is False:
         return Result(number, "failed", (), TWIN)
-    may = rules(number, twin)
+    may = rules(number, twin, home)
     marks: list[Mark] = []
     for each in asked:
         if marks and marks[-1].status == "timeout":

@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ STAGE_2 = next(
 )  # fmt: skip
 COMPILE_LIMIT = 60.0  # seconds
 COMPILE_BYTES = 2 << 30  # of memory, and of each file that is written
+INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"\n]+)"', re.M)
 LARGEST = 1 << 20  # bytes of a submission's file
 Array = np.ndarray[Any, Any]
 
@@ -52,10 +54,11 @@ def compiler() -> str | None:
     return os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
 
 
-def build(submission: Path, folder: Path) -> Path:
+def build(submission: Path, folder: Path, home: Path) -> Path:
     """Compile a submission's C++ files; return a file in `folder` that is stage 2 with them.
 
-    Raises NotBuilt where they don't compile, or there is no compiler.
+    `home`: the folder that the submission was copied from. Raises NotBuilt where they don't
+    compile, or there is no compiler.
     """
     command = compiler()
     if command is None:
@@ -64,11 +67,16 @@ def build(submission: Path, folder: Path) -> Path:
     library = folder / "value_graph.so"
     options = ["-O1", "-std=c++17", "-shared", "-fPIC", f"-I{submission}", "-H"]
     code, said = compiled([*command.split(), *options, *map(str, sources), "-o", str(library)])
-    included = [line for line in said if line.startswith(".")]  # what -H prints
-    said = [line for line in said if line not in included]
-    own = submission.resolve()
-    for path in (Path(line.lstrip(". ")).resolve() for line in included):
-        if {ROOT, own.parent} & {*path.parents} and own not in path.parents:
+    printed = [line for line in said if line.startswith(".")]  # by -H: what is included
+    said = [line for line in said if line not in printed]
+    included = [Path(line.lstrip(". ")) for line in printed]
+    for file in files(submission):  # a copy: what was beside it there is not beside it here
+        named = INCLUDE.findall(file.read_text(encoding="utf-8", errors="replace"))
+        included += [home / name for name in named if (home / name).is_file()]
+    own = {submission.resolve(), home}
+    for path in (each.resolve() for each in included):
+        others = {ROOT, *(each.parent for each in own)} & {*path.parents}
+        if others and not own & {*path.parents}:
             raise NotBuilt(f"{FORBIDDEN}it includes {path.name} of another folder")
     if code:
         errors = [line for line in said if "error" in line]

@@ -234,7 +234,8 @@ def compete(connection: Connection, order: Order) -> None:
             set_data_limit(order.memory)
         base = status_bytes("VmRSS") if sys.platform == "linux" else None
         tell(connection, messages.Loads())
-        modules = [stages.load(path) for path in order.paths]
+        files = zip(order.paths, order.sha256, strict=True)
+        modules = [stages.load(path, sha256=digest) for path, digest in files]
         contestants = [
             Contestant(module, asked, out, base, order.graph)
             for module, asked, out in zip(modules, order.problems, order.outs, strict=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from harness.records.files import lock, whole
 from harness.records.schema import BadRecord, Record, check_record, check_stages
 
 
@@ -87,14 +88,9 @@ class Writer:
         """Create a file with its env line. Raises FileExistsError rather than overwrite a run."""
         if path.exists():
             raise FileExistsError(f"{path} is there already")
-        path.parent.mkdir(parents=True, exist_ok=True)
         # written in one step: a run killed here leaves no file with an incomplete env line
-        draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
-        try:
+        with whole(path, new=True) as draft:
             draft.write_bytes(dump_line(env))
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
         return cls.reopen(path)
 
     @classmethod
@@ -151,12 +147,3 @@ class Writer:
         trace: TracebackType | None,
     ) -> None:
         os.close(self.handle)
-
-
-def lock(handle: int) -> None:
-    """Lock the file until this process ends; BlockingIOError where another has locked it."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: nothing keeps two writers of one file apart
-        return
-    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -4,11 +4,12 @@ import csv
 import json
 import os
 import sys
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 from ladder_command import in_turn
-from test_grade import of_some, rows_of, write
+from test_grade import RAW, of_some, rows_of, write
 
 from course.lab import labs
 from course.lab.grading import calls, grade, reports
@@ -157,6 +158,66 @@ def test_source_is_read_as_python_reads_it(encoding, first, tmp_path, monkeypatc
     assert row.verdict == "passed", row
     path.write_bytes(f"{first}def attend(q, k, v):\n    pass  # Jürgen\n".encode(encoding))
     assert grade.grade(path, 3, 1, False, calls.Limits())[0].verdict == "not-written"
+
+
+def test_what_is_graded_is_what_the_row_names_though_the_file_changes_meanwhile(
+    tmp_path, monkeypatch
+):
+    """It may be uploaded again just then."""
+    of_some(monkeypatch, "a few keys", "batch, heads and strides")
+    path = write(tmp_path, a=RAW) / "a.py"
+    first = grade.checks.digest(path)
+    marks = []
+
+    def tell(mark):
+        if not marks:
+            path.write_text("", encoding="utf-8")
+        marks.append(mark.status)
+
+    found = grade.checks.check(path, 1, tell=tell)
+    assert marks == ["ok"] * len(marks) and len(marks) > 1
+    assert (found.verdict, found.sha256) == ("passed", first) != ("", grade.checks.digest(path))
+
+
+def test_a_file_that_could_not_be_read_is_graded_when_it_can(tmp_path, monkeypatch):
+    path = write(tmp_path, a="") / "a.py"
+    with monkeypatch.context() as patched:
+        patched.setattr(grade.cpp, "LARGEST", -1)
+        row, _ = grade.grade(path, 3, 1, False, calls.Limits())
+    assert (row.verdict, row.sha256) == ("crashed", "")
+    again = grade.grade(path, 3, 1, False, calls.Limits())[0]
+    assert (again.verdict, again.sha256) == ("not-written", grade.checks.digest(path))
+
+
+def test_a_submission_may_not_look_where_it_was_copied_from(tmp_path, monkeypatch):
+    of_some(monkeypatch, "a few keys")
+    for act in (
+        f"open({str(tmp_path / 'b.py')!r})",
+        f"__import__('os').listdir({str(tmp_path)!r})",
+    ):
+        path = write(tmp_path, a=f"{act}\n{RAW}", b=RAW) / "a.py"
+        found = grade.checks.check(path, 1)
+        assert found.verdict == "cheated" and "looks for the answer" in found.diagnosis, found
+
+
+def test_no_name_lets_a_submission_import_what_others_may_not(tmp_path):
+    path = tmp_path / "stage_2.py"  # as the file that is made around C++ is called
+    path.write_text(f"import harness.measures.oracle\n{RAW}", encoding="utf-8")
+    found = grade.checks.check(path, 1)
+    assert found.verdict == "cheated" and "imports harness" in found.diagnosis, found
+
+
+def test_two_commands_do_not_lose_each_others_rows(tmp_path):
+    row = grade.Row("a", 3, 0, 0, "passed", "", 0, "", "", 0.0, {})
+    here, there = (grade.Table(tmp_path / "grades.csv", {}, 3) for _ in range(2))
+    with here.alone():
+        for name in ("a", "b"):  # the file is replaced with each, and stays ours
+            here.put(replace(row, submission=name))
+            with pytest.raises(grade.NotGraded, match="another `ladder lab grade` is writing it"):
+                there.alone().__enter__()
+    with there.alone():
+        there.put(replace(row, submission="c"))
+    assert rows_of(tmp_path / "grades.csv").keys() == {"a", "b", "c"}
 
 
 def test_a_file_that_can_not_be_read_or_parsed_costs_no_other(tmp_path):

@@ -14,8 +14,7 @@ from course.lab import handout, labs
 from harness.isolation.roster import built_in_files
 from harness.problems.problem import PEERS_FROM, YARDSTICK
 from harness.records import checkout
-from harness.views import cell_tables
-from ladder import app, help
+from ladder import app, help, run
 
 every_copy = pytest.mark.parametrize("last", (0, 1, 2, 4, 6, 8))
 
@@ -95,8 +94,8 @@ def test_what_a_copy_says_comes_next_is_there(last, copies, monkeypatch):
     monkeypatch.setattr(checkout, "ROOT", copies(last))
     yours = checkout.to_be_written()
     assert yours == (last + 1 if last < max(labs.about()) else None)
-    after = cell_tables.closing({"rungs": [], "plan": []}, [], yours)[-1]
-    assert f"`ladder lab start {yours}`" in after if yours else "`ladder diff 4 5`" in after
+    after = run.what_next()
+    assert f"lab start {yours}" in after if yours else "diff 4 5" in after
     for command in typer.main.get_command(app.app).commands.values():  # those of a whole checkout
         shown = help.examples(*re.findall("ladder .*", command.epilog or ""))
         named = re.findall(r"(?:--stages? |diff )(\d[\d, ]*)", shown)

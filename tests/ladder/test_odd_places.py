@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from multiprocessing import forkserver, resource_tracker
 
@@ -15,7 +16,8 @@ import pytest
 from ladder_command import PATIENCE, ROOT, Started, command, environ, in_turn, one_process
 from made_up import make_cell, make_env, write_run
 
-from ladder import app, arguments
+from harness.isolation.child import Child
+from ladder import app, arguments, ending
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="shells, limits and signals")
 
@@ -182,6 +184,82 @@ def test_a_ctrl_c_at_once_is_no_traceback(tmp_path, wait):
         assert run.process.wait(PATIENCE) in (130, -signal.SIGINT), run.text()
         assert run.wait_until_gone() == []
         assert "Traceback" not in run.text(), run.text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wait", [0, 1.0, 2.4, 5])
+@pytest.mark.parametrize(
+    ("number", "whom"),
+    [(signal.SIGTERM, "command"), (signal.SIGTERM, "all"), (signal.SIGTERM, "twice"),
+     (signal.SIGHUP, "group")],
+)  # fmt: skip
+def test_a_scheduler_or_a_closed_terminal_ends_all_and_leaves_nothing(
+    tmp_path, monkeypatch, wait, number, whom
+):
+    """Some send the signal to the command, others to each of its processes."""
+    temporary, out = tmp_path / "tmp", tmp_path / "o.jsonl"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    with Started("run", "--stages", "0,3", "--n", 64, "--device", "cpu", "--out", out,
+                 log=tmp_path / "log", group=True) as run:  # fmt: skip
+        used = psutil.Process(run.process.pid).cpu_times
+        run.wait_for(lambda: sum(used()[:2]) > PYTHON_STARTS, "Python has started")
+        time.sleep(wait)
+        if whom == "all":
+            for process in run.left_behind():
+                process.send_signal(number)
+        elif whom == "group":
+            os.killpg(run.process.pid, number)
+        else:
+            for each in (number, number, signal.SIGINT)[: 1 if whom == "command" else 3]:
+                run.process.send_signal(each)
+        codes = (128 + number, -number, 0, *((130, -2) if whom == "twice" else ()))
+        assert run.process.wait(PATIENCE) in codes, run.text()
+        assert run.wait_until_gone() == []
+        assert "Traceback" not in run.text() and "warn" not in run.text(), run.text()
+    assert [*temporary.iterdir()] == []
+    assert not out.exists() or b"crashed" not in out.read_bytes()  # no fault of the stage's
+
+
+def test_a_process_that_a_scheduler_ended_is_no_crash_of_its_stage():
+    """It ends all processes of a job: this one hears it a moment after the stage's."""
+
+    soon = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1))
+
+    class Ended:
+        exitcode = -signal.SIGTERM
+
+        def join(self, seconds):
+            soon.start()
+
+    def stop(number, frame):
+        raise ending.Stopped(number)
+
+    child = object.__new__(Child)
+    child.process = Ended()
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        with pytest.raises(ending.Stopped):
+            child.how_it_ended()
+            soon.cancel()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert app.exit_code(ending.Stopped(signal.SIGTERM)) == 143
+
+
+DASHES = (
+    "run --n 8 --out -", "bench --out -", "bench --show x --plots -", "train --stage 3 --save -",
+    "ceilings --out -", "plot x --out -", "figures --out -", "lab start 5 --to -",
+    "lab export - --stages 0-4", "lab grade . --stage 1 --out -", "lab grade . --stage 1 --junit -",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("options", DASHES)
+def test_a_dash_is_no_file(tmp_path, options):
+    done = in_turn(*options.split(), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"ladder: (--\w+|DIR): got -, expected .*\n", done.stderr), done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def blocked():

@@ -1,6 +1,7 @@
 """Stages import on every machine, load from anywhere, and say what they miss; each in a process."""
 
 import ast
+import hashlib
 import importlib.util
 import json
 import os
@@ -269,6 +270,43 @@ def test_a_file_without_what_a_stage_has(tmp_path):
         stages.load(a_file(tmp_path, "foreign_no_attend", FOUR))
     with pytest.raises(ValueError, match=r"^foreign_value.py: no attend"):
         stages.load(a_file(tmp_path, "foreign_value", FOUR, "attend = 5\n"))
+
+
+def test_a_file_may_import_others_of_its_folder_but_none_in_place_of_a_module(
+    tmp_path, monkeypatch
+):
+    """Two files of one name, of two folders, are two stages."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)  # of Python's library, rarely used
+    for folder, value in (("a", "2 * v"), ("b", "3 * v")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"helps_{folder}.py").write_text("import colorsys\n")
+        (tmp_path / folder / "colorsys.py").write_text("1 / 0\n")
+        (tmp_path / folder / "torch.py").write_text(
+            f"import helps_{folder}, torch\n{FOUR}\ndef attend(q, k, v):\n    return {value}\n"
+        )
+    one, other = (stages.load(tmp_path / folder / "torch.py") for folder in "ab")
+    assert (one.attend(1, 1, 1), other.attend(1, 1, 1)) == (2, 3)
+    assert sys.modules[one.__name__] is one and sys.modules[other.__name__] is other
+    assert one.torch is other.torch is torch
+
+
+def test_a_submission_imports_no_other_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "helps_c.py").write_text("")
+    path = a_file(tmp_path, "foreign_alone", "import helps_c\n", FOUR, ATTEND)
+    with pytest.raises(ModuleNotFoundError):
+        stages.load(path, alone=True)
+
+
+def test_a_file_that_is_another_than_expected_is_refused(tmp_path):
+    path = a_file(tmp_path, "foreign_changed", FOUR, ATTEND)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert stages.load(path, sha256=digest).STAGE.number == 90
+    with path.open("a") as file:
+        file.write("# edited\n")
+    with pytest.raises(ValueError, match=r"^foreign_changed.py: changed after this command began"):
+        stages.load(path, sha256=digest)
 
 
 def test_a_file_that_is_no_module(tmp_path):

@@ -2,11 +2,13 @@
 
 import csv
 import hashlib
+import io
 import json
 import os
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +18,7 @@ from course.lab import checks, cpp, labs
 from course.lab.grading.calls import Limits
 from course.lab.grading.speed import NAME, Speed, read_speed
 from harness.isolation.roster import BadStage, describe_files
-from harness.records import environment
+from harness.records import environment, files
 from harness.records.units import clean
 
 LONGEST = 500  # characters of a diagnosis in the table
@@ -161,7 +163,7 @@ def grade(
         raise NotGraded(str(error)) from None
     row = Row(
         name_of(path), stage, 0, 0, result.verdict, clean(result.diagnosis)[:LONGEST], seed,
-        environment.own_version(), digest(path), round(time.monotonic() - begun, 1),
+        environment.own_version(), result.sha256, round(time.monotonic() - begun, 1),
         {mark.check.name: mark.status for mark in result.marks}, options_of(numpy, limits),
     )  # fmt: skip
     return row, result
@@ -170,17 +172,6 @@ def grade(
 def options_of(numpy: bool, limits: Limits) -> str:
     """Return the options that can change a result, as the command takes them."""
     return f"--budget {limits.seconds:g} --memory {limits.memory}{' --numpy' * numpy}"
-
-
-def digest(path: Path) -> str:
-    """The SHA-256 of a submission's files."""
-    data = []
-    for file in cpp.files(path):
-        try:
-            data.append(cpp.read(file))
-        except OSError:  # its row says so
-            data.append(b"")
-    return hashlib.sha256(b"\0".join(data)).hexdigest()
 
 
 def grade_all(
@@ -196,7 +187,7 @@ def grade_all(
     for path in paths:
         old = table.rows.get(name_of(path))
         if old and not anew and (old.sha256, old.version, old.seed, old.options) == (
-            digest(path), environment.own_version(), seed, options_of(numpy, limits),
+            checks.digest(path), environment.own_version(), seed, options_of(numpy, limits),
         ):  # fmt: skip
             tell(old, None)
             continue
@@ -212,21 +203,45 @@ class Table:
     """
 
     def __init__(self, path: Path, points: Mapping[str, float], stage: int) -> None:
-        self.path, self.points = path, points
+        self.path, self.points, self.stage = path, points, stage
         self.rows: dict[str, Row] = {}
-        if path.exists():
+        self.owned: files.Owned | None = None
+        self.read()
+
+    def read(self) -> None:
+        """Read the rows that are in the file, if it is there."""
+        if self.path.exists():
             try:
-                with path.open(newline="", encoding="utf-8") as file:
+                with self.path.open(newline="", encoding="utf-8") as file:
                     for each in csv.DictReader(file):
                         row = read_row(each)
-                        self.rows[row.submission] = row.worth(points)
+                        self.rows[row.submission] = row.worth(self.points)
             except (OSError, ValueError, KeyError, TypeError):
                 raise NotGraded(
-                    f"{path}: is there already, and is no table of `ladder lab grade`: name "
+                    f"{self.path}: is there already, and is no table of `ladder lab grade`: name "
                     "another --out"
                 ) from None
-        if others := {row.stage for row in self.rows.values()} - {stage}:
-            raise NotGraded(f"{path}: the table is of stage {min(others)}: name another --out")
+        if others := {row.stage for row in self.rows.values()} - {self.stage}:
+            raise NotGraded(f"{self.path}: the table is of stage {min(others)}: name another --out")
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other processes from writing the file meanwhile; NotGraded where one does now."""
+        try:
+            self.owned = files.Owned(self.path, new=not self.path.exists())
+        except (BlockingIOError, FileExistsError):
+            raise NotGraded(
+                f"{self.path}: another `ladder lab grade` is writing it: wait until that ends, or "
+                "name another --out"
+            ) from None
+        except OSError as error:
+            raise NotGraded(f"{self.path}: can't be written: {error.strerror}") from None
+        try:
+            self.read()  # again: another may have ended just now
+            yield
+        finally:
+            self.owned.close()
+            self.owned = None
 
     def put(self, row: Row) -> Row:
         """Add a row, or replace that of the same name; the row with its points."""
@@ -236,17 +251,17 @@ class Table:
 
     def write(self) -> None:
         """Write all rows; the file is complete at every moment, even if this process is killed."""
-        fresh = self.path.with_name(f".{self.path.name}.new")
+        text = io.StringIO()
+        writer = csv.DictWriter(text, [each.name for each in fields(Row)])
+        writer.writeheader()
+        for row in sorted(self.rows.values(), key=lambda row: row.submission):
+            writer.writerow({**asdict(row), **plain(row)})
+        data = text.getvalue().encode()
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with fresh.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, [each.name for each in fields(Row)])
-                writer.writeheader()
-                for row in sorted(self.rows.values(), key=lambda row: row.submission):
-                    writer.writerow({**asdict(row), **plain(row)})
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self.path)
+            if self.owned is None:
+                files.write(self.path, data)
+            else:
+                self.owned.replace(data)
         except OSError as error:
             raise NotGraded(f"{self.path}: can't be written: {error.strerror}") from None
 

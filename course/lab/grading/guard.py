@@ -75,6 +75,7 @@ class Guard:
     imports  what it may import besides FREE; ['*']: anything
     launches whether it may launch our kernels
     stages   what it may load of ours, as its lab's own solution does
+    home     the file, or folder, that it was copied from; or None
     """
 
     def __init__(
@@ -83,8 +84,10 @@ class Guard:
         self.path, self.rules = path, rules
         self.end = ender(connection, event)
         self.armed = self.busy = False
+        # its file is made by `ladder lab` itself, around the C++ files of a folder
+        self.made = rules["home"] is not None and Path(rules["home"]).is_dir()
         self.work = Work(path, rules, self.end, lambda: self.mine(sys._getframe(3), by_torch))
-        around = (Path(path).parent, *Path(path).parent.parents)
+        around = {x for own in self.folders() for x in (own, *own.parents)}
         self.homes = [Path(x) for x in sys.path if x and Path(x) not in around]
         self.homes += [ROOT / name for name in ("stages", *OURS)]
         for home, name in (
@@ -98,6 +101,10 @@ class Guard:
                         setattr(owner, known, starter(self, start))
         self.functions = functions()
         sys.addaudithook(self.heard)
+
+    def folders(self) -> list[Path]:
+        """Its folder, and the one that it was copied from."""
+        return [Path(self.path).parent, Path(self.rules["home"] or self.path).parent]
 
     def mine(self, frame: FrameType | None, passes: Callable[[str], bool]) -> bool:
         """Whether the submission's code called `frame`, directly or through files that `passes`."""
@@ -154,7 +161,7 @@ class Guard:
         if writes:
             self.end(f"it writes to a file ({Path(name).name})")
         path, own = Path(name).resolve(), Path(self.path)
-        places = (STAGES, own.parent)
+        places = (STAGES, *self.folders())
         if path != own and (path.parts[1:2] == ("proc",) or {path, path.parent} & {*places}):
             self.end(f"it looks for the answer in {name}")
 
@@ -212,7 +219,7 @@ def importer(guard: Guard, real: Callable[..., Any]) -> Callable[..., Any]:
             name = getattr(got, "__name__", "")  # its own, whatever name it was asked for by
             first = name.partition(".")[0]
             allowed = {first, "*"} & {*FREE, *guard.rules["imports"]}
-            if not ours(guard.path) and (not allowed or first in (*OURS, *LOW)):
+            if not guard.made and (not allowed or first in (*OURS, *LOW)):
                 guard.end(f"it imports {name}")
         return got
 
@@ -228,11 +235,6 @@ def starter(guard: Guard, real: Callable[..., Any]) -> Callable[..., Any]:
         return real(*args, **options)
 
     return start
-
-
-def ours(path: str) -> bool:
-    """Whether a file is made by `ladder lab` itself, around two C++ files."""
-    return Path(path).name == "stage_2.py"
 
 
 def functions() -> dict[tuple[Any, str], Any]:

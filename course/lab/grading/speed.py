@@ -1,13 +1,15 @@
 """Give points for speed on a GPU, if asked: a submission is timed in turns with our own stage."""
 
 import math
+import tempfile
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from course.lab import labs
+from course.lab import checks, labs
 from harness.isolation.judge import Judge
 from harness.isolation.roster import YOURS, BadStage, describe_files
+from harness.isolation.scratch import scratch
 from harness.problems import cost
 from harness.problems.problem import DTYPES, Problem
 from harness.runs.comparison import compare
@@ -15,6 +17,7 @@ from harness.runs.plan import Comparison, Limits
 
 NAME = "speed"  # of the check
 SLOW = "too slow"
+CHANGED = "changed after it was graded"
 FASTEST = 5e15  # FLOP/s that no GPU exceeds in half precision: a shorter time is false
 
 
@@ -55,12 +58,29 @@ def read_speed(table: Any) -> Speed:
     return asked
 
 
-def judged(path: Path, stage: int, asked: Speed, seed: int, device: str = "cuda") -> str:
+def judged(
+    path: Path, stage: int, asked: Speed, seed: int, device: str = "cuda",
+    sha256: str | None = None,
+) -> str:  # fmt: skip
     """Return the check's result: 'ok', 'too slow', 'cheated', or the status of a run's record.
+
+    `sha256`: of what the other checks were about; the result is CHANGED where it is not this.
 
     The times are taken as `ladder bench` takes them: processes in turns, each call with inputs of
     its own, and held to the parent's own clock.
     """
+    with tempfile.TemporaryDirectory(dir=scratch()) as name:
+        try:
+            copy, digest = checks.copied(path, Path(name))
+        except BadStage:
+            return CHANGED
+        if sha256 not in (None, digest):
+            return CHANGED
+        return timed(copy, stage, asked, seed, device)
+
+
+def timed(path: Path, stage: int, asked: Speed, seed: int, device: str) -> str:
+    """Time a submission that nobody changes meanwhile."""
     try:
         [ours], [mine] = describe_files([labs.source(stage)]), describe_files([path])
     except BadStage:
