@@ -251,8 +251,8 @@ def same_student(book: Gradebook, row: int, each: Submission) -> bool:
 
 
 def plain(name: str) -> str:
-    """Return a name's letters and digits: files can't have all other characters."""
-    folded = unicodedata.normalize("NFKC", name).casefold()
+    """Return a name's letters and digits, without accents: files can't have all other signs."""
+    folded = unicodedata.normalize("NFKD", name).casefold()
     return "".join(x for x in folded if x.isalnum())
 
 
