@@ -109,7 +109,7 @@ def measure(stage: Sequence[str | Path] = (), **options: object) -> Records:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run.jsonl"
         done = subprocess.run(
-            [sys.executable, "-m", "harness", "run", *words, "--out", str(out)],
+            [sys.executable, "-P", "-m", "harness", "run", *words, "--out", str(out)],
             env={**os.environ, "PYTHONPATH": python_path}, capture_output=True, text=True,
         )  # fmt: skip
         if done.returncode not in (0, 1):  # 1: a cell failed, and its record says why

@@ -24,6 +24,7 @@ from ladder.arguments import end_children
 from ladder.bench import bench_command
 from ladder.ceilings import ceilings_command
 from ladder.doctor import doctor_command, list_command
+from ladder.ending import ENDING, Stopped, ignore
 from ladder.generate import generate_command
 from ladder.help import LAB, LOOK, MEASURE, PAGES, SHOW, Command, Groups, examples
 from ladder.io import io_command
@@ -90,7 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = result if isinstance(result, int) else 0
     except BaseException as error:
         code = exit_code(error)
-    if code == INTERRUPTED:  # also typer's exit code after a Ctrl-C
+    if code > 128:  # by a signal; INTERRUPTED is also typer's code after a Ctrl-C
+        ignore(*ENDING)
         end_children()
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -149,9 +151,13 @@ def exit_code(error: BaseException) -> int:
     An error of the program itself is raised again.
     """
     # Python 3.11 raises a RuntimeError from a Ctrl-C that comes while a class is made, in an import
-    wrapped = isinstance(error.__cause__, KeyboardInterrupt)
-    if wrapped or isinstance(error, (KeyboardInterrupt, typer.Abort)):
+    if isinstance(error.__cause__, (KeyboardInterrupt, Stopped)):
+        error = error.__cause__
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return INTERRUPTED
+    if isinstance(error, Stopped):
+        complain(str(error))
+        return error.code
     if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
         return 0  # `ladder table FILE | head`
     if isinstance(error, USERS):

@@ -1,5 +1,6 @@
 """Arguments of several commands: options that exclude each other, stages, the device."""
 
+import multiprocessing
 import os
 import re
 import signal
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import typer
 
-from harness.isolation.child import START_LIMIT, deaf_to_ctrl_c, server
+from harness.isolation.child import START_LIMIT, server, set_apart
 from harness.isolation.roster import StageInfo, read_stages, why_absent
 from harness.problems.problem import YARDSTICK
 from harness.records.schema import Record
@@ -54,8 +55,17 @@ def typed(context: typer.Context) -> list[str]:
 
 
 def check_together(context: typer.Context) -> None:
-    """Raise UserError where two options exclude each other."""
+    """Raise UserError where two options exclude each other, or a file has the name '-'.
+
+    Standard output has the tables, and standard input is not read.
+    """
     command, given = str(context.command.name), typed(context)
+    for param in context.command.params:
+        value = context.params.get(str(param.name))
+        if Path("-") in (value if isinstance(value, (list, tuple)) else [value]):
+            named = param.opts[0] if param.param_type_name == "option" else param.metavar
+            name = named or str(param.name).upper()
+            raise UserError(f"{name}: got -, expected the name of a file or folder")
     if "show" in given:
         for name in given:
             if name not in SHOWN[command]:
@@ -95,7 +105,7 @@ def wants_gradients(given: Record) -> bool:
 
 
 def prepare_children(device: str | None, gradients: bool = False) -> None:
-    """Start the fork server, which hears no Ctrl-C, nor do its child processes.
+    """Start the fork server, set apart from this process's signals and current folder.
 
     With --device cpu the processes see no GPU, so that kernels are interpreted. `gradients`:
     whether some will be computed.
@@ -104,12 +114,14 @@ def prepare_children(device: str | None, gradients: bool = False) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if server(gradients).get_start_method() != "forkserver":  # Windows
         return
-    with deaf_to_ctrl_c():
+    with set_apart():
         forkserver.ensure_running()
 
 
 def end_children() -> None:
     """Kill the fork server, and with it all running children."""
+    for child in multiprocessing.active_children():  # Python would wait for them at its end
+        child.kill()
     pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
     if pid is not None:
         with suppress(ProcessLookupError):

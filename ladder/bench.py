@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from harness.problems.problem import PEERS_FROM, SEED, Problem
-from harness.records import environment, units
+from harness.records import environment, files, units
 from harness.records.jsonl import WriteFailed, Writer
 from harness.records.schema import DIRECTIONS, BadRecord, Record, key
 from harness.runs import plan
@@ -118,7 +118,7 @@ class View:
         """Write the CSV, if it has a name, and the plots, if asked for; nothing without records."""
         if records and csv is not None:
             with measuring.writing(csv):
-                csv.write_text(contests.as_csv(env, records))
+                files.write(csv, contests.as_csv(env, records))
             measuring.note("csv", csv)
         if records and self.plots is not None:
             with measuring.writing(self.plots, "--plots"):

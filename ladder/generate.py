@@ -83,7 +83,11 @@ def generate_command(
         raise UserError(f"--prompt: got {len(prompt)} characters, {expected}")
     request = {"device": device, "prompt": prompt, "tokens": tokens, "contexts": contexts}
     files = {"path": chosen[0].path, "load": load, "save": save}
-    order = request | {what: file and str(file) for what, file in files.items()}
+    order = (
+        request
+        | {"sha256": chosen[0].sha256}
+        | {what: file and str(file) for what, file in files.items()}
+    )
     who = {"stage": chosen[0].number, "name": chosen[0].name}
     paged = PAGE_SIZE if "paged" in chosen[0].options else None
     shared = {"kind": "generate", **who, "device": device, "mode": mode, "page_size": paged}

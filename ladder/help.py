@@ -1,11 +1,11 @@
 """The layout of `ladder --help`, with commands in groups; the check of all commands' options."""
 
-import signal
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
 from ladder.arguments import check_together
+from ladder.ending import listen
 
 LOOK = "Look around"
 LAB = "Learn by writing"
@@ -20,12 +20,11 @@ class Command(TyperCommand):
     def invoke(self, ctx: Any) -> Any:
         """Carry out the command after checking that its options go together.
 
-        From here on a Ctrl-C raises KeyboardInterrupt. Before, it ends the process at once
+        From here on a signal raises an exception. Before, it ends the process at once
         (harness/__main__.py): pydantic, with which typer parses options, may swallow an exception.
         """
         check_together(ctx)
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        listen()
         return super().invoke(ctx)
 
 

@@ -9,7 +9,7 @@ from rich.text import Text
 from course.lessons import diff as diff_view
 from course.report import pages
 from harness.isolation.roster import built_in_files
-from harness.records import checkout
+from harness.records import checkout, files
 from harness.records.schema import BadRecord
 from harness.views import cell_tables, lines, roofline
 from harness.views.table import make_page
@@ -97,7 +97,7 @@ def readme_command(check: options.CheckPages = False) -> int:
             print(f"{name} differs from results/: run `ladder readme`", file=sys.stderr)
         return int(bool(stale))
     for page in stale:
-        page.write_text(made[page])
+        files.write(page, made[page])
     for path in pages.draw(pages.ROOT / "docs" / "figures"):
         print(path.relative_to(pages.ROOT))
     return 0

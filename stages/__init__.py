@@ -6,6 +6,7 @@ importing a stage never initialises CUDA.
 """
 
 import dataclasses
+import hashlib
 import importlib
 import importlib.util
 import os
@@ -28,11 +29,17 @@ def files() -> list[Path]:
     return sorted(HERE.glob("s[0-9][0-9]_*.py"))
 
 
-def load(path: str | os.PathLike[str]) -> ModuleType:
+def load(
+    path: str | os.PathLike[str], alone: bool = False, sha256: str | None = None
+) -> ModuleType:
     """Import the stage in the file `path`, one of ours or anyone's.
 
+    Someone else's may import other files of its folder, unless `alone`: modules are looked for
+    there last, so that none has the place of an installed one.
+
     Returns the module, which has a ``STAGE`` and an ``attend``. Raises ValueError where either is
-    missing, and whatever the file itself raises while it is imported.
+    missing, or the file's digest is not `sha256`, if that is given; and whatever the file
+    itself raises while it is imported.
     """
     from stages.contract import Stage
 
@@ -41,12 +48,18 @@ def load(path: str | os.PathLike[str]) -> ModuleType:
         module = importlib.import_module(f"stages.{path.stem}")
     else:
         name = f"stage_{path.stem}"
+        while getattr(sys.modules.get(name), "__file__", str(path)) != str(path):
+            name += "_"  # another folder's file of that name stays what it is
+        if not alone and str(path.parent) not in sys.path:
+            sys.path.append(str(path.parent))
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
             raise ValueError(f"{path.name}: not a Python file; a stage is one .py file")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module  # Triton and pickle look a function's module up by name
         spec.loader.exec_module(module)
+    if sha256 not in (None, hashlib.sha256(path.read_bytes()).hexdigest()):
+        raise ValueError(f"{path.name}: changed after this command began: give the command again")
     if not isinstance(getattr(module, "STAGE", None), Stage):
         raise ValueError(
             f"{path.name}: no STAGE; a stage declares "

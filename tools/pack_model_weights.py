@@ -19,7 +19,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "build" / "minilm_float16.safetensors"
 
-sys.path.insert(0, str(ROOT))  # a checkout works without being installed
+sys.path.append(str(ROOT))  # a checkout works without being installed
 from attention_ladder.models.minilm import weights as model_weights  # noqa: E402
 
 

@@ -44,7 +44,7 @@ def main(files: Sequence[Path], sizes: Sequence[int], out: Path) -> None:
 
     Ends with a message where a file is no stage in Gluon, or `out` is there already.
     """
-    sys.path.insert(0, str(ROOT))
+    sys.path.append(str(ROOT))
     from harness.isolation.roster import BadStage, describe_files
     from harness.records import environment
     from harness.records.jsonl import Writer

@@ -67,7 +67,7 @@ def launch_each(
 
 def work(number: int, shape: str, d: int) -> None:
     """What is run under the sanitizer: one stage, its gradients and its paged cache too."""
-    sys.path.insert(0, str(ROOT))
+    sys.path.append(str(ROOT))
     import torch
 
     import stages
@@ -153,7 +153,7 @@ def make_record(tool: str, version: str, runs: list[tuple[str, int, float]]) -> 
 
 def main(out: Path) -> int:
     """Run every tool and write an env line and a record a tool to `out`, its output beside it."""
-    sys.path.insert(0, str(ROOT))
+    sys.path.append(str(ROOT))
     from harness.isolation.roster import read_stages
     from harness.records import environment
     from harness.records.jsonl import Writer

@@ -25,7 +25,7 @@ from typing import Any
 import make_variants
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.append(str(ROOT))
 
 BEFORE = "in_turn"
 # parts of the loop over KV tiles: from the start of the first product to the end of the wait for

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.append(str(ROOT))
 
 STAGE = 7  # its forward pass is stage 6's kernel
 ROUNDS = 15  # of the times that losses are made of; the tuner itself has fewer

@@ -16,6 +16,7 @@ from typing import Any
 from course.lab import cpp, explain, gaps
 from course.lab.grading import calls
 from harness.isolation.roster import BadStage, StageInfo, describe_files, read_declared
+from harness.isolation.scratch import scratch
 from harness.problems.problem import Problem
 from harness.records.units import clean
 
@@ -148,7 +149,7 @@ def check(
     """
     if path.is_dir() and stage not in (2, None):
         raise BadStage(f"{path.name}: a folder; expected one .py file for stage {stage}")
-    with tempfile.TemporaryDirectory(prefix="ladder-lab-") as name:
+    with tempfile.TemporaryDirectory(dir=scratch()) as name:
         copy, sha256 = copied(path, Path(name))
         result = checked(copy, stage, seed, tell, limits, numpy, path.resolve(), only)
     return replace(result, sha256=sha256)
@@ -189,7 +190,7 @@ def checked(
     ]
     if missing:
         return Result(number, "not-written", (), gaps.NOT_WRITTEN, missing)
-    with tempfile.TemporaryDirectory(prefix="ladder-lab-") as name:
+    with tempfile.TemporaryDirectory(dir=scratch()) as name:
         folder = Path(name)
         try:
             file = cpp.build(path, folder) if path.is_dir() else path

@@ -131,7 +131,7 @@ def answer(
     try:
         guard, given = Guard(connection, own, rules), make_given(problem)
         with guard.watching():
-            module = stages.load(path)
+            module = stages.load(path, alone=True)
             call = prepare_for(problem, module, bind(module.attend, problem), given.tensors)
             with watching() as states:
                 outputs = call()

@@ -16,6 +16,7 @@ from course.lessons import figures_lite, figures_memory, figures_tiling
 from course.tracing import trace_plots
 from course.tracing.trace import example
 from harness.records import syntax
+from harness.records.files import whole
 from harness.records.jsonl import read
 from harness.views.look import LOOKS, Look
 
@@ -59,8 +60,8 @@ def as_png(figure: Callable[[Look, Path], Any]) -> Callable[[Look, Path, Path, s
 
     def write(look: Look, ceilings: Path, path: Path, comment: str) -> None:
         made = figure(look, ceilings)  # raises before anything is written
-        path.parent.mkdir(parents=True, exist_ok=True)
-        made.savefig(path, metadata={"Comment": comment, "Software": None})
+        with whole(path) as draft:
+            made.savefig(draft, metadata={"Comment": comment, "Software": None})
 
     return write
 

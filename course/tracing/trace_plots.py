@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from course.tracing.trace import Array, Step, max_error, title
+from harness.records.files import whole
 from harness.views.look import LIGHT, Look, in_look, mark, new_figure, plain
 
 MOST_TILES = 8  # more columns are too small to read
@@ -74,8 +75,9 @@ def moving(
         frames = [pixels.quantize(palette=palette, dither=Image.Dither.NONE) for pixels in frames]
         options = {"optimize": True, "comment": comment}
     stays = [END_MS, *[MOVE_MS, STAND_MS] * len(steps)][:-1]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    frames[0].save(path, save_all=True, append_images=frames[1:], duration=stays, loop=0, **options)
+    options |= {"save_all": True, "append_images": frames[1:], "duration": stays, "loop": 0}
+    with whole(path) as draft:
+        frames[0].save(draft, **options)
     return path
 
 

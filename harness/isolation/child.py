@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
@@ -35,7 +35,9 @@ from harness.isolation.processes import (
     processes,
     resident_bytes,
 )
+from harness.isolation.scratch import place_sockets, scratch
 from harness.records.units import show_bytes
+from harness.search_path import leave_here, without_here
 
 START_LIMIT = 180.0  # seconds for a child to start, at first with the server's import of torch
 POLL = 0.02  # seconds between two checks of a child's memory
@@ -55,7 +57,14 @@ PRELOADED = (
 )  # fmt: skip
 # by torch.autograd.grad, with all of SymPy: 0.7 s, so only where gradients are asked for
 OF_GRADIENTS = ("torch.fx.experimental.symbolic_shapes",)
+PYTHON = ("PYTHONSAFEPATH", "PYTHONPATH")  # where Python searches modules
 STARTS = 3  # attempts: a fork server that a stage has killed is started again
+
+# sent by a terminal or a scheduler to all processes: the command hears them, and ends the rest
+ENDING = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
+HEARD = 0.5  # seconds until this process has heard one, too
 
 NO_MESSAGE = "what its process reported is not the harness's own message"
 
@@ -79,7 +88,7 @@ class Child:
 
     def __init__(self, target: Callable[..., None], *arguments: object) -> None:
         # read through its handle: a stage may delete or replace the file
-        handle, self.path = tempfile.mkstemp(prefix="ladder-", suffix=".log")
+        handle, self.path = tempfile.mkstemp(suffix=".log", dir=scratch())
         self.log = os.fdopen(handle, "r+b", buffering=0)
         self.shown, self.unseen = 0, ""  # bytes shown so far; text not shown yet
         self.ended = False
@@ -192,6 +201,8 @@ class Child:
             self.end()
             return "crashed", NO_MESSAGE
         if code < 0:
+            if -code in ENDING:  # sent to all processes, this one included: no fault of the stage's
+                time.sleep(HEARD)
             with contextlib.suppress(ValueError):
                 return "crashed", f"killed by {signal.Signals(-code).name}"
         return "crashed", f"its process ended (exit code {code}) before it answered"
@@ -233,6 +244,7 @@ def server(gradients: bool = False) -> Any:
         return multiprocessing.get_context("spawn")
     # torch.utils.benchmark looks for a GPU when imported: NVML does so without initialising CUDA
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    place_sockets()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED, *(OF_GRADIENTS if gradients else ())])
     return context
@@ -258,7 +270,8 @@ def begin(
     for _ in range(STARTS):
         running = wake_server()
         ours, theirs = context.Pipe()
-        process = context.Process(target=enter, args=(target, theirs, log, arguments), daemon=True)
+        told = (target, theirs, log, arguments, {name: os.environ.get(name) for name in PYTHON})
+        process = context.Process(target=enter, args=told, daemon=True)
         try:
             launch(process, theirs)
             return process, ours
@@ -278,7 +291,7 @@ def launch(process: Any, theirs: Connection) -> None:
     """
 
     def start() -> None:
-        with theirs, deaf_to_ctrl_c():  # for the case that the server is started anew
+        with theirs, set_apart():  # for the case that the server is started anew
             process.start()
 
     pool = ThreadPoolExecutor(1)
@@ -289,32 +302,64 @@ def launch(process: Any, theirs: Connection) -> None:
 
 
 @contextlib.contextmanager
-def deaf_to_ctrl_c() -> Iterator[None]:
-    """What this thread starts meanwhile hears no Ctrl-C; this process hears it at the end.
+def set_apart() -> Iterator[None]:
+    """What this thread starts meanwhile is ended by us alone, and imports nothing from this folder.
 
-    Ignored in place of blocked, it would be lost. On Windows nothing changes.
+    It hears no Ctrl-C, which this process hears at the end: ignored in place of blocked, it would
+    be lost (not on Windows). It searches modules where this process does, but not in the current
+    folder.
     """
+    before = {name: os.environ.get(name) for name in PYTHON}
+    # an entry with a colon in its name can't be told
+    path = [entry for entry in without_here(sys.path) if os.pathsep not in entry]
+    os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path)}
+    try:
+        with deaf():
+            yield
+    finally:
+        set_variables(before)
+
+
+def set_variables(values: Mapping[str, str | None]) -> None:
+    """Set environment variables; None: there is no such variable."""
+    for name, value in values.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+
+
+@contextlib.contextmanager
+def deaf() -> Iterator[None]:
+    """Block the signals that end a command, for this thread and what it starts."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     resource_tracker.ensure_running()  # deaf by itself; in Python 3.11 its start ends our blocking
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # may raise one that came before
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # may raise one that came before
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def enter(
-    target: Callable[..., None], connection: Connection, log: str, arguments: tuple[object, ...]
-) -> None:
-    """Set a child up (own session, dies with its server, output to `log`), and run `target`."""
+    target: Callable[..., None], connection: Connection, log: str, arguments: tuple[object, ...],
+    variables: Mapping[str, str | None],
+) -> None:  # fmt: skip
+    """Set a child up (own session, dies with its server, output to `log`), and run `target`.
+
+    `variables`: of PYTHON, for what it starts itself.
+    """
     close_server_handles()
+    leave_here()
+    set_variables(variables)
     gc.freeze()  # what the server imported is no garbage: gc.collect() would walk all of it
     gc.enable()  # harness/no_garbage.py
     if hasattr(os, "setsid"):
         os.setsid()  # a Ctrl-C goes to the parent alone, and the group can be killed
+        # what a stage starts may be ended by a SIGTERM, as everywhere
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {*ENDING} - {signal.SIGINT})
     ask_kernel(DIE_WITH_PARENT, signal.SIGKILL)
     handle = os.open(log, os.O_WRONLY | os.O_APPEND)
     os.dup2(handle, 1)

@@ -232,7 +232,8 @@ def compete(connection: Connection, order: Order) -> None:
             set_data_limit(order.memory)
         base = status_bytes("VmRSS") if sys.platform == "linux" else None
         tell(connection, messages.Loads())
-        modules = [stages.load(path) for path in order.paths]
+        files = zip(order.paths, order.sha256, strict=True)
+        modules = [stages.load(path, sha256=digest) for path, digest in files]
         torch.set_num_threads(1)  # stages may have changed it
         if problem.device == "cuda" and problem.dtype == "float32":
             set_precision(problem.precision)

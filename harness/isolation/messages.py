@@ -43,15 +43,16 @@ M = TypeVar("M")
 class Order:
     """What the process of a comparison is to do. `problems`: as each of the stages is asked.
 
-    `outs`: the stages' files for their outputs. `apart`: each stage has its own process, and these
-    take turns. `strided`: each is also called with strided inputs. `graph`: calls are replayed as
-    CUDA graphs. `rounds`: at least so many.
-    `budget`: seconds; `memory`: bytes.
+    `sha256`: of the stages' files, as the records have them. `outs`: the stages' files for their
+    outputs. `apart`: each stage has its own process, and these take turns. `strided`: each is also
+    called with strided inputs. `graph`: calls are replayed as CUDA graphs. `rounds`: at least so
+    many. `budget`: seconds; `memory`: bytes.
     """
 
     problem: Problem
     problems: Sequence[Problem]
     paths: Sequence[str]
+    sha256: Sequence[str]
     outs: Sequence[str]
     alone: bool
     apart: bool

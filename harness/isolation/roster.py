@@ -273,7 +273,7 @@ def describe(
     for path in paths:
         try:
             with watch(connection, path):
-                stage = stages.load(path).STAGE
+                stage = stages.load(path, alone=watch is not unwatched).STAGE
                 fields = asdict(stage) | {
                     "worth_up_to": dict(stage.worth_up_to),
                     "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),

@@ -21,6 +21,7 @@ from harness.isolation.measured_call import AGAIN, STRIDED
 from harness.isolation.messages import Checked, Out, Timed, Verdict
 from harness.isolation.processes import descendants, kept_waiting
 from harness.isolation.roster import LEAST_LOAD, StageInfo
+from harness.isolation.scratch import scratch
 from harness.isolation.session import Session
 from harness.problems.problem import Problem
 from harness.runs.plan import Comparison
@@ -127,11 +128,12 @@ class ComparisonProcess:
         # our own are called with any strides in the tests of the contract
         self.strided = not all(outcome.stage.ours for outcome in outcomes)
         # its own folder, so that processes share no files
-        self.folder = tempfile.TemporaryDirectory(prefix="ladder-", ignore_cleanup_errors=True)
+        self.folder = tempfile.TemporaryDirectory(dir=scratch(), ignore_cleanup_errors=True)
         self.outs = [Path(self.folder.name) / f"out.{i}" for i in range(len(outcomes))]
         order = messages.Order(
             comparison.problem, [outcome.problem for outcome in outcomes],
             paths=[str(outcome.stage.path) for outcome in outcomes],
+            sha256=[outcome.stage.sha256 for outcome in outcomes],
             outs=list(map(str, self.outs)), alone=comparison.alone, apart=apart,
             strided=self.strided, graph=self.limits.graph,
             warmup=0 if comparison.alone else self.limits.warmup,

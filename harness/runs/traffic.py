@@ -16,12 +16,12 @@ ncu runs this module as a program, which makes one call of one stage between pro
 import csv
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from harness.isolation.roster import StageInfo
@@ -29,7 +29,6 @@ from harness.problems import cost
 from harness.problems.problem import Problem
 from harness.records.schema import Record
 
-ROOT = Path(__file__).parents[2]
 LIMIT = 300.0  # seconds for one stage under the profiler
 METRICS = {  # what is counted, by ncu's name for it, in its base units
     "dram_read_bytes": "dram__bytes_read.sum",
@@ -58,11 +57,14 @@ def profile(stage: StageInfo, problem: Problem) -> Iterator[Record]:
         ncu, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none",
         "--profile-from-start", "off", "--metrics", metrics,
         *(word for section in SECTIONS for word in ("--section", section)),
-        sys.executable, "-m", "harness.runs.traffic", str(stage.path),
+        sys.executable, "-P", "-m", "harness.runs.traffic", str(stage.path),
         json.dumps(problem.to_json()),
     ]  # fmt: skip
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
+        done = subprocess.run(
+            command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True, text=True, timeout=LIMIT,
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise NoProfiler(f"ncu took more than {LIMIT:g} s on stage {stage.number}") from None
     rows = parse(done.stdout)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.problems.problem import PEERS_FROM
+from harness.records.files import whole
 
 DPI = 110
 NOTHING = "none"  # matplotlib's word for a colour that isn't drawn
@@ -162,8 +163,8 @@ def picture(
         for axis in axes[count:]:
             axis.set_visible(False)
         yield figure, axes[:count]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
+        with whole(path) as draft:
+            figure.savefig(draft)
 
 
 def n_axis(axis: Any, sizes: Iterable[int], label: str = "N") -> None:

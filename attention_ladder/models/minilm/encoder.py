@@ -35,7 +35,7 @@ def run_texts(connection: Connection, path: str, order: Record) -> None:
     """
     problem = Problem.from_json(order["problem"])
     try:
-        module = stages.load(path)
+        module = stages.load(path, sha256=order.get("sha256"))
         prepare(problem.dtype)
         dtype, device = getattr(torch, problem.dtype), problem.device
         model = build_model(order, dtype, register(module), device=device)

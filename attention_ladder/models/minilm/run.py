@@ -20,6 +20,7 @@ from pathlib import Path
 from attention_ladder.models.minilm.weights import ModelError, Weights
 from harness.isolation.child import ChildFailed
 from harness.isolation.roster import StageInfo
+from harness.isolation.scratch import scratch
 from harness.isolation.session import Session
 from harness.problems.problem import REAL_D, Problem
 from harness.problems.real_inputs import HEADS
@@ -130,12 +131,13 @@ def run(
     problem, model = cells[0].problem, weights.to_json()
     order = model | {"problem": problem.to_json()}
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ladder-")))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=scratch())))
         judging = Session(in_the_judge, model, problem.dtype, problem.device)
         stack.enter_context(judging).start()
         writer: Writer | None = None
         for stage, group in groupby(cells, key=lambda cell: cell.stage):
-            with Session(in_its_process, str(stage.path), order, memory=memory) as session:
+            asked = order | {"sha256": stage.sha256}
+            with Session(in_its_process, str(stage.path), asked, memory=memory) as session:
                 for cell in group:
                     record = model_record(cell)
                     if reason := cell.why_skip():

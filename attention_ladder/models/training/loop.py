@@ -28,6 +28,7 @@ from harness.isolation.child import hear, say
 from harness.measures.accuracy import set_precision
 from harness.measures.timing import synchronize
 from harness.problems.problem import Problem
+from harness.records.files import whole
 from stages.contract import StageUnavailable
 
 TEXT = Path(__file__).parents[3] / "harness" / "data" / "train_text.txt"
@@ -58,7 +59,7 @@ def train_seeds(connection: Connection, order: dict[str, Any]) -> None:
         if order["path"] is None:
             attend = sdpa(order["backend"])
         else:
-            module = stages.load(order["path"])
+            module = stages.load(order["path"], sha256=order.get("sha256"))
             masked = "causal" in module.STAGE.options
             attend = checked(module.attend if masked else row_by_row(module.attend))
         run = Run(attend, SHAPES[order["size"]], order["steps"], problem.dtype, problem.device)
@@ -82,7 +83,8 @@ def save(model: GPT, alphabet: Sequence[str], path: str) -> None:
     kept = {"shape": asdict(model.shape), "alphabet": "".join(alphabet)}
     data = io.BytesIO()  # torch's own writing doesn't say that a disk is full
     torch.save({**kept, "weights": model.state_dict()}, data)
-    Path(path).write_bytes(data.getvalue())
+    with whole(Path(path), new=True) as draft:
+        draft.write_bytes(data.getvalue())
 
 
 class Run:

@@ -99,6 +99,7 @@ class Training(Session):
         self.skip = trainee.skip  # why its remaining seeds are skipped
         order = {
             "path": None if trainee.path is None else str(trainee.path),
+            "sha256": trainee.declared.get("sha256"),
             "backend": trainee.backend,
             "problem": plan.problem.to_json(),
             "size": plan.size,

@@ -37,7 +37,7 @@ def write_texts(connection: Connection, order: dict[str, Any]) -> None:
     try:
         torch.set_num_threads(1)  # timing.py says why
         set_precision("ieee")
-        module = stages.load(order["path"])
+        module = stages.load(order["path"], sha256=order.get("sha256"))
         model, alphabet = load(order["load"]) if order["load"] else train(longest + count, device)
         if (room := model.shape.block) < longest + count:
             raise ValueError(

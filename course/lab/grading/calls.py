@@ -22,6 +22,7 @@ from harness.isolation.child import NO_MESSAGE, OF_GRADIENTS, START_LIMIT, Child
 from harness.isolation.judge import Judge
 from harness.isolation.measured_call import Call, prepare_for
 from harness.isolation.messages import Failed, Ready, tell
+from harness.isolation.scratch import scratch
 from harness.isolation.session import Session
 from harness.problems.directions import OUTPUTS
 from harness.problems.problem import ITEMSIZE, Problem
@@ -78,7 +79,7 @@ def ask(
     Raises NoVerdict where the judge can't say what is right.
     """
     # a folder of its own: nothing of another submission is in it, nothing of this one stays
-    with tempfile.TemporaryDirectory(prefix="ladder-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(dir=scratch(), ignore_cleanup_errors=True) as name:
         asked = [*seeds, seeds[-1]]
         outs = [Path(name) / f"out.{index}" for index in range(len(asked))]
         order = problem.to_json()
@@ -211,7 +212,7 @@ def answer(
         tell(connection, Ready())
         hear(connection)
         with guard.watching():
-            module = stages.load(path)
+            module = stages.load(path, alone=True)
         torch.set_num_threads(1)
         tell(connection, Answered(""))
         given: Given | None = None

@@ -10,6 +10,7 @@ from course.lab import checks, labs
 from course.lab.grading.machine import MAYBE_MACHINE
 from harness.isolation.judge import Judge
 from harness.isolation.roster import YOURS, BadStage, describe_files
+from harness.isolation.scratch import scratch
 from harness.problems import cost
 from harness.problems.problem import DTYPES, Problem
 from harness.runs.comparison import compare
@@ -69,7 +70,7 @@ def judged(
     The times are taken as `ladder bench` takes them: processes in turns, each call with inputs of
     its own, and held to the parent's own clock.
     """
-    with tempfile.TemporaryDirectory(prefix="ladder-lab-") as name:
+    with tempfile.TemporaryDirectory(dir=scratch()) as name:
         try:
             copy, digest = checks.copied(path, Path(name))
         except BadStage:
