@@ -2,8 +2,6 @@
 
 import os
 import re
-import secrets
-import statistics
 import sys
 import tempfile
 import textwrap
@@ -13,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from harness.isolation.scratch import scratch
 from harness.records import checkout, files
 from ladder import options
 from ladder.arguments import end_children, prepare_children, stages_and_device
@@ -162,7 +161,7 @@ def grade_command(
     gradescope: Annotated[Path | None, option(
         "one submission as Gradescope's results.json, too")] = None,
     only: Annotated[str | None, option("one submission, again: its name")] = None,
-    seed: Annotated[int | None, option("of all inputs; that of most rows, or a new one")] = None,
+    seed: Annotated[int | None, option("of all inputs; the stage's number by default")] = None,
     budget: Annotated[float, option("seconds for a check", options.seconds)] = 30.0,
     memory: Annotated[str, option("of a submission", options.size)] = "2G",
     jobs: Annotated[int, option("submissions at a time", options.whole(1))] = 1,
@@ -174,76 +173,59 @@ def grade_command(
     costs nobody points; 130 after a Ctrl-C. Rows are written one by one; run again to go on.
     """
     from course.lab import checks, labs
-    from course.lab.grading import grade, gradebooks, reports, speed, submissions
+    from course.lab.grading import grade, gradebooks, reports, submissions
     from course.lab.grading.calls import Limits
     from ladder.measuring import check_writable
 
     try:
-        with tempfile.TemporaryDirectory(prefix="ladder-lab-") as copies:
-            worth, fast = grade.read_points(stage, points)
-            table = grade.Table(out, worth, stage)
-            found = submissions.submissions(folder, stage, Path(copies))
-            chosen = found.submissions
-            anew = only is not None or [each.path for each in chosen] == [folder]
-            if only is not None:
-                asked = (only, grade.name_of(only))
-                chosen = [each for each in chosen if each.name in asked]
-            if not chosen:
-                raise grade.NotGraded(f"--only: no submission {only!r} in {folder}")
-            if gradescope is not None and len(chosen) > 1:
-                raise grade.NotGraded(
-                    f"--gradescope: got {len(chosen)} submissions, expected one: Gradescope grades "
-                    "each by itself (`ladder lab autograder`); name a file, or --only one"
-                )
-            book = None
-            if gradebook is not None:
-                if not found.origin:
-                    raise grade.NotGraded(
-                        f"--gradebook: whose {chosen[0].path.name} is, its name doesn't say: "
-                        "expected a folder as Moodle or Canvas exports it"
-                    )
-                book = gradebooks.read(gradebook, column, found.origin)
-            filled = out.with_name(f"{out.stem}-{gradebook.name}") if gradebook else None
-            seen = dict(os.environ)
+        worth, fast = grade.read_points(stage, points)
+        table = grade.Table(out, worth, stage)
+        copies = Path(tempfile.mkdtemp(dir=scratch()))
+        found = submissions.submissions(folder, stage, copies)
+        chosen = submissions.chosen(found, only)
+        anew = only is not None or [each.path for each in chosen] == [folder]
+        if gradescope is not None and len(chosen) > 1:
+            raise grade.NotGraded(
+                f"--gradescope: got {len(chosen)} submissions, expected one, since Gradescope "
+                "grades each by itself (`ladder lab autograder`); name a file, or --only one"
+            )
+        book = None if gradebook is None else gradebooks.read(gradebook, column, found)
+        filled = None if gradebook is None else out.with_name(f"{out.stem}-{gradebook.name}")
+        seen = dict(os.environ)
+        if fast is not None:
+            on_a_gpu(seen)
+            end_children()
+        backward = any(each.problem.direction != "fwd" for each in checks.checks(stage, 0))
+        prepare_children("cpu", backward)  # interpreted, so that it is the same on every machine
+        grade.refuse(stage, numpy)
+        for name, file in (
+            ("--junit", junit), ("--gradescope", gradescope), ("--gradebook", filled)
+        ):  # fmt: skip
+            check_writable(file, name)  # now, not when all are graded
+        seed = stage if seed is None else seed  # the same for submissions that are graded alone
+        limits = Limits(budget, options.size(memory))
+        told = out.with_name(f"{out.stem}-reports")
+        told.mkdir(parents=True, exist_ok=True)
+
+        def tell(row: grade.Row, result: checks.Result | None) -> None:
+            if result is not None:
+                text = reports.report(row, result, worth)
+                files.write(told / f"{row.submission}.md", text)
+            kept = " (kept)" if result is None else ""
+            print(
+                f"{row.submission}: {row.verdict}, {row.points:g} of {row.max_points:g}{kept}",
+                flush=True,
+            )
+
+        with table.alone():
+            grade.grade_all(chosen, table, stage, seed, numpy, limits, tell, anew, jobs)
             if fast is not None:
                 on_a_gpu(seen)
-                end_children()
-            backward = any(each.problem.direction != "fwd" for each in checks.checks(stage, 0))
-            prepare_children("cpu", backward)  # interpreted: the same on every machine
-            grade.refuse(stage, numpy)
-            for name, file in (
-                ("--junit", junit), ("--gradescope", gradescope), ("--gradebook", filled)
-            ):  # fmt: skip
-                check_writable(file, name)  # now, not when all are graded
-            if seed is None:
-                used = [row.seed for row in table.rows.values()]
-                seed = statistics.mode(used) if used else secrets.randbits(40)
-            limits = Limits(budget, options.size(memory))
-            told = out.with_name(f"{out.stem}-reports")
-            told.mkdir(parents=True, exist_ok=True)
-
-            def tell(row: grade.Row, result: checks.Result | None) -> None:
-                if result is not None:
-                    text = reports.report(row, result, worth)
-                    files.write(told / f"{row.submission}.md", text)
-                kept = " (kept)" if result is None else ""
-                points = f"{row.points:g} of {row.max_points:g}"
-                print(f"{row.submission}: {row.verdict}, {points}{kept}", flush=True)
-
-            with table.alone():
-                grade.grade_all(chosen, table, stage, seed, numpy, limits, tell, anew, jobs)
-                if fast is not None:
-                    on_a_gpu(seen)
-                    for each in chosen:
-                        row = table.rows[each.name]
-                        if row.verdict == "passed" and (anew or speed.NAME not in row.checks):
-                            status = speed.judged(each.path, stage, fast, seed, sha256=row.sha256)
-                            row = table.put(row.with_speed(status))
-                            print(f"{row.submission}: speed: {row.checks[speed.NAME]}", flush=True)
-                table.compare({each.name: each.path for each in found.submissions}, numpy)
-        if only is None:
-            for line in found.left:
-                print(f"not graded: {line}", file=sys.stderr)
+                for row in table.time(chosen, fast, seed, anew):
+                    print(f"{row.submission}: speed: {row.checks['speed']}", flush=True)
+            table.compare(found.submissions, numpy)
+        for line in found.left if only is None else ():
+            print(f"not graded: {line}", file=sys.stderr)
         for row in table.rows.values():  # also of rows that were kept: their points may be others
             path = told / f"{row.submission}.md"
             if path.is_file():
@@ -259,8 +241,8 @@ def grade_command(
             files.write(out.with_name(f"{out.stem}-class.md"), summary)
             print(f"\n{summary}")
         if book is not None and filled is not None:
-            rows = [row for row in table.rows.values() if row.verdict != "cheated"]
-            data, lines = gradebooks.fill(book, found.submissions, reports.grades(rows))
+            grades = reports.grades(table.rows.values())
+            data, lines = gradebooks.fill(book, found.submissions, grades)
             files.write(filled, data)
             for line in lines:
                 print(f"--gradebook: {line}", file=sys.stderr)
@@ -278,7 +260,7 @@ def autograder_command(
         "autograder.zip"
     ),
     points: Annotated[Path | None, option("a TOML file: check = points, default = points")] = None,
-    seed: Annotated[int | None, option("of all inputs; a new one by default")] = None,
+    seed: Annotated[int | None, option("of all inputs; the stage's number by default")] = None,
     budget: Annotated[float, option("seconds for a check", options.seconds)] = 30.0,
     memory: Annotated[str, option("of a submission", options.size)] = "2G",
     numpy: Numpy = False,
@@ -292,7 +274,7 @@ def autograder_command(
         if grade.read_points(stage, points)[1] is not None:
             raise grade.NotGraded(f"{points}: [speed]: an autograder has no GPU; leave it away")
         labs.source(stage, numpy)  # or there is no NumPy twin
-        fixed = secrets.randbits(40) if seed is None else seed
+        fixed = stage if seed is None else seed
         settings = autograder.Settings(stage, fixed, budget, memory, numpy)
         with files.whole(to) as draft:
             autograder.write(draft, settings, points)

@@ -17,7 +17,7 @@ from test_grade import BODY, KINDS, RAW, edited, rows_of, write
 
 from course.lab import checks, cpp, labs
 from course.lab.grading import autograder, calls, grade, gradebooks, reports, similarity
-from course.lab.grading.submissions import Submission, submissions
+from course.lab.grading.submissions import Found, Submission, submissions
 
 
 def laid(folder, *names):
@@ -123,9 +123,13 @@ BOOK = (
 )
 
 
+def from_site(path, origin):
+    return Found(path, [Submission("a", path)], [], origin)
+
+
 def filled(path, data, column, people, grades, origin="Moodle"):
     path.write_bytes(data)
-    book = gradebooks.read(path, column, origin)
+    book = gradebooks.read(path, column, from_site(path, origin))
     handed = [Submission(f"{who}_{student}", path, who, student) for who, student in people]
     return gradebooks.fill(book, handed, grades)
 
@@ -183,7 +187,7 @@ def test_any_table_is_written_as_it_was_read(tmp_path_factory, rows, separator, 
     data = (end.join(lines) + end * last).encode()
     path = tmp_path_factory.mktemp("book") / "m.csv"
     assert filled(path, data, None, [], {})[0] == data
-    book = gradebooks.read(path, None, "Moodle")
+    book = gradebooks.read(path, None, from_site(path, "Moodle"))
     found = [[book.value(row, at) for at in range(3)] for row in range(len(book.cells))]
     assert found == [list(row) for row in table]
 
@@ -203,7 +207,7 @@ def test_any_table_is_written_as_it_was_read(tmp_path_factory, rows, separator, 
 def test_a_gradebook_that_is_none_is_refused(tmp_path, text, column, origin, said):
     (tmp_path / "b.csv").write_text(text, encoding="utf-8")
     with pytest.raises(grade.NotGraded) as error:
-        gradebooks.read(tmp_path / "b.csv", column, origin)
+        gradebooks.read(tmp_path / "b.csv", column, from_site(tmp_path, origin))
     assert said in str(error.value) and "--gradebook" in str(error.value)
 
 

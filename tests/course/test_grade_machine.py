@@ -45,6 +45,7 @@ def test_without_a_working_compiler_nobody_gets_a_row(tmp_path, monkeypatch, job
 
 
 @compiler
+@pytest.mark.slow
 def test_a_compiler_that_is_removed_meanwhile_costs_nobody_a_row(tmp_path, monkeypatch):
     of_some(monkeypatch, "a few keys")
 
@@ -78,6 +79,7 @@ def test_a_full_disk_is_said_and_costs_nobody_a_row(tmp_path, monkeypatch):
     assert not (tmp_path / "grades.csv").exists()
 
 
+@pytest.mark.slow
 def test_what_a_submission_does_itself_stays_its_own(tmp_path, monkeypatch):
     of_some(monkeypatch, "a few keys")
     kinds = {name: KINDS[name] for name in ("crashed", "failed", "syntax", "segfault")}

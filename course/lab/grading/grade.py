@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from course.lab import checks, cpp, labs
+from course.lab.grading import speed
 from course.lab.grading.calls import Limits
 from course.lab.grading.machine import Machine, may_be_the_machines, remedy
 from course.lab.grading.similarity import likenesses
@@ -281,8 +282,22 @@ class Table:
         self.write()
         return row
 
-    def compare(self, paths: Mapping[str, Path], numpy: bool) -> None:
-        """Fill in how alike the submissions `paths` are, by name, and write the rows."""
+    def time(
+        self, submissions: Sequence[Submission], asked: Speed, seed: int, anew: bool
+    ) -> Iterator[Row]:
+        """Take the speed of those that passed, one after the other; yields each one's row.
+
+        Raises Unchecked where this machine can't time them.
+        """
+        for each in submissions:
+            row = self.rows[each.name]
+            if row.verdict == "passed" and (anew or NAME not in row.checks):
+                status = speed.judged(each.path, self.stage, asked, seed, sha256=row.sha256)
+                yield self.put(row.with_speed(status))
+
+    def compare(self, submissions: Sequence[Submission], numpy: bool) -> None:
+        """Fill in how alike the submissions are, and write the rows."""
+        paths = {each.name: each.path for each in submissions}
         for name, like in likenesses(paths, self.stage, numpy).items():
             if row := self.rows.get(name):
                 self.rows[name] = replace(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from course.lab.grading.submissions import MOODLE, NotGraded, Submission
+from course.lab.grading.submissions import MOODLE, Found, NotGraded, Submission
 
 BOMS = {
     codecs.BOM_UTF8: "utf-8",
@@ -44,7 +44,6 @@ class Gradebook:
     text: str
     separator: str
     cells: list[list[Span]]
-    origin: str = ""
     students: dict[str, int] = field(default_factory=dict)
     grade: int = -1
     comments: int = -1
@@ -71,11 +70,17 @@ class Grade:
     comment: str
 
 
-def read(path: Path, column: str | None, origin: str) -> Gradebook:
-    """Read the table that `origin`, Moodle or Canvas, has exported; `column`: of the grades.
+def read(path: Path, column: str | None, found: Found) -> Gradebook:
+    """Read the table of whoever exported the submissions `found`; `column`: of the grades.
 
-    Raises NotGraded where it is no such table, or doesn't say which column is meant.
+    Raises NotGraded where it is no such table, doesn't say which column is meant, or nobody knows
+    whose the submissions are.
     """
+    if not found.origin:
+        raise NotGraded(
+            f"--gradebook: whose {found.submissions[0].path.name} is, its name doesn't say: "
+            "expected a folder as Moodle or Canvas exports it"
+        )
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -97,8 +102,7 @@ def read(path: Path, column: str | None, origin: str) -> Gradebook:
                 f"--gradebook: {path}: row {number + 1} has {len(row)} cells, the first row {width}"
             )
     book.cells = [row for row in book.cells if len(row) == width]
-    book.origin = origin
-    (of_moodle if origin == MOODLE else of_canvas)(book, column)
+    (of_moodle if found.origin == MOODLE else of_canvas)(book, column)
     return book
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from course.lab import checks, cpp, labs
 from course.lab.grading.calls import Limits
 from course.lab.grading.submissions import NotGraded
+from harness.isolation.scratch import scratch
 
 # how a submission ends where the machine may have ended it
 MAYBE_MACHINE = ("crashed", "timeout", "out-of-memory")
@@ -71,7 +72,7 @@ class Machine:
         source = labs.source(self.stage, self.numpy)
         if not source.is_file():  # a copy that was handed out lacks it
             return
-        with tempfile.TemporaryDirectory(prefix="ladder-own-") as name:
+        with tempfile.TemporaryDirectory(dir=scratch()) as name:
             if self.stage == 2:
                 path = Path(name)
                 for file in cpp.FILES:
@@ -88,7 +89,8 @@ class Machine:
     def why(self, result: checks.Result) -> str:
         """Say what of our own solution failed, and what to do."""
         reason, *_ = [
-            *(mark.reason for mark in result.marks if not mark.passed), result.diagnosis
+            *(mark.reason for mark in result.marks if not mark.passed), *result.case,
+            result.diagnosis,
         ]  # fmt: skip
         return (
             f"stage {self.stage} can't be graded on this machine: our own solution, graded the "

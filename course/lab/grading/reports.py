@@ -3,7 +3,7 @@
 import json
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -65,10 +65,12 @@ def cases(row: Row, points: Mapping[str, float]) -> list[tuple[str, float, str, 
     return found
 
 
-def grades(rows: Sequence[Row]) -> dict[str, Grade]:
-    """The rows as grades for a gradebook, by the names of the submissions."""
+def grades(rows: Iterable[Row]) -> dict[str, Grade]:
+    """The rows as grades for a gradebook, by the submissions' names; none for one that cheated."""
     found = {}
     for row in rows:
+        if row.verdict == "cheated":  # a person is to review it first
+            continue
         said = f"{row.verdict}, {row.points:g} of {row.max_points:g} points. {row.diagnosis}"
         found[row.submission] = Grade(row.points, row.max_points, said.rstrip())
     return found

@@ -57,9 +57,19 @@ class Submission:
 class Found:
     """What lies in a folder: the submissions, why the rest is not graded, and who exported it."""
 
+    folder: Path
     submissions: list[Submission]
     left: list[str]
     origin: str = ""
+
+
+def chosen(found: Found, only: str | None) -> list[Submission]:
+    """Return all submissions, or the one named `only`. Raises NotGraded where there is none."""
+    asked = (only, None if only is None else name_of(only))
+    kept = [each for each in found.submissions if only is None or each.name in asked]
+    if not kept:
+        raise NotGraded(f"--only: no submission {only!r} in {found.folder}")
+    return kept
 
 
 @dataclass
@@ -85,21 +95,21 @@ def submissions(folder: Path, stage: int, copies: Path) -> Found:
     """
     single = folder.is_file() if stage != 2 else (folder / cpp.FILES[0]).is_file()
     if single:
-        return Found([Submission(name_of(folder.name), folder)], [])
+        return Found(folder, [Submission(name_of(folder.name), folder)], [])
     if not folder.is_dir():
         raise NotGraded(f"{folder}: no such file or folder of submissions")
     found = sorted(path for path in folder.iterdir() if not path.name.startswith(SKIPPED))
     taken = [path for path in found if OF_MOODLE.fullmatch(path.name)]
     if taken:
-        result = of_students(files_of_moodle(taken), stage, copies, MOODLE)
+        result = of_students(folder, files_of_moodle(taken), stage, copies, MOODLE)
     else:
         taken = [path for path in found if OF_CANVAS.fullmatch(path.name) and path.is_file()]
         code = {path for path in found if path.suffix in SUFFIXES or path.is_dir()}
         if taken and code <= {*taken}:  # else a name looks like that by chance
-            result = of_students(files_of_canvas(taken), stage, copies, CANVAS)
+            result = of_students(folder, files_of_canvas(taken), stage, copies, CANVAS)
         else:
             taken = [x for x in found if (x.is_dir() if stage == 2 else x.suffix == ".py")]
-            result = Found([Submission(name_of(path.name), path) for path in taken], [])
+            result = Found(folder, [Submission(name_of(path.name), path) for path in taken], [])
     if rest := ", ".join(clean(path.name) for path in found if path not in taken):
         result.left.append(f"{rest}: expected {FORM[stage == 2]} for each submission")
     if not result.submissions:
@@ -138,7 +148,9 @@ def files_of_canvas(found: Sequence[Path]) -> list[Files]:
     return list(students.values())
 
 
-def of_students(students: Sequence[Files], stage: int, copies: Path, origin: str) -> Found:
+def of_students(
+    folder: Path, students: Sequence[Files], stage: int, copies: Path, origin: str
+) -> Found:
     """Return each student's submission; of one who handed in none, or several, it says so."""
     kept: list[Submission] = []
     left: list[str] = []
@@ -159,7 +171,7 @@ def of_students(students: Sequence[Files], stage: int, copies: Path, origin: str
             for file, to in zip(files, cpp.files(path), strict=True):
                 shutil.copyfile(file, to)
         kept.append(Submission(name, path, each.who, each.student))
-    return Found(kept, left, origin)
+    return Found(folder, kept, left, origin)
 
 
 def name_of(name: str) -> str:
