@@ -102,6 +102,12 @@ def test_names_that_look_like_canvass_by_chance_stay_names(tmp_path):
     assert [each.name for each in found.submissions] == ["c", "group_1_2_a", "group_1_3_b"]
 
 
+@pytest.mark.parametrize("stage", [2, 5])
+def test_an_export_that_is_still_packed_is_nobodys_submission(tmp_path, stage):
+    with pytest.raises(grade.NotGraded, match="unpack"):
+        submissions(laid(tmp_path, "submissions.zip") / "submissions.zip", stage, tmp_path)
+
+
 # ---- gradebooks
 
 WORKSHEET = (

@@ -22,7 +22,8 @@ TOKENS = re.compile(
 )
 LEFT_OUT = ("annotation", "returns", "ctx", "type_comment", "type_ignores", "decorator_list")
 BUILT_IN = {*dir(builtins)}
-Code = Counter[tuple[str, ...]]
+Run = tuple[str, ...]
+Code = frozenset[tuple[Run, int]]  # runs of nodes, and the how-manieth each is
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,12 @@ def likenesses(files: Mapping[str, Path], stage: int, numpy: bool) -> dict[str, 
     or can't be read, is like none.
     """
     try:
-        given = code_of(labs.stubs(stage, "small", numpy).values())
+        given = code_of(labs.stubs(stage, "small", numpy).values(), stage)
     except labs.NoLab:
-        given = Counter()
+        given = frozenset()
     source = labs.source(stage, numpy)
-    ours = own(read(source.parent if stage == 2 else source), given)
-    codes = {name: own(read(path), given) for name, path in files.items()}
+    ours = own(read(source.parent if stage == 2 else source, stage), given)
+    codes = {name: own(read(path, stage), given) for name, path in files.items()}
     best: dict[str, tuple[int, str]] = {}
     for one, other in combinations(codes, 2):
         alike = percent(codes[one], codes[other])
@@ -63,32 +64,37 @@ def likenesses(files: Mapping[str, Path], stage: int, numpy: bool) -> dict[str, 
     return found
 
 
-def read(path: Path) -> Code:
+def read(path: Path, stage: int) -> Code:
     """Return the code of a submission's files; none where they can't be read."""
     try:
-        return code_of([cpp.read(file).decode("utf-8", "replace") for file in cpp.files(path)])
+        texts = [cpp.read(file).decode("utf-8", "replace") for file in cpp.files(path)]
+        return code_of(texts, stage)
     except OSError:
-        return Counter()
+        return frozenset()
 
 
 def own(code: Code, given: Code) -> Code:
-    """Return what of `code` is not in `given`."""
-    return Counter({run: count for run, count in code.items() if run not in given})
+    """Return what of `code` is not in `given`, however often."""
+    known = {run for run, _ in given}
+    return frozenset((run, at) for run, at in code if run not in known)
 
 
 def percent(one: Code, other: Code) -> int:
     """Return the share that two codes have in common: 100 where they are equal."""
-    most = one.total() + other.total()
-    return round(200 * (one & other).total() / most) if most else 0
+    most = len(one) + len(other)
+    return round(200 * len(one & other) / most) if most else 0
 
 
-def code_of(texts: Iterable[str]) -> Code:
-    """Return runs of syntax nodes, or of C++ tokens, and how often each occurs."""
-    found: Code = Counter()
+def code_of(texts: Iterable[str], stage: int) -> Code:
+    """Return the runs of syntax nodes, for stage 2 of C++ tokens."""
+    found: set[tuple[Run, int]] = set()
+    seen: Counter[Run] = Counter()
     for text in texts:
-        nodes = tokens(text) if "#include" in text else walked(text)
-        found.update(zip(*(nodes[at:] for at in range(RUN))))
-    return found
+        nodes = tokens(text) if stage == 2 else walked(text)
+        for run in zip(*(nodes[at:] for at in range(RUN))):
+            found.add((run, seen[run]))
+            seen[run] += 1
+    return frozenset(found)
 
 
 def walked(text: str) -> list[str]:

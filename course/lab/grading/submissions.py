@@ -93,6 +93,8 @@ def submissions(folder: Path, stage: int, copies: Path) -> Found:
 
     Raises NotGraded where there is none, or two have the same name.
     """
+    if folder.suffix == ".zip" and folder.is_file():
+        raise NotGraded(f"{folder}: a zip: unpack it, and name the folder")
     single = folder.is_file() if stage != 2 else (folder / cpp.FILES[0]).is_file()
     if single:
         return Found(folder, [Submission(name_of(folder.name), folder)], [])
