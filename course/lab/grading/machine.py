@@ -50,20 +50,21 @@ class Machine:
     def believe(self, result: checks.Result) -> None:
         """Raise NotGraded where the machine may have caused `result`, which is then nobody's.
 
-        Our own solution is given each check that was not passed, and again where that one crashed
-        or took too much time or memory: the machine may have changed.
+        Our own solution is given each check that was not passed, once. Where one crashed or took
+        too much time or memory, it is given that one again: the machine may have changed.
         """
         if result.verdict == "passed":
             self.shown = {*self.names}
         if result.verdict in ("passed", "not-written") or not result.sha256:  # not even read
             return
-        asked = {
-            mark.check.name
-            for mark in result.marks
-            if mark.status in MAYBE_MACHINE or not (mark.passed or mark.check.name in self.shown)
-        }
-        if not result.marks:  # it was not even loaded
-            asked = {self.names[0]}
+        lost = [mark for mark in result.marks if not mark.passed]
+        late = [mark for mark in lost if mark.status == "timeout"][1:]  # those were not tried
+        asked = {mark.check.name for mark in lost if mark not in late} - self.shown
+        ended = next((mark for mark in lost if mark.status in MAYBE_MACHINE), None)
+        if ended is not None:
+            asked.add(ended.check.name)
+        elif not result.marks:  # it was not even loaded
+            asked.add(self.names[0])
         if asked:
             self.prove(asked)
 
