@@ -2,9 +2,8 @@
 
 import os
 import re
-import secrets
-import statistics
 import sys
+import tempfile
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Annotated
 
 import typer
 
+from harness.isolation.scratch import scratch
 from harness.records import checkout, files
-from harness.records.units import clean
 from ladder import options
 from ladder.arguments import end_children, prepare_children, stages_and_device
 from ladder.help import Command, Groups, examples
@@ -150,17 +149,24 @@ def export_command(
 
 def grade_command(
     folder: Annotated[Path, typer.Argument(
-        help="submissions, one .py file each (stage 2: one folder each); or one of them",
+        help="submissions, as Moodle or Canvas exports them, or one .py file each (stage 2: one "
+        "folder each); or one of them",
         metavar="DIR")],
     stage: Annotated[int, option("the stage that they were to write", options.whole(0, LABS))],
     out: Annotated[Path, option("the table, CSV")] = Path("grades.csv"),
     points: Annotated[Path | None, option("a TOML file: check = points, default = points")] = None,
+    gradebook: Annotated[Path | None, option(
+        "fill the grades into a copy of this CSV file, which Moodle or Canvas exported")] = None,
+    column: Annotated[str | None, option(
+        "of the gradebook, where it has several of grades")] = None,
     junit: Annotated[Path | None, option("as JUnit's XML, too")] = None,
-    gradescope: Annotated[Path | None, option("as Gradescope's results.json, too")] = None,
+    gradescope: Annotated[Path | None, option(
+        "one submission as Gradescope's results.json, too")] = None,
     only: Annotated[str | None, option("one submission, again: its name")] = None,
-    seed: Annotated[int | None, option("of all inputs; that of most rows, or a new one")] = None,
+    seed: Annotated[int | None, option("of all inputs; the stage's number by default")] = None,
     budget: Annotated[float, option("seconds for a check", options.seconds)] = 30.0,
     memory: Annotated[str, option("of a submission", options.size)] = "2G",
+    jobs: Annotated[int, option("submissions at a time", options.whole(1))] = 1,
     numpy: Numpy = False,
 ) -> int:  # fmt: skip
     """Grade a folder of submissions: a table, and a report for each student.
@@ -169,20 +175,24 @@ def grade_command(
     costs nobody points; 130 after a Ctrl-C. Rows are written one by one; run again to go on.
     """
     from course.lab import checks, labs
-    from course.lab.grading import grade, reports, speed
+    from course.lab.grading import grade, gradebooks, reports, submissions
     from course.lab.grading.calls import Limits
     from ladder.measuring import check_writable
 
     try:
         worth, fast = grade.read_points(stage, points)
         table = grade.Table(out, worth, stage)
-        paths, others = grade.submissions(folder, stage)
-        anew = only is not None or paths == [folder]
-        if only is not None:
-            asked = (only, grade.name_of(Path(only)))
-            paths = [path for path in paths if grade.name_of(path) in asked]
-        if not paths:
-            raise grade.NotGraded(f"--only: no submission {only!r} in {folder}")
+        copies = Path(tempfile.mkdtemp(dir=scratch()))
+        found = submissions.submissions(folder, stage, copies)
+        chosen = submissions.chosen(found, only)
+        anew = only is not None or [each.path for each in chosen] == [folder]
+        if gradescope is not None and len(chosen) > 1:
+            raise grade.NotGraded(
+                f"--gradescope: got {len(chosen)} submissions, expected one, since Gradescope "
+                "grades each by itself (`ladder lab autograder`); name a file, or --only one"
+            )
+        book = None if gradebook is None else gradebooks.read(gradebook, column, found)
+        filled = None if gradebook is None else out.with_name(f"{out.stem}-{gradebook.name}")
         seen = dict(os.environ)
         if fast is not None:
             on_a_gpu(seen)
@@ -190,19 +200,19 @@ def grade_command(
         backward = any(each.problem.direction != "fwd" for each in checks.checks(stage, 0))
         prepare_children("cpu", backward)  # interpreted, so that it is the same on every machine
         grade.refuse(stage, numpy)
-        for name, file in (("--junit", junit), ("--gradescope", gradescope)):
+        for name, file in (
+            ("--junit", junit), ("--gradescope", gradescope), ("--gradebook", filled)
+        ):  # fmt: skip
             check_writable(file, name)  # now, not when all are graded
-        if seed is None:
-            used = [row.seed for row in table.rows.values()]
-            seed = statistics.mode(used) if used else secrets.randbits(40)
+        seed = stage if seed is None else seed  # the same for submissions that are graded alone
         limits = Limits(budget, options.size(memory))
-        folder = out.with_name(f"{out.stem}-reports")
-        folder.mkdir(parents=True, exist_ok=True)
+        told = out.with_name(f"{out.stem}-reports")
+        told.mkdir(parents=True, exist_ok=True)
 
         def tell(row: grade.Row, result: checks.Result | None) -> None:
             if result is not None:
                 text = reports.report(row, result, worth)
-                files.write(folder / f"{row.submission}.md", text)
+                files.write(told / f"{row.submission}.md", text)
             kept = " (kept)" if result is None else ""
             print(
                 f"{row.submission}: {row.verdict}, {row.points:g} of {row.max_points:g}{kept}",
@@ -210,32 +220,72 @@ def grade_command(
             )
 
         with table.alone():
-            grade.grade_all(paths, table, stage, seed, numpy, limits, tell, anew)
+            grade.grade_all(chosen, table, stage, seed, numpy, limits, tell, anew, jobs)
             if fast is not None:
                 on_a_gpu(seen)
-                for path in paths:
-                    row = table.rows[grade.name_of(path)]
-                    if row.verdict == "passed" and (anew or speed.NAME not in row.checks):
-                        status = speed.judged(path, stage, fast, seed, sha256=row.sha256)
-                        row = table.put(row.with_speed(status))
-                        print(f"{row.submission}: speed: {row.checks[speed.NAME]}", flush=True)
-        if others and only is None:
-            expected = f"expected {grade.FORM[stage == 2]} for each submission"
-            listed = ", ".join(clean(path.name) for path in others)
-            print(f"not graded: {listed}: {expected}", file=sys.stderr)
+                for row in table.time(chosen, fast, seed, anew):
+                    print(f"{row.submission}: speed: {row.checks['speed']}", flush=True)
+            table.compare(found.submissions, numpy)
+        for line in found.left if only is None else ():
+            print(f"not graded: {line}", file=sys.stderr)
         for row in table.rows.values():  # also of rows that were kept: their points may be others
-            path = folder / f"{row.submission}.md"
+            path = told / f"{row.submission}.md"
             if path.is_file():
                 text = reports.renewed(path.read_text(encoding="utf-8"), row, worth)
                 files.write(path, text)
-        named = [table.rows[grade.name_of(path)] for path in paths]
+        named = [table.rows[each.name] for each in chosen]
         if junit is not None:
             files.write(junit, reports.junit(named, worth))
         if gradescope is not None:
-            files.write(gradescope, reports.gradescope(named, worth, folder))
+            files.write(gradescope, reports.gradescope(named[0], worth, told))
+        if len(named) > 1:
+            summary = reports.of_class(named, worth)
+            files.write(out.with_name(f"{out.stem}-class.md"), summary)
+            print(f"\n{summary}")
+        if book is not None and filled is not None:
+            grades = reports.grades(table.rows.values())
+            data, lines = gradebooks.fill(book, found.submissions, grades)
+            files.write(filled, data)
+            for line in lines:
+                print(f"--gradebook: {line}", file=sys.stderr)
+            print(f"{filled}: to be uploaded to {found.origin}")
+    except (grade.NotGraded, checks.Unchecked, labs.NoLab, OSError) as error:
+        raise UserError(str(error)) from None
+    read = f", read as {found.origin} exports them" if found.origin else ""
+    print(f"{out}: {len(named)} graded{read}; reports in {told}")
+    return 0
+
+
+def autograder_command(
+    stage: Annotated[int, option("the stage that they write", options.whole(0, LABS))],
+    to: Annotated[Path, option("Gradescope's zip; classroom.yml comes beside it")] = Path(
+        "autograder.zip"
+    ),
+    points: Annotated[Path | None, option("a TOML file: check = points, default = points")] = None,
+    seed: Annotated[int | None, option("of all inputs; the stage's number by default")] = None,
+    budget: Annotated[float, option("seconds for a check", options.seconds)] = 30.0,
+    memory: Annotated[str, option("of a submission", options.size)] = "2G",
+    numpy: Numpy = False,
+) -> int:
+    """Write an autograder for Gradescope, and the workflow that runs it in GitHub Classroom."""
+    from course.lab import labs
+    from course.lab.grading import autograder, grade
+
+    checkout.need("ladder lab autograder")
+    try:
+        if grade.read_points(stage, points)[1] is not None:
+            raise grade.NotGraded(f"{points}: [speed]: an autograder has no GPU; leave it away")
+        labs.source(stage, numpy)  # or there is no NumPy twin
+        fixed = stage if seed is None else seed
+        settings = autograder.Settings(stage, fixed, budget, memory, numpy)
+        with files.whole(to) as draft:
+            autograder.write(draft, settings, points)
+        classroom = to.with_name("classroom.yml")
+        files.write(classroom, autograder.workflow(settings, to.name))
     except (grade.NotGraded, labs.NoLab, OSError) as error:
         raise UserError(str(error)) from None
-    print(f"{out}: {len(named)} graded; reports in {folder}")
+    print(f"{to}: upload it to Gradescope; 1 CPU and 2 GB of memory at least")
+    print(f"{classroom}: for GitHub Classroom; where both files go is said in its first lines")
     return 0
 
 
@@ -249,6 +299,8 @@ def on_a_gpu(environ: Mapping[str, str]) -> None:
     stages_and_device("cuda", [], 60.0, None)
 
 
-for carry_out in (start_command, hint_command, check_command, grade_command, export_command):
+for carry_out in (
+    start_command, hint_command, check_command, grade_command, autograder_command, export_command,
+):  # fmt: skip
     name = carry_out.__name__.removesuffix("_command")
     lab.command(name, cls=Command)(carry_out)

@@ -187,7 +187,7 @@ def test_each_verdict_has_its_row_and_costs_no_other(tmp_path):
     points = tmp_path / "points.toml"
     points.write_text('default = 2\n"large scores" = 5\n', encoding="utf-8")
     out = tmp_path / "new" / "grades.csv"
-    files = ("--out", out, "--junit", junit, "--gradescope", scope, "--points", points)
+    files = ("--out", out, "--junit", junit, "--points", points)
     asked = ("lab", "grade", folder, "--stage", 1, "--budget", 10, "--memory", "300M", *files)
     # with some seeds all of a check's rows see one large score only, where any scale is right
     done = in_turn(*asked, "--seed", 1)
@@ -214,10 +214,15 @@ def test_each_verdict_has_its_row_and_costs_no_other(tmp_path):
         failed = [case for case in cases if case.find("failure") is not None]
         assert len(cases) == int(suite.get("tests")) and len(failed) == int(suite.get("failures"))
         assert bool(failed) == (name != "passed")
-    told = json.loads(scope.read_text(encoding="utf-8"))
-    assert sum(test["score"] for test in told["tests"]) == told["score"] == full
-    assert {test["status"] for test in told["tests"]} == {"passed", "failed"}
-    assert all(test["max_score"] in (2, 5) for test in told["tests"])
+    summary = (out.parent / "grades-class.md").read_text(encoding="utf-8")
+    assert summary.rstrip() in done.stdout and "| wrong scale | 1 |" in summary
+    for name in ("passed", "failed"):
+        assert in_turn(*asked, "--only", name, "--gradescope", scope).returncode == 0
+        told = json.loads(scope.read_text(encoding="utf-8"))
+        assert sum(test["score"] for test in told["tests"]) == told["score"]
+        assert told["score"] == float(rows[name]["points"])
+        assert ("failed" in {test["status"] for test in told["tests"]}) == (name == "failed")
+        assert all(test["max_score"] in (2, 5) for test in told["tests"])
     # what is there is kept, with points of another kind; one can be graded again
     points.write_text("default = 1\n", encoding="utf-8")
     done = in_turn(*asked)

@@ -12,7 +12,7 @@ from ladder_command import in_turn
 from test_grade import RAW, of_some, rows_of, write
 
 from course.lab import labs
-from course.lab.grading import calls, grade, reports
+from course.lab.grading import calls, grade, reports, submissions
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="no such names on Windows")
 
@@ -61,7 +61,7 @@ def test_any_file_name_has_a_row_that_no_spreadsheet_or_parser_trips_over(tmp_pa
     }  # fmt: skip
     for name in odd:
         (folder / os.fsdecode(name)).touch()
-    done = graded(folder, "--junit", "j.xml", "--gradescope", "g.json")
+    done = graded(folder, "--junit", "j.xml")
     assert done.returncode == 0, done.stderr
     expected = {"a", "z", *odd.values()}
     assert rows_of(tmp_path / "grades.csv").keys() == expected
@@ -110,13 +110,13 @@ def test_two_submissions_of_one_name_are_refused(tmp_path):
     ],
 )
 def test_other_options_grade_again_and_equal_ones_do_not(other, tmp_path):
-    paths = [write(tmp_path, a="") / "a.py"]
+    given = submissions.submissions(write(tmp_path, a=""), 5, tmp_path).submissions
     usual = {"seed": 1, "numpy": False, "limits": calls.Limits()}
     kept = []
     for options in (usual, usual, usual | other, usual | other, usual):
         table = grade.Table(tmp_path / "grades.csv", {}, 5)
         tell = lambda row, result: kept.append(result is None)  # noqa: E731
-        grade.grade_all(paths, table, 5, **options, tell=tell, anew=False)
+        grade.grade_all(given, table, 5, **options, tell=tell, anew=False)
     assert kept == [False, True, False, True, False]
 
 
@@ -125,8 +125,16 @@ def test_a_row_of_another_seed_is_graded_again_and_those_of_the_class_are_kept(t
     assert graded(folder, "--seed", 5).returncode == 0
     assert graded(folder, "--only", "a", "--seed", 7).returncode == 0
     assert [row["seed"] for row in rows_of(out).values()] == ["7", "5", "5"]
-    assert graded(folder).stdout.count("(kept)") == 2
+    assert graded(folder, "--seed", 5).stdout.count("(kept)") == 2
     assert {row["seed"] for row in rows_of(out).values()} == {"5"}
+
+
+def test_submissions_that_are_graded_alone_get_the_same_inputs(tmp_path):
+    folder = write(tmp_path / "all", a="", b="")
+    for name in "ab":
+        assert graded(folder / f"{name}.py", "--out", f"{name}.csv").returncode == 0
+    seeds = [rows_of(folder / f"{name}.csv")[name]["seed"] for name in "ab"]
+    assert seeds == ["3", "3"]
 
 
 def test_a_row_of_an_older_table_is_graded_again(tmp_path):

@@ -1,34 +1,31 @@
 """Grade a folder of submissions one after another, each by itself; points for each check."""
 
 import csv
-import hashlib
 import io
 import json
-import os
+import queue
+import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
-from itertools import pairwise
+from contextlib import contextmanager, suppress
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from course.lab import checks, cpp, labs
+from course.lab.grading import speed
 from course.lab.grading.calls import Limits
+from course.lab.grading.machine import Machine, may_be_the_machines, remedy
+from course.lab.grading.similarity import likenesses
 from course.lab.grading.speed import NAME, Speed, read_speed
+from course.lab.grading.submissions import FORMULA, NotGraded, Submission, name_of
+from harness.isolation.judge import NoVerdict
 from harness.isolation.roster import BadStage, describe_files
 from harness.records import environment, files
 from harness.records.units import clean
 
 LONGEST = 500  # characters of a diagnosis in the table
-LONGEST_NAME = 220  # bytes of a submission's name: no file's may have more than 255
-FORM = ("one *.py file", f"one folder with {' and '.join(cpp.FILES)}")  # of a submission
-FORMULA = ("=", "+", "-", "@")  # a spreadsheet computes a text that begins so
-
-
-class NotGraded(Exception):
-    """Raised where grading is impossible; the message says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class Row:
 
     checks: each check and what came of it, 'ok' or a mark's status. seed: what all inputs are drawn
     from. version, sha256: of the ladder, and of the submission. options: of the command, that can
-    change the result.
+    change the result. like_ours, like_another, another: how alike it is (similarity.py).
     """
 
     submission: str
@@ -52,6 +49,9 @@ class Row:
     seconds: float
     checks: Mapping[str, str]
     options: str = ""
+    like_ours: str = ""
+    like_another: str = ""
+    another: str = ""
 
     def worth(self, points: Mapping[str, float]) -> "Row":
         """Return the row with other points for each check."""
@@ -71,44 +71,6 @@ class Row:
         verdict = "cheated" if status == "cheated" else self.verdict
         said = self.diagnosis if status == "ok" else f"speed: {status}"
         return replace(self, verdict=verdict, diagnosis=said, checks={**self.checks, NAME: status})
-
-
-def submissions(folder: Path, stage: int) -> tuple[list[Path], list[Path]]:
-    """Return the submissions in a folder, or the one named; and what else lies there.
-
-    A submission is a Python file, for stage 2 a folder.
-    """
-    single = folder.is_file() if stage != 2 else (folder / cpp.FILES[0]).is_file()
-    if single:
-        return [folder], []
-    if not folder.is_dir():
-        raise NotGraded(f"{folder}: no such file or folder of submissions")
-    found = sorted(path for path in folder.iterdir() if not path.name.startswith((".", "__")))
-    kept = [path for path in found if (path.is_dir() if stage == 2 else path.suffix == ".py")]
-    if not kept:
-        raise NotGraded(f"{folder}: no submission in it; expected {FORM[stage == 2]} for each")
-    names = sorted(map(name_of, kept))
-    for name, other in pairwise(names):
-        if name == other:
-            raise NotGraded(f"{folder}: two submissions have the name {name!r}: rename one")
-    return kept, [path for path in found if path not in kept]
-
-
-def name_of(path: Path) -> str:
-    """Return a submission's name: its file's, without .py, safe to print and in a spreadsheet.
-
-    Characters that aren't printable, and a first one that begins a formula, become %XX. The end of
-    one too long for a report's file becomes a digest of it.
-    """
-    name = path.name.removesuffix(".py")
-    safe = "".join(
-        x if x.isprintable() and not (at == 0 and x in FORMULA)
-        else "".join(f"%{byte:02X}" for byte in os.fsencode(x))
-        for at, x in enumerate(name)
-    )  # fmt: skip
-    if len(os.fsencode(safe)) <= LONGEST_NAME:
-        return safe
-    return f"{safe[:50]}~{hashlib.sha256(os.fsencode(name)).hexdigest()[:12]}"
 
 
 def read_points(stage: int, path: Path | None) -> tuple[dict[str, float], Speed | None]:
@@ -151,22 +113,35 @@ def refuse(stage: int, numpy: bool) -> None:
 
 
 def grade(
-    path: Path, stage: int, seed: int, numpy: bool, limits: Limits
-) -> tuple[Row, checks.Result]:
-    """Grade one submission: its row, and what its report says. It can harm no other's row."""
+    path: Path, stage: int, seed: int, numpy: bool, limits: Limits, name: str = "",
+    tell: Callable[[checks.Mark], None] = lambda mark: None,
+) -> tuple[Row, checks.Result]:  # fmt: skip
+    """Grade one submission: its row, and what its report says. It can harm no other's row.
+
+    name: in the table, by default that of its file. `tell` is called with each mark.
+    """
     begun = time.monotonic()
     try:
-        result = checks.check(path, stage, seed, limits=limits, numpy=numpy)
+        result = checks.check(path, stage, seed, tell, limits=limits, numpy=numpy)
     except BadStage as error:
         result = checks.Result(stage, "crashed", (), str(error))
-    except checks.Unchecked as error:
-        raise NotGraded(str(error)) from None
+    except (checks.Unchecked, NoVerdict) as error:
+        raise NotGraded(f"stage {stage} can't be graded here: {error}") from None
+    except OSError as error:  # of this process, so the machine's
+        raise NotGraded(unable(stage, error)) from None
     row = Row(
-        name_of(path), stage, 0, 0, result.verdict, clean(result.diagnosis)[:LONGEST], seed,
-        environment.own_version(), result.sha256, round(time.monotonic() - begun, 1),
-        {mark.check.name: mark.status for mark in result.marks}, options_of(numpy, limits),
+        name or name_of(path.name), stage, 0, 0, result.verdict,
+        clean(result.diagnosis)[:LONGEST], seed, environment.own_version(), result.sha256,
+        round(time.monotonic() - begun, 1), {mark.check.name: mark.status for mark in result.marks},
+        options_of(numpy, limits),
     )  # fmt: skip
     return row, result
+
+
+def unable(stage: int, error: OSError) -> str:
+    """Say that this process can't grade: its disk is full, say."""
+    why = f"{error.strerror or error}{remedy(str(error))}"
+    return f"stage {stage} can't be graded on this machine: {why}"
 
 
 def options_of(numpy: bool, limits: Limits) -> str:
@@ -175,25 +150,79 @@ def options_of(numpy: bool, limits: Limits) -> str:
 
 
 def grade_all(
-    paths: Sequence[Path], table: "Table", stage: int, seed: int, numpy: bool, limits: Limits,
-    tell: Callable[[Row, checks.Result | None], None], anew: bool,
+    submissions: Sequence[Submission], table: "Table", stage: int, seed: int, numpy: bool,
+    limits: Limits, tell: Callable[[Row, checks.Result | None], None], anew: bool, jobs: int = 1,
 ) -> None:  # fmt: skip
-    """Grade `paths`, and write each row when it is there. Rows of equal files and options are kept.
+    """Grade all, and write each row when it is there. Rows of equal files and options are kept.
 
     `anew`: existing rows are made again. `tell` is called with each row, without a result where the
-    row is kept.
+    row is kept. jobs: how many at a time. No row is written that may be this machine's fault:
+    raises NotGraded (machine.py).
     """
     table.write()
-    for path in paths:
-        old = table.rows.get(name_of(path))
+    left = []
+    for each in submissions:
+        old = table.rows.get(each.name)
         if old and not anew and (old.sha256, old.version, old.seed, old.options) == (
-            checks.digest(path), environment.own_version(), seed, options_of(numpy, limits),
+            checks.digest(each.path), environment.own_version(), seed, options_of(numpy, limits),
         ):  # fmt: skip
             tell(old, None)
-            continue
-        row, result = grade(path, stage, seed, numpy, limits)
-        row = table.put(row)
-        tell(row, result)
+        else:
+            left.append(each)
+    machine = Machine(stage, seed, numpy, limits)
+    if jobs > 1 and len(left) > 1:
+        machine.prove()
+        alone = []
+        for each, made in side_by_side(left, stage, seed, numpy, limits, jobs):
+            if made is None or may_be_the_machines(made[1]):
+                alone.append(each)  # the others may have taken its time or memory
+            else:
+                tell(table.put(made[0]), made[1])
+        left = sorted(alone, key=left.index)
+    for each in left:
+        row, result = grade(each.path, stage, seed, numpy, limits, each.name)
+        try:
+            machine.believe(result)
+        except OSError as error:
+            raise NotGraded(unable(stage, error)) from None
+        tell(table.put(row), result)
+
+
+def side_by_side(
+    submissions: Sequence[Submission], stage: int, seed: int, numpy: bool, limits: Limits, jobs: int
+) -> Iterator[tuple[Submission, tuple[Row, checks.Result] | None]]:
+    """Yield each submission with its row and result, in the order of their ends; None if it failed.
+
+    `jobs` threads wait for the processes that do the work.
+    """
+    todo: queue.SimpleQueue[Submission] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[Submission, Any]] = queue.SimpleQueue()
+    stopped = threading.Event()
+
+    def go_on(mark: checks.Mark) -> None:
+        if stopped.is_set():
+            raise SystemExit
+
+    def work() -> None:
+        while not stopped.is_set():
+            try:
+                each = todo.get_nowait()
+            except queue.Empty:
+                return
+            made = None
+            with suppress(Exception):  # it is graded again alone, and says then what is wrong
+                made = grade(each.path, stage, seed, numpy, limits, each.name, go_on)
+            done.put((each, made))
+
+    for each in submissions:
+        todo.put(each)
+    for _ in range(min(jobs, len(submissions))):
+        threading.Thread(target=work, daemon=True).start()
+    try:
+        for _ in submissions:
+            yield done.get()
+    finally:
+        stopped.set()  # after a Ctrl-C: their processes end with the fork server
 
 
 class Table:
@@ -239,6 +268,10 @@ class Table:
         try:
             self.read()  # again: another may have ended just now
             yield
+        except NotGraded:
+            if not self.rows:  # a table without a row says nothing
+                self.path.unlink(missing_ok=True)
+            raise
         finally:
             self.owned.close()
             self.owned = None
@@ -248,6 +281,29 @@ class Table:
         row = self.rows[row.submission] = row.worth(self.points)
         self.write()
         return row
+
+    def time(
+        self, submissions: Sequence[Submission], asked: Speed, seed: int, anew: bool
+    ) -> Iterator[Row]:
+        """Take the speed of those that passed, one after the other; yields each one's row.
+
+        Raises Unchecked where this machine can't time them.
+        """
+        for each in submissions:
+            row = self.rows[each.name]
+            if row.verdict == "passed" and (anew or NAME not in row.checks):
+                status = speed.judged(each.path, self.stage, asked, seed, sha256=row.sha256)
+                yield self.put(row.with_speed(status))
+
+    def compare(self, submissions: Sequence[Submission], numpy: bool) -> None:
+        """Fill in how alike the submissions are, and write the rows."""
+        paths = {each.name: each.path for each in submissions}
+        for name, like in likenesses(paths, self.stage, numpy).items():
+            if row := self.rows.get(name):
+                self.rows[name] = replace(
+                    row, like_ours=like.ours, like_another=like.another, another=like.name
+                )
+        self.write()
 
     def write(self) -> None:
         """Write all rows; the file is complete at every moment, even if this process is killed."""
@@ -278,8 +334,10 @@ def plain(row: Row) -> dict[str, Any]:
 
 def read_row(each: Mapping[str, str]) -> Row:
     """Read a row of the table."""
-    each = {"options": "", **each}  # older tables have none
-    known: dict[str, Any] = {field.name: each[field.name] for field in fields(Row)}
+    known: dict[str, Any] = {
+        field.name: each[field.name] if field.default is MISSING else each.get(field.name, "")
+        for field in fields(Row)
+    }  # an older table lacks the last ones
     numbers = {name: float(known[name]) for name in ("points", "max_points", "seconds")}
     whole = {name: int(known[name]) for name in ("stage", "seed")}
     return Row(**{**known, **numbers, **whole, "checks": dict(json.loads(known["checks"]))})

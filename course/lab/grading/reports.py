@@ -1,15 +1,20 @@
 """Write grades in forms besides the table: a report for each student, JUnit, Gradescope."""
 
 import json
-from collections.abc import Mapping, Sequence
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
 from course.lab.checks import Result
 from course.lab.grading.grade import Row
+from course.lab.grading.gradebooks import Grade
 from harness.records.units import clean
 
 WORDS = {"ok": "passed", "wrong": "wrong", "skipped": "refused by the file's own STAGE"}
+
+UNKNOWN = ("no known mistake", "look at", "first tile")  # begin what is no name of a mistake
 
 
 def report(row: Row, result: Result, points: Mapping[str, float]) -> str:
@@ -60,6 +65,47 @@ def cases(row: Row, points: Mapping[str, float]) -> list[tuple[str, float, str, 
     return found
 
 
+def grades(rows: Iterable[Row]) -> dict[str, Grade]:
+    """The rows as grades for a gradebook, by the submissions' names; none for one that cheated."""
+    found = {}
+    for row in rows:
+        if row.verdict == "cheated":  # a person is to review it first
+            continue
+        said = f"{row.verdict}, {row.points:g} of {row.max_points:g} points. {row.diagnosis}"
+        found[row.submission] = Grade(row.points, row.max_points, said.rstrip())
+    return found
+
+
+def of_class(rows: Sequence[Row], points: Mapping[str, float]) -> str:
+    """A summary of a class, Markdown: how often each check failed, and each mistake was made."""
+    verdicts = Counter(row.verdict for row in rows)
+    listed = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common())
+    middle = statistics.median(row.points for row in rows)
+    lines = [f"{len(rows)} submissions: {listed}."]
+    lines += [f"Points: median {middle:g} of {rows[0].max_points:g}.", ""]
+    tried = [row for row in rows if row.checks]
+    for title, counts in (
+        ("check, and how many fail it", {
+            name: sum(row.checks.get(name, "ok") != "ok" for row in tried) for name in points
+        }),
+        ("first mistake, and how many made it", Counter(filter(None, map(mistake, tried)))),
+    ):  # fmt: skip
+        if any(counts.values()):
+            lines += [f"| {title} | |", "|---|---|"]
+            ordered = sorted(counts.items(), key=lambda each: -each[1])
+            lines += [f"| {name} | {count} |" for name, count in ordered if count] + [""]
+    if len(tried) < len(rows):
+        lines.append(f"{len(rows) - len(tried)} were not checked: not written, or not loaded.")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def mistake(row: Row) -> str:
+    """The name of the mistake that was recognised in a submission, '' where none was."""
+    if row.verdict in ("passed", "cheated") or row.diagnosis.startswith(UNKNOWN):
+        return ""
+    return row.diagnosis.partition(":")[0]
+
+
 def junit(rows: Sequence[Row], points: Mapping[str, float]) -> str:
     """The rows as JUnit's XML: a suite for each submission, a case for each check."""
     root = ElementTree.Element("testsuites")
@@ -80,26 +126,23 @@ def junit(rows: Sequence[Row], points: Mapping[str, float]) -> str:
     return ElementTree.tostring(root, "unicode", xml_declaration=True) + "\n"
 
 
-def gradescope(rows: Sequence[Row], points: Mapping[str, float], reports: Path) -> str:
-    """The rows as Gradescope's results.json: a test for each check.
-
-    Gradescope asks for one submission at a time. With several, each test names its submission.
-    """
-    tests = []
-    for row in rows:
-        for name, got, status, said in cases(row, points):
-            tests.append({
-                "name": name if len(rows) == 1 else f"{row.submission}: {name}",
-                "score": got,
-                "max_score": points[name],
-                "status": "passed" if status == "ok" else "failed",
-                "output": said,
-            })  # fmt: skip
-    files = [reports / f"{row.submission}.md" for row in rows]
-    text = "\n".join(path.read_text(encoding="utf-8") for path in files if path.is_file())
+def gradescope(row: Row, points: Mapping[str, float], reports: Path) -> str:
+    """A row as Gradescope's results.json: a test for each check."""
+    tests = [
+        {
+            "name": name,
+            "score": got,
+            "max_score": points[name],
+            "status": "passed" if status == "ok" else "failed",
+            "output": said,
+        }
+        for name, got, status, said in cases(row, points)
+    ]
+    path = reports / f"{row.submission}.md"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
     return json.dumps({
-        "score": sum(row.points for row in rows),
-        "execution_time": round(sum(row.seconds for row in rows)),
+        "score": row.points,
+        "execution_time": round(row.seconds),
         "output": text,
         "output_format": "md",
         "visibility": "visible",
