@@ -2,8 +2,6 @@
 
 import os
 import re
-import secrets
-import statistics
 import sys
 import textwrap
 from collections.abc import Mapping
@@ -156,7 +154,7 @@ def grade_command(
     junit: Annotated[Path | None, option("as JUnit's XML, too")] = None,
     gradescope: Annotated[Path | None, option("as Gradescope's results.json, too")] = None,
     only: Annotated[str | None, option("one submission, again: its name")] = None,
-    seed: Annotated[int | None, option("of all inputs; that of most rows, or a new one")] = None,
+    seed: Annotated[int | None, option("of all inputs; the stage's number by default")] = None,
     budget: Annotated[float, option("seconds for a check", options.seconds)] = 30.0,
     memory: Annotated[str, option("of a submission", options.size)] = "2G",
     numpy: Numpy = False,
@@ -193,9 +191,7 @@ def grade_command(
                 with writing(file, name):  # now, not when all are graded
                     file.parent.mkdir(parents=True, exist_ok=True)
                     file.open("a").close()
-        if seed is None:
-            used = [row.seed for row in table.rows.values()]
-            seed = statistics.mode(used) if used else secrets.randbits(40)
+        seed = stage if seed is None else seed  # the same for submissions that are graded alone
         limits = Limits(budget, options.size(memory))
         folder = out.with_name(f"{out.stem}-reports")
         folder.mkdir(parents=True, exist_ok=True)

@@ -124,8 +124,16 @@ def test_a_row_of_another_seed_is_graded_again_and_those_of_the_class_are_kept(t
     assert graded(folder, "--seed", 5).returncode == 0
     assert graded(folder, "--only", "a", "--seed", 7).returncode == 0
     assert [row["seed"] for row in rows_of(out).values()] == ["7", "5", "5"]
-    assert graded(folder).stdout.count("(kept)") == 2
+    assert graded(folder, "--seed", 5).stdout.count("(kept)") == 2
     assert {row["seed"] for row in rows_of(out).values()} == {"5"}
+
+
+def test_submissions_that_are_graded_alone_get_the_same_inputs(tmp_path):
+    folder = write(tmp_path / "all", a="", b="")
+    for name in "ab":
+        assert graded(folder / f"{name}.py", "--out", f"{name}.csv").returncode == 0
+    seeds = [rows_of(tmp_path / f"{name}.csv")[name]["seed"] for name in "ab"]
+    assert seeds == ["3", "3"]
 
 
 def test_a_row_of_an_older_table_is_graded_again(tmp_path):
