@@ -2,9 +2,12 @@
 
 import functools
 import hashlib
+import os
 import random
 import re
 import secrets
+import sys
+import sysconfig
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +18,7 @@ from typing import Any
 
 from course.lab import cpp, explain, gaps
 from course.lab.grading import calls
+from course.lab.labs import ROOT
 from harness.isolation.roster import BadStage, StageInfo, describe_files, read_declared
 from harness.problems.problem import Problem
 from harness.records.units import clean
@@ -148,18 +152,50 @@ def check(
     ]
     if missing:
         return Result(number, "not-written", (), gaps.NOT_WRITTEN, missing)
+    found = attempted(path, number, seed, tell, limits, numpy)
+    lines = [*found.case]
+    if found.verdict not in ("passed", "cheated"):
+        lines += [
+            f"no code in the gap {name}, line {line} of {file.name}: does another line do its work?"
+            for file, text in zip(files, texts, strict=True)
+            for name, line in gaps.unwritten(text)
+        ]
+    diagnosis, *lines = placeless([found.diagnosis, *lines], path)
+    return replace(found, diagnosis=diagnosis, case=lines)
+
+
+def placeless(texts: Sequence[str], path: Path) -> list[str]:
+    """Return texts for a student without the folders of the machine that graded `path`."""
+    homes = path.parent, path.resolve().parent, ROOT, Path(tempfile.gettempdir()), Path.home()
+    homes += Path(sys.prefix), Path(sys.base_prefix), Path(sysconfig.get_path("stdlib")).parent
+    if path.is_dir():
+        homes += path, path.resolve()
+    names = sorted({f"{home}{os.sep}" for home in homes if home.is_absolute()}, key=len)
+    for name in reversed(names):
+        texts = [text.replace(name, "") for text in texts]
+    return list(texts)
+
+
+def attempted(
+    path: Path, number: int, seed: int | None, tell: Callable[[Mark], None], limits: calls.Limits,
+    numpy: bool | None,
+) -> Result:  # fmt: skip
+    """Load a submission and return the result of its checks; as `check`, whose arguments it has."""
     with tempfile.TemporaryDirectory(prefix="ladder-lab-") as name:
         folder = Path(name)
         try:
             file = cpp.build(path, folder) if path.is_dir() else path
             watch = functools.partial(calls.loading, rules(number, numpy=True))
             [info] = describe_files([file], LOAD, limits.memory, watch)
+            failed = info.failed
         except (BadStage, cpp.NotBuilt) as error:
-            found = calls.fault("crashed", str(error))
-            return Result(number, found.status, (), found.reason)
-        if info.failed:
-            found = calls.fault(*info.failed)
-            return Result(number, found.status, (), found.reason)
+            failed = "crashed", str(error)
+        if failed:
+            found = calls.fault(*failed)
+            known = explain.from_words(TABLE["reasons"], found.reason)
+            known = "" if found.status == "cheated" else known
+            case = [found.reason] if known else []
+            return Result(number, found.status, (), known or found.reason, case)
         asked = list(checks(number, secrets.randbits(40) if seed is None else seed))
         return judged(info, number, asked, folder, tell, limits, numpy)
 
@@ -172,7 +208,7 @@ def text_of(file: Path) -> str:
     try:
         data = cpp.read(file)
     except OSError as error:
-        raise BadStage(f"{file}: {error.strerror}") from None
+        raise BadStage(f"{file.name}: {error.strerror}") from None
     try:
         return decode_source(data)
     except (SyntaxError, LookupError, ValueError):  # Python or the compiler itself tells of it
@@ -238,6 +274,8 @@ def judged(
         surely = explain.python_max(info.path, of=" tl.max(")  # of tiles, not of two numbers
         known = surely or said.diagnosis or explain.python_max(info.path)
     case, look = list(said.case), f"look at: {failed.check.look}"
+    if not known and failed.status not in ("wrong", "skipped"):
+        known = case.pop()  # it has stopped: its own message, and line, say more than the check
     if not known and case[-1].startswith(explain.FIRST_TILE):
         look = case.pop()  # nearer than what the check says
     known = known or f"no known mistake gives just this; {look}"

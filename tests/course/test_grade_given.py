@@ -132,7 +132,7 @@ def test_submissions_that_are_graded_alone_get_the_same_inputs(tmp_path):
     folder = write(tmp_path / "all", a="", b="")
     for name in "ab":
         assert graded(folder / f"{name}.py", "--out", f"{name}.csv").returncode == 0
-    seeds = [rows_of(tmp_path / f"{name}.csv")[name]["seed"] for name in "ab"]
+    seeds = [rows_of(folder / f"{name}.csv")[name]["seed"] for name in "ab"]
     assert seeds == ["3", "3"]
 
 

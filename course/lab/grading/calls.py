@@ -7,7 +7,6 @@ to find. Nothing that the process says counts in its favour.
 
 import contextlib
 import importlib
-import re
 import tempfile
 import time
 import traceback
@@ -27,8 +26,8 @@ from harness.problems.directions import OUTPUTS
 from harness.problems.problem import ITEMSIZE, Problem
 
 EXIT = 86  # of a process that guard.py has ended
-FORBIDDEN = "not allowed: "  # begins the reason of guard.py
-ENDED = re.compile(r"\(exit code 0\)|SystemExit")  # in the reason of one that ended on purpose
+FORBIDDEN = "not allowed: "  # begins the reason of guard.py for a verdict of cheating
+REFUSED = "a submission may not do that; take it out"  # ends its reason of an error
 
 
 @dataclass(frozen=True)
@@ -133,15 +132,11 @@ def question(session: Session, seeds: Sequence[int], outs: Sequence[Path], limit
 
 
 def fault(status: str, reason: str) -> Answer:
-    """Classify a failed process: it cheats if it speaks for the harness, or exits by itself."""
+    """Classify a failed process: it cheats if it speaks for the harness, or guard.py says so."""
     if NO_MESSAGE in reason or "out of turn" in reason:
         return Answer("cheated", f"it speaks for the harness: {reason}")
     if FORBIDDEN in reason:
         return Answer("cheated", reason.partition(FORBIDDEN)[2])
-    if f"(exit code {EXIT})" in reason:
-        return Answer("cheated", "it does what a submission may not do")
-    if ENDED.search(reason):
-        return Answer("cheated", "it ends its process before it has answered, as if all were well")
     return Answer(status, reason)
 
 
@@ -183,7 +178,7 @@ def loading(rules: Mapping[str, Any], connection: Connection, path: str) -> Iter
     """Watch a submission while its STAGE is read, as `describe_files` takes it."""
     from course.lab.grading.guard import Guard
 
-    with Guard(connection, path, rules, event="bad").watching():
+    with Guard(connection, path, rules, event="bad").watching(loading=True):
         yield
 
 
@@ -210,7 +205,7 @@ def answer(
         set_data_limit(rules["memory"])
         tell(connection, Ready())
         hear(connection)
-        with guard.watching():
+        with guard.watching(loading=True):
             module = stages.load(path)
         torch.set_num_threads(1)
         tell(connection, Answered(""))
@@ -249,8 +244,6 @@ def answer(
                 given.check_unwritten()
             work.compare(works)
             tell(connection, Answered(suspect))
-    except SystemExit as error:
-        tell(connection, Cheated(f"it ends its process before it has answered ({error!r})"))
     except BaseException as error:
         blamed = blame(error)
         blamed["reason"] = f"{line_of(error, Path(path))}{blamed['reason']}"
