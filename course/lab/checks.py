@@ -10,14 +10,15 @@ import sys
 import sysconfig
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.util import decode_source
 from pathlib import Path
 from typing import Any
 
 from course.lab import cpp, explain, gaps
 from course.lab.grading import calls
+from course.lab.grading.calls import LIMITS
 from course.lab.labs import ROOT
 from harness.isolation.roster import BadStage, StageInfo, describe_files, read_declared
 from harness.problems.problem import Problem
@@ -46,7 +47,7 @@ class Check:
     """A problem, its tensors in a layout, and where to look if this is the first to fail.
 
     calls: how often a submission is called at least and at most, each time with other inputs.
-    visits: at most this share of what its kernels read without a mask may be read under it.
+    work: what its kernels may do at most (LIMITS).
     """
 
     name: str
@@ -54,7 +55,7 @@ class Check:
     layout: str
     look: str
     calls: tuple[int, int] = CALLS
-    visits: float = 1.0
+    work: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,8 @@ def checks(stage: int, seed: int) -> Iterator[Check]:
             row["precision"] = "ieee" if row["dtype"] == "float32" else row["dtype"]
             problem = Problem.from_json({**BASE.to_json(), **row})
             calls = tuple(row.get("calls", CALLS))
-            visits = row.get("visits", 1.0)
-            yield Check(row["name"], problem, row["layout"], row["look"], calls, visits)
+            work = {name: row[name] for name in LIMITS if name in row}
+            yield Check(row["name"], problem, row["layout"], row["look"], calls, work)
 
 
 def seeds(each: Check) -> list[int]:
@@ -289,7 +290,7 @@ def one(info: StageInfo, each: Check, may: dict[str, Any], limits: calls.Limits)
 
     A file's own excuses (the exact_up_to of its STAGE) are ignored.
     """
-    may = may | {"visits": each.visits}
+    may = may | {"work": dict(each.work)}
     found = calls.ask(info.path, each.problem, each.layout, may, seeds(each), limits)
     if found.seed is not None:
         each = replace(each, problem=replace(each.problem, seed=found.seed))

@@ -348,7 +348,11 @@ def first_tile(problem: Problem, layout: str, states: Any, backward: bool) -> li
                     f"{FIRST_TILE}: {of} {start} to {start + size - 1}, after which "
                     f"{name} of row {which[inside][at[0]]} is {number(mine[at])}, expected "
                     f"{number(expected[at])}"
-                    + (mistakes.likely(name, start, mine[at]) if "m_i" in right else "")
+                    + (
+                        mistakes.likely(name, start, mine[at], "base_2" in states)
+                        if "m_i" in right
+                        else ""
+                    )
                 ]
     return []
 

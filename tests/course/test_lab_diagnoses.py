@@ -133,6 +133,22 @@ MISTAKES = {
                      "gradients", "P is made of scores that are not scaled"),
     "merged l not rescaled": (8, (("l_i = l_i * alpha + tl.sum(w_s", "l_i = l_i + tl.sum(w_s"),),
                               "more parts than are merged at once", "no rescale: l "),
+    "mask without the shift": (6, (("<= rows[:, None] + shift", "<= rows[:, None]"),),
+                               "causal, fewer queries", "causal mask without Nk - Nq"),
+    "full without the shift": (6, (("tl.maximum(start_m + shift + 1", "tl.maximum(start_m + 1"),),
+                               "causal, more queries", "full without Nk - Nq"),
+    "end without the shift": (6, (("start_m + BLOCK_M, Nq) + shift", "start_m + BLOCK_M, Nq)"),),
+                              "causal, fewer queries", "end without Nk - Nq"),
+    "end one too few": (6, (("BLOCK_M, Nq) + shift, 0", "BLOCK_M, Nq) + shift - 1, 0"),),
+                        "causal, fewer queries", "end is one too few"),
+    "full of the last row": (6, (("(start_m + shift + 1, 0", "(start_m + shift + BLOCK_M, 0"),),
+                             "causal", "full is what the block's last row sees"),
+    "no tile seen whole": (6, (("full // BLOCK_N * BLOCK_N", "0"),), "tiles that need no mask",
+                           "every tile is masked"),
+    "memory": (1, (("m_i = max(s)", "m_i = max(s); held = [b'1' * (1 << 27) for _ in range(40)]"),),
+               "a few keys", "it takes more memory"),
+    "no such attribute": (5, (("p = tl.exp(", "p = tl.expo("),), "a few keys", "there is no such"),
+    "past the end": (1, (("m_i = max(s)", "m_i = s[99]"),), "a few keys", "an index is past"),
 }  # fmt: skip
 
 

@@ -30,6 +30,15 @@ FORBIDDEN = "not allowed: "  # begins the reason of guard.py for a verdict of ch
 REFUSED = "a submission may not do that; take it out"  # ends its reason of an error
 
 
+# of a check's row in checks.toml: what the submission's own kernels may do at most in one call
+LIMITS = {
+    "reads": "it reads {got:.3g} elements for each of q, k and v, as in more than one pass",
+    "tile": "it loads {got:.0%} of the keys at once, as in one tile",
+    "masked": "it masks {got:.0%} of all scores, as if no tile were seen whole",
+    "visits": "it reads {got:.0%} of what it reads without a mask",
+}
+
+
 @dataclass(frozen=True)
 class Answered:
     """The stage is loaded, or was called. `suspect`: why a right answer is not its own, or ''."""
@@ -233,12 +242,15 @@ def answer(
             with whole(), work.counted(works if asked["compared"] else None):
                 outputs = call()
             suspect = work.suspect(dict(zip(OUTPUTS[problem.direction], outputs)))
-            if rules["visits"] < 1.0:
+            did, free = work.measured(problem), replace(problem, causal=False)
+            if "visits" in rules["work"]:
                 read = work.loaded
                 with guard.watching():
-                    bind(module.attend, replace(problem, causal=False))(*given.tensors[:3])
-                if read > rules["visits"] * work.loaded:
-                    raise WrongOutput(f"it reads {read} elements, as without a mask")
+                    bind(module.attend, free)(*given.tensors[:3])
+                did["visits"] = read / max(1, work.loaded)
+            for name, most in rules["work"].items():
+                if did[name] > most:
+                    raise WrongOutput(LIMITS[name].format(got=did[name]))
             with guard.watching():  # nothing may be computed only now
                 write_outputs(outputs, problem, given.tensors, asked["out"])
                 given.check_unwritten()
