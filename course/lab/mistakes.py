@@ -452,7 +452,7 @@ def likely(name: str, start: int, got: float, bounds: bool) -> str:
     of stage 6, where the mask and the bounds of the loops are the student's.
     """
     if bounds:
-        return ": is each tile visited once, and masked where it must be? look at the mask and the bounds"
+        return ": has each tile its mask, and one visit? look at the mask and the bounds"
     if name == "m_i" and start == 0:
         return ": look at s, its scale and its mask"
     if name == "m_i":
