@@ -435,6 +435,50 @@ def test_an_empty_gap_is_no_mistake_where_another_line_does_its_work(name, tmp_p
     assert len(told) == (verdict == "failed")
 
 
+TWELVE = {  # of stage 1, then of stage 5
+    "right": RAW,
+    "without scale": KINDS["failed"],
+    "scaled by the keys": edited("len(x) ** -0.5", "len(k_head) ** -0.5"),
+    "last key left out": edited("for y in k_head]", "for y in k_head[:-1]]"),
+    "cheat": KINDS["cheated"],
+    "leftover": f"{RAW}\nraise SystemExit(3)\n",
+    "half written": KINDS["not_written"],
+    "crashes": KINDS["crashed"],
+    "no rescale": S5.replace(PAST, ""),
+    "l set": S5.replace("l_i = l_i * alpha +", "l_i ="),
+    "one tile": S5.replace("BLOCK_N = 64 ", "BLOCK_N = 1024 "),
+    "no max": S5.replace("m_new = tl.maximum(m_i, tl.max(s, 1))", "m_new = m_i * 0"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", TWELVE)
+def test_the_points_of_a_submission_do_not_hang_on_the_seed(name, tmp_path):
+    path = write(tmp_path, mine=TWELVE[name]) / "mine.py"
+    stage = of_stage(path)
+    worth = grade.read_points(stage, None)[0]
+    first, second = (
+        grade.grade(path, stage, seed, False, calls.Limits())[0].worth(worth) for seed in (1, 2)
+    )
+    assert (first.checks, first.verdict) == (second.checks, second.verdict)
+    assert (first.points == first.max_points) == (first.verdict == "passed") == (name == "right")
+
+
+def test_a_report_shows_no_folder_of_the_machine_that_graded(tmp_path):
+    line = "open('/nowhere/of/the/student')"
+    for at, text in enumerate((
+        edited(BODY, f"    print(__file__, torch.__file__); raise OSError(__file__)\n{BODY}"),
+        f"{RAW}\nraise OSError(__file__)\n",
+        f"{RAW}\n{line}\n",
+    )):  # fmt: skip
+        path = write(tmp_path / str(at), mine=text) / "mine.py"
+        row, result = grade.grade(path, 1, 1, False, calls.Limits())
+        shown = "\n".join((row.diagnosis, *result.case))
+        assert row.verdict == "crashed" and "mine.py" in shown
+        assert str(tmp_path) not in shown and str(ROOT) not in shown, shown
+
+
 @pytest.mark.parametrize(
     "body", ["pass", "...", '"""What it does."""', "raise NotImplementedError"]
 )
