@@ -164,14 +164,19 @@ def judged(stage, edits, name, folder, info=None):
 
     `info`: what it says of itself, where the edits change that.
     """
+    number, asked, info = prepared(stage, edits, name, folder, info)
+    return checks.judged(info, number, [asked], folder, lambda mark: None)
+
+
+def prepared(stage, edits, name, folder, info=None, seed=1):
+    """The stage's number, the check `name` from a seed, and a solution with `edits`."""
     if stage in range(4, 9):
         pytest.importorskip("triton", reason="no wheel of triton")
     path = write(stage, edits, folder)
     number = 5 if stage == "numpy" else stage
-    [asked] = [each for each in checks.checks(number, 1) if each.name == name]
+    [asked] = [each for each in checks.checks(number, seed) if each.name == name]
     asked = replace(asked, calls=(asked.calls[0], asked.calls[0]))
-    info = info or replace(described(stage), path=path)
-    return checks.judged(info, number, [asked], folder, lambda mark: None)
+    return number, asked, info or replace(described(stage), path=path)
 
 
 def write(stage, edits, folder):
@@ -191,6 +196,16 @@ def test_a_mistake_is_called_by_its_name(name, tmp_path):
     found = judged(stage, edits, shows, tmp_path)
     assert found.verdict in ("failed", "crashed", "out-of-memory"), found
     assert found.diagnosis.startswith(begins), (found.diagnosis, found.case)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_the_check_of_a_mistake_fails_it_whatever_the_seed(name, tmp_path):
+    stage, edits, shows, _ = MISTAKES[name]
+    for seed in range(2, 5):
+        number, asked, info = prepared(stage, edits, shows, tmp_path, seed=seed)
+        rules = checks.rules(number, stage == "numpy")
+        mark = checks.one(info, asked, rules, checks.calls.USUAL)
+        assert not mark.passed, seed
 
 
 def test_the_first_tile_that_differs_is_named(tmp_path):
