@@ -167,10 +167,9 @@ def check(
 
 def placeless(texts: Sequence[str], path: Path) -> list[str]:
     """Return texts for a student without the folders of the machine that graded `path`."""
-    homes = path.parent, path.resolve().parent, ROOT, Path(tempfile.gettempdir()), Path.home()
-    homes += Path(sys.prefix), Path(sys.base_prefix), Path(sysconfig.get_path("stdlib")).parent
-    if path.is_dir():
-        homes += path, path.resolve()
+    homes = [path.parent, path.resolve().parent, ROOT, Path(tempfile.gettempdir()), Path.home()]
+    homes += [Path(sys.prefix), Path(sys.base_prefix), Path(sysconfig.get_path("stdlib")).parent]
+    homes += [path, path.resolve()] if path.is_dir() else []
     names = sorted({f"{home}{os.sep}" for home in homes if home.is_absolute()}, key=len)
     for name in reversed(names):
         texts = [text.replace(name, "") for text in texts]
