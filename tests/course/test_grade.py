@@ -465,6 +465,7 @@ def test_the_points_of_a_submission_do_not_hang_on_the_seed(name, tmp_path):
     assert (first.points == first.max_points) == (first.verdict == "passed") == (name == "right")
 
 
+@pytest.mark.slow
 def test_a_report_shows_no_folder_of_the_machine_that_graded(tmp_path):
     line = "open('/nowhere/of/the/student')"
     for at, text in enumerate((
