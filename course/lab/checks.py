@@ -2,19 +2,24 @@
 
 import functools
 import hashlib
+import os
 import random
 import re
 import secrets
+import sys
+import sysconfig
 import tempfile
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.util import decode_source
 from pathlib import Path
 from typing import Any
 
 from course.lab import cpp, explain, gaps
 from course.lab.grading import calls
+from course.lab.grading.calls import LIMITS
+from course.lab.labs import ROOT
 from harness.isolation.roster import BadStage, StageInfo, describe_files, read_declared
 from harness.isolation.scratch import scratch
 from harness.problems.problem import Problem
@@ -43,7 +48,7 @@ class Check:
     """A problem, its tensors in a layout, and where to look if this is the first to fail.
 
     calls: how often a submission is called at least and at most, each time with other inputs.
-    visits: at most this share of what its kernels read without a mask may be read under it.
+    work: what its kernels may do at most (LIMITS).
     """
 
     name: str
@@ -51,7 +56,7 @@ class Check:
     layout: str
     look: str
     calls: tuple[int, int] = CALLS
-    visits: float = 1.0
+    work: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,8 +109,8 @@ def checks(stage: int, seed: int) -> Iterator[Check]:
             row["precision"] = "ieee" if row["dtype"] == "float32" else row["dtype"]
             problem = Problem.from_json({**BASE.to_json(), **row})
             calls = tuple(row.get("calls", CALLS))
-            visits = row.get("visits", 1.0)
-            yield Check(row["name"], problem, row["layout"], row["look"], calls, visits)
+            work = {name: row[name] for name in LIMITS if name in row}
+            yield Check(row["name"], problem, row["layout"], row["look"], calls, work)
 
 
 def seeds(each: Check) -> list[int]:
@@ -190,18 +195,60 @@ def checked(
     ]
     if missing:
         return Result(number, "not-written", (), gaps.NOT_WRITTEN, missing)
+    found = attempted(path, number, seed, tell, limits, numpy, home, only)
+    lines = [*found.case]
+    if found.verdict not in ("passed", "cheated"):
+        lines += [
+            f"no code in the gap {name}, line {line} of {file.name}: does another line do its work?"
+            for file, text in zip(files, texts, strict=True)
+            for name, line in gaps.unwritten(text)
+        ]
+    diagnosis, *lines = placeless([found.diagnosis, *lines], path, home)
+    return replace(found, diagnosis=diagnosis, case=lines)
+
+
+def placeless(texts: Sequence[str], path: Path, home: Path) -> list[str]:
+    """Return texts for a student without the folders of the machine that graded them.
+
+    path  the copy that was graded
+    home  what it was copied from
+    """
+    homes = [
+        path.parent,
+        path.resolve().parent,
+        home.parent,
+        ROOT,
+        Path(tempfile.gettempdir()),
+        Path.home(),
+    ]
+    homes += [Path(sys.prefix), Path(sys.base_prefix), Path(sysconfig.get_path("stdlib")).parent]
+    homes += [path, path.resolve(), home] if path.is_dir() else []
+    names = sorted({f"{home}{os.sep}" for home in homes if home.is_absolute()}, key=len)
+    for name in reversed(names):
+        texts = [text.replace(name, "") for text in texts]
+    return list(texts)
+
+
+def attempted(
+    path: Path, number: int, seed: int | None, tell: Callable[[Mark], None], limits: calls.Limits,
+    numpy: bool | None, home: Path, only: Collection[str] | None,
+) -> Result:  # fmt: skip
+    """Load a submission and return the result of its checks; as `checked`."""
     with tempfile.TemporaryDirectory(dir=scratch()) as name:
         folder = Path(name)
         try:
             file = cpp.build(path, folder, home) if path.is_dir() else path
             watch = functools.partial(calls.loading, rules(number, True, home))
             [info] = describe_files([file], LOAD, limits.memory, watch)
+            failed = info.failed
         except (BadStage, cpp.NotBuilt) as error:
-            found = calls.fault("crashed", str(error))
-            return Result(number, found.status, (), found.reason)
-        if info.failed:
-            found = calls.fault(*info.failed)
-            return Result(number, found.status, (), found.reason)
+            failed = "crashed", str(error)
+        if failed:
+            found = calls.fault(*failed)
+            known = explain.from_words(TABLE["reasons"], found.reason)
+            known = "" if found.status == "cheated" else known
+            case = [found.reason] if known else []
+            return Result(number, found.status, (), known or found.reason, case)
         asked = list(checks(number, secrets.randbits(40) if seed is None else seed))
         asked = [each for each in asked if only is None or each.name in only]
         return judged(info, number, asked, folder, tell, limits, numpy, home)
@@ -212,7 +259,7 @@ def bytes_of(file: Path) -> bytes:
     try:
         return cpp.read(file)
     except OSError as error:
-        raise BadStage(f"{file}: {error.strerror}") from None
+        raise BadStage(f"{file.name}: {error.strerror}") from None
 
 
 def text_of(file: Path) -> str:
@@ -284,6 +331,8 @@ def judged(
         surely = explain.python_max(info.path, of=" tl.max(")  # of tiles, not of two numbers
         known = surely or said.diagnosis or explain.python_max(info.path)
     case, look = list(said.case), f"look at: {failed.check.look}"
+    if not known and failed.status not in ("wrong", "skipped"):
+        known = case.pop()  # it has stopped: its own message, and line, say more than the check
     if not known and case[-1].startswith(explain.FIRST_TILE):
         look = case.pop()  # nearer than what the check says
     known = known or f"no known mistake gives just this; {look}"
@@ -297,7 +346,7 @@ def one(info: StageInfo, each: Check, may: dict[str, Any], limits: calls.Limits)
 
     A file's own excuses (the exact_up_to of its STAGE) are ignored.
     """
-    may = may | {"visits": each.visits}
+    may = may | {"work": dict(each.work)}
     found = calls.ask(info.path, each.problem, each.layout, may, seeds(each), limits)
     if found.seed is not None:
         each = replace(each, problem=replace(each.problem, seed=found.seed))

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 from course.lab.gaps import UNPARSED
+from course.lab.grading.calls import REFUSED
 from harness.isolation.call import bind, blame, write_outputs
 from harness.isolation.child import ChildFailed, say
 from harness.isolation.measured_call import prepare_for
@@ -66,8 +67,11 @@ class Ready:
 def from_words(reasons: Sequence[tuple[str, str]], reason: str) -> str:
     """Return the cause of a failure by its `reason` alone, from pairs of pattern and cause; or ''.
 
-    The line of the student's code that a reason may begin with is ignored.
+    The line of the student's code that a reason may begin with is ignored. What guard.py refuses
+    explains itself.
     """
+    if REFUSED in reason:
+        return ""
     words = re.sub(r"^\S+:\d+: `.*?`: ", "", reason)
     return next((text for pattern, text in reasons if re.search(pattern, words)), "")
 
@@ -130,8 +134,9 @@ def answer(
     problem = Problem.from_json(order)
     try:
         guard, given = Guard(connection, own, rules), make_given(problem)
-        with guard.watching():
+        with guard.watching(loading=True):
             module = stages.load(path, alone=True)
+        with guard.watching():
             call = prepare_for(problem, module, bind(module.attend, problem), given.tensors)
             with watching() as states:
                 outputs = call()
@@ -343,7 +348,11 @@ def first_tile(problem: Problem, layout: str, states: Any, backward: bool) -> li
                     f"{FIRST_TILE}: {of} {start} to {start + size - 1}, after which "
                     f"{name} of row {which[inside][at[0]]} is {number(mine[at])}, expected "
                     f"{number(expected[at])}"
-                    + (mistakes.likely(name, start, mine[at]) if "m_i" in right else "")
+                    + (
+                        mistakes.likely(name, start, mine[at], "base_2" in states)
+                        if "m_i" in right
+                        else ""
+                    )
                 ]
     return []
 

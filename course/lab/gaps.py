@@ -22,6 +22,7 @@ UNTOLD = "the formulas: yours to write"  # in their place in a stub's docstring
 FORMULA = re.compile(r"\s+([A-Za-z_]+)(?:\[\w+\])? \+?= ")
 UNPARSED = (SyntaxError, ValueError, RecursionError, MemoryError)  # of text that is no Python
 COMMENT = re.compile(r"\s*(#(?!error)|//|$)")
+STUBS_OWN = re.compile(rf"\s*(?:raise NotImplementedError\(.|#error ){NOT_WRITTEN}: (\w+)")
 PLACEHOLDER = re.compile(r"\s*(pass|\.\.\.|raise NotImplementedError.*|#error.*)\s*$")
 # of a statement that is nearly given away: words that stay, and a name that doesn't
 KEPT = "for|in|if|is|not|and|or|return|new|None|True|False|const|raise"
@@ -126,8 +127,12 @@ def stub(text: str, size: str) -> str:
 
 
 def missing(text: str) -> Iterator[tuple[str, int]]:
-    """Yield a student's unwritten gaps, or all of `attend`: each name, and line from 1."""
-    found = list(unwritten(text))
+    """Yield the gaps that a file can't run without, or all of `attend`: each name, and line from 1.
+
+    What the stub raises still stands in such a gap. One that is empty may be done in another line.
+    """
+    lines = enumerate(text.splitlines(), start=1)
+    found = [(mark[1], at) for at, line in lines if (mark := STUBS_OWN.match(line))]
     with contextlib.suppress(*UNPARSED):  # C++, and what Python itself will refuse
         body = ast.parse(text).body
         attends = [x for x in body if isinstance(x, ast.FunctionDef) and x.name == "attend"]

@@ -4,6 +4,7 @@ All in float64, however the code that made the mistake is written. A prediction 
 value is unknown; infinity stands for any number that isn't finite.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -148,6 +149,70 @@ SLIPS: dict[str, Formulas] = {
     },
 }
 
+BLOCKS = tuple(itertools.product((32, 64, 128, 16), (64, 32)))  # rows and keys of stage 6's tiles
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Stage 6's bounds, before they are cut off at 0 and the last valid key, and its mask.
+
+    full, end: from a block's first row, its last row + 1 and Nk - Nq. whole: whether full is
+    rounded down to whole tiles. shift: the mask's, from Nk - Nq.
+    """
+
+    full: Callable[[int, int, int], int] = lambda first, last, shift: first + shift + 1
+    end: Callable[[int, int, int], int] = lambda first, last, shift: last + shift
+    whole: bool = True
+    shift: Callable[[int], int] = lambda shift: shift
+
+
+def unshifted_full(first: int, last: int, shift: int) -> int:
+    """Return `full` as where Nq and Nk are equal."""
+    return first + 1
+
+
+def unshifted_end(first: int, last: int, shift: int) -> int:
+    """Return `end` as where Nq and Nk are equal."""
+    return last
+
+
+BOUNDS = {
+    "causal mask without Nk - Nq: the last query must see the last key": Bounds(
+        shift=lambda shift: 0
+    ),
+    "mask off by one: a row sees one key too many (< for <=, or a 1 too many)": Bounds(
+        shift=lambda shift: shift + 1
+    ),
+    "mask off by one: a row misses the last key that it may see": Bounds(
+        shift=lambda shift: shift - 1
+    ),
+    "end without Nk - Nq: a block's last row sees keys up to its own index + Nk - Nq": Bounds(
+        end=unshifted_end
+    ),
+    "end is one too few: the block's last row sees the key at its index + Nk - Nq, too": Bounds(
+        end=lambda first, last, shift: last + shift - 1
+    ),
+    "end is what the block's first row sees: its last one sees the most": Bounds(
+        end=lambda first, last, shift: first + shift + 1
+    ),
+    "full without Nk - Nq: a block's first row sees keys up to its own index + Nk - Nq": Bounds(
+        full=unshifted_full
+    ),
+    "full is one too many: the block's first row doesn't see that key": Bounds(
+        full=lambda first, last, shift: first + shift + 2
+    ),
+    "full is what the block's last row sees: its first one sees the fewest": Bounds(
+        full=lambda first, last, shift: last + shift
+    ),
+    "full and end without Nk - Nq: a row sees keys up to its own index + Nk - Nq": Bounds(
+        unshifted_full, unshifted_end
+    ),
+    "full, end and mask without Nk - Nq: the last query must see the last key": Bounds(
+        unshifted_full, unshifted_end, shift=lambda shift: 0
+    ),
+    "full is not in whole tiles: its last tile is seen twice, once unmasked": Bounds(whole=False),
+}
+
 
 def online(s: Tensor, v: Tensor, tile: int, wrong: Formulas) -> Tensor:
     """Compute the online softmax by tiles, with the formulas `wrong` in place of the right ones."""
@@ -281,11 +346,42 @@ def masked(problem: Problem, a: Asked) -> Iterator[tuple[str, Tensor]]:
         seen = ~hidden(problem, shift, longer)
         blind = ~seen.any(-1, keepdim=True)  # a row that sees nothing may give anything
         yield says, softmax(s.masked_fill(~seen, -math.inf), v).masked_fill(blind, math.nan)
+    yield from bounded(problem, s, v)
     blind = ~a.hidden.any(-1, keepdim=True)
     yield (
         "the mask is inverted: `hidden` is True where a row may not see a key",
         softmax(s.masked_fill(~a.hidden, -math.inf), v).masked_fill(blind, math.nan),
     )
+
+
+def bounded(problem: Problem, s: Tensor, v: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the mistakes of stage 6, whose loops go to bounds. s: the scores without any mask.
+
+    All rows of a block see the keys below `full`, unmasked; from there to `end` the mask holds.
+    """
+    shift = problem.nk - problem.nq
+    seen = ~hidden(problem)
+    blind = ~seen.any(-1, keepdim=True)  # a row that sees nothing may give anything
+    lengths = problem.seqlens_k or (problem.nk,) * problem.b
+    offs_n = torch.arange(problem.nk)
+    for (says, of), (m, n) in itertools.product(BOUNDS.items(), BLOCKS):
+        mask, times = ~hidden(problem, of.shift(shift)), torch.zeros_like(s)
+        for (entry, valid), first in itertools.product(enumerate(lengths), range(0, problem.nq, m)):
+            last = min(first + m, problem.nq)
+            full, end = (
+                min(max(bound(first, last, shift), 0), valid) if problem.causal else valid
+                for bound in (of.full, of.end)
+            )
+            full = full // n * n if of.whole else full
+            till = full + max(0, -(-(end - full) // n) * n)  # tiles are whole
+            rows = (entry, slice(None), slice(first, last))
+            times[rows] += (offs_n < -(-full // n) * n).double()
+            times[rows] += (mask[rows] & (offs_n >= full) & (offs_n < till)).double()
+        if not torch.equal(times, seen.double()):
+            yield (
+                f"{says} (tiles of {n} keys)",
+                softmax(s + times.log(), v).masked_fill(blind, math.nan),
+            )
 
 
 def strides(a: Asked) -> Iterator[tuple[str, Tensor]]:
@@ -349,11 +445,14 @@ def graphs(a: Asked) -> Iterator[tuple[str, Prediction]]:
         yield says, dict(zip(("dq", "dk", "dv"), made, strict=True))
 
 
-def likely(name: str, start: int, got: float) -> str:
+def likely(name: str, start: int, got: float, bounds: bool) -> str:
     """Say where to look, if `name` is the first state of the online softmax that is wrong.
 
-    `start`: the first key of the tile after which it is. Each state needs those before it.
+    `start`: the first key of the tile after which it is. Each state needs those before it. bounds:
+    of stage 6, where the mask and the bounds of the loops are the student's.
     """
+    if bounds:
+        return ": has each tile its mask, and one visit? look at the mask and the bounds"
     if name == "m_i" and start == 0:
         return ": look at s, its scale and its mask"
     if name == "m_i":

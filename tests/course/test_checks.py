@@ -12,7 +12,27 @@ from test_lab_diagnoses import MISTAKES
 from course.lab import checks, cpp, labs
 from course.lab.grading import calls, grade
 
+FIRST_PASS = """    for start_n in range(0, Nk, BLOCK_N):
+        seen = (start_n + offs_n < Nk)[:, None] & (offs_d[None, :] < d)
+        k = tl.load(k_ptrs + start_n * stride_kn, mask=seen, other=0.0)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        s = tl.where((start_n + offs_n < Nk)[None, :], s, float("-inf"))
+        m_i = tl.maximum(m_i, tl.max(s, 1))
+"""
+LAUNCH = "    config = launch_config(d, q.dtype, precision)\n"
+FULL = "tl.maximum(start_m + shift + 1, 0)"
+END = "tl.minimum(start_m + BLOCK_M, Nq) + shift"
 WRONG = [
+    (5, "one pass, tile by tile", "    # exercise tiles", f"{FIRST_PASS}    # exercise tiles"),
+    (
+        5,
+        "one pass, tile by tile",
+        LAUNCH,
+        f'{LAUNCH}    config["BLOCK_N"] = triton.next_power_of_2(Nk)\n',
+    ),
+    (6, "tiles that need no mask", "full // BLOCK_N * BLOCK_N", "0"),
+    (6, "causal, more queries", FULL, FULL.replace(" + shift", "")),
+    (6, "causal, fewer queries", END, f"{END} - 1"),
     (0, "scores of 1000", "m_i = max(x.data for x in s)", "m_i = s[0].data"),
     (
         5,

@@ -34,8 +34,8 @@ SAID = {
     "cached_on_disk": "writes to a file",
     "complex_numbers": "torch's bmm",
     "computed_late": "torch's",
-    "exit_0": "ends its process",
-    "exit_at_import": "ends its process",
+    "exit_0": "has ended without an answer",
+    "exit_at_import": "sys.exit",
     "falls_back": "",
     "fixed_point": "torch's sum",
     "forged_descriptor": "speaks for the harness",
@@ -63,8 +63,8 @@ SAID = {
     "sdpa_called": "attention itself",
     "sdpa_in_stage_3": "attention itself",
     "sdpa_in_torchscript": "attention itself",
-    "side_stream": "to a thread",
-    "side_thread": "to a thread",
+    "side_stream": "starts a thread",
+    "side_thread": "starts a thread",
     "solution_as_data": "loads s01",
     "stage_3_called": "loads s03",
     "stage_5_called": "loads s05",
@@ -74,7 +74,52 @@ SAID = {
     "torch_multiplies": "more than to scale",
     "twin_by_importlib": "loads numpy_online",
 }
+# of these, what is ended before it can gain anything: an error like a leftover
+ENDED = {
+    "cached_on_disk", "exit_0", "exit_at_import", "fresh_namespace", "loads_another",
+    "numpy_in_stage_1", "other_library", "patched_oracle", "reads_frames", "removes_files",
+    "rewrites_itself", "side_stream", "side_thread", "solution_as_data", "stage_5_called",
+    "twin_by_importlib",
+}  # fmt: skip
 QUICK = ("cached_by_pointer", "sdpa_called")  # in everyday's lane
+# what an honest student leaves in a file, at its end or within attend -> a word of the error's
+# message, or '' where it does no harm
+LEFT = {
+    'raise SystemExit("my kernel needs a GPU")': "needs a GPU",
+    "import sys; sys.exit(1)": "ends its process",
+    "import os; os._exit(0)": "has ended without an answer",
+    "import os; os._exit(86)": "has ended without an answer",
+    "import unittest; unittest.main(exit=False)": "",
+    "import unittest; unittest.main()": "ends its process",
+    "import argparse; x = argparse.ArgumentParser(); x.add_argument('--n'); x.parse_args()": "",
+    "import cProfile; cProfile.run('1 + 1')": "",
+    "import __main__": "",
+    "breakpoint()": "debugger",
+    "import sys; sys.settrace(None)": "debugger",
+    "n = input()": "waits for input",
+    "import doctest, timeit; doctest.testmod(); timeit.timeit('1 + 1', number=3)": "",
+    "import traceback; traceback.print_stack()": "",
+    "import logging, warnings; logging.warning('x'); warnings.warn('y')": "",
+    "import logging; logging.basicConfig(filename='run.log')": "writes to a file (run.log)",
+    "import numpy as np": "imports numpy",
+    "import pytest": "imports pytest",
+    "from harness.problems.inputs import make_inputs": "imports harness",
+    "import time, atexit; atexit.register(print); time.sleep(0.01)": "",
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)": "",
+    "import threading; threading.Thread(target=print).start()": "starts a thread",
+    "import subprocess; subprocess.run(['nvidia-smi'])": "starts or ends processes",
+    "import multiprocessing; multiprocessing.Pool(2)": "daemonic",
+    "import urllib.request; urllib.request.urlopen('http://localhost:1')": "connects",
+    "print('x' * 2_000_000, open(__file__).read())": "",
+    "import os; os.environ['X'] = '1'; os.chdir('/')": "",
+    "open(__import__('os').devnull, 'w').write('x')": "",
+    "torch.set_default_dtype(torch.float64); torch.manual_seed(0)": "",
+    "import builtins, sys; builtins.print = len; sys.excepthook = print": "",
+    "torch.cuda.nothing_such": "no such name",
+    "[1][2]": "past the end",
+    "raise KeyboardInterrupt": "KeyboardInterrupt",
+    "if __name__ == '__main__': raise SystemExit": "",
+}
 
 RAW = (ROOT / "tests" / "variants" / "raw_python.py").read_text(encoding="utf-8")
 
@@ -111,12 +156,28 @@ def test_a_cheat_gets_nothing_for_what_it_gains(path, monkeypatch):
     number, shown = of_stage(path), SHOWN.get(path.stem, "a few keys")
     of_some(monkeypatch, shown)
     row, result = grade.grade(path, number, 5, False, calls.Limits())
-    assert row.verdict in ("cheated", "failed") and "ok" not in row.checks.values(), result
+    assert "ok" not in row.checks.values(), result
     if path.stem in SAID:
-        assert row.verdict == "cheated" and SAID[path.stem] in row.diagnosis, row.diagnosis
+        assert SAID[path.stem] in row.diagnosis, row.diagnosis
+        assert row.verdict == ("crashed" if path.stem in ENDED else "cheated")
+    else:
+        assert row.verdict == "failed" or path.stem not in ENDED
     assert row.worth({shown: 3.0}).points == 0
     reason = row.diagnosis.removeprefix("not allowed: ")
     assert row.verdict == "failed" or reports.report(row, result, {shown: 3.0}).count(reason) == 1
+
+
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize(
+    "line", [x if at < 2 else pytest.param(x, marks=pytest.mark.slow) for at, x in enumerate(LEFT)]
+)
+def test_what_an_honest_student_leaves_in_a_file_is_no_cheat(line, within, tmp_path, monkeypatch):
+    of_some(monkeypatch, "a few keys")
+    text = edited(BODY, f"    {line}\n{BODY}") if within else f"{RAW}\n{line}\n"
+    path = write(tmp_path, mine=text) / "mine.py"
+    row, result = grade.grade(path, 1, 5, False, calls.Limits())
+    assert row.verdict == ("crashed" if LEFT[line] else "passed"), result
+    assert LEFT[line] in " ".join((row.diagnosis, *result.case)), result
 
 
 def test_a_cheat_in_one_check_loses_the_points_of_all():
@@ -340,6 +401,89 @@ def test_an_empty_stub_is_not_written_and_no_traceback(tmp_path, size):
         assert (row.verdict, row.diagnosis) == ("not-written", gaps.NOT_WRITTEN)
         text = reports.report(row, result, {"a few keys": 1.0})
         assert "not written yet" in text and "Traceback" not in text
+
+
+S5, S1 = (labs.source(stage).read_text(encoding="utf-8") for stage in (5, 1))
+PAST = "        acc = acc * alpha[:, None]\n"
+ACC = "        acc += tl.dot("
+TAIL = '        s = tl.where(in_range[None, :], s, float("-inf"))\n'
+SCALED = "input_precision=PRECISION) * scale  # (BLOCK_M, BLOCK_N)\n"
+RAISES = '        raise NotImplementedError("not written yet: past")\n'
+STEPS = [line for line in S1.splitlines() if line.lstrip().startswith("# step")]
+LINES = [line for line in S1.splitlines() if line not in STEPS[1:]]
+LAST = next(at for at, line in enumerate(LINES) if "# end of" in line)
+ELSEWHERE = {  # work of a gap that stands in another one
+    "one line for two": (S5.replace(PAST, "").replace(ACC, f"{PAST[:-1]} + tl.dot("), "passed"),
+    "a comment": (
+        S5.replace(PAST, "        # below\n").replace(ACC, f"{PAST[:-1]} + tl.dot("), "passed",
+    ),
+    "tail within s": (
+        S5.replace(TAIL, "").replace(SCALED, f"{SCALED}{TAIL}"), "passed",
+    ),
+    "all in the first": ("\n".join((*LINES[:LAST], *STEPS[1:], *LINES[LAST:])), "passed"),
+    "nowhere": (S5.replace(PAST, ""), "failed"),
+    "pass": (S5.replace(PAST, "        pass\n"), "failed"),
+    "raises": (S5.replace(PAST, RAISES), "not-written"),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_an_empty_gap_is_no_mistake_where_another_line_does_its_work(name, tmp_path, monkeypatch):
+    of_some(monkeypatch, "a few keys", "many keys")
+    text, verdict = ELSEWHERE[name]
+    assert text not in (S5, S1)
+    path = write(tmp_path, mine=text) / "mine.py"
+    stage = of_stage(path)
+    row, result = grade.grade(path, stage, 1, False, calls.Limits())
+    assert row.verdict == verdict, result
+    told = [line for line in result.case if "no code in the gap past" in line]
+    assert len(told) == (verdict == "failed")
+
+
+TWELVE = {  # of stage 1, then of stage 5
+    "right": RAW,
+    "without scale": KINDS["failed"],
+    "scaled by the keys": edited("len(x) ** -0.5", "len(k_head) ** -0.5"),
+    "last key left out": edited("for y in k_head]", "for y in k_head[:-1]]"),
+    "cheat": KINDS["cheated"],
+    "leftover": f"{RAW}\nraise SystemExit(3)\n",
+    "half written": KINDS["not_written"],
+    "crashes": KINDS["crashed"],
+    "no rescale": S5.replace(PAST, ""),
+    "l set": S5.replace("l_i = l_i * alpha +", "l_i ="),
+    "one tile": S5.replace("BLOCK_N = 64 ", "BLOCK_N = 1024 "),
+    "no max": S5.replace("m_new = tl.maximum(m_i, tl.max(s, 1))", "m_new = m_i * 0"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", TWELVE)
+def test_the_points_of_a_submission_do_not_hang_on_the_seed(name, tmp_path):
+    path = write(tmp_path, mine=TWELVE[name]) / "mine.py"
+    stage = of_stage(path)
+    worth = grade.read_points(stage, None)[0]
+    first, second = (
+        grade.grade(path, stage, seed, False, calls.Limits())[0].worth(worth) for seed in (1, 2)
+    )
+    assert (first.checks, first.verdict) == (second.checks, second.verdict)
+    assert (first.points == first.max_points) == (first.verdict == "passed") == (name == "right")
+
+
+@pytest.mark.slow
+def test_a_report_shows_no_folder_of_the_machine_that_graded(tmp_path):
+    line = "open('/nowhere/of/the/student')"
+    for at, text in enumerate((
+        edited(BODY, f"    print(__file__, torch.__file__); raise OSError(__file__)\n{BODY}"),
+        f"{RAW}\nraise OSError(__file__)\n",
+        f"{RAW}\n{line}\n",
+    )):  # fmt: skip
+        path = write(tmp_path / str(at), mine=text) / "mine.py"
+        row, result = grade.grade(path, 1, 1, False, calls.Limits())
+        shown = "\n".join((row.diagnosis, *result.case))
+        assert row.verdict == "crashed" and "mine.py" in shown
+        assert str(tmp_path) not in shown and str(ROOT) not in shown, shown
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,22 @@ MISTAKES = {
                      "gradients", "P is made of scores that are not scaled"),
     "merged l not rescaled": (8, (("l_i = l_i * alpha + tl.sum(w_s", "l_i = l_i + tl.sum(w_s"),),
                               "more parts than are merged at once", "no rescale: l "),
+    "mask without the shift": (6, (("<= rows[:, None] + shift", "<= rows[:, None]"),),
+                               "causal, fewer queries", "causal mask without Nk - Nq"),
+    "full without the shift": (6, (("tl.maximum(start_m + shift + 1", "tl.maximum(start_m + 1"),),
+                               "causal, more queries", "full without Nk - Nq"),
+    "end without the shift": (6, (("start_m + BLOCK_M, Nq) + shift", "start_m + BLOCK_M, Nq)"),),
+                              "causal, fewer queries", "end without Nk - Nq"),
+    "end one too few": (6, (("BLOCK_M, Nq) + shift, 0", "BLOCK_M, Nq) + shift - 1, 0"),),
+                        "causal, fewer queries", "end is one too few"),
+    "full of the last row": (6, (("(start_m + shift + 1, 0", "(start_m + shift + BLOCK_M, 0"),),
+                             "causal", "full is what the block's last row sees"),
+    "no tile seen whole": (6, (("full // BLOCK_N * BLOCK_N", "0"),), "tiles that need no mask",
+                           "every tile is masked"),
+    "memory": (1, (("m_i = max(s)", "m_i = max(s); held = [b'1' * (1 << 27) for _ in range(40)]"),),
+               "a few keys", "it takes more memory"),
+    "no such attribute": (5, (("p = tl.exp(", "p = tl.expo("),), "a few keys", "there is no such"),
+    "past the end": (1, (("m_i = max(s)", "m_i = s[99]"),), "a few keys", "an index is past"),
 }  # fmt: skip
 
 
@@ -148,14 +164,19 @@ def judged(stage, edits, name, folder, info=None):
 
     `info`: what it says of itself, where the edits change that.
     """
+    number, asked, info = prepared(stage, edits, name, folder, info)
+    return checks.judged(info, number, [asked], folder, lambda mark: None)
+
+
+def prepared(stage, edits, name, folder, info=None, seed=1):
+    """The stage's number, the check `name` from a seed, and a solution with `edits`."""
     if stage in range(4, 9):
         pytest.importorskip("triton", reason="no wheel of triton")
     path = write(stage, edits, folder)
     number = 5 if stage == "numpy" else stage
-    [asked] = [each for each in checks.checks(number, 1) if each.name == name]
+    [asked] = [each for each in checks.checks(number, seed) if each.name == name]
     asked = replace(asked, calls=(asked.calls[0], asked.calls[0]))
-    info = info or replace(described(stage), path=path)
-    return checks.judged(info, number, [asked], folder, lambda mark: None)
+    return number, asked, info or replace(described(stage), path=path)
 
 
 def write(stage, edits, folder):
@@ -173,8 +194,18 @@ def write(stage, edits, folder):
 def test_a_mistake_is_called_by_its_name(name, tmp_path):
     stage, edits, shows, begins = MISTAKES[name]
     found = judged(stage, edits, shows, tmp_path)
-    assert found.verdict in ("failed", "crashed"), found
+    assert found.verdict in ("failed", "crashed", "out-of-memory"), found
     assert found.diagnosis.startswith(begins), (found.diagnosis, found.case)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_the_check_of_a_mistake_fails_it_whatever_the_seed(name, tmp_path):
+    stage, edits, shows, _ = MISTAKES[name]
+    for seed in range(2, 5):
+        number, asked, info = prepared(stage, edits, shows, tmp_path, seed=seed)
+        rules = checks.rules(number, stage == "numpy")
+        mark = checks.one(info, asked, rules, checks.calls.USUAL)
+        assert not mark.passed, seed
 
 
 def test_the_first_tile_that_differs_is_named(tmp_path):

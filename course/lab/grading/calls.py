@@ -7,7 +7,6 @@ to find. Nothing that the process says counts in its favour.
 
 import contextlib
 import importlib
-import re
 import tempfile
 import time
 import traceback
@@ -28,8 +27,17 @@ from harness.problems.directions import OUTPUTS
 from harness.problems.problem import ITEMSIZE, Problem
 
 EXIT = 86  # of a process that guard.py has ended
-FORBIDDEN = "not allowed: "  # begins the reason of guard.py
-ENDED = re.compile(r"\(exit code 0\)|SystemExit")  # in the reason of one that ended on purpose
+FORBIDDEN = "not allowed: "  # begins the reason of guard.py for a verdict of cheating
+REFUSED = "a submission may not do that; take it out"  # ends its reason of an error
+
+
+# of a check's row in checks.toml: what the submission's own kernels may do at most in one call
+LIMITS = {
+    "reads": "it reads {got:.3g} elements for each of q, k and v, as in more than one pass",
+    "tile": "it loads {got:.0%} of the keys at once, as in one tile",
+    "masked": "it masks {got:.0%} of all scores, as if no tile were seen whole",
+    "visits": "it reads {got:.0%} of what it reads without a mask",
+}
 
 
 @dataclass(frozen=True)
@@ -134,15 +142,11 @@ def question(session: Session, seeds: Sequence[int], outs: Sequence[Path], limit
 
 
 def fault(status: str, reason: str) -> Answer:
-    """Classify a failed process: it cheats if it speaks for the harness, or exits by itself."""
+    """Classify a failed process: it cheats if it speaks for the harness, or guard.py says so."""
     if NO_MESSAGE in reason or "out of turn" in reason:
         return Answer("cheated", f"it speaks for the harness: {reason}")
     if FORBIDDEN in reason:
         return Answer("cheated", reason.partition(FORBIDDEN)[2])
-    if f"(exit code {EXIT})" in reason:
-        return Answer("cheated", "it does what a submission may not do")
-    if ENDED.search(reason):
-        return Answer("cheated", "it ends its process before it has answered, as if all were well")
     return Answer(status, reason)
 
 
@@ -184,7 +188,7 @@ def loading(rules: Mapping[str, Any], connection: Connection, path: str) -> Iter
     """Watch a submission while its STAGE is read, as `describe_files` takes it."""
     from course.lab.grading.guard import Guard
 
-    with Guard(connection, path, rules, event="bad").watching():
+    with Guard(connection, path, rules, event="bad").watching(loading=True):
         yield
 
 
@@ -211,7 +215,7 @@ def answer(
         set_data_limit(rules["memory"])
         tell(connection, Ready())
         hear(connection)
-        with guard.watching():
+        with guard.watching(loading=True):
             module = stages.load(path, alone=True)
         torch.set_num_threads(1)
         tell(connection, Answered(""))
@@ -239,19 +243,20 @@ def answer(
             with whole(), work.counted(works if asked["compared"] else None):
                 outputs = call()
             suspect = work.suspect(dict(zip(OUTPUTS[problem.direction], outputs)))
-            if rules["visits"] < 1.0:
+            did, free = work.measured(problem), replace(problem, causal=False)
+            if "visits" in rules["work"]:
                 read = work.loaded
                 with guard.watching():
-                    bind(module.attend, replace(problem, causal=False))(*given.tensors[:3])
-                if read > rules["visits"] * work.loaded:
-                    raise WrongOutput(f"it reads {read} elements, as without a mask")
+                    bind(module.attend, free)(*given.tensors[:3])
+                did["visits"] = read / max(1, work.loaded)
+            for name, most in rules["work"].items():
+                if did[name] > most:
+                    raise WrongOutput(LIMITS[name].format(got=did[name]))
             with guard.watching():  # nothing may be computed only now
                 write_outputs(outputs, problem, given.tensors, asked["out"])
                 given.check_unwritten()
             work.compare(works)
             tell(connection, Answered(suspect))
-    except SystemExit as error:
-        tell(connection, Cheated(f"it ends its process before it has answered ({error!r})"))
     except BaseException as error:
         blamed = blame(error)
         blamed["reason"] = f"{line_of(error, Path(path))}{blamed['reason']}"

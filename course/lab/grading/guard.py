@@ -1,9 +1,11 @@
 """Watch what a submission does in its own process, and end it where that is forbidden.
 
-It must compute from q, k and v by its own code. If it lets torch or one of our stages do the work,
-looks for the answer elsewhere, puts work off, or replaces a clock or a comparison, it is ended at
-once, with the reason. The guard only finds fault: the judge alone says that an answer is right.
-Code that rewrites this watch in its own process evades it (docs/lecturer.md).
+It must compute from q, k and v by its own code, and is ended at once, with the reason, where it
+does not. It cheats if, asked for an answer, it lets torch or one of our stages do the work or looks
+for the answer elsewhere, or if it replaces a clock or a comparison. What gains nothing, but isn't
+allowed either (a file, a thread, a process, another library; anything before it is asked), is an
+error like any other. The guard only finds fault: the judge alone says that an answer is right. Code
+that rewrites this watch in its own process evades it (docs/lecturer.md).
 """
 
 import _thread
@@ -22,29 +24,33 @@ from typing import Any
 
 import torch
 
-from course.lab.grading.calls import EXIT, FORBIDDEN
+from course.lab.grading.calls import EXIT, FORBIDDEN, REFUSED
 from course.lab.grading.work import Work
 from course.lab.labs import NUMPY, ROOT
 from harness.isolation.roster import STAGES
 
 OURS = ("harness", "attention_ladder", "course", "ladder")  # packages
-FREE = (*sys.stdlib_module_names, "stages", "torch", "triton")  # what any submission may import
+# what any submission may import; __main__: as debuggers and test runners do, under its other name
+FREE = (*sys.stdlib_module_names, "stages", "torch", "triton", "__main__", "__mp_main__")
 LOW = ("ctypes", "_ctypes")
 STDLIB = sysconfig.get_path("stdlib")
 TORCH = Path(torch.__file__).parent  # it replaces functions of its own when it is asked to compile
 
-FRAMES = "looks into the frames of its callers"
+FRAMES = "looks into frames, as a debugger or a profiler does"
 MEMORY = "looks through memory"
+LISTENS = "listens to what its process does"
+FORGES = "forges code"
 PROCESSES = "starts or ends processes"
 FILES = "changes files"
-ELSEWHERE = "keeps something outside its process"
+ELSEWHERE = "connects to something outside its process"
+SEARCHES = (MEMORY, LISTENS, FORGES)  # for the answer; the others gain nothing
 # Python's audit events (sys.addaudithook) -> what a submission does that raises one
 ACTS = {
     "gc.get_objects": MEMORY, "gc.get_referrers": MEMORY, "gc.get_referents": MEMORY,
     "ctypes.dlopen": MEMORY, "ctypes.dlsym": MEMORY, "ctypes.string_at": MEMORY,
     "sys._getframe": FRAMES, "sys._current_frames": FRAMES, "sys.settrace": FRAMES,
-    "sys.setprofile": FRAMES, "sys.addaudithook": "listens to what its process does",
-    "code.__new__": "forges code", "ctypes.cdata": MEMORY,
+    "sys.setprofile": FRAMES, "sys.addaudithook": LISTENS,
+    "code.__new__": FORGES, "ctypes.cdata": MEMORY,
     "os.fork": PROCESSES, "os.forkpty": PROCESSES, "os.exec": PROCESSES, "os.system": PROCESSES,
     "os.posix_spawn": PROCESSES, "os.spawn": PROCESSES, "os.kill": PROCESSES,
     "os.killpg": PROCESSES, "subprocess.Popen": PROCESSES,
@@ -61,6 +67,11 @@ KEPT = (
     "os", "random", "sys", "threading", "time", "timeit", "torch", "torch.cuda",
     "torch.nn.functional", "torch.testing", "torch.utils.benchmark",
     "torch.utils.benchmark.utils.timer",
+)  # fmt: skip
+# but these of them, which nothing here calls
+SPARED = (
+    "print", "input", "breakpoint", "excepthook", "displayhook", "unraisablehook", "breakpointhook",
+    "_",
 )  # fmt: skip
 KEPT_CLASSES = (torch.Tensor, torch.cuda.Event, torch.cuda.Stream, torch.Generator, Connection)
 
@@ -82,11 +93,12 @@ class Guard:
         self, connection: Connection, path: str, rules: Mapping[str, Any], event: str = "cheated"
     ) -> None:
         self.path, self.rules = path, rules
-        self.end = ender(connection, event)
-        self.armed = self.busy = False
+        self.end, self.refused = ender(connection, event), refuser(connection, event)
+        self.armed = self.busy = self.loading = False
         # its file is made by `ladder lab` itself, around the C++ files of a folder
         self.made = rules["home"] is not None and Path(rules["home"]).is_dir()
-        self.work = Work(path, rules, self.end, lambda: self.mine(sys._getframe(3), by_torch))
+        self.work = Work(path, rules, self.gains, lambda: self.mine(sys._getframe(3), by_torch))
+        sys.argv = [path]  # not those of `ladder`, which its own argparse would read
         around = {x for own in self.folders() for x in (own, *own.parents)}
         self.homes = [Path(x) for x in sys.path if x and Path(x) not in around]
         self.homes += [ROOT / name for name in ("stages", *OURS)]
@@ -105,6 +117,17 @@ class Guard:
     def folders(self) -> list[Path]:
         """Its folder, and the one that it was copied from."""
         return [Path(self.path).parent, Path(self.rules["home"] or self.path).parent]
+
+    def refuse(self, reason: str) -> None:
+        """End it with an error in its own line."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename != self.path:
+            frame = frame.f_back
+        self.refused(f"line {frame.f_lineno}: {reason}" if frame else reason)
+
+    def gains(self, reason: str) -> None:
+        """End it where another's work would be its answer; loaded, it is asked for none yet."""
+        (self.refuse if self.loading else self.end)(reason)
 
     def mine(self, frame: FrameType | None, passes: Callable[[str], bool]) -> bool:
         """Whether the submission's code called `frame`, directly or through files that `passes`."""
@@ -134,7 +157,7 @@ class Guard:
             if self.mine(frame, passes):
                 self.opens(name, event == "open" and bool(args[2] & WRITES))
         elif self.mine(frame, passes):
-            self.end(f"it {ACTS[event]} ({event})")
+            (self.end if ACTS[event] in SEARCHES else self.refuse)(f"it {ACTS[event]} ({event})")
         self.busy = False
 
     def loads(self, name: str, frame: FrameType | None) -> None:
@@ -149,26 +172,26 @@ class Guard:
         )
         itself = (at, path.name.partition(".")[0]) == (own.parent, own.stem)
         if solution and not itself and path.name[:3] not in self.rules["stages"]:
-            self.end(f"it loads {path.name}, and is to do that work itself")
+            self.gains(f"it loads {path.name}, and is to do that work itself")
         if name == self.path or (name.startswith("<") and "importlib" not in name):
             return
         its_own = self.mine(frame, standard)  # which it has compiled
         if its_own or (self.mine(frame, lambda _: True) and not {*path.parents} & {*self.homes}):
-            self.end(f"it runs code of another file ({path.name}): a submission is one file")
+            self.gains(f"it runs code of another file ({path.name})")
 
     def opens(self, name: str, writes: bool) -> None:
         """End it where it writes a file, or opens or lists one that may hold the answer."""
-        if writes:
-            self.end(f"it writes to a file ({Path(name).name})")
+        if writes and name != os.devnull:
+            self.refuse(f"it writes to a file ({Path(name).name})")
         path, own = Path(name).resolve(), Path(self.path)
         places = (STAGES, *self.folders())
         if path != own and (path.parts[1:2] == ("proc",) or {path, path.parent} & {*places}):
-            self.end(f"it looks for the answer in {name}")
+            self.end(f"it looks for the answer in {name if '/proc' in name else path.name}")
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self, loading: bool = False) -> Iterator[None]:
         """Watch while the submission's own code runs: its work, and what it may not do."""
-        self.armed = True
+        self.armed, self.loading = True, loading
         try:
             with self.work.watching():
                 yield
@@ -188,7 +211,7 @@ class Guard:
     def unchanged(self) -> None:
         """End it where it has replaced a function of KEPT, or one of the harness."""
         for (owner, name), was in self.functions.items():
-            if (now := vars(owner).get(name)) is was:
+            if (now := vars(owner).get(name)) is was or name in SPARED:
                 continue
             code = getattr(now, "__code__", None)
             if code is None or TORCH not in Path(code.co_filename).parents:
@@ -197,13 +220,24 @@ class Guard:
 
 
 def ender(connection: Connection, event: str) -> Callable[[str], None]:
-    """Return what reports why and exits; made before a submission can replace what it calls."""
+    """Return what reports a reason, as one for a verdict of cheating, and exits."""
+    return exits(connection, f'{{"event": "{event}", "reason": "{FORBIDDEN}%s"}}')
+
+
+def refuser(connection: Connection, event: str) -> Callable[[str], None]:
+    """Return what reports a reason, as an error, and exits."""
+    said = '"event": "bad"' if event == "bad" else '"event": "failed", "status": "crashed"'
+    return exits(connection, f'{{{said}, "reason": "%s: {REFUSED}"}}')
+
+
+def exits(connection: Connection, message: str) -> Callable[[str], None]:
+    """Return what sends `message` with a reason, and exits; it looks up nothing that can change."""
     send, leave = connection.send_bytes, os._exit
 
     def end(reason: str) -> None:
         try:
-            text = "".join(x for x in FORBIDDEN + reason if x.isprintable() and x not in '"\\\\')
-            send(f'{{"event": "{event}", "reason": "{text}"}}'.encode())
+            text = "".join(x for x in reason if x.isprintable() and x not in '"\\\\')
+            send((message % text).encode())
         finally:
             leave(EXIT)
 
@@ -220,7 +254,7 @@ def importer(guard: Guard, real: Callable[..., Any]) -> Callable[..., Any]:
             first = name.partition(".")[0]
             allowed = {first, "*"} & {*FREE, *guard.rules["imports"]}
             if not guard.made and (not allowed or first in (*OURS, *LOW)):
-                guard.end(f"it imports {name}")
+                guard.refuse(f"it imports {name}")
         return got
 
     return take
@@ -231,7 +265,7 @@ def starter(guard: Guard, real: Callable[..., Any]) -> Callable[..., Any]:
 
     def start(*args: Any, **options: Any) -> Any:
         if guard.armed and guard.mine(sys._getframe(1), standard):
-            guard.end("it puts work off to a thread")
+            guard.refuse("it starts a thread")
         return real(*args, **options)
 
     return start

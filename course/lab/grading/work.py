@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from harness.problems.problem import Problem
+
 FUSED = ("scaled_dot_product", "multi_head_attention", "transformer_encoder", "flex_attention")
 PRODUCTS = ("mm", "mv", "dot")  # of matrices and vectors
 WORKS = ("exp", "exp2", "_softmax", "convolution")  # as products, no part of showing a tensor
@@ -46,7 +48,8 @@ class Work:
     ) -> None:  # fmt: skip
         self.path, self.rules, self.end, self.asked = path, rules, end, asked
         self.given = 1 << 20  # numbers that the submission is given, in one call
-        self.operations = self.stores = self.loaded = self.scaled = 0
+        self.operations = self.stores = self.scaled = 0
+        self.loaded = self.widest = self.masked = 0  # elements: in all, at once, by tl.where
         self.seen = Counter[str]()  # operations that the mode has seen since the last `recorded`
         self.made_from: dict[int, set[int]] = {}  # a storage -> those that its numbers come from
         self.stored: list[int] = []  # an address of each store by one of its own kernels
@@ -60,7 +63,8 @@ class Work:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch while the submission's own code runs."""
-        self.operations = self.stores = self.loaded = self.scaled = 0
+        self.operations = self.stores = self.scaled = 0
+        self.loaded = self.widest = self.masked = 0
         for noted in (self.made_from, self.sizes, self.stored):
             noted.clear()
         with self.operator, self.function:
@@ -162,6 +166,15 @@ class Work:
                 return f"no Triton kernel of the submission has computed {name}"
         return ""
 
+    def measured(self, problem: Problem) -> dict[str, float]:
+        """Return what the kernels did in a call for `problem`, in the units of checks.toml."""
+        heads, keys = problem.b * problem.h, problem.nk * problem.d
+        return {
+            "reads": self.loaded / (heads * (problem.nq * problem.d + 2 * keys)),
+            "tile": self.widest / keys,
+            "masked": self.masked / (heads * problem.nq * problem.nk),
+        }
+
     @contextmanager
     def counted(self, works: list[dict[str, int]] | None) -> Iterator[None]:
         """Append to `works` how much is done in the block: calls in Python, operations, stores."""
@@ -248,13 +261,16 @@ def watch_kernels(work: Work) -> None:
     from triton.runtime import interpreter
 
     real, execute = interpreter._interpreter, interpreter.GridExecutor.__call__
+    select = interpreter.InterpreterBuilder.create_select
 
     class Stores:
         def __getattr__(self, name: str) -> Any:
             return getattr(real, name)
 
         def load(self, ptrs: Any, *more: Any) -> Any:
-            work.loaded += ptrs.size if work.own else 0
+            if work.own:
+                work.loaded += ptrs.size
+                work.widest = max(work.widest, ptrs.size)
             return real.load(ptrs, *more)
 
         def store(self, ptrs: Any, value: Any, mask: Any) -> Any:
@@ -270,6 +286,11 @@ def watch_kernels(work: Work) -> None:
             work.stores += 1
             work.stored.extend(int(at) for at in ptrs[mask][:1])
 
+    def where(builder: Any, condition: Any, x: Any, y: Any) -> Any:
+        if work.own and min(condition.data.shape[:2], default=0) > 1 < condition.data.ndim:
+            work.masked += condition.data.size
+        return select(builder, condition, x, y)
+
     def call(executor: Any, *args: Any, **options: Any) -> Any:
         file = executor.fn.__code__.co_filename
         work.own = file == work.path
@@ -279,3 +300,4 @@ def watch_kernels(work: Work) -> None:
         return execute(executor, *args, **options)
 
     interpreter._interpreter, interpreter.GridExecutor.__call__ = Stores(), call
+    interpreter.InterpreterBuilder.create_select = where
