@@ -140,8 +140,8 @@ nb.drawn(
 #
 # ## The merge on paper
 #
-# Two parts of one row leave a maximum $m$ (in base 2), a sum $l$, and an output $acc$ that is not
-# divided by $l$. **Do it on paper first:** what is $o$?
+# Two parts of one row leave a maximum $m$ (of scores in base 2), a sum $l$, and an output $acc$
+# that is not divided by $l$. **Do it on paper first:** what is $o$?
 #
 # | part | $m$ | $l$ | $acc$ |
 # |---|---:|---:|---:|

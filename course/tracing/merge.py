@@ -7,7 +7,7 @@
     o = sum w_s acc_s / sum w_s l_s
 
 It is stage 5's correction, made once at the end instead of at each tile. (Flash-Decoding, Dao et
-al. 2023.) Stage 8 keeps m in base 2, here it is in natural units. The Triton stage's own parts are
+al. 2023.) Stage 8 keeps m of scores that are not scaled. The Triton stage's own parts are
 held to these (tests/stages/test_states.py).
 """
 

@@ -20,7 +20,7 @@ GLOSSARY = """\
   w_s          exp(m_s - m_i): what the part is worth beside the others
   unweighted   the mistake: sum acc_s / sum l_s, as if all had one max
 
-Stage 8 keeps m_s and m_i in base 2: log2(e) times what stands here."""
+Stage 8 keeps m_s and m_i not scaled: sqrt(d) times what stands here."""
 COLOURS = ("blue", "orange", "red")  # of a Look, for the parts in turn; dashed lines part them, too
 
 

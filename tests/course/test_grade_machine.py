@@ -92,7 +92,7 @@ def test_what_a_submission_does_itself_stays_its_own(tmp_path, monkeypatch):
 @compiler
 def test_a_library_is_loaded_also_where_its_folder_does_not_allow_it(tmp_path, monkeypatch):
     [folder] = folders(tmp_path, "a").iterdir()
-    cpp.build(folder, tmp_path)
+    cpp.build(folder, tmp_path, folder)
     load = ctypes.CDLL
 
     def allowed(path, *given, **named):

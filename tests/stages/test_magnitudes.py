@@ -1,22 +1,24 @@
 """Scores as large as their dtype makes them: the output is right, or NaN where a stage says so.
 
 The interpreter multiplies and subtracts one after the other. What a compiler makes of the two is
-read from the machine code in test_cubins.py, and run in tests/gpu.
+read from the machine code in test_cubins.py. Where there is a GPU, these tests run on it.
 """
 
 import math
 from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from masked_problems import in_tiles
 from stage_checks import FAKES, assert_close, device_of, for_each, gradients, normal, rounding
 
-from stages.contract import LARGEST_SCORE, LARGEST_SCORE_TO_TRAIN
+from stages.contract import LARGEST_SCORE, LARGEST_SCORE_TO_TRAIN, why_not_dtype
 
 # stage 3 keeps its scores in the dtype: in float16 they end at 65504
 WIDE = [stage for stage in FAKES if stage.STAGE.exact_up_to is None and stage.STAGE.number != 3]
-LIMITED = (6, 7, 9)  # that name a limit in 16 bits
+LIMITED, TRAINED = (6, 7, 9), (7, 9)  # that name a limit, in 16 bits and for gradients
 # of few bits, so that equal keys have equal scores in whatever order a product is summed
 SIZES = {
     "float16": (1.0, 256.0, 2048.0, 6144.0, 24576.0, 49152.0),
@@ -47,12 +49,21 @@ def largest_score(q, k):
 
 
 @for_each(WIDE)
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("dtype", SIZES)
 def test_scores_of_any_size(stage, dtype):
     """Equal keys weigh the same, and keys far below the others nothing, whatever the scores."""
-    with in_tiles((16, 16), stage) if hasattr(stage, "candidates") else nullcontext():
+    device = device_of(stage)
+    if reason := why_not_dtype(stage.STAGE, dtype, device):
+        pytest.skip(reason)
+    # interpreted, a tile of 16 keys takes less time, and these are several
+    small = hasattr(stage, "candidates") and device == "cpu"
+    with in_tiles((16, 16), stage) if small else nullcontext():
         for x in SIZES[dtype]:
-            check_size(stage, *of_one_size(x, getattr(torch, dtype), device_of(stage)))
+            tensors = of_one_size(x, getattr(torch, dtype), device)
+            check_size(stage, *tensors)
+            if hasattr(stage, "attend_paged"):  # in parts, too
+                attend = partial(stage.forward, causal=False, seqlens_k=None, splits=3)
+                check_size(SimpleNamespace(attend=attend, STAGE=stage.STAGE), *tensors)
 
 
 def check_size(stage, q, k, v):
@@ -69,11 +80,12 @@ def check_size(stage, q, k, v):
     assert_close(o[~refused], want[~refused], bound)
 
 
-@for_each([stage for stage in WIDE if stage.STAGE.gradients and stage.STAGE.number == 7])
-def test_gradients_of_large_scores_are_refused(stage):
+@for_each([stage for stage in WIDE if stage.STAGE.number in TRAINED])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_gradients_of_large_scores_are_refused(stage, dtype):
     for score in (LARGEST_SCORE_TO_TRAIN / 2, 2 * LARGEST_SCORE_TO_TRAIN):
         x = math.sqrt(score * D**-0.5)  # x^2 D D^-0.5 is the score
-        q, k, v = of_one_size(x, torch.float32, device_of(stage))
+        q, k, v = of_one_size(x, getattr(torch, dtype), device_of(stage))
         _, *grads = gradients(stage, q, k, v, torch.ones_like(q))
         refused = score > LARGEST_SCORE_TO_TRAIN
         for grad in grads:

@@ -136,7 +136,7 @@ def test_a_stage_that_did_not_run_is_not_called_interpreted():
         "hopper",
         **sized(64, time_ms=None, mode="interpreted", status="skipped", reason="no GPU"),
     )
-    first, _, third, _ = ended(*ran, left_out)
+    first, _, third = ended(*ran, left_out)
     assert "(interpreted, so not compared: stage 5)" in first and "stage 9 (no GPU)" in third
 
 

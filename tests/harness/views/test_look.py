@@ -1,8 +1,8 @@
 """One colour and one marker for each stage and peer, in every picture and on every ground."""
 
-import matplotlib.figure
 import pytest
 from matplotlib.colors import to_hex
+from saved_figures import remember
 
 from course.report import pages
 from harness.problems import problem
@@ -49,13 +49,8 @@ def drawn(tmp_path_factory):
     """name of the file -> figure, of all that README and docs show from records."""
     found = {}
     folder = tmp_path_factory.mktemp("figures")
-
-    def remember(figure, path, **_):
-        found[path.name] = figure
-        path.write_bytes(b"")
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matplotlib.figure.Figure, "savefig", remember)
+        remember(patch, found, drawn=False)
         written = pages.draw(folder)
     assert {path.name for path in written} == {path.name for path in folder.iterdir()}
     return found
