@@ -148,6 +148,30 @@ def decoding() -> str:
     return "\n\n".join([table.markdown([made], *notes), text.machine(runs[0][0])])
 
 
+def flashinfer() -> str:
+    """The table of stage 8 beside FlashInfer: one query row, from pages.
+
+    In one piece the peer has one page per sequence, which FlashInfer doesn't split: unlike work.
+    """
+    env, cells = read(text.GPU / "flashinfer.jsonl", "bench")
+    fields = ("b", "h", "hk", "nk", "d", "page_size")
+    paged = [cell for cell in cells if cell["page_size"]]
+    at = {(cell["stage"], *(cell[name] for name in fields)): cell for cell in paged}
+    problems = dict.fromkeys(tuple(cell[name] for name in fields) for cell in paged)
+    body = []
+    for problem in problems:
+        ours, theirs = at[8, *problem], at[108, *problem]
+        *sizes, page = problem
+        times = (f"{significant(1e3 * cell['time_ms'])} us" for cell in (ours, theirs))
+        shown = contest_groups.show(ours, "speedup", theirs)
+        body.append([", ".join(map(str, sizes)), str(page), *times, shown])
+    header = "B, H, Hk, N, d | pages of | #8 | FlashInfer | #8 over it"
+    note = "One query row, bf16, from a paged cache, in turns. " + " ".join(
+        cut_off(decode_problems([env]), decode_problems([{"plan": cells}]))
+    )
+    return text.part(header, body, note, env)
+
+
 def decode_problems(envs: Sequence[Record]) -> int:
     """How many rows the plans of decode suites have."""
     return len(contest_groups.shapes([entry for env in envs for entry in env["plan"]]))

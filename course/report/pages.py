@@ -49,7 +49,7 @@ PARTS: dict[str, Callable[[], str]] = {
     **{
         name: partial(hopper.race, name)
         for name in (
-            *("hopper", "hopper-float16", "hopper-graph", "hopper-bwd"),
+            *("hopper", "hopper-float16", "hopper-fa3", "hopper-graph", "hopper-bwd"),
             *("hopper-train", "hopper-train-float16"),
         )
     },
@@ -69,6 +69,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "001-split": contests.train_split,
     "004": contests.source_004,
     "decode": contests.decoding,
+    "flashinfer": contests.flashinfer,
     "decode-masks": contests.masks,
     "decode-parts": contests.parts,
     "curves": partial(contests.curves, "train"),

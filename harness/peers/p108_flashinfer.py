@@ -109,6 +109,9 @@ def attend(
 ) -> torch.Tensor:
     """FlashInfer's paged kernels, with each batch entry's keys as one page.
 
+    FlashInfer splits keys between pages, so here it doesn't split them, and is slow where there are
+    few heads: compare it by `attend_paged`.
+
     q (B, H, Nq, d), k and v (B, Hk, Nk, d) -> (B, H, Nq, d). Raises StageUnavailable where it can't
     be loaded or has no kernel, and ValueError for a causal mask that hides all keys from a row.
     """

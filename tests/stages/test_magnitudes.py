@@ -1,7 +1,7 @@
 """Scores as large as their dtype makes them: the output is right, or NaN where a stage says so.
 
 The interpreter multiplies and subtracts one after the other. What a compiler makes of the two is
-read from the machine code in test_cubins.py. Where there is a GPU, these tests run on it.
+read from the machine code in test_cubins.py, and run in tests/gpu.
 """
 
 import math
