@@ -18,17 +18,11 @@ FASTEST = ("sdpa_cudnn", "flash_attention_3", "flash_attention_4")
 OTHERS = {"triton_flash2": "#6", "triton_training": "#7"} | PEERS
 
 
-def made_of_stage_9() -> dict[str, dict[str, str]]:
-    """The variants that are made of stage 9 today: a record may have others."""
-    known = tomllib.loads((text.ROOT / "tools" / "variants.toml").read_text(encoding="utf-8"))
-    found: dict[str, dict[str, str]] = known["9"]
-    return found
-
-
 def ideas() -> dict[str, tuple[str, str]]:
     """The variants that lack one idea each, in the order of the ideas: the idea, and what was
     expected of it."""
-    lacking = {name: made for name, made in made_of_stage_9().items() if "idea" in made}
+    known = tomllib.loads((text.ROOT / "tools" / "variants.toml").read_text(encoding="utf-8"))
+    lacking = {name: made for name, made in known["9"].items() if "idea" in made}
     return {name: (made["idea"], made["expected"]) for name, made in lacking.items()}
 
 
@@ -62,7 +56,7 @@ def climb(name: str) -> str:
     def share(cell: Record, _: Record) -> str:
         return f"~{100 * cell['tflops'] / most:.0f}%"
 
-    others = {name for _, name in cell_tables.stages_of(cells)} & made_of_stage_9().keys()
+    others = {name for _, name in cell_tables.stages_of(cells)} - {SHIPPED}
     tried = ideas()
     body = [
         row("as shipped, TFLOP/s", "", SHIPPED, lambda cell, _: rate(cell)),
