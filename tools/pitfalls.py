@@ -70,6 +70,7 @@ MASK_S = '        s = tl.where(in_range[None, :], s, float("-inf"))\n'
 SAVED = "ctx.save_for_backward(q, k, v, o, lse, seqlens_k)"
 MAX_IN_BASE_2 = "(q @ k.mT).amax(-1).float() * q.shape[-1] ** -0.5 * LOG2_E"
 
+STEP = "        # step ds_row"  # of stage 7, after the mask
 PITFALLS: dict[str, Pitfall] = {
     "K not transposed": Pitfall(
         "003",
@@ -164,7 +165,7 @@ PITFALLS: dict[str, Pitfall] = {
         "001",
         "The backward pass masks P, not S: a hidden key's exp(S - LSE) is a number like any "
         "other. (In a row that saw none it is inf: stage 7 cuts such rows off beforehand.)",
-        7, (("            ds = tl.where(visible, ds, 0.0)", "            ds = ds"),),
+        7, ((f"            p = tl.where(visible, p, 0.0)\n{STEP}", STEP),),
         replace(BLIND, direction="bwd"),
     ),
 }  # fmt: skip

@@ -17,7 +17,7 @@ Stage = tuple[int, str]  # number and name of a stage or peer
 THREE = YARDSTICK, YARDSTICK_NAME
 
 FORMATS = ("rich", "markdown", "csv", "json")
-CLOSE = 1.05  # a ratio below it is always shown with its quartiles, where there are rounds
+CLOSE = 0.5, 1.05  # between these a ratio is always shown with its quartiles, if it has any
 DIGITS = (3, 4, 5)  # of a ratio with quartiles
 # what records of the same rounds have in common
 SHARED_IN_TURNS = [field for field in PROBLEM if field != "page_size"]
@@ -28,7 +28,7 @@ LEGEND = (
     "N. skipped, crashed, timeout, out-of-memory: no figure. interpreted: Triton without a GPU, "
     "no speed, never compared. ~: ratio of medians from one process per cell. Without ~: paired, "
     "all in one process, in turns: the median of the rounds' ratios, in brackets their quartiles "
-    "(vs #3: below 1.05x), and the times are of these rounds. Errors are against stage 3 in "
+    "(vs #3: from 0.5x to 1.05x), and the times are of these rounds. Errors are against stage 3 in "
     "float64, also stage 3's own."
 )
 
@@ -193,9 +193,9 @@ def show_step(before: Record | None, after: Record, paired: bool = True) -> str:
 
 
 def show_briefly(before: Record | None, after: Record, paired: bool = True) -> str:
-    """As `show_step`, in a table without room: quartiles only below CLOSE, where they matter."""
+    """As `show_step`, in a table without room: quartiles only where CLOSE, when they matter."""
     ratio = times_faster(before, after)
-    close = ratio is not None and ratio < CLOSE and before is not after
+    close = ratio is not None and CLOSE[0] < ratio < CLOSE[1] and before is not after
     return show_ratio(ratio, paired, spread(before, after) if close else None)
 
 

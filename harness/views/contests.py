@@ -23,7 +23,9 @@ Row = tuple[str, str, Sequence[str]]  # label, unit, one text per N
 
 WIDTH = 80
 LONGEST_NAME = 22
-LEGEND = f"In turns: medians; of ratios, too, with quartiles below {CLOSE}x. {MORE}"
+LEGEND = (
+    f"In turns: medians; of ratios, too, with quartiles from {CLOSE[0]}x to {CLOSE[1]}x. {MORE}"
+)
 REPLAYED = "Each call replayed as a CUDA graph. "
 
 
