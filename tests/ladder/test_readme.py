@@ -326,8 +326,23 @@ def lite(tokens):
     return [text.find(cells, stage=stage)["status"] for stage in (4, 5)]
 
 
+def softmax_of_stage_3(n):
+    """Its share of the three kernels' time at N keys, and the bytes per ms that it moves."""
+    _, records = read(text.GPU / "io.jsonl", "io")
+    kernels = [r for r in records if r["stage"] == 3 and r["nk"] == n][1:]  # after q * scale
+    softmax = kernels[1]
+    assert "oftmax" in softmax["kernel"].replace("SoftMax", "Softmax")
+    moved = softmax["dram_read_bytes"] + softmax["dram_write_bytes"]
+    return softmax["time_ms"] / sum(r["time_ms"] for r in kernels), moved / softmax["time_ms"]
+
+
 # page, what it says of a table, whether the records say so
 SAID = [
+    ("benchmarks.md", "Mostly its softmax: more than half of it at N = 1024, and over seven tenths "
+     "at N = 4096",
+     lambda: 0.5 < softmax_of_stage_3(1024)[0] < 0.7 < softmax_of_stage_3(4096)[0]),
+    ("benchmarks.md", "which at N = 4096 reaches about half the bandwidth",
+     lambda: 0.4 < softmax_of_stage_3(4096)[1] / softmax_of_stage_3(1024)[1] < 0.6),
     ("results.md", "From 65 [tokens](glossary.md#token) on, Lite makes the sentence embedding "
      "wrong; Online does not change it",
      lambda: lite(64) == ["ok", "ok"]
