@@ -179,6 +179,7 @@ NOT_RUN = {
     "make test": "these are the tests",
     "python3 -m venv .venv": "installs, as make does",
     "python -m pip install ...": "installs, as make does",
+    "pip install .": "installs, as make does",
     "make test-all": "these are the tests",
     "python -m pytest tests/stages/test_hopper_emulated.py": "these are tests",
     "ladder run --stage mine.py": f"the tour, and one stage more: {TOUR}",
