@@ -91,6 +91,7 @@ class Call(NamedTuple):
     options     of 'causal', 'seqlens_k' and 'gqa', those that the call needs
     gradients   whether torch records the call for a backward pass
     few         whether it has at most FEW query rows, and more keys
+    d           its head dimension
     many        whether it has more batch entries, or heads, than a CUDA grid's axis holds
     transformed whether torch.func or forward_ad is at work
     """
@@ -100,6 +101,7 @@ class Call(NamedTuple):
     options: tuple[str, ...] = ()
     gradients: bool = False
     few: bool = False
+    d: int = 64
     many: bool = False
     transformed: bool = False
 
@@ -136,6 +138,8 @@ def why_passed_over(number: int, call: Call) -> str | None:
         return f"made for few query rows: at most {FEW}, and more keys"
     if call.many and most_on_an_axis(declared):
         return f"takes at most {MAX_GRID} batch entries, and as many heads"
+    if number == 9 and (call.dtype == "float32" or call.d > 128):
+        return "hands float32 and d > 128 on to the kernels of stages 6 and 7"
     if call.transformed and "triton" in declared.needs:
         return "torch.func and forward_ad transform torch's own operations only"
     return None
@@ -166,6 +170,7 @@ def call_of(q: Any, k: Any, v: Any, causal: bool, seqlens_k: Tensor | None) -> C
         options=tuple(name for name, needs in needed if needs),
         gradients=torch.is_grad_enabled() and any(x.requires_grad for x in tensors),
         few=q.shape[2] <= FEW and q.shape[2] < k.shape[2],
+        d=q.shape[3],
         many=max(q.shape[0], q.shape[1]) > MAX_GRID,
         transformed=not torch.compiler.is_compiling() and any(map(transformed, tensors)),
     )
