@@ -183,7 +183,6 @@ NOT_RUN = {
     "make test-all": "these are the tests",
     "python -m pytest tests/stages/test_hopper_emulated.py": "these are tests",
     "ladder run --stage mine.py": f"the tour, and one stage more: {TOUR}",
-    "ladder run --stage mine.py --n 65,128": f"every stage, stage 0 too: {LONG}",
     "ladder run --inputs real --n 128,256,512 --h 12": f"twelve heads interpreted: {LONG}",
     "ladder run --stages 3,4,5 --stage mine.py ...": IN_A_NOTEBOOK,
     "ladder run --direction train": TOUR,

@@ -277,6 +277,7 @@ def expected() -> str:
 
 def result(cell: Record) -> list[str]:
     """Status, error, time and peak of a cell; 'interpreted' for an interpreted time."""
-    time = "interpreted" if cell["mode"] == "interpreted" else show_time(cell["time_ms"])
+    interpreted = cell["mode"] == "interpreted" and cell["time_ms"] is not None
+    time = "interpreted" if interpreted else show_time(cell["time_ms"])
     status, peak = str(cell["status"]), cell_tables.show_peak(cell)
     return [status, cell_tables.show_error(cell["err_f64_max"]), time, peak]

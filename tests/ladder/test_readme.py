@@ -14,7 +14,7 @@ from made_up_bench import cells_of
 import stages
 from attention_ladder.models import views
 from attention_ladder.models.training import curves
-from course.report import contests, front, pages, sources, text
+from course.report import contests, course, front, pages, sources, text
 from harness.records import syntax
 from harness.records.environment import own_files
 from harness.records.jsonl import read
@@ -99,6 +99,15 @@ def test_a_table_in_docs_leaves_the_long_legend_to_measuring():
         path = text.CPU / f"{name}.jsonl"
         assert cell_tables.legend(read(path)[1]) not in text.as_shown(path)
     assert views.LEGEND not in contests.curves("train")
+
+
+@pytest.mark.parametrize("mode", ["native", "interpreted"])
+def test_a_stage_that_was_skipped_has_no_time(mode):
+    none = dict.fromkeys(("time_ms", "time_iqr_ms", "err_f64_max"))
+    skipped = make_cell(9, mode=mode, status="skipped", reason="no GPU", **none)
+    assert course.result(skipped)[:3] == ["skipped", "-", "-"]
+    done = make_cell(5, mode=mode)
+    assert course.result(done)[2] == {"native": "1 ms", "interpreted": "interpreted"}[mode]
 
 
 def test_a_stage_without_a_measured_gain_has_its_row(tmp_path, monkeypatch):

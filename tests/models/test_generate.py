@@ -54,14 +54,16 @@ def test_a_cache_broken_by_hand_is_seen(monkeypatch, number, broken):
 
 
 def test_one_slow_token_and_the_first_two_do_not_count(monkeypatch):
-    came = iter([0, 9, 10, 11, 61, 62])  # the seconds at which tokens arrive
+    # the seconds at which a token is asked for, and arrives
+    times = iter([0, 9, 9, 18, 20, 21, 30, 31, 40, 90, 90, 91])
+    sent = []
 
     class Scripted:
         def ready(self):
             pass
 
         def send(self, message):
-            assert message == {"context": 12, "cached": True}
+            sent.append(message)
 
         def receive(self, kind, seconds, late):
             given.append(seconds)
@@ -69,9 +71,25 @@ def test_one_slow_token_and_the_first_two_do_not_count(monkeypatch):
 
     given, clock = [], iter(range(0, 10_000, 150))
     monkeypatch.setattr(generate.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(generate.time, "perf_counter", lambda: next(came))
+    monkeypatch.setattr(generate.time, "perf_counter", lambda: next(times))
     assert generate.write(Scripted(), 12, 6, True) == ("xxxxxx", 1)
     assert given == [450, 300, 150, 0, 0, 0]  # the limit is one for the whole text
+    assert sent == [{"context": 12, "cached": True}] + 6 * [{}]
+
+
+def test_no_token_is_written_before_it_is_asked_for(model, monkeypatch):
+    """Else a command that is slow to read finds many at once, and takes that for a speed."""
+    asked, events = iter([{"context": 20, "cached": True}, {}, {}, {}]), []
+
+    def hear(connection):
+        events.append("asked")
+        return next(asked)
+
+    monkeypatch.setattr(writing, "hear", hear)
+    monkeypatch.setattr(writing, "say", lambda connection, event, **_: events.append(event))
+    order = {"path": stages.by_number(3).__file__, "device": "cpu", "contexts": [20], "prompt": ""}
+    writing.write_texts(None, order | {"tokens": 3, "load": model[0], "save": None})
+    assert events == ["ready", *3 * ["asked", "wrote"], "asked", "asked", "failed"]
 
 
 # a stage that is wrong where there are fewer queries than keys: with a cache alone

@@ -28,7 +28,7 @@ from harness.problems.problem import YARDSTICK
 def write_texts(connection: Connection, order: dict[str, Any]) -> None:
     """Send 'ready' with the size of the model; then, for each {'context', 'cached'}, the text.
 
-    Each token is a message 'wrote': the parent times them.
+    Each token is a message 'wrote', and an answer asks for the next one: the parent times them.
 
     `order`: the stage's file 'path'; 'device'; 'contexts'; the 'prompt' at the end of each context;
     the number of 'tokens'; the files to 'load' the model from and to 'save' it in, or None.
@@ -57,6 +57,7 @@ def write_texts(connection: Connection, order: dict[str, Any]) -> None:
             ids = torch.tensor([[alphabet.index(c) for c in text]], device=device)
             for token in write(model, module, ids, count, asked["cached"]):
                 say(connection, "wrote", token=alphabet[token])
+                hear(connection)  # written ahead, tokens would take the time of reading messages
     except BaseException as error:
         say(connection, "failed", **blame(error))
 
