@@ -1,8 +1,8 @@
 """A machine that can't grade gives nobody a row: what it spoils is never booked on a student."""
 
 import ctypes
-import shutil
 import re
+import shutil
 import subprocess
 from types import SimpleNamespace
 

@@ -103,6 +103,6 @@ class Machine:
 def remedy(reason: str) -> str:
     """Return what to do where a grader fails for `reason`, as the end of a sentence; or ''."""
     known = next((text for sign, text in REMEDIES if re.search(sign, reason)), "")
-    named = os.environ.get("TMPDIR", "")  # a compiler takes it also where Python does not: full, say
+    named = os.environ.get("TMPDIR", "")  # a compiler takes it also where it is full
     tmp = named if Path(named).is_absolute() and Path(named).is_dir() else tempfile.gettempdir()
     return known and f": {known.format(tmp=tmp)}"
