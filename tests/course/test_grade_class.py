@@ -290,11 +290,14 @@ def test_a_class_is_summed_up():
         row("d", "failed", "no known mistake gives just this; look at: x", one="ok", two="wrong"),
         row("e", "cheated", "not allowed: torch", one="cheated", two="ok"),
         row("f", "not-written", "not written yet"),
+        row("g", "failed", "g.py:8: Python's max of two tiles", one="wrong", two="ok"),
+        row("h", "failed", "h.py:9: Python's max of two tiles", one="wrong", two="ok"),
     ]
     said = reports.of_class([each.worth(points) for each in rows], points)
-    assert "6 submissions: 3 failed, 1 passed, 1 cheated, 1 not-written." in said
-    assert "median 0.5 of 3" in said.replace("1 of 3", "0.5 of 3")
-    assert said.index("| two | 3 |") < said.index("| one | 2 |") and "| no max | 2 |" in said
+    assert "8 submissions: 5 failed, 1 passed, 1 cheated, 1 not-written." in said
+    assert "median 1 of 3" in said
+    assert said.index("| one | 4 |") < said.index("| two | 3 |") and "| no max | 2 |" in said
+    assert "| Python's max of two tiles | 2 |" in said
     assert "no known" not in said and "not allowed" not in said and "1 were not checked" in said
 
 

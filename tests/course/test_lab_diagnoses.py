@@ -51,6 +51,8 @@ MISTAKES = {
                       "d not a power of two"),
     "output dtype": (5, (("dtype=q.dtype, dev", "dtype=torch.float32, dev"),), "float16",
                      "output dtype"),
+    "no output": (3, (("    return o if blind", "    o = o if blind"),), "a few keys",
+                  "no output: attend must"),
     "input written to": (3, (("    s = (q * scale)", "    q *= scale\n    s = q"),), "a few keys",
                          "input written to"),
     "gradient ignoring dO": (0, (("backward(roots, dO.flatten().tolist())",

@@ -4,6 +4,7 @@ A machine that can't grade a stage (a TMPDIR that is full or doesn't let a libra
 compiler that fails, too little memory or time) gives our own solution no points either.
 """
 
+import os
 import re
 import shutil
 import tempfile
@@ -102,4 +103,6 @@ class Machine:
 def remedy(reason: str) -> str:
     """Return what to do where a grader fails for `reason`, as the end of a sentence; or ''."""
     known = next((text for sign, text in REMEDIES if re.search(sign, reason)), "")
-    return known and f": {known.format(tmp=tempfile.gettempdir())}"
+    named = os.environ.get("TMPDIR", "")  # a compiler takes it also where it is full
+    tmp = named if Path(named).is_absolute() and Path(named).is_dir() else tempfile.gettempdir()
+    return known and f": {known.format(tmp=tmp)}"

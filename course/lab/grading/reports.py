@@ -1,6 +1,7 @@
 """Write grades in forms besides the table: a report for each student, JUnit, Gradescope."""
 
 import json
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from harness.records.units import clean
 
 WORDS = {"ok": "passed", "wrong": "wrong", "skipped": "refused by the file's own STAGE"}
 
+PLACE = re.compile(r"\S+:\d+: ")  # may begin a diagnosis
 UNKNOWN = ("no known mistake", "look at", "first tile")  # begin what is no name of a mistake
 
 
@@ -103,7 +105,7 @@ def mistake(row: Row) -> str:
     """The name of the mistake that was recognised in a submission, '' where none was."""
     if row.verdict in ("passed", "cheated") or row.diagnosis.startswith(UNKNOWN):
         return ""
-    return row.diagnosis.partition(":")[0]
+    return PLACE.sub("", row.diagnosis).partition(":")[0]
 
 
 def junit(rows: Sequence[Row], points: Mapping[str, float]) -> str:

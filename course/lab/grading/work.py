@@ -49,7 +49,8 @@ class Work:
         self.path, self.rules, self.end, self.asked = path, rules, end, asked
         self.given = 1 << 20  # numbers that the submission is given, in one call
         self.operations = self.stores = self.scaled = 0
-        self.loaded = self.widest = self.masked = 0  # elements: in all, at once, by tl.where
+        # elements: read, at most at once, with those that a load's mask leaves out, by tl.where
+        self.read = self.widest = self.loaded = self.masked = 0
         self.seen = Counter[str]()  # operations that the mode has seen since the last `recorded`
         self.made_from: dict[int, set[int]] = {}  # a storage -> those that its numbers come from
         self.stored: list[int] = []  # an address of each store by one of its own kernels
@@ -64,7 +65,7 @@ class Work:
     def watching(self) -> Iterator[None]:
         """Watch while the submission's own code runs."""
         self.operations = self.stores = self.scaled = 0
-        self.loaded = self.widest = self.masked = 0
+        self.read = self.widest = self.loaded = self.masked = 0
         for noted in (self.made_from, self.sizes, self.stored):
             noted.clear()
         with self.operator, self.function:
@@ -170,7 +171,7 @@ class Work:
         """Return what the kernels did in a call for `problem`, in the units of checks.toml."""
         heads, keys = problem.b * problem.h, problem.nk * problem.d
         return {
-            "reads": self.loaded / (heads * (problem.nq * problem.d + 2 * keys)),
+            "reads": self.read / (heads * (problem.nq * problem.d + 2 * keys)),
             "tile": self.widest / keys,
             "masked": self.masked / (heads * problem.nq * problem.nk),
         }
@@ -267,11 +268,13 @@ def watch_kernels(work: Work) -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(real, name)
 
-        def load(self, ptrs: Any, *more: Any) -> Any:
+        def load(self, ptrs: Any, mask: Any, *more: Any) -> Any:
             if work.own:
+                read = int(mask.sum())  # a tile may have more columns than d
+                work.read += read
+                work.widest = max(work.widest, read)
                 work.loaded += ptrs.size
-                work.widest = max(work.widest, ptrs.size)
-            return real.load(ptrs, *more)
+            return real.load(ptrs, mask, *more)
 
         def store(self, ptrs: Any, value: Any, mask: Any) -> Any:
             note(ptrs, mask)
