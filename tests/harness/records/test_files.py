@@ -28,7 +28,7 @@ def test_what_fails_leaves_what_was_there(tmp_path):
 
 
 def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path):
-    with pytest.raises(OSError, match="full.csv") as error, files.whole(tmp_path / "full.csv"):
+    with pytest.raises(OSError, match=r"full\.csv") as error, files.whole(tmp_path / "full.csv"):
         raise OSError(28, "No space left on device")  # what a write raises names none
     assert error.value.filename == str(tmp_path / "full.csv")
 
