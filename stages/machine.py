@@ -79,7 +79,10 @@ def recording() -> bool:
     """Whether make_fx or torch.jit.trace is recording what torch is called with."""
     if torch.jit.is_tracing():
         return True
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    key = torch._C._TorchDispatchModeKey.PROXY
+    # make_fx(pre_dispatch=True) has a stack of modes to itself
+    modes = torch._C._get_dispatch_mode(key), torch._ops._get_dispatch_mode_pre_dispatch(key)
+    return modes != (None, None)
 
 
 def untraced(function: Function) -> Function:

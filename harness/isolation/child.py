@@ -362,7 +362,10 @@ def enter(
         # what a stage starts may be ended by a SIGTERM, as everywhere
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {*ENDING} - {signal.SIGINT})
     ask_kernel(DIE_WITH_PARENT, signal.SIGKILL)
-    handle = os.open(log, os.O_WRONLY | os.O_APPEND)
+    try:
+        handle = os.open(log, os.O_WRONLY | os.O_APPEND)
+    except FileNotFoundError:
+        os._exit(1)  # its parent has ended, and cleared up: nobody is told, or waits
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)

@@ -45,7 +45,7 @@ def whole(path: Path, new: bool = False) -> Iterator[Path]:
                 shutil.copymode(path, draft)
         put(draft, path)
     except OSError as error:
-        if error.filename == str(draft):
+        if error.filename in (None, str(draft)):  # None: a full disk
             error.filename = str(given)
         raise
     finally:

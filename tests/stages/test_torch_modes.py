@@ -138,6 +138,7 @@ def test_inference_and_deterministic_mode_change_nothing(stage):
 RECORDERS = {
     "make_fx": lambda f, args: make_fx(f)(*args),
     "make_fx, fake": lambda f, args: make_fx(f, tracing_mode="fake")(*args),
+    "make_fx, before dispatch": lambda f, args: make_fx(f, pre_dispatch=True)(*args),
     "torch.jit.trace": lambda f, args: torch.jit.trace(f, args, check_trace=False),
 }
 
@@ -152,6 +153,8 @@ def test_a_recorded_call_is_computed_anew_or_refused(stage, recorder):
         with pytest.raises(ValueError, match="would keep its answer as a constant"):
             RECORDERS[recorder](lambda q, k, v: stage.attend(q, k, v), (q, k, v))
         return
+    if "triton" in stage.STAGE.needs and recorder == "make_fx, before dispatch":
+        pytest.skip("torch refuses to record an operator of Triton's interpreter like this")
     recorded = RECORDERS[recorder](lambda q, k, v: stage.attend(q, k, v), (q, k, v))
     assert torch.equal(recorded(2 * q, k, v), stage.attend(2 * q, k, v))
 

@@ -27,6 +27,12 @@ def test_what_fails_leaves_what_was_there(tmp_path):
     assert path.read_text() == "before\n" and [*path.parent.iterdir()] == [path]
 
 
+def test_a_full_disk_is_told_with_the_name_of_the_file(tmp_path):
+    with pytest.raises(OSError, match=r"full\.csv") as error, files.whole(tmp_path / "full.csv"):
+        raise OSError(28, "No space left on device")  # what a write raises names none
+    assert error.value.filename == str(tmp_path / "full.csv")
+
+
 def test_a_new_file_replaces_none_that_came_meanwhile(tmp_path):
     path = tmp_path / "x"
     with pytest.raises(FileExistsError), files.whole(path, new=True) as draft:
