@@ -5,7 +5,8 @@ import re
 import sys
 import tempfile
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -147,6 +148,36 @@ def export_command(
     return 0
 
 
+@contextmanager
+def alone(named: Mapping[str, Path | None]) -> Iterator[None]:
+    """Keep other commands from writing the files that options name meanwhile.
+
+    Raises UserError where one writes them now. A file that is made for that and stays empty goes.
+    """
+    with ExitStack() as stack:
+        for name, path in named.items():
+            if path is None:
+                continue
+            new = not path.exists()
+            try:
+                owned = files.Owned(path)
+            except BlockingIOError:
+                raise UserError(
+                    f"{name}: {path}: another command is writing it: wait until that ends, or name "
+                    "another file"
+                ) from None
+            stack.callback(owned.close)
+            if new:
+                stack.callback(remove_empty, path)
+        yield
+
+
+def remove_empty(path: Path) -> None:
+    """Remove a file in which nothing was written."""
+    if path.is_file() and not path.stat().st_size:
+        path.unlink()
+
+
 def grade_command(
     folder: Annotated[Path, typer.Argument(
         help="submissions, as Moodle or Canvas exports them, or one .py file each (stage 2: one "
@@ -200,9 +231,8 @@ def grade_command(
         backward = any(each.problem.direction != "fwd" for each in checks.checks(stage, 0))
         prepare_children("cpu", backward)  # interpreted, so that it is the same on every machine
         grade.refuse(stage, numpy)
-        for name, file in (
-            ("--junit", junit), ("--gradescope", gradescope), ("--gradebook", filled)
-        ):  # fmt: skip
+        others = {"--junit": junit, "--gradescope": gradescope, "--gradebook": filled}
+        for name, file in others.items():
             check_writable(file, name)  # now, not when all are graded
         seed = stage if seed is None else seed  # the same for submissions that are graded alone
         limits = Limits(budget, options.size(memory))
@@ -219,36 +249,39 @@ def grade_command(
                 flush=True,
             )
 
-        with table.alone():
-            grade.grade_all(chosen, table, stage, seed, numpy, limits, tell, anew, jobs)
-            if fast is not None:
-                on_a_gpu(seen)
-                for row in table.time(chosen, fast, seed, anew):
-                    print(f"{row.submission}: speed: {row.checks['speed']}", flush=True)
-            table.compare(found.submissions, numpy)
-        for line in found.left if only is None else ():
-            print(f"not graded: {line}", file=sys.stderr)
-        for row in table.rows.values():  # also of rows that were kept: their points may be others
-            path = told / f"{row.submission}.md"
-            if path.is_file():
-                text = reports.renewed(path.read_text(encoding="utf-8"), row, worth)
-                files.write(path, text)
-        named = [table.rows[each.name] for each in chosen]
-        if junit is not None:
-            files.write(junit, reports.junit(named, worth))
-        if gradescope is not None:
-            files.write(gradescope, reports.gradescope(named[0], worth, told))
-        if len(named) > 1:
-            summary = reports.of_class(named, worth)
-            files.write(out.with_name(f"{out.stem}-class.md"), summary)
-            print(f"\n{summary}")
-        if book is not None and filled is not None:
-            grades = reports.grades(table.rows.values())
-            data, lines = gradebooks.fill(book, found.submissions, grades)
-            files.write(filled, data)
-            for line in lines:
-                print(f"--gradebook: {line}", file=sys.stderr)
-            print(f"{filled}: to be uploaded to {found.origin}")
+        with alone(others):
+            with table.alone():
+                grade.grade_all(chosen, table, stage, seed, numpy, limits, tell, anew, jobs)
+                if fast is not None:
+                    on_a_gpu(seen)
+                    for row in table.time(chosen, fast, seed, anew):
+                        print(f"{row.submission}: speed: {row.checks['speed']}", flush=True)
+                table.compare(found.submissions, numpy)
+            for line in found.left if only is None else ():
+                print(f"not graded: {line}", file=sys.stderr)
+            for (
+                row
+            ) in table.rows.values():  # also of rows that were kept: their points may be others
+                path = told / f"{row.submission}.md"
+                if path.is_file():
+                    text = reports.renewed(path.read_text(encoding="utf-8"), row, worth)
+                    files.write(path, text)
+            named = [table.rows[each.name] for each in chosen]
+            if junit is not None:
+                files.write(junit, reports.junit(named, worth))
+            if gradescope is not None:
+                files.write(gradescope, reports.gradescope(named[0], worth, told))
+            if len(named) > 1:
+                summary = reports.of_class(named, worth)
+                files.write(out.with_name(f"{out.stem}-class.md"), summary)
+                print(f"\n{summary}")
+            if book is not None and filled is not None:
+                grades = reports.grades(table.rows.values())
+                data, lines = gradebooks.fill(book, found.submissions, grades)
+                files.write(filled, data)
+                for line in lines:
+                    print(f"--gradebook: {line}", file=sys.stderr)
+                print(f"{filled}: to be uploaded to {found.origin}")
     except (grade.NotGraded, checks.Unchecked, labs.NoLab, OSError) as error:
         raise UserError(str(error)) from None
     read = f", read as {found.origin} exports them" if found.origin else ""

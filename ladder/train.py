@@ -92,10 +92,11 @@ def train_command(
         result = f"{record['status']}{loss(record)}"
         progress.finished(name(record), result, record["name"], printed)
 
+    unsaved: list[str] = []
     planned, declared = plan.to_json(trainees), [one.declared for one in trainees]
     with measuring.begin("train-", out, device, arguments, declared, planned) as writer:
         with measuring.ended_early() as errors, progress:
-            trainer.run(trainees, plan, default_memory(), writer, step, tell)
+            trainer.run(trainees, plan, default_memory(), writer, step, tell, unsaved.append)
         env, records = measuring.open_results(writer.path, "train")
         if save is not None and save.exists():
             measuring.note("model", save)
@@ -104,7 +105,13 @@ def train_command(
             make_page().print(Text(nothing), soft_wrap=True)
             return measuring.exit_code(errors, failed=False)
         plots = not any(isinstance(error, WriteFailed) for error in errors)
-        return measuring.exit_code(errors, finish(env, records, writer.path, plots))
+        code = measuring.exit_code(errors, finish(env, records, writer.path, plots))
+        if unsaved:
+            raise UserError(
+                f"--save: {save}: the model can't be written: {unsaved[0]}; its training is "
+                "recorded"
+            )
+        return code
 
 
 def why_none(trainees: Sequence[train_plan.Trainee], stages: Sequence[StageInfo]) -> str:

@@ -15,10 +15,11 @@ the last row: a v that isn't finite may reach the rows before it, since 0 * NaN 
 torch's and FlashAttention's kernels, too), and a k that isn't their gradients.
 
 Scores (scale q k^T) may be as large as float32 holds, not scaled and in base 2, too; in stage 3, as
-q's dtype holds. Those of -inf count for nothing; a row that sees no other is NaN. In 16 bits and
-TF32 stages 6, 7 and 9 scale a score and subtract the max in one operation: a row is NaN if the
-absolute value of its largest score is beyond LARGEST_SCORE. The backward pass has one
-float32 per row to make its weights again: gradients lose digits as scores grow, and are NaN beyond
+q's dtype holds. So may the sum of a row's |v|, which is divided last; beyond that an output is NaN
+or infinite. Scores of -inf count for nothing; a row that sees no other is NaN. In 16 bits and TF32
+stages 6, 7 and 9 scale a score and subtract the max in one operation: a row is NaN if the absolute
+value of its largest score is beyond LARGEST_SCORE. The backward pass has one float32 per row to
+make its weights again: gradients lose digits as scores grow, and are NaN beyond
 LARGEST_SCORE_TO_TRAIN.
 """
 

@@ -13,6 +13,7 @@ from test_grade import RAW, of_some, rows_of, write
 
 from course.lab import labs
 from course.lab.grading import calls, grade, reports, submissions
+from harness.records import files
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="no such names on Windows")
 
@@ -242,6 +243,18 @@ def test_a_file_that_can_not_be_read_or_parsed_costs_no_other(tmp_path):
     assert rows.pop("z")["verdict"] == "not-written" and len(rows) >= len(odd)
     assert {row["verdict"] for row in rows.values()} == {"crashed"}
     assert "1 MiB" in rows["large"]["diagnosis"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no locks")
+@pytest.mark.parametrize("option", ["--junit", "--gradescope"])
+def test_an_output_that_another_command_writes_is_refused(tmp_path, option):
+    folder, output = write(tmp_path / "all", a=""), tmp_path / "output"
+    another = files.Owned(output)
+    done = graded(folder, option, output)
+    another.close()
+    refused(done, option, "another command is writing it")
+    output.unlink()
+    assert graded(folder, option, output).returncode == 0 and output.stat().st_size
 
 
 def test_a_folder_for_other_outputs_is_made_before_anything_is_graded(tmp_path):

@@ -611,7 +611,7 @@ class FakeChild:
         return ""
 
 
-DONE = {"event": "done", "val_loss": 2.0}
+DONE = {"event": "done", "val_loss": 2.0, "unsaved": ""}
 
 
 def losses(*values):
@@ -644,6 +644,14 @@ def test_figures_that_are_none_cost_the_contestant_that_sent_them(messages, tmp_
     assert (record["status"], record["reason"]) == ("crashed", NO_MESSAGE)
     assert (record["losses"], record["val_loss"]) == ([], None)
     assert follow(losses(1.0), losses(2.0), DONE)["status"] == "ok"
+
+
+def test_a_model_that_can_not_be_written_costs_no_training(tmp_path, monkeypatch):
+    messages = losses(1.0), losses(2.0), DONE | {"unsaved": "No space left on device"}
+    monkeypatch.setattr(session, "Child", lambda *_: FakeChild(*messages))
+    with trainer.Training(a_contestant(90, "saved", tmp_path), a_plan(2), MEMORY) as training:
+        assert training.train(0, lambda record: None)["status"] == "ok"
+    assert training.unsaved == "No space left on device"
 
 
 def test_a_clock_that_a_stage_has_changed_makes_no_speed(tmp_path):

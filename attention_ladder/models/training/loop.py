@@ -71,9 +71,13 @@ def train_seeds(connection: Connection, order: dict[str, Any]) -> None:
             seed = hear(connection)["seed"]
             for losses in run.train(seed):
                 say(connection, "losses", losses=losses)
+            unsaved = ""
             if path := order.pop("save", None):  # the first seed's alone
-                save(run.model, run.alphabet, path)
-            say(connection, "done", val_loss=run.val_loss)
+                try:
+                    save(run.model, run.alphabet, path)
+                except OSError as error:  # the disk's fault, not the stage's
+                    unsaved = error.strerror or str(error)
+            say(connection, "done", val_loss=run.val_loss, unsaved=unsaved)
     except BaseException as error:
         say(connection, "failed", **blame(error))
 

@@ -41,9 +41,10 @@ class Losses:
 
 @dataclass(frozen=True)
 class Done:
-    """The seed is trained."""
+    """The seed is trained; `unsaved`: why its model could not be saved, if it was to be."""
 
     val_loss: float
+    unsaved: str
 
 
 def run(
@@ -53,11 +54,13 @@ def run(
     writer: Writer,
     progress: Callable[[Record], None],
     report: Callable[[Record, str], None],
+    unsaved: Callable[[str], None] = print,
 ) -> list[Record]:
     """Train with each trainee from each seed, and write one record each. Returns the records.
 
     `progress` is called with an unfinished record whenever it has new losses; `report` with each
-    finished record and its stage's output. `memory`: bytes that a trainee may take.
+    finished record and its stage's output, `unsaved` with the reason why a model couldn't be saved.
+    `memory`: bytes that a trainee may take.
     """
     records = []
     for trainee in trainees:
@@ -67,6 +70,8 @@ def run(
                 writer.append(record)
                 records.append(record)
                 report(record, training.printed())
+                if training.unsaved:
+                    unsaved(training.unsaved)
     return records
 
 
@@ -97,6 +102,7 @@ class Training(Session):
         self.wrong: Outcome | None = None  # the outcome of a failed check
         self.unchecked, self.checking = trainee.info is not None, ""  # and what it printed then
         self.skip = trainee.skip  # why its remaining seeds are skipped
+        self.unsaved = ""  # why the model of the last seed could not be saved
         order = {
             "path": None if trainee.path is None else str(trainee.path),
             "sha256": trainee.declared.get("sha256"),
@@ -161,6 +167,7 @@ class Training(Session):
         if len(record["losses"]) < record["steps"]:
             raise ChildFailed("crashed", NO_MESSAGE)
         record["val_loss"] = message.val_loss
+        self.unsaved = message.unsaved
         # by this process's clock: a stage may change its own; an interpreted time means nothing
         begun, timed = arrived.get(UNTIMED_STEPS), record["steps"] - UNTIMED_STEPS
         if begun is not None and timed >= UNTIMED_STEPS and record["mode"] != "interpreted":
