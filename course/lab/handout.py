@@ -88,8 +88,13 @@ def export(to: Path, last: int) -> None:
     kept = [name for name in names if belongs(name, last)]
     following = last + 1 if last + 1 in about() else None
     stub_of = [source(following).relative_to(ROOT).as_posix()] if following else []
-    while unused := parts(kept) - {x for name in (*kept, *stub_of) for x in imported(name)}:
+    peers = [name for name in kept if name.startswith("harness/peers/")]
+    while unused := parts(kept) - {
+        x for name in {*kept, *stub_of} - {*peers} for x in imported(name)
+    }:
         kept = [name for name in kept if name not in unused]  # only stages above import them
+    gone = parts(names) - parts(kept)
+    kept = [name for name in kept if name not in peers or not imported(name) & gone]
     for name in kept:
         copy(ROOT / name, to / name)
     if following == 2:  # the way into Python: a part of the lab, no stage that could run yet
