@@ -195,7 +195,7 @@ def show_step(before: Record | None, after: Record, paired: bool = True) -> str:
 def show_briefly(before: Record | None, after: Record, paired: bool = True) -> str:
     """As `show_step`, in a table without room: quartiles only where CLOSE, when they matter."""
     ratio = times_faster(before, after)
-    close = ratio is not None and CLOSE[0] < ratio < CLOSE[1] and before is not after
+    close = ratio is not None and CLOSE[0] <= ratio < CLOSE[1] and before is not after
     return show_ratio(ratio, paired, spread(before, after) if close else None)
 
 

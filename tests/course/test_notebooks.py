@@ -160,7 +160,7 @@ from course import notebook
 
 def run(command, **_):
     with Client({address!r}) as connection:
-        connection.send((command[3:], os.getcwd()))
+        connection.send((command[4:], os.getcwd()))
         return SimpleNamespace(**connection.recv())
 
 
@@ -270,7 +270,7 @@ def inline(pattern):
 @pytest.mark.parametrize("call", inline(r"nb\.measure\("))
 def test_a_measurement_that_an_exercise_asks_for_works(call, monkeypatch):
     # the notebooks themselves have a process for each of theirs
-    turns = SimpleNamespace(run=lambda command, **_: in_turn(*command[3:]))
+    turns = SimpleNamespace(run=lambda command, **_: in_turn(*command[4:]))
     monkeypatch.setattr(nb, "subprocess", turns)
     run = eval(call, {"nb": nb})
     assert {cell["status"] for cell in run} <= {"ok", "skipped"}

@@ -233,12 +233,16 @@ class Started:
                     return True
         return False
 
-    def wait_until_gone(self, seconds=15):
+    def wait_until_gone(self, seconds=60):
         """The processes that are still there `seconds` after the command has ended."""
         deadline = time.monotonic() + seconds
         while (found := self.left_behind()) and time.monotonic() < deadline:
             time.sleep(0.1)
-        return [f"{process.pid}: {' '.join(process.cmdline())}" for process in found]
+        named = []
+        for process in found:
+            with contextlib.suppress(psutil.Error):  # gone by now
+                named.append(f"{process.pid}: {' '.join(process.cmdline())}")
+        return named
 
     def __enter__(self):
         return self

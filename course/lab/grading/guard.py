@@ -184,8 +184,8 @@ class Guard:
         if writes and name != os.devnull:
             self.refuse(f"it writes to a file ({Path(name).name})")
         path, own = Path(name).resolve(), Path(self.path)
-        places = (STAGES, *self.folders())
-        if path != own and (path.parts[1:2] == ("proc",) or {path, path.parent} & {*places}):
+        beside = {path, path.parent} & {*self.folders()} and path != own
+        if beside or path == STAGES or path.parts[1:2] == ("proc",):
             self.end(f"it looks for the answer in {name if '/proc' in name else path.name}")
 
     @contextmanager

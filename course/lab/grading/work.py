@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
@@ -271,7 +272,7 @@ def watch_kernels(work: Work) -> None:
 
         def load(self, ptrs: Any, mask: Any, *more: Any) -> Any:
             if work.own:
-                read = int(mask.sum())  # a tile may have more columns than d
+                read = int(np.sum(mask))  # a tile may have more columns than d
                 work.read += read
                 work.widest = max(work.widest, read)
                 work.loaded += ptrs.size

@@ -99,7 +99,7 @@ def test_a_submission_may_have_any_name(here):
     done, imported = ladder(here, "lab", "grade", ".", "--stage", 1)
     said = [line for line in done.stdout.splitlines() if ": passed, 9 of 9" in line]
     assert (done.returncode, len(said)) == (0, 3), done
-    assert "copy: cheated" in done.stdout and imported == []  # it was watched, and is ended
+    assert "copy: crashed" in done.stdout and imported == []  # it was watched, and is ended
 
 
 def test_only_the_current_folder_goes_and_only_before_the_library(tmp_path, monkeypatch):
