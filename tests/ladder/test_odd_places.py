@@ -1,5 +1,6 @@
 """Wherever a command is started, it ends with one line at the most, and no traceback."""
 
+import contextlib
 import os
 import pty
 import re
@@ -207,7 +208,8 @@ def test_a_scheduler_or_a_closed_terminal_ends_all_and_leaves_nothing(
         time.sleep(wait)
         if whom == "all":
             for process in run.left_behind():
-                process.send_signal(number)
+                with contextlib.suppress(psutil.NoSuchProcess):  # it has ended by itself
+                    process.send_signal(number)
         elif whom == "group":
             os.killpg(run.process.pid, number)
         else:
