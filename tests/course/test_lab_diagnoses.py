@@ -249,6 +249,13 @@ def test_of_the_first_tile_the_first_wrong_state_says_where_to_look(edit, look, 
     assert look in " ".join((*found.case, found.diagnosis)), found
 
 
+def test_clearing_columns_past_d_masks_no_score(tmp_path):
+    product = "        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)"
+    cleared = "        k = tl.where(in_d, k, 0.0)\n        v = tl.where(in_d, v, 0.0)\n"
+    found = judged(6, ((product, cleared + product),), "tiles that need no mask", tmp_path)
+    assert found.verdict == "passed", found
+
+
 def test_an_error_that_is_its_own_cause_ends_at_once(tmp_path):
     ring = "exec('try: 1 / 0\\nexcept Exception as error: raise error from error')"
     edit = ("p = [math.exp(", f"{ring}; p = [math.exp(")
