@@ -15,7 +15,7 @@ from stage_files import Table
 
 from course.lab import checks, gaps, labs
 from course.lab.grading import calls, grade, reports, speed
-from harness.isolation.roster import read_declared
+from harness.records.code import read_declared
 
 SUBMISSIONS = Table(Path(__file__).with_name("submissions.toml"))
 COLUMNS = "submission,stage,points,max_points,verdict,diagnosis"
