@@ -10,7 +10,7 @@ text that is found exactly once.
 import tomllib
 from pathlib import Path
 
-from course.lab.edits import replace_each
+from course.edits import replace_each
 
 # what a stage of the ladder says of itself, and so whoever stands in for it
 DECLARES = {

@@ -1,34 +1,58 @@
-"""A Hopper GPU in Python, as far as stage 9 needs one: roles, barriers, copies and products.
+"""A Hopper GPU in Python: run a warp-specialised Gluon kernel without one, and see what it forgot.
 
-`hopper_stage` imports stage 9's files with this in the place of stages/common/gluon.py: their own
-code runs, without a GPU. A role is a thread, and one runs at a time. Whose turn it is, and when a
-copy or a product that was begun is done, is drawn by a seed, among all that may happen next. A slot
-that is filled while a product reads it gives wrong numbers under some seeds; where nobody can go
-on, `Stuck` is raised.
+    with emulated(9, seed=3) as stage:  # or the path of a stage's file, first.py for instance
+        o = stage.forward(q, k, v, False, None)  # its own code; q, k and v are on the CPU
 
-Not shown: how a warpgroup's four warps lie among each other, layouts of registers and of shared
-memory, registers, time. What the GPU does with those, only a GPU can tell (tests/gpu).
+The stage's own code runs, with this machine in the place of stages/common/gluon.py: the names of
+Gluon that stages import are functions here.
+
+    on the GPU                              here
+    a role: a warp, or a warpgroup          a thread, `Role`; one of them runs at a time
+    registers                               a tensor, `Number`
+    a tile in shared memory                 a tensor that begins as NaN, `Tile`
+    the copy engine, an asynchronous        something begun, to be done at some later time
+    product on the matrix unit
+    mbarrier, named barrier                 a counter, for which roles wait
+
+A kernel that lacks a wait may still be right by luck: on a GPU what it should have waited for is
+mostly done in time. Here the luck is drawn by `seed`: after each step the machine draws which role
+runs next, and which copy or product is done, among all that may happen. Some are swift and some are
+slow, so that under a few seeds what isn't waited for comes too late. Three things tell of it:
+
+    a wrong number     a slot was filled while a product still read it, say
+    Stuck              every role waits, and nothing that was begun is left to be done
+    Misuse             the machine saw what a GPU would not report: a product used before it is
+                       done, shared memory read by the copy engine without a fence, a pointer that
+                       leads out of its tensor, too many arrivals at a barrier
+
+To see it, leave out a line of the stage: `emulated(9, changes=[(text, "")])` runs the stage without
+`text`, which must be found once in its files. All CTAs of a launch run at the same time.
+
+Not modelled: how a warpgroup's four warps lie among each other, layouts of registers and of shared
+memory, how many registers there are, time, and the rounding of the real units. What a GPU does with
+those only a GPU can tell (tests/gpu).
 """
 
 import contextlib
 import ctypes
-import importlib.util
 import inspect
 import math
 import random
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest.mock import patch
 
 import torch
 
-STAGES = Path(__file__).parents[2] / "stages"
-# each imports only from those before it
-PACKAGE = "stages.s09_gluon_hopper"
-FILES = ("pipeline", "schedule", "backward", "launch", "gradients", "__init__")
-CTAS = 2  # that run at the same time
-MOST = 1024  # tiles that a launch may note
+import stages
+from course.edits import write_changed
+from stages.common import gluon as real
+
+CTAS = 2  # multiprocessors
 
 
 class Stuck(Exception):
@@ -154,7 +178,7 @@ class Layout:
 class Number(torch.Tensor):
     """A tensor in registers."""
 
-    type = SimpleNamespace(layout=Layout())
+    type: Any = SimpleNamespace(layout=Layout())
 
 
 def number(x):
@@ -388,7 +412,7 @@ class Product:
 
     def __init__(self, a, b, acc, use_acc):
         self.a, self.b, self.acc = a, b, acc if use_acc else None
-        self.value = None
+        self.value: Any = None
         for operand in (a, b):
             if isinstance(operand, Tile):
                 operand.check_fenced()
@@ -546,52 +570,44 @@ def jit(function=None, **options):
 
 def gluon_names():
     """This machine in the place of stages/common/gluon.py."""
-    fake = ModuleType("stages.common.gluon")
+    fake = ModuleType(real.__name__)
     named = (
         mbarrier, barrier, fence_async_shared, async_load, async_store, store_wait, reduce_add,
         warpgroup_mma, warpgroup_mma_wait, TensorDescriptor,
     )  # fmt: skip
     vars(fake).update({each.__name__: each for each in named})
-    fake.gl, fake.driver, fake.aggregate = gl, None, lambda made: made
-    fake.gluon = SimpleNamespace(jit=jit, constexpr_function=lambda function: function)
-    fake.reinterpret = lambda tile, dtype, shape, layout: tile.reshape(shape)
+    vars(fake).update(
+        gl=gl, aggregate=lambda made: made,
+        gluon=SimpleNamespace(jit=jit, constexpr_function=lambda function: function),
+        reinterpret=lambda tile, dtype, shape, layout: tile.reshape(shape),
+        driver=SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda index: 0)),
+    )  # fmt: skip
     return fake
 
 
 @contextlib.contextmanager
-def hopper_stage(folder=STAGES / "s09_gluon_hopper"):
-    """Stage 9 on this machine: a module with `forward`, and `hopper_gradients` with `backward`.
+def emulated(stage=9, changes=(), seed=0):
+    """A stage in Gluon on this machine: the module, whose kernels are launched under `seed`.
 
-    Files of it that are in `folder` are taken from there, the others from stages/.
+    stage: the number of a built-in one, or the path of anyone's. changes: (old, new) texts, each
+    old one found once in the stage's files. `Kernel.seed` is that of the next launch.
     """
-    names = ["stages.common.gluon", PACKAGE, *(f"{PACKAGE}.{name}" for name in FILES[:-1])]
-    owners = [sys.modules["stages.common"], sys.modules["stages"]]
-    saved = {name: sys.modules.pop(name) for name in names if name in sys.modules}
-    kept = [(owner, vars(owner).copy()) for owner in owners]
-    try:
-        sys.modules["stages.common.gluon"] = owners[0].gluon = gluon_names()
-        package = ModuleType(PACKAGE)
-        package.__path__ = [str(STAGES / "s09_gluon_hopper")]
-        sys.modules[PACKAGE] = owners[1].s09_gluon_hopper = package
-        for name in FILES:
-            places = (folder / f"{name}.py", STAGES / "s09_gluon_hopper" / f"{name}.py")
-            path = next(x for x in places if x.exists())
-            # by its own name alone: it is none of the operators that torch knows
-            spec = importlib.util.spec_from_file_location(name, path)
-            module = importlib.util.module_from_spec(spec)
-            if name != "__init__":
-                sys.modules[f"{PACKAGE}.{name}"] = module
-                setattr(package, name, module)
-            spec.loader.exec_module(module)
-        counter = torch.zeros(1 + MOST, dtype=torch.int32)
-        for each in (module, package.gradients):
-            each.multiprocessors = lambda device: CTAS
-            each.counter_of = lambda device, more=0: counter
-        yield module
-    finally:
-        for name in names:
-            sys.modules.pop(name, None)
-        sys.modules.update(saved)
-        for owner, before in kept:
-            vars(owner).clear()
-            vars(owner).update(before)
+    Kernel.seed, fake = seed, gluon_names()
+    gpu = SimpleNamespace(multi_processor_count=CTAS)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        patch.object(sys.modules["stages.common"], "gluon", fake),
+        patch.object(torch.cuda, "get_device_properties", lambda device: gpu),
+        patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
+    ):
+        # a copy, under a name of its own: it is none of the operators that torch knows
+        path = write_changed(stage, changes, Path(folder), "emulated")
+        before = {*sys.modules}
+        sys.modules[real.__name__] = fake
+        try:
+            yield stages.load(path, alone=True)
+        finally:
+            sys.modules[real.__name__] = real
+            for name in {*sys.modules} - before:
+                if name.startswith("stage_emulated"):
+                    del sys.modules[name]
