@@ -60,17 +60,23 @@ def changed(stage: int | Path, changes: Changes, name: str = "") -> dict[str, st
 def write_changed(stage: int | Path, changes: Changes, folder: Path, name: str) -> Path:
     """Write a stage with `changes` as `name` in `folder`; return the path, for `stages.load`.
 
-    A stage in one file becomes a file, one in a folder a folder whose files import each other.
     Raises what `changed` does.
     """
-    texts = changed(stage, changes, name)
+    return write_texts(stage, changed(stage, changes, name), folder, name)
+
+
+def write_texts(stage: int | Path, texts: Mapping[str, str], folder: Path, name: str) -> Path:
+    """Write `texts`, made from those of a stage, as `name` in `folder`; return the path.
+
+    A stage in one file becomes a file, one in a folder a folder whose files import each other.
+    """
     if FIRST not in texts:
         [text] = texts.values()
         path = folder / f"{name}.py"
         path.write_text(text, encoding="utf-8")
         return path
+    (folder / name).mkdir(exist_ok=True)
     own = rf"^from stages\.{label(files_of(stage)[0])}(?:(\.)| (?=import ))"
-    (folder / name).mkdir()
     for file, text in texts.items():
         text = re.sub(own, lambda found: "from ." if found[1] else "from . ", text, flags=re.M)
         (folder / name / file).write_text(text, encoding="utf-8")
