@@ -13,6 +13,7 @@ import torch
 from ladder_command import ROOT, Started, environ, in_turn, ladder
 from stage_files import Table
 
+from course.edits import replace_once
 from course.lab import checks, gaps, labs
 from course.lab.grading import calls, grade, reports, speed
 from harness.records.code import read_declared
@@ -161,8 +162,7 @@ def rows_of(path):
 
 
 def edited(old, new):
-    assert old in RAW
-    return RAW.replace(old, new)
+    return replace_once(RAW, old, new, "raw_python")
 
 
 BODY = "    heads = zip(*(x.flatten(0, 1).tolist() for x in (q, k, v)), strict=True)\n"
@@ -191,7 +191,7 @@ def test_each_verdict_has_its_row_and_costs_no_other(tmp_path):
     points.write_text('default = 2\n"large scores" = 5\n', encoding="utf-8")
     out = tmp_path / "new" / "grades.csv"
     files = ("--out", out, "--junit", junit, "--points", points)
-    asked = ("lab", "grade", folder, "--stage", 1, "--budget", 10, "--memory", "300M", *files)
+    asked = ("lab", "grade", folder, "--stage", 1, "--budget", 5, "--memory", "300M", *files)
     # with some seeds all of a check's rows see one large score only, where any scale is right
     done = in_turn(*asked, "--seed", 1)
     assert done.returncode == 0 and done.stderr == "", done.stderr

@@ -1,10 +1,10 @@
 """Stages that tests hand in as files, each made from an entry of a TOML table.
 
 An entry has `about`, a sentence, and `code`. Its file begins with that sentence, the table's `head`
-(imports) and `STAGE`, with the number `stage` (else 90) and what the entry `declares`. What the
-table has under `base` in [bases] comes next, and the code last; where that
-has an `attend` of its own, the base's is called `honest`. In all of it each of `changes` replaces a
-text that is found exactly once.
+(imports) and `STAGE`, with the number `stage` (else 90) and what the entry `declares`. What [bases]
+has under the entry's `base` comes next, then its code, and an `attend` of one line that gives what
+the entry `returns`. Where there is that, or an `attend` in the code, the base's is called `honest`.
+In all of it each of `changes` replaces a text that is found exactly once.
 """
 
 import tomllib
@@ -20,7 +20,7 @@ DECLARES = {
     5: 'needs=("triton",), ',
     8: 'needs=("triton",), ',
 }
-FIRST = "def attend(q, k, v):", "def honest(q, k, v):"
+LAST = "def attend(q, k, v):"
 
 
 class Table:
@@ -35,16 +35,18 @@ class Table:
         """The file of the entry `name`."""
         entry = self.entries[name]
         code, base = entry.get("code", ""), self.bases.get(entry.get("base"), "")
+        if "returns" in entry:
+            code += f"{LAST}\n    return {entry['returns']}\n"
         if "def attend(" in code or "\nattend = " in code:
-            base = base.replace(*FIRST)
+            base = base.replace(LAST, LAST.replace("attend", "honest"))
         number, about = entry.get("stage", 90), entry["about"]
         words = f"number={number}, name={name!r}, title={name!r}, idea={about!r}, "
         words += DECLARES.get(number, "") + entry.get("declares", "")
         text = f'"""{about}"""\n{self.head}\nSTAGE = Stage({words})\n\n\n{base}{code}'
         return replace_each(text, entry.get("changes", ()), name)
 
-    def write(self, folder, name, file=None):
-        """The path of the entry `name`, written to `folder`; `file`: its name there, less .py."""
-        path = Path(folder) / f"{file or name}.py"
+    def write(self, folder, name):
+        """The path of the entry `name`, written to `folder`."""
+        path = Path(folder) / f"{name}.py"
         path.write_text(self.text(name), encoding="utf-8")
         return path
