@@ -61,6 +61,38 @@ def prose_of(page):
 every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
+# ---- length
+
+GENERATED = re.compile(r"<!-- begin ([\w.-]+) -->.*?<!-- end \1 -->", re.S)
+MOST_WORDS = {"docs/hopper.md": 1800, "docs/lecturer.md": 1800}  # by hand
+MOST_ON_A_PAGE = {"docs/hopper.md": 3400}  # with what is generated
+MOST_IN_ALL = 25_000  # by hand
+
+
+def words(text):
+    """How many words a text has: runs of characters without a space, and with a letter or digit."""
+    return len(re.findall(r"\S*\w\S*", text))
+
+
+def by_hand(text):
+    """A page's text without its code blocks and what is made from records."""
+    return FENCE.sub("", GENERATED.sub("", text))
+
+
+def test_what_is_written_by_hand_stays_short():
+    """Descriptions of pictures and tables typed by hand count, notebooks don't. -s shows all."""
+    pages = [*PAGES, *(ROOT / x for x in ("CHANGELOG.md", "notebooks/README.md",
+                                          "course/lab/handout.md"))]  # fmt: skip
+    texts = {name_of(page): text_of(page) for page in pages if page.suffix == ".md"}
+    hand = {name: words(by_hand(text)) for name, text in texts.items()}
+    table = [f"{count:6} by hand, {words(texts[name]):6} in all: {name}"
+             for name, count in sorted(hand.items())]  # fmt: skip
+    print(*table, f"{sum(hand.values()):6} by hand", sep="\n")
+    assert {name: hand[name] for name, most in MOST_WORDS.items() if hand[name] > most} == {}
+    assert [x for x, most in MOST_ON_A_PAGE.items() if words(texts[x]) > most] == []
+    assert sum(hand.values()) <= MOST_IN_ALL
+
+
 # ---- links
 
 
@@ -428,7 +460,6 @@ def test_every_picture_is_on_a_page():
 
 # ---- figures
 
-GENERATED = re.compile(r"<!-- begin ([\w.-]+) -->.*?<!-- end \1 -->", re.S)
 UNIT = r"(?:x| ?(?:[mun]s|%|per cent|[KMGT]?FLOP/s|[KMGT]B/s))"
 FIGURE = re.compile(
     # "64 times as many" is counted, "1.5 times" was measured
