@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from harness.records.code import built_in_files, number_of
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 SET_BY_STAGES = ("PYTORCH_NVML_BASED_CUDA_CHECK", "TRITON_INTERPRET")
@@ -37,16 +39,8 @@ def environment_kept() -> Iterator[None]:
 with environment_kept():
     import stages
     from stages import s03_torch_three_gemm as s03
-    from stages.contract import (
-        MAX_GRID,
-        Stage,
-        check_inputs,
-        dtype_name,
-        most_on_an_axis,
-        transformed,
-        why_not,
-        why_not_dtype,
-    )
+    from stages.common.contract import MAX_GRID, Stage, most_on_an_axis, why_not, why_not_dtype
+    from stages.common.inputs import check_inputs, dtype_name, transformed
 
 
 def constant(function: Function) -> Function:
@@ -206,7 +200,7 @@ def attend(
     strides, one device; `causal`: query i sees keys up to i + Nk - Nq; `seqlens_k` (B,) int32: how
     many keys are valid. -> (B, H, Nq, d) in q's dtype, on q's device, which carries gradients where
     one is wanted; a row that sees no key is 0. Raises ValueError on input that breaks the contract
-    (stages/contract.py). torch.compile traces it; the choice is made then.
+    (stages/common/contract.py). torch.compile traces it; the choice is made then.
     """
     call = call_of(q, k, v, causal, seqlens_k)
     number = 3 if call is None else number_for(*call)
@@ -223,5 +217,5 @@ def stage(number: int) -> ModuleType:
     try:
         return stages.by_number(number)
     except KeyError:
-        known = ", ".join(path.stem[1:3].lstrip("0") or "0" for path in stages.files())
+        known = ", ".join(str(number_of(path)) for path in built_in_files())
         raise ValueError(f"stage: got {number!r}, expected one of {known}") from None

@@ -25,6 +25,7 @@ from course.lessons.side_by_side import ROOT, Exercise, Shown, code, fingerprint
 from course.lessons.side_by_side import table as rows
 from course.report.text import machine
 from harness.problems.problem import ITEMSIZE, SEED, Problem
+from harness.records.code import built_in_files
 from harness.records.jsonl import read
 from harness.records.schema import Record
 from harness.views import cell_tables, lines
@@ -213,7 +214,7 @@ def drawn(
 def here(cpu: Any, gpu: Any) -> Any:
     """Return `gpu` where kernels run compiled, on a GPU, else `cpu`: sizes, mostly."""
     import stages  # noqa: F401 - it decides on the interpreter, before triton is imported
-    from stages.machine import why_no_gpu
+    from stages.common.machine import why_no_gpu
 
     return cpu if why_no_gpu() else gpu
 
@@ -230,7 +231,7 @@ def full_load() -> dict[str, Any]:
 def runs(number: int) -> bool:
     """Whether the built-in stage `number` can run here; where not, it says why."""
     import stages
-    from stages.contract import why_not
+    from stages.common.contract import why_not
 
     stage = stages.by_number(number).STAGE
     reason = why_not(stage, here("cpu", "cuda"))
@@ -256,7 +257,7 @@ def stages(*numbers: int) -> Shown:
     """Show the idea of each stage, of all that there are by default, and what still hurts in it."""
     import stages
 
-    shown = map(stages.by_number, numbers) if numbers else map(stages.load, stages.files())
+    shown = map(stages.by_number, numbers) if numbers else map(stages.load, built_in_files())
     chosen = [module.STAGE for module in shown]
     body = [(f"{one.number} {one.title}", one.idea, one.still_hurts) for one in chosen]
     return rows(("stage", "the one idea", "still hurts"), body, left=3)

@@ -13,17 +13,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from harness.isolation.roster import (
-    BadStage,
-    StageInfo,
-    built_in_files,
-    describe_files,
-    peer_files,
-    read_declared,
-    read_stages,
-)
+from harness.isolation.roster import BadStage, StageInfo, describe_files, read_stages
 from harness.problems.problem import DEVICES, PEERS_FROM, YARDSTICK
 from harness.records import checkout, environment
+from harness.records.code import built_in_files, peer_files, read_declared
 from harness.records.units import clean
 from harness.views.table import NO_BREAK, Cell, Column, Table, make_page
 from ladder.arguments import prepare_children
@@ -147,11 +140,11 @@ def filled(parts: Sequence[str], console: Console) -> list[str]:
 def show_choices(console: Console) -> None:
     """Print the launch configurations that were tuned on this machine, and their file."""
     try:
-        from stages import autotune
+        from stages.common import tuner
     except ImportError:  # no torch: nothing was tuned
         return
-    choices = autotune.read()
-    where = literal(from_home(autotune.cache_file()))
+    choices = tuner.read()
+    where = literal(from_home(tuner.cache_file()))
     if not choices:
         console.print(Text("tuned: nothing yet, a kernel's first call on a GPU does (").append(
             where).append(")"), soft_wrap=True)  # fmt: skip

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from course.lessons import diff as diff_view
 from course.report import pages
-from harness.isolation.roster import built_in_files
 from harness.records import checkout, files
+from harness.records.code import built_in_files, number_of
 from harness.records.schema import BadRecord
 from harness.views import cell_tables, lines, roofline
 from harness.views.table import Page, make_page
@@ -63,7 +63,7 @@ def diff_command(
     whole: options.Whole = False,
 ) -> int:
     """Show what changed in the kernel from one stage to another."""
-    files = {int(path.stem[1:3]): path for path in built_in_files()}
+    files = {number_of(path): path for path in built_in_files()}
     for number in (old, new):
         if number not in files:
             known = ", ".join(map(str, files))

@@ -1,4 +1,4 @@
-"""The stages of the ladder, one file each, and the one place that finds and loads them.
+"""The stages of the ladder, each a file or a folder, and the one place that loads them.
 
 This package also decides, alone and before triton is imported, whether Triton kernels run
 compiled (a GPU is there) or in Triton's interpreter (there is none). It asks NVML, so that
@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -34,56 +35,63 @@ def interpret_without_gpu() -> None:
 interpret_without_gpu()
 
 
-def files() -> list[Path]:
-    """The files of the built-in stages, lowest first: every ``stages/sNN_*.py``."""
-    return sorted(HERE.glob("s[0-9][0-9]_*.py"))
-
-
 def load(
     path: str | os.PathLike[str], alone: bool = False, sha256: str | None = None
 ) -> ModuleType:
-    """Import the stage in the file `path`, one of ours or anyone's.
+    """Import the stage in the file or folder `path`, one of ours or anyone's.
 
     Someone else's may import other files of its folder, unless `alone`: modules are looked for
     there last, so that none has the place of an installed one.
 
     Returns the module, which has a ``STAGE`` and an ``attend``. Raises ValueError where either is
-    missing, or the file's digest is not `sha256`, if that is given; and whatever the file
+    missing, or the digest of its files is not `sha256`, if that is given; and whatever the file
     itself raises while it is imported.
     """
     from stages.contract import Stage
 
     path = Path(path).resolve()
+    path = path / "__init__.py" if path.is_dir() else path
     if b"triton" in path.read_bytes():
         interpret_without_gpu()
-    if path.parent == HERE.resolve():
-        module = importlib.import_module(f"stages.{path.stem}")
+    named = path.parent if path.name == "__init__.py" else path
+    if HERE.resolve() in named.parents:
+        inside = named.relative_to(HERE.resolve()).with_suffix("")
+        module = importlib.import_module(".".join(("stages", *inside.parts)))
     else:
-        name = f"stage_{path.stem}"
+        name = f"stage_{named.stem}"
         while getattr(sys.modules.get(name), "__file__", str(path)) != str(path):
             name += "_"  # another folder's file of that name stays what it is
-        if not alone and str(path.parent) not in sys.path:
-            sys.path.append(str(path.parent))
+        if not alone and str(named.parent) not in sys.path:
+            sys.path.append(str(named.parent))
         spec = importlib.util.spec_from_file_location(name, path)
         if spec is None or spec.loader is None:
-            raise ValueError(f"{path.name}: not a Python file; a stage is one .py file")
+            raise ValueError(f"{named.name}: not a Python file, as a stage's first file is")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module  # Triton and pickle look a function's module up by name
         spec.loader.exec_module(module)
-    if sha256 not in (None, hashlib.sha256(path.read_bytes()).hexdigest()):
-        raise ValueError(f"{path.name}: changed after this command began: give the command again")
     if not isinstance(getattr(module, "STAGE", None), Stage):
         raise ValueError(
-            f"{path.name}: no STAGE; a stage declares "
+            f"{named.name}: no STAGE; a stage declares "
             "STAGE = Stage(number=..., name=..., title=..., idea=...)"
         )
     if not callable(getattr(module, "attend", None)):
-        raise ValueError(f"{path.name}: no attend; a stage defines attend(q, k, v)")
+        raise ValueError(f"{named.name}: no attend; a stage defines attend(q, k, v)")
     stage: Stage = module.STAGE
+    if sha256 not in (None, digest(path, stage.files)):
+        raise ValueError(f"{named.name}: changed after this command began: give the command again")
     if "triton" not in stage.needs and holds_kernels(module):
         # declared or not: without a GPU its kernels are interpreted, and the time is no speed
         vars(module)["STAGE"] = dataclasses.replace(stage, needs=(*stage.needs, "triton"))
     return module
+
+
+def digest(path: Path, files: Iterable[str]) -> str:
+    """The SHA-256 of the bytes of a stage's files: its first, and the `files` that it declares."""
+    total = hashlib.sha256(path.read_bytes())
+    for name in files:
+        if (path.parent / name).is_file():
+            total.update((path.parent / name).read_bytes())
+    return total.hexdigest()
 
 
 def holds_kernels(module: ModuleType) -> bool:
@@ -93,7 +101,6 @@ def holds_kernels(module: ModuleType) -> bool:
 
 def by_number(number: int) -> ModuleType:
     """The built-in stage `number`, imported. Raises KeyError where there is none."""
-    for path in files():
-        if int(path.stem[1:3]) == number:
-            return load(path)
+    for path in HERE.glob(f"s{number:02d}_*"):
+        return load(path)
     raise KeyError(number)

@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
+from stages.common.operators import untraced
 from stages.contract import FirstDerivative, Stage, check_inputs
-from stages.machine import untraced
 
 STAGE = Stage(
     number=0,

@@ -14,8 +14,8 @@ import math
 
 import torch
 
+from stages.common.operators import untraced
 from stages.contract import Stage, check_inputs
-from stages.machine import untraced
 
 STAGE = Stage(
     number=1,

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
+from stages.common.operators import untraced
 from stages.contract import FirstDerivative, Stage, check_inputs
-from stages.machine import untraced
 
 try:
     import ladder_value_graph
@@ -37,6 +37,7 @@ STAGE = Stage(
     devices=("cpu",),
     gradients=True,
     worth_up_to={"cpu": 64, "cuda": 64},
+    files=("../csrc/value_graph.hpp", "../csrc/attention.cpp", "../csrc/bindings.cpp"),
 )
 
 _nodes_made = 0  # by the last attend

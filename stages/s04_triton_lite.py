@@ -17,15 +17,16 @@ one tile holds all the keys (Nk <= 64): fast and wrong above, on purpose. Stage 
 
 import torch
 
+from stages.common.machine import launching
+from stages.common.operators import untraced
 from stages.contract import Stage, check_inputs, input_precision
-from stages.machine import launching, untraced
 
 try:
     import triton
     import triton.language as tl
 except ImportError:  # the file imports all the same; attend says why it can't run
-    from stages.machine import no_triton as tl
-    from stages.machine import no_triton as triton
+    from stages.common.no_triton import no_triton as tl
+    from stages.common.no_triton import no_triton as triton
 
 STAGE = Stage(
     number=4,

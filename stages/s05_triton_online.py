@@ -21,15 +21,16 @@ unsupported, and one head alone fills few multiprocessors. Stage 6 goes on.
 
 import torch
 
+from stages.common.machine import launching
+from stages.common.operators import untraced
 from stages.contract import Stage, check_inputs, input_precision
-from stages.machine import launching, untraced
 
 try:
     import triton
     import triton.language as tl
 except ImportError:  # the file imports all the same; attend says why it can't run
-    from stages.machine import no_triton as tl
-    from stages.machine import no_triton as triton
+    from stages.common.no_triton import no_triton as tl
+    from stages.common.no_triton import no_triton as triton
 
 STAGE = Stage(
     number=5,

@@ -15,7 +15,7 @@
 Cost: 4 d FLOPs per visible pair and head, half of stage 5's under a causal mask; q and o cross the
 bus once; extra memory: none (lse: 4 bytes per row, on request).
 What it bought: masks that save time instead of costing it (FlashAttention-2, Dao 2023, sections
-3.1 and 3.3), tiles tuned to the machine (stages/autotune.py).
+3.1 and 3.3), tiles tuned to the machine (stages/common/tuner.py).
 Still hurts: forward only. Stage 7 goes back.
 """
 
@@ -23,16 +23,17 @@ import math
 
 import torch
 
-from stages import autotune
+from stages.common import tuner
+from stages.common.machine import launching
+from stages.common.operators import untraced
 from stages.contract import MAX_HEAD_DIM, Stage, check_inputs, input_precision
-from stages.machine import launching, untraced
 
 try:
     import triton
     import triton.language as tl
 except ImportError:  # the file imports all the same; attend says why it can't run
-    from stages.machine import no_triton as tl
-    from stages.machine import no_triton as triton
+    from stages.common.no_triton import no_triton as tl
+    from stages.common.no_triton import no_triton as triton
 
 STAGE = Stage(
     number=6,
@@ -210,7 +211,7 @@ def attention_kernel(
         tl.store(skipped_ptr + head * blocks + block, skipped)
 
 
-def candidates(d: int, dtype: torch.dtype, precision: str) -> list[autotune.Config]:
+def candidates(d: int, dtype: torch.dtype, precision: str) -> list[tuner.Config]:
     """Return launch configurations to try for a head dimension and a dtype, the safest first.
 
     BLOCK_M, BLOCK_N, BLOCK_D, num_warps and num_stages. The first is what runs untuned (in the
@@ -248,7 +249,7 @@ TILES: dict[str, tuple[list[tuple[int, int, int, int]], ...]] = {
 }
 
 
-def launch_config(d: int, dtype: torch.dtype, precision: str) -> autotune.Config:
+def launch_config(d: int, dtype: torch.dtype, precision: str) -> tuner.Config:
     """Return the configuration that runs untuned: the first of the candidates."""
     return candidates(d, dtype, precision)[0]
 
@@ -272,7 +273,7 @@ def forward(
     seqlens_k: torch.Tensor | None,
     lse: torch.Tensor | None = None,
     skipped: torch.Tensor | None = None,
-    config: autotune.Config | None = None,
+    config: tuner.Config | None = None,
 ) -> torch.Tensor:
     """Compute the output for checked arguments; `lse` and `skipped` are filled if given.
 
@@ -286,7 +287,7 @@ def forward(
     if seqlens_k is not None:
         seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
 
-    def launch(config: autotune.Config) -> None:
+    def launch(config: tuner.Config) -> None:
         grid = (triton.cdiv(Nq, config["BLOCK_M"]), H, B)
         attention_kernel[grid](
             q, k, v, o, lse, seqlens_k, skipped,
@@ -299,7 +300,7 @@ def forward(
 
     with launching(q):
         if config is None:
-            config = autotune.choose(
+            config = tuner.choose(
                 attention_kernel, candidates(d, q.dtype, precision), launch,
                 like=q, precision=precision, d=d, causal=causal, n=Nk,
             )  # fmt: skip

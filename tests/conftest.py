@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.isolation import child
-from stages.interpreter import make_lean
+from harness.isolation.lean_interpreter import make_lean
 
 
 def pytest_collection_modifyitems(config, items):

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from ladder_command import PACKAGES, in_turn, one_process
 
-from harness.isolation.roster import built_in_files, peer_files, read_declared
+from harness.records.code import built_in_files, peer_files, read_declared
 from harness.records.environment import own_files
 from harness.records.jsonl import read
 from ladder import app

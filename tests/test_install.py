@@ -244,6 +244,6 @@ def test_without_a_compiler_the_build_goes_on_and_with_one_it_is_used(tmp_path):
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 def test_with_a_compiler_the_extension_is_built():
     """What leaves it out where none is found must not leave it out here."""
-    from stages.machine import why_no_extension
+    from stages.common.machine import why_no_extension
 
     assert why_no_extension() is None

@@ -21,11 +21,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from harness.records.code import first_file, label
+
 HERE = Path(__file__).parent
-FILES = {
-    number: HERE.parent / "stages" / f"s0{number}_{name}.py"
-    for number, name in ((6, "triton_flash2"), (8, "triton_split_kv"), (9, "gluon_hopper"))
-}
+FILES = {number: first_file(number) for number in (6, 8, 9)}
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
@@ -56,14 +55,14 @@ def variant(name: str) -> str:
     title = text.partition('    title="')[2].partition('"')[0]
     own = [
         [f"    number={stage},", f"    number={made['number']},"],
-        [f'    name="{file.stem[4:]}"', f'    name="{name}"'],
+        [f'    name="{label(file).removesuffix(".py")[4:]}"', f'    name="{name}"'],
         [f'    title="{title}"', f'    title="{made["title"]}"'],
     ]
     if helper := made.get("inlined"):
         own.append(inlined(helper, text))
     for old, new in own + made["changes"]:
         if text.count(old) != 1:
-            raise ValueError(f"{name}: {text.count(old)} x in {file.name}, expected 1: {old!r}")
+            raise ValueError(f"{name}: {text.count(old)} x in {label(file)}, expected 1: {old!r}")
         text = text.replace(old, new)
     return text
 
@@ -71,7 +70,8 @@ def variant(name: str) -> str:
 def inlined(helper: str, text: str) -> list[str]:
     """The line of `text` that imports from a file beside the stage, and that file's text."""
     [line] = re.findall(rf"^from stages\.{helper} import .*\n", text, re.MULTILINE)
-    return [line, (HERE.parent / "stages" / f"{helper}.py").read_text(encoding="utf-8")]
+    file = HERE.parent / "stages" / (helper.replace(".", "/") + ".py")
+    return [line, file.read_text(encoding="utf-8")]
 
 
 def write(folder: Path, number: int = 6) -> list[Path]:

@@ -34,7 +34,7 @@ from harness.problems.inputs import make_inputs
 from harness.problems.problem import SEED, Problem
 from harness.records.environment import make_env
 from harness.records.jsonl import Writer
-from stages import machine
+from stages.common import machine
 
 MARGIN = 1 << 15  # elements of NaN around a tensor: further than any mistake here reaches
 

@@ -69,7 +69,7 @@ def main(number: int, ns: list[int], ds: list[int], device: str, out: Path) -> N
     from harness.isolation.roster import describe_files
     from harness.records import environment
     from harness.records.jsonl import Writer
-    from stages.contract import why_not
+    from stages.common.contract import why_not
 
     try:
         stage = stages.by_number(number)

@@ -71,9 +71,9 @@ def work(number: int, shape: str, d: int) -> None:
     import torch
 
     import stages
-    from stages import autotune
+    from stages.common import tuner
 
-    autotune.choose = launch_each  # type: ignore[assignment]
+    tuner.choose = launch_each  # type: ignore[assignment]
     b, h, nq, nk = SHAPES[shape].values()
     info = stages.by_number(number)
     stage = info.STAGE

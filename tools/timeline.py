@@ -181,7 +181,7 @@ def main(n: int, out: Path) -> None:
     from harness.isolation.roster import describe_files
     from harness.records import environment
     from harness.records.jsonl import Writer
-    from stages.contract import why_not
+    from stages.common.contract import why_not
 
     shipped = stages.by_number(9)
     if reason := why_not(shipped.STAGE, "cuda"):

@@ -2,7 +2,7 @@
 
     python tools/tuner_key.py --out results/h200/tuner-key.jsonl
 
-Needs a GPU. stages/autotune.py makes a choice once for all calls of a kind. This times the
+Needs a GPU. stages/common/tuner.py makes a choice once for all calls of a kind. This times the
 candidates of each kernel (forward with LSE, dk and dv, dq) on problems that differ in batch, heads,
 queries and keys, so that course/report/contests.py can tell what a choice costs where it is used
 for another problem of its kind. First all kernels are compiled, as many at once as there are cores.
@@ -67,41 +67,41 @@ def call(kind: Kind, shape: Shape) -> None:
 
 def compile_all(kind: Kind, nq: int) -> None:
     """Compile the kernels of a kind in all configurations, onto Triton's own disk cache."""
-    from stages import autotune
+    from stages.common import tuner
 
-    autotune.ROUNDS = 1
-    put_in(lambda kernel, candidates, launch, **_: min(autotune.time_each(candidates, launch)))
+    tuner.ROUNDS = 1
+    put_in(lambda kernel, candidates, launch, **_: min(tuner.time_each(candidates, launch)))
     call(kind, (1, 8, nq, 1024))
 
 
 def put_in(choose: Callable[..., int]) -> None:
     """Have `choose` stand in for the tuner: it gives the index of a candidate."""
-    from stages import autotune
+    from stages.common import tuner
 
     def stand_in(kernel: Any, candidates: Sequence[Any], launch: Any, **key: Any) -> Any:
         return candidates[choose(kernel, candidates, launch, **key)]
 
-    autotune.choose = stand_in
+    tuner.choose = stand_in
 
 
 def measure(kind: Kind, shape: Shape) -> list[dict[str, Any]]:
     """A record per kernel: the times of all its configurations, the tuner's and more exact ones."""
-    from stages import autotune
+    from stages.common import tuner
 
     records = []
     d, dtype, precision, causal = kind
     b, h, nq, nk = shape
     problem = {"b": b, "h": h, "nq": nq, "nk": nk, "d": d, "dtype": dtype}
     problem |= {"precision": precision, "causal": causal}
-    tuners_own = autotune.ROUNDS
+    tuners_own = tuner.ROUNDS
 
     def choose(kernel: Any, candidates: Sequence[Any], launch: Any, **_: Any) -> int:
-        as_tuned = autotune.time_each(candidates, launch)
-        autotune.ROUNDS = ROUNDS
+        as_tuned = tuner.time_each(candidates, launch)
+        tuner.ROUNDS = ROUNDS
         try:
-            times = autotune.time_each(candidates, launch)
+            times = tuner.time_each(candidates, launch)
         finally:
-            autotune.ROUNDS = tuners_own
+            tuner.ROUNDS = tuners_own
         records.append({
             "kind": "tuning", "kernel": kernel.__name__, **problem,
             "configs": [candidates[index] for index in times],

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import stages
 from harness.isolation.call import check_like
-from stages.library import wanted_of
+from stages.common.operators import wanted_of
 
 # what models pass on to their layers although it changes no attention; any other is refused
 HARMLESS = (

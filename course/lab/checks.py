@@ -20,9 +20,10 @@ from course.lab import cpp, explain, gaps
 from course.lab.grading import calls
 from course.lab.grading.calls import LIMITS
 from course.lab.labs import ROOT
-from harness.isolation.roster import BadStage, StageInfo, describe_files, read_declared
+from harness.isolation.roster import BadStage, StageInfo, describe_files
 from harness.isolation.scratch import scratch
 from harness.problems.problem import Problem
+from harness.records.code import read_declared
 from harness.records.units import clean
 
 STAGES = range(9)  # that have a lab

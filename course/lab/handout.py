@@ -141,7 +141,7 @@ def write_pages(to: Path, last: int, following: int | None) -> None:
 
 def stages_in(copy: Path) -> set[int]:
     """Return the numbers of the stages that a copy holds."""
-    return {int(path.name[1:3]) for path in (copy / "stages").glob("s[0-9]*.py")}
+    return {int(path.name[1:3]) for path in (copy / "stages").glob("s[0-9][0-9]_*")}
 
 
 def readme(to: Path, there: Collection[int], following: int | None) -> str:
@@ -268,7 +268,7 @@ def lines_of(path: Path) -> list[str]:
 
 def parts(names: list[str]) -> set[str]:
     """Return those of `names` that are modules of stages/, but no stages."""
-    return {x for x in names if re.fullmatch(r"stages/(?!s\d\d_|__)\w+\.py", x)}
+    return {x for x in names if re.fullmatch(r"stages/common/(?!__)\w+\.py", x)}
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from typing import Any
 
 from course.lab import gaps
 from course.lab.cpp import FILES
-from harness.isolation.roster import built_in_files
+from harness.records.code import first_file
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 STUBS = ROOT / "stubs"  # in an exported copy
@@ -30,10 +30,14 @@ def source(stage: int, numpy: bool = False) -> Path:
     """Return the path of the file with a stage's gaps; an exported copy may lack it."""
     if numpy and stage != 5:
         raise NoLab(f"--numpy: stage {stage} has no NumPy twin, only stage 5 has one")
+    if numpy:
+        return NUMPY
     if stage == 2:
         return ROOT / "csrc" / FILES[0]
-    found = (path for path in built_in_files() if int(path.stem[1:3]) == stage)
-    return NUMPY if numpy else next(found, ROOT / "stages" / f"s{stage:02d}")
+    try:
+        return first_file(stage)
+    except KeyError:
+        return ROOT / "stages" / f"s{stage:02d}"
 
 
 def stubs(stage: int, size: str, numpy: bool = False) -> dict[str, str]:

@@ -69,7 +69,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Exact attention by the online softmax, in float64 whatever the dtype. Forward only.
 
     q (B, H, Nq, d), k and v (B, H, Nk, d), any float dtype -> (B, H, Nq, d) in q's dtype.
-    Raises ValueError on input that breaks the contract (stages/contract.py).
+    Raises ValueError on input that breaks the contract (stages/common/contract.py).
     """
     check_inputs(STAGE, q, k, v)
     heads = [x.double().flatten(0, 1).numpy(force=True) for x in (q, k, v)]  # (B * H, N, d)

@@ -15,7 +15,7 @@ from typing import Any
 from course.lessons import figures_lite, figures_memory, figures_tiling
 from course.tracing import trace_plots
 from course.tracing.trace import example
-from harness.records import syntax
+from harness.records.code import digest
 from harness.records.files import whole
 from harness.records.jsonl import read
 from harness.views.look import LOOKS, Look
@@ -48,8 +48,8 @@ class Picture:
         """A digest of all that the picture is drawn from; OSError where a record can't be read."""
         total = hashlib.sha256()
         for module in self.modules:
-            code = (ROOT / f"{module}.py").read_text(encoding="utf-8")
-            total.update(syntax.digest(code).encode())
+            text = (ROOT / f"{module}.py").read_text(encoding="utf-8")
+            total.update(digest(text).encode())
         if self.ceilings:  # without the CRs of a checkout on Windows
             total.update(ceilings.read_bytes().replace(b"\r\n", b"\n"))
         return total.hexdigest()

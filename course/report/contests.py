@@ -333,7 +333,7 @@ def lost(records: Sequence[Record], sizes: Callable[[Record], tuple[int, ...]]) 
     There is one value for each ordered pair of problems of a kernel whose `sizes`, each rounded up
     to a power of two, are equal.
     """
-    from stages.autotune import bucket  # imports torch, for this part only
+    from stages.common.tuner import bucket  # imports torch, for this part only
 
     kind = ("kernel", "dtype", "precision", "d", "causal")
     found = []

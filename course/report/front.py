@@ -2,8 +2,8 @@
 
 from course.report import text
 from course.report.contests import PEERS, rate
-from harness.isolation.roster import built_in_files, read_declared
 from harness.problems.problem import PEERS_FROM
+from harness.records.code import built_in_files, read_declared
 from harness.records.jsonl import read
 from harness.records.schema import Record
 from harness.records.units import show_time

@@ -47,9 +47,9 @@ def start_afresh(problem: Problem) -> None:
     import torch
 
     from harness.measures.accuracy import set_precision
-    from stages import autotune
+    from stages.common import tuner
 
-    autotune.latest.clear()
+    tuner.latest.clear()
     if (builder := interpreter_builder()) is not None:
         builder.grid_idx = None
     gc.enable()
@@ -65,9 +65,9 @@ def launch_configs() -> dict[str, dict[str, int]] | None:
 
     None where no tuned kernel was launched.
     """
-    from stages import autotune
+    from stages.common import tuner
 
-    return dict(autotune.latest) or None
+    return dict(tuner.latest) or None
 
 
 def was_interpreted() -> bool:

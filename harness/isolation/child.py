@@ -50,7 +50,8 @@ LONGEST_REASON = 300  # characters of an error, as a reason
 LONGEST_LOG = 1 << 20  # bytes of a child's output on the disk
 # imported once, by the fork server; what is not installed is left out
 PRELOADED = (
-    "harness.no_garbage", "torch.utils.benchmark", "stages.autotune", "triton.runtime.interpreter",
+    "harness.no_garbage", "torch.utils.benchmark", "stages.common.tuner",
+    "triton.runtime.interpreter",
     "triton.experimental.gluon",  # by the first launch of a kernel
     "harness.isolation.contestant", "harness.isolation.judge", "harness.measures.oracle",
     "harness.measures.timing",
@@ -371,7 +372,7 @@ def enter(
     os.close(handle)
     if sys.platform == "linux":
         fork_under_subreaper(connection)
-    from stages.interpreter import make_lean  # imports torch, as the server has
+    from harness.isolation.lean_interpreter import make_lean  # imports torch, as the server has
 
     make_lean()
     target(connection, *arguments)

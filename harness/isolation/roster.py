@@ -3,7 +3,6 @@
 The harness names no stage: a new file in stages/, or one given by --stage, becomes a new row.
 """
 
-import ast
 import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
@@ -16,18 +15,23 @@ from typing import Annotated, Any
 from harness.isolation.child import START_LIMIT, ChildFailed, one_line, say
 from harness.isolation.session import Session
 from harness.problems.problem import DEVICES, DTYPES, Problem
-from harness.records.syntax import digest
+from harness.records.code import (
+    PEERS,
+    STAGES,
+    built_in_files,
+    code_of,
+    first_file,
+    label,
+    peer_files,
+    read_declared,
+)
 from harness.records.values import Count, check, rules
-
-STAGES = Path(__file__).parents[2] / "stages"
-PEERS = Path(__file__).parents[1] / "peers"
-OURS = STAGES, PEERS
 
 LEAST_LOAD = 10.0  # seconds, also where a cell's budget is smaller: importing Triton takes some
 
 YOURS = "yours"  # the name of a user's stage whose file declares a built-in one's number and name
 
-# an option of a stage (stages/contract.py) -> an explanation, where the name isn't enough
+# an option of a stage (stages/common/contract.py) -> an explanation, where the name isn't enough
 OPTIONS = {
     "gqa": " (grouped heads: fewer heads of k and v than of q)",
     "seqlens_k": " (valid key lengths)",
@@ -64,8 +68,8 @@ class Stage:
     rounds_scores: bool
     worth_up_to: dict[str, Count]
     traffic: str  # how the bytes that it moves are counted (harness/problems/cost.py)
-    sha256: str  # of the file's bytes
-    syntax_sha256: str  # of its code (harness/records/syntax.py)
+    sha256: str  # of its files' bytes
+    code: str  # the digest of all code behind its results (harness/records/code.py)
     modes: Annotated[dict[str, str], DEVICES]  # device -> native, compiled or interpreted
     unavailable: Annotated[dict[str, str | None], DEVICES]  # device -> why it can't run there
     # device -> dtype -> why it won't take it
@@ -76,7 +80,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class StageInfo(Stage):
-    """A stage (stages/contract.py), in the file `path`."""
+    """A stage (stages/common/contract.py), in the file `path`."""
 
     path: Path
     failed: tuple[str, str] | None = None  # status and reason, if it could not be loaded
@@ -88,12 +92,12 @@ class StageInfo(Stage):
             text, declared = path.read_bytes(), read_declared(path)
             known = {name: declared[name] for name in ("number", "name", "title", "idea")}
             known = {name: check(value, rules(Stage)[name], name) for name, value in known.items()}
-            sha256, code = hashlib.sha256(text).hexdigest(), digest(text)
+            sha256 = hashlib.sha256(text).hexdigest()
             no_reason = dict.fromkeys(DEVICES)
             return StageInfo(
                 path=path, **known, still_hurts="", needs=[], devices=[*DEVICES], traffic="fused",
                 options=[*OPTIONS], gradients=True, few_queries=False, exact_up_to=None,
-                rounds_scores=False, worth_up_to={}, sha256=sha256, syntax_sha256=code,
+                rounds_scores=False, worth_up_to={}, sha256=sha256, code=code_of(path),
                 unavailable=no_reason, modes=dict.fromkeys(DEVICES, "native"), failed=failed,
                 refused=dict.fromkeys(DEVICES, dict.fromkeys(DTYPES)),
             )  # fmt: skip
@@ -102,7 +106,7 @@ class StageInfo(Stage):
     @property
     def ours(self) -> bool:
         """Whether its file is one of the ladder's stages or peers."""
-        return self.path.resolve().parent in OURS
+        return {STAGES, PEERS} & {*self.path.resolve().parents} != set()
 
     def to_json(self) -> dict[str, Any]:
         """The stage's entry in an env line, which is all that tables and plots need. No path."""
@@ -113,7 +117,7 @@ class StageInfo(Stage):
             "exact_up_to": self.exact_up_to,
             "few_queries": self.few_queries,
             "sha256": self.sha256,
-            "syntax_sha256": self.syntax_sha256,
+            "code": self.code,
         }
 
     def why_skip(self, problem: Problem) -> str | None:
@@ -145,32 +149,6 @@ class StageInfo(Stage):
     def exact(self, problem: Problem) -> bool:
         """Whether this stage declares itself exact on `problem`."""
         return self.inexact(problem) is None
-
-
-def read_declared(path: Path) -> dict[str, Any]:
-    """The keyword arguments of `STAGE = Stage(...)` in the file `path`, without defaults.
-
-    The file is not run: importing torch takes seconds. Raises ValueError where there is no such
-    call, or its values are not literals.
-    """
-    for node in ast.parse(path.read_bytes()).body:
-        if ast.unparse(node).startswith("STAGE = Stage(") and isinstance(node, ast.Assign):
-            call = node.value
-            if isinstance(call, ast.Call) and not call.args:
-                return {
-                    each.arg: ast.literal_eval(each.value) for each in call.keywords if each.arg
-                }
-    raise ValueError(f"{path.name}: no STAGE = Stage(...) with keywords in it")
-
-
-def built_in_files() -> list[Path]:
-    """The files of the stages in stages/, by number."""
-    return sorted(STAGES.glob("s[0-9][0-9]_*.py"))
-
-
-def peer_files() -> list[Path]:
-    """The files of the peers, by number."""
-    return sorted(PEERS.glob("p[0-9]*_*.py"))
 
 
 def why_absent(number_or_name: str) -> str | None:
@@ -214,8 +192,8 @@ def read_stages(
     for stage in stages:
         if other := seen.get((stage.number, stage.name)):
             raise BadStage(
-                f"{stage.path.name}: number {stage.number}, name {stage.name!r} are those of "
-                f"{other.name} too; give it another number or name"
+                f"{label(stage.path)}: number {stage.number}, name {stage.name!r} are those of "
+                f"{label(other)} too; give it another number or name"
             )
         seen[stage.number, stage.name] = stage.path
     return sorted(stages, key=lambda stage: (stage.number, stage.name))
@@ -235,8 +213,8 @@ def describe_files(
     Each is loaded in the context that `watch` makes there; it may send Bad itself.
     """
     for path in paths:
-        if not path.is_file():
-            raise BadStage(f"{path}: no such file; a stage is one .py file")
+        if not first_file(path).is_file():
+            raise BadStage(f"{path}: no such file; a stage is a .py file, or a folder of them")
     stages: list[StageInfo] = []
     files = [str(path.resolve()) for path in paths]
     with Session(describe, files, watch, memory=memory) as session:
@@ -249,9 +227,9 @@ def describe_files(
                 known = StageInfo.from_text(path, (error.status, f"while it was loaded: {error}"))
                 if known is not None and not known.ours:
                     return [*stages, known]
-                raise BadStage(f"{path.name}: while it was loaded: {error.reason}") from None
+                raise BadStage(f"{label(path)}: while it was loaded: {error.reason}") from None
             if isinstance(message, Bad):
-                raise BadStage(f"{path.name}: {message.reason}")
+                raise BadStage(f"{label(path)}: {message.reason}")
             stages.append(StageInfo(path=path, **vars(message)))
     return stages
 
@@ -268,7 +246,7 @@ def describe(
     say(connection, "ready")
     try:
         import stages
-        from stages.contract import most_on_an_axis, why_not, why_not_dtype
+        from stages.common.contract import most_on_an_axis, why_not, why_not_dtype
     except ImportError as error:
         say(connection, "bad", reason=f"nothing runs without {error.name}: {error}")
         return
@@ -276,10 +254,12 @@ def describe(
         try:
             with watch(connection, path):
                 stage = stages.load(path, alone=watch is not unwatched).STAGE
-                fields = asdict(stage) | {
+                fields = asdict(stage)
+                fields.pop("files")
+                fields |= {
                     "worth_up_to": dict(stage.worth_up_to),
-                    "sha256": hashlib.sha256(Path(path).read_bytes()).hexdigest(),
-                    "syntax_sha256": digest(Path(path).read_bytes()),
+                    "sha256": stages.digest(first_file(Path(path)), stage.files),
+                    "code": code_of(Path(path)),
                     "modes": {device: stage.mode(device) for device in DEVICES},
                     "unavailable": {device: why_not(stage, device) for device in DEVICES},
                     "refused": {

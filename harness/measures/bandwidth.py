@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from harness.measures.timing import time_call
-from stages.machine import no_triton  # stages first: it decides whether Triton interprets
+from stages.common.no_triton import no_triton  # stages first: it decides whether Triton interprets
 
 try:
     import triton

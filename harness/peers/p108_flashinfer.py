@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from stages.contract import Stage, StageUnavailable, check_inputs
-from stages.paged_cache import PagedCache as Pages
+from stages.s08_triton_split_kv.paged_cache import PagedCache as Pages
 
 STAGE = Stage(
     number=108,

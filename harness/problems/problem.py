@@ -58,7 +58,7 @@ class Problem:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The options of a stage (stages/contract.py) that this problem needs."""
+        """The options of a stage (stages/common/contract.py) that this problem needs."""
         needed = {
             "causal": self.causal,
             "seqlens_k": self.seqlens_k is not None,

@@ -63,7 +63,8 @@ class Rung(Named):
     exact_up_to: int | None = None
     few_queries: bool = False
     sha256: str = ""
-    syntax_sha256: str = ""
+    syntax_sha256: str = ""  # in older records, of one file
+    code: str = ""  # harness/records/code.py: code_of
 
 
 @dataclass(kw_only=True)

@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-from stages import contract
+from stages.common import contract
 from stages.contract import Stage
 
 STAGE = Stage(number=1, name="mine", title="mine", idea="a cheat", devices=("cpu",))

@@ -11,9 +11,9 @@ import typer
 from ladder_command import environ, installed
 
 from course.lab import handout, labs
-from harness.isolation.roster import built_in_files
 from harness.problems.problem import PEERS_FROM, YARDSTICK
 from harness.records import checkout
+from harness.records.code import built_in_files
 from ladder import app, help, run
 
 every_copy = pytest.mark.parametrize("last", (0, 1, 2, 4, 6, 8))

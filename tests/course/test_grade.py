@@ -13,7 +13,7 @@ from ladder_command import ROOT, Started, environ, in_turn, ladder
 
 from course.lab import checks, gaps, labs
 from course.lab.grading import calls, grade, reports, speed
-from harness.isolation.roster import read_declared
+from harness.records.code import read_declared
 from harness.records.environment import own_files
 
 CHEATS = own_files("tests/cheats/*.py")

@@ -13,7 +13,7 @@ from course.tracing import merge, merge_views, trace
 from course.tracing.trace import make_trace
 from course.tracing.trace_plots import TooMuch
 from harness.views.look import LOOKS
-from stages.machine import has_module
+from stages.common.machine import has_module
 
 
 @settings(max_examples=100, deadline=None)

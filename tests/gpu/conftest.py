@@ -8,8 +8,8 @@ import faulthandler
 import pytest
 
 import stages
-from stages import autotune
-from stages.contract import why_not
+from stages.common import tuner
+from stages.common.contract import why_not
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -54,7 +54,7 @@ def pick(monkeypatch):
         def choose(kernel, candidates, launch, **key):
             return candidates[min(index, len(candidates) - 1)]
 
-        monkeypatch.setattr(autotune, "choose", choose)
+        monkeypatch.setattr(tuner, "choose", choose)
 
     return pick
 

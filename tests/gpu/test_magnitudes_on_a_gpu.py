@@ -7,7 +7,7 @@ import pytest
 import test_magnitudes
 import torch
 
-from stages.contract import LARGEST_SCORE_TO_TRAIN
+from stages.common.contract import LARGEST_SCORE_TO_TRAIN
 
 
 @pytest.mark.parametrize("dtype", test_magnitudes.SIZES)

@@ -19,7 +19,7 @@ from harness.measures.oracle import make_oracles
 from harness.peers import p100_sdpa_flash
 from harness.problems.directions import make_output_gradient
 from harness.problems.inputs import make_inputs
-from stages import autotune
+from stages.common import tuner
 
 pytestmark = pytest.mark.gpu
 
@@ -189,9 +189,9 @@ def test_tuning_holds_the_output_and_nothing_else():
     """At the first call, in which each candidate is timed on the caller's own tensors."""
     asked = problem(dtype="float16", nq=1024, nk=1024, d=32)
     q, k, v = make_inputs(asked)
-    assert not [c for c in autotune.read() if c["d"] == 32], "tuned before: this would test nothing"
+    assert not [c for c in tuner.read() if c["d"] == 32], "tuned before: this would test nothing"
     o, peak, _ = measure_peak(lambda: FLASH2.attend(q, k, v), "cuda")
-    assert [c for c in autotune.read() if c["d"] == 32]
+    assert [c for c in tuner.read() if c["d"] == 32]
     assert peak == o.numel() * o.element_size()
 
 
@@ -199,10 +199,10 @@ def test_tuning_holds_the_output_and_nothing_else():
 def test_what_was_tuned_is_kept_and_found_by_another_process():
     program = """if True:
         import torch, stages
-        from stages import autotune
+        from stages.common import tuner
         timed = []
-        inner = autotune.time_each
-        autotune.time_each = lambda c, launch: timed.append(1) or inner(c, launch)
+        inner = tuner.time_each
+        tuner.time_each = lambda c, launch: timed.append(1) or inner(c, launch)
         q, k, v = (torch.randn(1, 2, 333, 64, device="cuda").half() for _ in range(3))
         stages.by_number(6).attend(q, k, v)
         print(len(timed))
@@ -212,7 +212,7 @@ def test_what_was_tuned_is_kept_and_found_by_another_process():
         for _ in range(2)
     ]
     assert [done.stdout.strip() for done in times] == ["1", "0"]
-    kept = [c for c in json.loads(autotune.cache_file().read_text()) if c["n"] == 512]
+    kept = [c for c in json.loads(tuner.cache_file().read_text()) if c["n"] == 512]
     assert {"attention_kernel"} == {c["kernel"] for c in kept if c["d"] == 64 and not c["causal"]
                                     and c["dtype"] == "float16"}  # fmt: skip
 

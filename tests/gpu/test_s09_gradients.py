@@ -9,7 +9,7 @@ from test_on_a_gpu import problem
 
 import stages
 from harness.measures.memory import measure_peak
-from stages import hopper_gradients
+from stages.s09_gluon_hopper import gradients as hopper_gradients
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("on_hopper")]
 

@@ -40,9 +40,9 @@ CHECKED = {
 }  # fmt: skip
 
 CONFIGURED = """
-import stages.autotune
+import stages.common.tuner
 def attend(q, k, v, **more):
-    stages.autotune.latest["kernel"] = {{"BLOCK_M": {}}}
+    stages.common.tuner.latest["kernel"] = {{"BLOCK_M": {}}}
     return three(q, k, v, **more)
 """
 

@@ -9,7 +9,7 @@ import pytest
 import typer
 from ladder_command import ROOT, command, environ, in_turn, ladder, one_process
 
-from harness.isolation.roster import built_in_files, peer_files
+from harness.records.code import built_in_files, peer_files
 from ladder import app, doctor, help
 
 COMMANDS = typer.main.get_command(app.app).commands

@@ -15,7 +15,7 @@ import stages
 from attention_ladder.models import views
 from attention_ladder.models.training import curves
 from course.report import contests, course, front, pages, sources, text
-from harness.records import syntax
+from harness.records import code as syntax
 from harness.records.environment import own_files
 from harness.records.jsonl import read
 from harness.records.schema import FAILURES

@@ -8,7 +8,7 @@ import pytest
 from ladder_command import ROOT, in_turn
 from rich.console import Console
 
-from harness.isolation.roster import built_in_files
+from harness.records.code import built_in_files
 from ladder import show
 
 

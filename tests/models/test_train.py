@@ -23,6 +23,7 @@ from attention_ladder.models.training.plan import SHAPES, Plan, Trainee
 from harness.isolation import roster, session
 from harness.isolation.child import NO_MESSAGE
 from harness.records import environment
+from harness.records.code import built_in_files
 from harness.records.jsonl import Writer, read
 from harness.records.schema import BadRecord, check_record
 from ladder import app, train
@@ -497,7 +498,7 @@ def test_a_stage_without_a_mask_is_asked_row_by_row():
 @pytest.mark.slow
 def test_every_stage_with_gradients_can_be_trained_and_the_slow_ones_for_a_few_steps(capsys):
     problem = train_plan.make_problem("tiny", "float32", "cpu")
-    infos = roster.describe_files(roster.built_in_files())
+    infos = roster.describe_files(built_in_files())
     contestants = [train_plan.from_stage(stage, problem) for stage in infos]
     found = {one.stage: one for one in contestants if one.skip is None}
     here = [stage for stage in infos if stage.unavailable["cpu"] is None]
@@ -572,11 +573,11 @@ def test_each_contestant_fails_for_itself_and_a_good_one_gives_the_same_bits_els
 
 @pytest.mark.slow
 def test_stage_7_interpreted_takes_the_same_steps(tmp_path):
-    [path] = [path for path in stages.files() if path.stem.startswith("s07")]
+    [path] = [path for path in built_in_files() if path.stem.startswith("s07")]
     stage = stages.load(path).STAGE
     if stage.mode("cpu") != "interpreted":
         pytest.skip("a GPU is there: Triton compiles")
-    from stages.contract import why_not
+    from stages.common.contract import why_not
 
     if reason := why_not(stage, "cpu"):
         pytest.skip(reason)

@@ -72,7 +72,8 @@ if __name__ == "__main__":
     import triton
 
     import stages
-    from stages import contract, hopper_gradients
+    from stages.common import contract
+    from stages.s09_gluon_hopper import gradients as hopper_gradients
 
     triton.runtime.driver.set_active(Driver())
     triton.knobs.runtime.add_stages_inspection_hook = leave_out_machine_code

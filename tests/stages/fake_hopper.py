@@ -1,6 +1,6 @@
 """A Hopper GPU in Python, as far as stage 9 needs one: roles, barriers, copies and products.
 
-`hopper_stage` imports stage 9's files with this in the place of stages/gluon_names.py: their own
+`hopper_stage` imports stage 9's files with this in the place of stages/common/gluon.py: their own
 code runs, without a GPU. A role is a thread, and one runs at a time. Whose turn it is, and when a
 copy or a product that was begun is done, is drawn by a seed, among all that may happen next. A slot
 that is filled while a product reads it gives wrong numbers under some seeds; where nobody can go
@@ -25,10 +25,8 @@ import torch
 
 STAGES = Path(__file__).parents[2] / "stages"
 # each imports only from those before it
-FILES = (
-    "gluon_names", "hopper_rings", "hopper_problem", "hopper_backward", "hopper_launch",
-    "hopper_gradients", "s09_gluon_hopper",
-)  # fmt: skip
+PACKAGE = "stages.s09_gluon_hopper"
+FILES = ("pipeline", "schedule", "backward", "launch", "gradients", "__init__")
 CTAS = 2  # that run at the same time
 MOST = 1024  # tiles that a launch may note
 
@@ -547,8 +545,8 @@ def jit(function=None, **options):
 
 
 def gluon_names():
-    """This machine in the place of stages/gluon_names.py."""
-    fake = ModuleType("stages.gluon_names")
+    """This machine in the place of stages/common/gluon.py."""
+    fake = ModuleType("stages.common.gluon")
     named = (
         mbarrier, barrier, fence_async_shared, async_load, async_store, store_wait, reduce_add,
         warpgroup_mma, warpgroup_mma_wait, TensorDescriptor,
@@ -561,30 +559,39 @@ def gluon_names():
 
 
 @contextlib.contextmanager
-def hopper_stage(folder=STAGES):
+def hopper_stage(folder=STAGES / "s09_gluon_hopper"):
     """Stage 9 on this machine: a module with `forward`, and `hopper_gradients` with `backward`.
 
     Files of it that are in `folder` are taken from there, the others from stages/.
     """
-    package = vars(sys.modules["stages"])
-    places = [(sys.modules, f"stages.{name}") for name in FILES] + [(package, x) for x in FILES]
-    saved = [(place, name, place.pop(name)) for place, name in places if name in place]
+    names = ["stages.common.gluon", PACKAGE, *(f"{PACKAGE}.{name}" for name in FILES[:-1])]
+    owners = [sys.modules["stages.common"], sys.modules["stages"]]
+    saved = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    kept = [(owner, vars(owner).copy()) for owner in owners]
     try:
-        sys.modules["stages.gluon_names"] = package["gluon_names"] = gluon_names()
-        for name in FILES[1:]:
-            path = next(x for x in (folder / f"{name}.py", STAGES / f"{name}.py") if x.exists())
+        sys.modules["stages.common.gluon"] = owners[0].gluon = gluon_names()
+        package = ModuleType(PACKAGE)
+        package.__path__ = [str(STAGES / "s09_gluon_hopper")]
+        sys.modules[PACKAGE] = owners[1].s09_gluon_hopper = package
+        for name in FILES:
+            places = (folder / f"{name}.py", STAGES / "s09_gluon_hopper" / f"{name}.py")
+            path = next(x for x in places if x.exists())
             # by its own name alone: it is none of the operators that torch knows
             spec = importlib.util.spec_from_file_location(name, path)
             module = importlib.util.module_from_spec(spec)
-            sys.modules[f"stages.{name}"] = package[name] = module
+            if name != "__init__":
+                sys.modules[f"{PACKAGE}.{name}"] = module
+                setattr(package, name, module)
             spec.loader.exec_module(module)
         counter = torch.zeros(1 + MOST, dtype=torch.int32)
-        for each in (module, sys.modules["stages.hopper_gradients"]):
+        for each in (module, package.gradients):
             each.multiprocessors = lambda device: CTAS
             each.counter_of = lambda device, more=0: counter
         yield module
     finally:
-        for place, name in places:
-            place.pop(name, None)
-        for place, name, value in saved:
-            place[name] = value
+        for name in names:
+            sys.modules.pop(name, None)
+        sys.modules.update(saved)
+        for owner, before in kept:
+            vars(owner).clear()
+            vars(owner).update(before)

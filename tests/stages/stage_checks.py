@@ -12,10 +12,11 @@ import torch
 import stages
 from harness.measures.accuracy import Error, explain
 from harness.problems.problem import YARDSTICK
-from stages.contract import why_not
-from stages.machine import has_module
+from harness.records.code import built_in_files
+from stages.common.contract import why_not
+from stages.common.machine import has_module
 
-FAKES = [stages.load(path) for path in stages.files()]
+FAKES = [stages.load(path) for path in built_in_files()]
 MARGIN = 1 << 17  # elements around a tensor: further than a wrong stride or mask reaches here
 UNTOUCHED = 1.625  # a number of every dtype that no kernel writes
 RAGGED_N = (1, 63, 64, 65, 127)

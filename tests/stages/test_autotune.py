@@ -16,8 +16,8 @@ from fake_card import Card, Kernel, like
 from stage_checks import device_of, for_each, gradients, normal
 
 import stages
-from stages import autotune
-from stages.machine import has_module
+from stages.common import tuner
+from stages.common.machine import has_module
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" and not has_module("triton"), reason="no triton for this machine"
@@ -32,9 +32,9 @@ USUAL = {"precision": "ieee", "d": 64, "causal": False, "n": 1000}
 def cache(tmp_path, monkeypatch):
     """Where choices are kept, for this test alone; nothing is there, nor in memory."""
     monkeypatch.setenv("LADDER_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(autotune, "chosen", {})
-    monkeypatch.setattr(autotune, "latest", {})
-    return tmp_path / "cache" / "autotune.json"
+    monkeypatch.setattr(tuner, "chosen", {})
+    monkeypatch.setattr(tuner, "latest", {})
+    return tmp_path / "cache" / "tuner.json"
 
 
 @pytest.fixture
@@ -48,18 +48,18 @@ def card(cache, monkeypatch):
 def choose(card, kernel=None, dtype=torch.float16, shape=(2, 8, 1000, 64), **changes):
     """The BLOCK_M that is chosen on `card`."""
     q = like(dtype, shape=shape)
-    choice = autotune.choose(
+    choice = tuner.choose(
         kernel or KERNEL, card.candidates, card.launch, like=q, **(USUAL | changes)
     )
     assert choice in card.candidates
-    assert autotune.latest == {(kernel or KERNEL).__name__: choice}
-    autotune.latest.clear()
+    assert tuner.latest == {(kernel or KERNEL).__name__: choice}
+    tuner.latest.clear()
     return choice["BLOCK_M"]
 
 
 def forget():
     """As a new process does, which has nothing but the file."""
-    autotune.chosen.clear()
+    tuner.chosen.clear()
 
 
 def kept(cache):
@@ -77,7 +77,7 @@ def out_of_resources():
 
 def test_the_fastest_is_chosen_all_taking_turns(card):
     assert choose(card) == 32
-    assert card.launched == [16, 32, 64] * (1 + autotune.ROUNDS)
+    assert card.launched == [16, 32, 64] * (1 + tuner.ROUNDS)
 
 
 def test_one_outlier_does_not_decide(card):
@@ -122,9 +122,7 @@ def test_any_other_error_is_the_kernels_own(card, cache):
 
 
 def test_nothing_is_timed_without_a_gpu(card, cache):
-    config = autotune.choose(
-        Kernel(), card.candidates, card.launch, like=like(device="cpu"), **USUAL
-    )
+    config = tuner.choose(Kernel(), card.candidates, card.launch, like=like(device="cpu"), **USUAL)
     assert config == card.candidates[0]
     assert card.launched == [] and not cache.exists()
 
@@ -147,7 +145,7 @@ def test_nothing_is_timed_while_a_graph_is_captured(card, cache):
 
 @for_each([stages.by_number(number) for number in (6, 7)])
 def test_interpreted_stages_time_nothing_and_keep_nothing(stage, cache, monkeypatch):
-    monkeypatch.setattr(autotune, "time_each", lambda *_: pytest.fail("timed in the interpreter"))
+    monkeypatch.setattr(tuner, "time_each", lambda *_: pytest.fail("timed in the interpreter"))
     tensors = normal((1, 1, 5, 9, 8), 0, device=device_of(stage))
     gradients(stage, *tensors) if stage.STAGE.gradients else stage.attend(*tensors[:3])
     assert not cache.exists()
@@ -160,7 +158,7 @@ def test_stages_tell_the_tuner_what_they_launch(cache, monkeypatch):
         asked.append((kernel.__name__, like.dtype, key))
         return candidates[0]
 
-    monkeypatch.setattr(autotune, "choose", choose)
+    monkeypatch.setattr(tuner, "choose", choose)
     q, k, v, dO = normal((1, 4, 5, 9, 8), 0, torch.float16)
     k, v = k[:, ::2], v[:, ::2]  # two heads of q share each of them
     gradients(stages.by_number(7), q, k, v, dO, causal=True)
@@ -228,9 +226,7 @@ def test_another_kind_of_call_is_another_choice(card, cache, monkeypatch, change
 def test_two_cards_of_one_process_are_apart(card):
     assert choose(card) == 32
     card.name, card.costs = "another card", {16: 0.5, 32: 1.0, 64: 2.0}
-    second = autotune.choose(
-        KERNEL, card.candidates, card.launch, like=like(device="cuda:1"), **USUAL
-    )
+    second = tuner.choose(KERNEL, card.candidates, card.launch, like=like(device="cuda:1"), **USUAL)
     assert second["BLOCK_M"] == 16
 
 
@@ -269,8 +265,8 @@ def test_choices_of_an_older_form_go_when_one_is_kept(card, cache):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 64, 65, 1000, 1 << 20, (1 << 20) + 1])
 def test_a_bucket_is_the_power_of_two_above(n):
-    assert autotune.bucket(n) in {1 << i for i in range(30)}
-    assert n <= autotune.bucket(n) < 2 * n
+    assert tuner.bucket(n) in {1 << i for i in range(30)}
+    assert n <= tuner.bucket(n) < 2 * n
 
 
 # ---- the file
@@ -322,7 +318,7 @@ def test_a_disk_that_fills_up_leaves_the_file_as_it_was(card, cache, monkeypatch
     monkeypatch.setattr(json, "dump", fills_up)
     assert choose(card, d=128) == 32
     assert cache.read_text() == before
-    assert {path.name for path in cache.parent.iterdir()} == {"autotune.json", "autotune.lock"}
+    assert {path.name for path in cache.parent.iterdir()} == {"tuner.json", "tuner.lock"}
 
 
 @pytest.mark.skipif(os.name != "posix", reason="no such modes")
@@ -334,7 +330,7 @@ def test_the_files_have_the_umasks_mode_so_that_a_shared_folder_is_shared(card, 
     finally:
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in cache.parent.iterdir()}
-    assert modes == dict.fromkeys(("autotune.json", "autotune.lock"), 0o666 & ~umask)
+    assert modes == dict.fromkeys(("tuner.json", "tuner.lock"), 0o666 & ~umask)
 
 
 def test_a_user_without_a_home_is_no_error(monkeypatch):
@@ -344,7 +340,7 @@ def test_a_user_without_a_home_is_no_error(monkeypatch):
     monkeypatch.delenv("LADDER_CACHE_DIR")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", no_home)
-    assert autotune.cache_file().name == "autotune.json"
+    assert tuner.cache_file().name == "tuner.json"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="no password database")
@@ -355,30 +351,30 @@ def test_an_empty_variable_is_an_unset_one(monkeypatch, tmp_path):
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("LADDER_CACHE_DIR")
-    unset = autotune.cache_file()
-    assert unset == Path.home() / ".cache" / "attention-ladder" / "autotune.json"
+    unset = tuner.cache_file()
+    assert unset == Path.home() / ".cache" / "attention-ladder" / "tuner.json"
     for name in ("HOME", "XDG_CACHE_HOME", "LADDER_CACHE_DIR"):
         monkeypatch.setenv(name, "")
-    assert autotune.cache_file() == unset
+    assert tuner.cache_file() == unset
 
     def unknown(uid):
         raise KeyError(f"getpwuid(): uid not found: {uid}")
 
     monkeypatch.setattr(pwd, "getpwuid", unknown)  # of a container's made-up user
     for _ in range(2):
-        assert autotune.cache_file().is_absolute()
+        assert tuner.cache_file().is_absolute()
         monkeypatch.delenv("HOME", raising=False)
 
 
 def test_where_the_file_is(monkeypatch, tmp_path):
     monkeypatch.setenv("LADDER_CACHE_DIR", str(tmp_path / "ours"))
-    assert autotune.cache_file() == tmp_path / "ours" / "autotune.json"
+    assert tuner.cache_file() == tmp_path / "ours" / "tuner.json"
     monkeypatch.delenv("LADDER_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "theirs"))
-    assert autotune.cache_file() == tmp_path / "theirs" / "attention-ladder" / "autotune.json"
+    assert tuner.cache_file() == tmp_path / "theirs" / "attention-ladder" / "tuner.json"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    assert autotune.cache_file() == tmp_path / ".cache" / "attention-ladder" / "autotune.json"
+    assert tuner.cache_file() == tmp_path / ".cache" / "attention-ladder" / "tuner.json"
 
 
 # ---- several processes
@@ -388,7 +384,7 @@ def write_many(number, count, start):
     start.wait()
     for i in range(count):
         identity = {"kernel": f"kernel_{number}", "d": i}
-        autotune.keep(identity, identity | {"config": {"BLOCK_M": i}})
+        tuner.keep(identity, identity | {"config": {"BLOCK_M": i}})
 
 
 @pytest.mark.slow
@@ -413,17 +409,17 @@ def test_many_processes_write_at_once_none_is_lost_and_the_file_is_whole(cache):
     found = {(choice["kernel"], choice["d"]) for choice in kept(cache)}
     assert found == {(f"kernel_{i}", d) for i in range(writers) for d in range(count)}
     assert len(kept(cache)) == writers * count
-    assert {path.name for path in cache.parent.iterdir()} == {"autotune.json", "autotune.lock"}
+    assert {path.name for path in cache.parent.iterdir()} == {"tuner.json", "tuner.lock"}
 
 
 PROCESS = """
 import sys
 from fake_card import Card, Kernel, like
-from stages import autotune
+from stages.common import tuner
 
 card = Card({16: 3.0, 32: 1.0, 64: 2.0})
 card.put_in(setattr)
-config = autotune.choose(Kernel(), card.candidates, card.launch, like=like(), precision="ieee",
+config = tuner.choose(Kernel(), card.candidates, card.launch, like=like(), precision="ieee",
                          d=64, causal=False, n=1000)
 print(config["BLOCK_M"], len(card.launched))
 """
@@ -440,4 +436,4 @@ def test_another_process_does_not_tune_again(cache):
         ).stdout.split()
         for _ in range(2)
     ]  # fmt: skip
-    assert said == [["32", str(3 * (1 + autotune.ROUNDS))], ["32", "0"]]
+    assert said == [["32", str(3 * (1 + tuner.ROUNDS))], ["32", "0"]]

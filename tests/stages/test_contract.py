@@ -23,15 +23,10 @@ from stage_checks import (
 )
 
 import stages
-from stages import contract, machine
-from stages.contract import (
-    NEEDS,
-    Stage,
-    StageUnavailable,
-    check_inputs,
-    input_precision,
-    why_not,
-)
+from harness.records.code import built_in_files
+from stages.common import contract, machine
+from stages.common.contract import NEEDS, Stage, StageUnavailable, why_not
+from stages.common.inputs import check_inputs, input_precision
 
 B, H, NQ, NK, D = 2, 2, 3, 4, 8
 SHAPE = (B, H, NQ, NK, D)
@@ -393,7 +388,7 @@ def test_the_built_in_stages_go_by_their_files():
     numbers = [stage.STAGE.number for stage in FAKES]
     assert numbers == sorted(set(numbers))
     assert numbers[:8] == [0, 1, 2, 3, 4, 5, 6, 7]
-    for path, stage in zip(stages.files(), FAKES, strict=True):
+    for path, stage in zip(built_in_files(), FAKES, strict=True):
         assert path.stem == f"s{stage.STAGE.number:02d}_{stage.STAGE.name}"
         assert stages.by_number(stage.STAGE.number) is stage
     with pytest.raises(KeyError):

@@ -19,7 +19,7 @@ from cubins import SHARED_LIMIT, kernels
 from stage_checks import FAKES, stage_id
 
 import stages
-from stages.hopper_gradients import CONFIGS
+from stages.s09_gluon_hopper.gradients import CONFIGS
 
 TRITON = [stage for stage in FAKES if "triton" in stage.STAGE.needs]
 STAGES = [stage_id(stage) for stage in TRITON if "gluon" not in stage.STAGE.needs]
@@ -198,7 +198,8 @@ def test_products_of_the_backward_pass_on_hopper_run_by_themselves(d, compiler):
     kinds = ["plain", "keys", "causal", "lengths", "masked"]
     dtypes = {flags: "float16" if flags == "keys" else "bfloat16" for flags in kinds}
     asked = [
-        ("hopper_gradients", "gluon", d, dtype, "CONFIGS", flags) for flags, dtype in dtypes.items()
+        ("s09_gluon_hopper.gradients", "gluon", d, dtype, "CONFIGS", flags)
+        for flags, dtype in dtypes.items()
     ]
     for job, report in zip(asked, compiler.answers(*asked), strict=True):
         flags = job[-1]

@@ -42,7 +42,7 @@ from harness.measures.oracle import make_oracle, make_oracles
 from harness.problems.directions import make_output_gradient
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
-from stages.contract import why_not_dtype
+from stages.common.contract import why_not_dtype
 
 HALF = ("float16", "bfloat16")
 INEXACT = [stage for stage in FAKES if stage.STAGE.exact_up_to is not None]

@@ -13,7 +13,7 @@ from stage_checks import assert_close, rounding
 from test_hopper_emulated import answers, check, truth_of
 
 from harness.problems.problem import Problem
-from stages.contract import LARGEST_SCORE_TO_TRAIN
+from stages.common.contract import LARGEST_SCORE_TO_TRAIN
 
 pytestmark = test_hopper_emulated.pytestmark
 

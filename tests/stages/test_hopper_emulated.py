@@ -31,7 +31,7 @@ from stage_checks import (
 from test_mutants import mutate
 
 from harness.problems.problem import Problem
-from stages.machine import has_module, interpreting
+from stages.common.machine import has_module, interpreting
 
 pytestmark = [
     pytest.mark.skipif(not has_module("triton"), reason="no wheel of triton for this machine"),
@@ -179,7 +179,7 @@ def test_each_variant_is_exact_whatever_happens_when(tmp_path):
     for path in make_variants.write(tmp_path, 9):
         folder = tmp_path / path.stem
         folder.mkdir()
-        path.rename(folder / "s09_gluon_hopper.py")
+        path.rename(folder / "__init__.py")
         with hopper_stage(folder) as stage:
             assert path.stem == stage.STAGE.name
             for name, d in (("causal, ragged", 64), ("causal, ragged", 128), ("whole tiles", 128)):
@@ -191,46 +191,46 @@ def test_each_variant_is_exact_whatever_happens_when(tmp_path):
 MUTANTS = {
     # the forward pass
     "a key too many": (
-        "s09_gluon_hopper",
+        "__init__",
         "before = first[None, :, None] < left[:, None, :]",
         "before = first[None, :, None] <= left[:, None, :]",
         "ragged", "THREE_CONSUMERS",
     ),
     "a diagonal one key off": (
-        "hopper_problem",
+        "schedule",
         "rows + (self.Nk - self.Nq + 1)",
         "rows + (self.Nk - self.Nq)",
         "causal, moved by half a tile", "THREE_CTAS",
     ),
     "one tile with a mask of two": (
-        "s09_gluon_hopper", "MASKED == 2", "MASKED == 3", "causal, ragged", "THREE_CONSUMERS",
+        "__init__", "MASKED == 2", "MASKED == 3", "causal, ragged", "THREE_CONSUMERS",
     ),
     "an output never corrected": (
-        "s09_gluon_hopper",
+        "__init__",
         "        acc = rescale_if_needed(acc, alpha) if SLACK > 0 else rescale(acc, alpha)\n",
         "",
         "ragged", "TWO_CONSUMERS",
     ),
     "a sum never corrected": (
-        "s09_gluon_hopper",
+        "__init__",
         "l_i * gl.convert_layout(alpha, gl.SliceLayout(1, sums.type.layout))[:, None]",
         "l_i",
         "ragged", "TWO_CONSUMERS",
     ),
     "keys that two tiles have count twice": (
-        "s09_gluon_hopper",
+        "__init__",
         "eights) if FIRST else",
         "eights) if False else",
         "ragged", "THREE_CTAS",
     ),
     "hidden keys loaded": (
-        "hopper_problem",
+        "schedule",
         "start_n = gl.minimum(start_n, Nk_valid - self.BLOCK_N)",
         "start_n += 0",
         "ragged", "THREE_CONSUMERS",
     ),
     "the first key head for all": (
-        "s09_gluon_hopper",
+        "__init__",
         "h_k = h // problem.group\n"
         "        start_n =",
         "h_k = 0\n"
@@ -238,13 +238,13 @@ MUTANTS = {
         "causal, ragged", "THREE_CTAS",
     ),
     "a product used before it is done": (
-        "s09_gluon_hopper",
+        "__init__",
         "        s = warpgroup_mma_wait(1, deps=[s])  # the older of the two\n",
         "        s = warpgroup_mma_wait(2, deps=[s])\n",
         "whole tiles", "TWO_CONSUMERS",
     ),
     "K given back before its product is done": (
-        "s09_gluon_hopper",
+        "__init__",
         "        s = warpgroup_mma_wait(1, deps=[s])  # the older of the two\n"
         "        k_ring.give_back(use + j)\n",
         "        k_ring.give_back(use + j)\n"
@@ -252,7 +252,7 @@ MUTANTS = {
         "ragged", "THREE_CTAS",
     ),
     "V given back before its product is done": (
-        "s09_gluon_hopper",
+        "__init__",
         "        acc = warpgroup_mma_wait(0, deps=[acc])\n"
         "        v_ring.give_back(use + j - 1)\n",
         "        v_ring.give_back(use + j - 1)\n"
@@ -260,66 +260,66 @@ MUTANTS = {
         "causal, rows that see nothing", "THREE_CONSUMERS",
     ),
     "queries given back before they are read": (
-        "s09_gluon_hopper",
+        "__init__",
         "q_ring.give_back(turn + 1, pred=turn > 0)",
         "q_ring.give_back(turn)",
         "grouped heads, lengths", "TWO_CONSUMERS",
     ),
     "a counter that is not set back": (
-        "s09_gluon_hopper",
+        "__init__",
         "        gl.store(counter_ptr, 0, mask=fetched == problem.tiles - 1)\n",
         "",
         "hidden", "TWO_CONSUMERS",
     ),
     "hidden keys loaded under a diagonal": (
-        "hopper_problem",
+        "schedule",
         "(HAS_SEQLENS or not CAUSAL)",
         "not CAUSAL",
         HIDDEN, "TWO_CONSUMERS",
     ),
     "the tile moved, its diagonal not": (
-        "s09_gluon_hopper",
+        "__init__",
         "s = hide(s, seen - from_n)",
         "s = hide(s, seen - (start_n - skipped * BLOCK_N))",
         "causal, moved by half a tile", "THREE_CONSUMERS",
     ),
     "keys that two tiles have count twice under a diagonal": (
-        "s09_gluon_hopper",
+        "__init__",
         "                if earlier > 0:\n",
         "                if earlier > BLOCK_N:\n",
         "causal, moved by half a tile", "TWO_CONSUMERS",
     ),
     # rings and board
     "the other phase of a ring": (
-        "hopper_rings",
+        "pipeline",
         "(use // slots) & 1",
         "(use // slots + 1) & 1",
         "whole tiles", "THREE_CTAS",
     ),
     "a slot filled while it is read": (
-        "hopper_rings",
+        "pipeline",
         "self.threads, use >= self.slots)",
         "self.threads, use < 0)",
         "whole tiles", "TWO_CONSUMERS",
     ),
     "a ring that one consumer gives back": (
-        "hopper_rings", "128 * consumers + 32", "128 + 32", "whole tiles", "THREE_CONSUMERS",
+        "pipeline", "128 * consumers + 32", "128 + 32", "whole tiles", "THREE_CONSUMERS",
     ),
     # the backward pass
     "P without its mask": (
-        "hopper_backward",
+        "backward",
         "            p = gl.where(seen, p, 0.0)\n",
         "",
         "causal, ragged", "THREE_CONSUMERS",
     ),
     "dS overwritten while it is read": (
-        "hopper_backward",
+        "backward",
         "ds_all = ds_smem.index(use % 2)",
         "ds_all = ds_smem.index(0)",
         "ragged", "TWO_CONSUMERS",
     ),
     "query tiles given back before dK's product is done": (
-        "hopper_backward",
+        "backward",
         "            dk = warpgroup_mma_wait(0, deps=[dk])\n"
         "        else:",
         "            tiles.give_back(use)\n"
@@ -328,16 +328,16 @@ MUTANTS = {
         "ragged", "TWO_CONSUMERS",
     ),
     "hidden keys that count": (
-        "hopper_backward",
+        "backward",
         "tile.store(gl.where((keys < Nk_valid)[:, None], tile.load(L), 0.0))",
         "tile.store(tile.load(L))",
         "causal, moved by half a tile", "THREE_CONSUMERS",
     ),
     "sums that begin as they are": (
-        "hopper_gradients", "    if ZERO:", "    if not ZERO:", "ragged", "THREE_CONSUMERS",
+        "gradients", "    if ZERO:", "    if not ZERO:", "ragged", "THREE_CONSUMERS",
     ),
     "delta added": (
-        "hopper_gradients",
+        "gradients",
         "-tl.sum(o * do, 1)",
         "tl.sum(o * do, 1)",
         "ragged", "THREE_CONSUMERS",

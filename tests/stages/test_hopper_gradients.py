@@ -13,10 +13,11 @@ import torch
 from stage_checks import normal
 
 import stages
-from stages import hopper_gradients, hopper_launch
 from stages import s07_triton_training as s07
-from stages.machine import has_module
+from stages.common.machine import has_module
 from stages.s06_triton_flash2 import forward as s06_forward
+from stages.s09_gluon_hopper import gradients as hopper_gradients
+from stages.s09_gluon_hopper import launch as hopper_launch
 
 STAGE = stages.by_number(9)
 

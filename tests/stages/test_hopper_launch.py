@@ -5,10 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from stages import contract, hopper_launch
+from stages.common import contract
+from stages.common.machine import has_module
 from stages.contract import Stage, StageUnavailable
-from stages.hopper_launch import MOST_KEPT, Launch, checks, described
-from stages.machine import has_module
+from stages.s09_gluon_hopper import launch as hopper_launch
+from stages.s09_gluon_hopper.launch import MOST_KEPT, Launch, checks, described
 
 STAGE = Stage(number=9, name="any", title="Any", idea="none", options=("causal", "seqlens_k"))
 
@@ -51,7 +52,7 @@ def counted(monkeypatch):
         looked.append(args)
         return contract.check_inputs(*args, **options)
 
-    monkeypatch.setattr("stages.hopper_launch.check_inputs", check_inputs)
+    monkeypatch.setattr("stages.s09_gluon_hopper.launch.check_inputs", check_inputs)
     return checks(STAGE), looked
 
 

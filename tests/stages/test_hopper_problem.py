@@ -30,7 +30,8 @@ class Lengths(list):
 @pytest.fixture
 def problem_of(monkeypatch):
     """Returns a problem of stage 9, whose methods take and return plain integers."""
-    from stages import hopper_problem
+
+    from stages.s09_gluon_hopper import schedule as hopper_problem
 
     stage = stages.by_number(9)
     monkeypatch.setattr(stage, "multiprocessors", lambda device: 132)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import stages
+from harness.records.code import built_in_files
 from harness.records.environment import own_files
 
 ROOT = Path(__file__).parents[2]
@@ -27,10 +28,11 @@ EVERY_STAGE = """
 import json
 import torch
 import stages
-from stages.contract import StageUnavailable, why_not
+from stages.common.contract import StageUnavailable, why_not
 
 said = {}
-for path in stages.files():
+from harness.records.code import built_in_files
+for path in built_in_files():
     stage = stages.load(path)
     try:
         o = stage.attend(*torch.ones(3, 1, 1, 2, 4))
@@ -97,7 +99,7 @@ def run(tmp_path_factory):
 )
 def test_every_stage_imports_without(missing, need, reason, run):
     said = run(f"import sys\nsys.modules[{missing!r}] = None\n{EVERY_STAGE}")
-    assert len(said) == len(stages.files())
+    assert len(said) == len(built_in_files())
     # what needs a GPU says that first
     without = [n for n, (needs, _, _) in said.items() if need in needs and "cuda" not in needs]
     assert without, f"no stage needs {need}: this test tests nothing"
@@ -147,7 +149,8 @@ torch._C._cuda_getDeviceCount = lambda: started.append(True) or 0
 {before}
 import stages
 early = ["triton" in sys.modules, os.environ.get("TRITON_INTERPRET")]
-for path in stages.files():
+from harness.records.code import built_in_files
+for path in built_in_files():
     stages.load(path)
 print(json.dumps({{
     "triton early": early[0],

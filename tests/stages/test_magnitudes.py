@@ -14,7 +14,7 @@ import torch
 from masked_problems import in_tiles
 from stage_checks import FAKES, assert_close, device_of, for_each, gradients, normal, rounding
 
-from stages.contract import LARGEST_SCORE, LARGEST_SCORE_TO_TRAIN, why_not_dtype
+from stages.common.contract import LARGEST_SCORE, LARGEST_SCORE_TO_TRAIN, why_not_dtype
 
 # stage 3 keeps its scores in the dtype: in float16 they end at 65504
 WIDE = [stage for stage in FAKES if stage.STAGE.exact_up_to is None and stage.STAGE.number != 3]

@@ -43,7 +43,7 @@ import stages
 from harness.measures.oracle import make_oracle
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
-from stages.paged_cache import PagedCache
+from stages.s08_triton_split_kv.paged_cache import PagedCache
 
 # b, h, nq, nk, d and the strides of q, k, v: small, since stage 0 has to bear them; each stage
 # takes as many of the keys as it is exact for

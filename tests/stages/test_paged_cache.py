@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from stage_checks import assert_close, device_of, guarded_outputs, in_nan, normal, rounding, truth
 
 from stages import s08_triton_split_kv as stage
-from stages.machine import has_module
-from stages.paged_cache import PAGE_SIZES, PagedCache
+from stages.common.machine import has_module
+from stages.s08_triton_split_kv.paged_cache import PAGE_SIZES, PagedCache
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" and not has_module("triton"), reason="no triton for this machine"

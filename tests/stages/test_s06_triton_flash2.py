@@ -31,7 +31,7 @@ from stage_checks import (
 )
 
 from stages import s06_triton_flash2 as stage
-from stages.machine import has_module
+from stages.common.machine import has_module
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" and not has_module("triton"), reason="no triton for this machine"

@@ -22,7 +22,7 @@ from stage_checks import (
 )
 
 from stages import s08_triton_split_kv as stage
-from stages.machine import has_module
+from stages.common.machine import has_module
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" and not has_module("triton"), reason="no triton for this machine"

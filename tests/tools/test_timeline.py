@@ -107,19 +107,19 @@ def test_the_docs_say_what_a_tile_takes(tmp_path, monkeypatch):
 
 def test_it_says_why_it_can_not_trace_and_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     out = tmp_path / "timeline.jsonl"
-    monkeypatch.setattr("stages.contract.why_not", lambda *_: "no such GPU here")
+    monkeypatch.setattr("stages.common.contract.why_not", lambda *_: "no such GPU here")
     with pytest.raises(SystemExit, match="stage 9: no such GPU here"):
         timeline.main(64, out)
     assert not out.exists()
     out.touch()
-    monkeypatch.setattr("stages.contract.why_not", lambda *_: None)
+    monkeypatch.setattr("stages.common.contract.why_not", lambda *_: None)
     with pytest.raises(SystemExit, match="is there already"):
         timeline.main(64, out)
     assert not out.read_bytes()
 
 
 def test_a_kernel_that_hangs_or_fails_leaves_no_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("stages.contract.why_not", lambda *_: None)
+    monkeypatch.setattr("stages.common.contract.why_not", lambda *_: None)
     monkeypatch.setattr("harness.records.environment.make_env", lambda *_: make_env([]))
     monkeypatch.setattr(timeline, "LIMIT", 0.0)
     out = tmp_path / "timeline.jsonl"

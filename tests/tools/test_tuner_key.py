@@ -9,8 +9,8 @@ import torch
 
 from course.report import contests
 from harness.records.schema import check_record
-from stages import autotune
-from stages.machine import has_module
+from stages.common import tuner
+from stages.common.machine import has_module
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def tool(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(autotune, "choose", autotune.choose)  # the tool puts another in its place
+    monkeypatch.setattr(tuner, "choose", tuner.choose)  # the tool puts another in its place
     spec = importlib.util.spec_from_file_location("tool", ROOT / "tools" / "tuner_key.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -42,7 +42,7 @@ def test_what_another_problems_choice_costs():
 
 def test_the_problems_share_keys_and_differ_in_heads_and_queries(tool):
     for nk in (1024, 4096, 16384):
-        shared = [shape for shape in tool.shapes() if autotune.bucket(shape[3]) == nk]
+        shared = [shape for shape in tool.shapes() if tuner.bucket(shape[3]) == nk]
         assert {b * h for b, h, *_ in shared} >= {1, 8, 32}
         assert {nq for _, _, nq, _ in shared} >= {1, 128, nk}
 
@@ -54,15 +54,15 @@ def test_each_kernel_has_its_times_and_the_tuners_rounds_stay(tool, monkeypatch)
     monkeypatch.setattr(torch, "randn", lambda *size, device, **options: randn(*size, **options))
 
     def time_each(candidates, launch):
-        asked.append(autotune.ROUNDS)
+        asked.append(tuner.ROUNDS)
         launch(candidates[0])
         return {index: float(len(candidates) - index) for index in range(len(candidates) - 1)}
 
-    monkeypatch.setattr(autotune, "time_each", time_each)
-    usual = autotune.ROUNDS
+    monkeypatch.setattr(tuner, "time_each", time_each)
+    usual = tuner.ROUNDS
     records = tool.measure((16, "float16", "float16", True), (1, 2, 3, 20))
     assert [r["kernel"] for r in records] == ["attention_kernel", "dk_dv_kernel", "dq_kernel"]
-    assert asked == [usual, tool.ROUNDS] * 3 and usual == autotune.ROUNDS
+    assert asked == [usual, tool.ROUNDS] * 3 and usual == tuner.ROUNDS
     for found in records:
         check_record(found)
         assert (found["h"], found["nq"], found["nk"]) == (2, 3, 20)

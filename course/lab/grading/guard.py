@@ -27,7 +27,7 @@ import torch
 from course.lab.grading.calls import EXIT, FORBIDDEN, REFUSED
 from course.lab.grading.work import Work
 from course.lab.labs import NUMPY, ROOT
-from harness.isolation.roster import STAGES
+from harness.records.code import STAGES, part_of
 
 OURS = ("harness", "attention_ladder", "course", "ladder")  # packages
 # what any submission may import; __main__: as debuggers and test runners do, under its other name
@@ -167,12 +167,11 @@ class Guard:
         """
         path, own = Path(name), Path(self.path)
         at = path.parent.parent if path.parent.name == "__pycache__" else path.parent
-        solution = (at == STAGES and path.name[1:3].isdigit()) or (
-            at == NUMPY.parent and path.name.startswith(NUMPY.stem)
-        )
+        ours = part_of(path)
+        solution = ours or (at == NUMPY.parent and path.name.startswith(NUMPY.stem))
         itself = (at, path.name.partition(".")[0]) == (own.parent, own.stem)
-        if solution and not itself and path.name[:3] not in self.rules["stages"]:
-            self.gains(f"it loads {path.name}, and is to do that work itself")
+        if solution and not itself and ours not in self.rules["stages"]:
+            self.gains(f"it loads {ours or path.name}, and is to do that work itself")
         if name == self.path or (name.startswith("<") and "importlib" not in name):
             return
         its_own = self.mine(frame, standard)  # which it has compiled
@@ -185,7 +184,8 @@ class Guard:
             self.refuse(f"it writes to a file ({Path(name).name})")
         path, own = Path(name).resolve(), Path(self.path)
         beside = {path, path.parent} & {*self.folders()} and path != own
-        if beside or path == STAGES or path.parts[1:2] == ("proc",):
+        folder = path == STAGES or (path.parent == STAGES and path.is_dir())
+        if beside or folder or path.parts[1:2] == ("proc",):
             self.end(f"it looks for the answer in {name if '/proc' in name else path.name}")
 
     @contextmanager
@@ -275,7 +275,8 @@ def functions() -> dict[tuple[Any, str], Any]:
     """Return the functions and classes of KEPT, KEPT_CLASSES, the harness and the stages."""
     loaded = [
         module for name, module in list(sys.modules.items())
-        if name in KEPT or name.split(".")[0] in OURS or name == "stages.contract"
+        if name in KEPT or name.split(".")[0] in OURS
+        or name.startswith(("stages.contract", "stages.common"))
     ]  # fmt: skip
     return {
         (owner, name): value

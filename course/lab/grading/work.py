@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from harness.problems.problem import Problem
+from harness.records.code import part_of
 
 FUSED = ("scaled_dot_product", "multi_head_attention", "transformer_encoder", "flex_attention")
 PRODUCTS = ("mm", "mv", "dot")  # of matrices and vectors
@@ -301,9 +302,9 @@ def watch_kernels(work: Work) -> None:
     def call(executor: Any, *args: Any, **options: Any) -> Any:
         file = executor.fn.__code__.co_filename
         work.own = file == work.path
-        name = Path(file).name  # of ours, it can only have loaded what the rules name
-        if name[:3] in work.rules["stages"] and not work.rules["launches"] and not work.own:
-            work.end(f"it launches a kernel of {name}")
+        ours = part_of(Path(file))  # it can only have loaded what the rules name
+        if ours in work.rules["stages"] and not work.rules["launches"] and not work.own:
+            work.end(f"it launches a kernel of {ours}")
         return execute(executor, *args, **options)
 
     interpreter._interpreter, interpreter.GridExecutor.__call__ = Stores(), call

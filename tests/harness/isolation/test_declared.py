@@ -3,7 +3,7 @@
 import pytest
 
 import stages
-from harness.isolation.roster import built_in_files, peer_files, read_declared
+from harness.records.code import built_in_files, peer_files, read_declared
 
 FILES = [*built_in_files(), *peer_files()]
 

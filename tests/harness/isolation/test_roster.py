@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from harness.isolation.roster import built_in_files, describe_files
+from harness.isolation.roster import describe_files
 from harness.problems.problem import Problem
+from harness.records.code import built_in_files
 
 ONE = Problem("normal", 0, 1, 1, 1, 1, 1, 1, "float32", "ieee", False, None, "cpu")
 

@@ -26,7 +26,7 @@ from harness.problems.cost import (
 )
 from harness.runs.comparison import cell_record
 from harness.runs.process import Outcome
-from stages.contract import TRAFFICS, Stage
+from stages.common.contract import TRAFFICS, Stage
 
 
 def seen(asked, batch):

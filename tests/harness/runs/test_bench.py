@@ -14,11 +14,12 @@ from ladder_command import FAKES, Started, in_turn
 
 from harness.isolation import roster
 from harness.isolation.judge import Judge, NoVerdict
-from harness.isolation.roster import PEERS, StageInfo, built_in_files, describe_files, read_stages
+from harness.isolation.roster import StageInfo, describe_files, read_stages
 from harness.measures import timing
 from harness.problems import cost
 from harness.problems.problem import SEED, Problem
 from harness.records import jsonl
+from harness.records.code import PEERS, built_in_files
 from harness.runs import comparison as engine
 from harness.runs import plan, process
 from harness.runs.comparison import bench_records
@@ -146,9 +147,9 @@ def test_ratios_are_of_the_medians_of_one_process(tmp_path, make_stage):
 # what a tuned stage does, without a kernel: its launch is its choice's alone
 TUNES = """
 from types import SimpleNamespace
-from stages import autotune
+from stages.common import tuner
 candidates = [{{"BLOCK_M": {m}, "num_warps": 4}}]
-autotune.choose(SimpleNamespace(__name__="{kernel}"), candidates, None, like=q, precision="ieee",
+tuner.choose(SimpleNamespace(__name__="{kernel}"), candidates, None, like=q, precision="ieee",
                 d=16, causal=False, n=32)
 """
 

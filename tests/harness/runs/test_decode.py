@@ -14,16 +14,17 @@ from made_up_bench import cells_of
 
 import stages
 from harness.isolation.judge import Judge
-from harness.isolation.roster import PEERS, describe_files, peer_files, read_declared, read_stages
+from harness.isolation.roster import describe_files, read_stages
 from harness.problems import cost
 from harness.problems.problem import Problem
 from harness.records import environment
+from harness.records.code import PEERS, peer_files, read_declared
 from harness.records.schema import BadRecord, check_record
 from harness.runs import plan, suites
 from harness.runs.comparison import bench_records, compare
 from harness.views import contest_groups
 from ladder import bench
-from stages import machine
+from stages.common import machine
 from stages.contract import StageUnavailable
 
 TINY = Problem(

@@ -49,7 +49,7 @@ def make_lean() -> None:
 
 def remember_types(interpreter: Any) -> None:
     """Have each type's NumPy type, and what a block's shape says of it, worked out once."""
-    from stages.machine import interpreting  # imports torch: not before Triton is there
+    from stages.common.machine import interpreting  # imports torch: not before Triton is there
 
     core = interpreter.tl.core
     numpy_type = getattr(interpreter, "_get_np_dtype", None)

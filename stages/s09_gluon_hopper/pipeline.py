@@ -12,7 +12,7 @@ A CTA has 16 named barriers in hardware. At an mbarrier one thread arrives for i
 four warps would have to wait for each other each time that they give back a slot.
 """
 
-from stages.gluon_names import aggregate, async_load, barrier, gl, gluon, mbarrier
+from stages.common.gluon import aggregate, async_load, barrier, gl, gluon, mbarrier
 
 
 @gluon.jit

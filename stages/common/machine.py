@@ -1,7 +1,6 @@
 """What this machine offers a stage: a GPU, Triton, the built extension, and why not."""
 
 import contextlib
-import functools
 import importlib.util
 import os
 import platform
@@ -9,7 +8,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 
@@ -24,24 +23,6 @@ NO_TRITON = {
     "Windows": "no triton: there are no wheels of it for Windows; another project's, made of the "
     "same source, come with `pip install triton-windows`",
 }
-
-
-class NoTriton:
-    """Stands in for `triton` and `triton.language` where there is no wheel of it.
-
-    It lets a stage's file be imported: decorators return the function as it is, types are empty.
-    The kernels are never called, since `attend` has raised before.
-    """
-
-    @staticmethod
-    def jit(fn: Any = None, **options: Any) -> Any:
-        return fn if fn is not None else lambda fn: fn
-
-    def __getattr__(self, name: str) -> Any:
-        return None
-
-
-no_triton = NoTriton()
 
 
 def version_tuple(version: str) -> tuple[int, ...]:
@@ -73,57 +54,6 @@ def launching(x: torch.Tensor) -> Iterator[None]:
     """Where kernels on `x` may be launched: on its GPU; interpreted, by one thread at a time."""
     with _interpreter if interpreting() else contextlib.nullcontext(), torch.cuda.device_of(x):
         yield
-
-
-def recording() -> bool:
-    """Whether make_fx or torch.jit.trace is recording what torch is called with."""
-    if torch.jit.is_tracing():
-        return True
-    key = torch._C._TorchDispatchModeKey.PROXY
-    # make_fx(pre_dispatch=True) has a stack of modes to itself
-    modes = torch._C._get_dispatch_mode(key), torch._ops._get_dispatch_mode_pre_dispatch(key)
-    return modes != (None, None)
-
-
-def untraced(function: Function) -> Function:
-    """`function`, which torch.compile takes as one operator of its graph, or leaves out of it.
-
-    An operator is made of the `attend` of a stage in Triton (stages/library.py); make_fx and
-    torch.jit.trace take it, too. Anything else is called as it is by torch.compile, and refused by
-    those two, which would keep its answer as a constant: ValueError. (torch.compiler.disable takes
-    a second to import, if nobody has yet.)
-    """
-    disabled: list[Function] = []
-    traced = None
-    built_in = function.__module__.startswith("stages.s")
-    if (
-        built_in
-        and function.__name__ == "attend"
-        and "triton" in function.__globals__["STAGE"].needs
-    ):
-        from stages.library import Operators
-
-        traced = Operators(function)
-
-    @functools.wraps(function)
-    def call(*args: Any, **options: Any) -> Any:
-        compiling = torch.compiler.is_compiling()  # which can't look into `recording`
-        recorded = not compiling and recording()
-        tracing = compiling or recorded
-        if tracing and traced is not None and traced.takes(*args, **options):
-            return traced(*args, **options)
-        if recorded:
-            raise ValueError(
-                f"{function.__name__}: make_fx or torch.jit.trace would keep its answer as a "
-                "constant, since it computes outside torch: trace stage 3, or a stage in Triton"
-            )
-        if "torch._dynamo" not in sys.modules:
-            return function(*args, **options)
-        if not disabled:
-            disabled.append(torch.compiler.disable(function))
-        return disabled[0](*args, **options)
-
-    return cast(Function, call)
 
 
 def why_no_gpu() -> str | None:
@@ -176,7 +106,7 @@ def why_no_gluon() -> str | None:
 
     if version_tuple(triton.__version__) < (3, 6):
         return f"Triton {triton.__version__} has no Gluon, or another one: take triton >= 3.6"
-    from stages.gluon_names import missing
+    from stages.common.gluon import missing
 
     if missing:
         known = f"take triton 3.6 to 3.9 ({missing})"

@@ -14,7 +14,7 @@
 
 `choose_splits` chooses the number of parts from the shape and the number of multiprocessors alone.
 With one part, o is written at once and nothing is merged. The same kernel reads a paged cache of
-keys and values (stages/paged_cache.py), where a table says in which page each PAGE_SIZE keys lie.
+keys and values (paged_cache.py), where a table says in which page each PAGE_SIZE keys lie.
 
 Cost: stage 6's FLOPs; q, k, v and o cross the bus once, and d + 2 floats per row and part twice.
 Extra memory: those parts, never more than k and v take.
@@ -29,17 +29,18 @@ from collections.abc import Hashable, Sequence
 
 import torch
 
+from stages.common.machine import launching
+from stages.common.operators import untraced
 from stages.contract import Stage, check_inputs, input_precision
-from stages.machine import launching, untraced
-from stages.paged_cache import PagedCache
 from stages.s06_triton_flash2 import LOG2_E, loadable, round_to_tf32
+from stages.s08_triton_split_kv.paged_cache import PagedCache
 
 try:
     import triton
     import triton.language as tl
 except ImportError:  # the file imports all the same; attend says why it can't run
-    from stages.machine import no_triton as tl
-    from stages.machine import no_triton as triton
+    from stages.common.no_triton import no_triton as tl
+    from stages.common.no_triton import no_triton as triton
 
 STAGE = Stage(
     number=8,
@@ -52,6 +53,7 @@ STAGE = Stage(
     options=("causal", "seqlens_k", "gqa", "paged"),
     few_queries=True,
     worth_up_to={"cpu": 1024},
+    files=("paged_cache.py",),
 )
 
 

@@ -13,24 +13,23 @@ from collections.abc import Hashable, Sequence
 
 import torch
 
-from stages.contract import (
+from stages.common.contract import (
     MAX_GRID,
     MAX_HEAD_DIM,
     Stage,
     StageUnavailable,
-    check_plain,
-    dtype_name,
     why_not,
     why_not_dtype,
 )
-from stages.machine import launching
+from stages.common.inputs import check_plain, dtype_name
+from stages.common.machine import launching
 
 try:
     import triton
     import triton.language as tl
 except ImportError:  # the file imports all the same; PagedCache says why it can't run
-    from stages.machine import no_triton as tl
-    from stages.machine import no_triton as triton
+    from stages.common.no_triton import no_triton as tl
+    from stages.common.no_triton import no_triton as triton
 
 PAGE_SIZES = (16, 32, 64, 128, 256)
 DTYPES = ("float16", "bfloat16", "float32")

@@ -8,15 +8,18 @@ and the same for each stage; one that is forward only has just the first. They a
 torch.compile: an operator's call takes longer than a stage's own.
 """
 
+import functools
+import sys
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from stages.contract import check_inputs
+from stages.common.inputs import check_inputs
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 INPUTS = "Tensor q, Tensor k, Tensor v, bool causal, Tensor? seqlens_k"
 
 
@@ -140,3 +143,52 @@ def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> No
 def wanted_of(*tensors: Tensor) -> bool:
     """Whether gradients are wanted of any of them."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+
+def recording() -> bool:
+    """Whether make_fx or torch.jit.trace is recording what torch is called with."""
+    if torch.jit.is_tracing():
+        return True
+    key = torch._C._TorchDispatchModeKey.PROXY
+    # make_fx(pre_dispatch=True) has a stack of modes to itself
+    modes = torch._C._get_dispatch_mode(key), torch._ops._get_dispatch_mode_pre_dispatch(key)
+    return modes != (None, None)
+
+
+def untraced(function: Function) -> Function:
+    """`function`, which torch.compile takes as one operator of its graph, or leaves out of it.
+
+    An operator is made of the `attend` of a stage in Triton (Operators); make_fx and
+    torch.jit.trace take it, too. Anything else is called as it is by torch.compile, and refused by
+    those two, which would keep its answer as a constant: ValueError. (torch.compiler.disable takes
+    a second to import, if nobody has yet.)
+    """
+    disabled: list[Function] = []
+    traced = None
+    built_in = function.__module__.startswith("stages.s")
+    if (
+        built_in
+        and function.__name__ == "attend"
+        and "triton" in function.__globals__["STAGE"].needs
+    ):
+        traced = Operators(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        compiling = torch.compiler.is_compiling()  # which can't look into `recording`
+        recorded = not compiling and recording()
+        tracing = compiling or recorded
+        if tracing and traced is not None and traced.takes(*args, **options):
+            return traced(*args, **options)
+        if recorded:
+            raise ValueError(
+                f"{function.__name__}: make_fx or torch.jit.trace would keep its answer as a "
+                "constant, since it computes outside torch: trace stage 3, or a stage in Triton"
+            )
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **options)
+        if not disabled:
+            disabled.append(torch.compiler.disable(function))
+        return disabled[0](*args, **options)
+
+    return cast(Function, call)

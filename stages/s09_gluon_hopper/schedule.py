@@ -1,6 +1,6 @@
 """What all roles of stage 9 know: sizes and switches, and which rows and keys a query tile has."""
 
-from stages.gluon_names import aggregate, gl, gluon
+from stages.common.gluon import aggregate, gl, gluon
 
 
 @gluon.jit

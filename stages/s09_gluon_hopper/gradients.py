@@ -1,7 +1,7 @@
 """The backward pass of stage 9 on the host: three kernels in turn.
 
 prepare    delta = rowsum(o * do), as in stage 7, beside lse; zeros in dQ's sums
-backward   dk and dv; dQ's sums in float32 (stages/hopper_backward.py)
+backward   dk and dv; dQ's sums in float32 (backward.py)
 finish     dq of them, scaled, in its dtype
 """
 
@@ -10,17 +10,17 @@ from typing import Any
 import torch
 
 from stages import s07_triton_training as s07
-from stages.gluon_names import TensorDescriptor, gl
-from stages.hopper_backward import backward_kernel
-from stages.hopper_launch import counter_of, described, multiprocessors
+from stages.common.gluon import TensorDescriptor, gl
 from stages.s06_triton_flash2 import LOG2_E
+from stages.s09_gluon_hopper.backward import backward_kernel
+from stages.s09_gluon_hopper.launch import counter_of, described, multiprocessors
 
 try:
     import triton
     import triton.language as tl
 except ImportError:  # the file imports all the same
-    from stages.machine import no_triton as tl
-    from stages.machine import no_triton as triton
+    from stages.common.no_triton import no_triton as tl
+    from stages.common.no_triton import no_triton as triton
 
 
 @triton.jit

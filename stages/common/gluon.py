@@ -10,12 +10,12 @@
 
 `mbarrier.expect` takes its count of bytes by position: the parameter's name changed. Where there is
 no Gluon, or one without some of them, the names stand for nothing, so that files can be imported
-(stages/machine.py says why then).
+(stages/common/machine.py says why then).
 """
 
 from typing import Any
 
-from stages.machine import NoTriton
+from stages.common.no_triton import NoTriton
 
 
 def first_of(module: object, *names: str) -> Any:

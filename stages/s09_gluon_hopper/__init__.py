@@ -10,7 +10,7 @@
                            | P0 |       |     P1      |       |     P2      |     softmax of S
     consumer 1  the same for the next 64 rows: its products run during consumer 0's softmax
 
-    Q, K, V     rings of slots in shared memory (stages/hopper_rings.py)
+    Q, K, V     rings of slots in shared memory (pipeline.py)
                 full:  consumers wait until the copy engine has written a tile
                 empty: the producer waits until every consumer's products have read it
     board       full:  consumers wait for the producer to say which tile is next
@@ -21,12 +21,12 @@ later. A consumer skips the KV tiles that none of its rows sees and walks the ot
 one back, so that only the first needs a mask, or the first two, where its part of the diagonal
 crosses the border between them.
 
-The backward pass is divided among roles, too (stages/hopper_backward.py; stages/hopper_gradients.py
+The backward pass is divided among roles, too (backward.py; gradients.py
 launches it): five products in one pass over the keys, where stage 7 has seven in two.
 
 Cost: stage 6's FLOPs and bytes, d padded to 64 or 128 on the chip; in the backward pass 10 d FLOPs
 per visible pair and head, and dQ's sums in float32. Copied once per call: tensors that the copy
-engine can't describe (stages/hopper_launch.py), and the output where d is no multiple of 8. float32
+engine can't describe (launch.py), and the output where d is no multiple of 8. float32
 and d > 128 go to the kernels of stages 6 and 7.
 What it bought: loads and softmax run during the products (docs/hopper.md). After FlashAttention-3,
 Shah et al. 2024, https://arxiv.org/abs/2407.08608, sections 3.1 and 3.2.
@@ -38,10 +38,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from stages import hopper_gradients
 from stages import s07_triton_training as s07
-from stages.contract import FirstDerivative, Stage, transformed
-from stages.gluon_names import (
+from stages.common.gluon import (
     async_store,
     barrier,
     fence_async_shared,
@@ -51,7 +49,13 @@ from stages.gluon_names import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from stages.hopper_launch import (
+from stages.common.machine import launching
+from stages.common.operators import untraced
+from stages.contract import FirstDerivative, Stage, transformed
+from stages.s06_triton_flash2 import LOG2_E
+from stages.s06_triton_flash2 import forward as flash2_forward
+from stages.s09_gluon_hopper import gradients as hopper_gradients
+from stages.s09_gluon_hopper.launch import (
     MOST_KEPT,
     Launch,
     checks,
@@ -60,11 +64,8 @@ from stages.hopper_launch import (
     multiprocessors,
     padded,
 )
-from stages.hopper_problem import Problem
-from stages.hopper_rings import make_board, make_ring
-from stages.machine import launching, untraced
-from stages.s06_triton_flash2 import LOG2_E
-from stages.s06_triton_flash2 import forward as flash2_forward
+from stages.s09_gluon_hopper.pipeline import make_board, make_ring
+from stages.s09_gluon_hopper.schedule import Problem
 
 STAGE = Stage(
     number=9,
@@ -78,6 +79,7 @@ STAGE = Stage(
     dtypes=("float16", "bfloat16", "float32"),
     options=("causal", "seqlens_k", "gqa"),
     gradients=True,
+    files=("schedule.py", "pipeline.py", "launch.py", "backward.py", "gradients.py"),
 )
 
 L2_BYTES = 32 << 20  # the most that K and V of the heads computed at the same time may take
@@ -560,7 +562,7 @@ def attend(
     `seqlens_k` (B,) int32 -> (B, H, Nq, d) in q's dtype; under torch.autocast as stage 7. A row
     that sees no key is 0, and so is its gradient. The last bits of q's gradient may differ from run
     to run, unless torch.use_deterministic_algorithms(True) asks for the same ones
-    (stages/hopper_gradients.py). Raises ValueError on input that breaks the contract
+    (gradients.py). Raises ValueError on input that breaks the contract
     (stages/contract.py), StageUnavailable where there is no such GPU or no Gluon, RuntimeError when
     it is differentiated twice.
     """

@@ -27,9 +27,10 @@ from typing import Any
 
 import torch
 
-from stages import autotune
+from stages.common import tuner
+from stages.common.machine import launching
+from stages.common.operators import untraced
 from stages.contract import FirstDerivative, Stage, check_inputs, input_precision
-from stages.machine import launching, untraced
 from stages.s06_triton_flash2 import LOG2_E, loadable, round_to_tf32
 from stages.s06_triton_flash2 import forward as flash2_forward
 from stages.s06_triton_flash2 import skip_ratio as skip_ratio  # of the forward pass, which is its
@@ -38,8 +39,8 @@ try:
     import triton
     import triton.language as tl
 except ImportError:  # the file imports all the same; attend says why it can't run
-    from stages.machine import no_triton as tl
-    from stages.machine import no_triton as triton
+    from stages.common.no_triton import no_triton as tl
+    from stages.common.no_triton import no_triton as triton
 
 STAGE = Stage(
     number=7,
@@ -362,7 +363,7 @@ TILES: dict[str, dict[str, tuple[list[tuple[int, int, int, int]], ...]]] = {
 }
 
 
-def candidates(kernel: str, d: int, dtype: torch.dtype, precision: str) -> list[autotune.Config]:
+def candidates(kernel: str, d: int, dtype: torch.dtype, precision: str) -> list[tuner.Config]:
     """Return launch configurations to try for one of the two kernels, the safest first."""
     BLOCK_D = max(16, 1 << (d - 1).bit_length())  # tl.dot refuses an inner dimension under 16
     kind = "half" if dtype != torch.float32 else precision
@@ -373,7 +374,7 @@ def candidates(kernel: str, d: int, dtype: torch.dtype, precision: str) -> list[
     ]
 
 
-def launch_configs(d: int, dtype: torch.dtype, precision: str) -> dict[str, autotune.Config]:
+def launch_configs(d: int, dtype: torch.dtype, precision: str) -> dict[str, tuner.Config]:
     """kernel -> the configuration that runs untuned: the first of its candidates."""
     return {kernel: candidates(kernel, d, dtype, precision)[0] for kernel in TILES}
 
@@ -423,7 +424,7 @@ def backward(
         dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
         dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
 
-        def launch_keys(config: autotune.Config) -> None:
+        def launch_keys(config: tuner.Config) -> None:
             dk_dv_kernel[(triton.cdiv(Nk, config["BLOCK_N"]), Hk, B)](
                 q, k, v, do, lse, delta, dk, dv, seqlens_k,
                 *q.stride(), *k.stride(), *v.stride(), *do.stride(), *dk.stride(), *dv.stride(),
@@ -435,11 +436,11 @@ def backward(
 
         # its grid is of key heads, each with the queries of all heads that share it
         tune_keys = tune | {"heads": B * Hk, "nq": H // Hk * Nq}
-        launch_keys(autotune.choose(dk_dv_kernel, for_keys, launch_keys, **tune_keys))
+        launch_keys(tuner.choose(dk_dv_kernel, for_keys, launch_keys, **tune_keys))
     if wanted[0]:
         dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
-        def launch_rows(config: autotune.Config) -> None:
+        def launch_rows(config: tuner.Config) -> None:
             dq_kernel[(triton.cdiv(Nq, config["BLOCK_M"]), H, B)](
                 q, k, v, do, lse, delta, dq, seqlens_k,
                 *q.stride(), *k.stride(), *v.stride(), *do.stride(), *dq.stride(),
@@ -448,7 +449,7 @@ def backward(
                 PRECISION=precision, **config,
             )  # fmt: skip
 
-        launch_rows(autotune.choose(dq_kernel, for_rows, launch_rows, **tune))
+        launch_rows(tuner.choose(dq_kernel, for_rows, launch_rows, **tune))
     return dq, dk if wanted[1] else None, dv if wanted[2] else None
 
 

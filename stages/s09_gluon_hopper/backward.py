@@ -12,7 +12,7 @@
 
     tiles   full:  consumers wait until the copy engine has written Q and its rows, or dO
             empty: the producer waits until both consumers' products have read them
-    K, V    rings of one slot (stages/hopper_rings.py): the next ones come while dK and dV go out
+    K, V    rings of one slot (pipeline.py): the next ones come while dK and dV go out
     board   which tile of keys is next, as in stage 9
     dS      each consumer writes 64 keys of it and reads all 128, so they wait for each other before
             dQ; two slots, so that nobody writes what the other one still reads. Each has made 0
@@ -25,7 +25,7 @@ each consumer adds a half of dQ over all 128 keys, which is half as much as if e
 over its own 64. In whatever order CTAs come by: dQ's last bits are left open.
 """
 
-from stages.gluon_names import (
+from stages.common.gluon import (
     aggregate,
     async_load,
     barrier,
@@ -39,8 +39,8 @@ from stages.gluon_names import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from stages.hopper_problem import by_section, valid_keys
-from stages.hopper_rings import Empties, barriers, make_board, make_ring, named_barrier
+from stages.s09_gluon_hopper.pipeline import Empties, barriers, make_board, make_ring, named_barrier
+from stages.s09_gluon_hopper.schedule import by_section, valid_keys
 
 
 @aggregate

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from stages.common.gluon import TensorDescriptor, driver, gl
 from stages.contract import Stage, check_inputs
-from stages.gluon_names import TensorDescriptor, driver, gl
 
 MOST_KEPT = 4096  # of each sort
 

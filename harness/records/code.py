@@ -1,0 +1,168 @@
+"""Which files a stage has, what its first file declares, and a digest of all code behind a result.
+
+Nothing here runs a stage or imports torch, which takes seconds. Whoever needs a stage's files asks
+`files_of`: a stage is a file, or a folder whose first file, __init__.py, names the others.
+"""
+
+import ast
+import functools
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+STAGES, PEERS = ROOT / "stages", ROOT / "harness" / "peers"
+WORDS = ("title", "idea", "still_hurts")  # of STAGE = Stage(...): text for people
+FIRST = "__init__.py"  # of a folder
+
+
+def built_in_files() -> list[Path]:
+    """The first files of the stages in stages/, by number."""
+    found = [*STAGES.glob("s[0-9][0-9]_*.py"), *STAGES.glob(f"s[0-9][0-9]_*/{FIRST}")]
+    return sorted(found, key=label)
+
+
+def peer_files() -> list[Path]:
+    """The files of the peers, by number."""
+    return sorted(PEERS.glob("p[0-9]*_*.py"))
+
+
+def label(path: Path) -> str:
+    """What a stage in the file `path` is called by people: its file's name, or its folder's."""
+    return path.parent.name if path.name == FIRST else path.name
+
+
+def number_of(path: Path) -> int:
+    """The number of a built-in stage, by its first file."""
+    return int(label(path)[1:3])
+
+
+def part_of(path: Path) -> str:
+    """The stage that a file in stages/, or in a folder there, is a part of: 's07', or ''."""
+    inside = path.relative_to(STAGES).parts if STAGES in path.parents else ("",)
+    return inside[0][:3] if inside[0][1:3].isdigit() else ""
+
+
+def first_file(stage: int | Path) -> Path:
+    """The first file of a stage: of a built-in one by number, or of any by its file or folder.
+
+    Raises KeyError where there is no stage of that number.
+    """
+    if isinstance(stage, int):
+        for path in built_in_files():
+            if number_of(path) == stage:
+                return path
+        raise KeyError(stage)
+    return stage / FIRST if stage.is_dir() else stage
+
+
+def files_of(stage: int | Path) -> list[Path]:
+    """The files of a stage, in the order in which a reader takes them, those that are here.
+
+    stage: its number, if it is a built-in one, else its file or folder. Raises KeyError where there
+    is no stage of that number, and what `read_declared` raises.
+    """
+    first = first_file(stage)
+    others = (first.parent / name for name in read_declared(first).get("files", ()))
+    return [first, *(path.resolve() for path in others if path.is_file())]
+
+
+def read_declared(path: Path) -> dict[str, Any]:
+    """The keyword arguments of `STAGE = Stage(...)` in the file `path`, without defaults.
+
+    Raises ValueError where there is no such call, or its values are not literals.
+    """
+    for node in ast.parse(path.read_bytes()).body:
+        if ast.unparse(node).startswith("STAGE = Stage(") and isinstance(node, ast.Assign):
+            call = node.value
+            if isinstance(call, ast.Call) and not call.args:
+                return {
+                    each.arg: ast.literal_eval(each.value) for each in call.keywords if each.arg
+                }
+    raise ValueError(f"{label(path)}: no STAGE = Stage(...) with keywords in it")
+
+
+def behind(stage: int | Path) -> list[Path]:
+    """All files that compute a stage's results: its own, and what these import of other stages.
+
+    Not stages/common/, which checks input, launches, and computes nothing.
+    """
+    found: list[Path] = []
+    left = files_of(stage)
+    while left:
+        path = left.pop(0)
+        if path not in found:
+            found.append(path)
+            left += imported(path)
+    return found
+
+
+def imported(path: Path) -> Iterator[Path]:
+    """The files of stages and peers that the Python file `path` imports, anywhere in it."""
+    tree = ast.parse(path.read_bytes()) if path.suffix == ".py" else ast.Module([], [])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module, *(f"{node.module}.{name.name}" for name in node.names)]
+        elif isinstance(node, ast.Import):
+            names = [name.name for name in node.names]
+        else:
+            continue
+        for name in names:
+            if not name.startswith(("stages.s", "harness.peers.")):
+                continue
+            place = ROOT / name.replace(".", "/")
+            yield from (x for x in (place.with_suffix(".py"), place / FIRST) if x.is_file())
+
+
+def code_of(stage: int | Path) -> str:
+    """The digest of the code behind a stage's results (`behind`), in hexadecimal.
+
+    It changes with the code alone, not with comments, layout, text for people, or a file's place.
+    """
+    each = sorted(digest(path.read_bytes(), path.suffix == ".py") for path in behind(stage))
+    return each[0] if len(each) == 1 else hashlib.sha256(" ".join(each).encode()).hexdigest()
+
+
+@functools.cache
+def digest(text: str | bytes, python: bool = True) -> str:
+    """The SHA-256 of a file's code, in hexadecimal; of all its text unless it is in `python`.
+
+    Of Python it is that of the syntax tree without docstrings, messages and imports, written out by
+    `plain`, since ast.dump differs between Python versions. Raises SyntaxError where it is none.
+    """
+    data = repr(plain(ast.parse(text))) if python else text
+    raw = data.encode("utf-8", "replace") if isinstance(data, str) else data
+    return hashlib.sha256(raw).hexdigest()
+
+
+def plain(node: Any) -> Any:
+    """A syntax node as nested lists: its kind, and its fields that are not empty."""
+    if isinstance(node, list):
+        return [plain(x) for x in node if not isinstance(x, (ast.Import, ast.ImportFrom))]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+        return ["Raise", plain(node.exc.func)]  # an error's message is no code
+    found: list[Any] = [type(node).__name__]
+    for name, value in ast.iter_fields(node):
+        if name == "body" and holds_docstring(node):
+            value = value[1:]
+        if name == "keywords" and getattr(getattr(node, "func", None), "id", "") == "Stage":
+            value = [x for x in value if x.arg != "files" and not is_text(x)]
+        if isinstance(node, ast.JoinedStr):  # some Pythons end an f-string with an empty text
+            value = [part for part in value if getattr(part, "value", None) != ""]
+        if value not in (None, []):
+            found += [name, plain(value)]
+    return found
+
+
+def is_text(keyword: ast.keyword) -> bool:
+    """Whether an argument of Stage(...) is text for people."""
+    return keyword.arg in WORDS and isinstance(keyword.value, ast.Constant)
+
+
+def holds_docstring(node: ast.AST) -> bool:
+    """Whether the first statement of a module, class or function is its docstring."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None

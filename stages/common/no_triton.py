@@ -1,0 +1,21 @@
+"""What stands in for Triton where there is no wheel of it."""
+
+from typing import Any
+
+
+class NoTriton:
+    """Stands in for `triton` and `triton.language` where there is no wheel of it.
+
+    It lets a stage's file be imported: decorators return the function as it is, types are empty.
+    The kernels are never called, since `attend` has raised before.
+    """
+
+    @staticmethod
+    def jit(fn: Any = None, **options: Any) -> Any:
+        return fn if fn is not None else lambda fn: fn
+
+    def __getattr__(self, name: str) -> Any:
+        return None
+
+
+no_triton = NoTriton()
