@@ -64,6 +64,12 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 # ---- length
 
 GENERATED = re.compile(r"<!-- begin ([\w.-]+) -->.*?<!-- end \1 -->", re.S)
+PICTURE = re.compile(
+    r"<picture>\n"
+    r' *<source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)">\n'
+    r' *<img src="([^"]+)" alt="([^"]+)">\n'
+    r"</picture>"
+)
 MOST_WORDS = {"docs/hopper.md": 1800, "docs/lecturer.md": 1800}  # by hand
 MOST_ON_A_PAGE = {"docs/hopper.md": 3400}  # with what is generated
 MOST_IN_ALL = 25_000  # by hand
@@ -75,12 +81,12 @@ def words(text):
 
 
 def by_hand(text):
-    """A page's text without its code blocks and what is made from records."""
-    return FENCE.sub("", GENERATED.sub("", text))
+    """A page's text without code blocks, pictures' descriptions, and what is made from records."""
+    return PICTURE.sub("", FENCE.sub("", GENERATED.sub("", text)))
 
 
 def test_what_is_written_by_hand_stays_short():
-    """Descriptions of pictures and tables typed by hand count, notebooks don't. -s shows all."""
+    """Tables typed by hand count, notebooks don't; `pytest -s` shows the words of every page."""
     pages = [*PAGES, *(ROOT / x for x in ("CHANGELOG.md", "notebooks/README.md",
                                           "course/lab/handout.md"))]  # fmt: skip
     texts = {name_of(page): text_of(page) for page in pages if page.suffix == ".md"}
@@ -423,12 +429,6 @@ def test_a_stage_in_ten_minutes_by_following_contributing(tmp_path):
 
 # ---- pictures
 
-PICTURE = re.compile(
-    r"<picture>\n"
-    r' *<source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)">\n'
-    r' *<img src="([^"]+)" alt="([^"]+)">\n'
-    r"</picture>"
-)
 LEAST_WORDS = 20  # to say what is to be seen
 
 
