@@ -249,7 +249,8 @@ header = ("B, H, Hk, N, d", "Nq", "6", "8", "best peer", "8, of reading", "in pa
 nb.rows(header, body, "TB/s: the bytes of q, k, v and o over the time", bench.said)
 
 # %% [markdown]
-# The best peer is not the same in each row: [results](../docs/results.md#decoding-stage-8) names it.
+# The best peer is not the same in each row: [results](../docs/results.md#decoding-stage-8) names
+# it.
 #
 # ## What was bought, what still hurts
 #

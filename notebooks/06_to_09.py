@@ -174,7 +174,8 @@ nb.measure(stages="3,6,9", n=nb.here(cpu="64", gpu="1000,4096"), d=64, **nb.full
 # ## The climb
 #
 # What did each idea buy? A variant of stage 9 that lacks one idea takes turns with it
-# ([stage 9's log](../docs/log/hopper.md#each-idea-taken-away) has the command). **Predict** the order before you
+# ([stage 9's log](../docs/log/hopper.md#each-idea-taken-away) has the command).
+# **Predict** the order before you
 # run the cell: which three cost the most at $N = 1024$, where a query tile is soon done?
 
 # %%
@@ -301,7 +302,9 @@ nb.rows(header, body, "TFLOP/s, float16, the masked part not counted", bench.sai
 #
 # Products end in the order in which they were begun. At most one may be left unfinished: so $S$,
 # begun first, is done, and $P V$ may still run while the softmax of $S$ is computed. (`ptxas` moves
-# the second wait up, [before the exponentials](../docs/log/hopper.md#what-the-compiler-makes-of-the-loop): what runs during them
+# the second wait up,
+# [before the exponentials](../docs/log/hopper.md#what-the-compiler-makes-of-the-loop): what runs
+# during them
 # are the products of the other consumers.)
 #
 # </details>

@@ -46,9 +46,7 @@ def test_what_one_of_the_machines_skips_is_not_compared(folder):
 
 
 def test_a_file_of_other_cells_is_refused_before_anything_is_measured(folder):
-    done = in_turn(
-        *ASKED[:-1], "5", "--expect", "there.jsonl", "--out", "none.jsonl", cwd=folder
-    )
+    done = in_turn(*ASKED[:-1], "5", "--expect", "there.jsonl", "--out", "none.jsonl", cwd=folder)
     assert done.returncode == 2 and "none of the 4 cells" in done.stderr
     assert not (folder / "none.jsonl").exists()
     done = in_turn(*ASKED, "--expect", "missing.jsonl", "--out", "none.jsonl", cwd=folder)

@@ -267,8 +267,8 @@ def softmax_of_stage_3(n):
 
 # page, what it says of a table, whether the records say so
 SAID = [
-    ("source-tables.md", "Mostly its softmax: more than half of it at N = 1024, and over seven tenths "
-     "at N = 4096",
+    ("source-tables.md", "Mostly its softmax: more than half of it at N = 1024, and over seven "
+     "tenths at N = 4096",
      lambda: 0.5 < softmax_of_stage_3(1024)[0] < 0.7 < softmax_of_stage_3(4096)[0]),
     ("source-tables.md", "which at N = 4096 reaches about half the bandwidth",
      lambda: 0.4 < softmax_of_stage_3(4096)[1] / softmax_of_stage_3(1024)[1] < 0.6),
@@ -292,13 +292,13 @@ SAID = [
      lambda: all(1.035 < x < 1.065 for x in ratios_to("hopper-variants", 9, "whole_sums", d=128))),
     ("hopper.md", "A counter (5) helps without a mask, too, at d = 64",
      lambda: min(ratios_to("hopper-variants", 9, "static", d=64, causal=False)) > 1.005),
-    ("log/hopper.md", "A hundredth at most is gained by it at d = 128 without a mask; at d = 64 much "
-     "is lost",
+    ("log/hopper.md", "A hundredth at most is gained by it at d = 128 without a mask; at d = 64 "
+     "much is lost",
      lambda: all(0.985 < x < 1
                  for x in ratios_to("hopper-tried", 9, "in_registers", d=128, causal=False))
      and min(ratios_to("hopper-tried", 9, "in_registers", d=64, causal=False)) > 1.3),
-    ("results.md", "FlashAttention-4 is faster in all twelve: its backward pass gains more than its "
-     "forward pass loses",
+    ("results.md", "FlashAttention-4 is faster in all twelve: its backward pass gains more than "
+     "its forward pass loses",
      lambda: max(ratios_to("hopper-train", 9, "flash_attention_4")) < 1
      and max(ratios_to("hopper-bwd", 9, "flash_attention_4")) < 1 < min(
          ratios_to("hopper", 9, "flash_attention_4"))
