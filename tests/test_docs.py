@@ -223,6 +223,7 @@ NOT_RUN = {
     "ladder run --stage mine.py": f"the tour, and one stage more: {TOUR}",
     "ladder run --inputs real --n 128,256,512 --h 12": f"twelve heads interpreted: {LONG}",
     "ladder run --stages 3,4,5 --stage mine.py ...": IN_A_NOTEBOOK,
+    "ladder run --expect results/cpu/tour.jsonl": f"{TOUR}; tests/ladder/test_expect.py compares",
     "ladder run --direction train": TOUR,
     "ladder run --direction bwd": TOUR,
     "ladder lab check ...": "tests/course/test_lab.py checks",
