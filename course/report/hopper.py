@@ -270,6 +270,6 @@ def odd() -> str:
         body.append([f"d = {d}, {text.MASKS[causal]}, N = {n} and {ragged}", *figures])
     header = "mask and sizes | the first N | the second N | four heads share keys"
     header += " | lengths as the first N | as the second"
-    note = "n x: a call's time over that of the first N. Contests one after the other: medians."
+    note = "n x: a call's time over that of the first N. Not timed in turns: medians."
     notes = [note, *cut_off(len(env["plan"]), len(cells))]
     return text.part(header, body, " ".join(notes), env)
