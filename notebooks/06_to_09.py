@@ -149,15 +149,15 @@ nb.drawn(
 #
 # ## Both stages, side by side
 #
-# The walk over KV tiles. In stage 6 one program loads, multiplies and computes the softmax of a
-# tile; in stage 9 a consumer takes tiles from rings and gives their slots back, and `s` of tile `j`
+# The loop over KV tiles. In stage 6 one program loads, multiplies and computes the softmax of a
+# tile; in stage 9 a consumer waits for tiles and releases their slots, and `s` of tile `j`
 # is begun before `p` of the tile before it is used:
 
 # %%
 nb.side_by_side(nb.code(6, "visit_tiles"), nb.code(9, "walk"), context=1)
 
 # %% [markdown]
-# The rings are filled by one warp, the producer. It does nothing but ask the copy engine:
+# The pipelines are filled by one warp, the producer. It does nothing but ask the copy engine:
 
 # %%
 print("\n".join(nb.code(9, "producer").lines))
@@ -268,7 +268,7 @@ nb.rows(header, body, "TFLOP/s, float16, the masked part not counted", bench.sai
 # ## What was bought, what still hurts
 #
 # - Bought: the matrix unit works for most of the time, where $N$ is large.
-# - Bought: the backward pass in one walk over the keys, with five products where stage 7 has seven.
+# - Bought: the backward pass in one pass over the keys, with five products where stage 7 has seven.
 # - The price: it runs on one kind of GPU, and a wrong barrier hangs or loses a tile in silence.
 # - Still hurts: one GPU is all it uses.
 #
@@ -285,7 +285,8 @@ nb.rows(header, body, "TFLOP/s, float16, the masked part not counted", bench.sai
 #
 # </details>
 #
-# **2.** Two slots per ring. The producer has filled tiles 0 and 1. For which barrier does it wait
+# **2.** A pipeline has two slots. The producer has filled tiles 0 and 1. For which barrier
+# does it wait
 # before tile 2, and who arrives there, how many times?
 #
 # <details><summary>Answer</summary>
