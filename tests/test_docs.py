@@ -4,8 +4,8 @@ are made from records.
 A command is a line of a fenced `sh` block, or inline code that begins with `ladder` or `python`
 and has arguments. It is run in a folder of its own, with the files that it names put there first,
 and must end as its page says: exit code 0, or the N of a comment "exit code N". A shell runs it;
-calls of `ladder` and nothing else are carried out in one process. NOT_RUN lists what is too long,
-or needs what not every machine has; of those the options are checked.
+calls of `ladder` and nothing else are carried out in one process. What needs a GPU, as its line
+says, isn't run, nor what NOT_RUN lists; of those the options are checked.
 """
 
 import json
@@ -174,11 +174,12 @@ def test_lists_of_stages_and_peers_on_the_pages_are_the_declared_ones():
 
 @dataclass(frozen=True)
 class Command:
-    """A command as its page has it, and the exit code that the page says it ends with."""
+    """A command as its page has it, the exit code and the GPU that it needs, as the page says."""
 
     page: Path
     text: str
     code: int = 0
+    gpu: bool = False
 
     @property
     def calls(self):
@@ -198,7 +199,8 @@ def commands_of(page):
             before, _, comment = line.partition(" #")
             if command := " ".join(before.split()):
                 code = re.search(r"exit code (\d)", comment)
-                found.append(Command(page, command, int(code[1]) if code else 0))
+                gpu = "needs a GPU" in comment
+                found.append(Command(page, command, int(code[1]) if code else 0, gpu))
     starts = r"(?:\S*/)?ladder |python -m pytest |python tools/"
     inline = re.findall(rf"`((?:{starts})[^`]*)`", FENCE.sub("", text).replace("\n", " "))
     # a mere name, such as `ladder bench`, is no command to type
@@ -234,24 +236,16 @@ NOT_RUN = {
     "ladder train --stage 3": "tests/models/test_train.py trains stage 3",
     "ladder run --suite ...": GPU,
     "ladder io ...": GPU,
-    "ladder bench --mode train --causal on --d 64,128 --n 4096,8192,16384": GPU,
-    "ladder bench --stages 3,6,sdpa_flash,flex_attention --dtype bf16": GPU,
     "ladder bench --suite ...": GPU,
     "ladder bench --stages 6 --stage build/variants/...": "tests/tools/test_make_variants.py",
     "ladder bench --stage mine.py": "tests/harness/isolation/test_hostile.py gives bench files",
-    "ladder bench --stages 9...": GPU,
-    "ladder bench --mode train --stages 3,7,9,100,101,103,105 ...": GPU,
-    "ladder bench --stages 3,6,9,100,101,103,105 ...": GPU,
     "ladder train --stage 7 --out train.jsonl": "a record without a GPU is none",
-    "ladder train --stage 9 ...": GPU,
     "ladder train --stage mine.py --stage 7": TRAINED,
     "ladder train --stage 7 ...": TRAINED,
     "ladder model ...": "needs transformers; tests/models/test_model.py has a model made up",
     "ladder ceilings ...": f"{LONG}; tests/harness/runs/test_ceilings.py measures smaller ones",
     "ladder figures ...": "half a minute; tests/course/test_figures.py draws them",
     "python -m pytest tests/gpu...": GPU,
-    "python tools/product.py ...": GPU,
-    "python tools/timeline.py ...": GPU,
     "python tools/read_loops.py ...": "half a minute; tests/tools/test_read_loops.py reads two",
 }
 
@@ -259,6 +253,8 @@ NOT_RUN = {
 def why_not_run(command):
     """Why a command isn't run here, or None."""
     text = command.text.removeprefix(".venv/bin/")
+    if command.gpu:
+        return GPU
     return next((why for pattern, why in NOT_RUN.items() if stands_for(pattern, text)), None)
 
 
