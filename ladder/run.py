@@ -1,6 +1,6 @@
 """`ladder run`: its arguments, its plan, a new or resumed run, and its tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from harness.views import cell_tables, lines
 from harness.views.table import make_page
 from ladder import options, problems, resuming
 from ladder.arguments import RUN_SHAPE, choose, stages_and_device, wants_gradients
+from ladder.expect import as_expected, read_expected
 from ladder.help import as_typed
 from ladder.measuring import (
     Progress,
@@ -79,15 +80,16 @@ def run_command(
     stage: options.StageFiles = None,
     out: options.Out = None,
     resume: options.Resume = None,
+    expect: options.Expect = None,
 ) -> int:
     """Measure stages on problems; without any option, the tour."""
     if resume is not None:
         return resume_run(context)
-    return new_run({name: context.params[name] for name in DEFAULTS}, stage or [], out)
+    return new_run({name: context.params[name] for name in DEFAULTS}, stage or [], out, expect)
 
 
 # the defaults of the arguments that are kept with a run's records
-DEFAULTS = resuming.defaults(run_command) | {"inputs": "normal"}
+DEFAULTS = resuming.defaults(run_command, "expect") | {"inputs": "normal"}
 
 
 def describes_none(arguments: Record) -> bool:
@@ -118,7 +120,7 @@ def make_cells(given: Record, stages: Sequence[StageInfo], device: str) -> list[
     return plan_grid(stages, described, given["paired"])
 
 
-def new_run(given: Record, own: Sequence[Path], out: Path | None) -> int:
+def new_run(given: Record, own: Sequence[Path], out: Path | None, expect: Path | None) -> int:
     """Plan a run, write its env line, and carry it out."""
     check_out(out, "--resume goes on with it, or name another")
     if given["inputs"] is None:  # a user's own stage is measured with all inputs
@@ -148,8 +150,9 @@ def new_run(given: Record, own: Sequence[Path], out: Path | None) -> int:
         raise UserError("run: none of the stages takes part: leave --stages away")
     kept = {**given, "stage": [stage.name for stage in chosen if stage.path in own]}
     plan, described = [cell.to_json() for cell in cells], [stage.to_json() for stage in chosen]
+    expected = read_expected(expect, plan)
     with begin("", out, device, kept, described, plan) as writer:
-        return measure_cells(cells, [], writer, limits)
+        return measure_cells(cells, [], writer, limits, expected)
 
 
 def resume_run(context: typer.Context) -> int:
@@ -159,7 +162,8 @@ def resume_run(context: typer.Context) -> int:
             Cell(begun.stages[cell["stage"], cell["name"]], Problem.from_json(cell), cell["paired"])
             for cell in begun.env["plan"]
         ]
-        return measure_cells(cells, begun.done, begun.writer, begun.limits)
+        expected = read_expected(context.params["expect"], begun.env["plan"])
+        return measure_cells(cells, begun.done, begun.writer, begun.limits, expected)
 
 
 def make_limits(given: Record) -> Limits:
@@ -168,7 +172,10 @@ def make_limits(given: Record) -> Limits:
     return Limits(budget, default_memory() if memory is None else options.size(memory))
 
 
-def measure_cells(cells: Sequence[Cell], done: list[Record], writer: Writer, limits: Limits) -> int:
+def measure_cells(
+    cells: Sequence[Cell], done: list[Record], writer: Writer, limits: Limits,
+    expected: Mapping[str, Record] | None,
+) -> int:  # fmt: skip
     """Measure the remaining cells, show progress and the tables; returns the exit code."""
     progress = Progress(len(cells), len(done), quiet=True)
 
@@ -204,4 +211,5 @@ def measure_cells(cells: Sequence[Cell], done: list[Record], writer: Writer, lim
             for line in cell_tables.closing(env, records):
                 page.print(Text(line), soft_wrap=not page.is_terminal)
             page.print(Text(what_next()), soft_wrap=True)
-    return exit_code(errors, any(record["status"] in FAILURES for record in records))
+    failed = any(record["status"] in FAILURES for record in records)
+    return exit_code(errors, not as_expected(expected, records) or failed)
