@@ -31,8 +31,9 @@ def plot_command(file: File, out: Folder) -> int:
 
 def roofline_command(file: File, ceilings: Roofs, out: Folder, dark: options.Dark = False) -> int:
     """`ladder show FILE --roofline FOLDER --ceilings FILE`, without its other tables."""
-    roofs = show.Ceilings.read(ceilings)
-    show.under_roofs(file, *show.open_any(file), roofs, out, dark, "--out")
+    env, cells = show.open_any(file)
+    panels = show.panels_of(file, env, cells, show.Ceilings.read(ceilings))
+    show.show_roofs(env, panels, out, dark, "--out")
     return 0
 
 

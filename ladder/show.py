@@ -66,13 +66,15 @@ def show_command(
     for _, env, _ in runs:
         roofs.check(env)
     for path, env, records in runs:
+        panels = under and panels_of(path, env, records, roofs)  # before a line is printed
+        drawn = plot and plotted(path, env, records, plot, "--plot", roofs)
         if len(file) > 1:
             make_page().print(Text(f"{path}\n", style="bold"), soft_wrap=True)
         print_records(env, records, roofs, form)
-        if plot is not None:
-            note("plots", ", ".join(map(str, plotted(path, env, records, plot, "--plot", roofs))))
-        if under is not None:
-            under_roofs(path, env, records, roofs, under, dark, "--roofline")
+        if drawn:
+            note("plots", ", ".join(map(str, drawn)))
+        if under and panels:
+            show_roofs(env, panels, under, dark, "--roofline")
     return 0
 
 
@@ -242,17 +244,21 @@ def plots(
     return by_kind.get(records[0]["kind"], list) if records else list
 
 
-def under_roofs(
-    file: Path, env: Record, cells: Sequence[Record], ceilings: Ceilings, folder: Path, dark: bool,
-    option: str,
-) -> None:  # fmt: skip
-    """Print and draw the stages of a run under the roofs of its machine."""
-    if (kind := cells[0]["kind"]) != "cell":
-        raise UserError(f"{file}: its records are of kind {kind!r}, expected 'cell': a run's")
+def panels_of(
+    file: Path, env: Record, cells: Sequence[Record], ceilings: Ceilings
+) -> list[roofline.Panel]:
+    """The stages of a run under the roofs of its machine; UserError where none has a place."""
     ceilings.check(env)
-    panels = roofline.panels(cells, ceilings.records)
+    panels = roofline.panels(cells, ceilings.records) if cells[0]["kind"] == "cell" else []
     if not panels:
         raise UserError(f"{file}: no cell in it has a place under a roof: ok, and not interpreted")
+    return panels
+
+
+def show_roofs(
+    env: Record, panels: Sequence[roofline.Panel], folder: Path, dark: bool, option: str
+) -> None:
+    """Print the roofline's table, and draw it into a folder that `option` names."""
     with writing(folder, option):
         picture = roofline.draw(env, panels, folder, dark)
     roofline.show(env, panels, make_page())
