@@ -78,23 +78,39 @@ def describes_none(arguments: Record) -> bool:
     return all(arguments.get(name, DEFAULTS[name]) == DEFAULTS[name] for name in RUN_SHAPE)
 
 
-def make_cells(given: Record, stages: Sequence[StageInfo], device: str) -> list[Cell]:
-    """Plan the cells of a suite, of the described problems, or else of the tour."""
+def make_cells(
+    given: Record, stages: Sequence[StageInfo], device: str, own: Sequence[Path] = ()
+) -> list[Cell]:
+    """Plan the cells of a suite, of the described problems, or else of the tour.
+
+    A stage without gradients takes part in other modes than fwd only if it is named, or in `own`:
+    with a row that says why not.
+    """
     seeded = {name: given[name] for name in ("inputs", "seed")}
     base = problems.make_base(device, given["dtype"], **seeded)
     if given["suite"] is not None:
         return SUITES[given["suite"]].cells(stages, base)
-    if describes_none(given):
-        if given["paired"]:
-            raise UserError(
-                "--paired: the tour has each stage alone; describe a problem, such as --n 64, or "
-                "leave it away"
-            )
+    if not describes_none(given):
+        usual_d = REAL_D if given["inputs"] == "real" else 64
+        sizes = {"d": given["d"] or usual_d, "n": given["n"] or "64"}
+        described = problems.described(given | sizes, device)
+        cells = plan.plan_grid(stages, described, given["paired"])
+    elif given["paired"]:
+        raise UserError(
+            "--paired: the tour has each stage alone; describe a problem, such as --n 64, or "
+            "leave it away"
+        )
+    else:
         tours = [replace(base, direction=mode) for mode in problems.modes(given)]
-        return [cell for tour in tours for cell in plan.plan_tour(stages, tour)]
-    usual_d = REAL_D if given["inputs"] == "real" else 64
-    sizes = {"d": given["d"] or usual_d, "n": given["n"] or "64"}
-    return plan.plan_grid(stages, problems.described(given | sizes, device), given["paired"])
+        cells = [cell for tour in tours for cell in plan.plan_tour(stages, tour)]
+    return [
+        cell
+        for cell in cells
+        if cell.problem.direction == "fwd"
+        or cell.stage.gradients
+        or cell.stage.path in own
+        or given["stages"] is not None
+    ]
 
 
 def new_run(given: Record, own: Sequence[Path], out: Path | None) -> int:
@@ -113,27 +129,15 @@ def new_run(given: Record, own: Sequence[Path], out: Path | None) -> int:
     if given["stages"] is not None:
         chosen = choose(stages, given["stages"].split(","), "--stages", own)
     else:
-        # peers take part in suites and the tour, elsewhere only if named; stages without gradients
-        # take part in other modes than fwd only if named, with a row that says why not
-        peers, forward = describes_none(given), "fwd" in problems.modes(given)
-        chosen = [
-            stage
-            for stage in stages
-            if stage.path in own
-            or ((peers or stage.number < PEERS_FROM) and (forward or stage.gradients))
-        ]
-    cells = [
-        cell
-        for cell in make_cells(given, chosen, device)
-        if given["stages"] is not None
-        or cell.stage.path in own
-        or cell.problem.direction == "fwd"
-        or cell.stage.gradients
-    ]
+        # peers take part in suites and the tour, elsewhere only if named
+        peers = describes_none(given)
+        chosen = [s for s in stages if peers or s.number < PEERS_FROM or s.path in own]
+    cells = make_cells(given, chosen, device, own)
     if not cells:
         raise UserError("run: none of the stages takes part: leave --stages away")
     kept = {**given, "stage": [stage.name for stage in chosen if stage.path in own]}
-    planned, described = [cell.to_json() for cell in cells], [stage.to_json() for stage in chosen]
+    planned, measured = [cell.to_json() for cell in cells], {cell.stage.path for cell in cells}
+    described = [stage.to_json() for stage in chosen if stage.path in measured]
     with measuring.begin("", out, device, kept, described, planned) as writer:
         return measure_cells(cells, [], writer, limits)
 

@@ -145,10 +145,9 @@ def said(value: object) -> str:
     return "" if value is None or isinstance(value, list) else " ".join(str(value).split())
 
 
-# kind -> its tables, from the env line, the records and the machine's ceilings
+# kind -> its tables, from the env line, the records and the machine's ceilings; cells have more
 View = Callable[[Record, Sequence[Record], Sequence[Record]], RenderableType]
 VIEWS: dict[str, View] = {
-    "cell": lambda env, cells, _: cell_tables.in_terminal(env, cells),
     "bench": contests.rich_tables,
     "train": trained,
     "generate": written,
@@ -158,35 +157,26 @@ VIEWS: dict[str, View] = {
 }
 
 
-def tables_of(env: Record, records: Sequence[Record], ceilings: Ceilings) -> RenderableType:
-    """The tables of records of one kind."""
-    view = VIEWS.get(records[0]["kind"])
-    return fields(records) if view is None else view(env, records, ceilings.records)
-
-
 def print_records(
     env: Record, records: Sequence[Record], ceilings: Ceilings = Ceilings(), form: str = "rich"
 ) -> None:
     """Print records in one of the formats: 'rich' is for people, the others for programs."""
     page, kind = make_page(), records[0]["kind"]
-    if form == "rich":
-        page.width = min(page.width, contests.WIDTH if kind == "bench" else page.width)
-        page.print(tables_of(env, records, ceilings))
-        return
-    if form == "markdown":
-        if kind == "cell":
-            text = cell_tables.markdown(env, records)
-        elif kind == "train":
-            text = views.markdown(env, records)
-        else:
-            text = markdown(tables_of(env, records, ceilings))
-        text += "\n"
-    elif form == "csv" and kind == "bench":
-        text = contests.as_csv(env, records)
+    if kind == "cell":
+        cell_tables.show(env, records, form, page)
+    elif form == "csv":
+        page.file.write(contests.as_csv(env, records) if kind == "bench" else table.as_csv(records))
+    elif form == "json":
+        page.file.write(table.as_json(records))
     else:
-        rows = cell_tables.flat_rows(env, records) if kind == "cell" else records
-        text = (table.as_csv if form == "csv" else table.as_json)(rows)
-    page.file.write(text)
+        view = VIEWS.get(kind)
+        shown = fields(records) if view is None else view(env, records, ceilings.records)
+        if form == "rich":
+            page.width = min(page.width, contests.WIDTH if kind == "bench" else page.width)
+            page.print(shown)
+        else:
+            text = views.markdown(env, records) if kind == "train" else markdown(shown)
+            page.file.write(text + "\n")
 
 
 def finish(

@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from rich.console import Console
+
 from harness.problems.problem import PEERS_FROM, YARDSTICK, YARDSTICK_NAME
 from harness.records.schema import FAILURES, PROBLEM, Record
 from harness.records.units import fixed, show_bytes, show_time, significant
@@ -311,9 +313,15 @@ def flat_rows(env: Record, cells: Sequence[Record]) -> list[dict[str, Any]]:
     return rows
 
 
-def in_terminal(env: Record, cells: Sequence[Record]) -> Tables:
-    """The tables with a legend of one line."""
-    return Tables(tables(env, cells), short_legend(cells), alike=True)
+def show(env: Record, cells: Sequence[Record], form: str, console: Console) -> None:
+    """Print the tables in one of FORMATS: 'rich' is for people, the others for programs."""
+    if form == "rich":
+        console.print(Tables(tables(env, cells), short_legend(cells), alike=True))
+    elif form == "markdown":
+        console.file.write(markdown(env, cells) + "\n")
+    else:
+        as_text = table.as_csv if form == "csv" else table.as_json
+        console.file.write(as_text(flat_rows(env, cells)) or "\n")
 
 
 def closing(env: Record, cells: Sequence[Record]) -> list[str]:

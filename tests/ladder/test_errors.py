@@ -256,7 +256,7 @@ def test_no_gpu_for_device_cuda(folder):
 )
 def test_a_bad_stage_file_is_named(folder, text, says):
     (folder / "mine.py").write_text(text)
-    words = "run --stages 3 --n 8 --out new.jsonl --stage mine.py".split()
+    words = ["run", "--stages", "3", "--n", "8", "--out", "new.jsonl", "--stage", "mine.py"]
     refused(folder, words, "ladder: mine.py: ")
     refused(folder, words, says)
 
@@ -269,7 +269,7 @@ def test_what_is_no_stage_file_is_named(folder):
         (["--stage", "stage.txt"], "stage.txt: ", "not a Python file"),
         (fakes("modest", "modest"), "modest.py: ", "number 90, name 'modest'"),
     ):
-        words = (*"run --stages 3 --n 8 --out new.jsonl".split(), *stages)
+        words = (*["run", "--stages", "3", "--n", "8", "--out", "new.jsonl"], *stages)
         refused(folder, words, f"ladder: {name}")
         refused(folder, words, says)
 

@@ -703,7 +703,6 @@ def run_main(capsys, *arguments):
         (["--stage", 4, "--device", "cpu"], "4 triton_lite can't be trained with: carries no grad"),
         (["--stage", "4,6", "--device", "cpu"], "Stages 0, 2, 3, 7, 9 carry gradients"),
         (["--stage", 3, "--out", __file__], "is there already"),
-        (["--stage", 3, "--show", "a"], "--stage: --show trains nothing"),
         (["--show", "a"], "No such file"),
         (["--show", __file__], "is not a record of ours"),
     ],
@@ -743,7 +742,7 @@ def test_show_refuses_records_that_make_no_training(tmp_path, capsys):
     code, _, [line] = run_main(capsys, "train", "--show", a_file(tmp_path / "a.jsonl", records))
     assert code == 2 and "steps" in line
     code, _, [line] = run_main(capsys, "train", "--show", a_file(tmp_path / "b.jsonl", []))
-    assert code == 2 and "nothing was trained" in line
+    assert code == 2 and "nothing was measured" in line
 
 
 @pytest.fixture(scope="module")
