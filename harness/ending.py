@@ -10,6 +10,7 @@ import os
 import signal
 from types import FrameType
 
+# sent by a terminal or a scheduler to all processes: the command hears them, and ends the rest
 ENDING = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
