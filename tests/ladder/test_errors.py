@@ -118,7 +118,6 @@ ANY = {
     "diff 3 3 --whole": "diff: got 3 twice, the same stage",
     "diff four 5": "old: got 'four', expected: a valid integer",
     "list --loud": "--loud",
-    "trace --causal both": "--causal: got 'both', expected one of on, off",
     # where the records go, and what a run is gone on with
     "run --n 8 --out there.jsonl": "--out: there.jsonl is there already",
     "run --n 8 --out there.jsonl/run.jsonl": "--out",
@@ -166,6 +165,56 @@ ANY = {
     "bench --warmup 0": "--warmup",
     "bench --stages 5 --causal on --stage gone.py": "gone.py: no such file",
     "bench --ceilings gone.jsonl": "gone.jsonl: No such file",
+    "bench --d 48 --hidden 64": "--d: got 48, expected a divisor of 64, the size",
+    "bench --suite 004 --hk 1": "--hk: a suite's problems are its own",
+    "bench --n 16 --h 4 --hk 3": "--hk: got 3, expected a number that divides the 4 heads of q",
+    "bench --n 16 --b 2 --seqlens 4": "--seqlens: got 4, expected a length for each batch entry",
+    "bench --n 16,8 --b 1 --seqlens 9": "--seqlens: got 9, expected at most N = 8",
+    "bench --n 16 --seqlens 4,x --device cpu": "--seqlens: got '4,x'",
+    "bench --suite 004 --device cpu": "hopeless on a CPU: the calls alone would take",
+    # the other commands that measure
+    "ceilings --device tpu": "--device: got 'tpu', expected one of cpu, cuda",
+    "ceilings --out run.jsonl": "--out: run.jsonl is there already",
+    "ceilings --device cpu --out run.jsonl/more": "can't be written",
+    "train": "--stage: got none",
+    "train --stage 3,,": "--stage",
+    "train --stage sdpa_flash": "--stage: got sdpa_flash, expected a stage's number",
+    "train --stage 3 --size huge": "--size: got 'huge'",
+    "train --stage 3 --dtype float16": "--dtype: got 'float16'",
+    "train --stage 3 --device tpu": "--device: got 'tpu'",
+    "train --stage 3 --steps 0": "--steps: got 0",
+    "train --stage 3 --seeds 0": "--seeds: got 0",
+    "train --stage 3 --seed -1": "--seed: got -1",
+    f"train --stage 3 --seed {2**63}": "--seed: got",
+    "train --stage 4 --device cpu": "4 triton_lite can't be trained with: carries no grad",
+    "train --stage 4,6 --device cpu": "Stages 0, 2, 3, 7, 9 carry gradients",
+    "train --stage 3 --out run.jsonl": "is there already",
+    "generate --stage 99": "--stage: got 99, expected a file or some of 0",
+    "generate --stage 5 --device cpu": "5 triton_online: takes no causal",
+    "generate --context 0": "--context: got 0, expected whole numbers of at least 1",
+    "generate --context 9 --tokens 1": "--tokens: got 1, expected a whole number from 4",
+    "generate --context 2 --prompt long": "--prompt: got 4 characters, expected at most 2",
+    "generate --load gone.pt": "--load: gone.pt: no such file",
+    "generate --save run.jsonl": "--save: run.jsonl is there already",
+    # trace
+    "trace --n 0": "--n: got 0, expected a whole number from 1 to 1024",
+    "trace --n 1025": "--n: got 1025, expected",
+    "trace --n eight": "--n",
+    "trace --n 65": "--n: got 65, expected 64 or fewer as text; --format json takes more",
+    "trace --d 17": "--d: got 17, expected 16 or fewer as text; --format json takes more",
+    "trace --d 0": "--d: got 0, expected a whole number from 1 to 256",
+    "trace --d 257 --format json": "--d: got 257, expected",
+    "trace --tile 0": "--tile: got 0, expected a whole number from 1 to",
+    "trace --tile -2": "--tile: got -2",
+    "trace --row 8": "--row: got 8, expected a whole number from 0 to 7",
+    "trace --row -1": "--row: got -1",
+    "trace --n 1 --row 1": "--row: got 1, expected a whole number from 0 to 0",
+    "trace --seed -1": "--seed: got -1",
+    "trace --seed 9223372036854775808": "--seed: got 9223372036854775808",
+    "trace --inputs real": "--inputs: got 'real', expected one of normal, peaky",
+    "trace --format rich": "--format: got 'rich', expected one of text, json",
+    "trace --tiles 2": "--tiles",
+    "trace --causal both": "--causal: got 'both', expected one of on, off",
     # records that can't be shown
     "show": "FILE",
     "show nothing.jsonl": "nothing.jsonl: No such file",
@@ -235,9 +284,19 @@ def test_bad_arguments_are_one_line(folder, words):
     refused(folder, words.split(" "), CALLS[words])
 
 
-def test_no_gpu_for_device_cuda(folder):
-    words = ("run", "--device", "cuda", "--n", 8)
-    refused(folder, words, "--device: got cuda, but", without_gpu)
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [("run --device cuda --n 8", "--device: got cuda, but no GPU"),
+     ("ceilings --device cuda", "--device: got cuda, but no GPU"),
+     ("io --out io.jsonl", "io: a GPU is needed"),
+     ("run --stages 3,100", "--stages: 100 needs a GPU that it can use"),
+     ("bench --stages 3,sdpa_flash", "--stages: sdpa_flash needs a GPU"),
+     ("bench --stages 9,100 --n 1024", "--stages: 100 needs a GPU"),
+     ("bench --d 5", "--d: got 5, expected a divisor of 32, the size of all heads"),
+     ("bench --n 20000", "--n: got 20000, expected at most the 256 tokens of a batch")],
+)  # fmt: skip
+def test_what_a_machine_without_a_gpu_refuses(folder, words, says):
+    refused(folder, words.split(), says, without_gpu)
 
 
 @pytest.mark.slow

@@ -91,28 +91,6 @@ def test_the_rounds_of_a_bench_take_both(tmp_path):
     assert statuses == {3: "ok", 5: "skipped", 104: "ok"}
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ("--n 16 --h 4 --hk 3", "--hk: got 3, expected a number that divides the 4 heads of q"),
-        ("--n 16 --b 2 --seqlens 4", "--seqlens: got 4, expected a length for each batch entry"),
-        ("--n 16,8 --b 1 --seqlens 9", "--seqlens: got 9, expected at most N = 8"),
-        ("--n 16 --seqlens 4,x", "--seqlens: got '4,x'"),
-        ("--suite 004 --hk 1", "--hk: a suite's problems are its own"),
-        ("--suite 004 --seqlens 4", "--seqlens: a suite's problems are its own"),
-    ],
-)
-@pytest.mark.parametrize("command", ["bench", "run"])
-@pytest.mark.parametrize("device", ["cpu", None])
-def test_what_does_not_fit_is_one_line(tmp_path, command, options, says, device):
-    asked = options.replace("004", "table-4.1" if command == "run" else "004").split()
-    asked += ["--device", device] if device else []
-    done = in_turn(command, *asked, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert says in done.stderr and done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.slow
 def test_the_batch_may_follow_from_the_tokens(tmp_path):
     """A length for each of the 256 / 128 entries, the device left to the machine."""
