@@ -186,6 +186,16 @@ def test_other_arguments_are_refused(tmp_path, finished, option):
     refuses(path, *option.split(), says=option.split()[0])
 
 
+def test_an_older_files_arguments_count_by_their_new_names(tmp_path, finished):
+    arguments = json.loads(finished.splitlines()[0])["arguments"]
+    arguments |= {"direction": "bwd", "causal": False}
+    del arguments["mode"]
+    path = tmp_path / "run.jsonl"
+    edited(path, finished, arguments=arguments)
+    refuses(path, "--mode", "train", says="--mode was bwd")
+    refuses(path, "--causal", says="--causal was off")
+
+
 @pytest.mark.slow
 def test_a_default_that_is_typed_is_an_argument_like_another(tmp_path, finished):
     path = tmp_path / "run.jsonl"
