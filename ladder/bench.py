@@ -92,7 +92,7 @@ class View:
             measuring.note("csv", csv)
         if records and self.plots is not None and write:
             with measuring.writing(self.plots, "--plot"):
-                written = show.plots(env, records, self.plots, self.ceilings)()
+                written = show.plots(env, records, self.plots, self.ceilings)
             measuring.note("plots", ", ".join(map(str, written)) or "nothing to plot")
         return records
 

@@ -3,6 +3,7 @@
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -167,5 +168,6 @@ def finish(path: Path) -> bool:
     """Show the records in `path`, draw the plot; returns whether the cache changed a text."""
     env, records = show.open_any(path)
     show.finish(path, env, records)
-    measuring.draw("plot", show.plots(env, records, path.with_name(f"{path.stem}-plots")))
+    folder = path.with_name(f"{path.stem}-plots")
+    measuring.draw("plot", partial(show.plots, env, records, folder))
     return not all(record["same"] for record in records)

@@ -1,8 +1,10 @@
 """`ladder io`: its arguments, its run under the profiler, its table and plot."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from harness.runs import traffic
+from harness.views import cell_tables, machine
 from ladder import measuring, options, problems, show
 from ladder.arguments import choose, stages_and_device, why_no_cuda
 from ladder.options import UserError
@@ -44,6 +46,11 @@ def io_command(
                     progress.finished(what, f"skipped: {why}" if why else "ok")
         env, records = measuring.open_results(writer.path, "io")
         show.finish(writer.path, env, records)
-        folder = writer.path.with_name(f"{writer.path.stem}-plots")
-        measuring.draw("plot", show.plots(env, records, folder))
+        picture = writer.path.with_suffix(".png")
+
+        def plot() -> list[Path]:
+            machine.plot_traffic(records, cell_tables.titles(env), picture)
+            return [picture]
+
+        measuring.draw("plot", plot)
         return measuring.exit_code(errors, failed=False)

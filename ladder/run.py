@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -187,7 +188,7 @@ def measure_cells(cells: Sequence[Cell], done: list[Record], writer: Writer, lim
     resuming.say_left(errors, "run", f"{left} of {len(cells)} cells", writer.path)
     if not errors and describes_none(old.arguments(env["arguments"])):
         folder = writer.path.with_name(f"{writer.path.stem}-plots")
-        measuring.draw("plots", show.plots(env, records, folder))
+        measuring.draw("plots", partial(show.plots, env, records, folder))
         if records and env["arguments"].get("suite") is None:
             page = make_page()
             for line in cell_tables.closing(env, records):

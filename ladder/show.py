@@ -207,7 +207,7 @@ def plotted(
 ) -> Sequence[Path]:  # fmt: skip
     """Plot records into a folder that `option` names; UserError where there is nothing to plot."""
     with writing(folder, option):
-        drawn = plots(env, records, folder, ceilings)()
+        drawn = plots(env, records, folder, ceilings)
     if not drawn:
         raise UserError(f"{file}: no {records[0]['kind']} in it has anything to plot")
     return drawn
@@ -215,23 +215,24 @@ def plotted(
 
 def plots(
     env: Record, records: Sequence[Record], folder: Path, ceilings: Ceilings = Ceilings()
-) -> Callable[[], Sequence[Path]]:
-    """What plots records of their kind into a folder, and returns the files; none is possible."""
-
-    def one(name: str, draw: Callable[[Path], object]) -> list[Path]:
-        path = folder / name
-        return [] if draw(path) is False else [path]
-
-    names = cell_tables.titles(env)
-    by_kind: dict[str, Callable[[], Sequence[Path]]] = {
-        "cell": partial(lines.plot, env, records, folder),
-        "bench": partial(contest_plots.plot, env, records, folder, ceilings.records),
-        "train": partial(one, "loss.png", partial(views.plot, env, records)),
-        "generate": partial(one, "generate.png", partial(views.plot_generated, records)),
-        "io": partial(one, "traffic.png", partial(machine.plot_traffic, records, names)),
-        "timeline": partial(one, "timeline.png", partial(machine.plot_timeline, records, names)),
+) -> Sequence[Path]:
+    """Plot records, if there are any, into a folder; returns the files, none for some kinds."""
+    kind, names = records[0]["kind"] if records else "", cell_tables.titles(env)
+    if kind == "cell":
+        return lines.plot(env, records, folder)
+    if kind == "bench":
+        return contest_plots.plot(env, records, folder, ceilings.records)
+    by_kind: dict[str, tuple[str, Callable[[Path], object]]] = {
+        "train": ("loss", partial(views.plot, env, records)),
+        "generate": ("generate", partial(views.plot_generated, records)),
+        "io": ("traffic", partial(machine.plot_traffic, records, names)),
+        "timeline": ("timeline", partial(machine.plot_timeline, records, names)),
     }
-    return by_kind.get(records[0]["kind"], list) if records else list
+    if kind not in by_kind:
+        return []
+    name, draw = by_kind[kind]
+    path = folder / f"{name}.png"
+    return [] if draw(path) is False else [path]
 
 
 def panels_of(

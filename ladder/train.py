@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.text import Text
@@ -136,5 +137,5 @@ def finish(path: Path, plot: bool = True) -> bool:
     show.finish(path, env, records)
     if plot:
         folder = path.with_name(f"{path.stem}-plots")
-        measuring.draw("plot", show.plots(env, records, folder))
+        measuring.draw("plot", partial(show.plots, env, records, folder))
     return any(verdict.failed for verdict in curves.judge(records))
