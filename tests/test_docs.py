@@ -226,8 +226,8 @@ NOT_RUN = {
     "ladder run --inputs real --n 128,256,512 --h 12": f"twelve heads interpreted: {LONG}",
     "ladder run --stages 3,4,5 --stage mine.py ...": IN_A_NOTEBOOK,
     "ladder run --expect results/cpu/tour.jsonl": f"{TOUR}; tests/ladder/test_expect.py compares",
-    "ladder run --direction train": TOUR,
-    "ladder run --direction bwd": TOUR,
+    "ladder run --mode train": TOUR,
+    "ladder run --mode bwd": TOUR,
     "ladder lab check ...": "tests/course/test_lab.py checks",
     "ladder lab grade ...": "tests/course/test_grade.py grades",
     "sh tools/contained.sh graded submissions --stage 5": "needs the rights to make namespaces",
@@ -283,15 +283,8 @@ COMMANDS = [command for page in PAGES for command in commands_of(page)]
 RUN = unique(x for x in COMMANDS if not why_not_run(x))
 
 RESULTS = ROOT / "results"
-# what is read where a page says FILE, by the command that reads it
-RECORDS = {
-    "table": RESULTS / "cpu" / "tour.jsonl",
-    "plot": RESULTS / "cpu" / "tour.jsonl",
-    "roofline": RESULTS / "h200" / "table-4.2.jsonl",
-    "bench": RESULTS / "h200" / "bench-004.jsonl",
-    "train": RESULTS / "h200" / "train.jsonl",
-    "--ceilings": RESULTS / "h200" / "ceilings.jsonl",
-}
+# what is shown where a page says FILE, by the page
+RECORDS = {"benchmarks": "bench-004", "training": "train"}
 
 
 def environ(folder):
@@ -336,12 +329,14 @@ def put_there(command, folder, env):
                 begun = in_turn(name, "--stages", 3, "--n", 8, "--out", word, cwd=folder)
                 assert begun.returncode == 0, begun.stderr
             else:
-                shutil.copy(RECORDS[option if option == "--ceilings" else name], path)
+                shown = RECORDS.get(command.page.stem, "table-4.2")
+                record = "ceilings" if option == "--ceilings" else shown
+                shutil.copy(RESULTS / "h200" / f"{record}.jsonl", path)
 
 
 def slow(command):
     """The mark of a command that measures or draws, or that takes a shell; tables have none."""
-    takes_long = r"ladder (run|bench|train|generate)\b(?!.* --(show|help)\b)|plot"
+    takes_long = r"ladder (run|bench|train|generate)\b(?!.* --help\b)|plot"
     quick = ALONE.fullmatch(command.text) and not re.search(takes_long, command.text)
     return () if quick else pytest.mark.slow
 

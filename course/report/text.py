@@ -70,7 +70,7 @@ def problem_but_n(cell: Record) -> str:
 
 
 def as_shown(path: Path, **fields: object) -> str:
-    """The tables of a file's cells with those fields, as by `ladder table --format markdown`."""
+    """The tables of a file's cells with those fields, as by `ladder show --format markdown`."""
     env, cells = read(path)
     cells = [c for c in cells if all(c[name] == value for name, value in fields.items())]
     note = f"Errors are against float64; {READING.format('')}."

@@ -9,7 +9,7 @@ from ladder_command import ROOT, in_turn
 from rich.console import Console
 
 from harness.records.code import built_in_files, files_of, first_file, label, number_of
-from ladder import show
+from ladder import pages
 
 
 def test_list_names_every_stage_and_its_idea():
@@ -53,7 +53,7 @@ def test_diff_cuts_long_lines_in_a_window_and_says_so(monkeypatch, capsys):
 
     def shown_in(columns):
         monkeypatch.setenv("COLUMNS", columns)
-        show.diff_command(4, 5)
+        pages.diff_command(4, 5)
         return re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
 
     wide, narrow = shown_in("120"), shown_in("60")
@@ -92,13 +92,6 @@ def test_diff_of_whole_files():
     whole = list(difflib.ndiff(old.splitlines(), new.splitlines()))
     assert [line[2:] for line in whole if line.startswith("+ ")] == added
     assert [line[2:] for line in whole if line.startswith("- ")] == removed
-
-
-def test_diff_of_a_stage_with_itself_is_refused():
-    for options in ((), ("--whole",)):
-        done = in_turn("diff", 3, 3, *options)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert "3 twice, the same stage" in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("line", ["x" * 300, "[bold]not markup[/bold]"])
