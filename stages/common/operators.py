@@ -11,33 +11,46 @@ torch.compile: an operator's call takes longer than a stage's own.
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from stages.common.inputs import check_inputs
+from stages.common.contract import Stage
+from stages.common.inputs import autocast, check_inputs
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 INPUTS = "Tensor q, Tensor k, Tensor v, bool causal, Tensor? seqlens_k"
 
 
-class Operators:
-    """The operators of a stage, made from its `attend` and, where it has one, its `Attention`."""
+class Passes(NamedTuple):
+    """The passes of a stage as functions of tensors, which know nothing of torch's graph.
 
-    def __init__(self, attend: Callable[..., Tensor]) -> None:
-        self.attend = attend
-        self.name = "ladder::" + attend.__module__.rpartition(".")[2]
-        self.module = attend.__globals__  # what it defines below `attend` isn't there yet
-        self.plain = operator(f"{self.name}({INPUTS}) -> Tensor", self.run, like_plain)
+    forward   (q, k, v, causal, seqlens_k) -> o, lse
+    backward  (q, k, v, o, lse, do, causal, seqlens_k, wanted) -> dq, dk, dv; None where not wanted
+
+    Both take checked arguments. The node of torch's graph and the operators call them.
+    """
+
+    stage: Stage
+    forward: Callable[..., tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor | None, Tensor | None, Tensor | None]]
+
+
+class Operators:
+    """The operators of the stage whose `attend` this is; with its `passes`, those that train."""
+
+    def __init__(
+        self, stage: Stage, attend: Callable[..., Tensor], passes: Passes | None = None
+    ) -> None:
+        self.stage, self.attend, self.passes = stage, attend, passes
+        name = "ladder::" + attend.__module__.rpartition(".")[2]
+        self.plain = operator(f"{name}({INPUTS}) -> Tensor", self.run, like_plain)
         self.training: Any = None
-        if "Attention" in self.module:
-            schema = f"{self.name}_forward({INPUTS}) -> (Tensor, Tensor)"
+        if passes is not None:
+            schema = f"{name}_forward({INPUTS}) -> (Tensor, Tensor)"
             self.training = operator(schema, self.forward, like_forward)
-            schema = (
-                f"{self.name}_backward(Tensor do, {INPUTS}, Tensor o, Tensor lse, bool[] wanted)"
-            )
+            schema = f"{name}_backward(Tensor do, {INPUTS}, Tensor o, Tensor lse, bool[] wanted)"
             self.passed = operator(
                 f"{schema} -> (Tensor, Tensor, Tensor)", self.backward, like_backward
             )
@@ -52,23 +65,17 @@ class Operators:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, causal: bool, seqlens_k: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        check_inputs(self.module["STAGE"], q, k, v, causal=causal, seqlens_k=seqlens_k)
-        kept = SimpleNamespace()
-        kept.save_for_backward = lambda *tensors: vars(kept).update(lse=tensors[4])
-        return self.module["Attention"].forward(kept, q, k, v, causal, seqlens_k), kept.lse
+        assert self.passes is not None
+        check_inputs(self.stage, q, k, v, causal=causal, seqlens_k=seqlens_k)
+        return self.passes.forward(q, k, v, causal, seqlens_k)
 
     def backward(
         self, do: Tensor, q: Tensor, k: Tensor, v: Tensor, causal: bool, seqlens_k: Tensor | None,
         o: Tensor, lse: Tensor, wanted: Sequence[bool],
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        kept = SimpleNamespace(
-            saved_tensors=(q, k, v, o, lse, seqlens_k), causal=causal,
-            needs_input_grad=(*wanted, False, False),
-        )  # fmt: skip
-        dq, dk, dv, *_ = self.module["Attention"].backward(kept, do)
-        none = q.new_empty(0), q.new_empty(0), q.new_empty(0)  # two may not be the same one
-        dq, dk, dv = (n if x is None else x for x, n in zip((dq, dk, dv), none, strict=True))
-        return dq, dk, dv
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        assert self.passes is not None
+        found = self.passes.backward(q, k, v, o, lse, do, causal, seqlens_k, tuple(wanted))
+        return tuple(q.new_empty(0) if x is None else x for x in found)  # no two the same one
 
     def differentiate(self, ctx: Any, do: Tensor, dlse: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, seqlens_k, o, lse = ctx.saved_tensors
@@ -95,9 +102,7 @@ class Operators:
         """`attend` by an operator. q, k, v and the output as there; traced by torch.compile."""
         if self.training is None:
             return self.plain(q, k, v, causal, seqlens_k)
-        if torch.is_autocast_enabled(q.device.type):  # as such a stage's attend does
-            dtype = torch.get_autocast_dtype(q.device.type)
-            q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))
+        q, k, v = autocast(q, k, v)  # as such a stage's attend does
         if wanted_of(q, k, v):
             return self.training(q, k, v, causal, seqlens_k)[0]
         return self.plain(q, k, v, causal, seqlens_k)
@@ -155,23 +160,29 @@ def recording() -> bool:
     return modes != (None, None)
 
 
-def untraced(function: Function) -> Function:
-    """`function`, which torch.compile takes as one operator of its graph, or leaves out of it.
+def register(stage: Stage, passes: Passes | None = None) -> Callable[[Function], Function]:
+    """Decorate the `attend` of a stage in Triton: torch's graphs hold it as operators.
 
-    An operator is made of the `attend` of a stage in Triton (Operators); make_fx and
-    torch.jit.trace take it, too. Anything else is called as it is by torch.compile, and refused by
-    those two, which would keep its answer as a constant: ValueError. (torch.compiler.disable takes
-    a second to import, if nobody has yet.)
+    torch.compile, make_fx and torch.jit.trace take them. `passes` are those of a stage that trains.
     """
-    disabled: list[Function] = []
-    traced = None
-    built_in = function.__module__.startswith("stages.s")
-    if (
-        built_in
-        and function.__name__ == "attend"
-        and "triton" in function.__globals__["STAGE"].needs
-    ):
-        traced = Operators(function)
+
+    def decorate(attend: Function) -> Function:
+        return outside(attend, Operators(stage, attend, passes))
+
+    return decorate
+
+
+def untraced(function: Function) -> Function:
+    """Decorate a function that computes outside torch: torch.compile calls it as it is.
+
+    make_fx and torch.jit.trace would keep its answer as a constant: they get a ValueError.
+    """
+    return outside(function, None)
+
+
+def outside(function: Function, traced: Operators | None) -> Function:
+    """`function`; while torch traces, `traced` in its place, where that takes the arguments."""
+    disabled: list[Function] = []  # torch.compiler.disable takes a second to import, once
 
     @functools.wraps(function)
     def call(*args: Any, **options: Any) -> Any:

@@ -12,6 +12,7 @@ It decides by them and never waits for the device. One stream owns a cache.
 from collections.abc import Hashable, Sequence
 
 import torch
+from torch import Tensor
 
 from stages.common.contract import (
     MAX_GRID,
@@ -22,14 +23,9 @@ from stages.common.contract import (
     why_not_dtype,
 )
 from stages.common.inputs import check_plain, dtype_name
+from stages.common.kernels import padded_dim
 from stages.common.machine import launching
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # the file imports all the same; PagedCache says why it can't run
-    from stages.common.no_triton import no_triton as tl
-    from stages.common.no_triton import no_triton as triton
+from stages.common.no_triton import tl, triton
 
 PAGE_SIZES = (16, 32, 64, 128, 256)
 DTYPES = ("float16", "bfloat16", "float32")
@@ -127,10 +123,10 @@ class PagedCache:
         self.row: dict[Hashable, int] = {}  # of each sequence
         self.pages: dict[Hashable, list[int]] = {}
         self.length: dict[Hashable, int] = {}
-        self.batches: dict[tuple[int, ...], torch.Tensor] = {}
-        self.captured: list[torch.Tensor] = []  # what a CUDA graph reads is kept
+        self.batches: dict[tuple[int, ...], Tensor] = {}
+        self.captured: list[Tensor] = []  # what a CUDA graph reads is kept
 
-    def append(self, sequence: Hashable, k: torch.Tensor, v: torch.Tensor) -> None:
+    def append(self, sequence: Hashable, k: Tensor, v: Tensor) -> None:
         """Append the tokens of k and v, each (Hk, n, d), to a sequence; a new one is begun.
 
         n may be 0. Raises ValueError where an argument is wrong and RuntimeError where pages or
@@ -170,22 +166,19 @@ class PagedCache:
         del self.free_pages[len(self.free_pages) - missing :]
         self.pages[sequence], self.length[sequence] = pages + new, length + n
 
-    def write(
-        self, k: torch.Tensor, v: torch.Tensor, row: int, length: int, pages: list[int]
-    ) -> None:
+    def write(self, k: Tensor, v: Tensor, row: int, length: int, pages: list[int]) -> None:
         """Write tokens, table and length on the device, by one kernel, without waiting for it."""
         k, v = k.resolve_neg(), v.resolve_neg()
         Hk, n, d = k.shape
-        BLOCK_D = max(16, 1 << (d - 1).bit_length())
         numbers = self.upload(pages or [0])
         with launching(self.k):
             append_kernel[(len(numbers), Hk)](
                 k, v, self.k, self.v, self.table, self.lengths, numbers, *k.stride(), *v.stride(),
                 self.k.stride(0), self.k.stride(1), self.table.stride(0), row, length, n, d,
-                PAGE_SIZE=self.page_size, BLOCK_D=BLOCK_D,
+                PAGE_SIZE=self.page_size, BLOCK_D=padded_dim(d),
             )  # fmt: skip
 
-    def upload(self, numbers: Sequence[int]) -> torch.Tensor:
+    def upload(self, numbers: Sequence[int]) -> Tensor:
         """Copy int32 `numbers` to the device; from pinned memory, since a plain copy waits."""
         host = torch.tensor(numbers, dtype=torch.int32, device="cpu", pin_memory=self.k.is_cuda)
         return host.to(self.k.device, non_blocking=True)
@@ -197,7 +190,7 @@ class PagedCache:
         self.free_rows.append(self.row.pop(sequence))
         del self.length[sequence]
 
-    def rows(self, sequences: Sequence[Hashable]) -> tuple[torch.Tensor, int]:
+    def rows(self, sequences: Sequence[Hashable]) -> tuple[Tensor, int]:
         """The table's rows of `sequences`, (B,) int32 on the device, and the longest's length.
 
         Raises ValueError where there is none or one is unknown, RuntimeError where a CUDA graph
@@ -237,7 +230,7 @@ class PagedCache:
                     "was appended to and not freed"
                 )
 
-    def check_tokens(self, k: torch.Tensor, v: torch.Tensor) -> None:
+    def check_tokens(self, k: Tensor, v: Tensor) -> None:
         """Raise ValueError unless k and v are (Hk, n, d) of the cache's dtype and device."""
         Hk, d = self.k.shape[1], self.k.shape[3]
         for name, x in (("k", k), ("v", v)):
@@ -250,7 +243,7 @@ class PagedCache:
         if k.shape[1] != v.shape[1]:
             raise ValueError(f"v: got {v.shape[1]} tokens, expected k's {k.shape[1]}")
 
-    def check_queries(self, q: torch.Tensor, batch: int) -> None:
+    def check_queries(self, q: Tensor, batch: int) -> None:
         """Raise ValueError unless q (batch, H, Nq, d) fits the cache."""
         Hk, d = self.k.shape[1], self.k.shape[3]
         check_plain("q", q, "a torch.Tensor (B, H, Nq, d)")
@@ -265,7 +258,7 @@ class PagedCache:
             raise ValueError(f"q: got {q.shape[1]} heads, expected a multiple of the cache's {Hk}")
         self.check_kind("q", q)
 
-    def check_kind(self, name: str, x: torch.Tensor) -> None:
+    def check_kind(self, name: str, x: Tensor) -> None:
         """Raise ValueError unless `x` has the cache's dtype and device, and wants no gradient."""
         if x.dtype != self.k.dtype:
             raise ValueError(

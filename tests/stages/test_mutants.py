@@ -12,7 +12,6 @@ import operator
 import warnings
 from functools import lru_cache
 from itertools import takewhile
-from pathlib import Path
 
 import pytest
 import test_hidden
@@ -43,7 +42,7 @@ import stages
 from harness.measures.oracle import make_oracle
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
-from stages.s08_triton_split_kv.paged_cache import PagedCache
+from harness.records.code import files_of
 
 # b, h, nq, nk, d and the strides of q, k, v: small, since stage 0 has to bear them; each stage
 # takes as many of the keys as it is exact for
@@ -180,7 +179,7 @@ def check_pages(stage, page_size, N, causal):
     """Raise where it's wrong in pages of `page_size` and tiles of N keys, in two parts."""
     q, k, v, _ = normal((2, 4, 2, 70, 8), 0)
     k, v, lengths = k[:, :2], v[:, :2], (70, 33)
-    cache = PagedCache(12, page_size, 2, 8, torch.float32, "cpu")
+    cache = stage.PagedCache(12, page_size, 2, 8, torch.float32, "cpu")
     cache.free_pages = [(5 * page + 2) % 12 for page in range(12)]
     cache.k.fill_(math.nan), cache.v.fill_(math.nan)
     cache.append("a row that is not asked for", k[0, :, :0], v[0, :, :0])
@@ -911,6 +910,9 @@ CHECKS = (PAGED, paged_battery), (HIDDEN, hidden_battery)
 FIRST = {" ".join(name.split()): check for names, check in CHECKS for name in names.split(";")}
 
 
+BETWEEN = "\f\n"  # which no file has
+
+
 def mutate(text, pairs):
     """`text` with each old text of `pairs`, which must be there once, replaced by the new one."""
     for old, new in pairs:
@@ -919,9 +921,14 @@ def mutate(text, pairs):
     return text
 
 
+def python_files(number):
+    """The files of stage `number` that are in Python."""
+    return [path for path in files_of(number) if path.suffix == ".py"]
+
+
 def shipped(number):
-    """The text of stage `number`'s file."""
-    return Path(stages.by_number(number).__file__).read_text(encoding="utf-8")
+    """The texts of stage `number`'s files in Python, with BETWEEN between them."""
+    return BETWEEN.join(path.read_text(encoding="utf-8") for path in python_files(number))
 
 
 def lines_changed(text, pairs):
@@ -945,8 +952,13 @@ def load_mutant(number, name, folder):
     """The mutant `name` of stage `number`, written to `folder` and imported."""
     text = mutate(shipped(number), MUTANTS[number][name])
     words = "".join(x if x.isalnum() else "_" for x in name)
-    path = folder / f"mutant_{number}_{words}.py"
-    path.write_text(text, encoding="utf-8")
+    files = python_files(number)
+    path = folder / f"mutant_{number}_{words}"
+    path = path if len(files) > 1 else path.with_suffix(".py")
+    places = [path] if len(files) == 1 else [path / file.name for file in files]
+    for place, each in zip(places, text.split(BETWEEN), strict=True):
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(each, encoding="utf-8")
     return stages.load(path)
 
 
