@@ -23,7 +23,7 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 
-STAGES = Path(__file__).parents[2] / "stages"
+STAGE = Path(__file__).parents[2] / "stages" / "s09_gluon_hopper"
 # each imports only from those before it
 PACKAGE = "stages.s09_gluon_hopper"
 FILES = ("pipeline", "schedule", "backward", "launch", "gradients", "__init__")
@@ -559,7 +559,7 @@ def gluon_names():
 
 
 @contextlib.contextmanager
-def hopper_stage(folder=STAGES / "s09_gluon_hopper"):
+def hopper_stage(folder=STAGE):
     """Stage 9 on this machine: a module with `forward`, and `hopper_gradients` with `backward`.
 
     Files of it that are in `folder` are taken from there, the others from stages/.
@@ -571,10 +571,10 @@ def hopper_stage(folder=STAGES / "s09_gluon_hopper"):
     try:
         sys.modules["stages.common.gluon"] = owners[0].gluon = gluon_names()
         package = ModuleType(PACKAGE)
-        package.__path__ = [str(STAGES / "s09_gluon_hopper")]
+        package.__path__ = [str(STAGE)]
         sys.modules[PACKAGE] = owners[1].s09_gluon_hopper = package
         for name in FILES:
-            places = (folder / f"{name}.py", STAGES / "s09_gluon_hopper" / f"{name}.py")
+            places = (folder / f"{name}.py", STAGE / f"{name}.py")
             path = next(x for x in places if x.exists())
             # by its own name alone: it is none of the operators that torch knows
             spec = importlib.util.spec_from_file_location(name, path)

@@ -13,7 +13,7 @@ import fake_hopper
 import make_variants
 import pytest
 import torch
-from fake_hopper import FILES, STAGES, Misuse, Stuck, hopper_stage
+from fake_hopper import FILES, STAGE, Misuse, Stuck, hopper_stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stage_checks import (
@@ -366,7 +366,7 @@ def try_problem(stage, name, config, seed):
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_mutant_dies(name, tmp_path):
     file, old, new, problem, config = MUTANTS[name]
-    text = (STAGES / f"{file}.py").read_text(encoding="utf-8")
+    text = (STAGE / f"{file}.py").read_text(encoding="utf-8")
     (tmp_path / f"{file}.py").write_text(mutate(text, [(old, new)]), encoding="utf-8")
     with some_mistake(tmp_path) as stage:
         for seed in range(8):
@@ -382,7 +382,7 @@ SYNCHRONISES = re.compile(
 def synchronising():
     """(file, index) of each line of stage 9 by which a role waits, or says that it is done."""
     for file in FILES:
-        lines = (STAGES / f"{file}.py").read_text(encoding="utf-8").splitlines()
+        lines = (STAGE / f"{file}.py").read_text(encoding="utf-8").splitlines()
         for index, line in enumerate(lines):
             if SYNCHRONISES.match(line):
                 yield pytest.param(file, index, id=f"{file}, {index + 1}: {line.strip()}")
@@ -390,7 +390,7 @@ def synchronising():
 
 @pytest.mark.parametrize(("file", "index"), [*synchronising()])
 def test_nothing_that_waits_or_gives_back_can_be_left_out(file, index, tmp_path):
-    lines = (STAGES / f"{file}.py").read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = (STAGE / f"{file}.py").read_text(encoding="utf-8").splitlines(keepends=True)
     indent = lines[index][: -len(lines[index].lstrip())]
     lines[index] = f"{indent}pass\n"
     (tmp_path / f"{file}.py").write_text("".join(lines), encoding="utf-8")

@@ -46,7 +46,7 @@ ONE_KERNEL = (
 )
 
 # stage 6's loop is a function of its own; without masks or with, it is called for either part
-LAUNCH, VISITED = "    def launch(config: autotune.Config) -> None:\n", "        visited += 1\n"
+LAUNCH, VISITED = "    def launch(config: tuner.Config) -> None:\n", "        visited += 1\n"
 NAMES = """\
         offs_m, offs_d = rows, tl.arange(0, BLOCK_D)
         q_mask = (rows[:, None] < Nq) & (offs_d[None, :] < d)
