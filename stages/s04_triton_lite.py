@@ -118,7 +118,7 @@ def launch_config(d: int, dtype: torch.dtype, precision: str) -> dict[str, int]:
     }
 
 
-@operators.register(STAGE)
+@operators.register()
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Attention with softmax per 64-key tile: exact for Nk <= 64, wrong above. Forward only.
 

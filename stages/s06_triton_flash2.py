@@ -276,7 +276,7 @@ def forward(
     return o
 
 
-@operators.register(STAGE)
+@operators.register()
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, seqlens_k: Tensor | None = None
 ) -> Tensor:

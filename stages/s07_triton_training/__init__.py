@@ -187,7 +187,7 @@ class Attention(torch.autograd.Function):
         return None, *gradients, None, None
 
 
-@operators.register(STAGE, PASSES)
+@operators.register(PASSES)
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, seqlens_k: Tensor | None = None
 ) -> Tensor:

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from stages.common import operators
+from stages.common.contract import wrong
 from stages.common.kernels import LOG2_E, as_config, loadable, of_size, padded_dim
 from stages.common.machine import launching
 from stages.contract import Stage, check_inputs, input_precision
@@ -246,13 +247,12 @@ def refuse_gradients(**tensors: Tensor) -> None:
     """Raise ValueError where torch would want a gradient: the merge has no backward pass."""
     for name, x in tensors.items():
         if torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad:
-            raise ValueError(
-                f"{name}: got requires_grad=True, expected none: stage {STAGE.number} is forward "
-                "only; call it under torch.no_grad(), or train with stage 7"
-            )
+            way = "call it under torch.no_grad(), or train with stage 7"
+            only = f"none: stage {STAGE.number} is forward only; {way}"
+            raise wrong(name, "requires_grad=True", only)
 
 
-@operators.register(STAGE)
+@operators.register()
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, seqlens_k: Tensor | None = None
 ) -> Tensor:
@@ -298,7 +298,7 @@ def attend_paged(
     appended since, if it was called once before with these sequences.
     """
     if not isinstance(cache, PagedCache):
-        raise ValueError(f"cache: got {type(cache).__name__}, expected a PagedCache")
+        raise wrong("cache", type(cache).__name__, "a PagedCache")
     rows, longest = cache.rows(sequences)
     cache.check_queries(q, len(sequences))
     one = cache.k[:1].expand(len(sequences), -1, -1, -1)  # the shape of a page for each entry

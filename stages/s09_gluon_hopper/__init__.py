@@ -527,7 +527,7 @@ PASSES = operators.Passes(STAGE, forward_with_lse, hopper_gradients.backward)
 check = checks(STAGE)
 
 
-@operators.register(STAGE, PASSES)
+@operators.register(PASSES)
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
