@@ -52,6 +52,8 @@ def variant(name: str) -> str:
     [(stage, made)] = [(stage, known[name]) for stage, known in VARIANTS.items() if name in known]
     file = FILES[stage]
     text = file.read_text(encoding="utf-8")
+    # a variant is one file: what the stage's first file imports from its folder stays the stage's
+    text = text.replace("\nfrom .", f"\nfrom stages.{label(file)}.")
     title = text.partition('    title="')[2].partition('"')[0]
     own = [
         [f"    number={stage},", f"    number={made['number']},"],

@@ -77,7 +77,7 @@ def time_each(candidates: Sequence[Config], launch: Launch) -> dict[int, float]:
         raise RuntimeError(f"none of {len(candidates)} configurations fits this GPU: {refusals[0]}")
     samples: dict[int, list[float]] = {index: [] for index in able}
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for _ in range(ROUNDS if len(able) > 1 else 0):
+    for _ in range(ROUNDS):
         for index in able:
             torch.cuda._sleep(HEAD_START_CYCLES)
             start.record()
@@ -85,4 +85,4 @@ def time_each(candidates: Sequence[Config], launch: Launch) -> dict[int, float]:
             end.record()
             end.synchronize()
             samples[index].append(start.elapsed_time(end))
-    return {index: statistics.median(times or [0.0]) for index, times in samples.items()}
+    return {index: statistics.median(times) for index, times in samples.items()}

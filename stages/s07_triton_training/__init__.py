@@ -161,15 +161,8 @@ class Attention(torch.autograd.Function):
     """Attention as a node of torch's graph: it keeps q, k, v, o and lse, and nothing N x N."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        passes: operators.Passes,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        causal: bool,
-        seqlens_k: Tensor | None,
-    ) -> Tensor:
+    def forward(ctx: Any, passes: operators.Passes, *inputs: Any) -> Tensor:
+        q, k, v, causal, seqlens_k = inputs
         o, lse = passes.forward(q, k, v, causal, seqlens_k)
         ctx.save_for_backward(q, k, v, o, lse, seqlens_k)
         ctx.passes, ctx.causal = passes, causal

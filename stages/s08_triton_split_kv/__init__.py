@@ -24,7 +24,6 @@ Still hurts: loads and math take turns. Stage 9 goes on.
 """
 
 import functools
-import math
 from collections.abc import Hashable, Sequence
 
 import torch
@@ -54,35 +53,25 @@ STAGE = Stage(
 )
 
 
-# BLOCK_M -> two choices of (BLOCK_N, num_warps, num_stages), for a BLOCK_D of up to 64, of 128, of
-# 256: where a multiprocessor has one program, which has to keep many bytes in flight by itself, and
-# where it has several. The best of a search on one H200; the second choices fit 99 KB.
-Tile = tuple[int, int, int]
-TILES: dict[str, tuple[dict[int, tuple[Tile, Tile]], ...]] = {
+# BLOCK_M -> (BLOCK_N, num_warps, num_stages), for a BLOCK_D of up to 64, of 128, of 256: where a
+# multiprocessor has one program, which has to keep many bytes in flight by itself. The best of a
+# search on one H200.
+Tiles = dict[int, tuple[int, int, int]]
+TILES: dict[str, tuple[Tiles, ...]] = {
     "half": (
-        {
-            16: ((128, 4, 4), (128, 4, 3)),
-            32: ((128, 4, 3), (128, 4, 3)),
-            64: ((128, 4, 3), (128, 4, 3)),
-            128: ((64, 8, 3), (64, 8, 3)),
-        },
-        {
-            16: ((128, 4, 3), (128, 4, 2)),
-            32: ((128, 4, 3), (64, 4, 3)),
-            64: ((64, 4, 4), (64, 4, 3)),
-            128: ((64, 8, 4), (64, 8, 3)),
-        },
-        {16: ((64, 4, 2), (64, 4, 2)), 32: ((64, 4, 2), (64, 4, 2))},
+        {16: (128, 4, 4), 32: (128, 4, 3), 64: (128, 4, 3), 128: (64, 8, 3)},
+        {16: (128, 4, 3), 32: (128, 4, 3), 64: (64, 4, 4), 128: (64, 8, 4)},
+        {16: (64, 4, 2), 32: (64, 4, 2)},
     ),
-    "tf32": (
-        {16: ((64, 4, 2), (64, 4, 2)), 32: ((64, 4, 2), (64, 4, 2))},
-        {16: ((64, 8, 2), (64, 8, 2))},
-        {16: ((32, 4, 2), (32, 4, 2))},
-    ),
-    "ieee": (
-        {16: ((64, 4, 2), (64, 4, 2))},
-        {16: ((64, 8, 2), (64, 8, 2))},
-        {16: ((32, 8, 2), (32, 8, 2))},
+    "tf32": ({16: (64, 4, 2), 32: (64, 4, 2)}, {16: (64, 8, 2)}, {16: (32, 4, 2)}),
+    "ieee": ({16: (64, 4, 2)}, {16: (64, 8, 2)}, {16: (32, 8, 2)}),
+}
+# where it has several, and where the first ones don't fit: these fit 99 KB
+OF_SEVERAL: dict[str, tuple[Tiles, ...]] = TILES | {
+    "half": (
+        {16: (128, 4, 3), 32: (128, 4, 3), 64: (128, 4, 3), 128: (64, 8, 3)},
+        {16: (128, 4, 2), 32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 8, 3)},
+        {16: (64, 4, 2), 32: (64, 4, 2)},
     ),
 }
 SHARED_OF_FIRST = 166_912  # bytes: what a program may have on sm_80, and the first choices fit
@@ -96,9 +85,9 @@ def launch_config(
 
     several  whether a multiprocessor has more than one program, or little shared memory
     """
-    tiles = of_size(TILES, d, dtype, precision)
+    tiles = of_size(OF_SEVERAL if several else TILES, d, dtype, precision)
     BLOCK_M = min((m for m in tiles if m >= rows), default=min(MOST_ROWS, max(tiles)))
-    return as_config((BLOCK_M, *tiles[BLOCK_M][several]), d)
+    return as_config((BLOCK_M, *tiles[BLOCK_M]), d)
 
 
 # The cost model's constants. The unit is the time in which a multiprocessor gets a tile while all
@@ -266,21 +255,6 @@ def attend(
     check_inputs(STAGE, q, k, v, causal=causal, seqlens_k=seqlens_k)
     refuse_gradients(q=q, k=k, v=v)
     return forward(q, k, v, causal, seqlens_k)
-
-
-@operators.untraced
-def attend_with_lse(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, seqlens_k: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return `attend`'s output, and lse (B, H, Nq) float32, the log of each row's sum of exp(s).
-
-    s = scale q . k over the keys that the row sees; -inf where it sees none. Raises as `attend`.
-    """
-    check_inputs(STAGE, q, k, v, causal=causal, seqlens_k=seqlens_k)
-    refuse_gradients(q=q, k=k, v=v)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    o = forward(q, k, v, causal, seqlens_k, lse)
-    return o, lse.mul_(math.log(2))
 
 
 @operators.untraced

@@ -84,9 +84,7 @@ def test_what_does_not_fit_the_card_is_left_out(card):
     card.costs |= {32: out_of_resources()}
     assert choose(card) == 64
     card.costs |= {64: PTXASError("too many registers")}
-    card.launched.clear()
     assert choose(card, kind=("ieee", 128)) == 16
-    assert card.launched == [16]  # which has no other to be timed against
 
 
 def test_where_none_fits_it_says_so(card):
