@@ -758,8 +758,8 @@ SPLIT_KV = wrong_scales("d**-0.5 * LOG2_E", "d**-0.5", d="d") | replaced(
     stats_of_another_row=("stats_ptr += 2 * row * splits", "stats_ptr += 2 * i * splits"),
     parts_divided_by_l=("tl.store(part_ptrs, acc,", "tl.store(part_ptrs, acc / l_i[:, None],"),
     lse_of_the_merge_without_the_sum=(
-        "row, m_i * qk_scale + tl.log2(l_i))\n\n\n# BLOCK_M",
-        "row, m_i * qk_scale)\n\n\n# BLOCK_M",
+        "row, m_i * qk_scale + tl.log2(l_i))\n",
+        "row, m_i * qk_scale)\n",
     ),
     lse_without_the_max=("row, m_i * qk_scale + tl.log2(l_i), mask", "row, tl.log2(l_i), mask"),
     lse_of_the_unscaled_max=(
@@ -881,7 +881,7 @@ SPLIT_KV = wrong_scales("d**-0.5 * LOG2_E", "d**-0.5", d="d") | replaced(
     a_sequence_s_row_by_its_place=("entry = tl.load(rows_ptr + b).to(tl.int64)", "entry = b"),
     causal_by_the_capacity=(SHIFT_PAGED, "shift = Nk - Nq"),
     # the call
-    strides_of_K_and_V_mixed_up=("*k.stride(), *v.stride()", "*v.stride(), *k.stride()"),
+    strides_of_K_and_V_mixed_up=("*k.stride(), *v.stride(), *o", "*v.stride(), *k.stride(), *o"),
     d_always_even=('EVEN_D=d == config["BLOCK_D"]', "EVEN_D=True"),
     causal_ignored_for_two_rows=("CAUSAL=causal and Nq > 1", "CAUSAL=causal and Nq > 2"),
 )
@@ -950,10 +950,13 @@ def every_mutant():
 
 def load_mutant(number, name, folder):
     """The mutant `name` of stage `number`, written to `folder` and imported."""
-    text = mutate(shipped(number), MUTANTS[number][name])
     words = "".join(x if x.isalnum() else "_" for x in name)
-    files = python_files(number)
-    path = folder / f"mutant_{number}_{words}"
+    return load_changed(number, MUTANTS[number][name], folder / f"mutant_{number}_{words}")
+
+
+def load_changed(number, pairs, path):
+    """Stage `number` with each old text of `pairs` replaced, as the file or folder `path`."""
+    text, files = mutate(shipped(number), pairs), python_files(number)
     path = path if len(files) > 1 else path.with_suffix(".py")
     places = [path] if len(files) == 1 else [path / file.name for file in files]
     for place, each in zip(places, text.split(BETWEEN), strict=True):

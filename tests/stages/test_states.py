@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from stage_checks import device_of, hidden_keys, options_of, relative_rounding
-from test_mutants import mutate
+from test_mutants import load_changed, mutate
 
 import stages
 from course.tracing import merge, trace
@@ -313,10 +313,7 @@ def test_the_parts_are_the_references(inputs, splits):
     ],
 )
 def test_a_wrong_part_is_found_where_the_output_is_right(tmp_path, old, new, what):
-    path = tmp_path / "s08_other.py"
-    shipped = Path(stages.by_number(8).__file__).read_text(encoding="utf-8")
-    path.write_text(mutate(shipped, [(old, new)]), encoding="utf-8")
-    stage = stages.load(path)
+    stage = load_changed(8, [(old, new)], tmp_path / "s08_other")
     asked = problem("normal", 3, 128, 16, device_of(stage))  # eight tiles, in two parts
     (q, k, v), o, *_ = parts_of(stage, asked, 2)
     want = trace.attention(*(x.double().cpu().numpy() for x in (q, k, v)))
