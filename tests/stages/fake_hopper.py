@@ -14,12 +14,14 @@ import contextlib
 import ctypes
 import importlib.util
 import inspect
+import itertools
 import math
 import random
 import sys
 import threading
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from unittest import mock
 
 import torch
 
@@ -486,7 +488,8 @@ gl = SimpleNamespace(
     float32=torch.float32, int32=torch.int32, int64=torch.int64,
     SliceLayout=Layout, BlockedLayout=Layout, NVMMADistributedLayout=Layout,
     DotOperandLayout=Layout, SwizzledSharedLayout=Layout, NVMMASharedLayout=Layout,
-    program_id=lambda axis: number(me().cta.index), num_programs=lambda axis: me().cta.count,
+    program_id=lambda axis: number(me().cta.index[axis]),
+    num_programs=lambda axis: me().cta.grid[axis],
     num_warps=lambda: me().threads // 32,
     allocate_shared_memory=allocate_shared_memory, load=load, store=store, atomic_add=atomic_add,
     inline_asm_elementwise=inline_asm_elementwise, warp_specialize=warp_specialize,
@@ -529,8 +532,8 @@ class Kernel:
             for name, x in given.items()
         }
         machine = Machine(Kernel.seed)
-        for index in range(grid[0]):
-            cta = SimpleNamespace(index=index, count=grid[0], named={})
+        for index in itertools.product(*map(range, grid)):
+            cta = SimpleNamespace(index=index, grid=grid, named={})
             machine.roles.append(Role(machine, cta, 128, lambda: self.function(**given)))
         machine.run()
         while left := [role for role in machine.roles if role.copies]:
@@ -556,6 +559,15 @@ def gluon_names():
     fake.gluon = SimpleNamespace(jit=jit, constexpr_function=lambda function: function)
     fake.reinterpret = lambda tile, dtype, shape, layout: tile.reshape(shape)
     return fake
+
+
+def load_alone(path):
+    """A stage in one file, which imports nothing of its folder, on this machine."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    with mock.patch.dict(sys.modules, {"stages.common.gluon": gluon_names()}):
+        spec.loader.exec_module(module)
+    return module
 
 
 @contextlib.contextmanager
