@@ -36,6 +36,7 @@ those only a GPU can tell (tests/gpu).
 import contextlib
 import ctypes
 import inspect
+import itertools
 import math
 import random
 import sys
@@ -510,7 +511,8 @@ gl = SimpleNamespace(
     float32=torch.float32, int32=torch.int32, int64=torch.int64,
     SliceLayout=Layout, BlockedLayout=Layout, NVMMADistributedLayout=Layout,
     DotOperandLayout=Layout, SwizzledSharedLayout=Layout, NVMMASharedLayout=Layout,
-    program_id=lambda axis: number(me().cta.index), num_programs=lambda axis: me().cta.count,
+    program_id=lambda axis: number(me().cta.index[axis]),
+    num_programs=lambda axis: me().cta.grid[axis],
     num_warps=lambda: me().threads // 32,
     allocate_shared_memory=allocate_shared_memory, load=load, store=store, atomic_add=atomic_add,
     inline_asm_elementwise=inline_asm_elementwise, warp_specialize=warp_specialize,
@@ -553,8 +555,8 @@ class Kernel:
             for name, x in given.items()
         }
         machine = Machine(Kernel.seed)
-        for index in range(grid[0]):
-            cta = SimpleNamespace(index=index, count=grid[0], named={})
+        for index in itertools.product(*map(range, grid)):
+            cta = SimpleNamespace(index=index, grid=grid, named={})
             machine.roles.append(Role(machine, cta, 128, lambda: self.function(**given)))
         machine.run()
         while left := [role for role in machine.roles if role.copies]:

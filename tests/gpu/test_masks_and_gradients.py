@@ -154,7 +154,7 @@ def test_nan_in_hidden_tiles_changes_no_output():
 
 
 def test_a_training_step_holds_what_it_must_and_nothing_else():
-    """o, lse and delta, dq, dk, dv: no tensor of N x N, and none of float32 beside the two."""
+    """o, dq, dk, dv, lse twice and delta: no tensor of N x N, and no other one of float32."""
     asked = problem(dtype="float16", h=8, hk=8, nq=2048, nk=2048, direction="train")
     call = prepare(
         bind(TRAINING.attend, asked), "train", *make_inputs(asked), make_output_gradient(asked)
@@ -162,7 +162,7 @@ def test_a_training_step_holds_what_it_must_and_nothing_else():
     call()
     _, peak, _ = measure_peak(call, "cuda")
     rows = asked.b * asked.h * asked.nq
-    assert peak <= 4 * 2 * rows * asked.d + 2 * 4 * rows + 4 * 512  # a block is rounded to 512
+    assert peak <= 4 * 2 * rows * asked.d + 3 * 4 * rows + 4 * 512  # a block is rounded to 512
 
 
 @pytest.mark.parametrize("causal", [False, True])
