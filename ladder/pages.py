@@ -23,22 +23,22 @@ def diff_command(
     whole: options.Whole = False,
 ) -> int:
     """Show what changed in the kernel from one stage to another."""
-    files = {number_of(path): path for path in built_in_files()}
+    numbers = [*map(number_of, built_in_files())]
     for number in (old, new):
-        if number not in files:
-            known = ", ".join(map(str, files))
+        if number not in numbers:
+            known = ", ".join(map(str, numbers))
             raise UserError(f"diff: got {number}, expected some of {known}")
     if old == new:
         raise UserError(f"diff: got {old} twice, the same stage; expected two different ones")
-    console, paths = make_page(), (files[old], files[new])
-    lines = list(diff_view.changes(*paths, diff_view.whole if whole else diff_view.kernel))
+    console = make_page()
+    lines = list(diff_view.changes(old, new, diff_view.whole if whole else diff_view.kernel))
     width = Page().width if console.is_terminal else max(len(line) for line in lines)
     for line in lines:
         shown = line.copy()
         shown.truncate(width, overflow="ellipsis")
         console.print(shown, soft_wrap=True)
     if not whole:
-        console.print(Text(diff_view.summary(paths, lines), style="dim"), soft_wrap=True)
+        console.print(Text(diff_view.summary((old, new), lines), style="dim"), soft_wrap=True)
     if any(len(line) > width for line in lines):
         said = f"…: a line longer than {width} columns; a wider window, or > FILE, has all of it."
         console.print(Text(said, style="dim"), soft_wrap=True)

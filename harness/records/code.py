@@ -58,14 +58,25 @@ def first_file(stage: int | Path) -> Path:
 
 
 def files_of(stage: int | Path) -> list[Path]:
-    """The files of a stage, in the order in which a reader takes them, those that are here.
+    """The files of a stage that are here, in the order in which a reader takes them.
 
     stage: its number, if it is a built-in one, else its file or folder. Raises KeyError where there
-    is no stage of that number, and what `read_declared` raises.
+    is no stage of that number, ValueError where the names of the files are no literals.
     """
     first = first_file(stage)
-    others = (first.parent / name for name in read_declared(first).get("files", ()))
+    names = ast.literal_eval(declared(first).get("files", ast.Tuple([])))
+    others = (first.parent / name for name in names)
     return [first, *(path.resolve() for path in others if path.is_file())]
+
+
+def declared(path: Path) -> dict[str, ast.expr]:
+    """The arguments of `STAGE = Stage(...)` in the file `path`, as expressions; {} without it."""
+    for node in ast.parse(path.read_bytes()).body:
+        if ast.unparse(node).startswith("STAGE = Stage(") and isinstance(node, ast.Assign):
+            call = node.value
+            if isinstance(call, ast.Call) and not call.args:
+                return {each.arg: each.value for each in call.keywords if each.arg}
+    return {}
 
 
 def read_declared(path: Path) -> dict[str, Any]:
@@ -73,14 +84,9 @@ def read_declared(path: Path) -> dict[str, Any]:
 
     Raises ValueError where there is no such call, or its values are not literals.
     """
-    for node in ast.parse(path.read_bytes()).body:
-        if ast.unparse(node).startswith("STAGE = Stage(") and isinstance(node, ast.Assign):
-            call = node.value
-            if isinstance(call, ast.Call) and not call.args:
-                return {
-                    each.arg: ast.literal_eval(each.value) for each in call.keywords if each.arg
-                }
-    raise ValueError(f"{label(path)}: no STAGE = Stage(...) with keywords in it")
+    if not (found := declared(path)):
+        raise ValueError(f"{label(path)}: no STAGE = Stage(...) with keywords in it")
+    return {name: ast.literal_eval(value) for name, value in found.items()}
 
 
 def behind(stage: int | Path) -> list[Path]:

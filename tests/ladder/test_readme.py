@@ -1,10 +1,8 @@
 """README's tables are made from the committed records, and can't drift from them."""
 
 import functools
-import hashlib
 import re
 import statistics
-import subprocess
 
 import pytest
 import torch
@@ -15,7 +13,6 @@ import stages
 from attention_ladder.models import views
 from attention_ladder.models.training import curves
 from course.report import contests, course, front, pages, sources, text
-from harness.records import code as syntax
 from harness.records.environment import own_files
 from harness.records.jsonl import read
 from harness.records.schema import FAILURES
@@ -123,7 +120,7 @@ def test_a_gain_is_dated_by_its_own_records_alone(monkeypatch):
     _, envs = front.gains()
     used = [{entry["stage"] for entry in env["plan"]} for env in envs]
     assert used == [set(stages) for _, _, stages in front.GAINS]
-    monkeypatch.setattr(text, "digest", lambda _: "another")
+    monkeypatch.setattr(text, "code_of", lambda _: "another")
     edited = set().union(*map(text.edited_since, envs))
     assert edited == {0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
 
@@ -135,69 +132,6 @@ def test_a_record_that_is_missing_or_double_is_an_error():
         text.find(cells, nk=7)
     with pytest.raises(KeyError):
         text.find(cells, stage=3)
-
-
-def test_a_stage_that_was_edited_since_is_named(tmp_path, monkeypatch):
-    env, _ = read(text.GPU / "table-4.3.jsonl")
-    monkeypatch.setattr(text, "ROOT", tmp_path)
-    (tmp_path / "stages").mkdir()
-    for stage in env["rungs"]:  # as measured, but for two
-        path = tmp_path / "stages" / f"s{stage['stage']:02d}_{stage['name']}.py"
-        path.write_text(f"name = {stage['name']!r}\n")
-        stage["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-        stage["syntax_sha256"] = syntax.digest(path.read_text())
-    assert "since" not in text.machine(env)
-    (tmp_path / "stages" / "s00_scalar_autograd.py").write_text("edited = 'not in that table'")
-    assert "since" not in text.machine(env)
-    (tmp_path / "stages" / "s05_triton_online.py").write_text("edited = True")
-    assert text.machine(env).endswith("; stage 5 edited since.")
-    (tmp_path / "stages" / "s04_triton_lite.py").write_text("edited = True")
-    assert text.machine(env).endswith("; stages 4, 5 edited since.")
-
-
-OLD = '''"""Words."""
-
-STAGE = Stage(number=9, title="a title", idea="an idea", still_hurts="this " "and that")
-SHOWN = Plot(title="a title")
-
-def attend(q):
-    """More words."""
-    if q is None:
-        raise ValueError(f"q: got {q}")
-    return q * 2  # why
-'''
-WORDS = OLD.replace("Words", "Others").replace("More", "\n").replace("# why", "# because\n\n")
-WORDS = WORDS.replace("got {q}", "expected another")
-WORDS = WORDS.replace('9, title="a', '9, title="another').replace("and that", "or this")
-
-
-def test_words_are_no_edit_and_code_is():
-    assert syntax.digest(WORDS) == syntax.digest(OLD)
-    for edit in (("* 2", "* 3"), ("is None", "is not None"), ("ValueError", "TypeError"),
-                 ("9", "8"), ('Plot(title="a', 'Plot(title="b'), ('"an idea"', "f()")):  # fmt: skip
-        assert syntax.digest(OLD.replace(*edit)) != syntax.digest(OLD), edit
-    # a constant that stands where a docstring may is one; anywhere else it is code
-    assert syntax.digest("x = 1\n'a'") != syntax.digest("x = 1\n'b'")
-
-
-def test_an_old_record_is_compared_with_its_version_in_the_files_history(tmp_path):
-    def git(*arguments):
-        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        subprocess.run(["git", "-C", tmp_path, *who, *arguments], check=True, capture_output=True)
-
-    path = tmp_path / "stage.py"
-    measured = hashlib.sha256(OLD.encode()).hexdigest()
-    git("init")
-    for version in (OLD, WORDS):
-        path.write_text(version)
-        git("add", ".")
-        git("commit", "-m", "a version")
-    assert syntax.digest_of_version(path, measured) == syntax.digest(WORDS)
-    assert syntax.digest_of_version(path, "0" * 64) is None
-    (tmp_path / "alone").mkdir()
-    alone = tmp_path / "alone" / "stage.py"
-    alone.write_text(WORDS)
-    assert syntax.digest_of_version(alone, measured) is None
 
 
 def test_a_sources_table_without_one_of_its_three_is_an_error():
