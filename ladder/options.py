@@ -180,6 +180,9 @@ Synthetic = Annotated[str, option("normal or peaky", one_of(*SYNTHETIC))]
 Seed = Annotated[int, option("the seed of all inputs", whole(0, MAX_SEED), min=0)]
 Out = Annotated[Path | None, option("where the records go; a new file under runs/ by default")]
 Resume = Annotated[Path | None, option("finish the run in this file, with the same arguments")]
+Expect = Annotated[
+    Path | None, option("exit code 1 where a status isn't the one in this file of another run")
+]
 
 # run
 Precision = Annotated[

@@ -1,6 +1,6 @@
 """`ladder run`: its arguments, its plan, a new or resumed run, and its tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from harness.views import cell_tables
 from harness.views.table import make_page
 from ladder import measuring, old, options, problems, resuming, show
 from ladder.arguments import RUN_SHAPE, choose, stages_and_device, wants_gradients
+from ladder.expect import as_expected, read_expected
 from ladder.help import as_typed
 from ladder.options import UserError
 
@@ -63,15 +64,16 @@ def run_command(
     stage: options.StageFiles = None,
     out: options.Out = None,
     resume: options.Resume = None,
+    expect: options.Expect = None,
 ) -> int:
     """Measure stages on problems; without any option, the tour."""
     if resume is not None:
         return resume_run(context)
-    return new_run(resuming.kept(context, DEFAULTS), stage or [], out)
+    return new_run(resuming.kept(context, DEFAULTS), stage or [], out, expect)
 
 
 # the defaults of the arguments that are kept with a run's records
-DEFAULTS = resuming.defaults(run_command) | {"inputs": "normal"}
+DEFAULTS = resuming.defaults(run_command, "expect") | {"inputs": "normal"}
 
 
 def describes_none(arguments: Record) -> bool:
@@ -114,7 +116,7 @@ def make_cells(
     ]
 
 
-def new_run(given: Record, own: Sequence[Path], out: Path | None) -> int:
+def new_run(given: Record, own: Sequence[Path], out: Path | None, expect: Path | None) -> int:
     """Plan a run, write its env line, and carry it out."""
     measuring.check_out(out, "--resume goes on with it, or name another")
     if given["inputs"] is None:  # a user's own stage is measured with all inputs
@@ -139,8 +141,9 @@ def new_run(given: Record, own: Sequence[Path], out: Path | None) -> int:
     kept = {**given, "stage": [stage.name for stage in chosen if stage.path in own]}
     planned, measured = [cell.to_json() for cell in cells], {cell.stage.path for cell in cells}
     described = [stage.to_json() for stage in chosen if stage.path in measured]
+    expected = read_expected(expect, planned)
     with measuring.begin("", out, device, kept, described, planned) as writer:
-        return measure_cells(cells, [], writer, limits)
+        return measure_cells(cells, [], writer, limits, expected)
 
 
 def resume_run(context: typer.Context) -> int:
@@ -150,7 +153,8 @@ def resume_run(context: typer.Context) -> int:
             Cell(begun.stages[cell["stage"], cell["name"]], Problem.from_json(cell), cell["paired"])
             for cell in begun.env["plan"]
         ]
-        return measure_cells(cells, begun.done, begun.writer, begun.limits)
+        expected = read_expected(context.params["expect"], begun.env["plan"])
+        return measure_cells(cells, begun.done, begun.writer, begun.limits, expected)
 
 
 def make_limits(given: Record) -> Limits:
@@ -159,7 +163,10 @@ def make_limits(given: Record) -> Limits:
     return Limits(budget, plan.default_memory() if memory is None else options.size(memory))
 
 
-def measure_cells(cells: Sequence[Cell], done: list[Record], writer: Writer, limits: Limits) -> int:
+def measure_cells(
+    cells: Sequence[Cell], done: list[Record], writer: Writer, limits: Limits,
+    expected: Mapping[str, Record] | None,
+) -> int:  # fmt: skip
     """Measure the remaining cells, show progress and the tables; returns the exit code."""
     progress = measuring.Progress(len(cells), len(done), quiet=True)
 
@@ -194,4 +201,5 @@ def measure_cells(cells: Sequence[Cell], done: list[Record], writer: Writer, lim
             for line in cell_tables.closing(env, records):
                 page.print(Text(line), soft_wrap=not page.is_terminal)
             page.print(Text(what_next()), soft_wrap=True)
-    return measuring.exit_code(errors, any(record["status"] in FAILURES for record in records))
+    failed = any(record["status"] in FAILURES for record in records)
+    return measuring.exit_code(errors, not as_expected(expected, records) or failed)

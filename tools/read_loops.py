@@ -5,7 +5,7 @@
 
 Needs Triton, but no GPU. How many registers and instructions does the loop over KV tiles take, do
 values spill, do the products run beside the rest? Without a mask, in bfloat16, in the configuration
-that each file chooses for N = 4096. docs/hopper.md shows the record.
+that each file chooses for N = 4096. docs/log/hopper.md shows the record.
 """
 
 import argparse

@@ -28,13 +28,11 @@ PAGES = dict.fromkeys(
      "walkthrough/index"), 0,
 ) | {"flash2": 6, "training": 7}  # fmt: skip
 TESTS = ("conftest", "stages/conftest", "stages/stage_checks", "stages/test_handout")
-RECORDS, ANSWERS = (
-    "results/",
-    "results/cpu/pitfalls",
-)  # what notebooks show; it holds lines of stages
+RECORDS = "results/"  # notebooks show them
+ANSWERS = "results/cpu/pitfalls"  # this record holds lines of stages
 FIRST_ON_A_GPU = 5
 TRAIN_TEXT = "harness/data/train_text.txt"  # this project's own sources, as a text to learn
-# its words, file and heading
+# a link's words, file and heading
 LINK = re.compile(r"\[([^][]*)\]\(([^)#:\s]+\.(?:md|py|ipynb)|(?=#))(?:#([^)\s]*))?\)")
 TO_WRITE = re.compile(r"<!-- to write -->\n(.*?)<!-- end -->\n+", re.S)  # of TEMPLATE
 WHOLE = re.compile(r"<!-- not in a handout -->\n.*?<!-- end -->\n+", re.S)
@@ -45,7 +43,7 @@ INLINE = re.compile(r"( \(`|`)((?:\.venv/bin/)?ladder [^`]*)(`\)?)")
 # in a call: the stages to run or compare, and the stage of a lab
 NAMED = re.compile(r"(--stages?) (\d[\w,]*)|(?<=ladder )diff (\d) (\d)")
 LAB = re.compile(r"(?<=lab start )\d|(?<=lab hint )\d|(?<=mine_)\d(?=\.py)")
-NEEDS_ALL = re.compile(r"ladder (lab export|readme|figures)\b")  # no commands of a copy
+NEEDS_ALL = re.compile(r"ladder (lab export|readme|figures)\b")  # a copy can't do these
 
 
 def belongs(name: str, last: int) -> bool:
@@ -94,12 +92,12 @@ def export(to: Path, last: int) -> None:
     while unused := parts(kept) - {
         x for name in {*kept, *stub_of} - {*peers} for x in imported(name)
     }:
-        kept = [name for name in kept if name not in unused]  # only stages above import them
+        kept = [name for name in kept if name not in unused]  # nothing that is kept imports them
     gone = parts(names) - parts(kept)
     kept = [name for name in kept if name not in peers or not imported(name) & gone]
     for name in kept:
         copy(ROOT / name, to / name)
-    if following == 2:  # the way into Python: a part of the lab, no stage that could run yet
+    if following == 2:  # the lab's way into Python; the stage can't run yet
         copy(STAGE_2, to / STUBS.name / STAGE_2.name)
     if last < 2:  # nothing to compile
         rules = lines_of(ROOT / "CMakeLists.txt")[:2]

@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 Prediction = dict[str, Tensor]  # o, dq, dk, dv, as far as a mistake changes them
 
 TILES = (64, 32, 128, 16)  # keys; the ladder's own first
-MERGED = 16 * 64  # keys of as many parts as stage 8 merges at once, each one tile
+MERGED = 16 * 64  # keys of 16 parts of one tile each: stage 8 merges as many at once
 LOG2_E = math.log2(math.e)
 
 
@@ -89,7 +89,7 @@ def exp_from(s: Tensor, top: Tensor) -> Tensor:
     return torch.exp(s - top.masked_fill(top.isneginf(), 0.0))
 
 
-# a mistake in the graph of Values -> stage 0's own line, and what stands there in its place
+# a mistake in the graph of Values -> stage 0's line, and the wrong line in its place
 GRAPH = {
     "a product's derivatives are exchanged: that with respect to a factor is the other factor": (
         "(other.data, self.data))", "(self.data, other.data))",

@@ -27,8 +27,8 @@ from harness.problems.directions import OUTPUTS
 from harness.problems.problem import ITEMSIZE, Problem
 
 EXIT = 86  # of a process that guard.py has ended
-FORBIDDEN = "not allowed: "  # begins the reason of guard.py for a verdict of cheating
-REFUSED = "a submission may not do that; take it out"  # ends its reason of an error
+FORBIDDEN = "not allowed: "  # how guard.py begins its reason where it is cheating
+REFUSED = "a submission may not do that; take it out"  # how it ends where it is an error
 
 
 # of a check's row in checks.toml: what the submission's own kernels may do at most in one call
@@ -86,7 +86,7 @@ def ask(
 
     Raises NoVerdict where the judge can't say what is right.
     """
-    # a folder of its own: nothing of another submission is in it, nothing of this one stays
+    # a new folder, so that no submission finds files of another
     with tempfile.TemporaryDirectory(dir=scratch(), ignore_cleanup_errors=True) as name:
         asked = [*seeds, seeds[-1]]
         outs = [Path(name) / f"out.{index}" for index in range(len(asked))]
@@ -252,7 +252,7 @@ def answer(
             for name, most in rules["work"].items():
                 if did[name] > most:
                     raise WrongOutput(LIMITS[name].format(got=did[name]))
-            with guard.watching():  # nothing may be computed only now
+            with guard.watching():  # the answer must be computed by now
                 write_outputs(outputs, problem, given.tensors, asked["out"])
                 given.check_unwritten()
             work.compare(works)
@@ -267,8 +267,8 @@ def line_of(error: BaseException, path: Path) -> str:
     """'mine.py:96: `its code`: ' of the innermost line of `path` that `error` passed; or ''."""
     told: BaseException | None = error
     found, seen = "", set[int]()
-    while told is not None and id(told) not in seen:  # `raise error from error` makes a ring
-        seen.add(id(told))  # Triton's interpreter raises its own from that of the kernel
+    while told is not None and id(told) not in seen:  # an error may be its own cause
+        seen.add(id(told))  # Triton's interpreter wraps the kernel's error
         for frame in traceback.extract_tb(told.__traceback__):
             if frame.filename == str(path):
                 code = (frame.line or "").split("  #")[0]
