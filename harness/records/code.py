@@ -92,7 +92,7 @@ def read_declared(path: Path) -> dict[str, Any]:
 def behind(stage: int | Path) -> list[Path]:
     """All files that compute a stage's results: its own, and what these import of other stages.
 
-    Not stages/common/, which checks input, launches, and computes nothing.
+    Of stages/common/ only kernels.py: the rest checks input, launches, and computes nothing.
     """
     found: list[Path] = []
     left = files_of(stage)
@@ -108,14 +108,19 @@ def imported(path: Path) -> Iterator[Path]:
     """The files of stages and peers that the Python file `path` imports, anywhere in it."""
     tree = ast.parse(path.read_bytes()) if path.suffix == ".py" else ast.Module([], [])
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        if isinstance(node, ast.ImportFrom) and node.level:  # of its own folder
+            folder, own = path.parents[node.level - 1], [name.name for name in node.names]
+            beside = [folder / f"{name}.py" for name in ([node.module] if node.module else own)]
+            yield from (file for file in beside if file.is_file())
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{name.name}" for name in node.names)]
         elif isinstance(node, ast.Import):
             names = [name.name for name in node.names]
         else:
             continue
         for name in names:
-            if not name.startswith(("stages.s", "harness.peers.")):
+            if not name.startswith(("stages.s", "stages.common.kernels", "harness.peers.")):
                 continue
             place = ROOT / name.replace(".", "/")
             yield from (x for x in (place.with_suffix(".py"), place / FIRST) if x.is_file())

@@ -34,11 +34,11 @@ Still hurts: one GPU is all it uses.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from stages import s07_triton_training as s07
+from stages.common import operators
 from stages.common.gluon import (
     async_store,
     barrier,
@@ -49,11 +49,11 @@ from stages.common.gluon import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from stages.common.machine import launching
-from stages.common.operators import untraced
-from stages.contract import FirstDerivative, Stage, transformed
-from stages.s06_triton_flash2 import LOG2_E
+from stages.common.inputs import autocast
+from stages.common.kernels import LOG2_E
+from stages.contract import Stage, transformed
 from stages.s06_triton_flash2 import forward as flash2_forward
+from stages.s07_triton_training import Attention
 from stages.s09_gluon_hopper import gradients as hopper_gradients
 from stages.s09_gluon_hopper.launch import (
     MOST_KEPT,
@@ -511,43 +511,23 @@ def forward(
     return o.contiguous()
 
 
-class Attention(s07.Attention):
-    """Stage 7's node of torch's graph, with the passes of this stage."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        causal: bool,
-        seqlens_k: torch.Tensor | None,
-    ) -> torch.Tensor:
-        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-        o = forward(q, k, v, causal, seqlens_k, lse=lse)
-        ctx.save_for_backward(q, k, v, o, lse, seqlens_k)
-        ctx.causal = causal
-        return o
-
-    @staticmethod
-    def backward(ctx: Any, do: torch.Tensor) -> Any:
-        q, k, v, o, lse, seqlens_k = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:3]
-
-        def passes(do: torch.Tensor, q: Any, k: Any, v: Any, o: Any, lse: Any) -> Any:
-            if do.stride(-1) != 1:  # such as the expanded gradient of a sum: one number for all
-                do = do.contiguous()
-            with launching(do):
-                return hopper_gradients.backward(q, k, v, o, lse, do, ctx.causal, seqlens_k, wanted)
-
-        gradients = FirstDerivative.apply(STAGE, passes, do, q, k, v, o, lse)
-        return *gradients, None, None
+def forward_with_lse(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    seqlens_k: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the output for checked arguments, and lse (B, H, Nq) float32 in base 2."""
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    return forward(q, k, v, causal, seqlens_k, lse=lse), lse
 
 
+PASSES = operators.Passes(STAGE, forward_with_lse, hopper_gradients.backward)
 check = checks(STAGE)
 
 
-@untraced
+@operators.register(PASSES)
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -566,10 +546,9 @@ def attend(
     (stages/contract.py), StageUnavailable where there is no such GPU or no Gluon, RuntimeError when
     it is differentiated twice.
     """
-    if isinstance(q, torch.Tensor) and s07.autocasts(q.device.type):
-        q, k, v = (s07.autocast(x) for x in (q, k, v))
+    q, k, v = autocast(q, k, v)
     check(q, k, v, causal, seqlens_k)
     wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     if wanted or any(map(transformed, (q, k, v))):
-        return Attention.apply(q, k, v, causal, seqlens_k)
+        return Attention.apply(PASSES, q, k, v, causal, seqlens_k)
     return forward(q, k, v, causal, seqlens_k)

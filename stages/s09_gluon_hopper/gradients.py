@@ -11,7 +11,8 @@ import torch
 
 from stages import s07_triton_training as s07
 from stages.common.gluon import TensorDescriptor, gl
-from stages.s06_triton_flash2 import LOG2_E
+from stages.common.kernels import LOG2_E
+from stages.common.machine import launching
 from stages.s09_gluon_hopper.backward import backward_kernel
 from stages.s09_gluon_hopper.launch import counter_of, described, multiprocessors
 
@@ -184,6 +185,8 @@ def backward(
     stage 7's, too, and has the same bits at every run.
     """
     d, Nk = q.shape[3], k.shape[2]
+    if do.stride(-1) != 1:  # such as the expanded gradient of a sum: one number for all
+        do = do.contiguous()
     keys = wanted[1] or wanted[2]
     # keys are counted in int32
     if q.dtype == torch.float32 or d > 128 or Nk >= 1 << 30 or not keys:
@@ -197,7 +200,8 @@ def backward(
     config = config or CONFIGS[64 if d <= 64 else 128]
     again = wanted[0] and torch.are_deterministic_algorithms_enabled()
     config = config | {"DQ": wanted[0] and not again}
-    dq, dk, dv = launch(q, k, v, o, lse, do, causal, seqlens_k, config)
+    with launching(do):
+        dq, dk, dv = launch(q, k, v, o, lse, do, causal, seqlens_k, config)
     if again:
         dq = backward(q, k, v, o, lse, do, causal, seqlens_k, (True, False, False))[0]
     return dq, dk if wanted[1] else None, dv if wanted[2] else None

@@ -4,7 +4,6 @@ import dataclasses
 import math
 import re
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -23,7 +22,7 @@ from stage_checks import (
 )
 
 import stages
-from harness.records.code import built_in_files, label
+from harness.records.code import built_in_files, files_of, label
 from stages.common import inputs, machine
 from stages.common.contract import NEEDS, Stage, StageUnavailable, why_not
 from stages.common.inputs import check_inputs, input_precision
@@ -554,7 +553,8 @@ def kernels_with_products(stage):
 def test_triton_stages_state_their_precision(stage, monkeypatch, precision):
     tensors = normal(SHAPE, 0, device=device_of(stage))
     # tl.dot's own default on a GPU is TF32; the interpreter knows one precision, and can't tell
-    dots = re.findall(r"tl\.dot\(.*", Path(stage.__file__).read_text(encoding="utf-8"))
+    texts = [path.read_text(encoding="utf-8") for path in files_of(stage.STAGE.number)]
+    dots = re.findall(r"tl\.dot\(.*", "".join(texts))
     assert dots and all("input_precision=PRECISION" in dot for dot in dots)
     launched = []
 

@@ -45,7 +45,6 @@ from course.edits import changed, texts_of, write_changed
 from harness.measures.oracle import make_oracle
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
-from stages.s08_triton_split_kv.paged_cache import PagedCache
 
 # b, h, nq, nk, d and the strides of q, k, v: small, since stage 0 has to bear them; each stage
 # takes as many of the keys as it is exact for
@@ -182,7 +181,7 @@ def check_pages(stage, page_size, N, causal):
     """Raise where it's wrong in pages of `page_size` and tiles of N keys, in two parts."""
     q, k, v, _ = normal((2, 4, 2, 70, 8), 0)
     k, v, lengths = k[:, :2], v[:, :2], (70, 33)
-    cache = PagedCache(12, page_size, 2, 8, torch.float32, "cpu")
+    cache = stage.PagedCache(12, page_size, 2, 8, torch.float32, "cpu")
     cache.free_pages = [(5 * page + 2) % 12 for page in range(12)]
     cache.k.fill_(math.nan), cache.v.fill_(math.nan)
     cache.append("a row that is not asked for", k[0, :, :0], v[0, :, :0])

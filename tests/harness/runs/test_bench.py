@@ -148,8 +148,7 @@ TUNES = """
 from types import SimpleNamespace
 from stages.common import tuner
 candidates = [{{"BLOCK_M": {m}, "num_warps": 4}}]
-tuner.choose(SimpleNamespace(__name__="{kernel}"), candidates, None, like=q, precision="ieee",
-                d=16, causal=False, n=32)
+tuner.choose(SimpleNamespace(__name__="{kernel}"), candidates, None, q, ("ieee", 16), (32, 32))
 """
 
 
