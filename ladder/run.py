@@ -165,7 +165,7 @@ def make_limits(given: Record) -> Limits:
 
 def measure_cells(
     cells: Sequence[Cell], done: list[Record], writer: Writer, limits: Limits,
-    expected: Mapping[str, Record] | None,
+    expected: Mapping[str, Record] | None = None,
 ) -> int:  # fmt: skip
     """Measure the remaining cells, show progress and the tables; returns the exit code."""
     progress = measuring.Progress(len(cells), len(done), quiet=True)
