@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from course.lab.gaps import UNPARSED
-from course.lab.grading.calls import REFUSED
+from course.lab.grading.endings import REFUSED
 from harness.isolation.call import bind, blame, write_outputs
 from harness.isolation.child import ChildFailed, say
 from harness.isolation.measured_call import prepare_for

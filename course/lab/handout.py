@@ -13,8 +13,9 @@ from string import Template
 
 from course.lab import gaps
 from course.lab.cpp import STAGE_2
-from course.lab.labs import HERE, NUMPY, ROOT, STUBS, NoLab, about, place, source, stubs
+from course.lab.labs import HERE, NUMPY, ROOT, STUBS, NoLab, about, handed_in, place, stubs
 from harness.problems.problem import PEERS_FROM, YARDSTICK
+from harness.records.code import files_of
 from harness.records.environment import tracked
 
 PACKAGES = ("stages/", "harness/", "attention_ladder/", "course/", "ladder/")
@@ -87,7 +88,7 @@ def export(to: Path, last: int) -> None:
     names = sorted(path.relative_to(ROOT).as_posix() for path in own if path.is_file())
     kept = [name for name in names if belongs(name, last)]
     following = last + 1 if last + 1 in about() else None
-    stub_of = [source(following).relative_to(ROOT).as_posix()] if following else []
+    stub_of = [x.relative_to(ROOT).as_posix() for x in files_of(following)] if following else []
     peers = [name for name in kept if name.startswith("harness/peers/")]
     while unused := parts(kept) - {
         x for name in {*kept, *stub_of} - {*peers} for x in imported(name)
@@ -97,7 +98,7 @@ def export(to: Path, last: int) -> None:
     kept = [name for name in kept if name not in peers or not imported(name) & gone]
     for name in kept:
         copy(ROOT / name, to / name)
-    if following == 2:  # the lab's way into Python; the stage can't run yet
+    if following and handed_in(following):  # the lab's way into Python; the stage can't run yet
         copy(STAGE_2, to / STUBS.name / STAGE_2.name)
     if last < 2:  # nothing to compile
         rules = lines_of(ROOT / "CMakeLists.txt")[:2]

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from course.lab.grading.endings import FORBIDDEN
 from harness.isolation.call import Given, WrongOutput, bind, blame, write_outputs
 from harness.isolation.child import NO_MESSAGE, OF_GRADIENTS, START_LIMIT, ChildFailed, hear
 from harness.isolation.judge import Judge
@@ -25,11 +26,6 @@ from harness.isolation.scratch import scratch
 from harness.isolation.session import Session
 from harness.problems.directions import OUTPUTS
 from harness.problems.problem import ITEMSIZE, Problem
-
-EXIT = 86  # of a process that guard.py has ended
-FORBIDDEN = "not allowed: "  # how guard.py begins its reason where it is cheating
-REFUSED = "a submission may not do that; take it out"  # how it ends where it is an error
-
 
 # of a check's row in checks.toml: what the submission's own kernels may do at most in one call
 LIMITS = {

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from course.lab.grading.calls import EXIT, FORBIDDEN, REFUSED
+from course.lab.grading.endings import EXIT, FORBIDDEN, REFUSED
 from course.lab.grading.work import Work
 from course.lab.labs import NUMPY, ROOT
 from harness.records.code import STAGES, part_of
