@@ -79,7 +79,7 @@ STAGE = Stage(
     dtypes=("float16", "bfloat16", "float32"),
     options=("causal", "seqlens_k", "gqa"),
     gradients=True,
-    files=("schedule.py", "pipeline.py", "launch.py", "backward.py", "gradients.py"),
+    files=("first.py", "schedule.py", "pipeline.py", "launch.py", "backward.py", "gradients.py"),
 )
 
 L2_BYTES = 32 << 20  # the most that K and V of the heads computed at the same time may take
