@@ -399,7 +399,7 @@ def make_fake(number, gradients=False, options=("causal",), **fields):
         needs=(), devices=("cpu", "cuda"), options=options, gradients=gradients, few_queries=False,
         rounds_scores=False,
         exact_up_to=fields.get("exact_up_to"), worth_up_to={}, traffic="fused", sha256="",
-        syntax_sha256="",
+        code="",
         modes=dict.fromkeys(anywhere, "native"), unavailable=fields.get("unavailable", anywhere),
         refused={
             device: dict.fromkeys(("float16", "float32")) | fields.get("refused", {})
