@@ -1,10 +1,11 @@
 """Helpers for the generated parts of README and docs: find records, write Markdown tables."""
 
+import ast
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
-from harness.records.code import built_in_files, code_of, label, peer_files
+from harness.records.code import built_in_files, code_of, declared, files_of, peer_files
 from harness.records.jsonl import read
 from harness.records.schema import Record
 from harness.views import cell_tables
@@ -82,15 +83,17 @@ def edited_since(env: Record) -> set[int]:
 
     A peer counts, and a stage whose record doesn't say what its code was.
     """
-    files = {label(path).removesuffix(".py"): path for path in (*built_in_files(), *peer_files())}
+    files = {}
+    for path in [x for first in (*built_in_files(), *peer_files()) for x in files_of(first)]:
+        if path.suffix == ".py" and (about := declared(path)):
+            files[tuple(ast.literal_eval(about[name]) for name in ("number", "name"))] = path
     planned = {cell["stage"] for cell in env["plan"]}  # a suite may measure only some of the stages
     edited = set()
     for stage in env["rungs"]:
-        kind = "s" if stage["stage"] < 100 else "p"
-        path = files.get(f"{kind}{stage['stage']:02d}_{stage['name']}")
+        file = files.get((stage["stage"], stage["name"]))
         # `ladder train` has some of SDPA's backends, without a file
-        shown = path and "sha256" in stage and (not planned or stage["stage"] in planned)
-        if path and shown and stage.get("code") != code_of(path):
+        shown = file and "sha256" in stage and (not planned or stage["stage"] in planned)
+        if file and shown and stage.get("code") != code_of(file):
             edited.add(stage["stage"])
     return edited
 

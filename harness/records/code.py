@@ -90,12 +90,14 @@ def read_declared(path: Path) -> dict[str, Any]:
 
 
 def behind(stage: int | Path) -> list[Path]:
-    """All files that compute a stage's results: its own, and what these import of other stages.
+    """All files that compute a stage's results: its first, what it imports, what isn't in Python.
 
-    Of stages/common/ only kernels.py: the rest checks input, launches, and computes nothing.
+    Of stages/common/ only kernels.py: the rest checks input, launches, and computes nothing. A file
+    of a folder that no other imports, such as a smaller version of a stage, is behind itself only.
     """
     found: list[Path] = []
-    left = files_of(stage)
+    first, *others = files_of(stage)
+    left = [first, *(path for path in others if path.suffix != ".py")]
     while left:
         path = left.pop(0)
         if path not in found:

@@ -49,9 +49,7 @@ def test_a_stub_filled_with_the_solution_is_the_stage(stage, size):
 def test_a_stubs_docstring_does_not_tell_what_is_to_be_written(stage, size):
     name, text = solution(stage)
     stub = labs.stubs(5, size, stage == "numpy")[name]
-    header, stage_header = (
-        ast.get_docstring(ast.parse(x)) for x in (stub, text)
-    )
+    header, stage_header = (ast.get_docstring(ast.parse(x)) for x in (stub, text))
     assert "alpha" in stage_header and gaps.UNTOLD in header
     assert not {"m_new", "alpha", "exp", "acc / l_i"} & {*re.findall(r"acc / l_i|\w+", header)}
     kept = ast.get_docstring(ast.parse(labs.stubs(6, "small")[solution(6)[0]]))

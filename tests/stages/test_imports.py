@@ -373,7 +373,7 @@ def test_stage_9_imports_under_a_gluon_with_other_names_and_says_so(run):
     hide = "from triton.experimental.gluon.language.nvidia.hopper import tma\n"
     for name in ("async_load", "async_copy_global_to_shared"):
         hide += f"vars(tma).pop({name!r}, None)\n"
-    ask = "import json, stages\nfrom stages import machine\nstages.by_number(9)\n"
+    ask = "import json, stages\nfrom stages.common import machine\nstages.by_number(9)\n"
     why = run(f"{ask}{hide}print(json.dumps(machine.why_no_gluon()))")
     assert why is None  # hidden too late
     why = run(f"{hide}{ask}print(json.dumps(machine.why_no_gluon()))")
