@@ -170,8 +170,10 @@ def autocast(*tensors: Any) -> list[Any]:
     tensor.
     """
     device = tensors[0].device.type if isinstance(tensors[0], Tensor) else "meta"
-    # torch itself raises where there is no autocast: on meta
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    # torch itself raises where there is no autocast: on meta. An older torch can't compile the
+    # question, nor does what it compiles lie there.
+    there = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
+    if not there or not torch.is_autocast_enabled(device):
         return list(tensors)
     cast = torch.float16, torch.bfloat16, torch.float32
     dtype = torch.get_autocast_dtype(device)
