@@ -4,7 +4,7 @@ Triton decides on TRITON_INTERPRET when a kernel is defined, so this runs as a s
 with interpretation off: for each line of stdin, ``[stage, kernel, d, dtype, sm, flags]`` in JSON,
 it prints one, an object. A kernel with several configurations is asked for by ``..., flags, rows,
 several]`` too; a stage in Gluon by ``[stage, "gluon", d, dtype, configuration, flags]``, where the
-stage may be a file's path.
+stage may be the path of a file or a folder.
 """
 
 import json
@@ -153,7 +153,7 @@ def find_module(stage: str) -> ModuleType:
     """A module of stages/ by its name, or the stage in any file, such as a variant's."""
     import stages
 
-    return stages.load(stage) if stage.endswith(".py") else import_module(f"stages.{stage}")
+    return stages.load(stage) if os.sep in stage else import_module(f"stages.{stage}")
 
 
 def gluon_kernel(module: Any, name: str, d: int) -> tuple[Any, dict[str, Any], dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Compile stage 9 and its variants for a Hopper GPU that isn't here, and read their loops.
 
     python tools/make_variants.py build/hopper --stage 9
-    python tools/read_loops.py build/hopper/in_turn.py ... --out results/cpu/hopper-loops.jsonl
+    python tools/read_loops.py build/hopper/in_turn ... --out results/cpu/hopper-loops.jsonl
 
 Needs Triton, but no GPU. How many registers and instructions does the loop over KV tiles take, do
 values spill, do the products run beside the rest? Without a mask, in bfloat16, in the configuration

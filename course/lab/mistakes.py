@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from course.edits import replace_once
 from course.lab.labs import source
 from course.lab.layouts import stored
 from harness.problems.directions import make_output_gradient
@@ -439,10 +440,11 @@ def graphs(a: Asked) -> Iterator[tuple[str, Prediction]]:
     text = source(0).read_text(encoding="utf-8")
     for says, (right, wrong) in GRAPH.items():
         mutant: dict[str, Any] = {"__name__": "stage 0 with a mistake"}
-        exec(compile(text.replace(right, wrong), "stage 0 with a mistake", "exec"), mutant)
+        made = replace_once(text, right, wrong, says)
+        exec(compile(made, "stage 0 with a mistake", "exec"), mutant)
         given = [x.detach().requires_grad_() for x in (a.q, a.k, a.v)]
-        made = torch.autograd.grad(mutant["attend"](*given), given, a.dO)
-        yield says, dict(zip(("dq", "dk", "dv"), made, strict=True))
+        grads = torch.autograd.grad(mutant["attend"](*given), given, a.dO)
+        yield says, dict(zip(("dq", "dk", "dv"), grads, strict=True))
 
 
 def likely(name: str, start: int, got: float, bounds: bool) -> str:
