@@ -16,6 +16,7 @@ import os
 import struct
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,10 @@ def digests() -> None:
     import cubins
     import triton
 
+    import stages
+
+    if Path(str(stages.__file__)).parent.parent != Path.cwd():
+        raise SystemExit(f"same_code: got {stages.__file__}, expected it in {Path.cwd()}")
     compiled, compile_ = [], triton.compile
     triton.compile = lambda *args, **more: compiled.append(compile_(*args, **more)) or compiled[-1]
 
@@ -105,9 +110,12 @@ def digests() -> None:
 
 def compiled_by(checkout: Path) -> dict[str, str]:
     """What `digests` prints for a checkout, by a process of its own."""
-    paths = os.pathsep.join(map(str, (checkout, checkout / "tools")))
+    # -S: where a checkout is installed in place, its `stages` would come before this one's
+    paths = os.pathsep.join(
+        map(str, (checkout, checkout / "tools", sysconfig.get_paths()["purelib"]))
+    )
     done = subprocess.run(
-        [sys.executable, "-P", str(Path(__file__).resolve()), "--digests"],
+        [sys.executable, "-S", "-P", str(Path(__file__).resolve()), "--digests"],
         stdout=subprocess.PIPE, text=True, check=False, cwd=checkout,
         env=os.environ | {"PYTHONPATH": paths},
     )  # fmt: skip

@@ -50,7 +50,8 @@ try:
         fields = gl.constexpr([(name, x is gl.constexpr) for name, x in cls.__annotations__.items()])
 
         def __init__(self: Any, *values: Any) -> None:
-            for (name, constant), value in zip(fields.value, values, strict=True):
+            for field, value in zip(fields.value, values, strict=True):
+                name, constant = field
                 setattr(self, name, gl.constexpr(value) if constant else value)
 
         if "__init__" not in vars(cls):

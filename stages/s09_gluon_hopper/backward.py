@@ -184,7 +184,7 @@ def mainloop(
 ):  # fmt: skip
     """Add what the query tiles `first` to `end` of a head give; q_count counts all heads' tiles."""
     _, _, queries, _, _, ds_smem, ds_full, sums, sums_desc, scheduler, sizes = common
-    _, _, qk_scale, _, DQ = sizes
+    _, _, qk_scale, _ = sizes
     problem = scheduler.problem
     BLOCK_M: gl.constexpr = problem.BLOCK_M
     BLOCK_D: gl.constexpr = k_all.shape[1]
@@ -211,7 +211,7 @@ def mainloop(
         dv = warpgroup_mma(gl.convert_layout(p.to(dtype), A), do, dv, is_async=True)
         dp = warpgroup_mma_wait(1, deps=[dp])
         ds = (p * (dp + queries.row(q_count, 1, S)[None, :])).to(dtype)  # (64, BLOCK_M)
-        if DQ:
+        if problem.DQ:
             ds_all = ds_smem.index(q_count % 2)  # (128, BLOCK_M)
             ds_all.slice(64 * c, 64, 0).store(ds)
             fence_async_shared()
@@ -270,7 +270,7 @@ def store_gradient(ptr, x, row, start_n, Nk_valid, Nk, d):
 def consumer(common, c: gl.constexpr):
     """Warpgroup c: 64 keys of each work tile, from the scores to dK and dV, and its half of dQ."""
     dk_ptr, dv_ptr, _, k_pipe, v_pipe, _, _, _, _, scheduler, sizes = common
-    d, Hk, _, scale, DQ = sizes
+    d, Hk, _, scale = sizes
     problem = scheduler.problem
     BLOCK_D: gl.constexpr = k_pipe.tiles.shape[4]
     A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
@@ -306,7 +306,7 @@ def consumer(common, c: gl.constexpr):
         store_gradient(dv_ptr, dv, row, own, Nk_valid, problem.Nk, d)
         kv_count += 1
         b, h_k, start_n, Nk_valid, more = scheduler.next_work_tile(kv_count)
-    if DQ:
+    if problem.DQ:
         store_wait(0)
 
 
@@ -331,7 +331,7 @@ def backward_kernel(
     BLOCK_N: gl.constexpr = k_desc.block_shape[2]
     problem = Problem(
         seqlens_ptr if HAS_SEQLENS else counter_ptr, H, H // Hk, Nq, Nk,
-        CAUSAL, HAS_SEQLENS, EDGE, BLOCK_M, BLOCK_N,
+        CAUSAL, HAS_SEQLENS, EDGE, 0, False, DQ, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     queries = make_query_pipeline(q_desc, rows_desc, STAGES)
     k_pipe = make_pipeline(k_desc, 1, 2, K_EMPTY)
@@ -345,7 +345,7 @@ def backward_kernel(
     barrier()
     common = (
         dk_ptr, dv_ptr, queries, k_pipe, v_pipe, ds_smem, ds_full, sums, sums_desc, scheduler,
-        (d, Hk, qk_scale, scale, DQ),
+        (d, Hk, qk_scale, scale),
     )  # fmt: skip
     load = (
         q_desc, do_desc, rows_desc, k_desc, v_desc, counter_ptr, queries, k_pipe, v_pipe, scheduler,
