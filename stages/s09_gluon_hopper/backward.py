@@ -228,7 +228,8 @@ def mainloop(
             else:  # or of its rows
                 ds_rows, k_columns = ds_all.slice(64 * c, 64, 1).permute([1, 0]), k_all
             tile = head * gl.cdiv(problem.Nq, BLOCK_M) + i
-            dq = warpgroup_mma(ds_rows, k_columns, dq_zero, use_acc=False, is_async=True)  # (64,64)
+            # (64, 64)
+            dq = warpgroup_mma(ds_rows, k_columns, dq_zero, use_acc=False, is_async=True)
             dk = warpgroup_mma(gl.convert_layout(ds, A), q, dk, is_async=True)
             dv, dq = warpgroup_mma_wait(1, deps=[dv, dq])
             reduce_add_dq(dq, sums.index(c), sums_desc, tile, c)
@@ -243,7 +244,7 @@ def mainloop(
 
 @gluon.constexpr_function
 def rows_in_turn(BLOCK_D):
-    """A layout of (64, BLOCK_D) 16-bit numbers: a thread has 16 bytes of a row, a warp whole rows."""
+    """A layout of (64, BLOCK_D) 16-bit numbers: 16 bytes of a row a thread, whole rows a warp."""
     return gl.BlockedLayout([1, 8], [32 // (BLOCK_D // 8), BLOCK_D // 8], [4, 1], [1, 0])
 
 
@@ -280,7 +281,8 @@ def consumer(common, c: gl.constexpr):
     while more > 0:
         first, full, end = problem.query_tiles(start_n, Nk_valid)
         own = start_n + 64 * c  # its first key
-        k_all, v_all = k_pipe.consumer_wait(kv_count), v_pipe.consumer_wait(kv_count)  # (128, BLOCK_D)
+        # each (128, BLOCK_D)
+        k_all, v_all = k_pipe.consumer_wait(kv_count), v_pipe.consumer_wait(kv_count)
         if problem.EDGE:
             if start_n + problem.BLOCK_N > Nk_valid:
                 clear_hidden_keys(k_all.slice(64 * c, 64, 0), own, Nk_valid)

@@ -237,7 +237,7 @@ def epilogue(acc, m_i, l_i, visible, rows, b, h, first_row, q_pipe, q_count, com
 @gluon.jit
 def consumer(common, q_pipe, c: gl.constexpr):
     """Warpgroup c: 64 query rows of each work tile, from the scores to the output."""
-    o_desc, lse_ptr, k_pipe, v_pipe, scheduler, qk_scale = common
+    o_desc, _lse_ptr, k_pipe, v_pipe, scheduler, qk_scale = common
     problem = scheduler.problem
     MASKED: gl.constexpr = problem.MASKED
     BLOCK_N: gl.constexpr = problem.BLOCK_N

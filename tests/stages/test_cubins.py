@@ -171,7 +171,7 @@ def test_products_on_hopper_run_by_themselves(info, d, name, flags, compiler):
         assert 0 < report["shared"] <= SHARED_LIMIT[90], job
         # ptxas 12.8 computed a descriptor for the first of two loops only, which may have no turn
         assert report["unset"] == [], job
-        # the compiler's own, constants in its code; those of the pipelines are 5 and more, in registers
+        # the compiler's own, constants in its code; pipelines have 5 and more, in registers
         assert report["barriers"], job
         assert max(report["barriers"]) < 5, job
         config = getattr(stages.by_number(9).launch, name)

@@ -71,7 +71,9 @@ def test_scores_of_any_size(config):
     for x in test_magnitudes.SIZES["float16"]:
         with emulated(9) as stage:
             attend = partial(
-                stage.launch.forward, causal=False, seqlens_k=None,
+                stage.launch.forward,
+                causal=False,
+                seqlens_k=None,
                 config=getattr(stage.launch, config),
             )
             shown = SimpleNamespace(attend=attend, STAGE=stage.STAGE)

@@ -156,9 +156,7 @@ def test_what_is_launched_are_the_kernels_arguments(d, causal, lengths, DQ, monk
     lse = torch.zeros((2, 4, 300))
     seqlens_k = None if lengths is None else torch.tensor(lengths, dtype=torch.int32)
     launched = Launched(monkeypatch)
-    dq, dk, dv = hopper_launch.launch_backward(
-        (q, k, v, v, lse, do), causal, seqlens_k, DQ
-    )
+    dq, dk, dv = hopper_launch.launch_backward((q, k, v, v, lse, do), causal, seqlens_k, DQ)
     prepare, *rest = launched.calls.values()
     assert [*launched.calls] == [*launched.names][: 3 if DQ else 2]  # in this order
     for name, got in launched.calls.items():
