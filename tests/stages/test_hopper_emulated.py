@@ -218,14 +218,14 @@ SYNCHRONISES = re.compile(
 
 def synchronising():
     """Each line of stage 9 by which a role waits or says that it is done, with text before it that
-    makes it the only one.
+    makes it the only one. (first.py has test_first_hopper.py.)
     """
     texts = texts_of(9)
     whole = "".join(texts.values())
     for file, text in texts.items():
         lines = text.splitlines(keepends=True)
         for index, line in enumerate(lines):
-            if SYNCHRONISES.match(line):
+            if SYNCHRONISES.match(line) and file != "first.py":
                 first = index
                 while whole.count(before := "".join(lines[first:index]) + line) > 1:
                     first -= 1

@@ -81,7 +81,7 @@ def make_stage(tmp_path):
 @pytest.fixture(autouse=True)
 def ours(tmp_path, monkeypatch):
     """The fakes here are taken for stages of the ladder, which share a process."""
-    monkeypatch.setattr(roster, "OURS", (*roster.OURS, tmp_path, FAKES))
+    monkeypatch.setattr(roster, "OURS", (*roster.OURS, tmp_path))
 
 
 def calls_of(path):
@@ -274,7 +274,7 @@ def test_a_contestant_that_fails_in_the_rounds_fails_alone(tmp_path, make_stage,
 
 
 def test_a_contestant_that_hangs_fails_alone(tmp_path):
-    hangs = FAKES / "hangs.py"
+    hangs = FAKES.write(tmp_path, "hangs")
     records = hold(tmp_path, hangs, STAGE3, limits=replace(LIMITS, budget=1.0))
     assert found(records) == {"hangs": "timeout", "torch_three_gemm": "ok"}
     assert "budget of 1 s" in records["hangs"]["reason"]
@@ -290,7 +290,12 @@ def test_a_contestant_too_slow_for_the_rounds_is_named_beforehand(tmp_path, make
 
 
 def test_a_contestant_that_remembers_its_answer_is_detected(tmp_path):
-    records = hold(tmp_path, FAKES / "remembers.py", FAKES / "remembers_versions.py", STAGE3)
+    records = hold(
+        tmp_path,
+        FAKES.write(tmp_path, "remembers"),
+        FAKES.write(tmp_path, "remembers_versions"),
+        STAGE3,
+    )
     assert found(records) == {"remembers": "wrong", "remembers_versions": "wrong",
                               "torch_three_gemm": "ok"}  # fmt: skip
     assert "after v changed" in records["remembers"]["reason"]
@@ -298,13 +303,21 @@ def test_a_contestant_that_remembers_its_answer_is_detected(tmp_path):
 
 @pytest.mark.parametrize("name", ["talks_forged", "talks_garbage"])
 def test_a_contestant_that_writes_to_the_harness_fails_alone(tmp_path, name):
-    records = hold(tmp_path, STAGE3, FAKES / f"{name}.py", limits=replace(LIMITS, budget=3.0))
+    records = hold(
+        tmp_path, STAGE3, FAKES.write(tmp_path, name), limits=replace(LIMITS, budget=3.0)
+    )
     assert records["torch_three_gemm"]["status"] == "ok"
     assert records[name]["status"] in ("crashed", "timeout")
 
 
 def test_the_interpreted_are_checked_and_the_inexact_are_not_timed(tmp_path):
-    records = hold(tmp_path, TRITON, FAKES / "modest.py", FAKES / "claims_too_much.py", STAGE3)
+    records = hold(
+        tmp_path,
+        TRITON,
+        FAKES.write(tmp_path, "modest"),
+        FAKES.write(tmp_path, "claims_too_much"),
+        STAGE3,
+    )
     interpreted = records.pop("triton_online")
     assert (interpreted["status"], interpreted["mode"]) == ("ok", "interpreted")
     assert interpreted["reason"] == process.INTERPRETED and interpreted["time_ms"] is None
