@@ -28,12 +28,14 @@ from harness.problems.problem import ITEMSIZE, SEED, Problem
 from harness.records.code import built_in_files
 from harness.records.jsonl import read
 from harness.records.schema import Record
-from harness.views import cell_tables, lines
+from harness.views import cell_tables, groups, plots, ratios
 from harness.views.look import EITHER, Look, in_look, new_figure
+from harness.views.ratios import tflops
 
 __all__ = [
     "Exercise", "Records", "code", "drawn", "full_load", "here", "judged", "measure", "moving",
     "picture", "plot", "problem", "ratio", "recorded", "rows", "runs", "side_by_side", "stages",
+    "tflops",
 ]  # fmt: skip
 
 RESULTS = ROOT / "results"
@@ -133,14 +135,14 @@ def recorded(name: str, kind: str = "cell") -> Records:
 
 def judged(run: Records) -> Shown:
     """Show cells as tables: one per problem, one row per stage; interpreted times are left out."""
-    names = cell_tables.titles(run.env)
+    names = groups.titles(run.env)
     parts = []
-    for group in cell_tables.by_problem(run.records):
+    for group in groups.by_problem(run.records):
         chosen = cell_tables.rows_of(group)
         body = [row(group, cell, names[cell["stage"], cell["name"]]) for cell in chosen]
-        notes = [line.strip() for line in cell_tables.reasons(chosen)]
+        notes = [line.strip() for line in groups.reasons(chosen)]
         header = ["stage", *cell_tables.headers(group[0])[cell_tables.TIME :]]
-        parts.append(rows(header, body, cell_tables.problem_title(group[0]), "; ".join(notes)))
+        parts.append(rows(header, body, groups.title([group[0]]), "; ".join(notes)))
     said = [run.said]
     if run.said.startswith("$"):
         said.append(machine(run.env))
@@ -168,7 +170,7 @@ def ratio(run: Records, before: int, after: int, **fields: object) -> str:
     for record in found:
         if record["status"] != "ok":
             return f"no ratio: stage {record['stage']} is {record['status']}: {record['reason']}"
-    shown = cell_tables.show_step(found[0], found[1])
+    shown = ratios.show_step(found[0], found[1])
     said = f"N = {found[0]['nk']}: stage {after} is {shown} as fast as stage {before}"
     return f"{said}, in brackets the quartiles over the rounds" if "(" in shown else said
 
@@ -178,11 +180,12 @@ def plot(run: Records, measure: str) -> Picture | None:
 
     None where no record has such a figure, as where every time was interpreted.
     """
-    if not lines.any_point(run.records, measure):
+    if not plots.panels(run.records, measure):
         return None
     with tempfile.TemporaryDirectory() as folder:
-        path = lines.plot_measure(run.env, run.records, measure, Path(folder), EITHER)
-        return Picture(path.read_bytes(), lines.in_words(run.env, run.records, measure))
+        path = Path(folder) / "plot.png"
+        plots.plot_one(run.env, run.records, measure, path, look=EITHER)
+        return Picture(path.read_bytes(), plots.in_words(run.env, run.records, measure))
 
 
 def picture(draw: Callable[[Look], Any], words: str) -> Picture:

@@ -7,14 +7,14 @@ from typing import Any
 
 import typer
 
+from course.suites import SUITES
 from harness.problems.problem import PEERS_FROM, SEED, Problem
 from harness.records import environment, files, units
 from harness.records.jsonl import WriteFailed, Writer
 from harness.records.schema import BadRecord, Record, key
 from harness.runs import plan
 from harness.runs.comparison import run_comparisons
-from harness.runs.suites import SUITES
-from harness.views import contests
+from harness.views import cell_tables, table
 from ladder import measuring, options, problems, resuming, show
 from ladder.arguments import choose, stages_and_device, wants_gradients
 from ladder.options import UserError, whole
@@ -83,12 +83,12 @@ class View:
 
     def show(self, path: Path, csv: Path | None, write: bool = True) -> list[Record]:
         """Show the records in `path`, and `write` the CSV and the plots; returns the records."""
-        env, records = measuring.open_results(path, "bench")
+        env, records = measuring.open_results(path)
         self.ceilings.check(env)
         show.finish(path, env, records, self.ceilings)
         if records and csv is not None and write:
             with measuring.writing(csv):
-                files.write(csv, contests.as_csv(env, records))
+                files.write(csv, table.as_csv(cell_tables.flat_rows(env, records)))
             measuring.note("csv", csv)
         if records and self.plots is not None and write:
             with measuring.writing(self.plots, "--plot"):

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.text import Text
 
 from harness.records.schema import Record, key
-from harness.views.cell_tables import problem_title
+from harness.views.groups import title
 from harness.views.table import make_page
 from ladder.measuring import open_results
 from ladder.options import UserError
@@ -39,7 +39,7 @@ def differences(expected: Mapping[str, Record], records: Sequence[Record]) -> li
         if other is None or SKIPPED in (record["status"], other["status"]):
             continue
         if record["status"] != other["status"]:
-            what = f"stage {record['stage']} {record['name']}, {problem_title(record)}"
+            what = f"stage {record['stage']} {record['name']}, {title([record])}"
             lines.append(f"{what}: {record['status']}, expected {other['status']}")
     return lines
 

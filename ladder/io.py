@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.runs import traffic
-from harness.views import cell_tables, machine
+from harness.views import machine
 from ladder import measuring, options, problems, show
 from ladder.arguments import choose, stages_and_device, why_no_cuda
 from ladder.options import UserError
@@ -49,7 +49,7 @@ def io_command(
         picture = writer.path.with_suffix(".png")
 
         def plot() -> list[Path]:
-            machine.plot_traffic(records, cell_tables.titles(env), picture)
+            machine.plot_traffic(env, records, picture)
             return [picture]
 
         measuring.draw("plot", plot)

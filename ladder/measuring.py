@@ -40,7 +40,7 @@ def writing(path: Path, option: str = "--out") -> Iterator[None]:
         raise UserError(f"{option}: {what}: {reason}: it can't be written") from None
 
 
-def open_results(file: Path, kind: str = "cell") -> tuple[Record, list[Record]]:
+def open_results(file: Path, kind: str | None = "cell") -> tuple[Record, list[Record]]:
     """The env and the records of `kind` of a results file; UserError where it can't be read."""
     try:
         return read(file, kind)

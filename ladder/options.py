@@ -11,16 +11,16 @@ import typer
 from attention_ladder.models.minilm.run import DTYPES as MODEL_DTYPES
 from attention_ladder.models.training.plan import DTYPES as TRAIN_DTYPES
 from attention_ladder.models.training.plan import SHAPES
+from course.suites import names as suites
 from harness.problems.problem import DEVICES, DTYPES, INPUTS, PRECISIONS
 from harness.records.schema import DIRECTIONS
-from harness.runs.suites import names as suites
-from harness.views.cell_tables import FORMATS
 
 MAX_D = 256
 MAX_SEED = 2**63 - 1  # the largest that torch's generator takes for sure
 MAX_STEPS, MAX_SEEDS = 100_000, 100
 MAX_TRACE_N = 1024
 CAUSAL = {"off": (False,), "on": (True,), "both": (False, True)}
+FORMATS = ("rich", "markdown", "csv", "json")  # of tables: the first is for people
 SYNTHETIC = ("normal", "peaky")
 ALL = "all"  # of the inputs
 SHORT_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}

@@ -20,8 +20,6 @@ from ladder.arguments import prepare_children, typed, wants_gradients
 from ladder.help import as_typed
 from ladder.options import UserError
 
-KINDS = {"run": "cell", "bench": "bench"}  # command -> the kind of its records
-
 
 @dataclass(frozen=True)
 class Begun:
@@ -60,13 +58,13 @@ def resumed(
     if not path.is_file():
         raise UserError(f"--resume: {path}: no such file")
     try:
-        writer = Writer.reopen(path, KINDS[command])
+        writer = Writer.reopen(path)
     except BlockingIOError:
         raise UserError(f"--resume: {path} is being written by another run") from None
     except OSError as error:
         raise UserError(f"--resume: {path} can't be written: {error.strerror or error}") from None
     with writer:
-        env, done = read(path, KINDS[command])
+        env, done = read(path)
         before = {**usual, **old.arguments(env["arguments"])}
         limits = check_begun(command, path, env, done, make_limits, before)
         for name in typed(context):
@@ -92,7 +90,7 @@ def check_begun(
     try:
         if arguments.get("command", "run") != command:
             raise BadRecord(f"it was begun by another command than `ladder {command}`")
-        check_plan(env, KINDS[command])
+        check_plan(env)
         limits = make_limits({**arguments, "device": env["device"]})
     except (BadRecord, UserError, TypeError, AttributeError) as error:
         raise BadRecord(f"{path}: line 1 is no run to go on with: {error}") from error

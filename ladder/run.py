@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 from rich.text import Text
 
+from course.suites import SUITES
 from harness.isolation.roster import StageInfo
 from harness.problems import cost
 from harness.problems.problem import PEERS_FROM, REAL_D, SEED, Problem
@@ -18,11 +19,10 @@ from harness.records.units import show_time
 from harness.runs import plan
 from harness.runs.comparison import run_cells
 from harness.runs.plan import Cell, Comparison, Limits
-from harness.runs.suites import SUITES
-from harness.views import cell_tables
 from harness.views.table import make_page
 from ladder import measuring, old, options, problems, resuming, show
 from ladder.arguments import RUN_SHAPE, choose, stages_and_device, wants_gradients
+from ladder.closing import closing
 from ladder.expect import as_expected, read_expected
 from ladder.help import as_typed
 from ladder.options import UserError
@@ -198,7 +198,7 @@ def measure_cells(
         measuring.draw("plots", partial(show.plots, env, records, folder))
         if records and env["arguments"].get("suite") is None:
             page = make_page()
-            for line in cell_tables.closing(env, records):
+            for line in closing(env, records):
                 page.print(Text(line), soft_wrap=not page.is_terminal)
             page.print(Text(what_next()), soft_wrap=True)
     failed = any(record["status"] in FAILURES for record in records)

@@ -13,9 +13,10 @@ from rich.text import Text
 
 from attention_ladder.models import views
 from attention_ladder.models.training import curves
-from harness.records.jsonl import parse
-from harness.records.schema import BadRecord, Record
-from harness.views import cell_tables, contest_plots, contests, lines, machine, roofline, table
+from course.report import comparisons, profile
+from harness.records.schema import Record
+from harness.views import cell_tables, machine, roofline, table
+from harness.views.plots import plot as cell_plots
 from harness.views.table import Column, Table, Tables, make_page
 from ladder import options
 from ladder.measuring import note, open_results, writing
@@ -83,26 +84,19 @@ def open_any(file: Path) -> tuple[Record, list[Record]]:
 
     Raises UserError or BadRecord, which name the file, where it is none.
     """
-    kind = "cell"
-    if file.is_file():  # to read from a pipe might wait for ever
-        env, records = open_results(file, kind_in(file))
-        if not records:
-            raise UserError(f"{file}: no record in it: nothing was measured to its end")
-        return env, records
-    if file.exists() and not file.is_dir():
+    if file.exists() and not file.is_file() and not file.is_dir():  # a pipe might wait for ever
         raise UserError(f"{file}: got no regular file, expected a file of records")
-    return open_results(file, kind)  # which says why it can't
+    env, records = open_results(file, None)
+    if not records:
+        raise UserError(f"{file}: no record in it: nothing was measured to its end")
+    return env, records
 
 
-def kind_in(file: Path) -> str:
-    """The kind of the first record; 'cell' where there is none: reading it says what is wrong."""
-    try:
-        with file.open("rb") as data:
-            data.readline()
-            kind = str(parse(data.readline())["kind"])
-    except (OSError, BadRecord):
-        return "cell"
-    return "cell" if kind == "env" else kind
+def timed(env: Record, cells: Sequence[Record], ceilings: Sequence[Record]) -> RenderableType:
+    """The tables of times, and what the source of a suite reports of its own machine."""
+    made = cell_tables.page(env, cells, ceilings)
+    said = comparisons.SOURCES.get(str(env["arguments"].get("suite")))
+    return Group(made, Text(said)) if said else made
 
 
 def trained(env: Record, records: Sequence[Record], _: Sequence[Record]) -> RenderableType:
@@ -145,15 +139,15 @@ def said(value: object) -> str:
     return "" if value is None or isinstance(value, list) else " ".join(str(value).split())
 
 
-# kind -> its tables, from the env line, the records and the machine's ceilings; cells have more
+# kind -> its tables, from the env line, the records and the machine's ceilings
 View = Callable[[Record, Sequence[Record], Sequence[Record]], RenderableType]
 VIEWS: dict[str, View] = {
-    "bench": contests.rich_tables,
+    "cell": timed,
     "train": trained,
     "generate": written,
     "model": lambda env, records, _: views.model_tables(env, records),
     "ceiling": lambda env, records, _: machine.ceilings_table(env, records),
-    "io": lambda env, records, _: machine.traffic_table(records, cell_tables.titles(env)),
+    "io": lambda env, records, _: machine.traffic_table(env, records),
 }
 
 
@@ -162,17 +156,17 @@ def print_records(
 ) -> None:
     """Print records in one of the formats: 'rich' is for people, the others for programs."""
     page, kind = make_page(), records[0]["kind"]
-    if kind == "cell":
-        cell_tables.show(env, records, form, page)
-    elif form == "csv":
-        page.file.write(contests.as_csv(env, records) if kind == "bench" else table.as_csv(records))
-    elif form == "json":
-        page.file.write(table.as_json(records))
+    if form in ("csv", "json"):
+        rows = cell_tables.flat_rows(env, records) if kind == "cell" else records
+        page.file.write((table.as_csv if form == "csv" else table.as_json)(rows))
+    elif kind == "cell" and form == "markdown":
+        page.file.write(
+            cell_tables.page(env, records, ceilings.records, brief=False).markdown() + "\n"
+        )
     else:
         view = VIEWS.get(kind)
         shown = fields(records) if view is None else view(env, records, ceilings.records)
         if form == "rich":
-            page.width = min(page.width, contests.WIDTH if kind == "bench" else page.width)
             page.print(shown)
         else:
             text = views.markdown(env, records) if kind == "train" else markdown(shown)
@@ -192,10 +186,8 @@ def finish(
 
 def markdown(shown: object) -> str:
     """Tables for a terminal, with the text between them, in Markdown."""
-    if isinstance(shown, Table):
-        return "\n\n".join([shown.markdown(), *map(str.strip, shown.notes)])
-    if isinstance(shown, Tables):
-        return "\n\n".join(map(markdown, [*shown.tables, shown.legend]))
+    if isinstance(shown, (Table, Tables)):
+        return shown.markdown()
     if isinstance(shown, Group):
         return "\n\n".join(text for each in shown.renderables if (text := markdown(each)))
     return str(shown)
@@ -217,16 +209,14 @@ def plots(
     env: Record, records: Sequence[Record], folder: Path, ceilings: Ceilings = Ceilings()
 ) -> Sequence[Path]:
     """Plot records, if there are any, into a folder; returns the files, none for some kinds."""
-    kind, names = records[0]["kind"] if records else "", cell_tables.titles(env)
+    kind = records[0]["kind"] if records else ""
     if kind == "cell":
-        return lines.plot(env, records, folder)
-    if kind == "bench":
-        return contest_plots.plot(env, records, folder, ceilings.records)
+        return cell_plots(env, records, folder, ceilings.records)
     by_kind: dict[str, tuple[str, Callable[[Path], object]]] = {
         "train": ("loss", partial(views.plot, env, records)),
         "generate": ("generate", partial(views.plot_generated, records)),
-        "io": ("traffic", partial(machine.plot_traffic, records, names)),
-        "timeline": ("timeline", partial(machine.plot_timeline, records, names)),
+        "io": ("traffic", partial(machine.plot_traffic, env, records)),
+        "timeline": ("timeline", partial(profile.plot_timeline, env, records)),
     }
     if kind not in by_kind:
         return []

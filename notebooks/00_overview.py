@@ -116,11 +116,11 @@ nb.plot(tour, "time")
 # turns:
 
 # %%
-bench = nb.recorded("h200/hopper-float16.jsonl", "bench")
+bench = nb.recorded("h200/hopper-float16.jsonl")
 body = []
 for n in (1024, 4096, 16384):
     found = [bench.one(stage=stage, nk=n, d=64, causal=False) for stage in (3, 6, 9, 100)]
-    body.append((n, *(f"{x['tflops']:.0f}" for x in found)))
+    body.append((n, *(f"{nb.tflops(x):.0f}" for x in found)))
 header = ("N", "3 torch, three GEMMs", "6 Triton Flash 2", "9 Gluon on Hopper", "100 SDPA, flash")
 shape = f"TFLOP/s, d = 64, float16, {found[0]['h']} heads, {found[0]['b'] * n:,} tokens in all"
 nb.rows(header, body, shape, bench.said)
@@ -130,7 +130,7 @@ nb.rows(header, body, shape, bench.said)
 # keys, so that the whole GPU has work:
 
 # %%
-decode = nb.recorded("h200/decode.jsonl", "bench")
+decode = nb.recorded("h200/decode.jsonl")
 one_row = decode.only(nq=1, b=1, hk=8, page_size=None)
 body = [
     (f"{n:,}", *(f"{1000 * one_row.one(stage=x, nk=n)['time_ms']:.0f}" for x in (6, 8)))

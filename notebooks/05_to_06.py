@@ -72,7 +72,7 @@ import torch
 
 from stages import s06_triton_flash2 as stage_6
 
-bench = nb.recorded("h200/bench-004.jsonl", "bench")
+bench = nb.recorded("h200/bench-004.jsonl")
 found = bench.one(stage=6, nk=4096, d=64, causal=True, h=32)
 print(f"on the GPU: {found['skip_ratio']:.1%} never visited, N = 4096. {bench.said}")
 if nb.runs(6):
@@ -155,7 +155,7 @@ for n in (1024, 4096, 16384):
         full, half = of.one(causal=False), of.one(causal=True)
         change = half["time_ms"] / full["time_ms"]
         times = f"{full['time_ms']:.3g}", f"{half['time_ms']:.3g}", f"{change:.2f} x"
-        body.append((n, f"{stage} {name}", *times, f"{half['tflops']:.0f}"))
+        body.append((n, f"{stage} {name}", *times, f"{nb.tflops(half):.0f}"))
 header = ("N", "contestant", "full, ms", "causal, ms", "causal / full", "TFLOP/s, causal")
 shape = f"d = 64, float16, {full['h']} heads, {full['b'] * n:,} tokens in all"
 nb.rows(header, body, shape, bench.said, left=2)

@@ -57,7 +57,7 @@ nb.rows(("what is kept", "bytes"), body)
 # What was measured on a GPU, the peak above the inputs of each pass:
 
 # %%
-bench = nb.recorded("h200/bench-001-train.jsonl", "bench")
+bench = nb.recorded("h200/bench-001-train.jsonl")
 NAMES = {3: "torch, three GEMMs", 7: "Triton training", 100: "SDPA, flash"}
 body = []
 for n in (2048, 8192):

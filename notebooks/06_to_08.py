@@ -30,9 +30,9 @@ import course.notebook as nb
 # most that the GPU reads:
 
 # %%
-from harness.views.contest_groups import bandwidth
+from harness.views.ratios import bandwidth
 
-bench = nb.recorded("h200/decode.jsonl", "bench")
+bench = nb.recorded("h200/decode.jsonl")
 read_tb = max(x["value"] for x in nb.recorded("h200/ceilings.jsonl", "ceiling").only(what="read"))
 DECODED = ("b", "h", "hk", "nk", "d")
 whole = bench.only(page_size=None)

@@ -28,7 +28,7 @@ import course.notebook as nb
 # The most that the GPU multiplies, and what of it stage 6 uses (float16, no mask):
 
 # %%
-bench = nb.recorded("h200/hopper-float16.jsonl", "bench")
+bench = nb.recorded("h200/hopper-float16.jsonl")
 ceilings = nb.recorded("h200/ceilings.jsonl", "ceiling")
 most = {
     dtype: ceilings.one(what="matmul", dtype=dtype)["value"] for dtype in ("float16", "bfloat16")
@@ -37,7 +37,7 @@ body = []
 for d in (64, 128):
     for n in (1024, 4096, 16384):
         cell = bench.one(stage=6, d=d, nk=n, causal=False)
-        body.append((d, n, f"{cell['tflops']:.0f}", f"~{cell['tflops'] / most['float16']:.0%}"))
+        body.append((d, n, f"{nb.tflops(cell):.0f}", f"~{nb.tflops(cell) / most['float16']:.0%}"))
 title = f"stage 6; a matrix product alone reaches {most['float16']:.0f} TFLOP/s"
 nb.rows(("d", "N", "TFLOP/s", "of the product alone"), body, title, bench.said)
 
@@ -182,7 +182,7 @@ nb.measure(stages="3,6,9", n=nb.here(cpu="64", gpu="1000,4096"), d=64, **nb.full
 from course.report.hopper import ideas
 from stages import s09_gluon_hopper as stage_9
 
-variants = nb.recorded("h200/hopper-variants.jsonl", "bench")
+variants = nb.recorded("h200/hopper-variants.jsonl")
 loops = nb.recorded("cpu/hopper-loops.jsonl", "loop")  # what the compiler made of them
 
 
@@ -201,8 +201,8 @@ def climb(d, causal, n):
     body = []
     for name, (idea, expected) in [*ideas().items(), ("gluon_hopper", ("as shipped", ""))]:
         cell = found[name]
-        share, loss = cell["tflops"] / most["bfloat16"], cell["time_ms"] / ours["time_ms"] - 1
-        figures = f"{cell['tflops']:.0f}", f"~{share:.0%}", f"{round(100 * loss):+d}%"
+        share, loss = nb.tflops(cell) / most["bfloat16"], cell["time_ms"] / ours["time_ms"] - 1
+        figures = f"{nb.tflops(cell):.0f}", f"~{share:.0%}", f"{round(100 * loss):+d}%"
         # the loops were read as they are compiled for these problems
         body.append((idea, expected, *figures, *(() if causal else taken(name, d))))
     header = ("without", "expected", "TFLOP/s", "of the product alone", "time")
@@ -257,7 +257,7 @@ for d in (64, 128):
     for causal in (False, True):
         for n in (1024, 4096, 16384):
             cells = {cell["stage"]: cell for cell in bench.only(d=d, causal=causal, nk=n)}
-            six, nine, peer = (cells[number]["tflops"] for number in (6, 9, 101))
+            six, nine, peer = (nb.tflops(cells[number]) for number in (6, 9, 101))
             rates = f"{six:.0f}", f"{nine:.0f}", f"~{nine / most['float16']:.0%}", f"{peer:.0f}"
             mask = "causal" if causal else "no mask"
             body.append((d, mask, n, *rates, f"{nine / peer:.2f}x"))

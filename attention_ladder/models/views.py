@@ -8,9 +8,11 @@ from attention_ladder.models.training import curves
 from attention_ladder.models.training.curves import Verdict
 from harness.records.schema import Record
 from harness.records.units import show_bytes, show_time, significant
-from harness.views import cell_tables, table
-from harness.views.cell_tables import MORE, labels, show_error, stage_of, titles
+from harness.views import groups, ratios
+from harness.views.cell_tables import MORE
+from harness.views.groups import labels, stage_of, titles
 from harness.views.look import LIGHT, Look, legend, marks, n_axis, note_below, picture
+from harness.views.ratios import show_error
 from harness.views.table import Column, Table, Tables, verdict_row
 
 LEGEND = (
@@ -98,8 +100,7 @@ def in_terminal(env: Record, records: Sequence[Record]) -> Tables:
 
 def markdown(env: Record, records: Sequence[Record], *below: str) -> str:
     """The table in Markdown, with its notes, then LEGEND or `below`."""
-    made = make_table(env, records)
-    return table.markdown([made], *(note.strip() for note in made.notes), *(below or [LEGEND]))
+    return "\n\n".join([make_table(env, records).markdown(), *(below or [LEGEND])])
 
 
 def plot(env: Record, records: Sequence[Record], path: Path, look: Look = LIGHT) -> bool:
@@ -191,8 +192,8 @@ def styled(env: Record, records: Sequence[Record]) -> Iterator[tuple[Record, dic
 def model_row(record: Record, title: str) -> list[str]:
     """The texts of one row, in the order of MODEL_COLUMNS."""
     time, sdpa_time = record["time_ms"], record["sdpa_time_ms"]
-    fair = cell_tables.comparable(record) and sdpa_time is not None
-    ratio = cell_tables.show_ratio(sdpa_time / time if fair else None, paired=True)
+    fair = ratios.comparable(record) and sdpa_time is not None
+    ratio = ratios.show_ratio(sdpa_time / time if fair else None, paired=True)
     return [
         str(record["stage"]),
         title,
@@ -220,7 +221,7 @@ def model_tables(env: Record, records: Sequence[Record]) -> Tables:
             for record in group
         ]
         title = f"MiniLM, {tokens} tokens, {group[0]['dtype']}, {group[0]['device']}"
-        made.append(Table(MODEL_COLUMNS, rows, title, cell_tables.reasons(group)))
+        made.append(Table(MODEL_COLUMNS, rows, title, groups.reasons(group)))
     return Tables(made, MODEL_LEGEND)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from course.lessons import diff
 from harness.records.code import files_of
 from harness.views.look import COMES, GOES, INK
+from harness.views.table import Column, Table
 
 ROOT = Path(__file__).parents[2]
 WIDTH = 62  # characters of code before a line is wrapped: two columns fit into a usual window
@@ -29,9 +30,7 @@ CELL = 'align="left" valign="top" style="text-align:left;vertical-align:top"'
 FONT = "font-family:ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace;font-size:12px"
 PRE = f'style="text-align:left;white-space:pre;margin:0;{FONT};line-height:1.35"'
 SCROLLS = 'style="overflow-x:auto;max-width:100%"'
-# for Jupyter, whose style sheet would align text right; ignored elsewhere
-LEFT = 'align="left" style="text-align:left"'
-RIGHT = 'align="right" style="text-align:right"'
+WIDEST = 400  # columns of a table's text, which nothing cuts
 BLANK = "____"  # what a student fills in
 
 
@@ -54,24 +53,9 @@ def table(
     left: int = 1,
 ) -> Shown:  # fmt: skip
     """A table with title and note; the first `left` columns left-aligned, the others right."""
-    texts = [[str(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
-    html = ["<table>"]
-    text: list[str] = []
-    for row in texts:
-        tag = "td" if text else "th"
-        cells, padded = "", []
-        for index, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            cells += f"<{tag} {LEFT if index < left else RIGHT}>{escape(cell)}</{tag}>"
-            padded.append(cell.ljust(width) if index < left else cell.rjust(width))
-        html.append(f"<tr>{cells}</tr>")
-        text.append("  ".join(padded).rstrip())
-    html.append("</table>")
-    if title:
-        html, text = [f"<p><b>{escape(title)}</b></p>", *html], [title, *text]
-    if note:
-        html, text = [*html, f"<p>{escape(note)}</p>"], [*text, note]
-    return Shown("\n".join(html), "\n".join(text))
+    columns = [Column(name, left=index < left) for index, name in enumerate(header)]
+    made = Table(columns, [[*map(str, row)] for row in rows], title, [note] if note else [], gap=2)
+    return Shown(made.html(), made.text(WIDEST))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from harness.problems.problem import Problem
 from harness.records.jsonl import read
 from harness.records.schema import Record
 from harness.records.units import show_bytes, show_time
-from harness.views import cell_tables
+from harness.views import groups, ratios
 from harness.views.machine import moved, traffic
 
 LAUNCH = itemgetter("launch")
@@ -122,7 +122,7 @@ def graph(stage: int) -> str:
     for n in (64, 256):
         cell = text.find(cells, stage=stage, nk=n, paired=False)
         nodes = stages.by_number(stage).node_count(1, 1, n, n, 16)
-        time, peak = show_time(cell["time_ms"]), cell_tables.show_peak(cell)
+        time, peak = show_time(cell["time_ms"]), ratios.show_peak(cell)
         body.append([n, f"{nodes:,}", time, peak, f"{cell['peak_bytes'] / nodes:.0f}"])
     header = "N | nodes | time | peak | bytes per node"
     return text.part(header, body, "d = 16, float32, forward.", env)
@@ -131,11 +131,11 @@ def graph(stage: int) -> str:
 def climb(old: int, new: int) -> str:
     """A table of two neighbouring stages on the CPU, timed in turns in one process."""
     env, cells = read(text.CPU / "steps.jsonl")
-    titles = {number: label for (number, _), label in cell_tables.labels(env).items()}
+    titles = {number: label for (number, _), label in groups.labels(env).items()}
     body = []
     for n in (64, 256):
         times = [show_time(c["time_ms"]) for c in text.both(cells, old, new, nk=n, paired=True)]
-        peaks = map(cell_tables.show_peak, text.both(cells, old, new, nk=n, paired=False))
+        peaks = map(ratios.show_peak, text.both(cells, old, new, nk=n, paired=False))
         body.append([n, *times, text.factor(cells, old, new, nk=n), *peaks])
     header = f"N | {titles[old]} | {titles[new]} | faster | peak of {old} | of {new}"
     return text.part(header, body, f"d = 16, float32, one thread; {PAIRED}", env)
@@ -151,7 +151,7 @@ def share_of_s() -> str:
         inputs = cost.query_bytes(problem) + 2 * cost.key_bytes(problem)
         square_part = 2 * cost.score_bytes(problem)
         share = f"{square_part / cell['peak_bytes']:.3f}"
-        peak = cell_tables.show_peak(cell)
+        peak = ratios.show_peak(cell)
         body.append([n, show_bytes(inputs), show_bytes(square_part), peak, share])
     header = "N | q, k, v | S and P, counted | peak, measured | S and P / peak"
     return text.part(header, body, "One head, d = 64, float32.", env)
@@ -169,7 +169,7 @@ def fusing() -> str:
         body.append([
             n, f"{len(three)} / {len(lite)}", *map(show_bytes, bytes_of),
             f"{bytes_of[0] / bytes_of[1]:.0f}x", lite_cell["status"],
-            cell_tables.show_error(lite_cell["err_f64_max"]),
+            ratios.show_error(lite_cell["err_f64_max"]),
         ])  # fmt: skip
     header = "N | kernels, #3 / #4 | DRAM, #3 | #4 | less | #4 is | its max error"
     note = "d = 64; bytes in float16, 96 heads; the error in float32 against float64."
@@ -184,7 +184,7 @@ def price() -> str:
     for n in text.SIZES:
         judged = []
         for cell in text.both(alone, 4, 5, nk=n, d=64):
-            judged += [cell["status"], cell_tables.show_error(cell["err_f64_max"])]
+            judged += [cell["status"], ratios.show_error(cell["err_f64_max"])]
         body.append([n, *judged, text.factor(cells, 3, 5, nk=n, h=32, precision="float16")])
     header = "N | #4 is | its max error | #5 is | its max error | #5 over #3"
     note = "d = 64; errors in float32, against float64; the factor in float16, 32 heads,"
@@ -200,7 +200,7 @@ def pitfalls(*sources: str) -> str:
         if record["rows_wrong"]:
             gone += f"; {record['rows_wrong']} of {record['rows']} rows wrong"
         changes = "\n".join(change(*pair) for pair in record["changes"])
-        tried = f"stage {record['stage']}, {cell_tables.problem_title(record)}"
+        tried = f"stage {record['stage']}, {groups.title([record])}"
         parts.append(
             f"**{record['name']}.** {record['lesson']}\n\n```diff\n{changes}\n```\n\n"
             f"Comes out ({tried}): *{gone}*."

@@ -1,24 +1,24 @@
 """README's generated parts: the first table, the ladder with its gains, the top on a GPU."""
 
 from course.report import text
-from course.report.contests import PEERS, rate
+from course.report.comparisons import PEERS, rate
 from harness.problems.problem import PEERS_FROM
 from harness.records.code import built_in_files, read_declared
 from harness.records.jsonl import read
 from harness.records.schema import Record
 from harness.records.units import show_time
-from harness.views import cell_tables
-from harness.views.cell_tables import stages_of
+from harness.views import cell_tables, groups, ratios
+from harness.views.groups import stages_of
 
 HOW = text.READING.format("docs/")
-GAINS = (  # what shows a stage's gain, the kind of its records, the stages that it is used for
-    (text.CPU / "steps.jsonl", "cell", (0, 1, 2, 3)),
-    (text.GPU / "table-4.2.jsonl", "cell", (3, 5)),
-    (text.GPU / "tour.jsonl", "cell", (4,)),
-    (text.GPU / "bench-steps.jsonl", "bench", (5, 6)),
-    (text.GPU / "bench-train.jsonl", "bench", (3, 7)),
-    (text.GPU / "decode.jsonl", "bench", (6, 8)),
-    (text.GPU / "hopper-float16.jsonl", "bench", (6, 9)),
+GAINS = (  # what shows a stage's gain, the stages that it is used for
+    (text.CPU / "steps.jsonl", (0, 1, 2, 3)),
+    (text.GPU / "table-4.2.jsonl", (3, 5)),
+    (text.GPU / "tour.jsonl", (4,)),
+    (text.GPU / "bench-steps.jsonl", (5, 6)),
+    (text.GPU / "bench-train.jsonl", (3, 7)),
+    (text.GPU / "decode.jsonl", (6, 8)),
+    (text.GPU / "hopper-float16.jsonl", (6, 9)),
 )
 
 
@@ -26,17 +26,17 @@ def first_table() -> str:
     """README's first table: all stages at N = 64 on a CPU."""
     env, cells = read(text.CPU / "steps.jsonl")
     cells = [cell for cell in cells if cell["nk"] == 64]
-    labels, body = cell_tables.labels(env), []
+    labels, body = groups.labels(env), []
     for cell in cell_tables.rows_of(cells):
         timed = cell_tables.in_turns(cells, cell) or cell
         interpreted = cell["mode"] == "interpreted"
         body.append([
-            labels[cell_tables.stage_of(cell)],
+            labels[groups.stage_of(cell)],
             "interpreted" if interpreted else show_time(timed["time_ms"]),
-            cell_tables.show_peak(cell), cell_tables.show_error(cell["err_f64_max"]),
+            ratios.show_peak(cell), ratios.show_error(cell["err_f64_max"]),
             cell["status"],
         ])  # fmt: skip
-    note = f"{cell_tables.problem_title(cells[0])}; errors against float64: {HOW}."
+    note = f"{groups.title([cells[0]])}; errors against float64: {HOW}."
     return text.part("stage | time | peak | max err | status", body, note, env)
 
 
@@ -45,13 +45,13 @@ def gains() -> tuple[dict[int, str], list[Record]]:
 
     The plan of an env line is that of the stages whose records were used.
     """
-    runs = [(*read(file, kind), stages) for file, kind, stages in GAINS]
+    runs = [(*read(file), stages) for file, stages in GAINS]
     cpu, gpu, tour, bench, train, decode, hopper = (cells for _, cells, _ in runs)
     at = {"nk": 4096, "h": 32, "precision": "float16"}
     long = {"nk": 4096, "d": 64, "causal": False}
     five, six = text.both(bench, 5, 6, **long)
     causal = text.find(bench, stage=6, **(long | {"causal": True}))
-    more = cell_tables.show_ratio(cell_tables.times_faster(six, causal), paired=False)
+    more = ratios.show_ratio(ratios.times_faster(six, causal), paired=False)
     trained = text.both(train, 3, 7, **long)
     alone = text.both(gpu, 3, 5, paired=False, **at)
     one_row = {"b": 1, "hk": 8, "nq": 1, "nk": 8192, "page_size": None}
@@ -64,10 +64,10 @@ def gains() -> tuple[dict[int, str], list[Record]]:
         3: text.factor(cpu, 2, 3, nk=256),
         4: text.find(tour, stage=4, nk=4096, d=64)["status"],
         5: f"{text.factor(gpu, 3, 5, **at)} over #3, {less[0]}",
-        6: f"{cell_tables.show_step(five, six)}; causal {more} more",
-        7: f"{cell_tables.show_step(*trained)} over #3, {less[1]}",
-        8: f"{cell_tables.show_step(*text.both(decode, 6, 8, **one_row))} over #6",
-        9: f"{cell_tables.show_step(*text.both(hopper, 6, 9, **long))} over #6",
+        6: f"{ratios.show_step(five, six)}; causal {more} more",
+        7: f"{ratios.show_step(*trained)} over #3, {less[1]}",
+        8: f"{ratios.show_step(*text.both(decode, 6, 8, **one_row))} over #6",
+        9: f"{ratios.show_step(*text.both(hopper, 6, 9, **long))} over #6",
     }
     return found, [
         env | {"plan": [entry for entry in env["plan"] if entry["stage"] in stages]}
@@ -119,10 +119,10 @@ def ladder() -> str:
 
 def top() -> str:
     """A table of our fastest kernels and the peers at the largest N, forward and training."""
-    forward_env, forward = read(text.GPU / "hopper-float16.jsonl", "bench")
-    train_env, train = read(text.GPU / "hopper-train-float16.jsonl", "bench")
+    forward_env, forward = read(text.GPU / "hopper-float16.jsonl")
+    train_env, train = read(text.GPU / "hopper-train-float16.jsonl")
     envs = forward_env, train_env
-    labels = {key: label for env in envs for key, label in cell_tables.labels(env).items()}
+    labels = {key: label for env in envs for key, label in groups.labels(env).items()}
     body = []
     for stage, name in stages_of([*forward, *train]):
         if stage >= PEERS_FROM and name not in PEERS:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from itertools import groupby
 from itertools import product as combinations
 
-from course.report import text
-from course.report.contests import NOT_MEASURED, PEERS, cut_off, pairs_of, rate, standings
+from course.report import profile, text
+from course.report.comparisons import NOT_MEASURED, PEERS, cut_off, pairs_of, rate, standings
+from course.suites import EVEN_AND_ODD
 from harness.records.jsonl import read
 from harness.records.schema import Record
-from harness.runs.suites import EVEN_AND_ODD
-from harness.views import cell_tables, contest_groups, machine
+from harness.views import groups, ratios
 
 SHIPPED = "gluon_hopper"
 FASTEST = ("sdpa_cudnn", "flash_attention_3", "flash_attention_4")
@@ -39,7 +39,7 @@ def climb(name: str) -> str:
     file = text.GPU / f"{name}.jsonl"
     if not file.exists():
         return NOT_MEASURED
-    env, cells = read(file, "bench")
+    env, cells = read(file)
     by_size = ("d", "causal", "nk")
     at = {(cell["name"], *(cell[name] for name in by_size)): cell for cell in cells}
     planned = sorted({tuple(entry[name] for name in by_size) for entry in env["plan"]})
@@ -59,9 +59,9 @@ def climb(name: str) -> str:
     most = text.find(ceilings, what="matmul", dtype=cells[0]["dtype"])["value"]
 
     def share(cell: Record, _: Record) -> str:
-        return f"~{100 * cell['tflops'] / most:.0f}%"
+        return f"~{100 * (ratios.tflops(cell) or 0) / most:.0f}%"
 
-    others = {name for _, name in cell_tables.stages_of(cells)} - {SHIPPED}
+    others = {name for _, name in groups.stages_of(cells)} - {SHIPPED}
     tried = ideas()
     body = [
         row("as shipped, TFLOP/s", "", SHIPPED, lambda cell, _: rate(cell)),
@@ -94,17 +94,17 @@ def first() -> str:
     file = text.GPU / "hopper-first.jsonl"
     if not file.exists():
         return NOT_MEASURED
-    env, cells = read(file, "bench")
-    names = cell_tables.titles(env)
-    [start] = {who for who in cell_tables.stages_of(cells) if who[1] == "first"}
-    others = [who for who in cell_tables.stages_of(cells) if who != start]
+    env, cells = read(file)
+    names = groups.titles(env)
+    [start] = {who for who in groups.stages_of(cells) if who[1] == "first"}
+    others = [who for who in groups.stages_of(cells) if who != start]
     body = []
     for title, at in text.problems(sorted({cell["nk"] for cell in cells}), (128,), {False: ""}):
         ours = text.find(cells, name="first", **at)
         row = [title, f"{rate(ours)}, 1.0x"]
         for _, name in others:
             cell = text.find(cells, name=name, **at)
-            row.append(f"{rate(cell)}, {contest_groups.show(cell, 'speedup', ours)}")
+            row.append(f"{rate(cell)}, {ratios.show_speedup(cell, ours)}")
         body.append(row)
     header = " | ".join(["size", "first", *(f"#{who[0]} {names[who]}" for who in others)])
     note = f"TFLOP/s, and times as fast as `first.py`; {cells[0]['dtype']}, no mask; paired."
@@ -116,14 +116,14 @@ def bought() -> str:
     file = text.GPU / "hopper-variants.jsonl"
     if not file.exists():
         return NOT_MEASURED
-    env, cells = read(file, "bench")
+    env, cells = read(file)
     body = []
     for number, (name, (idea, hope)) in enumerate(ideas().items(), 2):
         gains = []
         for title, at in text.problems(sorted({cell["nk"] for cell in cells})):
             pair = [[c for c in cells if {"name": who, **at}.items() <= c.items()]
                     for who in (name, SHIPPED)]  # fmt: skip
-            if all(pair) and (ratio := cell_tables.times_faster(pair[0][0], pair[1][0])):
+            if all(pair) and (ratio := ratios.times_faster(pair[0][0], pair[1][0])):
                 gains.append((ratio, title))
         if gains:
             (least, _), (most, where) = min(gains), max(gains)
@@ -137,7 +137,7 @@ def bought() -> str:
 
 def slower(cell: Record, ours: Record) -> str:
     """A variant's time over the shipped stage's."""
-    return contest_groups.show(ours, "speedup", cell)
+    return ratios.show_speedup(ours, cell)
 
 
 def race(name: str) -> str:
@@ -145,7 +145,7 @@ def race(name: str) -> str:
     file = text.GPU / f"{name}.jsonl"
     if not file.exists():
         return NOT_MEASURED
-    env, cells = read(file, "bench")
+    env, cells = read(file)
     names = {name: title for name, title in OTHERS.items() if any(c["name"] == name for c in cells)}
     fastest = [name for name in FASTEST if name in names]
     over: dict[str, list[float]] = {peer: [] for peer in fastest}
@@ -154,10 +154,10 @@ def race(name: str) -> str:
         ours = text.find(cells, stage=9, **at)
         rivals = [text.find(cells, name=peer, **at) for peer in fastest]
         for peer, rival in zip(fastest, rivals, strict=True):
-            timed = contest_groups.timed(ours) and contest_groups.timed(rival)
-            ratio = cell_tables.times_faster(rival, ours) if timed else None
+            timed = ratios.comparable(ours) and ratios.comparable(rival)
+            ratio = ratios.times_faster(rival, ours) if timed else None
             over[peer] += [] if ratio is None else [ratio]
-        shown = (contest_groups.show(ours, "speedup", rival) for rival in rivals)
+        shown = (ratios.show_speedup(ours, rival) for rival in rivals)
         theirs = (rate(text.find(cells, name=name, **at)) for name in names)
         body.append([title, f"**{rate(ours)}**", *theirs, *shown])
     header = " | ".join(
@@ -207,7 +207,7 @@ def timeline() -> str:
     if not file.exists():
         return NOT_MEASURED
     env, records = read(file, "timeline")
-    parts = tuple(machine.DOING)
+    parts = tuple(profile.DOING)
 
     def thousands(cycles: float) -> str:
         return f"{cycles / 1000:.2f}"
@@ -240,9 +240,9 @@ def share() -> str:
         product = record | {"time_ms": times[1], "rounds_ms": record["product_rounds_ms"]}
         rates = (f"{record['flops'] / time / 1e9:.0f}" for time in times)
         size = f"d = {record['d']}, N = {record['nk']}"
-        quartiles = cell_tables.spread(product, record) or ()
+        quartiles = ratios.spread(product, record) or ()
         spread = "-".join(f"{100 * x:.0f}" for x in quartiles)
-        ratio = cell_tables.times_faster(product, record) or 0
+        ratio = ratios.times_faster(product, record) or 0
         body.append([size, *rates, f"{100 * ratio:.0f}% ({spread})"])
     note = (
         f"TFLOP/s; {records[0]['dtype']}, forward, no mask, B N = 16384, H d = 2048; in turns, in "
@@ -256,7 +256,7 @@ def odd() -> str:
     file = text.GPU / "hopper-odd.jsonl"
     if not file.exists():
         return NOT_MEASURED
-    env, cells = read(file, "bench")
+    env, cells = read(file)
     body = []
     for d, causal, (n, ragged) in combinations((64, 128), text.MASKS, EVEN_AND_ODD):
         alike = [cell for cell in cells if (cell["d"], cell["causal"]) == (d, causal)]

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 
 from attention_ladder.models import views
-from course.report import contests, course, front, hopper, sources
+from course.report import comparisons, course, front, hopper, profile, sources
 from course.report.text import CPU, DOCS, GPU, ROOT, SIZES, as_shown
 from harness.records.jsonl import read
-from harness.views import cell_tables, contest_plots, lines, machine, roofline
+from harness.views import machine, plots, roofline
 from harness.views.look import DARK, LOOKS
 
 README = ROOT / "README.md"
@@ -27,15 +27,15 @@ PARTS: dict[str, Callable[[], str]] = {
     "takes": front.takes,
     # docs/results.md
     "steps": partial(as_shown, CPU / "steps.jsonl"),
-    "forward": partial(contests.race, "bench-004", "fwd", 6, SIZES),
-    "training": partial(contests.race, "bench-train", "train", 7, SIZES[1:]),
-    "training-memory": contests.training_memory,
-    "decode": contests.decoding,
-    "flashinfer": contests.flashinfer,
-    "decode-parts": contests.parts,
-    "decode-masks": contests.masks,
+    "forward": partial(comparisons.race, "bench-004", "fwd", 6, SIZES),
+    "training": partial(comparisons.race, "bench-train", "train", 7, SIZES[1:]),
+    "training-memory": comparisons.training_memory,
+    "decode": comparisons.decoding,
+    "flashinfer": comparisons.flashinfer,
+    "decode-parts": comparisons.parts,
+    "decode-masks": comparisons.masks,
     **{name: partial(hopper.race, name) for name in hopper.RACES},
-    "hopper-loss": partial(contests.curves, "hopper-loss"),
+    "hopper-loss": partial(comparisons.curves, "hopper-loss"),
     "gradients": partial(as_shown, GPU / "gradients.jsonl", nk=64),
     "traffic": sources.traffic,
     "model": sources.model,
@@ -45,14 +45,13 @@ PARTS: dict[str, Callable[[], str]] = {
     "occupancy": sources.occupancy,
     "table-4.3": sources.table_4_3,
     "table-4.4": sources.table_4_4,
-    "001-forward": partial(contests.source_001, "fwd", 6),
-    "001-train": partial(contests.source_001, "train", 7),
-    "001-split": contests.train_split,
-    "004": contests.source_004,
+    "001-forward": partial(comparisons.source_001, "fwd", 6),
+    "001-train": partial(comparisons.source_001, "train", 7),
+    "001-split": comparisons.train_split,
+    "004": comparisons.source_004,
     # docs/flash2.md
-    "skipping": contests.skipping,
-    "variants": contests.variants,
-    "tuner-key": contests.tuner_key,
+    "skipping": comparisons.skipping,
+    "variants": comparisons.variants,
     # docs/hopper.md, with two of the races
     "hopper-first": hopper.first,
     "hopper-climb": hopper.bought,
@@ -66,10 +65,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "hopper-bwd-variants": partial(hopper.climb, "hopper-bwd-variants"),
     "hopper-odd": hopper.odd,
     "hopper-host": partial(sources.launches, "hopper-host"),
-    "sanitizer": contests.sanitizer,
+    "sanitizer": comparisons.sanitizer,
     # docs/training.md, docs/profiling.md
-    "curves": partial(contests.curves, "train"),
-    "generated": contests.generated,
+    "curves": partial(comparisons.curves, "train"),
+    "generated": comparisons.generated,
     "waits": partial(sources.waits, "io"),
     # docs/memory.md
     "hierarchy": course.hierarchy,
@@ -150,23 +149,24 @@ def draw(folder: Path) -> list[Path]:
     for look in LOOKS:
         errors = [*(cell for cell in tour if cell["d"] < 128), *tf32]
         for measure, shown in (("time", tour + many), ("memory", tour + many), ("error", errors)):
-            written.append(lines.plot_measure(every, shown, measure, folder, look))
+            path = folder / f"{measure}{look.suffix}.png"
+            written.append(plots.plot_one(every, shown, measure, path, look=look))
         written.append(roofline.draw(every, roofs, folder, dark=look is DARK))
-        for name, plots in (
-            ("bench-004", {"tflops": "tflops"}),
+        for name, files in (
+            ("bench-004", {"tflops": "rate"}),
             ("bench-001-train", {
-                plot: f"001-{plot}" for plot in ("latency", "memory", "speedup", "breakdown")
+                f"001-{file}": what for file, what in plots.COMPARED.items() if what != "rate"
             }),
         ):  # fmt: skip
-            run = read(GPU / f"{name}.jsonl", "bench")
-            written += contest_plots.plot(*run, folder, ceilings, look, plots)
-        traffic, profile, over_time, loss = (
+            run = read(GPU / f"{name}.jsonl")
+            written += plots.plot(*run, folder, ceilings, look, files)
+        traffic, within, over_time, loss = (
             folder / f"{name}{look.suffix}.png"
             for name in ("traffic", "profile", "timeline", "loss")
         )
-        machine.plot_traffic(io, cell_tables.titles(io_env), traffic, look)
-        machine.plot_profile(walks, cell_tables.titles(hopper_env), profile, look)
-        machine.plot_timeline(timeline, cell_tables.titles(timeline_env), over_time, look)
+        machine.plot_traffic(io_env, io, traffic, look)
+        profile.plot_profile(hopper_env, walks, within, look)
+        profile.plot_timeline(timeline_env, timeline, over_time, look)
         views.plot(*train, loss, look)
-        written += [traffic, profile, over_time, loss]
+        written += [traffic, within, over_time, loss]
     return written

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from course.report import text
+from course.report import profile, text
 from harness.problems.cost import source_intensity
 from harness.records.jsonl import read
 from harness.records.schema import Record
 from harness.records.units import show_bytes, show_time, significant
-from harness.views import cell_tables, machine
-from harness.views.cell_tables import stage_of, stages_of
+from harness.views import groups, machine, ratios
+from harness.views.groups import stage_of, stages_of
 
 # the source's table 4.1, ms: stages 0 and 1 with one query row, the others with all rows
 SOURCE_4_1 = {
@@ -42,7 +42,7 @@ def ms(cell: Record) -> str:
 def table_4_1() -> str:
     """Every stage at d = 16, with one query row and with all, and the source's figures."""
     env, cells = read(text.GPU / "table-4.1.jsonl")
-    labels, sizes = cell_tables.labels(env), (8, 16, 32, 64)
+    labels, sizes = groups.labels(env), (8, 16, 32, 64)
     body = []
     # stage 9 gives float32 to stage 6's kernel
     shown = [(stage, name) for stage, name in stages_of(cells) if stage != 9]
@@ -104,12 +104,12 @@ def split(cells: Sequence[Record]) -> str:
 def peers(env: Record, cells: Sequence[Record]) -> str:
     """A table of the times of all stages and peers, in turns, at fp16 with 32 heads."""
     cells = [c for c in cells if c["dtype"] == "float16" and c["h"] == 32 and c["paired"]]
-    labels = cell_tables.labels(env)
+    labels = groups.labels(env)
     body = [
         [labels[stage], *(ms(text.find(cells, name=stage[1], nk=n)) for n in text.ALL_SIZES)]
         for stage in stages_of(cells)
     ]
-    return text.rows("contestant" + "".join(f" | N = {n}" for n in text.ALL_SIZES), body)
+    return text.rows("stage or peer" + "".join(f" | N = {n}" for n in text.ALL_SIZES), body)
 
 
 def memory(cells: Sequence[Record]) -> str:
@@ -120,7 +120,7 @@ def memory(cells: Sequence[Record]) -> str:
         source = SOURCE_4_2.get(n)
         said = f"{source[2]} / {source[3]} MB, {source[2] / source[3]:.0f}x" if source else "-"
         ratio = three["peak_bytes"] / five["peak_bytes"]
-        body.append([n, said, *map(cell_tables.show_peak, (three, five)), f"{ratio:.0f}x"])
+        body.append([n, said, *map(ratios.show_peak, (three, five)), f"{ratio:.0f}x"])
     return text.rows("N | source | #3 | #5 | #5 less", body)
 
 
@@ -130,7 +130,7 @@ def table_4_3() -> str:
     body = []
     for n, said in SOURCE_4_3.items():
         found = [c for p in ("tf32", "ieee") for c in text.both(cells, 4, 5, nk=n, precision=p)]
-        body.append([n, *said, *(cell_tables.show_error(c["err_f64_max"]) for c in found)])
+        body.append([n, *said, *(ratios.show_error(c["err_f64_max"]) for c in found)])
     header = "N | source: Lite | Online | TF32: Lite | Online | IEEE: Lite | Online"
     note = "Max error against float64 (the source's: against PyTorch), d = 64, N(0, 1)."
     return text.part(header, body, note, env)
@@ -171,7 +171,7 @@ def occupancy() -> str:
 def traffic() -> str:
     """A table of the bytes that stages moved, measured by the profiler, and the prediction."""
     env, records = read(text.GPU / "io.jsonl", "io")
-    labels = cell_tables.labels(env)
+    labels = groups.labels(env)
     body = []
     for group in machine.by_stage(records):
         first = group[0]
@@ -194,13 +194,13 @@ def waits(name: str) -> str:
     n = max(record["nk"] for record in records)
     body = []
     for record in (record for record in records if record["nk"] == n):
-        shares = [record["waits"].get(reason, 0) for reason in machine.WAITS]
+        shares = [record["waits"].get(reason, 0) for reason in profile.WAITS]
         shares.append(sum(record["waits"].values()) - sum(shares))
-        shares += [record["units"].get(unit, 0) for unit in machine.UNITS]
+        shares += [record["units"].get(unit, 0) for unit in profile.UNITS]
         kernel = machine.piece(record["kernel"])
         body.append([f"#{record['stage']}, {kernel}", *(f"{100 * share:.0f}%" for share in shares)])
-    busy = (f"{unit} busy" for unit in machine.UNITS.values())
-    header = " | ".join(["kernel", *machine.WAITS.values(), "the rest", *busy])
+    busy = (f"{unit} busy" for unit in profile.UNITS.values())
+    header = " | ".join(["kernel", *profile.WAITS.values(), "the rest", *busy])
     note = (
         "Of a warp's time (the rest: it starts an instruction, or smaller waits); of a unit's "
         f"peak. {text.problem_but_n(record)}, N = {n}."
@@ -209,12 +209,12 @@ def waits(name: str) -> str:
 
 
 def launches(name: str) -> str:
-    """How long Python takes to launch one call of each contestant, by d and mask."""
+    """How long Python takes to launch one call of each stage and peer, by d and mask."""
     file = text.GPU / f"{name}.jsonl"
-    env, cells = read(file, "bench") if file.exists() else ({}, [])
+    env, cells = read(file) if file.exists() else ({}, [])
     if not any(cell["launch_ms"] for cell in cells):
         return "Not measured yet: the command above, on a GPU."
-    labels = cell_tables.labels(env)
+    labels = groups.labels(env)
     columns = list(text.problems(sorted({cell["nk"] for cell in cells})))
     body = []
     for stage in stages_of(cells):
@@ -228,11 +228,11 @@ def launches(name: str) -> str:
 def model() -> str:
     """A table of MiniLM with its attention replaced: the effect on embedding and hidden states."""
     env, records = read(text.GPU / "model-float32.jsonl", "model")
-    labels = cell_tables.labels(env)
+    labels = groups.labels(env)
     body = [
         [
             f"{tokens} tokens, {labels[stage_of(cell)]}",
-            f"{cell['cosine']:.4f}", cell_tables.show_error(cell["max_hidden_diff"]),
+            f"{cell['cosine']:.4f}", ratios.show_error(cell["max_hidden_diff"]),
             cell["status"],
         ]
         for tokens in (64, 65, 128, 512) for cell in records if cell["tokens"] == tokens

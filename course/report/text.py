@@ -2,14 +2,15 @@
 
 import ast
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 from harness.records.code import built_in_files, code_of, declared, files_of, peer_files
 from harness.records.jsonl import read
 from harness.records.schema import Record
-from harness.views import cell_tables
-from harness.views.table import markdown, markdown_row
+from harness.views import cell_tables, groups, ratios
+from harness.views.table import Column, Table, Tables
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -27,8 +28,9 @@ def rows(header: str, body: Iterable[Sequence[object]], mark: str = "---:") -> s
 
     `header`: the columns' names with " | " between them.
     """
-    marks = f"|---|{f'{mark}|' * header.count(' | ')}"
-    return "\n".join([f"| {header} |", marks, *map(markdown_row, body)])
+    first, *others = header.split(" | ")
+    columns = [Column(first, left=True), *(Column(each, left=mark == "---") for each in others)]
+    return Table(columns, [[*map(str, row)] for row in body]).markdown()
 
 
 def part(header: str, body: Iterable[Sequence[object]], note: str, *envs: Record) -> str:
@@ -52,8 +54,8 @@ def both(cells: Sequence[Record], old: int, new: int, **fields: object) -> tuple
 def factor(cells: Sequence[Record], old: int, new: int, **fields: object) -> str:
     """How many times as fast `new` is as `old`, timed in turns, with quartiles."""
     before, after = both(cells, old, new, paired=True, **fields)
-    fair = cell_tables.comparable(before) and cell_tables.comparable(after)
-    return cell_tables.show_step(before, after) if fair else "-"
+    fair = ratios.comparable(before) and ratios.comparable(after)
+    return ratios.show_step(before, after) if fair else "-"
 
 
 def problems(
@@ -67,7 +69,7 @@ def problems(
 
 def problem_but_n(cell: Record) -> str:
     """A cell's problem in one line, without its N."""
-    return cell_tables.problem_title(cell).split(", ", 1)[1]
+    return groups.title([cell]).split(", ", 1)[1]
 
 
 def as_shown(path: Path, **fields: object) -> str:
@@ -75,7 +77,8 @@ def as_shown(path: Path, **fields: object) -> str:
     env, cells = read(path)
     cells = [c for c in cells if all(c[name] == value for name, value in fields.items())]
     note = f"Errors are against float64; {READING.format('')}."
-    return markdown(cell_tables.tables(env, cells), note, machine(env))
+    made = (replace(table, notes=()) for table in cell_tables.page(env, cells).tables)
+    return Tables([*made], note).markdown() + f"\n\n{machine(env)}"
 
 
 def edited_since(env: Record) -> set[int]:
@@ -122,6 +125,6 @@ def machine(*envs: Record, shown: Collection[int] | None = None) -> str:
     lines = []
     for where, (days, edited) in found.items():
         line = f"Measured on: {where}; {' to '.join(sorted({min(days), max(days)}))}"
-        line += f"; {cell_tables.numbers(edited)} edited since" if edited else ""
+        line += f"; {groups.numbers(edited)} edited since" if edited else ""
         lines.append(f"{line}.")
     return "\n\n".join(lines)

@@ -10,8 +10,8 @@ from course.tracing.merge import Merged, Part, split
 from course.tracing.trace import Array, Trace, max_error
 from course.tracing.trace_plots import MOST_KEYS, TooMuch, room
 from course.tracing.trace_text import aside, head, in_json, number, numbers, remark
-from harness.views.cell_tables import show_error
 from harness.views.look import LIGHT, Look, in_look, new_figure, plain
+from harness.views.ratios import show_error
 
 GLOSSARY = """\
   s            this row's scores of the part's keys: q k^T * scale

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from course.tracing.trace import Array, Step, Trace, max_error, outputs, title
-from harness.views.cell_tables import show_error
+from harness.views.ratios import show_error
 
 WIDTH = 80
 LABEL = 12  # columns before the numbers

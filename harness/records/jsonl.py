@@ -50,26 +50,29 @@ def number(text: str) -> int | float:
     return int(text) if text.lstrip("-").isdigit() else value
 
 
-def read(path: str | os.PathLike[str], kind: str = "cell") -> tuple[Record, list[Record]]:
+def read(path: str | os.PathLike[str], kind: str | None = "cell") -> tuple[Record, list[Record]]:
     """Read a results file: its env record and its records of `kind`, from `check_record`.
 
-    An incomplete last line is ignored. Raises BadRecord where any other line is not such a record,
-    or names a stage that the env line doesn't; OSError where there is no such file.
+    None: of whatever kind the first of them is. An incomplete last line is ignored. Raises
+    BadRecord where any other line is not such a record, or names a stage that the env line doesn't;
+    OSError where there is no such file.
     """
     data = Path(path).read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
     records: list[Record] = []
     for count, line in enumerate(whole.splitlines(), start=1):
-        expected = kind if records else "env"
         try:
             record = parse(line)
+            if records and kind is None and record["kind"] != "env":
+                kind = record["kind"]
+            expected = kind if records else "env"
             if record["kind"] == expected:
                 check_stages(record, records[0] if records else record)
         except BadRecord as error:
             raise BadRecord(f"{path}: line {count} is not a record of ours: {error}") from error
         if record["kind"] != expected:
-            got = record["kind"]
-            raise BadRecord(f"{path}: line {count} is of kind {got!r}, expected {expected!r}")
+            got, wanted = record["kind"], repr(expected) if expected else "any but this one"
+            raise BadRecord(f"{path}: line {count} is of kind {got!r}, expected {wanted}")
         records.append(record)
     if not records:
         raise BadRecord(f"{path}: no whole line in it: nothing was measured, start the run again")
@@ -94,8 +97,8 @@ class Writer:
         return cls.reopen(path)
 
     @classmethod
-    def reopen(cls, path: Path, kind: str = "cell") -> "Writer":
-        """Open an existing file of records of `kind`, and cut off an incomplete last line.
+    def reopen(cls, path: Path) -> "Writer":
+        """Open an existing file of cells, and cut off an incomplete last line.
 
         Raises BlockingIOError while another process writes it, and BadRecord where it is not a
         run's file, which is then left as it is.
@@ -103,7 +106,7 @@ class Writer:
         handle = os.open(path, os.O_RDWR | os.O_APPEND)
         try:
             lock(handle)
-            read(path, kind)
+            read(path)
         except (OSError, BadRecord):
             os.close(handle)
             raise

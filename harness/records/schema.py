@@ -73,7 +73,7 @@ class Env:
 
     kind: Literal["env"]
     schema: int
-    plan: list[dict[str, Any]]  # what is to be measured; PLANNED has the schemas
+    plan: list[dict[str, Any]]  # what is to be measured: of cells, Planned
     rungs: list[Rung]  # each stage in the plan
     arguments: dict[str, Any]
     device: Device
@@ -131,15 +131,19 @@ class Tried:
 
 @dataclass(kw_only=True)
 class Planned(StageOnProblem):
-    """A cell that `ladder run` is to measure, for `--resume`."""
+    """A cell that is to be measured, for `--resume`."""
 
-    paired: bool
+    paired: bool  # whether it takes turns with others in one process: a comparison
 
 
 @dataclass(kw_only=True)
-class Measured(StageOnProblem, Tried):
-    """The fields that `ladder run` and `ladder bench` both measure."""
+class Cell(Planned, Tried):
+    """One stage or peer on one problem, as `ladder run` and `ladder bench` measure it.
 
+    Older files of `ladder bench` have records of the kind `bench`: `as_today` makes cells of them.
+    """
+
+    kind: Literal["cell"]
     time_ms: Time | None  # median of a call
     time_iqr_ms: Spread | None  # null where there was one sample
     samples: int
@@ -147,44 +151,22 @@ class Measured(StageOnProblem, Tried):
     sm_clock_mhz: int | None  # of the GPU, right after the samples
     peak_bytes: int | None  # above the inputs
     memory_meter: Meter | None
+    err_stage3_max: float | None
+    err_stage3_rel: float | None
     err_f64_max: float | None
     err_f64_rel: float | None
     flops: int
+    hbm_bytes: Bytes | None  # the fewest that it can move; null in files from before stage 8
     # ms of each round, in order, where stages took turns: all those of a problem share the rounds
     rounds_ms: list[Time] | None = None
     launch_ms: Time | None = None  # Python's for a call, on a GPU: harness/measures/timing.py
     # kernel -> the configuration that the tuner launched it with; null where nothing was tuned
     launch_configs: Configs | None = None
+    skip_ratio: float | None = None  # share of (q block, KV tile) pairs never visited
 
 
 # fields added later: null in older records
-LATER = tuple(field.name for field in fields(Measured) if field.default is None)
-
-
-@dataclass(kw_only=True)
-class Cell(Measured):
-    """One stage on one problem, as `ladder run` measures it."""
-
-    kind: Literal["cell"]
-    err_stage3_max: float | None
-    err_stage3_rel: float | None
-    hbm_bytes: Bytes
-    paired: bool
-
-
-@dataclass(kw_only=True)
-class Bench(Measured):
-    """One stage or peer on one problem of `ladder bench`: all in one process, in turns."""
-
-    kind: Literal["bench"]
-    tflops: Rate | None  # flops over time, 10^12 per second
-    tokens_per_s: Rate | None  # b nq over time
-    speedup: dict[str, float]  # name of a timed peer -> its time / this time
-    skip_ratio: float | None  # share of (q block, KV tile) pairs never visited; or null
-    warmup: int  # calls before the rounds
-    repeat: int  # rounds
-    # lower bound, the same for all stages and peers: q, k, v read, o written
-    hbm_bytes: Bytes | None = None
+LATER = tuple(field.name for field in fields(Cell) if field.default is None)
 
 
 @dataclass(kw_only=True)
@@ -347,17 +329,6 @@ class Timeline(StageOnProblem):
 
 
 @dataclass(kw_only=True)
-class Tuning(Shape):
-    """One kernel of a tuned stage on one problem, in every configuration (tools/tuner_key.py)."""
-
-    kind: Literal["tuning"]
-    kernel: str
-    configs: list[dict[str, int]]  # those that the GPU could launch
-    tuner_ms: list[Time]  # of each, as the tuner times it
-    time_ms: list[Time]  # of each, in more rounds
-
-
-@dataclass(kw_only=True)
 class Pitfall(StageOnProblem):
     """A mistake made in a stage on purpose, and its effect (tools/pitfalls.py)."""
 
@@ -375,32 +346,31 @@ class Pitfall(StageOnProblem):
     shipped_err_f64_max: float  # of the stage without the mistake
 
 
+TOOLS = Sanitizer, Share, Loop, Timeline, Pitfall
 # kind of record -> its schema; a file has an env line, then lines of one other kind
 SCHEMAS: dict[str, type] = {
     schema.__name__.lower(): schema
-    for schema in (
-        Env,
-        Cell,
-        Bench,
-        Ceiling,
-        Model,
-        Io,
-        Train,
-        Generate,
-        Sanitizer,
-        Share,
-        Loop,
-        Timeline,
-        Tuning,
-        Pitfall,
-    )
+    for schema in (Env, Cell, Ceiling, Model, Io, Train, Generate, *TOOLS)
 }
-
-
-# kind of record -> the schema of its plan
-PLANNED = {"cell": Planned, "bench": StageOnProblem}
 # kinds whose tables take stages' titles from the env line
-OF_STAGES = ("cell", "bench", "model", "io", "train", "generate", "share", "loop", "timeline")
+OF_STAGES = ("cell", "model", "io", "train", "generate", "share", "loop", "timeline")
+FOLLOW = ("tflops", "tokens_per_s", "speedup", "warmup", "repeat")  # in an older `bench` record
+LACKING = ("err_stage3_max", "err_stage3_rel", "hbm_bytes")  # there, the last in the oldest alone
+
+
+def as_today(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A record, or the env line, of `ladder bench` as it is written today; any other as it is.
+
+    Older ones were of a kind `bench` with fields that follow from others, and so was their plan.
+    """
+    if record.get("kind") == "bench":
+        kept = {name: value for name, value in record.items() if name not in FOLLOW}
+        return {**kept, "kind": "cell", "paired": True, **{n: kept.get(n) for n in LACKING}}
+    arguments, plan = record.get("arguments"), record.get("plan")
+    of_bench = isinstance(arguments, dict) and arguments.get("command") == "bench"
+    if of_bench and isinstance(plan, list) and all(isinstance(each, dict) for each in plan):
+        return {**record, "plan": [{"paired": True, **each} for each in plan]}
+    return record
 
 
 def check_record(record: Mapping[str, Any]) -> Record:
@@ -409,6 +379,7 @@ def check_record(record: Mapping[str, Any]) -> Record:
     Returns it with its texts made safe for a terminal (harness/records/units.py), and with the
     defaults of fields that were added later.
     """
+    record = as_today(record)
     schema = SCHEMAS.get(str(record.get("kind")))
     if schema is None:
         raise bad("kind", record.get("kind"), f"one of {', '.join(SCHEMAS)}")
@@ -418,9 +389,8 @@ def check_record(record: Mapping[str, Any]) -> Record:
     found = check_fields(record, schema)
     if issubclass(schema, StageOnProblem):
         check_problem(found)
-    if schema is Bench and (found["time_ms"] is None) != (found["tflops"] is None):
-        raise bad("tflops", found["tflops"], "a rate where there is a time_ms, and there alone")
-    return {f.name: f.default for f in fields(schema) if f.default is not MISSING} | found
+    later = {f.name: f.default for f in fields(schema) if f.default is not MISSING}
+    return found | {name: later[name] for name in later if name not in found}
 
 
 def check_problem(record: Mapping[str, Any], where: str = "") -> None:
@@ -442,17 +412,14 @@ def check_stages(record: Mapping[str, Any], env: Record) -> None:
             raise bad("stage and name", who, "one of the rungs of line 1")
 
 
-def check_plan(env: Record, kind: str = "cell") -> None:
-    """Raise BadRecord unless the plan in an env line is one of records of `kind`."""
+def check_plan(env: Record) -> None:
+    """Raise BadRecord unless the plan in an env line is one of cells."""
     for index, planned in enumerate(env["plan"]):
         where = f"plan[{index}]."
-        check_problem(check_fields(planned, PLANNED[kind], where), where)
+        check_problem(check_fields(planned, Planned, where), where)
 
 
 def key(cell: Mapping[str, Any]) -> str:
-    """A text that identifies a cell by stage and problem, the same for planned and measured.
-
-    A record of `ladder bench` is identified likewise.
-    """
+    """A text that identifies a cell by stage and problem, the same for planned and measured."""
     # an older plan may lack fields of a problem
     return json.dumps([cell.get(field) for field in ("stage", "name", "paired", *PROBLEM)])

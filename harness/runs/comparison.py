@@ -58,7 +58,7 @@ def run_cells(
     for problem, group in groupby(todo, key=lambda cell: cell.problem):
         with Judge(problem) as judge:
             for outcomes, paired in run_problem(list(group), measured, judge, limits, watch):
-                batch = [cell_record(outcome, paired) for outcome in outcomes]
+                batch = [make_record(outcome, paired) for outcome in outcomes]
                 writer.append(*batch)
                 for record, outcome in zip(batch, outcomes, strict=True):
                     measured[key(record)] = record
@@ -113,7 +113,7 @@ def run_comparisons(
     for comparison in comparisons:
         with Judge(comparison.problem) as judge:
             outcomes = compare(comparison, judge, functools.partial(watch, comparison))
-        records = bench_records(outcomes, comparison.limits)
+        records = [make_record(outcome, paired=True) for outcome in outcomes]
         writer.append(*records)
         report(comparison, records, "".join(outcome.printed for outcome in outcomes))
 
@@ -123,72 +123,31 @@ def copied(message: object, names: Sequence[str]) -> Record:
     return {name: getattr(message, name, None) for name in names}
 
 
-def common_fields(outcome: Outcome, kind: str) -> Record:
-    """The fields that records of both kinds have."""
-    stage, problem = outcome.stage, outcome.problem
-    lengths, checked = problem.seqlens_k, outcome.checked
+def make_record(outcome: Outcome, paired: bool) -> Record:
+    """The record of one stage on one problem; `paired`: it took turns with others."""
+    stage, problem, checked = outcome.stage, outcome.problem, outcome.checked
+    # a peer refuses a problem by a ValueError
+    refused = outcome.refused and stage.number >= PEERS_FROM
+    lengths = problem.seqlens_k
     return {
-        "kind": kind,
+        "kind": "cell",
         "stage": stage.number,
         "name": stage.name,
+        "paired": paired,
         **problem.to_json(),
         "seqlens_k": None if lengths is None else list(lengths),
         "mode": outcome.mode,
-        "status": outcome.status,
+        "status": "skipped" if refused else outcome.status,
         "reason": outcome.reason,
         "launch_configs": checked.launch_configs if checked and not outcome.dropped else None,
+        **copied(checked, CHECKED),
         **copied(outcome.timed, TIMING),
         "samples": 0 if outcome.timed is None else outcome.timed.samples,
-        "flops": cost.flops(problem),
-    }
-
-
-def cell_record(outcome: Outcome, paired: bool) -> Record:
-    """Make the record of a cell of `ladder run`; a paired one has no memory and no first call."""
-    checked = None if paired else outcome.checked
-    return common_fields(outcome, "cell") | {
-        "paired": paired,
-        **copied(checked, CHECKED),
         **copied(outcome.verdict, ERRORS),
-        "hbm_bytes": cost.hbm_bytes(outcome.problem, outcome.stage.traffic),
+        "flops": cost.flops(problem),
+        "hbm_bytes": cost.hbm_bytes(problem, stage.traffic),
+        "skip_ratio": outcome.skip_ratio,
     }
-
-
-def bench_records(outcomes: Sequence[Outcome], limits: Limits) -> list[Record]:
-    """Make the records of one comparison of `ladder bench`.
-
-    A speed-up is a peer's median time over the stage's own, from the same rounds.
-    """
-    peers = [
-        each for each in outcomes if each.stage.number >= PEERS_FROM and each.time_ms is not None
-    ]
-    records = []
-    for outcome in outcomes:
-        record = common_fields(outcome, "bench")
-        time_ms, ok = outcome.time_ms, outcome.status == "ok"
-        if outcome.refused and outcome.stage.number >= PEERS_FROM:
-            record["status"] = "skipped"  # a peer refuses a problem by a ValueError
-        record |= {
-            **copied(outcome.checked if ok else None, CHECKED),
-            **copied(outcome.verdict, ("err_f64_max", "err_f64_rel")),
-            "skip_ratio": outcome.skip_ratio,
-            "tflops": None,
-            "tokens_per_s": None,
-            "speedup": {},
-            "warmup": limits.warmup,
-            "repeat": limits.rounds,
-            "hbm_bytes": cost.hbm_bytes(outcome.problem),
-        }
-        if time_ms is not None:
-            record["tflops"] = record["flops"] / (1e-3 * time_ms) / 1e12
-            record["tokens_per_s"] = outcome.problem.b * outcome.problem.nq / (1e-3 * time_ms)
-            record["speedup"] = {
-                peer.stage.name: peer.time_ms / time_ms
-                for peer in peers
-                if peer is not outcome and peer.time_ms is not None
-            }
-        records.append(record)
-    return records
 
 
 # ---- one comparison

@@ -66,8 +66,7 @@ class Comparison:
     def to_json(self) -> list[Record]:
         """The comparison in the plan of an env line: one dict for each stage."""
         return [
-            {"stage": stage.number, "name": stage.name, **problem.to_json()}
-            for stage, problem in self.contestants()
+            Cell(stage, problem, paired=True).to_json() for stage, problem in self.contestants()
         ]
 
 

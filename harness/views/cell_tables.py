@@ -1,28 +1,23 @@
-"""Tables of `ladder run`, made from records alone: one per problem, with one row per stage."""
+"""Tables of times, of `ladder run` and `ladder bench` alike, made from cells alone.
 
-import json
-import statistics
-from collections.abc import Callable, Collection, Sequence
+A problem whose stages were measured alone has a table with one row per stage. A comparison, whose
+stages took turns, shares its tables with the other N of its family: one column per N, time and
+rate, speed-ups over the peers, memory. Few query rows have a table of their own, in TB/s.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from rich.console import Console
-
-from harness.problems.problem import PEERS_FROM, YARDSTICK, YARDSTICK_NAME
+from harness.problems.problem import PEERS_FROM
 from harness.records.schema import FAILURES, PROBLEM, Record
-from harness.records.units import fixed, show_bytes, show_time, significant
-from harness.views import table
+from harness.records.units import show_bytes, show_time, significant
+from harness.views import groups, ratios, table
+from harness.views.groups import Stage
+from harness.views.roofline import roof_of
 from harness.views.table import Column, Table, Tables
 
-Stage = tuple[int, str]  # number and name of a stage or peer
-THREE = YARDSTICK, YARDSTICK_NAME
-
-FORMATS = ("rich", "markdown", "csv", "json")
-CLOSE = 0.5, 1.05  # between these a ratio is always shown with its quartiles, if it has any
-DIGITS = (3, 4, 5)  # of a ratio with quartiles
-# what records of the same rounds have in common
-SHARED_IN_TURNS = [field for field in PROBLEM if field != "page_size"]
-SMALL_PEAK = 1 << 20  # bytes: a smaller peak can't be measured by a process's resident memory
-
+MORE = "docs/measuring.md"
 LEGEND = (
     "ok: exact by the float64 rule. wrong: misses it. wrong-by-design: declared inexact above its "
     "N. skipped, crashed, timeout, out-of-memory: no figure. interpreted: Triton without a GPU, "
@@ -31,11 +26,10 @@ LEGEND = (
     "(vs #3: from 0.5x to 1.05x), and the times are of these rounds. Errors are against stage 3 in "
     "float64, also stage 3's own."
 )
-
 # the legend in a terminal: one line of 80 columns
 SHORT_LEGEND = "~: not in turns; errors: to float64."
-MORE = "docs/measuring.md"
-
+COMPARED = "In turns: medians; of ratios, too, with quartiles from 0.5x to 1.05x."
+REPLAYED = "Each call replayed as a CUDA graph."
 # added to the legend of other directions than forward
 SHORT_LEGENDS = {"bwd": "bwd: dq, dk, dv from dO.", "train": "train: o, dq, dk, dv."}
 LEGENDS = {
@@ -46,197 +40,70 @@ LEGENDS = {
 
 HEADERS = ("#", "stage", "time", "vs before", "vs #3", "peak", "max err", "rel err", "status")
 TIME = HEADERS.index("time")
+LONGEST_NAME = 22
+# shown in place of a number
+SHORT = {"out-of-memory": "OOM", "wrong-by-design": "design", "crashed": "crash",
+         "timeout": "late", "skipped": "-"}  # fmt: skip
+DECODED = ("b", "h", "hk", "nk", "d")
+PAGED = "TB/s: the bytes of q, k, v, o over the time. pages of n: paged over in one piece, paired."
 
 
-def grouped(records: Sequence[Record], key: Callable[[Record], object]) -> list[list[Record]]:
-    """Group records with equal keys, in the order in which the keys first occur."""
-    groups: dict[str, list[Record]] = {}
-    for record in records:
-        groups.setdefault(json.dumps(key(record)), []).append(record)
-    return list(groups.values())
+# ---- all tables of a file
 
 
-def stage_of(record: Record) -> Stage:
-    """Number and name of the stage of a record, or of a stage in the env line."""
-    return record["stage"], record["name"]
+def page(
+    env: Record, cells: Sequence[Record], ceilings: Sequence[Record] = (), brief: bool = True
+) -> Tables:
+    """The tables of a run's cells, with their legend, of one line where it is `brief`.
 
-
-def stages_of(records: Sequence[Record]) -> list[Stage]:
-    """The stages and peers that have records, by number."""
-    return sorted(set(map(stage_of, records)))
-
-
-def titles(env: Record) -> dict[Stage, str]:
-    """Map (stage, name) to the title in the run's env line."""
-    return {stage_of(stage): stage["title"] for stage in env["rungs"]}
-
-
-def labels(env: Record) -> dict[Stage, str]:
-    """Map (stage, name) to number and title: '3 torch, three GEMMs'."""
-    return {stage: f"{stage[0]} {title}" for stage, title in titles(env).items()}
-
-
-def by_problem(cells: Sequence[Record]) -> list[list[Record]]:
-    """Group cells by problem, in the order of the problems' first cells; stages by number."""
-    groups = grouped(cells, lambda cell: [cell[field] for field in PROBLEM])
-    return [sorted(group, key=stage_of) for group in groups]
-
-
-def problem_title(cell: Record) -> str:
-    """A problem in one line, without what is usual."""
-    nq, nk, b, h = (cell[field] for field in ("nq", "nk", "b", "h"))
-    parts = (
-        f"N = {nk}" if nq == nk else f"Nq = {nq}, Nk = {nk}",
-        f"d = {cell['d']}",
-        "" if b == h == 1 else f"b = {b}, h = {h}",
-        "" if cell["hk"] == h else f"hk = {cell['hk']}",
-        cell["dtype"],
-        "tf32" if cell["precision"] == "tf32" else "",
-        f"{cell['inputs']} input",
-        "causal" if cell["causal"] else "",
-        "padded" if cell["seqlens_k"] is not None else "",
-        "" if cell["direction"] == "fwd" else cell["direction"],
-        cell["device"],
-    )
-    return ", ".join(filter(None, parts))
-
-
-def comparable(cell: Record) -> bool:
-    """Whether a cell's time may be part of a ratio: right, and not interpreted."""
-    return cell["status"] == "ok" and cell["mode"] != "interpreted" and cell["time_ms"] is not None
-
-
-def rivals(group: Sequence[Record], cell: Record) -> tuple[Record | None, Record | None]:
-    """The cells that `cell` is compared with: the next lower comparable stage, and stage 3."""
-    if not comparable(cell):
-        return None, None
-    others = [
-        other
-        for other in group
-        if comparable(other) and other["paired"] == cell["paired"] and other is not cell
-    ]
-    lower = [other for other in others if other["stage"] < cell["stage"] < PEERS_FROM]
-    stage3 = [other for other in others if stage_of(other) == THREE]
-    return lower[-1] if lower else None, stage3[0] if stage3 else None
-
-
-def ratios(group: Sequence[Record], cell: Record) -> tuple[float | None, float | None]:
-    """How many times as fast `cell` is as the stage before it, and as stage 3 (`rivals`)."""
-    before, stage3 = rivals(group, cell)
-    return times_faster(before, cell), times_faster(stage3, cell)
-
-
-def of_rounds(before: Record, after: Record) -> list[float]:
-    """How many times as fast `after` is in each round; empty unless they shared two or more.
-
-    They did where they are of one problem, in one piece or in pages: stages that take turns.
+    `ceilings`: of the same machine; where they are known, so is the share of them.
     """
-    slow, fast = (cell.get("rounds_ms") or () for cell in (before, after))
-    alike = all(before.get(field) == after.get(field) for field in SHARED_IN_TURNS)
-    if not alike or len(slow) != len(fast) or len(slow) < 2:
-        return []
-    return [x / y for x, y in zip(slow, fast, strict=True)]
+    alone, compared = split(cells)
+    made = alone_tables(env, alone)
+    if few := [cell for cell in compared if groups.few_rows(cell)]:
+        decoding = decode_table(env, few, ceilings)
+        made.append(replace(decoding, notes=[*decoding.notes, *groups.reasons(failed(few))]))
+    for family in groups.families([cell for cell in compared if not groups.few_rows(cell)]):
+        made += comparison_tables(env, family, ceilings)
+    said = [short_legend(alone) if brief else legend(alone)] if alone else []
+    said += [REPLAYED] if compared and env["arguments"].get("graph") else []
+    said += [f"{COMPARED} {MORE}"] if compared else []
+    return Tables(made, " ".join(said))
 
 
-def times_faster(before: Record | None, after: Record) -> float | None:
-    """How many times as fast `after` is; None where there is no `before`.
-
-    The median of the rounds' ratios; of the two medians where there are no rounds of both.
-    """
-    if before is None:
-        return None
-    if rounds := of_rounds(before, after):
-        return statistics.median(rounds)
-    return float(before["time_ms"] / after["time_ms"])
+def split(cells: Sequence[Record]) -> tuple[list[Record], list[Record]]:
+    """The cells of problems on which stages were measured alone; those of all the others."""
+    found: tuple[list[Record], list[Record]] = ([], [])
+    for group in groups.by_problem(cells):
+        found[all(cell["paired"] for cell in group)].extend(group)
+    return found
 
 
-def spread(before: Record | None, after: Record) -> tuple[float, float] | None:
-    """The quartiles of the rounds' ratios, whose median is `times_faster`; None without rounds."""
-    rounds = [] if before is None else of_rounds(before, after)
-    if not rounds:
-        return None
-    first, _, third = statistics.quantiles(rounds, n=4, method="inclusive")
-    return first, third
-
-
-def rows_of(group: Sequence[Record]) -> list[Record]:
-    """The cells of a problem that have a row: one per stage, the unpaired one where it exists."""
-    rows = {stage_of(cell): cell for cell in sorted(group, key=lambda c: not c["paired"])}
-    return [rows[stage] for stage in sorted(rows)]
-
-
-def in_turns(group: Sequence[Record], cell: Record) -> Record | None:
-    """The paired cell of the same stage, where it was measured."""
-    same = (other for other in group if stage_of(other) == stage_of(cell))
-    return next((other for other in same if other["paired"] and comparable(other)), None)
-
-
-def show_ratio(ratio: float | None, paired: bool, spread: tuple[float, float] | None = None) -> str:
-    """A ratio: of paired times 12.3x (12.1-12.5), three digits; of unpaired ones ~12x, two.
-
-    There are more digits where the quartiles would else look the same; all have as many decimals.
-    """
-    if ratio is None:
-        return "-"
-    if not paired:
-        return f"~{significant(ratio, 2)}x"
-    for digits in DIGITS:
-        shown, *quartiles = fixed([ratio, *(spread or ())], digits)
-        if len({*quartiles}) != 1:
-            break
-    return f"{shown}x ({'-'.join(quartiles)})" if quartiles else f"{shown}x"
-
-
-def show_step(before: Record | None, after: Record, paired: bool = True) -> str:
-    """How many times as fast `after` is; with quartiles where both were timed in turns."""
-    return show_ratio(times_faster(before, after), paired, spread(before, after))
-
-
-def show_briefly(before: Record | None, after: Record, paired: bool = True) -> str:
-    """As `show_step`, in a table without room: quartiles only where CLOSE, when they matter."""
-    ratio = times_faster(before, after)
-    close = ratio is not None and CLOSE[0] <= ratio < CLOSE[1] and before is not after
-    return show_ratio(ratio, paired, spread(before, after) if close else None)
-
-
-def show_peak(cell: Record) -> str:
-    """The peak; '<1 MB' where it is too small for the process's resident memory to measure."""
-    peak = cell["peak_bytes"]
-    if peak is None:
-        return "-"
-    if cell["memory_meter"] == "process-rss" and peak < SMALL_PEAK:
-        return "<1 MB"
-    return show_bytes(peak)
-
-
-def show_error(error: float | None) -> str:
-    """An error, two digits; '0' for 0."""
-    return "-" if error is None else "0" if error == 0 else f"{error:.2g}"
-
-
-def row(group: Sequence[Record], cell: Record, title: str) -> list[str]:
-    """The texts of one row, in the order of HEADERS."""
-    turn = in_turns(group, cell)
-    timed = turn or cell  # so that the ratio of two times in a table is the ratio shown
-    before, stage3 = rivals(group, timed)
-    interpreted = cell["mode"] == "interpreted" and cell["time_ms"] is not None
-    return [
-        str(cell["stage"]),
-        title,
-        show_time(timed["time_ms"]),
-        "interpreted" if interpreted else show_step(before, timed, turn is not None),
-        show_briefly(stage3, timed, turn is not None),
-        show_peak(cell),
-        show_error(cell["err_f64_max"]),
-        show_error(cell["err_f64_rel"]),
-        cell["status"],
-    ]
-
-
-def headers(cell: Record) -> list[str]:
-    """HEADERS, with `cell`'s direction in the header of the time."""
-    time = "time" if cell["direction"] == "fwd" else f"{cell['direction']} time"
-    return [time if header == "time" else header for header in HEADERS]
+def flat_rows(env: Record, cells: Sequence[Record]) -> list[dict[str, Any]]:
+    """One dict per cell: the record, what follows from it, unrounded; the machine, its software."""
+    names = groups.titles(env)
+    machine = {
+        "gpu" if env["device"] == "cuda" else "cpu": env["device_name"],
+        **{field: env[field] for field in ("driver", "torch", "triton", "python", "date")},
+        **(env.get("versions") or {}),
+    }
+    peers = [name for number, name in groups.stages_of(cells) if number >= PEERS_FROM]
+    rows = []
+    for group in groups.by_problem(cells):
+        for cell in group:
+            (before, three), time = ratios.rivals(group, cell), cell["time_ms"]
+            low, high = ratios.spread(before, cell) or (None, None)
+            over = {other["name"]: ratios.times_faster(other, cell)
+                    for other in ratios.others(group, cell)}  # fmt: skip
+            rows.append({
+                **cell, "title": names[groups.stage_of(cell)],
+                "vs_before": ratios.times_faster(before, cell),
+                "vs_before_q1": low, "vs_before_q3": high,
+                "vs_stage3": ratios.times_faster(three, cell), "tflops": ratios.tflops(cell),
+                "tokens_per_s": cell["b"] * cell["nq"] / (1e-3 * time) if time else None,
+                **{f"speedup_{peer}": over.get(peer) for peer in peers}, **machine,
+            })  # fmt: skip
+    return rows
 
 
 def legend(cells: Sequence[Record]) -> str:
@@ -254,26 +121,70 @@ def directions(cells: Sequence[Record]) -> list[str]:
     return [direction for direction in LEGENDS if any(c["direction"] == direction for c in cells)]
 
 
-def tables(env: Record, cells: Sequence[Record]) -> list[Table]:
+# ---- one problem, one row per stage
+
+
+def alone_tables(env: Record, cells: Sequence[Record]) -> list[Table]:
     """One table per problem, one row per stage; its notes are the reasons of what isn't ok."""
-    names = titles(env)
+    names = groups.titles(env)
     made = []
-    for group in by_problem(cells):
+    for group in groups.by_problem(cells):
         # ratios are computed among all cells of a problem, also paired ones, which have no rows
         shown, rows = rows_of(group), []
         for cell in shown:
             # an interpreted time means nothing
             dim = (TIME, TIME + 1) if cell["mode"] == "interpreted" else ()
-            rows.append(table.verdict_row(row(group, cell, names[stage_of(cell)]), dim))
-        lengths = group[0]["seqlens_k"]
-        padded = [] if lengths is None else [f"  padded: {', '.join(map(str, lengths))} valid keys"]
+            rows.append(table.verdict_row(row(group, cell, names[groups.stage_of(cell)]), dim))
         columns = [column(header) for header in headers(group[0])]
         noted = (*FAILURES, "ok")  # a stage that was wrong alone has its own note
         turns = [c for c in group if c["paired"] and c["status"] in noted and c not in shown]
-        in_turn = [note.replace("  ", "  in turns: ", 1) for note in reasons(turns)]
-        notes = [*padded, *reasons(shown), *in_turn]
-        made.append(Table(columns, rows, problem_title(group[0]), notes))
+        in_turn = [f"in turns: {reason}" for reason in groups.reasons(turns)]
+        notes = [f"  {note}" for note in (*padded(group[0]), *groups.reasons(shown), *in_turn)]
+        made.append(Table(columns, rows, groups.title(group), notes))
     return made
+
+
+def padded(cell: Record) -> list[str]:
+    """A note of a cell's key lengths, where it has any."""
+    lengths = cell["seqlens_k"]
+    return [] if lengths is None else [f"padded: {', '.join(map(str, lengths))} valid keys"]
+
+
+def rows_of(group: Sequence[Record]) -> list[Record]:
+    """The cells of a problem that have a row: one per stage, the unpaired one where it exists."""
+    rows = {groups.stage_of(cell): cell for cell in sorted(group, key=lambda c: not c["paired"])}
+    return [rows[stage] for stage in sorted(rows)]
+
+
+def in_turns(group: Sequence[Record], cell: Record) -> Record | None:
+    """The paired cell of the same stage, where it was measured."""
+    same = (other for other in group if groups.stage_of(other) == groups.stage_of(cell))
+    return next((other for other in same if other["paired"] and ratios.comparable(other)), None)
+
+
+def row(group: Sequence[Record], cell: Record, title: str) -> list[str]:
+    """The texts of one row, in the order of HEADERS."""
+    turn = in_turns(group, cell)
+    timed = turn or cell  # so that the ratio of two times in a table is the ratio shown
+    before, stage3 = ratios.rivals(group, timed)
+    interpreted = cell["mode"] == "interpreted" and cell["time_ms"] is not None
+    return [
+        str(cell["stage"]),
+        title,
+        show_time(timed["time_ms"]),
+        "interpreted" if interpreted else ratios.show_step(before, timed, turn is not None),
+        ratios.show_briefly(stage3, timed, turn is not None),
+        ratios.show_peak(cell),
+        ratios.show_error(cell["err_f64_max"]),
+        ratios.show_error(cell["err_f64_rel"]),
+        cell["status"],
+    ]
+
+
+def headers(cell: Record) -> list[str]:
+    """HEADERS, with `cell`'s direction in the header of the time."""
+    time = "time" if cell["direction"] == "fwd" else f"{cell['direction']} time"
+    return [time if header == "time" else header for header in HEADERS]
 
 
 def column(header: str) -> Column:
@@ -285,126 +196,147 @@ def column(header: str) -> Column:
     return Column(header, left=header == "status", gives_way=header == "rel err")
 
 
-def reasons(group: Sequence[Record]) -> list[str]:
-    """Why cells are not ok: one line per reason, with its stages."""
-    found = grouped([c for c in group if c["reason"]], lambda c: [c["status"], c["reason"]])
-    return [
-        f"  {same[0]['status']} #{', #'.join(str(cell['stage']) for cell in same)}: "
-        f"{same[0]['reason']}"
-        for same in found
-    ]
+# ---- comparisons, one column per N
 
 
-def markdown(env: Record, cells: Sequence[Record]) -> str:
-    """The tables in Markdown, with the full legend below them."""
-    return table.markdown(tables(env, cells), legend(cells))
+def comparison_tables(
+    env: Record, family: Sequence[Record], ceilings: Sequence[Record] = ()
+) -> list[Table]:
+    """Tables of a family: times and rates; speed-ups over the peers; memory and the rest.
 
-
-def flat_rows(env: Record, cells: Sequence[Record]) -> list[dict[str, Any]]:
-    """One dict per cell: the record, its stage's title, both ratios and quartiles, unrounded."""
-    names = titles(env)
-    rows = []
-    for group in by_problem(cells):
-        for cell in group:
-            before, stage3 = ratios(group, cell)
-            low, high = spread(rivals(group, cell)[0], cell) or (None, None)
-            shown = {"vs_before": before, "vs_before_q1": low, "vs_before_q3": high}
-            rows.append({**cell, "title": names[stage_of(cell)], **shown, "vs_stage3": stage3})
-    return rows
-
-
-def show(env: Record, cells: Sequence[Record], form: str, console: Console) -> None:
-    """Print the tables in one of FORMATS: 'rich' is for people, the others for programs."""
-    if form == "rich":
-        console.print(Tables(tables(env, cells), short_legend(cells), alike=True))
-    elif form == "markdown":
-        console.file.write(markdown(env, cells) + "\n")
-    else:
-        as_text = table.as_csv if form == "csv" else table.as_json
-        console.file.write(as_text(flat_rows(env, cells)) or "\n")
-
-
-def closing(env: Record, cells: Sequence[Record]) -> list[str]:
-    """The lines below a tour: the fastest stage, where one broke, what was skipped."""
-    return [fastest(env, cells), broken(env, cells), skipped(env, cells)]
-
-
-def fastest(env: Record, cells: Sequence[Record]) -> str:
-    """Say which stage was fastest on the largest problem on which two or more can be compared.
-
-    Only rows that are ok and not interpreted count, of stages that are exact at any N; no peers.
+    Rows without any number are left out, except those of times. The last table's notes are the
+    newest stage's share of the measured matrix rate, where it is known, and the reasons of gaps.
     """
-    bounded = {stage_of(stage) for stage in env["rungs"] if stage.get("exact_up_to") is not None}
-    able = [
-        cell
-        for cell in cells
-        if comparable(cell) and cell["stage"] < PEERS_FROM and stage_of(cell) not in bounded
+    everyone, names, label = groups.stages_of(family), groups.titles(env), groups.labels(env)
+    at: dict[Stage, dict[int, Record]] = {stage: {} for stage in everyone}
+    ns = groups.sizes(family)
+    for cell in family:
+        at[groups.stage_of(cell)].setdefault(cell["nk"], cell)
+
+    def of(stage: Stage, what: str) -> list[str]:
+        return [figure(at[stage].get(n), what) for n in ns]
+
+    times = []
+    for stage in everyone:
+        rates = of(stage, "rate")
+        times.append([label[stage], "ms", *of(stage, "time")])
+        times += [["", ratios.UNITS[family[0]["device"]][0], *rates]] if any(rates) else []
+    speedups = [
+        [f"{stage[0]} over {names[peer]}", ""]
+        + [ratios.show_speedup(at[stage].get(n), at[peer].get(n)) for n in ns]
+        for stage in groups.ours(everyone)
+        for peer in everyone
+        if peer[0] >= PEERS_FROM and stage != groups.THREE
     ]
-    if not able:
-        return "Fastest exact stage: none, no exact stage has a time to compare."
-    largest = max(by_problem(able), key=lambda group: (len(group) > 1, group[0]["flops"]))
-    first, *others = sorted(largest, key=lambda cell: cell["time_ms"])
-    names = labels(env)
-    said = f"Fastest exact stage: {names[stage_of(first)]}, {show_time(first['time_ms'])}"
-    if others:
-        ratio = show_ratio(times_faster(others[0], first), paired=False)
-        said += f", {ratio} as fast as {names[stage_of(others[0])]}"
-    interpreted = {
-        cell["stage"]
-        for cell in cells
-        if cell["mode"] == "interpreted" and cell["status"] != "skipped"  # which ran in no mode
-    }
-    apart = f" (interpreted, so not compared: {numbers(interpreted)})" if interpreted else ""
-    return f"{said}; at {problem_title(first)}{apart}."
-
-
-def broken(env: Record, cells: Sequence[Record]) -> str:
-    """Say from which N on a stage that is declared inexact was wrong, and by how much."""
-    parts = []
-    for stage, label in labels(env).items():
-        rows = [cell for cell in cells if stage_of(cell) == stage]
-        wrong = [cell for cell in rows if cell["status"] == "wrong-by-design"]
-        if not wrong:
-            continue
-        least, most = (end(wrong, key=lambda cell: cell["nk"]) for end in (min, max))
-        right = [c["nk"] for c in rows if c["status"] == "ok" and c["nk"] < least["nk"]]
-        till = f"is exact up to N = {max(right)}, " if right else "is "
-        said = f"{label} {till}wrong at N = {least['nk']}, the next "
-        said += f"measured: off by {show_error(least['err_f64_max'])} there"
-        if most["nk"] > least["nk"]:
-            said += f", by {show_error(most['err_f64_max'])} at N = {most['nk']}"
-        parts.append(said)
-    failed = {cell["stage"] for cell in cells if cell["status"] in FAILURES}
-    if failed:
-        parts.append(f"failed, and not on purpose: {numbers(failed)}")
-    return f"Where it broke: {'; '.join(parts) or 'nowhere'}."
-
-
-def skipped(env: Record, cells: Sequence[Record]) -> str:
-    """Say which stages were skipped and why, and which were left out of the larger problems."""
-    out = [cell for cell in cells if cell["status"] == "skipped" and not cell["paired"]]
-    parts = [
-        f"{numbers({cell['stage'] for cell in same})} ({same[0]['reason']})"
-        for same in grouped(out, lambda cell: cell["reason"])
+    others = [
+        [label[stage], what, *of(stage, what)]
+        for what in ("peak", "launch", "skipped")
+        for stage in everyone
     ]
-    largest: dict[int, int] = {}
-    for cell in env["plan"]:
-        if cell["stage"] < PEERS_FROM:
-            largest[cell["stage"]] = max(cell["nk"], largest.get(cell["stage"], 0))
-    top = max(largest.values(), default=0)
-    special = {stage["stage"] for stage in env["rungs"] if stage.get("few_queries")}
-    for few, why in ((False, "too slow here"), (True, "made for few query rows")):
-        left_out: dict[int, set[int]] = {}
-        for stage, n in largest.items():
-            if n < top and (stage in special) == few:
-                left_out.setdefault(n, set()).add(stage)
-        if left_out:
-            bounds = ", ".join(f"{numbers(group)} above N = {n}" for n, group in left_out.items())
-            parts.append(f"{bounds} ({why})")
-    return f"Skipped: {'; '.join(parts) or 'nothing'}."
+    left = ([row for row in rows if {*row[2:]} != {"-"}] for rows in (speedups, others))
+    first = [Column("N", left=True, most=LONGEST_NAME), Column("")]
+    columns = [*first, *(Column(str(n)) for n in ns)]
+    made = [Table(columns, rows, repeats=len(first)) for rows in (times, *left) if rows]
+    notes = [
+        *padded(family[0]),
+        *share_of_roof(env, family, ceilings),
+        *groups.reasons(failed(family)),
+    ]
+    made[0] = replace(made[0], title=groups.title(family, any_n=True))
+    made[-1] = replace(made[-1], notes=notes)
+    return made
 
 
-def numbers(stages: Collection[int]) -> str:
-    """'stage 7' or 'stages 0, 1, 2'."""
-    listed = ", ".join(map(str, sorted(stages)))
-    return f"stage {listed}" if len(stages) == 1 else f"stages {listed}"
+def failed(cells: Sequence[Record]) -> list[Record]:
+    """The cells that are not ok."""
+    return [cell for cell in cells if cell["status"] != "ok"]
+
+
+def figure(cell: Record | None, what: str) -> str:
+    """The text of a cell in a table of a family; without a time, the reason; also for no cell.
+
+    `what`: the 'time' in ms, the 'rate', the 'peak' memory, the time that Python takes to 'launch',
+    or the share of tiles 'skipped'.
+    """
+    none = "" if what in ("time", "rate") else "-"
+    if cell is None:
+        return none
+    if what == "skipped":
+        return "-" if cell["skip_ratio"] is None else f"{100 * cell['skip_ratio']:.1f}%"
+    if not ratios.comparable(cell) and what == "time" and cell["status"] != "ok":
+        return SHORT.get(cell["status"], str(cell["status"]))
+    if not ratios.comparable(cell):
+        return "interp." if what == "time" else none
+    if what == "time":
+        return significant(cell["time_ms"])
+    if what == "rate":
+        return significant(ratios.rate(cell))
+    measured = cell["launch_ms" if what == "launch" else "peak_bytes"]
+    if measured is None:
+        return "-"
+    return show_time(measured) if what == "launch" else show_bytes(measured)
+
+
+def share_of_roof(env: Record, family: Sequence[Record], ceilings: Sequence[Record]) -> list[str]:
+    """A line with the newest stage's share of the measured matrix rate at each N, where known."""
+    newest, matrix = ratios.leaders(family)[0], roof_of(family[0], ceilings).matrix
+    if newest is None or matrix is None:
+        return []
+    found = (groups.find(family, newest, n) for n in groups.sizes(family))
+    shown = (cell if cell and ratios.comparable(cell) else None for cell in found)
+    shares = (f"{100 * (ratios.tflops(c) or 0) / matrix:.0f}%" if c else "-" for c in shown)
+    said = f"{groups.labels(env)[newest]} reaches {', '.join(shares)} of the measured matrix rate"
+    return [f"{said}, {significant(matrix)} TFLOP/s"]
+
+
+# ---- few query rows
+
+
+def decoded(record: Record) -> str:
+    """The shape of a record with few query rows, and its masks."""
+    masks = (" causal" * record["causal"], " lengths" * bool(record["seqlens_k"]))
+    return ", ".join(str(record[name]) for name in DECODED) + "".join(masks)
+
+
+def decode_table(env: Record, cells: Sequence[Record], ceilings: Sequence[Record] = ()) -> Table:
+    """The table of few query rows: our stages and the best peer in TB/s, then with pages.
+
+    The bytes are the same for all: q, k, v and o. After the best peer: how many times as fast our
+    newest stage is, its share of the measured read ceiling, and its speed with pages.
+    """
+    names = groups.labels(env)
+    everyone = groups.stages_of([cell for cell in cells if cell["page_size"] is None])
+    able = [cell for cell in cells if ratios.comparable(cell)]
+    newest = max((s for s in groups.stages_of(able) if s in groups.ours(everyone)), default=None)
+    pages = sorted({cell["page_size"] for cell in cells} - {None})
+    roof = max((c["value"] for c in ceilings if c["what"] == "read"), default=None)
+    rows = []
+    for group in groups.grouped(cells, lambda c: [c[f] for f in PROBLEM if f != "page_size"]):
+        at = {(groups.stage_of(cell), cell["page_size"]): cell for cell in group}
+        going = {who: cell for who, cell in at.items() if ratios.comparable(cell)}
+        peers = [cell for ((number, _), _), cell in going.items() if number >= PEERS_FROM]
+        best = min(peers, key=lambda cell: float(cell["time_ms"]), default=None)
+        mine = going.get((newest, None)) if newest else None
+        texts = [decoded(group[0]), str(group[0]["nq"])]
+        for stage in groups.ours(everyone):
+            one = going.get((stage, None))
+            why = figure(at.get((stage, None)), "time") or "-"
+            texts.append(f"{ratios.bandwidth(one):.2f}" if one else why)
+        in_pages = f" pages of {best['page_size']}" if best and best["page_size"] else ""
+        name = f"{ratios.bandwidth(best):.2f} #{best['stage']}{in_pages}" if best else "-"
+        texts += [name, ratios.show_briefly(best, mine)]
+        texts += [f"{100 * ratios.bandwidth(mine) / roof:.0f}%" if mine and roof else "-"]
+        paged = (going.get((newest, size)) if newest else None for size in pages)
+        texts += [ratios.show_briefly(mine, cell) for cell in paged]
+        rows.append(texts)
+    heads = [
+        *(f"#{number}" for number, _ in groups.ours(everyone)),
+        "best peer",
+        "over it",
+        "of read",
+    ]
+    columns = [Column("B, H, Hk, N, d", left=True), *map(Column, ["Nq", *heads])]
+    columns += [Column(f"pages of {size}", wraps=True) for size in pages]
+    ceiling = [f"The read ceiling is {significant(roof)} TB/s."] if roof else []
+    notes = [PAGED, *ceiling, ", ".join(f"#{names[stage]}" for stage in everyone)]
+    return Table(columns, rows, f"decoding, {cells[0]['dtype']}, {cells[0]['device']}", notes)

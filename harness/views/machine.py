@@ -8,19 +8,11 @@ from rich.text import Text
 
 from harness.records.schema import Record
 from harness.records.units import show_bytes, show_rate, show_time
-from harness.views.cell_tables import Stage, grouped, problem_title, stage_of, stages_of
+from harness.views.groups import Stage, grouped, stage_of, stages_of, title, titles
 from harness.views.look import LIGHT, Look, Mark, marks, picture
 from harness.views.table import Cell, Column, Table
 
 PIECES = {"scale q": "", "GEMM": "//", "softmax": "..", "fused": "xx"}  # part -> hatching
-# the profiler's name -> ours
-WAITS = {
-    "long_scoreboard": "global memory", "not_selected": "its turn", "wait": "its last instruction",
-    "barrier": "the other warps", "short_scoreboard": "shared memory, exponentials",
-}  # fmt: skip
-# part of a consumer's work (tools/timeline.py) -> its colour in a look, and hatching
-DOING = {"products": ("ground", "//"), "softmax": ("blue", "")}
-UNITS = {"tensor_op_hmma_cycles_active": "matrix units", "xu": "exponentials", "alu": "integers"}
 
 
 def ceiling_title(record: Record) -> str:
@@ -70,18 +62,19 @@ def by_stage(records: Sequence[Record]) -> list[list[Record]]:
     return grouped(records, lambda record: [record[field] for field in fields])
 
 
-def traffic_table(records: Sequence[Record], titles: Mapping[Stage, str]) -> Table:
+def traffic_table(env: Record, records: Sequence[Record]) -> Table:
     """A table with one row per kernel, and one per stage with the sum and the prediction."""
     rows: list[list[Cell]] = []
+    names = titles(env)
     for group in by_stage(records):
         for record in group:
             name = Text(short(record["kernel"]), style="dim")
             rows.append(["", name, *traffic([record]), "", ""])
         first = group[0]
-        title = f"{titles[stage_of(first)]}, N = {first['nk']}"
+        what = f"{names[stage_of(first)]}, N = {first['nk']}"
         predicted = first["predicted_bytes"]
         said = [show_bytes(predicted), f"{sum(map(moved, group)) / predicted:.2f}"]
-        rows.append([str(first["stage"]), Text(title, style="bold"), *traffic(group), *said])
+        rows.append([str(first["stage"]), Text(what, style="bold"), *traffic(group), *said])
     headers = ("time", "read", "written", "TB/s", "predicted", "moved/pred.")
     kernel = Column("kernel", left=True, most=34)
     return Table([Column("#"), kernel, *map(Column, headers)], rows)
@@ -106,9 +99,7 @@ def piece(kernel: str) -> str:
     return "GEMM"
 
 
-def plot_traffic(
-    records: Sequence[Record], titles: Mapping[Stage, str], path: Path, look: Look = LIGHT
-) -> None:
+def plot_traffic(env: Record, records: Sequence[Record], path: Path, look: Look = LIGHT) -> None:
     """Plot the time of each kernel as bars, one panel per N, in the stages' colours."""
     by_n = [[r for r in records if r["nk"] == n] for n in sorted({r["nk"] for r in records})]
     style = marks(stages_of(records))
@@ -117,7 +108,7 @@ def plot_traffic(
         from matplotlib.patches import Patch
 
         for axis, each in zip(axes, by_n, strict=True):
-            draw_kernels(axis, each, titles, style, look)
+            draw_kernels(axis, each, titles(env), style, look)
         pieces = {piece(record["kernel"]) for record in records}
         handles = [
             Patch(facecolor=look.ground, edgecolor=look.ink, hatch=hatch, label=what)
@@ -128,7 +119,7 @@ def plot_traffic(
 
 
 def draw_kernels(
-    axis: Any, records: Sequence[Record], titles: Mapping[Stage, str], style: Mapping[Stage, Mark],
+    axis: Any, records: Sequence[Record], names: Mapping[Stage, str], style: Mapping[Stage, Mark],
     look: Look,
 ) -> None:  # fmt: skip
     """Draw one row of bars per stage, one bar per kernel, with the total time at the end."""
@@ -142,66 +133,9 @@ def draw_kernels(
             )  # fmt: skip
             left += record["time_ms"]
         axis.text(left, height, f" {show_time(left)}", va="center", fontsize=8)
-    names = [f"{group[0]['stage']} {titles[stage_of(group[0])]}" for group in groups]
-    axis.set_yticks(range(len(groups)), names, fontsize=8)
+    ticks = [f"{group[0]['stage']} {names[stage_of(group[0])]}" for group in groups]
+    axis.set_yticks(range(len(groups)), ticks, fontsize=8)
     axis.invert_yaxis()
     axis.set_xlabel("kernels, one after another (ms)", fontsize=9)
-    axis.set_title(problem_title(records[0]), fontsize=8)
+    axis.set_title(title(records[:1]), fontsize=8)
     axis.margins(x=0.25)
-
-
-def plot_profile(
-    records: Sequence[Record], titles: Mapping[Stage, str], path: Path, look: Look = LIGHT
-) -> None:
-    """Plot what the warps of each kernel wait for, and how busy the units are: two panels."""
-    style, room = marks(stages_of(records)), 0.8 / len(records)
-    panels = ("waits", WAITS, "% of a warp's time"), ("units", UNITS, "% of a unit's peak")
-    with picture(path, look, 2, 2, 4.8, 3.0) as (figure, axes):
-        for axis, (what, names, label) in zip(axes, panels, strict=True):
-            for place, record in enumerate(records):
-                shares = [100 * record[what].get(name, 0) for name in names]
-                heights = [
-                    row + room * (place - (len(records) - 1) / 2) for row in range(len(names))
-                ]
-                stage = stage_of(record)
-                bars = axis.barh(
-                    heights, shares, 0.9 * room, color=style[stage].colour,
-                    label=f"{stage[0]} {titles[stage]}",
-                )  # fmt: skip
-                axis.bar_label(bars, fmt="%.0f%%", padding=2, fontsize=8)
-            axis.set_yticks(range(len(names)), list(names.values()), fontsize=8)
-            axis.invert_yaxis()
-            axis.set_xlabel(label, fontsize=9)
-            axis.margins(x=0.15)
-        figure.suptitle(problem_title(records[0]), fontsize=8)
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
-
-
-def plot_timeline(
-    records: Sequence[Record], titles: Mapping[Stage, str], path: Path, look: Look = LIGHT
-) -> None:
-    """Plot what the consumers of one CTA do over some KV tiles, one panel per kernel, one scale."""
-    longest = max(record["shown_cycles"] for record in records) / 1000
-    with picture(path, look, len(records), 1, 8.0, 1.6, sharex=True) as (figure, axes):
-        from matplotlib.patches import Patch
-
-        drawn = {
-            part: {"facecolor": getattr(look, colour), "hatch": hatch, "edgecolor": look.ink}
-            for part, (colour, hatch) in DOING.items()
-        }
-        for axis, record in zip(axes, records, strict=True):
-            rows = sorted({span["consumer"] for span in record["spans"]})
-            for span in record["spans"]:
-                start, end = span["start"] / 1000, span["end"] / 1000
-                axis.barh(
-                    rows.index(span["consumer"]), end - start, left=start, linewidth=0.6,
-                    **drawn[span["part"]],
-                )  # fmt: skip
-            axis.set_yticks(range(len(rows)), [f"consumer {row}" for row in rows], fontsize=8)
-            axis.invert_yaxis()
-            axis.set_title(titles[stage_of(record)], fontsize=9, loc="left")
-        axes[0].set_xlim(0, longest)
-        axes[-1].set_xlabel("thousand cycles", fontsize=9)
-        handles = [Patch(**style, label=part) for part, style in drawn.items()]
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=9)

@@ -17,13 +17,12 @@ from rich.console import Console
 from harness.problems.cost import intensity
 from harness.records.schema import Record
 from harness.records.units import show_rate, significant
-from harness.views.cell_tables import Stage, labels, stage_of, titles
-from harness.views.lines import families, family_title
+from harness.views.groups import Stage, families, labels, stage_of, title, titles
 from harness.views.look import DARK, DASHES, LIGHT, Look, halo, legend, marks, note_below, picture
+from harness.views.ratios import UNITS, tflops
 from harness.views.table import Column, Table
 
 STAGE_THREADS = {"cpu": 1, "cuda": None}  # a CPU stage is timed with one (measures/timing.py)
-UNITS = {"cpu": ("GFLOP/s", 1e3), "cuda": ("TFLOP/s", 1.0)}  # unit, and how many a TFLOP/s is
 NO_ROOF = "no matrix rate for {} among the ceilings: the bandwidth roof alone"
 NO_SLOPE = "no copy among the ceilings: the matrix roof alone"
 ABOVE = "above 100%: bytes counted as memory's stayed in a cache"
@@ -97,7 +96,7 @@ def place(cell: Record) -> Point | None:
     if cell["device"] == "cuda" and cell["memory_meter"] == "process-rss":
         return None
     x = intensity(cell["flops"], cell["hbm_bytes"])
-    return Point(cell, x, cell["flops"] / (1e9 * cell["time_ms"]))
+    return Point(cell, x, tflops(cell) or 0.0)
 
 
 def kind_of(cell: Record) -> str:
@@ -172,7 +171,7 @@ def table_of(env: Record, group: Sequence[Point], roof: Roof, notes: Sequence[st
         for point in group
     ]  # fmt: skip
     columns = [Column(header, left=header in ("stage", "roof")) for header in headers]
-    return Table(columns, rows, family_title(group[0].cell), notes, gap=2)
+    return Table(columns, rows, title([point.cell for point in group], any_n=True), notes, gap=2)
 
 
 def show_share(part: float | None) -> str:
@@ -227,7 +226,9 @@ def frame(axis: Any, panel: Panel, look: Look) -> None:
         xlabel="arithmetic intensity (FLOP per HBM byte, counted)", ylabel=f"achieved ({unit})",
     )  # fmt: skip
     axis.grid(True, which="major")
-    shared, apart = differences([family_title(group[0].cell) for group in panel.groups])
+    shared, apart = differences(
+        [title([point.cell for point in group], any_n=True) for group in panel.groups]
+    )
     axis.set_title(f"{shared}; N at the points", fontsize=9)
     if len(panel.groups) > 1:
         handles = [

@@ -1,11 +1,12 @@
-"""Tables of text for a terminal and for Markdown, the page for them; records as CSV and JSON."""
+"""A table of text, in a terminal, in Markdown and in HTML; and records as CSV and JSON."""
 
 import csv
 import io
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from html import escape
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -22,6 +23,10 @@ UNIT = re.compile(r"(?<=\d) (?=(?:[num]?s|[kKMGT]?B(?:/s)?|[kKMGT]?FLOP(?:/s)?|%
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 WIDTH, LEAST = 100, 40  # columns of a page; a narrower terminal breaks the lines itself
+NARROW = 80  # columns of a text
+# alignment in HTML, for Jupyter, too, whose style sheet would align text right
+LEFT = 'align="left" style="text-align:left"'
+RIGHT = 'align="right" style="text-align:right"'
 
 
 class Page(Console):
@@ -37,6 +42,13 @@ def make_page() -> Console:
     console = Page()
     console.width = max(LEAST, min(WIDTH, console.width)) if console.is_terminal else WIDTH
     return console
+
+
+def as_text(shown: RenderableType, width: int = NARROW) -> str:
+    """What a terminal of `width` columns shows, without colours and blanks at the ends of lines."""
+    out = io.StringIO()
+    Page(file=out, width=width, color_system=None).print(shown)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 @dataclass(frozen=True)
@@ -60,20 +72,71 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under `columns`, with a title above and notes below."""
+    """Rows of text under `columns`, with a title above and notes below.
+
+    Where not all columns fit and it `repeats` the first few, the others follow in further tables.
+    """
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
     title: str = ""
     notes: Sequence[str] = ()
     gap: int = 1  # blanks between two columns
+    repeats: int = 0
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        widths = layout([self], options.max_width)
-        yield from self.laid_out(widths)
-        yield from unshown([self], [widths], options.max_width)
+        yield from laid_out([self], options.max_width)
 
-    def laid_out(self, widths: Mapping[int, int]) -> Iterator[RenderableType]:
+    def text(self, width: int = NARROW) -> str:
+        """The table as a terminal of `width` columns shows it, without colours."""
+        return as_text(self, width)
+
+    def markdown(self) -> str:
+        """The title, the rows, and the notes, one paragraph each."""
+        title = [f"**{self.title}**", ""] if self.title else []
+        notes = [line for note in self.notes for line in ("", note.strip())]
+        marks = "".join("---|" if column.left else "---:|" for column in self.columns)
+        header, *rows = map(markdown_row, [[column.header for column in self.columns], *self.rows])
+        return "\n".join([*title, header, f"|{marks}", *rows, *notes])
+
+    def html(self) -> str:
+        """The title, a plain <table>, and the notes."""
+
+        def line(tag: str, row: Sequence[Cell]) -> str:
+            sides = (LEFT if column.left else RIGHT for column in self.columns)
+            cells = (f"<{tag} {side}>{escape(str(x))}</{tag}>" for side, x in zip(sides, row))
+            return f"<tr>{''.join(cells)}</tr>"
+
+        title = [f"<p><b>{escape(self.title)}</b></p>"] if self.title else []
+        header = line("th", [column.header for column in self.columns])
+        notes = [f"<p>{escape(note)}</p>" for note in self.notes]
+        body = [line("td", row) for row in self.rows]
+        return "\n".join([*title, "<table>", header, *body, "</table>", *notes])
+
+    def parts(self, page: int) -> list["Table"]:
+        """The table, or where it `repeats` columns as many as a page of that width asks for."""
+        widths = [
+            max(len(row[i]) for row in [[c.header for c in self.columns], *self.rows])
+            for i in range(len(self.columns))
+        ]
+        first, rest = widths[: self.repeats], widths[self.repeats :]
+        room = page - sum(first) - self.gap * (len(first) - 1)
+        each = max(1, room // (max(rest, default=0) + self.gap)) if first else len(rest)
+        starts = range(self.repeats, len(widths), max(1, each))
+        if len(starts) < 2:
+            return [self]
+        columns = [*self.columns[: self.repeats]]
+        columns += [replace(column, width=max(rest)) for column in self.columns[self.repeats :]]
+        found = []
+        for start in starts:
+            chosen = [*range(self.repeats), *range(start, min(start + each, len(widths)))]
+            rows = [[row[i] for i in chosen] for row in self.rows]
+            found.append(Table([columns[i] for i in chosen], rows, gap=self.gap))
+        found[0] = replace(found[0], title=self.title)
+        found[-1] = replace(found[-1], notes=self.notes)
+        return found
+
+    def shown(self, widths: Mapping[int, int]) -> Iterator[RenderableType]:
         """The table for rich, with the column widths from `layout`."""
         if self.title:
             yield Text(self.title, style="bold")
@@ -98,37 +161,53 @@ class Table:
         yield shown
         yield from (Text(note, style="dim") for note in self.notes)
 
-    def markdown(self) -> str:
-        """The title and the rows in Markdown."""
-        title = [f"**{self.title}**", ""] if self.title else []
-        headers = [column.header for column in self.columns]
-        marks = ["---" if column.left else "---:" for column in self.columns]
-        return "\n".join([*title, *map(markdown_row, [headers, marks, *self.rows])])
-
 
 @dataclass(frozen=True)
 class Tables:
-    """Tables below each other with one legend; `alike`: with the same column widths."""
+    """Tables below each other with one legend; those with equally many columns share widths."""
 
     tables: Sequence[Table]
     legend: str = ""
-    alike: bool = False
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        page, widths = options.max_width, []
-        for table in self.tables:
-            widths.append(layout(self.tables if self.alike else [table], page))
-            yield from table.laid_out(widths[-1])
-            yield Text("")
-        yield from unshown(self.tables, widths, page)
+        yield from laid_out(self.tables, options.max_width, [Text("")])
         if self.legend:
             yield Text(self.legend, style="dim")
+
+    def text(self, width: int = NARROW) -> str:
+        """The tables as a terminal of `width` columns shows them, without colours."""
+        return as_text(self, width)
+
+    def markdown(self) -> str:
+        """The tables and the legend in Markdown."""
+        made = (table.markdown() for table in self.tables)
+        return "\n\n".join(filter(None, [*made, self.legend]))
+
+    def html(self) -> str:
+        """The tables and the legend in HTML."""
+        legend = [f"<p>{escape(self.legend)}</p>"] if self.legend else []
+        return "\n".join([*(table.html() for table in self.tables), *legend])
+
+
+def laid_out(
+    tables: Sequence[Table], page: int, after: Sequence[Text] = ()
+) -> Iterator[RenderableType]:
+    """Tables for rich, `after` each of them, and what the page lacks or cuts."""
+    parts, widths = [], []
+    for table in tables:
+        own = table.parts(page)
+        beside = own if table.repeats else [other for other in tables if not other.repeats]
+        for part in own:
+            alike = [other for other in beside if len(other.columns) == len(part.columns)]
+            parts.append(part)
+            widths.append(layout(alike, page))
+            yield from part.shown(widths[-1])
+            yield from after
+    yield from unshown(parts, widths, page)
 
 
 def layout(tables: Sequence[Table], page: int) -> dict[int, int]:
     """The width of each column that fits on a page of `page` characters, for all `tables`."""
-    if not tables:
-        return {}
     columns, gap = tables[0].columns, tables[0].gap
     rows = [row for table in tables for row in ([c.header for c in table.columns], *table.rows)]
     widths = {i: max(len(row[i]) for row in rows) for i in range(len(columns))}
@@ -180,11 +259,6 @@ def markdown_row(texts: Iterable[object]) -> str:
     """A row of a Markdown table, with no line break between a number and its unit."""
     cells = (UNIT.sub(NO_BREAK, str(text)).replace("|", r"\|") for text in texts)
     return f"| {' | '.join(cells)} |"
-
-
-def markdown(tables: Sequence[Table], *below: str) -> str:
-    """The tables in Markdown, with the paragraphs `below` after them."""
-    return "\n\n".join([*(table.markdown() for table in tables), *below])
 
 
 def as_csv(records: Sequence[Record]) -> str:

@@ -6,9 +6,9 @@ import pytest
 from made_up import write_run
 from made_up_bench import cells_of, make_bench, make_bench_env
 
+from course import suites
 from course.report import hopper, sources, text
 from harness.problems.problem import Problem
-from harness.runs import suites
 
 OURS = {"stage": 9, "name": "gluon_hopper"}
 ANY = Problem(
@@ -29,7 +29,7 @@ def test_a_climb_has_its_ideas_in_order_and_what_was_expected(tmp_path):
     shown = ["mine", names[3], names[0]]  # in the order of their numbers; `mine` lacks no idea
     found = [OURS, *({"stage": 80 + i, "name": name} for i, name in enumerate(shown))]
     records = [
-        make_bench(6, n=n, d=d) | who | {"time_ms": 2.0 + index, "tflops": 400.0}
+        make_bench(6, n=n, d=d) | who | {"time_ms": 2.0 + index, "flops": 400 * (2 + index) * 10**9}
         for d in (64, 128)
         for n in (1024, 4096)
         for index, who in enumerate(found)
@@ -48,7 +48,7 @@ def test_a_climb_has_its_ideas_in_order_and_what_was_expected(tmp_path):
 
 def test_a_climb_without_ideas_has_no_column_for_them(tmp_path):
     records = [
-        make_bench(6) | OURS | {"tflops": 400.0},
+        make_bench(6) | OURS,
         make_bench(6) | {"stage": 80, "name": "mine"},
     ]
     write_run(tmp_path / "tried.jsonl", make_bench_env(records, plan=records), records)
@@ -75,9 +75,9 @@ def test_what_an_idea_bought_is_the_least_and_the_most_of_all_problems(tmp_path)
 
 def test_the_first_kernel_is_what_the_others_are_times_of(tmp_path):
     assert hopper.first().startswith("Not measured yet")
-    start = {"stage": 90, "name": "first", "speedup": {}}
+    start = {"stage": 90, "name": "first"}
     records = [
-        make_bench(6, n=n, d=128) | who | {"time_ms": time, "tflops": 300 / time}
+        make_bench(6, n=n, d=128) | who | {"time_ms": time, "flops": 300 * 10**9}
         for n in (1024, 4096)
         for who, time in ((start, 1.0), (OURS, 0.5))
     ]
@@ -114,9 +114,8 @@ def test_the_docs_say_what_an_odd_problem_costs_stage_9(tmp_path):
 def test_the_docs_say_what_a_launch_takes_and_that_graphs_were_replayed(tmp_path):
     assert sources.launches("host").startswith("Not measured yet")
     problems = list(text.problems([1024]))
-    ours = OURS | {"speedup": {"sdpa_cudnn": 1.25}}
     records = [
-        make_bench(6, n=1024, d=at["d"], causal=at["causal"]) | ours | {"launch_ms": 0.036}
+        make_bench(6, n=1024, d=at["d"], causal=at["causal"]) | OURS | {"launch_ms": 0.036}
         for _, at in problems
     ]
     records[-1]["launch_ms"] = None

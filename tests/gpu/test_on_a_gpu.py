@@ -273,7 +273,7 @@ def test_replays_of_graphs_are_timed_and_judged(tmp_path):
     options = ("--dtype", "float16", "--graph", "--out", str(out))
     ladder = [sys.executable, "-m", "harness", *command.split(), *options]
     subprocess.run(ladder, cwd=tmp_path, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)})
-    env, cells = read(out, "bench")
+    env, cells = read(out)
     assert env["arguments"]["graph"]
     status = {cell["name"]: cell["status"] for cell in cells}
     assert status == {"triton_online": "ok", "sdpa_flash": "ok", "waits": "skipped"}

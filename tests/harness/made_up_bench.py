@@ -1,14 +1,10 @@
-"""Records of `ladder bench` made up by hand, and the tables that are made of them."""
+"""Comparisons made up by hand, and the tables that are made of them."""
 
-import io
-
-from made_up import make_env
-from rich.console import Console
+from made_up import make_cell, make_env
 
 from harness.problems import cost
 from harness.problems.problem import Problem
-from harness.records.schema import check_record
-from harness.views import contests
+from harness.views import cell_tables
 
 NAMES = {3: "torch_three_gemm", 6: "triton_flash2", 7: "triton_training", 100: "sdpa_flash",
          103: "flex_attention", 104: "sdpa_math"}  # fmt: skip
@@ -21,42 +17,30 @@ WORK = {"fwd": 1.0, "bwd": 0.7, "train": 0.8}  # of the rate, in each direction
 
 
 def make_bench(stage=6, n=4096, **changes):
-    """A valid bench record on a GPU, its time made up from RATES."""
+    """A cell of a comparison on a GPU, its time made up from RATES."""
     problem = {
         "inputs": "normal", "seed": 1, "b": max(1, 16384 // n), "h": 32, "hk": 32, "nq": n,
         "nk": n, "d": 64, "dtype": "float16", "precision": "float16", "causal": False,
         "seqlens_k": None, "device": "cuda", "direction": "fwd", "page_size": None,
     }  # fmt: skip
     problem |= {name: changes.pop(name) for name in list(changes) if name in problem}
-    flops = cost.flops(Problem.from_json(problem))
-    tflops = RATES[stage] * WORK[problem["direction"]]
-    record = {
-        "kind": "bench", "stage": stage, "name": NAMES[stage], **problem,
-        "mode": "compiled" if stage in (6, 7) else "native", "status": "ok", "reason": "",
-        "time_ms": flops / tflops / 1e9, "time_iqr_ms": 0.01, "samples": 30,
-        "first_call_ms": 2000.0, "sm_clock_mhz": 1980, "peak_bytes": 64 << 20,
-        "memory_meter": "cuda-allocator", "err_f64_max": 1e-3, "err_f64_rel": 2e-4,
-        "flops": flops, "tflops": tflops,
-        "tokens_per_s": problem["b"] * n / (flops / tflops / 1e12),
-        "speedup": {NAMES[p]: RATES[stage] / RATES[p] for p in (100, 103) if p != stage},
-        "skip_ratio": 0.5 if stage == 6 and problem["causal"] else None,
-        "warmup": 5, "repeat": 30, "launch_ms": None,
-        "hbm_bytes": cost.hbm_bytes(Problem.from_json(problem)),
+    made = Problem.from_json(problem)
+    measured = {
+        "mode": "compiled" if stage in (6, 7) else "native", "samples": 30, "first_call_ms": 2000.0,
+        "time_ms": cost.flops(made) / (RATES[stage] * WORK[made.direction]) / 1e9,
+        "sm_clock_mhz": 1980, "peak_bytes": 64 << 20, "memory_meter": "cuda-allocator",
+        "flops": cost.flops(made), "hbm_bytes": cost.hbm_bytes(made),
+        "skip_ratio": 0.5 if stage == 6 and made.causal else None,
     }  # fmt: skip
-    assert changes.keys() <= record.keys(), "a field that no record has"
-    record |= changes
-    check_record(record)
-    return record
+    return make_cell(stage, NAMES[stage], paired=True, **{**problem, **measured, **changes})
 
 
 def fell(stage, status, reason, **fields):
-    """A record of one that was out."""
-    measured = ("time_ms", "time_iqr_ms", "tflops", "tokens_per_s", "skip_ratio", "peak_bytes",
-                "memory_meter", "first_call_ms", "sm_clock_mhz")  # fmt: skip
-    return make_bench(
-        stage, **fields, status=status, reason=reason, samples=0, speedup={},
-        **dict.fromkeys(measured),
-    )  # fmt: skip
+    """A cell of a stage that was not timed."""
+    measured = ("time_ms", "time_iqr_ms", "skip_ratio", "peak_bytes", "memory_meter",
+                "first_call_ms", "sm_clock_mhz")  # fmt: skip
+    nothing = dict.fromkeys(measured)
+    return make_bench(stage, **{**nothing, **fields}, status=status, reason=reason, samples=0)
 
 
 SIZES = (512, 1024, 2048, 4096, 8192, 16384)
@@ -88,9 +72,7 @@ def make_bench_env(records, **changes):
 
 def text_of(env, records, ceilings=(), width=80):
     """The tables as lines of text."""
-    page = Console(width=width, file=io.StringIO())
-    page.print(contests.rich_tables(env, records, ceilings, width))
-    return [line.rstrip() for line in page.file.getvalue().splitlines()]
+    return cell_tables.page(env, records, ceilings).text(width).splitlines()
 
 
 def cells_of(text):

@@ -299,11 +299,11 @@ def test_show_refuses_what_it_has_no_use_for_and_says_what_differs(capsys, tmp_p
 
 
 def test_the_docs_have_the_table_once_it_is_measured(model, tmp_path, monkeypatch):
-    from course.report import contests, text
+    from course.report import comparisons, text
 
     monkeypatch.setattr(text, "GPU", tmp_path)
-    assert contests.generated().startswith("Not measured yet")
+    assert comparisons.generated().startswith("Not measured yet")
     (tmp_path / "generate.jsonl").write_bytes(model[0].with_name("run.jsonl").read_bytes())
-    shown = contests.generated()
+    shown = comparisons.generated()
     assert [row.split("|")[1].strip() for row in shown.splitlines()[4:6]] == ["8", "20"]
     assert "Measured on" in shown

@@ -50,7 +50,7 @@ def test_all_inputs_have_real_ones_where_they_reach(tmp_path):
     arguments = ("--stages", 3, "--n", 8, "--tokens", 8, "--d", 16, "--causal", "off")
     done = in_turn("bench", *arguments, "--repeat", 2, "--inputs", "all", "--out", out)
     assert done.returncode == 0
-    lines = [line for line in out.read_text().splitlines() if '"bench"' in line[:20]]
+    lines = [line for line in out.read_text().splitlines() if '"cell"' in line[:20]]
     assert re.findall(r'"inputs": ?"(\w+)"', "".join(lines)) == ["normal", "peaky"]
 
 
@@ -137,7 +137,7 @@ def test_in_bench_each_costs_itself_only(tmp_path):
     )  # fmt: skip
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     text = out.read_text()
-    status = dict(re.findall(r'"kind": ?"bench".*?"name": ?"(\w+)".*?"status": ?"([\w-]+)"', text))
+    status = dict(re.findall(r'"kind": ?"cell".*?"name": ?"(\w+)".*?"status": ?"([\w-]+)"', text))
     assert status.keys() == {YARDSTICK, *names}
     assert [name for name, said in status.items() if said == "ok"] == [YARDSTICK, "honest"], status
 

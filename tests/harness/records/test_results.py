@@ -55,15 +55,16 @@ DESIGN = [
 
 
 def test_the_schema_has_the_fields_of_the_design():
-    assert set(schema.rules(schema.Cell)) == {
+    since = [
         "kind",
         "sm_clock_mhz",
         "rounds_ms",
         "launch_ms",
         "page_size",
         "launch_configs",
-        *DESIGN,
-    }
+        "skip_ratio",
+    ]
+    assert set(schema.rules(schema.Cell)) == {*since, *DESIGN}
     assert set(schema.STATUSES) == {
         "ok", "wrong", "wrong-by-design", "skipped", "crashed", "timeout", "out-of-memory"
     }  # fmt: skip
@@ -101,6 +102,32 @@ def test_records_from_before_a_field_was_there_are_read_without_it(tmp_path):
     older = {name: value for name, value in cell.items() if name not in schema.LATER}
     path = write_run(tmp_path / "run.jsonl", make_env([cell]), [older, cell])
     assert read(path)[1] == [older | dict.fromkeys(schema.LATER), cell]
+
+
+def test_an_older_comparison_is_read_as_cells_that_took_turns(tmp_path):
+    """Its records were of a kind of their own, with fields that follow from others."""
+    cells = [make_cell(paired=True), make_cell(4, "lite", paired=True, hbm_bytes=None)]
+    today = ("err_stage3_max", "err_stage3_rel", "paired", "skip_ratio")
+    older = [
+        {name: value for name, value in cell.items() if name not in today and value is not None}
+        | {"kind": "bench", "hbm_bytes": 1, "time_iqr_ms": None, "sm_clock_mhz": None,
+           "seqlens_k": None, "tflops": 1.0, "tokens_per_s": 1.0, "speedup": {}, "warmup": 5,
+           "repeat": 30}
+        for cell in cells
+    ]  # fmt: skip
+    del older[1]["hbm_bytes"]  # the oldest of all
+    plan = [{name: x[name] for name in ("stage", "name", *schema.PROBLEM)} for x in cells]
+    env = make_env(cells, arguments={"command": "bench"}, plan=plan)
+    path = write_run(tmp_path / "bench.jsonl", env, [older[0], cells[1], older[1]])
+    read_env, found = read(path)
+    assert found == read(path, None)[1]
+    assert [cell["kind"] for cell in found] == ["cell"] * 3
+    assert found[0] == cells[0] | {"hbm_bytes": 1, "time_iqr_ms": None} | dict.fromkeys(
+        ("err_stage3_max", "err_stage3_rel")
+    )
+    assert found[2]["hbm_bytes"] is None and found[2].keys() == cells[0].keys()
+    schema.check_plan(read_env)
+    assert [key(planned) for planned in read_env["plan"]] == [*map(key, found[:2])]
 
 
 @pytest.mark.parametrize("rounds", [["1"], [True], [0.0], [-1.0], [math.nan], [1.0, math.inf], 1.0])
@@ -162,6 +189,10 @@ def test_an_env_line_comes_first_and_once(tmp_path):
     path.write_bytes(dump_line(env) + dump_line(cells[0]) + dump_line(env))
     with pytest.raises(BadRecord, match="line 3"):
         read(path)
+    path.write_bytes(2 * dump_line(env))
+    for kind in ("cell", None):
+        with pytest.raises(BadRecord, match="line 2 is of kind 'env'"):
+            read(path, kind)
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -281,8 +312,7 @@ def test_a_command_whose_file_is_full_says_so_and_shows_what_it_has(tmp_path, ar
     assert all(line.startswith(("[1/2] ", "[2/2] ")) for line in said[:-1])  # the progress
     assert said[-1].startswith(f"ladder: {path} can't be written any more: File too large; what")
     assert "three GEMMs" in done.stdout and f"records: {path}" in done.stdout
-    kind = arguments[0].replace("run", "cell")
-    assert [record["nk"] for record in read(path, kind)[1]] == [8]
+    assert [record["nk"] for record in read(path)[1]] == [8]
     assert path.read_bytes().count(b"\n") == 2 and path.read_bytes().endswith(b"\n")
     assert not path.with_suffix(".csv").exists()  # on a full disk, one error is enough
 

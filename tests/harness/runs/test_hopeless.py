@@ -7,12 +7,13 @@ import pytest
 from ladder_command import in_turn
 from made_up import problem
 
+from course import suites
 from harness.isolation.roster import read_stages
 from harness.problems.cost import checking_bytes
 from harness.problems.problem import Problem
 from harness.records import environment
 from harness.records.jsonl import read
-from harness.runs import plan, suites
+from harness.runs import plan
 from harness.runs.plan import plan_tour, why_hopeless
 
 
@@ -102,11 +103,11 @@ def test_a_stage_is_told_before_it_is_called_that_it_is_beyond_its_limits(monkey
 
 
 def test_bench_and_run_say_the_same_of_what_is_beyond_them_and_start_nothing(tmp_path):
-    for command, kind in (("run", "cell"), ("bench", "bench")):
+    for command in ("run", "bench"):
         sizes = ("--b", 1, "--h", 1, "--n", 100000, "--stages", 3, "--device", "cpu")
         masks = ("--causal", "off") if command == "bench" else ()
         in_turn(command, *sizes, *masks, "--out", tmp_path / f"{command}.jsonl")
-        [record] = read(tmp_path / f"{command}.jsonl", kind)[1]
+        [record] = read(tmp_path / f"{command}.jsonl")[1]
         assert record["status"] == "out-of-memory" and record["first_call_ms"] is None
         assert "100000 x 100000 scores alone take 37.3 GB" in record["reason"]
 
@@ -123,7 +124,7 @@ def test_absurd_sizes_end_at_once(tmp_path, command, sizes):
     done = in_turn(command, *sizes.split(), "--device", "cpu", "--budget", 5, "--out", out)
     assert time.monotonic() - begun < 60  # their inputs alone would take longer, where they fit
     assert "Traceback" not in done.stderr
-    records = read(out, "cell" if command == "run" else command)[1]
+    records = read(out)[1]
     assert records
     for record in records:
         assert record["status"] == "out-of-memory"

@@ -76,18 +76,19 @@ def test_the_rounds_of_a_bench_take_both(tmp_path):
                    "--seqlens", "5,16", "--mode", "fwd,train", "--repeat", 3, "--warmup", 1,
                    "--out", out)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    records = read(out, "bench")[1]
+    records = read(out)[1]
     for record in records:
         assert (record["b"], record["h"], record["hk"], record["nk"]) == (2, 4, 2, 16)
         assert record["seqlens_k"] == [5, 16] and record["status"] == "ok"
     # who takes no lengths is no contestant unless asked for
     assert {r["stage"] for r in records} == {3, 6, 7}
-    assert "hk = 2, padded to 5, 16 keys" in " ".join(done.stdout.split())
+    text = " ".join(done.stdout.split())
+    assert "hk = 2, float32" in text and "padded: 5, 16 valid keys" in text
     asked = in_turn("bench", "--device", "cpu", "--n", 16, "--b", 1, "--h", 2, "--hk", 1, "--d", 8,
                     "--causal", "off", "--stages", "3,5,104", "--repeat", 3, "--out",
                     tmp_path / "asked.jsonl")  # fmt: skip
     assert asked.returncode == 0, asked.stderr
-    statuses = {r["stage"]: r["status"] for r in read(tmp_path / "asked.jsonl", "bench")[1]}
+    statuses = {r["stage"]: r["status"] for r in read(tmp_path / "asked.jsonl")[1]}
     assert statuses == {3: "ok", 5: "skipped", 104: "ok"}
 
 

@@ -25,10 +25,10 @@ def lines(path):
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def hold_complete(path, kind="cell"):
+def hold_complete(path):
     """The file validates, and each planned cell is in it exactly once; returns the cells."""
     assert path.read_bytes().endswith(b"\n")
-    env, cells = read(path, kind)
+    env, cells = read(path)
     assert sorted(key(cell) for cell in cells) == sorted(key(cell) for cell in env["plan"])
     assert len({key(cell) for cell in cells}) == len(cells)
     return cells
@@ -221,7 +221,7 @@ def test_the_same_arguments_said_again_are_fine(tmp_path, finished):
     ids=lambda begin: begin[0],
 )  # fmt: skip
 def test_a_stage_of_somebodys_must_be_there_and_unchanged(tmp_path, begin):
-    command, kind = begin[0], {"run": "cell", "bench": "bench"}[begin[0]]
+    command = begin[0]
     stage = tmp_path / "mine.py"
     stage.write_text(
         "import stages\nfrom stages.contract import Stage\n"
@@ -239,7 +239,7 @@ def test_a_stage_of_somebodys_must_be_there_and_unchanged(tmp_path, begin):
     stage.write_text(text)
     done = in_turn(command, "--resume", path, "--stage", stage)
     assert done.returncode == 0, done.stderr
-    hold_complete(path, kind)
+    hold_complete(path)
 
 
 # ---- ladder bench
@@ -251,7 +251,7 @@ def compared(tmp_path_factory):
     path = tmp_path_factory.mktemp("compared") / "bench.jsonl"
     done = in_turn(*PAIRS, "--out", path)
     assert done.returncode == 0, done.stderr
-    assert len(hold_complete(path, "bench")) == 8
+    assert len(hold_complete(path)) == 8
     return path.read_bytes(), done.stdout.partition("records:")[0]
 
 
@@ -270,11 +270,11 @@ def test_a_broken_off_bench_measures_what_is_not_whole(tmp_path, compared, kept)
     path.write_bytes(b"".join(file[:count]) + file[count][:torn])
     done = in_turn(*PAIRS, "--resume", path)
     assert done.returncode == 0, done.stderr
-    records = hold_complete(path, "bench")
+    records = hold_complete(path)
     assert path.read_bytes().startswith(b"".join(file[: 1 + 2 * whole]))
     said = [number for number in range(1, 5) if f"[{number}/4] " in done.stderr]
     assert said == list(range(whole + 1, 5))
-    assert list(map(key, records)) == list(map(key, read(path, "bench")[0]["plan"]))
+    assert list(map(key, records)) == list(map(key, read(path)[0]["plan"]))
     assert path.with_suffix(".csv").read_text().count("\n") == 1 + 8
 
 
@@ -316,7 +316,7 @@ def test_what_no_bench_was_begun_with_is_refused(tmp_path, compared, change):
     path = tmp_path / "bench.jsonl"
     env = json.loads(compared[0].splitlines()[0])
     if change == "plan":
-        edited(path, compared[0], plan=[env["plan"][0] | {"paired": False}])
+        edited(path, compared[0], plan=[env["plan"][0] | {"paired": None}])
     else:
         edited(path, compared[0], arguments=env["arguments"] | change)
     says = "line 1 is no run to go on with: "
@@ -344,10 +344,8 @@ def test_a_bench_whose_views_can_not_be_written_is_not_gone_on_with(tmp_path, co
 
 def test_the_other_commands_run_is_refused(tmp_path, finished, compared):
     path = tmp_path / "run.jsonl"
-    for command, file, kind in (("bench", finished, "cell"), ("run", compared[0], "bench")):
+    for command, file in (("bench", finished), ("run", compared[0])):
         path.write_bytes(file)
-        refuses(path, says=f"line 2 is of kind '{kind}'", command=command, starts=path)
-        path.write_bytes(file.splitlines(keepends=True)[0])
         says = f"was begun by another command than `ladder {command}`"
         refuses(path, says=says, command=command, starts=path)
 

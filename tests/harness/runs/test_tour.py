@@ -9,7 +9,7 @@ import pytest
 from ladder_command import PATIENCE, ROOT, environ, in_turn
 from made_up import make_cell, make_env
 
-from harness.views import cell_tables
+from ladder.closing import closing
 
 PLAN = """
 import json, sys
@@ -117,7 +117,7 @@ def ended(*cells):
     for stage in env["rungs"]:
         stage["exact_up_to"] = 64 if stage["stage"] == 4 else None
         stage["few_queries"] = stage["stage"] == 8
-    return cell_tables.closing(env | {"plan": cells}, cells)
+    return closing(env | {"plan": cells}, cells)
 
 
 def test_the_fastest_is_found_at_one_problem_among_exact_rows_alone():

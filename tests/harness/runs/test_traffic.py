@@ -1,10 +1,7 @@
 """`ladder io`: what ncu prints is read, added up and shown; where it can't be, a line says so."""
 
-import io
-
 import pytest
 from made_up import make_cell
-from rich.console import Console
 
 from harness.records.schema import PROBLEM, check_record
 from harness.runs import traffic
@@ -17,7 +14,8 @@ CSV = """==PROF== Connected to process 7
 "1","attention_kernel","3000000","1000000","4000000"
 ==PROF== Disconnected
 """
-TITLES = {(3, "torch_three_gemm"): "torch, three GEMMs", (5, "triton_online"): "Triton Online"}
+ENV = {"rungs": [{"stage": 3, "name": "torch_three_gemm", "title": "torch, three GEMMs"},
+                 {"stage": 5, "name": "triton_online", "title": "Triton Online"}]}  # fmt: skip
 
 
 def io_record(kernel, stage=5, name="triton_online", **changes):
@@ -91,9 +89,7 @@ def test_the_table_adds_a_stages_kernels_up():
         io_record("softmax", 3, "torch_three_gemm", launch=1),
         io_record("attention_kernel"),
     ]
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(machine.traffic_table(records, TITLES))
-    lines = console.export_text().splitlines()
+    lines = machine.traffic_table(ENV, records).text(100).splitlines()
     three = next(line for line in lines if line.startswith("3 "))
     # 6 GB read, 2 GB written in 4 ms, twice what was predicted
     assert three.split()[-8:] == ["6", "GB", "2", "GB", "2.15", "4", "GB", "2.00"]
@@ -107,7 +103,7 @@ def test_the_picture_is_drawn(tmp_path):
         io_record("softmax", 3, "torch_three_gemm"),
         io_record("attention_kernel"),
     ]
-    machine.plot_traffic(records, TITLES, tmp_path / "io.png")
+    machine.plot_traffic(ENV, records, tmp_path / "io.png")
     assert (tmp_path / "io.png").read_bytes().startswith(b"\x89PNG")
 
 

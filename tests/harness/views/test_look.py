@@ -5,11 +5,11 @@ from matplotlib.colors import to_hex
 from saved_figures import remember
 
 from course.report import pages
+from course.report.profile import DOING, UNITS, WAITS
 from harness.problems import problem
 from harness.records.jsonl import read
-from harness.views import lines, roofline
+from harness.views import plots, roofline
 from harness.views.look import DARK, EITHER, LIGHT, LOOKS, PEERS_FROM, mark, marks
-from harness.views.machine import DOING, UNITS, WAITS
 
 STAGES, PEERS = range(PEERS_FROM), range(PEERS_FROM, PEERS_FROM + 20)
 
@@ -101,8 +101,12 @@ def placed(name, kind, has):
 def test_every_stage_and_peer_of_the_records_is_drawn(drawn, measure):
     """Those of the tour, and those that only the table beside it has, with many heads."""
     other, heads = ("table-4.3.jsonl", 1) if measure == "error" else ("table-4.2.jsonl", 32)
-    wanted = placed("tour.jsonl", "cell", lambda r: lines.points([r], measure))
-    wanted |= placed(other, "cell", lambda r: r["h"] == heads and lines.points([r], measure))
+
+    def has(record):
+        return record["h"] in (1, heads) and plots.panels([record], measure)
+
+    wanted = placed("tour.jsonl", "cell", has)
+    wanted |= placed(other, "cell", lambda r: r["h"] == heads and not r["paired"] and has(r))
     assert wanted >= set(range(8))
     assert entries(drawn[f"{measure}.png"]).keys() == wanted
 

@@ -7,7 +7,7 @@ matplotlib.use("Agg")
 from ladder_command import in_turn
 from made_up import make_cell, make_env, write_run
 
-from harness.views import lines
+from harness.views import plots
 
 
 def cells_of_a_ladder():
@@ -25,7 +25,7 @@ def cells_of_a_ladder():
 
 def test_three_plots_with_units_and_log_axes(tmp_path, figures):
     cells = cells_of_a_ladder()
-    written = lines.plot(make_env(cells), cells, tmp_path / "plots")
+    written = plots.plot(make_env(cells), cells, tmp_path / "plots")
     assert [path.name for path in written] == ["time.png", "memory.png", "error.png"]
     for path in written:
         assert path.read_bytes().startswith(b"\x89PNG")
@@ -51,7 +51,7 @@ def lines_in(figure):
 
 def test_the_lines_are_the_records(tmp_path, figures):
     cells = cells_of_a_ladder()
-    lines.plot(make_env(cells, {"raw_python": "raw"}), cells, tmp_path)
+    plots.plot(make_env(cells, {"raw_python": "raw"}), cells, tmp_path)
     time = lines_in(figures["time.png"])
     # no line for what is interpreted, no point for what is wrong by design
     assert time == {
@@ -69,57 +69,33 @@ def test_the_lines_are_the_records(tmp_path, figures):
     assert "interpreted" in notes
 
 
-@pytest.mark.slow
-def test_notes_lie_on_no_data(tmp_path, figures):
-    cells = cells_of_a_ladder()
-    lines.plot(make_env(cells), cells, tmp_path)
-    for name, word in (("time", "interpreted"), ("error", "hollow"), ("memory", "resident")):
-        figure = figures[f"{name}.png"]
-        figure.canvas.draw()
-        [axis] = figure.axes
-        [note] = [text for text in axis.texts if word in text.get_text()]
-        assert note.get_window_extent().y1 < axis.bbox.y0
-
-
 def test_the_alternative_text_names_every_line():
     cells = cells_of_a_ladder()
-    said = lines.in_words(make_env(cells), cells, "error")
+    said = plots.in_words(make_env(cells), cells, "error")
     assert "3 torch_three_gemm, 3e-07 at N = 64 to 3e-07 at N = 256;" in said
     assert "4 lite, 0.64 at N = 64 to 2.6 at N = 256, wrong by design from N = 128" in said
-    assert "5 online" in said and "5 online" not in lines.in_words(make_env(cells), cells, "time")
-
-
-def test_lines_are_told_apart_without_colour(tmp_path, figures):
-    cells = [
-        make_cell(number, f"stage{number}", n=n, time_ms=float(number + 1))
-        for number in range(8)
-        for n in (64, 128)
-    ]
-    lines.plot(make_env(cells), cells, tmp_path)
-    drawn = drawn_in(figures["time.png"]).values()
-    assert len(drawn) == 8
-    assert len({line.get_marker() for line in drawn}) == 8
-    assert len({str(line._dash_pattern) for line in drawn}) == 8
-    assert len({line.get_color() for line in drawn}) == 8
+    assert "5 online" in said and "5 online" not in plots.in_words(make_env(cells), cells, "time")
 
 
 def test_points_leave_out_what_has_no_place():
     def points(measure, **changes):
-        return lines.points([make_cell(n=64, **changes)], measure)
+        [found] = plots.by_stage([make_cell(n=64, **changes)], measure).values()
+        return found
 
     assert points("time", time_ms=2.0) == [(64, 2.0, True)]
     assert points("time", time_ms=2.0, mode="interpreted") == []
     assert points("time", time_ms=2.0, status="wrong-by-design") == []
     assert points("time", time_ms=None, status="crashed") == []
     for status in ("wrong", "skipped", "timeout", "out-of-memory"):
-        for measure in lines.MEASURES:
+        for measure in plots.TITLES:
             assert points(measure, status=status) == []
     assert points("memory", peak_bytes=5 << 20) == [(64, 5.0, True)]
     assert points("memory", peak_bytes=0) == []  # no logarithm
     assert points("memory", mode="interpreted") == [(64, 3.0, True)]
     assert points("error", err_f64_max=0.5, status="wrong-by-design") == [(64, 0.5, False)]
     assert points("error", err_f64_max=0.0) == []
-    assert points("time", paired=True) == []
+    both = [make_cell(), make_cell(n=64, paired=True)]  # alone and in turns: no line has both
+    assert plots.panels(both, "time") == [both[:1]]
 
 
 @pytest.mark.slow
@@ -127,36 +103,18 @@ def test_a_panel_for_each_kind_of_problem(tmp_path, figures):
     cells = [make_cell(n=n) for n in (64, 128)]
     cells += [make_cell(n=n, d=16) for n in (8, 16)]
     cells += [make_cell(n=n, inputs="real", d=32) for n in (128, 256)]
-    lines.plot(make_env(cells), cells, tmp_path)
+    plots.plot(make_env(cells), cells, tmp_path)
     titles = [axis.get_title() for axis in figures["time.png"].axes]
     assert len(titles) == 3
     assert all(word in title for word, title in zip(("d = 64", "d = 16", "real input"), titles))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("directions", "time", "error"),
-    [
-        (("fwd",), "time of a call (ms)", "max error against float64"),
-        (("bwd",), "time of a backward pass (ms)", "max error of dq, dk, dv against float64"),
-        (("train",), "time of forward and backward (ms)", "max error of o, dq, dk, dv against"),
-        (("fwd", "bwd"), "time of a call (ms)", "max error against float64"),
-    ],
-)
-def test_a_direction_has_panels_of_its_own_and_the_axis_says_which(
-    tmp_path, figures, directions, time, error
-):
-    cells = [make_cell(n=n, direction=each) for each in directions for n in (64, 128)]
-    lines.plot(make_env(cells), cells, tmp_path)
-    axes = figures["time.png"].axes
-    assert len(axes) == len(directions)
-    for axis, direction in zip(axes, directions):
-        words = axis.get_title().split(", ")
-        assert ("bwd" in words, "train" in words) == (direction == "bwd", direction == "train")
-    assert axes[0].get_ylabel() == time
-    assert figures["error.png"].axes[0].get_ylabel().startswith(error)
-    memory = figures["memory.png"].axes[0].get_ylabel()
-    assert ("forward pass's" in memory) == (directions == ("bwd",))
+@pytest.mark.parametrize("direction", ["bwd", "train"])
+def test_an_axis_says_which_direction_all_cells_have(direction):
+    backward = [make_cell(direction=direction)]
+    for what in ("time", "error"):
+        assert plots.axis_title(backward, what) != plots.axis_title([make_cell()], what)
+        assert plots.axis_title([*backward, make_cell()], what) == plots.TITLES[what][""]
 
 
 def test_the_command_writes_and_names_them(tmp_path):

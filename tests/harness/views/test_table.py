@@ -4,14 +4,14 @@ import csv
 import io
 import json
 import re
+from xml.etree import ElementTree
 
 import pytest
 from ladder_command import in_turn
 from made_up import make_cell, make_env, write_run
-from rich.console import Console
 
 from harness.records import units
-from harness.views import cell_tables, table
+from harness.views import cell_tables, groups, ratios, table
 
 TITLES = {
     "raw_python": "raw Python floats",
@@ -37,12 +37,14 @@ def ladder_cells(**changes):
     ]  # fmt: skip
 
 
-def shown(cells, width=100, colours=False):
-    """The lines of the rich tables on a page of `width` columns."""
-    system = "truecolor" if colours else None
-    console = Console(width=width, file=io.StringIO(), force_terminal=colours, color_system=system)
-    cell_tables.show(make_env(cells, TITLES), cells, "rich", console)
-    return console.file.getvalue().splitlines()
+def page(cells):
+    """The tables of cells."""
+    return cell_tables.page(make_env(cells, TITLES), cells)
+
+
+def shown(cells, width=100):
+    """The lines of the tables on a page of `width` columns."""
+    return page(cells).text(width).splitlines()
 
 
 def line_of(lines, start):
@@ -72,29 +74,14 @@ def test_no_line_is_wider_than_the_page_and_no_figure_is_cut(width):
             line = line_of(lines[text[: text.index("N = 16384")].count("\n") :], str(cell["stage"]))
             assert cell["status"] in line
             assert units.show_time(cell["time_ms"]) in line
-            assert cell_tables.show_error(cell["err_f64_max"]) in line
-            assert cell_tables.show_peak(cell) in line
+            assert ratios.show_error(cell["err_f64_max"]) in line
+            assert ratios.show_peak(cell) in line
     # the relative error is what gives way, and it is said that it did
     header = next(line for line in lines if line.lstrip().startswith("#"))
     assert "rel err" in header if width == 100 else "rel err" not in header or width > 80
     said = f"To fit {width} columns, left out: rel err" in text
     assert said == ("rel err" not in header)
     assert ("cut: stage. A wider window" in text) == (width < 100)
-
-
-def test_one_table_per_problem_and_one_legend_of_one_line():
-    lines = shown(ladder_cells() + ladder_cells(n=512))
-    titles = [line for line in lines if line.startswith("N = ")]
-    assert [title.split(",")[0] for title in titles] == ["N = 128", "N = 512"]
-    assert sum("vs before" in line for line in lines) == 2
-    text = " ".join(" ".join(lines).split())
-    assert text.count(cell_tables.SHORT_LEGEND) == 1
-    assert lines[-1].startswith(cell_tables.SHORT_LEGEND)
-    assert lines[-1].rstrip().endswith(cell_tables.MORE)
-    for word in ("ok", "wrong", "wrong-by-design", "skipped", "crashed", "timeout",
-                 "out-of-memory", "interpreted"):  # fmt: skip
-        assert f"{word}" in cell_tables.LEGEND
-    assert "killed by SIGSEGV" in text and "declared exact up to 64" in text
 
 
 def test_only_ok_rows_are_compared_and_interpreted_ones_never():
@@ -110,6 +97,11 @@ def test_only_ok_rows_are_compared_and_interpreted_ones_never():
     assert "x" not in line_of(lines, "90").replace("mine", "")
 
 
+def faster(group, cell):
+    """How many times as fast a cell is as the stage before it, and as stage 3."""
+    return tuple(ratios.times_faster(other, cell) for other in ratios.rivals(group, cell))
+
+
 def test_a_wrong_or_interpreted_stage_is_never_the_base_of_a_ratio():
     cells = [
         make_cell(1, "raw_python", time_ms=8.0),
@@ -121,7 +113,7 @@ def test_a_wrong_or_interpreted_stage_is_never_the_base_of_a_ratio():
         make_cell(7, "timeout", status="timeout", reason="x", time_ms=None),
         make_cell(101, "peer", time_ms=0.25),
     ]
-    found = {cell["stage"]: cell_tables.ratios(cells, cell) for cell in cells}
+    found = {cell["stage"]: faster(cells, cell) for cell in cells}
     nothing = (None, None)
     assert found == {
         1: (None, 0.25), 2: nothing, 3: (4.0, None), 4: nothing, 5: nothing, 6: (4.0, 4.0),
@@ -131,7 +123,7 @@ def test_a_wrong_or_interpreted_stage_is_never_the_base_of_a_ratio():
 
 def test_without_an_ok_stage_3_nothing_is_compared_with_it():
     cells = [make_cell(1, "raw_python"), make_cell(status="timeout", reason="x", time_ms=9.0)]
-    assert cell_tables.ratios(cells, cells[0]) == (None, None)
+    assert faster(cells, cells[0]) == (None, None)
 
 
 def test_ratios_of_paired_cells_are_told_from_those_of_unpaired_ones():
@@ -142,8 +134,8 @@ def test_ratios_of_paired_cells_are_told_from_those_of_unpaired_ones():
         make_cell(3, "torch_three_gemm", time_ms=2.0, paired=True),
     ]
     # a paired time is held against paired ones only
-    assert cell_tables.ratios(cells, cells[2]) == (None, 2.0 / 6.0)
-    assert cell_tables.ratios(cells, cells[1]) == (8.0, None)
+    assert faster(cells, cells[2]) == (None, 2.0 / 6.0)
+    assert faster(cells, cells[1]) == (8.0, None)
     lines = shown(cells)
     row = line_of(lines, "3")
     assert " 3.00x " in row and "~" not in row
@@ -155,23 +147,23 @@ def test_a_paired_ratio_has_the_quartiles_of_its_rounds():
     """Of the ratios, not of the times: both sag alike in the last round. It is their median."""
     before = make_cell(1, "raw_python", time_ms=8.0, paired=True, rounds_ms=[8.0, 9.0, 8.0, 80.0])
     after = make_cell(time_ms=2.0, paired=True, rounds_ms=[2.0, 2.0, 1.6, 20.0])
-    assert cell_tables.spread(before, after) == (4.0, 4.625)
-    assert cell_tables.show_step(before, after) == "4.25x (4.00-4.62)"
+    assert ratios.spread(before, after) == (4.0, 4.625)
+    assert ratios.show_step(before, after) == "4.25x (4.00-4.62)"
     cells = [make_cell(1, "raw_python"), make_cell(), before, after]
     assert " 4.25x (4.00-4.62) " in line_of(shown(cells), "3")
-    assert "| 4.25x (4.00-4.62) |" in cell_tables.markdown(make_env(cells, TITLES), cells)
+    assert "| 4.25x (4.00-4.62) |" in page(cells).markdown()
     flat = cell_tables.flat_rows(make_env(cells, TITLES), cells)
     assert [(row["vs_before_q1"], row["vs_before_q3"]) for row in flat[-2:]] == [
         (None, None), (4.0, 4.625),
     ]  # fmt: skip
     # a record that is older, or of other rounds, has none
     for rounds in (None, [2.0], [2.0, 2.0, 1.6]):
-        assert cell_tables.spread(before, after | {"rounds_ms": rounds}) is None
-        assert cell_tables.show_step(before, after | {"rounds_ms": rounds}) == "4.00x"
-    assert cell_tables.spread(None, after) is None
+        assert ratios.spread(before, after | {"rounds_ms": rounds}) is None
+        assert ratios.show_step(before, after | {"rounds_ms": rounds}) == "4.00x"
+    assert ratios.spread(None, after) is None
     # nor has another problem's, however many rounds it has; pages take turns with one piece
-    assert cell_tables.show_step(before | {"causal": True}, after) == "4.00x"
-    assert cell_tables.show_step(before | {"page_size": 16}, after) == "4.25x (4.00-4.62)"
+    assert ratios.show_step(before | {"causal": True}, after) == "4.00x"
+    assert ratios.show_step(before | {"page_size": 16}, after) == "4.25x (4.00-4.62)"
 
 
 @pytest.mark.parametrize(
@@ -187,30 +179,9 @@ def test_a_ratio_has_the_digits_that_show_its_spread(slow, shown, brief):
     """In a table without room, the ratios close to 1, or below it, have their quartiles."""
     before = make_cell(1, "raw_python", time_ms=slow[1], paired=True, rounds_ms=[*slow])
     after = make_cell(time_ms=1.0, paired=True, rounds_ms=[1.0, 1.0, 1.0])
-    assert cell_tables.show_step(before, after) == shown
-    assert cell_tables.show_briefly(before, after) == brief
-    assert cell_tables.show_briefly(after, after) == "1.00x"  # itself
-
-
-def test_every_error_is_against_float64_also_that_of_stage_3():
-    cells = [make_cell(err_f64_max=1.5e-7, err_f64_rel=2.5e-7)]  # its error to itself is 0
-    cells[0] |= {"err_stage3_max": 0.0, "err_stage3_rel": 0.0}
-    assert {"1.5e-07", "2.5e-07"} <= {*line_of(shown(cells), "3").split()}
-    assert "errors: to float64" in shown(cells)[-1]
-
-
-def test_interpreted_rows_are_dimmed_and_failures_stand_out():
-    lines = shown(ladder_cells(), colours=True)
-    dim, red = "\x1b[2m", "\x1b[1;31m"
-    rows = [line for line in lines if "interpreted" in line and "ok:" not in line]
-    assert [line for line in rows if "Triton" in line] and all(dim in line for line in rows)
-    assert len([line for line in rows if line.lstrip(dim).lstrip()[0] in "45"]) == 2
-    for line in (row for row in rows if row.replace(dim, "").lstrip()[0] in "45"):
-        # the time alone: the error is the lesson
-        faint = " ".join(re.findall(r"\x1b\[2m(.*?)\x1b\[0m", line)).split()
-        assert faint[-1] == "interpreted" and len(faint) == 3 and faint[1] in ("us", "ms", "s")
-    assert dim not in next(line for line in lines if "three GEMMs" in line)
-    assert red in next(line for line in lines if "mine" in line)
+    assert ratios.show_step(before, after) == shown
+    assert ratios.show_briefly(before, after) == brief
+    assert ratios.show_briefly(after, after) == "1.00x"  # itself
 
 
 @pytest.mark.parametrize(
@@ -231,77 +202,43 @@ def test_times_for_people(ms, text):
      (1010 << 10, "cuda-allocator", "1010 KB")],
 )  # fmt: skip
 def test_peaks_for_people(peak, meter, text):
-    assert cell_tables.show_peak(make_cell(peak_bytes=peak, memory_meter=meter)) == text
+    assert ratios.show_peak(make_cell(peak_bytes=peak, memory_meter=meter)) == text
 
 
 def test_errors_and_ratios_for_people():
-    assert [cell_tables.show_error(x) for x in (None, 0.0, 0.37, 1.26e-7, 15.0)] == [
+    assert [ratios.show_error(x) for x in (None, 0.0, 0.37, 1.26e-7, 15.0)] == [
         "-", "0", "0.37", "1.3e-07", "15"
     ]  # fmt: skip
-    assert [cell_tables.show_ratio(x, False) for x in (None, 123.4, 0.512)] == [
+    assert [ratios.show_ratio(x, False) for x in (None, 123.4, 0.512)] == [
         "-",
         "~120x",
         "~0.51x",
     ]
-    assert cell_tables.show_ratio(123.4, True) == "123x"
+    assert ratios.show_ratio(123.4, True) == "123x"
 
 
 def test_a_problem_says_what_is_unusual_in_it():
-    assert cell_tables.problem_title(make_cell()) == "N = 128, d = 64, float32, normal input, cpu"
+    assert groups.title([make_cell()]) == "N = 128, d = 64, float32, normal input, cpu"
     unusual = make_cell(
         nq=1, nk=99, b=2, h=8, hk=2, dtype="float32", precision="tf32", inputs="real",
         causal=True, seqlens_k=[9, 99], device="cuda", direction="train",
     )  # fmt: skip
-    assert cell_tables.problem_title(unusual) == (
+    assert groups.title([unusual]) == (
         "Nq = 1, Nk = 99, d = 64, b = 2, h = 8, hk = 2, float32, tf32, real input, causal, padded, "
         "train, cuda"
     )
 
 
-FORWARD = ("#", "stage", "time", "vs before", "vs #3", "peak", "max err", "rel err", "status")
-
-
-@pytest.mark.parametrize(
-    ("direction", "time", "said"),
-    [("fwd", "time", None), ("bwd", "bwd time", "bwd: dq, dk, dv from dO"),
-     ("train", "train time", "train: a call is o, then dq, dk, dv from dO")],
-)  # fmt: skip
-def test_a_table_says_which_direction_was_timed(direction, time, said):
-    """And one of forward passes says nothing new."""
-    cells = ladder_cells(direction=direction)
-    lines = shown(cells)
-    [title] = [line for line in lines if line.startswith("N = ")]
-    assert title.rstrip().endswith(f", {direction}, cpu" if said else "input, cpu")
-    header = line_of(lines, "#")
-    assert header.split("vs before")[0].split() == ["#", "stage", *time.split()]
-    short = cell_tables.SHORT_LEGENDS.get(direction, "")
-    assert lines[-1].strip() == cell_tables.short_legend(cells) and short in lines[-1]
-    assert ("bwd: " in lines[-1], "train: " in lines[-1]) == (
-        direction == "bwd", direction == "train",
-    )  # fmt: skip
-    assert "~100x" in line_of(lines, "3")  # ratios are as ever
-
-    console = Console(width=100, file=io.StringIO())
-    cell_tables.show(make_env(cells, TITLES), cells, "markdown", console)
-    rows = console.file.getvalue().splitlines()
-    assert rows[0] == f"**{title.rstrip()}**"
-    assert rows[2] == f"| {' | '.join(FORWARD).replace('time', time)} |"
-    assert (rows[-1] == cell_tables.LEGEND) == (said is None)
-    assert rows[-1].startswith(cell_tables.LEGEND) and (said or "") in rows[-1]
-
-
-def test_directions_in_one_file_are_tables_of_their_own_in_columns_of_one_width():
+def test_directions_in_one_file_are_tables_of_their_own_and_are_not_compared():
     cells = ladder_cells() + ladder_cells(direction="bwd") + ladder_cells(direction="train")
-    lines = shown(cells)
-    assert max(map(len, lines)) <= 100
-    headers = [line for line in lines if "vs before" in line]
+    headers = [line for line in shown(cells) if "vs before" in line]
     assert [line.split("vs before")[0].split()[2:] for line in headers] == [
         ["time"], ["bwd", "time"], ["train", "time"],
     ]  # fmt: skip
-    assert len({line.index("vs before") for line in headers}) == 1
-    for group in cell_tables.by_problem(cells):  # and so a ratio is of one direction
+    assert len({line.index("vs before") for line in headers}) == 1  # all columns of one width
+    for group in groups.by_problem(cells):
         assert len({cell["direction"] for cell in group}) == 1
-        assert cell_tables.ratios(group, group[1]) == (100.0, None)
+        assert faster(group, group[1]) == (100.0, None)
 
 
 def output(path, form):
@@ -346,15 +283,40 @@ def test_every_format_holds_what_the_records_hold(tmp_path):
     assert "torch, three GEMMs" in text
 
 
-def test_a_title_can_not_break_a_table():
+def test_a_csv_has_the_rate_the_speed_ups_and_the_machine():
+    cells = [make_cell(time_ms=2.0, paired=True), make_cell(6, "ours", paired=True, time_ms=0.5),
+             make_cell(100, "flash", paired=True), make_cell(101, "other", paired=True,
+             status="crashed", time_ms=None, reason="x")]  # fmt: skip
+    text = table.as_csv(cell_tables.flat_rows(make_env(cells, driver="580.1"), cells))
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [row["speedup_flash"] for row in rows] == ["0.5", "2.0", "", ""]
+    assert {row["speedup_other"] for row in rows} == {""}
+    for row, cell in zip(rows, cells, strict=True):
+        assert (row["cpu"], row["driver"]) == ("a processor", "580.1")
+        time = cell["time_ms"]
+        assert row["tflops"] == (str(cell["flops"] / time / 1e9) if time else "")
+        assert row["tokens_per_s"] == (str(128 / (1e-3 * time)) if time else "")
+    assert table.as_csv([]) == ""
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "html"])
+def test_a_title_can_not_break_a_table(form):
     cells = [make_cell(90, "mine")]
-    env = make_env(cells, {"mine": "[red]a|b[/red]"})
-    console = Console(width=100, file=io.StringIO())
-    cell_tables.show(env, cells, "rich", console)
-    assert "[red]a|b[/red]" in console.file.getvalue()
-    console = Console(width=100, file=io.StringIO())
-    cell_tables.show(env, cells, "markdown", console)
-    assert "| [red]a\\|b[/red] |" in console.file.getvalue()
+    made = cell_tables.page(make_env(cells, {"mine": "[red]a|b[/red] <i>"}), cells)
+    expected = {"text": "[red]a|b[/red] <i>", "markdown": r"| [red]a\|b[/red] <i> |",
+                "html": ">[red]a|b[/red] &lt;i&gt;</td>"}  # fmt: skip
+    assert expected[form] in getattr(made, form)()
+
+
+def test_a_table_in_html_has_every_text_once_in_its_cell():
+    made = table.Table([table.Column("a", left=True), table.Column("b")], [["1", "2"]], "T", ["n"])
+    root = ElementTree.fromstring(f"<div>{made.html()}</div>")
+    found = [[(cell.tag, cell.text, cell.get("align")) for cell in row] for row in root.iter("tr")]
+    assert found == [[("th", "a", "left"), ("th", "b", "right")],
+                     [("td", "1", "left"), ("td", "2", "right")]]  # fmt: skip
+    assert [each.tag for each in root] == ["p", "table", "p"]
+    assert [each.text for each in root.iter() if (each.text or "").strip()] == [*"Tab12n"]
+    assert made.markdown() == "**T**\n\n| a | b |\n|---|---:|\n| 1 | 2 |\n\nn"
 
 
 def test_no_number_is_parted_from_its_unit_in_markdown():

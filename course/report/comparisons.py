@@ -1,8 +1,8 @@
-"""The generated parts of docs that come from `ladder bench`, `ladder train` and tools."""
+"""The generated parts of docs that come from comparisons (`ladder bench`), trainings and tools."""
 
-import statistics
-from collections.abc import Callable, Mapping, Sequence
-from itertools import permutations
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 
 from attention_ladder.models import views
 from course.report import text
@@ -10,11 +10,11 @@ from harness.records.environment import own_files
 from harness.records.jsonl import read
 from harness.records.schema import DIRECTIONS, Record
 from harness.records.units import show_bytes, significant
-from harness.views import cell_tables, contest_groups, contests, table
+from harness.views import cell_tables, groups, ratios
 
-CONTESTANTS = {"sdpa_flash": "SDPA flash", "sdpa_cudnn": "cuDNN", "flex_attention": "FlexAttention"}
+SHOWN_PEERS = {"sdpa_flash": "SDPA flash", "sdpa_cudnn": "cuDNN", "flex_attention": "FlexAttention"}
 FULL = {False: text.MASKS[False]}
-PEERS = CONTESTANTS | {
+PEERS = SHOWN_PEERS | {
     "flash_attention_4": "FlashAttention-4", "flash_attention_3": "FlashAttention-3",
 }  # fmt: skip
 NOT_MEASURED = "Not measured yet: the commands above, on a GPU."
@@ -24,24 +24,25 @@ def rate(cell: Record | None) -> str:
     """The TFLOP/s of a record, or its status where it has none."""
     if cell is None:
         return "-"
-    return f"{cell['tflops']:.0f}" if cell["tflops"] is not None else str(cell["status"])
+    found = ratios.tflops(cell)
+    return f"{found:.0f}" if found is not None else str(cell["status"])
 
 
 def race(name: str, direction: str, stage: int, sizes: Sequence[int]) -> str:
     """A table of TFLOP/s of stage 3, `stage` and the peers, by d, mask and N; ratios to peers."""
-    env, cells = read(text.GPU / f"{name}.jsonl", "bench")
+    env, cells = read(text.GPU / f"{name}.jsonl")
     cells = [cell for cell in cells if cell["direction"] == direction]
     body = []
     for title, at in text.problems(sizes):
         three, ours = text.both(cells, 3, stage, **at)
-        of_peers = (rate(text.find(cells, name=peer, **at)) for peer in CONTESTANTS)
+        of_peers = (rate(text.find(cells, name=peer, **at)) for peer in SHOWN_PEERS)
         rivals = (text.find(cells, name=peer, **at) for peer in ("sdpa_flash", "flex_attention"))
-        over = (contest_groups.show(ours, "speedup", peer) for peer in rivals)
+        over = (ratios.show_speedup(ours, peer) for peer in rivals)
         body.append([title, rate(three), f"**{rate(ours)}**", *of_peers, *over])
-    header = f"mask and size | #3 | #{stage} | {' | '.join(CONTESTANTS.values())}"
+    header = f"mask and size | #3 | #{stage} | {' | '.join(SHOWN_PEERS.values())}"
     header += f" | #{stage} over flash | over Flex"
     note = "TFLOP/s, the masked part not counted; fp16, B N = 16384, H d = 2048; paired."
-    stands = {who: pairs_of(cells, stage, peer, sizes) for peer, who in CONTESTANTS.items()}
+    stands = {who: pairs_of(cells, stage, peer, sizes) for peer, who in SHOWN_PEERS.items()}
     return text.part(header, body, f"{note} {standings(f'#{stage}', stands)}", env)
 
 
@@ -51,8 +52,8 @@ STANDINGS = "ahead of", "level with", "behind"
 
 def standing(ours: Record, peer: Record) -> str:
     """Which of STANDINGS a stage is: level where the rounds' quartiles aren't on one side of 1."""
-    ratio = cell_tables.times_faster(peer, ours) or 0.0
-    low, high = cell_tables.spread(peer, ours) or (ratio, ratio)
+    ratio = ratios.times_faster(peer, ours) or 0.0
+    low, high = ratios.spread(peer, ours) or (ratio, ratio)
     return STANDINGS[0 if low > 1 else 2 if high < 1 else 1]
 
 
@@ -74,30 +75,30 @@ def pairs_of(cells: Sequence[Record], stage: int, peer: str, sizes: Sequence[int
     found = []
     for title, at in text.problems(sizes):
         ours, other = text.find(cells, stage=stage, **at), text.find(cells, name=peer, **at)
-        if contest_groups.timed(ours) and contest_groups.timed(other):
+        if ratios.comparable(ours) and ratios.comparable(other):
             found.append((title, ours, other))
     return found
 
 
 def training_memory(ds: Sequence[int] = (64, 128)) -> str:
     """A table of the peak memory of a training step, with stage 3, stage 7 and the peers."""
-    env, cells = read(text.GPU / "bench-train.jsonl", "bench")
+    env, cells = read(text.GPU / "bench-train.jsonl")
     body = []
     for title, at in text.problems(text.SIZES[1:], ds, FULL):
         at["direction"] = "train"
         found = [*text.both(cells, 3, 7, **at)]
-        found += [text.find(cells, name=peer, **at) for peer in CONTESTANTS]
+        found += [text.find(cells, name=peer, **at) for peer in SHOWN_PEERS]
         peaks = [cell["peak_bytes"] for cell in found]
         shown = ["-" if peak is None else show_bytes(peak) for peak in peaks]
         body.append([title, *shown, f"{peaks[1] / peaks[2]:.2f}x"])
-    header = f"size | #3 | #7 | {' | '.join(CONTESTANTS.values())} | #7 / SDPA flash"
+    header = f"size | #3 | #7 | {' | '.join(SHOWN_PEERS.values())} | #7 / SDPA flash"
     note = "Above q, k, v, dO; fp16, B N = 16384, H d = 2048, no mask."
     return text.part(header, body, note, env)
 
 
 def skipping() -> str:
     """A table of what the causal mask saves: tiles never visited, and time."""
-    env, cells = read(text.GPU / "bench-004.jsonl", "bench")
+    env, cells = read(text.GPU / "bench-004.jsonl")
     body = []
     for title, at in text.problems(text.SIZES, masks=FULL):
         full, half = (text.find(cells, stage=6, **(at | {"causal": mask})) for mask in text.MASKS)
@@ -106,20 +107,20 @@ def skipping() -> str:
         visited = f"{100 * half['skip_ratio']:.0f}%"
         body.append([title, visited, *shown, f"~{times[0] / times[1]:.2f}x"])
     header = "size | tiles never visited | no mask | causal | faster"
-    note = "Two contests: the ratio is of medians taken one after the other."
+    note = "Not timed in turns, so each ratio is of two medians."
     return text.part(header, body, note, env)
 
 
 def variants() -> str:
     """A table of variants of stage 6, timed in turns with the shipped stage."""
-    env, cells = read(text.GPU / "variants.jsonl", "bench")
-    names = cell_tables.titles(env)
-    others = [other for other in cell_tables.stages_of(cells) if other[0] != 6]
+    env, cells = read(text.GPU / "variants.jsonl")
+    names = groups.titles(env)
+    others = [other for other in groups.stages_of(cells) if other[0] != 6]
     body = []
     for title, at in text.problems(sorted({cell["nk"] for cell in cells})):
         ours = text.find(cells, stage=6, **at)
         found = (text.find(cells, name=name, **at) for _, name in others)
-        shown = (contest_groups.show(ours, "speedup", other) for other in found)
+        shown = (ratios.show_speedup(ours, other) for other in found)
         body.append([title, f"{significant(ours['time_ms'])} ms", *shown])
     header = " | ".join(["mask and size | as shipped", *(names[other] for other in others)])
     note = "fp16; a variant's time over the shipped stage's: above 1.00x it is slower. Paired."
@@ -137,15 +138,13 @@ def decoding() -> str:
     files = own_files("decode*.jsonl", text.GPU)
     if not files:
         return "Not measured yet: `ladder bench --suite decode`, on a GPU."
-    runs = [read(file, "bench") for file in files]
+    runs = [read(file) for file in files]
     _, ceilings = read(text.GPU / "ceilings.jsonl", "ceiling")
     every = {"rungs": [stage for env, _ in runs for stage in env["rungs"]]}
-    made = contest_groups.decode_table(
-        every, [cell for _, cells in runs for cell in cells], ceilings
-    )
+    made = cell_tables.decode_table(every, [cell for _, cells in runs for cell in cells], ceilings)
     planned = decode_problems([env for env, _ in runs])
     notes = [*made.notes, *cut_off(planned, len(made.rows))]
-    return "\n\n".join([table.markdown([made], *notes), text.machine(runs[0][0])])
+    return f"{replace(made, notes=notes).markdown()}\n\n{text.machine(runs[0][0])}"
 
 
 def flashinfer() -> str:
@@ -153,7 +152,7 @@ def flashinfer() -> str:
 
     In one piece the peer has one page per sequence, which FlashInfer doesn't split: unlike work.
     """
-    env, cells = read(text.GPU / "flashinfer.jsonl", "bench")
+    env, cells = read(text.GPU / "flashinfer.jsonl")
     fields = ("b", "h", "hk", "nk", "d", "page_size")
     paged = [cell for cell in cells if cell["page_size"]]
     at = {(cell["stage"], *(cell[name] for name in fields)): cell for cell in paged}
@@ -163,7 +162,7 @@ def flashinfer() -> str:
         ours, theirs = at[8, *problem], at[108, *problem]
         *sizes, page = problem
         times = (f"{significant(1e3 * cell['time_ms'])} us" for cell in (ours, theirs))
-        shown = contest_groups.show(ours, "speedup", theirs)
+        shown = ratios.show_speedup(ours, theirs)
         body.append([", ".join(map(str, sizes)), str(page), *times, shown])
     header = "B, H, Hk, N, d | pages of | #8 | FlashInfer | #8 over it"
     note = "One query row, bf16, from a paged cache, in turns. " + " ".join(
@@ -174,7 +173,7 @@ def flashinfer() -> str:
 
 def decode_problems(envs: Sequence[Record]) -> int:
     """How many rows the plans of decode suites have."""
-    return len(contest_groups.shapes([entry for env in envs for entry in env["plan"]]))
+    return len(groups.shapes([entry for env in envs for entry in env["plan"]]))
 
 
 def parts() -> str:
@@ -182,10 +181,10 @@ def parts() -> str:
     file = text.GPU / "splits.jsonl"
     if not file.exists():
         return NOT_MEASURED
-    env, cells = read(file, "bench")
+    env, cells = read(file)
     body = []
-    for group in contest_groups.shapes(cells):
-        going = {cell["name"]: cell for cell in group if contest_groups.timed(cell)}
+    for group in groups.shapes(cells):
+        going = {cell["name"]: cell for cell in group if ratios.comparable(cell)}
         fixed = {
             int(name.removeprefix("parts_")): cell
             for name, cell in going.items()
@@ -198,9 +197,9 @@ def parts() -> str:
         least = min((ours, fixed[best]), key=lambda cell: float(cell["time_ms"]))
         capped = fixed[8] if chosen > 8 else ours
         others = (fixed[1], capped, going["query_heads"])
-        slower = (cell_tables.show_briefly(cell, least) for cell in (ours, *others))
+        slower = (ratios.show_briefly(cell, least) for cell in (ours, *others))
         figures = [chosen, f"{significant(1e3 * ours['time_ms'])} us", best, *slower]
-        body.append([contest_groups.decoded(group[0]), group[0]["nq"], *figures])
+        body.append([cell_tables.decoded(group[0]), group[0]["nq"], *figures])
     header = "B, H, Hk, N, d | Nq | the model's parts | time | fastest of those tried"
     header += " | model | not split | at most 8 | by query heads"
     note = "n x: the time over the shortest. Paired; the model is asked for 132 multiprocessors."
@@ -224,78 +223,83 @@ def masks() -> str:
     file = text.GPU / "masks.jsonl"
     if not file.exists():
         return "Not measured yet: `ladder bench --suite decode-masks`, on a GPU."
-    env, cells = read(file, "bench")
+    env, cells = read(file)
     body = []
-    for group in contest_groups.shapes(cells, "causal", "seqlens_k"):
+    for group in groups.shapes(cells, "causal", "seqlens_k"):
         at = {(cell["causal"], bool(cell["seqlens_k"])): cell["time_ms"] for cell in group}
         plain = at[False, False]
         others = ((True, False), (False, True), (True, True))
         kept = (f"~{plain / at[key]:.2f}x" for key in others)
-        shape = contest_groups.decoded(group[0] | {"causal": False, "seqlens_k": None})
+        shape = cell_tables.decoded(group[0] | {"causal": False, "seqlens_k": None})
         body.append([shape, group[0]["nq"], f"{significant(1e3 * plain)} us", *kept])
     header = "B, H, Hk, N, d | Nq | no mask | causal | lengths | both"
     note = "n x: speed relative to no mask. Not timed in turns, so each ratio is of two medians."
     return text.part(header, body, note, env)
 
 
-def trios(
-    cells: Sequence[Record], stage: int, ceilings: Sequence[Record] = ()
-) -> list[contests.Trio]:
-    """The trios of stage 3, `stage` and SDPA's flash backend, sorted by d and mask.
+# the sources' own results and machines, as far as they are known
+SOURCE_001 = "Source 001: an RTX 4070 laptop, fp16, B = 2, H = 4;"
+FORWARD_TIME = "1.15-1.35x over SDPA at N >= 4096"
+FORWARD_MEMORY = "naive 788 MB against 24 MB at N = 4096"
+SOURCES = {
+    "001-forward": f"{SOURCE_001} {FORWARD_TIME}.",
+    "001-train": f"{SOURCE_001} training up to 1.17x over SDPA at N = 8192, in 13% less memory.",
+    "001-memory": f"{SOURCE_001} {FORWARD_MEMORY}; training in 13% less than SDPA.",
+    "004": "Source 004: an A100, whose peak is 312 TFLOP/s; standard 3-4 TFLOP/s at every N; its "
+    "own about 190 at N = 16384, 61% of the peak, level with SDPA from N = 4096 on.",
+}
 
-    Raises KeyError where one of them is missing or was not timed in a group.
-    """
-    mine = [c for c in cells if c["stage"] in (3, stage) or c["name"] == "sdpa_flash"]
-    found = contests.trios(mine, ceilings)
-    for trio in found:
-        if None in (trio.three, trio.ours, trio.peer):
-            raise KeyError(f"not all three in {contest_groups.group_title(trio.group)}")
-    return sorted(found, key=lambda trio: (trio.group[0]["d"], trio.group[0]["causal"]))
+
+def trio(cells: Sequence[Record], stage: int, **at: object) -> tuple[Record, Record, Record]:
+    """The records of stage 3, `stage` and SDPA's flash backend, as `text.find` finds them."""
+    return *text.both(cells, 3, stage, **at), text.find(cells, name="sdpa_flash", **at)
 
 
 def source_001(direction: str, stage: int) -> str:
     """Source 001's table at its shapes: time, memory, speed-up over SDPA's flash backend."""
-    env, cells = read(text.GPU / "bench-001-train.jsonl", "bench")
+    env, cells = read(text.GPU / "bench-001-train.jsonl")
     body = []
-    for trio in trios([cell for cell in cells if cell["direction"] == direction], stage):
-        mask = text.MASKS[trio.group[0]["causal"]]
-        rows = trio.rows("three time", "ours time", "peer time", "ours speedup", "three peak",
-                         "ours peak", "peer peak")  # fmt: skip
-        body += [[f"{mask}, N = {n}", *figures] for n, *figures in rows]
+    for causal, n in product(text.MASKS, groups.sizes(cells)):
+        found = trio(cells, stage, direction=direction, causal=causal, nk=n)
+        figures = [cell_tables.figure(cell, what) for what in ("time", "peak") for cell in found]
+        figures.insert(3, ratios.show_speedup(found[1], found[2]))
+        body.append([f"{text.MASKS[causal]}, N = {n}", *figures])
     header = f"mask and size | #3, ms | #{stage} | SDPA flash | #{stage} over flash"
     header += f" | #3, peak | #{stage} | SDPA flash"
-    claims = contests.SOURCES["001-train"]
+    claims = SOURCES["001-train"]
     if direction == "fwd":  # its table has both
-        claims = f"{contests.SOURCE_001} {contests.FORWARD_TIME}; {contests.FORWARD_MEMORY}."
+        claims = f"{SOURCE_001} {FORWARD_TIME}; {FORWARD_MEMORY}."
     note = f"{direction}, fp16, B = 2, H = 4, d = 64.\n\n{claims}"
     return text.part(header, body, note, env)
 
 
 def train_split() -> str:
     """A table of stage 7's and SDPA's forward, backward and both at source 001's shapes."""
-    env, cells = read(text.GPU / "bench-001-train.jsonl", "bench")
-    unmasked = trios([cell for cell in cells if not cell["causal"]], 7)
-    (trio,) = (trio for trio in unmasked if trio.group[0]["direction"] == "train")
-    body = trio.rows(*(f"{who} {way}" for who in ("ours", "peer") for way in DIRECTIONS))
+    env, cells = read(text.GPU / "bench-001-train.jsonl")
+    body = []
+    for n in groups.sizes(cells):
+        passes = [trio(cells, 7, direction=way, causal=False, nk=n) for way in DIRECTIONS]
+        times = [cell_tables.figure(found[who], "time") for who in (1, 2) for found in passes]
+        body.append([str(n), *times])
     header = "N | #7: forward | backward | both | SDPA flash: forward | backward | both"
     return text.part(header, body, "ms, no mask, fp16, B = 2, H = 4, d = 64.", env)
 
 
 def source_004() -> str:
     """Source 004's table: rates of stages 3 and 6 and SDPA, and 6's share of the matrix rate."""
-    env, cells = read(text.GPU / "bench-004.jsonl", "bench")
+    env, cells = read(text.GPU / "bench-004.jsonl")
     _, ceilings = read(text.GPU / "ceilings.jsonl", "ceiling")
     roof = text.find(ceilings, what="matmul", dtype="float16")["value"]
-    header, columns = "N", []
-    for trio in trios(cells, 6, ceilings):
-        header += f" | d = {trio.group[0]['d']}" + ", causal" * trio.group[0]["causal"]
-        rates = (
-            [rate(contest_groups.find(trio.group, who, n)) for n in contest_groups.sizes(cells)]
-            for who in (trio.three, trio.ours, trio.peer)
-        )
-        figures = zip(*rates, trio.texts("ours", "share"), strict=True)
-        columns.append([f"{a} / {b} ({share}) / {c}" for a, b, c, share in figures])
-    body = zip(contest_groups.sizes(cells), *columns, strict=True)
+    header, ns, columns = "N", groups.sizes(cells), []
+    for d, causal in product((64, 128), text.MASKS):
+        header += f" | d = {d}" + ", causal" * causal
+        found = [trio(cells, 6, d=d, causal=causal, nk=n) for n in ns]
+        columns.append([
+            f"{rate(three)} / {rate(ours)} ({100 * (ratios.tflops(ours) or 0) / roof:.0f}%) / "
+            f"{rate(flash)}"
+            for three, ours, flash in found
+        ])  # fmt: skip
+    body = zip(ns, *columns, strict=True)
     note = f"TFLOP/s: #3 / #6 (its share of the {roof:.0f} that the card reached) / SDPA flash;"
     return text.part(header, body, f"{note} fp16.", env)
 
@@ -315,55 +319,7 @@ def generated() -> str:
         return "Not measured yet: `ladder generate --stage 8`, on a GPU."
     env, records = read(file, "generate")
     made = views.generated_table(env, records)
-    return "\n\n".join([table.markdown([made], *made.notes), text.machine(env)])
-
-
-# candidate keys: problems with equal key share a tuned choice; the last one is the tuner's own
-TUNER_KEYS: dict[str, Callable[[Record], tuple[int, ...]]] = {
-    "Nk": lambda r: (r["nk"],),
-    "Nk and B H": lambda r: (r["nk"], r["b"] * r["h"]),
-    "Nk and Nq": lambda r: (r["nk"], r["nq"]),
-    "Nk, B H and Nq": lambda r: (r["nk"], r["b"] * r["h"], r["nq"]),
-}
-
-
-def lost(records: Sequence[Record], sizes: Callable[[Record], tuple[int, ...]]) -> list[float]:
-    """The time lost by using another problem's tuned choice: 0.1 is a tenth more time.
-
-    There is one value for each ordered pair of problems of a kernel whose `sizes`, each rounded up
-    to a power of two, are equal.
-    """
-    from stages.common.tuner import bucket  # imports torch, for this part only
-
-    kind = ("kernel", "dtype", "precision", "d", "causal")
-    found = []
-    for group in cell_tables.grouped(
-        records, lambda r: [*(r[name] for name in kind), *map(bucket, sizes(r))]
-    ):
-        for first, second in permutations(group, 2):
-            choice = first["configs"][first["time_ms"].index(min(first["time_ms"]))]
-            if choice in second["configs"]:
-                time = second["time_ms"][second["configs"].index(choice)]
-                found.append(time / min(second["time_ms"]) - 1)
-    return found
-
-
-def tuner_key() -> str:
-    """A table of the time lost where problems share tuned choices, for each of TUNER_KEYS."""
-    env, records = read(text.GPU / "tuner-key.jsonl", "tuning")
-    kernels = {"attention_kernel": "forward", "dk_dv_kernel": "dk, dv", "dq_kernel": "dq"}
-    body = []
-    for name, sizes in TUNER_KEYS.items():
-        figures = []
-        for kernel in kernels:
-            found = lost([record for record in records if record["kernel"] == kernel], sizes)
-            figures += [f"{100 * max(found):.0f}%", f"{100 * statistics.mean(found):.1f}%"]
-        body.append([name, *figures])
-    titles = (f" | {title}: worst | mean" for title in kernels.values())
-    shape = ("b", "h", "nq", "nk", "d", "dtype", "causal")
-    count = len(cell_tables.grouped(records, lambda record: [record[name] for name in shape]))
-    note = f"Time lost by another problem's choice, over all pairs of {count} problems that share."
-    return text.part(f"same up to a power of two{''.join(titles)}", body, note, env)
+    return f"{made.markdown()}\n\n{text.machine(env)}"
 
 
 def sanitizer() -> str:
@@ -371,5 +327,5 @@ def sanitizer() -> str:
     env, records = read(text.GPU / "sanitizer.jsonl", "sanitizer")
     body = [[r["tool"], len(r["ran"]), r["errors"], r["summary"]] for r in records]
     header = "tool | stages x problems x dtypes run | errors | its summary"
-    who = cell_tables.numbers({stage["stage"] for stage in env["rungs"]}).capitalize()
+    who = groups.numbers({stage["stage"] for stage in env["rungs"]}).capitalize()
     return text.part(header, body, f"{who}. {records[0]['version']}.", env)
