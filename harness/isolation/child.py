@@ -53,7 +53,7 @@ PRELOADED = (
     "harness.no_garbage", "torch.utils.benchmark", "stages.common.tuner",
     "triton.runtime.interpreter",
     "triton.experimental.gluon",  # by the first launch of a kernel
-    "harness.isolation.contestant", "harness.isolation.judge", "harness.measures.oracle",
+    "harness.isolation.measured_stage", "harness.isolation.judge", "harness.measures.oracle",
     "harness.measures.timing",
 )  # fmt: skip
 # by torch.autograd.grad, with all of SymPy: 0.7 s, so only where gradients are asked for

@@ -14,6 +14,7 @@ from pathlib import Path
 
 # options of prctl (Linux): PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER
 DIE_WITH_PARENT, DUMPABLE, SUBREAPER = 1, 4, 36
+MEMORY_SLACK = 1 << 29  # bytes: stacks of torch's threads, the interpreter's own growth
 ROUNDS = 1000  # of ending processes, against those that start new ones meanwhile
 
 
@@ -97,3 +98,18 @@ def resident_bytes(pids: Sequence[int | None], kind: str) -> int:
 
                 total += int(psutil.Process(pid).memory_info().rss)
     return total
+
+
+def set_data_limit(memory: int) -> None:
+    """Make an allocation far beyond `memory` bytes fail at once (Linux only).
+
+    The parent watches the resident memory; this stops a single huge allocation before it starts.
+    """
+    if sys.platform != "linux":
+        return
+    import resource
+
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmData:"):
+            limit = 1024 * int(line.split()[1]) + memory + MEMORY_SLACK
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))

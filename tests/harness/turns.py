@@ -106,13 +106,13 @@ def describe_ours_once():
 
 def sampling():
     """A function that sets whether stages are timed briefly, or for as long as a user's are."""
-    from harness.runs import comparison, process
+    from harness.runs import comparison
 
-    usual = process.ALONE_SECONDS, process.TURN_SECONDS
+    usual = comparison.ALONE_SECONDS, comparison.TURN_SECONDS
 
     def sample(briefly):
-        process.ALONE_SECONDS, process.TURN_SECONDS = (0.02, 0.02) if briefly else usual
-        comparison.TURN_SECONDS = process.TURN_SECONDS
+        times = (0.02, 0.02) if briefly else usual
+        comparison.ALONE_SECONDS, comparison.TURN_SECONDS = times
 
     return sample
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from harness.isolation import contestant
-from harness.isolation.measured_call import Watched
+from harness.isolation.changes import Watched
 from harness.isolation.messages import Done, Turn
 from harness.measures import timing
 from harness.measures.timing import cuda_sampler, time_launches
