@@ -2,7 +2,7 @@
 
 The rule is ORDER: the first stage that takes the call, by what the stages declare (STAGE in their
 files) and by what this machine has. The order is that of the measured times on the pages
-docs/hopper.md, docs/results.md and docs/benchmarks.md.
+docs/hopper.md and docs/results.md.
 """
 
 import os

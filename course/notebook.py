@@ -96,7 +96,7 @@ class Records:
 def measure(stage: Sequence[str | Path] = (), **options: object) -> Records:
     """Run `ladder run` with these options in its own process, and return its records.
 
-    stages="0,1", n="8,16", d=16, paired=True, direction="train" ... as `ladder run --help` has
+    stages="0,1", n="8,16", d=16, paired=True, mode="train" ... as `ladder run --help` has
     them; `stage` are the files of your own stages. The device is the GPU where there is one. A
     stage that is wrong or crashes is a row like another. Raises RuntimeError, with ladder's own
     line, where the run could not be made.

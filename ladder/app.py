@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from harness import ending
 from harness.isolation.roster import BadStage
 from harness.records import checkout, environment
 from harness.records.jsonl import WriteFailed
@@ -24,28 +25,20 @@ from ladder.arguments import end_children
 from ladder.bench import bench_command
 from ladder.ceilings import ceilings_command
 from ladder.doctor import doctor_command, list_command
-from ladder.ending import ENDING, Stopped, ignore
 from ladder.generate import generate_command
 from ladder.help import LAB, LOOK, MEASURE, PAGES, SHOW, Command, Groups, examples
+from ladder.hidden import HIDDEN
 from ladder.io import io_command
 from ladder.lab import lab
-from ladder.measuring import INTERRUPTED
 from ladder.model import model_command
 from ladder.options import UserError
+from ladder.pages import diff_command, figures_command, readme_command
 from ladder.run import run_command
-from ladder.show import (
-    diff_command,
-    figures_command,
-    plot_command,
-    readme_command,
-    roofline_command,
-    table_command,
-)
+from ladder.show import show_command
 from ladder.trace import trace_command
 from ladder.train import train_command
 
 LEAST_FILES = 64  # open files that a run with its processes needs
-LONGEST_CHAIN = 20  # of errors, each raised from another
 # errors of the user, whose messages say all
 USERS = (UserError, checkout.NoCheckout, BadStage, BadRecord, WriteFailed)
 
@@ -93,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BaseException as error:
         code = exit_code(error)
     if code > 128:  # by a signal; INTERRUPTED is also typer's code after a Ctrl-C
-        ignore(*ENDING)
+        ending.ignore()
         end_children()
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -151,14 +144,14 @@ def exit_code(error: BaseException) -> int:
 
     An error of the program itself is raised again.
     """
-    ending = None if isinstance(error, USERS) else ended_by(error)
-    if isinstance(ending, Stopped):
-        complain(str(ending))
-        return ending.code
-    if ending is not None:
-        return INTERRUPTED
+    signal = None if isinstance(error, USERS) else ending.signal_behind(error)
+    if isinstance(signal, ending.Stopped):
+        complain(str(signal))
+        return signal.code
+    if signal is not None:
+        return ending.INTERRUPTED
     if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
-        return 0  # `ladder table FILE | head`
+        return 0  # `ladder show FILE | head`
     if isinstance(error, USERS):
         return complain(str(error))
     if isinstance(error, OSError):
@@ -170,19 +163,6 @@ def exit_code(error: BaseException) -> int:
         print(message, file=sys.stderr)
         return 2
     return complain(bad_value(error, message))
-
-
-def ended_by(error: BaseException | None) -> BaseException | None:
-    """The signal behind an error, or None.
-
-    Python raises a RuntimeError from a Ctrl-C that comes while a class is made, in an import, and
-    from a second signal while the first is on its way out of a lock.
-    """
-    for _ in range(LONGEST_CHAIN):
-        if error is None or isinstance(error, (KeyboardInterrupt, Stopped, typer.Abort)):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
 
 
 def complain(message: str) -> int:
@@ -232,19 +212,18 @@ COMMANDS = (
         "ladder bench --stages 3,6,sdpa_math --n 64,128",
         "ladder bench --suite 004               # needs a GPU",
         "ladder bench --resume runs/FILE.jsonl",
-        "ladder bench --show runs/FILE.jsonl --plots plots",
     ),
     (MEASURE, train_command, "ladder train --stage 3", "ladder train --stage mine.py"),
     (MEASURE, generate_command, "ladder generate --stage 3", "ladder generate --prompt 'def '"),
     (MEASURE, model_command, "ladder model --stage 5", "ladder model --stage 5 --text FILE"),
     (MEASURE, ceilings_command, "ladder ceilings"),
     (MEASURE, io_command, "ladder io", "ladder io --stages 3,6 --n 4096"),
-    (SHOW, table_command, "ladder table runs/FILE.jsonl --format markdown"),
-    (SHOW, plot_command, "ladder plot runs/FILE.jsonl --out plots"),
     (
         SHOW,
-        roofline_command,
-        "ladder roofline runs/FILE.jsonl --ceilings runs/CEILINGS.jsonl --out plots",
+        show_command,
+        "ladder show runs/FILE.jsonl --format markdown",
+        "ladder show runs/FILE.jsonl --plot plots",
+        "ladder show runs/FILE.jsonl --roofline plots --ceilings runs/CEILINGS.jsonl",
     ),
     (PAGES, readme_command, "ladder readme", "ladder readme --check"),
     (PAGES, figures_command, "ladder figures --out docs/figures", "ladder figures --check"),
@@ -252,4 +231,6 @@ COMMANDS = (
 for heading, carry_out, *lines in COMMANDS:
     name = carry_out.__name__.removesuffix("_command")
     app.command(name, cls=Command, rich_help_panel=heading, epilog=examples(*lines))(carry_out)
+for name, old_command in HIDDEN.items():
+    app.command(name, cls=Command, hidden=True)(old_command)
 app.add_typer(lab, name="lab", rich_help_panel=LAB)

@@ -27,25 +27,17 @@ OWN_FILE = "a resumed run goes on in its own file"
 EXCLUDED = {
     "run": {
         ("out", "resume"): OWN_FILE,
-        **{(name, "suite"): SUITE for name in (*RUN_SHAPE, "direction", "paired")},
+        **{(name, "suite"): SUITE for name in (*RUN_SHAPE, "mode", "paired")},
     },
     "bench": {
         ("out", "resume"): OWN_FILE,
         **{(name, "suite"): SUITE for name in BENCH_SHAPE},
         ("graph", "suite"): "a suite may read from a paged cache, which is not captured",
-        ("impl", "stages"): "it is the old name of --stages",
         ("tokens", "b"): "--b says the batch size already",
         ("hidden", "h"): "--h says the number of heads already",
     },
     "model": {("text", "weights"): "got --weights too, whose file has our texts and no tokenizer"},
 }
-# command -> the options allowed with its --show, which measures or trains nothing
-SHOWN = {
-    "bench": ("show", "out", "plots", "ceilings"), "train": ("show",), "generate": ("show",),
-}  # fmt: skip
-DOES_NOTHING = {
-    "bench": "measures nothing", "train": "trains nothing", "generate": "writes nothing",
-}  # fmt: skip
 
 
 def typed(context: typer.Context) -> list[str]:
@@ -66,10 +58,6 @@ def check_together(context: typer.Context) -> None:
             named = param.opts[0] if param.param_type_name == "option" else param.metavar
             name = named or str(param.name).upper()
             raise UserError(f"{name}: got -, expected the name of a file or folder")
-    if "show" in given:
-        for name in given:
-            if name not in SHOWN[command]:
-                raise UserError(f"--{name}: --show {DOES_NOTHING[command]}; leave it away")
     for (name, other), why in EXCLUDED.get(command, {}).items():
         if name in given and other in given:
             raise UserError(f"--{name}: {why}; leave it away")
@@ -101,7 +89,7 @@ def why_no_cuda(stages: Sequence[StageInfo]) -> str | None:
 
 def wants_gradients(given: Record) -> bool:
     """Whether the arguments of a run, or of a bench run, ask for more than the forward pass."""
-    return (given.get("direction") or given.get("mode") or "fwd") != "fwd"
+    return given.get("mode", "fwd") != "fwd"
 
 
 def prepare_children(device: str | None, gradients: bool = False) -> None:

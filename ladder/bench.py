@@ -1,4 +1,4 @@
-"""`ladder bench`: its arguments, its run, and its tables and plots."""
+"""`ladder bench`: its arguments, its plan, a new or resumed run, and its tables and plots."""
 
 import time
 from collections.abc import Sequence
@@ -6,20 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.text import Text
 
 from harness.problems.problem import PEERS_FROM, SEED, Problem
 from harness.records import environment, files, units
 from harness.records.jsonl import WriteFailed, Writer
-from harness.records.schema import DIRECTIONS, BadRecord, Record, key
+from harness.records.schema import BadRecord, Record, key
 from harness.runs import plan
 from harness.runs.comparison import run_comparisons
 from harness.runs.suites import SUITES
-from harness.views import contest_plots, contests
-from harness.views.table import make_page
-from ladder import measuring, options, problems, resuming
-from ladder.arguments import SHOWN, choose, stages_and_device, wants_gradients
-from ladder.options import MAX_D, UserError, integers, whole
+from harness.views import contests
+from ladder import measuring, options, problems, resuming, show
+from ladder.arguments import choose, stages_and_device, wants_gradients
+from ladder.options import UserError, whole
 
 OURS_FAILED = ("wrong", "crashed")
 REASON = 100  # characters of a reason, on stderr
@@ -36,11 +34,12 @@ USUAL: dict[str, dict[str, Any]] = {
 
 def bench_command(
     context: typer.Context,
-    mode: options.Modes = None,
+    mode: options.Mode = "fwd",
     dtype: options.BenchDtype = None,
-    causal: options.Masks = None,
+    causal: options.Causal = "both",
     d: options.Ds = None,
     n: options.Ns = None,
+    nq: options.Nq = None,
     tokens: options.Tokens = None,
     hidden: options.Hidden = None,
     b: options.BenchB = None,
@@ -48,7 +47,6 @@ def bench_command(
     hk: options.Hk = None,
     seqlens: options.Seqlens = None,
     stages: options.Contestants = None,
-    impl: options.Impl = None,
     stage: options.StageFiles = None,
     warmup: options.Warmup = 5,
     repeat: options.Repeat = 30,
@@ -57,33 +55,21 @@ def bench_command(
     seed: options.Seed = SEED,
     device: options.Device = None,
     budget: options.BenchBudget = 120.0,
-    suite: options.ProblemSuite = None,
-    nq: options.SuiteNqs = None,
-    out: options.BenchOut = None,
-    plots: options.Plots = None,
-    ceilings: options.BenchCeilings = None,
-    show: options.BenchShow = None,
+    suite: options.BenchSuite = None,
+    out: options.Out = None,
+    plot: options.Plot = None,
+    ceilings: options.Ceilings = None,
     resume: options.Resume = None,
 ) -> int:
     """Time contestants in turns, in one process: speed-ups."""
-    view = View(plots, ceilings)
+    view = View(plot, ceilings)
     if resume is not None:
         return resume_bench(context, view)
-    if show is None:
-        given = {name: context.params[name] for name in DEFAULTS}
-        return new_bench(given, stage or [], out, view)
-    if out is not None and out.suffix != ".csv":
-        raise UserError(f"--out: got {out}, expected a name in .csv: --show writes nothing else")
-    measuring.check_out(out)
-    env, records = measuring.open_results(show, "bench")
-    view.check(env)
-    view.show(env, records, show)
-    view.write(env, records, out)
-    return 0
+    return new_bench(resuming.kept(context, DEFAULTS), stage or [], out, view)
 
 
 # the defaults of the arguments that are kept with the records
-DEFAULTS = resuming.defaults(bench_command, *SHOWN["bench"])
+DEFAULTS = resuming.defaults(bench_command, "plot", "ceilings")
 
 
 class View:
@@ -93,37 +79,22 @@ class View:
     """
 
     def __init__(self, plots: Path | None, ceilings: Path | None) -> None:
-        self.plots, self.file = plots, ceilings
-        self.env: Record = {}
-        self.ceilings: list[Record] = []
-        if ceilings is not None:
-            self.env, self.ceilings = measuring.open_results(ceilings, "ceiling")
+        self.plots, self.ceilings = plots, show.Ceilings.read(ceilings)
 
-    def check(self, env: Record) -> None:
-        """Raise UserError where the ceilings were measured on another machine."""
-        if self.file is not None:
-            measuring.check_machine(env, self.env, self.file)
-
-    def show(self, env: Record, records: Sequence[Record], path: Path) -> None:
-        """Print the tables. `path`: the file of the records."""
-        page = make_page()
-        page.width = min(page.width, contests.WIDTH)
-        if not records:
-            page.print(Text(f"{path}: nothing was measured"), soft_wrap=True)
-            return
-        page.print(contests.rich_tables(env, records, self.ceilings))
-        measuring.note("records", path)
-
-    def write(self, env: Record, records: Sequence[Record], csv: Path | None) -> None:
-        """Write the CSV, if it has a name, and the plots, if asked for; nothing without records."""
-        if records and csv is not None:
+    def show(self, path: Path, csv: Path | None, write: bool = True) -> list[Record]:
+        """Show the records in `path`, and `write` the CSV and the plots; returns the records."""
+        env, records = measuring.open_results(path, "bench")
+        self.ceilings.check(env)
+        show.finish(path, env, records, self.ceilings)
+        if records and csv is not None and write:
             with measuring.writing(csv):
                 files.write(csv, contests.as_csv(env, records))
             measuring.note("csv", csv)
-        if records and self.plots is not None:
-            with measuring.writing(self.plots, "--plots"):
-                written = contest_plots.plot(env, records, self.plots, self.ceilings)
+        if records and self.plots is not None and write:
+            with measuring.writing(self.plots, "--plot"):
+                written = show.plots(env, records, self.plots, self.ceilings)
             measuring.note("plots", ", ".join(map(str, written)) or "nothing to plot")
+        return records
 
 
 def csv_path(path: Path) -> Path:
@@ -147,10 +118,9 @@ def new_bench(given: Record, own: Sequence[Path], out: Path | None, view: View) 
     )
     if given["graph"] and device != "cuda":
         raise UserError("--graph: got a CPU, expected a GPU: CUDA graphs are replayed there")
-    option = "--stages" if given["impl"] is None else "--impl"
-    wanted = given["impl"] if given["stages"] is None else given["stages"]
+    wanted = given["stages"]
     if wanted is not None:  # first: a peer that needs a GPU explains more than sizes for a CPU
-        chosen = choose(stages, wanted.split(","), option, own, named=True)
+        chosen = choose(stages, wanted.split(","), "--stages", own, named=True)
         named = [stage.path for stage in chosen]
     wanted_problems = make_problems(given, device)
     takes = (given["suite"] and SUITES[given["suite"]].takes) or plan.fits
@@ -170,7 +140,8 @@ def new_bench(given: Record, own: Sequence[Path], out: Path | None, view: View) 
     kept = {**given, "command": "bench", "stage": [s.name for s in chosen if s.path in own]}
     described = [stage.to_json() for stage in chosen]
     planned = [entry for comparison in comparisons for entry in comparison.to_json()]
-    with measuring.begin("bench-", out, device, kept, described, planned, view.check) as writer:
+    check = view.ceilings.check
+    with measuring.begin("bench-", out, device, kept, described, planned, check) as writer:
         return measure(comparisons, [], writer, view)
 
 
@@ -178,7 +149,7 @@ def resume_bench(context: typer.Context, view: View) -> int:
     """Resume the run in the file of --resume: measure the comparisons that aren't whole in it."""
     with resuming.resumed(context, DEFAULTS, make_limits) as begun:
         path, done = begun.writer.path, begun.done
-        view.check(begun.env)
+        view.ceilings.check(begun.env)
         csv_path(path)  # now, not when minutes of measuring are done
         comparisons = plan.read_comparisons(begun.env["plan"], begun.stages, begun.limits)
         entries = [key(entry) for comparison in comparisons for entry in comparison.to_json()]
@@ -212,10 +183,8 @@ def measure(
     progress = measuring.Progress(len(comparisons), len(comparisons) - len(left))
     with measuring.ended_early() as errors, progress:
         run_comparisons(left, writer, tell, watch)
-    env, records = measuring.open_results(writer.path, "bench")
-    view.show(env, records, writer.path)
-    if not any(isinstance(error, WriteFailed) for error in errors):
-        view.write(env, records, csv_path(writer.path))
+    whole = not any(isinstance(error, WriteFailed) for error in errors)
+    records = view.show(writer.path, csv_path(writer.path), whole)
     missing = f"{len(plan.unfinished(comparisons, records))} of {len(comparisons)} comparisons"
     resuming.say_left(errors, "bench", missing, writer.path)
     ours = [record for record in records if record["stage"] < PEERS_FROM]
@@ -259,26 +228,14 @@ def make_limits(given: Record) -> plan.Limits:
 def make_problems(given: Record, device: str) -> list[Problem]:
     """The problems that the arguments describe on `device`."""
     use = {**given, **{k: given[k] or usual for k, usual in USUAL[device].items()}}
-    named = {name: given[name] for name in ("inputs", "seed", "seqlens")}
-    base = problems.make_base(device, use["dtype"], **named)
-    rows = given["nq"] and integers(1)(given["nq"], "--nq")
     if given["suite"] is not None:
-        of_suite = SUITES[given["suite"]].problems(base)
+        named = {name: given[name] for name in ("inputs", "seed", "seqlens")}
+        of_suite = SUITES[given["suite"]].problems(
+            problems.make_base(device, use["dtype"], **named)
+        )
+        rows = problems.queries(given)
         chosen = [problem for problem in of_suite if not rows or problem.nq in rows]
         return plan.each_inputs(chosen, options.SYNTHETIC)
-    if rows:
-        raise UserError("--nq: it chooses among a suite's problems; give --suite, too")
-    directions = options.some_of(*DIRECTIONS)(given["mode"] or "fwd", "--mode")
-    if given["graph"] and set(directions) != {"fwd"}:
+    if given["graph"] and set(problems.modes(given)) != {"fwd"}:
         raise UserError(f"--graph: got --mode {given['mode']}, expected fwd: no other is captured")
-    causal = options.CAUSAL[given["causal"] or "both"]
-    ds, ns = integers(1, MAX_D)(use["d"], "--d"), integers(1)(use["n"], "--n")
-    sizes = plan.Sizes(use["tokens"], use["hidden"], given["b"], given["h"], given["hk"])
-    try:
-        made = plan.make_problems(base, directions, causal, ds, ns, sizes)
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    made = plan.each_inputs(made, options.SYNTHETIC)
-    for problem in made:
-        problems.check(problem)
-    return list(dict.fromkeys(made))
+    return problems.described(use, device, options.SYNTHETIC)

@@ -22,9 +22,12 @@ from harness.views.table import NO_BREAK, Cell, Column, Table, make_page
 from ladder.arguments import prepare_children
 from ladder.help import as_typed
 
-TILE = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
-LAUNCH = "M x N, warps, stages"
-SIZES = {"heads": "heads", "nq": "Nq", "n": "N up to"}  # upper bounds of a tuned call
+# stages/common/tuner.py; importing it here would import torch
+TUNER = (
+    "tuner: on a GPU, stages 6 and 7 time two or three launch configurations at the first call of "
+    "each kind, in each process. They take the first that is within 2% of the fastest. Nothing is "
+    "kept on disk; a file of choices that an older version left in ~/.cache is not read."
+)
 PACKAGES = ("torch", "triton", "numpy", "matplotlib", "rich", "typer", "psutil")
 
 
@@ -104,7 +107,7 @@ def show(stages: Sequence[StageInfo], console: Console) -> None:
         Text(f"From {PEERS_FROM} on: peers, others' kernels to compare with.", style="dim")
     )
     console.print()
-    show_choices(console)
+    console.print(Text(TUNER))
 
 
 def ability(stage: StageInfo, device: str, shared: Sequence[str] = ()) -> Text:
@@ -135,39 +138,6 @@ def filled(parts: Sequence[str], console: Console) -> list[str]:
     text = ", ".join(part.replace(" ", NO_BREAK) for part in parts)
     lines = textwrap.wrap(text, console.width, subsequent_indent=10 * " ", break_on_hyphens=False)
     return [line.replace(NO_BREAK, " ") for line in lines]
-
-
-def show_choices(console: Console) -> None:
-    """Print the launch configurations that were tuned on this machine, and their file."""
-    try:
-        from stages.common import tuner
-    except ImportError:  # no torch: nothing was tuned
-        return
-    choices = tuner.read()
-    where = literal(from_home(tuner.cache_file()))
-    if not choices:
-        console.print(Text("tuned: nothing yet, a kernel's first call on a GPU does (").append(
-            where).append(")"), soft_wrap=True)  # fmt: skip
-        return
-    console.print(Text("tuned launch configurations, kept in ").append(where), soft_wrap=True)
-    rows = []
-    for choice in sorted(choices, key=lambda c: [str(c.get(k)) for k in ("kernel", "device")]):
-        config = choice.get("config")
-        if not isinstance(config, dict):
-            continue
-        said = [config.get(name, "?") for name in TILE]
-        dtype, precision = choice.get("dtype"), choice.get("precision")
-        row = (
-            choice.get("kernel"), choice.get("device"),
-            f"{dtype} tf32" if precision == "tf32" else dtype, choice.get("d"),
-            "causal" if choice.get("causal") else "", *map(choice.get, SIZES),
-            "{} x {}, {}, {}".format(*said),
-        )  # fmt: skip
-        rows.append([literal(value) for value in row])
-    to_left = ("kernel", "device", "dtype", "mask", LAUNCH)
-    headers = ("kernel", "device", "dtype", "d", "mask", *SIZES.values(), LAUNCH)
-    columns = [Column(header, left=header in to_left, wraps=True) for header in headers]
-    console.print(Table(columns, rows, gap=2))
 
 
 def literal(value: object) -> Text:

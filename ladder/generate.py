@@ -2,15 +2,12 @@
 
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 
-from rich.text import Text
-
-from attention_ladder.models import views
 from attention_ladder.models.training.plan import PAGE_SIZE, UNTIMED, make_problem
 from harness.isolation.child import ChildFailed
 from harness.isolation.session import Session
@@ -19,8 +16,7 @@ from harness.records.schema import Record
 from harness.records.values import Count
 from harness.runs.comparison import compare_alone
 from harness.runs.plan import Comparison, Limits, default_memory
-from harness.views.table import make_page
-from ladder import measuring, options
+from ladder import measuring, options, show
 from ladder.arguments import choose, numbers_and_files, stages_and_device
 from ladder.options import UserError, integers
 
@@ -53,11 +49,8 @@ def generate_command(
     load: options.Load = None,
     save: options.Save = None,
     out: options.Out = None,
-    show: options.GenerateShow = None,
 ) -> int:
     """Write text with a small GPT, with and without a cache."""
-    if show is not None:
-        return int(finish(*measuring.open_results(show, "generate"), show))
     measuring.check_out(out)
     measuring.check_save(save)
     if load is not None and not load.is_file():
@@ -140,8 +133,7 @@ def generate_command(
         try:
             with measuring.ended_early() as errors:
                 work()
-            env, records = measuring.open_results(writer.path, "generate")
-            return measuring.exit_code(errors, finish(env, records, writer.path))
+            return measuring.exit_code(errors, finish(writer.path))
         except ChildFailed as error:
             print(f"ladder: {name} {error.status}: {error.reason}", file=sys.stderr)
             return 1
@@ -172,14 +164,10 @@ def in_its_process(connection: Connection, order: Record) -> None:
     write_texts(connection, order)
 
 
-def finish(env: Record, records: Sequence[Record], path: Path) -> bool:
-    """Print the table and the text, draw the plot; returns whether a text differs by the cache."""
-    if not records:
-        raise UserError(f"{path}: no record in it: nothing was written to its end")
-    page = make_page()
-    page.print(views.generated_table(env, records))
-    page.print(Text(f"written: {records[-1]['text']!r}"), soft_wrap=True)
-    measuring.note("records", path)
-    picture = path.with_name(f"{path.stem}-plots") / "generate.png"
-    measuring.draw("plot", lambda: views.plot_generated(records, picture))
+def finish(path: Path) -> bool:
+    """Show the records in `path`, draw the plot; returns whether the cache changed a text."""
+    env, records = show.open_any(path)
+    show.finish(path, env, records)
+    folder = path.with_name(f"{path.stem}-plots")
+    measuring.draw("plot", partial(show.plots, env, records, folder))
     return not all(record["same"] for record in records)

@@ -10,9 +10,10 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from harness.ending import listen
 from harness.records import checkout
 from ladder.arguments import check_together
-from ladder.ending import listen
+from ladder.old import as_now
 
 LOOK = "Look around"
 LAB = "Learn by writing"
@@ -60,15 +61,19 @@ class Groups(TyperGroup):
     Typer itself shows headings only in boxes, for which it loads rich's Markdown.
     """
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that `args` name, by its old name too."""
+        return super().resolve_command(ctx, as_now(args))
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write a section for each group, in the order of their first commands."""
         groups: dict[str, list[tuple[str, str]]] = {}
-        width = max(map(len, self.commands))
-        for name, command in self.commands.items():
-            if not command.hidden:
-                heading = getattr(command, "rich_help_panel", None) or "Commands"
-                summary = command.get_short_help_str(formatter.width)
-                groups.setdefault(heading, []).append((name.ljust(width), summary))
+        shown = {name: each for name, each in self.commands.items() if not each.hidden}
+        width = max(map(len, shown))
+        for name, command in shown.items():
+            heading = getattr(command, "rich_help_panel", None) or "Commands"
+            summary = command.get_short_help_str(formatter.width)
+            groups.setdefault(heading, []).append((name.ljust(width), summary))
         for heading, rows in groups.items():
             with formatter.section(heading):
                 formatter.write_dl(rows)

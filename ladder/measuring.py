@@ -11,18 +11,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 from rich.text import Text
 
+from harness.ending import INTERRUPTED
 from harness.records import environment
 from harness.records.files import whole
 from harness.records.jsonl import WriteFailed, Writer, read
 from harness.records.schema import Record
 from harness.records.units import clean
-from harness.views import roofline
 from harness.views.table import make_page
 from ladder.options import UserError
 
 RUNS = Path("runs")
 PRINTED_LINES = 20  # of what a stage prints, shown for each cell
-INTERRUPTED = 130  # the exit code after a Ctrl-C
 
 
 # ---- files
@@ -47,14 +46,6 @@ def open_results(file: Path, kind: str = "cell") -> tuple[Record, list[Record]]:
         return read(file, kind)
     except OSError as error:
         raise UserError(f"{file}: {error.strerror or error}") from None
-
-
-def check_machine(env: Record, ceilings_env: Record, file: Path) -> None:
-    """Raise UserError where the ceilings in `file` were measured on another machine."""
-    try:
-        roofline.same_machine(env, ceilings_env)
-    except roofline.NoRoof as error:
-        raise UserError(f"--ceilings: {file}: {error}") from None
 
 
 def check_out(out: Path | None, instead: str = "name another", option: str = "--out") -> None:

@@ -3,17 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from attention_ladder.models import views
 from attention_ladder.models.minilm import run as model_run
 from attention_ladder.models.minilm import weights as model_weights
 from harness.records.jsonl import Writer
 from harness.records.schema import FAILURES, Record
 from harness.records.units import show_time
 from harness.runs.plan import default_memory
-from harness.views.table import make_page
-from ladder import options
+from ladder import measuring, options, show
 from ladder.arguments import choose, numbers_and_files, stages_and_device
-from ladder.measuring import Progress, begin, check_out, note, open_results
 from ladder.options import UserError, long_dtype
 
 
@@ -27,7 +24,7 @@ def model_command(
 ) -> int:
     """Put a stage into a real model, MiniLM, as its attention."""
     numbers, own = numbers_and_files(stage)
-    check_out(out)
+    measuring.check_out(out)
     try:
         return measure_model(numbers, own, device, long_dtype(dtype), text, weights, out)
     except model_weights.ModelError as error:
@@ -56,7 +53,7 @@ def measure_model(
     opened: list[Writer] = []
 
     def create() -> Writer:
-        opened.append(begin("model-", out, device, arguments, described, plan))
+        opened.append(measuring.begin("model-", out, device, arguments, described, plan))
         return opened[0]
 
     def tell(record: Record, printed: str) -> None:
@@ -64,9 +61,8 @@ def measure_model(
         result = f"{record['status']} {show_time(record['time_ms'])}"
         progress.finished(what, result, record["name"], printed)
 
-    with Progress(len(cells)) as progress:
+    with measuring.Progress(len(cells)) as progress:
         model_run.run(cells, found, default_memory(), create, tell)
-    env, records = open_results(opened[0].path, "model")
-    make_page().print(views.model_tables(env, records))
-    note("records", opened[0].path)
+    env, records = measuring.open_results(opened[0].path, "model")
+    show.finish(opened[0].path, env, records)
     return int(any(record["status"] in FAILURES for record in records))

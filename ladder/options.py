@@ -11,7 +11,6 @@ import typer
 from attention_ladder.models.minilm.run import DTYPES as MODEL_DTYPES
 from attention_ladder.models.training.plan import DTYPES as TRAIN_DTYPES
 from attention_ladder.models.training.plan import SHAPES
-from harness.problems.directions import OUTPUTS
 from harness.problems.problem import DEVICES, DTYPES, INPUTS, PRECISIONS
 from harness.records.schema import DIRECTIONS
 from harness.runs.suites import names as suites
@@ -124,12 +123,12 @@ def long_dtype(dtype: str) -> str:
 def option(help: str, read: Reader | None = None, *names: str, **more: Any) -> Any:
     """Declare an option with its help text.
 
-    `read` checks the value before the command begins, except with --show, which ignores it. The
-    command and its records get the value as it was typed.
+    `read` checks the value before the command begins. The command and its records get the value as
+    it was typed.
     """
 
-    def check(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
-        if read is not None and value is not None and context.params.get("show") is None:
+    def check(param: typer.CallbackParam, value: Any) -> Any:
+        if read is not None and value is not None:
             read(value, param.opts[0])
         return value
 
@@ -163,26 +162,36 @@ Seqlens = Annotated[
     str | None,
     option("valid keys of each batch entry, such as 10,64; all N by default", key_lengths),
 ]
+Mode = Annotated[
+    str,
+    option("some of fwd; bwd: dq, dk, dv alone; train: both, of stages with gradients",
+           some_of(*DIRECTIONS)),
+]  # fmt: skip
+Causal = Annotated[
+    str, option("on: query i sees keys up to i + Nk - Nq; off; both", one_of(*CAUSAL))
+]
+Nq = Annotated[
+    str | None,
+    option("numbers of queries, such as 1,8; N by default; of a suite, its problems with so many",
+           integers(1)),
+]  # fmt: skip
+Plot = Annotated[Path | None, option("also plot, into this folder", show_default=False)]
 Synthetic = Annotated[str, option("normal or peaky", one_of(*SYNTHETIC))]
 Seed = Annotated[int, option("the seed of all inputs", whole(0, MAX_SEED), min=0)]
 Out = Annotated[Path | None, option("where the records go; a new file under runs/ by default")]
 Resume = Annotated[Path | None, option("finish the run in this file, with the same arguments")]
-ResultsFile = Annotated[Path, typer.Argument(help="a results file, JSONL")]
+Expect = Annotated[
+    Path | None, option("exit code 1 where a status isn't the one in this file of another run")
+]
 
 # run
-Nq = Annotated[int | None, option("number of queries; N by default", whole(1))]
 Precision = Annotated[
     str, option("how float32 is multiplied on a GPU: ieee or tf32", one_of(*PRECISIONS))
 ]
-Causal = Annotated[bool, option("query i sees keys up to i + Nk - Nq", None, "--causal")]
 Inputs = Annotated[
     str | None,
     option("normal, peaky, real, or all that fit; all by default with --stage, else normal",
            one_of(*INPUTS, ALL)),
-]  # fmt: skip
-Direction = Annotated[
-    str, option("fwd; bwd: dq, dk, dv alone; train: both, of stages with gradients",
-                one_of(*OUTPUTS)),
 ]  # fmt: skip
 Budget = Annotated[float, option("seconds that a cell may take from its first call on", seconds)]
 Memory = Annotated[
@@ -191,21 +200,16 @@ Memory = Annotated[
 Paired = Annotated[
     bool, option("also time the stages in turns, in one process, for ratios", None, "--paired")
 ]
-CellSuite = Annotated[
+RunSuite = Annotated[
     str | None,
     option(f"the problems of a source's table: {', '.join(suites('run'))}",
            one_of(*suites("run"))),
 ]  # fmt: skip
 
 # bench
-Modes = Annotated[
-    str | None,
-    option("some of fwd, bwd, train, commas between; fwd by default", some_of(*DIRECTIONS)),
-]
 BenchDtype = Annotated[
     str | None, option(f"{', '.join(DTYPES)}; float16 on a GPU, else float32", one_of(*DTYPES))
 ]
-Masks = Annotated[str | None, option("on, off or both (by default)", one_of(*CAUSAL))]
 Ds = Annotated[str | None, option("head dimensions, such as 64,128", integers(1, MAX_D))]
 Tokens = Annotated[int | None, option("B = tokens // N; 16384 on a GPU, else 256", whole(1))]
 Hidden = Annotated[int | None, option("H = hidden // d; 2048 on a GPU, else 32", whole(1))]
@@ -218,7 +222,6 @@ Contestants = Annotated[
         "fits, and all peers"
     ),
 ]
-Impl = Annotated[str | None, typer.Option(hidden=True)]  # the old name of --stages
 Warmup = Annotated[int, option("calls of each before the rounds", whole(1))]
 Repeat = Annotated[int, option("rounds: samples of each", whole(2))]
 Graph = Annotated[
@@ -232,25 +235,11 @@ AllSynthetic = Annotated[
 BenchBudget = Annotated[
     float, option("seconds that a stage may take for its check, and again for its rounds", seconds)
 ]
-ProblemSuite = Annotated[
+BenchSuite = Annotated[
     str | None,
     option(f"problems that belong together: {', '.join(suites('bench'))}",
            one_of(*suites("bench"))),
 ]  # fmt: skip
-SuiteNqs = Annotated[
-    str | None, option("only the suite's problems with so many queries, such as 1,8", integers(1))
-]
-BenchOut = Annotated[
-    Path | None,
-    option("where the records go, a new file under runs/ by default; with --show, the CSV"),
-]
-Plots = Annotated[Path | None, option("also plot, into this folder", show_default=False)]
-BenchCeilings = Annotated[
-    Path | None, option("what `ladder ceilings` wrote here, for % of the matrix rate")
-]
-BenchShow = Annotated[
-    Path | None, option("measure nothing: the views of this file of records", is_eager=True)
-]
 
 # train and model
 TrainStage = Annotated[
@@ -274,9 +263,6 @@ Seeds = Annotated[
 FirstSeed = Annotated[
     int, option("the first seed; the others follow it", whole(0, MAX_SEED - MAX_SEEDS))
 ]
-TrainShow = Annotated[
-    Path | None, option("train nothing: table and plot of this file again", is_eager=True)
-]
 ModelDtype = Annotated[str, option(", ".join(MODEL_DTYPES), one_of(*MODEL_DTYPES))]
 TextFile = Annotated[Path | None, option("a text, its first 512 tokens, instead of ours")]
 Weights = Annotated[
@@ -298,9 +284,6 @@ Contexts = Annotated[
 Prompt = Annotated[str, option("the end of the text before the generated tokens")]
 Load = Annotated[Path | None, option("train nothing: load the model from this file")]
 Save = Annotated[Path | None, option("keep the model in this file, for `ladder generate --load`")]
-GenerateShow = Annotated[
-    Path | None, option("write nothing: table and plot of this file again", is_eager=True)
-]
 
 # io
 IoStages = Annotated[str, option("stages by number", integers(0))]
@@ -311,19 +294,25 @@ TraceN = Annotated[int, option("number of keys, and of queries", whole(1, MAX_TR
 Tile = Annotated[int, option("keys per tile", whole(1, MAX_TRACE_N))]
 TraceRow = Annotated[int, option("the query row, 0 to n - 1")]
 TraceSeed = Annotated[int, option("the seed of q, k and v", whole(0, MAX_SEED))]
-TraceCausal = Annotated[bool, option("row i sees keys 0 to i only", None, "--causal")]
+TraceCausal = Annotated[str, option("on: row i sees keys 0 to i only; off", one_of("on", "off"))]
 TraceSplits = Annotated[
     int | None, option("walk so many parts of the keys, and merge them: stage 8", whole(1, 64))
 ]
 TraceFormat = Annotated[str, option("text or json", one_of("text", "json"), "--format")]
 
 # commands that show records again
+Shown = Annotated[list[Path], typer.Argument(help="files of records, JSONL, each of any kind")]
 TableFormat = Annotated[str, option("rich, markdown, csv or json", one_of(*FORMATS), "--format")]
-PlotFolder = Annotated[Path, option("the folder for time.png, memory.png, error.png")]
+RooflineFolder = Annotated[
+    Path | None,
+    option("with --ceilings: stages under their roofs, in this folder", None, "--roofline",
+           show_default=False),
+]  # fmt: skip
 Ceilings = Annotated[
-    Path, option("what `ladder ceilings` wrote on the same machine", None, "--ceilings")
-]
-RooflineFolder = Annotated[Path, option("the folder for roofline.png, or roofline-dark.png")]
+    Path | None,
+    option("what `ladder ceilings` wrote on the same machine: shares of its rates", None,
+           "--ceilings", show_default=False),
+]  # fmt: skip
 Dark = Annotated[bool, option("for a dark page: light ink on near-black", None, "--dark")]
 Whole = Annotated[bool, option("the whole files, not the kernels alone", None, "--whole")]
 CheckPages = Annotated[

@@ -15,6 +15,7 @@ from harness.records import environment
 from harness.records.jsonl import Writer, read
 from harness.records.schema import BadRecord, Record, check_plan, key
 from harness.runs.plan import Limits
+from ladder import old
 from ladder.arguments import prepare_children, typed, wants_gradients
 from ladder.help import as_typed
 from ladder.options import UserError
@@ -40,6 +41,11 @@ def defaults(command: Callable[..., Any], *not_kept: str) -> Record:
     return {name: each.default for name, each in parameters.items() if name not in but}
 
 
+def kept(context: typer.Context, usual: Record) -> Record:
+    """The arguments of a command that are kept with its records."""
+    return {name: context.params[name] for name in usual}
+
+
 @contextmanager
 def resumed(
     context: typer.Context, usual: Record, make_limits: Callable[[Record], Limits]
@@ -61,7 +67,7 @@ def resumed(
         raise UserError(f"--resume: {path} can't be written: {error.strerror or error}") from None
     with writer:
         env, done = read(path, KINDS[command])
-        before = {**usual, **env["arguments"]}
+        before = {**usual, **old.arguments(env["arguments"])}
         limits = check_begun(command, path, env, done, make_limits, before)
         for name in typed(context):
             value = context.params[name]

@@ -1,7 +1,8 @@
 """`ladder run`: its arguments, its plan, a new or resumed run, and its tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -14,32 +15,16 @@ from harness.records import checkout
 from harness.records.jsonl import Writer
 from harness.records.schema import FAILURES, Record, key
 from harness.records.units import show_time
+from harness.runs import plan
 from harness.runs.comparison import run_cells
-from harness.runs.plan import (
-    Cell,
-    Comparison,
-    Limits,
-    default_memory,
-    each_inputs,
-    plan_grid,
-    plan_tour,
-)
+from harness.runs.plan import Cell, Comparison, Limits
 from harness.runs.suites import SUITES
-from harness.views import cell_tables, lines
+from harness.views import cell_tables
 from harness.views.table import make_page
-from ladder import options, problems, resuming
+from ladder import measuring, old, options, problems, resuming, show
 from ladder.arguments import RUN_SHAPE, choose, stages_and_device, wants_gradients
+from ladder.expect import as_expected, read_expected
 from ladder.help import as_typed
-from ladder.measuring import (
-    Progress,
-    begin,
-    check_out,
-    draw,
-    ended_early,
-    exit_code,
-    note,
-    open_results,
-)
 from ladder.options import UserError
 
 SLOW = 1e10  # FLOPs of a call from which each step is a line of its own, where there is no bar
@@ -66,28 +51,29 @@ def run_command(
     hk: options.Hk = None,
     dtype: options.Dtype = "float32",
     precision: options.Precision = "ieee",
-    causal: options.Causal = False,
+    causal: options.Causal = "off",
     seqlens: options.Seqlens = None,
     inputs: options.Inputs = None,
-    direction: options.Direction = "fwd",
+    mode: options.Mode = "fwd",
     device: options.Device = None,
     seed: options.Seed = SEED,
     budget: options.Budget = 60.0,
     memory: options.Memory = None,
     paired: options.Paired = False,
-    suite: options.CellSuite = None,
+    suite: options.RunSuite = None,
     stage: options.StageFiles = None,
     out: options.Out = None,
     resume: options.Resume = None,
+    expect: options.Expect = None,
 ) -> int:
     """Measure stages on problems; without any option, the tour."""
     if resume is not None:
         return resume_run(context)
-    return new_run({name: context.params[name] for name in DEFAULTS}, stage or [], out)
+    return new_run(resuming.kept(context, DEFAULTS), stage or [], out, expect)
 
 
 # the defaults of the arguments that are kept with a run's records
-DEFAULTS = resuming.defaults(run_command) | {"inputs": "normal"}
+DEFAULTS = resuming.defaults(run_command, "expect") | {"inputs": "normal"}
 
 
 def describes_none(arguments: Record) -> bool:
@@ -95,32 +81,44 @@ def describes_none(arguments: Record) -> bool:
     return all(arguments.get(name, DEFAULTS[name]) == DEFAULTS[name] for name in RUN_SHAPE)
 
 
-def make_cells(given: Record, stages: Sequence[StageInfo], device: str) -> list[Cell]:
-    """Plan the cells of a suite, of the described problems, or else of the tour."""
-    usual_d = REAL_D if given["inputs"] == "real" else 64
-    named = ("b", "h", "hk", "inputs", "seed", "precision", "causal", "seqlens", "direction")
-    base = problems.make_base(
-        device, given["dtype"], d=given["d"] or usual_d, **{name: given[name] for name in named}
-    )
+def make_cells(
+    given: Record, stages: Sequence[StageInfo], device: str, own: Sequence[Path] = ()
+) -> list[Cell]:
+    """Plan the cells of a suite, of the described problems, or else of the tour.
+
+    A stage without gradients takes part in other modes than fwd only if it is named, or in `own`:
+    with a row that says why not.
+    """
+    seeded = {name: given[name] for name in ("inputs", "seed")}
+    base = problems.make_base(device, given["dtype"], **seeded)
     if given["suite"] is not None:
         return SUITES[given["suite"]].cells(stages, base)
-    if describes_none(given):
-        if given["paired"]:
-            raise UserError(
-                "--paired: the tour has each stage alone; describe a problem, such as --n 64, or "
-                "leave it away"
-            )
-        return plan_tour(stages, base)
-    sizes = dict.fromkeys(options.integers(1)(given["n"] or "64", "--n"))
-    described = each_inputs(replace(base, nq=given["nq"] or n, nk=n) for n in sizes)
-    for problem in described:
-        problems.check(problem)
-    return plan_grid(stages, described, given["paired"])
+    if not describes_none(given):
+        usual_d = REAL_D if given["inputs"] == "real" else 64
+        sizes = {"d": given["d"] or usual_d, "n": given["n"] or "64"}
+        described = problems.described(given | sizes, device)
+        cells = plan.plan_grid(stages, described, given["paired"])
+    elif given["paired"]:
+        raise UserError(
+            "--paired: the tour has each stage alone; describe a problem, such as --n 64, or "
+            "leave it away"
+        )
+    else:
+        tours = [replace(base, direction=mode) for mode in problems.modes(given)]
+        cells = [cell for tour in tours for cell in plan.plan_tour(stages, tour)]
+    return [
+        cell
+        for cell in cells
+        if cell.problem.direction == "fwd"
+        or cell.stage.gradients
+        or cell.stage.path in own
+        or given["stages"] is not None
+    ]
 
 
-def new_run(given: Record, own: Sequence[Path], out: Path | None) -> int:
+def new_run(given: Record, own: Sequence[Path], out: Path | None, expect: Path | None) -> int:
     """Plan a run, write its env line, and carry it out."""
-    check_out(out, "--resume goes on with it, or name another")
+    measuring.check_out(out, "--resume goes on with it, or name another")
     if given["inputs"] is None:  # a user's own stage is measured with all inputs
         given["inputs"] = "normal"
         if own and given["suite"] is None and not describes_none(given):
@@ -134,22 +132,18 @@ def new_run(given: Record, own: Sequence[Path], out: Path | None) -> int:
     if given["stages"] is not None:
         chosen = choose(stages, given["stages"].split(","), "--stages", own)
     else:
-        # peers take part in suites and the tour, elsewhere only if named; stages without gradients
-        # take part in other directions than forward only if named, with a row that says why not
-        peers, forward = describes_none(given), given["direction"] == "fwd"
-        chosen = [
-            stage
-            for stage in stages
-            if stage.path in own
-            or ((peers or stage.number < PEERS_FROM) and (forward or stage.gradients))
-        ]
-    cells = make_cells(given, chosen, device)
+        # peers take part in suites and the tour, elsewhere only if named
+        peers = describes_none(given)
+        chosen = [s for s in stages if peers or s.number < PEERS_FROM or s.path in own]
+    cells = make_cells(given, chosen, device, own)
     if not cells:
         raise UserError("run: none of the stages takes part: leave --stages away")
     kept = {**given, "stage": [stage.name for stage in chosen if stage.path in own]}
-    plan, described = [cell.to_json() for cell in cells], [stage.to_json() for stage in chosen]
-    with begin("", out, device, kept, described, plan) as writer:
-        return measure_cells(cells, [], writer, limits)
+    planned, measured = [cell.to_json() for cell in cells], {cell.stage.path for cell in cells}
+    described = [stage.to_json() for stage in chosen if stage.path in measured]
+    expected = read_expected(expect, planned)
+    with measuring.begin("", out, device, kept, described, planned) as writer:
+        return measure_cells(cells, [], writer, limits, expected)
 
 
 def resume_run(context: typer.Context) -> int:
@@ -159,18 +153,22 @@ def resume_run(context: typer.Context) -> int:
             Cell(begun.stages[cell["stage"], cell["name"]], Problem.from_json(cell), cell["paired"])
             for cell in begun.env["plan"]
         ]
-        return measure_cells(cells, begun.done, begun.writer, begun.limits)
+        expected = read_expected(context.params["expect"], begun.env["plan"])
+        return measure_cells(cells, begun.done, begun.writer, begun.limits, expected)
 
 
 def make_limits(given: Record) -> Limits:
     """The limits of a cell from --budget and --memory."""
     budget, memory = options.seconds(given["budget"], "budget"), given["memory"]
-    return Limits(budget, default_memory() if memory is None else options.size(memory))
+    return Limits(budget, plan.default_memory() if memory is None else options.size(memory))
 
 
-def measure_cells(cells: Sequence[Cell], done: list[Record], writer: Writer, limits: Limits) -> int:
+def measure_cells(
+    cells: Sequence[Cell], done: list[Record], writer: Writer, limits: Limits,
+    expected: Mapping[str, Record] | None = None,
+) -> int:  # fmt: skip
     """Measure the remaining cells, show progress and the tables; returns the exit code."""
-    progress = Progress(len(cells), len(done), quiet=True)
+    progress = measuring.Progress(len(cells), len(done), quiet=True)
 
     def watch(comparison: Comparison, step: str) -> None:
         problem, names = comparison.problem, ", ".join(x.name for x in comparison.stages)
@@ -186,22 +184,22 @@ def measure_cells(cells: Sequence[Cell], done: list[Record], writer: Writer, lim
         result = f"{record['status']} {time}{' interpreted' * interpreted}"
         progress.finished(f"{what}, d = {record['d']}", result, record["name"], printed)
 
-    with ended_early() as errors, progress:
+    with measuring.ended_early() as errors, progress:
         run_cells(cells, done, writer, limits, tell, watch)
-    env, records = open_results(writer.path)  # shown from the file, as by later commands
+    # shown from the file, as by later commands
+    env, records = measuring.open_results(writer.path)
     order = {key(cell.to_json()): index for index, cell in enumerate(cells)}
     records.sort(key=lambda record: order[key(record)])
-    page = make_page()
-    if records:
-        cell_tables.show(env, records, "rich", page)
-    note("records", writer.path)
+    show.finish(writer.path, env, records)
     left = len(cells) - len(records)
     resuming.say_left(errors, "run", f"{left} of {len(cells)} cells", writer.path)
-    if not errors and describes_none(env["arguments"]):
+    if not errors and describes_none(old.arguments(env["arguments"])):
         folder = writer.path.with_name(f"{writer.path.stem}-plots")
-        draw("plots", lambda: lines.plot(env, records, folder))
+        measuring.draw("plots", partial(show.plots, env, records, folder))
         if records and env["arguments"].get("suite") is None:
+            page = make_page()
             for line in cell_tables.closing(env, records):
                 page.print(Text(line), soft_wrap=not page.is_terminal)
             page.print(Text(what_next()), soft_wrap=True)
-    return exit_code(errors, any(record["status"] in FAILURES for record in records))
+    failed = any(record["status"] in FAILURES for record in records)
+    return measuring.exit_code(errors, not as_expected(expected, records) or failed)

@@ -1,141 +1,256 @@
-"""The commands that measure nothing: show records, compare two stages, make pages again."""
+"""`ladder show FILE...`: tables and pictures of records of any kind; nothing is measured.
 
-import sys
-from typing import Annotated
+The commands that measure show their records through this module, too.
+"""
 
-import typer
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from rich.console import Group, RenderableType
 from rich.text import Text
 
-from course.lessons import diff as diff_view
-from course.report import pages
-from harness.records import checkout, files
-from harness.records.code import built_in_files, number_of
-from harness.records.schema import BadRecord
-from harness.views import cell_tables, lines, roofline
-from harness.views.table import Page, make_page
+from attention_ladder.models import views
+from attention_ladder.models.training import curves
+from harness.records.jsonl import parse
+from harness.records.schema import BadRecord, Record
+from harness.views import cell_tables, contest_plots, contests, lines, machine, roofline, table
+from harness.views.table import Column, Table, Tables, make_page
 from ladder import options
-from ladder.measuring import check_machine, note, open_results, writing
+from ladder.measuring import note, open_results, writing
 from ladder.options import UserError
 
 
-def table_command(file: options.ResultsFile, form: options.TableFormat = "rich") -> int:
-    """Show the tables of a run again, from its records alone."""
-    env, cells = open_results(file)
-    cell_tables.show(env, cells, form, make_page())
-    return 0
+@dataclass(frozen=True)
+class Ceilings:
+    """What `ladder ceilings` wrote: a file, its env line and its records; nothing by default."""
+
+    file: Path | None = None
+    env: Record | None = None
+    records: Sequence[Record] = ()
+
+    @classmethod
+    def read(cls, file: Path | None) -> "Ceilings":
+        """The ceilings in `file`, if there is one."""
+        return cls() if file is None else cls(file, *open_results(file, "ceiling"))
+
+    def check(self, env: Record) -> None:
+        """Raise UserError where they were measured on another machine than the run of `env`."""
+        if self.env is not None:
+            try:
+                roofline.same_machine(env, self.env)
+            except roofline.NoRoof as error:
+                raise UserError(f"--ceilings: {self.file}: {error}") from None
 
 
-def plot_command(file: options.ResultsFile, out: options.PlotFolder) -> int:
-    """Plot time, memory and error of a run against N."""
-    env, cells = open_results(file)
-    with writing(out):
-        written = lines.plot(env, cells, out)
-    if not written:
-        raise UserError(f"{file}: no cell in it has anything to plot")
-    for path in written:
-        print(path)
-    return 0
-
-
-def roofline_command(
-    file: options.ResultsFile,
-    ceilings_file: options.Ceilings,
-    out: options.RooflineFolder,
+def show_command(
+    file: options.Shown,
+    form: options.TableFormat = "rich",
+    plot: options.Plot = None,
+    under: options.RooflineFolder = None,
+    ceilings: options.Ceilings = None,
     dark: options.Dark = False,
 ) -> int:
-    """Put the stages of a run under the roofs of its machine."""
-    env, cells = open_results(file)
-    ceilings_env, roofs = open_results(ceilings_file, "ceiling")
-    check_machine(env, ceilings_env, ceilings_file)
-    panels = roofline.panels(cells, roofs)
+    """Show the records of any command again: tables, plots, roofline."""
+    of_one = {"--plot": plot, "--roofline": under, f"--format {form}": form in ("csv", "json")}
+    for option, given in of_one.items():
+        if given and len(file) > 1:
+            raise UserError(f"{option}: got {len(file)} files of records, expected one")
+    if under is not None and ceilings is None:
+        raise UserError("--roofline: expected --ceilings FILE, too: what `ladder ceilings` wrote")
+    if dark and under is None:
+        raise UserError("--dark: it is for --roofline; leave it away")
+    roofs = Ceilings.read(ceilings)
+    runs = [(path, *open_any(path)) for path in file]
+    for _, env, _ in runs:
+        roofs.check(env)
+    for path, env, records in runs:
+        panels = under and panels_of(path, env, records, roofs)  # before a line is printed
+        drawn = plot and plotted(path, env, records, plot, "--plot", roofs)
+        if len(file) > 1:
+            make_page().print(Text(f"{path}\n", style="bold"), soft_wrap=True)
+        print_records(env, records, roofs, form)
+        if drawn:
+            note("plots", ", ".join(map(str, drawn)))
+        if under and panels:
+            show_roofs(env, panels, under, dark, "--roofline")
+    return 0
+
+
+def open_any(file: Path) -> tuple[Record, list[Record]]:
+    """The env line and the records of a file, of whatever kind they are; there is at least one.
+
+    Raises UserError or BadRecord, which name the file, where it is none.
+    """
+    kind = "cell"
+    if file.is_file():  # to read from a pipe might wait for ever
+        env, records = open_results(file, kind_in(file))
+        if not records:
+            raise UserError(f"{file}: no record in it: nothing was measured to its end")
+        return env, records
+    if file.exists() and not file.is_dir():
+        raise UserError(f"{file}: got no regular file, expected a file of records")
+    return open_results(file, kind)  # which says why it can't
+
+
+def kind_in(file: Path) -> str:
+    """The kind of the first record; 'cell' where there is none: reading it says what is wrong."""
+    try:
+        with file.open("rb") as data:
+            data.readline()
+            kind = str(parse(data.readline())["kind"])
+    except (OSError, BadRecord):
+        return "cell"
+    return "cell" if kind == "env" else kind
+
+
+def trained(env: Record, records: Sequence[Record], _: Sequence[Record]) -> RenderableType:
+    """The table of a training; BadRecord where its records don't belong together."""
+    curves.check(records)
+    return views.in_terminal(env, records)
+
+
+def written(env: Record, records: Sequence[Record], _: Sequence[Record]) -> RenderableType:
+    """The table of `ladder generate`, and the last text."""
+    return Group(views.generated_table(env, records), Text(f"written: {records[-1]['text']!r}"))
+
+
+def fields(records: Sequence[Record]) -> Table:
+    """A table of the fields that differ between the records; those that don't are its title.
+
+    For the kinds that have no table of their own: what tools/ record.
+    """
+    texts = {name: [said(record[name]) for record in records] for name in records[0]}
+    shared = {name: column[0] for name, column in texts.items() if len(set(column)) == 1}
+    differ = {name: column for name, column in texts.items() if name not in shared}
+    title = ", ".join(f"{name} {text}" for name, text in shared.items() if text and name != "kind")
+    words = {name for name in differ if any(isinstance(each[name], str) for each in records)}
+    columns = [
+        Column(name, left=True, least=6, most=30) if name in words else Column(name)
+        for name in differ
+    ]
+    rows = list(map(list, zip(*differ.values(), strict=True)))
+    lists = [name for name, value in records[0].items() if isinstance(value, list)]
+    notes = [f"Lists are left out: {', '.join(lists)}; --format json has them."] if lists else []
+    return Table(columns, rows, f"{records[0]['kind']}: {title}", notes)
+
+
+def said(value: object) -> str:
+    """A field's value in one line, '' for what no table can hold."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {said(each)}" for name, each in value.items())
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "" if value is None or isinstance(value, list) else " ".join(str(value).split())
+
+
+# kind -> its tables, from the env line, the records and the machine's ceilings; cells have more
+View = Callable[[Record, Sequence[Record], Sequence[Record]], RenderableType]
+VIEWS: dict[str, View] = {
+    "bench": contests.rich_tables,
+    "train": trained,
+    "generate": written,
+    "model": lambda env, records, _: views.model_tables(env, records),
+    "ceiling": lambda env, records, _: machine.ceilings_table(env, records),
+    "io": lambda env, records, _: machine.traffic_table(records, cell_tables.titles(env)),
+}
+
+
+def print_records(
+    env: Record, records: Sequence[Record], ceilings: Ceilings = Ceilings(), form: str = "rich"
+) -> None:
+    """Print records in one of the formats: 'rich' is for people, the others for programs."""
+    page, kind = make_page(), records[0]["kind"]
+    if kind == "cell":
+        cell_tables.show(env, records, form, page)
+    elif form == "csv":
+        page.file.write(contests.as_csv(env, records) if kind == "bench" else table.as_csv(records))
+    elif form == "json":
+        page.file.write(table.as_json(records))
+    else:
+        view = VIEWS.get(kind)
+        shown = fields(records) if view is None else view(env, records, ceilings.records)
+        if form == "rich":
+            page.width = min(page.width, contests.WIDTH if kind == "bench" else page.width)
+            page.print(shown)
+        else:
+            text = views.markdown(env, records) if kind == "train" else markdown(shown)
+            page.file.write(text + "\n")
+
+
+def finish(
+    path: Path, env: Record, records: Sequence[Record], ceilings: Ceilings = Ceilings()
+) -> None:
+    """Print the tables at the end of a command that measured, and the file of its records."""
+    if records:
+        print_records(env, records, ceilings)
+    else:
+        make_page().print(Text(f"{path}: nothing was measured"), soft_wrap=True)
+    note("records", path)
+
+
+def markdown(shown: object) -> str:
+    """Tables for a terminal, with the text between them, in Markdown."""
+    if isinstance(shown, Table):
+        return "\n\n".join([shown.markdown(), *map(str.strip, shown.notes)])
+    if isinstance(shown, Tables):
+        return "\n\n".join(map(markdown, [*shown.tables, shown.legend]))
+    if isinstance(shown, Group):
+        return "\n\n".join(text for each in shown.renderables if (text := markdown(each)))
+    return str(shown)
+
+
+def plotted(
+    file: Path, env: Record, records: Sequence[Record], folder: Path, option: str,
+    ceilings: Ceilings = Ceilings(),
+) -> Sequence[Path]:  # fmt: skip
+    """Plot records into a folder that `option` names; UserError where there is nothing to plot."""
+    with writing(folder, option):
+        drawn = plots(env, records, folder, ceilings)
+    if not drawn:
+        raise UserError(f"{file}: no {records[0]['kind']} in it has anything to plot")
+    return drawn
+
+
+def plots(
+    env: Record, records: Sequence[Record], folder: Path, ceilings: Ceilings = Ceilings()
+) -> Sequence[Path]:
+    """Plot records, if there are any, into a folder; returns the files, none for some kinds."""
+    kind, names = records[0]["kind"] if records else "", cell_tables.titles(env)
+    if kind == "cell":
+        return lines.plot(env, records, folder)
+    if kind == "bench":
+        return contest_plots.plot(env, records, folder, ceilings.records)
+    by_kind: dict[str, tuple[str, Callable[[Path], object]]] = {
+        "train": ("loss", partial(views.plot, env, records)),
+        "generate": ("generate", partial(views.plot_generated, records)),
+        "io": ("traffic", partial(machine.plot_traffic, records, names)),
+        "timeline": ("timeline", partial(machine.plot_timeline, records, names)),
+    }
+    if kind not in by_kind:
+        return []
+    name, draw = by_kind[kind]
+    path = folder / f"{name}.png"
+    return [] if draw(path) is False else [path]
+
+
+def panels_of(
+    file: Path, env: Record, cells: Sequence[Record], ceilings: Ceilings
+) -> list[roofline.Panel]:
+    """The stages of a run under the roofs of its machine; UserError where none has a place."""
+    ceilings.check(env)
+    panels = roofline.panels(cells, ceilings.records) if cells[0]["kind"] == "cell" else []
     if not panels:
         raise UserError(f"{file}: no cell in it has a place under a roof: ok, and not interpreted")
-    with writing(out):
-        written = roofline.draw(env, panels, out, dark)
+    return panels
+
+
+def show_roofs(
+    env: Record, panels: Sequence[roofline.Panel], folder: Path, dark: bool, option: str
+) -> None:
+    """Print the roofline's table, and draw it into a folder that `option` names."""
+    with writing(folder, option):
+        picture = roofline.draw(env, panels, folder, dark)
     roofline.show(env, panels, make_page())
-    note("plot", written)
-    return 0
-
-
-def diff_command(
-    old: Annotated[int, typer.Argument(help="a stage's number")],
-    new: Annotated[int, typer.Argument(help="another stage's number")],
-    whole: options.Whole = False,
-) -> int:
-    """Show what changed in the kernel from one stage to another."""
-    files = {number_of(path): path for path in built_in_files()}
-    for number in (old, new):
-        if number not in files:
-            known = ", ".join(map(str, files))
-            raise UserError(f"diff: got {number}, expected some of {known}")
-    if old == new:
-        raise UserError(f"diff: got {old} twice, the same stage; expected two different ones")
-    console, paths = make_page(), (files[old], files[new])
-    lines = list(diff_view.changes(*paths, diff_view.whole if whole else diff_view.kernel))
-    width = Page().width if console.is_terminal else max(len(line) for line in lines)
-    for line in lines:
-        shown = line.copy()
-        shown.truncate(width, overflow="ellipsis")
-        console.print(shown, soft_wrap=True)
-    if not whole:
-        console.print(Text(diff_view.summary(paths, lines), style="dim"), soft_wrap=True)
-    if any(len(line) > width for line in lines):
-        said = f"…: a line longer than {width} columns; a wider window, or > FILE, has all of it."
-        console.print(Text(said, style="dim"), soft_wrap=True)
-    return 0
-
-
-def readme_command(check: options.CheckPages = False) -> int:
-    """Make README's and the docs' tables again from results/."""
-    checkout.need("ladder readme")
-    made = {}
-    for page in pages.PAGES:
-        try:
-            made[page] = pages.generate(page.read_text(), page)
-        except BadRecord:
-            raise
-        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
-            raise UserError(f"readme: results/ is not what {page.name} shows: {error}") from error
-    stale = [page for page, text in made.items() if text != page.read_text()]
-    if check:
-        for page in stale:
-            name = page.relative_to(pages.ROOT)
-            print(f"{name} differs from results/: run `ladder readme`", file=sys.stderr)
-        return int(bool(stale))
-    for page in stale:
-        files.write(page, made[page])
-    for path in pages.draw(pages.ROOT / "docs" / "figures"):
-        print(path.relative_to(pages.ROOT))
-    return 0
-
-
-def figures_command(
-    out: options.Figures = None,
-    ceilings: options.FigureCeilings = None,
-    check: options.CheckFigures = False,
-) -> int:
-    """Draw the pictures that explain, for README and docs."""
-    from course.lessons import figures  # imports NumPy, for this command only
-
-    if out is None or ceilings is None:
-        checkout.need("ladder figures", ", or name both --out and --ceilings")
-    folder, record = out or figures.FOLDER, ceilings or figures.CEILINGS
-    if not record.is_file():  # before the pictures are drawn, which takes seconds
-        raise UserError(f"--ceilings: {record}: no such file")
-    try:
-        with writing(folder):
-            if not check:
-                for path in figures.draw(folder, record):
-                    print(path.relative_to(figures.ROOT) if out is None else path, flush=True)
-                return 0
-            stale = figures.stale(folder, record)
-    except BadRecord:  # its message says what is wrong and where
-        raise
-    except ValueError as error:
-        raise UserError(f"--ceilings: {record}: {error}") from None
-    for name in stale:
-        print(
-            f"{folder / name}: missing, or not drawn from what is here now: run `ladder figures`",
-            file=sys.stderr,
-        )
-    return int(bool(stale))
+    note("plot", picture)

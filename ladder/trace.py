@@ -14,7 +14,7 @@ def trace_command(
     d: options.OneD = 4,
     seed: options.TraceSeed = SEED,
     inputs: options.Synthetic = "normal",
-    causal: options.TraceCausal = False,
+    causal: options.TraceCausal = "off",
     splits: options.TraceSplits = None,
     form: options.TraceFormat = "text",
 ) -> int:
@@ -29,7 +29,7 @@ def trace_command(
             raise UserError(
                 f"{option}: got {value}, expected {most} or fewer as text; --format json takes more"
             )
-    trace = make_trace(n, d, tile, row, inputs=inputs, seed=seed, causal=causal)
+    trace = make_trace(n, d, tile, row, inputs=inputs, seed=seed, causal=causal == "on")
     if splits is not None:
         print((merge_views.to_json if form == "json" else merge_views.to_text)(trace, splits))
     else:

@@ -4,11 +4,11 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from rich.text import Text
 
-from attention_ladder.models import views
 from attention_ladder.models.training import curves, trainer
 from attention_ladder.models.training import plan as train_plan
 from harness.isolation.roster import StageInfo
@@ -17,7 +17,7 @@ from harness.records.jsonl import WriteFailed
 from harness.records.schema import Record
 from harness.runs.plan import default_memory
 from harness.views.table import make_page
-from ladder import measuring, options
+from ladder import measuring, options, show
 from ladder.arguments import choose, numbers_and_files, stages_and_device
 from ladder.options import UserError, long_dtype
 
@@ -34,13 +34,8 @@ def train_command(
     seed: options.FirstSeed = 0,
     save: options.Save = None,
     out: options.Out = None,
-    show: options.TrainShow = None,
 ) -> int:
     """Train a small GPT with a stage, its loss beside SDPA's."""
-    if show is not None:
-        env, records = measuring.open_results(show, "train")
-        curves.check(records)
-        return int(finish(env, records, show))
     if not stage:
         raise UserError("--stage: got none, expected a stage's number or file, such as --stage 3")
     numbers, own = numbers_and_files(stage)
@@ -97,15 +92,14 @@ def train_command(
     with measuring.begin("train-", out, device, arguments, declared, planned) as writer:
         with measuring.ended_early() as errors, progress:
             trainer.run(trainees, plan, default_memory(), writer, step, tell, unsaved.append)
-        env, records = measuring.open_results(writer.path, "train")
         if save is not None and save.exists():
             measuring.note("model", save)
-        if not records and errors:
+        if not measuring.open_results(writer.path, "train")[1] and errors:
             nothing = f"{writer.path}: nothing was trained to its end"
             make_page().print(Text(nothing), soft_wrap=True)
             return measuring.exit_code(errors, failed=False)
         plots = not any(isinstance(error, WriteFailed) for error in errors)
-        code = measuring.exit_code(errors, finish(env, records, writer.path, plots))
+        code = measuring.exit_code(errors, finish(writer.path, plots))
         if unsaved:
             raise UserError(
                 f"--save: {save}: the model can't be written: {unsaved[0]}; its training is "
@@ -137,13 +131,11 @@ def default_steps(trainees: Sequence[train_plan.Trainee], device: str) -> int:
     return train_plan.DEFAULT_STEPS[device]
 
 
-def finish(env: Record, records: Sequence[Record], path: Path, plots: bool = True) -> bool:
-    """Print the table, draw the plot beside `path`; returns whether a training failed."""
-    if not records:
-        raise UserError(f"{path}: no record in it: nothing was trained to its end")
-    make_page().print(views.in_terminal(env, records))
-    measuring.note("records", path)
-    picture = path.with_name(f"{path.stem}-plots") / "loss.png"
-    if plots:
-        measuring.draw("plot", lambda: [picture] if views.plot(env, records, picture) else [])
+def finish(path: Path, plot: bool = True) -> bool:
+    """Show the records in `path`, draw the plot; returns whether a training failed."""
+    env, records = show.open_any(path)
+    show.finish(path, env, records)
+    if plot:
+        folder = path.with_name(f"{path.stem}-plots")
+        measuring.draw("plot", partial(show.plots, env, records, folder))
     return any(verdict.failed for verdict in curves.judge(records))

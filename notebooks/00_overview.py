@@ -154,7 +154,7 @@ nb.rows(("keys", "6 Triton Flash 2", "8 Triton split-KV"), body, shape, decode.s
 # </details>
 #
 # **2.** Which stages give gradients? Try `nb.measure(stages="0,1,2,3,4,5,6,7,8,9", n="32",
-# d=16, direction="train")`.
+# d=16, mode="train")`.
 #
 # <details><summary>Answer</summary>
 #

@@ -105,7 +105,7 @@ if found["peak_bytes"]:
 # stage 1 has none, and its row says so.
 
 # %%
-nb.measure(stages="0,1,2", n="32", d=16, direction="train")
+nb.measure(stages="0,1,2", n="32", d=16, mode="train")
 
 # %% [markdown]
 # ## What was bought, what still hurts

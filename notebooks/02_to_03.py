@@ -99,7 +99,7 @@ if found["time_ms"]:
 # Both train. dq, dk and dv are checked too:
 
 # %%
-nb.measure(stages="2,3", n="64", d=16, direction="train")
+nb.measure(stages="2,3", n="64", d=16, mode="train")
 
 # %% [markdown]
 # ## On a GPU

@@ -26,10 +26,10 @@ import course.notebook as nb
 # %% [markdown]
 # ## What hurts in stage 6
 #
-# Ask for forward and backward, `direction="train"`. The gradients are judged like outputs.
+# Ask for forward and backward, `mode="train"`. The gradients are judged like outputs.
 
 # %%
-nb.measure(stages="3,6,7", n="64,100", d=16, direction="train")
+nb.measure(stages="3,6,7", n="64,100", d=16, mode="train")
 
 # %% [markdown]
 # Stage 6 carries no gradients. Stage 3 does, at a price:
@@ -121,7 +121,7 @@ print("\n".join(nb.code(7, "walk_q_tiles").lines))
 
 # %%
 sizes, d = nb.here(cpu=("128,256,512", 16), gpu=("1024,2048,4096,8192", 64))
-run = nb.measure(stages="3,7", n=sizes, d=d, direction="bwd", **nb.full_load())
+run = nb.measure(stages="3,7", n=sizes, d=d, mode="bwd", **nb.full_load())
 run
 
 # %%

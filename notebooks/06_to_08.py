@@ -136,7 +136,7 @@ nb.drawn(
 # The model chooses enough programs to keep the memory busy: more than half the number of
 # multiprocessors, and never slightly more than that number, since the few left over would be a
 # second wave. How far the model is from measured times is in
-# [benchmarks](../docs/benchmarks.md#how-many-parts).
+# [results](../docs/results.md#how-many-parts).
 #
 # ## The merge on paper
 #
@@ -249,7 +249,8 @@ header = ("B, H, Hk, N, d", "Nq", "6", "8", "best peer", "8, of reading", "in pa
 nb.rows(header, body, "TB/s: the bytes of q, k, v and o over the time", bench.said)
 
 # %% [markdown]
-# The best peer is not the same in each row: [benchmarks](../docs/benchmarks.md#decoding) names it.
+# The best peer is not the same in each row: [results](../docs/results.md#decoding-stage-8) names
+# it.
 #
 # ## What was bought, what still hurts
 #

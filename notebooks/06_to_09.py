@@ -149,15 +149,15 @@ nb.drawn(
 #
 # ## Both stages, side by side
 #
-# The walk over KV tiles. In stage 6 one program loads, multiplies and computes the softmax of a
-# tile; in stage 9 a consumer takes tiles from rings and gives their slots back, and `s` of tile `j`
+# The loop over KV tiles. In stage 6 one program loads, multiplies and computes the softmax of a
+# tile; in stage 9 a consumer waits for tiles and releases their slots, and `s` of tile `j`
 # is begun before `p` of the tile before it is used:
 
 # %%
 nb.side_by_side(nb.code(6, "visit_tiles"), nb.code(9, "walk"), context=1)
 
 # %% [markdown]
-# The rings are filled by one warp, the producer. It does nothing but ask the copy engine:
+# The pipelines are filled by one warp, the producer. It does nothing but ask the copy engine:
 
 # %%
 print("\n".join(nb.code(9, "producer").lines))
@@ -174,7 +174,8 @@ nb.measure(stages="3,6,9", n=nb.here(cpu="64", gpu="1000,4096"), d=64, **nb.full
 # ## The climb
 #
 # What did each idea buy? A variant of stage 9 that lacks one idea takes turns with it
-# ([stage 9's page](../docs/hopper.md#the-climb) has the command). **Predict** the order before you
+# ([stage 9's log](../docs/log/hopper.md#each-idea-taken-away) has the command).
+# **Predict** the order before you
 # run the cell: which three cost the most at $N = 1024$, where a query tile is soon done?
 
 # %%
@@ -225,7 +226,7 @@ climb(128, False, 4096)
 # %% [markdown]
 # At short $N$ the beginning and the end of a query tile count; at long $N$ only what happens in the
 # loop does. Some ideas bought nothing here and stay in the list of
-# [what was tried](../docs/hopper.md#the-climb): a surprise is worth as much as a gain.
+# [what was tried](../docs/log/hopper.md#tried-without-gain): a surprise is worth as much as a gain.
 #
 # Registers decide how many consumers there can be: a multiprocessor has 65,536, and each thread of
 # a consumer holds its part of $S$, $P$ and $O$.
@@ -267,7 +268,7 @@ nb.rows(header, body, "TFLOP/s, float16, the masked part not counted", bench.sai
 # ## What was bought, what still hurts
 #
 # - Bought: the matrix unit works for most of the time, where $N$ is large.
-# - Bought: the backward pass in one walk over the keys, with five products where stage 7 has seven.
+# - Bought: the backward pass in one pass over the keys, with five products where stage 7 has seven.
 # - The price: it runs on one kind of GPU, and a wrong barrier hangs or loses a tile in silence.
 # - Still hurts: one GPU is all it uses.
 #
@@ -284,7 +285,8 @@ nb.rows(header, body, "TFLOP/s, float16, the masked part not counted", bench.sai
 #
 # </details>
 #
-# **2.** Two slots per ring. The producer has filled tiles 0 and 1. For which barrier does it wait
+# **2.** A pipeline has two slots. The producer has filled tiles 0 and 1. For which barrier
+# does it wait
 # before tile 2, and who arrives there, how many times?
 #
 # <details><summary>Answer</summary>
@@ -301,7 +303,9 @@ nb.rows(header, body, "TFLOP/s, float16, the masked part not counted", bench.sai
 #
 # Products end in the order in which they were begun. At most one may be left unfinished: so $S$,
 # begun first, is done, and $P V$ may still run while the softmax of $S$ is computed. (`ptxas` moves
-# the second wait up, [before the exponentials](../docs/hopper.md#the-climb): what runs during them
+# the second wait up,
+# [before the exponentials](../docs/log/hopper.md#what-the-compiler-makes-of-the-loop): what runs
+# during them
 # are the products of the other consumers.)
 #
 # </details>

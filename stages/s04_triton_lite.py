@@ -17,8 +17,8 @@ one tile holds all the keys (Nk <= 64): fast and wrong above, on purpose. Stage 
 
 import torch
 
+from stages.common import operators
 from stages.common.machine import launching
-from stages.common.operators import untraced
 from stages.contract import Stage, check_inputs, input_precision
 
 try:
@@ -118,7 +118,7 @@ def launch_config(d: int, dtype: torch.dtype, precision: str) -> dict[str, int]:
     }
 
 
-@untraced
+@operators.register()
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Attention with softmax per 64-key tile: exact for Nk <= 64, wrong above. Forward only.
 

@@ -21,8 +21,8 @@ unsupported, and one head alone fills few multiprocessors. Stage 6 goes on.
 
 import torch
 
+from stages.common import operators
 from stages.common.machine import launching
-from stages.common.operators import untraced
 from stages.contract import Stage, check_inputs, input_precision
 
 try:
@@ -133,7 +133,7 @@ def launch_config(d: int, dtype: torch.dtype, precision: str) -> dict[str, int]:
     }
 
 
-@untraced
+@operators.register()
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Exact attention by the online softmax. Forward only.
 

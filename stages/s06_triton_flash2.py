@@ -12,53 +12,38 @@
     o = acc / l_i                        0 where a row saw nothing
     lse = m_i + log2 l_i                 on request, in base 2: all that a backward pass needs of S
 
+Besides, it takes what a model needs: lengths, fewer key heads than query heads, any strides and any
+d (padded to a power of two), and the tile sizes that are the fastest here (stages/common/tuner.py).
+
 Cost: 4 d FLOPs per visible pair and head, half of stage 5's under a causal mask; q and o cross the
 bus once; extra memory: none (lse: 4 bytes per row, on request).
 What it bought: masks that save time instead of costing it (FlashAttention-2, Dao 2023, sections
-3.1 and 3.3), tiles tuned to the machine (stages/common/tuner.py).
+3.1 and 3.3), and one multiply-add and one exp2 per score.
 Still hurts: forward only. Stage 7 goes back.
 """
 
 import math
 
 import torch
+from torch import Tensor
 
-from stages.common import tuner
+from stages.common import operators, tuner
+from stages.common.kernels import LOG2_E, as_config, loadable, of_size, round_to_tf32
 from stages.common.machine import launching
-from stages.common.operators import untraced
-from stages.contract import MAX_HEAD_DIM, Stage, check_inputs, input_precision
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # the file imports all the same; attend says why it can't run
-    from stages.common.no_triton import no_triton as tl
-    from stages.common.no_triton import no_triton as triton
+from stages.common.no_triton import tl, triton
+from stages.contract import Stage, check_inputs, input_precision
 
 STAGE = Stage(
     number=6,
     name="triton_flash2",
     title="Triton Flash 2",
-    idea="causal split, padding, early exit, exp2, LSE, autotuned",
+    idea="tiles that no row sees are skipped, and few others need a mask",
     still_hurts="forward only",
     needs=("triton",),
     dtypes=("float16", "bfloat16", "float32"),
     options=("causal", "seqlens_k", "gqa"),
     worth_up_to={"cpu": 1024},
 )
-
-LOG2_E = math.log2(math.e)
-LARGEST_TILE = 128  # rows or keys, of all launch configurations
-
-
-@triton.jit
-def round_to_tf32(x):
-    """Float32 `x` rounded to TF32's 10 bits of mantissa; the matrix unit by itself cuts them off.
-
-    The multiply-add in p's exponent leaves the largest p of a row a little off 1: cutting
-    bits off would turn a value just below 1 into 1 - 2^-11.
-    """
-    return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -211,22 +196,6 @@ def attention_kernel(
         tl.store(skipped_ptr + head * blocks + block, skipped)
 
 
-def candidates(d: int, dtype: torch.dtype, precision: str) -> list[tuner.Config]:
-    """Return launch configurations to try for a head dimension and a dtype, the safest first.
-
-    BLOCK_M, BLOCK_N, BLOCK_D, num_warps and num_stages. The first is what runs untuned (in the
-    interpreter, or while a CUDA graph is captured): it fits the shared memory of an A100 and
-    an H100, and up to d = 128, without masks, all values find room in registers.
-    """
-    BLOCK_D = max(16, 1 << (d - 1).bit_length())  # tl.dot refuses an inner dimension under 16
-    kind = "half" if dtype != torch.float32 else precision
-    size = 0 if BLOCK_D <= 64 else 1 if BLOCK_D == 128 else 2
-    return [
-        {"BLOCK_M": M, "BLOCK_N": N, "BLOCK_D": BLOCK_D, "num_warps": warps, "num_stages": stages}
-        for M, N, warps, stages in TILES[kind][size]
-    ]
-
-
 # BLOCK_M, BLOCK_N, num_warps, num_stages for a BLOCK_D of up to 64, of 128, of 256: the best of a
 # search on one H200. IEEE float32 runs on no matrix unit and its operands sit in registers: small
 # tiles.
@@ -249,32 +218,31 @@ TILES: dict[str, tuple[list[tuple[int, int, int, int]], ...]] = {
 }
 
 
+def candidates(d: int, dtype: torch.dtype, precision: str) -> list[tuner.Config]:
+    """Return launch configurations to try for a head dimension and a dtype, the safest first.
+
+    BLOCK_M, BLOCK_N, BLOCK_D, num_warps and num_stages. The first is what runs untuned (in the
+    interpreter, or while a CUDA graph is captured): it fits the shared memory of an A100 and
+    an H100, and up to d = 128, without masks, all values find room in registers.
+    """
+    return [as_config(tile, d) for tile in of_size(TILES, d, dtype, precision)]
+
+
 def launch_config(d: int, dtype: torch.dtype, precision: str) -> tuner.Config:
     """Return the configuration that runs untuned: the first of the candidates."""
     return candidates(d, dtype, precision)[0]
 
 
-def loadable(x: torch.Tensor) -> torch.Tensor:
-    """Return `x` (B, H, N, d) as the kernels can read it, copied where it is stored otherwise.
-
-    They read raw storage, which holds the negative of a tensor from conj().imag; and within a tile
-    they count in int32, which rows or columns that are far apart would overflow.
-    """
-    x = x.resolve_neg()
-    far = x.stride(2) * LARGEST_TILE + x.stride(3) * MAX_HEAD_DIM
-    return x if far < 1 << 31 else x.contiguous()
-
-
 def forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     causal: bool,
-    seqlens_k: torch.Tensor | None,
-    lse: torch.Tensor | None = None,
-    skipped: torch.Tensor | None = None,
+    seqlens_k: Tensor | None,
+    lse: Tensor | None = None,
+    skipped: Tensor | None = None,
     config: tuner.Config | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Compute the output for checked arguments; `lse` and `skipped` are filled if given.
 
     lse (B, H, Nq) float32 is in base 2: log2 of each row's sum of exp(s).
@@ -301,22 +269,17 @@ def forward(
     with launching(q):
         if config is None:
             config = tuner.choose(
-                attention_kernel, candidates(d, q.dtype, precision), launch,
-                like=q, precision=precision, d=d, causal=causal, n=Nk,
+                attention_kernel, candidates(d, q.dtype, precision), launch, q,
+                kind=(precision, d, causal), sizes=(B * H, Nq, Nk),
             )  # fmt: skip
         launch(config)
     return o
 
 
-@untraced
+@operators.register()
 def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool = False,
-    seqlens_k: torch.Tensor | None = None,
-) -> torch.Tensor:
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, seqlens_k: Tensor | None = None
+) -> Tensor:
     """Exact attention under masks. Forward only.
 
     q (B, H, Nq, d), k and v (B, Hk, Nk, d) with Hk dividing H, float16, bfloat16 or float32;
@@ -328,15 +291,10 @@ def attend(
     return forward(q, k, v, causal, seqlens_k)
 
 
-@untraced
+@operators.untraced
 def attend_with_lse(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool = False,
-    seqlens_k: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, seqlens_k: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return `attend`'s output, and lse (B, H, Nq) float32, the log of each row's sum of exp(s).
 
     s = scale q . k over the keys that the row sees; -inf where it sees none. Raises as `attend`.
@@ -348,13 +306,8 @@ def attend_with_lse(
 
 
 def skipped_blocks(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool = False,
-    seqlens_k: torch.Tensor | None = None,
-) -> torch.Tensor:
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, seqlens_k: Tensor | None = None
+) -> Tensor:
     """Return how many KV tiles each q block never visited, counted by the kernel as it runs.
 
     (B, H, ceil(Nq / BLOCK_M)) int32, of ceil(Nk / BLOCK_N) tiles each, in the untuned
@@ -371,12 +324,7 @@ def skipped_blocks(
 
 
 def skip_ratio(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool = False,
-    seqlens_k: torch.Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, seqlens_k: Tensor | None = None
 ) -> float:
     """Return the share of (q block, KV tile) pairs never visited, 0 to 1: `skipped_blocks`' mean.
 

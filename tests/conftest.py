@@ -58,14 +58,6 @@ def pytest_report_header(config):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def tuned_here_alone(tmp_path_factory):
-    """No launch configuration of a user's is read, and none is written among them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LADDER_CACHE_DIR", str(tmp_path_factory.mktemp("tuned")))
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
 def one_fork_server():
     """It has what gradients and labs take, too, whichever test starts it."""
     labs = "course.lab.grading.guard", "course.lab.layouts"

@@ -4,8 +4,8 @@ are made from records.
 A command is a line of a fenced `sh` block, or inline code that begins with `ladder` or `python`
 and has arguments. It is run in a folder of its own, with the files that it names put there first,
 and must end as its page says: exit code 0, or the N of a comment "exit code N". A shell runs it;
-calls of `ladder` and nothing else are carried out in one process. NOT_RUN lists what is too long,
-or needs what not every machine has; of those the options are checked.
+calls of `ladder` and nothing else are carried out in one process. What needs a GPU, as its line
+says, isn't run, nor what NOT_RUN lists; of those the options are checked.
 """
 
 import json
@@ -61,6 +61,44 @@ def prose_of(page):
 every_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
+# ---- length
+
+GENERATED = re.compile(r"<!-- begin ([\w.-]+) -->.*?<!-- end \1 -->", re.S)
+PICTURE = re.compile(
+    r"<picture>\n"
+    r' *<source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)">\n'
+    r' *<img src="([^"]+)" alt="([^"]+)">\n'
+    r"</picture>"
+)
+MOST_WORDS = {"docs/hopper.md": 1800, "docs/lecturer.md": 1800}  # by hand
+MOST_ON_A_PAGE = {"docs/hopper.md": 3400}  # with what is generated
+MOST_IN_ALL = 25_000  # by hand
+
+
+def words(text):
+    """How many words a text has: runs of characters without a space, and with a letter or digit."""
+    return len(re.findall(r"\S*\w\S*", text))
+
+
+def by_hand(text):
+    """A page's text without code blocks, pictures' descriptions, and what is made from records."""
+    return PICTURE.sub("", FENCE.sub("", GENERATED.sub("", text)))
+
+
+def test_what_is_written_by_hand_stays_short():
+    """Tables typed by hand count, notebooks don't; `pytest -s` shows the words of every page."""
+    pages = [*PAGES, *(ROOT / x for x in ("CHANGELOG.md", "notebooks/README.md",
+                                          "course/lab/handout.md"))]  # fmt: skip
+    texts = {name_of(page): text_of(page) for page in pages if page.suffix == ".md"}
+    hand = {name: words(by_hand(text)) for name, text in texts.items()}
+    table = [f"{count:6} by hand, {words(texts[name]):6} in all: {name}"
+             for name, count in sorted(hand.items())]  # fmt: skip
+    print(*table, f"{sum(hand.values()):6} by hand", sep="\n")
+    assert {name: hand[name] for name, most in MOST_WORDS.items() if hand[name] > most} == {}
+    assert [x for x, most in MOST_ON_A_PAGE.items() if words(texts[x]) > most] == []
+    assert sum(hand.values()) <= MOST_IN_ALL
+
+
 # ---- links
 
 
@@ -112,7 +150,7 @@ def test_every_stage_has_its_page_and_every_page_is_linked():
     }
     pages = [page for page in PAGES if page.name != "README.md" and page.suffix == ".md"]
     assert [name_of(page) for page in pages if page not in linked] == []
-    stages = {path.name[1:3].lstrip("0") or "0" for path in own_files("stages/s[0-9]*.py")}
+    stages = {str(read_declared(path)["number"]) for path in built_in_files()}
     walked = {path.name.split("-")[0] for path in own_files("docs/walkthrough/[0-9]*.md")}
     assert stages == walked
 
@@ -136,11 +174,12 @@ def test_lists_of_stages_and_peers_on_the_pages_are_the_declared_ones():
 
 @dataclass(frozen=True)
 class Command:
-    """A command as its page has it, and the exit code that the page says it ends with."""
+    """A command as its page has it, the exit code and the GPU that it needs, as the page says."""
 
     page: Path
     text: str
     code: int = 0
+    gpu: bool = False
 
     @property
     def calls(self):
@@ -160,7 +199,8 @@ def commands_of(page):
             before, _, comment = line.partition(" #")
             if command := " ".join(before.split()):
                 code = re.search(r"exit code (\d)", comment)
-                found.append(Command(page, command, int(code[1]) if code else 0))
+                gpu = "needs a GPU" in comment
+                found.append(Command(page, command, int(code[1]) if code else 0, gpu))
     starts = r"(?:\S*/)?ladder |python -m pytest |python tools/"
     inline = re.findall(rf"`((?:{starts})[^`]*)`", FENCE.sub("", text).replace("\n", " "))
     # a mere name, such as `ladder bench`, is no command to type
@@ -185,8 +225,9 @@ NOT_RUN = {
     "ladder run --stage mine.py": f"the tour, and one stage more: {TOUR}",
     "ladder run --inputs real --n 128,256,512 --h 12": f"twelve heads interpreted: {LONG}",
     "ladder run --stages 3,4,5 --stage mine.py ...": IN_A_NOTEBOOK,
-    "ladder run --direction train": TOUR,
-    "ladder run --direction bwd": TOUR,
+    "ladder run --expect results/cpu/tour.jsonl": f"{TOUR}; tests/ladder/test_expect.py compares",
+    "ladder run --mode train": TOUR,
+    "ladder run --mode bwd": TOUR,
     "ladder lab check ...": "tests/course/test_lab.py checks",
     "ladder lab grade ...": "tests/course/test_grade.py grades",
     "sh tools/contained.sh graded submissions --stage 5": "needs the rights to make namespaces",
@@ -195,24 +236,16 @@ NOT_RUN = {
     "ladder train --stage 3": "tests/models/test_train.py trains stage 3",
     "ladder run --suite ...": GPU,
     "ladder io ...": GPU,
-    "ladder bench --mode train --causal on --d 64,128 --n 4096,8192,16384": GPU,
-    "ladder bench --stages 3,6,sdpa_flash,flex_attention --dtype bf16": GPU,
     "ladder bench --suite ...": GPU,
     "ladder bench --stages 6 --stage build/variants/...": "tests/tools/test_make_variants.py",
     "ladder bench --stage mine.py": "tests/harness/isolation/test_hostile.py gives bench files",
-    "ladder bench --stages 9...": GPU,
-    "ladder bench --mode train --stages 3,7,9,100,101,103,105 ...": GPU,
-    "ladder bench --stages 3,6,9,100,101,103,105 ...": GPU,
     "ladder train --stage 7 --out train.jsonl": "a record without a GPU is none",
-    "ladder train --stage 9 ...": GPU,
     "ladder train --stage mine.py --stage 7": TRAINED,
     "ladder train --stage 7 ...": TRAINED,
     "ladder model ...": "needs transformers; tests/models/test_model.py has a model made up",
     "ladder ceilings ...": f"{LONG}; tests/harness/runs/test_ceilings.py measures smaller ones",
     "ladder figures ...": "half a minute; tests/course/test_figures.py draws them",
     "python -m pytest tests/gpu...": GPU,
-    "python tools/product.py ...": GPU,
-    "python tools/timeline.py ...": GPU,
     "python tools/read_loops.py ...": "half a minute; tests/tools/test_read_loops.py reads two",
 }
 
@@ -220,6 +253,8 @@ NOT_RUN = {
 def why_not_run(command):
     """Why a command isn't run here, or None."""
     text = command.text.removeprefix(".venv/bin/")
+    if command.gpu:
+        return GPU
     return next((why for pattern, why in NOT_RUN.items() if stands_for(pattern, text)), None)
 
 
@@ -248,15 +283,8 @@ COMMANDS = [command for page in PAGES for command in commands_of(page)]
 RUN = unique(x for x in COMMANDS if not why_not_run(x))
 
 RESULTS = ROOT / "results"
-# what is read where a page says FILE, by the command that reads it
-RECORDS = {
-    "table": RESULTS / "cpu" / "tour.jsonl",
-    "plot": RESULTS / "cpu" / "tour.jsonl",
-    "roofline": RESULTS / "h200" / "table-4.2.jsonl",
-    "bench": RESULTS / "h200" / "bench-004.jsonl",
-    "train": RESULTS / "h200" / "train.jsonl",
-    "--ceilings": RESULTS / "h200" / "ceilings.jsonl",
-}
+# what is shown where a page says FILE, by the page
+RECORDS = {"benchmarks": "bench-004", "training": "train"}
 
 
 def environ(folder):
@@ -301,12 +329,14 @@ def put_there(command, folder, env):
                 begun = in_turn(name, "--stages", 3, "--n", 8, "--out", word, cwd=folder)
                 assert begun.returncode == 0, begun.stderr
             else:
-                shutil.copy(RECORDS[option if option == "--ceilings" else name], path)
+                shown = RECORDS.get(command.page.stem, "table-4.2")
+                record = "ceilings" if option == "--ceilings" else shown
+                shutil.copy(RESULTS / "h200" / f"{record}.jsonl", path)
 
 
 def slow(command):
     """The mark of a command that measures or draws, or that takes a shell; tables have none."""
-    takes_long = r"ladder (run|bench|train|generate)\b(?!.* --(show|help)\b)|plot"
+    takes_long = r"ladder (run|bench|train|generate)\b(?!.* --help\b)|plot"
     quick = ALONE.fullmatch(command.text) and not re.search(takes_long, command.text)
     return () if quick else pytest.mark.slow
 
@@ -391,12 +421,6 @@ def test_a_stage_in_ten_minutes_by_following_contributing(tmp_path):
 
 # ---- pictures
 
-PICTURE = re.compile(
-    r"<picture>\n"
-    r' *<source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)">\n'
-    r' *<img src="([^"]+)" alt="([^"]+)">\n'
-    r"</picture>"
-)
 LEAST_WORDS = 20  # to say what is to be seen
 
 
@@ -428,7 +452,6 @@ def test_every_picture_is_on_a_page():
 
 # ---- figures
 
-GENERATED = re.compile(r"<!-- begin ([\w.-]+) -->.*?<!-- end \1 -->", re.S)
 UNIT = r"(?:x| ?(?:[mun]s|%|per cent|[KMGT]?FLOP/s|[KMGT]B/s))"
 FIGURE = re.compile(
     # "64 times as many" is counted, "1.5 times" was measured
@@ -446,21 +469,14 @@ def figures_of(page):
 
 # page -> figure -> where it's from: defined by the code, or cited
 CITED = {
-    "docs/benchmarks.md": {
-        "2 ms": "harness/measures/timing.py: SAMPLE_SECONDS",
-        "3 to 4 TFLOP/s": "source 004",
-        "61%": "source 004",
-    },
+    "docs/hopper.md": {"1.0x": "by definition: the kernel that others are held to"},
+    "docs/measuring.md": {"2 ms": "harness/measures/timing.py: SAMPLE_SECONDS"},
     "docs/profiling.md": {
         "1.5 times": "a profiler's flaw, said of the record's machine: no result"
     },
+    "docs/source-tables.md": {"3 to 4 TFLOP/s": "source 004", "61%": "source 004"},
     "notebooks/06_to_09.ipynb": {"989 TFLOP/s": "Shah et al. 2024, section 3.1"},
     "notebooks/00_to_01.ipynb": {"3.9 times": "counted: (4 * 64 + 3) / (4 * 16 + 3)"},
-    "docs/lecturer.md": {
-        "0.1 ms": "source 000, table 4.1",
-        "0.056 ms": "source 000, table 4.1",
-        "2 ms": "harness/runs/process.py: LAUNCH_SECONDS",
-    },
 }
 
 
@@ -474,24 +490,25 @@ def test_no_figure_without_a_record(page):
     assert sorted(known.keys() - set(figures_of(page))) == [], "no longer on the page"
 
 
-HOPPER = ROOT / "docs" / "hopper.md"
-MARK = re.compile(r"^(ladder .*)$|^<!-- begin ([\w-]+) -->$", re.M)
+MARK = re.compile(r"^(ladder .*)$|^<!-- begin (hopper[\w-]*) -->$", re.M)
 
 
 def test_a_table_of_a_comparison_comes_after_the_command_that_made_its_record():
-    compared, above = [], ""
-    for command, name in MARK.findall(HOPPER.read_text(encoding="utf-8")):
-        above = command or above
-        file = ROOT / "results" / "h200" / f"{name}.jsonl"
-        if command or not file.exists():
-            continue
-        with file.open(encoding="utf-8") as lines:
-            asked = json.loads(next(lines))["arguments"]
-        if asked["command"] == "bench":
-            words = shlex.split(above, comments=True)
-            for option in ("stages", "n", "dtype", "mode", "suite"):
-                here = [*words, f"--{option}", None]  # None: not on the page
-                assert asked[option] == here[here.index(f"--{option}") + 1], name
-            assert asked["graph"] == ("--graph" in words), name
-            compared.append(name)
+    compared = []
+    for page in (x for x in PAGES if x.suffix == ".md"):
+        above = ""
+        for command, name in MARK.findall(text_of(page)):
+            above = command or above
+            file = ROOT / "results" / "h200" / f"{name}.jsonl"
+            if command or not file.exists():
+                continue
+            with file.open(encoding="utf-8") as lines:
+                asked = json.loads(next(lines))["arguments"]
+            if asked["command"] == "bench":
+                words = shlex.split(above, comments=True)
+                for option in ("stages", "n", "dtype", "mode", "suite"):
+                    here = [*words, f"--{option}", None]  # None: not on the page
+                    assert asked[option] == here[here.index(f"--{option}") + 1], name
+                assert asked["graph"] == ("--graph" in words), name
+                compared.append(name)
     assert len(compared) >= 9

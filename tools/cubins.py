@@ -4,7 +4,7 @@ Triton decides on TRITON_INTERPRET when a kernel is defined, so this runs as a s
 with interpretation off: for each line of stdin, ``[stage, kernel, d, dtype, sm, flags]`` in JSON,
 it prints one, an object. A kernel with several configurations is asked for by ``..., flags, rows,
 several]`` too; a stage in Gluon by ``[stage, "gluon", d, dtype, configuration, flags]``, where the
-stage may be a file's path.
+stage may be the path of a file or a folder.
 """
 
 import json
@@ -153,22 +153,24 @@ def find_module(stage: str) -> ModuleType:
     """A module of stages/ by its name, or the stage in any file, such as a variant's."""
     import stages
 
-    return stages.load(stage) if stage.endswith(".py") else import_module(f"stages.{stage}")
+    return stages.load(stage) if os.sep in stage else import_module(f"stages.{stage}")
 
 
 def gluon_kernel(module: Any, name: str, d: int) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """A Gluon file's kernel, its configuration `name` and its descriptors' (block, swizzle).
+    """A Gluon stage's kernel, its configuration `name` and its descriptors' (block, swizzle).
 
-    'plan' is the configuration that the file itself chooses at N = 4096 without a mask.
+    'plan' is the configuration that the stage itself chooses at N = 4096 without a mask; 'BACKWARD'
+    are those of its backward pass.
     """
-    if hasattr(module, "attention_kernel"):
+    module = getattr(module, "launch", module)
+    if name != "BACKWARD":
         chosen = module.plan(d, False, 4096) if name == "plan" else getattr(module, name)
         config = chosen._asdict()
         config.pop("ctas")
         rows = dict.fromkeys("qo", 64) | dict.fromkeys("kv", config["BLOCK_N"])
         return module.attention_kernel, config, {x: ((1, 1, n, d), 128) for x, n in rows.items()}
-    config = dict(getattr(module, name)[d])
-    rows, _ = config.pop("BLOCK_M"), config.pop("L2_BYTES")
+    config = dict(module.BACKWARD[d])
+    rows = config.pop("BLOCK_M")
     blocks: dict[str, Any] = dict.fromkeys(("q", "do"), ((1, 1, rows, d), 128))
     blocks |= dict.fromkeys("kv", ((1, 1, 128, d), 128))
     blocks |= {"rows": ((1, 1, 2, rows), 0), "sums": ((16, 256), 0)}
@@ -185,7 +187,8 @@ def compile_gluon(stage: str, d: int, dtype: str, name: str, flags: str) -> dict
     module = find_module(stage)
     kernel, config, blocks = gluon_kernel(module, name, d)
     options = {"num_warps": 4, "maxnreg": config.pop("maxnreg", None)}
-    constants = {**config, **GLUON_FLAGS[flags], "EDGE": flags in ("ragged", "lengths", "masked")}
+    constants = {"DQ": True, **config, **GLUON_FLAGS[flags]}
+    constants["EDGE"] = flags in ("ragged", "lengths", "masked")
     for pointer, used in (("lse_ptr", "LSE"), ("seqlens_ptr", "HAS_SEQLENS")):
         if not constants.get(used):
             constants[pointer] = None

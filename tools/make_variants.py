@@ -3,28 +3,30 @@
     python tools/make_variants.py build/variants
     ladder run --stages 6 --stage build/variants/grid_1d.py ... --n 4096 --paired
     python tools/make_variants.py build/parts --stage 8
-    ladder bench --suite decode --stages 8 --stage build/parts/parts_1.py ...
+    ladder bench --suite decode --stages 8 --stage build/parts/parts_1 ...
     python tools/make_variants.py build/hopper --stage 9
-    ladder bench --stages 9 --stage build/hopper/in_turn.py ... --dtype bfloat16 --n 1024,4096,16384
+    ladder bench --stages 9 --stage build/hopper/in_turn ... --dtype bfloat16 --n 1024,4096,16384
 
 tools/variants.toml says what each one is, and what it changes. Of stage 8 there are also parts_N:
 the keys in N parts, or one for each tile, whatever the cost model says.
 
-A variant is the shipped file with some text replaced, each found exactly once: it can't fall behind
-the stage unnoticed, and what it changes is all that it changes. A helper beside the stage that it
-changes, too, is `inlined`: its text first takes the place of its import.
+A variant is the shipped stage with some text replaced, each found exactly once: it can't fall
+behind the stage unnoticed, and what it changes is all that it changes. Of stages 8 and 9, which are
+folders, it is a folder.
 """
 
 import argparse
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
-from harness.records.code import first_file, label
-
 HERE = Path(__file__).parent
-FILES = {number: first_file(number) for number in (6, 8, 9)}
+sys.path.append(str(HERE.parent))
+
+from course.edits import changed, texts_of, write_texts  # noqa: E402
+
 PARTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
@@ -47,31 +49,23 @@ def read() -> dict[int, dict[str, dict[str, Any]]]:
 VARIANTS = read()
 
 
-def variant(name: str) -> str:
-    """The text of a variant; ValueError where the stage no longer has a text that it replaces."""
-    [(stage, made)] = [(stage, known[name]) for stage, known in VARIANTS.items() if name in known]
-    file = FILES[stage]
-    text = file.read_text(encoding="utf-8")
-    title = text.partition('    title="')[2].partition('"')[0]
-    own = [
-        [f"    number={stage},", f"    number={made['number']},"],
-        [f'    name="{label(file).removesuffix(".py")[4:]}"', f'    name="{name}"'],
-        [f'    title="{title}"', f'    title="{made["title"]}"'],
+def variant(name: str) -> dict[str, str]:
+    """File name -> text of a variant; ValueError where the stage lacks a text that it replaces."""
+    number = stage_of(name)
+    made, shipped = VARIANTS[number][name], "".join(texts_of(number).values())
+    fields = [
+        re.search(rf"^    {field}=(.*),$", shipped, re.MULTILINE) for field in ("name", "title")
     ]
-    if helper := made.get("inlined"):
-        own.append(inlined(helper, text))
-    for old, new in own + made["changes"]:
-        if text.count(old) != 1:
-            raise ValueError(f"{name}: {text.count(old)} x in {label(file)}, expected 1: {old!r}")
-        text = text.replace(old, new)
-    return text
+    own = [(found[0], found[0].replace(found[1], f'"{x}"'))
+           for found, x in zip(fields, (name, made["title"]), strict=True) if found]  # fmt: skip
+    number_line = f"    number={number},", f"    number={made['number']},"
+    return changed(number, [number_line, *own, *made["changes"]], name)
 
 
-def inlined(helper: str, text: str) -> list[str]:
-    """The line of `text` that imports from a file beside the stage, and that file's text."""
-    [line] = re.findall(rf"^from stages\.{helper} import .*\n", text, re.MULTILINE)
-    file = HERE.parent / "stages" / (helper.replace(".", "/") + ".py")
-    return [line, file.read_text(encoding="utf-8")]
+def stage_of(name: str) -> int:
+    """The stage that a variant is made of."""
+    [number] = [number for number, known in VARIANTS.items() if name in known]
+    return number
 
 
 def write(folder: Path, number: int = 6) -> list[Path]:
@@ -82,16 +76,14 @@ def write(folder: Path, number: int = 6) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name in VARIANTS[number]:
-        path = folder / f"{name}.py"
-        path.write_text(variant(name), encoding="utf-8")
-        paths.append(path)
+        paths.append(write_texts(number, variant(name), folder, name))
     return paths
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--stage", type=int, choices=tuple(FILES), default=6)
+    parser.add_argument("--stage", type=int, choices=tuple(VARIANTS), default=6)
     given = parser.parse_args()
     try:
         print(*write(given.folder, given.stage), sep="\n")

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 import stages
+from course.edits import write_changed
 from harness.isolation.call import prepare
 from harness.measures.accuracy import judge_outputs
 from harness.measures.oracle import make_oracles
@@ -171,23 +172,13 @@ PITFALLS: dict[str, Pitfall] = {
 }  # fmt: skip
 
 
-def wrong_text(name: str) -> str:
-    """The stage's file with the mistake `name` in it; ValueError where a text isn't there once."""
-    pitfall = PITFALLS[name]
-    path = Path(str(stages.by_number(pitfall.stage).__file__))
-    text = path.read_text(encoding="utf-8")
-    for old, new in pitfall.changes:
-        if text.count(old) != 1:
-            raise ValueError(f"{name}: {text.count(old)} x in {path.name}, expected 1: {old!r}")
-        text = text.replace(old, new)
-    return text
-
-
 def load_wrong(name: str, folder: Path) -> ModuleType:
-    """The stage with the mistake `name`, written to `folder` and imported."""
-    path = folder / f"pitfall_{list(PITFALLS).index(name)}.py"
-    path.write_text(wrong_text(name), encoding="utf-8")
-    return stages.load(path)
+    """The stage with the mistake `name`, written to `folder` and imported.
+
+    Raises ValueError where a text that the mistake replaces isn't there once.
+    """
+    pitfall, file = PITFALLS[name], f"pitfall_{list(PITFALLS).index(name)}"
+    return stages.load(write_changed(pitfall.stage, pitfall.changes, folder, file))
 
 
 def in_nan(x: torch.Tensor) -> torch.Tensor:

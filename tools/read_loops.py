@@ -1,11 +1,11 @@
 """Compile stage 9 and its variants for a Hopper GPU that isn't here, and read their loops.
 
     python tools/make_variants.py build/hopper --stage 9
-    python tools/read_loops.py build/hopper/in_turn.py ... --out results/cpu/hopper-loops.jsonl
+    python tools/read_loops.py build/hopper/in_turn ... --out results/cpu/hopper-loops.jsonl
 
 Needs Triton, but no GPU. How many registers and instructions does the loop over KV tiles take, do
 values spill, do the products run beside the rest? Without a mask, in bfloat16, in the configuration
-that each file chooses for N = 4096. docs/hopper.md shows the record.
+that each file chooses for N = 4096. docs/log/hopper.md shows the record.
 """
 
 import argparse

@@ -54,7 +54,11 @@ def parts(tool: str) -> list[Part]:
 
 
 def launch_each(
-    kernel: object, candidates: list[dict[str, int]], launch: Callable[..., None], **_: object
+    kernel: object,
+    candidates: list[dict[str, int]],
+    launch: Callable[..., None],
+    *_: object,
+    **more: object,
 ) -> dict[str, int]:
     """In the tuner's place: launches every candidate, and chooses the first."""
     from triton.runtime.errors import OutOfResources

@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -27,10 +27,13 @@ import make_variants
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT))
 
+from course.edits import texts_of, write_texts  # noqa: E402
+
 BEFORE = "in_turn"
 # parts of the loop over KV tiles: from the start of the first product to the end of the wait for
 # the last one, with the waits for K and V; and the online softmax
 PRODUCTS, SOFTMAX = PARTS = "products", "softmax"
+LOOP = "\ndef walk(\n"  # the function that has it
 # lines of the loop
 PRODUCT = r" = (scores|warpgroup_mma|warpgroup_mma_wait)\("
 SCORES, P_V, STEP = r" = scores\(", r"acc = warpgroup_mma_wait\(", r" = exponentiate\("
@@ -41,14 +44,18 @@ SHOWN = 5  # KV tiles in a record
 Span = tuple[float, float, str]  # the cycles at which a part begins and ends, and which part
 
 
-def marked(text: str) -> str:
-    """The text of stage 9 or of a variant with marks around each part.
+def marked(texts: Mapping[str, str]) -> dict[str, str]:
+    """The files of stage 9 or of a variant with marks around each part.
 
     ptxas leaves products and exponentials between their marks. Without marks, at d = 64, it puts
     the wait for P V before the softmax (docs/hopper.md), so that is done here, too. ValueError
     where the loop isn't as expected.
     """
-    above, name, rest = text.partition("\ndef walk(\n")
+    found = [file for file, text in texts.items() if LOOP in text and re.search(STEP, text)]
+    if len(found) != 1:
+        raise ValueError(f"expected one file with {LOOP!r} and {STEP}, got {len(found)}")
+    [file] = found
+    above, name, rest = texts[file].partition(LOOP)
     loop, end, below = rest.partition("\n    return ")
     lines = loop.split("\n")
 
@@ -72,7 +79,7 @@ def marked(text: str) -> str:
     ):
         lines.insert(index, f"        pl.{word}_scope({part!r})")
     marks = "import triton.profiler.language as pl\n"
-    return marks + above + name + "\n".join(lines) + end + below
+    return {**texts, file: marks + above + name + "\n".join(lines) + end + below}
 
 
 def spans(events: Iterable[dict[str, Any]]) -> dict[str, dict[int, list[Span]]]:
@@ -157,9 +164,7 @@ def trace(file: Path, n: int) -> dict[str, Any]:
     )  # fmt: skip
     q, k, v = make_inputs(problem)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / file.name
-        path.write_text(marked(file.read_text(encoding="utf-8")), encoding="utf-8")
-        stage = stages.load(path)
+        stage = stages.load(write_texts(file, marked(texts_of(file)), Path(folder), "marked"))
         mode = Default(granularity="warp", optimizations="clock32")
         log = Path(folder) / "marks"
         proton.start(str(log), backend="instrumentation", data="trace", mode=mode)
@@ -189,8 +194,7 @@ def main(n: int, out: Path) -> None:
     if out.exists():
         raise SystemExit(f"timeline: {out} is there already; give another name, or remove it")
     with tempfile.TemporaryDirectory() as folder:
-        before = Path(folder) / f"{BEFORE}.py"
-        before.write_text(make_variants.variant(BEFORE), encoding="utf-8")
+        before = write_texts(9, make_variants.variant(BEFORE), Path(folder), BEFORE)
         kernels = describe_files([before, Path(str(shipped.__file__))])
         rungs = [kernel.to_json() for kernel in kernels]
         env = environment.make_env("cuda", [], rungs, {"command": "tools/timeline.py"})

@@ -26,13 +26,13 @@ from harness.problems.problem import Problem
 from harness.records.code import read_declared
 from harness.records.units import clean
 
-STAGES = range(9)  # that have a lab
+STAGES = range(9)  # those that have a lab
 SIZES = ("b", "h", "nq", "nk", "d")
 TABLE = tomllib.loads(Path(__file__).with_name("checks.toml").read_text(encoding="utf-8"))
 BASE = Problem("normal", 0, 1, 1, 1, 1, 1, 1, "float32", "ieee", False, None, "cpu")
 LOAD = 20.0  # seconds for a file to be imported
-CALLS = (2, 5)  # of a check, where checks.toml doesn't say
-SHOWN = 5  # lines of what a submission printed, the last ones
+CALLS = (2, 5)  # the least and the most calls of a check, where checks.toml doesn't say
+SHOWN = 5  # how many of the last lines that a submission printed are shown
 # a warning in what a submission printed: the file's folder and its line of code say nothing
 WARNED = re.compile(r"^.*[/\\](\S+:\d+: \w*Warning: .*)\n  .*$", re.M)
 FAILED = {"wrong": "failed", "wrong-by-design": "failed", "skipped": "failed"}
@@ -268,7 +268,7 @@ def text_of(file: Path) -> str:
     data = bytes_of(file)
     try:
         return decode_source(data)
-    except (SyntaxError, LookupError, ValueError):  # Python or the compiler itself tells of it
+    except (SyntaxError, LookupError, ValueError):  # Python or the compiler says what is wrong
         return data.decode("utf-8", "replace")
 
 
@@ -293,7 +293,9 @@ def judged(
 ) -> Result:  # fmt: skip
     """Return the marks of a stage that could be loaded, and the cause of its first failure."""
     reason = info.unavailable["cpu"]
-    needs = {"triton"} if number >= 4 and not numpy else set()  # of the lab, not the file's own
+    needs = (
+        {"triton"} if number >= 4 and not numpy else set()
+    )  # what the lab needs, whatever the file says
     if reason and "cpu" in info.devices and needs >= {*info.needs}:
         raise Unchecked(f"stage {number} can't be checked here: {reason}")
     twin = number == 5 and "triton" not in info.needs
@@ -329,13 +331,15 @@ def judged(
         said = explain.from_numbers(
             path, failed.check.problem, failed.check.layout, folder, (str(info.path.resolve()), may)
         )
-        surely = explain.python_max(info.path, of=" tl.max(")  # of tiles, not of two numbers
+        surely = explain.python_max(
+            info.path, of=" tl.max("
+        )  # the max of tiles, not of two numbers
         known = surely or said.diagnosis or explain.python_max(info.path)
     case, look = list(said.case), f"look at: {failed.check.look}"
     if not known and failed.status not in ("wrong", "skipped"):
-        known = case.pop()  # it has stopped: its own message, and line, say more than the check
+        known = case.pop()  # it stopped with a message and a line, which say more
     if not known and case[-1].startswith(explain.FIRST_TILE):
-        look = case.pop()  # nearer than what the check says
+        look = case.pop()  # this place is nearer to the mistake
     known = known or f"no known mistake gives just this; {look}"
     lines = WARNED.sub(r"\1", failed.printed).splitlines()
     printed = [f"it printed: {clean(x)}" for x in lines[-SHOWN:]]

@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from course.lab.grading.calls import FORBIDDEN
+from course.lab.grading.endings import FORBIDDEN
 
-FILES = ("value_graph.hpp", "attention.cpp")  # of csrc/; the first has the gaps
+FILES = ("value_graph.hpp", "attention.cpp")  # both are in csrc/; the first has the gaps
 ROOT = Path(__file__).parents[2]
-# in a handout of the stages below it lies beside the stub
+# a handout of the stages below has it beside the stub
 STAGE_2 = next(
     (path for path in (ROOT / folder / "s02_cpp_value_graph.py" for folder in ("stages", "stubs"))
      if path.is_file()), ROOT / "stages" / "s02_cpp_value_graph.py",
 )  # fmt: skip
 COMPILE_LIMIT = 60.0  # seconds
-COMPILE_BYTES = 2 << 30  # of memory, and of each file that is written
+COMPILE_BYTES = 2 << 30  # the most memory, and the largest file that is written
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"\n]+)"', re.M)
 LARGEST = 1 << 20  # bytes of a submission's file
 Array = np.ndarray[Any, Any]
@@ -67,10 +67,10 @@ def build(submission: Path, folder: Path, home: Path) -> Path:
     library = folder / "value_graph.so"
     options = ["-O1", "-std=c++17", "-shared", "-fPIC", f"-I{submission}", "-H"]
     code, said = compiled([*command.split(), *options, *map(str, sources), "-o", str(library)])
-    printed = [line for line in said if line.startswith(".")]  # by -H: what is included
+    printed = [line for line in said if line.startswith(".")]  # -H prints what is included
     said = [line for line in said if line not in printed]
     included = [Path(line.lstrip(". ")) for line in printed]
-    for file in files(submission):  # a copy: what was beside it there is not beside it here
+    for file in files(submission):  # into a folder without anything else
         named = INCLUDE.findall(file.read_text(encoding="utf-8", errors="replace"))
         included += [home / name for name in named if (home / name).is_file()]
     own = {submission.resolve(), home}
@@ -104,7 +104,7 @@ def compiled(command: list[str]) -> tuple[int, list[str]]:
         ) as made:  # fmt: skip
             try:
                 said = made.communicate(timeout=COMPILE_LIMIT)[1]
-            finally:  # it runs others, which do the work
+            finally:  # the compiler's own children, too
                 if made.returncode is None and hasattr(os, "killpg"):
                     os.killpg(made.pid, signal.SIGKILL)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -18,15 +18,15 @@ from types import FrameType
 from typing import Any
 
 from course.lab.gaps import UNPARSED
-from course.lab.grading.calls import REFUSED
+from course.lab.grading.endings import REFUSED
 from harness.isolation.call import bind, blame, prepare_for, write_outputs
 from harness.isolation.child import ChildFailed, say
 from harness.isolation.session import Session
 from harness.problems.problem import Problem
 
 LIMIT = 60.0  # seconds for each of the two processes
-CORNER = 4  # rows and columns of a failing case that are shown
-NEAR = 0.01  # of the distance from the truth: nearer to a mistake's output, it is that mistake
+CORNER = 4  # how many rows and columns of a failing case are shown
+NEAR = 0.01  # an output this much nearer to a mistake's than to the truth has that mistake
 ROUNDED = 2.0**-7  # of an output's size: one rounding to bfloat16 is off by 2^-9 at most
 # a function that walks tiles -> its loop's variable; and the state that such a loop carries
 WALKS = dict.fromkeys(("attention_kernel", "visit_tiles", "attend_head"), "start_n")
@@ -156,7 +156,7 @@ def watching() -> Iterator[dict[str, Any]]:
     import numpy as np
 
     states: dict[str, Any] = {}
-    last = dict.fromkeys(STATES, -1)  # the tile noted last; a walk that begins before is another's
+    last = dict.fromkeys(STATES, -1)  # the tile noted last; an earlier one belongs to another loop
 
     def value(x: Any) -> Any:
         return np.array(getattr(getattr(x, "handle", None), "data", x))
@@ -225,7 +225,7 @@ def diagnose(connection: Connection, order: dict[str, Any], layout: str, out: st
     best, diagnosis = NEAR, ""
     for says, made in known(problem, layout):
         off = max(distance(got[x], made[x], oracles[x].out64) for x in judged)
-        if off < 0.9 * best:  # of mistakes that come to the same here, the first
+        if off < 0.9 * best:  # the first of mistakes that give the same here
             best, diagnosis = off, says
     if not diagnosis and problem.dtype == "float32":
         diagnosis = rounded(got[name], oracles[name].out64)
@@ -236,7 +236,7 @@ def diagnose(connection: Connection, order: dict[str, Any], layout: str, out: st
     with np.load(f"{out}.npz") as states:
         case += (tile := first_tile(problem, layout, dict(states), backward=name != "o"))
     if best == 0 and tile and f"{FIRST_TILE}: keys 0 " not in tile[0]:
-        diagnosis = ""  # one without a finite number, so that it fits any output without one
+        diagnosis = ""  # its output has no finite number, so any such output fits
     if not diagnosis and not tile and not got[name].isfinite().any():
         diagnosis = NOTHING
     say(connection, "ready", diagnosis=diagnosis, case=case)
@@ -372,7 +372,7 @@ def forward_tiles(
     k, v = (x[0, 0].numpy() for x in a.spread())
     unit = math.log2(math.e) if "base_2" in states else 1.0
     for step in walk(a.q[0, 0].numpy()[rows], k, v, size, seen):
-        lite = {"acc": step.lite}  # where there is no l, it is stage 4's own mistake
+        lite = {"acc": step.lite}  # a step without l has stage 4's own mistake
         online = {"m_i": step.m_i * unit, "l_i": step.l_i, "acc": step.acc}
         yield step.start, "keys", which, online if "l_i 0" in states else lite
 

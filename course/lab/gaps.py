@@ -18,13 +18,13 @@ from course.lessons.side_by_side import BLANK
 
 KINDS = {"small": "step", "large": "exercise"}  # size of the gaps -> how they are marked
 NOT_WRITTEN = "not written yet"
-UNTOLD = "the formulas: yours to write"  # in their place in a stub's docstring
+UNTOLD = "the formulas: yours to write"  # a stub's docstring has this in their place
 FORMULA = re.compile(r"\s+([A-Za-z_]+)(?:\[\w+\])? \+?= ")
-UNPARSED = (SyntaxError, ValueError, RecursionError, MemoryError)  # of text that is no Python
+UNPARSED = (SyntaxError, ValueError, RecursionError, MemoryError)  # text that is no Python
 COMMENT = re.compile(r"\s*(#(?!error)|//|$)")
 STUBS_OWN = re.compile(rf"\s*(?:raise NotImplementedError\(.|#error ){NOT_WRITTEN}: (\w+)")
 PLACEHOLDER = re.compile(r"\s*(pass|\.\.\.|raise NotImplementedError.*|#error.*)\s*$")
-# of a statement that is nearly given away: words that stay, and a name that doesn't
+# in a statement that is nearly given away these words stay, and a name goes
 KEPT = "for|in|if|is|not|and|or|return|new|None|True|False|const|raise"
 NAME = re.compile(rf"(?<![\w.\"-])(?!(?:{KEPT})\b)[A-Za-z_][\w.]*(?![\w.\"]|\s*[({{]|=[^=])")
 

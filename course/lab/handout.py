@@ -13,8 +13,9 @@ from string import Template
 
 from course.lab import gaps
 from course.lab.cpp import STAGE_2
-from course.lab.labs import HERE, NUMPY, ROOT, STUBS, NoLab, about, place, source, stubs
+from course.lab.labs import HERE, NUMPY, ROOT, STUBS, NoLab, about, handed_in, place, stubs
 from harness.problems.problem import PEERS_FROM, YARDSTICK
+from harness.records.code import files_of
 from harness.records.environment import tracked
 
 PACKAGES = ("stages/", "harness/", "attention_ladder/", "course/", "ladder/")
@@ -28,13 +29,11 @@ PAGES = dict.fromkeys(
      "walkthrough/index"), 0,
 ) | {"flash2": 6, "training": 7}  # fmt: skip
 TESTS = ("conftest", "stages/conftest", "stages/stage_checks", "stages/test_handout")
-RECORDS, ANSWERS = (
-    "results/",
-    "results/cpu/pitfalls",
-)  # what notebooks show; it holds lines of stages
+RECORDS = "results/"  # notebooks show them
+ANSWERS = "results/cpu/pitfalls"  # this record holds lines of stages
 FIRST_ON_A_GPU = 5
 TRAIN_TEXT = "harness/data/train_text.txt"  # this project's own sources, as a text to learn
-# its words, file and heading
+# a link's words, file and heading
 LINK = re.compile(r"\[([^][]*)\]\(([^)#:\s]+\.(?:md|py|ipynb)|(?=#))(?:#([^)\s]*))?\)")
 TO_WRITE = re.compile(r"<!-- to write -->\n(.*?)<!-- end -->\n+", re.S)  # of TEMPLATE
 WHOLE = re.compile(r"<!-- not in a handout -->\n.*?<!-- end -->\n+", re.S)
@@ -45,7 +44,7 @@ INLINE = re.compile(r"( \(`|`)((?:\.venv/bin/)?ladder [^`]*)(`\)?)")
 # in a call: the stages to run or compare, and the stage of a lab
 NAMED = re.compile(r"(--stages?) (\d[\w,]*)|(?<=ladder )diff (\d) (\d)")
 LAB = re.compile(r"(?<=lab start )\d|(?<=lab hint )\d|(?<=mine_)\d(?=\.py)")
-NEEDS_ALL = re.compile(r"ladder (lab export|readme|figures)\b")  # no commands of a copy
+NEEDS_ALL = re.compile(r"ladder (lab export|readme|figures)\b")  # a copy can't do these
 
 
 def belongs(name: str, last: int) -> bool:
@@ -69,6 +68,8 @@ def belongs(name: str, last: int) -> bool:
         return last >= 2
     if name == NUMPY.relative_to(ROOT).as_posix():
         return last >= 5
+    if name.startswith("course/emulator/"):  # of what stage 9 is written for
+        return last >= 8
     if name == TEMPLATE.relative_to(ROOT).as_posix():
         return False
     return name.startswith((*PACKAGES, *TOP, RECORDS)) and not name.startswith(ANSWERS)
@@ -87,17 +88,17 @@ def export(to: Path, last: int) -> None:
     names = sorted(path.relative_to(ROOT).as_posix() for path in own if path.is_file())
     kept = [name for name in names if belongs(name, last)]
     following = last + 1 if last + 1 in about() else None
-    stub_of = [source(following).relative_to(ROOT).as_posix()] if following else []
+    stub_of = [x.relative_to(ROOT).as_posix() for x in files_of(following)] if following else []
     peers = [name for name in kept if name.startswith("harness/peers/")]
     while unused := parts(kept) - {
         x for name in {*kept, *stub_of} - {*peers} for x in imported(name)
     }:
-        kept = [name for name in kept if name not in unused]  # only stages above import them
+        kept = [name for name in kept if name not in unused]  # nothing that is kept imports them
     gone = parts(names) - parts(kept)
     kept = [name for name in kept if name not in peers or not imported(name) & gone]
     for name in kept:
         copy(ROOT / name, to / name)
-    if following == 2:  # the way into Python: a part of the lab, no stage that could run yet
+    if following and handed_in(following):  # the lab's way into Python; the stage can't run yet
         copy(STAGE_2, to / STUBS.name / STAGE_2.name)
     if last < 2:  # nothing to compile
         rules = lines_of(ROOT / "CMakeLists.txt")[:2]

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from course.lab import gaps
-from course.lab.cpp import FILES
-from harness.records.code import first_file
+from course.lab.one_file import one_file
+from harness.records.code import files_of, first_file, label
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 STUBS = ROOT / "stubs"  # in an exported copy
@@ -26,28 +26,39 @@ def about() -> dict[int, dict[str, Any]]:
     }
 
 
+def handed_in(stage: int) -> tuple[str, ...]:
+    """Return the names of the files that a student hands in, in a folder; () for one .py file."""
+    return tuple(about()[stage].get("files", ()))
+
+
 def source(stage: int, numpy: bool = False) -> Path:
-    """Return the path of the file with a stage's gaps; an exported copy may lack it."""
+    """Return the first file of a lab's solution; an exported copy may lack it."""
     if numpy and stage != 5:
         raise NoLab(f"--numpy: stage {stage} has no NumPy twin, only stage 5 has one")
     if numpy:
         return NUMPY
-    if stage == 2:
-        return ROOT / "csrc" / FILES[0]
     try:
         return first_file(stage)
     except KeyError:
         return ROOT / "stages" / f"s{stage:02d}"
 
 
+def solution(stage: int, numpy: bool = False) -> dict[str, str]:
+    """Return what a student would hand in, by file name; {} in an exported copy that lacks it."""
+    first = source(stage, numpy)
+    if not first.is_file():
+        return {}
+    if named := handed_in(stage):
+        files = {path.name: path for path in files_of(stage)}
+        return {name: files[name].read_text(encoding="utf-8") for name in named}
+    text = first.read_text(encoding="utf-8") if numpy else one_file(stage)
+    return {f"{label(first).removesuffix('.py')}.py": text}
+
+
 def stubs(stage: int, size: str, numpy: bool = False) -> dict[str, str]:
-    """Return a stub's files by name: one, but two for stage 2. Raises NoLab where there is none."""
-    path = source(stage, numpy)
-    if path.is_file():
-        files = {path.name: gaps.stub(path.read_text(encoding="utf-8"), size)}
-        if stage == 2:
-            files[FILES[1]] = (ROOT / "csrc" / FILES[1]).read_text(encoding="utf-8")
-    else:
+    """Return a stub's files by name: one .py file, or those handed in. Raises NoLab without any."""
+    files = {name: gaps.stub(x, size) for name, x in solution(stage, numpy).items()}
+    if not files:
         kept = sorted((STUBS / place(stage, size, numpy)).glob("*"))
         files = {each.name: each.read_text(encoding="utf-8") for each in kept}
     if not files:
@@ -61,15 +72,15 @@ def place(stage: int, size: str, numpy: bool) -> str:
 
 
 def start(stage: int, to: Path, size: str, numpy: bool) -> None:
-    """Write a stub to the file `to`, for stage 2 to the folder. Never overwrites: raises NoLab."""
-    files = stubs(stage, size, numpy)
+    """Write a stub to the file `to`, or to the folder. Never overwrites: raises NoLab."""
+    files, folder = stubs(stage, size, numpy), handed_in(stage)
     try:
-        if stage == 2:
+        if folder:
             to.mkdir(parents=True)
         else:
             to.parent.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
-            with (to / name if stage == 2 else to).open("x", encoding="utf-8") as file:
+            with (to / name if folder else to).open("x", encoding="utf-8") as file:
                 file.write(text)
     except FileExistsError:
         raise NoLab(f"{to}: is there already, and is not overwritten: --to names another") from None
@@ -80,11 +91,10 @@ def hints(stage: int, level: int, numpy: bool = False) -> Iterator[str]:
 
     Raises NoLab where an exported copy has no stub of the stage, or lacks its lines for level 3.
     """
-    path = source(stage, numpy)
-    whole = path.is_file()
+    whole = solution(stage, numpy)
     if level == 3 and not whole:
         raise NoLab("--level: this copy lacks the lines that level 3 is made from: take 1 or 2")
-    files = {path.name: path.read_text("utf-8")} if whole else stubs(stage, "small", numpy)
+    files = whole or stubs(stage, "small", numpy)
     for gap in gaps.find("".join(files.values()), "small"):
         hint = gap.nearly() if level == 3 else f"    {about()[stage][gap.name][level - 1]}"
         yield f"{gap.name}: {gap.says}\n{hint}"

@@ -9,9 +9,9 @@ from harness.isolation.changes import Given
 from harness.problems.inputs import STEPS, strided
 from harness.problems.problem import Problem
 
-HIGH = 1000.0  # added to all scores of a row, past exp's overflow in float64: softmax is the same
+HIGH = 1000.0  # added to all scores of a row: exp overflows in float64, softmax is the same
 LOW = -500.0  # added to all scores of every other row of peaky inputs: below exp's underflow there
-FAR = 128  # keys after all others, their scores less by LOW: their weight is 0
+FAR = 128  # this many keys come last; LOW makes their weight 0
 
 pad = torch.nn.functional.pad
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from course.edits import replace_once
 from course.lab.labs import source
 from course.lab.layouts import stored
 from harness.problems.directions import make_output_gradient
@@ -22,7 +23,7 @@ Tensor = torch.Tensor
 Prediction = dict[str, Tensor]  # o, dq, dk, dv, as far as a mistake changes them
 
 TILES = (64, 32, 128, 16)  # keys; the ladder's own first
-MERGED = 16 * 64  # keys of as many parts as stage 8 merges at once, each one tile
+MERGED = 16 * 64  # keys of 16 parts of one tile each: stage 8 merges as many at once
 LOG2_E = math.log2(math.e)
 
 
@@ -88,7 +89,7 @@ def exp_from(s: Tensor, top: Tensor) -> Tensor:
     return torch.exp(s - top.masked_fill(top.isneginf(), 0.0))
 
 
-# a mistake in the graph of Values -> stage 0's own line, and what stands there in its place
+# a mistake in the graph of Values -> stage 0's line, and the wrong line in its place
 GRAPH = {
     "a product's derivatives are exchanged: that with respect to a factor is the other factor": (
         "(other.data, self.data))", "(self.data, other.data))",
@@ -439,10 +440,11 @@ def graphs(a: Asked) -> Iterator[tuple[str, Prediction]]:
     text = source(0).read_text(encoding="utf-8")
     for says, (right, wrong) in GRAPH.items():
         mutant: dict[str, Any] = {"__name__": "stage 0 with a mistake"}
-        exec(compile(text.replace(right, wrong), "stage 0 with a mistake", "exec"), mutant)
+        made = replace_once(text, right, wrong, says)
+        exec(compile(made, "stage 0 with a mistake", "exec"), mutant)
         given = [x.detach().requires_grad_() for x in (a.q, a.k, a.v)]
-        made = torch.autograd.grad(mutant["attend"](*given), given, a.dO)
-        yield says, dict(zip(("dq", "dk", "dv"), made, strict=True))
+        grads = torch.autograd.grad(mutant["attend"](*given), given, a.dO)
+        yield says, dict(zip(("dq", "dk", "dv"), grads, strict=True))
 
 
 def likely(name: str, start: int, got: float, bounds: bool) -> str:

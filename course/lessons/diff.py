@@ -8,31 +8,52 @@ from pathlib import Path
 
 from rich.text import Text
 
+from harness.records.code import FIRST, files_of, first_file, label
+
 CONTEXT = 3  # unchanged lines around each change
 
-Numbered = tuple[int, str]  # a line and its number in the file, from 1
+Numbered = tuple[int, str]  # a line and its number in its file, from 1
+Placed = tuple[str, int, str]  # its file's name, its number and the line
 # a comment that marks an exercise of `ladder lab` (course/lab/gaps.py), left out of differences
 MARKER = re.compile(r"(\s*)(?:#|//) (exercise|step|end of) (\w+)(?:: (.*))?$")
 
 
-def whole(path: Path) -> list[Numbered]:
-    """All the lines of a stage's file."""
+def numbered(path: Path) -> list[Numbered]:
+    """The lines of a file."""
     return list(enumerate(path.read_text(encoding="utf-8").splitlines(), start=1))
 
 
-def kernel(path: Path) -> list[Numbered]:
+def whole(stage: int) -> list[Placed]:
+    """All the lines of a stage's files, in reading order."""
+    return [(path.name, *line) for path in files_of(stage) for line in numbered(path)]
+
+
+def kernel(stage: int) -> list[Placed]:
     """The lines of a stage's Triton kernels, or of all its code where it has none.
 
-    All code is everything after the docstring, the imports and the declaration.
+    All code is everything after the docstring, the imports and the declaration, and what is not
+    in Python.
     """
-    nodes = ast.parse(path.read_text(encoding="utf-8")).body
-    after = [i + 1 for i, node in enumerate(nodes) if is_declaration(node)] or [0]
-    lines = whole(path)
-    found: list[Numbered] = []
-    for node in list(filter(is_kernel, nodes)) or nodes[after[-1] :]:
-        first, last = extent(node)
-        found += [*lines[first - 1 : last], (last, "")]
-    return unmarked(found[:-1])
+    files = files_of(stage)
+    only_kernels = any(map(has_kernel, files))
+    found: list[Placed] = []
+    for path in files:
+        lines = numbered(path)
+        if path.suffix == ".py":
+            nodes = ast.parse(path.read_text(encoding="utf-8")).body
+            after = [i + 1 for i, node in enumerate(nodes) if is_declaration(node)] or [0]
+            shown = list(filter(is_kernel, nodes)) if only_kernels else nodes[after[-1] :]
+            parts = [extent(node) for node in shown]
+            lines = [
+                line for first, last in parts for line in (*lines[first - 1 : last], (last, ""))
+            ]
+        found += [(path.name, *line) for line in unmarked(lines)]
+    return found
+
+
+def has_kernel(path: Path) -> bool:
+    """Whether a file has kernels in Triton or Gluon."""
+    return path.suffix == ".py" and any(map(is_kernel, ast.parse(path.read_bytes()).body))
 
 
 def unmarked(lines: Sequence[Numbered]) -> list[Numbered]:
@@ -57,24 +78,22 @@ def is_declaration(node: ast.stmt) -> bool:
     return ast.unparse(node).startswith("STAGE =")
 
 
-def changes(
-    old: Path, new: Path, part: Callable[[Path], Sequence[Numbered]] = whole
-) -> Iterator[Text]:
+def changes(old: int, new: int, part: Callable[[int], Sequence[Placed]] = whole) -> Iterator[Text]:
     """What changed in `part` of two stages' files, line by line, coloured.
 
     First two lines that say what - and + mean; then each place with a heading that says which lines
     of the files these are.
     """
     before, after = part(old), part(new)
-    a, b = ([text for _, text in lines] for lines in (before, after))
+    a, b = ([text for *_, text in lines] for lines in (before, after))
     groups = list(difflib.SequenceMatcher(None, a, b).get_grouped_opcodes(CONTEXT))
     if groups:
-        yield Text(f"- only in {old.name}", style="red")
-        yield Text(f"+ only in {new.name}", style="green")
+        yield Text(f"- only in {label(first_file(old))}", style="red")
+        yield Text(f"+ only in {label(first_file(new))}", style="green")
     for group in groups:
         (_, first, _, new_first, _), (_, _, last, _, new_last) = group[0], group[-1]
-        there = f"{new.name}, {place(after, new_first, new_last)}"
-        yield Text(f"{there} ({old.name}, {place(before, first, last)}):", style="bold")
+        there = f"{place(new, after, new_first, new_last)}"
+        yield Text(f"{there} ({place(old, before, first, last)}):", style="bold")
         for tag, first, last, new_first, new_last in group:
             if tag == "equal":
                 yield from (Text(f" {text}") for text in a[first:last])
@@ -83,17 +102,24 @@ def changes(
                 yield from (Text(f"+{text}", style="green") for text in b[new_first:new_last])
 
 
-def place(lines: Sequence[Numbered], first: int, last: int) -> str:
-    """'lines 3 to 9': where the lines from index `first` up to `last` stand in their file."""
+def place(stage: int, lines: Sequence[Placed], first: int, last: int) -> str:
+    """'s05_triton_online.py, lines 3 to 9': where the lines from index `first` up to `last` are."""
+    name = label(first_file(stage))
+    start, end = (lines[max(i, 0)] for i in (first if last > first else first - 1, last - 1))
+    if start[0] != FIRST and not name.endswith(".py"):
+        name = f"{name}/{start[0]}"
+    elif name.endswith(".py") and start[0] != name:
+        name = start[0]  # such as a file in C++
     if first == last:
-        return f"after line {lines[first - 1][0] if first else 0}"
-    return f"lines {lines[first][0]} to {lines[last - 1][0]}"
+        return f"{name}, after line {start[1] if first else 0}"
+    return (
+        f"{name}, lines {start[1]} to " + (f"{end[0]} " if end[0] != start[0] else "") + f"{end[1]}"
+    )
 
 
-def summary(paths: Sequence[Path], lines: Sequence[Text]) -> str:
+def summary(stages: Sequence[int], lines: Sequence[Text]) -> str:
     """A line that says what was compared, and how many lines of the diff `lines` changed."""
     added, removed = (sum(line.plain[:1] == sign for line in lines[2:]) for sign in "+-")
-    trees = {path.name: ast.parse(path.read_text(encoding="utf-8")).body for path in paths}
-    without = [name for name, nodes in trees.items() if not any(map(is_kernel, nodes))]
+    without = [label(first_file(x)) for x in stages if not any(map(has_kernel, files_of(x)))]
     note = f" ({' and '.join(without)}: no Triton kernel, all the code)" if without else ""
     return f"The kernels{note}: {added} lines come, {removed} go. --whole compares the whole files."

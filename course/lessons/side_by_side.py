@@ -17,6 +17,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from course.lessons import diff
+from harness.records.code import files_of
 from harness.views.look import COMES, GOES, INK
 
 ROOT = Path(__file__).parents[2]
@@ -91,19 +92,25 @@ def code(where: int | str, name: str = "") -> Code:
     OSError where there is no such file.
     """
     if isinstance(where, int):
-        title = f"stage {where}"
-        path = next((ROOT / "stages").glob(f"s{where:02d}_*.py"), None)
-        if path is None:
-            raise KeyError(f"no {title} in stages/")
+        title, files = f"stage {where}", files_of(where)
     else:
-        title, path = where, ROOT / where
-    text, lines = path.read_text(encoding="utf-8"), diff.whole(path)
+        title, files = where, [ROOT / where]
+    path, *others = files
+    if name and others and path.suffix == ".py":  # the file of a folder that has it
+        found = (x for x in files if x.suffix == ".py" and defines(x, name.split(".")[0]))
+        path = next(found, path)
+    text, lines = path.read_text(encoding="utf-8"), diff.numbered(path)
     if name:
         title = f"{title}: {name}"
         first, last = (extent if path.suffix == ".py" else braces)(text, name)
         lines = lines[first - 1 : last]
     numbers, kept = zip(*diff.unmarked(lines), strict=True)
     return Code(path, title, numbers, kept)
+
+
+def defines(path: Path, name: str) -> bool:
+    """Whether a Python file defines the function or class `name`."""
+    return any(getattr(node, "name", None) == name for node in ast.parse(path.read_bytes()).body)
 
 
 def extent(text: str, name: str) -> tuple[int, int]:

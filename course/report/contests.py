@@ -210,7 +210,7 @@ def parts() -> str:
 
 def chosen_parts(record: Record) -> int:
     """How many parts stage 8's cost model chooses for a problem, on 132 multiprocessors."""
-    import torch  # only who asks for this part waits for it
+    import torch  # takes seconds, for this part only
 
     from stages.s08_triton_split_kv import plan
 
@@ -234,7 +234,7 @@ def masks() -> str:
         shape = contest_groups.decoded(group[0] | {"causal": False, "seqlens_k": None})
         body.append([shape, group[0]["nq"], f"{significant(1e3 * plain)} us", *kept])
     header = "B, H, Hk, N, d | Nq | no mask | causal | lengths | both"
-    note = "n x: what is left of the speed. Contests one after the other: ratios of their medians."
+    note = "n x: speed relative to no mask. Not timed in turns, so each ratio is of two medians."
     return text.part(header, body, note, env)
 
 

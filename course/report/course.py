@@ -1,4 +1,4 @@
-"""The generated parts of the course: docs/walkthrough, docs/memory.md, docs/expected-output.md.
+"""The generated parts of the course: docs/walkthrough and docs/memory.md.
 
 Cited figures are in course/lessons/cited.py, with their sources.
 """
@@ -16,7 +16,6 @@ from harness.records.jsonl import read
 from harness.records.schema import Record
 from harness.records.units import show_bytes, show_time
 from harness.views import cell_tables
-from harness.views.cell_tables import stages_of
 from harness.views.machine import moved, traffic
 
 LAUNCH = itemgetter("launch")
@@ -249,35 +248,3 @@ def backward_bytes() -> str:
     header = "N | P, kept | LSE, kept | moved with P kept | made again, at the least | less"
     note = "One head, d = 64, float16; counted by harness/problems/cost.py."
     return text.part(header, body, note)
-
-
-# ---- expected output
-
-
-def expected() -> str:
-    """The tour's results for each stage, on the CPU and on the GPU."""
-    (cpu_env, cpu), (gpu_env, gpu) = (read(where / "tour.jsonl") for where in (text.CPU, text.GPU))
-    names = cell_tables.titles(cpu_env)
-    header = "problem | CPU | max err | time | peak | H200 | max err | time | peak"
-    parts = []
-    for stage, name in stages_of(cpu):
-        body = []
-        for cell in (c for c in cpu if (c["stage"], c["name"]) == (stage, name)):
-            fields = ("stage", "name", "inputs", "nk", "d")
-            other = [c for c in gpu if all(c[key] == cell[key] for key in fields)]
-            body.append([
-                f"N = {cell['nk']}, d = {cell['d']}, {cell['inputs']}",
-                *result(cell), *(result(other[0]) if other else ("-",) * 4),
-            ])  # fmt: skip
-        parts.append(f"### Stage {stage}, {names[stage, name]}\n\n{text.rows(header, body)}")
-    note = "float32, one head; errors against float64."
-    shown = {stage for stage, _ in stages_of(cpu)}
-    return "\n\n".join([*parts, note, text.machine(cpu_env, gpu_env, shown=shown)])
-
-
-def result(cell: Record) -> list[str]:
-    """Status, error, time and peak of a cell; 'interpreted' for an interpreted time."""
-    interpreted = cell["mode"] == "interpreted" and cell["time_ms"] is not None
-    time = "interpreted" if interpreted else show_time(cell["time_ms"])
-    status, peak = str(cell["status"]), cell_tables.show_peak(cell)
-    return [status, cell_tables.show_error(cell["err_f64_max"]), time, peak]

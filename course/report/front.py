@@ -108,7 +108,11 @@ def ladder() -> str:
             f"[{number} {stage['title']}]({path.relative_to(text.ROOT).as_posix()})", stage["idea"],
             found.get(number, "-"), stage.get("still_hurts", ""),
         ])  # fmt: skip
-    note = "In turns, in brackets the quartiles: [sizes](docs/results.md#the-ladder), " + HOW + "."
+    note = (
+        "Gains were timed in turns. Brackets: quartiles. [Sizes](docs/results.md#the-ladder); "
+        + HOW
+        + "."
+    )
     table = text.rows("stage | the one idea | gain | still hurts", body, mark="---")
     return "\n\n".join([table, note, text.machine(*envs)])
 
@@ -132,7 +136,7 @@ def top() -> str:
         body.append([labels[stage, name], *figures])
     header = "TFLOP/s | forward, d = 64 | d = 128 | training, d = 64 | d = 128"
     note = (
-        "No mask / causal; N = 16384, fp16; two runs, -: not in that run; FlexAttention not tuned; "
-        "[more](docs/results.md)."
+        "Each field: no mask / causal. N = 16384, fp16. -: not measured. FlexAttention isn't "
+        "tuned: [more](docs/results.md)."
     )
     return text.part(header, body, note, *envs)

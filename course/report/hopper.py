@@ -1,4 +1,4 @@
-"""The generated parts of docs/hopper.md: stage 9, its variants and the peers."""
+"""The generated parts of docs/hopper.md and its log: stage 9, its variants and the peers."""
 
 import statistics
 import tomllib
@@ -15,6 +15,11 @@ from harness.views import cell_tables, contest_groups, machine
 
 SHIPPED = "gluon_hopper"
 FASTEST = ("sdpa_cudnn", "flash_attention_3", "flash_attention_4")
+# a file's name, and that of its table: TFLOP/s of stage 9 and others
+RACES = (
+    *("hopper", "hopper-float16", "hopper-fa3", "hopper-graph", "hopper-bwd"),
+    *("hopper-train", "hopper-train-float16"),
+)
 OTHERS = {"triton_flash2": "#6", "triton_training": "#7"} | PEERS
 
 
@@ -82,6 +87,52 @@ def climb(name: str) -> str:
         header, *body = ([title, *rest] for title, _, *rest in [header, *body])
     notes += cut_off(len(planned), len({problem[1:] for problem in at}))
     return text.part(" | ".join(header), body, " ".join(notes), env)
+
+
+def first() -> str:
+    """TFLOP/s of the smallest Hopper kernel, and of the others in its record, as times of it."""
+    file = text.GPU / "hopper-first.jsonl"
+    if not file.exists():
+        return NOT_MEASURED
+    env, cells = read(file, "bench")
+    names = cell_tables.titles(env)
+    [start] = {who for who in cell_tables.stages_of(cells) if who[1] == "first"}
+    others = [who for who in cell_tables.stages_of(cells) if who != start]
+    body = []
+    for title, at in text.problems(sorted({cell["nk"] for cell in cells}), (128,), {False: ""}):
+        ours = text.find(cells, name="first", **at)
+        row = [title, f"{rate(ours)}, 1.0x"]
+        for _, name in others:
+            cell = text.find(cells, name=name, **at)
+            row.append(f"{rate(cell)}, {contest_groups.show(cell, 'speedup', ours)}")
+        body.append(row)
+    header = " | ".join(["size", "first", *(f"#{who[0]} {names[who]}" for who in others)])
+    note = f"TFLOP/s, and times as fast as `first.py`; {cells[0]['dtype']}, no mask; paired."
+    return text.part(header, body, note, env)
+
+
+def bought() -> str:
+    """What each idea of stage 9 gained: the least and the most of all problems, and where."""
+    file = text.GPU / "hopper-variants.jsonl"
+    if not file.exists():
+        return NOT_MEASURED
+    env, cells = read(file, "bench")
+    body = []
+    for number, (name, (idea, hope)) in enumerate(ideas().items(), 2):
+        gains = []
+        for title, at in text.problems(sorted({cell["nk"] for cell in cells})):
+            pair = [[c for c in cells if {"name": who, **at}.items() <= c.items()]
+                    for who in (name, SHIPPED)]  # fmt: skip
+            if all(pair) and (ratio := cell_tables.times_faster(pair[0][0], pair[1][0])):
+                gains.append((ratio, title))
+        if gains:
+            (least, _), (most, where) = min(gains), max(gains)
+            body.append([number, idea, hope, f"{least:.2f}x", f"{most:.2f}x", where])
+    note = (
+        "What stage 9 gains by an idea: the time without it over the time with it, paired, the "
+        "least and the most of twelve problems; 1.00x where it doesn't apply. bf16."
+    )
+    return text.part("# | idea | expected of it | least | most | at", body, note, env)
 
 
 def slower(cell: Record, ours: Record) -> str:
@@ -219,6 +270,6 @@ def odd() -> str:
         body.append([f"d = {d}, {text.MASKS[causal]}, N = {n} and {ragged}", *figures])
     header = "mask and sizes | the first N | the second N | four heads share keys"
     header += " | lengths as the first N | as the second"
-    note = "n x: a call's time over that of the first N. Contests one after the other: medians."
+    note = "n x: a call's time over that of the first N. Not timed in turns: medians."
     notes = [note, *cut_off(len(env["plan"]), len(cells))]
     return text.part(header, body, " ".join(notes), env)

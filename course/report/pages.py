@@ -30,9 +30,14 @@ PARTS: dict[str, Callable[[], str]] = {
     "forward": partial(contests.race, "bench-004", "fwd", 6, SIZES),
     "training": partial(contests.race, "bench-train", "train", 7, SIZES[1:]),
     "training-memory": contests.training_memory,
+    "decode": contests.decoding,
+    "flashinfer": contests.flashinfer,
+    "decode-parts": contests.parts,
+    "decode-masks": contests.masks,
+    **{name: partial(hopper.race, name) for name in hopper.RACES},
+    "hopper-loss": partial(contests.curves, "hopper-loss"),
     "gradients": partial(as_shown, GPU / "gradients.jsonl", nk=64),
     "traffic": sources.traffic,
-    "waits": partial(sources.waits, "io"),
     "model": sources.model,
     # docs/source-tables.md
     "table-4.1": sources.table_4_1,
@@ -40,49 +45,37 @@ PARTS: dict[str, Callable[[], str]] = {
     "occupancy": sources.occupancy,
     "table-4.3": sources.table_4_3,
     "table-4.4": sources.table_4_4,
-    # docs/flash2.md
-    "skipping": contests.skipping,
-    "variants": contests.variants,
-    "tuner-key": contests.tuner_key,
-    "sanitizer": contests.sanitizer,
-    # docs/hopper.md
-    **{
-        name: partial(hopper.race, name)
-        for name in (
-            *("hopper", "hopper-float16", "hopper-fa3", "hopper-graph", "hopper-bwd"),
-            *("hopper-train", "hopper-train-float16"),
-        )
-    },
-    "hopper-loss": partial(contests.curves, "hopper-loss"),
-    "hopper-variants": partial(hopper.climb, "hopper-variants"),
-    "hopper-loops": hopper.loops,
-    "hopper-tried": partial(hopper.climb, "hopper-tried"),
-    "hopper-product": hopper.share,
-    "hopper-timeline": hopper.timeline,
-    "hopper-odd": hopper.odd,
-    "hopper-bwd-variants": partial(hopper.climb, "hopper-bwd-variants"),
-    "hopper-waits": partial(sources.waits, "hopper-io"),
-    "hopper-host": partial(sources.launches, "hopper-host"),
-    # docs/benchmarks.md, docs/training.md
     "001-forward": partial(contests.source_001, "fwd", 6),
     "001-train": partial(contests.source_001, "train", 7),
     "001-split": contests.train_split,
     "004": contests.source_004,
-    "decode": contests.decoding,
-    "flashinfer": contests.flashinfer,
-    "decode-masks": contests.masks,
-    "decode-parts": contests.parts,
+    # docs/flash2.md
+    "skipping": contests.skipping,
+    "variants": contests.variants,
+    "tuner-key": contests.tuner_key,
+    # docs/hopper.md, with two of the races
+    "hopper-first": hopper.first,
+    "hopper-climb": hopper.bought,
+    # docs/log/hopper.md
+    "hopper-variants": partial(hopper.climb, "hopper-variants"),
+    "hopper-tried": partial(hopper.climb, "hopper-tried"),
+    "hopper-loops": hopper.loops,
+    "hopper-product": hopper.share,
+    "hopper-waits": partial(sources.waits, "hopper-io"),
+    "hopper-timeline": hopper.timeline,
+    "hopper-bwd-variants": partial(hopper.climb, "hopper-bwd-variants"),
+    "hopper-odd": hopper.odd,
+    "hopper-host": partial(sources.launches, "hopper-host"),
+    "sanitizer": contests.sanitizer,
+    # docs/training.md, docs/profiling.md
     "curves": partial(contests.curves, "train"),
     "generated": contests.generated,
+    "waits": partial(sources.waits, "io"),
     # docs/memory.md
     "hierarchy": course.hierarchy,
     "links": course.links,
     "scores": course.scores,
     "three-kernels": course.three_kernels,
-    # docs/expected-output.md
-    "expected-tour": course.expected,
-    "expected-masks": partial(as_shown, CPU / "masks.jsonl"),
-    "expected-gradients": partial(as_shown, CPU / "gradients.jsonl"),
     # docs/walkthrough
     "graph-0": partial(course.graph, 0),
     "climb-0-1": partial(course.climb, 0, 1),
@@ -96,7 +89,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "pitfalls-skeleton": partial(course.pitfalls, "003's skeleton"),
     "causal-tiles": course.causal_tiles,
     "backward-bytes": course.backward_bytes,
-    "training-peak": partial(contests.training_memory, (64,)),
     "pitfalls-001": partial(course.pitfalls, "001"),
 }
 

@@ -1,10 +1,11 @@
 """Helpers for the generated parts of README and docs: find records, write Markdown tables."""
 
+import ast
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
-from harness.records.code import built_in_files, code_of, label, peer_files
+from harness.records.code import built_in_files, code_of, declared, files_of, peer_files
 from harness.records.jsonl import read
 from harness.records.schema import Record
 from harness.views import cell_tables
@@ -70,7 +71,7 @@ def problem_but_n(cell: Record) -> str:
 
 
 def as_shown(path: Path, **fields: object) -> str:
-    """The tables of a file's cells with those fields, as by `ladder table --format markdown`."""
+    """The tables of a file's cells with those fields, as by `ladder show --format markdown`."""
     env, cells = read(path)
     cells = [c for c in cells if all(c[name] == value for name, value in fields.items())]
     note = f"Errors are against float64; {READING.format('')}."
@@ -82,15 +83,17 @@ def edited_since(env: Record) -> set[int]:
 
     A peer counts, and a stage whose record doesn't say what its code was.
     """
-    files = {label(path).removesuffix(".py"): path for path in (*built_in_files(), *peer_files())}
+    files = {}
+    for path in [x for first in (*built_in_files(), *peer_files()) for x in files_of(first)]:
+        if path.suffix == ".py" and (about := declared(path)):
+            files[tuple(ast.literal_eval(about[name]) for name in ("number", "name"))] = path
     planned = {cell["stage"] for cell in env["plan"]}  # a suite may measure only some of the stages
     edited = set()
     for stage in env["rungs"]:
-        kind = "s" if stage["stage"] < 100 else "p"
-        path = files.get(f"{kind}{stage['stage']:02d}_{stage['name']}")
+        file = files.get((stage["stage"], stage["name"]))
         # `ladder train` has some of SDPA's backends, without a file
-        shown = path and "sha256" in stage and (not planned or stage["stage"] in planned)
-        if path and shown and stage.get("code") != code_of(path):
+        shown = file and "sha256" in stage and (not planned or stage["stage"] in planned)
+        if file and shown and stage.get("code") != code_of(file):
             edited.add(stage["stage"])
     return edited
 

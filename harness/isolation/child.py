@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from harness.ending import ENDING
 from harness.isolation.processes import (
     DIE_WITH_PARENT,
     DUMPABLE,
@@ -61,11 +62,7 @@ OF_GRADIENTS = ("torch.fx.experimental.symbolic_shapes",)
 PYTHON = ("PYTHONSAFEPATH", "PYTHONPATH")  # where Python searches modules
 STARTS = 3  # attempts: a fork server that a stage has killed is started again
 
-# sent by a terminal or a scheduler to all processes: the command hears them, and ends the rest
-ENDING = [
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-]
-HEARD = 0.5  # seconds until this process has heard one, too
+HEARD = 0.5  # seconds until this process has heard a signal that a scheduler sends to all
 
 NO_MESSAGE = "what its process reported is not the harness's own message"
 

@@ -58,14 +58,25 @@ def first_file(stage: int | Path) -> Path:
 
 
 def files_of(stage: int | Path) -> list[Path]:
-    """The files of a stage, in the order in which a reader takes them, those that are here.
+    """The files of a stage that are here, in the order in which a reader takes them.
 
     stage: its number, if it is a built-in one, else its file or folder. Raises KeyError where there
-    is no stage of that number, and what `read_declared` raises.
+    is no stage of that number, ValueError where the names of the files are no literals.
     """
     first = first_file(stage)
-    others = (first.parent / name for name in read_declared(first).get("files", ()))
+    names = ast.literal_eval(declared(first).get("files", ast.Tuple([])))
+    others = (first.parent / name for name in names)
     return [first, *(path.resolve() for path in others if path.is_file())]
+
+
+def declared(path: Path) -> dict[str, ast.expr]:
+    """The arguments of `STAGE = Stage(...)` in the file `path`, as expressions; {} without it."""
+    for node in ast.parse(path.read_bytes()).body:
+        if ast.unparse(node).startswith("STAGE = Stage(") and isinstance(node, ast.Assign):
+            call = node.value
+            if isinstance(call, ast.Call) and not call.args:
+                return {each.arg: each.value for each in call.keywords if each.arg}
+    return {}
 
 
 def read_declared(path: Path) -> dict[str, Any]:
@@ -73,23 +84,20 @@ def read_declared(path: Path) -> dict[str, Any]:
 
     Raises ValueError where there is no such call, or its values are not literals.
     """
-    for node in ast.parse(path.read_bytes()).body:
-        if ast.unparse(node).startswith("STAGE = Stage(") and isinstance(node, ast.Assign):
-            call = node.value
-            if isinstance(call, ast.Call) and not call.args:
-                return {
-                    each.arg: ast.literal_eval(each.value) for each in call.keywords if each.arg
-                }
-    raise ValueError(f"{label(path)}: no STAGE = Stage(...) with keywords in it")
+    if not (found := declared(path)):
+        raise ValueError(f"{label(path)}: no STAGE = Stage(...) with keywords in it")
+    return {name: ast.literal_eval(value) for name, value in found.items()}
 
 
 def behind(stage: int | Path) -> list[Path]:
-    """All files that compute a stage's results: its own, and what these import of other stages.
+    """All files that compute a stage's results: its first, what it imports, what isn't in Python.
 
-    Not stages/common/, which checks input, launches, and computes nothing.
+    Of stages/common/ only kernels.py: the rest checks input, launches, and computes nothing. A file
+    of a folder that no other imports, such as a smaller version of a stage, is behind itself only.
     """
     found: list[Path] = []
-    left = files_of(stage)
+    first, *others = files_of(stage)
+    left = [first, *(path for path in others if path.suffix != ".py")]
     while left:
         path = left.pop(0)
         if path not in found:
@@ -102,14 +110,19 @@ def imported(path: Path) -> Iterator[Path]:
     """The files of stages and peers that the Python file `path` imports, anywhere in it."""
     tree = ast.parse(path.read_bytes()) if path.suffix == ".py" else ast.Module([], [])
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        if isinstance(node, ast.ImportFrom) and node.level:  # of its own folder
+            folder, own = path.parents[node.level - 1], [name.name for name in node.names]
+            beside = [folder / f"{name}.py" for name in ([node.module] if node.module else own)]
+            yield from (file for file in beside if file.is_file())
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{name.name}" for name in node.names)]
         elif isinstance(node, ast.Import):
             names = [name.name for name in node.names]
         else:
             continue
         for name in names:
-            if not name.startswith(("stages.s", "harness.peers.")):
+            if not name.startswith(("stages.s", "stages.common.kernels", "harness.peers.")):
                 continue
             place = ROOT / name.replace(".", "/")
             yield from (x for x in (place.with_suffix(".py"), place / FIRST) if x.is_file())

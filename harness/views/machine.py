@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from harness.records.schema import Record
@@ -38,9 +37,8 @@ def ceiling_title(record: Record) -> str:
     return text if threads is None else f"{text}, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def show_ceilings(env: Record, records: Sequence[Record], console: Console) -> None:
-    """Print the ceilings of a machine as a small table."""
-    console.print(f"{env['device_name']}, torch {env['torch']}", highlight=False, markup=False)
+def ceilings_table(env: Record, records: Sequence[Record]) -> Table:
+    """The ceilings of a machine as a small table."""
     rows = [
         [
             ceiling_title(record), show_rate(record["value"], record["unit"]),
@@ -51,7 +49,8 @@ def show_ceilings(env: Record, records: Sequence[Record], console: Console) -> N
         for iqr in [record["time_iqr_ms"]]
     ]  # fmt: skip
     headers = ("rate", "time of a call", "IQR", "samples")
-    console.print(Table([Column("ceiling", left=True), *map(Column, headers)], rows, gap=2))
+    title = f"{env['device_name']}, torch {env['torch']}"
+    return Table([Column("ceiling", left=True), *map(Column, headers)], rows, title, gap=2)
 
 
 def moved(record: Record) -> int:

@@ -56,9 +56,14 @@ def is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
 
 
+def wrong(name: str, got: object, expected: str) -> ValueError:
+    """The error for an argument that isn't what it must be."""
+    return ValueError(f"{name}: got {got}, expected {expected}")
+
+
 def refuse(what: str, value: object, expected: str) -> ValueError:
     """The error for a field of a Stage that isn't what it must be."""
-    return ValueError(f"Stage.{what}: got {reprlib.repr(value)}, expected {expected}")
+    return wrong(f"Stage.{what}", reprlib.repr(value), expected)
 
 
 @dataclass(frozen=True)

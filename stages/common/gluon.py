@@ -42,7 +42,23 @@ try:
     async_load = first_of(tma, "async_load", "async_copy_global_to_shared")
     async_store = first_of(tma, "async_store", "async_copy_shared_to_global")
     reinterpret = first_of(gl.shared_memory_descriptor, "reinterpret", "_reinterpret")
-    aggregate = first_of(triton.language.core, "aggregate", "_aggregate")
+    make_aggregate = first_of(triton.language.core, "aggregate", "_aggregate")
+
+    def aggregate(cls: type) -> Any:
+        """Gluon's aggregate of the fields that `cls` declares, made of them in that order."""
+        # a constexpr, since a kernel's cache looks at those that a function uses
+        fields = gl.constexpr(
+            [(name, x is gl.constexpr) for name, x in cls.__annotations__.items()]
+        )
+
+        def __init__(self: Any, *values: Any) -> None:
+            for (name, constant), value in zip(fields.value, values, strict=True):
+                setattr(self, name, gl.constexpr(value) if constant else value)
+
+        if "__init__" not in vars(cls):
+            cls.__init__ = gluon.constexpr_function(__init__)  # type: ignore[misc]
+        return make_aggregate(cls)
+
     if hasattr(tma, "async_atomic_add"):
         reduce_add = tma.async_atomic_add
     else:
@@ -62,6 +78,10 @@ except (ImportError, AttributeError) as error:
         @staticmethod
         def constexpr_function(fn: Any) -> Any:
             return fn
+
+        @staticmethod
+        def constexpr(x: Any) -> Any:
+            return x
 
         def __call__(self, fn: Any) -> Any:  # as the decorator `aggregate`
             return fn

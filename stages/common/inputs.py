@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd import forward_ad
 
@@ -13,6 +14,7 @@ from stages.common.contract import (
     most_on_an_axis,
     why_not,
     why_not_dtype,
+    wrong,
 )
 
 
@@ -23,52 +25,44 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def check_plain(name: str, x: Any, expected: str) -> None:
     """Raise ValueError unless `x` is a tensor whose numbers lie in strided memory, `expected`."""
-    if not isinstance(x, torch.Tensor):
-        raise ValueError(f"{name}: got {type(x).__name__}, expected {expected}")
+    if not isinstance(x, Tensor):
+        raise wrong(name, type(x).__name__, expected)
     kind = type(x)
     # torch's own tensors that stand for another one in a trace have shapes, too, and answers
     traced = kind.__module__.startswith("torch._subclasses.")
-    if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ and not traced:
-        raise ValueError(
-            f"{name}: got a {kind.__name__}, which computes in its own way, expected {expected}: "
-            "call the stage on the plain tensors in it"
-        )
+    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__ and not traced:
+        own = f"a {kind.__name__}, which computes in its own way"
+        raise wrong(name, own, f"{expected}: call the stage on the plain tensors in it")
     got = "nested" if x.is_nested else str(x.layout).removeprefix("torch.").removeprefix("_")
     if got != "strided":
-        raise ValueError(
-            f"{name}: got a {got} tensor, expected {expected}, strided: call to_dense()"
-        )
+        raise wrong(name, f"a {got} tensor", f"{expected}, strided: call to_dense()")
     if x.is_meta:
-        raise ValueError(
-            f"{name}: got a tensor on meta, which holds no numbers, expected {expected}"
-        )
+        raise wrong(name, "a tensor on meta, which holds no numbers", expected)
 
 
-def transformed(x: torch.Tensor) -> bool:
+def transformed(x: Tensor) -> bool:
     """Whether torch.func or forward-mode differentiation is transforming `x`."""
     return is_functorch_wrapped_tensor(x) or forward_ad.unpack_dual(x).tangent is not None
 
 
-def check_untransformed(stage: Stage, name: str, x: torch.Tensor) -> None:
+def check_untransformed(stage: Stage, name: str, x: Tensor) -> None:
     """Raise ValueError where `x` is transformed.
 
     A stage that carries gradients is a part of torch's graph, and torch refuses for itself.
     """
     if not stage.gradients and transformed(x):
-        raise ValueError(
-            f"{name}: got a tensor inside torch.func (grad, vmap, jvp) or forward_ad, expected a "
-            f"plain one: stage {stage.number} computes outside torch; use stage 3"
-        )
+        plain = f"a plain one: stage {stage.number} computes outside torch; use stage 3"
+        raise wrong(name, "a tensor inside torch.func (grad, vmap, jvp) or forward_ad", plain)
 
 
 def check_inputs(
     stage: Stage,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
     causal: bool = False,
-    seqlens_k: torch.Tensor | None = None,
+    seqlens_k: Tensor | None = None,
 ) -> None:
     """Check the arguments of `stage`'s attend against the contract.
 
@@ -78,57 +72,17 @@ def check_inputs(
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_plain(name, x, "a torch.Tensor of shape (B, H, N, d)")
         check_untransformed(stage, name, x)
-        if x.ndim != 4:
-            raise ValueError(
-                f"{name}: got {x.ndim} dimensions, shape {tuple(x.shape)}, expected 4: (B, H, N, d)"
-            )
-        if not x.dtype.is_floating_point:
-            raise ValueError(
-                f"{name}: got dtype {dtype_name(x.dtype)}, "
-                f"expected a floating-point one: {', '.join(stage.dtypes)}"
-            )
-        for size, what in zip(x.shape, ("B", "H", "N", "d"), strict=True):
-            if size < 1:
-                raise ValueError(
-                    f"{name}: got shape {tuple(x.shape)}, expected {what} to be at least 1"
-                )
-    B, H, _, d = q.shape
-    if d > MAX_HEAD_DIM:
-        raise ValueError(f"q: got head dimension d = {d}, expected 1 to {MAX_HEAD_DIM}")
-    for name, x in (("k", k), ("v", v)):
-        if x.shape[0] != B:
-            raise ValueError(f"{name}: got batch B = {x.shape[0]}, expected q's {B}")
-        if x.shape[3] != d:
-            raise ValueError(f"{name}: got head dimension d = {x.shape[3]}, expected q's {d}")
-        if x.dtype != q.dtype:
-            raise ValueError(
-                f"{name}: got dtype {dtype_name(x.dtype)}, expected q's {dtype_name(q.dtype)}"
-            )
-        if x.device != q.device:
-            raise ValueError(f"{name}: got device {x.device}, expected q's {q.device}")
-    Hk = k.shape[1]
-    if v.shape[1] != Hk:
-        raise ValueError(f"v: got {v.shape[1]} heads, expected k's {Hk}")
-    if "gqa" in stage.options:
-        if H % Hk:
-            raise ValueError(f"k: got {Hk} heads, expected a number that divides q's {H}")
-    elif Hk != H:
-        raise ValueError(
-            f"k: got {Hk} heads, expected q's {H} (stage {stage.number} has no grouped heads)"
-        )
-    most = most_on_an_axis(stage)
-    size, what = max((B, f"batch B = {B}"), (H, f"H = {H} heads"))
-    if most and size > most:
-        raise ValueError(
-            f"q: got {what}, expected at most {most}, where a CUDA grid's axis ends; "
-            "call it for parts of the batch or of the heads"
-        )
+        check_layout(stage, name, x)
+    if q.shape[3] > MAX_HEAD_DIM:
+        raise wrong("q", f"head dimension d = {q.shape[3]}", f"1 to {MAX_HEAD_DIM}")
+    check_like_q(q, k, v)
+    check_heads(stage, q, k, v)
     if v.shape[2] != k.shape[2]:
-        raise ValueError(f"v: got Nk = {v.shape[2]} keys, expected k's {k.shape[2]}")
+        raise wrong("v", f"Nk = {v.shape[2]} keys", f"k's {k.shape[2]}")
     if not isinstance(causal, bool):
-        raise ValueError(f"causal: got {causal!r}, expected True or False")
+        raise wrong("causal", repr(causal), "True or False")
     if seqlens_k is not None:
-        check_seqlens(seqlens_k, B, k.shape[2], q.device)
+        check_seqlens(seqlens_k, q.shape[0], k.shape[2], q.device)
     for option, wanted in (("causal", causal), ("seqlens_k", seqlens_k is not None)):
         if wanted and option not in stage.options:
             raise ValueError(
@@ -140,23 +94,62 @@ def check_inputs(
         raise StageUnavailable(f"stage {stage.number} ({stage.name}) can't run here: {reason}")
 
 
-def check_seqlens(seqlens_k: torch.Tensor, batch: int, keys: int, device: torch.device) -> None:
+def check_layout(stage: Stage, name: str, x: Tensor) -> None:
+    """Raise ValueError unless `x` has four dimensions, none of them empty, and floats."""
+    if x.ndim != 4:
+        raise wrong(name, f"{x.ndim} dimensions, shape {tuple(x.shape)}", "4: (B, H, N, d)")
+    if not x.dtype.is_floating_point:
+        floats = f"a floating-point one: {', '.join(stage.dtypes)}"
+        raise wrong(name, f"dtype {dtype_name(x.dtype)}", floats)
+    for size, what in zip(x.shape, ("B", "H", "N", "d"), strict=True):
+        if size < 1:
+            raise wrong(name, f"shape {tuple(x.shape)}", f"{what} to be at least 1")
+
+
+def check_like_q(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise ValueError unless k and v have q's batch, head dimension, dtype and device."""
+    for name, x in (("k", k), ("v", v)):
+        if x.shape[0] != q.shape[0]:
+            raise wrong(name, f"batch B = {x.shape[0]}", f"q's {q.shape[0]}")
+        if x.shape[3] != q.shape[3]:
+            raise wrong(name, f"head dimension d = {x.shape[3]}", f"q's {q.shape[3]}")
+        if x.dtype != q.dtype:
+            raise wrong(name, f"dtype {dtype_name(x.dtype)}", f"q's {dtype_name(q.dtype)}")
+        if x.device != q.device:
+            raise wrong(name, f"device {x.device}", f"q's {q.device}")
+
+
+def check_heads(stage: Stage, q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise ValueError unless the stage takes as many heads, key heads and batch entries."""
+    (B, H), Hk = q.shape[:2], k.shape[1]
+    if v.shape[1] != Hk:
+        raise wrong("v", f"{v.shape[1]} heads", f"k's {Hk}")
+    if "gqa" in stage.options:
+        if H % Hk:
+            raise wrong("k", f"{Hk} heads", f"a number that divides q's {H}")
+    elif Hk != H:
+        raise wrong("k", f"{Hk} heads", f"q's {H} (stage {stage.number} has no grouped heads)")
+    most = most_on_an_axis(stage)
+    size, what = max((B, f"batch B = {B}"), (H, f"H = {H} heads"))
+    if most and size > most:
+        end = f"at most {most}, where a CUDA grid's axis ends; call it for parts of the batch"
+        raise wrong("q", what, f"{end} or of the heads")
+
+
+def check_seqlens(seqlens_k: Tensor, batch: int, keys: int, device: torch.device) -> None:
     """Raise ValueError unless `seqlens_k` is (batch,) int32 on `device`, each entry in 0..keys."""
     expected = f"an int32 tensor of shape ({batch},) on {device}"
     check_plain("seqlens_k", seqlens_k, expected)
     if seqlens_k.shape != (batch,) or seqlens_k.dtype != torch.int32 or seqlens_k.device != device:
-        got = (
-            f"{dtype_name(seqlens_k.dtype)} of shape {tuple(seqlens_k.shape)} on {seqlens_k.device}"
-        )
-        raise ValueError(f"seqlens_k: got {got}, expected {expected}")
+        got = f"{dtype_name(seqlens_k.dtype)} of shape {tuple(seqlens_k.shape)}"
+        raise wrong("seqlens_k", f"{got} on {seqlens_k.device}", expected)
     # on a GPU the values stay unread: looking would wait for the device at each call
     if device.type == "cpu" and (int(seqlens_k.min()) < 0 or int(seqlens_k.max()) > keys):
-        raise ValueError(
-            f"seqlens_k: got {seqlens_k.tolist()}, expected each in 0..{keys}, the number of keys"
-        )
+        each = f"each in 0..{keys}, the number of keys"
+        raise wrong("seqlens_k", seqlens_k.tolist(), each)
 
 
-def input_precision(x: torch.Tensor) -> str:
+def input_precision(x: Tensor) -> str:
     """'ieee' or 'tf32': how a kernel multiplies float32 `x`, as torch's own switch has it.
 
     Reads torch.backends.cuda.matmul.fp32_precision (allow_tf32 in older torch). On a CPU, and for
@@ -168,3 +161,20 @@ def input_precision(x: torch.Tensor) -> str:
     if hasattr(switch, "fp32_precision"):
         return "tf32" if switch.fp32_precision == "tf32" else "ieee"
     return "tf32" if switch.allow_tf32 else "ieee"
+
+
+def autocast(*tensors: Any) -> list[Any]:
+    """`tensors` in the dtype that torch.autocast has for the device of the first, if it is on.
+
+    What torch's own attention leaves as it is, is left: float64, what isn't floating-point, no
+    tensor.
+    """
+    device = tensors[0].device.type if isinstance(tensors[0], Tensor) else "meta"
+    # torch itself raises where there is no autocast: on meta. An older torch can't compile the
+    # question, nor does what it compiles lie there.
+    there = torch.compiler.is_compiling() or torch.amp.is_autocast_available(device)
+    if not there or not torch.is_autocast_enabled(device):
+        return list(tensors)
+    cast = torch.float16, torch.bfloat16, torch.float32
+    dtype = torch.get_autocast_dtype(device)
+    return [x.to(dtype) if isinstance(x, Tensor) and x.dtype in cast else x for x in tensors]

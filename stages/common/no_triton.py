@@ -1,4 +1,4 @@
-"""What stands in for Triton where there is no wheel of it."""
+"""`triton` and `tl`, its language; where there is no wheel of it, what stands in for both."""
 
 from typing import Any
 
@@ -19,3 +19,9 @@ class NoTriton:
 
 
 no_triton = NoTriton()
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # files with kernels can be imported all the same; attend says why it can't run
+    triton = tl = no_triton

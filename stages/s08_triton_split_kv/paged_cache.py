@@ -12,6 +12,7 @@ It decides by them and never waits for the device. One stream owns a cache.
 from collections.abc import Hashable, Sequence
 
 import torch
+from torch import Tensor
 
 from stages.common.contract import (
     MAX_GRID,
@@ -20,16 +21,12 @@ from stages.common.contract import (
     StageUnavailable,
     why_not,
     why_not_dtype,
+    wrong,
 )
 from stages.common.inputs import check_plain, dtype_name
+from stages.common.kernels import padded_dim
 from stages.common.machine import launching
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # the file imports all the same; PagedCache says why it can't run
-    from stages.common.no_triton import no_triton as tl
-    from stages.common.no_triton import no_triton as triton
+from stages.common.no_triton import tl, triton
 
 PAGE_SIZES = (16, 32, 64, 128, 256)
 DTYPES = ("float16", "bfloat16", "float32")
@@ -99,18 +96,17 @@ class PagedCache:
             ("sequences", sequences, (1 << 31) - 1),
         ):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise ValueError(f"{name}: got {value!r}, expected an int from 1 to {most}")
+                raise wrong(name, repr(value), f"an int from 1 to {most}")
         if isinstance(page_size, bool) or page_size not in PAGE_SIZES:
-            sizes = ", ".join(map(str, PAGE_SIZES))
-            raise ValueError(f"page_size: got {page_size!r}, expected one of {sizes}")
+            raise wrong("page_size", repr(page_size), f"one of {', '.join(map(str, PAGE_SIZES))}")
         if not isinstance(dtype, torch.dtype) or dtype_name(dtype) not in DTYPES:
-            raise ValueError(f"dtype: got {dtype!r}, expected one of {', '.join(DTYPES)}")
+            raise wrong("dtype", repr(dtype), f"one of {', '.join(DTYPES)}")
         try:
             device = torch.device(device)
         except (RuntimeError, TypeError) as error:
-            raise ValueError(f"device: got {device!r}, expected 'cuda' or 'cpu'") from error
+            raise wrong("device", repr(device), "'cuda' or 'cpu'") from error
         if device.type not in NEEDS.devices:
-            raise ValueError(f"device: got '{device}', expected 'cuda' or 'cpu'")
+            raise wrong("device", f"'{device}'", "'cuda' or 'cpu'")
         if reason := why_not_dtype(NEEDS, dtype_name(dtype), device.type):
             raise ValueError(f"dtype: got {dtype_name(dtype)}: {reason}")
         if reason := why_not(NEEDS, device.type):
@@ -127,10 +123,10 @@ class PagedCache:
         self.row: dict[Hashable, int] = {}  # of each sequence
         self.pages: dict[Hashable, list[int]] = {}
         self.length: dict[Hashable, int] = {}
-        self.batches: dict[tuple[int, ...], torch.Tensor] = {}
-        self.captured: list[torch.Tensor] = []  # what a CUDA graph reads is kept
+        self.batches: dict[tuple[int, ...], Tensor] = {}
+        self.captured: list[Tensor] = []  # what a CUDA graph reads is kept
 
-    def append(self, sequence: Hashable, k: torch.Tensor, v: torch.Tensor) -> None:
+    def append(self, sequence: Hashable, k: Tensor, v: Tensor) -> None:
         """Append the tokens of k and v, each (Hk, n, d), to a sequence; a new one is begun.
 
         n may be 0. Raises ValueError where an argument is wrong and RuntimeError where pages or
@@ -139,8 +135,8 @@ class PagedCache:
         try:
             hash(sequence)
         except TypeError:
-            got = type(sequence).__name__
-            raise ValueError(f"sequence: got a {got}, expected a number, a text, ...") from None
+            got = f"a {type(sequence).__name__}"
+            raise wrong("sequence", got, "a number, a text, ...") from None
         self.check_tokens(k, v)
         if self.k.is_cuda and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
@@ -170,22 +166,19 @@ class PagedCache:
         del self.free_pages[len(self.free_pages) - missing :]
         self.pages[sequence], self.length[sequence] = pages + new, length + n
 
-    def write(
-        self, k: torch.Tensor, v: torch.Tensor, row: int, length: int, pages: list[int]
-    ) -> None:
+    def write(self, k: Tensor, v: Tensor, row: int, length: int, pages: list[int]) -> None:
         """Write tokens, table and length on the device, by one kernel, without waiting for it."""
         k, v = k.resolve_neg(), v.resolve_neg()
         Hk, n, d = k.shape
-        BLOCK_D = max(16, 1 << (d - 1).bit_length())
         numbers = self.upload(pages or [0])
         with launching(self.k):
             append_kernel[(len(numbers), Hk)](
                 k, v, self.k, self.v, self.table, self.lengths, numbers, *k.stride(), *v.stride(),
                 self.k.stride(0), self.k.stride(1), self.table.stride(0), row, length, n, d,
-                PAGE_SIZE=self.page_size, BLOCK_D=BLOCK_D,
+                PAGE_SIZE=self.page_size, BLOCK_D=padded_dim(d),
             )  # fmt: skip
 
-    def upload(self, numbers: Sequence[int]) -> torch.Tensor:
+    def upload(self, numbers: Sequence[int]) -> Tensor:
         """Copy int32 `numbers` to the device; from pinned memory, since a plain copy waits."""
         host = torch.tensor(numbers, dtype=torch.int32, device="cpu", pin_memory=self.k.is_cuda)
         return host.to(self.k.device, non_blocking=True)
@@ -197,17 +190,16 @@ class PagedCache:
         self.free_rows.append(self.row.pop(sequence))
         del self.length[sequence]
 
-    def rows(self, sequences: Sequence[Hashable]) -> tuple[torch.Tensor, int]:
+    def rows(self, sequences: Sequence[Hashable]) -> tuple[Tensor, int]:
         """The table's rows of `sequences`, (B,) int32 on the device, and the longest's length.
 
         Raises ValueError where there is none or one is unknown, RuntimeError where a CUDA graph
         captures a batch that was never asked for before it.
         """
         if isinstance(sequences, str) or not isinstance(sequences, Sequence):
-            got = type(sequences).__name__
-            raise ValueError(f"sequences: got {got}, expected a list of sequences")
+            raise wrong("sequences", type(sequences).__name__, "a list of sequences")
         if not sequences:
-            raise ValueError("sequences: got none, expected one for each batch entry of q")
+            raise wrong("sequences", "none", "one for each batch entry of q")
         self.check_known(sequences)
         batch = tuple(self.row[sequence] for sequence in sequences)
         capturing = self.k.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -232,50 +224,41 @@ class PagedCache:
             except TypeError:  # a list, say
                 known = False
             if not known:
-                raise ValueError(
-                    f"sequence: got {sequence!r}, which this cache doesn't hold, expected one that "
-                    "was appended to and not freed"
-                )
+                got = f"{sequence!r}, which this cache doesn't hold"
+                raise wrong("sequence", got, "one that was appended to and not freed")
 
-    def check_tokens(self, k: torch.Tensor, v: torch.Tensor) -> None:
+    def check_tokens(self, k: Tensor, v: Tensor) -> None:
         """Raise ValueError unless k and v are (Hk, n, d) of the cache's dtype and device."""
         Hk, d = self.k.shape[1], self.k.shape[3]
         for name, x in (("k", k), ("v", v)):
             check_plain(name, x, "a torch.Tensor (Hk, n, d)")
             if x.ndim != 3 or x.shape[0] != Hk or x.shape[2] != d:
-                raise ValueError(
-                    f"{name}: got shape {tuple(x.shape)}, expected (Hk, n, d) = ({Hk}, n, {d})"
-                )
+                raise wrong(name, f"shape {tuple(x.shape)}", f"(Hk, n, d) = ({Hk}, n, {d})")
             self.check_kind(name, x)
         if k.shape[1] != v.shape[1]:
-            raise ValueError(f"v: got {v.shape[1]} tokens, expected k's {k.shape[1]}")
+            raise wrong("v", f"{v.shape[1]} tokens", f"k's {k.shape[1]}")
 
-    def check_queries(self, q: torch.Tensor, batch: int) -> None:
+    def check_queries(self, q: Tensor, batch: int) -> None:
         """Raise ValueError unless q (batch, H, Nq, d) fits the cache."""
         Hk, d = self.k.shape[1], self.k.shape[3]
         check_plain("q", q, "a torch.Tensor (B, H, Nq, d)")
         if q.ndim != 4:
-            got = f"shape {tuple(q.shape)}"
-            raise ValueError(f"q: got {got}, expected a torch.Tensor (B, H, Nq, d)")
+            raise wrong("q", f"shape {tuple(q.shape)}", "a torch.Tensor (B, H, Nq, d)")
         if q.shape[0] != batch:
-            raise ValueError(f"q: got batch B = {q.shape[0]}, expected one for each of {batch}")
+            raise wrong("q", f"batch B = {q.shape[0]}", f"one for each of {batch}")
         if q.shape[3] != d:
-            raise ValueError(f"q: got head dimension d = {q.shape[3]}, expected the cache's {d}")
+            raise wrong("q", f"head dimension d = {q.shape[3]}", f"the cache's {d}")
         if q.shape[1] % Hk or not q.shape[1]:
-            raise ValueError(f"q: got {q.shape[1]} heads, expected a multiple of the cache's {Hk}")
+            raise wrong("q", f"{q.shape[1]} heads", f"a multiple of the cache's {Hk}")
         self.check_kind("q", q)
 
-    def check_kind(self, name: str, x: torch.Tensor) -> None:
+    def check_kind(self, name: str, x: Tensor) -> None:
         """Raise ValueError unless `x` has the cache's dtype and device, and wants no gradient."""
-        if x.dtype != self.k.dtype:
-            raise ValueError(
-                f"{name}: got dtype {dtype_name(x.dtype)}, "
-                f"expected the cache's {dtype_name(self.k.dtype)}"
-            )
-        if x.device != self.k.device:
-            raise ValueError(f"{name}: got device {x.device}, expected the cache's {self.k.device}")
+        dtype, device = self.k.dtype, self.k.device
+        if x.dtype != dtype:
+            raise wrong(name, f"dtype {dtype_name(x.dtype)}", f"the cache's {dtype_name(dtype)}")
+        if x.device != device:
+            raise wrong(name, f"device {x.device}", f"the cache's {device}")
         if torch.is_grad_enabled() and x.requires_grad:
-            raise ValueError(
-                f"{name}: got requires_grad=True, expected none: a cache has no way back; "
-                "call it under torch.no_grad()"
-            )
+            way = "none: a cache has no way back; call it under torch.no_grad()"
+            raise wrong(name, "requires_grad=True", way)

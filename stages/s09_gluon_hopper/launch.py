@@ -1,18 +1,27 @@
-"""What a launch of stage 9 needs on the host: the copy engine's descriptors, the tile counter.
+"""The host side of stage 9: what its kernels are launched with, in both passes.
 
-What depends only on the kind of problem, not on its numbers, is computed once and kept.
+What depends only on the kind of problem, not on its numbers, is computed once and kept: the check
+of the input, the forward pass's compiled kernel, the copy engine's descriptors.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from stages import s07_triton_training as s07
 from stages.common.gluon import TensorDescriptor, driver, gl
+from stages.common.kernels import LOG2_E
+from stages.common.machine import launching
 from stages.contract import Stage, check_inputs
+from stages.s06_triton_flash2 import forward as flash2_forward
+
+from .backward import backward_kernel, postprocess_kernel, preprocess_kernel
+from .forward import attention_kernel
 
 MOST_KEPT = 4096  # of each sort
+L2_BYTES = 32 << 20  # the most that inputs of the heads computed at the same time may take
 
 
 class Launch:
@@ -144,3 +153,186 @@ def counter_of(device: torch.device) -> torch.Tensor:
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+class Config(NamedTuple):
+    """How the forward pass's roles share a multiprocessor: 64K registers, 227 KB of shared memory.
+
+    In the order of the kernel's last arguments, but for the last two.
+    """
+
+    CONSUMERS: int = 2
+    BLOCK_N: int = 128
+    CONSUMER_REGS: int = 240
+    PRODUCER_REGS: int = 24
+    ctas: int = 1
+    maxnreg: int | None = None
+
+
+TWO_CONSUMERS = Config()
+THREE_CONSUMERS = Config(CONSUMERS=3, CONSUMER_REGS=160, PRODUCER_REGS=32)
+# three CTAs to a multiprocessor: one begins or ends a work tile while the others are amid theirs
+THREE_CTAS = Config(CONSUMERS=1, BLOCK_N=64, CONSUMER_REGS=136, ctas=3, maxnreg=80)
+# of the backward pass, by BLOCK_D: BLOCK_M queries and BLOCK_N keys to a tile
+BACKWARD: dict[int, dict[str, int]] = {
+    BLOCK_D: {"BLOCK_M": BLOCK_M, "STAGES": 2, "CONSUMER_REGS": 240, "PRODUCER_REGS": 24}
+    for BLOCK_D, BLOCK_M in ((64, 128), (128, 64))
+}
+BLOCK_N = 128
+
+
+def plan(d: int, causal: bool, Nk: int) -> Config:
+    """Choose a configuration of the forward pass: the best found on an H200.
+
+    Three consumers' accumulators fit the registers up to d = 64. Where a causal mask leaves few
+    keys, more of the time goes to the beginning and the end of a work tile.
+    """
+    if d > 64:
+        return TWO_CONSUMERS
+    return THREE_CTAS if causal and Nk <= 1024 else THREE_CONSUMERS
+
+
+@functools.lru_cache(maxsize=MOST_KEPT)
+def forward_launch(
+    q_shape: tuple[int, ...], k_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device,
+    causal: bool, has_seqlens: bool, has_lse: bool, config: Config,
+) -> tuple[Launch, int, int] | None:  # fmt: skip
+    """Return a kind of problem's launch, BLOCK_N and BLOCK_D; None for what the kernel can't do."""
+    B, H, Nq, d = q_shape
+    Hk, Nk = k_shape[1:3]
+    BLOCK_M, BLOCK_N = 64 * config.CONSUMERS, config.BLOCK_N
+    blocks = -(-Nq // BLOCK_M)
+    tiles = B * H * blocks
+    # tiles and keys are counted in int32
+    if dtype == torch.float32 or d > 128 or max(tiles * config.CONSUMERS, Nq, Nk) >= 1 << 30:
+        return None
+    # the blocks of a head are neighbours, and read the same K and V; under a causal mask those of
+    # several heads, so that the longest of them come first
+    section = min(H // Hk * (max(1, L2_BYTES // (4 * Nk * d)) if causal else 1), B * H)
+    masked = int(causal or has_seqlens or Nk % BLOCK_N != 0)
+    if causal and (Nk - Nq) % 64:
+        masked = 2  # the diagonal of a consumer's 64 rows may cross the border of two KV tiles
+    sizes = (H, H // Hk, Nq, Nk, blocks, B * H, section, tiles, d**-0.5 * LOG2_E)
+    switches = (causal, has_seqlens, masked, has_lse, *config[:-2])
+    grid = min(config.ctas * multiprocessors(device), tiles)
+    options = {"num_warps": 4, "maxnreg": config.maxnreg}
+    launch = Launch(attention_kernel, grid, sizes, switches, **options)
+    return launch, BLOCK_N, 64 if d <= 64 else 128
+
+
+def forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    seqlens_k: torch.Tensor | None,
+    lse: torch.Tensor | None = None,
+    config: Config | None = None,
+) -> torch.Tensor:
+    """Compute the output for checked arguments; `lse` is filled if given.
+
+    lse (B, H, Nq) float32 is in base 2, as stage 6's. float32 and d > 128 go to stage 6's kernel.
+    """
+    has_seqlens, has_lse = seqlens_k is not None, lse is not None
+    config = config or plan(q.shape[3], causal, k.shape[2])
+    found = forward_launch(
+        q.shape, k.shape, q.dtype, q.device, causal, has_seqlens, has_lse, config
+    )
+    if found is None:
+        return flash2_forward(q, k, v, causal, seqlens_k, lse=lse)
+    launch, BLOCK_N, BLOCK_D = found
+    q, q_desc = described(q, 64, BLOCK_D)
+    k, k_desc = described(k, BLOCK_N, BLOCK_D)
+    v, v_desc = described(v, BLOCK_N, BLOCK_D)
+    o, o_desc = described(padded(q.shape, like=q), 64, BLOCK_D)
+    if seqlens_k is not None:
+        seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
+    with torch.cuda.device_of(q):  # Triton launches on the current GPU
+        launch(q_desc, k_desc, v_desc, o_desc, lse, seqlens_k, counter_of(q.device))
+    return o.contiguous()
+
+
+def float32_descriptor(x: torch.Tensor, block: list[int]) -> Any:
+    layout = gl.NVMMASharedLayout(0, 32, rank=x.dim())
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), block, layout)
+
+
+def launch_backward(
+    tensors: tuple[torch.Tensor, ...], causal: bool, seqlens_k: torch.Tensor | None, DQ: bool
+) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
+    """Launch the three kernels on q, k, v, o, lse, do: dq (None without DQ), dk, dv, contiguous."""
+    q, k, v, o, lse, do = tensors
+    B, H, Nq, d = q.shape
+    Hk, Nk = k.shape[1:3]
+    BLOCK_D = 64 if d <= 64 else 128
+    config = dict(BACKWARD[BLOCK_D])
+    BLOCK_M = config.pop("BLOCK_M")
+    scale = d**-0.5
+    blocks = -(-Nq // BLOCK_M)
+    padded_rows = blocks * BLOCK_M
+    rows = torch.empty((B, H, 2, padded_rows), dtype=torch.float32, device=q.device)
+    summed = (B, H, padded_rows, BLOCK_D) if DQ else (1, 1, 64, 64)
+    sums = torch.empty(summed, dtype=torch.float32, device=q.device)
+    dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
+    # copies where need be; the names keep them until all is launched, as descriptors don't
+    q, q_desc = described(q, BLOCK_M, BLOCK_D)
+    do, do_desc = described(do, BLOCK_M, BLOCK_D)
+    k, k_desc = described(k, BLOCK_N, BLOCK_D)
+    v, v_desc = described(v, BLOCK_N, BLOCK_D)
+    rows_desc = float32_descriptor(rows, [1, 1, 2, BLOCK_M])
+    sums_desc = float32_descriptor(sums.view(-1, 256), [16, 256])
+    if seqlens_k is not None:
+        seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
+    preprocess_kernel[(blocks, H, B)](
+        o, do, lse, rows, sums, *o.stride(), *do.stride(), *lse.stride(), Nq, padded_rows, d,
+        ZERO=DQ, BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D,
+    )  # fmt: skip
+    # key heads whose queries, dO and sums of dQ fit the L2 cache together
+    section = min(max(1, L2_BYTES // (8 * H // Hk * Nq * d)), B * Hk)
+    tiles = B * Hk * -(-Nk // BLOCK_N)
+    backward_kernel[(min(multiprocessors(q.device), tiles),)](
+        q_desc, k_desc, v_desc, do_desc, rows_desc, sums_desc, dk, dv, seqlens_k,
+        counter_of(q.device), H, Hk, Nq, Nk, d, B * Hk, section, tiles, scale * LOG2_E, scale,
+        CAUSAL=causal, HAS_SEQLENS=seqlens_k is not None,
+        EDGE=seqlens_k is not None or Nk % BLOCK_N != 0, DQ=DQ, num_warps=4, **config,
+    )  # fmt: skip
+    if not DQ:
+        return None, dk, dv
+    dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    postprocess_kernel[(blocks, H, B)](
+        sums, rows, dq, *dq.stride(), Nq, padded_rows, d, scale, BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D
+    )
+    return dq, dk, dv
+
+
+def backward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor,
+    do: torch.Tensor, causal: bool, seqlens_k: torch.Tensor | None,
+    wanted: tuple[bool, bool, bool] = (True, True, True),
+) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    """Compute dq, dk, dv from do (B, H, Nq, d) and the forward pass; None where not `wanted`.
+
+    lse (B, H, Nq) float32 in base 2. float32 and d > 128 go to stage 7's kernels, and so does all
+    where only dq is wanted. CTAs add to dq in no fixed order: its last bits may differ from run to
+    run, those of dk and dv don't. Under torch.use_deterministic_algorithms(True) dq is stage 7's,
+    too, and has the same bits at every run.
+    """
+    Nq, Nk = q.shape[2], k.shape[2]
+    if do.stride(-1) != 1:  # such as the expanded gradient of a sum: one number for all
+        do = do.contiguous()
+    # keys are counted in int32
+    if q.dtype == torch.float32 or q.shape[3] > 128 or Nk >= 1 << 30 or not any(wanted[1:]):
+        lse = lse.contiguous()  # stage 7's kernels take no stride for it
+        return s07.backward(q, k, v, o, lse, do, causal, seqlens_k, wanted)
+    if causal and Nq > Nk:  # the first rows see no key: nothing counts there, not even a NaN in do
+        blind = Nq - Nk
+        q, o, lse, do = (x[:, :, blind:] for x in (q, o, lse, do))
+        dq, dk, dv = backward(q, k, v, o, lse, do, causal, seqlens_k, wanted)
+        return dq if dq is None else torch.nn.functional.pad(dq, (0, 0, blind, 0)), dk, dv
+    again = wanted[0] and torch.are_deterministic_algorithms_enabled()
+    tensors = q, k, v, o, lse, do
+    with launching(do):
+        dq, dk, dv = launch_backward(tensors, causal, seqlens_k, wanted[0] and not again)
+    if again:
+        dq = backward(*tensors, causal, seqlens_k, (True, False, False))[0]
+    return dq, dk if wanted[1] else None, dv if wanted[2] else None

@@ -1,25 +1,28 @@
-"""How the roles of stage 9 hand tiles and numbers to each other: rings in shared memory.
+"""How the roles of stage 9 hand tiles to each other: pipelines of slots in shared memory.
 
-A ring has slots, each with two barriers. A wait names the use of the ring that it is for: use u is
-slot u % slots, in round u // slots.
+A pipeline has a few slots, each with room for a tile and with two barriers. `count` says how many
+tiles went through the pipeline before this one, which is in slot count % slots:
 
-    full     an mbarrier: the copy engine arrives when the slot is filled, and the readers wait.
-             The parity of the round is its phase
-    empty    a named barrier: each reader's threads arrive when they are done with the slot, and go
-             on; the writer waits
+    producer    producer_load       waits until the slot is empty, then has a tile copied to it
+    consumer    consumer_wait       waits until the slot is full, and returns the tile
+                consumer_release    says that this consumer is done with the tile
 
-A CTA has 16 named barriers in hardware. At an mbarrier one thread arrives for its warpgroup, so the
-four warps would have to wait for each other each time that they give back a slot.
+    full     an mbarrier. The copy engine (TMA) arrives when it has written the tile, and consumers
+             wait. Its phase is the parity of count // slots
+    empty    a named barrier. A consumer's threads arrive there and go on; the producer waits
+
+A CTA has 16 named barriers in hardware. If `empty` were an mbarrier, one thread would arrive for
+its warpgroup, and the four warps would wait for each other at every release.
 """
 
-from stages.common.gluon import aggregate, async_load, barrier, gl, gluon, mbarrier
+from stages.common.gluon import aggregate, async_load, gl, gluon, mbarrier
 
 
 @gluon.jit
 def named_barrier(what: gl.constexpr, number, threads: gl.constexpr, pred=True):
-    """PTX's bar.arrive or bar.sync, for `threads` threads in all, if pred.
+    """PTX's bar.arrive or bar.sync at a named barrier, for `threads` threads in all, if pred.
 
-    number  5 to 15: those before are the compiler's
+    number  5 to 15: the compiler uses those before
     """
     text: gl.constexpr = (
         "{ .reg .pred p; setp.ne.u32 p, $3, 0; @p " + what + " $1, $2; mov.u32 $0, $1; }"
@@ -29,147 +32,78 @@ def named_barrier(what: gl.constexpr, number, threads: gl.constexpr, pred=True):
 
 
 @aggregate
-class Empties:
-    """Named barriers, one for each slot of a ring: the producer waits for consumers."""
+class EmptyBarriers:
+    """Named barriers, one for each slot of a pipeline: the producer waits for consumers."""
 
-    first: gl.constexpr  # the number of the first
+    first: gl.constexpr  # the number of the first slot's; the others follow
     slots: gl.constexpr
     threads: gl.constexpr  # of all consumers and the producer
 
-    @gluon.constexpr_function
-    def __init__(self, first, slots, consumers):
-        self.first = gl.constexpr(first)
-        self.slots = gl.constexpr(slots)
-        self.threads = gl.constexpr(128 * consumers + 32)
+    @gluon.jit
+    def wait(self, count):
+        """Producer: wait until the slot has been released; in the first round it is empty."""
+        named_barrier(
+            "bar.sync", count % self.slots + self.first, self.threads, count >= self.slots
+        )
 
     @gluon.jit
-    def wait(self, use):
-        """Producer: wait until the slot has been given back; in the first round it is free."""
-        named_barrier("bar.sync", use % self.slots + self.first, self.threads, use >= self.slots)
-
-    @gluon.jit
-    def arrive(self, use, pred=True):
-        """Consumer: give back the slot, if pred."""
-        named_barrier("bar.arrive", use % self.slots + self.first, self.threads, pred)
-
-
-@aggregate
-class Ring:
-    """Tiles in shared memory, slot after slot; use u of the ring is slot u % slots."""
-
-    tiles: gl.shared_memory_descriptor  # (slots, 1, 1, rows, BLOCK_D)
-    full: gl.shared_memory_descriptor  # (slots, 1) mbarriers: consumers wait for the copy engine
-    empty: Empties  # the producer waits for consumers
-
-    @gluon.constexpr_function
-    def __init__(self, tiles, full, empty):
-        self.tiles = tiles
-        self.full = full
-        self.empty = empty
-
-    @gluon.jit
-    def fill(self, desc, coordinates, use):
-        """Producer: have a tile copied, as soon as every consumer has given back the slot."""
-        slots: gl.constexpr = self.tiles.shape[0]
-        slot = use % slots
-        self.empty.wait(use)
-        mbarrier.expect(self.full.index(slot), desc.block_type.nbytes)
-        async_load(desc, coordinates, self.full.index(slot), self.tiles.index(slot))
-
-    @gluon.jit
-    def take(self, use):
-        """Consumer: the tile (rows, BLOCK_D), as soon as the copy engine has written it."""
-        slots: gl.constexpr = self.tiles.shape[0]
-        rows: gl.constexpr = self.tiles.shape[3]
-        columns: gl.constexpr = self.tiles.shape[4]
-        slot = use % slots
-        mbarrier.wait(self.full.index(slot), (use // slots) & 1)
-        return self.tiles.index(slot).reshape([rows, columns])
-
-    @gluon.jit
-    def give_back(self, use, pred=True):
-        """Consumer: this one is done with the tile."""
-        self.empty.arrive(use, pred)
-
-    @gluon.jit
-    def keep_alive(self):
-        self.full._keep_alive()
+    def arrive(self, count, pred=True):
+        """Consumer: release the slot, if pred."""
+        named_barrier("bar.arrive", count % self.slots + self.first, self.threads, pred)
 
 
 @gluon.jit
-def barriers(count: gl.constexpr, arrivals: gl.constexpr):
-    """`count` mbarriers, each of which opens at its `arrivals`-th arrival."""
-    bars = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(count):
+def make_empty_barriers(first: gl.constexpr, slots: gl.constexpr, consumers: gl.constexpr):
+    return EmptyBarriers(first, slots, 128 * consumers + 32)
+
+
+@gluon.jit
+def make_mbarriers(number: gl.constexpr, arrivals: gl.constexpr):
+    """`number` mbarriers, each of which opens at its `arrivals`-th arrival."""
+    bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(number):
         mbarrier.init(bars.index(i), count=arrivals)
     return bars
 
 
-@gluon.jit
-def make_ring(desc, slots: gl.constexpr, consumers: gl.constexpr, first: gl.constexpr):
-    """A ring of `slots` tiles, whose empty barriers are the named ones from number `first` on."""
-    shape: gl.constexpr = [slots, 1, 1, desc.block_shape[2], desc.block_shape[3]]
-    tiles = gl.allocate_shared_memory(desc.dtype, shape, desc.layout)
-    return Ring(tiles, barriers(slots, 1), Empties(first, slots, consumers))
-
-
-@gluon.jit
-def put_number(place, x):
-    """Write the int32 x to `place`, shared memory (1,)."""
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    place.store(gl.full([1], x, gl.int32, one))
-
-
-@gluon.jit
-def number_at(place):
-    """Read what `put_number` wrote."""
-    one: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    return gl.sum(place.load(one), 0)
-
-
 @aggregate
-class Board:
-    """Where the producer posts what comes next: two places of five numbers each."""
+class Pipeline:
+    """Tiles in shared memory, on their way from the producer to the consumers."""
 
-    numbers: gl.shared_memory_descriptor  # (10, 1) int32
-    full: gl.shared_memory_descriptor  # (2, 1) mbarriers: consumers wait for the producer
-    empty: gl.shared_memory_descriptor  # (2, 1) mbarriers: the producer waits for all consumers
-
-    @gluon.constexpr_function
-    def __init__(self, numbers, full, empty):
-        self.numbers = numbers
-        self.full = full
-        self.empty = empty
+    tiles: gl.shared_memory_descriptor  # (slots, 1, 1, rows, BLOCK_D)
+    full: gl.shared_memory_descriptor  # (slots, 1) mbarriers: consumers wait for the copy engine
+    empty: EmptyBarriers
 
     @gluon.jit
-    def post(self, numbers, turn):
-        slot = turn % 2
-        mbarrier.wait(self.empty.index(slot), (turn // 2 + 1) & 1)
-        for i in gl.static_range(len(numbers)):
-            put_number(self.numbers.index(slot * len(numbers) + i), numbers[i])
-        barrier()
-        mbarrier.arrive(self.full.index(slot))
+    def producer_load(self, desc, coordinates, count):
+        slot = count % self.tiles.shape[0]
+        self.empty.wait(count)
+        mbarrier.expect(self.full.index(slot), desc.block_type.nbytes)
+        async_load(desc, coordinates, self.full.index(slot), self.tiles.index(slot))
 
     @gluon.jit
-    def number(self, slot, i: gl.constexpr):
-        return number_at(self.numbers.index(slot * (self.numbers.shape[0] // 2) + i))
+    def consumer_wait(self, count):
+        """The tile (rows, BLOCK_D), as soon as the copy engine has written it."""
+        slots: gl.constexpr = self.tiles.shape[0]
+        shape: gl.constexpr = [self.tiles.shape[3], self.tiles.shape[4]]
+        slot = count % slots
+        mbarrier.wait(self.full.index(slot), (count // slots) & 1)
+        return self.tiles.index(slot).reshape(shape)
 
     @gluon.jit
-    def read(self, turn):
-        slot = turn % 2
-        mbarrier.wait(self.full.index(slot), (turn // 2) & 1)
-        b, h, start_m = self.number(slot, 0), self.number(slot, 1), self.number(slot, 2)
-        Nk_valid, steps = self.number(slot, 3), self.number(slot, 4)
-        mbarrier.arrive(self.empty.index(slot))
-        return b, h, start_m, Nk_valid, steps
+    def consumer_release(self, count, pred=True):
+        self.empty.arrive(count, pred)
 
     @gluon.jit
     def keep_alive(self):
+        """The compiler may reuse the memory of a barrier that no later line names: name it here."""
         self.full._keep_alive()
-        self.empty._keep_alive()
 
 
 @gluon.jit
-def make_board(consumers: gl.constexpr):
-    numbers = gl.allocate_shared_memory(gl.int32, [10, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    return Board(numbers, barriers(2, 1), barriers(2, consumers))
+def make_pipeline(desc, slots: gl.constexpr, consumers: gl.constexpr, first_empty: gl.constexpr):
+    """A pipeline of `slots` tiles; first_empty: the number of its first named barrier."""
+    shape: gl.constexpr = [slots, 1, 1, desc.block_shape[2], desc.block_shape[3]]
+    tiles = gl.allocate_shared_memory(desc.dtype, shape, desc.layout)
+    empty = make_empty_barriers(first_empty, slots, consumers)
+    return Pipeline(tiles, make_mbarriers(slots, 1), empty)

@@ -1,118 +1,75 @@
-"""What all roles of stage 9 know: sizes and switches, and which rows and keys a query tile has."""
+"""Who computes what in stage 9: sizes and masks, and which work tile a CTA takes next.
 
-from stages.common.gluon import aggregate, gl, gluon
+A work tile is what one CTA computes at a time: BLOCK_M query rows of a head in the forward pass,
+BLOCK_N keys of a key head in the backward pass. A CTA stays on its multiprocessor and takes one
+work tile after another. Its producer asks a counter in global memory for the next one, and
+publishes it to the consumers in shared memory, which has two places for it.
+"""
 
+from stages.common.gluon import aggregate, barrier, gl, gluon, mbarrier
 
-@gluon.jit
-def by_section(tile, section, heads, blocks):
-    """Head and block of a tile: sections of heads one by one, in each the blocks one by one."""
-    part = tile // (section * blocks)
-    rest = tile - part * section * blocks
-    width = gl.minimum(section, heads - part * section)
-    block = rest // width
-    return part * section + rest - block * width, block
-
-
-@gluon.jit
-def valid_keys(problem, b):
-    """How many keys of batch entry b are valid."""
-    Nk_valid = problem.Nk
-    if problem.HAS_SEQLENS:
-        Nk_valid = gl.minimum(gl.maximum(gl.load(problem.seqlens_ptr + b), 0), problem.Nk)
-    return Nk_valid
+from .pipeline import make_mbarriers
 
 
 @aggregate
 class Problem:
-    """Sizes and switches: the same for all roles."""
+    """Sizes and masks, the same for all roles of either pass."""
 
     seqlens_ptr: gl.tensor
     H: gl.tensor
     group: gl.tensor  # query heads per key head
     Nq: gl.tensor
     Nk: gl.tensor
-    blocks: gl.tensor  # of BLOCK_M rows, per head
-    heads: gl.tensor  # of all batch entries together
-    section: gl.tensor  # heads whose K and V fit the L2 cache together
-    tiles: gl.tensor  # blocks * heads
     CAUSAL: gl.constexpr
     HAS_SEQLENS: gl.constexpr
-    MASKED: gl.constexpr  # of the KV tiles that a consumer walks, how many may need a mask: 0, 1, 2
-    LSE: gl.constexpr
-    SHIFTED: gl.constexpr  # whether the KV tile walked first may begin earlier (`start`)
+    EDGE: gl.constexpr  # whether a KV tile may reach past the last valid key
     BLOCK_M: gl.constexpr
     BLOCK_N: gl.constexpr
 
-    @gluon.constexpr_function
-    def __init__(
-        self, seqlens_ptr, H, group, Nq, Nk, blocks, heads, section, tiles,
-        CAUSAL, HAS_SEQLENS, MASKED, LSE, BLOCK_M, BLOCK_N,
-    ):  # fmt: skip
-        self.seqlens_ptr = seqlens_ptr
-        self.H = H
-        self.group = group
-        self.Nq = Nq
-        self.Nk = Nk
-        self.blocks = blocks
-        self.heads = heads
-        self.section = section
-        self.tiles = tiles
-        self.CAUSAL = gl.constexpr(CAUSAL)
-        self.HAS_SEQLENS = gl.constexpr(HAS_SEQLENS)
-        self.MASKED = gl.constexpr(MASKED)
-        self.LSE = gl.constexpr(LSE)
-        # under a causal mask alone, what lies beyond the last key is loaded as zeros
-        self.SHIFTED = gl.constexpr(MASKED > 0 and (HAS_SEQLENS or not CAUSAL))
-        self.BLOCK_M = gl.constexpr(BLOCK_M)
-        self.BLOCK_N = gl.constexpr(BLOCK_N)
+    @gluon.jit
+    def valid_keys(self, b):
+        """How many keys of batch entry b are valid."""
+        Nk_valid = self.Nk
+        if self.HAS_SEQLENS:
+            Nk_valid = gl.minimum(gl.maximum(gl.load(self.seqlens_ptr + b), 0), self.Nk)
+        return Nk_valid
 
     @gluon.jit
-    def place(self, tile):
-        """Batch entry, head and first row of a tile.
+    def kv_tiles(self, start_m, Nk_valid):
+        """Forward: how many KV tiles the rows from start_m on see, at least one.
 
-        Section by section of heads, in each the blocks with the most keys first.
+        Rows that see no key are computed like any other, and their output becomes 0.
         """
-        head, block = by_section(tile, self.section, self.heads, self.blocks)
-        if self.CAUSAL:
-            block = self.blocks - 1 - block
-        b = head // self.H
-        return b, head - b * self.H, block * self.BLOCK_M
-
-    @gluon.jit
-    def keys(self, b, start_m):
-        """How many keys are valid, and how many KV tiles the block from start_m on walks."""
-        Nk_valid = valid_keys(self, b)
         end = Nk_valid
         if self.CAUSAL:
             end = gl.minimum(start_m + self.BLOCK_M, self.Nq) + self.Nk - self.Nq
             end = gl.maximum(gl.minimum(end, Nk_valid), 0)
-        # at least one: rows that see no key are computed like any other, and come out as 0
-        return Nk_valid, gl.maximum(gl.cdiv(end, self.BLOCK_N), 1)
+        return gl.maximum(gl.cdiv(end, self.BLOCK_N), 1)
 
     @gluon.jit
-    def start(self, j, steps, Nk_valid):
-        """The first key of the KV tile that is walked as the j-th.
+    def first_key(self, j, n_tiles, Nk_valid):
+        """Forward: where the j-th KV tile begins; j = 0 is the last of the n_tiles.
 
-        The one walked first ends with the last valid key at the latest, so that no value past it
-        is ever loaded: 0 * NaN is NaN. It may begin amid the next one, which has those keys, too,
-        so that they count there; or before the first key, where zeros are loaded.
+        With EDGE it ends at the last valid key at the latest, so that no value past that key is
+        loaded: 0 * NaN is NaN. So it may begin amid the tile before it, which has those keys, too,
+        and there they count; or before the first key, where the copy engine loads zeros.
         """
-        start_n = (steps - 1 - j) * self.BLOCK_N
-        if self.SHIFTED:
+        start_n = (n_tiles - 1 - j) * self.BLOCK_N
+        if self.EDGE:
             start_n = gl.minimum(start_n, Nk_valid - self.BLOCK_N)
         return start_n
 
     @gluon.jit
-    def seen(self, rows, Nk_valid):
-        """How many keys each of `rows` sees, counted from the first; may be negative."""
-        seen = gl.zeros_like(rows) + Nk_valid
+    def visible_keys(self, rows, Nk_valid):
+        """Forward: how many keys each of `rows` sees, counted from the first; may be negative."""
+        visible = gl.zeros_like(rows) + Nk_valid
         if self.CAUSAL:
-            seen = gl.minimum(seen, rows + (self.Nk - self.Nq + 1))
-        return seen
+            visible = gl.minimum(visible, rows + (self.Nk - self.Nq + 1))
+        return visible
 
     @gluon.jit
-    def hidden(self, first_row, Nk_valid, steps):
-        """How many KV tiles, from the last back, no row of the 64 from first_row on sees.
+    def skipped_tiles(self, first_row, Nk_valid, n_tiles):
+        """Forward: how many KV tiles, from the last one back, none of 64 rows sees.
 
         At least one is left; rows past Nq keep only that.
         """
@@ -120,4 +77,118 @@ class Problem:
         if self.CAUSAL:
             end = gl.minimum(end, first_row + 64 + self.Nk - self.Nq)
         end = gl.where(first_row < self.Nq, end, 0)
-        return steps - gl.maximum(gl.cdiv(end, self.BLOCK_N), 1)
+        return n_tiles - gl.maximum(gl.cdiv(end, self.BLOCK_N), 1)
+
+    @gluon.jit
+    def query_tiles(self, start_n, Nk_valid):
+        """Backward: the query tiles that see the keys from start_n on, as (first, full, end).
+
+        Those from `full` on need no mask.
+        """
+        shift = self.Nk - self.Nq  # row i sees keys up to i + shift
+        first = 0
+        end = gl.cdiv(self.Nq, self.BLOCK_M)
+        if self.CAUSAL:
+            first = gl.maximum(start_n - shift, 0) // self.BLOCK_M
+        if self.HAS_SEQLENS:
+            end = gl.where(start_n < Nk_valid, end, first)
+        full = first
+        if self.CAUSAL:
+            full = gl.cdiv(gl.maximum(start_n + (self.BLOCK_N - 1) - shift, 0), self.BLOCK_M)
+        if self.EDGE:
+            full = gl.where(start_n + self.BLOCK_N > Nk_valid, end, full)
+        if self.CAUSAL or self.EDGE:
+            # one at least: where the first of two loops with products may have no iteration,
+            # ptxas 12.8 leaves what they share out of the second
+            full = gl.minimum(gl.maximum(full, first + 1), end)
+        return first, full, end
+
+
+@gluon.jit
+def write_number(place, x):
+    """Write the int32 x to `place`, shared memory (1,)."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    place.store(gl.full([1], x, gl.int32, one))
+
+
+@gluon.jit
+def read_number(place):
+    """Read what `write_number` wrote."""
+    one: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    return gl.sum(place.load(one), 0)
+
+
+@aggregate
+class TileScheduler:
+    """Which work tile is next; `count` says how many this CTA has had before it."""
+
+    numbers: gl.shared_memory_descriptor  # (10, 1) int32: two work tiles
+    full: gl.shared_memory_descriptor  # (2, 1) mbarriers: consumers wait for the producer
+    empty: gl.shared_memory_descriptor  # (2, 1) mbarriers: the producer waits for all consumers
+    problem: Problem
+    blocks: gl.tensor  # work tiles of a head
+    heads: gl.tensor  # of all batch entries together
+    section: gl.tensor  # heads whose inputs fit the L2 cache together
+    tiles: gl.tensor  # blocks * heads
+
+    @gluon.jit
+    def fetch(self, counter_ptr):
+        """Producer: the number of a work tile that no CTA has fetched yet, less num_programs.
+
+        All CTAs together fetch once per work tile, and the last fetch sets the counter back to 0.
+        """
+        fetched = gl.atomic_add(counter_ptr, 1)
+        gl.store(counter_ptr, 0, mask=fetched == self.tiles - 1)
+        return fetched
+
+    @gluon.jit
+    def place(self, tile, heads, LAST_FIRST: gl.constexpr):
+        """Batch entry, head and block of a work tile; `heads` per batch entry.
+
+        Section by section of heads, in each the first blocks first, or the last ones.
+        """
+        part = tile // (self.section * self.blocks)
+        rest = tile - part * self.section * self.blocks
+        width = gl.minimum(self.section, self.heads - part * self.section)
+        block = rest // width
+        head = part * self.section + rest - block * width
+        if LAST_FIRST:
+            block = self.blocks - 1 - block
+        b = head // heads
+        return b, head - b * heads, block
+
+    @gluon.jit
+    def publish(self, work_tile, count):
+        """Producer: tell the consumers five numbers about the next work tile."""
+        slot = count % 2
+        mbarrier.wait(self.empty.index(slot), (count // 2 + 1) & 1)
+        for i in gl.static_range(len(work_tile)):
+            write_number(self.numbers.index(slot * len(work_tile) + i), work_tile[i])
+        barrier()
+        mbarrier.arrive(self.full.index(slot))
+
+    @gluon.jit
+    def next_work_tile(self, count):
+        """Consumer: the five numbers, as soon as the producer has published them."""
+        slot = count % 2
+        mbarrier.wait(self.full.index(slot), (count // 2) & 1)
+        first = slot * 5
+        x0, x1 = read_number(self.numbers.index(first)), read_number(self.numbers.index(first + 1))
+        x2 = read_number(self.numbers.index(first + 2))
+        x3 = read_number(self.numbers.index(first + 3))
+        x4 = read_number(self.numbers.index(first + 4))
+        mbarrier.arrive(self.empty.index(slot))
+        return x0, x1, x2, x3, x4
+
+    @gluon.jit
+    def keep_alive(self):
+        """As of a pipeline: name the barriers once more."""
+        self.full._keep_alive()
+        self.empty._keep_alive()
+
+
+@gluon.jit
+def make_scheduler(problem, blocks, heads, section, tiles, consumers: gl.constexpr):
+    numbers = gl.allocate_shared_memory(gl.int32, [10, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    full, empty = make_mbarriers(2, 1), make_mbarriers(2, consumers)
+    return TileScheduler(numbers, full, empty, problem, blocks, heads, section, tiles)

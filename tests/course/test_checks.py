@@ -76,10 +76,9 @@ WRONG = [
 def test_a_mistake_in_a_whole_stage_fails_the_check_that_is_about_it(
     stage, check, old, new, tmp_path, monkeypatch
 ):
-    source = labs.source(stage)
-    of_stage(source)
+    of_stage(labs.source(stage))
     of_some(monkeypatch, check)
-    text = source.read_text(encoding="utf-8")
+    [text] = labs.solution(stage).values()
     assert old in text
     wrong = tmp_path / "wrong.py"
     wrong.write_text(text.replace(old, new, 1), encoding="utf-8")
@@ -90,11 +89,13 @@ def test_a_mistake_in_a_whole_stage_fails_the_check_that_is_about_it(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 3, 4, 5, 6, 7, 8, "numpy"])  # 2: test_lab.py builds one
-def test_a_right_stage_passes_the_checks_that_show_mistakes(stage, monkeypatch):
+def test_a_right_stage_passes_the_checks_that_show_mistakes(stage, monkeypatch, tmp_path):
     number, numpy = (5, True) if stage == "numpy" else (stage, False)
-    path = labs.source(number, numpy)
+    [text] = labs.solution(number, numpy).values()
+    path = tmp_path / "right.py"
+    path.write_text(text, encoding="utf-8")
     if not numpy:
-        of_stage(path)
+        of_stage(labs.source(number))
     shows = {check for of, check, _, _ in WRONG if of == stage}
     shows |= {check for of, _, check, _ in MISTAKES.values() if of == stage}
     of_some(monkeypatch, "a few keys", "batch, heads and strides", "gradients", *shows)

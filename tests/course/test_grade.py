@@ -5,83 +5,22 @@ import json
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import torch
 from ladder_command import ROOT, Started, environ, in_turn, ladder
+from stage_files import Table
 
+from course.edits import replace_once
 from course.lab import checks, gaps, labs
 from course.lab.grading import calls, grade, reports, speed
 from harness.records.code import read_declared
-from harness.records.environment import own_files
 
-CHEATS = own_files("tests/cheats/*.py")
-VARIANTS = own_files("tests/variants/*.py")
+SUBMISSIONS = Table(Path(__file__).with_name("submissions.toml"))
 COLUMNS = "submission,stage,points,max_points,verdict,diagnosis"
-# what shows a cheat, where the smallest check does not: it gets the others' points
-SHOWN = {
-    "excuse_dtypes": "float16",
-    "excuse_exact_up_to": "many keys",
-    "falls_back_at_times": "d is no power of two",
-    "one_entry_copied": "batch, heads and strides",
-}
-SAID = {
-    "arrays_without_import": "to NumPy",
-    "autograd_in_stage_0": "torch's bmm",
-    "cached_by_content": "remembers its answers",
-    "cached_by_pointer": "answer to an earlier call",
-    "cached_on_disk": "writes to a file",
-    "complex_numbers": "torch's bmm",
-    "computed_late": "torch's",
-    "exit_0": "has ended without an answer",
-    "exit_at_import": "sys.exit",
-    "falls_back": "",
-    "fixed_point": "torch's sum",
-    "forged_descriptor": "speaks for the harness",
-    "fresh_namespace": "imports numpy",
-    "kernel_copies": "torch's",
-    "listens": "listens",
-    "lists_before_kernel": "out of a tensor",
-    "loads_another": "another file",
-    "numpy_computes": "out of a tensor",
-    "numpy_in_stage_1": "imports numpy",
-    "other_library": "imports mpmath",
-    "out_of_sight": "out of sight",
-    "own_operation": "view.attention",
-    "patched_clock": "replaces time",
-    "patched_event": "replaces Event",
-    "patched_json": "replaces json.dumps",
-    "patched_oracle": "imports harness",
-    "patched_write": "replaces os.write",
-    "reads_collector": "looks through memory",
-    "reads_frames": "frames",
-    "reads_processes": "/proc",
-    "removes_files": "changes files",
-    "rewrites_itself": "writes to a file",
-    "sdpa_broken_up": "attention itself",
-    "sdpa_called": "attention itself",
-    "sdpa_in_stage_3": "attention itself",
-    "sdpa_in_torchscript": "attention itself",
-    "side_stream": "starts a thread",
-    "side_thread": "starts a thread",
-    "solution_as_data": "loads s01",
-    "stage_3_called": "loads s03",
-    "stage_5_called": "loads s05",
-    "stage_6_copied": "a kernel of s06",
-    "torch_computes": "torch's",
-    "torch_in_stage_1": "torch's",
-    "torch_multiplies": "more than to scale",
-    "twin_by_importlib": "loads numpy_online",
-}
-# of these, what is ended before it can gain anything: an error like a leftover
-ENDED = {
-    "cached_on_disk", "exit_0", "exit_at_import", "fresh_namespace", "loads_another",
-    "numpy_in_stage_1", "other_library", "patched_oracle", "reads_frames", "removes_files",
-    "rewrites_itself", "side_stream", "side_thread", "solution_as_data", "stage_5_called",
-    "twin_by_importlib",
-}  # fmt: skip
-QUICK = ("cached_by_pointer", "sdpa_called")  # in everyday's lane
+QUICK = ("cached_by_pointer", "sdpa_called", "exp2")  # in everyday's lane
 # what an honest student leaves in a file, at its end or within attend -> a word of the error's
 # message, or '' where it does no harm
 LEFT = {
@@ -121,13 +60,17 @@ LEFT = {
     "if __name__ == '__main__': raise SystemExit": "",
 }
 
-RAW = (ROOT / "tests" / "variants" / "raw_python.py").read_text(encoding="utf-8")
+RAW = SUBMISSIONS.text("raw_python")
 
 
-def marked(paths, quick):
+def expected(*verdicts):
+    """(name, what is expected) of the submissions with one of `verdicts`, slow but for QUICK."""
     return [
-        pytest.param(path, id=path.stem, marks=[] if path.stem in quick else pytest.mark.slow)
-        for path in paths
+        pytest.param(
+            name, entry["expected"], id=name, marks=[] if name in QUICK else pytest.mark.slow
+        )
+        for name, entry in SUBMISSIONS.entries.items()
+        if entry["expected"]["verdict"] in verdicts
     ]
 
 
@@ -151,20 +94,20 @@ def of_some(monkeypatch, *names):
     monkeypatch.setattr(checks, "checks", few)
 
 
-@pytest.mark.parametrize("path", marked(CHEATS, QUICK))
-def test_a_cheat_gets_nothing_for_what_it_gains(path, monkeypatch):
-    number, shown = of_stage(path), SHOWN.get(path.stem, "a few keys")
+@pytest.mark.parametrize(("name", "expected"), expected("cheated", "crashed", "failed"))
+def test_a_cheat_gets_nothing_for_what_it_gains(name, expected, tmp_path, monkeypatch):
+    path, other = SUBMISSIONS.write(tmp_path, name), write(tmp_path, other=RAW) / "other.py"
+    path.write_text(path.read_text(encoding="utf-8").replace("FOLDER", str(tmp_path)), "utf-8")
+    number, shown = of_stage(path), expected.get("shown", "a few keys")
     of_some(monkeypatch, shown)
     row, result = grade.grade(path, number, 5, False, calls.Limits())
     assert "ok" not in row.checks.values(), result
-    if path.stem in SAID:
-        assert SAID[path.stem] in row.diagnosis, row.diagnosis
-        assert row.verdict == ("crashed" if path.stem in ENDED else "cheated")
-    else:
-        assert row.verdict == "failed" or path.stem not in ENDED
+    assert row.verdict == expected["verdict"], result
+    assert expected.get("says", "") in row.diagnosis, row.diagnosis
     assert row.worth({shown: 3.0}).points == 0
     reason = row.diagnosis.removeprefix("not allowed: ")
     assert row.verdict == "failed" or reports.report(row, result, {shown: 3.0}).count(reason) == 1
+    assert other.read_text(encoding="utf-8") == RAW
 
 
 @pytest.mark.parametrize("within", [False, True])
@@ -190,11 +133,11 @@ def test_a_cheat_in_one_check_loses_the_points_of_all():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", marked(VARIANTS, ("exp2",)))
-def test_an_honest_variant_passes(path, monkeypatch):
-    number = of_stage(path)
-    of_some(monkeypatch, *(("a few keys", "many keys") if path.stem == "exp2" else ()))
-    row, result = grade.grade(path, number, None, False, calls.Limits())
+@pytest.mark.parametrize(("name", "expected"), expected("passed"))
+def test_an_honest_variant_passes(name, expected, tmp_path, monkeypatch):
+    path = SUBMISSIONS.write(tmp_path, name)
+    of_some(monkeypatch, *(("a few keys", "many keys") if name in QUICK else ()))
+    row, result = grade.grade(path, of_stage(path), None, False, calls.Limits())
     assert row.verdict == "passed" and {*row.checks.values()} == {"ok"}, result
 
 
@@ -219,8 +162,7 @@ def rows_of(path):
 
 
 def edited(old, new):
-    assert old in RAW
-    return RAW.replace(old, new)
+    return replace_once(RAW, old, new, "raw_python")
 
 
 BODY = "    heads = zip(*(x.flatten(0, 1).tolist() for x in (q, k, v)), strict=True)\n"
@@ -249,7 +191,7 @@ def test_each_verdict_has_its_row_and_costs_no_other(tmp_path):
     points.write_text('default = 2\n"large scores" = 5\n', encoding="utf-8")
     out = tmp_path / "new" / "grades.csv"
     files = ("--out", out, "--junit", junit, "--points", points)
-    asked = ("lab", "grade", folder, "--stage", 1, "--budget", 10, "--memory", "300M", *files)
+    asked = ("lab", "grade", folder, "--stage", 1, "--budget", 5, "--memory", "300M", *files)
     # with some seeds all of a check's rows see one large score only, where any scale is right
     done = in_turn(*asked, "--seed", 1)
     assert done.returncode == 0 and done.stderr == "", done.stderr

@@ -57,6 +57,36 @@ def test_a_climb_without_ideas_has_no_column_for_them(tmp_path):
     assert [row[0] for row in rows] == ["as shipped, TFLOP/s", "of one product alone", "`mine`"]
 
 
+def test_what_an_idea_bought_is_the_least_and_the_most_of_all_problems(tmp_path):
+    assert hopper.bought().startswith("Not measured yet")
+    name, (idea, expected) = next(iter(hopper.ideas().items()))
+    times = {(64, 1024): 3.0, (64, 4096): 2.0, (128, 1024): 5.0, (128, 4096): 2.5}
+    records = [
+        make_bench(6, n=n, d=d, causal=causal) | who | {"time_ms": time if who != OURS else 2.0}
+        for (d, n), time in times.items()
+        for causal in (False, True)
+        for who in (OURS, {"stage": 81, "name": name})
+    ]
+    write_run(tmp_path / "hopper-variants.jsonl", make_bench_env(records), records[:-1])
+    _, row = cells_of(hopper.bought())
+    where = "d = 128, none, N = 1024"
+    assert row == ["2", idea, expected, "1.00x", "2.50x", where]
+
+
+def test_the_first_kernel_is_what_the_others_are_times_of(tmp_path):
+    assert hopper.first().startswith("Not measured yet")
+    start = {"stage": 90, "name": "first", "speedup": {}}
+    records = [
+        make_bench(6, n=n, d=128) | who | {"time_ms": time, "tflops": 300 / time}
+        for n in (1024, 4096)
+        for who, time in ((start, 1.0), (OURS, 0.5))
+    ]
+    write_run(tmp_path / "hopper-first.jsonl", make_bench_env(records), records)
+    header, *rows = cells_of(hopper.first())
+    assert header[:2] == ["size", "first"] and header[2].startswith("#9")
+    assert [row[1:] for row in rows] == [["300, 1.0x", "600, 2.00x"]] * 2
+
+
 def test_the_docs_say_what_an_odd_problem_costs_stage_9(tmp_path):
     assert hopper.odd().startswith("Not measured yet")
     asked = suites.SUITES["hopper-odd"].problems(ANY)

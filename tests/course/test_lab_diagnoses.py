@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from test_lab import solution
 
-from course.lab import checks
+from course.edits import replace_each
+from course.lab import checks, labs
 from harness.isolation.roster import describe_files
 
 pytestmark = pytest.mark.slow  # a few processes each
@@ -22,12 +23,12 @@ MISTAKES = {
     ), "many keys", "local softmax"),
     "no rescale of acc": (5, (("acc = acc * alpha[:, None]", "acc = acc"),), "many keys",
                           "no rescale: acc"),
-    "no rescale of l": (5, (("l_i = l_i * alpha +", "l_i = l_i +"),), "many keys",
+    "no rescale of l": (5, (("l_i = l_i * alpha + tl.sum", "l_i = l_i + tl.sum"),), "many keys",
                         "no rescale: l "),
     "no max": (5, (("m_new = tl.maximum(m_i, tl.max(s, 1))", "m_new = m_i * 0"),
                    ("-3.4028234663852886e38", "0.0")), "large scores", "no max"),
     "Python's max": (5, (("tl.maximum(m_i, tl.max(s, 1))", "max(m_i, tl.max(s, 1))"),),
-                     "large scores", "mine.py:88: Python's max of two tiles"),
+                     "large scores", "mine.py:89: Python's max of two tiles"),
     "no scale": (5, ((S5, S5.replace(" * scale", "")),), "a few keys", "wrong scale"),
     "K not transposed": (5, (("tl.trans(k)", "k"),), "as many keys as columns", "K not transposed"),
     "K not transposed, and other shapes": (5, (("tl.trans(k)", "k"),), "a few keys",
@@ -77,7 +78,7 @@ MISTAKES = {
         ("input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)", "acc=acc, input_precision=PRECISION)"),
     ), "many keys", "rescaled too late"),
     "acc set": (5, (("acc += tl.dot(", "acc = tl.dot("),), "many keys", "acc is set"),
-    "l set": (5, (("l_i = l_i * alpha +", "l_i ="),), "many keys", "l is set"),
+    "l set": (5, (("l_i = l_i * alpha + tl.sum", "l_i = tl.sum"),), "many keys", "l is set"),
     "old max kept": (5, (("        m_i = m_new\n", ""),), "many keys", "m_i keeps"),
     "no max in p": (5, (("p = tl.exp(s - m_new[:, None])", "p = tl.exp(s)"),), "many keys",
                     "no max: p is exp(s)"),
@@ -157,7 +158,8 @@ MISTAKES = {
 @functools.cache
 def described(stage):
     """What a solution says of itself."""
-    [info] = describe_files([solution(stage)])
+    number, numpy = (5, True) if stage == "numpy" else (stage, False)
+    [info] = describe_files([labs.source(number, numpy)])
     return info
 
 
@@ -183,10 +185,8 @@ def prepared(stage, edits, name, folder, info=None, seed=1):
 
 def write(stage, edits, folder):
     """The file of a solution with `edits`."""
-    text = solution(stage).read_text(encoding="utf-8")
-    for old, new in edits:
-        assert text.count(old) >= 1, old
-        text = text.replace(old, new)
+    name, shipped = solution(stage)
+    text = replace_each(shipped, edits, name)
     path = folder / "mine.py"
     path.write_text(text, encoding="utf-8")
     return path
@@ -203,7 +203,7 @@ def test_a_mistake_is_called_by_its_name(name, tmp_path):
 @pytest.mark.parametrize("name", MISTAKES)
 def test_the_check_of_a_mistake_fails_it_whatever_the_seed(name, tmp_path):
     stage, edits, shows, _ = MISTAKES[name]
-    for seed in range(2, 5):
+    for seed in (2, 3):
         number, asked, info = prepared(stage, edits, shows, tmp_path, seed=seed)
         rules = checks.rules(number, stage == "numpy")
         mark = checks.one(info, asked, rules, checks.calls.USUAL)

@@ -324,35 +324,6 @@ def command(capsys, *arguments):
     return ended.value.code, *capsys.readouterr()
 
 
-BAD_OPTIONS = {
-    "--n 0": "--n: got 0, expected a whole number from 1 to 1024",
-    "--n 1025": "--n: got 1025, expected",
-    "--n eight": "--n",
-    "--n 65": "--n: got 65, expected 64 or fewer as text; --format json takes more",
-    "--d 17": "--d: got 17, expected 16 or fewer as text; --format json takes more",
-    "--d 0": "--d: got 0, expected a whole number from 1 to 256",
-    "--d 257 --format json": "--d: got 257, expected",
-    "--tile 0": "--tile: got 0, expected a whole number from 1 to",
-    "--tile -2": "--tile: got -2",
-    "--row 8": "--row: got 8, expected a whole number from 0 to 7",
-    "--row -1": "--row: got -1",
-    "--n 1 --row 1": "--row: got 1, expected a whole number from 0 to 0",
-    "--seed -1": "--seed: got -1",
-    "--seed 9223372036854775808": "--seed: got 9223372036854775808",
-    "--inputs real": "--inputs: got 'real', expected one of normal, peaky",
-    "--format rich": "--format: got 'rich', expected one of text, json",
-    "--tiles 2": "--tiles",
-}
-
-
-@pytest.mark.parametrize("options", BAD_OPTIONS)
-def test_bad_arguments_are_one_clear_line(capsys, options):
-    code, out, err = command(capsys, *options.split())
-    assert (code, out) == (2, "")
-    assert err.startswith("ladder: ") and err.count("\n") == 1, err
-    assert BAD_OPTIONS[options] in err
-
-
 def test_the_command(capsys):
     options = ["--n", "8", "--tile", "2", "--row", "3", "--causal", "--seed", "5"]
     options += ["--inputs", "peaky"]

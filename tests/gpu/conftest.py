@@ -1,7 +1,4 @@
-"""GPU tests keep launch configurations to themselves: none of a user's is read, none is written.
-
-Most of them run the first candidate: tuning compiles them all, and would make minutes of seconds.
-"""
+"""Most GPU tests run a kernel's first candidate: tuning compiles all, which takes minutes."""
 
 import faulthandler
 
@@ -10,13 +7,6 @@ import pytest
 import stages
 from stages.common import tuner
 from stages.common.contract import why_not
-
-
-@pytest.fixture(scope="session", autouse=True)
-def tuned_here_alone(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LADDER_CACHE_DIR", str(tmp_path_factory.mktemp("tuned")))
-        yield
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +41,7 @@ def pick(monkeypatch):
     """A function that has every kernel run its candidate of an index, the last at the most."""
 
     def pick(index):
-        def choose(kernel, candidates, launch, **key):
+        def choose(kernel, candidates, launch, *key, **more):
             return candidates[min(index, len(candidates) - 1)]
 
         monkeypatch.setattr(tuner, "choose", choose)

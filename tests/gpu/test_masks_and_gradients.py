@@ -1,8 +1,5 @@
 """Stages 6 to 8 compiled: masks, gradients, memory, far offsets, and the tuner, on a GPU."""
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import product
 
@@ -156,7 +153,7 @@ def test_nan_in_hidden_tiles_changes_no_output():
 
 
 def test_a_training_step_holds_what_it_must_and_nothing_else():
-    """o, lse and delta, dq, dk, dv: no tensor of N x N, and none of float32 beside the two."""
+    """o, dq, dk, dv, lse twice and delta: no tensor of N x N, and no other one of float32."""
     asked = problem(dtype="float16", h=8, hk=8, nq=2048, nk=2048, direction="train")
     call = prepare(
         bind(TRAINING.attend, asked), "train", *make_inputs(asked), make_output_gradient(asked)
@@ -164,7 +161,7 @@ def test_a_training_step_holds_what_it_must_and_nothing_else():
     call()
     _, peak, _ = measure_peak(call, "cuda")
     rows = asked.b * asked.h * asked.nq
-    assert peak <= 4 * 2 * rows * asked.d + 2 * 4 * rows + 4 * 512  # a block is rounded to 512
+    assert peak <= 4 * 2 * rows * asked.d + 3 * 4 * rows + 4 * 512  # a block is rounded to 512
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -188,32 +185,22 @@ def test_tuning_holds_the_output_and_nothing_else():
     """At the first call, in which each candidate is timed on the caller's own tensors."""
     asked = problem(dtype="float16", nq=1024, nk=1024, d=32)
     q, k, v = make_inputs(asked)
-    assert not [c for c in tuner.read() if c["d"] == 32], "tuned before: this would test nothing"
+    before = len(tuner.chosen)
     o, peak, _ = measure_peak(lambda: FLASH2.attend(q, k, v), "cuda")
-    assert [c for c in tuner.read() if c["d"] == 32]
+    assert len(tuner.chosen) == before + 1, "tuned before: this would test nothing"
     assert peak == o.numel() * o.element_size()
 
 
 @pytest.mark.tuner
-def test_what_was_tuned_is_kept_and_found_by_another_process():
-    program = """if True:
-        import torch, stages
-        from stages.common import tuner
-        timed = []
-        inner = tuner.time_each
-        tuner.time_each = lambda c, launch: timed.append(1) or inner(c, launch)
-        q, k, v = (torch.randn(1, 2, 333, 64, device="cuda").half() for _ in range(3))
-        stages.by_number(6).attend(q, k, v)
-        print(len(timed))
-    """
-    times = [
-        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-        for _ in range(2)
-    ]
-    assert [done.stdout.strip() for done in times] == ["1", "0"]
-    kept = [c for c in json.loads(tuner.cache_file().read_text()) if c["n"] == 512]
-    assert {"attention_kernel"} == {c["kernel"] for c in kept if c["d"] == 64 and not c["causal"]
-                                    and c["dtype"] == "float16"}  # fmt: skip
+def test_a_kind_of_call_is_tuned_once_and_nothing_is_left_on_disk(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    timed, inner = [], tuner.time_each
+    monkeypatch.setattr(tuner, "time_each", lambda c, launch: timed.append(1) or inner(c, launch))
+    q, k, v = (torch.randn(1, 2, 333, 40, device="cuda").half() for _ in range(3))
+    for _ in range(2):
+        FLASH2.attend(q, k, v)
+    assert timed == [1]
+    assert not (tmp_path / "attention-ladder").exists()
 
 
 @pytest.mark.tuner

@@ -15,18 +15,20 @@ import sys
 import tempfile
 import time
 import uuid
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import psutil
 import torch
+from stage_files import Table
 
 from harness.isolation.child import OF_GRADIENTS
 from harness.records.jsonl import read
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("stages", "harness", "attention_ladder", "course", "ladder")
-FAKES = Path(__file__).parent / "fakes"
+HERE = Path(__file__).parent
+FAKES = Table(HERE / "fakes.toml")
 MARK = "LADDER_TEST_RUN"
 YARDSTICK = "torch_three_gemm"  # by name, as records have it
 # a file is asked with all inputs unless told: once is enough for what is no question of inputs
@@ -92,7 +94,7 @@ class Turns:
         unseen = {} if torch.cuda.is_available() else {"CUDA_VISIBLE_DEVICES": ""}
         with theirs, self.err.open("ab") as err:
             self.process = subprocess.Popen(
-                [sys.executable, FAKES.parent / "turns.py", str(theirs.fileno()), *preloaded],
+                [sys.executable, HERE / "turns.py", str(theirs.fileno()), *preloaded],
                 cwd=ROOT,
                 env=env or environ(**unseen),
                 stdin=subprocess.DEVNULL,
@@ -174,8 +176,16 @@ def one_process(env):
 
 
 def fakes(*names):
-    """--stage options for fake stages in stages/."""
-    return [text for name in names for text in ("--stage", str(FAKES / f"{name}.py"))]
+    """--stage options for stages of fakes.toml, in files that are there until the process ends."""
+    folder = fakes_folder()
+    return [text for name in names for text in ("--stage", str(FAKES.write(folder, name)))]
+
+
+@lru_cache
+def fakes_folder():
+    folder = tempfile.mkdtemp(prefix="ladder-fakes-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 class Started:

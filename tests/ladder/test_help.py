@@ -9,10 +9,11 @@ import pytest
 import typer
 from ladder_command import ROOT, command, environ, in_turn, ladder, one_process
 
-from harness.records.code import built_in_files, peer_files
+from harness.records.code import built_in_files, label, peer_files
 from ladder import app, doctor, help
 
-COMMANDS = typer.main.get_command(app.app).commands
+EVERY = typer.main.get_command(app.app).commands
+COMMANDS = {name: command for name, command in EVERY.items() if not command.hidden}
 GONE = ("torch", "numpy", "triton", "matplotlib")
 
 
@@ -52,6 +53,9 @@ def test_each_command_has_examples_that_it_takes(name):
         COMMANDS[name].make_context(name, options)  # raises what typer would say
 
 
+RUNS = {option: param for param in COMMANDS["run"].params for option in param.opts}
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_one_name_for_one_thing(name):
     """--stages takes several by number, --stage FILE one more; --stage N where there is one."""
@@ -61,11 +65,13 @@ def test_one_name_for_one_thing(name):
         for option in parameter.opts
         if option.startswith("--") and not parameter.hidden
     }
-    assert "--impl" not in shown
+    assert not {"--impl", "--direction", "--plots", "--show"} & shown.keys()
     if "--stages" in shown or name in ("model", "train"):
         assert ("--stages" in shown) != (name in ("model", "train"))
     if name in ("run", "bench"):
         assert "file" in shown["--stage"].help
+        for option in ("--mode", "--causal", "--nq"):
+            assert shown[option].help == RUNS[option].help
     if name in ("model", "train"):
         assert shown["--stage"].metavar == "N" and "repeated" not in shown["--stage"].help
 
@@ -119,7 +125,7 @@ def test_list_holds_every_stage_and_peer_and_ones_own(monkeypatch, tmp_path, cap
     lines = capsys.readouterr().out.splitlines()
     numbers = [int(found[1]) for line in lines if (found := re.match(r" *(\d+) ", line))]
     files = [*built_in_files(), mine, *peer_files()]
-    assert numbers == [int(re.match(r"[sp](\d+)_", path.name)[1]) for path in files]
+    assert numbers == [int(re.match(r"[sp](\d+)_", label(path))[1]) for path in files]
     assert any(re.match(r" *90 +my stage +mine alone", line) for line in lines)
 
 
@@ -129,7 +135,7 @@ def test_a_shell_completes_commands_and_options():
         env = environ(_LADDER_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=count)
         return ladder(env=env).stdout.split()
 
-    assert completed("ladder ro") == ["roofline"]
+    assert completed("ladder s") == ["show"] and completed("ladder ro") == []
     assert completed("ladder run --seq") == ["--seqlens"]
     assert "--show-completion" in in_turn("--help").stdout
 

@@ -17,8 +17,9 @@ import pytest
 from ladder_command import PATIENCE, ROOT, Started, command, environ, in_turn, one_process
 from made_up import make_cell, make_env, write_run
 
+from harness import ending
 from harness.isolation.child import Child
-from ladder import app, arguments, ending
+from ladder import app, arguments
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="shells, limits and signals")
 
@@ -50,7 +51,7 @@ def one_line(done, code, says=""):
     assert says in err
 
 
-@pytest.mark.parametrize("options", ["list", "table run.jsonl", *slowly(*PLAIN[1:], "doctor")])
+@pytest.mark.parametrize("options", ["list", "show run.jsonl", *slowly(*PLAIN[1:], "doctor")])
 def test_a_full_disk_behind_stdout_is_one_line(tmp_path, options):
     cells = [make_cell()]
     write_run(tmp_path / "run.jsonl", make_env(cells), cells)
@@ -96,40 +97,6 @@ def test_too_few_open_files_are_one_line(tmp_path, options, files):
     one_line(done, 2, f"allows {files} open files")
 
 
-LONG = "n" * 300
-OUTS = {
-    "run": "run --n 8", "bench": "bench --n 16", "train": "train --stage 3",
-    "model": "model --stage 3", "ceilings": "ceilings", "io": "io",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", OUTS)
-def test_a_name_that_no_file_can_have_is_one_line(tmp_path, name):
-    for out in (LONG, f"{LONG}/x.jsonl", f"{LONG}.csv"):
-        done = in_turn(*OUTS[name].split(), "--out", out, cwd=tmp_path)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.startswith("ladder: ") and done.stderr.count("\n") == 1
-        assert "File name too long" in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "options",
-    [f"table {LONG}", f"plot {LONG} --out p", f"roofline {LONG} --ceilings x --out p",
-     f"plot run.jsonl --out {LONG}", f"bench --show {LONG}", f"train --show {LONG}",
-     f"run --resume {LONG}", f"bench --resume {LONG}", f"bench --ceilings {LONG}",
-     f"run --stage {LONG}", f"bench --stage {LONG}", f"train --stage {LONG}",
-     f"figures --ceilings {LONG}", f"figures --ceilings {LONG} --out p",
-     f"run --n 8 --out {LONG} --device cpu", "table \udcff", "run --n 8 --stage \udcff"],
-)  # fmt: skip
-def test_a_name_too_long_is_one_line_wherever_a_file_is_meant(tmp_path, options):
-    cells = [make_cell()]
-    write_run(tmp_path / "run.jsonl", make_env(cells), cells)
-    done = in_turn(*options.split(), cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("ladder: ") and done.stderr.count("\n") == 1, done.stderr
-
-
 C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 C_LOCALE["PYTHONIOENCODING"] = ""  # a command in this process may have set it
 
@@ -145,10 +112,10 @@ def test_a_terminal_without_utf_8_shows_what_it_can(tmp_path, changes):
     env["rungs"][0]["title"] = "naïve → \N{SNOWMAN}"
     write_run(tmp_path / "run.jsonl", env, cells)
     with one_process(environ(PYTHONUNBUFFERED="", **changes)) as run:
-        for options in ("table run.jsonl", "list", "diff 4 5", "trace --n 8", "--help"):
+        for options in ("show run.jsonl", "list", "diff 4 5", "trace --n 8", "--help"):
             done = run(*options.split(), cwd=tmp_path)
             assert (done.returncode, done.stderr) == (0, "") and done.stdout
-            assert "table" not in options or re.search(r"na(\?|\\xef)ve \? \?", done.stdout)
+            assert "show" not in options or re.search(r"na(\?|\\xef)ve \? \?", done.stdout)
         done = run("readme", "--check", cwd=tmp_path)
         assert done.returncode in (0, 1) and "Traceback" not in done.stderr
 
@@ -249,21 +216,6 @@ def test_a_process_that_a_scheduler_ended_is_no_crash_of_its_stage():
     assert app.exit_code(ending.Stopped(signal.SIGTERM)) == 143
 
 
-DASHES = (
-    "run --n 8 --out -", "bench --out -", "bench --show x --plots -", "train --stage 3 --save -",
-    "ceilings --out -", "plot x --out -", "figures --out -", "lab start 5 --to -",
-    "lab export - --stages 0-4", "lab grade . --stage 1 --out -", "lab grade . --stage 1 --junit -",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("options", DASHES)
-def test_a_dash_is_no_file(tmp_path, options):
-    done = in_turn(*options.split(), cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(r"ladder: (--\w+|DIR): got -, expected .*\n", done.stderr), done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 def blocked():
     return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
@@ -328,40 +280,6 @@ def test_a_ctrl_c_in_the_middle_of_an_import_is_no_traceback():
     assert app.exit_code(raised.value) == 130
 
 
-EXCLUDED = {
-    "bench --b 2 --tokens 4": "--tokens: --b says",
-    "bench --tokens 4 --b 2": "--tokens: --b says",
-    "bench --h 2 --hidden 32": "--hidden: --h says",
-    "bench --stages 3 --impl 3": "--impl: it is the old name of --stages",
-    "run --suite table-4.1 --paired": "--paired: a suite's problems are its own",
-    "run --suite table-4.1 --d 64": "--d: a suite's problems are its own",
-    "run --suite table-4.1 --direction fwd": "--direction: a suite's problems are its own",
-    "run --suite table-4.1 --b 1": "--b: a suite's problems are its own",
-    "bench --suite 004 --mode fwd": "--mode: a suite's problems are its own",
-    "bench --suite decode --graph": "--graph: a suite may read from a paged cache",
-    "bench --device cpu --graph": "--graph: got a CPU, expected a GPU",
-    "bench --mode bwd --graph": "--graph: got --mode bwd, expected fwd",
-    "bench --nq 1": "--nq: it chooses among a suite's problems; give --suite, too",
-    "run --paired": "--paired: the tour has each stage alone",
-    "run --suite table-4.3 --stages 0 --device cpu": "none of the stages takes part",
-    "model --stage 3 --text x --weights y": "--text: got --weights too",
-    "run --resume x --out y": "--out: a resumed run goes on in its own file",
-    "bench --resume x --out y": "--out: a resumed run goes on in its own file",
-    "train --show x --stage 3": "--stage: --show trains nothing",
-    "bench --stage 3": "by number it is --stages 3",
-    "run --stage 3,5": "by number it is --stages 3,5",
-}
-
-
-@pytest.mark.parametrize("options", EXCLUDED)
-def test_options_that_exclude_each_other_say_so(tmp_path, options):
-    done = in_turn(*options.split(), cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("ladder: ") and done.stderr.count("\n") == 1
-    assert EXCLUDED[options] in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 def on_terminal(columns, *arguments):
     """What `ladder ARGUMENTS` shows on a terminal of so many columns."""
     ours, theirs = pty.openpty()
@@ -389,7 +307,7 @@ def test_no_figure_is_cut_on_a_narrow_terminal(tmp_path, columns):
     times = {3: 12.345678, 5: 0.0123456, 6: 123.456}
     cells = [make_cell(number, f"stage{number}", time_ms=ms) for number, ms in times.items()]
     path = write_run(tmp_path / "run.jsonl", make_env(cells), cells)
-    shown = on_terminal(columns, "table", path)
+    shown = on_terminal(columns, "show", path)
     for figure in ("12.3 ms", "12.3 us", "123 ms"):
         assert figure in shown, shown
     assert not re.search(r"\d…", shown)

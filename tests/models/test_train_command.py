@@ -61,13 +61,3 @@ def test_a_full_disk_is_said_below_what_is_done(tmp_path, monkeypatch, capsys):
     assert "SDPA, flash" in said.out and f"records: {path}" in said.out
     assert not (tmp_path / "run-plots").exists()  # on a full disk, one error is enough
     assert len(read(path, "train")[1]) == 2
-
-
-@pytest.mark.parametrize("option", ["seed", "seeds", "stage", "device", "size", "dtype", "steps"])
-@pytest.mark.parametrize("value", ["0", "4"])  # 0 is a seed's default
-def test_show_refuses_all_that_it_has_no_use_for(capsys, option, value):
-    with pytest.raises(SystemExit) as ended:
-        app.main(["train", "--show", "gone.jsonl", f"--{option}", value])
-    assert ended.value.code == 2
-    said = f"ladder: --{option}: --show trains nothing; leave it away\n"
-    assert capsys.readouterr() == ("", said)

@@ -4,7 +4,6 @@ import dataclasses
 import math
 import re
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -23,8 +22,8 @@ from stage_checks import (
 )
 
 import stages
-from harness.records.code import built_in_files
-from stages.common import contract, machine
+from harness.records.code import built_in_files, files_of, label
+from stages.common import inputs, machine
 from stages.common.contract import NEEDS, Stage, StageUnavailable, why_not
 from stages.common.inputs import check_inputs, input_precision
 
@@ -226,7 +225,7 @@ def test_other_dtypes_are_refused_with_those_that_are_taken(stage, dtype):
     with pytest.raises(ValueError) as error:
         stage.attend(**good(q=dtype, k=dtype, v=dtype))
     message = str(error.value)
-    assert message.startswith(f"q: got dtype {contract.dtype_name(dtype)}: ")
+    assert message.startswith(f"q: got dtype {inputs.dtype_name(dtype)}: ")
     assert message.endswith(", ".join(stage.STAGE.dtypes))
 
 
@@ -389,7 +388,7 @@ def test_the_built_in_stages_go_by_their_files():
     assert numbers == sorted(set(numbers))
     assert numbers[:8] == [0, 1, 2, 3, 4, 5, 6, 7]
     for path, stage in zip(built_in_files(), FAKES, strict=True):
-        assert path.stem == f"s{stage.STAGE.number:02d}_{stage.STAGE.name}"
+        assert label(path).removesuffix(".py") == f"s{stage.STAGE.number:02d}_{stage.STAGE.name}"
         assert stages.by_number(stage.STAGE.number) is stage
     with pytest.raises(KeyError):
         stages.by_number(99)
@@ -554,7 +553,8 @@ def kernels_with_products(stage):
 def test_triton_stages_state_their_precision(stage, monkeypatch, precision):
     tensors = normal(SHAPE, 0, device=device_of(stage))
     # tl.dot's own default on a GPU is TF32; the interpreter knows one precision, and can't tell
-    dots = re.findall(r"tl\.dot\(.*", Path(stage.__file__).read_text(encoding="utf-8"))
+    texts = [path.read_text(encoding="utf-8") for path in files_of(stage.STAGE.number)]
+    dots = re.findall(r"tl\.dot\(.*", "".join(texts))
     assert dots and all("input_precision=PRECISION" in dot for dot in dots)
     launched = []
 

@@ -8,10 +8,10 @@ import pytest
 import test_hopper_emulated
 import test_magnitudes
 import torch
-from fake_hopper import hopper_stage
 from stage_checks import assert_close, rounding
 from test_hopper_emulated import answers, check, truth_of
 
+from course.emulator import emulated
 from harness.problems.problem import Problem
 from stages.common.contract import LARGEST_SCORE_TO_TRAIN
 
@@ -27,7 +27,7 @@ def test_the_last_section_may_have_fewer_heads():
     """Two of three heads fit what is taken for the L2 cache, in both passes."""
     h, n, d = 3, 200, 64
     tensors, options, want, bounds = truth_at(h, n, n, d)
-    with hopper_stage() as stage:
+    with emulated(9) as stage:
         gradients = stage.hopper_gradients
         stage.L2_BYTES = 2 * 4 * n * d
         gradients.CONFIGS[d] = gradients.CONFIGS[d] | {"L2_BYTES": 2 * 8 * n * d}
@@ -37,7 +37,7 @@ def test_the_last_section_may_have_fewer_heads():
 @pytest.mark.parametrize("nk", [189, 190, 191, 192, 193])
 def test_the_first_tile_without_a_mask_is_the_first_that_needs_none(nk):
     """In the backward pass; with queries in tiles of 64 and of 128."""
-    with hopper_stage() as stage:
+    with emulated(9) as stage:
         for d, nq, more in ((128, 128, 0), (64, 256, 64 + 128)):
             tensors, options, want, bounds = truth_at(1, nq, nk + more, d)
             check(answers(stage, tensors, options, 0), want, bounds)
@@ -52,7 +52,7 @@ def test_a_max_that_rises_late_overflows_nothing(rise):
     q, v = torch.ones(1, 1, 64, 64).half(), torch.ones(1, 1, 384, 64).half()
     k = torch.zeros_like(v)
     k[..., 5, :] = rise * math.log(2) / math.sqrt(64)
-    with hopper_stage() as stage:
+    with emulated(9) as stage:
         o = stage.forward(q, k, v, False, None, config=stage.THREE_CONSUMERS)
     assert_close(o, torch.ones_like(o, dtype=torch.float64), rounding(q, k, v), "o")
 
@@ -61,7 +61,7 @@ def test_a_max_that_rises_late_overflows_nothing(rise):
 def test_a_head_of_any_size_is_written_and_nothing_beside_it(d):
     """d = 36: the copy engine can't write such rows, and what attend returns is contiguous."""
     tensors, options, want, bounds = truth_at(2, 130, 200, d, seqlens_k=(200, 77), b=2)
-    with hopper_stage() as stage:
+    with emulated(9) as stage:
         got = answers(stage, tensors, options, 0)
     check(got, want, bounds)
     assert all(x.is_contiguous() for x in got)
@@ -71,7 +71,7 @@ def test_a_head_of_any_size_is_written_and_nothing_beside_it(d):
 def test_scores_of_any_size(config):
     """NaN beyond the contract's limit, and right up to it."""
     for x in test_magnitudes.SIZES["float16"]:
-        with hopper_stage() as stage:
+        with emulated(9) as stage:
             attend = partial(
                 stage.forward, causal=False, seqlens_k=None, config=getattr(stage, config)
             )
@@ -82,7 +82,7 @@ def test_scores_of_any_size(config):
 @pytest.mark.parametrize("score", [LARGEST_SCORE_TO_TRAIN / 2, 2 * LARGEST_SCORE_TO_TRAIN])
 def test_gradients_of_large_scores_are_refused(score):
     q, k, v = test_magnitudes.of_one_size((score * 8**-0.5) ** 0.5, torch.float16, "cpu")
-    with hopper_stage() as stage:
+    with emulated(9) as stage:
         _, _, *grads = answers(stage, (q, k, v, torch.ones_like(q)), (False, None), 0)
     refused = score > LARGEST_SCORE_TO_TRAIN
     for grad in grads:
@@ -95,6 +95,6 @@ def test_gradients_come_for_lengths_and_a_gradient_of_the_output_in_any_layout()
     )
     spread = torch.stack([lengths, lengths + 1], -1)[..., 0]
     strided = torch.stack([dO, -dO], -1)[..., 0]
-    with hopper_stage() as stage:
+    with emulated(9) as stage:
         got = answers(stage, (q, k, v, strided), (causal, spread), 0)
     check(got, want, bounds)

@@ -1,4 +1,4 @@
-"""Stage 9's own code on a Hopper GPU in Python (fake_hopper.py): right, whatever happens when.
+"""Stage 9's own code on a Hopper GPU in Python (course/emulator): right, whatever happens when.
 
 What only the real one can tell, speed and its own arithmetic among it, is in tests/gpu.
 """
@@ -9,11 +9,9 @@ from contextlib import contextmanager
 from functools import lru_cache
 from itertools import product
 
-import fake_hopper
 import make_variants
 import pytest
 import torch
-from fake_hopper import FILES, STAGES, Misuse, Stuck, hopper_stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stage_checks import (
@@ -28,8 +26,10 @@ from stage_checks import (
     true_gradients,
     true_lse,
 )
-from test_mutants import mutate
+from test_mutants import MUTANTS
 
+from course.edits import texts_of
+from course.emulator import Kernel, Misuse, Stuck, emulated
 from harness.problems.problem import Problem
 from stages.common.machine import has_module, interpreting
 
@@ -86,7 +86,7 @@ def answers(stage, tensors, options, seed, config=None, backward=True):
     Outputs begin as NaN, and nothing may be written around them.
     """
     q, k, v, dO = tensors
-    fake_hopper.Kernel.seed = seed
+    Kernel.seed = seed
     with guarded_outputs():
         lse = torch.empty(q.shape[:3])
         o = stage.forward(q, k, v, *options, lse=lse, config=config)
@@ -109,7 +109,7 @@ def check(got, want, bounds):
 @pytest.mark.parametrize("config", CONFIGS)
 def test_answers_are_exact_and_the_same_whatever_happens_when(config, name, seeds):
     tensors, options, want, bounds = a_problem(name, CONFIGS[config])
-    with hopper_stage() as stage:
+    with emulated(9) as stage:
         first = None
         for seed in seeds:
             got = answers(stage, tensors, options, seed, getattr(stage, config))
@@ -123,7 +123,7 @@ def test_answers_are_exact_and_the_same_whatever_happens_when(config, name, seed
 @pytest.mark.parametrize("d", [64, 128])
 def test_gradients_of_keys_and_values_alone_have_the_same_bits(d, name):
     (q, k, v, dO), options, *_ = a_problem(name, d)
-    with hopper_stage() as stage:
+    with emulated(9) as stage:
         o, lse, _, *want = answers(stage, (q, k, v, dO), options, 0)
         backward = stage.hopper_gradients.backward
         dq, *got = backward(q, k, v, o, lse, dO, *options, wanted=(False, True, True))
@@ -151,7 +151,7 @@ def any_problem(draw):
 @settings(max_examples=25, deadline=None)
 @given(any_problem(), st.integers(0, 1 << 20))
 def test_any_problem_is_exact_whatever_happens_when(problem, seed):
-    with hopper_stage() as stage:
+    with emulated(9) as stage:
         tensors, options, want, bounds = truth_of(problem)
         check(answers(stage, tensors, options, seed), want, bounds)
 
@@ -160,7 +160,7 @@ def hide_values(stage, config, d, seed):
     """NaN past the lengths, which end within tiles that the diagonal crosses, changes nothing."""
     q, k, v, _ = normal((3, 1, 300, 260, d), 1, torch.float16)
     lengths = torch.tensor([250, 133, 7], dtype=torch.int32)
-    fake_hopper.Kernel.seed = seed
+    Kernel.seed = seed
     plain = stage.forward(q, k, v, True, lengths, config=config)
     for b, length in enumerate(lengths.tolist()):
         k[b, :, length:], v[b, :, length:] = math.nan, math.nan
@@ -169,7 +169,7 @@ def hide_values(stage, config, d, seed):
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_hidden_values_change_no_output(config):
-    with hopper_stage() as stage:
+    with emulated(9) as stage:
         hide_values(stage, getattr(stage, config), CONFIGS[config], 0)
 
 
@@ -177,180 +177,19 @@ def test_hidden_values_change_no_output(config):
 def test_each_variant_is_exact_whatever_happens_when(tmp_path):
     """Each of tools/make_variants.py: what is timed beside the stage computes the same."""
     for path in make_variants.write(tmp_path, 9):
-        folder = tmp_path / path.stem
-        folder.mkdir()
-        path.rename(folder / "__init__.py")
-        with hopper_stage(folder) as stage:
+        with emulated(path) as stage:
             assert path.stem == stage.STAGE.name
             for name, d in (("causal, ragged", 64), ("causal, ragged", 128), ("whole tiles", 128)):
                 tensors, options, want, bounds = a_problem(name, d)
                 check(answers(stage, tensors, options, 0, backward=False), want, bounds)
 
 
-# name -> the file, its text, the wrong one; the problem that shows it, and in which configuration
-MUTANTS = {
-    # the forward pass
-    "a key too many": (
-        "__init__",
-        "before = first[None, :, None] < left[:, None, :]",
-        "before = first[None, :, None] <= left[:, None, :]",
-        "ragged", "THREE_CONSUMERS",
-    ),
-    "a diagonal one key off": (
-        "schedule",
-        "rows + (self.Nk - self.Nq + 1)",
-        "rows + (self.Nk - self.Nq)",
-        "causal, moved by half a tile", "THREE_CTAS",
-    ),
-    "one tile with a mask of two": (
-        "__init__", "MASKED == 2", "MASKED == 3", "causal, ragged", "THREE_CONSUMERS",
-    ),
-    "an output never corrected": (
-        "__init__",
-        "        acc = rescale_if_needed(acc, alpha) if SLACK > 0 else rescale(acc, alpha)\n",
-        "",
-        "ragged", "TWO_CONSUMERS",
-    ),
-    "a sum never corrected": (
-        "__init__",
-        "l_i * gl.convert_layout(alpha, gl.SliceLayout(1, sums.type.layout))[:, None]",
-        "l_i",
-        "ragged", "TWO_CONSUMERS",
-    ),
-    "keys that two tiles have count twice": (
-        "__init__",
-        "eights) if FIRST else",
-        "eights) if False else",
-        "ragged", "THREE_CTAS",
-    ),
-    "hidden keys loaded": (
-        "schedule",
-        "start_n = gl.minimum(start_n, Nk_valid - self.BLOCK_N)",
-        "start_n += 0",
-        "ragged", "THREE_CONSUMERS",
-    ),
-    "the first key head for all": (
-        "__init__",
-        "h_k = h // problem.group\n"
-        "        start_n =",
-        "h_k = 0\n"
-        "        start_n =",
-        "causal, ragged", "THREE_CTAS",
-    ),
-    "a product used before it is done": (
-        "__init__",
-        "        s = warpgroup_mma_wait(1, deps=[s])  # the older of the two\n",
-        "        s = warpgroup_mma_wait(2, deps=[s])\n",
-        "whole tiles", "TWO_CONSUMERS",
-    ),
-    "K given back before its product is done": (
-        "__init__",
-        "        s = warpgroup_mma_wait(1, deps=[s])  # the older of the two\n"
-        "        k_ring.give_back(use + j)\n",
-        "        k_ring.give_back(use + j)\n"
-        "        s = warpgroup_mma_wait(1, deps=[s])\n",
-        "ragged", "THREE_CTAS",
-    ),
-    "V given back before its product is done": (
-        "__init__",
-        "        acc = warpgroup_mma_wait(0, deps=[acc])\n"
-        "        v_ring.give_back(use + j - 1)\n",
-        "        v_ring.give_back(use + j - 1)\n"
-        "        acc = warpgroup_mma_wait(0, deps=[acc])\n",
-        "causal, rows that see nothing", "THREE_CONSUMERS",
-    ),
-    "queries given back before they are read": (
-        "__init__",
-        "q_ring.give_back(turn + 1, pred=turn > 0)",
-        "q_ring.give_back(turn)",
-        "grouped heads, lengths", "TWO_CONSUMERS",
-    ),
-    "a counter that is not set back": (
-        "__init__",
-        "        gl.store(counter_ptr, 0, mask=fetched == problem.tiles - 1)\n",
-        "",
-        "hidden", "TWO_CONSUMERS",
-    ),
-    "hidden keys loaded under a diagonal": (
-        "schedule",
-        "(HAS_SEQLENS or not CAUSAL)",
-        "not CAUSAL",
-        HIDDEN, "TWO_CONSUMERS",
-    ),
-    "the tile moved, its diagonal not": (
-        "__init__",
-        "s = hide(s, seen - from_n)",
-        "s = hide(s, seen - (start_n - skipped * BLOCK_N))",
-        "causal, moved by half a tile", "THREE_CONSUMERS",
-    ),
-    "keys that two tiles have count twice under a diagonal": (
-        "__init__",
-        "                if earlier > 0:\n",
-        "                if earlier > BLOCK_N:\n",
-        "causal, moved by half a tile", "TWO_CONSUMERS",
-    ),
-    # rings and board
-    "the other phase of a ring": (
-        "pipeline",
-        "(use // slots) & 1",
-        "(use // slots + 1) & 1",
-        "whole tiles", "THREE_CTAS",
-    ),
-    "a slot filled while it is read": (
-        "pipeline",
-        "self.threads, use >= self.slots)",
-        "self.threads, use < 0)",
-        "whole tiles", "TWO_CONSUMERS",
-    ),
-    "a ring that one consumer gives back": (
-        "pipeline", "128 * consumers + 32", "128 + 32", "whole tiles", "THREE_CONSUMERS",
-    ),
-    # the backward pass
-    "P without its mask": (
-        "backward",
-        "            p = gl.where(seen, p, 0.0)\n",
-        "",
-        "causal, ragged", "THREE_CONSUMERS",
-    ),
-    "dS overwritten while it is read": (
-        "backward",
-        "ds_all = ds_smem.index(use % 2)",
-        "ds_all = ds_smem.index(0)",
-        "ragged", "TWO_CONSUMERS",
-    ),
-    "query tiles given back before dK's product is done": (
-        "backward",
-        "            dk = warpgroup_mma_wait(0, deps=[dk])\n"
-        "        else:",
-        "            tiles.give_back(use)\n"
-        "            dk = warpgroup_mma_wait(0, deps=[dk])\n"
-        "        else:",
-        "ragged", "TWO_CONSUMERS",
-    ),
-    "hidden keys that count": (
-        "backward",
-        "tile.store(gl.where((keys < Nk_valid)[:, None], tile.load(L), 0.0))",
-        "tile.store(tile.load(L))",
-        "causal, moved by half a tile", "THREE_CONSUMERS",
-    ),
-    "sums that begin as they are": (
-        "gradients", "    if ZERO:", "    if not ZERO:", "ragged", "THREE_CONSUMERS",
-    ),
-    "delta added": (
-        "gradients",
-        "-tl.sum(o * do, 1)",
-        "tl.sum(o * do, 1)",
-        "ragged", "THREE_CONSUMERS",
-    ),
-}  # fmt: skip
-
-
 @contextmanager
-def some_mistake(folder):
-    """Stage 9 with the files in `folder`, which has to be found: a wrong number, nobody who can go
-    on, or a misuse of the machine.
+def some_mistake(*change):
+    """Stage 9 with a text replaced, which has to be found: a wrong number, nobody who can go on, or
+    a misuse of the machine.
     """
-    with pytest.raises((AssertionError, Misuse, Stuck)), hopper_stage(folder) as stage:
+    with emulated(9, [change]) as stage, pytest.raises((AssertionError, Misuse, Stuck)):
         yield stage
 
 
@@ -363,12 +202,10 @@ def try_problem(stage, name, config, seed):
         check(answers(stage, tensors, options, seed, getattr(stage, config)), want, bounds)
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_the_mutant_dies(name, tmp_path):
-    file, old, new, problem, config = MUTANTS[name]
-    text = (STAGES / f"{file}.py").read_text(encoding="utf-8")
-    (tmp_path / f"{file}.py").write_text(mutate(text, [(old, new)]), encoding="utf-8")
-    with some_mistake(tmp_path) as stage:
+@pytest.mark.parametrize("name", MUTANTS[9])
+def test_the_mutant_dies(name):
+    old, new, problem, config = MUTANTS[9][name]
+    with some_mistake(old, new) as stage:
         for seed in range(8):
             try_problem(stage, problem, config, seed)
 
@@ -380,20 +217,24 @@ SYNCHRONISES = re.compile(
 
 
 def synchronising():
-    """(file, index) of each line of stage 9 by which a role waits, or says that it is done."""
-    for file in FILES:
-        lines = (STAGES / f"{file}.py").read_text(encoding="utf-8").splitlines()
+    """Each line of stage 9 by which a role waits or says that it is done, with text before it that
+    makes it the only one.
+    """
+    texts = texts_of(9)
+    whole = "".join(texts.values())
+    for file, text in texts.items():
+        lines = text.splitlines(keepends=True)
         for index, line in enumerate(lines):
             if SYNCHRONISES.match(line):
-                yield pytest.param(file, index, id=f"{file}, {index + 1}: {line.strip()}")
+                first = index
+                while whole.count(before := "".join(lines[first:index]) + line) > 1:
+                    first -= 1
+                yield pytest.param(before, line, id=f"{file}, {index + 1}: {line.strip()}")
 
 
-@pytest.mark.parametrize(("file", "index"), [*synchronising()])
-def test_nothing_that_waits_or_gives_back_can_be_left_out(file, index, tmp_path):
-    lines = (STAGES / f"{file}.py").read_text(encoding="utf-8").splitlines(keepends=True)
-    indent = lines[index][: -len(lines[index].lstrip())]
-    lines[index] = f"{indent}pass\n"
-    (tmp_path / f"{file}.py").write_text("".join(lines), encoding="utf-8")
-    with some_mistake(tmp_path) as stage:
+@pytest.mark.parametrize(("text", "line"), [*synchronising()])
+def test_nothing_that_waits_or_gives_back_can_be_left_out(text, line):
+    without = text.removesuffix(line) + line[: -len(line.lstrip())] + "pass\n"
+    with some_mistake(text, without) as stage:
         for seed, name, config in product(range(4), ("ragged", HIDDEN, *PROBLEMS), CONFIGS):
             try_problem(stage, name, config, seed)

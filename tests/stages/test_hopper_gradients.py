@@ -269,7 +269,7 @@ def test_a_second_derivative_is_refused_in_this_stage_s_name(monkeypatch):
     """With stage 7's kernels, which run here: what is refused is the same."""
     q, k, v, do = normal((1, 2, 5, 7, 8), 0)
     monkeypatch.setattr(STAGE, "forward", s06_forward)
-    o = STAGE.Attention.apply(q.requires_grad_(), k, v, False, None)
+    o = STAGE.Attention.apply(STAGE.PASSES, q.requires_grad_(), k, v, False, None)
     [dq] = torch.autograd.grad(o, q, do, create_graph=True)
     want = s07.attend(q, k, v)
     assert torch.equal(dq, torch.autograd.grad(want, q, do)[0])

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from stages.common import contract
+from stages.common import inputs
 from stages.common.machine import has_module
 from stages.contract import Stage, StageUnavailable
 from stages.s09_gluon_hopper import launch as hopper_launch
@@ -50,7 +50,7 @@ def counted(monkeypatch):
 
     def check_inputs(*args, **options):
         looked.append(args)
-        return contract.check_inputs(*args, **options)
+        return inputs.check_inputs(*args, **options)
 
     monkeypatch.setattr("stages.s09_gluon_hopper.launch.check_inputs", check_inputs)
     return checks(STAGE), looked
@@ -87,7 +87,7 @@ def test_input_unlike_the_input_that_passed_is_refused():
 
 
 def test_a_machine_that_cannot_run_it_says_so_each_time(monkeypatch):
-    monkeypatch.setattr(contract, "why_not", lambda stage, device: "there is no such GPU")
+    monkeypatch.setattr(inputs, "why_not", lambda stage, device: "there is no such GPU")
     q, check = torch.zeros(1, 1, 1, 1), checks(STAGE)
     for _ in range(2):
         with pytest.raises(StageUnavailable, match="there is no such GPU"):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import stages
-from harness.records.code import built_in_files
+from harness.records.code import STAGES, behind, built_in_files
 from harness.records.environment import own_files
 
 ROOT = Path(__file__).parents[2]
@@ -112,6 +112,25 @@ def test_every_stage_imports_without(missing, need, reason, run):
     assert others
     for why, error in others:
         assert error is None if why is None else error.endswith(why)
+
+
+LOADED = """
+import json, sys
+import stages
+
+stages.by_number({number})
+print(json.dumps([m.__file__ for name, m in sys.modules.items() if name.startswith("stages.")]))
+"""
+NOT_BEHIND = {STAGES / "contract.py", *(STAGES / "common").iterdir()}
+
+
+@needs_triton
+@pytest.mark.parametrize("number", [6, 7, 8, 9])
+def test_the_code_behind_a_stage_is_all_that_it_imports(number, run):
+    """But for what computes no result; a record is stale when one of these files is edited."""
+    imported = {Path(file) for file in run(LOADED.format(number=number))}
+    assert imported - NOT_BEHIND == {*behind(number)} - NOT_BEHIND
+    assert STAGES / "common" / "kernels.py" in behind(number)
 
 
 # an editable install's finder comes before sys.path, so this one comes before that
@@ -354,7 +373,7 @@ def test_stage_9_imports_under_a_gluon_with_other_names_and_says_so(run):
     hide = "from triton.experimental.gluon.language.nvidia.hopper import tma\n"
     for name in ("async_load", "async_copy_global_to_shared"):
         hide += f"vars(tma).pop({name!r}, None)\n"
-    ask = "import json, stages\nfrom stages import machine\nstages.by_number(9)\n"
+    ask = "import json, stages\nfrom stages.common import machine\nstages.by_number(9)\n"
     why = run(f"{ask}{hide}print(json.dumps(machine.why_no_gluon()))")
     assert why is None  # hidden too late
     why = run(f"{hide}{ask}print(json.dumps(machine.why_no_gluon()))")

@@ -5,9 +5,10 @@ import re
 
 import pytest
 from ladder_command import ROOT, by_name, in_turn
-from test_mutants import MUTANTS, mutate, shipped
+from test_mutants import MUTANTS
 
 import stages
+from course.edits import changed
 
 A_RUN = 16  # mutants a command
 UNASKED = "max from minus infinity"  # no command asks for scores of -inf
@@ -47,7 +48,8 @@ def test_the_documented_command_fails_every_mutant(number, names, tmp_path):
     asked = [(length, "--inputs", "normal") for length in lengths] + [(",".join(lengths),)]
     files, known = {}, {}
     for index, name in enumerate(names):
-        text = mutate(shipped(number), MUTANTS[number][name]).replace("    exact_up_to=64,\n", "")
+        [text] = changed(number, [MUTANTS[number][name]], name).values()
+        text = text.replace("    exact_up_to=64,\n", "")
         text = re.sub(r'\bname="\w+"', f'name="mutant_{index}"', text, count=1)
         path = tmp_path / f"mutant_{index}.py"
         path.write_text(text)

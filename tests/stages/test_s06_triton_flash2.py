@@ -31,6 +31,7 @@ from stage_checks import (
 )
 
 from stages import s06_triton_flash2 as stage
+from stages.common.kernels import LARGEST_TILE
 from stages.common.machine import has_module
 
 pytestmark = pytest.mark.skipif(
@@ -225,7 +226,7 @@ def test_every_candidate_is_right(tile):
 
 
 def test_no_tile_is_larger_than_the_largest():
-    assert max(max(tile) for tile in distinct_tiles()) <= stage.LARGEST_TILE
+    assert max(max(tile) for tile in distinct_tiles()) <= LARGEST_TILE
 
 
 def test_round_to_tf32_is_to_the_nearest():

@@ -24,6 +24,7 @@ from stage_checks import (
 import stages
 from stages import s06_triton_flash2
 from stages import s07_triton_training as stage
+from stages.common.kernels import LARGEST_TILE
 from stages.common.machine import has_module
 
 pytestmark = pytest.mark.skipif(
@@ -156,7 +157,7 @@ def test_every_candidate_is_right():
     kinds = [size for kernel in stage.TILES.values() for sizes in kernel.values() for size in sizes]
     tiles = sorted({tile[:2] for size in kinds for tile in size})
     for M, N in tiles:
-        assert max(M, N) <= s06_triton_flash2.LARGEST_TILE
+        assert max(M, N) <= LARGEST_TILE
         q, k, v, dO = (in_nan(x) for x in normal((1, 1, M + 1, N + 1, 16), 0))
         hidden = torch.arange(N + 1) > torch.arange(M + 1)[:, None] + N - M
         with in_tiles((M, N)):

@@ -96,7 +96,7 @@ def test_parts_without_a_key_change_nothing(splits):
 @pytest.mark.parametrize("nk", [1, 70])
 def test_no_row_sees_a_key(nq, nk):
     q, k, v, _ = normal((2, 2, nq, nk, 8), 0)
-    o, lse = stage.attend_with_lse(q, k, v, seqlens_k=lengths(0, 0), causal=True)
+    o, lse = forward(q, k, v, seqlens_k=lengths(0, 0), causal=True)
     assert (o == 0).all() and (lse == -math.inf).all()
 
 
@@ -213,9 +213,9 @@ def test_scores_of_minus_infinity_first(splits):
 def test_runs_are_the_same_bit_for_bit():
     q, k, v, _ = normal((2, 4, 3, 600, 8), 0, torch.float16)
     options = {"causal": True, "seqlens_k": lengths(566, 7)}
-    first = stage.attend_with_lse(q, k[:, :2], v[:, :2], **options)
+    first = forward(q, k[:, :2], v[:, :2], **options)
     for _ in range(4):
-        again = stage.attend_with_lse(q, k[:, :2], v[:, :2], **options)
+        again = forward(q, k[:, :2], v[:, :2], **options)
         assert all(map(torch.equal, again, first))
 
 
@@ -223,11 +223,10 @@ def test_runs_are_the_same_bit_for_bit():
 def test_gradients_are_refused(name):
     names = dict(zip("qkv", normal((1, 1, 2, 3, 4), 0), strict=False))
     names[name].requires_grad_()
-    for attend_ in (stage.attend, stage.attend_with_lse):
-        with pytest.raises(ValueError, match=rf"^{name}: got requires_grad=True, expected none"):
-            attend_(**names)
-        with torch.no_grad():
-            attend_(**names)
+    with pytest.raises(ValueError, match=rf"^{name}: got requires_grad=True, expected none"):
+        stage.attend(**names)
+    with torch.no_grad():
+        stage.attend(**names)
 
 
 # ---- how many parts
@@ -303,10 +302,10 @@ def test_more_rows_than_a_tile_has():
 
 def every_tile():
     """(kind, d, BLOCK_M, BLOCK_N) of TILES."""
-    for kind, sizes in stage.TILES.items():
-        for d, tiles in zip((64, 128, 256), sizes, strict=True):
-            for M, choices in tiles.items():
-                for N in {choice[0] for choice in choices}:
+    for table in (stage.TILES, stage.OF_SEVERAL):
+        for kind, sizes in table.items():
+            for d, tiles in zip((64, 128, 256), sizes, strict=True):
+                for M, (N, *_) in tiles.items():
                     yield kind, d, M, N
 
 

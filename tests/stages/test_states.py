@@ -10,15 +10,14 @@ others (log2) turns it back in the line that it puts in.
 """
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from stage_checks import device_of, hidden_keys, options_of, relative_rounding
-from test_mutants import mutate
 
 import stages
+from course.edits import write_changed
 from course.tracing import merge, trace
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
@@ -46,7 +45,7 @@ ONE_KERNEL = (
 )
 
 # stage 6's loop is a function of its own; without masks or with, it is called for either part
-LAUNCH, VISITED = "    def launch(config: autotune.Config) -> None:\n", "        visited += 1\n"
+LAUNCH, VISITED = "    def launch(config: tuner.Config) -> None:\n", "        visited += 1\n"
 NAMES = """\
         offs_m, offs_d = rows, tl.arange(0, BLOCK_D)
         q_mask = (rows[:, None] < Nq) & (offs_d[None, :] < d)
@@ -78,10 +77,8 @@ SHAPES = [(3, 1, 16), (5, 64, 16), (4, 65, 8), (33, 192, 16), (7, 150, 40)]
 
 def recorder(number, folder, *more):
     """The recorder of a stage, changed by the pairs of `more`, too, and imported."""
-    shipped = Path(stages.by_number(number).__file__).read_text(encoding="utf-8")
-    path = folder / f"records_{number}_{len(more)}.py"
-    path.write_text(mutate(mutate(shipped, RECORDERS[number]), more), encoding="utf-8")
-    return stages.load(path)
+    changes = (*RECORDERS[number], *more)
+    return stages.load(write_changed(number, changes, folder, f"records_{number}_{len(more)}"))
 
 
 def problem(inputs, nq, nk, d, device, causal=False, seqlens_k=None):
@@ -313,10 +310,7 @@ def test_the_parts_are_the_references(inputs, splits):
     ],
 )
 def test_a_wrong_part_is_found_where_the_output_is_right(tmp_path, old, new, what):
-    path = tmp_path / "s08_other.py"
-    shipped = Path(stages.by_number(8).__file__).read_text(encoding="utf-8")
-    path.write_text(mutate(shipped, [(old, new)]), encoding="utf-8")
-    stage = stages.load(path)
+    stage = stages.load(write_changed(8, [(old, new)], tmp_path, "s08_other"))
     asked = problem("normal", 3, 128, 16, device_of(stage))  # eight tiles, in two parts
     (q, k, v), o, *_ = parts_of(stage, asked, 2)
     want = trace.attention(*(x.double().cpu().numpy() for x in (q, k, v)))

@@ -29,7 +29,7 @@ def test_a_polynomial_saves_exponentials_and_costs_instructions(tmp_path):
     made, out = tmp_path / "variants", tmp_path / "loops.jsonl"
     for command in (
         ("make_variants.py", made, "--stage", 9),
-        ("read_loops.py", made / "polynomial.py", "--d", 64, "--out", out),
+        ("read_loops.py", made / "polynomial", "--d", 64, "--out", out),
     ):
         file, *words = map(str, command)
         subprocess.run([sys.executable, str(ROOT / "tools" / file), *words], check=True)

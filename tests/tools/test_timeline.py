@@ -7,16 +7,18 @@ import pytest
 import timeline
 from made_up import make_env, write_run
 
+from course.edits import texts_of
 from course.report import hopper, text
 from harness.records.jsonl import read
 
-SHIPPED = make_variants.FILES[9].read_text(encoding="utf-8")
+SHIPPED = texts_of(9)
 MARK = re.compile(r"pl\.(enter|exit)_scope\('(\w+)'\)| = (\w+)\(")
 
 
 @pytest.mark.parametrize("made", [SHIPPED, make_variants.variant("in_turn")])
 def test_all_products_of_a_tile_are_in_one_part_and_the_softmax_in_another(made):
-    marked = timeline.marked(made)
+    texts = timeline.marked(made)
+    [(marked, made)] = [(text, made[file]) for file, text in texts.items() if text != made[file]]
     loop = marked.partition("\ndef walk(")[2].partition("\n    return ")[0]
     inside, seen = "", {part: [] for part in (*timeline.PARTS, "")}
     for word, part, called in MARK.findall(loop):
@@ -36,7 +38,9 @@ def test_all_products_of_a_tile_are_in_one_part_and_the_softmax_in_another(made)
 
 def test_a_loop_that_is_not_as_expected_is_refused():
     with pytest.raises(ValueError, match="exponentiate"):
-        timeline.marked(SHIPPED.replace("= exponentiate(", "= other("))
+        timeline.marked(
+            {file: text.replace("= exponentiate(", "= other(") for file, text in SHIPPED.items()}
+        )
 
 
 def event(part, start, length, warp=0, cta="CTA0"):

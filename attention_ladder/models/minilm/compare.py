@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attention_ladder.models.minilm.encoder import build_model, hidden_states, prepare
-from attention_ladder.models.minilm.run import FIGURES
+from attention_ladder.models.minilm.weights import FIGURES
 from harness.isolation.child import hear, one_line, say
 from harness.measures.accuracy import Error, explain
 from harness.records.schema import Record

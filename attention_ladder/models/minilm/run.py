@@ -17,7 +17,7 @@ from itertools import groupby
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from attention_ladder.models.minilm.weights import ModelError, Weights
+from attention_ladder.models.minilm.weights import FIGURES, ModelError, Weights
 from harness.isolation.child import ChildFailed
 from harness.isolation.roster import StageInfo
 from harness.isolation.scratch import scratch
@@ -33,11 +33,7 @@ PASS_LIMIT = 600.0  # seconds for one text: a pass, or its timing
 JUDGE_LIMIT = 300.0
 SLOW_MS = 5000.0  # a pass as long as this is timed once
 
-# fields of a record: the judge's, null where something is not finite, and the times
-FIGURES = (
-    "cosine", "max_hidden_diff", "rel_hidden_diff", "layer_hidden_diffs", "err_f64_max",
-    "err_f64_rel",
-)  # fmt: skip
+# the times in a record
 TIMES = ("time_ms", "time_iqr_ms", "sdpa_time_ms", "sdpa_time_iqr_ms")
 
 

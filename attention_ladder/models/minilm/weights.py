@@ -42,6 +42,13 @@ def hint() -> str:
     return subprocess.list2cmdline(words) if os.name == "nt" else shlex.join(words)
 
 
+# fields of a record: the judge's, null where something is not finite
+FIGURES = (
+    "cosine", "max_hidden_diff", "rel_hidden_diff", "layer_hidden_diffs", "err_f64_max",
+    "err_f64_rel",
+)  # fmt: skip
+
+
 class ModelError(Exception):
     """The model, its weights or a text is missing or unusable; the message is one line."""
 

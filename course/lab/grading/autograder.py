@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from course.lab import cpp
+from course.lab import labs
 from course.lab.grading.submissions import NotGraded
 from course.lab.labs import ROOT
 
@@ -35,7 +35,11 @@ class Settings:
     @property
     def files(self) -> list[str]:
         """The names of what a student hands in; those of a Python file are up to the student."""
-        return [*cpp.FILES] if self.stage == 2 else [f"mine_{self.stage}.py"]
+        return [*labs.handed_in(self.stage)] or [f"mine_{self.stage}.py"]
+
+    def told(self) -> dict[str, list[str]]:
+        """Return what a run is told besides: its options, and the files of a folder, if any."""
+        return {"options": self.options(), "folder": [*labs.handed_in(self.stage)]}
 
     def options(self) -> list[str]:
         """Return the options of `ladder lab grade`."""
@@ -52,7 +56,7 @@ def write(to: Path, settings: Settings, points: Path | None) -> None:
         for name in ("setup.sh", "run_autograder.py"):
             data = (TEMPLATES / name).read_bytes()
             add(made, name.removesuffix(".py"), data, executable=True)
-        add(made, SETTINGS, json.dumps(asdict(settings) | {"options": settings.options()}).encode())
+        add(made, SETTINGS, json.dumps(asdict(settings) | settings.told()).encode())
         if points is not None:
             add(made, "points.toml", points.read_bytes())
         for name in needed():

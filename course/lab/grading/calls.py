@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from course.lab.grading.endings import FORBIDDEN
 from harness.isolation.call import Call, WrongOutput, bind, blame, prepare_for, write_outputs
 from harness.isolation.changes import Given
 from harness.isolation.child import NO_MESSAGE, OF_GRADIENTS, START_LIMIT, ChildFailed, hear
@@ -25,11 +26,6 @@ from harness.isolation.scratch import scratch
 from harness.isolation.session import Session
 from harness.problems.directions import OUTPUTS
 from harness.problems.problem import ITEMSIZE, Problem
-
-EXIT = 86  # of a process that guard.py has ended
-FORBIDDEN = "not allowed: "  # begins the reason of guard.py for a verdict of cheating
-REFUSED = "a submission may not do that; take it out"  # ends its reason of an error
-
 
 # of a check's row in checks.toml: what the submission's own kernels may do at most in one call
 LIMITS = {
@@ -86,7 +82,7 @@ def ask(
 
     Raises NoVerdict where the judge can't say what is right.
     """
-    # a folder of its own: nothing of another submission is in it, nothing of this one stays
+    # a new folder, so that no submission finds files of another
     with tempfile.TemporaryDirectory(dir=scratch(), ignore_cleanup_errors=True) as name:
         asked = [*seeds, seeds[-1]]
         outs = [Path(name) / f"out.{index}" for index in range(len(asked))]
@@ -252,7 +248,7 @@ def answer(
             for name, most in rules["work"].items():
                 if did[name] > most:
                     raise WrongOutput(LIMITS[name].format(got=did[name]))
-            with guard.watching():  # nothing may be computed only now
+            with guard.watching():  # the answer must be computed by now
                 write_outputs(outputs, problem, given.tensors, asked["out"])
                 given.check_unwritten()
             work.compare(works)
@@ -267,8 +263,8 @@ def line_of(error: BaseException, path: Path) -> str:
     """'mine.py:96: `its code`: ' of the innermost line of `path` that `error` passed; or ''."""
     told: BaseException | None = error
     found, seen = "", set[int]()
-    while told is not None and id(told) not in seen:  # `raise error from error` makes a ring
-        seen.add(id(told))  # Triton's interpreter raises its own from that of the kernel
+    while told is not None and id(told) not in seen:  # an error may be its own cause
+        seen.add(id(told))  # Triton's interpreter wraps the kernel's error
         for frame in traceback.extract_tb(told.__traceback__):
             if frame.filename == str(path):
                 code = (frame.line or "").split("  #")[0]

@@ -103,9 +103,13 @@ def read_points(stage: int, path: Path | None) -> tuple[dict[str, float], Speed 
 def refuse(stage: int, numpy: bool) -> None:
     """Raise NotGraded where this machine can't run a stage's lab: that is no student's fault."""
     source = labs.source(stage, numpy)
-    if stage == 2 and cpp.compiler() is None:
-        raise NotGraded("stage 2 can't be graded here: there is no C++ compiler; install one")
-    if stage == 2 or not source.is_file():
+    if labs.handed_in(stage):  # compiled for each submission
+        if cpp.compiler() is None:
+            raise NotGraded(
+                f"stage {stage} can't be graded here: there is no C++ compiler; install one"
+            )
+        return
+    if not source.is_file():
         return
     [info] = describe_files([source])
     if reason := info.unavailable["cpu"]:
@@ -127,7 +131,7 @@ def grade(
         result = checks.Result(stage, "crashed", (), str(error))
     except (checks.Unchecked, NoVerdict) as error:
         raise NotGraded(f"stage {stage} can't be graded here: {error}") from None
-    except OSError as error:  # of this process, so the machine's
+    except OSError as error:  # this process failed, so it is the machine's fault
         raise NotGraded(unable(stage, error)) from None
     row = Row(
         name or name_of(path.name), stage, 0, 0, result.verdict,
@@ -210,7 +214,7 @@ def side_by_side(
             except queue.Empty:
                 return
             made = None
-            with suppress(Exception):  # it is graded again alone, and says then what is wrong
+            with suppress(Exception):  # grading it alone, later, says what is wrong
                 made = grade(each.path, stage, seed, numpy, limits, each.name, go_on)
             done.put((each, made))
 
@@ -222,7 +226,7 @@ def side_by_side(
         for _ in submissions:
             yield done.get()
     finally:
-        stopped.set()  # after a Ctrl-C: their processes end with the fork server
+        stopped.set()  # after a Ctrl-C the fork server ends, and their processes with it
 
 
 class Table:

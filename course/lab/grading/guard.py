@@ -5,7 +5,7 @@ does not. It cheats if, asked for an answer, it lets torch or one of our stages 
 for the answer elsewhere, or if it replaces a clock or a comparison. What gains nothing, but isn't
 allowed either (a file, a thread, a process, another library; anything before it is asked), is an
 error like any other. The guard only finds fault: the judge alone says that an answer is right. Code
-that rewrites this watch in its own process evades it (docs/lecturer.md).
+that rewrites this watch in its own process evades it (docs/adversary.md).
 """
 
 import _thread
@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from course.lab.grading.calls import EXIT, FORBIDDEN, REFUSED
+from course.lab.grading.endings import EXIT, FORBIDDEN, REFUSED
 from course.lab.grading.work import Work
 from course.lab.labs import NUMPY, ROOT
 from harness.records.code import STAGES, part_of

@@ -6,12 +6,11 @@ compiler that fails, too little memory or time) gives our own solution no points
 
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
-from course.lab import checks, cpp, labs
+from course.lab import checks, labs
 from course.lab.grading.calls import Limits
 from course.lab.grading.submissions import NotGraded
 from harness.isolation.scratch import scratch
@@ -71,16 +70,15 @@ class Machine:
 
     def prove(self, only: Collection[str] | None = None) -> None:
         """Grade our own solution, by all checks or `only` some. Raises NotGraded where it fails."""
-        source = labs.source(self.stage, self.numpy)
-        if not source.is_file():  # a copy that was handed out lacks it
+        solution = labs.solution(self.stage, self.numpy)
+        if not solution:  # a copy that was handed out lacks it
             return
         with tempfile.TemporaryDirectory(dir=scratch()) as name:
-            if self.stage == 2:
-                path = Path(name)
-                for file in cpp.FILES:
-                    shutil.copyfile(source.with_name(file), path / file)
-            else:
-                path = Path(shutil.copyfile(source, Path(name) / "our_solution.py"))
+            folder = labs.handed_in(self.stage)
+            for file, text in solution.items():
+                path = Path(name) / (file if folder else "our_solution.py")
+                path.write_text(text, encoding="utf-8")
+            path = Path(name) if folder else path
             result = checks.check(
                 path, self.stage, self.seed, limits=self.limits, numpy=self.numpy, only=only
             )

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from course.lab import cpp
+from course.lab import cpp, labs
 from harness.records.units import clean
 
 LONGEST_NAME = 220  # bytes of a submission's name: no file's may have more than 255
-FORM = ("one *.py file", f"one folder with {' and '.join(cpp.FILES)}")  # of a submission
 FORMULA = ("=", "+", "-", "@")  # a spreadsheet computes a text that begins so
 SUFFIXES = (".py", *{Path(name).suffix for name in cpp.FILES})
 SKIPPED = (".", "__")  # begin the names of what systems and Python leave in folders
@@ -95,7 +94,8 @@ def submissions(folder: Path, stage: int, copies: Path) -> Found:
     """
     if folder.suffix == ".zip" and folder.is_file():
         raise NotGraded(f"{folder}: a zip: unpack it, and name the folder")
-    single = folder.is_file() if stage != 2 else (folder / cpp.FILES[0]).is_file()
+    wanted = labs.handed_in(stage)
+    single = (folder / wanted[0]).is_file() if wanted else folder.is_file()
     if single:
         return Found(folder, [Submission(name_of(folder.name), folder)], [])
     if not folder.is_dir():
@@ -110,17 +110,23 @@ def submissions(folder: Path, stage: int, copies: Path) -> Found:
         if taken and code <= {*taken}:  # else a name looks like that by chance
             result = of_students(folder, files_of_canvas(taken), stage, copies, CANVAS)
         else:
-            taken = [x for x in found if (x.is_dir() if stage == 2 else x.suffix == ".py")]
+            taken = [x for x in found if (x.is_dir() if wanted else x.suffix == ".py")]
             result = Found(folder, [Submission(name_of(path.name), path) for path in taken], [])
     if rest := ", ".join(clean(path.name) for path in found if path not in taken):
-        result.left.append(f"{rest}: expected {FORM[stage == 2]} for each submission")
+        result.left.append(f"{rest}: expected {form(stage)} for each submission")
     if not result.submissions:
         why = "".join(f"; {line}" for line in result.left[:3])
-        raise NotGraded(f"{folder}: no submission in it; expected {FORM[stage == 2]} for each{why}")
+        raise NotGraded(f"{folder}: no submission in it; expected {form(stage)} for each{why}")
     for name, other in pairwise(sorted(each.name for each in result.submissions)):
         if name == other:
             raise NotGraded(f"{folder}: two submissions have the name {name!r}: rename one")
     return result
+
+
+def form(stage: int) -> str:
+    """Return what a submission is, in words."""
+    wanted = labs.handed_in(stage)
+    return f"one folder with {' and '.join(wanted)}" if wanted else "one *.py file"
 
 
 def files_of_moodle(found: Sequence[Path]) -> list[Files]:
@@ -156,18 +162,19 @@ def of_students(
     """Return each student's submission; of one who handed in none, or several, it says so."""
     kept: list[Submission] = []
     left: list[str] = []
+    wanted = labs.handed_in(stage)
     for each in students:
-        names = cpp.FILES if stage == 2 else [x for x in each.files if x.endswith(".py")]
+        names = wanted or [x for x in each.files if x.endswith(".py")]
         files = [path for name in names for path in each.files.get(name, [])]
-        if len(files) != (len(cpp.FILES) if stage == 2 else 1) or not all(
+        if len(files) != max(1, len(wanted)) or not all(
             len(each.files.get(name, [])) == 1 for name in names
         ):
             listed = ", ".join(path.name for path in files) or ", ".join(each.files) or "no file"
-            expected = " and ".join(cpp.FILES) if stage == 2 else "one .py file"
+            expected = " and ".join(wanted) or "one .py file"
             left.append(clean(f"{each.name}: {listed}: expected {expected}"))
             continue
         name, [path, *_] = name_of(each.name), files
-        if stage == 2:
+        if wanted:
             path = copies / str(len(kept)) / name
             path.mkdir(parents=True)
             for file, to in zip(files, cpp.files(path), strict=True):

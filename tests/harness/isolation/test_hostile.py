@@ -82,7 +82,7 @@ def test_each_fails_in_gradients_too(tmp_path):
     )  # fmt: skip
     out = tmp_path / "run.jsonl"
     files = (*write(tmp_path, *names), *write(tmp_path, "honest", number=91))
-    options = (*RUN, "--n", 33, "--inputs", "normal", "--direction", "train", *HASTY)
+    options = (*RUN, "--n", 33, "--inputs", "normal", "--mode", "train", *HASTY)
     done = in_turn(*options, *files, "--out", out, briefly=False)  # clocks are looked at
     cells = held(done, out, *names, "honest")
     assert {cell["status"] for cell in cells["honest"]} == {"ok"}

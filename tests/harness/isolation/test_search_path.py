@@ -11,7 +11,7 @@ from ladder_command import PATIENCE, ROOT, environ
 
 from harness import search_path
 
-RAW = ROOT / "tests" / "variants" / "raw_python.py"
+RAW = ROOT / "stages" / "s01_raw_python.py"
 OTHERS = """
 torch triton numpy rich typer psutil matplotlib PIL click sympy networkx jinja2 pydantic harness
 stages course ladder attention_ladder tqdm dill pandas scipy cupy onnx optree yaml transformers

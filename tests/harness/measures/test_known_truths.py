@@ -134,7 +134,7 @@ def test_what_a_backward_pass_of_stage_3_holds_is_its_peak(tmp_path, direction, 
     What the forward pass took and gave back must not hide them.
     """
     out = tmp_path / "run.jsonl"
-    done = in_turn("run", "--direction", direction, "--stages", 3, "--n", 2048, "--out", out)
+    done = in_turn("run", "--mode", direction, "--stages", 3, "--n", 2048, "--out", out)
     assert done.returncode == 0, done.stderr
     [cell] = by_name(out)["torch_three_gemm"]
     assert cell["memory_meter"] == "process-rss"
@@ -148,7 +148,7 @@ def test_memory_that_a_forward_pass_gave_back_is_the_backward_passs_own(tmp_path
     stage.write_text(HOLDS_TWICE.format(size=HELD))
     out = tmp_path / "run.jsonl"
     done = in_turn(
-        *RUN, "--direction", "bwd", "--stages", 3, "--n", 32, "--memory", "1G", "--stage", stage,
+        *RUN, "--mode", "bwd", "--stages", 3, "--n", 32, "--memory", "1G", "--stage", stage,
         "--out", out,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -161,7 +161,7 @@ def test_a_backward_call_is_timed_without_its_forward_pass(tmp_path):
     """A forward pass that sleeps 20 ms costs training all of them, and a backward call none."""
     for direction in ("bwd", "train"):
         out = tmp_path / f"{direction}.jsonl"
-        done = in_turn(*RUN, "--direction", direction, "--stages", 3, "--n", 16,
+        done = in_turn(*RUN, "--mode", direction, "--stages", 3, "--n", 16,
                       *fakes("naps"), "--out", out, briefly=False)  # fmt: skip
         assert done.returncode == 0, done.stderr
         [nap] = by_name(out)["naps"]

@@ -255,7 +255,7 @@ def test_a_disk_without_room_for_the_first_line_gets_no_file(tmp_path, monkeypat
 
 
 RUN = ("run", "--stages", "3", "--n", "8,16")
-BENCH = ("bench", "--impl", "3", "--causal", "off", "--d", "8", "--n", "8,16", "--tokens", "16",
+BENCH = ("bench", "--stages", "3", "--causal", "off", "--d", "8", "--n", "8,16", "--tokens", "16",
          "--hidden", "8", "--repeat", "2")  # fmt: skip
 
 

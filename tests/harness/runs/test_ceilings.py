@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from ladder_command import ROOT, in_turn
+from ladder_command import ROOT
 from made_up import make_ceiling, make_env, write_run
 
 from harness.measures import bandwidth
@@ -259,28 +259,6 @@ def test_a_ceiling_that_fails_is_said_and_the_exit_code_is_1(monkeypatch, capsys
     assert code == 1
     assert "[1/2]" in said and "failed: RuntimeError" in said
     assert len(jsonl.read(out, kind="ceiling")[1]) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [(("--device", "tpu"), "--device: got 'tpu', expected one of cpu, cuda"),
-     (("--out", "made_up.jsonl"), "--out: made_up.jsonl is there already"),
-     (("--device", "cpu", "--out", "made_up.jsonl/more"), "can't be written")],
-)  # fmt: skip
-def test_bad_arguments_are_one_line(tmp_path, arguments, why):
-    write_run(tmp_path / "made_up.jsonl", make_env([]), [])
-    done = in_turn("ceilings", *arguments, cwd=tmp_path)
-    assert done.returncode == 2
-    assert why in done.stderr and done.stderr.count("\n") == 1
-
-
-def test_without_a_gpu_cuda_is_refused_with_the_reason(tmp_path):
-    if torch.cuda.is_available():
-        pytest.skip("a GPU is there")
-    done = in_turn("ceilings", "--device", "cuda", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--device: got cuda, but no GPU" in done.stderr and done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -113,8 +113,8 @@ def test_bench_and_run_say_the_same_of_what_is_beyond_them_and_start_nothing(tmp
 
 @pytest.mark.parametrize(
     ("command", "sizes"),
-    [("bench", "--b 1 --h 1 --n 200000000 --causal on --impl 3"),
-     ("bench", "--b 999999999 --h 1 --n 16 --causal both --impl 3"),
+    [("bench", "--b 1 --h 1 --n 200000000 --causal on --stages 3"),
+     ("bench", "--b 999999999 --h 1 --n 16 --causal both --stages 3"),
      ("run", "--n 200000000 --stages 1,3")],
 )  # fmt: skip
 def test_absurd_sizes_end_at_once(tmp_path, command, sizes):

@@ -21,7 +21,7 @@ PADDED = ("--n", "16,24", "--d", 8, "--b", 2, "--seqlens", "5,16")
 )
 def test_stages_take_it_or_say_that_they_do_not(tmp_path, options, asked, reason, direction):
     out = tmp_path / "run.jsonl"
-    done = in_turn("run", "--stages", "0,3,7", *options, "--direction", direction, "--device",
+    done = in_turn("run", "--stages", "0,3,7", *options, "--mode", direction, "--device",
                    "cpu", "--paired", "--out", out)  # fmt: skip
     assert done.returncode == 0, done.stderr
     _, cells = read(out)
@@ -84,40 +84,18 @@ def test_the_rounds_of_a_bench_take_both(tmp_path):
     assert {r["stage"] for r in records} == {3, 6, 7}
     assert "hk = 2, padded to 5, 16 keys" in " ".join(done.stdout.split())
     asked = in_turn("bench", "--device", "cpu", "--n", 16, "--b", 1, "--h", 2, "--hk", 1, "--d", 8,
-                    "--causal", "off", "--impl", "3,5,104", "--repeat", 3, "--out",
+                    "--causal", "off", "--stages", "3,5,104", "--repeat", 3, "--out",
                     tmp_path / "asked.jsonl")  # fmt: skip
     assert asked.returncode == 0, asked.stderr
     statuses = {r["stage"]: r["status"] for r in read(tmp_path / "asked.jsonl", "bench")[1]}
     assert statuses == {3: "ok", 5: "skipped", 104: "ok"}
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ("--n 16 --h 4 --hk 3", "--hk: got 3, expected a number that divides the 4 heads of q"),
-        ("--n 16 --b 2 --seqlens 4", "--seqlens: got 4, expected a length for each batch entry"),
-        ("--n 16,8 --b 1 --seqlens 9", "--seqlens: got 9, expected at most N = 8"),
-        ("--n 16 --seqlens 4,x", "--seqlens: got '4,x'"),
-        ("--suite 004 --hk 1", "--hk: a suite's problems are its own"),
-        ("--suite 004 --seqlens 4", "--seqlens: a suite's problems are its own"),
-    ],
-)
-@pytest.mark.parametrize("command", ["bench", "run"])
-@pytest.mark.parametrize("device", ["cpu", None])
-def test_what_does_not_fit_is_one_line(tmp_path, command, options, says, device):
-    asked = options.replace("004", "table-4.1" if command == "run" else "004").split()
-    asked += ["--device", device] if device else []
-    done = in_turn(command, *asked, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert says in done.stderr and done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.slow
 def test_the_batch_may_follow_from_the_tokens(tmp_path):
     """A length for each of the 256 / 128 entries, the device left to the machine."""
     done = in_turn("bench", "--n", 128, "--tokens", 256, "--d", 8, "--h", 1, "--seqlens", "3,128",
-                   "--dtype", "float32", "--impl", 3, "--causal", "off", "--repeat", 3, "--out",
+                   "--dtype", "float32", "--stages", 3, "--causal", "off", "--repeat", 3, "--out",
                    tmp_path / "bench.jsonl")  # fmt: skip
     assert done.returncode == 0, done.stderr
 

@@ -178,12 +178,22 @@ def test_another_commit_source_device_or_torch_is_refused(tmp_path, finished, ch
     "option",
     ["--n 8,16,32", "--stages 3", "--d 16", "--budget 3", "--seed 5", "--inputs peaky", "--causal",
      "--dtype fp16", "--nq 1", "--memory 1G", "--b 2", "--h 2", "--hk 1", "--seqlens 4",
-     "--direction bwd"],
+     "--mode bwd"],
 )  # fmt: skip
 def test_other_arguments_are_refused(tmp_path, finished, option):
     path = tmp_path / "run.jsonl"
     edited(path, finished)
     refuses(path, *option.split(), says=option.split()[0])
+
+
+def test_an_older_files_arguments_count_by_their_new_names(tmp_path, finished):
+    arguments = json.loads(finished.splitlines()[0])["arguments"]
+    arguments |= {"direction": "bwd", "causal": False}
+    del arguments["mode"]
+    path = tmp_path / "run.jsonl"
+    edited(path, finished, arguments=arguments)
+    refuses(path, "--mode", "train", says="--mode was bwd")
+    refuses(path, "--causal", says="--causal was off")
 
 
 @pytest.mark.slow
@@ -288,7 +298,7 @@ def test_a_bench_goes_on_with_the_same_code_on_the_same_machine_alone(tmp_path, 
 
 @pytest.mark.parametrize(
     ("option", "was"),
-    [("--repeat 30", "3"), ("--n 8,16", "8"), ("--impl 2,3", "not given"), ("--mode fwd", "fwd,"),
+    [("--repeat 30", "3"), ("--n 8,16", "8"), ("--stages 2", "2,3"), ("--mode fwd", "fwd,"),
      ("--seed 1", ""), ("--budget 9", "120"), ("--suite 004", "not given")],
 )  # fmt: skip
 def test_a_bench_goes_on_with_the_same_arguments(tmp_path, compared, option, was):

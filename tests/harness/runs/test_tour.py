@@ -26,9 +26,12 @@ if __name__ == "__main__":
 
 ASKED = {
     "tour": {},
-    "described": {"n": "8,16", "nq": 1, "seed": 5},
+    "described": {"n": "8,16", "nq": "1", "seed": 5},
     "far": {"n": "4096"},
     "real": {"inputs": "real", "n": "64"},
+    "several": {"n": "8", "nq": "1,8", "causal": "both", "mode": "fwd,train"},
+    "train": {"mode": "train"},
+    "named": {"n": "8", "mode": "bwd", "stages": "all that there are"},
 }
 
 
@@ -87,6 +90,18 @@ def test_a_described_problem_is_one_cell_a_stage_and_n(plans):
 
 def test_real_inputs_have_their_own_width(plans):
     assert {(cell["d"], cell["nk"]) for cell in plans["real"]} == {(32, 64)}
+
+
+def test_each_mode_mask_and_number_of_queries_is_a_problem_of_its_own(plans):
+    cells = plans["several"]
+    asked = {(mode, causal, nq) for mode in ("fwd", "train") for causal in (False, True)
+             for nq in (1, 8)}  # fmt: skip
+    assert {(c["direction"], c["causal"], c["nq"]) for c in cells} == asked
+    taught = {mode: {c["stage"] for c in cells if c["direction"] == mode} for mode, *_ in asked}
+    assert taught["train"] < taught["fwd"] and 1 not in taught["train"]  # which has no gradients
+    assert {c["stage"] for c in plans["train"]} <= taught["train"]
+    assert {c["direction"] for c in plans["train"]} == {"train"}
+    assert {c["stage"] for c in plans["named"]} == taught["fwd"]
 
 
 # ---- how it ends

@@ -3,7 +3,6 @@
 import io
 
 import pytest
-from ladder_command import without_gpu
 from made_up import make_cell
 from rich.console import Console
 
@@ -110,13 +109,6 @@ def test_the_picture_is_drawn(tmp_path):
     ]
     machine.plot_traffic(records, TITLES, tmp_path / "io.png")
     assert (tmp_path / "io.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path):
-    done = without_gpu("io", "--out", tmp_path / "io.jsonl")
-    assert done.returncode == 2
-    assert done.stderr.startswith("ladder: io: a GPU is needed") and done.stderr.count("\n") == 1
-    assert not (tmp_path / "io.jsonl").exists()
 
 
 def test_its_records_say_their_problem_as_cells_do():

@@ -265,7 +265,7 @@ def test_the_command_says_what_it_has_no_roof_for(tmp_path):
     [(("run.jsonl", "--ceilings", "none.jsonl"), "none.jsonl: No such file"),
      (("none.jsonl", "--ceilings", "ceilings.jsonl"), "none.jsonl: No such file"),
      (("run.jsonl", "--ceilings", "run.jsonl"), "line 2 is of kind 'cell', expected 'ceiling'"),
-     (("ceilings.jsonl", "--ceilings", "ceilings.jsonl"), "kind 'ceiling', expected 'cell'"),
+     (("ceilings.jsonl", "--ceilings", "ceilings.jsonl"), "no cell in it has a place under a roof"),
      (("run.jsonl", "--ceilings", "other.jsonl"), "measured on another GPU, the run on a GPU"),
      (("wrong.jsonl", "--ceilings", "ceilings.jsonl"), "no cell in it has a place under a roof"),
      (("run.jsonl",), "--ceilings"),

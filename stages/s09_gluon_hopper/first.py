@@ -1,0 +1,246 @@
+"""Stage 9 at its smallest: one warp loads, two warpgroups compute, and nobody waits for all.
+
+In stage 6 the warps of a program load a tile, wait for it, multiply, and do the softmax: all do the
+same. Here each warp has a role, and roles wait for each other at barriers, slot by slot.
+
+    one CTA: a work tile of 128 query rows of one head. Warps by role, and time to the right:
+
+    producer    1 warp   | K0 V0 | K1 V1 | .......... K2 V2 | ......... K3 V3      TMA loads
+    consumer 0  4 warps          | S0 | P0 | O+=P0 V0 | S1 | P1 | O+=P1 V1 |       rows 0 to 63
+    consumer 1  4 warps          | .. S0 | P0 | O+=P0 V0 | S1 | P1 | O+=P1 V1 |    rows 64 to 127
+                                   ... waits; S, O: products on the tensor cores; P: softmax
+
+    K and V pass through a pipeline of 2 slots in shared memory, a KV tile of each in a slot.
+    A slot has two barriers, which count arrivals. Use j of the pipeline is slot j % 2:
+
+    full     producer: the copy engine (TMA) arrives when all bytes of K and V are there
+             consumers wait for it, then multiply
+    empty    consumers arrive, each when its last product has read the slot: they release it
+             the producer waits for both, then loads tile j + 2 into it: it acquires the slot
+
+    A barrier is in phase 0 until all have arrived, then in phase 1, then in 0 again; wait(bar, x)
+    goes on when a phase of that parity has ended. Of a new barrier "phase 1" counts as ended: so
+    the producer finds every slot free in the first round.
+
+The copy engine reads zeros past a tensor's end and writes nothing there, so any Nq, and d up to 128
+in multiples of 8, need no further code. Past Nk the scores are hidden, whatever the tile.
+
+Cost: 4 d FLOPs per pair of query and key, on the tensor cores, as in stage 6. From memory: q and o
+once; k and v once per work tile, nearly always from the L2 cache. Shared memory: 160 KB, so one CTA
+to a multiprocessor; registers: 240 for each thread of a consumer, 24 for the producer's.
+What it bought: loads run during everything else, and each consumer's products during the other's
+softmax (FlashAttention-3, Shah et al. 2024, section 3.1).
+Still hurts: within a consumer, products and softmax take turns; a row's sum crosses threads at each
+tile; every CTA begins by waiting for its first loads, and nothing runs while it ends. Those are
+mended in s09_gluon_hopper.py; slots released without a barrier of all four warps:
+hopper_rings.py; masks, lengths, grouped heads: hopper_problem.py; gradients: hopper_backward.py.
+"""
+
+import math
+
+import torch
+
+from stages.common.gluon import (
+    TensorDescriptor,
+    async_load,
+    async_store,
+    barrier,
+    fence_async_shared,
+    gl,
+    gluon,
+    mbarrier,
+    store_wait,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from stages.common.machine import launching
+from stages.common.operators import untraced
+from stages.contract import Stage, check_inputs
+
+STAGE = Stage(
+    number=9,
+    name="first",
+    title="Hopper, first",
+    idea="a warp that loads, warpgroups that compute, barriers between them",
+    still_hurts="products and softmax take turns within a consumer",
+    needs=("triton", "gluon", "cuda"),
+    only_major=9,
+    devices=("cuda",),
+    dtypes=("float16", "bfloat16"),
+)
+
+MOST_D = 128
+
+
+@gluon.jit
+def acquire(empty, use, SLOTS: gl.constexpr):
+    """Producer: wait until all consumers have released the slot; in the first round it is free."""
+    mbarrier.wait(empty.index(use % SLOTS), (use // SLOTS + 1) & 1)
+
+
+@gluon.jit
+def wait(full, use, SLOTS: gl.constexpr):
+    """Consumer: wait until the copy engine has filled the slot."""
+    mbarrier.wait(full.index(use % SLOTS), (use // SLOTS) & 1)
+
+
+@gluon.jit
+def release(empty, use, SLOTS: gl.constexpr):
+    """Consumer: say that this warpgroup is done with the slot."""
+    mbarrier.arrive(empty.index(use % SLOTS))
+
+
+@gluon.jit
+def producer(descs, smem, bars, Nk):
+    """One warp: start the copies of Q, then of K and V, tile by tile, as slots become free."""
+    q_desc, k_desc, v_desc, _ = descs
+    q_smem, k_smem, v_smem = smem
+    q_full, full, empty = bars
+    SLOTS: gl.constexpr = k_smem.shape[0]
+    BLOCK_N: gl.constexpr = k_smem.shape[3]
+    start_m, h, b = 128 * gl.program_id(0), gl.program_id(1), gl.program_id(2)
+
+    mbarrier.expect(q_full.index(0), 2 * q_desc.block_type.nbytes)
+    for c in gl.static_range(2):
+        async_load(q_desc, [b, h, start_m + 64 * c, 0], q_full.index(0), q_smem.index(c))
+    for j in range(gl.cdiv(Nk, BLOCK_N)):
+        acquire(empty, j, SLOTS)
+        slot = j % SLOTS
+        mbarrier.expect(full.index(slot), k_desc.block_type.nbytes + v_desc.block_type.nbytes)
+        async_load(k_desc, [b, h, j * BLOCK_N, 0], full.index(slot), k_smem.index(slot))
+        async_load(v_desc, [b, h, j * BLOCK_N, 0], full.index(slot), v_smem.index(slot))
+
+
+@gluon.jit
+def consumer(descs, smem, bars, Nk, qk_scale, c: gl.constexpr):
+    """Warpgroup c: 64 query rows, from their scores to their output."""
+    o_desc = descs[3]
+    q_smem, k_smem, v_smem = smem
+    q_full, full, empty = bars
+    SLOTS: gl.constexpr = k_smem.shape[0]
+    BLOCK_N: gl.constexpr = k_smem.shape[3]
+    BLOCK_D: gl.constexpr = k_smem.shape[4]
+    # how S (64, BLOCK_N) and O (64, BLOCK_D) lie in the registers of 4 warps, 16 rows in each, as
+    # the tensor cores leave them; then a row's numbers, such as its max, and a column's
+    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])  # noqa: E741
+    ROW: gl.constexpr = gl.SliceLayout(1, S)
+    columns = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, S))  # (BLOCK_N,)
+
+    m_i = gl.full([64], -3.4028234663852886e38, gl.float32, ROW)  # running max, not scaled
+    l_i = gl.zeros([64], gl.float32, ROW)  # running sum
+    acc = gl.zeros([64, BLOCK_D], gl.float32, O)
+    mbarrier.wait(q_full.index(0), 0)
+    q = q_smem.index(c).reshape([64, BLOCK_D])
+
+    # mainloop
+    for j in range(gl.cdiv(Nk, BLOCK_N)):
+        wait(full, j, SLOTS)
+        k = k_smem.index(j % SLOTS).reshape([BLOCK_N, BLOCK_D])
+        v = v_smem.index(j % SLOTS).reshape([BLOCK_N, BLOCK_D])
+        zeros = gl.zeros([64, BLOCK_N], gl.float32, S)
+        s = warpgroup_mma(q, k.permute([1, 0]), zeros, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, deps=[s])  # (64, BLOCK_N)
+        s = gl.where(columns[None, :] < Nk - j * BLOCK_N, s, float("-inf"))
+
+        m_new = gl.maximum(m_i, gl.max(s, 1))  # (64,)
+        p = gl.exp2((s - m_new[:, None]) * qk_scale)  # (64, BLOCK_N)
+        alpha = gl.exp2((m_i - m_new) * qk_scale)  # (64,)
+        l_i = l_i * alpha + gl.sum(p, 1)  # (64,)
+        m_i = m_new
+        acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O))[:, None]  # (64, BLOCK_D)
+
+        # P stays in the registers where S was: the left operand of the next product, in 16 bits
+        p = gl.convert_layout(p.to(q.dtype), gl.DotOperandLayout(0, O, 2))
+        acc = warpgroup_mma(p, v, acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[acc])  # (64, BLOCK_D)
+        release(empty, j, SLOTS)
+
+    # epilogue: O takes the place of this consumer's own queries, and is copied out from there
+    o = acc / gl.convert_layout(l_i, gl.SliceLayout(1, O))[:, None]  # (64, BLOCK_D)
+    q.store(o.to(q.dtype))
+    fence_async_shared()  # what threads wrote, the copy engine sees only after this
+    barrier()  # all four warps have written
+    row = 128 * gl.program_id(0) + 64 * c
+    async_store(o_desc, [gl.program_id(2), gl.program_id(1), row, 0], q_smem.index(c))
+    store_wait(0)
+
+
+@gluon.jit
+def make_barriers(count: gl.constexpr, arrivals: gl.constexpr):
+    """`count` barriers in shared memory, whose phase ends at the `arrivals`-th arrival."""
+    bars = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(count):
+        mbarrier.init(bars.index(i), count=arrivals)
+    return bars
+
+
+@gluon.jit
+def make_tiles(desc, count: gl.constexpr):
+    """Room in shared memory for `count` blocks of a descriptor: (count, 1, 1, rows, BLOCK_D)."""
+    shape: gl.constexpr = [count, 1, 1, desc.block_shape[2], desc.block_shape[3]]
+    return gl.allocate_shared_memory(desc.dtype, shape, desc.layout)
+
+
+@gluon.jit
+def attention_kernel(q_desc, k_desc, v_desc, o_desc, Nk, qk_scale, SLOTS: gl.constexpr):
+    """A work tile; descriptors of (B, H, N, d), in blocks of (1, 1, rows, BLOCK_D)."""
+    descs = q_desc, k_desc, v_desc, o_desc
+    smem = make_tiles(q_desc, 2), make_tiles(k_desc, SLOTS), make_tiles(v_desc, SLOTS)
+    # one arrival fills: the producer's, with a count of bytes that the copies take off again
+    bars = make_barriers(1, 1), make_barriers(SLOTS, 1), make_barriers(SLOTS, 2)
+    fence_async_shared()  # the copy engine is to see the barriers
+    barrier()
+    # the first role has the kernel's own 4 warps; then warps and registers of the others
+    gl.warp_specialize(
+        [
+            (consumer, (descs, smem, bars, Nk, qk_scale, 0)),
+            (consumer, (descs, smem, bars, Nk, qk_scale, 1)),
+            (producer, (descs, smem, bars, Nk)),
+        ],
+        [4, 1],
+        [240, 24],
+    )
+    for i in gl.static_range(3):
+        bars[i]._keep_alive()  # else the compiler may take them for dead before the roles end
+
+
+def describe(x: torch.Tensor, rows: int) -> TensorDescriptor:
+    """The copy engine's descriptor of a contiguous x (B, H, N, d), for blocks of `rows` rows."""
+    _, H, N, d = x.shape
+    layout = gl.NVMMASharedLayout(128, 16, rank=4)  # 128-byte swizzle, 16-bit numbers
+    strides = [H * N * d, N * d, d, 1]
+    return TensorDescriptor(x, list(x.shape), strides, [1, 1, rows, MOST_D], layout)
+
+
+def aligned(x: torch.Tensor) -> torch.Tensor:
+    """`x`, or a copy of it: contiguous, from an address that is a multiple of 16 bytes."""
+    x = x.resolve_neg().contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Compute the output for checked arguments."""
+    B, H, Nq, d = q.shape
+    q, k, v = aligned(q), aligned(k), aligned(v)
+    o = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    descriptors = describe(q, 64), describe(k, 128), describe(v, 128), describe(o, 64)
+    qk_scale = d**-0.5 * math.log2(math.e)  # exp(x) = 2^(x log2 e)
+    with launching(q):
+        grid = -(-Nq // 128), H, B
+        attention_kernel[grid](*descriptors, k.shape[2], qk_scale, 2, num_warps=4)
+    return o
+
+
+@untraced
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Exact attention without a mask, on a Hopper GPU. Forward only.
+
+    q (B, H, Nq, d), k and v (B, H, Nk, d), float16 or bfloat16, d a multiple of 8 up to 128 ->
+    (B, H, Nq, d) in q's dtype. Raises ValueError on any other input, StageUnavailable where there
+    is no such GPU or no Gluon.
+    """
+    check_inputs(STAGE, q, k, v)
+    if q.shape[3] > MOST_D or q.shape[3] % 8:
+        raise ValueError(f"q: got d = {q.shape[3]}, expected a multiple of 8, at most {MOST_D}")
+    return forward(q, k, v)

@@ -1,0 +1,64 @@
+"""The smallest kernel of stage 9's folder on a Hopper GPU in Python: right, whatever happens when.
+
+Each line at which a role waits, or says that it is done, is left out once: all are needed.
+"""
+
+import re
+
+import pytest
+import torch
+from stage_checks import assert_close, guarded_outputs, normal, rounding, true_gradients
+
+from course.emulator.hopper import Kernel, Misuse, Stuck, emulated
+from harness.records.code import first_file
+from stages.common.machine import has_module
+
+pytestmark = pytest.mark.skipif(
+    not has_module("triton"), reason="no wheel of triton for this machine"
+)
+
+PATH = first_file(9).with_name("first.py")
+LINES = PATH.read_text(encoding="utf-8").splitlines()
+# B, H, Nq, Nk, d: whole tiles, more rounds of the pipeline than one; ragged; few of everything
+PROBLEMS = [(1, 2, 128, 640, 128), (2, 1, 130, 300, 128), (1, 1, 1, 1, 128), (1, 1, 65, 129, 72)]
+# not barrier(), among the four warps of a warpgroup, which only a GPU shows (tests/gpu)
+SYNCHRONISES = re.compile(
+    r" +(mbarrier\.(expect|wait|arrive)|acquire|wait|release|fence_async_shared|store_wait)\("
+)
+
+
+def check(stage, problem, seed, dtype=torch.float16):
+    """Raise AssertionError where an output is off by more than an honest one may be."""
+    B, H, Nq, Nk, d = problem
+    q, k, v, dO = normal((B, H, Nq, Nk, d), 0, dtype)
+    Kernel.seed = seed
+    with guarded_outputs():
+        o = stage.forward(q, k, v)
+    assert_close(o, true_gradients(q, k, v, dO, None)[0], rounding(q, k, v), "o")
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_outputs_are_exact_whatever_happens_when(problem):
+    with emulated(PATH) as stage:
+        for seed in range(4):
+            check(stage, problem, seed)
+        check(stage, problem, 0, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        pytest.param(i, id=f"{i + 1}: {line.strip()}")
+        for i, line in enumerate(LINES)
+        if SYNCHRONISES.match(line)
+    ],
+)
+def test_nothing_that_waits_or_releases_can_be_left_out(index, tmp_path):
+    lines = list(LINES)
+    lines[index] = " " * (len(lines[index]) - len(lines[index].lstrip())) + "pass"
+    path = tmp_path / "first.py"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with emulated(path) as stage, pytest.raises((AssertionError, Misuse, Stuck)):
+        for seed in range(8):
+            for problem in PROBLEMS[:2]:
+                check(stage, problem, seed)

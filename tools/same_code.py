@@ -1,0 +1,133 @@
+"""Compare the machine code of every stage in Triton with what another checkout's compiles to.
+
+    git worktree add ../before COMMIT
+    python tools/same_code.py ../before
+
+Needs Triton, but no GPU. For each kernel of stages 4 to 9 and each configuration below, a line says
+whether the instructions (the cubins' .text sections) and the shared memory are bit for bit the same:
+if so, an edit between the two changed neither the speed nor the results. Names of files, kernels and
+variables don't count. The exit code is 1 where something differs or is in one of the two only.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+# where a stage's kernels may be, and what their configurations may be called: a checkout's own first
+PLACES = {
+    "forward": ("s09_gluon_hopper.launch", "s09_gluon_hopper"),
+    "backward": ("s09_gluon_hopper.launch", "hopper_gradients"),
+}
+FORWARD = {
+    (128, "TWO_CONSUMERS"): ("plain", "ragged", "lengths", "causal", "masked"),
+    (64, "THREE_CONSUMERS"): ("plain", "ragged", "lengths", "causal", "masked"),
+    (64, "THREE_CTAS"): ("causal", "masked"),
+}
+BACKWARD = ("plain", "keys", "causal", "lengths", "masked")
+TRITON = ("s04_triton_lite", "s05_triton_online", "s06_triton_flash2", "s07_triton_training",
+          "s08_triton_split_kv")  # fmt: skip
+
+
+def text_of(cubin: bytes) -> bytes:
+    """The instructions of a cubin, an ELF file: its sections that are called .text.*"""
+    [start], [size, count, names] = (
+        struct.unpack_from("<Q", cubin, 0x28), struct.unpack_from("<HHH", cubin, 0x3A)
+    )  # fmt: skip
+    headers = [struct.unpack_from("<IIQQQQ", cubin, start + i * size) for i in range(count)]
+    table = headers[names][4]
+    return b"".join(
+        cubin[offset : offset + length]
+        for name, *_, offset, length in headers
+        if cubin[table + name :].startswith(b".text")
+    )
+
+
+def jobs() -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """(pass or stage, arguments): what to compile, without the names of one checkout."""
+    for (d, config), kinds in FORWARD.items():
+        yield from (("forward", (d, "bfloat16", config, flags)) for flags in kinds)
+    for d in (64, 128):
+        yield from (("backward", (d, "bfloat16", "", flags)) for flags in BACKWARD)
+    for stage in TRITON:
+        for d, dtype in ((64, "float16"), (128, "float16"), (64, "float32"), (64, "tf32")):
+            yield from ((stage, (d, dtype, 90, flags)) for flags in ("plain", "masked"))
+
+
+def digests() -> None:
+    """Compile with the checkout that comes first in sys.path; a line of JSON for each kernel."""
+    os.environ["TRITON_INTERPRET"] = "0"
+    from importlib import import_module
+
+    import cubins
+    import triton
+
+    compiled, compile_ = [], triton.compile
+    triton.compile = lambda *args, **more: compiled.append(compile_(*args, **more)) or compiled[-1]
+
+    def gluon(which: str, d: int, dtype: str, config: str, flags: str) -> None:
+        for place in PLACES[which]:
+            try:
+                names = vars(import_module(f"stages.{place}"))
+            except ImportError:
+                continue
+            for name in [config] if config else ["BACKWARD", "CONFIGS"]:
+                if name in names:
+                    cubins.compile_gluon(place, d, dtype, name, flags)
+                    return
+        raise SystemExit(f"same_code: no configuration {config or 'CONFIGS'} of stage 9's {which}")
+
+    for which, given in jobs():
+        if which in PLACES:
+            kernels = {"gluon": lambda which=which, given=given: gluon(which, *given)}
+        else:
+            kernels = {
+                name: lambda name=name, which=which, given=given: cubins.compile_for(
+                    which, name, *given
+                )
+                for name in cubins.kernels(which)
+                if name != "delta_kernel"  # no tiles to speak of, and no configuration
+            }
+        for name, make in kernels.items():
+            make()
+            one = compiled.pop()
+            code = hashlib.sha256(text_of(one.asm["cubin"])).hexdigest()[:16]
+            what = f"{which} {'' if name == 'gluon' else name} {' '.join(map(str, given))}"
+            print(json.dumps([" ".join(what.split()), f"{code} {one.metadata.shared}"]), flush=True)
+
+
+def compiled_by(checkout: Path) -> dict[str, str]:
+    """What `digests` prints for a checkout, by a process of its own."""
+    paths = os.pathsep.join(map(str, (checkout, checkout / "tools")))
+    done = subprocess.run(
+        [sys.executable, "-P", str(Path(__file__).resolve()), "--digests"],
+        stdout=subprocess.PIPE, text=True, check=False, cwd=checkout,
+        env=os.environ | {"PYTHONPATH": paths},
+    )  # fmt: skip
+    if done.returncode:
+        raise SystemExit(f"same_code: {checkout}: compiling failed, as said above")
+    return dict(json.loads(line) for line in done.stdout.splitlines())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("before", type=Path, nargs="?", help="a checkout of the other commit")
+    parser.add_argument("--digests", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.digests:
+        digests()
+        sys.exit()
+    if given.before is None or not (given.before / "stages").is_dir():
+        parser.error(f"got {given.before}, expected the folder of another checkout")
+    before, now = compiled_by(given.before.resolve()), compiled_by(ROOT)
+    for what in dict.fromkeys((*now, *before)):
+        same = "same" if before.get(what) == now.get(what) else "DIFFERS"
+        print(f"{what:60} {same if what in before and what in now else 'in one only'}")
+    sys.exit(before != now)
