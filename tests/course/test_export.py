@@ -13,7 +13,7 @@ from ladder_command import environ, installed
 from course.lab import handout, labs
 from harness.problems.problem import PEERS_FROM, YARDSTICK
 from harness.records import checkout
-from harness.records.code import built_in_files, number_of
+from harness.records.code import built_in_files, label, number_of
 from ladder import app, help, run
 
 every_copy = pytest.mark.parametrize("last", (0, 1, 2, 4, 6, 8))
@@ -113,7 +113,7 @@ def test_a_copy_has_nothing_of_the_upper_stages_but_the_stub(last, copies):
     copy = copies(last)
     here = handout.stages_in(copy)
     for path in (path for path in built_in_files() if number_of(path) not in here):
-        found = [each for each in copy.rglob(path.name) if each.parent.parent.name != "stubs"]
+        found = [x for x in copy.rglob(label(path)) if x.parent.parent.name != "stubs"]
         assert found == ([copy / "stubs" / path.name] if number_of(path) == 2 == last + 1 else [])
     assert not [
         path for path in (copy / "tests").rglob("test_*.py") if path.name != "test_handout.py"
