@@ -200,7 +200,7 @@ def compare(comparison: Comparison, judge: Judge, tell: Say = lambda _: None) ->
     `tell` is called with each step.
     """
     problem = comparison.problem
-    outcomes = [Outcome(*contestant) for contestant in comparison.contestants()]
+    outcomes = [Outcome(*asked) for asked in comparison.stages_asked()]
     for outcome in outcomes:
         if outcome.stage.failed is not None:
             outcome.drop(*outcome.stage.failed)

@@ -58,7 +58,7 @@ class Comparison:
     alone: bool = False
     paged: Sequence[tuple[StageInfo, int]] = ()
 
-    def contestants(self) -> list[tuple[StageInfo, Problem]]:
+    def stages_asked(self) -> list[tuple[StageInfo, Problem]]:
         """Each stage with its problem, which has a page size for a paged one."""
         paged = [(stage, replace(self.problem, page_size=size)) for stage, size in self.paged]
         return [(stage, self.problem) for stage in self.stages] + paged
@@ -67,7 +67,7 @@ class Comparison:
         """The comparison in the plan of an env line: one dict for each stage."""
         return [
             {"stage": stage.number, "name": stage.name, **problem.to_json()}
-            for stage, problem in self.contestants()
+            for stage, problem in self.stages_asked()
         ]
 
 
@@ -149,7 +149,7 @@ def why_too_long(comparisons: Iterable[Comparison]) -> str | None:
         calls = limits.warmup + (limits.rounds or 0)
         if problem.device != "cpu" or why_hopeless(problem):  # those fail at once, with a reason
             continue
-        for stage, own_problem in comparison.contestants():
+        for stage, own_problem in comparison.stages_asked():
             if stage.why_skip(own_problem):
                 continue
             if stage.modes[problem.device] == "interpreted":

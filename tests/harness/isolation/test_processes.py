@@ -2,17 +2,14 @@
 
 import gc
 import json
-import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from ladder_command import PATIENCE, ROOT, RUN, by_name, environ, fakes, in_turn
 
 from harness.isolation import child
 from harness.isolation.child import Child, say
-from harness.runs import process
 
 
 def python(code, *arguments):
@@ -27,22 +24,6 @@ def python(code, *arguments):
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-def test_the_wait_for_a_processor_is_that_of_the_two_and_counts_once(monkeypatch):
-    """The child is a descendant of the parent, which has others: what they wait is no excuse."""
-    asked = []
-    monkeypatch.setattr(process, "kept_waiting", lambda pids: asked.extend(pids) or 0.0)
-    command = [sys.executable, "-c", "input()"]
-    with (
-        subprocess.Popen(command, stdin=subprocess.PIPE) as child,
-        subprocess.Popen(command, stdin=subprocess.PIPE) as other,
-    ):
-        session = SimpleNamespace(start=lambda: SimpleNamespace(process=child))
-        process.ComparisonProcess.now(SimpleNamespace(session=session))
-        child.kill()
-        other.kill()
-    assert sorted(asked) == sorted([os.getpid(), child.pid])
 
 
 def test_the_command_line_and_the_runner_import_no_torch():

@@ -11,7 +11,6 @@ import pytest
 import torch
 from ladder_command import FAKES, Started, in_turn
 
-from harness.isolation import roster
 from harness.isolation.judge import Judge, NoVerdict
 from harness.isolation.roster import StageInfo, describe_files, read_stages
 from harness.measures import timing
@@ -79,9 +78,14 @@ def make_stage(tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def ours(tmp_path, monkeypatch):
+def ours(monkeypatch):
     """The fakes here are taken for stages of the ladder, which share a process."""
-    monkeypatch.setattr(roster, "OURS", (*roster.OURS, tmp_path, FAKES))
+    monkeypatch.setattr(StageInfo, "ours", True)
+
+
+def written(folder, *names):
+    """The files of stages of fakes.toml."""
+    return [Path(FAKES.write(folder, name)) for name in names]
 
 
 def calls_of(path):
@@ -274,7 +278,7 @@ def test_a_contestant_that_fails_in_the_rounds_fails_alone(tmp_path, make_stage,
 
 
 def test_a_contestant_that_hangs_fails_alone(tmp_path):
-    hangs = FAKES / "hangs.py"
+    hangs = written(tmp_path, "hangs")[0]
     records = hold(tmp_path, hangs, STAGE3, limits=replace(LIMITS, budget=1.0))
     assert found(records) == {"hangs": "timeout", "torch_three_gemm": "ok"}
     assert "budget of 1 s" in records["hangs"]["reason"]
@@ -290,7 +294,7 @@ def test_a_contestant_too_slow_for_the_rounds_is_named_beforehand(tmp_path, make
 
 
 def test_a_contestant_that_remembers_its_answer_is_detected(tmp_path):
-    records = hold(tmp_path, FAKES / "remembers.py", FAKES / "remembers_versions.py", STAGE3)
+    records = hold(tmp_path, *written(tmp_path, "remembers", "remembers_versions"), STAGE3)
     assert found(records) == {"remembers": "wrong", "remembers_versions": "wrong",
                               "torch_three_gemm": "ok"}  # fmt: skip
     assert "after v changed" in records["remembers"]["reason"]
@@ -298,13 +302,13 @@ def test_a_contestant_that_remembers_its_answer_is_detected(tmp_path):
 
 @pytest.mark.parametrize("name", ["talks_forged", "talks_garbage"])
 def test_a_contestant_that_writes_to_the_harness_fails_alone(tmp_path, name):
-    records = hold(tmp_path, STAGE3, FAKES / f"{name}.py", limits=replace(LIMITS, budget=3.0))
+    records = hold(tmp_path, STAGE3, *written(tmp_path, name), limits=replace(LIMITS, budget=3.0))
     assert records["torch_three_gemm"]["status"] == "ok"
     assert records[name]["status"] in ("crashed", "timeout")
 
 
 def test_the_interpreted_are_checked_and_the_inexact_are_not_timed(tmp_path):
-    records = hold(tmp_path, TRITON, FAKES / "modest.py", FAKES / "claims_too_much.py", STAGE3)
+    records = hold(tmp_path, TRITON, *written(tmp_path, "modest", "claims_too_much"), STAGE3)
     interpreted = records.pop("triton_online")
     assert (interpreted["status"], interpreted["mode"]) == ("ok", "interpreted")
     assert interpreted["reason"] == process.INTERPRETED and interpreted["time_ms"] is None
@@ -603,7 +607,7 @@ def test_each_step_is_said_when_it_begins(tmp_path, make_stage):
                  "--inputs", "normal", "--out",
                  tmp_path / "bench.jsonl", log=tmp_path / "log") as run:  # fmt: skip
         run.wait_for(lambda: "90 sleeper is called" in run.text(), "the sleeper's name")
-        assert "[1/2] 0 s: fwd d = 16, N = 16: the contestants load" in run.text()
+        assert "[1/2] 0 s: fwd d = 16, N = 16: the stages load" in run.text()
         assert ": 3 torch_three_gemm is called ..." in run.text()
 
 
