@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from harness.isolation.child import one_line
 from harness.problems.directions import OUTPUTS
@@ -21,7 +21,7 @@ from harness.problems.problem import Problem
 if TYPE_CHECKING:  # the parent imports this, and no torch
     import torch
 
-WARM_UP_ROWS = 16
+WARM_UP_ROWS: Final = 16
 
 Tensors = tuple[Any, ...]  # torch.Tensor each; None where there is no gradient
 Attend = Callable[..., "torch.Tensor"]
@@ -179,7 +179,7 @@ def explain(
     return BadGradient(str(error))
 
 
-REFUSED = "invalid gradient at index"  # torch's words
+REFUSED: Final = "invalid gradient at index"  # torch's words
 
 
 class PagedCall:

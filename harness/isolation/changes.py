@@ -13,7 +13,7 @@ the calls whose outputs may be kept have a changed element.
 
 from collections.abc import Callable, Iterator, Sequence
 from random import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from harness.isolation.call import Call, WrongOutput
 from harness.problems.problem import Problem
@@ -21,18 +21,18 @@ from harness.problems.problem import Problem
 if TYPE_CHECKING:  # the parent reads AGAIN, and imports no torch
     import torch
 
-NAMES = ("q", "k", "v", "dO")
+NAMES: Final = ("q", "k", "v", "dO")
 # direction -> for each repeated call: which inputs are changed, and the factor by which each output
 # then differs. A backward pass may cache in its graph or beside it: it is called through the same
 # graph (for which v must not change), then through a new one.
-AGAIN = {
+AGAIN: Final = {
     "fwd": (("v", (-1.0,)),),
     "bwd": (("dO", (2.0, 2.0, 2.0)), ("v and dO", (-2.0, -2.0, 2.0))),
     "train": (("v and dO", (-1.0, -2.0, -2.0, 2.0)),),
 }
 # a call that is made for a file, though it is never timed: the last of AGAIN's changes, and strides
-STRIDED = "q, k and v that are not contiguous, v with the other sign"
-VALUES = 1024  # different values of the changed element
+STRIDED: Final = "q, k and v that are not contiguous, v with the other sign"
+VALUES: Final = 1024  # different values of the changed element
 
 
 class Given:

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from harness.ending import ENDING
 from harness.isolation.processes import (
@@ -40,17 +40,17 @@ from harness.isolation.scratch import place_sockets, scratch
 from harness.records.units import show_bytes
 from harness.search_path import leave_here, without_here
 
-START_LIMIT = 180.0  # seconds for a child to start, at first with the server's import of torch
-POLL = 0.02  # seconds between two checks of a child's memory
-LAST_WORDS = 5.0  # seconds to read the messages that an ended child has sent
-LONGEST_MESSAGE = 1 << 16  # bytes; a child that announces a longer message is ended
-MOST_MESSAGES = 64  # unread; a child that floods the pipe is ended, too
-LOOK = 0.2  # seconds between two searches for processes that a child has started
-SHOWN_LOG = 1 << 16  # bytes of a child's output that are kept and shown: its end
-LONGEST_REASON = 300  # characters of an error, as a reason
-LONGEST_LOG = 1 << 20  # bytes of a child's output on the disk
+START_LIMIT: Final = 180.0  # seconds for a child to start, at first with the import of torch
+POLL: Final = 0.02  # seconds between two checks of a child's memory
+LAST_WORDS: Final = 5.0  # seconds to read the messages that an ended child has sent
+LONGEST_MESSAGE: Final = 1 << 16  # bytes; a child that announces a longer message is ended
+MOST_MESSAGES: Final = 64  # unread; a child that floods the pipe is ended, too
+LOOK: Final = 0.2  # seconds between two searches for processes that a child has started
+SHOWN_LOG: Final = 1 << 16  # bytes of a child's output that are kept and shown: its end
+LONGEST_REASON: Final = 300  # characters of an error, as a reason
+LONGEST_LOG: Final = 1 << 20  # bytes of a child's output on the disk
 # imported once, by the fork server; what is not installed is left out
-PRELOADED = (
+PRELOADED: Final = (
     "harness.no_garbage", "torch.utils.benchmark", "stages.common.tuner",
     "triton.runtime.interpreter",
     "triton.experimental.gluon",  # by the first launch of a kernel
@@ -58,13 +58,13 @@ PRELOADED = (
     "harness.measures.timing",
 )  # fmt: skip
 # by torch.autograd.grad, with all of SymPy: 0.7 s, so only where gradients are asked for
-OF_GRADIENTS = ("torch.fx.experimental.symbolic_shapes",)
-PYTHON = ("PYTHONSAFEPATH", "PYTHONPATH")  # where Python searches modules
-STARTS = 3  # attempts: a fork server that a stage has killed is started again
+OF_GRADIENTS: Final = ("torch.fx.experimental.symbolic_shapes",)
+PYTHON: Final = ("PYTHONSAFEPATH", "PYTHONPATH")  # where Python searches modules
+STARTS: Final = 3  # attempts: a fork server that a stage has killed is started again
 
-HEARD = 0.5  # seconds until this process has heard a signal that a scheduler sends to all
+HEARD: Final = 0.5  # seconds until this process has heard a signal that a scheduler sends to all
 
-NO_MESSAGE = "what its process reported is not the harness's own message"
+NO_MESSAGE: Final = "what its process reported is not the harness's own message"
 
 Message = dict[str, Any]
 

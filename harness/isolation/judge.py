@@ -5,7 +5,7 @@ import os
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from harness.isolation.call import blame
 from harness.isolation.changes import AGAIN
@@ -14,9 +14,9 @@ from harness.isolation.messages import Failed, Ready, Verdict, tell
 from harness.isolation.session import Session
 from harness.problems.problem import ITEMSIZE, Problem
 
-JUDGE_LIMIT = 600.0  # seconds for the oracles, and for one comparison
+JUDGE_LIMIT: Final = 600.0  # seconds for the oracles, and for one comparison
 
-ERRORS = ("err_f64_max", "err_f64_rel", "err_stage3_max", "err_stage3_rel")
+ERRORS: Final = ("err_f64_max", "err_f64_rel", "err_stage3_max", "err_stage3_rel")
 
 
 class NoVerdict(Exception):

@@ -11,11 +11,12 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
 # options of prctl (Linux): PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER
 DIE_WITH_PARENT, DUMPABLE, SUBREAPER = 1, 4, 36
-MEMORY_SLACK = 1 << 29  # bytes: stacks of torch's threads, the interpreter's own growth
-ROUNDS = 1000  # of ending processes, against those that start new ones meanwhile
+MEMORY_SLACK: Final = 1 << 29  # bytes: stacks of torch's threads, the interpreter's own growth
+ROUNDS: Final = 1000  # of ending processes, against those that start new ones meanwhile
 
 
 def processes() -> dict[int, tuple[int, int]]:

@@ -9,11 +9,12 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
+from typing import Final
 
-LONGEST_SOCKET = 103  # bytes of a socket's name on any system
-NAME = 24  # of those, that multiprocessing adds to its folder
-SHORT = ("/tmp", "/var/tmp", "/dev/shm")  # where TMPDIR is too long
-TRIES = 20  # of removing a folder, in which something that has just been killed may still write
+LONGEST_SOCKET: Final = 103  # bytes of a socket's name on any system
+NAME: Final = 24  # of those, that multiprocessing adds to its folder
+SHORT: Final = ("/tmp", "/var/tmp", "/dev/shm")  # where TMPDIR is too long
+TRIES: Final = 20  # of removing a folder: what has just been killed may still write to it
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import Final
 
 from harness.isolation.judge import ERRORS, Judge, NoVerdict
 from harness.measures.samples import rounds_in, turns
@@ -29,12 +30,12 @@ from harness.runs.process import (
 )
 
 # fields of a record and of a message (harness/isolation/messages.py)
-TIMING = ("time_ms", "time_iqr_ms", "samples", "sm_clock_mhz", "rounds_ms", "launch_ms")
-CHECKED = ("first_call_ms", "peak_bytes", "memory_meter")
+TIMING: Final = ("time_ms", "time_iqr_ms", "samples", "sm_clock_mhz", "rounds_ms", "launch_ms")
+CHECKED: Final = ("first_call_ms", "peak_bytes", "memory_meter")
 
-ALONE_SECONDS = 0.2  # of sampling a stage alone
-TURN_SECONDS = 0.3  # of sampling each of several stages in turns, with no number of rounds given
-APART = "timed in a process of its own, in turns with the others' processes"
+ALONE_SECONDS: Final = 0.2  # of sampling a stage alone
+TURN_SECONDS: Final = 0.3  # of sampling each of several, where no rounds are given
+APART: Final = "timed in a process of its own, in turns with the others' processes"
 
 # called with each cell's record, or all of a comparison's, and with the output of the stages
 Report = Callable[[Record, str], None]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, product
 from pathlib import Path
+from typing import Final
 
 from harness.isolation.judge import JUDGE_LIMIT
 from harness.isolation.roster import StageInfo
@@ -22,8 +23,8 @@ CORE_RATE, GPU_RATE = 2e11, 1e14
 # FLOP/s that are fast for attention on one thread of a CPU (a stage has no more), and in Triton's
 # interpreter, where a stage is called once and not timed
 THREAD_RATE, INTERPRETED_RATE = 2e11, 2e9
-PATIENCE = 600.0  # seconds: a run that takes longer even at those rates is refused
-GPU_SIZES = (1024, 2048, 4096, 8192, 16384)
+PATIENCE: Final = 600.0  # seconds: a run that takes longer even at those rates is refused
+GPU_SIZES: Final = (1024, 2048, 4096, 8192, 16384)
 SMALL_N, SMALL_D = 64, 16  # the largest N, and the d, of the small part of the tour
 Takes = Callable[[StageInfo, Problem], bool]  # whether a stage is measured on a problem
 
