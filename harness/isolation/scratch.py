@@ -3,7 +3,6 @@
 import atexit
 import errno
 import functools
-import multiprocessing
 import os
 import shutil
 import tempfile
@@ -44,16 +43,6 @@ def remove(folder: str, pid: int) -> None:
         if not Path(folder).exists():
             return
         time.sleep(0.01)
-
-
-def place_sockets() -> None:
-    """Have multiprocessing put its socket where the name is short enough for one.
-
-    Raises OSError where there is no such folder.
-    """
-    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    if config.get("tempdir") is None:
-        config["tempdir"] = short_folder()
 
 
 def short_folder() -> str:

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import psutil
 import torch
+from harness.isolation.fork_server import OF_GRADIENTS
 from stage_files import Table
 
-from harness.isolation.child import OF_GRADIENTS
 from harness.records.jsonl import read
 
 ROOT = Path(__file__).parents[2]

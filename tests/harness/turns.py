@@ -16,12 +16,12 @@ def main():
 
     The other arguments: modules for the fork server, besides its own.
     """
-    from harness.isolation import child
+    from harness.isolation import fork_server
 
     connection = Connection(int(sys.argv[1]))
     os.set_inheritable(connection.fileno(), False)
     keep_the_server_in_step()
-    child.PRELOADED = (*child.PRELOADED, *sys.argv[2:])
+    fork_server.PRELOADED = (*fork_server.PRELOADED, *sys.argv[2:])
     describe_ours_once()
     sample = sampling()
     environment = dict(os.environ)

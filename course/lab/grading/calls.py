@@ -19,7 +19,8 @@ from typing import Any
 from course.lab.grading.endings import FORBIDDEN
 from harness.isolation.call import Call, WrongOutput, bind, blame, prepare_for, write_outputs
 from harness.isolation.changes import Given
-from harness.isolation.child import NO_MESSAGE, OF_GRADIENTS, START_LIMIT, ChildFailed, hear
+from harness.isolation.child import NO_MESSAGE, START_LIMIT, ChildFailed, hear
+from harness.isolation.fork_server import OF_GRADIENTS
 from harness.isolation.judge import Judge
 from harness.isolation.messages import Failed, Ready, tell
 from harness.isolation.scratch import scratch

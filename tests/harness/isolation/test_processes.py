@@ -8,7 +8,7 @@ import sys
 import pytest
 from ladder_command import PATIENCE, ROOT, RUN, by_name, environ, fakes, in_turn
 
-from harness.isolation import child
+from harness.isolation import fork_server
 from harness.isolation.child import Child, say
 
 
@@ -40,7 +40,8 @@ SERVER = """
 import importlib, json, multiprocessing.forkserver, os, sys, tempfile
 from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "2"  # an operation would start the other one
-from harness.isolation.child import OF_GRADIENTS, Child
+from harness.isolation.child import Child
+from harness.isolation.fork_server import OF_GRADIENTS
 from harness.isolation.roster import describe
 
 stage3 = next(Path("stages").glob("s03_*.py")).resolve()
@@ -81,7 +82,7 @@ def say_whether_garbage_is_looked_for(connection):
 
 def test_the_fork_server_imports_without_the_collector_and_each_child_has_it():
     """It is off there from the first import on, and none of it is looked through again."""
-    assert child.PRELOADED[0] == "harness.no_garbage"
+    assert fork_server.PRELOADED[0] == "harness.no_garbage"
     with Child(say_whether_garbage_is_looked_for) as each:
         said = each.receive(PATIENCE, "no answer")
     assert said["on"] and said["frozen"] > 100_000
