@@ -293,7 +293,7 @@ nb.rows(header, body, "TFLOP/s, float16, the masked part not counted", bench.sai
 #
 # For `empty` of slot 0, at which each consumer's 128 threads arrive once, when its product has read
 # tile 0. With three consumers it opens at arrival 416: the producer's 32 threads arrive there, too,
-# and wait ([hopper_rings.py](../stages/s09_gluon_hopper/pipeline.py)).
+# and wait ([pipeline.py](../stages/s09_gluon_hopper/pipeline.py)).
 #
 # </details>
 #

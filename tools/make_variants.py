@@ -52,14 +52,13 @@ VARIANTS = read()
 def variant(name: str) -> dict[str, str]:
     """File name -> text of a variant; ValueError where the stage lacks a text that it replaces."""
     number = stage_of(name)
-    made, shipped = VARIANTS[number][name], "".join(texts_of(number).values())
-    fields = [
-        re.search(rf"^    {field}=(.*),$", shipped, re.MULTILINE) for field in ("name", "title")
-    ]
-    own = [(found[0], found[0].replace(found[1], f'"{x}"'))
-           for found, x in zip(fields, (name, made["title"]), strict=True) if found]  # fmt: skip
-    number_line = f"    number={number},", f"    number={made['number']},"
-    return changed(number, [number_line, *own, *made["changes"]], name)
+    made = VARIANTS[number][name]
+    first = next(iter(texts_of(number).values()))  # another file may declare a version of the stage
+    declared = re.search(r"^    number=.*,\n    name=.*,\n    title=.*,$", first, re.MULTILINE)
+    if declared is None:
+        raise ValueError(f"stage {number}: expected its number, name and title, each on a line")
+    own = f'    number={made["number"]},\n    name="{name}",\n    title="{made["title"]}",'
+    return changed(number, [(declared[0], own), *made["changes"]], name)
 
 
 def stage_of(name: str) -> int:

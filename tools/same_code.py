@@ -4,9 +4,10 @@
     python tools/same_code.py ../before
 
 Needs Triton, but no GPU. For each kernel of stages 4 to 9 and each configuration below, a line says
-whether the instructions (the cubins' .text sections) and the shared memory are bit for bit the same:
-if so, an edit between the two changed neither the speed nor the results. Names of files, kernels and
-variables don't count. The exit code is 1 where something differs or is in one of the two only.
+whether the instructions (the cubins' .text sections) and the shared memory are the same, bit for
+bit: if so, an edit between the two changed neither the speed nor the results. Names of files,
+kernels and variables don't count. The exit code is 1 where something differs or is in one of the
+two only.
 """
 
 import argparse
@@ -16,12 +17,13 @@ import os
 import struct
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-# where a stage's kernels may be, and what their configurations may be called: a checkout's own first
+# where the kernels of stage 9 may be: now, and in checkouts before it was a folder
 PLACES = {
     "forward": ("s09_gluon_hopper.launch", "s09_gluon_hopper"),
     "backward": ("s09_gluon_hopper.launch", "hopper_gradients"),
@@ -69,8 +71,18 @@ def digests() -> None:
     import cubins
     import triton
 
-    compiled, compile_ = [], triton.compile
-    triton.compile = lambda *args, **more: compiled.append(compile_(*args, **more)) or compiled[-1]
+    import stages
+
+    if Path(str(stages.__file__)).parent.parent != Path.cwd():
+        raise SystemExit(f"same_code: got {stages.__file__}, expected it in {Path.cwd()}")
+    compiled: list[Any] = []
+    compile_ = triton.compile
+
+    def noted(*args: Any, **options: Any) -> Any:
+        compiled.append(compile_(*args, **options))
+        return compiled[-1]
+
+    triton.compile = noted
 
     def gluon(which: str, d: int, dtype: str, config: str, flags: str) -> None:
         for place in PLACES[which]:
@@ -85,29 +97,27 @@ def digests() -> None:
         raise SystemExit(f"same_code: no configuration {config or 'CONFIGS'} of stage 9's {which}")
 
     for which, given in jobs():
-        if which in PLACES:
-            kernels = {"gluon": lambda which=which, given=given: gluon(which, *given)}
-        else:
-            kernels = {
-                name: lambda name=name, which=which, given=given: cubins.compile_for(
-                    which, name, *given
-                )
-                for name in cubins.kernels(which)
-                if name != "delta_kernel"  # no tiles to speak of, and no configuration
-            }
-        for name, make in kernels.items():
-            make()
+        # delta_kernel has no configuration
+        names = [""] if which in PLACES else [*{*cubins.kernels(which)} - {"delta_kernel"}]
+        for name in sorted(names):
+            if which in PLACES:
+                gluon(which, *given)
+            else:
+                cubins.compile_for(which, name, *given)
             one = compiled.pop()
             code = hashlib.sha256(text_of(one.asm["cubin"])).hexdigest()[:16]
-            what = f"{which} {'' if name == 'gluon' else name} {' '.join(map(str, given))}"
+            what = f"{which} {name} {' '.join(map(str, given))}"
             print(json.dumps([" ".join(what.split()), f"{code} {one.metadata.shared}"]), flush=True)
 
 
 def compiled_by(checkout: Path) -> dict[str, str]:
     """What `digests` prints for a checkout, by a process of its own."""
-    paths = os.pathsep.join(map(str, (checkout, checkout / "tools")))
+    # -S: where a checkout is installed in place, its `stages` would come before this one's
+    paths = os.pathsep.join(
+        map(str, (checkout, checkout / "tools", sysconfig.get_paths()["purelib"]))
+    )
     done = subprocess.run(
-        [sys.executable, "-P", str(Path(__file__).resolve()), "--digests"],
+        [sys.executable, "-S", "-P", str(Path(__file__).resolve()), "--digests"],
         stdout=subprocess.PIPE, text=True, check=False, cwd=checkout,
         env=os.environ | {"PYTHONPATH": paths},
     )  # fmt: skip

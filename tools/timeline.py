@@ -33,10 +33,10 @@ BEFORE = "in_turn"
 # parts of the loop over KV tiles: from the start of the first product to the end of the wait for
 # the last one, with the waits for K and V; and the online softmax
 PRODUCTS, SOFTMAX = PARTS = "products", "softmax"
-LOOP = "\ndef walk(\n"  # the function that has it
+LOOP = "\ndef mainloop(\n"  # the function that has it
 # lines of the loop
-PRODUCT = r" = (scores|warpgroup_mma|warpgroup_mma_wait)\("
-SCORES, P_V, STEP = r" = scores\(", r"acc = warpgroup_mma_wait\(", r" = exponentiate\("
+PRODUCT = r" = (start_scores|warpgroup_mma|warpgroup_mma_wait)\("
+SCORES, P_V, STEP = r" = start_scores\(", r"acc = warpgroup_mma_wait\(", r" = online_softmax\("
 CYCLES_PER_US = "Frequency (MHz)"  # Proton's name for it
 LIMIT = 120.0  # seconds for one kernel: a wrong barrier waits for ever
 SHOWN = 5  # KV tiles in a record

@@ -570,6 +570,18 @@ def jit(function=None, **options):
     return Kernel(function) if function.__name__.endswith("_kernel") else function
 
 
+def aggregate(cls):
+    """As stages/common/gluon.py's: a class whose instances are made of the fields in order."""
+
+    def __init__(self, *values):
+        for name, value in zip(cls.__annotations__, values, strict=True):
+            setattr(self, name, value)
+
+    if "__init__" not in vars(cls):
+        cls.__init__ = __init__
+    return cls
+
+
 def gluon_names():
     """This machine in the place of stages/common/gluon.py."""
     fake = ModuleType(real.__name__)
@@ -579,7 +591,7 @@ def gluon_names():
     )  # fmt: skip
     vars(fake).update({each.__name__: each for each in named})
     vars(fake).update(
-        gl=gl, aggregate=lambda made: made,
+        gl=gl, aggregate=aggregate,
         gluon=SimpleNamespace(jit=jit, constexpr_function=lambda function: function),
         reinterpret=lambda tile, dtype, shape, layout: tile.reshape(shape),
         driver=SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda index: 0)),

@@ -27,6 +27,8 @@ from harness.records.code import (
 )
 from harness.records.values import Count, check, rules
 
+OURS = STAGES, PEERS  # folders
+
 LEAST_LOAD = 10.0  # seconds, also where a cell's budget is smaller: importing Triton takes some
 
 YOURS = "yours"  # the name of a user's stage whose file declares a built-in one's number and name
@@ -106,7 +108,7 @@ class StageInfo(Stage):
     @property
     def ours(self) -> bool:
         """Whether its file is one of the ladder's stages or peers."""
-        return {STAGES, PEERS} & {*self.path.resolve().parents} != set()
+        return any(folder in self.path.resolve().parents for folder in OURS)
 
     def to_json(self) -> dict[str, Any]:
         """The stage's entry in an env line, which is all that tables and plots need. No path."""

@@ -13,7 +13,7 @@ no Gluon, or one without some of them, the names stand for nothing, so that file
 (stages/common/machine.py says why then).
 """
 
-from typing import Any
+from typing import Any, dataclass_transform
 
 from stages.common.no_triton import NoTriton
 
@@ -44,6 +44,7 @@ try:
     reinterpret = first_of(gl.shared_memory_descriptor, "reinterpret", "_reinterpret")
     make_aggregate = first_of(triton.language.core, "aggregate", "_aggregate")
 
+    @dataclass_transform()
     def aggregate(cls: type) -> Any:
         """Gluon's aggregate of the fields that `cls` declares, made of them in that order."""
         # a constexpr, since a kernel's cache looks at those that a function uses
@@ -52,7 +53,8 @@ try:
         )
 
         def __init__(self: Any, *values: Any) -> None:
-            for (name, constant), value in zip(fields.value, values, strict=True):
+            for field, value in zip(fields.value, values, strict=True):
+                name, constant = field
                 setattr(self, name, gl.constexpr(value) if constant else value)
 
         if "__init__" not in vars(cls):
@@ -86,6 +88,7 @@ except (ImportError, AttributeError) as error:
         def __call__(self, fn: Any) -> Any:  # as the decorator `aggregate`
             return fn
 
-    gluon = gl = mbarrier = TensorDescriptor = aggregate = driver = NoGluon()
+    gluon = gl = mbarrier = TensorDescriptor = driver = NoGluon()
+    aggregate = gluon  # type: ignore[assignment]
     barrier = async_load = async_store = store_wait = fence_async_shared = gl
     warpgroup_mma = warpgroup_mma_wait = reduce_add = reinterpret = gl

@@ -18,6 +18,7 @@
 
 The rest of the stage, in this order:
 
+    first.py       the smallest kernel that is right, by itself: begin here
     pipeline.py    how roles hand tiles to each other: acquire, load, wait, release
     schedule.py    sizes and masks; which work tile a CTA takes next
     forward.py     the forward kernel: producer, mask, online softmax, mainloop, epilogue

@@ -184,7 +184,7 @@ def mainloop(
 ):  # fmt: skip
     """Add what the query tiles `first` to `end` of a head give; q_count counts all heads' tiles."""
     _, _, queries, _, _, ds_smem, ds_full, sums, sums_desc, scheduler, sizes = common
-    _, _, qk_scale, _, DQ = sizes
+    _, _, qk_scale, _ = sizes
     problem = scheduler.problem
     BLOCK_M: gl.constexpr = problem.BLOCK_M
     BLOCK_D: gl.constexpr = k_all.shape[1]
@@ -211,7 +211,7 @@ def mainloop(
         dv = warpgroup_mma(gl.convert_layout(p.to(dtype), A), do, dv, is_async=True)
         dp = warpgroup_mma_wait(1, deps=[dp])
         ds = (p * (dp + queries.row(q_count, 1, S)[None, :])).to(dtype)  # (64, BLOCK_M)
-        if DQ:
+        if problem.DQ:
             ds_all = ds_smem.index(q_count % 2)  # (128, BLOCK_M)
             ds_all.slice(64 * c, 64, 0).store(ds)
             fence_async_shared()
@@ -228,7 +228,8 @@ def mainloop(
             else:  # or of its rows
                 ds_rows, k_columns = ds_all.slice(64 * c, 64, 1).permute([1, 0]), k_all
             tile = head * gl.cdiv(problem.Nq, BLOCK_M) + i
-            dq = warpgroup_mma(ds_rows, k_columns, dq_zero, use_acc=False, is_async=True)  # (64,64)
+            # (64, 64)
+            dq = warpgroup_mma(ds_rows, k_columns, dq_zero, use_acc=False, is_async=True)
             dk = warpgroup_mma(gl.convert_layout(ds, A), q, dk, is_async=True)
             dv, dq = warpgroup_mma_wait(1, deps=[dv, dq])
             reduce_add_dq(dq, sums.index(c), sums_desc, tile, c)
@@ -243,7 +244,7 @@ def mainloop(
 
 @gluon.constexpr_function
 def rows_in_turn(BLOCK_D):
-    """A layout of (64, BLOCK_D) 16-bit numbers: a thread has 16 bytes of a row, a warp whole rows."""
+    """A layout of (64, BLOCK_D) 16-bit numbers: 16 bytes of a row a thread, whole rows a warp."""
     return gl.BlockedLayout([1, 8], [32 // (BLOCK_D // 8), BLOCK_D // 8], [4, 1], [1, 0])
 
 
@@ -270,7 +271,7 @@ def store_gradient(ptr, x, row, start_n, Nk_valid, Nk, d):
 def consumer(common, c: gl.constexpr):
     """Warpgroup c: 64 keys of each work tile, from the scores to dK and dV, and its half of dQ."""
     dk_ptr, dv_ptr, _, k_pipe, v_pipe, _, _, _, _, scheduler, sizes = common
-    d, Hk, _, scale, DQ = sizes
+    d, Hk, _, scale = sizes
     problem = scheduler.problem
     BLOCK_D: gl.constexpr = k_pipe.tiles.shape[4]
     A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
@@ -280,10 +281,8 @@ def consumer(common, c: gl.constexpr):
     while more > 0:
         first, full, end = problem.query_tiles(start_n, Nk_valid)
         own = start_n + 64 * c  # its first key
-        k_all, v_all = (
-            k_pipe.consumer_wait(kv_count),
-            v_pipe.consumer_wait(kv_count),
-        )  # (128, BLOCK_D)
+        # each (128, BLOCK_D)
+        k_all, v_all = k_pipe.consumer_wait(kv_count), v_pipe.consumer_wait(kv_count)
         if problem.EDGE:
             if start_n + problem.BLOCK_N > Nk_valid:
                 clear_hidden_keys(k_all.slice(64 * c, 64, 0), own, Nk_valid)
@@ -309,7 +308,7 @@ def consumer(common, c: gl.constexpr):
         store_gradient(dv_ptr, dv, row, own, Nk_valid, problem.Nk, d)
         kv_count += 1
         b, h_k, start_n, Nk_valid, more = scheduler.next_work_tile(kv_count)
-    if DQ:
+    if problem.DQ:
         store_wait(0)
 
 
@@ -334,7 +333,7 @@ def backward_kernel(
     BLOCK_N: gl.constexpr = k_desc.block_shape[2]
     problem = Problem(
         seqlens_ptr if HAS_SEQLENS else counter_ptr, H, H // Hk, Nq, Nk,
-        CAUSAL, HAS_SEQLENS, EDGE, BLOCK_M, BLOCK_N,
+        CAUSAL, HAS_SEQLENS, EDGE, 0, False, DQ, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     queries = make_query_pipeline(q_desc, rows_desc, STAGES)
     k_pipe = make_pipeline(k_desc, 1, 2, K_EMPTY)
@@ -348,7 +347,7 @@ def backward_kernel(
     barrier()
     common = (
         dk_ptr, dv_ptr, queries, k_pipe, v_pipe, ds_smem, ds_full, sums, sums_desc, scheduler,
-        (d, Hk, qk_scale, scale, DQ),
+        (d, Hk, qk_scale, scale),
     )  # fmt: skip
     load = (
         q_desc, do_desc, rows_desc, k_desc, v_desc, counter_ptr, queries, k_pipe, v_pipe, scheduler,

@@ -32,8 +32,8 @@ What it bought: loads run during everything else, and each consumer's products d
 softmax (FlashAttention-3, Shah et al. 2024, section 3.1).
 Still hurts: within a consumer, products and softmax take turns; a row's sum crosses threads at each
 tile; every CTA begins by waiting for its first loads, and nothing runs while it ends. Those are
-mended in s09_gluon_hopper.py; slots released without a barrier of all four warps:
-hopper_rings.py; masks, lengths, grouped heads: hopper_problem.py; gradients: hopper_backward.py.
+mended in forward.py; slots released without a barrier of all four warps: pipeline.py; masks,
+lengths, grouped heads: schedule.py; gradients: backward.py.
 """
 
 import math

@@ -217,10 +217,10 @@ def mainloop(
 @gluon.jit
 def epilogue(acc, m_i, l_i, visible, rows, b, h, first_row, q_pipe, q_count, common):
     """Divide acc (64, BLOCK_D) by the row sums, and have it copied out; store lse (64,)."""
-    o_desc, lse_ptr, _, _, scheduler, _, MASKED, LSE = common
+    o_desc, lse_ptr, _, _, scheduler, _ = common
     problem = scheduler.problem
     l_i = nan_where_large(whole_row_sums(l_i, visible.type.layout), m_i)
-    if MASKED > 0:
+    if problem.MASKED > 0:
         l_i = gl.where(visible > 0, l_i, 1.0)  # a row that sees no key: o = 0 / 1
     # the output takes the place of q, which is used up
     q_pipe.consumer_wait(q_count).store(rescale(acc, 1.0 / l_i).to(o_desc.dtype))
@@ -228,7 +228,7 @@ def epilogue(acc, m_i, l_i, visible, rows, b, h, first_row, q_pipe, q_count, com
     barrier()
     # the copy engine drops rows past Nq
     async_store(o_desc, [b, h, first_row, 0], q_pipe.tiles.index(q_count % 2))
-    if LSE:
+    if problem.LSE:
         lse = gl.where(visible > 0, m_i + gl.log2(l_i), float("-inf"))  # in base 2, as m_i is
         head = (b * problem.H + h).to(gl.int64)
         gl.store(lse_ptr + head * problem.Nq + rows, lse, mask=rows < problem.Nq)
@@ -237,8 +237,9 @@ def epilogue(acc, m_i, l_i, visible, rows, b, h, first_row, q_pipe, q_count, com
 @gluon.jit
 def consumer(common, q_pipe, c: gl.constexpr):
     """Warpgroup c: 64 query rows of each work tile, from the scores to the output."""
-    o_desc, _, k_pipe, v_pipe, scheduler, qk_scale, MASKED, _ = common
+    o_desc, _lse_ptr, k_pipe, v_pipe, scheduler, qk_scale = common
     problem = scheduler.problem
+    MASKED: gl.constexpr = problem.MASKED
     BLOCK_N: gl.constexpr = problem.BLOCK_N
     BLOCK_D: gl.constexpr = o_desc.block_shape[3]
     SLACK: gl.constexpr = slack(BLOCK_D)
@@ -318,7 +319,7 @@ def attention_kernel(
     problem = Problem(
         seqlens_ptr if HAS_SEQLENS else counter_ptr, H, group, Nq, Nk, CAUSAL, HAS_SEQLENS,
         # under a causal mask alone, the copy engine loads what is beyond the last key as zeros
-        MASKED > 0 and (HAS_SEQLENS or not CAUSAL), 64 * CONSUMERS, BLOCK_N,
+        MASKED > 0 and (HAS_SEQLENS or not CAUSAL), MASKED, LSE, False, 64 * CONSUMERS, BLOCK_N,
     )  # fmt: skip
     # at d = 128 no other slot fits, and the third one helps V more than it would help K
     k_pipe = make_pipeline(k_desc, 2, CONSUMERS, K_EMPTY)
@@ -333,7 +334,7 @@ def attention_kernel(
         q2 = make_pipeline(q_desc, 2, 1, Q_EMPTY + 4)
     fence_async_shared()  # the copy engine arrives at these barriers
     barrier()
-    common = (o_desc, lse_ptr, k_pipe, v_pipe, scheduler, qk_scale, MASKED, LSE)
+    common = (o_desc, lse_ptr, k_pipe, v_pipe, scheduler, qk_scale)
     load = (q_desc, k_desc, v_desc, counter_ptr, (q0, q1, q2), k_pipe, v_pipe, scheduler)
     first, second, third = (common, q0, 0), (common, q1, 1), (common, q2, 2)
     # the first role has the kernel's own four warps; then warps and registers of the others

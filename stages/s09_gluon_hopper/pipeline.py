@@ -42,9 +42,8 @@ class EmptyBarriers:
     @gluon.jit
     def wait(self, count):
         """Producer: wait until the slot has been released; in the first round it is empty."""
-        named_barrier(
-            "bar.sync", count % self.slots + self.first, self.threads, count >= self.slots
-        )
+        number = count % self.slots + self.first
+        named_barrier("bar.sync", number, self.threads, count >= self.slots)
 
     @gluon.jit
     def arrive(self, count, pred=True):

@@ -23,6 +23,9 @@ class Problem:
     CAUSAL: gl.constexpr
     HAS_SEQLENS: gl.constexpr
     EDGE: gl.constexpr  # whether a KV tile may reach past the last valid key
+    MASKED: gl.constexpr  # forward: how many KV tiles of a consumer may need a mask, 0, 1 or 2
+    LSE: gl.constexpr  # forward: whether lse is wanted
+    DQ: gl.constexpr  # backward: whether dQ is wanted
     BLOCK_M: gl.constexpr
     BLOCK_N: gl.constexpr
 

@@ -9,7 +9,7 @@ from test_on_a_gpu import problem
 
 import stages
 from harness.measures.memory import measure_peak
-from stages.s09_gluon_hopper import gradients as hopper_gradients
+from stages.s09_gluon_hopper import launch as hopper_launch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("on_hopper")]
 
@@ -48,7 +48,7 @@ def test_launches_agree(d, causal, monkeypatch):
     empty, first = torch.empty, None
     for launch in range(200):
         monkeypatch.setattr(torch, "empty", lambda *size, **to: empty(*size, **to).fill_(math.nan))
-        got = hopper_gradients.backward(q, k, v, o, lse, do, causal, None)
+        got = hopper_launch.backward(q, k, v, o, lse, do, causal, None)
         monkeypatch.setattr(torch, "empty", empty)
         first = first or got
         # keys are summed by one CTA each: the same bits; dq by several, in any order
@@ -187,7 +187,7 @@ def test_dq_is_the_same_where_torch_asks_for_that(d):
     torch.use_deterministic_algorithms(True)
     try:
         first, *others = (
-            hopper_gradients.backward(q, k, v, o, lse, do, True, None) for _ in range(20)
+            hopper_launch.backward(q, k, v, o, lse, do, True, None) for _ in range(20)
         )
     finally:
         torch.use_deterministic_algorithms(False)

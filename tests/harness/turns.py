@@ -94,7 +94,7 @@ def describe_ours_once():
     describe, known = roster.describe_files, {}
 
     def described(paths, *limits):
-        if not {path.parent for path in paths} <= {roster.STAGES, roster.PEERS}:
+        if not all({*path.parents} & {*roster.OURS} for path in paths):
             return describe(paths, *limits)
         seen = (*paths, os.environ.get("CUDA_VISIBLE_DEVICES"))
         if seen not in known:

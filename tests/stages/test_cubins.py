@@ -19,7 +19,7 @@ from cubins import SHARED_LIMIT, kernels
 from stage_checks import FAKES, stage_id
 
 import stages
-from stages.s09_gluon_hopper.gradients import CONFIGS
+from stages.s09_gluon_hopper.launch import BACKWARD
 
 TRITON = [stage for stage in FAKES if "triton" in stage.STAGE.needs]
 STAGES = [stage_id(stage) for stage in TRITON if "gluon" not in stage.STAGE.needs]
@@ -171,10 +171,10 @@ def test_products_on_hopper_run_by_themselves(info, d, name, flags, compiler):
         assert 0 < report["shared"] <= SHARED_LIMIT[90], job
         # ptxas 12.8 computed a descriptor for the first of two loops only, which may have no turn
         assert report["unset"] == [], job
-        # the compiler's own, constants in its code; those of the rings are 5 and more, in registers
+        # the compiler's own, constants in its code; pipelines have 5 and more, in registers
         assert report["barriers"], job
         assert max(report["barriers"]) < 5, job
-        config = getattr(stages.by_number(9), name)
+        config = getattr(stages.by_number(9).launch, name)
         loops, consumers = report["loops"], config.CONSUMERS
         assert len(loops) >= consumers, job
         for loop in loops:
@@ -198,7 +198,7 @@ def test_products_of_the_backward_pass_on_hopper_run_by_themselves(d, compiler):
     kinds = ["plain", "keys", "causal", "lengths", "masked"]
     dtypes = {flags: "float16" if flags == "keys" else "bfloat16" for flags in kinds}
     asked = [
-        ("s09_gluon_hopper.gradients", "gluon", d, dtype, "CONFIGS", flags)
+        ("s09_gluon_hopper.launch", "gluon", d, dtype, "BACKWARD", flags)
         for flags, dtype in dtypes.items()
     ]
     for job, report in zip(asked, compiler.answers(*asked), strict=True):
@@ -214,7 +214,7 @@ def test_products_of_the_backward_pass_on_hopper_run_by_themselves(d, compiler):
         for loop in loops:
             assert loop["WARPGROUP.ARRIVE"] == products, (job, loops)
             assert loop["HGMMA"] == steps, (job, loops)
-        config = CONFIGS[d]
+        config = BACKWARD[d]
         assert {config["CONSUMER_REGS"], config["PRODUCER_REGS"]} <= set(report["budgets"]), job
         if d == 128 and not OTHER_TRITON:  # each consumer's loop without masks
             assert sum(loop["spills"] <= 1 for loop in loops) >= 2, (job, loops)

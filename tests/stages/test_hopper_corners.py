@@ -28,9 +28,7 @@ def test_the_last_section_may_have_fewer_heads():
     h, n, d = 3, 200, 64
     tensors, options, want, bounds = truth_at(h, n, n, d)
     with emulated(9) as stage:
-        gradients = stage.hopper_gradients
-        stage.L2_BYTES = 2 * 4 * n * d
-        gradients.CONFIGS[d] = gradients.CONFIGS[d] | {"L2_BYTES": 2 * 8 * n * d}
+        stage.launch.L2_BYTES = 2 * 4 * n * d  # of each pass
         check(answers(stage, tensors, options, 0), want, bounds)
 
 
@@ -53,7 +51,7 @@ def test_a_max_that_rises_late_overflows_nothing(rise):
     k = torch.zeros_like(v)
     k[..., 5, :] = rise * math.log(2) / math.sqrt(64)
     with emulated(9) as stage:
-        o = stage.forward(q, k, v, False, None, config=stage.THREE_CONSUMERS)
+        o = stage.launch.forward(q, k, v, False, None, config=stage.launch.THREE_CONSUMERS)
     assert_close(o, torch.ones_like(o, dtype=torch.float64), rounding(q, k, v), "o")
 
 
@@ -73,7 +71,10 @@ def test_scores_of_any_size(config):
     for x in test_magnitudes.SIZES["float16"]:
         with emulated(9) as stage:
             attend = partial(
-                stage.forward, causal=False, seqlens_k=None, config=getattr(stage, config)
+                stage.launch.forward,
+                causal=False,
+                seqlens_k=None,
+                config=getattr(stage.launch, config),
             )
             shown = SimpleNamespace(attend=attend, STAGE=stage.STAGE)
             test_magnitudes.check_size(shown, *test_magnitudes.of_one_size(x, torch.float16, "cpu"))

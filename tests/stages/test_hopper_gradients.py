@@ -16,7 +16,6 @@ import stages
 from stages import s07_triton_training as s07
 from stages.common.machine import has_module
 from stages.s06_triton_flash2 import forward as s06_forward
-from stages.s09_gluon_hopper import gradients as hopper_gradients
 from stages.s09_gluon_hopper import launch as hopper_launch
 
 STAGE = stages.by_number(9)
@@ -49,7 +48,7 @@ def registers(tile):
 
 
 @pytest.mark.parametrize(("d", "BLOCK_D", "BLOCK_M"), SIZES)
-def test_rows_are_prepared_and_sums_start_at_zero(d, BLOCK_D, BLOCK_M):
+def test_rows_are_preprocessed_and_sums_start_at_zero(d, BLOCK_D, BLOCK_M):
     B, H, Nq = 2, 2, BLOCK_M + 22
     padded = 2 * BLOCK_M
     o, _, _, do = (x.transpose(1, 2) for x in normal((B, Nq, H, 1, d), 0, torch.float16))
@@ -57,7 +56,7 @@ def test_rows_are_prepared_and_sums_start_at_zero(d, BLOCK_D, BLOCK_M):
     lse[1] = float("-inf")  # rows that see no key
     rows = torch.full((B, H, 2, padded), float("nan"))
     sums = torch.full((B, H, padded, BLOCK_D), float("nan"))
-    hopper_gradients.prepare_kernel[(2, H, B)](
+    hopper_launch.preprocess_kernel[(2, H, B)](
         o, do, lse, rows, sums, *o.stride(), *do.stride(), *lse.stride(), Nq, padded, d,
         ZERO=True, BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D,
     )  # fmt: skip
@@ -79,7 +78,7 @@ def test_sums_come_back_in_order(d, BLOCK_D, BLOCK_M):
     rows = torch.zeros((1, H, 2, padded))
     rows[0, 1, 0] = float("inf")  # a head whose rows see no key
     dq = torch.full((1, Nq, H, d), float("nan")).transpose(1, 2)
-    hopper_gradients.finish_kernel[(2, H, 1)](
+    hopper_launch.postprocess_kernel[(2, H, 1)](
         sums, rows, dq, *dq.stride(), Nq, padded, d, 0.5, BLOCK_M=BLOCK_M,
         BLOCK_D=BLOCK_D,
     )  # fmt: skip
@@ -95,7 +94,7 @@ def test_sums_come_back_in_order(d, BLOCK_D, BLOCK_M):
 def test_what_this_kernel_is_not_for_goes_to_stage_7(d, dtype, wanted):
     q, k, v, do = normal((1, 2, 5, 7, d), 0, dtype)
     o, lse = normal((1, 2, 5, 7, d), 1, dtype)[0], normal((1, 2, 10, 7, 1), 2)[0][:, :, ::2, 0]
-    got = hopper_gradients.backward(q, k, v, o, lse, do, True, None, wanted)
+    got = hopper_launch.backward(q, k, v, o, lse, do, True, None, wanted)
     want = s07.backward(q, k, v, o, lse.contiguous(), do, True, None, wanted)
     for x, y in zip(got, want, strict=True):
         assert (x is None and y is None) or torch.equal(x, y)
@@ -108,13 +107,14 @@ def test_rows_that_see_no_key_are_left_out(monkeypatch):
     do[:, :, :2] = float("nan")
     lse = torch.zeros((1, 2, 7))
 
-    def launch(q, k, v, o, lse, do, causal, seqlens_k, config):
+    def launch(tensors, causal, seqlens_k, DQ):
+        q, k, v, o, lse, do = tensors
         assert not do.isnan().any()
         assert [x.shape[2] for x in (q, o, do, lse)] == [5] * 4
         return q, k, v
 
-    monkeypatch.setattr(hopper_gradients, "launch", launch)
-    dq, dk, dv = hopper_gradients.backward(q, k, v, o, lse, do, True, None, (True, False, True))
+    monkeypatch.setattr(hopper_launch, "launch_backward", launch)
+    dq, dk, dv = hopper_launch.backward(q, k, v, o, lse, do, True, None, (True, False, True))
     assert (dq[:, :, :2] == 0).all()
     assert torch.equal(dq[:, :, 2:], q[:, :, 2:])
     assert dk is None
@@ -126,15 +126,15 @@ class Launched:
 
     def __init__(self, monkeypatch):
         self.counter = torch.zeros(1, dtype=torch.int32)
-        monkeypatch.setattr(hopper_gradients, "multiprocessors", lambda device: 3)
-        monkeypatch.setattr(hopper_gradients, "counter_of", lambda device: self.counter)
+        monkeypatch.setattr(hopper_launch, "multiprocessors", lambda device: 3)
+        monkeypatch.setattr(hopper_launch, "counter_of", lambda device: self.counter)
         self.calls, self.names = {}, {}
-        for name in ("prepare_kernel", "backward_kernel", "finish_kernel"):
-            self.names[name] = set(getattr(hopper_gradients, name).arg_names)
-            monkeypatch.setattr(hopper_gradients, name, self.kernel(name))
+        for name in ("preprocess_kernel", "backward_kernel", "postprocess_kernel"):
+            self.names[name] = set(getattr(hopper_launch, name).arg_names)
+            monkeypatch.setattr(hopper_launch, name, self.kernel(name))
 
     def kernel(self, name):
-        names = getattr(hopper_gradients, name).arg_names
+        names = getattr(hopper_launch, name).arg_names
 
         class Kernel:
             def __getitem__(_, grid):
@@ -156,8 +156,7 @@ def test_what_is_launched_are_the_kernels_arguments(d, causal, lengths, DQ, monk
     lse = torch.zeros((2, 4, 300))
     seqlens_k = None if lengths is None else torch.tensor(lengths, dtype=torch.int32)
     launched = Launched(monkeypatch)
-    config = hopper_gradients.CONFIGS[64 if d == 40 else 128] | {"DQ": DQ}
-    dq, dk, dv = hopper_gradients.launch(q, k, v, v, lse, do, causal, seqlens_k, config)
+    dq, dk, dv = hopper_launch.launch_backward((q, k, v, v, lse, do), causal, seqlens_k, DQ)
     prepare, *rest = launched.calls.values()
     assert [*launched.calls] == [*launched.names][: 3 if DQ else 2]  # in this order
     for name, got in launched.calls.items():
@@ -165,7 +164,7 @@ def test_what_is_launched_are_the_kernels_arguments(d, causal, lengths, DQ, monk
     walk = rest[0]
     rows, columns = (128, 64) if d == 40 else (64, 128)
     assert walk["grid"] == (3,)
-    sizes = {"H": 4, "Hk": 2, "Nq": 300, "Nk": 200, "d": d, "heads": 4, "units": 8}
+    sizes = {"H": 4, "Hk": 2, "Nq": 300, "Nk": 200, "d": d, "heads": 4, "tiles": 8}
     assert {name: walk[name] for name in sizes} == sizes
     assert walk["dk_ptr"] is dk
     assert walk["dv_ptr"] is dv
@@ -206,8 +205,7 @@ def test_only_tiles_with_keys_that_do_not_count_are_edges(nk, lengths, edge, mon
     q, k, v, do = normal((2, 2, 64, nk, 64), 0, torch.float16)
     seqlens_k = None if lengths is None else torch.tensor(lengths, dtype=torch.int32)
     launched = Launched(monkeypatch)
-    config = hopper_gradients.CONFIGS[64]
-    hopper_gradients.launch(q, k, v, q, torch.zeros((2, 2, 64)), do, False, seqlens_k, config)
+    hopper_launch.launch_backward((q, k, v, q, torch.zeros((2, 2, 64)), do), False, seqlens_k, True)
     assert launched.calls["backward_kernel"]["EDGE"] is edge
 
 
@@ -217,8 +215,8 @@ def test_heads_computed_together_fit_the_cache(heads, monkeypatch):
     k, v = k[:, :4], v[:, :4]
     launched = Launched(monkeypatch)
     size = 2 * 70 * 64 * (2 + 2 + 4)  # of a key head's queries, dO and sums of dQ
-    config = hopper_gradients.CONFIGS[64] | {"L2_BYTES": heads * size}
-    hopper_gradients.launch(q, k, v, q, torch.zeros((2, 8, 70)), do, False, None, config)
+    monkeypatch.setattr(hopper_launch, "L2_BYTES", heads * size)
+    hopper_launch.launch_backward((q, k, v, q, torch.zeros((2, 8, 70)), do), False, None, True)
     assert launched.calls["backward_kernel"]["section"] == min(heads, 2 * 4)
 
 
@@ -238,8 +236,7 @@ def test_copies_live_until_every_kernel_is_launched(monkeypatch):
     monkeypatch.setattr(
         launched, "note", lambda name, given: alive.append([copy() for copy in copies])
     )
-    config = hopper_gradients.CONFIGS[64]
-    hopper_gradients.launch(q, k, v, q, torch.zeros((1, 2, 70)), do, False, None, config)
+    hopper_launch.launch_backward((q, k, v, q, torch.zeros((1, 2, 70)), do), False, None, True)
     assert len(copies) == 4
     assert len(alive) == 3
     assert not any(copy is None for kept in alive for copy in kept)
@@ -252,12 +249,12 @@ def test_dq_is_stage_7s_where_its_bits_must_not_differ(wanted, monkeypatch):
     asked = []
 
     def launch(*args):
-        asked.append(args[-1]["DQ"])
+        asked.append(args[-1])
         return None, k, v
 
-    monkeypatch.setattr(hopper_gradients, "launch", launch)
+    monkeypatch.setattr(hopper_launch, "launch_backward", launch)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
-    dq, dk, dv = hopper_gradients.backward(q, k, v, q, lse, do, False, None, wanted)
+    dq, dk, dv = hopper_launch.backward(q, k, v, q, lse, do, False, None, wanted)
     assert asked == [False]  # not added up by whoever comes first
     assert dk is k
     assert dv is v
@@ -268,7 +265,7 @@ def test_dq_is_stage_7s_where_its_bits_must_not_differ(wanted, monkeypatch):
 def test_a_second_derivative_is_refused_in_this_stage_s_name(monkeypatch):
     """With stage 7's kernels, which run here: what is refused is the same."""
     q, k, v, do = normal((1, 2, 5, 7, 8), 0)
-    monkeypatch.setattr(STAGE, "forward", s06_forward)
+    monkeypatch.setattr(STAGE.launch, "forward", s06_forward)
     o = STAGE.Attention.apply(STAGE.PASSES, q.requires_grad_(), k, v, False, None)
     [dq] = torch.autograd.grad(o, q, do, create_graph=True)
     want = s07.attend(q, k, v)

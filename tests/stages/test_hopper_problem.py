@@ -31,23 +31,22 @@ class Lengths(list):
 def problem_of(monkeypatch):
     """Returns a problem of stage 9, whose methods take and return plain integers."""
 
-    from stages.s09_gluon_hopper import schedule as hopper_problem
+    from stages.s09_gluon_hopper import schedule
 
     stage = stages.by_number(9)
-    monkeypatch.setattr(stage, "multiprocessors", lambda device: 132)
-    monkeypatch.setattr(hopper_problem, "gl", INTEGERS)
-    for name in ("by_section", "valid_keys"):
-        monkeypatch.setattr(hopper_problem, name, getattr(hopper_problem, name).fn)
+    monkeypatch.setattr(stage.launch, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(schedule, "gl", INTEGERS)
     methods = {
         name: function.fn
-        for name, function in vars(hopper_problem.Problem).items()
+        for owner in (schedule.TileScheduler, schedule.Problem)
+        for name, function in vars(owner).items()
         if hasattr(function, "fn")
     }
 
     def make(q_shape, k_shape, causal, lengths):
-        config = stage.plan(q_shape[3], causal, k_shape[2])
-        stage.prepare.cache_clear()
-        launch = stage.prepare(
+        config = stage.launch.plan(q_shape[3], causal, k_shape[2])
+        stage.launch.forward_launch.cache_clear()
+        launch = stage.launch.forward_launch(
             q_shape, k_shape, torch.float16, torch.device("cpu"), causal, bool(lengths), False,
             config,
         )[0]  # fmt: skip
@@ -56,7 +55,7 @@ def problem_of(monkeypatch):
             "H": H, "group": group, "Nq": Nq, "Nk": Nk, "blocks": blocks, "heads": heads,
             "section": section, "tiles": tiles, "CAUSAL": causal, "HAS_SEQLENS": bool(lengths),
             "MASKED": switches[2], "BLOCK_M": ROWS * config.CONSUMERS, "BLOCK_N": config.BLOCK_N,
-            "SHIFTED": switches[2] > 0 and (bool(lengths) or not causal),
+            "EDGE": switches[2] > 0 and (bool(lengths) or not causal),
             "seqlens_ptr": Lengths(lengths or ()),
         }  # fmt: skip
         return type("Plain", (), methods | fields)()
@@ -75,20 +74,22 @@ def test_each_row_meets_each_key_that_it_sees_and_none_that_is_hidden(d, causal,
         problem = problem_of((B, H, Nq, d), (B, 1, Nk, d), causal, lengths)
         met = dict.fromkeys(((b, h, i) for b in range(B) for h in range(H) for i in range(Nq)), 0)
         for tile in range(problem.tiles):
-            b, h, start_m = problem.place(tile)
-            valid, steps = problem.keys(b, start_m)
+            b, h, block = problem.place(tile, H, causal)
+            start_m = block * problem.BLOCK_M
+            valid = problem.valid_keys(b)
+            n_tiles = problem.kv_tiles(start_m, valid)
             assert valid == (Nk if lengths is None else min(max(lengths[b], 0), Nk))
             for first in range(start_m, start_m + problem.BLOCK_M, ROWS):
-                skipped = problem.hidden(first, valid, steps)
-                assert 0 <= skipped < steps
+                skipped = problem.skipped_tiles(first, valid, n_tiles)
+                assert 0 <= skipped < n_tiles
                 if first + ROWS <= 0 or first >= Nq:  # no rows: as little as can be
-                    assert skipped == steps - 1
-                end = (steps - skipped) * problem.BLOCK_N  # of the keys that are walked
-                whole = max(0, steps - skipped - problem.MASKED) * problem.BLOCK_N  # not masked
+                    assert skipped == n_tiles - 1
+                end = (n_tiles - skipped) * problem.BLOCK_N  # of the keys that are walked
+                whole = max(0, n_tiles - skipped - problem.MASKED) * problem.BLOCK_N  # not masked
                 for i in range(max(first, 0), min(first + ROWS, Nq)):
                     met[b, h, i] += 1
                     sees = max(0, min(valid, i + Nk - Nq + 1) if causal else valid)
-                    assert max(0, problem.seen(i, valid)) == sees
+                    assert max(0, problem.visible_keys(i, valid)) == sees
                     assert whole <= sees <= end, (Nq, Nk, lengths, i)
         assert set(met.values()) == {1}
 
@@ -103,14 +104,15 @@ def test_each_valid_key_counts_once_and_no_hidden_one_is_loaded(d, causal, probl
         lengths = [choose.choice((choose.randint(-3, Nk + 3), 128))] if case % 2 else None
         problem = problem_of((1, 1, 300, d), (1, 1, Nk, d), causal, lengths)
         start_m = choose.randrange(0, 300, problem.BLOCK_M)
-        valid, steps = problem.keys(0, start_m)
+        valid = problem.valid_keys(0)
+        n_tiles = problem.kv_tiles(start_m, valid)
         last = min(start_m + problem.BLOCK_M, 300) - 1
-        seen = max(0, problem.seen(last, valid))
+        seen = max(0, problem.visible_keys(last, valid))
         counted = []
-        for j in range(steps):
-            start = problem.start(j, steps, valid)
+        for j in range(n_tiles):
+            start = problem.first_key(j, n_tiles, valid)
             # as the consumers hide: in the tile walked first, what the next one has, or zeros
-            hidden = (steps - 1 - j) * problem.BLOCK_N - start
+            hidden = (n_tiles - 1 - j) * problem.BLOCK_N - start
             assert hidden >= 0 if j == 0 else hidden == 0
             keys = range(start, start + problem.BLOCK_N)
             assert lengths is None or keys[-1] < max(valid, 0), (Nk, lengths)

@@ -19,7 +19,7 @@ MARK = re.compile(r"pl\.(enter|exit)_scope\('(\w+)'\)| = (\w+)\(")
 def test_all_products_of_a_tile_are_in_one_part_and_the_softmax_in_another(made):
     texts = timeline.marked(made)
     [(marked, made)] = [(text, made[file]) for file, text in texts.items() if text != made[file]]
-    loop = marked.partition("\ndef walk(")[2].partition("\n    return ")[0]
+    loop = marked.partition("\ndef mainloop(")[2].partition("\n    return ")[0]
     inside, seen = "", {part: [] for part in (*timeline.PARTS, "")}
     for word, part, called in MARK.findall(loop):
         if called:
@@ -27,19 +27,19 @@ def test_all_products_of_a_tile_are_in_one_part_and_the_softmax_in_another(made)
             continue
         assert inside == ("" if word == "enter" else part)
         inside = part if word == "enter" else ""
-    assert seen["softmax"] == ["exponentiate"]
-    products = ["warpgroup_mma", "scores", "warpgroup_mma_wait", "warpgroup_mma_wait"]
-    assert sorted(x for x in seen["products"] if x != "hide") == sorted(products)
-    assert not {*products, "exponentiate"} & {*seen[""]}
+    assert seen["softmax"] == ["online_softmax"]
+    products = ["warpgroup_mma", "start_scores", "warpgroup_mma_wait", "warpgroup_mma_wait"]
+    assert sorted(x for x in seen["products"] if x != "mask") == sorted(products)
+    assert not {*products, "online_softmax"} & {*seen[""]}
     # nothing else is changed, but for the order of the wait for P V and the softmax
     lines = [line for line in marked.splitlines()[1:] if "    pl." not in line]
     assert sorted(lines) == sorted(made.splitlines())
 
 
 def test_a_loop_that_is_not_as_expected_is_refused():
-    with pytest.raises(ValueError, match="exponentiate"):
+    with pytest.raises(ValueError, match="online_softmax"):
         timeline.marked(
-            {file: text.replace("= exponentiate(", "= other(") for file, text in SHIPPED.items()}
+            {file: text.replace("= online_softmax(", "= other(") for file, text in SHIPPED.items()}
         )
 
 
