@@ -154,7 +154,7 @@ nb.drawn(
 # is begun before `p` of the tile before it is used:
 
 # %%
-nb.side_by_side(nb.code(6, "visit_tiles"), nb.code(9, "walk"), context=1)
+nb.side_by_side(nb.code(6, "visit_tiles"), nb.code(9, "mainloop"), context=1)
 
 # %% [markdown]
 # The pipelines are filled by one warp, the producer. It does nothing but ask the copy engine:

@@ -87,8 +87,9 @@ def partial_row_sums(p):
 
 
 @gluon.jit
-def whole_row_sums(l_i, layout: gl.constexpr):
-    return gl.convert_layout(gl.sum(l_i, 1), layout)  # (64,)
+def whole_row_sums(l_i, like):
+    """Add up what the threads of a row have, (64, 8): the row sums (64,), laid out as `like`."""
+    return gl.convert_layout(gl.sum(l_i, 1), like.type.layout)  # (64,)
 
 
 @gluon.jit
@@ -219,7 +220,7 @@ def epilogue(acc, m_i, l_i, visible, rows, b, h, first_row, q_pipe, q_count, com
     """Divide acc (64, BLOCK_D) by the row sums, and have it copied out; store lse (64,)."""
     o_desc, lse_ptr, _, _, scheduler, _ = common
     problem = scheduler.problem
-    l_i = nan_where_large(whole_row_sums(l_i, visible.type.layout), m_i)
+    l_i = nan_where_large(whole_row_sums(l_i, visible), m_i)
     if problem.MASKED > 0:
         l_i = gl.where(visible > 0, l_i, 1.0)  # a row that sees no key: o = 0 / 1
     # the output takes the place of q, which is used up
