@@ -31,6 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from typing import Final
 
 from harness.isolation.roster import StageInfo
 from harness.problems.problem import PEERS_FROM, Problem
@@ -38,11 +39,11 @@ from harness.runs.plan import Cell, Sizes, Takes, fits, make_problems, plan_grid
 
 IEEE, TF32, HALF = ("float32", "ieee"), ("float32", "tf32"), ("float16", "float16")
 BF16, DIRECTIONS = "bfloat16", ("fwd", "bwd", "train")
-SOURCE_001 = Sizes(tokens=0, hidden=0, b=2, h=4)
-SOURCE_004 = Sizes(tokens=16384, hidden=2048)
+SOURCE_001: Final = Sizes(tokens=0, hidden=0, b=2, h=4)
+SOURCE_004: Final = Sizes(tokens=16384, hidden=2048)
 SHORT, LONG = (512, 1024, 2048, 4096, 8192), (512, 1024, 2048, 4096, 8192, 16384)
 # decode: (b, h, hk, nk, d), the sizes of pages
-CACHED = (
+CACHED: Final = (
     ((1, 32, 32, 8192, 128), ()),
     ((1, 32, 8, 8192, 128), (16, 64, 256)),
     ((16, 32, 8, 8192, 128), (16, 64, 256)),
@@ -144,7 +145,10 @@ def masked(base: Problem) -> list[Problem]:
     ]
 
 
-EVEN_AND_ODD = (1024, 1000), (4096, 4095)  # N that stage 9's tiles divide, and one that they don't
+EVEN_AND_ODD: Final = (
+    (1024, 1000),
+    (4096, 4095),
+)  # N that tiles divide, and one that they don't
 
 
 def odd(base: Problem) -> list[Problem]:
@@ -160,7 +164,7 @@ def odd(base: Problem) -> list[Problem]:
     return problems
 
 
-SUITES = {
+SUITES: Final = {
     "table-4.1": Suite("run", partial(sized, ns=(8, 16, 32, 64), d=16, nqs=(None, 1))),
     "table-4.2": Suite(
         "run", partial(sized, ns=LONG[1:], hs=(1, 32), dtypes=(IEEE, TF32, HALF)), like_for_like

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import typer
 
-from harness.isolation.child import START_LIMIT, server, set_apart
+from harness.isolation.child import START_LIMIT
+from harness.isolation.fork_server import server, server_pid, set_apart
 from harness.isolation.roster import StageInfo, read_stages, why_absent
 from harness.problems.problem import YARDSTICK
 from harness.records.schema import Record
@@ -110,7 +111,7 @@ def end_children() -> None:
     """Kill the fork server, and with it all running children."""
     for child in multiprocessing.active_children():  # Python would wait for them at its end
         child.kill()
-    pid = getattr(getattr(forkserver, "_forkserver", None), "_forkserver_pid", None)
+    pid = server_pid()
     if pid is not None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

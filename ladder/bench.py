@@ -157,7 +157,7 @@ def resume_bench(context: typer.Context, view: View) -> int:
             raise BadRecord(f"{path}: its records are not in its plan's order; start a new run")
         left = plan.unfinished(comparisons, done)
         # the first of them may have some records: its contestants are measured in turns, anew
-        begun.writer.keep(len(entries) - sum(len(each.contestants()) for each in left))
+        begun.writer.keep(len(entries) - sum(len(each.stages_asked()) for each in left))
         return measure(comparisons, done, begun.writer, view)
 
 

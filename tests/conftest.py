@@ -10,7 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
-from harness.isolation import child
+from harness.isolation import fork_server
 from harness.isolation.lean_interpreter import make_lean
 
 
@@ -61,7 +61,7 @@ def pytest_report_header(config):
 def one_fork_server():
     """It has what gradients and labs take, too, whichever test starts it."""
     labs = "course.lab.grading.guard", "course.lab.layouts"
-    child.PRELOADED = (*child.PRELOADED, *child.OF_GRADIENTS, *labs)
+    fork_server.PRELOADED = (*fork_server.PRELOADED, *fork_server.OF_GRADIENTS, *labs)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -27,7 +27,7 @@ import torch
 
 import stages
 from course.edits import write_changed
-from harness.isolation.measured_call import prepare
+from harness.isolation.call import prepare
 from harness.measures.accuracy import judge_outputs
 from harness.measures.oracle import make_oracles
 from harness.problems.directions import make_output_gradient

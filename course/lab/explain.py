@@ -19,9 +19,8 @@ from typing import Any
 
 from course.lab.gaps import UNPARSED
 from course.lab.grading.endings import REFUSED
-from harness.isolation.call import bind, blame, write_outputs
+from harness.isolation.call import bind, blame, prepare_for, write_outputs
 from harness.isolation.child import ChildFailed, say
-from harness.isolation.measured_call import prepare_for
 from harness.isolation.session import Session
 from harness.problems.problem import Problem
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from harness.isolation.call import Given
+from harness.isolation.changes import Given
 from harness.problems.inputs import STEPS, strided
 from harness.problems.problem import Problem
 

@@ -1,28 +1,219 @@
-"""Call a stage in its own process: pass its options, write its outputs, report its errors."""
+"""Call a stage in its own process: what the call is, what comes out, and whose fault an error is.
+
+`prepare_for` makes the call, forward, backward or both, or one that reads from a paged cache. It
+takes no arguments and reads its inputs again, in place, each time.
+"""
 
 import contextlib
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from random import Random
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
 
 from harness.isolation.child import one_line
-from harness.isolation.measured_call import BadGradient, prepare, unlike
 from harness.problems.directions import OUTPUTS
 from harness.problems.problem import Problem
 
-WARM_UP_ROWS = 16
-NAMES = ("q", "k", "v", "dO")
+if TYPE_CHECKING:  # the parent imports this, and no torch
+    import torch
+
+WARM_UP_ROWS: Final = 16
+
+Tensors = tuple[Any, ...]  # torch.Tensor each; None where there is no gradient
+Attend = Callable[..., "torch.Tensor"]
+Call = Callable[[], Tensors]
 
 
 class WrongOutput(Exception):
     """A stage returned something that is no output of the problem, or changed its inputs."""
 
 
-class TooSlow(Exception):
-    """The rounds of a stage would take longer than its budget."""
+class BadGradient(Exception):
+    """An output that can't be differentiated; the message names the tensor and says why."""
+
+
+# ---- the call
+
+
+def prepare(
+    attend: Attend, direction: str, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor",
+    dO: "torch.Tensor | None",
+) -> Call:  # fmt: skip
+    """Make the call to be measured: it takes no arguments and returns what OUTPUTS names.
+
+    Every call reads q, k, v again, in place. For 'bwd' the forward pass is done here, once. A
+    gradient that torch does not compute is None. BadGradient is raised, here or in the call, where
+    the output carries no gradient at all, or torch refuses a gradient's shape.
+    """
+    if direction == "fwd":
+        return lambda: (attend(q, k, v),)
+    leaves = tuple(x.detach().requires_grad_() for x in (q, k, v))
+    return Backward(attend, leaves, dO) if direction == "bwd" else Train(attend, leaves, dO)
+
+
+def prepare_for(
+    problem: Problem, module: ModuleType, attend: Attend, tensors: "Sequence[Any]"
+) -> Call:
+    """Make the call of a stage on `problem`: `prepare`'s, or one that reads a paged cache.
+
+    `attend` is the stage's own with the problem's options; `tensors` are q, k, v and dO or None.
+    """
+    if problem.page_size:
+        return PagedCall(module, problem, *tensors[:3])
+    return prepare(attend, problem.direction, *tensors)
+
+
+class Train:
+    """Forward and backward: o, dq, dk, dv."""
+
+    def __init__(self, attend: Attend, leaves: Tensors, dO: Any) -> None:
+        self.attend, self.leaves, self.dO = attend, leaves, dO
+
+    def __call__(self) -> Tensors:
+        return self.outputs(self.attend(*self.leaves))
+
+    def outputs(self, o: Any, keep: bool = False) -> Tensors:
+        """Compute the gradients from `o`: returns o, dq, dk, dv; with `keep`, dq, dk, dv alone.
+
+        `keep`: the graph of `o` is kept for further calls.
+        """
+        import torch
+
+        if type(o) is not torch.Tensor:  # a subclass may delay its computation
+            raise BadGradient(why_no_gradient(o, self.dO))
+        try:
+            forward = () if keep else (o.detach(),)
+            return forward + torch.autograd.grad(
+                o, self.leaves, self.dO, retain_graph=keep, allow_unused=True
+            )
+        except Exception as error:
+            if at_fault := explain(error, o, self.attend, self.leaves, self.dO):
+                raise at_fault from error
+            raise
+
+
+class Backward(Train):
+    """Backward alone, each time through the same graph: dq, dk, dv."""
+
+    def __init__(self, attend: Attend, leaves: Tensors, dO: Any) -> None:
+        super().__init__(attend, leaves, dO)
+        self.o: Any = None
+        keep_buffers()
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """Do the forward pass again; the old graph is freed first."""
+        self.o = None
+        self.o = self.attend(*self.leaves)
+        if reason := why_no_gradient(self.o, self.dO):
+            raise BadGradient(reason)
+
+    def __call__(self) -> Tensors:
+        return self.outputs(self.o, keep=True)
+
+
+def keep_buffers() -> None:
+    """Have torch.compile keep what a forward pass saves, so that backward can run repeatedly."""
+    import torch._functorch.config
+
+    with contextlib.suppress(AttributeError):  # before torch 2.6 there is no such setting
+        torch._functorch.config.donated_buffer = False
+
+
+def why_no_gradient(o: Any, dO: Any) -> str | None:
+    """Why the output `o` can't be differentiated, or None where it can."""
+    import torch
+
+    if type(o) is not torch.Tensor:
+        return f"o: returned {type(o).__name__}, expected a tensor"
+    if why := unlike(o, dO):
+        return f"o: returned {why}"
+    if not o.requires_grad:
+        return "o: does not require grad, so that dq, dk and dv are missing"
+    return None
+
+
+def unlike(x: Any, like: Any) -> str | None:
+    """How the kind, shape, dtype or device of `x` differs from that of `like`, or None."""
+    kind = ("is_nested", "layout") if hasattr(x, "is_nested") else ()  # of a tensor
+    for what in (*kind, "shape", "dtype", "device"):
+        got, expected = getattr(x, what, None), getattr(like, what)
+        if got != expected:
+            return f"{what} {show(got)}, expected {show(expected)}"
+    return None
+
+
+def show(value: Any) -> str:
+    """A shape, dtype or device as people write it."""
+    return str(tuple(value)) if hasattr(value, "numel") else str(value).removeprefix("torch.")
+
+
+def explain(
+    error: Exception, o: Any, attend: Attend, leaves: Tensors, dO: Any
+) -> BadGradient | None:
+    """Return a BadGradient where `error` comes from the stage's gradients, else None.
+
+    Torch names a gradient of a wrong shape only by its index among the arguments of the function
+    that made it. Computing each of dq, dk, dv alone shows which of them it is.
+    """
+    import torch
+
+    if reason := why_no_gradient(o, dO):
+        return BadGradient(reason)
+    if "number of gradients" in str(error):
+        return BadGradient(f"dq, dk, dv: {error}")
+    if REFUSED not in str(error):
+        return None
+    for index, name in enumerate(("dq", "dk", "dv")):
+        alone = [x.detach() for x in leaves]
+        alone[index].requires_grad_()
+        try:
+            torch.autograd.grad(attend(*alone), alone[index], dO)
+        except Exception as own:
+            if REFUSED in str(own):
+                return BadGradient(f"{name}: {str(own).split(' - ', 1)[-1]}")
+    return BadGradient(str(error))
+
+
+REFUSED: Final = "invalid gradient at index"  # torch's words
+
+
+class PagedCall:
+    """The measured call: `attend_paged` of a stage's module; returns (o,).
+
+    The cache contains the problem's k and v before the call. Pages are allocated in an order
+    shuffled by the problem's seed, as in a cache where sequences were added and removed.
+    """
+
+    def __init__(self, module: ModuleType, problem: Problem, q: Any, k: Any, v: Any) -> None:
+        pages = problem.b * -(-problem.nk // int(problem.page_size or 1))
+        self.module, self.problem, self.inputs = module, problem, (q, k, v)
+        self.cache = module.PagedCache(
+            pages, problem.page_size, problem.hk, problem.d, k.dtype, k.device, sequences=problem.b
+        )
+        Random(problem.seed).shuffle(self.cache.free_pages)
+        self.sequences: list[int] = []
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """Fill the cache again from the present k and v."""
+        while self.sequences:
+            self.cache.free(self.sequences.pop())
+        for b in range(self.problem.b):
+            self.cache.append(b, self.inputs[1][b], self.inputs[2][b])
+            self.sequences.append(b)
+
+    def __call__(self) -> tuple[Any]:
+        q = self.inputs[0]
+        causal = self.problem.causal
+        return (self.module.attend_paged(q, self.cache, self.sequences, causal=causal),)
+
+
+# ---- around the call
 
 
 def bind(attend: Callable[..., Any], problem: Problem) -> Callable[..., Any]:
@@ -93,6 +284,9 @@ def warm_up(attend: Callable[..., Any], problem: Problem, given: tuple[Any, ...]
         prepare(bound, problem.direction, *tiny)()
 
 
+# ---- what comes out
+
+
 def write_outputs(
     outputs: tuple[Any, ...], problem: Problem, given: tuple[Any, ...], path: str
 ) -> None:
@@ -130,8 +324,6 @@ def blame(error: BaseException) -> dict[str, Any]:
     from stages.contract import StageUnavailable
 
     text = one_line(error)
-    if isinstance(error, TooSlow):
-        return {"status": "timeout", "reason": str(error)}
     if isinstance(error, (WrongOutput, BadGradient)):
         return {"status": "wrong", "reason": str(error)}
     if isinstance(error, StageUnavailable):
@@ -140,43 +332,3 @@ def blame(error: BaseException) -> dict[str, Any]:
     if out_of_memory or "can't allocate memory" in str(error):
         return {"status": "out-of-memory", "reason": text}
     return {"status": "crashed", "reason": text}
-
-
-class Given:
-    """The inputs of the stages in a process, and copies: q, k, v, dO (None for a forward pass).
-
-    `strided`: they have strides of their own (problems/inputs.py). `changed`: v and dO are those of
-    the last of measured_call.AGAIN, so that outputs of an earlier call are of no use.
-    """
-
-    def __init__(self, problem: Problem, strided: bool = False, changed: bool = False) -> None:
-        from harness.problems import inputs
-        from harness.problems.directions import make_output_gradient
-
-        dO: Any = None if problem.direction == "fwd" else make_output_gradient(problem)
-        self.tensors: tuple[Any, ...] = (*inputs.make_inputs(problem), dO)
-        if changed:
-            factors = zip(self.tensors, (1, 1, -1, 2), strict=True)
-            self.tensors = tuple(None if x is None else factor * x for x, factor in factors)
-        if strided:
-            pairs = zip(self.tensors, inputs.STEPS, strict=True)
-            self.tensors = tuple(None if x is None else inputs.strided(x, n) for x, n in pairs)
-        self.copies = [None if x is None else x.clone() for x in self.tensors]
-
-    def check_unwritten(self) -> None:
-        """Raise WrongOutput where an input has changed in any bit; first restore it.
-
-        The next stage needs the right inputs. They are restored in place, since calls that were
-        prepared before read them there.
-        """
-        import torch
-
-        changed = []
-        for name, x, copy in zip(NAMES, self.tensors, self.copies, strict=True):
-            if copy is not None and (x.shape != copy.shape or not torch.equal(x, copy)):
-                changed.append(name)
-                if x.shape != copy.shape:
-                    x.resize_(copy.shape)
-                x.data.copy_(copy)  # unseen by the version counter, so that graphs stay valid
-        if changed:
-            raise WrongOutput(f"changed its input {changed[0]}")

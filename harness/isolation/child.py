@@ -9,7 +9,6 @@ fail.
 import contextlib
 import gc
 import json
-import multiprocessing
 import os
 import queue
 import signal
@@ -17,14 +16,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import forkserver, resource_tracker
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from harness.ending import ENDING
+from harness.isolation.fork_server import (
+    PYTHON,
+    close_server_handles,
+    launch,
+    server,
+    set_variables,
+    stop_server,
+    wake_server,
+)
 from harness.isolation.processes import (
     DIE_WITH_PARENT,
     DUMPABLE,
@@ -36,35 +42,24 @@ from harness.isolation.processes import (
     processes,
     resident_bytes,
 )
-from harness.isolation.scratch import place_sockets, scratch
+from harness.isolation.scratch import scratch
 from harness.records.units import show_bytes
-from harness.search_path import leave_here, without_here
+from harness.search_path import leave_here
 
-START_LIMIT = 180.0  # seconds for a child to start, at first with the server's import of torch
-POLL = 0.02  # seconds between two checks of a child's memory
-LAST_WORDS = 5.0  # seconds to read the messages that an ended child has sent
-LONGEST_MESSAGE = 1 << 16  # bytes; a child that announces a longer message is ended
-MOST_MESSAGES = 64  # unread; a child that floods the pipe is ended, too
-LOOK = 0.2  # seconds between two searches for processes that a child has started
-SHOWN_LOG = 1 << 16  # bytes of a child's output that are kept and shown: its end
-LONGEST_REASON = 300  # characters of an error, as a reason
-LONGEST_LOG = 1 << 20  # bytes of a child's output on the disk
-# imported once, by the fork server; what is not installed is left out
-PRELOADED = (
-    "harness.no_garbage", "torch.utils.benchmark", "stages.common.tuner",
-    "triton.runtime.interpreter",
-    "triton.experimental.gluon",  # by the first launch of a kernel
-    "harness.isolation.contestant", "harness.isolation.judge", "harness.measures.oracle",
-    "harness.measures.timing",
-)  # fmt: skip
-# by torch.autograd.grad, with all of SymPy: 0.7 s, so only where gradients are asked for
-OF_GRADIENTS = ("torch.fx.experimental.symbolic_shapes",)
-PYTHON = ("PYTHONSAFEPATH", "PYTHONPATH")  # where Python searches modules
-STARTS = 3  # attempts: a fork server that a stage has killed is started again
+START_LIMIT: Final = 180.0  # seconds for a child to start, at first with the import of torch
+POLL: Final = 0.02  # seconds between two checks of a child's memory
+LAST_WORDS: Final = 5.0  # seconds to read the messages that an ended child has sent
+LONGEST_MESSAGE: Final = 1 << 16  # bytes; a child that announces a longer message is ended
+MOST_MESSAGES: Final = 64  # unread; a child that floods the pipe is ended, too
+LOOK: Final = 0.2  # seconds between two searches for processes that a child has started
+SHOWN_LOG: Final = 1 << 16  # bytes of a child's output that are kept and shown: its end
+LONGEST_REASON: Final = 300  # characters of an error, as a reason
+LONGEST_LOG: Final = 1 << 20  # bytes of a child's output on the disk
+STARTS: Final = 3  # attempts: a fork server that a stage has killed is started again
 
-HEARD = 0.5  # seconds until this process has heard a signal that a scheduler sends to all
+HEARD: Final = 0.5  # seconds until this process has heard a signal that a scheduler sends to all
 
-NO_MESSAGE = "what its process reported is not the harness's own message"
+NO_MESSAGE: Final = "what its process reported is not the harness's own message"
 
 Message = dict[str, Any]
 
@@ -233,30 +228,6 @@ class Child:
         self.end()
 
 
-def server(gradients: bool = False) -> Any:
-    """The multiprocessing context with a fork server that imports torch (spawn on Windows).
-
-    `gradients`: a server that is not running yet also imports what computing them imports.
-    """
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    # torch.utils.benchmark looks for a GPU when imported: NVML does so without initialising CUDA
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    place_sockets()
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOADED, *(OF_GRADIENTS if gradients else ())])
-    return context
-
-
-def wake_server() -> Any:
-    """Have the fork server go on where a stage has stopped it; returns it, None where none runs."""
-    running = getattr(forkserver, "_forkserver", None)
-    if pid := getattr(running, "_forkserver_pid", None):
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGCONT)
-    return running
-
-
 def begin(
     target: Callable[..., None], log: str, arguments: tuple[object, ...]
 ) -> tuple[Any, Connection]:
@@ -266,7 +237,7 @@ def begin(
     """
     context = server()
     for _ in range(STARTS):
-        running = wake_server()
+        wake_server()
         ours, theirs = context.Pipe()
         told = (target, theirs, log, arguments, {name: os.environ.get(name) for name in PYTHON})
         process = context.Process(target=enter, args=told, daemon=True)
@@ -276,70 +247,8 @@ def begin(
         except (OSError, EOFError) as error:
             reason = f"no process could be started: {error}"
             ours.close()
-            with contextlib.suppress(Exception):
-                running._stop()  # the next attempt starts a new server
+            stop_server()  # the next attempt starts a new one
     raise ChildFailed("crashed", reason)
-
-
-def launch(process: Any, theirs: Connection) -> None:
-    """Start the process, then close our copy of `theirs`: a Ctrl-C cuts neither, it ends the wait.
-
-    A process that was asked for and not told what to run would print a traceback. Python waits for
-    the thread before it exits, which is not long: the command ends the fork server then.
-    """
-
-    def start() -> None:
-        with theirs, set_apart():  # for the case that the server is started anew
-            process.start()
-
-    pool = ThreadPoolExecutor(1)
-    try:
-        pool.submit(start).result()
-    finally:
-        pool.shutdown(wait=False)
-
-
-@contextlib.contextmanager
-def set_apart() -> Iterator[None]:
-    """What this thread starts meanwhile is ended by us alone, and imports nothing from this folder.
-
-    It hears no Ctrl-C, which this process hears at the end: ignored in place of blocked, it would
-    be lost (not on Windows). It searches modules where this process does, but not in the current
-    folder.
-    """
-    before = {name: os.environ.get(name) for name in PYTHON}
-    # an entry with a colon in its name can't be told
-    path = [entry for entry in without_here(sys.path) if os.pathsep not in entry]
-    os.environ |= {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path)}
-    try:
-        with deaf():
-            yield
-    finally:
-        set_variables(before)
-
-
-def set_variables(values: Mapping[str, str | None]) -> None:
-    """Set environment variables; None: there is no such variable."""
-    for name, value in values.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
-
-
-@contextlib.contextmanager
-def deaf() -> Iterator[None]:
-    """Block the signals that end a command, for this thread and what it starts."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    try:
-        # deaf to the other two by itself; in Python 3.11 its start ends our blocking of them
-        resource_tracker.ensure_running()
-        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # may raise one that came before
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def enter(
@@ -399,23 +308,6 @@ def fork_under_subreaper(connection: Connection) -> None:
         ask_kernel(DUMPABLE, 0)
         os.kill(os.getpid(), -code)
     os._exit(code)
-
-
-def close_server_handles() -> None:
-    """Close the handles of the fork server that multiprocessing passes on to every child.
-
-    While a child has the server's "alive" handle open, the server outlives a killed parent, and the
-    child outlives the server; and a stage that writes into every open file would end the server.
-    """
-    for owner, name in (
-        (getattr(forkserver, "_forkserver", None), "_forkserver_alive_fd"),
-        (getattr(resource_tracker, "_resource_tracker", None), "_fd"),
-    ):
-        handle = getattr(owner, name, None)
-        if isinstance(handle, int):
-            with contextlib.suppress(OSError):
-                os.close(handle)
-            setattr(owner, name, None)
 
 
 def say(connection: Connection, event: str, **fields: Any) -> None:

@@ -5,18 +5,18 @@ import os
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from harness.isolation.call import blame
+from harness.isolation.changes import AGAIN
 from harness.isolation.child import NO_MESSAGE, START_LIMIT, ChildFailed, hear
-from harness.isolation.measured_call import AGAIN
 from harness.isolation.messages import Failed, Ready, Verdict, tell
 from harness.isolation.session import Session
 from harness.problems.problem import ITEMSIZE, Problem
 
-JUDGE_LIMIT = 600.0  # seconds for the oracles, and for one comparison
+JUDGE_LIMIT: Final = 600.0  # seconds for the oracles, and for one comparison
 
-ERRORS = ("err_f64_max", "err_f64_rel", "err_stage3_max", "err_stage3_rel")
+ERRORS: Final = ("err_f64_max", "err_f64_rel", "err_stage3_max", "err_stage3_rel")
 
 
 class NoVerdict(Exception):
@@ -46,8 +46,8 @@ class Judge(Session):
     ) -> Verdict:  # fmt: skip
         """The judge's verdict on the outputs in the file `path`, which is then removed.
 
-        `again`: the index in measured_call.AGAIN of the change that they were computed after;
-        `change`: the changed element (measured_call.Watched); `seed`: of their inputs, where it is
+        `again`: the index in changes.AGAIN of the change that they were computed after;
+        `change`: the changed element (changes.Watched); `seed`: of their inputs, where it is
         not the last one's. Raises ChildFailed where the stage has not written the file, and where
         the judge fails twice.
         """
@@ -73,8 +73,8 @@ def judge(connection: Connection, problem_json: dict[str, Any]) -> None:
 
     Sends 'ready' once the oracles are made; then, for each order {'path', 'again', 'change',
     'seed'}, a 'verdict': the errors, whether the outputs are finite and exact, and why not.
-    `again`: the index in AGAIN (measured_call.py) of the change that the outputs were computed
-    after, or None; `change`: the change of one element (measured_call.Watched), or None; `seed`: of
+    `again`: the index in AGAIN (changes.py) of the change that the outputs were computed
+    after, or None; `change`: the change of one element (changes.Watched), or None; `seed`: of
     their inputs, or None where it is that of the last.
     """
     import torch

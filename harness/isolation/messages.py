@@ -1,7 +1,7 @@
 """The messages between a parent and a child, as dataclasses; a message's event is its class's name.
 
 All messages of a comparison's process are here. ComparisonProcess (harness/runs/process.py) is the
-parent and `compete` (contestant.py) the child; they speak in this order:
+parent and `serve` (measured_stage.py) the child; they speak in this order:
 
     parent                     child
     Order, an argument    ->
@@ -9,16 +9,16 @@ parent and `compete` (contestant.py) the child; they speak in this order:
                           <-   Ready      the stages are loaded
     Start                 ->
                           <-   Checked    or Out; one for each stage, in order
-    Sample                ->
-                          <-   Done       where processes take turns: warmed up; or Out
+    Keep                  ->
     Turn                  ->
-                          <-   Done       for each Turn: one sample is taken
-    Turn, over            ->
-                          <-   Timed      or Out; one for each stage that is sampled, in order
-    Repeat                ->
-                          <-   Done       for each Repeat: the calls are made
+                          <-   Sampled    or Out; the warm-up, too, is such turns
+    Finish                ->
+                          <-   Finished   or Out
     CountTiles            ->
-                          <-   Counted    the child ends
+                          <-   Counted
+
+Turn, Finish and CountTiles name one stage each, and come as often as the parent likes. How many
+calls they ask for is decided by the parent alone (harness/measures/samples.py).
 
 The child may send Failed instead of any of its messages, and then ends. Fields are checked against
 their annotations where the parent receives a message (session.believe).
@@ -27,16 +27,12 @@ their annotations where the parent receives a message (session.believe).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 from harness.isolation.child import hear, say
 from harness.problems.problem import Problem
 from harness.records.schema import Configs, Meter
-from harness.records.values import Count, Size, Spread, Time
-
-LEAST_ROUNDS = 5  # where no number of rounds is given
-
-M = TypeVar("M")
+from harness.records.values import Count, Time
 
 
 @dataclass(frozen=True)
@@ -44,9 +40,8 @@ class Order:
     """What the process of a comparison is to do. `problems`: as each of the stages is asked.
 
     `sha256`: of the stages' files, as the records have them. `outs`: the stages' files for their
-    outputs. `apart`: each stage has its own process, and these take turns. `strided`: each is also
-    called with strided inputs. `graph`: calls are replayed as CUDA graphs. `rounds`: at least so
-    many. `budget`: seconds; `memory`: bytes.
+    outputs. `alone`: one stage, whose process's memory is its own. `strided`: each is also called
+    with strided inputs. `graph`: calls are replayed as CUDA graphs. `memory`: bytes.
     """
 
     problem: Problem
@@ -55,12 +50,8 @@ class Order:
     sha256: Sequence[str]
     outs: Sequence[str]
     alone: bool
-    apart: bool
     strided: bool
     graph: bool
-    warmup: int
-    rounds: int
-    budget: float
     memory: int
 
 
@@ -109,54 +100,55 @@ class Checked:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Time the stages with the indices `going`, for at least so many `seconds`."""
+class Keep:
+    """Only the stages with the indices `going` are called from now on: free what others hold."""
 
     going: Sequence[int]
-    seconds: float
-
-
-class Done(Signal):
-    """What was asked for is done."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Take one sample; `over`: there are no more turns."""
+    """Take one sample of the stage with the index `stage`, as harness/measures/samples.py plans."""
 
-    over: bool = False
+    stage: int
+    untimed: int
+    calls: int
+    head_start: int
 
 
 @dataclass(frozen=True)
-class Timed:
-    """The timing of a stage, ms; `change`: of one element, for the outputs of one timed call."""
+class Finish:
+    """The samples of a stage are taken: make the calls that come after them.
 
-    time_ms: Time
-    time_iqr_ms: Spread | None
-    samples: Size
+    On a GPU also `clock_calls` before its clock is read, and rows of `launches` that are timed.
+    """
+
+    stage: int
+    clock_calls: int
+    launches: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What was measured beside the samples; `change`: of one element, in one of the timed calls."""
+
     sm_clock_mhz: Count | None
-    rounds_ms: list[Time] | None
     launch_ms: Time | None
     change: list[Count]
 
 
 @dataclass(frozen=True)
-class Repeat:
-    """Make `calls` calls of the stage at `place` among those sampled: the parent times them."""
+class CountTiles:
+    """Count the tiles that a stage skips."""
 
-    place: int
-    calls: int
-
-
-class CountTiles(Signal):
-    """Count the tiles that each sampled stage skips."""
+    stage: int
 
 
 @dataclass(frozen=True)
 class Counted:
-    """The share of tiles that each sampled stage skips, None where it doesn't count them."""
+    """The share of tiles that a stage skips, None where it doesn't count them."""
 
-    skip_ratios: list[float | None]
+    skip_ratio: float | None
 
 
 @dataclass(frozen=True)
@@ -182,7 +174,7 @@ def tell(connection: Connection, message: object) -> None:
     say(connection, event_of(type(message)), **vars(message))
 
 
-def told(connection: Connection, *kinds: type[M]) -> M:
+def told(connection: Connection, *kinds: type) -> Any:
     """Wait for the parent's next message, one of `kinds`; a child trusts its parent."""
     message = hear(connection)
     event = message.pop("event")

@@ -11,10 +11,12 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
 # options of prctl (Linux): PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER
 DIE_WITH_PARENT, DUMPABLE, SUBREAPER = 1, 4, 36
-ROUNDS = 1000  # of ending processes, against those that start new ones meanwhile
+MEMORY_SLACK: Final = 1 << 29  # bytes: stacks of torch's threads, the interpreter's own growth
+ROUNDS: Final = 1000  # of ending processes, against those that start new ones meanwhile
 
 
 def processes() -> dict[int, tuple[int, int]]:
@@ -97,3 +99,18 @@ def resident_bytes(pids: Sequence[int | None], kind: str) -> int:
 
                 total += int(psutil.Process(pid).memory_info().rss)
     return total
+
+
+def set_data_limit(memory: int) -> None:
+    """Make an allocation far beyond `memory` bytes fail at once (Linux only).
+
+    The parent watches the resident memory; this stops a single huge allocation before it starts.
+    """
+    if sys.platform != "linux":
+        return
+    import resource
+
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmData:"):
+            limit = 1024 * int(line.split()[1]) + memory + MEMORY_SLACK
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))

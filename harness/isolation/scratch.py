@@ -3,17 +3,17 @@
 import atexit
 import errno
 import functools
-import multiprocessing
 import os
 import shutil
 import tempfile
 import time
 from pathlib import Path
+from typing import Final
 
-LONGEST_SOCKET = 103  # bytes of a socket's name on any system
-NAME = 24  # of those, that multiprocessing adds to its folder
-SHORT = ("/tmp", "/var/tmp", "/dev/shm")  # where TMPDIR is too long
-TRIES = 20  # of removing a folder, in which something that has just been killed may still write
+LONGEST_SOCKET: Final = 103  # bytes of a socket's name on any system
+NAME: Final = 24  # of those, that multiprocessing adds to its folder
+SHORT: Final = ("/tmp", "/var/tmp", "/dev/shm")  # where TMPDIR is too long
+TRIES: Final = 20  # of removing a folder: what has just been killed may still write to it
 
 
 @functools.cache
@@ -43,16 +43,6 @@ def remove(folder: str, pid: int) -> None:
         if not Path(folder).exists():
             return
         time.sleep(0.01)
-
-
-def place_sockets() -> None:
-    """Have multiprocessing put its socket where the name is short enough for one.
-
-    Raises OSError where there is no such folder.
-    """
-    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    if config.get("tempdir") is None:
-        config["tempdir"] = short_folder()
 
 
 def short_folder() -> str:

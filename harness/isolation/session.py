@@ -7,7 +7,7 @@ other message ends the child and counts as a crash.
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from harness.isolation.child import NO_MESSAGE, START_LIMIT, Child, ChildFailed, Message
 from harness.isolation.messages import Failed, Loads, Ready, event_of
@@ -16,7 +16,7 @@ from harness.records.values import BadRecord, check_fields, rules
 
 Own = TypeVar("Own", bound="Session")
 
-LONGEST_NAME = 40  # characters of an unexpected event's name, in a reason
+LONGEST_NAME: Final = 40  # characters of an unexpected event's name, in a reason
 
 
 def believe(message: Message, *kinds: type) -> Any:

@@ -6,6 +6,7 @@ A sum must read every byte and writes next to nothing. All programs go through x
 
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 import torch
 
@@ -18,9 +19,9 @@ try:
 except ImportError:  # only torch's sum is available
     triton = tl = no_triton
 
-TRIAL_SECONDS = 0.1
+TRIAL_SECONDS: Final = 0.1
 # floats in a tile, warps, depth, programs for each multiprocessor
-SHAPES = ((8192, 4, 4, 1), (8192, 4, 4, 2), (4096, 4, 4, 4), (8192, 8, 1, 4))
+SHAPES: Final = ((8192, 4, 4, 1), (8192, 4, 4, 2), (4096, 4, 4, 4), (8192, 8, 1, 4))
 
 
 @triton.jit

@@ -12,7 +12,7 @@ import ctypes
 import gc
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import torch
 
@@ -20,8 +20,8 @@ from harness.records.schema import Meter
 
 T = TypeVar("T")
 
-STATUS = Path("/proc/self/status")
-CLEAR_REFS = Path("/proc/self/clear_refs")
+STATUS: Final = Path("/proc/self/status")
+CLEAR_REFS: Final = Path("/proc/self/clear_refs")
 
 
 def measure_peak(call: Callable[[], T], device: str) -> tuple[T, int | None, Meter | None]:

@@ -6,7 +6,7 @@ that no N x N matrix in float64 is ever in memory.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy
 import torch
@@ -17,10 +17,10 @@ from harness.problems.directions import OUTPUTS, make_output_gradient
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import YARDSTICK, Problem
 
-BLOCK_BYTES = 1 << 26  # of a block of float64 scores
-GPU_BLOCK = 4  # times as large on a GPU, which would wait for Python between small blocks
-HALF = ("float16", "bfloat16")
-FORGIVEN = 0.25  # of a change's effect on an output: rounding may differ by so much
+BLOCK_BYTES: Final = 1 << 26  # of a block of float64 scores
+GPU_BLOCK: Final = 4  # times as large on a GPU, which would wait for Python between small blocks
+HALF: Final = ("float16", "bfloat16")
+FORGIVEN: Final = 0.25  # of a change's effect on an output: rounding may differ by so much
 
 Attend = Callable[..., torch.Tensor]
 Rounding = Callable[[torch.Tensor], torch.Tensor]

@@ -18,10 +18,11 @@ keep S and P as Python or C++ objects or not at all, it is the lower bound.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 from harness.problems.problem import ITEMSIZE, Problem
 
-SOURCE_ITEMSIZE = 4  # bytes: the sources count float32
+SOURCE_ITEMSIZE: Final = 4  # bytes: the sources count float32
 
 
 def visible_pairs(problem: Problem) -> int:
@@ -76,11 +77,15 @@ def key_bytes(problem: Problem) -> int:
 # kernel -> the matrices that it reads and writes, with nothing kept in L2. S, P, dP and dS count as
 # whole matrices, also where there is a mask. Stage 3 as written has further kernels (it scales q,
 # repeats grouped heads and fills in masks); they are not part of the method and aren't counted.
-THREE_KERNELS = {"Q K^T": "q k S", "softmax": "S P", "P V": "P v o"}  # source 002's naive version
-HALF_FUSED = {"softmax(Q K^T)": "q k P", "P V": "P v o"}  # a row of S must fit on the chip
+THREE_KERNELS: Final = {
+    "Q K^T": "q k S",
+    "softmax": "S P",
+    "P V": "P v o",
+}  # source 002, naive
+HALF_FUSED: Final = {"softmax(Q K^T)": "q k P", "P V": "P v o"}  # a row of S must fit on the chip
 # P was kept from the forward pass, so that S need not be computed again: four products, where
 # `flops` counts five
-THREE_KERNELS_BACKWARD = {
+THREE_KERNELS_BACKWARD: Final = {
     "P^T dO": "P dO dv", "dO V^T": "dO v dP", "softmax'": "P dP dS", "dS K": "dS k dq",
     "dS^T Q": "dS q dk",
 }  # fmt: skip
@@ -186,7 +191,7 @@ TRAFFIC: dict[str, dict[str, Callable[[Problem], int]]] = {
         "bwd": lambda problem: sum(kernel_bytes(problem, THREE_KERNELS_BACKWARD).values()),
     },
 }
-PASSES = {"fwd": ("fwd",), "bwd": ("bwd",), "train": ("fwd", "bwd")}  # of each direction
+PASSES: Final = {"fwd": ("fwd",), "bwd": ("bwd",), "train": ("fwd", "bwd")}  # of each direction
 
 
 def hbm_bytes(problem: Problem, traffic: str = "fused") -> int:

@@ -7,7 +7,7 @@
 A call returns all that it computes, so that all of it can be checked.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from harness.problems.problem import Problem
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # the runner reads the table below, and imports no torch
     import torch
 
 # direction -> what a call returns, in this order
-OUTPUTS = {"fwd": ("o",), "bwd": ("dq", "dk", "dv"), "train": ("o", "dq", "dk", "dv")}
-SEED_OF_DO = 1  # added to the problem's seed, so that dO is no copy of q
+OUTPUTS: Final = {"fwd": ("o",), "bwd": ("dq", "dk", "dv"), "train": ("o", "dq", "dk", "dv")}
+SEED_OF_DO: Final = 1  # added to the problem's seed, so that dO is no copy of q
 
 
 def make_output_gradient(problem: Problem) -> "torch.Tensor":

@@ -1,15 +1,16 @@
 """The inputs of a problem, q, k and v: made from its seed, the same for every stage."""
 
 import math
+from typing import Final
 
 import torch
 
 from harness.problems import real_inputs
 from harness.problems.problem import Problem
 
-TILE = 64  # keys; the dominant keys of peaky inputs are spread over all tiles of this size
+TILE: Final = 64  # keys; the dominant keys of peaky inputs are spread over all tiles of this size
 
-STEPS = 2, 3, 4, 1  # of q, k, v and dO, where they are strided: none as another
+STEPS: Final = 2, 3, 4, 1  # of q, k, v and dO, where they are strided: none as another
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

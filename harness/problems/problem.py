@@ -2,19 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Final
 
-INPUTS = ("normal", "peaky", "real")
-DTYPES = ("float16", "bfloat16", "float32", "float64")
-PRECISIONS = ("ieee", "tf32")
-DEVICES = ("cpu", "cuda")
-ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+INPUTS: Final = ("normal", "peaky", "real")
+DTYPES: Final = ("float16", "bfloat16", "float32", "float64")
+PRECISIONS: Final = ("ieee", "tf32")
+DEVICES: Final = ("cpu", "cuda")
+ITEMSIZE: Final = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
-REAL_D = 32  # the head dimension of the captured model
-SEED = 20_260_101  # of all inputs, by default
-YARDSTICK = 3  # the stage that every other is compared with: our own with this number
-YARDSTICK_NAME = "torch_three_gemm"
-PEERS_FROM = 100  # from this number on, stages are peers: kernels of other projects, for comparison
+REAL_D: Final = 32  # the head dimension of the captured model
+SEED: Final = 20_260_101  # of all inputs, by default
+YARDSTICK: Final = 3  # the stage that every other is compared with: our own with this number
+YARDSTICK_NAME: Final = "torch_three_gemm"
+PEERS_FROM: Final = 100  # from this number on, stages are peers: kernels of other projects
 
 
 @dataclass(frozen=True)

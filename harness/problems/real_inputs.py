@@ -5,7 +5,7 @@ captured and under which licences. Needs NumPy only, neither torch nor transform
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from harness.problems.problem import REAL_D
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:  # the command line reads the sizes below, and needs no NumPy
     import numpy as np
 
 D = REAL_D
-MAX_N = 512
-HEADS = 12
-LAYERS = 2
+MAX_N: Final = 512
+HEADS: Final = 12
+LAYERS: Final = 2
 
 # inside the package, so that an installed wheel finds it as a checkout does
-FIXTURE = Path(__file__).parents[1] / "data" / "real_inputs.npz"
+FIXTURE: Final = Path(__file__).parents[1] / "data" / "real_inputs.npz"
 
 
 class Head(NamedTuple):

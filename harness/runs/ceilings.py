@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Final
 
 from harness.isolation.child import ChildFailed, one_line
 from harness.isolation.messages import Failed, Ready, Start, tell, told
@@ -22,20 +23,20 @@ from harness.records.schema import Record
 from harness.records.values import Count, Time
 
 GPU_SIDE, CPU_SIDE = 8192, 2048  # of the square matrices
-GPU_DTYPES = (
+GPU_DTYPES: Final = (
     ("bfloat16", "bfloat16"), ("float16", "float16"), ("float32", "ieee"), ("float32", "tf32"),
 )  # fmt: skip
-CPU_DTYPES = (("float32", "ieee"), ("float64", "float64"))
-GPU_COPY = 4 << 30  # bytes read, and as many written
-GPU_READ = 2 << 30  # bytes: the K and V of a large batch
-CACHES = 4  # a copy on a CPU reads this many times the last-level cache
-LEAST_CPU_COPY = 256 << 20  # bytes read, where the caches are small
-USUAL_CACHE = 32 << 20  # bytes, where the system doesn't say
-WARM_UP_CALLS = 3
-SECONDS = 1.0  # of sampling a ceiling, or longer, for at least:
-LEAST_SAMPLES = 5
-LIMIT = 300.0  # seconds for one ceiling; a slow core needs many for a product in float64
-CPU_CACHES = Path("/sys/devices/system/cpu")
+CPU_DTYPES: Final = (("float32", "ieee"), ("float64", "float64"))
+GPU_COPY: Final = 4 << 30  # bytes read, and as many written
+GPU_READ: Final = 2 << 30  # bytes: the K and V of a large batch
+CACHES: Final = 4  # a copy on a CPU reads this many times the last-level cache
+LEAST_CPU_COPY: Final = 256 << 20  # bytes read, where the caches are small
+USUAL_CACHE: Final = 32 << 20  # bytes, where the system doesn't say
+WARM_UP_CALLS: Final = 3
+SECONDS: Final = 1.0  # of sampling a ceiling, or longer, for at least:
+LEAST_SAMPLES: Final = 5
+LIMIT: Final = 300.0  # seconds for one ceiling; a slow core needs many for a product in float64
+CPU_CACHES: Final = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ here uses tensors.
 
 import contextlib
 import functools
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import Final
 
 from harness.isolation.judge import ERRORS, Judge, NoVerdict
-from harness.isolation.messages import LEAST_ROUNDS
+from harness.measures.samples import rounds_in, turns
 from harness.problems import cost
 from harness.problems.problem import PEERS_FROM
 from harness.records.jsonl import Writer
@@ -22,7 +22,6 @@ from harness.records.schema import Record, key
 from harness.runs.plan import Cell, Comparison, Limits, why_beyond, why_hopeless
 from harness.runs.process import (
     INTERPRETED,
-    TURN_SECONDS,
     ComparisonProcess,
     Failure,
     Outcome,
@@ -31,10 +30,12 @@ from harness.runs.process import (
 )
 
 # fields of a record and of a message (harness/isolation/messages.py)
-TIMING = ("time_ms", "time_iqr_ms", "samples", "sm_clock_mhz", "rounds_ms", "launch_ms")
-CHECKED = ("first_call_ms", "peak_bytes", "memory_meter")
+TIMING: Final = ("time_ms", "time_iqr_ms", "samples", "sm_clock_mhz", "rounds_ms", "launch_ms")
+CHECKED: Final = ("first_call_ms", "peak_bytes", "memory_meter")
 
-APART = "timed in a process of its own, in turns with the others' processes"
+ALONE_SECONDS: Final = 0.2  # of sampling a stage alone
+TURN_SECONDS: Final = 0.3  # of sampling each of several, where no rounds are given
+APART: Final = "timed in a process of its own, in turns with the others' processes"
 
 # called with each cell's record, or all of a comparison's, and with the output of the stages
 Report = Callable[[Record, str], None]
@@ -159,7 +160,7 @@ def compare(comparison: Comparison, judge: Judge, tell: Say = lambda _: None) ->
     `tell` is called with each step.
     """
     problem = comparison.problem
-    outcomes = [Outcome(*contestant) for contestant in comparison.contestants()]
+    outcomes = [Outcome(*asked) for asked in comparison.stages_asked()]
     for outcome in outcomes:
         if outcome.stage.failed is not None:
             outcome.drop(*outcome.stage.failed)
@@ -229,24 +230,26 @@ def in_processes(
     nothing can be checked.
     """
     with contextlib.ExitStack() as stack:
-        apart = len(groups) > 1
         started = [
-            stack.enter_context(ComparisonProcess(comparison, outcomes, judge, apart, tell))
+            stack.enter_context(ComparisonProcess(comparison, outcomes, judge, tell))
             for outcomes in groups
         ]
-        tell("the contestants load, stage 3 in float64 is computed")
+        tell("the stages load, stage 3 in float64 is computed")
         for each in started:
             each.attempt(each.load)
         for each in started:
             each.attempt(each.check)
-        limits = comparison.limits
-        names = ", ".join(each.outcomes[i].stage.name for each in started for i in each.going)
-        if limits.rounds is not None and names:
-            tell(f"{names}: {limits.warmup} + {limits.rounds} calls each, in turns")
         for each in started:
-            each.attempt(each.start_sampling)
-        if apart:
-            take_turns(started, limits.rounds)
+            each.attempt(each.warm_up)
+        timed = [(each, index) for each in started for index in each.going]
+        if timed:
+            rounds = rounds_of(comparison, timed)
+            names = ", ".join(each.outcomes[index].stage.name for each, index in timed)
+            if comparison.limits.rounds is not None:
+                tell(f"{names}: {comparison.limits.warmup} + {rounds} calls each, in turns")
+            for turn in turns(len(timed), rounds):
+                each, index = timed[turn]
+                each.attempt(each.sample, index)
         for each in started:
             each.attempt(each.finish)
     for each in started:
@@ -255,15 +258,12 @@ def in_processes(
     return [each.failure for each in started]
 
 
-def take_turns(started: Sequence[ComparisonProcess], rounds: int | None) -> None:
-    """Let processes take turns: one sample each per round, starting one process later."""
-    able = [each for each in started if each.going]
-    deadline = time.monotonic() + (TURN_SECONDS * len(able) if rounds is None else 0.0)
-    first = 0
-    while first < (rounds or LEAST_ROUNDS) or time.monotonic() < deadline:
-        for offset in range(len(able)):
-            each = able[(first + offset) % len(able)]
-            each.attempt(each.turn)
-        first += 1
-    for each in able:
-        each.attempt(each.end_turns)
+def rounds_of(comparison: Comparison, timed: Sequence[tuple[ComparisonProcess, int]]) -> int:
+    """The number of samples of each of the stages that are `timed`: the same for all."""
+    if comparison.limits.rounds is not None:
+        return comparison.limits.rounds
+    cost = sum(each.series[index].cost for each, index in timed)
+    if not comparison.alone:
+        return rounds_in(TURN_SECONDS * len(timed), cost)
+    [(process, index)] = timed  # its samples take half of its budget at most
+    return min(rounds_in(ALONE_SECONDS, cost), max(1, int(process.left[index] / 2 / cost)))

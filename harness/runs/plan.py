@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, product
 from pathlib import Path
+from typing import Final
 
 from harness.isolation.judge import JUDGE_LIMIT
 from harness.isolation.roster import StageInfo
@@ -22,8 +23,8 @@ CORE_RATE, GPU_RATE = 2e11, 1e14
 # FLOP/s that are fast for attention on one thread of a CPU (a stage has no more), and in Triton's
 # interpreter, where a stage is called once and not timed
 THREAD_RATE, INTERPRETED_RATE = 2e11, 2e9
-PATIENCE = 600.0  # seconds: a run that takes longer even at those rates is refused
-GPU_SIZES = (1024, 2048, 4096, 8192, 16384)
+PATIENCE: Final = 600.0  # seconds: a run that takes longer even at those rates is refused
+GPU_SIZES: Final = (1024, 2048, 4096, 8192, 16384)
 SMALL_N, SMALL_D = 64, 16  # the largest N, and the d, of the small part of the tour
 Takes = Callable[[StageInfo, Problem], bool]  # whether a stage is measured on a problem
 
@@ -58,7 +59,7 @@ class Comparison:
     alone: bool = False
     paged: Sequence[tuple[StageInfo, int]] = ()
 
-    def contestants(self) -> list[tuple[StageInfo, Problem]]:
+    def stages_asked(self) -> list[tuple[StageInfo, Problem]]:
         """Each stage with its problem, which has a page size for a paged one."""
         paged = [(stage, replace(self.problem, page_size=size)) for stage, size in self.paged]
         return [(stage, self.problem) for stage in self.stages] + paged
@@ -66,7 +67,7 @@ class Comparison:
     def to_json(self) -> list[Record]:
         """The comparison in the plan of an env line: one dict for each stage."""
         return [
-            Cell(stage, problem, paired=True).to_json() for stage, problem in self.contestants()
+            Cell(stage, problem, paired=True).to_json() for stage, problem in self.stages_asked()
         ]
 
 
@@ -148,7 +149,7 @@ def why_too_long(comparisons: Iterable[Comparison]) -> str | None:
         calls = limits.warmup + (limits.rounds or 0)
         if problem.device != "cpu" or why_hopeless(problem):  # those fail at once, with a reason
             continue
-        for stage, own_problem in comparison.contestants():
+        for stage, own_problem in comparison.stages_asked():
             if stage.why_skip(own_problem):
                 continue
             if stage.modes[problem.device] == "interpreted":

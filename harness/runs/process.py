@@ -1,46 +1,64 @@
 """One process of a comparison, from the parent's side: its stages are called, judged and timed.
 
-Only a stage that is right, or wrong by design and alone, is timed. The times that the process
-reports are checked against the parent's clock. What is said to the process, and what it answers, is
-listed in harness/isolation/messages.py; `compete` (harness/isolation/contestant.py) answers.
+Only a stage that is right, or wrong by design and alone, is timed. What is said to the process, and
+what it answers, is listed in harness/isolation/messages.py; `serve` (measured_stage.py) answers.
 """
 
-import math
+import contextlib
+import functools
 import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
+from typing import Any, Final
 
 from harness.isolation import messages
+from harness.isolation.changes import AGAIN, STRIDED
 from harness.isolation.child import NO_MESSAGE, ChildFailed
-from harness.isolation.contestant import compete
 from harness.isolation.judge import Judge
-from harness.isolation.measured_call import AGAIN, STRIDED
-from harness.isolation.messages import Checked, Out, Timed, Verdict
+from harness.isolation.measured_stage import serve
+from harness.isolation.messages import Checked, Out, Verdict
 from harness.isolation.processes import descendants, kept_waiting
 from harness.isolation.roster import LEAST_LOAD, StageInfo
 from harness.isolation.scratch import scratch
 from harness.isolation.session import Session
+from harness.measures.samples import LEAST_ROUNDS, ONE_CALL, Plan, Sampled, Series
 from harness.problems.problem import Problem
 from harness.runs.plan import Comparison
 
-ALONE_SECONDS = 0.2  # of sampling a stage alone
-TURN_SECONDS = 0.3  # of sampling each of several stages in turns, with no number of rounds given
-LEAST_REST = 0.01  # seconds of a budget, at least: a message already sent is still read
-INTERPRETED = "interpreted: no speed to compare"
+LEAST_REST: Final = 0.01  # seconds of a budget, at least: a message already sent is still read
+CLOCK_MS: Final = 20.0  # of calls before the GPU's clock is read
+LAUNCHES: Final = 20  # in a row
+LAUNCHES_MS: Final = 40.0  # of the GPU's time for a row, at most, but for two calls
+INTERPRETED: Final = "interpreted: no speed to compare"
 
 # how a reported time is checked by the parent's clock
-LEAST_SECONDS = 1e-8  # of a call from Python, on any machine
-CHECK_SECONDS, MOST_CHECKS = 0.01, 3
-MOST_CALLS = 20_000  # no call takes so little that these last no longer than the messages
-MESSAGE_SECONDS = 0.02  # for messages in both directions
-MOST_FACTOR = 4.0  # a factor between the two clocks that noise of a busy machine may explain
-LAUNCH_SECONDS = 0.002  # that Python may take to launch a call, not part of a GPU's own time
+LEAST_MS: Final = 1e-5  # of a call from Python, on any machine
+MESSAGE_SECONDS: Final = 0.02  # for messages in both directions
+WARM_UP_CALLS: Final = 2  # of torch's Timer
+GPU_SECONDS: Final = 0.05  # for the head start, flushing L2 and launching
+MOST_FACTOR: Final = 4.0  # between the two clocks, on a busy machine
 
 Failure = tuple[str, str] | None  # status and reason
 Say = Callable[[str], None]  # called with each step when it begins
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The timing of a stage, ms. `rounds_ms`: its samples, where it took turns with others."""
+
+    time_ms: float
+    time_iqr_ms: float | None
+    samples: int
+    sm_clock_mhz: int | None = None
+    rounds_ms: list[float] | None = None
+    launch_ms: float | None = None
+
+
+class Dropped(Exception):
+    """A stage has failed in a step; its outcome says why."""
 
 
 @dataclass
@@ -56,7 +74,6 @@ class Outcome:
     reason: str = ""
     dropped: bool = False
     refused: bool = False
-    waited: float = 0.0  # seconds of its check, by the parent's clock
     checked: Checked | None = None
     verdict: Verdict | None = None  # on its first outputs
     timed: Timed | None = None
@@ -90,10 +107,13 @@ class Outcome:
         self.status, self.reason, self.dropped = status, reason, True
         self.timed = self.skip_ratio = None
 
-    def drop_out(self, message: Out) -> None:
-        """Note that the stage failed, as its process reports."""
-        self.drop(message.status, message.reason)
-        self.refused = message.refused
+    def believe(self, message: object) -> Any:
+        """Note that the stage failed, where its process reports that; else return the message."""
+        if isinstance(message, Out):
+            self.drop(message.status, message.reason)
+            self.refused = message.refused
+            raise Dropped
+        return message
 
     def note_verdict(self, verdict: Verdict) -> None:
         """Note the judge's verdict on the first outputs."""
@@ -116,15 +136,14 @@ class ComparisonProcess:
     """One process of a comparison and its stages; `failure`: why it ended early, or None."""
 
     def __init__(
-        self, comparison: Comparison, outcomes: Sequence[Outcome], judge: Judge, apart: bool,
-        tell: Say,
-    ) -> None:  # fmt: skip
-        self.comparison, self.outcomes, self.judge, self.apart = comparison, outcomes, judge, apart
+        self, comparison: Comparison, outcomes: Sequence[Outcome], judge: Judge, tell: Say
+    ) -> None:
+        self.comparison, self.outcomes, self.judge = comparison, outcomes, judge
         self.tell, self.limits = tell, comparison.limits
         self.failure: Failure = None
-        self.going: list[int] = []
-        self.seconds = self.limits.budget  # the rest of the budget
-        self.sampled = 0.0  # when the sampling began
+        self.series: dict[int, Series] = {}  # of the stages that are timed, by index
+        self.left: dict[int, float] = {}  # the rest of each one's budget, seconds
+        self.credible: set[int] = set()  # by the parent's clock
         # our own are called with any strides in the tests of the contract
         self.strided = not all(outcome.stage.ours for outcome in outcomes)
         # its own folder, so that processes share no files
@@ -134,25 +153,24 @@ class ComparisonProcess:
             comparison.problem, [outcome.problem for outcome in outcomes],
             paths=[str(outcome.stage.path) for outcome in outcomes],
             sha256=[outcome.stage.sha256 for outcome in outcomes],
-            outs=list(map(str, self.outs)), alone=comparison.alone, apart=apart,
-            strided=self.strided, graph=self.limits.graph,
-            warmup=0 if comparison.alone else self.limits.warmup,
-            rounds=self.limits.rounds or messages.LEAST_ROUNDS,
-            budget=self.limits.budget, memory=self.limits.memory,
+            outs=list(map(str, self.outs)), alone=comparison.alone, strided=self.strided,
+            graph=self.limits.graph, memory=self.limits.memory,
         )  # fmt: skip
         load = max(LEAST_LOAD, self.limits.budget)
-        self.session = Session(compete, order, memory=self.limits.memory, load=load)
+        self.session = Session(serve, order, memory=self.limits.memory, load=load)
 
-    def attempt(self, step: Callable[[], None]) -> None:
+    def attempt(self, step: Callable[..., None], *arguments: object) -> None:
         """Carry out a step, unless an earlier one has failed; note a failure."""
         if self.failure is None and self.outcomes:
             try:
-                step()
+                step(*arguments)
+            except Dropped:
+                pass
             except ChildFailed as error:
                 if error.reason == NO_MESSAGE:  # then its earlier messages can't be trusted either
                     for outcome in self.outcomes:
                         outcome.forget()
-                self.failure, self.going = (error.status, error.reason), []
+                self.failure, self.series = (error.status, error.reason), {}
                 self.session.end()
 
     def load(self) -> None:
@@ -167,22 +185,16 @@ class ComparisonProcess:
         The time of the judge does not count towards the budget.
         """
         budget = self.limits.budget
-        late = f"took more than its budget of {budget:g} s"
         begun = time.monotonic()
         self.session.send(messages.Start())
         for outcome in self.outcomes:
             self.tell(f"{outcome.stage.number} {outcome.stage.name} is called")
-            called = time.monotonic()
-            answer: Checked | Out = self.session.receive(Checked, Out, seconds=budget, late=late)
-            outcome.waited = time.monotonic() - called
-            if isinstance(answer, Out):
-                outcome.drop_out(answer)
-            else:
-                outcome.checked = answer
+            answer = self.session.receive(Checked, Out, seconds=budget, late=self.late)
+            with contextlib.suppress(Dropped):
+                outcome.checked = outcome.believe(answer)
                 # since all began: the child doesn't wait between two stages until it is asked
-                if why := why_too_long(answer.call_ms, 1, time.monotonic() - begun):
-                    outcome.drop("wrong", why)
-        self.seconds = max(LEAST_REST, budget - (time.monotonic() - begun))
+                check_clock(outcome, answer.call_ms, time.monotonic() - begun)
+        rest = max(LEAST_REST, budget - (time.monotonic() - begun))
         for outcome, out in zip(self.outcomes, self.outs, strict=True):
             if not outcome.dropped:
                 outcome.note_verdict(self.judge.verdict(out))
@@ -191,12 +203,18 @@ class ComparisonProcess:
                     outcome.drop(outcome.status, outcome.reason)
                 elif why := self.why_strides_matter(outcome, out):
                     outcome.drop("wrong", why)
-        self.keep_single_calls()
-        self.going = [
-            index
-            for index, outcome in enumerate(self.outcomes)
-            if not outcome.dropped and outcome.timed is None and outcome.mode != "interpreted"
-        ]
+        self.keep_single_calls(rest)
+        for index, outcome in enumerate(self.outcomes):
+            if not outcome.dropped and outcome.timed is None and outcome.mode != "interpreted":
+                device, devices = outcome.problem.device, outcome.stage.devices
+                device = device if device in devices else devices[0]  # where it computes
+                self.series[index] = Series(functools.partial(self.take, index), device)
+                self.left[index] = rest if self.comparison.alone else budget
+
+    @property
+    def late(self) -> str:
+        """The reason of a stage that exceeds its budget."""
+        return f"took more than its budget of {self.limits.budget:g} s"
 
     def why_strides_matter(self, outcome: Outcome, out: Path) -> str | None:
         """Why the outputs for strided inputs are wrong, or None."""
@@ -206,122 +224,103 @@ class ComparisonProcess:
         found = self.judge.verdict(out.with_name(f"{out.name}.strided"), again)
         return None if found.exact else f"with {STRIDED}: {found.why}"
 
-    def keep_single_calls(self) -> None:
+    def keep_single_calls(self, rest: float) -> None:
         """Note the time of the one call of a stage alone that is interpreted, or very slow."""
         for outcome in remaining(self.outcomes):
             interpreted = outcome.mode == "interpreted"
-            if self.comparison.alone and (interpreted or 4e-3 * outcome.call_ms >= self.seconds):
-                outcome.timed = Timed(outcome.call_ms, None, 1, None, None, None, change=[])
+            if self.comparison.alone and (interpreted or 4e-3 * outcome.call_ms >= rest):
+                outcome.timed = Timed(outcome.call_ms, None, 1)
             elif interpreted:
                 outcome.reason = INTERPRETED
 
-    def start_sampling(self) -> None:
-        """Tell the process which stages to time and for how long; one of several then warms up."""
-        if not self.going:
+    def warm_up(self) -> None:
+        """Warm each stage up that is timed, and fix how its samples are taken."""
+        if not self.series:
             return
-        seconds = TURN_SECONDS * len(self.going) if self.limits.rounds is None else 0.0
-        if self.comparison.alone:
-            [only] = self.going
-            wanted = max(ALONE_SECONDS, 5e-3 * self.outcomes[only].call_ms)
-            seconds = min(wanted, self.seconds / 2)
-        self.sampled = time.monotonic()
-        self.session.send(messages.Sample(self.going, seconds))
-        if self.apart:
-            budget, late = self.limits.budget, f"took more than {self.limits.budget:g} s to warm up"
-            answer: messages.Done | Out = self.session.receive(
-                messages.Done, Out, seconds=budget, late=late
-            )
-            if isinstance(answer, Out):
-                [only] = self.going
-                self.outcomes[only].drop_out(answer)
-                self.going = []
+        self.session.send(messages.Keep([*self.series]))
+        pid = self.session.start().process.pid
+        self.pids = {os.getpid(), pid, *descendants(pid)}
+        for index in self.series:
+            self.attempt(self.warm_up_one, index)
 
-    def turn(self) -> None:
-        """Have the process take one sample."""
-        self.session.send(messages.Turn())
-        late = "took too long for its turn"
-        self.session.receive(messages.Done, seconds=self.limits.budget, late=late)
+    def warm_up_one(self, index: int) -> None:
+        """Warm a stage up. It is dropped where the rounds would exceed its budget."""
+        limits, outcome, series = self.limits, self.outcomes[index], self.series[index]
+        for _ in range(0 if self.comparison.alone else limits.warmup):
+            seconds = 1e-3 * self.take(index, ONE_CALL).time_ms
+            calls = limits.warmup + (limits.rounds or LEAST_ROUNDS)
+            if seconds * calls > limits.budget:
+                outcome.drop(
+                    "timeout", f"{seconds:.3g} s per call: {calls} calls do not fit in its budget "
+                    f"of {limits.budget:g} s",
+                )  # fmt: skip
+                raise Dropped
+        series.fix(self.comparison.alone)
+        self.credible.discard(index)  # the samples are to show it
 
-    def end_turns(self) -> None:
-        """Tell the process that there are no more turns."""
-        self.session.send(messages.Turn(over=True))
+    @property
+    def going(self) -> list[int]:
+        """The indices of the stages that are timed and haven't failed."""
+        return [index for index in self.series if not self.outcomes[index].dropped]
+
+    def sample(self, index: int) -> None:
+        """Have a sample of a stage taken, unless it has failed."""
+        if not self.outcomes[index].dropped:
+            self.series[index].sample()
+
+    def take(self, index: int, plan: Plan) -> Sampled:
+        """Have the process take a sample; the stage is dropped where its clock is wrong."""
+        outcome, begun, clock = self.outcomes[index], time.monotonic(), self.clock()
+        asked, left = messages.Turn(index, **vars(plan)), self.left[index]
+        answer = self.session.ask(asked, Sampled, Out, seconds=left, late=self.late)
+        waited, ours = time.monotonic() - begun, self.clock() - clock
+        self.left[index] = max(LEAST_REST, self.left[index] - waited)
+        sampled: Sampled = outcome.believe(answer)
+        check_clock(outcome, sampled.time_ms * plan.calls, waited)
+        most = MOST_FACTOR * 1e-3 * sampled.time_ms * (plan.untimed + plan.calls + WARM_UP_CALLS)
+        most += MESSAGE_SECONDS + (GPU_SECONDS if self.series[index].device == "cuda" else 0.0)
+        if ours <= most:
+            self.credible.add(index)
+        return sampled
+
+    def clock(self) -> float:
+        """The parent's clock in seconds, less the time that the processes waited for a core."""
+        return time.monotonic() - kept_waiting(self.pids)
 
     def finish(self) -> None:
-        """Receive the timings, judge the outputs of calls with changed inputs, check the times."""
-        if not self.going:
-            return
-        seconds, late = self.seconds, f"took more than its budget of {self.limits.budget:g} s"
-        if not self.comparison.alone:
-            seconds = self.limits.budget * len(self.going)
-            late = f"took more than {seconds:g} s for the rounds of all"
-        going = [self.outcomes[index] for index in self.going]
-        answers: list[Timed | Out] = [
-            self.session.receive(Timed, Out, seconds=seconds, late=late) for _ in going
-        ]
-        waited = time.monotonic() - self.sampled
-        for index, outcome, answer in zip(self.going, going, answers, strict=True):
-            if isinstance(answer, Out):
-                outcome.drop_out(answer)
-            elif why := (
-                why_too_long(answer.time_ms, answer.samples, waited)
-                or why_cached(outcome, self.outs[index], self.judge, answer.change)
-            ):
-                outcome.drop("wrong", why)
-            else:
-                outcome.timed = answer
-        for place, outcome in enumerate(going):
-            if not outcome.dropped and (why := self.why_too_short(place, outcome)):
-                outcome.drop("wrong", why)
+        """Have the calls after the samples made, and their outputs judged."""
+        for index in self.going:
+            self.attempt(self.finish_one, index)
         if self.limits.rounds is not None:  # a cell has no field for the skip ratio
-            for outcome, ratio in zip(going, self.count(seconds)):
-                if not outcome.dropped:
-                    outcome.skip_ratio = ratio
+            with contextlib.suppress(ChildFailed):  # the times were taken before
+                self.count()
 
-    def count(self, seconds: float) -> list[float | None]:
-        """The share of tiles that each stage skips, where it counts them.
+    def finish_one(self, index: int) -> None:
+        """Note the timing of a stage, once its outputs for changed inputs are judged."""
+        outcome, series = self.outcomes[index], self.series[index]
+        ms = series.median_ms
+        launches = max(2, min(LAUNCHES, int(LAUNCHES_MS / ms)))
+        asked = messages.Finish(index, 1 + int(CLOCK_MS / ms), launches)
+        seconds = self.left[index] if self.comparison.alone else self.limits.budget
+        answer = self.session.ask(asked, messages.Finished, Out, seconds=seconds, late=self.late)
+        finished: messages.Finished = outcome.believe(answer)
+        if why := why_cached(outcome, self.outs[index], self.judge, finished.change):
+            outcome.drop("wrong", why)
+        elif index not in self.credible:
+            outcome.drop("wrong", f"its clock is wrong: {ms:.3g} ms per call is too short")
+        else:
+            outcome.timed = Timed(
+                ms, series.iqr_ms, len(series.samples_ms), finished.sm_clock_mhz,
+                None if self.comparison.alone else series.rounds_ms, finished.launch_ms,
+            )  # fmt: skip
 
-        A failure here does not affect the times, which were taken before.
-        """
-        self.session.send(messages.CountTiles())
+    def count(self) -> None:
+        """Note the share of tiles that each stage skips, where it counts them."""
         late = "took too long to count its tiles"
-        try:
-            answer = self.session.receive(messages.Counted, seconds=seconds, late=late)
-        except ChildFailed:
-            return []
-        return answer.skip_ratios
-
-    def now(self) -> float:
-        """The parent's clock in seconds, less the time that both waited for a processor."""
-        pid = self.session.start().process.pid  # a descendant of this one: counted once
-        return time.monotonic() - kept_waiting({os.getpid(), pid, *descendants(pid)})
-
-    def why_too_short(self, place: int, outcome: Outcome) -> str | None:
-        """Why the time that a stage's process reports is too short to be true; None if it isn't.
-
-        The parent times some calls by its own clock, which includes delays of a busy machine. So a
-        reported time is rejected only where it is far below the parent's in each of several checks.
-        """
-        reported = 1e-3 * (outcome.time_ms or 0.0)
-        if reported < LEAST_SECONDS:
-            return f"its clock is wrong: {1e3 * reported:.3g} ms per call is less than a call takes"
-        if MOST_FACTOR * reported >= outcome.waited:  # the wait for the stage's first calls
-            return None
-        calls = min(MOST_CALLS, math.ceil(CHECK_SECONDS / reported))
-        allowed = MESSAGE_SECONDS + MOST_FACTOR * calls * reported
-        if outcome.problem.device == "cuda":
-            allowed += calls * LAUNCH_SECONDS
-        for _ in range(MOST_CHECKS):
-            begun = self.now()
-            self.session.send(messages.Repeat(place, calls))
-            late = f"took more than {self.limits.budget:g} s for {calls} calls"
-            self.session.receive(messages.Done, seconds=self.limits.budget, late=late)
-            waited = self.now() - begun
-            if waited <= allowed:
-                return None
-        return (
-            f"its clock is wrong: {1e3 * reported:.3g} ms per call, but {1e3 * waited:.3g} ms for "
-            f"{calls} of them"
-        )
+        for index in self.going:
+            asked, budget = messages.CountTiles(index), self.limits.budget
+            answer = self.session.ask(asked, messages.Counted, seconds=budget, late=late)
+            self.outcomes[index].skip_ratio = answer.skip_ratio
 
     def __enter__(self) -> "ComparisonProcess":
         return self
@@ -331,16 +330,19 @@ class ComparisonProcess:
         self.folder.cleanup()
 
 
-def why_too_long(ms: float, samples: int, waited: float) -> str | None:
-    """Why a median that a stage's process reports is too long to be true; None if it isn't.
+def check_clock(outcome: Outcome, ms: float, waited: float) -> None:
+    """Drop a stage whose process reports a time that no call takes, or a longer one than `waited`.
 
-    Half of the samples take as long as the median, or longer: more than the `waited` seconds are
-    impossible.
+    `waited`: seconds by the parent's clock.
     """
-    if 1e-3 * ms * samples / 2 <= waited:
-        return None
-    all_ms = 1e3 * waited
-    return f"its clock is wrong: {ms:.3g} ms is the median of {samples}, which took {all_ms:.3g} ms"
+    why = ""
+    if ms < LEAST_MS:
+        why = "is less than a call takes"
+    elif 1e-3 * ms > waited:
+        why = f"of {1e3 * waited:.3g} ms by the parent's clock"
+    if why:
+        outcome.drop("wrong", f"its clock is wrong: {ms:.3g} ms {why}")
+        raise Dropped
 
 
 def why_cached(outcome: Outcome, out: Path, judge: Judge, change: list[int] | None) -> str | None:

@@ -22,22 +22,22 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from harness.isolation.roster import StageInfo
 from harness.problems import cost
 from harness.problems.problem import Problem
 from harness.records.schema import Record
 
-LIMIT = 300.0  # seconds for one stage under the profiler
-METRICS = {  # what is counted, by ncu's name for it, in its base units
+LIMIT: Final = 300.0  # seconds for one stage under the profiler
+METRICS: Final = {  # what is counted, by ncu's name for it, in its base units
     "dram_read_bytes": "dram__bytes_read.sum",
     "dram_write_bytes": "dram__bytes_write.sum",
     "time_ns": "gpu__time_duration.sum",
 }
-SECTIONS = ("WarpStateStats", "ComputeWorkloadAnalysis")  # ncu's sections of:
-WAITS = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
-UNITS = re.compile(r"sm__(?:inst_executed_)?pipe_(\w+)\.avg\.pct_of_peak_sustained_active")
+SECTIONS: Final = ("WarpStateStats", "ComputeWorkloadAnalysis")  # ncu's sections of:
+WAITS: Final = re.compile(r"smsp__average_warps_issue_stalled_(\w+)_per_issue_active\.ratio")
+UNITS: Final = re.compile(r"sm__(?:inst_executed_)?pipe_(\w+)\.avg\.pct_of_peak_sustained_active")
 
 
 class NoProfiler(RuntimeError):

@@ -8,8 +8,7 @@ import torch
 from test_on_a_gpu import KINDS, problem
 
 import stages
-from harness.isolation.call import bind
-from harness.isolation.measured_call import prepare
+from harness.isolation.call import bind, prepare
 from harness.measures.accuracy import judge_outputs, set_precision
 from harness.measures.memory import measure_peak
 from harness.measures.oracle import make_oracles

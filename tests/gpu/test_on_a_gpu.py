@@ -2,7 +2,6 @@
 
 import math
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ import stages
 from harness.measures.accuracy import Error, set_precision
 from harness.measures.memory import measure_peak
 from harness.measures.oracle import make_oracle
-from harness.measures.timing import cuda_sampler
+from harness.measures.timing import alternate
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
 from harness.records.jsonl import read
@@ -209,12 +208,17 @@ def test_runs_are_the_same_bit_for_bit():
         assert torch.equal(online.attend(q, k, v), first)
 
 
+def median_ms(call):
+    """The median time of 15 calls."""
+    [series] = alternate([call], ["cuda"], rounds=15)
+    return series.median_ms
+
+
 def test_a_sleep_of_known_length_reads_true():
     """Twice the cycles take twice the time, and the clock that follows is one the card can have."""
     for _ in range(50):  # awake: an idle card starts at a fraction of its clock
         torch.cuda._sleep(2_000_000)
-    samplers = {c: cuda_sampler(lambda c=c: torch.cuda._sleep(c)) for c in (10**7, 2 * 10**7)}
-    read = {c: statistics.median(take() for _ in range(15)) for c, take in samplers.items()}
+    read = {c: median_ms(lambda c=c: torch.cuda._sleep(c)) for c in (10**7, 2 * 10**7)}
     extra_ms = read[2 * 10**7] - read[10**7]
     ghz = 10**7 / extra_ms / 1e6
     now = torch.cuda.clock_rate() / 1e3
@@ -227,8 +231,7 @@ def test_a_slow_host_adds_nothing_to_the_time_on_the_device():
         time.sleep(seconds)  # as a launch from Python that takes this long
         torch.cuda._sleep(10**6)
 
-    samplers = [cuda_sampler(partial(call, seconds)) for seconds in (0.0, 0.004)]
-    quick, slow = (statistics.median(take() for _ in range(15)) for take in samplers)
+    quick, slow = (median_ms(partial(call, seconds)) for seconds in (0.0, 0.004))
     assert slow < 2 * quick  # of half a millisecond
 
 

@@ -65,19 +65,19 @@ def test_what_is_past_a_length_changes_no_output_of_many_tiles(d, causal):
     q = torch.randn(8, 32, 1024, d, device="cuda").half()
     k, v = (torch.randn(8, 4, 1024, d, device="cuda").half() for _ in range(2))
     lengths = torch.arange(8, device="cuda").int() * 131
-    plain = STAGE.forward(q, k, v, causal, lengths)
+    plain = STAGE.launch.forward(q, k, v, causal, lengths)
     for b, length in enumerate(lengths.tolist()):
         k[b, :, length:], v[b, :, length:] = math.nan, math.inf
     lse, first = torch.empty(q.shape[:3], device="cuda"), None
     for _ in range(20):
         lse.fill_(math.nan)
-        assert torch.equal(STAGE.forward(q, k, v, causal, lengths, lse=lse), plain)
+        assert torch.equal(STAGE.launch.forward(q, k, v, causal, lengths, lse=lse), plain)
         first = lse.clone() if first is None else first
         assert torch.equal(lse, first)
     assert not lse.isnan().any()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = STAGE.forward(q, k, v, causal, lengths)
+        captured = STAGE.launch.forward(q, k, v, causal, lengths)
     for _ in range(3):
         captured.fill_(math.nan)
         graph.replay()
@@ -96,7 +96,7 @@ def test_launches_are_the_same_bit_for_bit(d, name, causal):
         lse.fill_(math.nan)
         torch.empty = lambda *size, **kwargs: empty(*size, **kwargs).fill_(math.nan)
         try:
-            o = STAGE.forward(q, k, v, causal, None, lse=lse, config=config)
+            o = STAGE.launch.forward(q, k, v, causal, None, lse=lse, config=config)
         finally:
             torch.empty = empty
         first = first or (o, lse.clone())

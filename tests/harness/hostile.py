@@ -18,7 +18,7 @@ def shout(**message):
 
 
 def outs():
-    kind = "Contestant"
+    kind = "MeasuredStage"
     return [x.out for x in gc.get_objects() if type(x).__name__ == kind and hasattr(x, "out")]
 
 
@@ -50,7 +50,7 @@ def attend(q, k, v, **more):
 FAILS = {
     # what it says
     "words_ok": """
-import harness.isolation.contestant as worker, attention_ladder.models.training.loop as trainer
+import harness.isolation.measured_stage as worker, attention_ladder.models.training.loop as trainer
 worker.blame = trainer.blame = lambda *a: {"status": "ok", "reason": ""}
 def attend(q, k, v, **more): raise RuntimeError
 """,
@@ -72,22 +72,22 @@ def attend(q, k, v, **more): raise RuntimeError
     "endless_configuration": CONFIGURED.format("10**400"),
     # what it writes for the judge
     "three_bytes": """
-import harness.isolation.contestant as worker
+import harness.isolation.measured_stage as worker
 worker.write_outputs = lambda o, p, g, path: open(path, "wb").write(b"abc") and None
 attend = three
 """,
     "no_output": """
-import harness.isolation.contestant as worker
+import harness.isolation.measured_stage as worker
 worker.write_outputs = lambda o, p, g, path: None
 attend = three
 """,
     "terabyte": """
-import harness.isolation.contestant as worker
+import harness.isolation.measured_stage as worker
 worker.write_outputs = lambda o, p, g, path: os.truncate(open(path, "wb").name, 1 << 40)
 attend = three
 """,
     "pipe_for_output": """
-import harness.isolation.contestant as worker
+import harness.isolation.measured_stage as worker
 worker.write_outputs = lambda o, p, g, path: os.mkfifo(path)
 attend = three
 """,
@@ -164,14 +164,14 @@ real = json.dumps
 json.dumps = lambda x, **b: real(x | {"time_ms": 1e-9} if "time_ms" in x else x, **b)
 attend = torch.nn.functional.scaled_dot_product_attention
 """,
-    "claims_less_than_no_spread": """
+    "claims_less_than_no_time": """
 real = json.dumps
-json.dumps = lambda x, **b: real(x | {"time_iqr_ms": -5.0} if "time_iqr_ms" in x else x, **b)
+json.dumps = lambda x, **b: real(x | {"time_ms": -5.0} if "time_ms" in x else x, **b)
 attend = three
 """,
-    "claims_no_samples": """
+    "claims_a_late_gpu": """
 real = json.dumps
-json.dumps = lambda x, **b: real(x | {"samples": 0} if "samples" in x else x, **b)
+json.dumps = lambda x, **b: real(x | {"late": 7} if "late" in x else x, **b)
 attend = three
 """,
     "claims_long_calls": """
@@ -314,6 +314,17 @@ def attend(q, k, v, **more):
 
 # those whose answer is right, and whose cell is ok: but what else they do must do no harm
 HARMLESS = {
+    # figures that the parent computes itself
+    "claims_less_than_no_spread": """
+real = json.dumps
+json.dumps = lambda x, **b: real(x | {"time_iqr_ms": -5.0} if "time_iqr_ms" in x else x, **b)
+attend = three
+""",
+    "claims_no_samples": """
+real = json.dumps
+json.dumps = lambda x, **b: real(x | {"samples": 0} if "samples" in x else x, **b)
+attend = three
+""",
     "long_log": """
 def attend(q, k, v, **more):
     with contextlib.suppress(OSError):

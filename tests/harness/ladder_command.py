@@ -22,7 +22,7 @@ import psutil
 import torch
 from stage_files import Table
 
-from harness.isolation.child import OF_GRADIENTS
+from harness.isolation.fork_server import OF_GRADIENTS
 from harness.records.jsonl import read
 
 ROOT = Path(__file__).parents[2]

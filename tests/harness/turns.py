@@ -16,12 +16,12 @@ def main():
 
     The other arguments: modules for the fork server, besides its own.
     """
-    from harness.isolation import child
+    from harness.isolation import fork_server
 
     connection = Connection(int(sys.argv[1]))
     os.set_inheritable(connection.fileno(), False)
     keep_the_server_in_step()
-    child.PRELOADED = (*child.PRELOADED, *sys.argv[2:])
+    fork_server.PRELOADED = (*fork_server.PRELOADED, *sys.argv[2:])
     describe_ours_once()
     sample = sampling()
     environment = dict(os.environ)
@@ -106,13 +106,13 @@ def describe_ours_once():
 
 def sampling():
     """A function that sets whether stages are timed briefly, or for as long as a user's are."""
-    from harness.runs import comparison, process
+    from harness.runs import comparison
 
-    usual = process.ALONE_SECONDS, process.TURN_SECONDS
+    usual = comparison.ALONE_SECONDS, comparison.TURN_SECONDS
 
     def sample(briefly):
-        process.ALONE_SECONDS, process.TURN_SECONDS = (0.02, 0.02) if briefly else usual
-        comparison.TURN_SECONDS = process.TURN_SECONDS
+        times = (0.02, 0.02) if briefly else usual
+        comparison.ALONE_SECONDS, comparison.TURN_SECONDS = times
 
     return sample
 

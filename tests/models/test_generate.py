@@ -235,9 +235,13 @@ def test_only_what_is_judged_to_be_right_writes(model, tmp_path, fake, wrong):
 
 
 def test_a_clock_that_a_stage_has_changed_makes_no_speed(model, tmp_path):
-    """Two layers: a token takes 10 ms at least, whatever its process says."""
+    """Two layers: a token takes 10 ms at least, whatever the process that writes says."""
     slow = WRONG.replace("return 1.01 *", "time.sleep(0.005)\n    return")
-    clock = "import time\nreal = time.perf_counter\ntime.perf_counter = lambda: real() / 1000\n"
+    clock = (
+        "import sys, time\nreal = time.perf_counter\n"
+        "if 'attention_ladder.models.training.writing' in sys.modules:  # not where it is checked\n"
+        "    time.perf_counter = lambda: real() / 1000\n"
+    )
     (tmp_path / "off.py").write_text(clock + slow)
     options = ("--stage", "off.py", "--context", 20, "--tokens", 8, "--load", model[0])
     done = run_command(*options, "--out", "run.jsonl", cwd=tmp_path)

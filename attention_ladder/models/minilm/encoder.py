@@ -17,7 +17,6 @@ import stages
 from attention_ladder.models.attention_interface import register
 from harness.isolation.call import blame
 from harness.isolation.child import hear, say
-from harness.isolation.messages import LEAST_ROUNDS
 from harness.measures.accuracy import set_precision
 from harness.measures.timing import alternate, time_once
 from harness.problems.problem import Problem
@@ -56,7 +55,7 @@ def run_texts(connection: Connection, path: str, order: Record) -> None:
                 for call in calls:
                     call()
                 # timed as on the model's device, also where the stage computes on the CPU
-                ours, theirs = alternate(calls, [device] * 2, 2 * TURN_SECONDS, rounds=LEAST_ROUNDS)
+                ours, theirs = alternate(calls, [device] * 2, 2 * TURN_SECONDS)
             say(
                 connection, "done", samples=len(ours.samples_ms),
                 time_ms=ours.median_ms, time_iqr_ms=ours.iqr_ms,

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from course.lab.grading.endings import FORBIDDEN
-from harness.isolation.call import Given, WrongOutput, bind, blame, write_outputs
-from harness.isolation.child import NO_MESSAGE, OF_GRADIENTS, START_LIMIT, ChildFailed, hear
+from harness.isolation.call import Call, WrongOutput, bind, blame, prepare_for, write_outputs
+from harness.isolation.changes import Given
+from harness.isolation.child import NO_MESSAGE, START_LIMIT, ChildFailed, hear
+from harness.isolation.fork_server import OF_GRADIENTS
 from harness.isolation.judge import Judge
-from harness.isolation.measured_call import Call, prepare_for
 from harness.isolation.messages import Failed, Ready, tell
 from harness.isolation.scratch import scratch
 from harness.isolation.session import Session
@@ -197,7 +198,7 @@ def answer(
     import stages
     from course.lab.grading.guard import Guard
     from course.lab.layouts import laid, make_given
-    from harness.isolation.contestant import set_data_limit
+    from harness.isolation.processes import set_data_limit
 
     torch.set_num_threads(1)
     problem = Problem.from_json(order)

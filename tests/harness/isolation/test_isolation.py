@@ -225,7 +225,7 @@ INTERRUPTED = """
 import os, signal, sys, threading, time
 from multiprocessing import forkserver
 from pathlib import Path
-from harness.isolation import child
+from harness.isolation import child, fork_server
 
 deaf, heard, at_once = [], threading.Event(), []
 
@@ -241,7 +241,7 @@ def connect(handles, connect=forkserver.connect_to_new_process):
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 forkserver.connect_to_new_process = connect
-child.PRELOADED = ()
+fork_server.PRELOADED = ()
 log = Path(sys.argv[1])
 try:
     child.begin(print, str(log), ("told",))

@@ -2,17 +2,14 @@
 
 import gc
 import json
-import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from ladder_command import PATIENCE, ROOT, RUN, by_name, environ, fakes, in_turn
 
-from harness.isolation import child
+from harness.isolation import fork_server
 from harness.isolation.child import Child, say
-from harness.runs import process
 
 
 def python(code, *arguments):
@@ -29,27 +26,12 @@ def python(code, *arguments):
     return json.loads(done.stdout)
 
 
-def test_the_wait_for_a_processor_is_that_of_the_two_and_counts_once(monkeypatch):
-    """The child is a descendant of the parent, which has others: what they wait is no excuse."""
-    asked = []
-    monkeypatch.setattr(process, "kept_waiting", lambda pids: asked.extend(pids) or 0.0)
-    command = [sys.executable, "-c", "input()"]
-    with (
-        subprocess.Popen(command, stdin=subprocess.PIPE) as child,
-        subprocess.Popen(command, stdin=subprocess.PIPE) as other,
-    ):
-        session = SimpleNamespace(start=lambda: SimpleNamespace(process=child))
-        process.ComparisonProcess.now(SimpleNamespace(session=session))
-        child.kill()
-        other.kill()
-    assert sorted(asked) == sorted([os.getpid(), child.pid])
-
-
 def test_the_command_line_and_the_runner_import_no_torch():
     loaded = python(
         "import json, sys\nimport ladder.app, ladder.doctor\n"
         "import harness.runs.comparison, harness.views.cell_tables\n"
-        "import harness.views.lines, harness.isolation.child, harness.isolation.contestant\n"
+        "import harness.views.lines, harness.views.roofline\n"
+        "import harness.isolation.child, harness.isolation.measured_stage\n"
         "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
     )
     assert not {"torch", "triton", "matplotlib", "stages"} & set(loaded)
@@ -59,7 +41,8 @@ SERVER = """
 import importlib, json, multiprocessing.forkserver, os, sys, tempfile
 from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "2"  # an operation would start the other one
-from harness.isolation.child import OF_GRADIENTS, Child
+from harness.isolation.child import Child
+from harness.isolation.fork_server import OF_GRADIENTS
 from harness.isolation.roster import describe
 
 stage3 = next(Path("stages").glob("s03_*.py")).resolve()
@@ -100,7 +83,7 @@ def say_whether_garbage_is_looked_for(connection):
 
 def test_the_fork_server_imports_without_the_collector_and_each_child_has_it():
     """It is off there from the first import on, and none of it is looked through again."""
-    assert child.PRELOADED[0] == "harness.no_garbage"
+    assert fork_server.PRELOADED[0] == "harness.no_garbage"
     with Child(say_whether_garbage_is_looked_for) as each:
         said = each.receive(PATIENCE, "no answer")
     assert said["on"] and said["frozen"] > 100_000

@@ -58,7 +58,6 @@ CPU = ("--device", "cpu")
                 ("bench", "--stages", "0,3", "--n", 8, "--d", 4, "--causal", "on", *CPU),
                 ("train", "--stage", 3, "--steps", 1, *CPU),
                 ("generate", "--stage", 3, "--tokens", 4, "--context", 16, *CPU),
-                ("ceilings", *CPU),
                 ("doctor",),
                 ("list",),
                 ("lab", "check", RAW),

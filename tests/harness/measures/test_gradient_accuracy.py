@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from made_up import problem, scores
 
 import stages
-from harness.isolation.call import bind
-from harness.isolation.measured_call import prepare
+from harness.isolation.call import bind, prepare
 from harness.measures import oracle as oracle_module
 from harness.measures.accuracy import Error, Oracle, judge_outputs
 from harness.measures.oracle import (

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness.isolation import contestant
-from harness.isolation.measured_call import Watched
-from harness.isolation.messages import Done, Turn
+from harness.isolation.changes import Watched
+from harness.isolation.measured_stage import MeasuredStage
+from harness.isolation.messages import Finish, Finished
 from harness.measures import timing
+from harness.measures.samples import Series
 from harness.measures.timing import cuda_sampler, time_launches
 
 CYCLES_PER_MS = 2_000_000
@@ -57,6 +58,15 @@ def gpu(monkeypatch):
     return gpu
 
 
+def sampled(call, rounds=5):
+    """The samples of a call on the GPU, as its series takes them."""
+    series = Series(cuda_sampler(call), "cuda")
+    series.fix(alone=True)
+    for _ in range(rounds):
+        series.sample()
+    return series.samples_ms
+
+
 @pytest.mark.parametrize("launch_ms", [0.01, 0.3, 1.0, 4.0])
 def test_a_slow_host_adds_nothing_to_the_time_on_the_device(gpu, launch_ms):
     def call():
@@ -64,8 +74,7 @@ def test_a_slow_host_adds_nothing_to_the_time_on_the_device(gpu, launch_ms):
             gpu.host += launch_ms
             gpu.run(0.25)
 
-    sample = cuda_sampler(call)
-    assert [sample() for _ in range(5)] == pytest.approx([0.75] * 5)
+    assert sampled(call) == pytest.approx([0.75] * 5)
 
 
 def test_a_call_that_waits_for_the_device_is_sampled_with_its_waiting(gpu):
@@ -77,8 +86,7 @@ def test_a_call_that_waits_for_the_device_is_sampled_with_its_waiting(gpu):
         gpu.host += 0.5
         gpu.run(0.25)
 
-    sample = cuda_sampler(call)
-    assert [sample() for _ in range(5)] == pytest.approx([0.75] * 5)
+    assert sampled(call) == pytest.approx([0.75] * 5)
     assert len(calls) < 12
 
 
@@ -89,31 +97,21 @@ def test_launches_are_timed_in_a_row_without_what_the_gpu_does(gpu, monkeypatch)
         gpu.host += launch_ms
         gpu.run(0.25)
 
-    assert time_launches(lambda: call(0.25), 0.25) == pytest.approx(0.25)
-    assert time_launches(lambda: call(4.0), 0.25) == pytest.approx(4.0)
+    for launch_ms in (0.25, 4.0):
+        assert time_launches(lambda ms=launch_ms: call(ms), 10) == pytest.approx(launch_ms)
     assert gpu.host >= gpu.device  # it has waited for the calls themselves
-
-
-@pytest.mark.parametrize(("call_ms", "calls"), [(0.01, 20), (4.0, 10), (5000.0, 2)])
-def test_launches_of_long_calls_are_few(gpu, call_ms, calls):
-    made = []
-    time_launches(lambda: made.append(1), call_ms)
-    assert len(made) == calls
 
 
 def test_of_the_rows_of_launches_the_fastest_counts(gpu, monkeypatch):
     rows = iter([0.09, 0.08, 0.03, 0.2, 0.08])  # a CPU that did something else, too
-    monkeypatch.setattr(timing, "time_launches", lambda call, call_ms: next(rows))
-    monkeypatch.setattr(contestant, "tell", lambda signals, message: said.append(message))
-    monkeypatch.setattr(contestant, "told", lambda signals, kind: next(turns))
-    said, turns = [], iter([*[Turn()] * 7, Turn(over=True)])
-    ours = contestant.Contestant.__new__(contestant.Contestant)
-    ours.device, ours.launch_ms = "cuda", None
-    ours.watched = lambda given: SimpleNamespace(call=None)
-    monkeypatch.setattr(timing, "cuda_sampler", lambda call: lambda: 0.5)
-    assert contestant.sample_on_turns(ours, None, None).samples_ms == [0.5] * 7
-    assert said == [Done()] * 8
-    assert ours.launch_ms == 0.03 and next(rows, None) is None  # all rows were timed
+    monkeypatch.setattr(timing, "time_launches", lambda call, launches: next(rows))
+    monkeypatch.setattr(timing, "sm_clock_mhz", lambda call, calls: 1980)
+    ours = MeasuredStage.__new__(MeasuredStage)
+    ours.device = "cuda"
+    ours.prepared = ours.call_again = lambda given: None
+    ours.watched = lambda given: SimpleNamespace(call=None, change=(1, 2))
+    finished = ours.finish(None, Finish(stage=0, clock_calls=3, launches=20))
+    assert finished == Finished(1980, 0.03, [1, 2]) and next(rows, None) is None
 
 
 @pytest.mark.parametrize("replayed", [True, False])

@@ -1,6 +1,7 @@
 """What a problem costs, held against counting pairs one by one."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -39,33 +40,33 @@ def seen(asked, batch):
     ]
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(
-    ("nq", "nk", "seqlens_k"),
-    [(5, 5, None), (7, 4, None), (4, 7, None), (1, 9, None), (9, 1, None), (5, 5, (5, 0)),
-     (6, 8, (3, 8)), (8, 6, (6, 1))],
-)  # fmt: skip
-def test_flops_are_four_d_a_visible_pair(nq, nk, seqlens_k, causal):
-    asked = problem(b=2, h=3, hk=3, nq=nq, nk=nk, d=10, causal=causal, seqlens_k=seqlens_k)
-    pairs = len(seen(asked, 0)) + len(seen(asked, 1))
-    assert visible_pairs(asked) == pairs
-    assert flops(asked) == 4 * 3 * 10 * pairs
-
-
 @st.composite
 def masked(draw):
-    """A small problem, masks and all."""
-    nq, nk, b = (draw(st.integers(1, most)) for most in (12, 12, 3))
+    """A small problem, masks, groups and all."""
+    nq, nk, b, hk, groups = (draw(st.integers(1, most)) for most in (12, 12, 3, 2, 3))
     lengths = st.tuples(*[st.integers(0, nk)] * b)
     return problem(
-        b=b, nq=nq, nk=nk, causal=draw(st.booleans()), seqlens_k=draw(st.none() | lengths)
-    )
+        b=b, h=hk * groups, hk=hk, nq=nq, nk=nk, d=10, dtype="float16",
+        causal=draw(st.booleans()), seqlens_k=draw(st.none() | lengths),
+    )  # fmt: skip
 
 
 @settings(max_examples=500, deadline=None, derandomize=True, database=None)
-@given(masked())
-def test_visible_pairs_are_those_that_can_be_counted(asked):
-    assert visible_pairs(asked) == sum(len(seen(asked, batch)) for batch in range(asked.b))
+@given(masked(), st.integers(1, 16))
+def test_work_and_bytes_are_those_that_can_be_counted(asked, block_m):
+    """Four d for each pair; the rows that anybody looks at, and whole outputs; a K per q block."""
+    pairs = [seen(asked, batch) for batch in range(asked.b)]
+    count = sum(map(len, pairs))
+    assert visible_pairs(asked) == count and flops(asked) == 4 * asked.h * 10 * count
+    rows = 10 * asked.h * sum(len({i for i, _ in each}) for each in pairs)  # of q
+    keys = 10 * asked.hk * sum(len({j for _, j in each}) for each in pairs)
+    o, k = asked.b * asked.h * asked.nq * 10, asked.b * asked.hk * asked.nk * 10  # whole
+    assert fused_bytes(asked) == hbm_bytes(asked) == 2 * (o + rows + 2 * keys)
+    back = replace(asked, direction="bwd")
+    moved = 2 * (o + 2 * k + 2 * rows + 2 * keys)  # dq, dk, dv; q and dO; k and v
+    assert fused_backward_bytes(back) == hbm_bytes(back) == moved
+    tiles = sum(len({(i // block_m, j) for i, j in each}) for each in pairs)
+    assert flash_bytes(asked, block_m) == 2 * (2 * o + 2 * asked.h * tiles * 10)
 
 
 def test_a_problem_too_large_for_any_machine_is_counted_at_once():
@@ -94,43 +95,6 @@ def test_bytes_are_q_k_v_read_and_o_written(dtype, size):
     assert hbm_bytes(asked) == (q + k + v + o) * size
 
 
-MASKS = [
-    (5, 5, None), (7, 4, None), (4, 7, None), (1, 9, None), (9, 1, None), (5, 5, (5, 0)),
-    (6, 8, (3, 8)), (8, 6, (6, 1)), (8, 6, (0, 0)),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("nq", "nk", "seqlens_k"), MASKS)
-def test_the_least_bytes_are_the_rows_that_anybody_looks_at(nq, nk, seqlens_k, causal):
-    asked = problem(
-        b=2, h=6, hk=2, nq=nq, nk=nk, d=10, causal=causal, seqlens_k=seqlens_k, dtype="float16"
-    )
-    elements = 2 * 6 * nq * 10  # o, whole
-    for batch in range(2):
-        pairs = seen(asked, batch)
-        elements += 6 * len({i for i, _ in pairs}) * 10  # q
-        elements += 2 * 2 * len({j for _, j in pairs}) * 10  # k and v
-    assert fused_bytes(asked) == hbm_bytes(asked) == 2 * elements
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("nq", "nk", "seqlens_k"), MASKS)
-def test_the_least_backward_bytes_are_the_rows_looked_at_and_whole_gradients(
-    nq, nk, seqlens_k, causal
-):
-    asked = problem(
-        b=2, h=6, hk=2, nq=nq, nk=nk, d=10, causal=causal, seqlens_k=seqlens_k, dtype="float16",
-        direction="bwd",
-    )  # fmt: skip
-    elements = 2 * 6 * nq * 10 + 2 * (2 * 2 * nk * 10)  # dq, dk and dv
-    for batch in range(2):
-        pairs = seen(asked, batch)
-        elements += 2 * 6 * len({i for i, _ in pairs}) * 10  # q and dO
-        elements += 2 * 2 * len({j for _, j in pairs}) * 10  # k and v
-    assert fused_backward_bytes(asked) == hbm_bytes(asked) == 2 * elements
-
-
 @pytest.mark.parametrize("traffic", TRAFFICS)
 def test_training_moves_what_both_passes_do(traffic):
     whole = {"b": 2, "h": 6, "hk": 2, "nq": 5, "nk": 7, "d": 10, "causal": True}
@@ -156,18 +120,6 @@ def test_three_kernels_move_seven_matrices_backward():
     square = problem(nq=64, nk=64, d=16, direction="bwd")
     assert hbm_bytes(square, "three-kernel") == 4 * (7 * 64 * 64 + 8 * 64 * 16)
     assert hbm_bytes(square) == 4 * 7 * 64 * 16
-
-
-@pytest.mark.parametrize("block_m", [1, 2, 3, 4, 16])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("nq", "nk", "seqlens_k"), MASKS)
-def test_flash_reads_k_and_v_once_a_q_block(nq, nk, seqlens_k, causal, block_m):
-    asked = problem(b=2, h=6, hk=2, nq=nq, nk=nk, d=10, causal=causal, seqlens_k=seqlens_k)
-    elements = 2 * (2 * 6 * nq * 10)  # q and o
-    for batch in range(2):
-        tiles = {(i // block_m, j) for i, j in seen(asked, batch)}
-        elements += 6 * len(tiles) * 2 * 10  # a key's k and v, for each block that sees it
-    assert flash_bytes(asked, block_m) == 4 * elements
 
 
 def test_flash_with_one_block_is_the_least():

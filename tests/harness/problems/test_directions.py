@@ -5,8 +5,9 @@ import torch
 from made_up import problem
 
 import stages
-from harness.isolation import measured_call
-from harness.isolation.measured_call import AGAIN, BadGradient, ask_again, prepare
+from harness.isolation import call
+from harness.isolation.call import BadGradient, prepare
+from harness.isolation.changes import AGAIN, ask_again
 from harness.problems.directions import OUTPUTS, make_output_gradient
 from harness.problems.inputs import make_inputs
 from harness.records.schema import DIRECTIONS
@@ -233,4 +234,4 @@ def test_the_graph_of_the_last_forward_pass_goes_before_the_next_is_made():
 
 def test_the_module_needs_no_torch():
     """The runner reads its tables."""
-    assert "torch" not in vars(measured_call)
+    assert "torch" not in vars(call)

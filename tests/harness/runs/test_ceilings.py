@@ -1,14 +1,10 @@
 """What a machine can do at the best: what is measured, with what inputs, and what is recorded."""
 
-import json
-import subprocess
-import sys
 import time
 from dataclasses import asdict
 
 import pytest
 import torch
-from ladder_command import ROOT
 from made_up import make_ceiling, make_env, write_run
 
 from harness.measures import bandwidth
@@ -269,11 +265,3 @@ def test_a_ceiling_that_fails_is_said_and_the_exit_code_is_1(monkeypatch, capsys
 )  # fmt: skip
 def test_rates_for_people(value, unit, text):
     assert show_rate(value, unit) == text
-
-
-def test_the_command_line_and_the_views_import_no_torch():
-    code = "import sys, ladder.app, harness.views.roofline\n"
-    code += "print(json.dumps('torch' in sys.modules))"
-    command = [sys.executable, "-c", f"import json\n{code}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) is False

@@ -183,10 +183,10 @@ def test_a_page_size_is_a_contestant_and_not_another_comparison():
     problems += [replace(TINY, nq=1)]
     first, second = plan.plan_comparisons(stages, problems, [], LIMITS)
     assert first.problem == TINY and second.problem == replace(TINY, nq=1)
-    assert [(stage.number, p.page_size) for stage, p in first.contestants()] == [
+    assert [(stage.number, p.page_size) for stage, p in first.stages_asked()] == [
         (3, None), (8, None), (8, 16), (8, 64)
     ]  # fmt: skip
-    assert [stage.number for stage, _ in second.contestants()] == [3, 8]
+    assert [stage.number for stage, _ in second.stages_asked()] == [3, 8]
 
 
 def test_the_contestants_of_the_suite_by_default():

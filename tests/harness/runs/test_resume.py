@@ -13,7 +13,6 @@ from ladder_command import ROOT, RUN, Started, by_name, fakes, in_turn, ladder
 from harness.records.jsonl import read
 from harness.records.schema import key
 
-KILLS = 10
 SMALL = ("run", "--stages", "1,3", "--n", "8,16", "--budget", "20")
 # four comparisons of two contestants
 PAIRS = ("bench", "--stages", "2,3", "--n", "8", "--mode", "fwd,train", "--inputs", "all",
@@ -35,40 +34,23 @@ def hold_complete(path):
 
 
 @pytest.mark.slow
-def test_ten_kills_at_random_moments(tmp_path):
-    seed = int(os.environ.get("LADDER_TEST_SEED") or random.SystemRandom().getrandbits(32))
-    print(f"LADDER_TEST_SEED={seed} repeats these moments")
-    chance = random.Random(seed)
+def test_a_run_that_is_killed_again_and_again_is_finished(tmp_path):
+    """As it starts, and in the middle of its cells."""
     path = tmp_path / "run.jsonl"
-    sizes = ",".join(str(n) for n in range(4, 60, 4))
-    begin = (*RUN, "--stages", 3, "--n", sizes, *fakes("naps"), "--out", path)
+    begin = (*RUN, "--stages", 3, "--n", "8,16,24", *fakes("naps"), "--out", path)
     resume = ("run", "--resume", path, *fakes("naps"))
-    kills = 0
-    for kill in range(KILLS):
-        before = lines(path)
-        with Started(*(resume if before else begin), log=tmp_path / "log") as run:
-            if kill % 3:  # in the middle of its cells, else in the middle of its start
-                run.wait_for(lambda before=before: lines(path) > max(1, before), "its first cell")
-                time.sleep(chance.uniform(0, 0.4))
-            else:
-                time.sleep(chance.uniform(0, 2))
-            kills += run.process.poll() is None
+    for some in (0, 2, 4):
+        with Started(*(resume if path.exists() else begin), log=tmp_path / "log") as run:
+            run.wait_for(lambda some=some: lines(path) >= some, "its cells")
             run.process.send_signal(signal.SIGKILL)
-            run.process.wait()
+            assert run.process.wait() == -signal.SIGKILL, "it was over before it was killed"
             assert run.wait_until_gone() == []
-        if chance.random() < 0.5 and path.exists():
-            # what a kill in the middle of a write, or a power cut, leaves
-            whole = path.read_bytes().splitlines(keepends=True)[-1]
-            with path.open("ab") as file:
-                file.write(whole[: chance.randrange(1, len(whole))])
-    assert kills == KILLS, "the run is too short: it was over before it was killed so often"
     done = in_turn(*resume)
     assert done.returncode == 0, done.stderr
     cells = hold_complete(path)
-    assert len(cells) == 2 * len(sizes.split(","))
-    assert {cell["status"] for cell in cells} == {"ok"}
+    assert len(cells) == 6 and {cell["status"] for cell in cells} == {"ok"}
     # the table at the end is that of the whole run, not of its last part
-    assert done.stdout.count("naps") == len(sizes.split(","))
+    assert done.stdout.count("naps") == 3
 
 
 @pytest.mark.slow
@@ -118,25 +100,41 @@ def finished(tmp_path_factory):
     return path.read_bytes()
 
 
+def cuts(file, count):
+    """`count` bytes at which a file may end after its first line, drawn at random, and its ends."""
+    seed = int(os.environ.get("LADDER_TEST_SEED") or random.SystemRandom().getrandbits(32))
+    print(f"LADDER_TEST_SEED={seed} repeats these cuts")
+    first = file.index(b"\n") + 1
+    return [first, len(file) - 1, *random.Random(seed).sample(range(first, len(file)), count)]
+
+
 @pytest.mark.slow
-def test_a_torn_last_line_is_dropped_and_measured_again(tmp_path, finished):
+@pytest.mark.parametrize(
+    ("command", "kind", "together"), [("run", "cell", 1), ("bench", "bench", 2)]
+)
+def test_a_file_that_ends_at_any_byte_is_finished(
+    tmp_path, finished, compared, command, kind, together
+):
+    """What is whole stays as it is, and the rest is measured; of a comparison all or nothing."""
+    file = finished if command == "run" else compared[0]
     path = tmp_path / "run.jsonl"
-    whole = finished.splitlines(keepends=True)
-    torn = b"".join(whole[:-1]) + whole[-1][:40]
-    path.write_bytes(torn)
-    assert len(read(path)[1]) == 3  # a view passes it over
-    assert path.read_bytes() == torn  # and leaves it
-    done = in_turn("run", "--resume", path)
-    assert done.returncode == 0, done.stderr
-    hold_complete(path)
-    # what was there is not measured again
-    assert path.read_bytes().startswith(b"".join(whole[:-1]))
-    assert "[4/4]" in done.stderr and "[3/4]" not in done.stderr
-    # and a finished run has nothing left to do
-    before = path.read_bytes()
-    again = in_turn("run", "--resume", path)
-    assert again.returncode == 0
-    assert path.read_bytes() == before
+    plan = [key(entry) for entry in json.loads(file.splitlines()[0])["plan"]]
+    for cut in cuts(file, 3):
+        path.write_bytes(file[:cut])
+        whole = (file[:cut].count(b"\n") - 1) // together
+        assert len(read(path, kind)[1]) == file[:cut].count(b"\n") - 1  # a view passes over it,
+        assert path.read_bytes() == file[:cut]  # and leaves it
+        done = in_turn(command, "--resume", path)
+        assert done.returncode == 0, done.stderr
+        records = hold_complete(path, kind)
+        assert [key(record) for record in records] == plan
+        kept = file.splitlines(keepends=True)[: 1 + together * whole]
+        assert path.read_bytes().startswith(b"".join(kept))
+        said = [number for number in range(1, 5) if f"[{number}/4] " in done.stderr]
+        assert said == list(range(whole + 1, 5))
+        if command == "bench":
+            assert path.with_suffix(".csv").read_text().count("\n") == 1 + len(plan)
+            path.with_suffix(".csv").unlink()
 
 
 def edited(path, finished, **changes):
@@ -253,29 +251,6 @@ def compared(tmp_path_factory):
     assert done.returncode == 0, done.stderr
     assert len(hold_complete(path)) == 8
     return path.read_bytes(), done.stdout.partition("records:")[0]
-
-
-@pytest.mark.parametrize(
-    "kept",
-    # comparisons that are whole, records of the next one, bytes of a torn line
-    [(2, 1, 0)] + [pytest.param(x, marks=pytest.mark.slow) for x in ((0, 0, 0), (1, 0, 40))],
-    ids=str,
-)
-def test_a_broken_off_bench_measures_what_is_not_whole(tmp_path, compared, kept):
-    finished, _ = compared
-    whole, more, torn = kept
-    file = finished.splitlines(keepends=True)
-    count = 1 + 2 * whole + more
-    path = tmp_path / "bench.jsonl"
-    path.write_bytes(b"".join(file[:count]) + file[count][:torn])
-    done = in_turn(*PAIRS, "--resume", path)
-    assert done.returncode == 0, done.stderr
-    records = hold_complete(path)
-    assert path.read_bytes().startswith(b"".join(file[: 1 + 2 * whole]))
-    said = [number for number in range(1, 5) if f"[{number}/4] " in done.stderr]
-    assert said == list(range(whole + 1, 5))
-    assert list(map(key, records)) == list(map(key, read(path)[0]["plan"]))
-    assert path.with_suffix(".csv").read_text().count("\n") == 1 + 8
 
 
 def test_a_finished_bench_measures_nothing_and_shows_its_tables(tmp_path, compared):
