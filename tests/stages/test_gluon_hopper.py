@@ -25,7 +25,7 @@ def test_the_kernel_gets_what_it_is_to_get_at_the_first_launch_and_at_the_next(
     d, causal, lengths, launcher
 ):
     (B, H, Nq), (_, Hk, Nk) = SHAPES
-    config = STAGE.plan(d, bool(causal), Nk)
+    config = STAGE.launch.plan(d, bool(causal), Nk)
     [(first, again)] = launcher.answers([d, causal, lengths, 0])
     assert first == again
     blocks = -(-Nq // (64 * config.CONSUMERS))
@@ -47,18 +47,18 @@ def test_the_backward_pass_goes_from_its_call_to_the_launches(launcher):
     (B, H, Nq), (_, Hk, Nk) = SHAPES
     jobs = [(128, 0, 0, 1), (40, 1, 1, 1)]
     for (d, causal, lengths, _), made in zip(jobs, launcher.answers(*jobs), strict=True):
-        forward, prepare, walk, finish, *again = made
-        assert again == [forward, prepare, walk, finish]
+        forward, before, backward, after, *again = made
+        assert again == [forward, before, backward, after]
         assert forward["LSE"]
         rest = [step["kernel"] for step in again[1:]]
-        assert rest == ["prepare_kernel", "backward_kernel", "finish_kernel"]
+        assert rest == ["preprocess_kernel", "backward_kernel", "postprocess_kernel"]
         shift = Nq - Nk if causal else 0  # rows that see no key
-        blocks = -(-(Nq - shift) // prepare["BLOCK_M"])
-        assert prepare["grid"] == finish["grid"] == [blocks, H, B]
-        assert walk["grid"] == [min(132, B * Hk * -(-Nk // 128)), 1, 1]
-        assert (walk["Nq"], walk["Nk"], walk["d"]) == (Nq - shift, Nk, d)
-        assert (walk["CAUSAL"], walk["HAS_SEQLENS"]) == (bool(causal), bool(lengths))
-        assert walk["DQ"]
+        blocks = -(-(Nq - shift) // before["BLOCK_M"])
+        assert before["grid"] == after["grid"] == [blocks, H, B]
+        assert backward["grid"] == [min(132, B * Hk * -(-Nk // 128)), 1, 1]
+        assert (backward["Nq"], backward["Nk"], backward["d"]) == (Nq - shift, Nk, d)
+        assert (backward["CAUSAL"], backward["HAS_SEQLENS"]) == (bool(causal), bool(lengths))
+        assert backward["DQ"]
 
 
 @pytest.mark.slow
