@@ -34,7 +34,7 @@ CONFIGS = [
 @pytest.mark.parametrize(("most", "name"), CONFIGS)
 def test_each_configuration_is_exact(most, name, dtype, inputs, monkeypatch):
     """Head dimensions up to `most`, padded where they are less; outputs and gradients."""
-    monkeypatch.setattr(STAGE, "plan", lambda *problem: getattr(STAGE, name))
+    monkeypatch.setattr(STAGE.launch, "plan", lambda *problem: getattr(STAGE.launch, name))
     for d in (most, most - 16, most - 23, 1):
         for nq, nk, hk, causal, seqlens_k in RAGGED + MASKS + WHOLE + FEW_ROWS + MOVED:
             asked = problem(
@@ -48,7 +48,7 @@ def test_each_configuration_is_exact(most, name, dtype, inputs, monkeypatch):
 @pytest.mark.parametrize(("d", "name"), CONFIGS)
 def test_what_is_past_a_length_changes_no_output(d, name, monkeypatch):
     """Keys and values of NaN past lengths that end within tiles, which the diagonal crosses."""
-    monkeypatch.setattr(STAGE, "plan", lambda *problem: getattr(STAGE, name))
+    monkeypatch.setattr(STAGE.launch, "plan", lambda *problem: getattr(STAGE.launch, name))
     for nq, nk, seqlens_k in ((500, 500, (300, 77)), (300, 515, (515, 1)), (700, 500, (129, 0))):
         q, k, v = (torch.randn(2, 3, n, d, device="cuda").half() for n in (nq, nk, nk))
         lengths = torch.tensor(seqlens_k, device="cuda").int()
@@ -90,7 +90,7 @@ def test_what_is_past_a_length_changes_no_output_of_many_tiles(d, causal):
 def test_launches_are_the_same_bit_for_bit(d, name, causal):
     """A race lost whole tiles in a few of hundreds of launches: outputs begin as NaN, all heads."""
     q, k, v = (torch.randn(8, 2048 // d, 1024, d, device="cuda").bfloat16() for _ in range(3))
-    config, empty, first = getattr(STAGE, name), torch.empty, None
+    config, empty, first = getattr(STAGE.launch, name), torch.empty, None
     lse = torch.empty(q.shape[:3], device="cuda")
     for _ in range(200):
         lse.fill_(math.nan)
