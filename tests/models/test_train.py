@@ -23,7 +23,7 @@ from attention_ladder.models.training.plan import SHAPES, Plan, Trainee
 from harness.isolation import roster, session
 from harness.isolation.child import NO_MESSAGE
 from harness.records import environment
-from harness.records.code import built_in_files
+from harness.records.code import built_in_files, first_file
 from harness.records.jsonl import Writer, read
 from harness.records.schema import BadRecord, check_record
 from ladder import app, train
@@ -573,7 +573,7 @@ def test_each_contestant_fails_for_itself_and_a_good_one_gives_the_same_bits_els
 
 @pytest.mark.slow
 def test_stage_7_interpreted_takes_the_same_steps(tmp_path):
-    [path] = [path for path in built_in_files() if path.stem.startswith("s07")]
+    path = first_file(7)
     stage = stages.load(path).STAGE
     if stage.mode("cpu") != "interpreted":
         pytest.skip("a GPU is there: Triton compiles")
