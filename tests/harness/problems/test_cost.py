@@ -25,7 +25,7 @@ from harness.problems.cost import (
     three_kernel_bytes,
     visible_pairs,
 )
-from harness.runs.comparison import cell_record
+from harness.runs.comparison import make_record
 from harness.runs.process import Outcome
 from stages.common.contract import TRAFFICS, Stage
 
@@ -212,7 +212,7 @@ def test_a_stage_declares_its_traffic():
 def test_records_hold_a_stage_to_what_it_declares():
     asked = problem(nq=64, nk=64, d=16)
     found = {
-        stage.number: cell_record(Outcome(stage, asked), paired=False)["hbm_bytes"]
+        stage.number: make_record(Outcome(stage, asked), paired=False)["hbm_bytes"]
         for stage in read_stages()
         if stage.number in (1, 3, 4, 5)
     }
