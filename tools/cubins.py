@@ -164,8 +164,8 @@ def gluon_kernel(module: Any, name: str, d: int) -> tuple[Any, dict[str, Any], d
     """
     if name == "FIRST":
         rows = dict.fromkeys("qo", 64) | dict.fromkeys("kv", 128)
-        blocks = {x: ((1, 1, n, d), 128) for x, n in rows.items()}
-        return module.attention_kernel, {"SLOTS": 2}, blocks
+        descriptors = {x: ((1, 1, n, d), 128) for x, n in rows.items()}
+        return module.attention_kernel, {"SLOTS": 2}, descriptors
     module = getattr(module, "launch", module)
     if name != "BACKWARD":
         chosen = module.plan(d, False, 4096) if name == "plan" else getattr(module, name)
