@@ -160,8 +160,12 @@ def gluon_kernel(module: Any, name: str, d: int) -> tuple[Any, dict[str, Any], d
     """A Gluon stage's kernel, its configuration `name` and its descriptors' (block, swizzle).
 
     'plan' is the configuration that the stage itself chooses at N = 4096 without a mask; 'BACKWARD'
-    are those of its backward pass.
+    are those of its backward pass, 'FIRST' is the one of the smallest kernel.
     """
+    if name == "FIRST":
+        rows = dict.fromkeys("qo", 64) | dict.fromkeys("kv", 128)
+        descriptors = {x: ((1, 1, n, d), 128) for x, n in rows.items()}
+        return module.attention_kernel, {"SLOTS": 2}, descriptors
     module = getattr(module, "launch", module)
     if name != "BACKWARD":
         chosen = module.plan(d, False, 4096) if name == "plan" else getattr(module, name)

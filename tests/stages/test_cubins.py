@@ -19,6 +19,7 @@ from cubins import SHARED_LIMIT, kernels
 from stage_checks import FAKES, stage_id
 
 import stages
+from harness.records.code import first_file
 from stages.s09_gluon_hopper.launch import BACKWARD
 
 TRITON = [stage for stage in FAKES if "triton" in stage.STAGE.needs]
@@ -189,6 +190,22 @@ def test_products_on_hopper_run_by_themselves(info, d, name, flags, compiler):
             assert report["STACK"] == report["LOCAL"] == 0, job
         # what each role gets of the registers when it begins
         assert {config.CONSUMER_REGS, config.PRODUCER_REGS} <= set(report["budgets"]), job
+
+
+@pytest.mark.slow
+def test_products_of_the_smallest_kernel_on_hopper_run_by_themselves(compiler):
+    """Two groups in each consumer's loop, S and P V; one that waits for another has more."""
+    path = str(first_file(9).with_name("first.py"))
+    (report,) = compiler.answers((path, "gluon", 128, "float16", "FIRST", "plain"))
+    assert 0 < report["shared"] <= SHARED_LIMIT[90]
+    assert report["STACK"] == report["LOCAL"] == 0
+    assert report["unset"] == []
+    assert {240, 24} <= set(report["budgets"])  # registers of a consumer and of the producer
+    first, second = report["loops"]
+    for loop in (first, second):
+        assert (loop["WARPGROUP.ARRIVE"], loop["HGMMA"], loop["spills"]) == (2, 16, 0), loop
+    # the max is subtracted before the product is scaled: any score is right, however large
+    assert "FFMA" not in report["exponents"]
 
 
 @pytest.mark.slow

@@ -56,9 +56,43 @@ def test_outputs_are_exact_whatever_happens_when(problem):
 def test_nothing_that_waits_or_releases_can_be_left_out(index, tmp_path):
     lines = list(LINES)
     lines[index] = " " * (len(lines[index]) - len(lines[index].lstrip())) + "pass"
-    path = tmp_path / "first.py"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert_wrong("\n".join(lines) + "\n", tmp_path / "first.py")
+
+
+def assert_wrong(text, path):
+    """A mistake in `text`, put into the file `path`, shows: some seed finds it."""
+    path.write_text(text, encoding="utf-8")
     with emulated(path) as stage, pytest.raises((AssertionError, Misuse, Stuck)):
         for seed in range(8):
             for problem in PROBLEMS[:2]:
                 check(stage, problem, seed)
+
+
+MISTAKES = {
+    "the other phase of a full barrier": ("(use // SLOTS) & 1", "(use // SLOTS + 1) & 1"),
+    "the other phase of an empty barrier": ("(use // SLOTS + 1) & 1", "(use // SLOTS) & 1"),
+    "a slot that one of two consumers releases": (
+        "make_barriers(SLOTS, 2)",
+        "make_barriers(SLOTS, 1)",
+    ),
+    "a slot released before P V has read it": (
+        "        acc = warpgroup_mma_wait(0, deps=[acc])  # (64, BLOCK_D)\n"
+        "        release(empty, j, SLOTS)\n",
+        "        release(empty, j, SLOTS)\n"
+        "        acc = warpgroup_mma_wait(0, deps=[acc])\n",
+    ),
+    "bytes of K alone": (
+        "k_desc.block_type.nbytes + v_desc.block_type.nbytes",
+        "k_desc.block_type.nbytes",
+    ),
+    "keys past the last": ("< Nk - j * BLOCK_N", "< BLOCK_N"),
+    "a max never corrected": ("acc = acc * gl", "acc = acc * 1.0  # gl"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_shows(name, tmp_path):
+    old, new = MISTAKES[name]
+    text = PATH.read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    assert_wrong(text.replace(old, new), tmp_path / "first.py")

@@ -1,0 +1,42 @@
+"""The command printed for a record asks for what the record's own env line says."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+import retake
+
+from harness.records.jsonl import read
+from ladder import app, bench, old, run
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted(ROOT.glob("results/*/*.jsonl"))
+
+
+@pytest.mark.slow
+def test_each_record_of_a_run_or_a_bench_is_asked_for_as_it_was(tmp_path, monkeypatch):
+    asked = []
+    for module, name in ((bench, "new_bench"), (run, "new_run")):
+        monkeypatch.setattr(module, name, lambda *given: asked.append(given) or 0)
+    made = 0
+    for path in FILES:
+        kept = old.arguments(read(path, None)[0]["arguments"])
+        if kept.get("command", "run") not in retake.COMMANDS or "text" in kept:
+            with pytest.raises(ValueError, match="neither ladder run nor ladder bench"):
+                retake.commands(path, tmp_path)
+            continue
+        command = shlex.split(retake.commands(path, tmp_path)[-1])
+        with pytest.raises(SystemExit, match="0"):
+            app.main(command[1:])
+        arguments, stages, out, _ = asked.pop()
+        usual = retake.COMMANDS[command[1]]
+        want = {**usual, **{x: kept[x] for x in kept if x in usual}}
+        if want["suite"]:  # whose problems have their own inputs
+            arguments["inputs"] = want["inputs"]
+        assert arguments == want, path
+        gone = [line for line in retake.commands(path, tmp_path) if line.startswith("# without")]
+        assert len(stages) + len(gone) == len(kept.get("stage", []))
+        assert out == tmp_path / path.name
+        made += 1
+    assert made > 20
+    assert asked == []
