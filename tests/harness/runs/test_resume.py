@@ -109,12 +109,8 @@ def cuts(file, count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "kind", "together"), [("run", "cell", 1), ("bench", "bench", 2)]
-)
-def test_a_file_that_ends_at_any_byte_is_finished(
-    tmp_path, finished, compared, command, kind, together
-):
+@pytest.mark.parametrize(("command", "together"), [("run", 1), ("bench", 2)])
+def test_a_file_that_ends_at_any_byte_is_finished(tmp_path, finished, compared, command, together):
     """What is whole stays as it is, and the rest is measured; of a comparison all or nothing."""
     file = finished if command == "run" else compared[0]
     path = tmp_path / "run.jsonl"
@@ -122,11 +118,11 @@ def test_a_file_that_ends_at_any_byte_is_finished(
     for cut in cuts(file, 3):
         path.write_bytes(file[:cut])
         whole = (file[:cut].count(b"\n") - 1) // together
-        assert len(read(path, kind)[1]) == file[:cut].count(b"\n") - 1  # a view passes over it,
+        assert len(read(path)[1]) == file[:cut].count(b"\n") - 1  # a view passes over it,
         assert path.read_bytes() == file[:cut]  # and leaves it
         done = in_turn(command, "--resume", path)
         assert done.returncode == 0, done.stderr
-        records = hold_complete(path, kind)
+        records = hold_complete(path)
         assert [key(record) for record in records] == plan
         kept = file.splitlines(keepends=True)[: 1 + together * whole]
         assert path.read_bytes().startswith(b"".join(kept))
