@@ -43,7 +43,9 @@ def refused(folder, arguments, says, run=in_turn):
     """`ladder ARGUMENTS`, run in `folder`, is refused with one line that holds `says`."""
 
     def files():
-        return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        found = (path for path in folder.rglob("*") if path.is_file())
+        # what Python keeps of a module that it imported is Python's
+        return {path: path.read_bytes() for path in found if path.parent.name != "__pycache__"}
 
     before = files()
     done = run(*arguments, cwd=folder)
