@@ -47,7 +47,8 @@ def make_page() -> Console:
 def as_text(shown: RenderableType, width: int = NARROW) -> str:
     """What a terminal of `width` columns shows, without colours and blanks at the ends of lines."""
     out = io.StringIO()
-    Page(file=out, width=width, color_system=None).print(shown)
+    # in a notebook rich would show it at once, as an output of its own, and write nothing
+    Page(file=out, width=width, color_system=None, force_jupyter=False).print(shown)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 

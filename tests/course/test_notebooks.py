@@ -97,6 +97,9 @@ def check_outputs(notebook):
         for output in cell.outputs:
             assert output.output_type != "error"
             assert output.get("name") != "stderr", output.text
+            data = output.get("data", {})
+            if "text/html" in data:  # a terminal, and who reads by ear, get the text
+                assert data["text/plain"].strip() and not data["text/plain"].startswith("\n")
             if "image/png" in output.get("data", ()):  # words for who doesn't see it
                 assert len(output.metadata["image/png"]["alt"].split()) > 10
 
