@@ -73,22 +73,7 @@ try:
             _semantic.builder.create_async_tma_reduce(kind, desc.handle, place, tile.handle)
 except (ImportError, AttributeError) as error:
     missing = str(error)  # what this Triton's Gluon lacks
-
-    class NoGluon(NoTriton):
-        """Stands in for `gluon`, and for the names of its language."""
-
-        @staticmethod
-        def constexpr_function(fn: Any) -> Any:
-            return fn
-
-        @staticmethod
-        def constexpr(x: Any) -> Any:
-            return x
-
-        def __call__(self, fn: Any) -> Any:  # as the decorator `aggregate`
-            return fn
-
-    gluon = gl = mbarrier = TensorDescriptor = driver = NoGluon()
+    gluon = gl = mbarrier = TensorDescriptor = driver = NoTriton()
     aggregate = gluon  # type: ignore[assignment]
     barrier = async_load = async_store = store_wait = fence_async_shared = gl
     warpgroup_mma = warpgroup_mma_wait = reduce_add = reinterpret = gl
