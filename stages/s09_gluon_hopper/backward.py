@@ -179,14 +179,12 @@ def mainloop(
             # the warp that started the last reduce-add waits until the copy engine has read it,
             # and the other warps wait for that warp at the barrier
             store_wait(0)
-            if BLOCK_D == 128:
+            if BLOCK_D == 128:  # this consumer's half of dQ: of its columns
                 named_barrier("bar.sync", DS_STORED, 256)
-            else:  # measured: slower at 128, faster at 64
+                ds_rows, k_columns = ds_all.permute([1, 0]), k_all.slice(64 * c, 64, 1)
+            else:  # or of its rows. An mbarrier was measured: slower at 128, faster at 64
                 mbarrier.arrive(ds_full.index(q_count % 2))
                 mbarrier.wait(ds_full.index(q_count % 2), (q_count // 2) & 1)
-            if BLOCK_D == 128:  # this consumer's half of dQ: of its columns
-                ds_rows, k_columns = ds_all.permute([1, 0]), k_all.slice(64 * c, 64, 1)
-            else:  # or of its rows
                 ds_rows, k_columns = ds_all.slice(64 * c, 64, 1).permute([1, 0]), k_all
             tile = head * gl.cdiv(problem.Nq, BLOCK_M) + i
             # (64, 64)

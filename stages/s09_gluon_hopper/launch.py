@@ -6,6 +6,7 @@ of the input, the forward pass's compiled kernel, the copy engine's descriptors.
 
 import functools
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -68,17 +69,6 @@ def checks(stage: Stage) -> Callable[..., None]:
     return check
 
 
-class Address:
-    """Stands in for a tensor in a descriptor that is kept: it keeps no memory alive."""
-
-    def __init__(self, pointer: int, dtype: torch.dtype) -> None:
-        self.pointer = pointer
-        self.dtype = dtype
-
-    def data_ptr(self) -> int:
-        return self.pointer
-
-
 @functools.lru_cache(maxsize=MOST_KEPT)
 def descriptor(
     pointer: int,
@@ -102,7 +92,9 @@ def descriptor(
         return None
     layout = gl.NVMMASharedLayout(128, 16, rank=4)
     block = [1, 1, rows, BLOCK_D]
-    return TensorDescriptor(Address(pointer, dtype), list(shape), [*steps, 1], block, layout)
+    # stands in for the tensor: what is kept here keeps no memory alive
+    address = SimpleNamespace(data_ptr=lambda: pointer, dtype=dtype)
+    return TensorDescriptor(address, list(shape), [*steps, 1], block, layout)
 
 
 def described(x: Tensor, rows: int, BLOCK_D: int) -> tuple[Tensor, Any]:
@@ -296,7 +288,13 @@ def launch_for(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool,
     seqlens_k: Tensor | None, wanted: tuple[bool, bool, bool],
 ) -> s07.Gradients:  # fmt: skip
-    """Launch this stage's kernels, or stage 7's where these aren't made for it: dq, dk, dv."""
+    """Launch this stage's kernels, or stage 7's: dq, dk, dv; None where not `wanted`.
+
+    float32 and d > 128 go to stage 7's kernels, and so does all where only dq is wanted. CTAs add
+    to dq in no fixed order: its last bits may differ from run to run, those of dk and dv don't.
+    Under torch.use_deterministic_algorithms(True) dq is stage 7's, too, and has the same bits at
+    every run.
+    """
     tensors = q, k, v, o, lse, do
     # keys are counted in int32
     if q.dtype == torch.float32 or q.shape[3] > 128 or k.shape[2] >= 1 << 30 or not any(wanted[1:]):
@@ -308,12 +306,4 @@ def launch_for(
     return dq, dk if wanted[1] else None, dv if wanted[2] else None
 
 
-def backward(*inputs: Any) -> s07.Gradients:
-    """Compute dq, dk, dv as stage 7's `backward`, from the same arguments.
-
-    float32 and d > 128 go to stage 7's kernels, and so does all where only dq is wanted. CTAs add
-    to dq in no fixed order: its last bits may differ from run to run, those of dk and dv don't.
-    Under torch.use_deterministic_algorithms(True) dq is stage 7's, too, and has the same bits at
-    every run.
-    """
-    return s07.backward(*inputs, launch=launch_for)
+backward = functools.partial(s07.backward, launch=launch_for)
