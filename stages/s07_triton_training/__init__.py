@@ -118,17 +118,10 @@ def launch(
 
 
 def backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    do: Tensor,
-    causal: bool,
-    seqlens_k: Tensor | None,
-    wanted: tuple[bool, bool, bool] = (True, True, True),
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool,
+    seqlens_k: Tensor | None, wanted: tuple[bool, bool, bool] = (True, True, True),
     launch: Callable[..., Gradients] = launch,
-) -> Gradients:
+) -> Gradients:  # fmt: skip
     """Compute dq, dk, dv from do (B, H, Nq, d) and the forward pass; None where not `wanted`.
 
     lse (B, H, Nq) float32 in base 2, as stage 6's `forward` fills it. Stage 9 has another `launch`.

@@ -10,13 +10,8 @@
                            | P0 |       |     P1      |       |     P2      |     softmax of S
     consumer 1  the same for the next 64 rows: its products run during consumer 0's softmax
 
-    Q, K, V     pipelines of slots in shared memory
-                full:  consumers wait until the copy engine has written a tile
-                empty: the producer waits until every consumer's products have read it
-    scheduler   full:  consumers wait for the producer to say which work tile is next
-                empty: the producer waits until all have read that
-
-The rest of the stage, in this order:
+Tiles pass from the producer to the consumers through pipelines of slots in shared memory, and so
+does the number of the next work tile. The rest of the stage, in this order:
 
     first.py       the smallest kernel that is right, by itself: begin here
     pipeline.py    how roles hand tiles to each other: acquire, load, wait, release
