@@ -154,8 +154,8 @@ def untraced(
 ) -> Function:
     """Decorate a function that computes outside torch: torch.compile calls it as it is.
 
-    make_fx and torch.jit.trace would keep its answer as a constant: they get a ValueError. All
-    three get `traced` in its place, if there is one, where that takes the arguments.
+    make_fx and torch.jit.trace would keep its answer as a constant: they get a ValueError.
+    Where `traced` takes the arguments, all three call that in its place.
     """
     disabled: list[Function] = []  # torch.compiler.disable takes a second to import, once
 
