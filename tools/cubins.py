@@ -81,10 +81,8 @@ def launch_config(
 
     module = import_module(f"stages.{stage}")
     arguments = d, getattr(torch, dtype), precision
-    if kernel == "merge_kernel":
-        return {**module.merge_config(16, d), "num_stages": 1}
-    if kernel in getattr(module, "TILES", ()):  # of a stage that has several
-        return dict(module.candidates(kernel, *arguments)[0])
+    if hasattr(module, "launch_configs") and not more:
+        return dict(module.launch_configs(*arguments)[kernel])
     return dict(module.launch_config(*arguments, *more))
 
 

@@ -41,6 +41,7 @@ from stages.s06_triton_flash2 import skip_ratio as skip_ratio  # its forward pas
 
 from .kernels import TILES as TILES
 from .kernels import candidates, delta_kernel, dk_dv_kernel, dq_kernel
+from .kernels import launch_configs as launch_configs
 
 STAGE = Stage(
     number=7,

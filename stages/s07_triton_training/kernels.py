@@ -305,3 +305,8 @@ TILES: dict[str, dict[str, tuple[list[tuple[int, int, int, int]], ...]]] = {
 def candidates(kernel: str, d: int, dtype: torch.dtype, precision: str) -> list[dict[str, int]]:
     """Return launch configurations to try for one of the two kernels, the safest first."""
     return [as_config(tile, d) for tile in of_size(TILES[kernel], d, dtype, precision)]
+
+
+def launch_configs(d: int, dtype: torch.dtype, precision: str) -> dict[str, dict[str, int]]:
+    """kernel -> the configuration that runs untuned: the first of its candidates."""
+    return {kernel: candidates(kernel, d, dtype, precision)[0] for kernel in TILES}

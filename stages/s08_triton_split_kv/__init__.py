@@ -224,6 +224,14 @@ def merge_config(splits: int, d: int) -> dict[str, int]:
     return {"BLOCK_S": BLOCK_S, "BLOCK_D": padded_dim(d), "num_warps": 1}
 
 
+def launch_configs(d: int, dtype: torch.dtype, precision: str) -> dict[str, dict[str, int]]:
+    """kernel -> the configuration for one row and many parts."""
+    return {
+        "split_kernel": launch_config(d, dtype, precision),
+        "merge_kernel": merge_config(16, d) | {"num_stages": 1},
+    }
+
+
 @operators.register()
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, seqlens_k: Tensor | None = None

@@ -32,12 +32,10 @@ class Launch:
     again to find the compiled kernel, which takes longer than the launch.
     """
 
-    def __init__(
-        self, kernel: Any, grid: int, sizes: Sequence[Any], switches: Sequence[Any], **options: Any
-    ) -> None:
+    def __init__(self, kernel: Any, grid: int, rest: Sequence[Any], **options: Any) -> None:
         self.kernel = kernel
         self.grid = (grid, 1, 1)
-        self.rest = (*sizes, *switches)  # after the tensors, as in the kernel's signature
+        self.rest = rest  # what follows the tensors in the kernel's signature
         self.options = options  # of the compiler
         self.run: Callable[..., None] | None = None
 
@@ -197,7 +195,7 @@ def forward_launch(
     switches = (causal, has_seqlens, masked, has_lse, *config[:-2])
     grid = min(config.ctas * multiprocessors(device), tiles)
     options = {"num_warps": 4, "maxnreg": config.maxnreg}
-    launch = Launch(attention_kernel, grid, sizes, switches, **options)
+    launch = Launch(attention_kernel, grid, (*sizes, *switches), **options)
     return launch, BLOCK_N, 64 if d <= 64 else 128
 
 
