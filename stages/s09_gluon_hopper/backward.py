@@ -74,8 +74,12 @@ class QueryPipeline:
     @gluon.jit
     def consumer_wait(self, count):
         """The tiles (BLOCK_M, BLOCK_D) of Q and dO, as soon as they are there."""
-        q = self.q.consumer_wait(count)
-        return q, self.do.consumer_wait(count)
+        slots: gl.constexpr = self.rows.shape[0]
+        shape: gl.constexpr = [self.q.tiles.shape[3], self.q.tiles.shape[4]]
+        slot = count % slots
+        mbarrier.wait(self.q.full.index(slot), (count // slots) & 1)
+        mbarrier.wait(self.do.full.index(slot), (count // slots) & 1)
+        return self.q.tiles.index(slot).reshape(shape), self.do.tiles.index(slot).reshape(shape)
 
     @gluon.jit
     def row(self, count, which: gl.constexpr, S: gl.constexpr):
