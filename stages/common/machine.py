@@ -77,7 +77,7 @@ def why_no_triton(device: str) -> str | None:
     import numpy
     import triton
 
-    if TorchVersion(triton.__version__) < (3, 7) and TorchVersion(numpy.__version__) >= (2, 4):
+    if TorchVersion(triton.__version__) < "3.7" and TorchVersion(numpy.__version__) >= "2.4":
         return (
             f"Triton {triton.__version__}'s interpreter fails with NumPy {numpy.__version__}: "
             "take triton >= 3.7 or numpy < 2.4"
@@ -94,7 +94,7 @@ def why_no_gluon() -> str | None:
     """Why Gluon kernels can't be compiled by the Triton that is here, or None where they can."""
     import triton
 
-    if TorchVersion(triton.__version__) < (3, 6):
+    if TorchVersion(triton.__version__) < "3.6":
         return f"Triton {triton.__version__} has no Gluon, or another one: take triton >= 3.6"
     from stages.common.gluon import missing
 
