@@ -5,15 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 from ladder_command import in_turn
-from made_up import make_env, write_run
 
 import stages
 from attention_ladder.models.training import plan, writing
 from attention_ladder.models.training.gpt import GPT
 from attention_ladder.models.training.loop import Run, save
 from attention_ladder.models.training.plan import Shape
-from harness.records import jsonl, schema
-from ladder import app, generate
+from harness.records import jsonl
+from ladder import generate
 
 SHAPE = Shape(layers=2, heads=2, head_dim=16, block=24, batch=1, lr=1e-3)
 IDS = torch.arange(12)[None] % 7
@@ -284,22 +283,6 @@ def test_bad_arguments_are_one_line(model, tmp_path, options, why):
     done = in_turn("generate", "--device", "cpu", *options, cwd=tmp_path)
     assert done.returncode == 2
     assert why in done.stderr and done.stderr.count("\n") == 1
-
-
-def test_show_refuses_what_it_has_no_use_for_and_says_what_differs(capsys, tmp_path):
-    record = {
-        "kind": "generate", "stage": 3, "name": "three", "device": "cpu", "mode": "native",
-        "page_size": None, "parameters": 10, "context": 8, "tokens": 4, "text": "abcd",
-        "same": False, "tokens_per_s": 1.0, "cached_tokens_per_s": 2.0, "bytes_per_token": 50,
-        "cached_bytes_per_token": 40,
-    }  # fmt: skip
-    schema.check_record(record)
-    path = write_run(tmp_path / "run.jsonl", make_env([record]), [record])
-    for arguments, code in (([], 1), (["--tokens", "8"], 2)):
-        with pytest.raises(SystemExit) as ended:
-            app.main(["generate", "--show", str(path), *arguments])
-        assert ended.value.code == code
-    assert "ladder: No such option: --tokens" in capsys.readouterr().err
 
 
 def test_the_docs_have_the_table_once_it_is_measured(model, tmp_path, monkeypatch):

