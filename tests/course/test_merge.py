@@ -103,6 +103,12 @@ def test_the_text_is_the_merge(name):
     shown(closing, "truth", made.truth())
     shown(closing, "acc / l_i", found.o)
     shown(closing, "unweighted", found.unweighted)
+    errors = [float(line.split()[2].rstrip(":")) for line in closing.splitlines()
+              if "max error" in line]  # fmt: skip
+    want = [trace.max_error(o, made.truth()) for o in (found.o, found.unweighted)]
+    np.testing.assert_allclose(errors, want, rtol=0.05)
+    scratch = 2 * 4 * splits * (made.q.size + 2)
+    assert text.endswith(f": {scratch}") == (splits > 1)
 
 
 @asked

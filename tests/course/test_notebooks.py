@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import threading
+import tomllib
 from functools import lru_cache
 from multiprocessing.connection import Listener
 from pathlib import Path
@@ -21,7 +22,7 @@ import pytest
 from ladder_command import in_turn
 
 from course import notebook as nb
-from course.lessons.side_by_side import BLANK, braces, changed, extent, fingerprint
+from course.lessons.side_by_side import BLANK, braces, changed, extent, fingerprint, folded
 from harness.records.environment import own_files
 from harness.records.jsonl import read
 
@@ -263,6 +264,15 @@ def test_nbconvert_executes_by_this_python(tmp_path):
     assert output.data["text/plain"] == repr(sys.prefix)
 
 
+def test_the_first_cell_is_everywhere_the_same_and_names_what_the_project_has():
+    (first,) = {code_cells(script(name))[0].source for name in STEPS}
+    extra = re.search(r"%pip install -e \"\.\.\[(\w+)\]\"", first)[1]
+    text = (ROOT / "pyproject.toml").read_text()
+    assert extra in tomllib.loads(text)["project"]["optional-dependencies"]
+    exec(first, names := {})  # where the project is, it is an import
+    assert names["nb"] is nb
+
+
 # the views
 
 
@@ -324,6 +334,11 @@ def test_side_by_side_marks_each_changed_line_and_no_other():
     text = old.path.read_text().splitlines()
     assert {text[int(number) - 1] for number, mark in marked if mark == "-"} == set(gone)
     assert "<style" not in shown.html
+
+
+def test_a_folded_line_loses_nothing():
+    for line in nb.code(7).lines:
+        assert "".join("".join(folded(line)).split()) == "".join(line.split())
 
 
 def test_a_function_is_found_whole_and_what_is_not_there_is_said():

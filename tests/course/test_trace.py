@@ -108,6 +108,21 @@ def test_alpha_is_between_0_and_1_and_rescales_the_sums(given):
 
 @settings(max_examples=60, deadline=None)
 @given(walks())
+def test_a_row_alone_has_the_states_that_it_has_in_a_block(given):
+    q, k, v, tile, visible = given
+    seen = np.broadcast_to(k.shape[-2] if visible is None else visible, q.shape[:-1])
+    block = trace.walk(q, k, v, tile, visible)
+    for row in np.ndindex(q.shape[:-1]):
+        keys = [x[row[:-1]] if x.ndim > 2 else x for x in (k, v)]
+        # a row may see none of the last tiles' keys
+        for mine, ours in zip(trace.walk(q[row], *keys, tile, seen[row]), block):
+            for name in ("m_i", "l_i", "acc", "o", "normalised", "lite", "alpha"):
+                got, want = getattr(mine, name), getattr(ours, name)[row]
+                np.testing.assert_allclose(got, want, rtol=0, atol=10 * rounding(q, k, v))
+
+
+@settings(max_examples=60, deadline=None)
+@given(walks())
 def test_lite_sums_the_outputs_of_tiles(given):
     q, k, v, tile, visible = given
     seen = np.broadcast_to(k.shape[-2] if visible is None else visible, q.shape[:-1])
@@ -235,6 +250,12 @@ def test_the_text_is_the_walk(name):
     closing = next(block for block in text.split("\n\n") if block.startswith("After all"))
     truth = asked.truth()
     np.testing.assert_allclose(numbers_in(closing, "truth"), truth, rtol=5e-3, atol=5.1e-5)
+    errors = [float(line.split()[2].rstrip(":")) for line in closing.splitlines()
+              if "max error" in line]  # fmt: skip
+    want = [trace.max_error(o, truth) for _, o in trace.outputs(steps[-1])]
+    np.testing.assert_allclose(errors, want, rtol=0.05)
+    moved = sum(step.bytes_loaded for step in steps) + 2 * asked.q.nbytes
+    assert text.splitlines()[-2 - ("never" in text)].endswith(f": {moved}")
 
 
 @given(st.floats(-1e30, 1e30))

@@ -144,6 +144,8 @@ def test_a_record_of_another_stage_than_its_run_had_is_refused(model, tmp_path):
     )
     done = in_turn("generate", "--show", "run.jsonl", cwd=tmp_path)
     assert done.returncode == 2 and "expected one of the rungs of line 1" in done.stderr
+    (tmp_path / "run.jsonl").write_text(text.replace('"same": true', '"same": false'))
+    assert in_turn("generate", "--show", "run.jsonl", cwd=tmp_path).returncode == 1
 
 
 def test_stage_8_interpreted_writes_the_same_and_shows_no_speed(model, tmp_path):

@@ -1,7 +1,9 @@
 """`ladder model`: stages as a real model's attention. Lite ruins the embeddings, Online doesn't."""
 
 import importlib.util
+import io
 import json
+import re
 import shlex
 import sys
 from dataclasses import fields, replace
@@ -11,7 +13,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from ladder_command import ROOT, environ, fakes, in_turn, ladder
+from rich.console import Console
 
+from attention_ladder.models import views
 from attention_ladder.models.attention_interface import register
 from attention_ladder.models.minilm import compare, encoder
 from attention_ladder.models.minilm import run as model_run
@@ -108,6 +112,13 @@ def test_a_missing_package_is_one_clear_line_and_exit_code_2(
     assert not out.exists()
 
 
+def test_a_transformers_whose_bert_takes_no_stage_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(environment, "version", lambda name: "4.57.1")
+    code, _, [line] = run_main(capsys, "model", "--stage", 3)
+    assert code == 2 and "4.57.1" in line and "5 or later" in line and NEEDED in line
+
+
 @pytest.mark.parametrize("inside", [True, False])
 def test_the_command_that_brings_the_model_works_from_where_one_is(inside, tmp_path, monkeypatch):
     """It is this Python's pip, on this checkout; only whether it resolves is asked of it here."""
@@ -151,6 +162,13 @@ def write_pack(path, metadata, cut=0):
 PACKED = {"config": {"hidden_size": 4}, "origin": "made up", "sentence": [1, 2], "text": [1, 3, 2]}
 
 
+def test_a_pack_is_read_by_its_header(tmp_path):
+    path = write_pack(tmp_path / "pack", {model_weights.PACK_KEY: json.dumps(PACKED)})
+    found = model_weights.packed_weights(path)
+    assert found.to_json() == {"path": str(path), "config": PACKED["config"]}
+    assert (found.origin, found.sentence, found.text) == ("made up", [1, 2], [1, 3, 2])
+
+
 def test_what_is_no_whole_pack_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(model_weights, "check_transformers", lambda: "5.23.0")
     metadata = {model_weights.PACK_KEY: json.dumps(PACKED)}
@@ -179,6 +197,7 @@ def test_our_texts_lie_on_both_sides_of_a_tile_of_lite(device):
     assert lengths[0] == 3
     assert 64 in lengths and 65 in lengths
     assert lengths[-1] == (512 if device == "cuda" else 65)
+    assert model_weights.prefix([101, 7, 8, 9, 102], 3) == (101, 7, 102)  # the separator stays
 
 
 def test_a_stage_is_spared_what_it_cannot_do_or_is_not_worth():
@@ -259,6 +278,24 @@ def test_the_status_follows_from_verdict_and_declaration():
         check_record(record)
 
 
+def test_the_table_compares_nothing_that_is_not_comparable():
+    times = {"time_ms": 10.0, "sdpa_time_ms": 25.0, "samples": 9, "cosine": 0.5}
+    rows = {
+        "native": {}, "interpreted": {"mode": "interpreted", "sdpa_time_ms": None, "samples": 1},
+        "lite": {"status": "wrong-by-design"}, "bad": {"status": "wrong"},
+    }  # fmt: skip
+    records = [a_record(name=name, stage=90 + at, **times | changes, tokens=tokens)
+               for tokens in (65, 16) for at, (name, changes) in enumerate(rows.items())]  # fmt: skip
+    for record in records:
+        check_record(record)
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(views.model_tables(an_env(*records), records))
+    shown = [line.split() for line in console.export_text().splitlines() if line]
+    assert [words[1] for words in shown if words[0] == "MiniLM,"] == ["16", "65"]
+    ratios = [words[0] for words in shown if any(re.fullmatch(r"[\d.]+x", x) for x in words)]
+    assert ratios == ["90", "90"]
+
+
 # With the model
 
 
@@ -290,7 +327,7 @@ def test_lite_ruins_the_embeddings_above_64_tokens_and_online_does_not(default_r
 
 
 def test_times_are_taken_in_turns_and_interpreted_ones_are_no_speed(default_run):
-    done, _, records = default_run
+    done, env, records = default_run
     for (stage, _), record in records.items():
         assert record["time_ms"] > 0
         if stage == 3:
@@ -303,6 +340,7 @@ def test_times_are_taken_in_turns_and_interpreted_ones_are_no_speed(default_run)
     rows = [line for line in done.stdout.splitlines() if "Triton Online" in line]
     assert len(rows) == 3
     assert all("interpreted" in line for line in rows)
+    assert str(ROOT) not in json.dumps(env)
 
 
 def test_our_embedding_is_the_models_own(weights):

@@ -265,6 +265,15 @@ def test_contestants_of_one_seed_see_the_same_weights_and_batches():
         assert not torch.equal(draws[0], ours.draw(ours.text, 5, seed + 1))
 
 
+def test_nothing_held_out_is_trained_on():
+    run = a_run(STAGE_3, 1)
+    assert len(run.text) + len(run.held_out) == len(loop.TEXT.read_text(encoding="utf-8"))
+    for text in (run.text, run.held_out):
+        starts = run.draw(text, 2000, 0)
+        assert starts.min() >= 0
+        assert starts.max() + run.shape.block < len(text)  # the last target is still in the text
+
+
 @pytest.mark.slow
 def test_a_model_starts_from_ignorance_and_learns_more_than_how_often_a_character_comes():
     run = a_run(STAGE_3, 150)
@@ -290,6 +299,15 @@ def test_no_position_sees_what_comes_after_it_and_each_knows_where_it_is():
     loss.backward()
     moved = model.positions.weight.grad.abs().sum(dim=1) > 0
     assert moved[:19].all() and not moved[20:].any()
+
+
+def test_the_rate_rises_then_falls_and_stays_within_its_peak():
+    for steps in (1, 2, 10, 300):
+        rates = [loop.rate(step, steps) for step in range(steps)]
+        peak = rates.index(1.0)
+        assert rates == sorted(rates[: peak + 1]) + sorted(rates[peak + 1 :], reverse=True)
+        assert max(rates) == 1.0 and min(rates) > 0
+    assert rates[-1] == pytest.approx(loop.LAST_RATE)
 
 
 class Scaled(torch.autograd.Function):
@@ -667,7 +685,7 @@ def cli_run(tmp_path_factory):
     return in_turn("train", *stages_, "--device", "cpu", "--steps", 4, "--out", out), out
 
 
-def test_the_command_trains_prints_and_plots(cli_run):
+def test_the_command_trains_prints_and_plots(cli_run, capsys):
     done, out = cli_run
     assert done.returncode == 0, done.stderr
     env, records = read(out, "train")
@@ -687,6 +705,7 @@ def test_the_command_trains_prints_and_plots(cli_run):
         a_run(STAGE_3, 4), 0
     )  # fmt: skip
     assert out.with_name("run-plots").joinpath("loss.png").exists()
+    assert run_main(capsys, "train", "--show", out)[:2] == (0, done.stdout)
 
 
 # Views
@@ -696,6 +715,8 @@ def test_show_gives_the_exit_code_and_the_plot_from_records_alone(tmp_path, caps
     backends = four_backends()
     good = [a_record(3, "good", level(3.001, 2.0), seed) for seed in range(3)]
     bad = [a_record(4, "bad", level(3.1, 2.0), seed) for seed in range(3)]
+    bad += [a_record(5, "slow", level(3.0, 2.0), seed, mode="interpreted", tokens_per_s=None)
+            for seed in range(3)]  # fmt: skip
     for name, records, code in (("good", good, 0), ("both", [*good, *bad], 1)):
         file = a_file(tmp_path / f"{name}.jsonl", [*records, *backends])
         found, printed, _ = run_main(capsys, "train", "--show", file)
@@ -703,7 +724,7 @@ def test_show_gives_the_exit_code_and_the_plot_from_records_alone(tmp_path, caps
         assert (tmp_path / f"{name}-plots" / "loss.png").read_bytes().startswith(b"\x89PNG")
     rows = {line.split()[1]: line.split() for line in printed.splitlines() if " 3.0000 " in line}
     assert rows["good"][-2:] == ["1230", "ok"]  # a speed only where the losses are right
-    assert rows["bad"][-2:] == ["-", "outside"]
+    assert rows["bad"][-2:] == ["-", "outside"] and rows["slow"][-2:] == ["-", "ok"]
 
 
 def test_nothing_is_drawn_of_nothing(tmp_path):
