@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from ladder_command import PACKAGES, in_turn, one_process
 
-from harness.records.code import built_in_files, peer_files, read_declared
+from harness.records.code import built_in_files, read_declared
 from harness.records.environment import own_files
 from harness.records.jsonl import read
 from ladder import app
@@ -153,20 +153,6 @@ def test_every_stage_has_its_page_and_every_page_is_linked():
     stages = {str(read_declared(path)["number"]) for path in built_in_files()}
     walked = {path.name.split("-")[0] for path in own_files("docs/walkthrough/[0-9]*.md")}
     assert stages == walked
-
-
-def test_lists_of_stages_and_peers_on_the_pages_are_the_declared_ones():
-    stages = [read_declared(path) for path in built_in_files()]
-    able = [str(stage["number"]) for stage in stages if stage.get("gradients")]
-    overview = text_of(ROOT / "notebooks" / "00_overview.ipynb")
-    assert f"\n{', '.join(able[:-1])} and {able[-1]}. The others are skipped" in overview
-    glossary = text_of(ROOT / "docs" / "glossary.md")
-    entries = re.findall(r"^### (.+)$", glossary.partition("\n## ")[0], re.M)
-    assert entries == sorted(entries, key=str.casefold)
-    [peer] = re.findall(r"^### Peer\n\n(.+?)\n\n", glossary, re.M | re.S)
-    for path in peer_files():
-        family = read_declared(path)["title"].split(",")[0]
-        assert family in peer, f"{path.name}: {family} is no peer in the glossary"
 
 
 # ---- commands

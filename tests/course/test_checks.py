@@ -12,6 +12,7 @@ from test_lab_diagnoses import MISTAKES
 from course.lab import checks, cpp, labs
 from course.lab.grading import calls, grade
 
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 3, 4, 5, 6, 7, 8, "numpy"])  # 2: test_lab.py builds one
 def test_a_right_stage_passes_the_checks_that_show_mistakes(stage, monkeypatch, tmp_path):

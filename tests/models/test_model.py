@@ -284,8 +284,11 @@ def test_the_table_compares_nothing_that_is_not_comparable():
         "native": {}, "interpreted": {"mode": "interpreted", "sdpa_time_ms": None, "samples": 1},
         "lite": {"status": "wrong-by-design"}, "bad": {"status": "wrong"},
     }  # fmt: skip
-    records = [a_record(name=name, stage=90 + at, **times | changes, tokens=tokens)
-               for tokens in (65, 16) for at, (name, changes) in enumerate(rows.items())]  # fmt: skip
+    records = [
+        a_record(name=name, stage=90 + at, **times | changes, tokens=tokens)
+        for tokens in (65, 16)
+        for at, (name, changes) in enumerate(rows.items())
+    ]
     for record in records:
         check_record(record)
     console = Console(width=120, record=True, file=io.StringIO())

@@ -356,9 +356,8 @@ def mask_off_by_one(q, k, v, causal):
 WRONG = (dk_without_scale, dq_a_tenth_off, without_dv, without_delta, mask_off_by_one)
 
 
-@pytest.fixture(scope="module")
-def trained():
-    """name -> verdict, of right and wrong attentions trained beside three right references."""
+@pytest.mark.slow
+def test_a_right_stage_trains_as_sdpa_does_and_a_wrong_gradient_or_mask_falls_outside():
     flash, math_ = (loop.sdpa(name) for name in ("FLASH_ATTENTION", "MATH"))
     references = {"flash": flash, "math": math_, "in_float64": in_float64}
     right = references | {"stage_3": STAGE_3}
@@ -370,20 +369,11 @@ def trained():
                  reference=name in references)
         for name, attend, seed in asked
     ]  # fmt: skip
-    return {verdict.name: verdict for verdict in curves.judge(records)}
-
-
-@pytest.mark.slow
-def test_a_right_stage_trains_as_sdpa_does(trained):
-    assert trained["stage_3"].status == "ok", trained["stage_3"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [attend.__name__ for attend in WRONG])
-def test_a_wrong_gradient_or_mask_falls_outside(trained, name):
-    verdict = trained[name]
-    assert verdict.status == "outside"
-    assert verdict.deviation > 3 * verdict.allowed
+    found = {verdict.name: verdict for verdict in curves.judge(records)}
+    assert found["stage_3"].status == "ok", found["stage_3"]
+    for name in (attend.__name__ for attend in WRONG):
+        assert found[name].status == "outside", name
+        assert found[name].deviation > 3 * found[name].allowed, name
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

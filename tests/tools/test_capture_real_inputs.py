@@ -114,17 +114,3 @@ def test_an_unwritable_out_is_one_line_and_exit_code_2(tmp_path, monkeypatch, ca
     assert shown.out == ""
     assert len(shown.err.splitlines()) == 1
     assert "missing" in shown.err
-
-
-def test_main_prints_the_table_and_writes_the_file(tmp_path, monkeypatch, capsys):
-    q, k, v = np.random.default_rng(1).standard_normal((3, 6, 12, 16, 8))
-    monkeypatch.setattr(tool, "capture", lambda text: (q, k, v))
-    assert tool.main(["--out", str(tmp_path / "x.npz")]) == 0
-    rows = capsys.readouterr().out.splitlines()
-    with np.load(tmp_path / "x.npz") as written:
-        kept = set(written["layers"].tolist())
-    scores = tool.sharpness(q, k)
-    for layer, row in enumerate(rows[2:8]):
-        assert row.split()[0] == str(layer)
-        assert ("*" in row) == (layer in kept)
-        assert row.split()[-1] == f"{scores[layer].max():.1f}"
