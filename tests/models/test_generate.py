@@ -76,8 +76,12 @@ def test_one_slow_token_and_the_first_two_do_not_count(monkeypatch):
     assert sent == [{"context": 12, "cached": True}] + 6 * [{}]
 
 
-def test_no_token_is_written_before_it_is_asked_for(model, monkeypatch):
-    """Else a command that is slow to read finds many at once, and takes that for a speed."""
+def test_no_token_is_written_before_it_is_asked_for(tmp_path, monkeypatch):
+    """Else a command that is slow to read finds many at once, and takes that for a speed.
+
+    What writes has been trained before, and is saved.
+    """
+    monkeypatch.setitem(plan.DEFAULT_STEPS, "cpu", 2)
     asked, events = iter([{"context": 20, "cached": True}, {}, {}, {}]), []
 
     def hear(connection):
@@ -87,8 +91,10 @@ def test_no_token_is_written_before_it_is_asked_for(model, monkeypatch):
     monkeypatch.setattr(writing, "hear", hear)
     monkeypatch.setattr(writing, "say", lambda connection, event, **_: events.append(event))
     order = {"path": stages.by_number(3).__file__, "device": "cpu", "contexts": [20], "prompt": ""}
-    writing.write_texts(None, order | {"tokens": 3, "load": model[0], "save": None})
+    order |= {"tokens": 3, "load": None, "save": str(tmp_path / "gpt.pt")}
+    writing.write_texts(None, order)
     assert events == ["ready", *3 * ["asked", "wrote"], "asked", "asked", "failed"]
+    assert writing.load(order["save"])[0].shape.block == 23
 
 
 # a stage that is wrong where there are fewer queries than keys: with a cache alone
@@ -110,9 +116,12 @@ def run_command(*arguments, cwd):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A model that the command has trained, and the records of what it wrote."""
+    """A model as the command trains it, in fewer steps, and the records of what it wrote."""
     folder = tmp_path_factory.mktemp("model")
-    out = ("--save", "gpt.pt", "--out", "run.jsonl")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(plan.DEFAULT_STEPS, "cpu", 40)
+        save(*writing.train(28, "cpu"), str(folder / "gpt.pt"))
+    out = ("--load", "gpt.pt", "--out", "run.jsonl")
     done = run_command("--context", "8,20", "--tokens", 8, *out, cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder / "gpt.pt", done.stdout
