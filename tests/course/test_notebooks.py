@@ -3,13 +3,10 @@
 import contextlib
 import importlib.metadata
 import importlib.util
-import os
 import re
 import shlex
 import socket
 import statistics
-import subprocess
-import sys
 import threading
 import tomllib
 from functools import lru_cache
@@ -17,6 +14,7 @@ from multiprocessing.connection import Listener
 from pathlib import Path
 from types import SimpleNamespace
 
+import build_notebooks as tool
 import nbformat
 import pytest
 from ladder_command import in_turn
@@ -32,10 +30,6 @@ MOST_BYTES = 400_000
 CELLS = range(10, 26)
 PAIRS = [*((n, n + 1) for n in range(7)), (6, 8), (6, 9)]  # forward, 7 and 8 walk tiles as 6 does
 STEPS = ["00_overview", *(f"{a:02d}_to_{b:02d}" for a, b in PAIRS), "primer"]
-
-spec = importlib.util.spec_from_file_location("tool", ROOT / "tools" / "build_notebooks.py")
-tool = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tool)
 
 script = lru_cache(tool.from_script)
 no_triton = importlib.util.find_spec("triton") is None
@@ -239,29 +233,6 @@ def test_the_judges_command_in_the_words_is_executed_as_it_stands(command):
 
 
 # what executes them
-
-
-@pytest.mark.slow
-def test_nbconvert_executes_by_this_python(tmp_path):
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("import sys; sys.prefix")])
-    nbformat.write(notebook, tmp_path / "a.ipynb")
-    words = [
-        "-m",
-        "jupyter",
-        "nbconvert",
-        "--to",
-        "notebook",
-        "--execute",
-        "a.ipynb",
-        "--output",
-        "b.ipynb",
-    ]
-    bare = {**os.environ, "PATH": os.defpath}  # the environment is not activated
-    subprocess.run(
-        [sys.executable, *words], cwd=tmp_path, env=bare, check=True, capture_output=True
-    )
-    (output,) = nbformat.read(tmp_path / "b.ipynb", 4).cells[0].outputs
-    assert output.data["text/plain"] == repr(sys.prefix)
 
 
 def test_the_first_cell_is_everywhere_the_same_and_names_what_the_project_has():

@@ -119,7 +119,7 @@ def model(tmp_path_factory):
     """A model as the command trains it, in fewer steps, and the records of what it wrote."""
     folder = tmp_path_factory.mktemp("model")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(plan.DEFAULT_STEPS, "cpu", 40)
+        patched.setitem(plan.DEFAULT_STEPS, "cpu", 120)
         save(*writing.train(28, "cpu"), str(folder / "gpt.pt"))
     out = ("--load", "gpt.pt", "--out", "run.jsonl")
     done = run_command("--context", "8,20", "--tokens", 8, *out, cwd=folder)

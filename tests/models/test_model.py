@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import pack_model_weights
 import pytest
 import torch
 from ladder_command import ROOT, environ, fakes, in_turn, ladder
@@ -59,16 +60,8 @@ def weights():
 def pack(weights, tmp_path_factory):
     """A pack, as the tool writes it."""
     path = tmp_path_factory.mktemp("pack") / "pack.safetensors"
-    assert load_tool().main(["--out", str(path)]) == 0
+    assert pack_model_weights.main(["--out", str(path)]) == 0
     return path
-
-
-def load_tool():
-    script = ROOT / "tools" / "pack_model_weights.py"
-    spec = importlib.util.spec_from_file_location("pack_model_weights", script)
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    return tool
 
 
 def a_cell(tokens=5, stage=STAGE_FILE, device="cpu"):
@@ -435,7 +428,7 @@ def test_a_pack_is_small_the_same_each_time_and_the_models_weights_in_float16(
     weights, pack, tmp_path
 ):
     again = tmp_path / "again"
-    assert load_tool().main(["--out", str(again)]) == 0
+    assert pack_model_weights.main(["--out", str(again)]) == 0
     assert again.read_bytes() == pack.read_bytes()
     assert pack.stat().st_size <= 48e6
     packed = model_weights.packed_weights(pack)
@@ -470,11 +463,10 @@ def test_a_weight_that_float16_cannot_hold_is_refused(weights, monkeypatch, tmp_
     import numpy as np
     import safetensors.numpy
 
-    tool = load_tool()
     monkeypatch.setattr(
         safetensors.numpy, "load_file", lambda path: {"w": np.array([1, 1e5], dtype=np.float32)}
     )
-    assert tool.main(["--out", str(tmp_path / "pack")]) == 2
+    assert pack_model_weights.main(["--out", str(tmp_path / "pack")]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "w: got 100000" in line
     assert not (tmp_path / "pack").exists()

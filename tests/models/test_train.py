@@ -1,12 +1,12 @@
 """`ladder train`: the judgement of curves, what a contestant's process does, the command."""
 
-import importlib.util
 import math
 import random
 import subprocess
 import textwrap
 from collections import Counter
 
+import make_train_text as tool
 import pytest
 import torch
 from ladder_command import ROOT, in_turn
@@ -726,16 +726,7 @@ def test_nothing_is_drawn_of_nothing(tmp_path):
 # The text
 
 
-def load_tool():
-    script = ROOT / "tools" / "make_train_text.py"
-    spec = importlib.util.spec_from_file_location("make_train_text", script)
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    return tool
-
-
 def test_the_text_is_what_its_tool_makes_of_its_commit(tmp_path):
-    tool = load_tool()
     known = ["git", "-C", str(ROOT), "cat-file", "-e", f"{tool.COMMIT}^{{commit}}"]
     try:
         if subprocess.run(known, capture_output=True).returncode:
