@@ -4,7 +4,7 @@ import ast
 
 import numpy as np
 import pytest
-from ladder_command import PACKAGES, ROOT
+from ladder_command import PACKAGES, ROOT, run_here
 from made_up import make_env
 from PIL import Image
 
@@ -14,7 +14,6 @@ from course.tracing.trace import example
 from harness.records.jsonl import read
 from harness.records.schema import Ceiling
 from harness.views.look import LIGHT, LOOKS
-from ladder import app
 
 # imported by what draws, with no say in what is drawn
 BESIDE = {"harness/problems/problem", "harness/problems/real_inputs"}
@@ -283,50 +282,20 @@ def test_a_missing_or_foreign_file_is_stale(tmp_path):
     assert figures.stale(folder) == ["tiling.png", "lite-breaks.png", "trace.gif"]
 
 
-def command(capsys, *arguments):
-    """Exit code, stdout and stderr of `ladder figures ARGUMENTS`, in this process."""
-    with pytest.raises(SystemExit) as ended:
-        app.main(["figures", *map(str, arguments)])
-    return ended.value.code, *capsys.readouterr()
-
-
 @pytest.mark.slow
 def test_the_command_draws_what_it_then_finds_up_to_date(tmp_path, capsys, monkeypatch, breaks):
     monkeypatch.setattr(figures_lite, "measure", lambda: breaks)
     folder = tmp_path / "new" / "figures"
-    code, out, err = command(capsys, "--out", folder)
+    code, out, err = run_here(capsys, "figures", "--out", folder)
     assert (code, err) == (0, "")
     names = [picture.file(look) for picture in figures.PICTURES for look in LOOKS]
     assert out.split() == [str(folder / name) for name in names]
     assert sorted(path.name for path in folder.iterdir()) == sorted(names)
-    assert command(capsys, "--out", folder, "--check") == (0, "", "")
+    assert run_here(capsys, "figures", "--out", folder, "--check") == (0, "", "")
     with Image.open(folder / "trace.gif") as moving:
         assert moving.n_frames == 2 * example().tiles
     (folder / names[0]).unlink()
-    code, out, err = command(capsys, "--out", folder, "--check")
+    code, out, err = run_here(capsys, "figures", "--out", folder, "--check")
     assert (code, out) == (1, "") and err.count("\n") == 1
     assert str(folder / names[0]) in err and "run `ladder figures`" in err
     assert not (folder / names[0]).exists()
-
-
-def test_bad_arguments_are_one_clear_line(tmp_path, capsys):
-    nothing, taken = tmp_path / "none.jsonl", tmp_path / "taken"
-    taken.write_text("a file, no folder")
-    wrong = tmp_path / "wrong.jsonl"
-    wrong.write_text("{}\n")
-    no_copy = tmp_path / "no_copy.jsonl"
-    lines = figures.CEILINGS.read_text().splitlines(keepends=True)
-    no_copy.write_text("".join(line for line in lines if '"copy"' not in line))
-    for arguments, says in (
-        (("--ceilings", nothing), f"--ceilings: {nothing}: no such file"),
-        (("--ceilings", nothing, "--check"), f"--ceilings: {nothing}: no such file"),
-        (("--ceilings", wrong), "line 1 is not a record of ours"),
-        (("--ceilings", no_copy), "no copy among the ceilings"),
-        (("--out", taken), f"{taken}: File exists"),
-        (("--out",), "--out"),
-    ):
-        out = () if "--out" in arguments else ("--out", tmp_path / "out")
-        code, printed, err = command(capsys, *arguments, *out)
-        assert (code, printed) == (2, "")
-        assert err.startswith("ladder: ") and err.count("\n") == 1 and says in err, err
-    assert not (tmp_path / "out").exists()

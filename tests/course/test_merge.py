@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_trace import command, normal, numbers_in, rounding, walks
+from ladder_command import run_here
+from test_trace import normal, numbers_in, rounding, walks
 
 from course.tracing import merge, merge_views, trace
 from course.tracing.trace import make_trace
@@ -136,11 +137,11 @@ def test_json_has_every_number(name):
 def test_the_command(capsys):
     options = ["--n", "8", "--tile", "2", "--row", "3", "--causal", "--splits", "2"]
     made = make_trace(8, 4, 2, 3, causal=True)
-    assert command(capsys, *options) == (0, merge_views.to_text(made, 2) + "\n", "")
-    as_json = command(capsys, *options, "--format", "json")
+    assert run_here(capsys, "trace", *options) == (0, merge_views.to_text(made, 2) + "\n", "")
+    as_json = run_here(capsys, "trace", *options, "--format", "json")
     assert as_json == (0, merge_views.to_json(made, 2) + "\n", "")
     for wrong in ("0", "65"):
-        code, out, err = command(capsys, "--splits", wrong)
+        code, out, err = run_here(capsys, "trace", "--splits", wrong)
         assert (code, out) == (2, "")
         assert f"--splits: got {wrong}, expected a whole number from 1 to 64" in err
 

@@ -9,13 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ladder_command import PATIENCE, ROOT, environ
+from ladder_command import PATIENCE, ROOT, environ, run_here
 
 from course.tracing import trace, trace_text
 from course.tracing.trace import make_trace
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
-from ladder import app
 
 
 def rounding(q, k, v):
@@ -285,22 +284,16 @@ def test_json_has_every_number(name):
     assert len(data["tiles"]) + data["tiles_skipped"] == -(-data["n"] // data["tile"])
 
 
-def command(capsys, *arguments):
-    """Exit code, stdout and stderr of `ladder trace ARGUMENTS`, in this process."""
-    with pytest.raises(SystemExit) as ended:
-        app.main(["trace", *arguments])
-    return ended.value.code, *capsys.readouterr()
-
-
 def test_the_command(capsys):
     options = ["--n", "8", "--tile", "2", "--row", "3", "--causal", "--seed", "5"]
     options += ["--inputs", "peaky"]
     asked = make_trace(8, 4, 2, 3, inputs="peaky", seed=5, causal=True)
-    assert command(capsys, *options) == (0, trace_text.to_text(asked) + "\n", "")
-    assert command(capsys, *options, "--format", "json") == (
+    assert run_here(capsys, "trace", *options) == (0, trace_text.to_text(asked) + "\n", "")
+    assert run_here(capsys, "trace", *options, "--format", "json") == (
         0, trace_text.to_json(asked) + "\n", "",
     )  # fmt: skip
-    largest = command(capsys, "--n", "1024", "--tile", "1000", "--d", "256", "--format", "json")
+    words = "trace --n 1024 --tile 1000 --d 256 --format json"
+    largest = run_here(capsys, *words.split())
     assert largest[0] == 0 and len(json.loads(largest[1])["tiles"]) == 2
 
 

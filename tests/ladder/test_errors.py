@@ -29,7 +29,9 @@ def folder(tmp_path):
     cells = [make_cell(status="crashed", time_ms=None, peak_bytes=None, err_f64_max=None)]
     write_run(tmp_path / "crashed.jsonl", make_env(cells), cells)
     trained = (H200 / "train.jsonl").read_bytes().splitlines(keepends=True)
+    ceilings = (H200 / "ceilings.jsonl").read_bytes().splitlines(keepends=True)
     for name, content in {
+        "no_copy": b"".join(line for line in ceilings if b'"copy"' not in line),
         "there.jsonl": b"somebody's\n", "other.csv": b"mine", "empty": b"", "torn": first[:40],
         "begun": first, "mixed": first + second + trained[1], "trained": trained[0] + trained[1],
         "unknown": first + b'{"kind": "rumour"}\n', "twice": first + first, "no_env": second,

@@ -9,7 +9,7 @@ from collections import Counter
 import make_train_text as tool
 import pytest
 import torch
-from ladder_command import ROOT, in_turn
+from ladder_command import ROOT, in_turn, run_here
 
 import stages
 from attention_ladder.models import views
@@ -23,7 +23,7 @@ from harness.records import environment
 from harness.records.code import built_in_files
 from harness.records.jsonl import Writer, read
 from harness.records.schema import BadRecord, check_record
-from ladder import app, train
+from ladder import train
 from stages.common.contract import why_not
 
 STAGE_3 = stages.by_number(3).attend
@@ -641,14 +641,6 @@ def test_a_contestant_that_hangs_is_not_waited_for_again(tmp_path, monkeypatch):
 # The command
 
 
-def run_main(capsys, *arguments):
-    """`ladder ARGUMENTS` in this process: exit code, stdout and stderr's lines."""
-    with pytest.raises(SystemExit) as exit_:
-        app.main([str(argument) for argument in arguments])
-    shown = capsys.readouterr()
-    return exit_.value.code, shown.out, shown.err.splitlines()
-
-
 def a_file(path, records):
     titles = {(r["stage"], r["name"]): r["name"] for r in records}
     infos = [{"stage": s, "name": n, "title": title} for (s, n), title in titles.items()]
@@ -660,10 +652,10 @@ def a_file(path, records):
 def test_show_refuses_records_that_make_no_training(tmp_path, capsys):
     records = four_backends()
     records[0]["steps"] = 7
-    code, _, [line] = run_main(capsys, "train", "--show", a_file(tmp_path / "a.jsonl", records))
-    assert code == 2 and "steps" in line
-    code, _, [line] = run_main(capsys, "train", "--show", a_file(tmp_path / "b.jsonl", []))
-    assert code == 2 and "nothing was measured" in line
+    code, _, line = run_here(capsys, "train", "--show", a_file(tmp_path / "a.jsonl", records))
+    assert code == 2 and "steps" in line and line.count("\n") == 1
+    code, _, line = run_here(capsys, "train", "--show", a_file(tmp_path / "b.jsonl", []))
+    assert code == 2 and "nothing was measured" in line and line.count("\n") == 1
 
 
 @pytest.fixture(scope="module")
@@ -695,7 +687,7 @@ def test_the_command_trains_prints_and_plots(cli_run, capsys):
         a_run(STAGE_3, 4), 0
     )  # fmt: skip
     assert out.with_name("run-plots").joinpath("loss.png").exists()
-    assert run_main(capsys, "train", "--show", out)[:2] == (0, done.stdout)
+    assert run_here(capsys, "train", "--show", out)[:2] == (0, done.stdout)
 
 
 # Views
@@ -709,7 +701,7 @@ def test_show_gives_the_exit_code_and_the_plot_from_records_alone(tmp_path, caps
             for seed in range(3)]  # fmt: skip
     for name, records, code in (("good", good, 0), ("both", [*good, *bad], 1)):
         file = a_file(tmp_path / f"{name}.jsonl", [*records, *backends])
-        found, printed, _ = run_main(capsys, "train", "--show", file)
+        found, printed, _ = run_here(capsys, "train", "--show", file)
         assert found == code
         assert (tmp_path / f"{name}-plots" / "loss.png").read_bytes().startswith(b"\x89PNG")
     rows = {line.split()[1]: line.split() for line in printed.splitlines() if " 3.0000 " in line}
