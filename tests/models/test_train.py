@@ -5,6 +5,7 @@ import random
 import subprocess
 import textwrap
 from collections import Counter
+from unittest.mock import Mock
 
 import make_train_text as tool
 import pytest
@@ -552,26 +553,10 @@ def test_any_stage_takes_the_steps_of_stage_3(path, seed):
     assert losses == pytest.approx(want, rel=1e-5)
 
 
-class FakeChild:
+def fake_child(*messages):
     """Says what it was given to say, message after message."""
-
-    def __init__(self, *messages):
-        self.messages = [{"event": "ready", "parameters": 5}, *messages]
-
-    def receive(self, seconds, late):
-        return self.messages.pop(0)
-
-    def send(self, message):
-        pass
-
-    def limit_memory(self, memory):
-        pass
-
-    def end(self):
-        pass
-
-    def printed(self):
-        return ""
+    ready = {"event": "ready", "parameters": 5}
+    return Mock(**{"receive.side_effect": [ready, *messages], "printed.return_value": ""})
 
 
 DONE = {"event": "done", "val_loss": 2.0, "unsaved": ""}
@@ -597,7 +582,7 @@ def losses(*values):
 )
 def test_figures_that_are_none_cost_the_contestant_that_sent_them(messages, tmp_path, monkeypatch):
     def follow(*messages):
-        monkeypatch.setattr(session, "Child", lambda *_: FakeChild(*messages))
+        monkeypatch.setattr(session, "Child", lambda *_: fake_child(*messages))
         contestant = a_contestant(90, "forger", tmp_path)
         with trainer.Training(contestant, a_plan(2), MEMORY) as training:
             return training.train(0, lambda record: None)
@@ -611,7 +596,7 @@ def test_figures_that_are_none_cost_the_contestant_that_sent_them(messages, tmp_
 
 def test_a_model_that_can_not_be_written_costs_no_training(tmp_path, monkeypatch):
     messages = losses(1.0), losses(2.0), DONE | {"unsaved": "No space left on device"}
-    monkeypatch.setattr(session, "Child", lambda *_: FakeChild(*messages))
+    monkeypatch.setattr(session, "Child", lambda *_: fake_child(*messages))
     with trainer.Training(a_contestant(90, "saved", tmp_path), a_plan(2), MEMORY) as training:
         assert training.train(0, lambda record: None)["status"] == "ok"
     assert training.unsaved == "No space left on device"

@@ -21,13 +21,6 @@ def variants(tmp_path_factory):
     return {path.stem: stages.load(path) for path in paths}
 
 
-NAMES = ("grid_1d", "grid_1d_heads", "normalised", "pointers")
-
-
-def test_all_are_tested():
-    assert tuple(make_variants.VARIANTS[6]) == NAMES
-
-
 def ask(stage, causal, lengths):
     """q, k and v; the output, the lse and the skipped blocks of `stage`."""
     generator = torch.Generator().manual_seed(3)
@@ -48,7 +41,7 @@ def ask_stage_6(causal, lengths):
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no wheel of triton")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", make_variants.VARIANTS[6])
 @pytest.mark.parametrize(("causal", "lengths"), [(False, None), (True, (0, 70)), (True, None)])
 def test_a_variant_answers_as_stage_6_does(variants, name, causal, lengths):
     *_, o, lse, skipped = ask(variants[name], causal, lengths)
