@@ -18,8 +18,10 @@ pytestmark = pytest.mark.slow  # a few processes each
 TABLE = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text(encoding="utf-8"))
 # mistake -> stage, its edits, the check that shows it, and what the diagnosis begins with
 MISTAKES = {
-    name: (told["stage"], told["changes"], told["check"], told.get("begins", ""))
-    for name, told in TABLE.items()
+    name: (int(stage) if stage.isdigit() else stage, edits, check, begins)
+    for stage, shown in TABLE.items()
+    for check, mistakes in shown.items()
+    for name, (begins, *edits) in mistakes.items()
 }
 NAMED = [name for name in MISTAKES if MISTAKES[name][3]]
 S5 = "s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale"
