@@ -204,13 +204,15 @@ def test_what_is_too_much_for_a_picture_is_said(tmp_path):
 # all of them
 
 
-def test_the_users_own_settings_are_left_out_and_left_alone():
+@pytest.mark.slow
+def test_the_users_own_settings_are_left_out_and_left_alone(breaks):
     import matplotlib
 
-    with matplotlib.rc_context({"axes.facecolor": "#123456", "font.size": 30}):
-        figure = figures_tiling.figure(LIGHT)
-        assert matplotlib.rcParams["font.size"] == 30
+    with matplotlib.rc_context({"axes.facecolor": "#123456", "xtick.major.width": 7}):
+        figure = figures_lite.figure(breaks, LIGHT)
+        assert matplotlib.rcParams["xtick.major.width"] == 7
     assert figure.axes[0].get_facecolor()[:3] == (1.0, 1.0, 1.0)
+    assert figure.axes[0].xaxis.get_ticklines()[0].get_markeredgewidth() < 7
 
 
 def test_the_committed_pictures_are_up_to_date():
