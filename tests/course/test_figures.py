@@ -5,14 +5,13 @@ import ast
 import numpy as np
 import pytest
 from ladder_command import PACKAGES, ROOT, run_here
-from made_up import make_env
+from made_up import make_ceiling, make_env
 from PIL import Image
 
 from course.lessons import figures, figures_lite, figures_memory, figures_tiling
 from course.tracing import trace, trace_plots
 from course.tracing.trace import example
 from harness.records.jsonl import read
-from harness.records.schema import Ceiling
 from harness.views.look import LIGHT, LOOKS
 
 # imported by what draws, with no say in what is drawn
@@ -24,18 +23,10 @@ def breaks():
     return figures_lite.measure()
 
 
-def ceiling(what="copy", device="cpu", value=0.02, threads=1, **changes):
-    made = dict.fromkeys(Ceiling.__dataclass_fields__)
-    made |= {"kind": "ceiling", "what": what, "device": device, "size": 1, "value": value,
-             "threads": threads, "unit": "TB/s" if what == "copy" else "TFLOP/s", "time_ms": 1.0,
-             "samples": 5} | changes  # fmt: skip
-    return made
-
-
 CPU = [
-    ceiling(value=0.0123),
-    ceiling(value=0.0034, threads=2),
-    ceiling("matmul", value=0.2, dtype="float32", precision="ieee"),
+    make_ceiling("copy", device="cpu", threads=1) | {"value": 0.0123},
+    make_ceiling("copy", device="cpu", threads=2) | {"value": 0.0034},
+    make_ceiling(dtype="float32", precision="ieee", device="cpu", threads=1),
 ]
 
 

@@ -650,17 +650,12 @@ def test_show_refuses_records_that_make_no_training(tmp_path, capsys):
     assert code == 2 and "nothing was measured" in line and line.count("\n") == 1
 
 
-@pytest.fixture(scope="module")
-def cli_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("train")
-    stages_ = ["--stage", 3, "--stage", 4, "--stage", a_stage(folder, "mine")]
-    stages_ += ["--stage", a_stage(folder, "maskless", number=91, options="()")]
-    out = folder / "run.jsonl"
-    return in_turn("train", *stages_, "--device", "cpu", "--steps", 4, "--out", out), out
-
-
-def test_the_command_trains_prints_and_plots(cli_run, capsys):
-    done, out = cli_run
+@pytest.mark.slow
+def test_the_command_trains_prints_and_plots(tmp_path, capsys):
+    stages_ = ["--stage", 3, "--stage", 4, "--stage", a_stage(tmp_path, "mine")]
+    stages_ += ["--stage", a_stage(tmp_path, "maskless", number=91, options="()")]
+    out = tmp_path / "run.jsonl"
+    done = in_turn("train", *stages_, "--device", "cpu", "--steps", 4, "--out", out)
     assert done.returncode == 0, done.stderr
     env, records = read(out, "train")
     found = {record["name"]: record for record in records}
