@@ -300,7 +300,7 @@ def test_what_can_not_be_graded_costs_nobody_points(tmp_path, options, said):
     assert not (tmp_path / "grades.csv").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.timing
 def test_speed_gives_points_only_for_a_fast_and_right_submission(tmp_path):
     text = labs.source(3).read_text(encoding="utf-8")
     slow = text.replace(
