@@ -136,11 +136,11 @@ def compile_for(
 
 # no mask, a last tile, lengths, a causal mask that needs one masked tile, or more; and no dQ wanted
 GLUON_FLAGS: dict[str, dict[str, Any]] = {
-    "plain": {"CAUSAL": False, "HAS_SEQLENS": False, "MASKED": 0, "LSE": False},
-    "ragged": {"CAUSAL": False, "HAS_SEQLENS": False, "MASKED": 1, "LSE": True},
-    "lengths": {"CAUSAL": False, "HAS_SEQLENS": True, "MASKED": 1, "LSE": True},
-    "causal": {"CAUSAL": True, "HAS_SEQLENS": False, "MASKED": 1, "LSE": True},
-    "masked": {"CAUSAL": True, "HAS_SEQLENS": True, "MASKED": 2, "LSE": True},
+    "plain": {"CAUSAL": False, "HAS_SEQLENS": False, "MASKED_TILES": 0, "LSE": False},
+    "ragged": {"CAUSAL": False, "HAS_SEQLENS": False, "MASKED_TILES": 1, "LSE": True},
+    "lengths": {"CAUSAL": False, "HAS_SEQLENS": True, "MASKED_TILES": 1, "LSE": True},
+    "causal": {"CAUSAL": True, "HAS_SEQLENS": False, "MASKED_TILES": 1, "LSE": True},
+    "masked": {"CAUSAL": True, "HAS_SEQLENS": True, "MASKED_TILES": 2, "LSE": True},
     "keys": {"CAUSAL": False, "HAS_SEQLENS": False, "DQ": False},
 }
 GLUON_TYPES = {

@@ -1,6 +1,8 @@
 """Stage 9, Gluon on Hopper: loads, matrix products and softmax at the same time.
 
-    one CTA stays on each multiprocessor (or three do) and takes tiles of query rows, one by one
+The finished kernel; read first.py before this picture, which is not to scale:
+
+    one CTA stays on each multiprocessor (or three do), and takes work tiles: rows of one head's Q
     producer    1 warp: has the copy engine (TMA) bring tiles of Q, K and V
     consumers   1 to 3 warpgroups, 64 query rows each: products, softmax, the output
 
@@ -8,14 +10,16 @@
     producer    K0 Q K1 V0 K2 V1 K3 V2 ...     as far ahead as the pipelines have empty slots
     consumer 0     |S0=Q K0|    |S1=Q K1|O+=P0 V0|    |S2=Q K2|O+=P1 V1|    ...   matrix unit
                            | P0 |       |     P1      |       |     P2      |     softmax of S
-    consumer 1  the same for the next 64 rows: its products run during consumer 0's softmax
+    consumer 1  the same for the next 64 rows; nothing orders the two, but as measured they mostly
+                take turns: products of one run during the other's softmax (docs/log/hopper.md)
 
 Tiles pass from the producer to the consumers through pipelines of slots in shared memory, and so
 does the number of the next work tile. The rest of the stage, in this order:
 
     first.py       the smallest kernel that is right, by itself: begin here
     pipeline.py    how roles hand tiles to each other: acquire, load, wait, release
-    schedule.py    sizes and masks; which work tile a CTA takes next
+    schedule.py    which work tile a CTA takes next; sizes and masks. Read TileScheduler now, and
+                   Problem's methods where they are called
     forward.py     the forward kernel: producer, mask, online softmax, mainloop, epilogue
     backward.py    the backward pass: five products in one pass over the keys, where stage 7 has
                    seven in two; the small kernels before and after it

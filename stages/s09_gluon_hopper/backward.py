@@ -1,6 +1,6 @@
 """The backward pass of stage 9: three kernels in turn, of which the second has all five products.
 
-preprocess    delta = rowsum(o * do), as in stage 7, beside lse; zeros in dQ's sums
+preprocess    lse and -delta of each row, delta = rowsum(o * do) as in stage 7; zeros in dQ's sums
 backward      dk and dv; dQ's sums in float32, one pass over the keys
 postprocess   dq from its sums: scaled, in its dtype
 
@@ -10,15 +10,15 @@ postprocess   dq from its sums: scaled, in its dtype
     consumers   2 warpgroups, 64 keys each; everything transposed: keys down, queries across
 
     a query tile, time ->
-    consumer 0  |S=K Q|dP=V dO|    |dV+=P dO|  |dQ=dS K|dK+=dS Q|        matrix unit
-                      |  P=2^S    |   dS    |          | dQ out
-    consumer 1  the same for the next 64 keys: its products run while consumer 0 computes
+    consumer 0  |S^T=K Q^T|dP^T=V dO^T|     |dV+=P^T dO|  |dQ=dS K|dK+=dS^T Q|    matrix unit
+                          |  P=2^(S - lse)  |    dS    |          | dQ out
+    consumer 1  the same for the next 64 keys: its products can run while consumer 0 computes
 
     K, V    pipelines of one slot (pipeline.py): the next tiles come while dK and dV go out
-    Q, dO   a pipeline of two slots, each with two full barriers: for Q with its rows, and for dO
+    Q, dO   two slots, each with a full barrier of Q with its rows, and one of dO: both before S
     dS      each consumer writes 64 keys of it and reads all 128, so they wait for each other before
-            dQ; two slots, so that no consumer writes what the other one still reads. By then each
-            has also cleared the hidden ones of its 64 keys of K, which dQ reads
+            dQ; two slots, so that no consumer writes what the other one still reads. The same wait
+            covers K: dQ reads all 128 keys, of which each consumer has cleared its own hidden ones
     sums    one slot for each consumer, which waits until the copy engine has read its last sum
 
 P^T and dS^T are left operands of dV and dK as registers hold them. dQ is a sum over keys, and most
@@ -73,7 +73,7 @@ class QueryPipeline:
 
     @gluon.jit
     def consumer_wait(self, count):
-        """The tiles (BLOCK_M, BLOCK_D) of Q and dO, as soon as they are there."""
+        """The tiles (BLOCK_M, BLOCK_D) of Q and dO, as soon as both are there."""
         slots: gl.constexpr = self.rows.shape[0]
         shape: gl.constexpr = [self.q.tiles.shape[3], self.q.tiles.shape[4]]
         slot = count % slots
@@ -123,8 +123,8 @@ def producer(
 def in_register_order(dq):
     """dq (64, 64) as a vector (4096,) in the order in which a warp's threads hold it.
 
-    No number moves: 4 that follow one another are one thread's, 128 one warp's, so that they are
-    added in memory 16 bytes a thread and 512 a warp. `postprocess_kernel` puts them in order.
+    No number moves: 4 that follow one another are one thread's, which stores these 16 bytes at
+    once, 128 one warp's. The copy engine adds them as they lie; `postprocess_kernel` orders them.
     """
     parts = gl.reshape(dq, [4, 2, 8, 8, 4, 2])  # warp, half, row of 8; 8 columns, 2 columns, one
     parts = gl.permute(parts, [0, 3, 2, 4, 1, 5])
@@ -138,7 +138,7 @@ def reduce_add_dq(dq, place, sums_desc, tile, c: gl.constexpr):
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     reinterpret(place, gl.float32, [4096], plain).store(held)
     fence_async_shared()
-    barrier()
+    barrier()  # among this consumer's four warps
     reduce_add(sums_desc, [(2 * tile + c) * 16, 0], place)
 
 
@@ -154,13 +154,13 @@ def mainloop(
     BLOCK_M: gl.constexpr = problem.BLOCK_M
     BLOCK_D: gl.constexpr = k_all.shape[1]
     dtype: gl.constexpr = queries.q.tiles.dtype
-    A: gl.constexpr = gl.DotOperandLayout(0, dv.type.layout, 2)
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, dv.type.layout, 2)  # operand of dV and dK
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
-    Q: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    HALF_DQ: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     k, v = k_all.slice(64 * c, 64, 0), v_all.slice(64 * c, 64, 0)  # (64, BLOCK_D)
     keys = start_n + 64 * c + gl.arange(0, 64, layout=gl.SliceLayout(1, S))  # (64,)
     s_zero = gl.zeros([64, BLOCK_M], gl.float32, S)
-    dq_zero = gl.zeros([64, 64], gl.float32, Q)
+    dq_zero = gl.zeros([64, 64], gl.float32, HALF_DQ)
     for i in range(first, end):
         q, do = queries.consumer_wait(q_count)  # (BLOCK_M, BLOCK_D)
         s = warpgroup_mma(k, q.permute([1, 0]), s_zero, use_acc=False, is_async=True)
@@ -173,7 +173,7 @@ def mainloop(
                 cols = i * BLOCK_M + gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, S))
                 seen = seen & (keys[:, None] <= cols[None, :] + (problem.Nk - problem.Nq))
             p = gl.where(seen, p, 0.0)
-        dv = warpgroup_mma(gl.convert_layout(p.to(dtype), A), do, dv, is_async=True)
+        dv = warpgroup_mma(gl.convert_layout(p.to(dtype), LEFT), do, dv, is_async=True)
         dp = warpgroup_mma_wait(1, deps=[dp])
         ds = (p * (dp + queries.row(q_count, 1, S)[None, :])).to(dtype)  # (64, BLOCK_M)
         if problem.DQ:
@@ -183,22 +183,22 @@ def mainloop(
             # the warp that started the last reduce-add waits until the copy engine has read it,
             # and the other warps wait for that warp at the barrier
             store_wait(0)
+            # measured: an mbarrier is slower than the named barrier at d = 128, faster at 64
             if BLOCK_D == 128:  # this consumer's half of dQ: of its columns
                 named_barrier("bar.sync", DS_STORED, 256)
                 ds_rows, k_columns = ds_all.permute([1, 0]), k_all.slice(64 * c, 64, 1)
-            else:  # or of its rows. An mbarrier was measured: slower at 128, faster at 64
+            else:  # or of its rows; either way (64, 64)
                 mbarrier.arrive(ds_full.index(q_count % 2))
                 mbarrier.wait(ds_full.index(q_count % 2), (q_count // 2) & 1)
                 ds_rows, k_columns = ds_all.slice(64 * c, 64, 1).permute([1, 0]), k_all
             tile = head * gl.cdiv(problem.Nq, BLOCK_M) + i
-            # (64, 64)
             dq = warpgroup_mma(ds_rows, k_columns, dq_zero, use_acc=False, is_async=True)
-            dk = warpgroup_mma(gl.convert_layout(ds, A), q, dk, is_async=True)
+            dk = warpgroup_mma(gl.convert_layout(ds, LEFT), q, dk, is_async=True)
             dv, dq = warpgroup_mma_wait(1, deps=[dv, dq])
             reduce_add_dq(dq, sums.index(c), sums_desc, tile, c)
             dk = warpgroup_mma_wait(0, deps=[dk])
         else:
-            dk = warpgroup_mma(gl.convert_layout(ds, A), q, dk, is_async=True)
+            dk = warpgroup_mma(gl.convert_layout(ds, LEFT), q, dk, is_async=True)
             dv, dk = warpgroup_mma_wait(0, deps=[dv, dk])
         queries.q.consumer_release(q_count)
         q_count += 1
@@ -237,7 +237,7 @@ def consumer(common, c: gl.constexpr):
     d, Hk, _, scale = sizes
     problem = scheduler.problem
     BLOCK_D: gl.constexpr = k_pipe.tiles.shape[4]
-    A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     q_count = 0  # query tiles so far
     kv_count = 0  # work tiles so far
     b, h_k, start_n, Nk_valid, more = scheduler.next_work_tile(0)
@@ -252,8 +252,8 @@ def consumer(common, c: gl.constexpr):
                 clear_hidden_keys(v_all.slice(64 * c, 64, 0), own, Nk_valid)
             fence_async_shared()  # the matrix unit reads what threads wrote
             barrier()
-        dk = gl.zeros([64, BLOCK_D], gl.float32, A)
-        dv = gl.zeros([64, BLOCK_D], gl.float32, A)
+        dk = gl.zeros([64, BLOCK_D], gl.float32, ACC)
+        dv = gl.zeros([64, BLOCK_D], gl.float32, ACC)
         for g in range(problem.group):
             head = b * problem.H + h_k * problem.group + g
             if problem.CAUSAL or problem.EDGE:
@@ -275,7 +275,7 @@ def consumer(common, c: gl.constexpr):
         store_wait(0)
 
 
-# a build for sizes of 1 and one for multiples of 16 would be the same code
+# else Triton builds again for sizes of 1 and for multiples of 16, to the same code
 @gluon.jit(
     do_not_specialize=["H", "Hk", "Nq", "Nk", "heads", "section", "tiles"],
     do_not_specialize_on_alignment=["seqlens_ptr", "counter_ptr"],
@@ -284,23 +284,22 @@ def backward_kernel(
     q_desc, k_desc, v_desc, do_desc, rows_desc, sums_desc, dk_ptr, dv_ptr, seqlens_ptr, counter_ptr,
     H, Hk, Nq, Nk, d, heads, section, tiles, qk_scale, scale,
     CAUSAL: gl.constexpr, HAS_SEQLENS: gl.constexpr, EDGE: gl.constexpr, DQ: gl.constexpr,
-    STAGES: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    SLOTS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Make the pipelines in shared memory; then each warp goes its own way.
 
     Descriptors have blocks of (1, 1, rows, BLOCK_D), K and V of 128 rows; rows_desc (1, 1, 2,
-    BLOCK_M). dk and dv are contiguous. EDGE: a tile may reach past the last valid key. DQ: whether
-    dQ is wanted.
+    BLOCK_M). dk and dv are contiguous. EDGE and DQ: as in Problem.
     """
     BLOCK_M: gl.constexpr = q_desc.block_shape[2]
     BLOCK_N: gl.constexpr = k_desc.block_shape[2]
     problem = Problem(
-        seqlens_ptr if HAS_SEQLENS else counter_ptr, H, H // Hk, Nq, Nk,
-        CAUSAL, HAS_SEQLENS, EDGE, 0, False, DQ, BLOCK_M, BLOCK_N,
+        seqlens_ptr if HAS_SEQLENS else counter_ptr,  # the counter stands in, and isn't read
+        H, H // Hk, Nq, Nk, CAUSAL, HAS_SEQLENS, EDGE, 0, False, DQ, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    q_pipe = make_pipeline(q_desc, STAGES, 2, QUERIES_EMPTY)
-    do_pipe = make_pipeline(do_desc, STAGES, 2, QUERIES_EMPTY)
-    rows = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, 2, BLOCK_M], rows_desc.layout)
+    q_pipe = make_pipeline(q_desc, SLOTS, 2, QUERIES_EMPTY)
+    do_pipe = make_pipeline(do_desc, SLOTS, 2, QUERIES_EMPTY)
+    rows = gl.allocate_shared_memory(gl.float32, [SLOTS, 1, 1, 2, BLOCK_M], rows_desc.layout)
     queries = QueryPipeline(q_pipe, do_pipe, rows)
     k_pipe = make_pipeline(k_desc, 1, 2, K_EMPTY)
     v_pipe = make_pipeline(v_desc, 1, 2, V_EMPTY)
@@ -319,7 +318,7 @@ def backward_kernel(
         q_desc, do_desc, rows_desc, k_desc, v_desc, counter_ptr, queries, k_pipe, v_pipe, scheduler,
         Hk,
     )  # fmt: skip
-    # the first role has the kernel's own four warps; then warps and registers of the others
+    # the first role has the kernel's own four warps, and the registers that the others leave it
     gl.warp_specialize(
         [(consumer, (common, 0)), (consumer, (common, 1)), (producer, load)],
         [4, 1], [CONSUMER_REGS, PRODUCER_REGS],

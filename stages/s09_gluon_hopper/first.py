@@ -1,35 +1,40 @@
-"""Stage 9 at its smallest: one warp loads, two warpgroups compute, and nobody waits for all.
+"""Stage 9 at its smallest: one warp loads, two warpgroups compute; each waits for its slot only.
 
-In stage 6 the warps of a program load a tile, wait for it, multiply, and do the softmax: all do the
-same. Here each warp has a role, and roles wait for each other at barriers, slot by slot.
+In stage 6 all warps of a program do the same: they have tiles loaded ahead (num_stages), multiply,
+and compute the softmax. Here each warp has a role, and roles wait for each other at barriers.
 
-    one CTA: a work tile of 128 query rows of one head. Warps by role, and time to the right:
+    one CTA: a work tile, which is 128 query rows of one head. Time goes to the right:
 
-    producer    1 warp   | K0 V0 | K1 V1 | .......... K2 V2 | ......... K3 V3      TMA loads
-    consumer 0  4 warps          | S0 | P0 | O+=P0 V0 | S1 | P1 | O+=P1 V1 |       rows 0 to 63
-    consumer 1  4 warps          | .. S0 | P0 | O+=P0 V0 | S1 | P1 | O+=P1 V1 |    rows 64 to 127
-                                   ... waits; S, O: products on the tensor cores; P: softmax
+    producer    1 warp         |K0 V0|K1 V1|                       |K2 V2|             |K3 V3|
+    consumer 0  rows 0 to 63         | S0 |   P0    | O0 | S1 |   P1    | O1 | S2 |   P2    |
+    consumer 1  rows 64 to 127       .    | S0 |   P0    .    | O0 | S1 |   P1    | O1 | S2 |
 
-    K and V pass through a pipeline of 2 slots in shared memory, a KV tile of each in a slot.
-    A slot has two barriers, which count arrivals. Use j of the pipeline is slot j % 2:
+    K0 V0: loads by the copy engine (TMA). S0 = Q K0^T, O0: O += P0 V0, products on the matrix unit.
+    P0: softmax of S0, by the 4 warps of the consumer. Dots: it waits for the matrix unit
 
-    full     producer: the copy engine (TMA) arrives when all bytes of K and V are there
-             consumers wait for it, then multiply
-    empty    consumers arrive, each when its last product has read the slot: they release it
-             the producer waits for both, then loads tile j + 2 into it: it acquires the slot
+    K and V pass through a pipeline of 2 slots in shared memory, with a KV tile in each: tile j goes
+    through slot j % 2. A slot has two barriers, which count arrivals:
 
-    A barrier is in phase 0 until all have arrived, then in phase 1, then in 0 again; wait(bar, x)
-    goes on when a phase of that parity has ended. Of a new barrier "phase 1" counts as ended: so
-    the producer finds every slot free in the first round.
+    full     The producer arrives, by `expect`: this is the one arrival, and says how many bytes
+             will come. The barrier is complete when the copy engine has also written them all.
+             Consumers wait for that, then multiply.
+    empty    Each consumer arrives when its last product has read the slot: it releases the slot.
+             The producer waits for both, then loads tile j + 2 into it: it acquires the slot.
+
+    A barrier of this sort, an mbarrier, holds one bit, its phase: 0 at first, and flipped each time
+    the barrier is complete. mbarrier.wait(bar, x) returns once phase x is over. On a new barrier it
+    does so at once for x = 1: so every slot is free in the first round. One bit is enough, since
+    nobody can be a round ahead: a slot is filled again only after both consumers released it.
 
 The copy engine reads zeros past a tensor's end and writes nothing there, so any Nq, and d up to 128
-in multiples of 8, need no further code. Past Nk the scores are hidden, whatever the tile.
+in multiples of 8, need no further code. Every tile hides scores past Nk; only the last has any.
 
-Cost: 4 d FLOPs per pair of query and key, on the tensor cores, as in stage 6. From memory: q and o
+Cost: 4 d FLOPs per pair of query and key, on the matrix unit, as in stage 6. From memory: q and o
 once; k and v once per work tile, nearly always from the L2 cache. Shared memory: 160 KB, so one CTA
 to a multiprocessor; registers: 240 for each thread of a consumer, 24 for the producer's.
-What it bought: loads run during everything else, and each consumer's products during the other's
-softmax (FlashAttention-3, Shah et al. 2024, section 3.1).
+What it bought: loads run during everything else. Nothing orders the two consumers: while one has
+its softmax, the matrix unit can serve the other (FlashAttention-3, Shah et al. 2024, section 3.1).
+By itself it only equals stage 6, whose loads run ahead, too; roles pay later (docs/hopper.md).
 Still hurts: within a consumer, products and softmax take turns; a row's sum crosses threads at each
 tile; every CTA begins by waiting for its first loads, and nothing runs while it ends. Those are
 mended in forward.py; slots released without a barrier of all four warps: pipeline.py; masks,
@@ -73,21 +78,21 @@ MOST_D = 128
 
 
 @gluon.jit
-def acquire(empty, use, SLOTS: gl.constexpr):
-    """Producer: wait until all consumers have released the slot; in the first round it is free."""
-    mbarrier.wait(empty.index(use % SLOTS), (use // SLOTS + 1) & 1)
+def acquire(empty, count, SLOTS: gl.constexpr):
+    """Producer: wait until both have released the slot of tile `count`; it is free at first."""
+    mbarrier.wait(empty.index(count % SLOTS), (count // SLOTS + 1) & 1)
 
 
 @gluon.jit
-def wait(full, use, SLOTS: gl.constexpr):
+def wait(full, count, SLOTS: gl.constexpr):
     """Consumer: wait until the copy engine has filled the slot."""
-    mbarrier.wait(full.index(use % SLOTS), (use // SLOTS) & 1)
+    mbarrier.wait(full.index(count % SLOTS), (count // SLOTS) & 1)
 
 
 @gluon.jit
-def release(empty, use, SLOTS: gl.constexpr):
-    """Consumer: say that this warpgroup is done with the slot."""
-    mbarrier.arrive(empty.index(use % SLOTS))
+def release(empty, count, SLOTS: gl.constexpr):
+    """Consumer: its four warps wait for each other, then one thread says that they are done."""
+    mbarrier.arrive(empty.index(count % SLOTS))
 
 
 @gluon.jit
@@ -120,11 +125,11 @@ def consumer(descs, smem, bars, Nk, qk_scale, c: gl.constexpr):
     SLOTS: gl.constexpr = k_smem.shape[0]
     BLOCK_N: gl.constexpr = k_smem.shape[3]
     BLOCK_D: gl.constexpr = k_smem.shape[4]
-    # how S (64, BLOCK_N) and O (64, BLOCK_D) lie in the registers of 4 warps, 16 rows in each, as
-    # the tensor cores leave them; then a row's numbers, such as its max, and a column's
+    # A layout says which thread holds which number. The matrix unit's, of S and O in registers:
+    # version 3 is Hopper's; 4 warps down, 1 across; one instruction's rows per warp, columns, depth
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])  # noqa: E741
-    ROW: gl.constexpr = gl.SliceLayout(1, S)
+    ROW: gl.constexpr = gl.SliceLayout(1, S)  # one number per row of S; SliceLayout(0, S): column
     columns = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, S))  # (BLOCK_N,)
 
     m_i = gl.full([64], -3.4028234663852886e38, gl.float32, ROW)  # running max, not scaled
@@ -140,6 +145,8 @@ def consumer(descs, smem, bars, Nk, qk_scale, c: gl.constexpr):
         v = v_smem.index(j % SLOTS).reshape([BLOCK_N, BLOCK_D])
         zeros = gl.zeros([64, BLOCK_N], gl.float32, S)
         s = warpgroup_mma(q, k.permute([1, 0]), zeros, use_acc=False, is_async=True)
+        # wait until at most n of this warpgroup's products still run, here n = 0; they end in the
+        # order in which they began. What stands in `deps` may be used only after that
         s = warpgroup_mma_wait(0, deps=[s])  # (64, BLOCK_N)
         s = gl.where(columns[None, :] < Nk - j * BLOCK_N, s, float("-inf"))
 
@@ -150,7 +157,8 @@ def consumer(descs, smem, bars, Nk, qk_scale, c: gl.constexpr):
         m_i = m_new
         acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O))[:, None]  # (64, BLOCK_D)
 
-        # P stays in the registers where S was: the left operand of the next product, in 16 bits
+        # P stays in the registers where S was, in 16 bits, 2 numbers per register: the left
+        # operand (0) of a product that is added to O
         p = gl.convert_layout(p.to(q.dtype), gl.DotOperandLayout(0, O, 2))
         acc = warpgroup_mma(p, v, acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])  # (64, BLOCK_D)
@@ -160,10 +168,10 @@ def consumer(descs, smem, bars, Nk, qk_scale, c: gl.constexpr):
     o = acc / gl.convert_layout(l_i, gl.SliceLayout(1, O))[:, None]  # (64, BLOCK_D)
     q.store(o.to(q.dtype))
     fence_async_shared()  # what threads wrote, the copy engine sees only after this
-    barrier()  # all four warps have written
+    barrier()  # among the warps of the role that calls it: all four have written
     row = 128 * gl.program_id(0) + 64 * c
     async_store(o_desc, [gl.program_id(2), gl.program_id(1), row, 0], q_smem.index(c))
-    store_wait(0)
+    store_wait(0)  # shared memory must stay until the copy engine has read it
 
 
 @gluon.jit
@@ -187,11 +195,11 @@ def attention_kernel(q_desc, k_desc, v_desc, o_desc, Nk, qk_scale, SLOTS: gl.con
     """A work tile; descriptors of (B, H, N, d), in blocks of (1, 1, rows, BLOCK_D)."""
     descs = q_desc, k_desc, v_desc, o_desc
     smem = make_tiles(q_desc, 2), make_tiles(k_desc, SLOTS), make_tiles(v_desc, SLOTS)
-    # one arrival fills: the producer's, with a count of bytes that the copies take off again
+    # at q_full and full the producer arrives, at empty the two consumers
     bars = make_barriers(1, 1), make_barriers(SLOTS, 1), make_barriers(SLOTS, 2)
     fence_async_shared()  # the copy engine is to see the barriers
-    barrier()
-    # the first role has the kernel's own 4 warps; then warps and registers of the others
+    barrier()  # among the kernel's own 4 warps: no role has begun
+    # the first role has these warps, and the registers that are left; then those of the others
     gl.warp_specialize(
         [
             (consumer, (descs, smem, bars, Nk, qk_scale, 0)),
@@ -208,7 +216,9 @@ def attention_kernel(q_desc, k_desc, v_desc, o_desc, Nk, qk_scale, SLOTS: gl.con
 def describe(x: torch.Tensor, rows: int) -> TensorDescriptor:
     """The copy engine's descriptor of a contiguous x (B, H, N, d), for blocks of `rows` rows."""
     _, H, N, d = x.shape
-    layout = gl.NVMMASharedLayout(128, 16, rank=4)  # 128-byte swizzle, 16-bit numbers
+    # 16-bit numbers, swizzled by 128 bytes: the pieces of 16 bytes of each row change places, so
+    # that those of one column lie in different banks of shared memory
+    layout = gl.NVMMASharedLayout(128, 16, rank=4)
     strides = [H * N * d, N * d, d, 1]
     return TensorDescriptor(x, list(x.shape), strides, [1, 1, rows, MOST_D], layout)
 

@@ -1,11 +1,12 @@
 """The forward kernel of stage 9: a producer loads, consumers compute; __init__.py has the picture.
 
 Read from the end: `attention_kernel` makes the pipelines and starts the roles. `consumer` computes
-a work tile after another: it skips the KV tiles that none of its rows sees, and computes the others
-from the last one back (`mainloop`). So only the first of them needs a mask; or the first two, where
-the diagonal of a consumer's rows crosses the border between them. The output is written over its
-queries in shared memory and copied out from there (`epilogue`), so their slot is released one work
-tile later.
+one work tile after another, each from its last KV tile back (`mainloop`). Only tiles that the
+diagonal or the last valid key cuts need a mask, and these one or two come first. Under a causal
+mask, tiles behind the diagonal of the whole work tile are never loaded; those behind a consumer's
+own rows are loaded and waited for, not computed; all after the first two run without a mask. The
+output is written over its queries in shared memory and copied out from there (`epilogue`), so their
+slot is released one work tile later.
 """
 
 from stages.common.gluon import (
@@ -29,7 +30,7 @@ LOWEST = gl.constexpr(-3.4028234663852886e38)  # of float32; -inf - -inf would b
 
 @gluon.jit
 def producer(q_desc, k_desc, v_desc, counter_ptr, q_pipes, k_pipe, v_pipe, scheduler):
-    """The one warp that loads. K runs one tile ahead of V, as the consumers do."""
+    """The one warp that loads: K a tile ahead of V, as S starts before P V of the tile before."""
     problem = scheduler.problem
     kv_count = 0  # KV tiles so far
     q_count = 0  # work tiles so far
@@ -61,18 +62,18 @@ def producer(q_desc, k_desc, v_desc, counter_ptr, q_pipes, k_pipe, v_pipe, sched
 def mask(s, limit, BEFORE: gl.constexpr = False):
     """Scores (64, BLOCK_N), -inf from each row's `limit`-th column on; if BEFORE, before it.
 
-    Of every 8 columns a thread holds the same 2. They are taken from its rows' limits, once; then
-    all that is left to compare with is the number of the 8, which is known when compiling.
+    A thread holds the same 2 columns of every 8. Subtract those from its rows' limits once; then
+    each group of 8 compares with its first column, a constant.
     """
     eights = gl.reshape(s, [64, s.shape[1] // 8, 8])
     L: gl.constexpr = eights.type.layout
     column = gl.arange(0, 8, layout=gl.SliceLayout(0, gl.SliceLayout(1, L)))
-    left = gl.convert_layout(limit, gl.SliceLayout(1, gl.SliceLayout(1, L)))
-    left = left[:, None] - column[None, :]  # (64, 8)
+    limit = gl.convert_layout(limit, gl.SliceLayout(1, gl.SliceLayout(1, L)))
+    limit_minus_column = limit[:, None] - column[None, :]  # (64, 8)
     first = 8 * gl.arange(0, s.shape[1] // 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, L)))
-    before = first[None, :, None] < left[:, None, :]
+    inside = first[None, :, None] < limit_minus_column[:, None, :]
     hidden = float("-inf")
-    shown = gl.where(before, hidden, eights) if BEFORE else gl.where(before, eights, hidden)
+    shown = gl.where(inside, hidden, eights) if BEFORE else gl.where(inside, eights, hidden)
     return gl.convert_layout(gl.reshape(shown, [64, s.shape[1]]), s.type.layout)
 
 
@@ -100,7 +101,7 @@ def nan_where_large(l_i, m_i):
 
 @gluon.constexpr_function
 def slack(BLOCK_D):
-    """By how much m_i may stay below the running max, in base 2: worth it up to d = 64."""
+    """By how much m_i may stay below the running max, in base 2; no gain was seen at d = 128."""
     return 8.0 if BLOCK_D == 64 else 0.0
 
 
@@ -108,8 +109,8 @@ def slack(BLOCK_D):
 def online_softmax(s, m_i, l_i, qk_scale, SLACK: gl.constexpr):
     """One step of the online softmax, as in stage 6: p, m_i, l_i and acc's correction.
 
-    m_i may stay below the running max, by SLACK at most: then p is at most 2^SLACK, and acc needs
-    a correction less often. The sum that divides the output in the end has the same m_i.
+    m_i may stay below the running max, by SLACK at most: acc needs a correction less often, and p
+    is at most 2^SLACK, far inside float16. l_i has the same m_i, so the division cancels it.
     """
     m_tile = gl.max(s, 1) * qk_scale  # (64,)
     m_new = gl.maximum(m_i, m_tile)
@@ -129,10 +130,10 @@ def rescale(acc, alpha):
 
 @gluon.constexpr_function
 def skipping_multiply(n):
-    """PTX for n of acc's numbers in a thread, and for each its row's alpha: multiply them.
+    """PTX that multiplies n of a thread's numbers by their rows' alpha.
 
-    Or go past that, where alpha is 1 in all threads of the warp. A thread has numbers of two rows,
-    in turn two of each. A branch on a tensor has no other form in Gluon.
+    It jumps past that if alpha is 1 (0f3F800000) in the whole warp; Gluon has no other branch on a
+    tensor. A thread's numbers are of two rows: 0 and 1 of one, 2 and 3 of the other, and so on.
     """
     alpha = [f"${2 * n + i}" for i in range(n)]
     lines = [
@@ -149,7 +150,7 @@ def skipping_multiply(n):
 
 
 @gluon.constexpr_function
-def registers(n):
+def asm_constraints(n):
     return ",".join(["=f"] * n + ["f"] * 2 * n)
 
 
@@ -160,7 +161,7 @@ def rescale_if_needed(acc, alpha):
     alpha = gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout))
     alpha, acc = gl.broadcast(alpha[:, None], acc)
     return gl.inline_asm_elementwise(
-        skipping_multiply(n), registers(n), [acc, alpha], gl.float32, False, n
+        skipping_multiply(n), asm_constraints(n), [acc, alpha], gl.float32, False, n
     )
 
 
@@ -179,7 +180,10 @@ def as_operand(p, acc, dtype: gl.constexpr):
 
 @gluon.jit
 def skip_tiles(k_pipe, v_pipe, kv_count, number):
-    """Release the first `number` KV tiles at once: no row of this consumer sees their keys."""
+    """Wait for and release the first `number` KV tiles: no row of this consumer sees their keys.
+
+    Without the wait, it could arrive twice in one round of a slot's barrier.
+    """
     for j in range(number):
         k_pipe.consumer_wait(kv_count + j)
         k_pipe.consumer_release(kv_count + j)
@@ -194,8 +198,9 @@ def mainloop(
 ):  # fmt: skip
     """KV tiles `first` to `end`; p (64, BLOCK_N) is that of the tile before `first`.
 
-    S of each tile is started before P V of the tile before it, so the matrix unit has work while
-    this consumer computes the softmax.
+    Products of a warpgroup end in the order in which they began. S of a tile is started before P V
+    of the tile before it, so that wait(1) returns when S is done: P V still runs beside the softmax
+    of S, as far as ptxas keeps that order (docs/log/hopper.md).
     """
     BLOCK_N: gl.constexpr = k_pipe.tiles.shape[3]
     SLACK: gl.constexpr = slack(acc.shape[1])
@@ -208,6 +213,7 @@ def mainloop(
         if MASKED:
             s = mask(s, visible - (start_n - j * BLOCK_N))
         p_next, m_i, l_i, alpha = online_softmax(s, m_i, l_i, qk_scale, SLACK)
+        # alpha is tile j's: P V of j - 1 is added first
         acc = warpgroup_mma_wait(0, deps=[acc])  # (64, BLOCK_D)
         v_pipe.consumer_release(kv_count + j - 1)
         acc = rescale_if_needed(acc, alpha) if SLACK > 0 else rescale(acc, alpha)
@@ -221,12 +227,12 @@ def epilogue(acc, m_i, l_i, visible, rows, b, h, first_row, q_pipe, q_count, com
     o_desc, lse_ptr, _, _, scheduler, _ = common
     problem = scheduler.problem
     l_i = nan_where_large(whole_row_sums(l_i, visible), m_i)
-    if problem.MASKED > 0:
+    if problem.MASKED_TILES > 0:
         l_i = gl.where(visible > 0, l_i, 1.0)  # a row that sees no key: o = 0 / 1
-    # the output takes the place of q, which is used up
+    # the output takes the place of q, which is used up; the wait only names it, and returns at once
     q_pipe.consumer_wait(q_count).store(rescale(acc, 1.0 / l_i).to(o_desc.dtype))
     fence_async_shared()
-    barrier()
+    barrier()  # among this consumer's four warps
     # the copy engine drops rows past Nq
     async_store(o_desc, [b, h, first_row, 0], q_pipe.tiles.index(q_count % 2))
     if problem.LSE:
@@ -240,12 +246,12 @@ def consumer(common, q_pipe, c: gl.constexpr):
     """Warpgroup c: 64 query rows of each work tile, from the scores to the output."""
     o_desc, _lse_ptr, k_pipe, v_pipe, scheduler, qk_scale = common
     problem = scheduler.problem
-    MASKED: gl.constexpr = problem.MASKED
+    MASKED_TILES: gl.constexpr = problem.MASKED_TILES
     BLOCK_N: gl.constexpr = problem.BLOCK_N
     BLOCK_D: gl.constexpr = o_desc.block_shape[3]
     SLACK: gl.constexpr = slack(BLOCK_D)
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    A: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     kv_count = 0  # KV tiles so far
     q_count = 0  # work tiles so far
     b, h, start_m, Nk_valid, n_tiles = scheduler.next_work_tile(0)
@@ -258,28 +264,29 @@ def consumer(common, q_pipe, c: gl.constexpr):
 
         m_i = gl.full([64], LOWEST, gl.float32, gl.SliceLayout(1, S))  # running max of s * qk_scale
         l_i = partial_row_sums(gl.zeros([64, BLOCK_N], gl.float32, S))  # (64, 8)
-        acc = gl.zeros([64, BLOCK_D], gl.float32, A)
+        acc = gl.zeros([64, BLOCK_D], gl.float32, ACC)
         skip_tiles(k_pipe, v_pipe, kv_count, skipped)
         q = q_pipe.consumer_wait(q_count)  # (64, BLOCK_D)
-        # The first products run in either case, whatever the sizes: where the first of two loops
-        # with products may have no iteration, ptxas 12.8 omits what they share from the second
+        # runs whatever the sizes: ptxas 12.8 miscompiles an empty first loop (docs/hopper.md)
         s = start_scores(q, k_pipe.consumer_wait(kv_count + skipped), S)
-        store_wait(0)  # the last work tile's output has been copied out: release its slot, which is
-        q_pipe.consumer_release(q_count + 1, pred=q_count > 0)  # the other one of two
+        # the last work tile's output has been copied out: release its slot; + 1 is - 1 modulo 2
+        store_wait(0)
+        q_pipe.consumer_release(q_count + 1, pred=q_count > 0)
         s = warpgroup_mma_wait(0, deps=[s])
         k_pipe.consumer_release(kv_count + skipped)
-        if MASKED > 0:
+        if MASKED_TILES > 0:
             from_n = problem.first_key(skipped, n_tiles, Nk_valid)
             if problem.CAUSAL:
                 s = mask(s, visible - from_n)
-            shared = start_n - skipped * BLOCK_N - from_n  # keys that the next tile has, too
+            # keys that the next tile has, too, or that lie before key 0
+            overlap = start_n - skipped * BLOCK_N - from_n
             if problem.EDGE:  # noqa: SIM102 - known when compiling, and `and` would not be
-                if shared > 0:
-                    s = mask(s, gl.zeros_like(visible) + shared, BEFORE=True)
+                if overlap > 0:
+                    s = mask(s, gl.zeros_like(visible) + overlap, BEFORE=True)
         p, m_i, l_i, _ = online_softmax(s, m_i, l_i, qk_scale, SLACK)
         p = as_operand(p, acc, o_desc.dtype)
         first = skipped + 1
-        if MASKED == 2:
+        if MASKED_TILES == 2:
             second = gl.minimum(first + 1, n_tiles)
             p, acc, m_i, l_i = mainloop(
                 p, acc, m_i, l_i, q, k_pipe, v_pipe, kv_count, first, second,
@@ -300,7 +307,7 @@ def consumer(common, q_pipe, c: gl.constexpr):
     store_wait(0)
 
 
-# a build for sizes of 1 and one for multiples of 16 would be the same code
+# else Triton builds again for sizes of 1 and for multiples of 16, to the same code
 @gluon.jit(
     do_not_specialize=["H", "group", "Nq", "Nk", "blocks", "heads", "section", "tiles"],
     do_not_specialize_on_alignment=["lse_ptr", "seqlens_ptr", "counter_ptr"],
@@ -308,19 +315,20 @@ def consumer(common, q_pipe, c: gl.constexpr):
 def attention_kernel(
     q_desc, k_desc, v_desc, o_desc, lse_ptr, seqlens_ptr, counter_ptr,
     H, group, Nq, Nk, blocks, heads, section, tiles, qk_scale,
-    CAUSAL: gl.constexpr, HAS_SEQLENS: gl.constexpr, MASKED: gl.constexpr, LSE: gl.constexpr,
+    CAUSAL: gl.constexpr, HAS_SEQLENS: gl.constexpr, MASKED_TILES: gl.constexpr, LSE: gl.constexpr,
     CONSUMERS: gl.constexpr, BLOCK_N: gl.constexpr,
     CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Make the pipelines in shared memory; then each warp goes its own way.
 
-    Descriptors have blocks of (1, 1, rows, BLOCK_D). MASKED: how many of the KV tiles that a
-    consumer computes may need a mask, 0, 1 or 2. LSE: whether lse is wanted.
+    Descriptors have blocks of (1, 1, rows, BLOCK_D). MASKED_TILES and LSE: as in Problem.
     """
     problem = Problem(
-        seqlens_ptr if HAS_SEQLENS else counter_ptr, H, group, Nq, Nk, CAUSAL, HAS_SEQLENS,
+        seqlens_ptr if HAS_SEQLENS else counter_ptr,  # the counter stands in, and isn't read
+        H, group, Nq, Nk, CAUSAL, HAS_SEQLENS,
         # under a causal mask alone, the copy engine loads what is beyond the last key as zeros
-        MASKED > 0 and (HAS_SEQLENS or not CAUSAL), MASKED, LSE, False, 64 * CONSUMERS, BLOCK_N,
+        MASKED_TILES > 0 and (HAS_SEQLENS or not CAUSAL),
+        MASKED_TILES, LSE, False, 64 * CONSUMERS, BLOCK_N,
     )  # fmt: skip
     # at d = 128 no other slot fits, and the third one helps V more than it would help K
     k_pipe = make_pipeline(k_desc, 2, CONSUMERS, K_EMPTY)
@@ -330,11 +338,11 @@ def attention_kernel(
     q1 = make_pipeline(q_desc, 2, 1, Q_EMPTY + 2) if CONSUMERS > 1 else q0
     q2 = make_pipeline(q_desc, 2, 1, Q_EMPTY + 4) if CONSUMERS > 2 else q1
     fence_async_shared()  # the copy engine arrives at these barriers
-    barrier()
+    barrier()  # among the kernel's own four warps, before any role begins
     common = (o_desc, lse_ptr, k_pipe, v_pipe, scheduler, qk_scale)
     load = (q_desc, k_desc, v_desc, counter_ptr, (q0, q1, q2), k_pipe, v_pipe, scheduler)
     first, second, third = (common, q0, 0), (common, q1, 1), (common, q2, 2)
-    # the first role has the kernel's own four warps; then warps and registers of the others
+    # the first role has the kernel's own four warps, and the registers that the others leave it
     left_out: gl.constexpr = 3 - CONSUMERS
     gl.warp_specialize(
         [(consumer, first), (consumer, second), (consumer, third)][:CONSUMERS] + [(producer, load)],  # noqa: RUF005

@@ -137,7 +137,7 @@ def multiprocessors(device: torch.device) -> int:
 class Config(NamedTuple):
     """How the forward pass's roles share a multiprocessor: 64K registers, 227 KB of shared memory.
 
-    In the order of the kernel's last arguments, but for the last two.
+    All but the last two are the kernel's last arguments, in this order.
     """
 
     CONSUMERS: int = 2
@@ -150,14 +150,15 @@ class Config(NamedTuple):
 
 TWO_CONSUMERS = Config()
 THREE_CONSUMERS = Config(CONSUMERS=3, CONSUMER_REGS=160, PRODUCER_REGS=32)
-# three CTAs to a multiprocessor: one begins or ends a work tile while the others are amid theirs
+# three CTAs to a multiprocessor: one begins or ends a work tile while the others are amid theirs.
+# maxnreg: 80 x 8 warps; the consumer gets what the producer leaves, (8 * 80 - 4 * 24) / 4 = 136
 THREE_CTAS = Config(CONSUMERS=1, BLOCK_N=64, CONSUMER_REGS=136, ctas=3, maxnreg=80)
 # of the backward pass, by BLOCK_D: BLOCK_M queries and BLOCK_N keys to a tile
 BACKWARD: dict[int, dict[str, int]] = {
-    BLOCK_D: {"BLOCK_M": BLOCK_M, "STAGES": 2, "CONSUMER_REGS": 240, "PRODUCER_REGS": 24}
+    BLOCK_D: {"BLOCK_M": BLOCK_M, "SLOTS": 2, "CONSUMER_REGS": 240, "PRODUCER_REGS": 24}
     for BLOCK_D, BLOCK_M in ((64, 128), (128, 64))
 }
-BLOCK_N = 128
+BACKWARD_BLOCK_N = 128
 
 
 def plan(d: int, causal: bool, Nk: int) -> Config:
@@ -188,11 +189,11 @@ def forward_launch(
     # the blocks of a head are neighbours, and read the same K and V; under a causal mask those of
     # several heads, so that the longest of them come first
     section = min(H // Hk * (max(1, L2_BYTES // (4 * Nk * d)) if causal else 1), B * H)
-    masked = int(causal or has_seqlens or Nk % BLOCK_N != 0)
-    if causal and (Nk - Nq) % 64:
-        masked = 2  # the diagonal of a consumer's 64 rows may cross the border of two KV tiles
+    masked_tiles = int(causal or has_seqlens or Nk % BLOCK_N != 0)
+    if causal and (Nk - Nq) % 64:  # the diagonal of 64 rows may cross the border of two KV tiles
+        masked_tiles = 2
     sizes = (H, H // Hk, Nq, Nk, blocks, B * H, section, tiles, d**-0.5 * LOG2_E)
-    switches = (causal, has_seqlens, masked, has_lse, *config[:-2])
+    switches = (causal, has_seqlens, masked_tiles, has_lse, *config[:-2])
     grid = min(config.ctas * multiprocessors(device), tiles)
     options = {"num_warps": 4, "maxnreg": config.maxnreg}
     launch = Launch(attention_kernel, grid, (*sizes, *switches), **options)
@@ -256,8 +257,8 @@ def launch_backward(
     # copies where need be; the names keep them until all is launched, as descriptors don't
     q, q_desc = described(q, BLOCK_M, BLOCK_D)
     do, do_desc = described(do, BLOCK_M, BLOCK_D)
-    k, k_desc = described(k, BLOCK_N, BLOCK_D)
-    v, v_desc = described(v, BLOCK_N, BLOCK_D)
+    k, k_desc = described(k, BACKWARD_BLOCK_N, BLOCK_D)
+    v, v_desc = described(v, BACKWARD_BLOCK_N, BLOCK_D)
     rows_desc = float32_descriptor(rows, [1, 1, 2, BLOCK_M])
     sums_desc = float32_descriptor(sums.view(-1, 256), [16, 256])
     preprocess_kernel[(blocks, H, B)](
@@ -266,12 +267,12 @@ def launch_backward(
     )  # fmt: skip
     # key heads whose queries, dO and sums of dQ fit the L2 cache together
     section = min(max(1, L2_BYTES // (8 * H // Hk * Nq * d)), B * Hk)
-    tiles = B * Hk * -(-Nk // BLOCK_N)
+    tiles = B * Hk * -(-Nk // BACKWARD_BLOCK_N)
     backward_kernel[(min(multiprocessors(q.device), tiles),)](
         q_desc, k_desc, v_desc, do_desc, rows_desc, sums_desc, dk, dv, seqlens_k,
         counter_of(q.device), H, Hk, Nq, Nk, d, B * Hk, section, tiles, scale * LOG2_E, scale,
         CAUSAL=causal, HAS_SEQLENS=seqlens_k is not None,
-        EDGE=seqlens_k is not None or Nk % BLOCK_N != 0, DQ=DQ, num_warps=4, **config,
+        EDGE=seqlens_k is not None or Nk % BACKWARD_BLOCK_N != 0, DQ=DQ, num_warps=4, **config,
     )  # fmt: skip
     if not DQ:
         return None, dk, dv

@@ -7,25 +7,29 @@ tiles went through the pipeline before this one, which is in slot count % slots:
     consumer    consumer_wait       waits until the slot is full, and returns the tile
                 consumer_release    says that this consumer is done with the tile
 
-    full     an mbarrier. The copy engine (TMA) arrives when it has written the tile, and consumers
-             wait. Its phase is the parity of count // slots
+    full     an mbarrier. The producer arrives by `expect`, which says how many bytes will come; the
+             phase ends when the copy engine (TMA) has also written them all, and consumers wait for
+             that. The phase is the parity of count // slots
     empty    a named barrier. A consumer's threads arrive there and go on; the producer waits
 
-A CTA has 16 named barriers in hardware. If `empty` were an mbarrier, one thread would arrive for
-its warpgroup, and the four warps would wait for each other at every release.
+A CTA has 16 named barriers in hardware. They have no phase: the hardware resets one when all have
+come. No consumer can arrive twice in a round, for in between it waits at `full`, and the producer
+has the slot filled only after its own wait. If `empty` were an mbarrier, one thread would arrive
+for its warpgroup, and the four warps would wait for each other at every release.
 """
 
 from stages.common.gluon import aggregate, async_load, gl, gluon, mbarrier
 
 
 @gluon.jit
-def named_barrier(what: gl.constexpr, number, threads: gl.constexpr, pred=True):
-    """PTX's bar.arrive or bar.sync at a named barrier, for `threads` threads in all, if pred.
+def named_barrier(instruction: gl.constexpr, number, threads: gl.constexpr, pred=True):
+    """Arrive at a named barrier (bar.arrive), or also wait (bar.sync), if pred.
 
-    number  5 to 15: the compiler uses those before
+    number   5 to 15: the compiler uses those before
+    threads  that arrive in all, those that wait among them
     """
     text: gl.constexpr = (
-        "{ .reg .pred p; setp.ne.u32 p, $3, 0; @p " + what + " $1, $2; mov.u32 $0, $1; }"
+        "{ .reg .pred p; setp.ne.u32 p, $3, 0; @p " + instruction + " $1, $2; mov.u32 $0, $1; }"
     )
     operands = [gl.to_tensor(number), gl.to_tensor(threads), gl.to_tensor(pred).to(gl.int32)]
     gl.inline_asm_elementwise(text, "=r,r,r,r", operands, gl.int32, False, 1)
@@ -33,7 +37,7 @@ def named_barrier(what: gl.constexpr, number, threads: gl.constexpr, pred=True):
 
 @gluon.jit
 def make_mbarriers(number: gl.constexpr, arrivals: gl.constexpr):
-    """`number` mbarriers, each of which opens at its `arrivals`-th arrival."""
+    """`number` mbarriers, whose phase ends at the `arrivals`-th arrival."""
     bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(number):
         mbarrier.init(bars.index(i), count=arrivals)

@@ -22,8 +22,8 @@ class Problem:
     Nk: gl.tensor
     CAUSAL: gl.constexpr
     HAS_SEQLENS: gl.constexpr
-    EDGE: gl.constexpr  # whether a KV tile may reach past the last valid key
-    MASKED: gl.constexpr  # forward: how many KV tiles of a consumer may need a mask, 0, 1 or 2
+    EDGE: gl.constexpr  # the last valid key needs care: forward moves a tile, backward clears keys
+    MASKED_TILES: gl.constexpr  # forward: how many KV tiles of a consumer may need a mask, up to 2
     LSE: gl.constexpr  # forward: whether lse is wanted
     DQ: gl.constexpr  # backward: whether dQ is wanted
     BLOCK_M: gl.constexpr
@@ -53,9 +53,9 @@ class Problem:
     def first_key(self, j, n_tiles, Nk_valid):
         """Forward: where the j-th KV tile begins; j = 0 is the last of the n_tiles.
 
-        With EDGE it ends at the last valid key at the latest, so that no value past that key is
-        loaded: 0 * NaN is NaN. So it may begin amid the tile before it, which has those keys, too,
-        and there they count; or before the first key, where the copy engine loads zeros.
+        With EDGE the last tile is moved back to end at the last valid key, so no value past it is
+        loaded (0 * NaN is NaN). Keys that it shares with the tile read next count only there; what
+        lies before key 0 is loaded as zeros. Both are masked.
         """
         start_n = (n_tiles - 1 - j) * self.BLOCK_N
         if self.EDGE:
@@ -72,9 +72,9 @@ class Problem:
 
     @gluon.jit
     def skipped_tiles(self, first_row, Nk_valid, n_tiles):
-        """Forward: how many KV tiles, from the last one back, none of 64 rows sees.
+        """Forward: how many KV tiles, from the last one back, none of a consumer's 64 rows sees.
 
-        At least one is left; rows past Nq keep only that.
+        At least one is left, and only one for rows past Nq.
         """
         end = Nk_valid
         if self.CAUSAL:
@@ -101,8 +101,7 @@ class Problem:
         if self.EDGE:
             full = gl.where(start_n + self.BLOCK_N > Nk_valid, end, full)
         if self.CAUSAL or self.EDGE:
-            # one at least: where the first of two loops with products may have no iteration,
-            # ptxas 12.8 leaves what they share out of the second
+            # one at least: ptxas 12.8 miscompiles an empty first loop (docs/hopper.md, Traps)
             full = gl.minimum(gl.maximum(full, first + 1), end)
         return first, full, end
 
@@ -118,7 +117,7 @@ def write_number(place, x):
 def read_number(place):
     """Read what `write_number` wrote."""
     one: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    return gl.sum(place.load(one), 0)
+    return gl.sum(place.load(one), 0)  # the sum of one number: a scalar
 
 
 @aggregate
@@ -130,39 +129,40 @@ class TileScheduler:
     empty: gl.shared_memory_descriptor  # (2, 1) mbarriers: the producer waits for all consumers
     problem: Problem
     blocks: gl.tensor  # work tiles of a head
-    heads: gl.tensor  # of all batch entries together
+    all_heads: gl.tensor  # of all batch entries together
     section: gl.tensor  # heads whose inputs fit the L2 cache together
-    tiles: gl.tensor  # blocks * heads
+    tiles: gl.tensor  # blocks * all_heads
 
     @gluon.jit
     def fetch(self, counter_ptr):
-        """Producer: the number of a work tile that no CTA has fetched yet, less num_programs.
+        """Producer: how many fetches of all CTAs came before this one.
 
-        All CTAs together fetch once per work tile, and the last fetch sets the counter back to 0.
+        The caller adds num_programs, the work tiles with which CTAs begin. All CTAs together fetch
+        once per work tile, and the last fetch sets the counter back to 0.
         """
         fetched = gl.atomic_add(counter_ptr, 1)
         gl.store(counter_ptr, 0, mask=fetched == self.tiles - 1)
         return fetched
 
     @gluon.jit
-    def place(self, tile, heads, LAST_FIRST: gl.constexpr):
-        """Batch entry, head and block of a work tile; `heads` per batch entry.
+    def place(self, tile, heads_per_batch, LAST_FIRST: gl.constexpr):
+        """Batch entry, head and block of a work tile.
 
-        Section by section of heads, in each the first blocks first, or the last ones.
+        Per section of heads: block 0 of each, then block 1, and so on; LAST_FIRST: the last first.
         """
         part = tile // (self.section * self.blocks)
         rest = tile - part * self.section * self.blocks
-        width = gl.minimum(self.section, self.heads - part * self.section)
+        width = gl.minimum(self.section, self.all_heads - part * self.section)
         block = rest // width
         head = part * self.section + rest - block * width
         if LAST_FIRST:
             block = self.blocks - 1 - block
-        b = head // heads
-        return b, head - b * heads, block
+        b = head // heads_per_batch
+        return b, head - b * heads_per_batch, block
 
     @gluon.jit
     def publish(self, work_tile, count):
-        """Producer: tell the consumers five numbers about the next work tile."""
+        """Producer: tell the consumers the five numbers that `next_work_tile` returns."""
         slot = count % 2
         mbarrier.wait(self.empty.index(slot), (count // 2 + 1) & 1)
         for i in gl.static_range(len(work_tile)):
@@ -172,26 +172,25 @@ class TileScheduler:
 
     @gluon.jit
     def next_work_tile(self, count):
-        """Consumer: the five numbers, as soon as the producer has published them."""
+        """Wait for batch entry, head, first row (or key), valid keys, KV tiles (0: no more)."""
         slot = count % 2
         mbarrier.wait(self.full.index(slot), (count // 2) & 1)
         first = slot * 5
-        x0, x1 = read_number(self.numbers.index(first)), read_number(self.numbers.index(first + 1))
-        x2 = read_number(self.numbers.index(first + 2))
-        x3 = read_number(self.numbers.index(first + 3))
-        x4 = read_number(self.numbers.index(first + 4))
+        b, h = read_number(self.numbers.index(first)), read_number(self.numbers.index(first + 1))
+        start = read_number(self.numbers.index(first + 2))
+        Nk_valid = read_number(self.numbers.index(first + 3))
+        n_tiles = read_number(self.numbers.index(first + 4))
         mbarrier.arrive(self.empty.index(slot))
-        return x0, x1, x2, x3, x4
+        return b, h, start, Nk_valid, n_tiles
 
     @gluon.jit
     def keep_alive(self):
-        """As of a pipeline: name the barriers once more."""
         self.full._keep_alive()
         self.empty._keep_alive()
 
 
 @gluon.jit
-def make_scheduler(problem, blocks, heads, section, tiles, consumers: gl.constexpr):
+def make_scheduler(problem, blocks, all_heads, section, tiles, consumers: gl.constexpr):
     numbers = gl.allocate_shared_memory(gl.int32, [10, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     full, empty = make_mbarriers(2, 1), make_mbarriers(2, consumers)
-    return TileScheduler(numbers, full, empty, problem, blocks, heads, section, tiles)
+    return TileScheduler(numbers, full, empty, problem, blocks, all_heads, section, tiles)

@@ -69,8 +69,8 @@ def assert_wrong(text, path):
 
 
 MISTAKES = {
-    "the other phase of a full barrier": ("(use // SLOTS) & 1", "(use // SLOTS + 1) & 1"),
-    "the other phase of an empty barrier": ("(use // SLOTS + 1) & 1", "(use // SLOTS) & 1"),
+    "the other phase of a full barrier": ("(count // SLOTS) & 1", "(count // SLOTS + 1) & 1"),
+    "the other phase of an empty barrier": ("(count // SLOTS + 1) & 1", "(count // SLOTS) & 1"),
     "a slot that one of two consumers releases": (
         "make_barriers(SLOTS, 2)",
         "make_barriers(SLOTS, 1)",

@@ -37,7 +37,7 @@ def test_the_kernel_gets_what_it_is_to_get_at_the_first_launch_and_at_the_next(
     assert first == {
         "H": H, "group": H // Hk, "Nq": Nq, "Nk": Nk, "blocks": blocks, "heads": B * H,
         "tiles": B * H * blocks, "CAUSAL": bool(causal), "HAS_SEQLENS": bool(lengths),
-        "MASKED": 2 if causal else 1, "LSE": False,
+        "MASKED_TILES": 2 if causal else 1, "LSE": False,
         **dict(zip(config._fields[:-2], config, strict=False)),
     }  # fmt: skip
 

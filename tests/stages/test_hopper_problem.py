@@ -52,11 +52,11 @@ def problem_of(monkeypatch):
         )[0]  # fmt: skip
         H, group, Nq, Nk, blocks, heads, section, tiles, _, *switches = launch.rest
         fields = {
-            "H": H, "group": group, "Nq": Nq, "Nk": Nk, "blocks": blocks, "heads": heads,
+            "H": H, "group": group, "Nq": Nq, "Nk": Nk, "blocks": blocks, "all_heads": heads,
             "section": section, "tiles": tiles, "CAUSAL": causal, "HAS_SEQLENS": bool(lengths),
-            "MASKED": switches[2], "BLOCK_M": ROWS * config.CONSUMERS, "BLOCK_N": config.BLOCK_N,
+            "BLOCK_M": ROWS * config.CONSUMERS, "BLOCK_N": config.BLOCK_N,
             "EDGE": switches[2] > 0 and (bool(lengths) or not causal),
-            "seqlens_ptr": Lengths(lengths or ()),
+            "MASKED_TILES": switches[2], "seqlens_ptr": Lengths(lengths or ()),
         }  # fmt: skip
         return type("Plain", (), methods | fields)()
 
@@ -85,12 +85,12 @@ def test_each_row_meets_each_key_that_it_sees_and_none_that_is_hidden(d, causal,
                 if first + ROWS <= 0 or first >= Nq:  # no rows: as little as can be
                     assert skipped == n_tiles - 1
                 end = (n_tiles - skipped) * problem.BLOCK_N  # of the keys that are walked
-                whole = max(0, n_tiles - skipped - problem.MASKED) * problem.BLOCK_N  # not masked
+                unmasked = max(0, n_tiles - skipped - problem.MASKED_TILES) * problem.BLOCK_N
                 for i in range(max(first, 0), min(first + ROWS, Nq)):
                     met[b, h, i] += 1
                     sees = max(0, min(valid, i + Nk - Nq + 1) if causal else valid)
                     assert max(0, problem.visible_keys(i, valid)) == sees
-                    assert whole <= sees <= end, (Nq, Nk, lengths, i)
+                    assert unmasked <= sees <= end, (Nq, Nk, lengths, i)
         assert set(met.values()) == {1}
 
 
