@@ -11,11 +11,11 @@ postprocess   dq from its sums: scaled, in its dtype
 
     a query tile, time ->
     consumer 0  |S^T=K Q^T|dP^T=V dO^T|     |dV+=P^T dO|  |dQ=dS K|dK+=dS^T Q|    matrix unit
-                          |  P=2^(S - lse)  |    dS    |          | dQ out
+                          |  P = 2^(S-lse)  |    dS    |          | dQ out
     consumer 1  the same for the next 64 keys: its products can run while consumer 0 computes
 
     K, V    pipelines of one slot (pipeline.py): the next tiles come while dK and dV go out
-    Q, dO   two slots, each with a full barrier of Q with its rows, and one of dO: both before S
+    Q, dO   two slots; consumers wait at two full barriers of each, for Q with its rows, and for dO
     dS      each consumer writes 64 keys of it and reads all 128, so they wait for each other before
             dQ; two slots, so that no consumer writes what the other one still reads. The same wait
             covers K: dQ reads all 128 keys, of which each consumer has cleared its own hidden ones
@@ -123,8 +123,8 @@ def producer(
 def in_register_order(dq):
     """dq (64, 64) as a vector (4096,) in the order in which a warp's threads hold it.
 
-    No number moves: 4 that follow one another are one thread's, which stores these 16 bytes at
-    once, 128 one warp's. The copy engine adds them as they lie; `postprocess_kernel` orders them.
+    No number moves: 4 that follow one another are one thread's, 128 one warp's, so that a thread
+    stores 16 bytes at once. `postprocess_kernel` puts the sums of these vectors in order.
     """
     parts = gl.reshape(dq, [4, 2, 8, 8, 4, 2])  # warp, half, row of 8; 8 columns, 2 columns, one
     parts = gl.permute(parts, [0, 3, 2, 4, 1, 5])
@@ -251,7 +251,7 @@ def consumer(common, c: gl.constexpr):
                 clear_hidden_keys(k_all.slice(64 * c, 64, 0), own, Nk_valid)
                 clear_hidden_keys(v_all.slice(64 * c, 64, 0), own, Nk_valid)
             fence_async_shared()  # the matrix unit reads what threads wrote
-            barrier()
+            barrier()  # among this consumer's four warps
         dk = gl.zeros([64, BLOCK_D], gl.float32, ACC)
         dv = gl.zeros([64, BLOCK_D], gl.float32, ACC)
         for g in range(problem.group):
@@ -309,7 +309,7 @@ def backward_kernel(
     sums = gl.allocate_shared_memory(gl.float32, [2, 16, 256], sums_desc.layout)
     ds_full = make_mbarriers(2, 2)  # at d = 64 each consumer waits for the other's dS
     fence_async_shared()  # the copy engine arrives at these barriers
-    barrier()
+    barrier()  # among the kernel's own four warps, before any role begins
     common = (
         dk_ptr, dv_ptr, queries, k_pipe, v_pipe, ds_smem, ds_full, sums, sums_desc, scheduler,
         (d, Hk, qk_scale, scale),
@@ -318,7 +318,7 @@ def backward_kernel(
         q_desc, do_desc, rows_desc, k_desc, v_desc, counter_ptr, queries, k_pipe, v_pipe, scheduler,
         Hk,
     )  # fmt: skip
-    # the first role has the kernel's own four warps, and the registers that the others leave it
+    # the first role has the kernel's own warps and the registers left over; then come the others'
     gl.warp_specialize(
         [(consumer, (common, 0)), (consumer, (common, 1)), (producer, load)],
         [4, 1], [CONSUMER_REGS, PRODUCER_REGS],

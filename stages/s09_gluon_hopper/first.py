@@ -3,7 +3,7 @@
 In stage 6 all warps of a program do the same: they have tiles loaded ahead (num_stages), multiply,
 and compute the softmax. Here each warp has a role, and roles wait for each other at barriers.
 
-    one CTA: a work tile, which is 128 query rows of one head. Time goes to the right:
+    one CTA: a work tile, which is 128 query rows of one head. Time goes to the right, not to scale:
 
     producer    1 warp         |K0 V0|K1 V1|                       |K2 V2|             |K3 V3|
     consumer 0  rows 0 to 63         | S0 |   P0    | O0 | S1 |   P1    | O1 | S2 |   P2    |
@@ -34,7 +34,7 @@ once; k and v once per work tile, nearly always from the L2 cache. Shared memory
 to a multiprocessor; registers: 240 for each thread of a consumer, 24 for the producer's.
 What it bought: loads run during everything else. Nothing orders the two consumers: while one has
 its softmax, the matrix unit can serve the other (FlashAttention-3, Shah et al. 2024, section 3.1).
-By itself it only equals stage 6, whose loads run ahead, too; roles pay later (docs/hopper.md).
+By itself it only equals stage 6, whose loads run ahead, too (docs/hopper.md).
 Still hurts: within a consumer, products and softmax take turns; a row's sum crosses threads at each
 tile; every CTA begins by waiting for its first loads, and nothing runs while it ends. Those are
 mended in forward.py; slots released without a barrier of all four warps: pipeline.py; masks,
@@ -79,7 +79,7 @@ MOST_D = 128
 
 @gluon.jit
 def acquire(empty, count, SLOTS: gl.constexpr):
-    """Producer: wait until both have released the slot of tile `count`; it is free at first."""
+    """Producer: wait until both have released tile `count`'s slot, which is free at first."""
     mbarrier.wait(empty.index(count % SLOTS), (count // SLOTS + 1) & 1)
 
 
@@ -125,11 +125,11 @@ def consumer(descs, smem, bars, Nk, qk_scale, c: gl.constexpr):
     SLOTS: gl.constexpr = k_smem.shape[0]
     BLOCK_N: gl.constexpr = k_smem.shape[3]
     BLOCK_D: gl.constexpr = k_smem.shape[4]
-    # A layout says which thread holds which number. The matrix unit's, of S and O in registers:
-    # version 3 is Hopper's; 4 warps down, 1 across; one instruction's rows per warp, columns, depth
+    # A layout says which thread holds which number. These are the matrix unit's: of version 3, for
+    # Hopper, with 4 warps down and 1 across, each with one instruction's 16 rows, columns and depth
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])  # noqa: E741
-    ROW: gl.constexpr = gl.SliceLayout(1, S)  # one number per row of S; SliceLayout(0, S): column
+    ROW: gl.constexpr = gl.SliceLayout(1, S)  # of a number per row; SliceLayout(0, S): per column
     columns = gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, S))  # (BLOCK_N,)
 
     m_i = gl.full([64], -3.4028234663852886e38, gl.float32, ROW)  # running max, not scaled
@@ -199,7 +199,7 @@ def attention_kernel(q_desc, k_desc, v_desc, o_desc, Nk, qk_scale, SLOTS: gl.con
     bars = make_barriers(1, 1), make_barriers(SLOTS, 1), make_barriers(SLOTS, 2)
     fence_async_shared()  # the copy engine is to see the barriers
     barrier()  # among the kernel's own 4 warps: no role has begun
-    # the first role has these warps, and the registers that are left; then those of the others
+    # the first role has these warps, and the registers left over; then come the others'
     gl.warp_specialize(
         [
             (consumer, (descs, smem, bars, Nk, qk_scale, 0)),

@@ -199,8 +199,8 @@ def mainloop(
     """KV tiles `first` to `end`; p (64, BLOCK_N) is that of the tile before `first`.
 
     Products of a warpgroup end in the order in which they began. S of a tile is started before P V
-    of the tile before it, so that wait(1) returns when S is done: P V still runs beside the softmax
-    of S, as far as ptxas keeps that order (docs/log/hopper.md).
+    of the tile before it, so that warpgroup_mma_wait(1) returns when S is done, and P V runs beside
+    the softmax of S, as far as ptxas keeps that order (docs/log/hopper.md).
     """
     BLOCK_N: gl.constexpr = k_pipe.tiles.shape[3]
     SLACK: gl.constexpr = slack(acc.shape[1])
@@ -342,7 +342,7 @@ def attention_kernel(
     common = (o_desc, lse_ptr, k_pipe, v_pipe, scheduler, qk_scale)
     load = (q_desc, k_desc, v_desc, counter_ptr, (q0, q1, q2), k_pipe, v_pipe, scheduler)
     first, second, third = (common, q0, 0), (common, q1, 1), (common, q2, 2)
-    # the first role has the kernel's own four warps, and the registers that the others leave it
+    # the first role has the kernel's own warps and the registers left over; then come the others'
     left_out: gl.constexpr = 3 - CONSUMERS
     gl.warp_specialize(
         [(consumer, first), (consumer, second), (consumer, third)][:CONSUMERS] + [(producer, load)],  # noqa: RUF005

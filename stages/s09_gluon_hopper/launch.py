@@ -186,8 +186,8 @@ def forward_launch(
     # tiles and keys are counted in int32
     if dtype == torch.float32 or d > 128 or max(tiles * config.CONSUMERS, Nq, Nk) >= 1 << 30:
         return None
-    # the blocks of a head are neighbours, and read the same K and V; under a causal mask those of
-    # several heads, so that the longest of them come first
+    # the blocks of a head are neighbours, and read the same K and V; under a causal mask the same
+    # block of the heads whose K and V fit the L2, so that the longest blocks come first
     section = min(H // Hk * (max(1, L2_BYTES // (4 * Nk * d)) if causal else 1), B * H)
     masked_tiles = int(causal or has_seqlens or Nk % BLOCK_N != 0)
     if causal and (Nk - Nq) % 64:  # the diagonal of 64 rows may cross the border of two KV tiles

@@ -148,7 +148,7 @@ class TileScheduler:
     def place(self, tile, heads_per_batch, LAST_FIRST: gl.constexpr):
         """Batch entry, head and block of a work tile.
 
-        Per section of heads: block 0 of each, then block 1, and so on; LAST_FIRST: the last first.
+        Per section of heads: block 0 of each, then block 1 of each, ...; LAST_FIRST: from the last.
         """
         part = tile // (self.section * self.blocks)
         rest = tile - part * self.section * self.blocks
@@ -167,12 +167,12 @@ class TileScheduler:
         mbarrier.wait(self.empty.index(slot), (count // 2 + 1) & 1)
         for i in gl.static_range(len(work_tile)):
             write_number(self.numbers.index(slot * len(work_tile) + i), work_tile[i])
-        barrier()
+        barrier()  # among the producer's threads
         mbarrier.arrive(self.full.index(slot))
 
     @gluon.jit
     def next_work_tile(self, count):
-        """Wait for batch entry, head, first row (or key), valid keys, KV tiles (0: no more)."""
+        """Consumer: batch entry, head, first row (or key), valid keys, KV tiles (0: no more)."""
         slot = count % 2
         mbarrier.wait(self.full.index(slot), (count // 2) & 1)
         first = slot * 5
