@@ -164,7 +164,8 @@ def measured(folder, *arguments, code=0, **options):
     It must end with the exit code `code`, whatever stages do.
     """
     out = folder / "run.jsonl"
-    out.unlink(missing_ok=True)
+    for written in (out, out.with_suffix(".csv")):
+        written.unlink(missing_ok=True)
     done = in_turn(*arguments, "--out", out, **options)
     assert done.returncode == code and "Traceback" not in done.stderr, (done.stdout, done.stderr)
     return done, by_name(out)

@@ -2,9 +2,10 @@
 
 An entry has `about`, a sentence, and `code`. Its file begins with that sentence, the table's `head`
 (imports) and `STAGE`, with the number `stage` (else 90) and what the entry, or else the table,
-`declares`. What [bases] has under the entry's `base` comes next, then its code, and an `attend` of
-one line that gives what the entry `returns`. Where there is that, or an `attend` in the code, the
-base's is called `honest`. In all of it each of `changes` replaces a text that is found exactly once.
+`declares`. What [bases] has under the entry's `base` comes next, then its code, and an `attend`
+of one line that gives what the entry `returns`. Where there is that, or an `attend` in the code,
+the base's is called `honest`. In all of it each of `changes` replaces a text that is found exactly
+once.
 """
 
 import tomllib

@@ -8,7 +8,7 @@ import signal
 import time
 
 import pytest
-from ladder_command import ROOT, RUN, Started, by_name, fakes, in_turn, ladder
+from ladder_command import ROOT, RUN, Started, fakes, in_turn
 
 from harness.records.jsonl import read
 from harness.records.schema import key
@@ -66,29 +66,32 @@ def test_nothing_is_left_behind_by_a_killed_run_whose_stage_hangs(tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_a_valid_file_and_a_table_of_what_is_done(tmp_path):
-    """And a second run may not write to the file meanwhile."""
-    path = tmp_path / "run.jsonl"
-    arguments = (*RUN, "--stages", 3, "--n", "8,16", *fakes("hangs"), "--out", path)
-    with Started(*arguments, log=tmp_path / "log") as run:
-        run.wait_for(lambda: "[1/4]" in run.text(), "its first cell")
-        other = ladder("run", "--resume", path, *fakes("hangs"))
-        assert other.returncode == 2
-        assert other.stderr.startswith("ladder: ") and other.stderr.count("\n") == 1
-        assert "being written by another run" in other.stderr
+@pytest.mark.parametrize(
+    ("begin", "kept", "said"),
+    [((*RUN, "--n", "8,16"), 3, "1 of 4 cells left"),
+     (("bench", "--n", "8,16", "--causal", "off", "--inputs", "normal"), 2,
+      "1 of 2 comparisons left")],
+    ids=["run", "bench"],
+)  # fmt: skip
+def test_ctrl_c_leaves_a_valid_file_and_a_table_of_what_is_done(tmp_path, begin, kept, said):
+    """A stage that hangs is named meanwhile; and a second run may not write to the file."""
+    path, mine = tmp_path / "run.jsonl", fakes("hangs_above_8")
+    with Started(*begin, "--stages", 3, *mine, "--out", path, log=tmp_path / "log") as run:
+        run.wait_for(lambda: lines(path) == 1 + kept, "its first cells")
+        refuses(path, *mine, says="being written by another run", command=begin[0], starts="")
+        if begin[0] == "bench":  # each step is said when it begins
+            run.wait_for(lambda: run.text().count("90 hangs_above_8 is called") > 1, "its name")
+            assert "fwd d = 64, N = 16: the stages load" in run.text()
         run.process.send_signal(signal.SIGINT)
-        assert run.process.wait(30) == 130
+        assert run.process.wait(60) == 130
         assert run.wait_until_gone() == []
         text = run.text()
-    assert "Traceback" not in text
-    assert "torch, three GEMMs" in text
-    assert re.search(
-        rf"interrupted, 3 of 4 cells left: \S*ladder run --resume {path}", " ".join(text.split())
-    )
-    cells = by_name(path)
-    assert list(cells) == ["torch_three_gemm"] and len(cells["torch_three_gemm"]) == 1
-    # only the cells themselves were lost: what the run was is all there
-    assert len(read(path)[0]["plan"]) == 4
+    assert "Traceback" not in text and "torch, three GEMMs" in text
+    again = rf"interrupted, {said}: \S*ladder {begin[0]} --resume {path}"
+    assert re.search(again, " ".join(text.split()))
+    env, cells = read(path)
+    assert len(env["plan"]) == 4 and len(cells) == kept
+    assert {cell["status"] for cell in cells} == {"ok"}
 
 
 @pytest.fixture(scope="module")
