@@ -17,67 +17,24 @@ from harness.records import jsonl, schema
 from harness.records.jsonl import WriteFailed, Writer, dump_line, read
 from harness.records.schema import BadRecord, check_record, key
 
-# design.md, "What one cell (stage x problem) reports"; `hk`, `seed` and the like are among them
-DESIGN = [
-    "stage",
-    "name",
-    "inputs",
-    "seed",
-    "b",
-    "h",
-    "hk",
-    "nq",
-    "nk",
-    "d",
-    "dtype",
-    "causal",
-    "seqlens_k",
-    "device",
-    "mode",
-    "status",
-    "reason",
-    "time_ms",
-    "time_iqr_ms",
-    "samples",
-    "first_call_ms",
-    "peak_bytes",
-    "memory_meter",
-    "precision",
-    "err_stage3_max",
-    "err_stage3_rel",
-    "err_f64_max",
-    "err_f64_rel",
-    "flops",
-    "hbm_bytes",
-    "direction",
-    "paired",
-]
-
-
-def test_the_schema_has_the_fields_of_the_design():
-    since = [
-        "kind",
-        "sm_clock_mhz",
-        "rounds_ms",
-        "launch_ms",
-        "page_size",
-        "launch_configs",
-        "skip_ratio",
-    ]
-    assert set(schema.rules(schema.Cell)) == {*since, *DESIGN}
+def test_the_schema_has_the_statuses_of_the_design():
+    """And, since a record made up by hand holds to it, no other fields than that."""
+    assert set(schema.rules(schema.Cell)) == set(make_cell())
+    assert schema.LATER == ("page_size", "rounds_ms", "launch_ms", "launch_configs", "skip_ratio")
     assert set(schema.STATUSES) == {
         "ok", "wrong", "wrong-by-design", "skipped", "crashed", "timeout", "out-of-memory"
     }  # fmt: skip
     assert set(schema.FAILURES) == {"wrong", "crashed", "timeout", "out-of-memory"}
 
 
-@pytest.mark.parametrize("field", ["kind", *DESIGN])
+@pytest.mark.parametrize("field", sorted(make_cell().keys() - {"launch_configs"}))
 def test_a_missing_an_extra_or_an_ill_typed_field_is_refused(field):
     cell = make_cell()
     check_record(cell)
-    without = {name: value for name, value in cell.items() if name != field}
-    with pytest.raises(BadRecord, match=field):
-        check_record(without)
+    if field not in schema.LATER:
+        without = {name: value for name, value in cell.items() if name != field}
+        with pytest.raises(BadRecord, match=field):
+            check_record(without)
     with pytest.raises(BadRecord, match=f"unknown field '{field}2'"):
         check_record({**cell, f"{field}2": 1})
     # no field takes a dict, and none that takes a number takes a truth value

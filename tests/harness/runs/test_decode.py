@@ -298,24 +298,6 @@ def test_the_pages_of_a_sequence_lie_in_no_order(make_own):
     assert record["status"] == "wrong" and "changed" not in record["reason"]  # at its first call
 
 
-# ---- the records
-
-
-def test_older_records_have_no_page_size_and_no_bytes(tmp_path, make_own):
-    record = hold(make_own())["own", 16]
-    assert (record["page_size"], type(record["hbm_bytes"])) == (16, int)
-    since = {"page_size", "hbm_bytes", "paired", "err_stage3_max", "err_stage3_rel", "skip_ratio"}
-    older = {name: x for name, x in record.items() if name not in since} | {"kind": "bench"}
-    path = write_run(tmp_path / "run.jsonl", make_env([record]), [older, record])
-    first, second = read(path)[1]
-    assert first["page_size"] is first["hbm_bytes"] is None
-    assert second == record
-    with pytest.raises(BadRecord, match="page_size"):
-        check_record({**record, "page_size": "16"})
-    plain = {name: x for name, x in TINY.to_json().items() if name != "page_size"}
-    assert Problem.from_json(plain) == TINY
-
-
 # ---- the tables
 
 
