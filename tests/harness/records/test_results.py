@@ -17,6 +17,7 @@ from harness.records import jsonl, schema
 from harness.records.jsonl import WriteFailed, Writer, dump_line, read
 from harness.records.schema import BadRecord, check_record, key
 
+
 def test_the_schema_has_the_statuses_of_the_design():
     """And, since a record made up by hand holds to it, no other fields than that."""
     assert set(schema.rules(schema.Cell)) == set(make_cell())

@@ -18,11 +18,9 @@ from course import suites
 from course.report import comparisons, sources, text
 from harness.isolation.roster import describe_files, read_stages
 from harness.problems import cost
-from harness.problems.problem import Problem
 from harness.records import environment
 from harness.records.code import PEERS, peer_files, read_declared
-from harness.records.jsonl import read
-from harness.records.schema import BadRecord, check_record
+from harness.records.schema import check_record
 from harness.runs import plan
 from harness.views import cell_tables, plots
 from ladder import bench
