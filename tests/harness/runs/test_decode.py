@@ -10,8 +10,17 @@ from types import SimpleNamespace
 import held
 import pytest
 import torch
-from made_up import make_cell, make_env, problem, write_run
-from made_up_bench import cells_of, make_bench, make_bench_env, make_run, text_of
+from made_up import (
+    cells_of,
+    make_bench,
+    make_bench_env,
+    make_cell,
+    make_env,
+    make_run,
+    problem,
+    text_of,
+    write_run,
+)
 
 import stages
 from course import suites

@@ -3,8 +3,7 @@
 import math
 
 import pytest
-from made_up import write_run
-from made_up_bench import (
+from made_up import (
     RATES,
     SIZES,
     WORK,
@@ -13,6 +12,7 @@ from made_up_bench import (
     make_bench_env,
     make_run,
     text_of,
+    write_run,
 )
 
 from harness.views import cell_tables, plots, ratios
