@@ -11,9 +11,10 @@ from harness.runs.plan import plan_comparisons
 
 
 def hold(*paths, problem, limits, page_sizes=(None,), printed=None, judge=Judge):
-    """(name, page size) -> record, planned as `ladder bench` plans it for those who ask for all.
+    """(name, page size) -> record of a comparison, as `ladder bench` plans it.
 
-    `printed` takes what the stages print.
+    Each stage is asked for by its file, so that it takes part in all. What the stages print is
+    added to the list `printed`.
     """
     stages = describe_files([Path(path) for path in paths])
     problems = [replace(problem, page_size=size) for size in page_sizes]
