@@ -70,6 +70,9 @@ class Mark:
         return {"color": self.colour, "marker": self.marker, "linestyle": self.dash}
 
 
+Style = Mapping[tuple[int, str], Mark]  # by number and name of a stage or peer
+
+
 def mark(number: int) -> Mark:
     """The mark of the stage or peer with that number.
 
@@ -178,32 +181,6 @@ def n_axis(axis: Any, sizes: Iterable[int], label: str = "N") -> None:
     axis.set_xticks([], minor=True)
     axis.set_xlabel(label)
     axis.grid(True, which="major")
-
-
-def draw_lines(
-    axis: Any, found: Mapping[tuple[int, str], Sequence[tuple[float, float, bool]]],
-    labels: Mapping[tuple[int, str], str], style: Mapping[tuple[int, str], Mark], look: Look,
-) -> None:  # fmt: skip
-    """Draw one line per stage of `style` through its points (x, y, ok); not ok is hollow.
-
-    The first lines are the widest, so that they stay visible under those drawn on top of them.
-    """
-    for index, (stage, mark) in enumerate(style.items()):
-        points = found.get(stage)
-        if not points:
-            continue
-        down = index / max(1, len(style) - 1)
-        size = 8.5 - 3.0 * down
-        axis.plot(
-            [x for x, _, _ in points], [y for _, y, _ in points], label=labels[stage],
-            markevery=[i for i, (_, _, ok) in enumerate(points) if ok],
-            linewidth=2.8 - 1.4 * down, markersize=size, **mark.line,
-        )  # fmt: skip
-        for x, y in [(x, y) for x, y, ok in points if not ok]:
-            axis.plot(
-                x, y, color=mark.colour, marker=mark.marker, markersize=size, linestyle="none",
-                markerfacecolor=look.ground,
-            )  # fmt: skip
 
 
 def note_below(axis: Any, lines: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from rich.text import Text
 from harness.records.schema import Record
 from harness.records.units import show_bytes, show_rate, show_time
 from harness.views.groups import Stage, grouped, stage_of, stages_of, title, titles
-from harness.views.look import LIGHT, Look, Mark, marks, picture
+from harness.views.look import LIGHT, Look, Style, marks, picture
 from harness.views.table import Cell, Column, Table
 
 PIECES = {"scale q": "", "GEMM": "//", "softmax": "..", "fused": "xx"}  # part -> hatching
@@ -119,9 +119,8 @@ def plot_traffic(env: Record, records: Sequence[Record], path: Path, look: Look 
 
 
 def draw_kernels(
-    axis: Any, records: Sequence[Record], names: Mapping[Stage, str], style: Mapping[Stage, Mark],
-    look: Look,
-) -> None:  # fmt: skip
+    axis: Any, records: Sequence[Record], names: Mapping[Stage, str], style: Style, look: Look
+) -> None:
     """Draw one row of bars per stage, one bar per kernel, with the total time at the end."""
     groups = by_stage(records)
     for height, group in enumerate(groups):
