@@ -78,13 +78,11 @@ def mark(number: int) -> Mark:
 
     No two stages below 100, and no stage and peer, have both colour and marker in common.
     """
-    if number < PEERS_FROM:
-        colour = place = dash = number
-        markers = MARKERS
-    else:
-        place = number - PEERS_FROM
+    colour = place = dash = number
+    if peer := number >= PEERS_FROM:
+        place -= PEERS_FROM
         colour, dash = place + len(COLOURS) - 1, place + 1  # a stage's that is seldom near
-        markers = PEER_MARKERS
+    markers = PEER_MARKERS if peer else MARKERS
     return Mark(
         COLOURS[colour % len(COLOURS)], markers[place % len(markers)], DASHES[dash % len(DASHES)]
     )
@@ -199,12 +197,7 @@ def legend(figure: Any, axes: Sequence[Any]) -> None:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     ordered = sorted(handles, key=lambda label: int(label.split()[0]))
-    shown = figure.legend(
-        [handles[label] for label in ordered],
-        ordered,
-        loc="outside lower center",
-        ncols=min(4, len(ordered)),
-        fontsize=9,
-    )
+    place = {"loc": "outside lower center", "ncols": min(4, len(ordered))}
+    shown = figure.legend([handles[label] for label in ordered], ordered, fontsize=9, **place)
     for text in shown.get_texts():
         text.set_parse_math(False)  # a stage's title is no formula
