@@ -234,7 +234,7 @@ climb(128, False, 4096)
 # %%
 body = []
 for name in ("TWO_CONSUMERS", "THREE_CONSUMERS", "THREE_CTAS"):
-    config = getattr(stage_9, name)
+    config = getattr(stage_9.launch, name)
     for d in (64, 128) if name == "TWO_CONSUMERS" else (64,):
         held = 64 * config.BLOCK_N // 128 * 3 // 2 + 64 * d // 128  # S in float32, P in 16 bits, O
         threads = 128 * config.CONSUMERS * config.ctas

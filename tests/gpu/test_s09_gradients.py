@@ -44,7 +44,7 @@ def test_launches_agree(d, causal, monkeypatch):
     """Outputs begin as NaN: what no CTA writes stays so. dq may differ in its last bits."""
     q, k, v, do = (torch.randn(8, 2048 // d, 1024, d, device="cuda").bfloat16() for _ in range(4))
     lse = torch.empty(q.shape[:3], device="cuda")
-    o = STAGE.forward(q, k, v, causal, None, lse=lse)
+    o = hopper_launch.forward(q, k, v, causal, None, lse=lse)
     empty, first = torch.empty, None
     for launch in range(200):
         monkeypatch.setattr(torch, "empty", lambda *size, **to: empty(*size, **to).fill_(math.nan))
@@ -183,7 +183,7 @@ def test_a_backward_pass_holds_little_more_than_dq_s_sums():
 def test_dq_is_the_same_where_torch_asks_for_that(d):
     q, k, v, do = (torch.randn(2, 4, 1000, d, device="cuda").half() for _ in range(4))
     lse = torch.empty(q.shape[:3], device="cuda")
-    o = STAGE.forward(q, k, v, True, None, lse=lse)
+    o = hopper_launch.forward(q, k, v, True, None, lse=lse)
     torch.use_deterministic_algorithms(True)
     try:
         first, *others = (

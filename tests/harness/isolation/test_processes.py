@@ -30,7 +30,7 @@ def test_the_command_line_and_the_runner_import_no_torch():
     loaded = python(
         "import json, sys\nimport ladder.app, ladder.doctor\n"
         "import harness.runs.comparison, harness.views.cell_tables\n"
-        "import harness.views.lines, harness.views.roofline\n"
+        "import harness.views.plots, harness.views.roofline\n"
         "import harness.isolation.child, harness.isolation.measured_stage\n"
         "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
     )
