@@ -1,22 +1,39 @@
-"""Problems with every mask of the contract, made by hypothesis, and tiles small enough for them.
+"""The problems that all stages are asked: any size, mask, length, layout and dtype, from a seed.
 
-An interpreted tile costs the same at any size, so small ones show more of what tiles can do: the
-kernels have to be right in whatever tiles they are launched with.
+And tiles small enough for them: an interpreted tile costs the same at any size, so small ones show
+more of what tiles can do: the kernels have to be right in whatever tiles they are launched with.
 """
 
 import math
 import mmap
+import random
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from unittest.mock import patch
 
+import pytest
 import torch
-from hypothesis import strategies as st
-from stage_checks import hidden_keys, in_nan, normal, options_of
+from stage_checks import (
+    bearable,
+    device_of,
+    gradients,
+    guarded_outputs,
+    hidden_keys,
+    in_nan,
+    is_yardstick,
+    most_keys,
+    normal,
+    options_of,
+    without_collector,
+)
 
+from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
 from stages import s06_triton_flash2, s07_triton_training
+from stages.common.contract import why_not_dtype
 
 TILES = ((16, 16), (16, 32), (32, 16), (64, 16), (16, 64))  # BLOCK_M, BLOCK_N
+TILED = (6, 7, 8)  # stages that can be asked in such tiles
 MOST_TILES = 24  # of (16, 16), in a problem
 
 # nq, nk, d, the stride of a row, that of a column: the last element lies past 2^31. "tiles": so do
@@ -27,42 +44,110 @@ FAR = {
     "columns": (40, 70, 20, 1, (1 << 31) // 19 + 64),
 }
 
-sizes = st.one_of(st.sampled_from([1, 15, 16, 17, 31, 32, 33]), st.integers(1, 50))
-orders = st.permutations(range(4)).map(tuple)
-steps = st.tuples(*[st.sampled_from([1, 1, 2])] * 4)
-layouts = st.tuples(orders, steps)
+NQ = NK = (1, 2, 7, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 127)
+DIMS = (1, 5, 8, 16, 17, 32, 40, 59, 64, 200, 256)
+SPLITS = (1, 2, 3, 7)  # 7: more parts than tiles, so that some are empty
+EXAMPLES = [seed if seed < 5 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(24)]
 
 
-def interpreted_tiles(problem):
-    """How many 16 x 16 tiles of scores there are."""
-    return problem.b * problem.h * math.ceil(problem.nq / 16) * math.ceil(problem.nk / 16)
+@dataclass(frozen=True)
+class Case:
+    """A problem for a stage, how its tensors lie, and in which tiles and parts it is asked."""
+
+    problem: Problem
+    layouts: tuple  # of q, k, v and dO: the order of the axes, and the step along each
+    tile: tuple[int, int]
+    splits: int
+
+    @property
+    def shape(self):
+        """b, h, nq, nk, d."""
+        asked = self.problem
+        return asked.b, asked.h, asked.nq, asked.nk, asked.d
+
+    def tensors(self):
+        """q, k, v, dO, in a storage of NaN, each in its layout."""
+        asked, dtype = self.problem, getattr(torch, self.problem.dtype)
+        made = *make_inputs(asked), normal(self.shape, asked.seed + 1, dtype, asked.device)[3]
+        return tuple(in_nan(x, *at) for x, at in zip(made, self.layouts, strict=True))
 
 
-@st.composite
-def any_problem(draw):
-    """A problem of any options."""
-    b, hk, group = draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
-    nq, nk, d = draw(sizes), draw(sizes), draw(st.sampled_from([1, 5, 16, 17, 32, 40]))
-    length = st.one_of(st.sampled_from([0, nk, nk // 16 * 16]), st.integers(0, nk))
-    return Problem(
-        inputs="normal", seed=draw(st.integers(0, 2**32 - 1)), b=b, h=hk * group, hk=hk, nq=nq,
-        nk=nk, d=d, dtype=draw(st.sampled_from(["float32", "float16"])), precision="ieee",
-        causal=draw(st.booleans()), seqlens_k=draw(st.none() | st.tuples(*[length] * b)),
-        device="cpu",
-    )  # fmt: skip
-
-
-problems = any_problem().filter(lambda problem: interpreted_tiles(problem) <= MOST_TILES)
-
-
-def tensors(problem, laid=(None,) * 4):
-    """q, k, v, dO ~ N(0, 1) of a problem, in a storage of NaN, each in its layout."""
-    dtype = getattr(torch, problem.dtype)
+def can_bear(stage, problem):
+    """Whether this takes `stage` no longer than a test should; it does no more than it is for."""
     shape = (problem.b, problem.h, problem.nq, problem.nk, problem.d)
-    q, k, v, dO = normal(shape, problem.seed, dtype, problem.device)
-    k, v = (x[:, : problem.hk] for x in (k, v))
-    layouts = (layout or () for layout in laid)
-    return tuple(in_nan(x, *layout) for x, layout in zip((q, k, v, dO), layouts, strict=True))
+    if problem.nk != most_keys(stage, problem.nk):
+        return False
+    if stage.STAGE.number not in TILED or stage.STAGE.mode(problem.device) != "interpreted":
+        return bearable(stage, problem.device, shape)
+    tiles = problem.b * problem.h * math.ceil(problem.nq / 16) * math.ceil(problem.nk / 16)
+    return tiles <= MOST_TILES
+
+
+def make_case(stage, seed, where=lambda problem: True, **fixed):
+    """The case of `stage` that `seed` makes: sizes that it can bear, options and dtypes it takes.
+
+    `fixed` are fields of the problem that don't vary. Half precision is for stages whose scores are
+    of float32: what stage 3 rounds besides, the rule of test_exactness.py knows.
+    """
+    number, device = stage.STAGE.number, device_of(stage)
+    drawn = random.Random(f"{number} {seed}")
+    dtypes = [
+        name
+        for name in ("float32", "float64", "float16", "bfloat16")
+        if not why_not_dtype(stage.STAGE, name, device)
+        and (name in ("float32", "float64") or not is_yardstick(stage))
+    ]
+    takes = stage.STAGE.options
+    for _ in range(10_000):
+        b, hk = drawn.randint(1, 3), drawn.randint(1, 2)
+        nk, dtype = drawn.choice(NK), drawn.choice(dtypes)
+        some = [0, nk, nk // 16 * 16, drawn.randint(0, nk)]
+        lengths = tuple(drawn.choice(some) for _ in range(b))
+        fields = {
+            "inputs": drawn.choice(["normal", "peaky"]), "seed": drawn.randrange(2**31),
+            "b": b, "h": hk * (drawn.randint(1, 3) if "gqa" in takes else 1), "hk": hk,
+            "nq": drawn.choice(NQ), "nk": nk, "d": drawn.choice(DIMS), "dtype": dtype,
+            "precision": "ieee" if dtype == "float32" else dtype,
+            "causal": "causal" in takes and drawn.random() < 0.5,
+            "seqlens_k": lengths if "seqlens_k" in takes and drawn.random() < 0.5 else None,
+            "device": device,
+        }  # fmt: skip
+        problem = Problem(**fields | fixed)
+        layouts = tuple(
+            (tuple(drawn.sample(range(4), 4)), tuple(drawn.choice([1, 1, 2]) for _ in range(4)))
+            for _ in range(4)
+        )
+        case = Case(problem, layouts, drawn.choice(TILES), drawn.choice(SPLITS))
+        if can_bear(stage, problem) and where(problem):
+            return case
+    raise AssertionError(f"no such problem that stage {number} can bear")
+
+
+def ask(stage, case, tensors):
+    """{"o": ..., and "lse" and "dq", "dk", "dv" where the stage has them} of a case's tensors."""
+    (*qkv, dO), options = tensors, options_of(case.problem)
+    with in_tiles(case.tile), guarded_outputs(), without_collector():
+        if stage.STAGE.gradients:
+            return dict(zip(("o", "dq", "dk", "dv"), gradients(stage, *qkv, dO, **options)))
+        if stage.STAGE.number == 6:
+            return dict(zip(("o", "lse"), stage.attend_with_lse(*qkv, **options)))
+        if stage.STAGE.number == 8:
+            return dict(zip(("o", "lse"), in_parts(stage, *qkv, case, **options)))
+        return {"o": stage.attend(*qkv, **options)}
+
+
+def in_parts(stage, q, k, v, case, causal=False, seqlens_k=None):
+    """o and lse, in base e, of stage 8, in the parts and the tiles of a case."""
+    lse = torch.full(q.shape[:3], math.nan, device=q.device)
+    config = a_tile(*case.tile, q.shape[3])
+    o = stage.forward(q, k, v, causal, seqlens_k, lse, splits=case.splits, config=config)
+    return o, lse * math.log(2)
+
+
+def a_tile(M, N, d=16):
+    """A launch configuration of stage 8, of BLOCK_M x BLOCK_N."""
+    BLOCK_D = max(16, 1 << (d - 1).bit_length())
+    return {"BLOCK_M": M, "BLOCK_N": N, "BLOCK_D": BLOCK_D, "num_warps": 4, "num_stages": 2}
 
 
 def masks(problem):

@@ -19,7 +19,7 @@ import pytest
 import test_hidden
 import test_magnitudes
 import torch
-from masked_problems import in_tiles, masks, skipped_by_definition
+from masked_problems import a_tile, in_tiles, masks, skipped_by_definition
 from stage_checks import (
     assert_close,
     assert_exact,
@@ -133,11 +133,6 @@ PARTS = [
     (1, 3, 7, 100, False, 2, (32, 16)),
     (1, 2, 2, 40, True, 3, (16, 16)),
 ]
-
-
-def a_tile(M, N):
-    """A launch configuration of BLOCK_M x BLOCK_N, for d up to 16."""
-    return {"BLOCK_M": M, "BLOCK_N": N, "BLOCK_D": 16, "num_warps": 4, "num_stages": 2}
 
 
 def split_battery(stage):
