@@ -8,16 +8,12 @@ import torch
 from masked_problems import EXAMPLES, in_tiles, make_case, masks
 from stage_checks import (
     assert_close,
-    gradient_rounding,
     gradients,
-    in_nan,
     lse_rounding,
     normal,
-    true_gradients,
     true_lse,
 )
 
-from stages import s06_triton_flash2
 from stages import s07_triton_training as stage
 from stages.common.machine import has_module
 
@@ -88,40 +84,6 @@ def test_what_is_kept_is_o_and_the_lse():
 # ---- a node of torch's graph
 
 
-@pytest.mark.slow
-def test_any_strides_of_the_gradient():
-    q, k, v, _ = leaves((2, 3, 5, 9, 4))
-    g = torch.Generator().manual_seed(1)
-    row = torch.randn(4, generator=g)
-    for dO in (
-        torch.randn(4, 3, 5, 2, generator=g).transpose(0, 3),
-        in_nan(torch.randn(2, 3, 5, 4, generator=g), (2, 0, 3, 1), (1, 2, 1, 2)),
-        torch.randn(3, 2, 5, 4, generator=g).transpose(0, 1),
-        row.expand(2, 3, 5, 4),
-        torch.ones(()).expand(2, 3, 5, 4),  # what sum() sends
-    ):
-        assert not dO.is_contiguous()
-        got = torch.autograd.grad(stage.attend(q, k, v), (q, k, v), dO)
-        want = true_gradients(q, k, v, dO)[1:]
-        for x, y, bound in zip(got, want, gradient_rounding(q, k, v, dO), strict=True):
-            assert_close(x, y, bound)
-    for x, y in zip(torch.autograd.grad(stage.attend(q, k, v).sum(), (q, k, v)), got, strict=True):
-        assert torch.equal(x, y)
-
-
-@pytest.mark.parametrize("needs", ["q", "k", "v", "qk", "qv", "kv", ""])
-def test_some_of_them_require_grad(needs):
-    q, k, v, dO = leaves()
-    want = torch.autograd.grad(stage.attend(q, k, v), (q, k, v), dO)
-    some = [x.detach().requires_grad_(name in needs) for name, x in zip("qkv", (q, k, v))]
-    o = stage.attend(*some)
-    assert o.requires_grad == bool(needs)
-    if needs:
-        o.backward(dO)
-    for name, x, grad in zip("qkv", some, want, strict=True):
-        assert torch.equal(x.grad, grad) if name in needs else x.grad is None
-
-
 def test_gradients_that_are_not_wanted_are_not_computed(monkeypatch):
     launched = []
 
@@ -145,86 +107,6 @@ def test_gradients_that_are_not_wanted_are_not_computed(monkeypatch):
         launched.clear()
         stage.attend(*some).backward(dO)
         assert launched == kernels, needs
-
-
-@pytest.mark.parametrize("how", [torch.no_grad, torch.inference_mode])
-def test_without_gradients(how):
-    q, k, v, _ = leaves()
-    want = stage.attend(q, k, v)
-    with how():
-        o = stage.attend(q, k, v)
-    assert not o.requires_grad and o.grad_fn is None
-    assert torch.equal(o, want)
-    assert torch.equal(o, s06_triton_flash2.attend(q.detach(), k.detach(), v.detach()))
-
-
-def test_one_tensor_as_q_k_and_v():
-    x, _, _, dO = leaves((1, 2, 5, 5, 4))
-    got = torch.autograd.grad(stage.attend(x, x, x), x, dO)[0]
-    want = sum(true_gradients(x, x, x, dO)[1:])
-    assert_close(got, want, sum(gradient_rounding(x, x, x, dO)))
-
-
-def test_used_twice_in_one_graph():
-    q, k, v, dO = leaves((1, 2, 5, 5, 4))
-    once = torch.autograd.grad(stage.attend(q, k, v), (q, k, v), dO)
-    for x, y in zip(
-        torch.autograd.grad(stage.attend(q, k, v) + stage.attend(q, k, v), (q, k, v), dO),
-        once,
-        strict=True,
-    ):
-        assert torch.equal(x, 2 * y)
-    # the output of one is the input of the next: as the two steps one by one
-    o = stage.attend(q, k, v)
-    middle = o.detach().requires_grad_()
-    dm, dk2, dv2 = torch.autograd.grad(stage.attend(middle, k, v), (middle, k, v), dO)
-    dq, dk1, dv1 = torch.autograd.grad(o, (q, k, v), dm)
-    deep = torch.autograd.grad(stage.attend(stage.attend(q, k, v), k, v), (q, k, v), dO)
-    assert all(map(torch.equal, deep, (dq, dk1 + dk2, dv1 + dv2)))
-
-
-def test_gradients_add_up_where_there_are_some():
-    q, k, v, dO = leaves()
-    stage.attend(q, k, v).backward(dO)
-    first = [x.grad.clone() for x in (q, k, v)]
-    stage.attend(q, k, v).backward(dO)
-    assert all(torch.equal(x.grad, 2 * y) for x, y in zip((q, k, v), first, strict=True))
-
-
-def test_two_passes_through_one_graph_are_the_same():
-    q, k, v, dO = leaves()
-    o = stage.attend(q, k, v, causal=True, seqlens_k=lengths(9, 4))
-    first = torch.autograd.grad(o, (q, k, v), dO, retain_graph=True)
-    torch.autograd.grad(o, (q, k, v), 4 * dO, retain_graph=True)
-    again = torch.autograd.grad(o, (q, k, v), dO, retain_graph=True)
-    assert all(map(torch.equal, first, again))
-    o.backward(dO)
-    with pytest.raises(RuntimeError, match="second time"):
-        o.backward(dO)
-
-
-def test_a_gradient_of_a_gradient_is_refused():
-    q, k, v, dO = leaves()
-    plain = torch.autograd.grad(stage.attend(q, k, v), (q, k, v), dO)
-    dO.requires_grad_()
-    graphed = torch.autograd.grad(stage.attend(q, k, v), (q, k, v), dO, create_graph=True)
-    assert all(map(torch.equal, plain, graphed))  # a graph that nobody goes back through is fine
-    assert all(x.requires_grad for x in graphed)
-    for wrt in (q, k, v, dO):
-        with pytest.raises(RuntimeError, match=r"stage 7 .*differentiated twice.*use stage 3"):
-            torch.autograd.grad(sum(x.sum() for x in graphed), wrt, retain_graph=True)
-
-
-@pytest.mark.parametrize("name", ["q", "k", "v", "seqlens_k", "o"])
-def test_what_changes_in_place_before_the_backward_pass_is_refused(name):
-    q, k, v, dO = leaves()
-    q, k, v = (x * 1 for x in (q, k, v))  # no leaves: those refuse by themselves
-    seqlens_k = lengths(9, 4)
-    o = stage.attend(q, k, v, seqlens_k=seqlens_k)
-    with torch.no_grad():
-        {"q": q, "k": k, "v": v, "seqlens_k": seqlens_k, "o": o}[name].mul_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        o.backward(dO)
 
 
 # ---- autocast

@@ -22,18 +22,6 @@ def tensors(stage):
     return normal(SHAPE, 0, device=device_of(stage))[:3]
 
 
-# ---- gradients of gradients
-
-
-@for_each([stage for stage in NOT_TORCH if stage.STAGE.gradients])
-def test_a_second_derivative_is_refused_also_where_dO_is_a_constant(stage):
-    q, k, v = (x.requires_grad_() for x in tensors(stage))
-    o = stage.attend(q, k, v)
-    (dq,) = torch.autograd.grad(o, q, torch.ones_like(o), create_graph=True)
-    with pytest.raises(RuntimeError, match=r"can't be differentiated twice.* use stage 3"):
-        (dq.square().sum() + k.square().sum()).backward()
-
-
 # ---- what isn't a plain tensor
 
 UNUSUAL = {
