@@ -7,8 +7,6 @@ import pytest
 import torch
 from stage_checks import FAKES, attend, device_of, every_stage, for_each, is_yardstick, normal
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.masked import masked_tensor
-from torch.testing._internal.two_tensor import TwoTensor
 
 from stages.contract import StageUnavailable
 
@@ -20,42 +18,6 @@ NOT_TORCH = [stage for stage in FAKES if not is_yardstick(stage)]
 def tensors(stage):
     """q, k, v ~ N(0, 1)."""
     return normal(SHAPE, 0, device=device_of(stage))[:3]
-
-
-# ---- what isn't a plain tensor
-
-UNUSUAL = {
-    "meta": lambda x: x.to("meta"),
-    "sparse_coo": lambda x: x.to_sparse(),
-    "mkldnn": lambda x: x.to_mkldnn(),
-    "nested": lambda x: torch.nested.nested_tensor(list(x)),
-    "MaskedTensor": lambda x: masked_tensor(x, x > 0),
-    "TwoTensor": lambda x: TwoTensor(x, x),  # wraps two others
-}
-
-
-@every_stage
-@pytest.mark.parametrize("kind", UNUSUAL)
-@pytest.mark.parametrize("index", range(3))
-def test_an_unusual_tensor_is_refused(stage, index, kind):
-    args = list(tensors(stage))
-    args[index] = UNUSUAL[kind](args[index].cpu())
-    with pytest.raises(ValueError, match=f"^{'qkv'[index]}: got a .*{kind}.*, expected a torch"):
-        stage.attend(*args)
-
-
-@for_each([stage for stage in FAKES if "causal" in stage.STAGE.options])
-@pytest.mark.parametrize("causal", ["no", 1, None])
-def test_causal_is_true_or_false(stage, causal):
-    with pytest.raises(ValueError, match=r"^causal: got .*, expected True or False"):
-        stage.attend(*tensors(stage), causal=causal)
-
-
-@for_each([stage for stage in FAKES if "seqlens_k" in stage.STAGE.options])
-def test_lengths_that_are_sparse_are_refused(stage):
-    lengths = torch.tensor([5], dtype=torch.int32).to_sparse()
-    with pytest.raises(ValueError, match=r"^seqlens_k: got a sparse_coo tensor, expected"):
-        stage.attend(*tensors(stage), seqlens_k=lengths)
 
 
 # ---- torch's transformations
