@@ -20,13 +20,12 @@ from stage_checks import (
     guarded_outputs,
     hidden_keys,
     in_nan,
-    is_yardstick,
     most_keys,
-    normal,
     options_of,
     without_collector,
 )
 
+from harness.problems.directions import make_output_gradient
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
 from stages import s06_triton_flash2, s07_triton_training
@@ -44,7 +43,8 @@ FAR = {
     "columns": (40, 70, 20, 1, (1 << 31) // 19 + 64),
 }
 
-NQ = NK = (1, 2, 7, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 127)
+SIZES = (1, 2, 7, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 127, 200)
+HALF = ("float16", "bfloat16")
 DIMS = (1, 5, 8, 16, 17, 32, 40, 59, 64, 200, 256)
 SPLITS = (1, 2, 3, 7)  # 7: more parts than tiles, so that some are empty
 EXAMPLES = [seed if seed < 5 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(24)]
@@ -59,16 +59,9 @@ class Case:
     tile: tuple[int, int]
     splits: int
 
-    @property
-    def shape(self):
-        """b, h, nq, nk, d."""
-        asked = self.problem
-        return asked.b, asked.h, asked.nq, asked.nk, asked.d
-
     def tensors(self):
         """q, k, v, dO, in a storage of NaN, each in its layout."""
-        asked, dtype = self.problem, getattr(torch, self.problem.dtype)
-        made = *make_inputs(asked), normal(self.shape, asked.seed + 1, dtype, asked.device)[3]
+        made = *make_inputs(self.problem), make_output_gradient(self.problem)
         return tuple(in_nan(x, *at) for x, at in zip(made, self.layouts, strict=True))
 
 
@@ -86,33 +79,35 @@ def can_bear(stage, problem):
 def make_case(stage, seed, where=lambda problem: True, **fixed):
     """The case of `stage` that `seed` makes: sizes that it can bear, options and dtypes it takes.
 
-    `fixed` are fields of the problem that don't vary. Half precision is for stages whose scores are
-    of float32: what stage 3 rounds besides, the rule of test_exactness.py knows.
+    `fixed` are fields of the problem that don't vary.
     """
     number, device = stage.STAGE.number, device_of(stage)
     drawn = random.Random(f"{number} {seed}")
     dtypes = [
         name
-        for name in ("float32", "float64", "float16", "bfloat16")
+        for name in ("float32", "float64", *HALF)
         if not why_not_dtype(stage.STAGE, name, device)
-        and (name in ("float32", "float64") or not is_yardstick(stage))
     ]
     takes = stage.STAGE.options
     for _ in range(10_000):
-        b, hk = drawn.randint(1, 3), drawn.randint(1, 2)
-        nk, dtype = drawn.choice(NK), drawn.choice(dtypes)
+        inputs = drawn.choice(["normal", "peaky", "real"])
+        most = 2 if inputs == "real" else 3  # it has one d, and heads that share no keys
+        b, hk = drawn.randint(1, most), drawn.randint(1, 2)
+        nk, dtype = drawn.choice(SIZES), drawn.choice(dtypes)
         some = [0, nk, nk // 16 * 16, drawn.randint(0, nk)]
         lengths = tuple(drawn.choice(some) for _ in range(b))
         fields = {
-            "inputs": drawn.choice(["normal", "peaky"]), "seed": drawn.randrange(2**31),
+            "inputs": inputs, "seed": drawn.randrange(2**31),
             "b": b, "h": hk * (drawn.randint(1, 3) if "gqa" in takes else 1), "hk": hk,
-            "nq": drawn.choice(NQ), "nk": nk, "d": drawn.choice(DIMS), "dtype": dtype,
+            "nq": drawn.choice(SIZES), "nk": nk, "d": drawn.choice(DIMS), "dtype": dtype,
             "precision": "ieee" if dtype == "float32" else dtype,
             "causal": "causal" in takes and drawn.random() < 0.5,
             "seqlens_k": lengths if "seqlens_k" in takes and drawn.random() < 0.5 else None,
-            "device": device,
-        }  # fmt: skip
-        problem = Problem(**fields | fixed)
+            "direction": "train" if stage.STAGE.gradients else "fwd", "device": device,
+        } | fixed  # fmt: skip
+        if fields["inputs"] == "real":
+            fields |= {"d": 32, "h": fields["hk"]}
+        problem = Problem(**fields)
         layouts = tuple(
             (tuple(drawn.sample(range(4), 4)), tuple(drawn.choice([1, 1, 2]) for _ in range(4)))
             for _ in range(4)
