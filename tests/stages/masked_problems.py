@@ -118,25 +118,25 @@ def make_case(stage, seed, where=lambda problem: True, **fixed):
     raise AssertionError(f"no such problem that stage {number} can bear")
 
 
-def ask(stage, case, tensors):
+def ask(stage, case, tensors, lse=True):
     """{"o": ..., and "lse" and "dq", "dk", "dv" where the stage has them} of a case's tensors."""
     (*qkv, dO), options = tensors, options_of(case.problem)
     with in_tiles(case.tile), guarded_outputs(), without_collector():
         if stage.STAGE.gradients:
             return dict(zip(("o", "dq", "dk", "dv"), gradients(stage, *qkv, dO, **options)))
-        if stage.STAGE.number == 6:
+        if stage.STAGE.number == 6 and lse:
             return dict(zip(("o", "lse"), stage.attend_with_lse(*qkv, **options)))
         if stage.STAGE.number == 8:
-            return dict(zip(("o", "lse"), in_parts(stage, *qkv, case, **options)))
+            return in_parts(stage, *qkv, case, lse, **options)
         return {"o": stage.attend(*qkv, **options)}
 
 
-def in_parts(stage, q, k, v, case, causal=False, seqlens_k=None):
-    """o and lse, in base e, of stage 8, in the parts and the tiles of a case."""
-    lse = torch.full(q.shape[:3], math.nan, device=q.device)
+def in_parts(stage, q, k, v, case, lse, causal=False, seqlens_k=None):
+    """o and, if asked for, the lse in base e, of stage 8, in the parts and the tiles of a case."""
+    found = torch.full(q.shape[:3], math.nan, device=q.device) if lse else None
     config = a_tile(*case.tile, q.shape[3])
-    o = stage.forward(q, k, v, causal, seqlens_k, lse, splits=case.splits, config=config)
-    return o, lse * math.log(2)
+    o = stage.forward(q, k, v, causal, seqlens_k, found, splits=case.splits, config=config)
+    return {"o": o, "lse": found * math.log(2)} if lse else {"o": o}
 
 
 def a_tile(M, N, d=16):

@@ -4,7 +4,6 @@ import gc
 import math
 import sys
 from contextlib import contextmanager
-from itertools import product
 
 import pytest
 import torch
@@ -19,8 +18,6 @@ from stages.common.machine import has_module
 FAKES = [stages.load(path) for path in built_in_files()]
 MARGIN = 1 << 17  # elements around a tensor: further than a wrong stride or mask reaches here
 UNTOUCHED = 1.625  # a number of every dtype that no kernel writes
-RAGGED_N = (1, 63, 64, 65, 127)
-RAGGED_D = (1, 16, 40, 59, 64)
 
 
 def stage_id(stage):
@@ -72,15 +69,6 @@ def bearable(stage, device, shape):
     tiles = b * h * math.ceil(nq / 32) * math.ceil(nk / 64)
     few = tiles <= 10 or stage.STAGE.mode(device) != "interpreted"
     return few and math.prod(shape) <= budget(stage, device)
-
-
-def shapes(stage, device):
-    """Every (b, h, nq, nk, d) of ragged sizes that `stage` can bear, and is exact at."""
-    return [
-        shape
-        for shape in product((1, 2, 3), (1, 2, 3), RAGGED_N, RAGGED_N, RAGGED_D)
-        if bearable(stage, device, shape) and shape[3] == most_keys(stage, shape[3])
-    ]
 
 
 def normal(shape, seed, dtype=torch.float32, device="cpu"):

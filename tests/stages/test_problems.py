@@ -49,7 +49,9 @@ def check(stage, found, q, k, v, dO, hidden):
     """Raise unless all that `ask` found is right, exactly so where a mask leaves nothing to see."""
     blind = hidden.all(-1, keepdim=True)  # (b or 1, 1, nq, 1): rows that see no key
     unseen = hidden.all(2)[..., None]  # (b or 1, 1, nk, 1): keys that no row sees
-    assert (found["o"].shape, found["o"].dtype) == (q.shape, q.dtype)
+    assert not found["o"].requires_grad
+    for x, like in zip(found.values(), (q, q, k, v) if "dq" in found else (q,)):
+        assert (x.shape, x.dtype, x.device) == (like.shape, like.dtype, like.device)
     assert_close(found["o"], truth(q, k, v, hidden), rounding(q, k, v))
     assert (found["o"].masked_select(blind) == 0).all()
     if "lse" in found:
@@ -63,7 +65,6 @@ def check(stage, found, q, k, v, dO, hidden):
         names = ("dq", "dk", "dv")
         bounds = gradient_rounding(q, k, v, dO, hidden)
         for name, want, bound in zip(names, true_gradients(q, k, v, dO, hidden)[1:], bounds):
-            assert found[name].dtype == q.dtype
             assert_close(found[name], want, bound, name)
         for name, none in zip(names, (blind, unseen, unseen), strict=True):
             assert (found[name].masked_select(none) == 0).all()
@@ -97,6 +98,7 @@ def test_the_error_is_within_the_bound(stage, seed):
     before = [(x._version, x._base.nan_to_num(nan=7.0)) for x in tensors]
     found = ask(stage, case, tensors)
     for x, (version, storage) in zip(tensors, before, strict=True):
+        assert x.data_ptr() != found["o"].data_ptr()
         assert x._version == version and torch.equal(x._base.nan_to_num(nan=7.0), storage)
     if is_yardstick(stage) and case.problem.dtype in HALF:
         assert_honest_in_half(found["o"], *tensors[:3], hidden)
@@ -117,6 +119,15 @@ def test_no_row_sees_a_key(stage, causal):
         lse = found.pop("lse", torch.tensor(-math.inf))
         assert (lse == -math.inf).all()
         assert all((x == 0).all() for x in found.values())
+
+
+@for_each([stage for stage in TRITON if not stage.STAGE.gradients])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_lse_changes_nothing(stage, seed):
+    case = make_case(stage, seed)
+    tensors = case.tensors()
+    plain = ask(stage, case, tensors, lse=False)
+    assert [*plain] == ["o"] and torch.equal(plain["o"], ask(stage, case, tensors)["o"])
 
 
 @for_each(TRITON)
