@@ -10,6 +10,9 @@ import torch
 from stages.common.contract import LARGEST_SCORE_TO_TRAIN
 
 
+pytestmark = pytest.mark.gpu
+
+
 @pytest.mark.parametrize("dtype", test_magnitudes.SIZES)
 @pytest.mark.parametrize("number", [4, 5, 6, 7, 8, 9])
 def test_scores_of_any_size(stage, number, dtype):

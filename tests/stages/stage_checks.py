@@ -96,13 +96,13 @@ def in_nan(x, order=(0, 1, 2, 3), steps=(1, 1, 1, 1)):
 
 
 @contextmanager
-def guarded_outputs():
+def guarded_outputs(whole=False):
     """torch.empty gives NaN, with a margin around it; what is written into the margin shows.
 
-    Gives the list of the shapes that were asked for. An output made by other means is not looked
-    after.
+    And what is not written, if all of it has to be (`whole`). Gives the list of the shapes that
+    were asked for. An output made by other means is not looked after.
     """
-    plain, margins, asked = torch.empty, [], []
+    plain, margins, made, asked = torch.empty, [], [], []
 
     def empty(*size, dtype=None, device=None):
         shape = torch.Size(*size) if isinstance(size[0], (tuple, list)) else torch.Size(size)
@@ -113,7 +113,8 @@ def guarded_outputs():
         around, inside = (UNTOUCHED, math.nan) if dtype.is_floating_point else (-77, -1)
         storage = torch.full((size + 2 * MARGIN,), around, dtype=dtype, device=device)
         margins.extend((x, around) for x in (storage[:MARGIN], storage[MARGIN + size :]))
-        return storage[MARGIN : MARGIN + size].fill_(inside).view(shape)
+        made.append(storage[MARGIN : MARGIN + size].fill_(inside).view(shape))
+        return made[-1]
 
     torch.empty = empty
     try:
@@ -122,6 +123,7 @@ def guarded_outputs():
         torch.empty = plain
     for margin, around in margins:
         assert (margin == around).all(), "the stage wrote outside its output"
+    assert not whole or not any(x.isnan().any() for x in made), "an output was not written whole"
 
 
 @contextmanager
