@@ -9,7 +9,6 @@ import torch
 
 from stages.common.contract import LARGEST_SCORE_TO_TRAIN
 
-
 pytestmark = pytest.mark.gpu
 
 

@@ -46,7 +46,7 @@ FAR = {
 SIZES = (1, 2, 7, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 127, 200)
 HALF = ("float16", "bfloat16")
 DIMS = (1, 5, 8, 16, 17, 32, 40, 59, 64, 200, 256)
-SPLITS = (1, 2, 3, 7)  # 7: more parts than tiles, so that some are empty
+SPLITS = (1, 2, 3, 7, 18)  # more parts than tiles, too, and than are merged at once
 EXAMPLES = [seed if seed < 5 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(24)]
 
 
@@ -121,7 +121,8 @@ def make_case(stage, seed, where=lambda problem: True, **fixed):
 def ask(stage, case, tensors, lse=True):
     """{"o": ..., and "lse" and "dq", "dk", "dv" where the stage has them} of a case's tensors."""
     (*qkv, dO), options = tensors, options_of(case.problem)
-    with in_tiles(case.tile), guarded_outputs(), without_collector():
+    tiled = [stage] if hasattr(stage, "candidates") else []
+    with in_tiles(case.tile, *tiled), guarded_outputs(), without_collector():
         if stage.STAGE.gradients:
             return dict(zip(("o", "dq", "dk", "dv"), gradients(stage, *qkv, dO, **options)))
         if stage.STAGE.number == 6 and lse:

@@ -110,6 +110,16 @@ def test_the_error_is_within_the_bound(stage, seed):
             assert error.within(oracle.bound), f"{name}: {explain(error, oracle.bound)}"
 
 
+@for_each([stage for stage in FAKES if stage.STAGE.gradients])
+def test_logits_so_low_that_no_masked_key_may_pass_for_a_zero(stage):
+    """exp(-lse) overflows: a score that is masked to 0, or padded with it, would count."""
+    for seed in range(2):
+        case = make_case(stage, seed, inputs="normal", dtype="float32", precision="ieee")
+        q, k, v, dO = case.tensors()
+        tensors = in_nan(q + 8, *case.layouts[0]), in_nan(k - 8, *case.layouts[1]), v, dO
+        check(stage, ask(stage, case, tensors), *tensors, hidden_keys(case.problem))
+
+
 @for_each(TRITON)
 @pytest.mark.parametrize("causal", [False, True])
 def test_no_row_sees_a_key(stage, causal):

@@ -195,22 +195,6 @@ def test_a_graph_that_does_not_fit_is_a_memory_error_and_leaves_nothing():
     assert (done.returncode, done.stdout.split()) == (0, ["MemoryError", "0", "8"]), done.stderr
 
 
-@pytest.mark.slow
-def test_without_the_extension_it_imports_and_says_why_it_cannot_run():
-    done = run(
-        "import sys, torch\n"
-        "sys.modules['ladder_value_graph'] = None\n"
-        "from stages import s02_cpp_value_graph as stage\n"
-        "from stages.contract import StageUnavailable\n"
-        "try:\n"
-        "    stage.attend(*torch.randn(3, 1, 1, 2, 2))\n"
-        "except StageUnavailable as error:\n"
-        "    print(error)\n"
-    )
-    assert done.returncode == 0, done.stderr
-    assert "extension is not built" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("q", "k", "v", "named"),
     [

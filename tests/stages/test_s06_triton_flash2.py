@@ -29,12 +29,17 @@ def lengths(*values):
 
 @pytest.mark.parametrize("seed", EXAMPLES)
 def test_skipped_blocks_are_those_that_no_row_sees(seed):
+    check_skipped_blocks(stage, seed)
+
+
+def check_skipped_blocks(stage, seed):
+    """Raise unless as many tiles are skipped as have no key that a row of the block sees."""
     case = make_case(stage, seed)
     (q, k, v, _), problem, tile = case.tensors(), case.problem, case.tile
     options, hidden = masks(problem)
-    with in_tiles(tile), guarded_outputs():
+    with in_tiles(tile, stage), guarded_outputs():
         skipped = stage.skipped_blocks(q, k, v, **options)
-    with patch.object(stage, "skipped_blocks", lambda *_, **__: skipped), in_tiles(tile):
+    with patch.object(stage, "skipped_blocks", lambda *_, **__: skipped), in_tiles(tile, stage):
         ratio = stage.skip_ratio(q, k, v, **options)
     want = skipped_by_definition(hidden, problem.h, tile)
     assert skipped.dtype == torch.int32
