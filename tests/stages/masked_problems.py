@@ -8,7 +8,7 @@ import math
 import mmap
 import random
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from unittest.mock import patch
 
 import pytest
@@ -116,6 +116,33 @@ def make_case(stage, seed, where=lambda problem: True, **fixed):
         if can_bear(stage, problem) and where(problem):
             return case
     raise AssertionError(f"no such problem that stage {number} can bear")
+
+
+# inputs, b, h, hk, nq, nk, d, causal, seqlens_k, the tile, and the parts: tiles begin and end one
+# key or row before and after what a mask lets be seen, and right there; blocks within a group
+BORDERS = [
+    ("normal", 1, 1, 1, 70, 5, 8, False, None, (64, 16), 1),  # delta's own tiles have 64 rows
+    ("normal", 2, 1, 1, 17, 33, 8, True, (0, 20), (32, 16), 1),
+    ("normal", 1, 1, 1, 33, 50, 8, True, None, (16, 16), 2),
+    ("normal", 1, 1, 1, 33, 47, 16, True, None, (16, 16), 5),
+    ("normal", 1, 4, 2, 40, 9, 16, True, None, (16, 16), 1),
+    ("normal", 2, 2, 1, 32, 40, 8, False, (33, 16), (16, 16), 2),
+    # more parts than are merged at once, and a max that rises in the last of them
+    ("peaky", 1, 1, 1, 2, 280, 64, False, None, (16, 16), 18),
+    ("normal", 1, 3, 1, 7, 100, 8, False, None, (32, 16), 2),
+]
+
+
+def border_case(stage, index):
+    """The case of BORDERS[index], laid out in some way; dO so that kernels read it as it lies."""
+    *sizes, causal, seqlens_k, tile, splits = BORDERS[index]
+    fields = dict(zip(("inputs", "b", "h", "hk", "nq", "nk", "d"), sizes, strict=True))
+    case = make_case(
+        stage, index, dtype="float32", precision="ieee", causal=causal,
+        seqlens_k=seqlens_k, **fields,
+    )  # fmt: skip
+    layouts = *case.layouts[:3], ((2, 0, 1, 3), (1, 1, 2, 1))  # with neighbouring columns
+    return replace(case, layouts=layouts, tile=tile, splits=splits)
 
 
 def ask(stage, case, tensors, lse=True):

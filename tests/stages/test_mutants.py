@@ -21,7 +21,7 @@ import test_magnitudes
 import test_problems
 import test_s06_triton_flash2
 import torch
-from masked_problems import a_tile
+from masked_problems import BORDERS, TILED, a_tile, border_case, make_case
 from stage_checks import assert_close, device_of, guarded_outputs, normal, rounding, truth
 
 import stages
@@ -66,11 +66,13 @@ def check_pages(stage, page_size, N, causal):
 
 def battery(stage):
     """Raise where `stage` is wrong; every shipped stage passes: what all stages are asked."""
-    for seed in SEEDS:
-        test_problems.test_the_error_is_within_the_bound(stage, seed)
-    if hasattr(stage, "skipped_blocks"):
-        for seed in range(4):
-            test_s06_triton_flash2.check_skipped_blocks(stage, seed)
+    cases = [make_case(stage, seed) for seed in SEEDS]
+    if stage.STAGE.number in TILED:
+        cases += [border_case(stage, index) for index in range(len(BORDERS))]
+    for case in cases:
+        test_problems.check_case(stage, case)
+        if hasattr(stage, "skipped_blocks"):
+            test_s06_triton_flash2.check_skipped_blocks(stage, case)
     if stage.STAGE.gradients:
         test_problems.test_logits_so_low_that_no_masked_key_may_pass_for_a_zero(stage)
     if hasattr(stage, "candidates"):

@@ -12,11 +12,13 @@ from functools import partial
 import pytest
 import torch
 from masked_problems import (
+    BORDERS,
     EXAMPLES,
     FAR,
     HALF,
     a_tile,
     ask,
+    border_case,
     far_away,
     make_case,
 )
@@ -93,7 +95,17 @@ def assert_honest_in_half(o, q, k, v, hidden):
 @every_stage
 @pytest.mark.parametrize("seed", EXAMPLES)
 def test_the_error_is_within_the_bound(stage, seed):
-    case = make_case(stage, seed)
+    check_case(stage, make_case(stage, seed))
+
+
+@for_each(TRITON)
+@pytest.mark.parametrize("index", range(len(BORDERS)))
+def test_the_error_is_within_the_bound_at_the_borders_of_tiles(stage, index):
+    check_case(stage, border_case(stage, index))
+
+
+def check_case(stage, case):
+    """Raise unless a stage is right in a case, exact by the rule, and leaves its input as it is."""
     tensors, hidden = case.tensors(), hidden_keys(case.problem)
     before = [(x._version, x._base.nan_to_num(nan=7.0)) for x in tensors]
     found = ask(stage, case, tensors)

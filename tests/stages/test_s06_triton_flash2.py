@@ -6,7 +6,15 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from masked_problems import EXAMPLES, in_tiles, make_case, masks, skipped_by_definition
+from masked_problems import (
+    BORDERS,
+    EXAMPLES,
+    border_case,
+    in_tiles,
+    make_case,
+    masks,
+    skipped_by_definition,
+)
 from stage_checks import (
     guarded_outputs,
     normal,
@@ -29,12 +37,16 @@ def lengths(*values):
 
 @pytest.mark.parametrize("seed", EXAMPLES)
 def test_skipped_blocks_are_those_that_no_row_sees(seed):
-    check_skipped_blocks(stage, seed)
+    check_skipped_blocks(stage, make_case(stage, seed))
 
 
-def check_skipped_blocks(stage, seed):
+@pytest.mark.parametrize("index", range(len(BORDERS)))
+def test_skipped_blocks_are_those_that_no_row_sees_at_the_borders_of_tiles(index):
+    check_skipped_blocks(stage, border_case(stage, index))
+
+
+def check_skipped_blocks(stage, case):
     """Raise unless as many tiles are skipped as have no key that a row of the block sees."""
-    case = make_case(stage, seed)
     (q, k, v, _), problem, tile = case.tensors(), case.problem, case.tile
     options, hidden = masks(problem)
     with in_tiles(tile, stage), guarded_outputs():
