@@ -65,15 +65,6 @@ def assert_masked_exact(stage, masks, **fields):
         assert_exact(stage, problem(causal=causal, seqlens_k=seqlens_k, **sizes, **fields))
 
 
-def everything(stage, q, k, v, dO, **options):
-    """o, and dq, dk, dv where the stage has them."""
-    if not stage.STAGE.gradients:
-        return (stage.attend(q, k, v, **options),)
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    o = stage.attend(*leaves, **options)
-    return (o.detach(), *torch.autograd.grad(o, leaves, dO))
-
-
 def assert_same(found, want):
     """Raise unless tensors, or lists of them, are equal bit for bit."""
     for x, y in zip(found, want, strict=True):

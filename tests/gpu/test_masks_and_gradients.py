@@ -13,11 +13,11 @@ from on_a_gpu import (
     assert_same,
     call_of,
     captured,
-    everything,
     peak_of,
     problem,
     verdict,
 )
+from stage_checks import everything
 
 import stages
 from harness.measures.memory import measure_peak

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from on_a_gpu import KINDS, assert_exact, assert_same, call_of, everything, problem, verdict
-from stage_checks import guarded_outputs
+from on_a_gpu import KINDS, assert_exact, assert_same, call_of, problem, verdict
+from stage_checks import everything, guarded_outputs
 
 import stages
 from harness.measures.accuracy import set_precision

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from on_a_gpu import MASKS, assert_masked_exact, assert_same, captured, everything, launches
-from stage_checks import guarded_outputs
+from on_a_gpu import MASKS, assert_masked_exact, assert_same, captured, launches
+from stage_checks import everything, guarded_outputs
 
 import stages
 

@@ -9,10 +9,10 @@ from on_a_gpu import (
     assert_masked_exact,
     assert_same,
     captured,
-    everything,
     launches,
     peak_of,
 )
+from stage_checks import everything
 
 import stages
 from stages.s09_gluon_hopper import launch as hopper_launch

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from ladder_value_graph import arena_stats
-from stage_checks import normal
+from stage_checks import everything, normal
 
 from stages import s00_scalar_autograd, s02_cpp_value_graph
 from stages.s00_scalar_autograd import Value, backward, topological_order, total
@@ -40,12 +40,6 @@ def inputs(*shape):
     """q, k, v that require grad, and a dO."""
     *qkv, dO = normal(shape, 0, torch.float64)
     return *(x.requires_grad_() for x in qkv), dO
-
-
-def answer(attend, q, k, v, dO):
-    """o, dq, dk, dv."""
-    o = attend(q, k, v)
-    return o.detach(), *torch.autograd.grad(o, (q, k, v), dO)
 
 
 def live_values():
@@ -173,8 +167,8 @@ def test_the_graph_is_not_kept_where_no_gradient_is_wanted(stage, why):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_other_dtypes_are_float64_rounded_once(stage, dtype):
     given = [x.to(dtype) for x in inputs(1, 2, 5, 7, 3)]
-    wide = answer(stage.attend, *(x.double() for x in given))
-    assert all(map(torch.equal, answer(stage.attend, *given), (x.to(dtype) for x in wide)))
+    wide = everything(stage, *(x.double() for x in given))
+    assert all(map(torch.equal, everything(stage, *given), (x.to(dtype) for x in wide)))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -197,20 +191,6 @@ def test_node_count_of_one_number_by_hand():
 def test_both_count_alike():
     for shape in [*SHAPES, (3, 5, 64, 100, 256)]:
         assert s00_scalar_autograd.node_count(*shape) == s02_cpp_value_graph.node_count(*shape)
-
-
-def test_two_threads_at_a_time(stage):
-    problems = [inputs(1, 2, 9 + i, 11, 4) for i in range(2)]
-    want = [answer(stage.attend, *problem) for problem in problems]
-    together = threading.Barrier(2)
-
-    def work(i):
-        together.wait()
-        return [answer(stage.attend, *problems[i]) for _ in range(20)]
-
-    with ThreadPoolExecutor(2) as pool:
-        for i, answers in enumerate(pool.map(work, range(2))):
-            assert all(all(map(torch.equal, got, want[i])) for got in answers)
 
 
 def test_two_threads_through_one_graph(stage):
