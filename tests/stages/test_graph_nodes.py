@@ -134,11 +134,11 @@ def test_what_changes_in_place_before_the_backward_pass_is_refused(stage):
     given = {"q": q, "k": k, "v": v}
     if "seqlens_k" in stage.STAGE.options:
         given["seqlens_k"] = torch.tensor([4], dtype=torch.int32, device=q.device)
-    want = torch.autograd.grad(stage.attend(**given), (q, k, v), dO)
-    for name in (*given, "o"):
-        o = stage.attend(**given)
+    for name in ("o", *given):
+        o, same = stage.attend(**given), stage.attend(**given)
+        want = torch.autograd.grad(same, (q, k, v), dO)
         with torch.no_grad():
-            (given | {"o": o})[name].mul_(1)
+            (given | {"o": o})[name].mul_(2)
         try:
             got = torch.autograd.grad(o, (q, k, v), dO)
         except RuntimeError as refusal:
