@@ -14,11 +14,9 @@ parent and `serve` (measured_stage.py) the child; they speak in this order:
                           <-   Sampled    or Out; the warm-up, too, is such turns
     Finish                ->
                           <-   Finished   or Out
-    CountTiles            ->
-                          <-   Counted
 
-Turn, Finish and CountTiles name one stage each, and come as often as the parent likes. How many
-calls they ask for is decided by the parent alone (harness/measures/samples.py).
+Turn and Finish name one stage each; Turn comes as often as the parent likes. How many calls they
+ask for is decided by the parent alone (harness/measures/samples.py).
 
 The child may send Failed instead of any of its messages, and then ends. Fields are checked against
 their annotations where the parent receives a message (session.believe).
@@ -36,19 +34,28 @@ from harness.records.values import Count, Time
 
 
 @dataclass(frozen=True)
-class Order:
-    """What the process of a comparison is to do. `problems`: as each of the stages is asked.
+class Asked:
+    """A stage of an Order: its file, the sha256 of its files, its problem, the file for its outputs.
 
-    `sha256`: of the stages' files, as the records have them. `outs`: the stages' files for their
-    outputs. `alone`: one stage, whose process's memory is its own. `strided`: each is also called
+    The problem has a page size where the stage reads from a paged cache.
+    """
+
+    path: str
+    sha256: str
+    problem: Problem
+    out: str
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the process of a comparison is to do.
+
+    `alone`: there is one stage, and the process's memory is its own. `strided`: each is also called
     with strided inputs. `graph`: calls are replayed as CUDA graphs. `memory`: bytes.
     """
 
     problem: Problem
-    problems: Sequence[Problem]
-    paths: Sequence[str]
-    sha256: Sequence[str]
-    outs: Sequence[str]
+    stages: Sequence[Asked]
     alone: bool
     strided: bool
     graph: bool
@@ -130,24 +137,14 @@ class Finish:
 
 @dataclass(frozen=True)
 class Finished:
-    """What was measured beside the samples; `change`: of one element, in one of the timed calls."""
+    """What was measured beside the samples; `change`: of one element, in one of the timed calls.
+
+    `skip_ratio`: the share of tiles that the stage skips, None where it is alone or counts none.
+    """
 
     sm_clock_mhz: Count | None
     launch_ms: Time | None
     change: list[Count]
-
-
-@dataclass(frozen=True)
-class CountTiles:
-    """Count the tiles that a stage skips."""
-
-    stage: int
-
-
-@dataclass(frozen=True)
-class Counted:
-    """The share of tiles that a stage skips, None where it doesn't count them."""
-
     skip_ratio: float | None
 
 

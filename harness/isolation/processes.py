@@ -106,11 +106,10 @@ def set_data_limit(memory: int) -> None:
 
     The parent watches the resident memory; this stops a single huge allocation before it starts.
     """
-    if sys.platform != "linux":
-        return
-    import resource
+    from harness.measures.memory import status_bytes  # imports torch
 
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmData:"):
-            limit = 1024 * int(line.split()[1]) + memory + MEMORY_SLACK
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+    if (data := status_bytes("VmData")) is not None:
+        import resource
+
+        limit = data + memory + MEMORY_SLACK
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))

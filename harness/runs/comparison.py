@@ -22,6 +22,7 @@ from harness.records.schema import Record, key
 from harness.runs.plan import Cell, Comparison, Limits, why_beyond, why_hopeless
 from harness.runs.process import (
     INTERPRETED,
+    NOT_TIMED,
     ComparisonProcess,
     Failure,
     Outcome,
@@ -30,7 +31,6 @@ from harness.runs.process import (
 )
 
 # fields of a record and of a message (harness/isolation/messages.py)
-TIMING: Final = ("time_ms", "time_iqr_ms", "samples", "sm_clock_mhz", "rounds_ms", "launch_ms")
 CHECKED: Final = ("first_call_ms", "peak_bytes", "memory_meter")
 
 ALONE_SECONDS: Final = 0.2  # of sampling a stage alone
@@ -142,12 +142,10 @@ def make_record(outcome: Outcome, paired: bool) -> Record:
         "reason": outcome.reason,
         "launch_configs": checked.launch_configs if checked and not outcome.dropped else None,
         **copied(checked, CHECKED),
-        **copied(outcome.timed, TIMING),
-        "samples": 0 if outcome.timed is None else outcome.timed.samples,
+        **vars(outcome.timed),
         **copied(outcome.verdict, ERRORS),
         "flops": cost.flops(problem),
         "hbm_bytes": cost.hbm_bytes(problem, stage.traffic),
-        "skip_ratio": outcome.skip_ratio,
     }
 
 
@@ -217,7 +215,7 @@ def fill_outcomes(
         failure = failures[index if apart else 0]
         if failure is not None and not outcome.dropped:
             outcome.drop(*failure)
-        elif apart and outcome.time_ms is not None and not comparison.alone:
+        elif apart and outcome.timed is not NOT_TIMED and not comparison.alone:
             outcome.reason = APART if not outcome.stage.ours else ""
 
 

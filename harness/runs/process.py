@@ -47,14 +47,18 @@ Say = Callable[[str], None]  # called with each step when it begins
 
 @dataclass(frozen=True)
 class Timed:
-    """The timing of a stage, ms. `rounds_ms`: its samples, where it took turns with others."""
+    """The timing of a stage, as its record has it: with `rounds_ms` where it took turns."""
 
-    time_ms: float
-    time_iqr_ms: float | None
-    samples: int
+    time_ms: float | None = None
+    time_iqr_ms: float | None = None
+    samples: int = 0
     sm_clock_mhz: int | None = None
     rounds_ms: list[float] | None = None
     launch_ms: float | None = None
+    skip_ratio: float | None = None
+
+
+NOT_TIMED: Final = Timed()
 
 
 class Dropped(Exception):
@@ -76,8 +80,7 @@ class Outcome:
     refused: bool = False
     checked: Checked | None = None
     verdict: Verdict | None = None  # on its first outputs
-    timed: Timed | None = None
-    skip_ratio: float | None = None
+    timed: Timed = NOT_TIMED
     printed: str = ""  # by its processes
 
     @property
@@ -94,7 +97,7 @@ class Outcome:
     @property
     def time_ms(self) -> float | None:
         """Its median time, ms; None where it wasn't timed."""
-        return None if self.timed is None else self.timed.time_ms
+        return self.timed.time_ms
 
     def forget(self) -> None:
         """Reset all fields to their defaults, except what was printed."""
@@ -105,7 +108,7 @@ class Outcome:
     def drop(self, status: str, reason: str) -> None:
         """Note that the stage failed: its times are deleted, and it is not measured further."""
         self.status, self.reason, self.dropped = status, reason, True
-        self.timed = self.skip_ratio = None
+        self.timed = NOT_TIMED
 
     def believe(self, message: object) -> Any:
         """Note that the stage failed, where its process reports that; else return the message."""
@@ -149,11 +152,12 @@ class ComparisonProcess:
         # its own folder, so that processes share no files
         self.folder = tempfile.TemporaryDirectory(dir=scratch(), ignore_cleanup_errors=True)
         self.outs = [Path(self.folder.name) / f"out.{i}" for i in range(len(outcomes))]
+        asked = [
+            messages.Asked(str(each.stage.path), each.stage.sha256, each.problem, str(out))
+            for each, out in zip(outcomes, self.outs, strict=True)
+        ]
         order = messages.Order(
-            comparison.problem, [outcome.problem for outcome in outcomes],
-            paths=[str(outcome.stage.path) for outcome in outcomes],
-            sha256=[outcome.stage.sha256 for outcome in outcomes],
-            outs=list(map(str, self.outs)), alone=comparison.alone, strided=self.strided,
+            comparison.problem, asked, alone=comparison.alone, strided=self.strided,
             graph=self.limits.graph, memory=self.limits.memory,
         )  # fmt: skip
         load = max(LEAST_LOAD, self.limits.budget)
@@ -205,7 +209,7 @@ class ComparisonProcess:
                     outcome.drop("wrong", why)
         self.keep_single_calls(rest)
         for index, outcome in enumerate(self.outcomes):
-            if not outcome.dropped and outcome.timed is None and outcome.mode != "interpreted":
+            if not outcome.dropped and outcome.timed is NOT_TIMED and outcome.mode != "interpreted":
                 device, devices = outcome.problem.device, outcome.stage.devices
                 device = device if device in devices else devices[0]  # where it computes
                 self.series[index] = Series(functools.partial(self.take, index), device)
@@ -291,9 +295,6 @@ class ComparisonProcess:
         """Have the calls after the samples made, and their outputs judged."""
         for index in self.going:
             self.attempt(self.finish_one, index)
-        if self.limits.rounds is not None:  # a cell has no field for the skip ratio
-            with contextlib.suppress(ChildFailed):  # the times were taken before
-                self.count()
 
     def finish_one(self, index: int) -> None:
         """Note the timing of a stage, once its outputs for changed inputs are judged."""
@@ -312,15 +313,8 @@ class ComparisonProcess:
             outcome.timed = Timed(
                 ms, series.iqr_ms, len(series.samples_ms), finished.sm_clock_mhz,
                 None if self.comparison.alone else series.rounds_ms, finished.launch_ms,
+                finished.skip_ratio,
             )  # fmt: skip
-
-    def count(self) -> None:
-        """Note the share of tiles that each stage skips, where it counts them."""
-        late = "took too long to count its tiles"
-        for index in self.going:
-            asked, budget = messages.CountTiles(index), self.limits.budget
-            answer = self.session.ask(asked, messages.Counted, seconds=budget, late=late)
-            self.outcomes[index].skip_ratio = answer.skip_ratio
 
     def __enter__(self) -> "ComparisonProcess":
         return self
