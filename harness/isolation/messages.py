@@ -35,7 +35,7 @@ from harness.records.values import Count, Time
 
 @dataclass(frozen=True)
 class Asked:
-    """A stage of an Order: its file, the sha256 of its files, its problem, the file for its outputs.
+    """A stage of an Order: its file, its files' sha256, its problem, and the file for its outputs.
 
     The problem has a page size where the stage reads from a paged cache.
     """

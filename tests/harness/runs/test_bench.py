@@ -24,6 +24,7 @@ from harness.runs import comparison as engine
 from harness.runs import plan, process
 from harness.runs.comparison import make_record
 from harness.runs.plan import (
+    Cell,
     Comparison,
     Limits,
     Sizes,
@@ -98,7 +99,7 @@ def hold(folder, *paths, problem=PROBLEM, limits=LIMITS, printed=None, judge=Jud
     stages = describe_files([Path(path) for path in paths])
     where = folder / "outputs"
     where.mkdir(exist_ok=True)
-    comparison = Comparison(problem, stages, limits)
+    comparison = Comparison([Cell(stage, problem, paired=True) for stage in stages], limits)
     with judge(problem) as judging:
         outcomes = engine.compare(comparison, judging)
     if printed is not None:
@@ -437,13 +438,15 @@ def test_what_is_made_for_this_generation_of_gpus_competes_forward_and_backward(
 def test_the_usual_compete_where_they_fit_and_those_asked_for_everywhere():
     problems = [PROBLEM, replace(PROBLEM, causal=True), replace(PROBLEM, direction="train")]
     some = [stage for stage in LADDER if stage.number in (3, 5, 6, 7, 101)]
-    assert [numbers(c.stages) for c in plan_comparisons(some, problems, ())] == [
-        [3, 5, 6, 7],
-        [3, 6, 7],
-        [3, 7],
-    ]
-    everywhere = plan_comparisons(some, problems, [stage.path for stage in some])
-    assert [numbers(c.stages) for c in everywhere] == [[3, 5, 6, 7, 101]] * 3
+
+    def planned(named):
+        cells = plan_comparisons(some, problems, named)
+        return [(c.problem, numbers(c.stages)) for c in plan.group(cells, LIMITS)]
+
+    usual = [[3, 5, 6, 7], [3, 6, 7], [3, 7]]
+    assert planned(()) == [*zip(problems, usual, strict=True)]
+    everywhere = planned([stage.path for stage in some])
+    assert everywhere == [(problem, [3, 5, 6, 7, 101]) for problem in problems]
     assert plan_comparisons([LADDER[2]], problems[1:], ()) == []
     # one that declares itself wrong there is no contestant unless it is asked for
     assert numbers(usual_stages(LADDER[:2], [PROBLEM])) == [3]
@@ -578,7 +581,7 @@ def test_hopeless_is_what_takes_long_at_a_fast_rate(make_stage):
     def reason(stage, calls, device="cpu"):
         problem = replace(PROBLEM, device=device)
         limits = Limits(warmup=1, rounds=calls - 1)
-        return plan.why_too_long([Comparison(problem, [stranger, stage], limits)])
+        return plan.why_too_long([Cell(each, problem) for each in (stranger, stage)], limits)
 
     most = int(plan.PATIENCE * plan.THREAD_RATE / flops)
     assert reason(native, most) is None
