@@ -134,7 +134,7 @@ class MeasuredStage:
             call = self.captured() if self.graph else self.call
             self.timed = Watched(call, x, self.graph)
             self.take = sampler(self.timed, self.device)
-        return self.take(Plan(turn.untimed, turn.calls, turn.head_start))
+        return self.take(turn)
 
     def captured(self) -> Call:
         """The call as a CUDA graph; StageUnavailable where it can't be captured."""

@@ -28,6 +28,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from harness.isolation.child import hear, say
+from harness.measures.samples import Plan
 from harness.problems.problem import Problem
 from harness.records.schema import Configs, Meter
 from harness.records.values import Count, Time
@@ -114,13 +115,10 @@ class Keep:
 
 
 @dataclass(frozen=True)
-class Turn:
-    """Take one sample of the stage with the index `stage`, as harness/measures/samples.py plans."""
+class Turn(Plan):
+    """Take one sample, as planned, of the stage with the index `stage`."""
 
-    stage: int
-    untimed: int
-    calls: int
-    head_start: int
+    stage: int = 0
 
 
 @dataclass(frozen=True)

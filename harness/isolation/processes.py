@@ -19,31 +19,19 @@ MEMORY_SLACK: Final = 1 << 29  # bytes: stacks of torch's threads, the interpret
 ROUNDS: Final = 1000  # of ending processes, against those that start new ones meanwhile
 
 
-def processes() -> dict[int, tuple[int, int]]:
-    """Map each process that is no zombie to its parent and its start time (Linux)."""
-    found: dict[int, tuple[int, int]] = {}
-    if sys.platform != "linux":
-        return found
-    for path in Path("/proc").iterdir():
-        if not path.name.isdigit():
-            continue
-        try:
-            state, parent, *more = (path / "stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:  # it has just ended
-            continue
-        if state != b"Z":
-            found[int(path.name)] = int(parent), int(more[17])
-    return found
-
-
-def descendants(pid: int | None) -> dict[int, int]:
-    """Map each descendant of the process `pid` to its start time."""
-    known = processes()
-    found: dict[int, int] = {}
+def descendants(pid: int | None) -> set[int]:
+    """The ids of all descendants of the process `pid` that are no zombies (Linux)."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            state, parent, *_ = path.read_bytes().rpartition(b")")[2].split()
+            if state != b"Z":
+                parents[int(path.parent.name)] = int(parent)
+    found: set[int] = set()
     fresh = set() if pid is None else {pid}
     while fresh:
-        fresh = {each for each, (parent, _) in known.items() if parent in fresh} - found.keys()
-        found |= {each: known[each][1] for each in fresh}
+        fresh = {each for each, parent in parents.items() if parent in fresh} - found
+        found |= fresh
     return found
 
 
@@ -53,14 +41,9 @@ def end_descendants(pid: int) -> None:
         if not (found := descendants(pid)):
             return
         for each in found:
-            end_process(each)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(each, signal.SIGKILL)
         time.sleep(0.001)
-
-
-def end_process(pid: int) -> None:
-    """End a process, if it is still running."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
 
 
 def ask_kernel(what: int, value: int) -> None:

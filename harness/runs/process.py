@@ -17,7 +17,7 @@ from typing import Any, Final
 from harness.isolation import messages
 from harness.isolation.changes import AGAIN, STRIDED
 from harness.isolation.child import NO_MESSAGE, ChildFailed
-from harness.isolation.judge import Judge
+from harness.isolation.judge import Judge, NoVerdict
 from harness.isolation.measured_stage import serve
 from harness.isolation.messages import Checked, Out, Verdict
 from harness.isolation.processes import descendants, kept_waiting
@@ -170,6 +170,8 @@ class ComparisonProcess:
                 step(*arguments)
             except Dropped:
                 pass
+            except NoVerdict:
+                raise
             except ChildFailed as error:
                 if error.reason == NO_MESSAGE:  # then its earlier messages can't be trusted either
                     for outcome in self.outcomes:
@@ -275,7 +277,7 @@ class ComparisonProcess:
     def take(self, index: int, plan: Plan) -> Sampled:
         """Have the process take a sample; the stage is dropped where its clock is wrong."""
         outcome, begun, clock = self.outcomes[index], time.monotonic(), self.clock()
-        asked, left = messages.Turn(index, **vars(plan)), self.left[index]
+        asked, left = messages.Turn(**vars(plan), stage=index), self.left[index]
         answer = self.session.ask(asked, Sampled, Out, seconds=left, late=self.late)
         waited, ours = time.monotonic() - begun, self.clock() - clock
         self.left[index] = max(LEAST_REST, self.left[index] - waited)

@@ -60,7 +60,7 @@ def calls_made(folder, seconds):
     asked = Asked(str(path), stage.sha256, PROBLEM, str(folder / f"out{seconds}"))
     order = Order(PROBLEM, [asked], alone=True, strided=True, graph=False, memory=1 << 30)
     asked = [
-        (Start(), Checked), *((Turn(0, **vars(plan)), Sampled) for plan in PLANS),
+        (Start(), Checked), *((Turn(**vars(plan)), Sampled) for plan in PLANS),
         (Finish(0, clock_calls=3, launches=4), Finished),
     ]  # fmt: skip
     with Session(serve, order) as session:
