@@ -46,7 +46,7 @@ def bench_command(
     h: options.BenchH = None,
     hk: options.Hk = None,
     seqlens: options.Seqlens = None,
-    stages: options.Contestants = None,
+    stages: options.BenchStages = None,
     stage: options.StageFiles = None,
     warmup: options.Warmup = 5,
     repeat: options.Repeat = 30,
@@ -61,7 +61,7 @@ def bench_command(
     ceilings: options.Ceilings = None,
     resume: options.Resume = None,
 ) -> int:
-    """Time contestants in turns, in one process: speed-ups."""
+    """Time stages in turns, in one process: speed-ups."""
     view = View(plot, ceilings)
     if resume is not None:
         return resume_bench(context, view)

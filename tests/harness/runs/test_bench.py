@@ -1,4 +1,4 @@
-"""`ladder bench`: who is timed, against whom, and what becomes of contestants that misbehave."""
+"""`ladder bench`: who is timed, against whom, and what becomes of stages that misbehave."""
 
 import re
 import signal
@@ -114,7 +114,7 @@ def hold(folder, *paths, problem=PROBLEM, limits=LIMITS, printed=None, judge=Jud
             assert record["samples"] == 0 and record["rounds_ms"] is None
         if record["status"] != "ok":
             assert record["reason"]
-    assert list(where.glob("out*")) == []  # no later contestant finds an answer
+    assert list(where.glob("out*")) == []  # no later stage finds an answer
     return {record["name"]: record for record in records}
 
 
@@ -184,7 +184,7 @@ def test_a_run_holds_them_too_by_itself_and_in_turns(tmp_path, make_stage, direc
     assert shared[0] == shared[1] == cells["ours", True]["samples"]
 
 
-def test_each_round_is_run_and_the_order_of_the_contestants_changes():
+def test_each_round_is_run_and_the_order_of_the_stages_changes():
     order = []
     timings = timing.alternate(
         [lambda: order.append(0), lambda: order.append(1), lambda: order.append(2)],
@@ -244,7 +244,7 @@ def test_stages_that_fail_in_any_way_fail_alone_and_are_never_timed(tmp_path, ma
 
 @pytest.mark.slow
 @pytest.mark.parametrize("direction", ["bwd", "train"])
-def test_a_contestant_that_writes_its_input_harms_nobody(tmp_path, make_stage, direction):
+def test_a_stage_that_writes_its_input_harms_nobody(tmp_path, make_stage, direction):
     """Calls that were prepared before it read where it wrote: the inputs are themselves again."""
     writer = make_stage("writer", "o = stage3(q, k, v)\nv.data.mul_(3)\nreturn o")
     problem = replace(PROBLEM, direction=direction)
@@ -253,7 +253,7 @@ def test_a_contestant_that_writes_its_input_harms_nobody(tmp_path, make_stage, d
 
 
 @pytest.mark.parametrize("call", [1, 6])
-def test_a_contestant_that_ends_its_process_fails_alone(tmp_path, make_stage, call):
+def test_a_stage_that_ends_its_process_fails_alone(tmp_path, make_stage, call):
     """At its first call, and in the middle of the rounds."""
     deadly = make_stage("deadly", f"if calls >= {call}:\n    ctypes.string_at(0)\n{RIGHT}")
     quick = make_stage("quick", number=110)
@@ -274,14 +274,14 @@ if {{!r}} in os.environ['IN_HERE']:\n    ctypes.string_at(0)\n{RIGHT}"
     assert "sound alone, but of all in one process: killed by SIGSEGV" in records["cain"]["reason"]
 
 
-def test_a_contestant_that_hangs_fails_alone(tmp_path):
+def test_a_stage_that_hangs_fails_alone(tmp_path):
     hangs = written(tmp_path, "hangs")[0]
     records = hold(tmp_path, hangs, STAGE3, limits=replace(LIMITS, budget=1.0))
     assert found(records) == {"hangs": "timeout", "torch_three_gemm": "ok"}
     assert "budget of 1 s" in records["hangs"]["reason"]
 
 
-def test_a_contestant_too_slow_for_the_rounds_is_named_beforehand(tmp_path, make_stage):
+def test_a_stage_too_slow_for_the_rounds_is_named_beforehand(tmp_path, make_stage):
     slow = make_stage("slow", f"time.sleep(0.05)\n{RIGHT}")
     limits = replace(LIMITS, rounds=100, budget=5.0)
     records = hold(tmp_path, slow, STAGE3, limits=limits)
@@ -291,7 +291,7 @@ def test_a_contestant_too_slow_for_the_rounds_is_named_beforehand(tmp_path, make
 
 
 @pytest.mark.parametrize("name", ["talks_forged", "talks_garbage"])
-def test_a_contestant_that_writes_to_the_harness_fails_alone(tmp_path, name):
+def test_a_stage_that_writes_to_the_harness_fails_alone(tmp_path, name):
     records = hold(tmp_path, STAGE3, *written(tmp_path, name), limits=replace(LIMITS, budget=3.0))
     assert records["torch_three_gemm"]["status"] == "ok"
     assert records[name]["status"] in ("crashed", "timeout")
@@ -320,7 +320,7 @@ if calls <= 2:  # its check, and its first call to warm up
 {RIGHT}"""
 
 
-def test_no_contestant_is_told_of_what_another_did(tmp_path, make_stage):
+def test_no_stage_is_told_of_what_another_did(tmp_path, make_stage):
     """Neither that it was interpreted, nor by what it sets in their process."""
     meddles, looks = make_stage("meddles", MEDDLES), make_stage("looks", LOOKS)
     peer = PEERS / "p104_sdpa_math.py"
@@ -363,7 +363,7 @@ def test_the_share_of_skipped_tiles_is_recorded_where_a_stage_counts_it(tmp_path
     assert found(records) == {"deadly": "crashed", "torch_three_gemm": "ok"}
 
 
-def test_without_an_oracle_no_contestant_is_timed(tmp_path, make_stage):
+def test_without_an_oracle_no_stage_is_timed(tmp_path, make_stage):
     class Blind(Judge):
         def open(self):
             raise NoVerdict("out-of-memory", "can't be checked: too large")
@@ -375,7 +375,7 @@ def test_without_an_oracle_no_contestant_is_timed(tmp_path, make_stage):
     assert not right.with_suffix(".calls").exists()
 
 
-def test_what_a_contestant_prints_is_shown(tmp_path, make_stage):
+def test_what_a_stage_prints_is_shown(tmp_path, make_stage):
     printed = []
     hold(tmp_path, make_stage("chatty", f"print('hello', calls)\n{RIGHT}"), printed=printed)
     assert "hello 1\n" in "".join(printed)
@@ -448,7 +448,7 @@ def test_the_usual_compete_where_they_fit_and_those_asked_for_everywhere():
     everywhere = planned([stage.path for stage in some])
     assert everywhere == [(problem, [3, 5, 6, 7, 101]) for problem in problems]
     assert plan_comparisons([LADDER[2]], problems[1:], ()) == []
-    # one that declares itself wrong there is no contestant unless it is asked for
+    # one that declares itself wrong there takes no part unless it is asked for
     assert numbers(usual_stages(LADDER[:2], [PROBLEM])) == [3]
     assert plan_comparisons(LADDER[1:2], [PROBLEM], ()) == []
 
@@ -593,7 +593,7 @@ def test_hopeless_is_what_takes_long_at_a_fast_rate(make_stage):
 
 @pytest.mark.slow
 def test_each_step_is_said_when_it_begins(tmp_path, make_stage):
-    """A contestant that hangs is named before its budget is over."""
+    """A stage that hangs is named before its budget is over."""
     slow = make_stage("sleeper", "time.sleep(600)")
     with Started("bench", *QUICK, "--causal", "off", "--stages", "3", "--stage", slow,
                  "--inputs", "normal", "--out",
@@ -683,7 +683,7 @@ def everyone():
      replace(PROBLEM, dtype="bfloat16", precision="bfloat16", causal=True)],
     ids=lambda asked: f"{asked.dtype}-{asked.direction}-{asked.hk}-{asked.causal}",
 )  # fmt: skip
-def test_the_math_backend_is_a_contestant_on_a_cpu_too(tmp_path, everyone, asked):
+def test_the_math_backend_is_a_stage_on_a_cpu_too(tmp_path, everyone, asked):
     """There without being asked for, and right; its ratio stands in the others' records."""
     pair = ("torch_three_gemm", "sdpa_math")
     paths = [stage.path for stage in usual_stages(everyone, [asked]) if stage.name in pair]

@@ -1,4 +1,4 @@
-"""The decode suite: its plan, contestants that read from a paged cache, and its tables."""
+"""The decode suite: its plan, stages that read from a paged cache, and its tables."""
 
 import inspect
 import json
@@ -177,7 +177,7 @@ def test_nq_chooses_among_the_problems_of_the_suite():
     assert set().union(*parts[:3]) == set(parts[3])
 
 
-def test_a_page_size_is_a_contestant_and_not_another_comparison():
+def test_a_page_size_is_a_stage_and_not_another_comparison():
     stages = describe_files(stage_files(3, 8))
     problems = [replace(TINY, page_size=size) for size in (None, 16, 64)]
     problems += [replace(TINY, nq=1)]
@@ -189,7 +189,7 @@ def test_a_page_size_is_a_contestant_and_not_another_comparison():
     assert [stage.number for stage in second.stages] == [3, 8]
 
 
-def test_the_contestants_of_the_suite_by_default():
+def test_the_stages_of_the_suite_by_default():
     """Stage 6 beside stage 8, and the tuned peer, which other suites go without."""
     every = describe_files(stage_files(3, 6, 8) + peer_files())
     whole = [replace(TINY, nq=nq) for nq in (1, 150)]
@@ -248,7 +248,7 @@ def test_a_tuned_peer_is_in_no_table_of_a_source():
 
 
 def test_what_is_read_from_pages_takes_its_time(monkeypatch, make_own):
-    """One contestant in one piece and two in pages: three are waited for."""
+    """One stage in one piece and two in pages: three are waited for."""
     once = cost.flops(TINY) * (LIMITS.warmup + LIMITS.rounds) / plan.THREAD_RATE
     [own] = describe_files([make_own()])
     for sizes, times in (((), 1), ((16, 64), 3)):
@@ -269,7 +269,7 @@ def test_one_head_in_half_precision_has_stage_8_in_table_4_2():
     assert {c.problem for c in eight} < alone
 
 
-# ---- contestants with pages
+# ---- stages with pages
 
 
 def test_stage_8_reads_from_pages_in_the_interpreter(tmp_path):
@@ -468,7 +468,7 @@ def test_the_table_has_rates_the_best_peer_the_share_and_what_pages_cost():
     assert {row["of read"] for row in rows_of(records)} == {"-"}
 
 
-def test_a_contestant_without_a_time_is_in_no_ratio():
+def test_a_stage_without_a_time_is_in_no_ratio():
     records = [
         made(*OURS, None, status="wrong", reason="max error", samples=0),
         made(*CUDNN, None, status="skipped", reason="takes no such", samples=0),
