@@ -209,13 +209,25 @@ class ComparisonProcess:
                     outcome.drop(outcome.status, outcome.reason)
                 elif why := self.why_strides_matter(outcome, out):
                     outcome.drop("wrong", why)
-        self.keep_single_calls(rest)
         for index, outcome in enumerate(self.outcomes):
-            if not outcome.dropped and outcome.timed is NOT_TIMED and outcome.mode != "interpreted":
-                device, devices = outcome.problem.device, outcome.stage.devices
-                device = device if device in devices else devices[0]  # where it computes
-                self.series[index] = Series(functools.partial(self.take, index), device)
-                self.left[index] = rest if self.comparison.alone else budget
+            if not outcome.dropped:
+                self.plan_timing(index, outcome, rest)
+
+    def plan_timing(self, index: int, outcome: Outcome, rest: float) -> None:
+        """Have a stage timed, unless it is interpreted, or alone and so slow that one call is all.
+
+        `rest`: seconds of the budget that its check has left.
+        """
+        interpreted, alone = outcome.mode == "interpreted", self.comparison.alone
+        if alone and (interpreted or 4e-3 * outcome.call_ms >= rest):
+            outcome.timed = Timed(outcome.call_ms, None, 1)
+        elif interpreted:
+            outcome.reason = INTERPRETED
+        else:
+            device, devices = outcome.problem.device, outcome.stage.devices
+            device = device if device in devices else devices[0]  # where it computes
+            self.series[index] = Series(functools.partial(self.take, index), device)
+            self.left[index] = rest if alone else self.limits.budget
 
     @property
     def late(self) -> str:
@@ -226,18 +238,9 @@ class ComparisonProcess:
         """Why the outputs for strided inputs are wrong, or None."""
         if not self.strided or not outcome.stage.exact(outcome.problem):
             return None
-        again = len(AGAIN[outcome.problem.direction]) - 1
-        found = self.judge.verdict(out.with_name(f"{out.name}.strided"), again)
+        last = len(AGAIN[outcome.problem.direction]) - 1
+        found = self.judge.verdict(out.with_name(f"{out.name}.strided"), last)
         return None if found.exact else f"with {STRIDED}: {found.why}"
-
-    def keep_single_calls(self, rest: float) -> None:
-        """Note the time of the one call of a stage alone that is interpreted, or very slow."""
-        for outcome in remaining(self.outcomes):
-            interpreted = outcome.mode == "interpreted"
-            if self.comparison.alone and (interpreted or 4e-3 * outcome.call_ms >= rest):
-                outcome.timed = Timed(outcome.call_ms, None, 1)
-            elif interpreted:
-                outcome.reason = INTERPRETED
 
     def warm_up(self) -> None:
         """Warm each stage up that is timed, and fix how its samples are taken."""
