@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -51,15 +51,6 @@ def ask_kernel(what: int, value: int) -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(what, value, 0, 0, 0)
-
-
-def kept_waiting(pids: Iterable[int | None]) -> float:
-    """Seconds that processes were ready to run but had no processor, added up (Linux)."""
-    waits = 0.0
-    for pid in pids:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            waits += 1e-9 * int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
-    return waits
 
 
 def resident_bytes(pids: Sequence[int | None], kind: str) -> int:
