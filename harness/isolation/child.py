@@ -270,6 +270,9 @@ def enter(
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
+    for stream in (sys.stdout, sys.stderr):  # this process is killed: what waited would be lost
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if sys.platform == "linux":
         fork_under_subreaper(connection)
     from harness.isolation.lean_interpreter import make_lean  # imports torch, as the server has
