@@ -92,10 +92,15 @@ class Comparison:
 def group(cells: Iterable[Cell], limits: Limits) -> list[Comparison]:
     """Group cells into comparisons: each by itself, or the paired ones of a problem together."""
 
-    def together(cell: Cell) -> tuple[Problem, Path | None]:
-        return replace(cell.problem, page_size=None), None if cell.paired else cell.stage.path
+    def together(cell: Cell) -> tuple[bool, Problem]:
+        return cell.paired, replace(cell.problem, page_size=None)
 
-    return [Comparison([*each], limits) for _, each in groupby(cells, together)]
+    comparisons = []
+    for (paired, _), each in groupby(cells, together):
+        alike = [*each]
+        parts = [alike] if paired else [[cell] for cell in alike]
+        comparisons += [Comparison(part, limits) for part in parts]
+    return comparisons
 
 
 def read_cells(plan: Iterable[Record], stages: Mapping[tuple[int, str], StageInfo]) -> list[Cell]:
