@@ -12,8 +12,7 @@ from attention_ladder.models.minilm.run import DTYPES as MODEL_DTYPES
 from attention_ladder.models.training.plan import DTYPES as TRAIN_DTYPES
 from attention_ladder.models.training.plan import SHAPES
 from course.suites import names as suites
-from harness.problems.problem import DEVICES, DTYPES, INPUTS, PRECISIONS
-from harness.records.schema import DIRECTIONS
+from harness.problems.problem import DEVICES, DIRECTIONS, DTYPES, INPUTS, PRECISIONS
 
 MAX_D = 256
 MAX_SEED = 2**63 - 1  # the largest that torch's generator takes for sure
