@@ -214,7 +214,7 @@ Tokens = Annotated[int | None, option("B = tokens // N; 16384 on a GPU, else 256
 Hidden = Annotated[int | None, option("H = hidden // d; 2048 on a GPU, else 32", whole(1))]
 BenchB = Annotated[int | None, option("batch size, instead of --tokens", whole(1))]
 BenchH = Annotated[int | None, option("heads, instead of --hidden", whole(1))]
-Contestants = Annotated[
+BenchStages = Annotated[
     str | None,
     option(
         "stages and peers by number or name, such as 3,6,sdpa_flash; by default 3, the newest that "

@@ -7,7 +7,7 @@ from harness.isolation.judge import Judge
 from harness.isolation.roster import describe_files
 from harness.records import jsonl
 from harness.runs.comparison import compare, make_record
-from harness.runs.plan import plan_comparisons
+from harness.runs.plan import group, plan_comparisons
 
 
 def hold(*paths, problem, limits, page_sizes=(None,), printed=None, judge=Judge):
@@ -18,7 +18,8 @@ def hold(*paths, problem, limits, page_sizes=(None,), printed=None, judge=Judge)
     """
     stages = describe_files([Path(path) for path in paths])
     problems = [replace(problem, page_size=size) for size in page_sizes]
-    [comparison] = plan_comparisons(stages, problems, [stage.path for stage in stages], limits)
+    cells = plan_comparisons(stages, problems, [stage.path for stage in stages])
+    [comparison] = group(cells, limits)
     with judge(comparison.problem) as judging:
         outcomes = compare(comparison, judging)
     if printed is not None:
@@ -32,5 +33,5 @@ def hold(*paths, problem, limits, page_sizes=(None,), printed=None, judge=Judge)
         assert len(record["rounds_ms"] or ()) == record["samples"]
         assert record["reason"] or record["status"] == "ok"
     found = {(record["name"], record["page_size"]): record for record in records}
-    assert [*found] == [(entry["name"], entry["page_size"]) for entry in comparison.to_json()]
+    assert [*found] == [(cell.stage.name, cell.problem.page_size) for cell in comparison.cells]
     return found

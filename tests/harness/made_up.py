@@ -5,7 +5,7 @@ import json
 from harness.problems import cost
 from harness.problems.problem import Problem
 from harness.records.schema import check_record
-from harness.runs.ceilings import Ceiling
+from harness.runs.ceilings import Ceiling, Done
 from harness.views import cell_tables
 
 
@@ -62,7 +62,7 @@ def make_ceiling(what="matmul", time_ms=2.0, **changes):
     """A valid ceiling record of a GPU."""
     dtype = {"dtype": "float16", "precision": "float16"} if what == "matmul" else {}
     fields = {"device": "cuda", "size": 1000, **dtype, **changes}
-    record = Ceiling(what, **fields).record(time_ms, 0.1, 9)
+    record = Ceiling(what, **fields).record(Done(time_ms, 0.1, 9))
     check_record(record)
     return record
 
@@ -90,7 +90,7 @@ NAMES = {3: "torch_three_gemm", 6: "triton_flash2", 7: "triton_training", 100: "
 TITLES = {"torch_three_gemm": "torch, three GEMMs", "triton_flash2": "Triton Flash 2",
           "triton_training": "Triton, training", "sdpa_flash": "SDPA, flash",
           "flex_attention": "FlexAttention", "sdpa_math": "SDPA, math"}  # fmt: skip
-# TFLOP/s made up for each contestant, so that times follow
+# TFLOP/s made up for each stage, so that times follow
 RATES = {3: 80.0, 6: 550.0, 7: 500.0, 100: 400.0, 103: 520.0, 104: 8.0}
 WORK = {"fwd": 1.0, "bwd": 0.7, "train": 0.8}  # of the rate, in each direction
 

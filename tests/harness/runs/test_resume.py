@@ -16,7 +16,7 @@ from harness.records.schema import key
 # four cells, in a direction and with heads and lengths that are no default
 SMALL = ("run", "--stages", "3", "--n", "8,12,16,20", "--mode", "train", "--b", "2", "--h", "2",
          "--hk", "1", "--seqlens", "5,8", "--budget", "20")  # fmt: skip
-# four comparisons of two contestants
+# four comparisons of two stages
 PAIRS = ("bench", "--stages", "2,3", "--n", "8", "--mode", "fwd,train", "--inputs", "all",
          "--causal", "off", "--warmup", "1", "--repeat", "3", "--device", "cpu")  # fmt: skip
 
