@@ -174,13 +174,13 @@ if __name__ == "__main__":
         same = "same" if before.get(what) == now.get(what) else "DIFFERS"
         print(f"{what:60} {same if what in before and what in now else 'in one only'}")
     if given.note:
-        names = {9: [*PLACES], **{int(stage[1:3]): [stage] for stage in TRITON}}
+        own_jobs = {9: [*PLACES], **{int(stage[1:3]): [stage] for stage in TRITON}}
         alike = {what for what in {*before, *now} if before.get(what) == now.get(what)}
-        same = {
+        noted = {
             number
-            for number, own in names.items()
+            for number, own in own_jobs.items()
             if all(what in alike for what in {*before, *now} if what.split()[0] in own)
         }
         codes = codes_of(given.before.resolve()), codes_of(ROOT)
-        print(*note(*codes, same, ROOT / "results"), sep="\n")
+        print(*note(*codes, noted, ROOT / "results"), sep="\n")
     sys.exit(before != now)
