@@ -17,7 +17,6 @@ from harness.records import checkout
 from harness.records.code import built_in_files, label, number_of
 from ladder import app, help, run
 
-TEXT = "train_text.txt"  # that a small GPT learns: it has C++ of stage 2
 every_copy = pytest.mark.parametrize("last", (0, 1, 2, 4, 6, 8))
 
 
@@ -125,7 +124,7 @@ def test_a_copy_has_nothing_of_the_upper_stages_but_the_stub(last, copies):
         assert {int(x) for x in path.stem.split("_to_")} <= here
     # nor any line of a gap, but what a stage below has too, or is too short to tell anything
     below = "".join(solution(stage)[1] for stage in here if stage < 9)
-    files = [path for path in copy.rglob("*") if path.is_file() and path.name != TEXT]
+    files = [path for path in copy.rglob("*") if path.is_file()]
     texts = {path: path.read_bytes() for path in files}
     for stage in {*range(9)} - here:
         for gap in gaps.find(solution(stage)[1], "small"):
