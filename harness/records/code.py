@@ -23,6 +23,11 @@ def built_in_files() -> list[Path]:
     return sorted(found, key=label)
 
 
+def twin_files() -> list[Path]:
+    """The files of the stages that are written once more for a CPU, by number."""
+    return sorted(STAGES.glob("cpu/s[0-9][0-9]_*.py"), key=label)
+
+
 def peer_files() -> list[Path]:
     """The files of the peers, by number."""
     return sorted(PEERS.glob("p[0-9]*_*.py"))
@@ -40,8 +45,8 @@ def number_of(path: Path) -> int:
 
 def part_of(path: Path) -> str:
     """The stage that a file in stages/, or in a folder there, is a part of: 's07', or ''."""
-    inside = path.relative_to(STAGES).parts if STAGES in path.parents else ("",)
-    return inside[0][:3] if inside[0][1:3].isdigit() else ""
+    inside = path.relative_to(STAGES).parts if STAGES in path.parents else ()
+    return next((part[:3] for part in inside if part[1:3].isdigit()), "")
 
 
 def first_file(stage: int | Path) -> Path:
