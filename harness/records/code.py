@@ -28,6 +28,14 @@ def twin_files() -> list[Path]:
     return sorted(STAGES.glob("cpu/s[0-9][0-9]_*.py"), key=label)
 
 
+def twin_file(stage: int) -> Path:
+    """The file of a stage that is written once more for a CPU; KeyError where there is none."""
+    for path in twin_files():
+        if number_of(path) == stage:
+            return path
+    raise KeyError(stage)
+
+
 def peer_files() -> list[Path]:
     """The files of the peers, by number."""
     return sorted(PEERS.glob("p[0-9]*_*.py"))
