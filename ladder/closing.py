@@ -7,7 +7,7 @@ from harness.problems.problem import PEERS_FROM
 from harness.records.schema import FAILURES, Record
 from harness.records.units import show_time
 from harness.views.groups import Stage, by_problem, grouped, labels, numbers, stage_of, title
-from harness.views.ratios import comparable, show_error, show_ratio, times_faster
+from harness.views.ratios import comparable, show_error, show_peak, show_ratio, times_faster
 
 
 def closing(env: Record, cells: Sequence[Record]) -> list[str]:
@@ -32,9 +32,10 @@ def fastest(env: Record, cells: Sequence[Record]) -> str:
     first, *others = sorted(largest, key=lambda cell: cell["time_ms"])
     names = labels(env)
     said = f"Fastest exact stage: {names[stage_of(first)]}, {show_time(first['time_ms'])}"
+    said += f" and {show_peak(first)}"
     if others:
         ratio = show_ratio(times_faster(others[0], first), paired=False)
-        said += f", {ratio} as fast as {names[stage_of(others[0])]}"
+        said += f", {ratio} as fast as {names[stage_of(others[0])]} ({show_peak(others[0])})"
     interpreted = {
         stage_of(cell)
         for cell in cells
