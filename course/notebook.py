@@ -141,7 +141,10 @@ def judged(run: Records) -> Shown:
         chosen = cell_tables.rows_of(group)
         body = [row(group, cell, names[cell["stage"], cell["name"]]) for cell in chosen]
         notes = [line.strip() for line in groups.reasons(chosen)]
-        header = ["stage", *cell_tables.headers(group[0])[cell_tables.TIME :]]
+        header = [
+            "stage",
+            *(each.header for each in cell_tables.columns(group[0])[cell_tables.TIME :]),
+        ]
         parts.append(rows(header, body, groups.title([group[0]]), "; ".join(notes)))
     said = [run.said]
     if run.said.startswith("$"):

@@ -13,7 +13,7 @@ from harness.records import environment, files, units
 from harness.records.jsonl import WriteFailed, Writer
 from harness.records.schema import BadRecord, Record, key
 from harness.runs import plan
-from harness.runs.comparison import run_comparisons
+from harness.runs.comparison import run_cells
 from harness.views import cell_tables, table
 from ladder import measuring, options, problems, resuming, show
 from ladder.arguments import choose, stages_and_device, wants_gradients
@@ -46,7 +46,7 @@ def bench_command(
     h: options.BenchH = None,
     hk: options.Hk = None,
     seqlens: options.Seqlens = None,
-    stages: options.Contestants = None,
+    stages: options.BenchStages = None,
     stage: options.StageFiles = None,
     warmup: options.Warmup = 5,
     repeat: options.Repeat = 30,
@@ -61,7 +61,7 @@ def bench_command(
     ceilings: options.Ceilings = None,
     resume: options.Resume = None,
 ) -> int:
-    """Time contestants in turns, in one process: speed-ups."""
+    """Time stages in turns, in one process: speed-ups."""
     view = View(plot, ceilings)
     if resume is not None:
         return resume_bench(context, view)
@@ -132,17 +132,17 @@ def new_bench(given: Record, own: Sequence[Path], out: Path | None, view: View) 
         chosen = [stage for stage in stages if stage in usual or stage.path in own]
         named = list(own)
     limits = make_limits({**given, "device": device})
-    comparisons = plan.plan_comparisons(chosen, wanted_problems, named, limits, takes)
-    if not comparisons:
+    cells = plan.plan_comparisons(chosen, wanted_problems, named, takes)
+    if not cells:
         raise UserError("bench: none of the stages takes any of these problems")
-    if reason := plan.why_too_long(comparisons):
+    if reason := plan.why_too_long(cells, limits):
         raise UserError(f"bench: {reason}")
     kept = {**given, "command": "bench", "stage": [s.name for s in chosen if s.path in own]}
     described = [stage.to_json() for stage in chosen]
-    planned = [entry for comparison in comparisons for entry in comparison.to_json()]
+    planned = [cell.to_json() for cell in cells]
     check = view.ceilings.check
     with measuring.begin("bench-", out, device, kept, described, planned, check) as writer:
-        return measure(comparisons, [], writer, view)
+        return measure(cells, limits, [], writer, view)
 
 
 def resume_bench(context: typer.Context, view: View) -> int:
@@ -151,21 +151,24 @@ def resume_bench(context: typer.Context, view: View) -> int:
         path, done = begun.writer.path, begun.done
         view.ceilings.check(begun.env)
         csv_path(path)  # now, not when minutes of measuring are done
-        comparisons = plan.read_comparisons(begun.env["plan"], begun.stages, begun.limits)
-        entries = [key(entry) for comparison in comparisons for entry in comparison.to_json()]
+        cells = plan.read_cells(begun.env["plan"], begun.stages)
+        comparisons = plan.group(cells, begun.limits)
+        entries = [cell.key for cell in cells]
         if list(map(key, done)) != entries[: len(done)]:
             raise BadRecord(f"{path}: its records are not in its plan's order; start a new run")
         left = plan.unfinished(comparisons, done)
-        # the first of them may have some records: its contestants are measured in turns, anew
-        begun.writer.keep(len(entries) - sum(len(each.stages_asked()) for each in left))
-        return measure(comparisons, done, begun.writer, view)
+        # the first of them may have some records: its stages are measured in turns, anew
+        begun.writer.keep(len(entries) - sum(len(each.cells) for each in left))
+        return measure(cells, begun.limits, done, begun.writer, view)
 
 
 def measure(
-    comparisons: Sequence[plan.Comparison], done: Sequence[Record], writer: Writer, view: View
-) -> int:
+    cells: Sequence[plan.Cell], limits: plan.Limits, done: Sequence[Record], writer: Writer,
+    view: View,
+) -> int:  # fmt: skip
     """Measure the comparisons that aren't whole in `done`, and show all; returns the exit code."""
-    left, begun = plan.unfinished(comparisons, done), time.monotonic()
+    comparisons, begun = plan.group(cells, limits), time.monotonic()
+    left = plan.unfinished(comparisons, done)
 
     def where(problem: Problem) -> str:
         masked = " causal" if problem.causal else ""
@@ -176,13 +179,13 @@ def measure(
     def watch(comparison: plan.Comparison, step: str) -> None:
         progress.begun(f"{where(comparison.problem)}: {step}")
 
-    def tell(comparison: plan.Comparison, records: Sequence[Record], printed: str) -> None:
+    def tell(comparison: plan.Comparison, records: Sequence[Record], said: Sequence[str]) -> None:
         results = ", ".join(f"{record['name']} {outcome(record)}" for record in records)
-        progress.finished(where(comparison.problem), results, "bench", printed)
+        progress.finished(where(comparison.problem), results, "bench", "".join(said))
 
     progress = measuring.Progress(len(comparisons), len(comparisons) - len(left))
     with measuring.ended_early() as errors, progress:
-        run_comparisons(left, writer, tell, watch)
+        run_cells([cell for each in left for cell in each.cells], [], writer, limits, tell, watch)
     whole = not any(isinstance(error, WriteFailed) for error in errors)
     records = view.show(writer.path, csv_path(writer.path), whole)
     missing = f"{len(plan.unfinished(comparisons, records))} of {len(comparisons)} comparisons"

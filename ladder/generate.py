@@ -15,7 +15,7 @@ from harness.problems.problem import PEERS_FROM
 from harness.records.schema import Record
 from harness.records.values import Count
 from harness.runs.comparison import compare_alone
-from harness.runs.plan import Comparison, Limits, default_memory
+from harness.runs.plan import Cell, Limits, default_memory
 from ladder import measuring, options, show
 from ladder.arguments import choose, numbers_and_files, stages_and_device
 from ladder.options import UserError, integers
@@ -93,13 +93,8 @@ def generate_command(
         whole = replace(problem, b=1, nq=longest, nk=longest, causal=True)
         row = replace(whole, nq=1)
         limits = Limits(budget=LIMIT, memory=default_memory())
-        in_pages = [] if paged is None else [(chosen[0], paged)]
-        in_one_piece = chosen if paged is None else []
-        for comparison in (
-            Comparison(whole, chosen, limits, alone=True),
-            Comparison(row, in_one_piece, limits, alone=True, paged=in_pages),
-        ):
-            outcome = compare_alone(comparison)
+        for each in (whole, replace(row, page_size=paged)):
+            outcome = compare_alone(Cell(chosen[0], each), limits)
             if outcome.status != "ok":
                 raise ChildFailed(outcome.status, f"before it wrote: {outcome.reason}")
 

@@ -12,8 +12,7 @@ from attention_ladder.models.minilm.run import DTYPES as MODEL_DTYPES
 from attention_ladder.models.training.plan import DTYPES as TRAIN_DTYPES
 from attention_ladder.models.training.plan import SHAPES
 from course.suites import names as suites
-from harness.problems.problem import DEVICES, DTYPES, INPUTS, PRECISIONS
-from harness.records.schema import DIRECTIONS
+from harness.problems.problem import DEVICES, DIRECTIONS, DTYPES, INPUTS, PRECISIONS
 
 MAX_D = 256
 MAX_SEED = 2**63 - 1  # the largest that torch's generator takes for sure
@@ -215,7 +214,7 @@ Tokens = Annotated[int | None, option("B = tokens // N; 16384 on a GPU, else 256
 Hidden = Annotated[int | None, option("H = hidden // d; 2048 on a GPU, else 32", whole(1))]
 BenchB = Annotated[int | None, option("batch size, instead of --tokens", whole(1))]
 BenchH = Annotated[int | None, option("heads, instead of --hidden", whole(1))]
-Contestants = Annotated[
+BenchStages = Annotated[
     str | None,
     option(
         "stages and peers by number or name, such as 3,6,sdpa_flash; by default 3, the newest that "

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.problems.problem import INPUTS, REAL_D, SEED, Problem
+from harness.problems.problem import DIRECTIONS, INPUTS, REAL_D, SEED, Problem
 from harness.problems.real_inputs import HEADS, LAYERS, MAX_N
-from harness.records.schema import DIRECTIONS, Record
+from harness.records.schema import Record
 from harness.runs import plan
 from ladder.options import (
     CAUSAL,

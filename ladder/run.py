@@ -11,7 +11,7 @@ from rich.text import Text
 from course.suites import SUITES
 from harness.isolation.roster import StageInfo
 from harness.problems import cost
-from harness.problems.problem import PEERS_FROM, REAL_D, SEED, Problem
+from harness.problems.problem import PEERS_FROM, REAL_D, SEED
 from harness.records import checkout
 from harness.records.jsonl import Writer
 from harness.records.schema import FAILURES, Record, key
@@ -149,10 +149,7 @@ def new_run(given: Record, own: Sequence[Path], out: Path | None, expect: Path |
 def resume_run(context: typer.Context) -> int:
     """Resume the run in the file of --resume: measure the cells that it lacks."""
     with resuming.resumed(context, DEFAULTS, make_limits) as begun:
-        cells = [
-            Cell(begun.stages[cell["stage"], cell["name"]], Problem.from_json(cell), cell["paired"])
-            for cell in begun.env["plan"]
-        ]
+        cells = plan.read_cells(begun.env["plan"], begun.stages)
         expected = read_expected(context.params["expect"], begun.env["plan"])
         return measure_cells(cells, begun.done, begun.writer, begun.limits, expected)
 
@@ -175,6 +172,10 @@ def measure_cells(
         slow = cost.flops(problem) > SLOW
         progress.begun(f"{names}, N = {problem.nk}, d = {problem.d}: {step}", line=slow)
 
+    def tell_all(_: Comparison, records: Sequence[Record], printed: Sequence[str]) -> None:
+        for record, text in zip(records, printed, strict=True):
+            tell(record, text)
+
     def tell(record: Record, printed: str) -> None:
         direction = f", {record['direction']}" if record["direction"] != "fwd" else ""
         turns = ", in turns" if record["paired"] else ""
@@ -185,10 +186,10 @@ def measure_cells(
         progress.finished(f"{what}, d = {record['d']}", result, record["name"], printed)
 
     with measuring.ended_early() as errors, progress:
-        run_cells(cells, done, writer, limits, tell, watch)
+        run_cells(cells, done, writer, limits, tell_all, watch)
     # shown from the file, as by later commands
     env, records = measuring.open_results(writer.path)
-    order = {key(cell.to_json()): index for index, cell in enumerate(cells)}
+    order = {cell.key: index for index, cell in enumerate(cells)}
     records.sort(key=lambda record: order[key(record)])
     show.finish(writer.path, env, records)
     left = len(cells) - len(records)

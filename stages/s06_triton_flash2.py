@@ -78,16 +78,10 @@ def visit_tiles(
         v_ptrs = v_ptr + v_offs
         valid = start_n + offs_n < Nk_valid  # (BLOCK_N,)
         # what lies beyond the valid keys is never read: it may be NaN, and 0 * NaN is NaN
-        if MASKED:
-            kv_mask = valid[:, None] & in_d
-            k = tl.load(k_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
-            v = tl.load(v_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
-        elif EVEN_D:
-            k = tl.load(k_ptrs)
-            v = tl.load(v_ptrs)
-        else:
-            k = tl.load(k_ptrs, mask=in_d, other=0.0)
-            v = tl.load(v_ptrs, mask=in_d, other=0.0)
+        kv_mask = valid[:, None] & in_d if MASKED else in_d
+        # (BLOCK_N, BLOCK_D)
+        k = tl.load(k_ptrs, mask=kv_mask, other=0.0) if MASKED or not EVEN_D else tl.load(k_ptrs)
+        v = tl.load(v_ptrs, mask=kv_mask, other=0.0) if MASKED or not EVEN_D else tl.load(v_ptrs)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
         if MASKED:
             # step visible: keys that are valid; valid (BLOCK_N,) -> (1, BLOCK_N)
@@ -136,9 +130,7 @@ def attention_kernel(
     offs_m = rows.to(tl.int64)
     offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,), a power of two: d is zero-padded
 
-    Nk_valid = Nk
-    if HAS_SEQLENS:
-        Nk_valid = tl.minimum(tl.maximum(tl.load(seqlens_ptr + b), 0), Nk)
+    Nk_valid = tl.minimum(tl.maximum(tl.load(seqlens_ptr + b), 0), Nk) if HAS_SEQLENS else Nk
     shift = Nk - Nq  # row i sees keys up to i + shift
     # exercise bounds: the block's rows, shift, Nk_valid -> full and end, as in the header
     full, end = Nk_valid, Nk_valid

@@ -9,6 +9,10 @@ is what comes out, no time. Tensors lie in a storage of NaN, so that who reads w
 them gets a NaN for it; on a GPU it would be a neighbour's numbers, or an illegal access.
 
 The mistakes are those that sources 001 and 003 warn of or make; docs/walkthrough shows the table.
+
+Fields: `name` is the mistake's, `raised` the last line of the error, empty where it ran, `exact` by
+the rule for stages (harness/measures/accuracy.py), `rows_wrong` those whose error is above the
+bound for exact stages.
 """
 
 import argparse

@@ -6,6 +6,11 @@
 Needs Triton, but no GPU. How many registers and instructions does the loop over KV tiles take, do
 values spill, do the products run beside the rest? Without a mask, in bfloat16, in the configuration
 that each file chooses for N = 4096. docs/log/hopper.md shows the record.
+
+Fields: `given`, the registers that a thread of a consumer is given; the rest is of its loop:
+`registers` that it names, `instructions`, `exponentials` among them (each for the 32 threads of a
+warp), `products`, `groups` of products, each of which runs while the warps go on, and `spills`,
+loads from and stores to the stack. Of several consumers' loops, the largest of each number.
 """
 
 import argparse

@@ -8,6 +8,10 @@ there a warp notes its multiprocessor's clock, in shared memory, which has room 
 last KV tiles. Marks take time, too, and keep the conversion of P from running among the
 exponentials: compare the two kernels, not a kernel with other tables. No mask, d = 64, where three
 consumers share the matrix unit.
+
+Fields: `cycles`, by part, the median over all KV tiles that were traced, `tiles` of them;
+`tile_cycles`, the median from one KV tile to the next; `spans` of one CTA, cut off at both ends of
+`shown_cycles`.
 """
 
 import argparse

@@ -6,9 +6,10 @@ from itertools import product
 
 from attention_ladder.models import views
 from course.report import text
+from harness.problems.problem import DIRECTIONS
 from harness.records.environment import own_files
 from harness.records.jsonl import read
-from harness.records.schema import DIRECTIONS, Record
+from harness.records.schema import Record
 from harness.records.units import show_bytes, significant
 from harness.views import cell_tables, groups, ratios
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from course.report import profile, text
-from harness.problems.cost import source_intensity
+from harness.problems.cost import intensity
 from harness.records.jsonl import read
 from harness.records.schema import Record
 from harness.records.units import show_bytes, show_time, significant
@@ -134,6 +134,19 @@ def table_4_3() -> str:
     header = "N | source: Lite | Online | TF32: Lite | Online | IEEE: Lite | Online"
     note = "Max error against float64 (the source's: against PyTorch), d = 64, N(0, 1)."
     return text.part(header, body, note, env)
+
+
+def source_intensity(n: int, d: int, softmax: bool = True) -> dict[str, float]:
+    """FLOPs per byte as source 000 counts them (its table 4.4), for 'standard' and 'flash'.
+
+    One head in float32: 4 N^2 d FLOPs, and 5 N^2 for the `softmax` (scale, max, exp, sum, divide),
+    over 4 (4 N^2 + 4 N d) bytes and 4 (4 N d) bytes. Without the softmax it equals our count.
+    """
+    operations = 4 * n * n * d + (5 * n * n if softmax else 0)
+    return {
+        "standard": intensity(operations, 4 * (4 * n * n + 4 * n * d)),
+        "flash": intensity(operations, 4 * 4 * n * d),
+    }
 
 
 def table_4_4() -> str:

@@ -77,10 +77,7 @@ class Train:
         return self.outputs(self.attend(*self.leaves))
 
     def outputs(self, o: Any, keep: bool = False) -> Tensors:
-        """Compute the gradients from `o`: returns o, dq, dk, dv; with `keep`, dq, dk, dv alone.
-
-        `keep`: the graph of `o` is kept for further calls.
-        """
+        """Returns o, dq, dk, dv; with `keep` dq, dk, dv alone, and o's graph is kept for more."""
         import torch
 
         if type(o) is not torch.Tensor:  # a subclass may delay its computation
@@ -155,7 +152,7 @@ def show(value: Any) -> str:
 def explain(
     error: Exception, o: Any, attend: Attend, leaves: Tensors, dO: Any
 ) -> BadGradient | None:
-    """Return a BadGradient where `error` comes from the stage's gradients, else None.
+    """A BadGradient where `error` comes from the stage's gradients, else None.
 
     Torch names a gradient of a wrong shape only by its index among the arguments of the function
     that made it. Computing each of dq, dk, dv alone shows which of them it is.
@@ -252,10 +249,7 @@ def start_afresh(problem: Problem) -> None:
 
 
 def launch_configs() -> dict[str, dict[str, int]] | None:
-    """The configurations that tuned kernels were launched with since `start_afresh`, by kernel.
-
-    None where no tuned kernel was launched.
-    """
+    """Kernel -> the configuration that it was tuned to since `start_afresh`; None without any."""
     from stages.common import tuner
 
     return dict(tuner.latest) or None
@@ -273,11 +267,8 @@ def interpreter_builder() -> Any:
 
 
 def warm_up(attend: Callable[..., Any], problem: Problem, given: tuple[Any, ...]) -> None:
-    """Make one tiny call, so that one-time setup does not count as memory of the measured call.
-
-    Errors are ignored here: a stage may refuse tiny inputs.
-    """
-    with contextlib.suppress(Exception):
+    """Make one tiny call, so that one-time setup does not count as memory of the measured call."""
+    with contextlib.suppress(Exception):  # a stage may refuse tiny inputs
         tiny: list[Any] = [x if x is None else x[:1, :, :WARM_UP_ROWS].contiguous() for x in given]
         lengths = problem.seqlens_k and (min(problem.seqlens_k[0], tiny[1].shape[2]),)
         bound = bind(attend, replace(problem, seqlens_k=lengths))

@@ -38,8 +38,6 @@ from harness.isolation.processes import (
     ask_kernel,
     descendants,
     end_descendants,
-    end_process,
-    processes,
     resident_bytes,
 )
 from harness.isolation.scratch import scratch
@@ -87,7 +85,7 @@ class Child:
         self.ended = False
         self.base_bytes: int | None = None
         self.memory: int | None = None
-        self.descendants: dict[int, int] = {}  # their ids -> when each began
+        self.descendants: set[int] = set()
         self.looked = 0.0
         self.process, self.connection = begin(target, self.path, arguments)
         # a thread reads, since a stage may announce a message and never send it
@@ -210,10 +208,6 @@ class Child:
             os.killpg(self.process.pid, signal.SIGKILL)  # once it runs, it leads its own group
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
-        known = processes() if self.descendants else {}
-        for pid, begun in self.descendants.items():  # their parents may have been killed first
-            if pid in known and known[pid][1] == begun:
-                end_process(pid)
         wake_server()  # it reports that the process has ended
         self.process.join(5.0)  # this also ends the connection and the thread that reads it
         self.unseen = self.printed()
@@ -276,6 +270,9 @@ def enter(
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
+    for stream in (sys.stdout, sys.stderr):  # this process is killed: what waited would be lost
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if sys.platform == "linux":
         fork_under_subreaper(connection)
     from harness.isolation.lean_interpreter import make_lean  # imports torch, as the server has

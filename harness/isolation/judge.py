@@ -19,12 +19,8 @@ JUDGE_LIMIT: Final = 600.0  # seconds for the oracles, and for one comparison
 ERRORS: Final = ("err_f64_max", "err_f64_rel", "err_stage3_max", "err_stage3_rel")
 
 
-class NoVerdict(Exception):
-    """The judge can't make its oracles; `status` and `reason` are those of a record."""
-
-    def __init__(self, status: str, reason: str) -> None:
-        super().__init__(reason)
-        self.status, self.reason = status, reason
+class NoVerdict(ChildFailed):
+    """The judge can't make its oracles."""
 
 
 class Judge(Session):
@@ -61,7 +57,7 @@ class Judge(Session):
             except ChildFailed:  # a stage may have killed the judge: start another
                 self.open()
                 return self.ask(order, Verdict, seconds=JUDGE_LIMIT, late=late)
-        except (ChildFailed, NoVerdict) as error:
+        except ChildFailed as error:
             raise ChildFailed(error.status, f"the judge of its output failed: {error}") from None
         finally:
             with contextlib.suppress(OSError):

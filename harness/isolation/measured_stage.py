@@ -13,10 +13,8 @@ ends all CUDA work of a process), the whole comparison fails.
 import contextlib
 import functools
 import gc
-import sys
 from collections.abc import Callable, Generator
 from multiprocessing.connection import Connection
-from types import ModuleType
 from typing import Any, Final, cast
 
 from harness.isolation import messages
@@ -34,85 +32,77 @@ from harness.isolation.call import (
 )
 from harness.isolation.changes import STRIDED, Given, Watched, ask_again
 from harness.isolation.child import one_line
-from harness.isolation.messages import (
-    Checked,
-    CountTiles,
-    Finish,
-    Finished,
-    Order,
-    Out,
-    Turn,
-    tell,
-    told,
-)
+from harness.isolation.messages import Asked, Checked, Finish, Finished, Order, Turn, tell, told
 from harness.isolation.processes import set_data_limit
 from harness.measures.samples import Plan, Sampled
-from harness.problems.problem import Problem
 
 LAUNCH_ROWS: Final = 5
 SETUP: Final = 1 << 27  # bytes that importing Triton and first calls keep: no memory of a stage
 
 
 class MeasuredStage:
-    """One stage in the process of a comparison: its call, and the files for its outputs.
+    """One stage in the process of a comparison: its call on `given`, and how it is measured."""
 
-    `problem` has a page size where the stage reads from a paged cache.
-    """
+    def __init__(self, asked: Asked, order: Order, given: Given) -> None:
+        import stages
 
-    def __init__(
-        self, module: ModuleType, problem: Problem, out: str, base: int | None, graph: bool
-    ) -> None:
-        self.base = base  # resident bytes of the process before it loaded any stage
-        self.module, self.problem, self.out = module, problem, out
-        self.attend = bind(module.attend, problem)
+        self.problem, self.out = asked.problem, asked.out
+        self.order, self.given = order, given
+        self.module = stages.load(asked.path, sha256=asked.sha256)
+        self.attend = bind(self.module.attend, self.problem)
         # it is measured where it computes: a CPU stage also takes a GPU's tensors
-        self.device = module.STAGE.computes_on(problem.device)
-        self.graph = graph and self.device == "cuda"
-        self.call: Call | None = None
-        self.timed: Watched | None = None
+        self.device = self.module.STAGE.computes_on(self.problem.device)
+        self.graph = order.graph and self.device == "cuda"
+        # each is made when it is first needed
+        self.call: Any = None
+        self.timed: Any = None  # a Watched
         self.take: Callable[[Plan], Sampled] | None = None
 
-    def prepared(self, given: Given) -> Call:
+    def prepare(self) -> Call:
         """The call, prepared once; for 'bwd' that includes the forward pass."""
         if self.call is None:
-            self.call = prepare_for(self.problem, self.module, self.attend, given.tensors)
-        return self.call
+            self.call = prepare_for(self.problem, self.module, self.attend, self.given.tensors)
+        return cast("Call", self.call)
 
-    def check(self, given: Given, alone: bool, strided: Given | None) -> Checked:
+    def write(self, outputs: Any, ending: str = "") -> None:
+        """Write outputs for the judge, to the stage's file with this ending of its name."""
+        write_outputs(outputs, self.problem, self.given.tensors, self.out + ending)
+
+    def check(self, strided: Given | None, base: int) -> Checked:
         """Call the stage for the first time and write its outputs; returns what was measured.
 
-        The process's resident memory is measured only where the stage is `alone` in it. It is then
-        called with the same inputs `strided`, where they are given.
+        The process's resident memory, `base` before it loaded any stage, is measured only where the
+        stage is alone in it. It is then called with the same inputs `strided`, if there are any.
         """
         from harness.measures.memory import give_back, measure_peak, status_bytes
         from harness.measures.timing import time_once
 
         def once() -> tuple[Any, float]:
-            return time_once(lambda: self.prepared(given)(), self.device)
+            return time_once(lambda: self.prepare()(), self.device)
 
         peak = meter = None
         start_afresh(self.problem)
-        if alone and self.device == "cpu":
-            warm_up(self.module.attend, self.problem, given.tensors)
+        if self.order.alone and self.device == "cpu":
+            warm_up(self.module.attend, self.problem, self.given.tensors)
             start_afresh(self.problem)  # after the tiny call
-            self.prepared(given)
+            self.prepare()
             give_back()  # a call that reuses freed pages would not be measured
-            kept = (status_bytes("VmRSS") or 0) - self.base if self.base else 0
+            kept = (status_bytes("VmRSS") or 0) - base
             (outputs, call_ms), peak, meter = measure_peak(once, self.device)
             if peak is not None and kept > max(SETUP, 2 * peak):
                 peak = kept  # allocated before the call, and used during it
             first_ms = call_ms
         else:
-            if alone:
-                self.prepared(given)
+            if self.order.alone:
+                self.prepare()
             outputs, first_ms = once()
             call_ms = first_ms
             if self.device == "cuda":
                 # not the first call, which also compiles and allocates cuBLAS's workspace
                 outputs = None
                 (outputs, call_ms), peak, meter = measure_peak(once, self.device)
-        write_outputs(outputs, self.problem, given.tensors, self.out)
-        given.check_unwritten()
+        self.write(outputs)
+        self.given.check_unwritten()
         if strided is not None:
             outputs = None
             self.check_strided(strided)
@@ -121,48 +111,42 @@ class MeasuredStage:
         )
 
     def check_strided(self, given: Given) -> None:
-        """Call the stage with the strided inputs, and write its outputs.
+        """Call the stage with strided inputs, and write its outputs.
 
         Any error is a wrong output: the contract allows any strides, and the stage was able to
         compute the same shapes before.
         """
         try:
-            outputs = prepare_for(self.problem, self.module, self.attend, given.tensors)()
-            write_outputs(outputs, self.problem, given.tensors, f"{self.out}.strided")
+            self.write(
+                prepare_for(self.problem, self.module, self.attend, given.tensors)(), ".strided"
+            )
             given.check_unwritten()
         except Exception as error:
             raise WrongOutput(f"with {STRIDED}: {one_line(error)}") from None
 
-    def answer(self, given: Given, request: Turn | Finish) -> Sampled | Finished:
-        """Take one sample of its timed call, which is made for the first one; or finish."""
+    def sample(self, turn: Turn) -> Sampled:
+        """Take one sample of the timed call (changes.py), which is the same for all samples."""
         from harness.measures.timing import sampler
 
-        if isinstance(request, Finish):
-            return self.finish(given, request)
         if self.take is None:
             start_afresh(self.problem)
-            self.take = sampler(self.watched(given), self.device)
-        return self.take(Plan(request.untimed, request.calls, request.head_start))
+            x = self.given.tensors[3 if self.problem.direction == "bwd" else 0]
+            call = self.captured() if self.graph else self.call
+            self.timed = Watched(call, x, self.graph)
+            self.take = sampler(self.timed, self.device)
+        return self.take(turn)
 
-    def watched(self, given: Given) -> Watched:
-        """The call for the timer (changes.py), the same object for all samples."""
-        if self.timed is None:
-            x = given.tensors[3 if self.problem.direction == "bwd" else 0]
-            call = self.prepared(given)
-            self.timed = Watched(self.captured(call) if self.graph else call, x, self.graph)
-        return self.timed
-
-    def captured(self, call: Call) -> Call:
+    def captured(self) -> Call:
         """The call as a CUDA graph; StageUnavailable where it can't be captured."""
         from harness.measures.timing import captured
         from stages.contract import StageUnavailable
 
         try:
-            return captured(call)
+            return captured(self.prepare())
         except Exception as error:
             raise StageUnavailable(f"not captured as a CUDA graph: {one_line(error)}") from error
 
-    def finish(self, given: Given, asked: Finish) -> Finished:
+    def finish(self, asked: Finish) -> Finished:
         """Make the calls after the samples. Of the rows of launches the fastest counts.
 
         Whatever else the CPU does makes a row slower; nothing makes one faster.
@@ -171,28 +155,28 @@ class MeasuredStage:
 
         clock = launch_ms = None
         if self.device == "cuda":
-            clock = sm_clock_mhz(self.prepared(given), asked.clock_calls)
-            call = self.watched(given).call
+            clock = sm_clock_mhz(self.call, asked.clock_calls)
+            call = self.timed.call
             launch_ms = min(time_launches(call, asked.launches) for _ in range(LAUNCH_ROWS))
-        self.call_again(given)
-        return Finished(clock, launch_ms, list(self.watched(given).change or ()))
+        skip_ratio = None if self.order.alone else self.skip_ratio()
+        self.call_again()
+        return Finished(clock, launch_ms, list(self.timed.change or ()), skip_ratio)
 
-    def call_again(self, given: Given) -> None:
+    def call_again(self) -> None:
         """Write the outputs of one timed call, and of further calls with changed inputs."""
-        assert self.timed is not None, "only a stage that was timed is called again"
-        write_outputs(tuple(self.timed.kept), self.problem, given.tensors, f"{self.out}.timed")
+        self.write(tuple(self.timed.kept), ".timed")
         if self.timed.overwritten():
             raise WrongOutput("an output changed after it was returned")
         self.timed.kept = self.timed.returned = ()
-        call = self.timed.call if self.graph else self.prepared(given)
-        changed = ask_again(call, self.problem.direction, *given.tensors[2:])
+        call = self.timed.call if self.graph else self.call
+        changed = ask_again(call, self.problem.direction, *self.given.tensors[2:])
         # closed here, so that the inputs are restored at once where a call raises
         with contextlib.closing(cast("Generator[Call, None, None]", changed)) as calls:
             for index, call in enumerate(calls):
-                write_outputs(call(), self.problem, given.tensors, f"{self.out}.again{index}")
-        given.check_unwritten()
+                self.write(call(), f".again{index}")
+        self.given.check_unwritten()
 
-    def skip_ratio(self, given: Given) -> float | None:
+    def skip_ratio(self) -> float | None:
         """The share of (q block, KV tile) pairs that the stage never visits; None if unknown.
 
         An error is printed to the log and ignored, as is a number outside 0 to 1: neither
@@ -202,7 +186,7 @@ class MeasuredStage:
         if count is None:
             return None
         try:
-            ratio = float(bind(count, self.problem)(*given.tensors[:3]))
+            ratio = float(bind(count, self.problem)(*self.given.tensors[:3]))
         except Exception as error:
             print(f"{self.module.STAGE.name}: skip_ratio: {error!r}", flush=True)
             return None
@@ -213,74 +197,54 @@ def serve(connection: Connection, order: Order) -> None:
     """Run one comparison; messages.py lists what it sends, and what the parent does."""
     import torch
 
-    import stages
     from harness.measures.memory import status_bytes
 
-    problem = order.problem
     try:
         torch.set_num_threads(1)  # timing.py says why
-        given = Given(problem)
-        strided = Given(problem, strided=True, changed=True) if order.strided else None
-        if problem.device == "cpu":
+        given = Given(order.problem)
+        strided = Given(order.problem, strided=True, changed=True) if order.strided else None
+        if order.problem.device == "cpu":
             set_data_limit(order.memory)
-        base = status_bytes("VmRSS") if sys.platform == "linux" else None
+        base = status_bytes("VmRSS") or 0
         tell(connection, messages.Loads())
-        files = zip(order.paths, order.sha256, strict=True)
-        modules = [stages.load(path, sha256=digest) for path, digest in files]
-        measured = [
-            MeasuredStage(module, asked, out, base, order.graph)
-            for module, asked, out in zip(modules, order.problems, order.outs, strict=True)
-        ]
+        measured = [MeasuredStage(asked, order, given) for asked in order.stages]
         tell(connection, messages.Ready())
         told(connection, messages.Start)
         for stage in measured:
-            check = functools.partial(stage.check, given, order.alone, strided)
-            tell(connection, outcome_of(check, stage, given))
+            tell(connection, outcome_of(functools.partial(stage.check, strided, base), stage))
         going = told(connection, messages.Keep).going
         for index, stage in enumerate(measured):
             if index not in going:
                 stage.call = None
-        finished = False
         while True:
-            request = told(connection, Turn, Finish, CountTiles)
+            request = told(connection, Turn, Finish)
             stage = measured[request.stage]
-            if isinstance(request, CountTiles):
-                tell(connection, messages.Counted(stage.skip_ratio(given)))
-                continue
-            if isinstance(request, Finish) and not finished:
-                given.check_unwritten()
-                finished = True
-            tell(
-                connection,
-                outcome_of(functools.partial(stage.answer, given, request), stage, given),
-            )
+            if isinstance(request, Finish):
+                given.check_unwritten()  # the samples of all: whoever wrote there isn't known
+                work = functools.partial(stage.finish, request)
+            else:
+                work = functools.partial(stage.sample, request)
+            tell(connection, outcome_of(work, stage))
     except BaseException as error:
         tell(connection, messages.Failed(**blame(error)))
 
 
-def outcome_of(work: Callable[[], object], stage: MeasuredStage, given: Given) -> object:
-    """The result of `work`; where the stage fails at it, its memory is freed and it is Out.
+def outcome_of(work: Callable[[], object], stage: MeasuredStage) -> object:
+    """The result of `work`, or Out where the stage fails at it, whose memory is then freed.
 
     The error is let go with its traceback, whose frames keep tensors alive: S of stage 3 may take
-    most of a GPU's memory, which the next stage needs.
-    """
-    try:
-        return work()
-    except BaseException as error:
-        error.__cause__ = error.__context__ = None
-        failed = error.with_traceback(None)
-    return drop_out(failed, stage, given)
-
-
-def drop_out(error: BaseException, stage: MeasuredStage, given: Given) -> Out:
-    """Free the memory of a stage that failed; returns its status and reason.
-
-    Raises the device's error where the device is lost.
+    most of a GPU's memory, which the next stage needs. Raises the device's error where the device
+    is lost.
     """
     import torch
 
     from stages.common.contract import StageUnavailable
 
+    try:
+        return work()
+    except BaseException as error:
+        error.__cause__ = error.__context__ = None
+        failed = error.with_traceback(None)
     stage.call = stage.timed = stage.take = None
     gc.collect()
     if stage.problem.device == "cuda":
@@ -288,9 +252,9 @@ def drop_out(error: BaseException, stage: MeasuredStage, given: Given) -> Out:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
         except RuntimeError:
-            if not isinstance(error, StageUnavailable):
+            if not isinstance(failed, StageUnavailable):
                 raise
-            raise error from None  # a capture that failed ends the process, for its own reason
+            raise failed from None  # a capture that failed ends the process, for its own reason
     with contextlib.suppress(WrongOutput):  # it has failed already; this restores the inputs
-        given.check_unwritten()
-    return Out(**blame(error), refused=isinstance(error, ValueError))
+        stage.given.check_unwritten()
+    return messages.Out(**blame(failed), refused=isinstance(failed, ValueError))

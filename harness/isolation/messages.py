@@ -14,11 +14,9 @@ parent and `serve` (measured_stage.py) the child; they speak in this order:
                           <-   Sampled    or Out; the warm-up, too, is such turns
     Finish                ->
                           <-   Finished   or Out
-    CountTiles            ->
-                          <-   Counted
 
-Turn, Finish and CountTiles name one stage each, and come as often as the parent likes. How many
-calls they ask for is decided by the parent alone (harness/measures/samples.py).
+Turn and Finish name one stage each; Turn comes as often as the parent likes. How many calls they
+ask for is decided by the parent alone (harness/measures/samples.py).
 
 The child may send Failed instead of any of its messages, and then ends. Fields are checked against
 their annotations where the parent receives a message (session.believe).
@@ -30,25 +28,35 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from harness.isolation.child import hear, say
+from harness.measures.samples import Plan
 from harness.problems.problem import Problem
 from harness.records.schema import Configs, Meter
 from harness.records.values import Count, Time
 
 
 @dataclass(frozen=True)
-class Order:
-    """What the process of a comparison is to do. `problems`: as each of the stages is asked.
+class Asked:
+    """A stage of an Order: its file, its files' sha256, its problem, and the file for its outputs.
 
-    `sha256`: of the stages' files, as the records have them. `outs`: the stages' files for their
-    outputs. `alone`: one stage, whose process's memory is its own. `strided`: each is also called
+    The problem has a page size where the stage reads from a paged cache.
+    """
+
+    path: str
+    sha256: str
+    problem: Problem
+    out: str
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the process of a comparison is to do.
+
+    `alone`: there is one stage, and the process's memory is its own. `strided`: each is also called
     with strided inputs. `graph`: calls are replayed as CUDA graphs. `memory`: bytes.
     """
 
     problem: Problem
-    problems: Sequence[Problem]
-    paths: Sequence[str]
-    sha256: Sequence[str]
-    outs: Sequence[str]
+    stages: Sequence[Asked]
     alone: bool
     strided: bool
     graph: bool
@@ -107,13 +115,10 @@ class Keep:
 
 
 @dataclass(frozen=True)
-class Turn:
-    """Take one sample of the stage with the index `stage`, as harness/measures/samples.py plans."""
+class Turn(Plan):
+    """Take one sample, as planned, of the stage with the index `stage`."""
 
-    stage: int
-    untimed: int
-    calls: int
-    head_start: int
+    stage: int = 0
 
 
 @dataclass(frozen=True)
@@ -130,24 +135,14 @@ class Finish:
 
 @dataclass(frozen=True)
 class Finished:
-    """What was measured beside the samples; `change`: of one element, in one of the timed calls."""
+    """What was measured beside the samples; `change`: of one element, in one of the timed calls.
+
+    `skip_ratio`: the share of tiles that the stage skips, None where it is alone or counts none.
+    """
 
     sm_clock_mhz: Count | None
     launch_ms: Time | None
     change: list[Count]
-
-
-@dataclass(frozen=True)
-class CountTiles:
-    """Count the tiles that a stage skips."""
-
-    stage: int
-
-
-@dataclass(frozen=True)
-class Counted:
-    """The share of tiles that a stage skips, None where it doesn't count them."""
-
     skip_ratio: float | None
 
 

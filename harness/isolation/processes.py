@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,31 +19,19 @@ MEMORY_SLACK: Final = 1 << 29  # bytes: stacks of torch's threads, the interpret
 ROUNDS: Final = 1000  # of ending processes, against those that start new ones meanwhile
 
 
-def processes() -> dict[int, tuple[int, int]]:
-    """Map each process that is no zombie to its parent and its start time (Linux)."""
-    found: dict[int, tuple[int, int]] = {}
-    if sys.platform != "linux":
-        return found
-    for path in Path("/proc").iterdir():
-        if not path.name.isdigit():
-            continue
-        try:
-            state, parent, *more = (path / "stat").read_bytes().rpartition(b")")[2].split()
-        except OSError:  # it has just ended
-            continue
-        if state != b"Z":
-            found[int(path.name)] = int(parent), int(more[17])
-    return found
-
-
-def descendants(pid: int | None) -> dict[int, int]:
-    """Map each descendant of the process `pid` to its start time."""
-    known = processes()
-    found: dict[int, int] = {}
+def descendants(pid: int | None) -> set[int]:
+    """The ids of all descendants of the process `pid` that are no zombies (Linux)."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            state, parent, *_ = path.read_bytes().rpartition(b")")[2].split()
+            if state != b"Z":
+                parents[int(path.parent.name)] = int(parent)
+    found: set[int] = set()
     fresh = set() if pid is None else {pid}
     while fresh:
-        fresh = {each for each, (parent, _) in known.items() if parent in fresh} - found.keys()
-        found |= {each: known[each][1] for each in fresh}
+        fresh = {each for each, parent in parents.items() if parent in fresh} - found
+        found |= fresh
     return found
 
 
@@ -53,14 +41,9 @@ def end_descendants(pid: int) -> None:
         if not (found := descendants(pid)):
             return
         for each in found:
-            end_process(each)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(each, signal.SIGKILL)
         time.sleep(0.001)
-
-
-def end_process(pid: int) -> None:
-    """End a process, if it is still running."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
 
 
 def ask_kernel(what: int, value: int) -> None:
@@ -68,15 +51,6 @@ def ask_kernel(what: int, value: int) -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(what, value, 0, 0, 0)
-
-
-def kept_waiting(pids: Iterable[int | None]) -> float:
-    """Seconds that processes were ready to run but had no processor, added up (Linux)."""
-    waits = 0.0
-    for pid in pids:
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            waits += 1e-9 * int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
-    return waits
 
 
 def resident_bytes(pids: Sequence[int | None], kind: str) -> int:
@@ -106,11 +80,10 @@ def set_data_limit(memory: int) -> None:
 
     The parent watches the resident memory; this stops a single huge allocation before it starts.
     """
-    if sys.platform != "linux":
-        return
-    import resource
+    from harness.measures.memory import status_bytes  # imports torch
 
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmData:"):
-            limit = 1024 * int(line.split()[1]) + memory + MEMORY_SLACK
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+    if (data := status_bytes("VmData")) is not None:
+        import resource
+
+        limit = data + memory + MEMORY_SLACK
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))

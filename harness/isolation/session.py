@@ -92,10 +92,9 @@ class Session:
         self.start().send(message)
 
     def receive(self, *kinds: type, seconds: float, late: str) -> Any:
-        """Wait up to `seconds` for the child's next message, one of `kinds`.
+        """Wait for the child's next message; ChildFailed where it is none of `kinds`.
 
-        Raises ChildFailed where the child fails, sends anything else, or is late (with the reason
-        `late`).
+        `late`: the reason where none comes within `seconds`.
         """
         try:
             return believe(self.start().receive(seconds, late), *kinds)

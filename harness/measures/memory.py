@@ -68,8 +68,9 @@ def give_back() -> None:
 
 
 def status_bytes(field: str) -> int | None:
-    """A field of /proc/self/status in bytes, None where it isn't there."""
-    for line in STATUS.read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return 1024 * int(line.split()[1])
+    """A field of /proc/self/status in bytes, None where it isn't there (Linux has it)."""
+    with contextlib.suppress(FileNotFoundError):
+        for line in STATUS.read_text().splitlines():
+            if line.startswith(f"{field}:"):
+                return 1024 * int(line.split()[1])
     return None

@@ -22,8 +22,6 @@ from typing import Final
 
 from harness.problems.problem import ITEMSIZE, Problem
 
-SOURCE_ITEMSIZE: Final = 4  # bytes: the sources count float32
-
 
 def visible_pairs(problem: Problem) -> int:
     """Count the (query, key) pairs that are not masked, for one head of each batch entry.
@@ -77,11 +75,7 @@ def key_bytes(problem: Problem) -> int:
 # kernel -> the matrices that it reads and writes, with nothing kept in L2. S, P, dP and dS count as
 # whole matrices, also where there is a mask. Stage 3 as written has further kernels (it scales q,
 # repeats grouped heads and fills in masks); they are not part of the method and aren't counted.
-THREE_KERNELS: Final = {
-    "Q K^T": "q k S",
-    "softmax": "S P",
-    "P V": "P v o",
-}  # source 002, naive
+THREE_KERNELS: Final = {"Q K^T": "q k S", "softmax": "S P", "P V": "P v o"}
 HALF_FUSED: Final = {"softmax(Q K^T)": "q k P", "P V": "P v o"}  # a row of S must fit on the chip
 # P was kept from the forward pass, so that S need not be computed again: four products, where
 # `flops` counts five
@@ -187,7 +181,7 @@ def checking_bytes(problem: Problem) -> int:
 TRAFFIC: dict[str, dict[str, Callable[[Problem], int]]] = {
     "fused": {"fwd": fused_bytes, "bwd": fused_backward_bytes},
     "three-kernel": {
-        "fwd": lambda problem: sum(kernel_bytes(problem, THREE_KERNELS).values()),
+        "fwd": lambda problem: sum(three_kernel_bytes(problem).values()),
         "bwd": lambda problem: sum(kernel_bytes(problem, THREE_KERNELS_BACKWARD).values()),
     },
 }
@@ -206,16 +200,3 @@ def intensity(operations: int, moved: int) -> float:
     Waterman and Patterson 2009).
     """
     return operations / moved
-
-
-def source_intensity(n: int, d: int, softmax: bool = True) -> dict[str, float]:
-    """FLOPs per byte as source 000 counts them (its table 4.4), for 'standard' and 'flash'.
-
-    One head in float32: 4 N^2 d FLOPs, and 5 N^2 for the `softmax` (scale, max, exp, sum, divide),
-    over 4 (4 N^2 + 4 N d) bytes and 4 (4 N d) bytes. Without the softmax it equals our count.
-    """
-    operations = 4 * n * n * d + (5 * n * n if softmax else 0)
-    return {
-        "standard": intensity(operations, SOURCE_ITEMSIZE * (4 * n * n + 4 * n * d)),
-        "flash": intensity(operations, SOURCE_ITEMSIZE * 4 * n * d),
-    }

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
-INPUTS: Final = ("normal", "peaky", "real")
-DTYPES: Final = ("float16", "bfloat16", "float32", "float64")
+Inputs = Literal["normal", "peaky", "real"]
+DType = Literal["float16", "bfloat16", "float32", "float64"]
+Device = Literal["cpu", "cuda"]
+Direction = Literal["fwd", "bwd", "train"]
+INPUTS, DTYPES, DEVICES, DIRECTIONS = map(get_args, (Inputs, DType, Device, Direction))
 PRECISIONS: Final = ("ieee", "tf32")
-DEVICES: Final = ("cpu", "cuda")
 ITEMSIZE: Final = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 REAL_D: Final = 32  # the head dimension of the captured model

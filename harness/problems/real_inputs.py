@@ -5,7 +5,7 @@ captured and under which licences. Needs NumPy only, neither torch nor transform
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from harness.problems.problem import REAL_D
 
@@ -21,60 +21,29 @@ LAYERS: Final = 2
 FIXTURE: Final = Path(__file__).parents[1] / "data" / "real_inputs.npz"
 
 
-class Head(NamedTuple):
-    """A head's place in the model, and its largest |q.k| * d**-0.5 over all 512 tokens."""
-
-    layer: int
-    head: int
-    sharpness: float
-
-
-def heads() -> list[list[Head]]:
-    """LAYERS lists of HEADS heads, in the order in which `load` returns them."""
-    import numpy as np
-
-    with np.load(FIXTURE) as fixture:
-        layers, sharpness = fixture["layers"], fixture["sharpness"]
-    return [
-        [Head(int(layer), int(i), float(row[i])) for i in order]
-        for layer, row, order in zip(layers, sharpness, _sharpest_first(sharpness))
-    ]
-
-
 def load(b: int, h: int, nq: int, nk: int) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
     """Load the first `b` layers, `h` heads, `nq` queries and `nk` keys of the capture.
 
     Returns q (b, h, nq, 32), k and v (b, h, nk, 32): float32, contiguous. The batch index is
-    the layer; within a layer heads are sorted by sharpness, sharpest first. A shorter N is a slice
-    of the 512-token run.
+    the layer; within a layer heads are sorted by their largest |q.k| * d**-0.5, the sharpest first,
+    where two are equal in the model's order. A shorter N is a slice of the 512-token run.
     Raises ValueError, naming the option, when more (or less than 1) is asked for.
     """
     import numpy as np
 
-    limits = (
-        ("--b", b, LAYERS, "layers"),
-        ("--h", h, HEADS, "heads"),
-        ("--n", nk, MAX_N, "tokens"),
-        ("--nq", nq, MAX_N, "tokens"),
-    )
-    for option, got, most, unit in limits:
+    limits = {"--b": (b, LAYERS, "layers"), "--h": (h, HEADS, "heads"),
+              "--n": (nk, MAX_N, "tokens"), "--nq": (nq, MAX_N, "tokens")}  # fmt: skip
+    for option, (got, most, unit) in limits.items():
         if got > most:
             raise ValueError(f"{option}: got {got}, real inputs have at most {most} {unit}")
         if got < 1:
             raise ValueError(f"{option}: got {got}, expected 1 to {most} {unit} of real inputs")
     with np.load(FIXTURE) as fixture:
         q, k, v = fixture["q"], fixture["k"], fixture["v"]  # (LAYERS, HEADS, MAX_N, D), float16
-        order = _sharpest_first(fixture["sharpness"])[:b, :h]  # (b, h)
+        order = np.argsort(-fixture["sharpness"], axis=1, kind="stable")[:b, :h]  # (b, h)
     layer = np.arange(b)[:, None]  # (b, 1)
 
     def pick(x: "np.ndarray", n: int) -> "np.ndarray":
         return np.ascontiguousarray(x[layer, order, :n], dtype=np.float32)  # (b, h, n, D)
 
     return pick(q, nq), pick(k, nk), pick(v, nk)
-
-
-def _sharpest_first(sharpness: "np.ndarray") -> "np.ndarray":
-    """(LAYERS, HEADS) sharpness -> (LAYERS, HEADS) head indices; ties keep the model's order."""
-    import numpy as np
-
-    return np.argsort(-sharpness, axis=1, kind="stable")

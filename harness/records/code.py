@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 STAGES, PEERS = ROOT / "stages", ROOT / "harness" / "peers"
 WORDS = ("title", "idea", "still_hurts")  # of STAGE = Stage(...): text for people
 FIRST = "__init__.py"  # of a folder
+DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef  # may have a docstring
 
 
 def built_in_files() -> list[Path]:
@@ -63,10 +64,7 @@ def first_file(stage: int | Path) -> Path:
     Raises KeyError where there is no stage of that number.
     """
     if isinstance(stage, int):
-        for path in built_in_files():
-            if number_of(path) == stage:
-                return path
-        raise KeyError(stage)
+        return {number_of(path): path for path in built_in_files()}[stage]
     return stage / FIRST if stage.is_dir() else stage
 
 
@@ -121,24 +119,18 @@ def behind(stage: int | Path) -> list[Path]:
 
 def imported(path: Path) -> Iterator[Path]:
     """The files of stages and peers that the Python file `path` imports, anywhere in it."""
-    tree = ast.parse(path.read_bytes()) if path.suffix == ".py" else ast.Module([], [])
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level:  # of its own folder
-            folder, own = path.parents[node.level - 1], [name.name for name in node.names]
-            beside = [folder / f"{name}.py" for name in ([node.module] if node.module else own)]
-            yield from (file for file in beside if file.is_file())
+    for node in ast.walk(ast.parse(path.read_bytes() if path.suffix == ".py" else "")):
+        if not isinstance(node, (ast.Import, ast.ImportFrom)):
             continue
+        names, folder = [name.name for name in node.names], ROOT
         if isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module, *(f"{node.module}.{name.name}" for name in node.names)]
-        elif isinstance(node, ast.Import):
-            names = [name.name for name in node.names]
-        else:
-            continue
+            names = [node.module, *(f"{node.module}.{name}" for name in names)]
+        if own := isinstance(node, ast.ImportFrom) and node.level:
+            folder = path.parents[node.level - 1]
         for name in names:
-            if not name.startswith(("stages.s", "stages.common.kernels", "harness.peers.")):
-                continue
-            place = ROOT / name.replace(".", "/")
-            yield from (x for x in (place.with_suffix(".py"), place / FIRST) if x.is_file())
+            if own or name.startswith(("stages.s", "stages.common.kernels", "harness.peers.")):
+                place = folder / name.replace(".", "/")
+                yield from (x for x in (place.with_suffix(".py"), place / FIRST) if x.is_file())
 
 
 def code_of(stage: int | Path) -> str:
@@ -158,8 +150,8 @@ def digest(text: str | bytes, python: bool = True) -> str:
     `plain`, since ast.dump differs between Python versions. Raises SyntaxError where it is none.
     """
     data = repr(plain(ast.parse(text))) if python else text
-    raw = data.encode("utf-8", "replace") if isinstance(data, str) else data
-    return hashlib.sha256(raw).hexdigest()
+    data = data.encode("utf-8", "replace") if isinstance(data, str) else data
+    return hashlib.sha256(data).hexdigest()
 
 
 def plain(node: Any) -> Any:
@@ -172,23 +164,17 @@ def plain(node: Any) -> Any:
         return ["Raise", plain(node.exc.func)]  # an error's message is no code
     found: list[Any] = [type(node).__name__]
     for name, value in ast.iter_fields(node):
-        if name == "body" and holds_docstring(node):
+        if (
+            name == "body"
+            and isinstance(node, DOCUMENTED)
+            and ast.get_docstring(node, False) is not None
+        ):
             value = value[1:]
         if name == "keywords" and getattr(getattr(node, "func", None), "id", "") == "Stage":
-            value = [x for x in value if x.arg != "files" and not is_text(x)]
+            text = [x for x in value if x.arg in WORDS and isinstance(x.value, ast.Constant)]
+            value = [x for x in value if x.arg != "files" and x not in text]
         if isinstance(node, ast.JoinedStr):  # some Pythons end an f-string with an empty text
             value = [part for part in value if getattr(part, "value", None) != ""]
         if value not in (None, []):
             found += [name, plain(value)]
     return found
-
-
-def is_text(keyword: ast.keyword) -> bool:
-    """Whether an argument of Stage(...) is text for people."""
-    return keyword.arg in WORDS and isinstance(keyword.value, ast.Constant)
-
-
-def holds_docstring(node: ast.AST) -> bool:
-    """Whether the first statement of a module, class or function is its docstring."""
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    return isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None

@@ -1,5 +1,6 @@
 """The env line of a run: its machine and software, without host name, user or paths."""
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -43,12 +44,9 @@ def own_version() -> str:
 
 def cpu_model() -> str:
     """The processor's name, as the system reports it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        if said := re.search(r"^model name\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.M):
+            return said[1].strip()
     return platform.processor() or platform.machine()
 
 
@@ -61,10 +59,9 @@ def cores() -> int:
 
 def memory_bytes() -> int | None:
     """The machine's memory in bytes, None where the system doesn't say."""
-    try:
+    with contextlib.suppress(ValueError, OSError, AttributeError):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None
+    return None
 
 
 def commit() -> str | None:

@@ -6,10 +6,10 @@ were added later: an older record without them is read as if it had the default.
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
-from typing import Annotated, Any, Literal, get_args
+from dataclasses import MISSING, dataclass, fields, make_dataclass
+from typing import Annotated, Any, Final, Literal
 
-from harness.problems.problem import Problem
+from harness.problems.problem import Device, Direction, DType, Inputs, Problem
 from harness.records import values
 from harness.records.values import (
     Bytes,
@@ -23,27 +23,19 @@ from harness.records.values import (
     Time,
     bad,
     check_fields,
-)
+)  # fmt: skip
 
 BadRecord = values.BadRecord
-rules = values.rules
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 1
 
-Device = Literal["cpu", "cuda"]
-DType = Literal["float16", "bfloat16", "float32", "float64"]
 Precision = Literal["ieee", "tf32", "float16", "bfloat16", "float32", "float64"]
-Inputs = Literal["normal", "peaky", "real"]
-Direction = Literal["fwd", "bwd", "train"]
 Mode = Literal["native", "interpreted", "compiled"]
 Status = Literal["ok", "wrong", "wrong-by-design", "skipped", "crashed", "timeout", "out-of-memory"]
 Meter = Literal["cuda-allocator", "process-rss"]
 Configs = dict[str, dict[str, int]]  # kernel -> its launch configuration
 Record = dict[str, Any]
 
-STATUSES: tuple[str, ...] = get_args(Status)
 FAILURES = ("wrong", "crashed", "timeout", "out-of-memory")
-DIRECTIONS: tuple[str, ...] = get_args(Direction)
-METERS: tuple[str, ...] = get_args(Meter)
 PROBLEM = tuple(field.name for field in fields(Problem))  # the fields that define a problem
 
 
@@ -94,8 +86,8 @@ class Env:
 
 
 @dataclass(kw_only=True)
-class Shape:
-    """The sizes of a problem, and how it is computed."""
+class StageOnProblem(Named):
+    """The common fields of most kinds: a stage, and the fields of harness/problems/problem.py."""
 
     b: Size
     h: Size
@@ -105,12 +97,6 @@ class Shape:
     dtype: DType
     precision: Precision
     causal: bool
-
-
-@dataclass(kw_only=True)
-class StageOnProblem(Named, Shape):
-    """The common fields of most kinds: a stage, and the fields of harness/problems/problem.py."""
-
     inputs: Inputs
     seed: int
     hk: Size
@@ -163,10 +149,6 @@ class Cell(Planned, Tried):
     # kernel -> the configuration that the tuner launched it with; null where nothing was tuned
     launch_configs: Configs | None = None
     skip_ratio: float | None = None  # share of (q block, KV tile) pairs never visited
-
-
-# fields added later: null in older records
-LATER = tuple(field.name for field in fields(Cell) if field.default is None)
 
 
 @dataclass(kw_only=True)
@@ -262,51 +244,6 @@ class Generate(Named):
 
 
 @dataclass(kw_only=True)
-class Sanitizer:
-    """One run of a compute-sanitizer tool over the kernels (tools/sanitize.py)."""
-
-    kind: Literal["sanitizer"]
-    tool: Literal["memcheck", "racecheck"]
-    version: str
-    ran: list[str]  # a line for each stage, head dimension and dtype that finished
-    summary: str  # the tool's own last line
-    errors: int | None  # number of errors or hazards; null where the tool failed
-    seconds: float
-
-
-@dataclass(kw_only=True)
-class Share(StageOnProblem):
-    """A stage in turns with one matrix product that has as many FLOPs (tools/product.py)."""
-
-    kind: Literal["share"]
-    flops: int
-    product: list[int]  # its rows, inner size and columns
-    time_ms: Time  # median of a call
-    rounds_ms: list[Time]
-    product_ms: Time
-    product_rounds_ms: list[Time]
-
-
-@dataclass(kw_only=True)
-class Loop(Named):
-    """The machine code of a Gluon file's consumers, without a mask (tools/read_loops.py).
-
-    Of the loops over KV tiles, one for each consumer, the largest of each number.
-    """
-
-    kind: Literal["loop"]
-    d: Size
-    dtype: DType
-    given: Size  # registers that a thread of a consumer is given
-    registers: Size  # those that instructions of the loop name
-    instructions: Size
-    exponentials: Size  # instructions, each for the 32 threads of a warp
-    products: Size
-    groups: Size  # of products, each of which runs while the warps go on
-    spills: Annotated[int, 0, 10**6]  # loads from and stores to the stack
-
-
-@dataclass(kw_only=True)
 class Span:
     """One part of a consumer's work on a KV tile; in cycles, from where the shown part begins."""
 
@@ -316,41 +253,38 @@ class Span:
     end: int
 
 
-@dataclass(kw_only=True)
-class Timeline(StageOnProblem):
-    """When stage 9's consumers wait and when they compute, in cycles (tools/timeline.py)."""
-
-    kind: Literal["timeline"]
-    cycles: dict[str, Rate]  # part -> median over all KV tiles that were traced
-    tile_cycles: Rate  # median from one KV tile to the next
-    tiles: Size  # how many, of all consumers
-    shown_cycles: Size  # the length of what is shown
-    spans: list[Span]  # of one CTA, cut off at both ends of what is shown
-
-
-@dataclass(kw_only=True)
-class Pitfall(StageOnProblem):
-    """A mistake made in a stage on purpose, and its effect (tools/pitfalls.py)."""
-
-    kind: Literal["pitfall"]  # the field `name` is the mistake's
-    source: str  # which source warns of it, or makes it
-    lesson: str
-    mode: Mode
-    changes: list[list[Code]]  # [the stage's text, the wrong one], ...
-    raised: str  # the last line of the error; empty where it ran
-    exact: bool  # by the rule for stages (harness/measures/accuracy.py)
-    reason: str  # why it is not exact
-    rows: int  # number of rows of all its outputs
-    rows_wrong: int  # those whose error is above the bound for exact stages
-    err_f64_max: float | None  # null where there is none
-    shipped_err_f64_max: float  # of the stage without the mistake
-
-
-TOOLS = Sanitizer, Share, Loop, Timeline, Pitfall
+# kind of record that a file of tools/ writes -> what it is about, and its further fields, which
+# that file explains
+TOOLS: dict[str, tuple[tuple[type, ...], dict[str, Any]]] = {
+    "sanitizer": ((), {  # sanitize.py
+        "tool": str, "version": str, "ran": list[str], "summary": str, "errors": int | None,
+        "seconds": float,
+    }),
+    "share": ((StageOnProblem,), {  # product.py
+        "flops": int, "product": list[int], "time_ms": Time, "rounds_ms": list[Time],
+        "product_ms": Time, "product_rounds_ms": list[Time],
+    }),
+    "loop": ((Named,), {  # read_loops.py
+        "d": Size, "dtype": DType, "given": Size, "registers": Size, "instructions": Size,
+        "exponentials": Size, "products": Size, "groups": Size, "spills": Count,
+    }),
+    "timeline": ((StageOnProblem,), {  # timeline.py
+        "cycles": dict[str, Rate], "tile_cycles": Rate, "tiles": Size, "shown_cycles": Size,
+        "spans": list[Span],
+    }),
+    "pitfall": ((StageOnProblem,), {  # pitfalls.py
+        "source": str, "lesson": str, "mode": Mode, "changes": list[list[Code]], "raised": str,
+        "exact": bool, "reason": str, "rows": int, "rows_wrong": int, "err_f64_max": float | None,
+        "shipped_err_f64_max": float,
+    }),
+}  # fmt: skip
 # kind of record -> its schema; a file has an env line, then lines of one other kind
 SCHEMAS: dict[str, type] = {
-    schema.__name__.lower(): schema
-    for schema in (Env, Cell, Ceiling, Model, Io, Train, Generate, *TOOLS)
+    **{x.__name__.lower(): x for x in (Env, Cell, Ceiling, Model, Io, Train, Generate)},
+    **{
+        kind: make_dataclass(kind, [("kind", str), *own.items()], bases=about, kw_only=True)
+        for kind, (about, own) in TOOLS.items()
+    },
 }
 # kinds whose tables take stages' titles from the env line
 OF_STAGES = ("cell", "model", "io", "train", "generate", "share", "loop", "timeline")

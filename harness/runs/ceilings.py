@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from harness.isolation.child import ChildFailed, one_line
-from harness.isolation.messages import Failed, Ready, Start, tell, told
+from harness.isolation.messages import Failed, tell
 from harness.isolation.session import Session
 from harness.problems.problem import ITEMSIZE
 from harness.records import environment
@@ -60,19 +60,14 @@ class Ceiling:
         """FLOPs of a product, a multiply and an add counting as two; otherwise bytes."""
         return 2 * self.size**3 if self.what == "matmul" else self.size
 
-    def record(
-        self, time_ms: float, time_iqr_ms: float | None, samples: int, how: str | None = None
-    ) -> Record:
+    def record(self, timing: "Done") -> Record:
         """Make its record (harness/records/schema.py: Ceiling), in TFLOP/s or TB/s."""
         return {
             "kind": "ceiling",
             **asdict(self),
-            "how": how,
-            "value": self.work / (1e9 * time_ms),
+            "value": self.work / (1e9 * timing.time_ms),
             "unit": "TFLOP/s" if self.what == "matmul" else "TB/s",
-            "time_ms": time_ms,
-            "time_iqr_ms": time_iqr_ms,
-            "samples": samples,
+            **vars(timing),
         }
 
 
@@ -83,7 +78,7 @@ class Done:
     time_ms: Time
     time_iqr_ms: float | None
     samples: Count
-    how: str | None
+    how: str | None = None
 
 
 def plan(device: str) -> list[Ceiling]:
@@ -124,19 +119,15 @@ def measure_ceilings(
 ) -> Iterator[Record | str]:
     """Measure each ceiling; yields its record, or the reason why it has none."""
     for ceiling in ceilings:
-        with Session(gauge, asdict(ceiling), seconds) as session:
+        with Session(gauge, ceiling, seconds, greeting=Done) as session:
             try:
-                late = f"took more than {LIMIT:g} s"
-                message = session.ask(Start(), Done, seconds=LIMIT, late=late)
+                yield ceiling.record(session.ready(LIMIT, "took more than {:g} s"))
             except ChildFailed as error:
                 yield error.reason
-                continue
-        yield ceiling.record(**vars(message))
 
 
-def gauge(connection: Connection, fields: Record, seconds: float) -> None:
-    """In a child: measure one ceiling. Sends 'ready', then 'done' with its timing; or 'failed'."""
-    ceiling = Ceiling(**fields)
+def gauge(connection: Connection, ceiling: Ceiling, seconds: float) -> None:
+    """In a child: measure one ceiling. Sends 'done' with its timing, or 'failed'."""
     try:
         from harness.measures.timing import time_call, time_once
 
@@ -146,8 +137,6 @@ def gauge(connection: Connection, fields: Record, seconds: float) -> None:
             how, call = fastest(ceiling.size, ceiling.device)
         else:
             how, call = None, prepare(ceiling)
-        tell(connection, Ready())
-        told(connection, Start)
         for _ in range(WARM_UP_CALLS):
             _, once_ms = time_once(call, ceiling.device)
         seconds = max(seconds, 1e-3 * LEAST_SAMPLES * once_ms)

@@ -8,9 +8,10 @@ here uses tensors.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from types import MappingProxyType
 from typing import Final
 
 from harness.isolation.judge import ERRORS, Judge, NoVerdict
@@ -19,9 +20,10 @@ from harness.problems import cost
 from harness.problems.problem import PEERS_FROM
 from harness.records.jsonl import Writer
 from harness.records.schema import Record, key
-from harness.runs.plan import Cell, Comparison, Limits, why_beyond, why_hopeless
+from harness.runs.plan import Cell, Comparison, Limits, group, why_beyond, why_hopeless
 from harness.runs.process import (
     INTERPRETED,
+    NOT_TIMED,
     ComparisonProcess,
     Failure,
     Outcome,
@@ -30,93 +32,41 @@ from harness.runs.process import (
 )
 
 # fields of a record and of a message (harness/isolation/messages.py)
-TIMING: Final = ("time_ms", "time_iqr_ms", "samples", "sm_clock_mhz", "rounds_ms", "launch_ms")
 CHECKED: Final = ("first_call_ms", "peak_bytes", "memory_meter")
 
 ALONE_SECONDS: Final = 0.2  # of sampling a stage alone
 TURN_SECONDS: Final = 0.3  # of sampling each of several, where no rounds are given
 APART: Final = "timed in a process of its own, in turns with the others' processes"
 
-# called with each cell's record, or all of a comparison's, and with the output of the stages
-Report = Callable[[Record, str], None]
+# called with a comparison, its records, and what each of its stages has printed
+Report = Callable[[Comparison, list[Record], list[str]], None]
 Watch = Callable[[Comparison, str], None]
-ReportAll = Callable[[Comparison, list[Record], str], None]
 
 
-# ---- from cells and comparisons to records
+# ---- from cells to records
 
 
 def run_cells(
     cells: Sequence[Cell], done: Iterable[Record], writer: Writer, limits: Limits, report: Report,
     watch: Watch = lambda *_: None,
 ) -> None:  # fmt: skip
-    """Measure the cells that aren't in `done`; write and `report` each. Failures stay apart.
-
-    `watch` is called with each step of a comparison when it begins.
-    """
-    measured = {key(record): record for record in done}
-    todo = [cell for cell in cells if key(cell.to_json()) not in measured]
-    for problem, group in groupby(todo, key=lambda cell: cell.problem):
-        with Judge(problem) as judge:
-            for outcomes, paired in run_problem(list(group), measured, judge, limits, watch):
-                batch = [make_record(outcome, paired) for outcome in outcomes]
-                writer.append(*batch)
-                for record, outcome in zip(batch, outcomes, strict=True):
-                    measured[key(record)] = record
-                    report(record, outcome.printed)
-
-
-def run_problem(
-    cells: Sequence[Cell], measured: Mapping[str, Record], judge: Judge, limits: Limits,
-    watch: Watch,
-) -> Iterator[tuple[list[Outcome], bool]]:  # fmt: skip
-    """Measure the cells of one problem; yields their outcomes, and whether these are paired.
-
-    First each stage alone; then, in turns, the paired cells whose stages were right alone.
-    """
-    for cell in cells:
-        if not cell.paired:
-            one = Comparison(cell.problem, [cell.stage], limits, alone=True)
-            yield compare(one, judge, functools.partial(watch, one)), False
-    if paired := [cell for cell in cells if cell.paired]:
-        yield in_turns(paired, measured, judge, limits, watch), True
-
-
-def in_turns(
-    cells: Sequence[Cell], measured: Mapping[str, Record], judge: Judge, limits: Limits,
-    watch: Watch,
-) -> list[Outcome]:  # fmt: skip
-    """Measure the paired cells of one problem; returns their outcomes.
-
-    Only stages that were right alone and not interpreted take turns; the others are skipped.
-    """
-    outcomes = [Outcome(cell.stage, cell.problem) for cell in cells]
-    for cell, outcome in zip(cells, outcomes, strict=True):
-        single = measured.get(key(replace(cell, paired=False).to_json()))
-        if single is None or single["status"] != "ok":
-            outcome.drop("skipped", "not ok by itself: not compared")
-        elif single["mode"] == "interpreted":
-            outcome.drop("skipped", INTERPRETED)
-    stages = [outcome.stage for outcome in remaining(outcomes)]
-    together = Comparison(cells[0].problem, stages, limits)
-    found = iter(compare(together, judge, functools.partial(watch, together)))
-    return [outcome if outcome.dropped else next(found) for outcome in outcomes]
-
-
-def run_comparisons(
-    comparisons: Sequence[Comparison], writer: Writer, report: ReportAll, watch: Watch
-) -> None:
-    """Measure the comparisons; write and `report` the records of each.
+    """Measure the cells that aren't in `done`; write and `report` each comparison's records.
 
     `watch` is called with each step of a comparison when it begins. An interrupted run keeps the
     comparisons that were finished.
     """
-    for comparison in comparisons:
-        with Judge(comparison.problem) as judge:
-            outcomes = compare(comparison, judge, functools.partial(watch, comparison))
-        records = [make_record(outcome, paired=True) for outcome in outcomes]
-        writer.append(*records)
-        report(comparison, records, "".join(outcome.printed for outcome in outcomes))
+    measured = {key(record): record for record in done}
+    left = [cell for cell in cells if cell.key not in measured]
+    comparisons = group(left, limits)
+    for problem, alike in groupby(comparisons, key=lambda comparison: comparison.problem):
+        with Judge(problem) as judge:
+            for comparison in alike:
+                tell = functools.partial(watch, comparison)
+                outcomes = compare(comparison, judge, tell, measured)
+                records = [make_record(outcome, not comparison.alone) for outcome in outcomes]
+                writer.append(*records)
+                measured |= {key(record): record for record in records}
+                report(comparison, records, [outcome.printed for outcome in outcomes])
 
 
 def copied(message: object, names: Sequence[str]) -> Record:
@@ -142,32 +92,39 @@ def make_record(outcome: Outcome, paired: bool) -> Record:
         "reason": outcome.reason,
         "launch_configs": checked.launch_configs if checked and not outcome.dropped else None,
         **copied(checked, CHECKED),
-        **copied(outcome.timed, TIMING),
-        "samples": 0 if outcome.timed is None else outcome.timed.samples,
+        **vars(outcome.timed),
         **copied(outcome.verdict, ERRORS),
         "flops": cost.flops(problem),
         "hbm_bytes": cost.hbm_bytes(problem, stage.traffic),
-        "skip_ratio": outcome.skip_ratio,
     }
 
 
 # ---- one comparison
 
 
-def compare(comparison: Comparison, judge: Judge, tell: Say = lambda _: None) -> list[Outcome]:
+def compare(
+    comparison: Comparison, judge: Judge, tell: Say = lambda _: None,
+    measured: Mapping[str, Record] = MappingProxyType({}),
+) -> list[Outcome]:  # fmt: skip
     """Measure `comparison`; returns the outcome of each stage. One that fails affects no other.
 
-    `tell` is called with each step.
+    `tell` is called with each step. A stage takes no turns where it was `measured` alone and either
+    wasn't right or was interpreted.
     """
-    problem = comparison.problem
-    outcomes = [Outcome(*asked) for asked in comparison.stages_asked()]
-    for outcome in outcomes:
-        if outcome.stage.failed is not None:
-            outcome.drop(*outcome.stage.failed)
-        elif reason := outcome.stage.why_skip(outcome.problem):
+    outcomes = [Outcome(cell.stage, cell.problem) for cell in comparison.cells]
+    for cell, outcome in zip(comparison.cells, outcomes, strict=True):
+        alone = measured.get(replace(cell, paired=False).key, {"status": "ok"})
+        if alone["status"] != "ok":
+            outcome.drop("skipped", "not ok by itself: not compared")
+        elif alone.get("mode") == "interpreted":
+            outcome.drop("skipped", INTERPRETED)
+        elif cell.stage.failed is not None:
+            outcome.drop(*cell.stage.failed)
+        elif reason := cell.stage.why_skip(cell.problem):
             outcome.drop("skipped", reason)
         elif hopeless := (
-            why_hopeless(problem) or why_beyond(outcome.stage, problem, comparison.limits)
+            why_hopeless(comparison.problem)
+            or why_beyond(cell.stage, comparison.problem, comparison.limits)
         ):
             outcome.drop(*hopeless)
     try:
@@ -178,8 +135,9 @@ def compare(comparison: Comparison, judge: Judge, tell: Say = lambda _: None) ->
     return outcomes
 
 
-def compare_alone(comparison: Comparison) -> Outcome:
-    """Measure the one stage of `comparison`; returns its outcome."""
+def compare_alone(cell: Cell, limits: Limits) -> Outcome:
+    """Measure one stage alone; returns its outcome."""
+    comparison = Comparison([cell], limits)
     with Judge(comparison.problem) as judge:
         [outcome] = compare(comparison, judge)
     return outcome
@@ -217,7 +175,7 @@ def fill_outcomes(
         failure = failures[index if apart else 0]
         if failure is not None and not outcome.dropped:
             outcome.drop(*failure)
-        elif apart and outcome.time_ms is not None and not comparison.alone:
+        elif apart and outcome.timed is not NOT_TIMED and not comparison.alone:
             outcome.reason = APART if not outcome.stage.ours else ""
 
 

@@ -1,7 +1,4 @@
-"""The plan of a run: cells for `ladder run`, comparisons for `ladder bench`.
-
-Nothing here uses tensors.
-"""
+"""The plan of a run: its cells, and which of them are measured together. No tensors here."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -48,42 +45,77 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Stages measured on one problem: one `alone` in its process, or several in turns.
-
-    `paged`: further stages, which read the same k and v from a paged cache, with the page size.
-    """
-
-    problem: Problem
-    stages: Sequence[StageInfo]
-    limits: Limits = Limits()
-    alone: bool = False
-    paged: Sequence[tuple[StageInfo, int]] = ()
-
-    def stages_asked(self) -> list[tuple[StageInfo, Problem]]:
-        """Each stage with its problem, which has a page size for a paged one."""
-        paged = [(stage, replace(self.problem, page_size=size)) for stage, size in self.paged]
-        return [(stage, self.problem) for stage in self.stages] + paged
-
-    def to_json(self) -> list[Record]:
-        """The comparison in the plan of an env line: one dict for each stage."""
-        return [
-            Cell(stage, problem, paired=True).to_json() for stage, problem in self.stages_asked()
-        ]
-
-
-@dataclass(frozen=True)
 class Cell:
     """One stage on one problem; `paired`: timed in turns with the other stages, in one process."""
 
     stage: StageInfo
-    problem: Problem
+    problem: Problem  # with a page size where the stage reads from a paged cache
     paired: bool = False
 
     def to_json(self) -> Record:
         """The cell in the plan of an env line."""
         identity = {"stage": self.stage.number, "name": self.stage.name, "paired": self.paired}
         return identity | self.problem.to_json()
+
+    @property
+    def key(self) -> str:
+        """What its record is known by (schema.key)."""
+        return key(self.to_json())
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The cells that are measured together: one `alone` in its process, or several in turns.
+
+    They have one problem; a cell's own may have a page size besides: then its stage reads the same
+    k and v from a paged cache.
+    """
+
+    cells: Sequence[Cell]
+    limits: Limits = Limits()
+
+    @property
+    def problem(self) -> Problem:
+        """The problem, without a page size."""
+        return replace(self.cells[0].problem, page_size=None)
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is one cell, whose stage takes no turns."""
+        return not self.cells[0].paired
+
+    @property
+    def stages(self) -> list[StageInfo]:
+        """The stage of each cell."""
+        return [cell.stage for cell in self.cells]
+
+
+def group(cells: Iterable[Cell], limits: Limits) -> list[Comparison]:
+    """Group cells into comparisons: each by itself, or the paired ones of a problem together."""
+
+    def together(cell: Cell) -> tuple[bool, Problem]:
+        return cell.paired, replace(cell.problem, page_size=None)
+
+    comparisons = []
+    for (paired, _), each in groupby(cells, together):
+        alike = [*each]
+        parts = [alike] if paired else [[cell] for cell in alike]
+        comparisons += [Comparison(part, limits) for part in parts]
+    return comparisons
+
+
+def read_cells(plan: Iterable[Record], stages: Mapping[tuple[int, str], StageInfo]) -> list[Cell]:
+    """The cells in the plan of an env line, as `Cell.to_json` wrote them."""
+    return [
+        Cell(stages[each["stage"], each["name"]], Problem.from_json(each), each["paired"])
+        for each in plan
+    ]
+
+
+def unfinished(comparisons: Iterable[Comparison], done: Iterable[Record]) -> list[Comparison]:
+    """The comparisons that lack one of their records, or more, in `done`."""
+    there = {key(record) for record in done}
+    return [each for each in comparisons if any(cell.key not in there for cell in each.cells)]
 
 
 def default_memory() -> int:
@@ -139,24 +171,20 @@ def why_beyond(stage: StageInfo, problem: Problem, limits: Limits) -> tuple[str,
     return None
 
 
-def why_too_long(comparisons: Iterable[Comparison]) -> str | None:
-    """Why the comparisons would take too long, or None.
+def why_too_long(cells: Iterable[Cell], limits: Limits) -> str | None:
+    """Why the cells of `ladder bench` would take too long, or None.
 
     For a CPU only: a problem for which a GPU is too slow does not fit into its memory.
     """
     seconds = 0.0
-    for comparison in comparisons:
-        problem, limits = comparison.problem, comparison.limits
-        calls = limits.warmup + (limits.rounds or 0)
-        if problem.device != "cpu" or why_hopeless(problem):  # those fail at once, with a reason
+    calls = limits.warmup + (limits.rounds or 0)
+    for stage, problem in ((cell.stage, cell.problem) for cell in cells):
+        # what is skipped or hopeless ends at once, with a reason
+        if problem.device != "cpu" or why_hopeless(problem) or stage.why_skip(problem):
             continue
-        for stage, own_problem in comparison.stages_asked():
-            if stage.why_skip(own_problem):
-                continue
-            if stage.modes[problem.device] == "interpreted":
-                seconds += cost.flops(problem) / INTERPRETED_RATE
-            else:
-                seconds += cost.flops(problem) * calls / THREAD_RATE
+        interpreted = stage.modes["cpu"] == "interpreted"  # called once
+        rate = INTERPRETED_RATE if interpreted else THREAD_RATE / calls
+        seconds += cost.flops(problem) / rate
     if seconds <= PATIENCE:
         return None
     minutes = f"{seconds / 60:.0f} minutes"
@@ -321,48 +349,19 @@ def plan_comparisons(
     stages: Sequence[StageInfo],
     problems: Sequence[Problem],
     named: Collection[Path],
-    limits: Limits = Limits(),
     takes: Takes = fits,
-) -> list[Comparison]:
-    """Plan one comparison for each problem, of the stages for which `takes` is true.
+) -> list[Cell]:
+    """Plan paired cells: on each problem, those of the stages for which `takes` is true.
 
     Stages whose files are `named` take part in each: where they can't compute the problem, their
-    record says why. Problems that differ only in their page size are one comparison.
+    record says why. Problems that differ only in their page size are one comparison, side by side.
     """
-    comparisons = []
-    for problem in dict.fromkeys(replace(problem, page_size=None) for problem in problems):
-        alike = [each for each in problems if replace(each, page_size=None) == problem]
-        able = [
-            (stage, each)
-            for each in alike
-            for stage in stages
-            if stage.path in named or takes(stage, each)
-        ]
-        whole = [stage for stage, each in able if each.page_size is None]
-        paged = [(stage, each.page_size) for stage, each in able if each.page_size is not None]
-        if able:
-            comparisons.append(Comparison(problem, whole, limits, paged=paged))
-    return comparisons
-
-
-def read_comparisons(
-    plan: Iterable[Record], stages: Mapping[tuple[int, str], StageInfo], limits: Limits
-) -> list[Comparison]:
-    """The comparisons in the plan of an env line, as `Comparison.to_json` wrote them."""
-
-    def whole_problem(entry: Record) -> Problem:
-        return replace(Problem.from_json(entry), page_size=None)
-
-    comparisons = []
-    for problem, entries in groupby(plan, whole_problem):
-        found = [(stages[each["stage"], each["name"]], each.get("page_size")) for each in entries]
-        whole = [stage for stage, size in found if size is None]
-        paged = [(stage, size) for stage, size in found if size is not None]
-        comparisons.append(Comparison(problem, whole, limits, paged=paged))
-    return comparisons
-
-
-def unfinished(comparisons: Iterable[Comparison], done: Iterable[Record]) -> list[Comparison]:
-    """The comparisons that lack one of their records, or more, in `done`."""
-    there = {key(record) for record in done}
-    return [each for each in comparisons if not there.issuperset(map(key, each.to_json()))]
+    whole = {problem: replace(problem, page_size=None) for problem in problems}
+    together = {each: index for index, each in enumerate(dict.fromkeys(whole.values()))}
+    in_order = sorted(problems, key=lambda each: (together[whole[each]], each.page_size or 0))
+    return [
+        Cell(stage, problem, paired=True)
+        for problem in in_order
+        for stage in stages
+        if stage.path in named or takes(stage, problem)
+    ]

@@ -6,7 +6,6 @@ what it answers, is listed in harness/isolation/messages.py; `serve` (measured_s
 
 import contextlib
 import functools
-import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -17,10 +16,9 @@ from typing import Any, Final
 from harness.isolation import messages
 from harness.isolation.changes import AGAIN, STRIDED
 from harness.isolation.child import NO_MESSAGE, ChildFailed
-from harness.isolation.judge import Judge
+from harness.isolation.judge import Judge, NoVerdict
 from harness.isolation.measured_stage import serve
 from harness.isolation.messages import Checked, Out, Verdict
-from harness.isolation.processes import descendants, kept_waiting
 from harness.isolation.roster import LEAST_LOAD, StageInfo
 from harness.isolation.scratch import scratch
 from harness.isolation.session import Session
@@ -37,9 +35,10 @@ INTERPRETED: Final = "interpreted: no speed to compare"
 # how a reported time is checked by the parent's clock
 LEAST_MS: Final = 1e-5  # of a call from Python, on any machine
 MESSAGE_SECONDS: Final = 0.02  # for messages in both directions
-WARM_UP_CALLS: Final = 2  # of torch's Timer
+WARM_UP_CALLS: Final = 2  # of torch's Timer, before a sample of several calls
 GPU_SECONDS: Final = 0.05  # for the head start, flushing L2 and launching
-MOST_FACTOR: Final = 4.0  # between the two clocks, on a busy machine
+MOST_FACTOR: Final = 4.0  # between the two clocks, in one sample at least
+MORE_SAMPLES: Final = 20  # that may show it, where a busy machine has delayed all others
 
 Failure = tuple[str, str] | None  # status and reason
 Say = Callable[[str], None]  # called with each step when it begins
@@ -47,14 +46,18 @@ Say = Callable[[str], None]  # called with each step when it begins
 
 @dataclass(frozen=True)
 class Timed:
-    """The timing of a stage, ms. `rounds_ms`: its samples, where it took turns with others."""
+    """The timing of a stage, as its record has it: with `rounds_ms` where it took turns."""
 
-    time_ms: float
-    time_iqr_ms: float | None
-    samples: int
+    time_ms: float | None = None
+    time_iqr_ms: float | None = None
+    samples: int = 0
     sm_clock_mhz: int | None = None
     rounds_ms: list[float] | None = None
     launch_ms: float | None = None
+    skip_ratio: float | None = None
+
+
+NOT_TIMED: Final = Timed()
 
 
 class Dropped(Exception):
@@ -76,8 +79,7 @@ class Outcome:
     refused: bool = False
     checked: Checked | None = None
     verdict: Verdict | None = None  # on its first outputs
-    timed: Timed | None = None
-    skip_ratio: float | None = None
+    timed: Timed = NOT_TIMED
     printed: str = ""  # by its processes
 
     @property
@@ -94,7 +96,7 @@ class Outcome:
     @property
     def time_ms(self) -> float | None:
         """Its median time, ms; None where it wasn't timed."""
-        return None if self.timed is None else self.timed.time_ms
+        return self.timed.time_ms
 
     def forget(self) -> None:
         """Reset all fields to their defaults, except what was printed."""
@@ -105,7 +107,7 @@ class Outcome:
     def drop(self, status: str, reason: str) -> None:
         """Note that the stage failed: its times are deleted, and it is not measured further."""
         self.status, self.reason, self.dropped = status, reason, True
-        self.timed = self.skip_ratio = None
+        self.timed = NOT_TIMED
 
     def believe(self, message: object) -> Any:
         """Note that the stage failed, where its process reports that; else return the message."""
@@ -149,11 +151,12 @@ class ComparisonProcess:
         # its own folder, so that processes share no files
         self.folder = tempfile.TemporaryDirectory(dir=scratch(), ignore_cleanup_errors=True)
         self.outs = [Path(self.folder.name) / f"out.{i}" for i in range(len(outcomes))]
+        asked = [
+            messages.Asked(str(each.stage.path), each.stage.sha256, each.problem, str(out))
+            for each, out in zip(outcomes, self.outs, strict=True)
+        ]
         order = messages.Order(
-            comparison.problem, [outcome.problem for outcome in outcomes],
-            paths=[str(outcome.stage.path) for outcome in outcomes],
-            sha256=[outcome.stage.sha256 for outcome in outcomes],
-            outs=list(map(str, self.outs)), alone=comparison.alone, strided=self.strided,
+            comparison.problem, asked, alone=comparison.alone, strided=self.strided,
             graph=self.limits.graph, memory=self.limits.memory,
         )  # fmt: skip
         load = max(LEAST_LOAD, self.limits.budget)
@@ -166,6 +169,8 @@ class ComparisonProcess:
                 step(*arguments)
             except Dropped:
                 pass
+            except NoVerdict:
+                raise
             except ChildFailed as error:
                 if error.reason == NO_MESSAGE:  # then its earlier messages can't be trusted either
                     for outcome in self.outcomes:
@@ -203,13 +208,25 @@ class ComparisonProcess:
                     outcome.drop(outcome.status, outcome.reason)
                 elif why := self.why_strides_matter(outcome, out):
                     outcome.drop("wrong", why)
-        self.keep_single_calls(rest)
         for index, outcome in enumerate(self.outcomes):
-            if not outcome.dropped and outcome.timed is None and outcome.mode != "interpreted":
-                device, devices = outcome.problem.device, outcome.stage.devices
-                device = device if device in devices else devices[0]  # where it computes
-                self.series[index] = Series(functools.partial(self.take, index), device)
-                self.left[index] = rest if self.comparison.alone else budget
+            if not outcome.dropped:
+                self.plan_timing(index, outcome, rest)
+
+    def plan_timing(self, index: int, outcome: Outcome, rest: float) -> None:
+        """Have a stage timed, unless it is interpreted, or alone and so slow that one call is all.
+
+        `rest`: seconds of the budget that its check has left.
+        """
+        interpreted, alone = outcome.mode == "interpreted", self.comparison.alone
+        if alone and (interpreted or 4e-3 * outcome.call_ms >= rest):
+            outcome.timed = Timed(outcome.call_ms, None, 1)
+        elif interpreted:
+            outcome.reason = INTERPRETED
+        else:
+            device, devices = outcome.problem.device, outcome.stage.devices
+            device = device if device in devices else devices[0]  # where it computes
+            self.series[index] = Series(functools.partial(self.take, index), device)
+            self.left[index] = rest if alone else self.limits.budget
 
     @property
     def late(self) -> str:
@@ -220,26 +237,15 @@ class ComparisonProcess:
         """Why the outputs for strided inputs are wrong, or None."""
         if not self.strided or not outcome.stage.exact(outcome.problem):
             return None
-        again = len(AGAIN[outcome.problem.direction]) - 1
-        found = self.judge.verdict(out.with_name(f"{out.name}.strided"), again)
+        last = len(AGAIN[outcome.problem.direction]) - 1
+        found = self.judge.verdict(out.with_name(f"{out.name}.strided"), last)
         return None if found.exact else f"with {STRIDED}: {found.why}"
-
-    def keep_single_calls(self, rest: float) -> None:
-        """Note the time of the one call of a stage alone that is interpreted, or very slow."""
-        for outcome in remaining(self.outcomes):
-            interpreted = outcome.mode == "interpreted"
-            if self.comparison.alone and (interpreted or 4e-3 * outcome.call_ms >= rest):
-                outcome.timed = Timed(outcome.call_ms, None, 1)
-            elif interpreted:
-                outcome.reason = INTERPRETED
 
     def warm_up(self) -> None:
         """Warm each stage up that is timed, and fix how its samples are taken."""
         if not self.series:
             return
         self.session.send(messages.Keep([*self.series]))
-        pid = self.session.start().process.pid
-        self.pids = {os.getpid(), pid, *descendants(pid)}
         for index in self.series:
             self.attempt(self.warm_up_one, index)
 
@@ -270,35 +276,32 @@ class ComparisonProcess:
 
     def take(self, index: int, plan: Plan) -> Sampled:
         """Have the process take a sample; the stage is dropped where its clock is wrong."""
-        outcome, begun, clock = self.outcomes[index], time.monotonic(), self.clock()
-        asked, left = messages.Turn(index, **vars(plan)), self.left[index]
+        outcome, begun = self.outcomes[index], time.monotonic()
+        asked, left = messages.Turn(**vars(plan), stage=index), self.left[index]
         answer = self.session.ask(asked, Sampled, Out, seconds=left, late=self.late)
-        waited, ours = time.monotonic() - begun, self.clock() - clock
+        waited = time.monotonic() - begun
         self.left[index] = max(LEAST_REST, self.left[index] - waited)
         sampled: Sampled = outcome.believe(answer)
         check_clock(outcome, sampled.time_ms * plan.calls, waited)
-        most = MOST_FACTOR * 1e-3 * sampled.time_ms * (plan.untimed + plan.calls + WARM_UP_CALLS)
+        calls = plan.untimed + plan.calls + (WARM_UP_CALLS if plan.calls > 1 else 0)
+        most = MOST_FACTOR * 1e-3 * sampled.time_ms * calls
         most += MESSAGE_SECONDS + (GPU_SECONDS if self.series[index].device == "cuda" else 0.0)
-        if ours <= most:
+        if waited <= most:
             self.credible.add(index)
         return sampled
-
-    def clock(self) -> float:
-        """The parent's clock in seconds, less the time that the processes waited for a core."""
-        return time.monotonic() - kept_waiting(self.pids)
 
     def finish(self) -> None:
         """Have the calls after the samples made, and their outputs judged."""
         for index in self.going:
             self.attempt(self.finish_one, index)
-        if self.limits.rounds is not None:  # a cell has no field for the skip ratio
-            with contextlib.suppress(ChildFailed):  # the times were taken before
-                self.count()
 
     def finish_one(self, index: int) -> None:
         """Note the timing of a stage, once its outputs for changed inputs are judged."""
         outcome, series = self.outcomes[index], self.series[index]
         ms = series.median_ms
+        for _ in range(MORE_SAMPLES):
+            if index not in self.credible:
+                self.take(index, series.plan)
         launches = max(2, min(LAUNCHES, int(LAUNCHES_MS / ms)))
         asked = messages.Finish(index, 1 + int(CLOCK_MS / ms), launches)
         seconds = self.left[index] if self.comparison.alone else self.limits.budget
@@ -312,15 +315,8 @@ class ComparisonProcess:
             outcome.timed = Timed(
                 ms, series.iqr_ms, len(series.samples_ms), finished.sm_clock_mhz,
                 None if self.comparison.alone else series.rounds_ms, finished.launch_ms,
+                finished.skip_ratio,
             )  # fmt: skip
-
-    def count(self) -> None:
-        """Note the share of tiles that each stage skips, where it counts them."""
-        late = "took too long to count its tiles"
-        for index in self.going:
-            asked, budget = messages.CountTiles(index), self.limits.budget
-            answer = self.session.ask(asked, messages.Counted, seconds=budget, late=late)
-            self.outcomes[index].skip_ratio = answer.skip_ratio
 
     def __enter__(self) -> "ComparisonProcess":
         return self

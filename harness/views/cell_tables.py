@@ -38,8 +38,15 @@ LEGENDS = {
     "train": "train: a call is o, then dq, dk, dv from dO; errors are the largest among the four.",
 }
 
-HEADERS = ("#", "stage", "time", "vs before", "vs #3", "peak", "max err", "rel err", "status")
-TIME = HEADERS.index("time")
+# of a problem; on a narrow page titles are cut, then the relative error goes
+COLUMNS = (
+    Column("#"), Column("stage", left=True, least=10, most=24), Column("time"), Column("vs before"),
+    # quartiles go below the ratio
+    Column("vs #3", least=len("(0.000154-0.000159)"), wraps=True),
+    Column("peak"), Column("max err"), Column("rel err", gives_way=True),
+    Column("status", left=True),
+)  # fmt: skip
+TIME = 2  # its place among them
 LONGEST_NAME = 22
 # shown in place of a number
 SHORT = {"out-of-memory": "OOM", "wrong-by-design": "design", "crashed": "crash",
@@ -135,13 +142,18 @@ def alone_tables(env: Record, cells: Sequence[Record]) -> list[Table]:
             # an interpreted time means nothing
             dim = (TIME, TIME + 1) if cell["mode"] == "interpreted" else ()
             rows.append(table.verdict_row(row(group, cell, names[groups.stage_of(cell)]), dim))
-        columns = [column(header) for header in headers(group[0])]
         noted = (*FAILURES, "ok")  # a stage that was wrong alone has its own note
         turns = [c for c in group if c["paired"] and c["status"] in noted and c not in shown]
         in_turn = [f"in turns: {reason}" for reason in groups.reasons(turns)]
         notes = [f"  {note}" for note in (*padded(group[0]), *groups.reasons(shown), *in_turn)]
-        made.append(Table(columns, rows, groups.title(group), notes))
+        made.append(Table(columns(group[0]), rows, groups.title(group), notes))
     return made
+
+
+def columns(cell: Record) -> list[Column]:
+    """COLUMNS, with `cell`'s direction in the header of the time."""
+    way = "" if cell["direction"] == "fwd" else f"{cell['direction']} "
+    return [*COLUMNS[:TIME], Column(f"{way}time"), *COLUMNS[TIME + 1 :]]
 
 
 def padded(cell: Record) -> list[str]:
@@ -163,7 +175,7 @@ def in_turns(group: Sequence[Record], cell: Record) -> Record | None:
 
 
 def row(group: Sequence[Record], cell: Record, title: str) -> list[str]:
-    """The texts of one row, in the order of HEADERS."""
+    """The texts of one row, in the order of COLUMNS."""
     turn = in_turns(group, cell)
     timed = turn or cell  # so that the ratio of two times in a table is the ratio shown
     before, stage3 = ratios.rivals(group, timed)
@@ -179,21 +191,6 @@ def row(group: Sequence[Record], cell: Record, title: str) -> list[str]:
         ratios.show_error(cell["err_f64_rel"]),
         cell["status"],
     ]
-
-
-def headers(cell: Record) -> list[str]:
-    """HEADERS, with `cell`'s direction in the header of the time."""
-    time = "time" if cell["direction"] == "fwd" else f"{cell['direction']} time"
-    return [time if header == "time" else header for header in HEADERS]
-
-
-def column(header: str) -> Column:
-    """The layout of a column: on a narrow page titles are cut, then the relative error goes."""
-    if header == "stage":
-        return Column(header, left=True, least=10, most=24)
-    if header == "vs #3":
-        return Column(header, least=len("(0.000154-0.000159)"), wraps=True)  # quartiles go below it
-    return Column(header, left=header == "status", gives_way=header == "rel err")
 
 
 # ---- comparisons, one column per N
@@ -237,11 +234,8 @@ def comparison_tables(
     first = [Column("N", left=True, most=LONGEST_NAME), Column("")]
     columns = [*first, *(Column(str(n)) for n in ns)]
     made = [Table(columns, rows, repeats=len(first)) for rows in (times, *left) if rows]
-    notes = [
-        *padded(family[0]),
-        *share_of_roof(env, family, ceilings),
-        *groups.reasons(failed(family)),
-    ]
+    shares = share_of_roof(env, family, ceilings)
+    notes = [*padded(family[0]), *shares, *groups.reasons(failed(family))]
     made[0] = replace(made[0], title=groups.title(family, any_n=True))
     made[-1] = replace(made[-1], notes=notes)
     return made
@@ -263,18 +257,14 @@ def figure(cell: Record | None, what: str) -> str:
         return none
     if what == "skipped":
         return "-" if cell["skip_ratio"] is None else f"{100 * cell['skip_ratio']:.1f}%"
-    if not ratios.comparable(cell) and what == "time" and cell["status"] != "ok":
-        return SHORT.get(cell["status"], str(cell["status"]))
     if not ratios.comparable(cell):
-        return "interp." if what == "time" else none
-    if what == "time":
-        return significant(cell["time_ms"])
-    if what == "rate":
-        return significant(ratios.rate(cell))
-    measured = cell["launch_ms" if what == "launch" else "peak_bytes"]
-    if measured is None:
-        return "-"
-    return show_time(measured) if what == "launch" else show_bytes(measured)
+        status = "interp." if cell["status"] == "ok" else str(cell["status"])
+        return SHORT.get(status, status) if what == "time" else none
+    if what in ("time", "rate"):
+        return significant(cell["time_ms"] if what == "time" else ratios.rate(cell))
+    if what == "launch":
+        return show_time(cell["launch_ms"])
+    return "-" if cell["peak_bytes"] is None else show_bytes(cell["peak_bytes"])
 
 
 def share_of_roof(env: Record, family: Sequence[Record], ceilings: Sequence[Record]) -> list[str]:
@@ -329,13 +319,9 @@ def decode_table(env: Record, cells: Sequence[Record], ceilings: Sequence[Record
         paged = (going.get((newest, size)) if newest else None for size in pages)
         texts += [ratios.show_briefly(mine, cell) for cell in paged]
         rows.append(texts)
-    heads = [
-        *(f"#{number}" for number, _ in groups.ours(everyone)),
-        "best peer",
-        "over it",
-        "of read",
-    ]
-    columns = [Column("B, H, Hk, N, d", left=True), *map(Column, ["Nq", *heads])]
+    stages = (f"#{number}" for number, _ in groups.ours(everyone))
+    heads = ("Nq", *stages, "best peer", "over it", "of read")
+    columns = [Column("B, H, Hk, N, d", left=True), *map(Column, heads)]
     columns += [Column(f"pages of {size}", wraps=True) for size in pages]
     ceiling = [f"The read ceiling is {significant(roof)} TB/s."] if roof else []
     notes = [PAGED, *ceiling, ", ".join(f"#{names[stage]}" for stage in everyone)]

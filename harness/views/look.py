@@ -70,18 +70,19 @@ class Mark:
         return {"color": self.colour, "marker": self.marker, "linestyle": self.dash}
 
 
+Style = Mapping[tuple[int, str], Mark]  # by number and name of a stage or peer
+
+
 def mark(number: int) -> Mark:
     """The mark of the stage or peer with that number.
 
     No two stages below 100, and no stage and peer, have both colour and marker in common.
     """
-    if number < PEERS_FROM:
-        colour = place = dash = number
-        markers = MARKERS
-    else:
-        place = number - PEERS_FROM
+    colour = place = dash = number
+    if peer := number >= PEERS_FROM:
+        place -= PEERS_FROM
         colour, dash = place + len(COLOURS) - 1, place + 1  # a stage's that is seldom near
-        markers = PEER_MARKERS
+    markers = PEER_MARKERS if peer else MARKERS
     return Mark(
         COLOURS[colour % len(COLOURS)], markers[place % len(markers)], DASHES[dash % len(DASHES)]
     )
@@ -180,32 +181,6 @@ def n_axis(axis: Any, sizes: Iterable[int], label: str = "N") -> None:
     axis.grid(True, which="major")
 
 
-def draw_lines(
-    axis: Any, found: Mapping[tuple[int, str], Sequence[tuple[float, float, bool]]],
-    labels: Mapping[tuple[int, str], str], style: Mapping[tuple[int, str], Mark], look: Look,
-) -> None:  # fmt: skip
-    """Draw one line per stage of `style` through its points (x, y, ok); not ok is hollow.
-
-    The first lines are the widest, so that they stay visible under those drawn on top of them.
-    """
-    for index, (stage, mark) in enumerate(style.items()):
-        points = found.get(stage)
-        if not points:
-            continue
-        down = index / max(1, len(style) - 1)
-        size = 8.5 - 3.0 * down
-        axis.plot(
-            [x for x, _, _ in points], [y for _, y, _ in points], label=labels[stage],
-            markevery=[i for i, (_, _, ok) in enumerate(points) if ok],
-            linewidth=2.8 - 1.4 * down, markersize=size, **mark.line,
-        )  # fmt: skip
-        for x, y in [(x, y) for x, y, ok in points if not ok]:
-            axis.plot(
-                x, y, color=mark.colour, marker=mark.marker, markersize=size, linestyle="none",
-                markerfacecolor=look.ground,
-            )  # fmt: skip
-
-
 def note_below(axis: Any, lines: Sequence[str]) -> None:
     """Write small text below an axis's label, where there is no data."""
     if lines:
@@ -222,12 +197,7 @@ def legend(figure: Any, axes: Sequence[Any]) -> None:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     ordered = sorted(handles, key=lambda label: int(label.split()[0]))
-    shown = figure.legend(
-        [handles[label] for label in ordered],
-        ordered,
-        loc="outside lower center",
-        ncols=min(4, len(ordered)),
-        fontsize=9,
-    )
+    place = {"loc": "outside lower center", "ncols": min(4, len(ordered))}
+    shown = figure.legend([handles[label] for label in ordered], ordered, fontsize=9, **place)
     for text in shown.get_texts():
         text.set_parse_math(False)  # a stage's title is no formula

@@ -9,7 +9,7 @@ from rich.text import Text
 from harness.records.schema import Record
 from harness.records.units import show_bytes, show_rate, show_time
 from harness.views.groups import Stage, grouped, stage_of, stages_of, title, titles
-from harness.views.look import LIGHT, Look, Mark, marks, picture
+from harness.views.look import LIGHT, Look, Style, marks, picture
 from harness.views.table import Cell, Column, Table
 
 PIECES = {"scale q": "", "GEMM": "//", "softmax": "..", "fused": "xx"}  # part -> hatching
@@ -31,15 +31,11 @@ def ceiling_title(record: Record) -> str:
 
 def ceilings_table(env: Record, records: Sequence[Record]) -> Table:
     """The ceilings of a machine as a small table."""
-    rows = [
-        [
-            ceiling_title(record), show_rate(record["value"], record["unit"]),
-            f"{record['time_ms']:.3g} ms", "-" if iqr is None else f"{iqr:.2g} ms",
-            str(record["samples"]),
-        ]
-        for record in records
-        for iqr in [record["time_iqr_ms"]]
-    ]  # fmt: skip
+    rows = []
+    for record in records:
+        iqr = "-" if record["time_iqr_ms"] is None else f"{record['time_iqr_ms']:.2g} ms"
+        rate, time = show_rate(record["value"], record["unit"]), f"{record['time_ms']:.3g} ms"
+        rows.append([ceiling_title(record), rate, time, iqr, str(record["samples"])])
     headers = ("rate", "time of a call", "IQR", "samples")
     title = f"{env['device_name']}, torch {env['torch']}"
     return Table([Column("ceiling", left=True), *map(Column, headers)], rows, title, gap=2)
@@ -83,9 +79,7 @@ def traffic_table(env: Record, records: Sequence[Record]) -> Table:
 def traffic(kernels: Sequence[Record]) -> list[str]:
     """The sums over kernels: time, bytes read, bytes written, TB/s of both."""
     time = sum(record["time_ms"] for record in kernels)
-    read, written = (
-        sum(record[f"dram_{way}_bytes"] for record in kernels) for way in ("read", "write")
-    )
+    read, written = (sum(x[f"dram_{way}_bytes"] for x in kernels) for way in ("read", "write"))
     rate = (read + written) / time / 1e9
     return [show_time(time), show_bytes(read), show_bytes(written), f"{rate:.2f}"]
 
@@ -119,9 +113,8 @@ def plot_traffic(env: Record, records: Sequence[Record], path: Path, look: Look 
 
 
 def draw_kernels(
-    axis: Any, records: Sequence[Record], names: Mapping[Stage, str], style: Mapping[Stage, Mark],
-    look: Look,
-) -> None:  # fmt: skip
+    axis: Any, records: Sequence[Record], names: Mapping[Stage, str], style: Style, look: Look
+) -> None:
     """Draw one row of bars per stage, one bar per kernel, with the total time at the end."""
     groups = by_stage(records)
     for height, group in enumerate(groups):

@@ -11,35 +11,15 @@ One panel per family of problems. Interpreted times, and times of wrong stages, 
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from harness.problems.problem import PEERS_FROM
+from harness.problems.problem import DIRECTIONS, PEERS_FROM
 from harness.records.schema import Record
-from harness.views.groups import (
-    FAMILY,
-    Stage,
-    families,
-    few_rows,
-    find,
-    labels,
-    listed,
-    sizes,
-    stage_of,
-    stages_of,
-    title,
-)
-from harness.views.look import (
-    LIGHT,
-    Look,
-    Mark,
-    draw_lines,
-    legend,
-    marks,
-    n_axis,
-    note_below,
-    picture,
-)  # fmt: skip
+from harness.views import groups
+from harness.views.groups import Stage
+from harness.views.look import LIGHT, Look, Style, legend, marks, n_axis, note_below, picture
 from harness.views.ratios import UNITS, comparable, leaders, rate, times_faster
 from harness.views.roofline import roof_of
 
@@ -88,18 +68,18 @@ def plot_one(
     env: Record, cells: Cells, what: str, path: Path, ceilings: Cells = (), look: Look = LIGHT
 ) -> Path:
     """Write one plot into the file `path`, one panel per family of problems."""
-    groups, names, style = panels(cells, what), labels(env), marks(stages_of(cells))
-    columns = 2 if len(groups) == 4 else 3
+    shown, names, style = panels(cells, what), groups.labels(env), marks(groups.stages_of(cells))
+    columns = 2 if len(shown) == 4 else 3
     logarithmic = what in TITLES
     shared = {"sharey": "row"} if logarithmic else {}
-    with picture(path, look, len(groups), columns, 4.3, 3.9, **shared) as (figure, axes):
-        for axis, group in zip(axes, groups, strict=True):
-            axis.set_title(title(group, any_n=True), fontsize=9)
+    with picture(path, look, len(shown), columns, 4.3, 3.9, **shared) as (figure, axes):
+        for axis, group in zip(axes, shown, strict=True):
+            axis.set_title(groups.title(group, any_n=True), fontsize=9)
             if what == "breakdown":
                 draw_breakdown(axis, group, cells, names, style, look)
                 continue
             draw_lines(axis, by_stage(group, what), names, style, look)
-            n_axis(axis, sizes(group), "N (keys)")
+            n_axis(axis, groups.sizes(group), "N (keys)")
             note_below(axis, notes(group, what))
             if logarithmic:
                 axis.set_yscale("log")
@@ -119,12 +99,10 @@ def panels(cells: Cells, what: str) -> list[Cells]:
     Comparisons of few query rows are in no plot: they have a table.
     """
     shown = [cell for cell in cells if not cell["paired"]]
-    shown = shown or [cell for cell in cells if not few_rows(cell)]
+    shown = shown or [cell for cell in cells if not groups.few_rows(cell)]
     if what == "breakdown":
-        found = [family for family in families(shown) if parts_of_training(family, cells)]
-    else:
-        found = [family for family in families(shown) if any(by_stage(family, what).values())]
-    return [*found]
+        return [each for each in groups.families(shown) if parts_of_training(each, cells)]
+    return [each for each in groups.families(shown) if any(by_stage(each, what).values())]
 
 
 def by_stage(family: Cells, what: str) -> dict[Stage, Points]:
@@ -135,26 +113,51 @@ def by_stage(family: Cells, what: str) -> dict[Stage, Points]:
     """
     newest = leaders(family)[0]
     found: dict[Stage, Points] = {}
-    for cell in sorted(family, key=lambda cell: (stage_of(cell), cell["nk"])):
+    for cell in sorted(family, key=lambda cell: (groups.stage_of(cell), cell["nk"])):
         value, right = None, cell["status"] == "ok"
         if what in ("memory", "error"):
             scale, field = (1 << 20, "peak_bytes") if what == "memory" else (1, "err_f64_max")
             if right or cell["status"] == "wrong-by-design":
                 value = (cell[field] or 0) / scale
         elif comparable(cell) and what == "speedup":
-            ours = find(family, newest, cell["nk"])
+            ours = groups.find(family, newest, cell["nk"])
             if ours and comparable(ours) and cell["stage"] >= PEERS_FROM:
                 value = times_faster(cell, ours)
         elif comparable(cell):
             value = cell["time_ms"] if what == "time" else rate(cell)
-        points = found.setdefault(stage_of(cell), [])
+        points = found.setdefault(groups.stage_of(cell), [])
         points += [(cell["nk"], value, right)] if value else []
     return found
 
 
+def draw_lines(
+    axis: Any, found: Mapping[Stage, Points], labels: Mapping[Stage, str], style: Style, look: Look
+) -> None:
+    """Draw one line per stage of `style` through its points (x, y, ok); not ok is hollow.
+
+    The first lines are the widest, so that they stay visible under those drawn on top of them.
+    """
+    for index, (stage, mark) in enumerate(style.items()):
+        points = found.get(stage)
+        if not points:
+            continue
+        down = index / max(1, len(style) - 1)
+        size = 8.5 - 3.0 * down
+        axis.plot(
+            [x for x, _, _ in points], [y for _, y, _ in points], label=labels[stage],
+            markevery=[i for i, (_, _, ok) in enumerate(points) if ok],
+            linewidth=2.8 - 1.4 * down, markersize=size, **mark.line,
+        )  # fmt: skip
+        for x, y in [(x, y) for x, y, ok in points if not ok]:
+            axis.plot(
+                x, y, color=mark.colour, marker=mark.marker, markersize=size, linestyle="none",
+                markerfacecolor=look.ground,
+            )  # fmt: skip
+
+
 def in_words(env: Record, cells: Cells, what: str) -> str:
     """The plot in words, as alternative text: both ends of every line, panel by panel."""
-    names = labels(env)
+    names = groups.labels(env)
     said = []
     for group in panels(cells, what):
         lines = []
@@ -164,7 +167,7 @@ def in_words(env: Record, cells: Cells, what: str) -> str:
                 lines.append(f"{names[stage]}, {' to '.join(dict.fromkeys(ends))}")
                 if wrong := [n for n, _, ok in found if not ok]:
                     lines[-1] += f", wrong by design from N = {wrong[0]}"
-        said.append(f"{title(group, any_n=True)}: {'; '.join(lines)}")
+        said.append(f"{groups.title(group, any_n=True)}: {'; '.join(lines)}")
     return f"Plot of the {axis_title(cells, what)} against N. {'. '.join(said)}."
 
 
@@ -222,27 +225,22 @@ def parts_of_training(family: Cells, cells: Cells) -> dict[Stage, dict[int, tupl
     found: dict[Stage, dict[int, tuple[float, float]]] = {}
     if family[0]["direction"] != "train":
         return found
-    same = {field: family[0][field] for field in FAMILY if field != "direction"}
-    alike = [cell for cell in cells if same.items() <= cell.items()]
-    passes = [
-        [cell for cell in alike if cell["direction"] == name] for name in ("fwd", "bwd", "train")
-    ]
-    for stage in stages_of(family):
-        for n in sizes(family):
-            each = (find(those, stage, n) for those in passes)
-            forward, backward, both = (c["time_ms"] if c and comparable(c) else None for c in each)
-            if forward is None or both is None:
-                continue
-            rest = both - forward if backward is None else backward
+    same = {field: family[0][field] for field in groups.FAMILY if field != "direction"}
+    alike = [cell for cell in cells if same.items() <= cell.items() and comparable(cell)]
+    passes = [[cell for cell in alike if cell["direction"] == each] for each in DIRECTIONS]
+    for stage, n in product(groups.stages_of(family), groups.sizes(family)):
+        forward, backward, both = (groups.find(those, stage, n) for those in passes)
+        if forward and both:
+            time = forward["time_ms"]
+            rest = backward["time_ms"] if backward else both["time_ms"] - time
             if rest > 0:
-                found.setdefault(stage, {})[n] = (forward, rest)
+                found.setdefault(stage, {})[n] = (time, rest)
     return found
 
 
 def draw_breakdown(
-    axis: Any, family: Cells, cells: Cells, names: Mapping[Stage, str],
-    style: Mapping[Stage, Mark], look: Look,
-) -> None:  # fmt: skip
+    axis: Any, family: Cells, cells: Cells, names: Mapping[Stage, str], style: Style, look: Look
+) -> None:
     """Draw one bar per stage or peer at each N: forward below, backward hatched on top of it.
 
     In units of the newest stage's training time at that N, so that all N fit on one axis.
@@ -253,7 +251,7 @@ def draw_breakdown(
     for place, (stage, times) in enumerate(sorted(found.items())):
         parts = {
             index - 0.42 + (place + 0.5) * width: [ms / sum(found[base][n]) for ms in times[n]]
-            for index, n in enumerate(sizes(family))
+            for index, n in enumerate(groups.sizes(family))
             if n in times and n in found[base]
         }
         if not parts:
@@ -266,7 +264,7 @@ def draw_breakdown(
                  edgecolor=colour, linewidth=1.2)  # fmt: skip
         top = max(top, *map(sum, parts.values()))
     axis.axhline(1.0, color=look.ink, linewidth=0.8)
-    axis.set_xticks(range(len(sizes(family))), listed(family).split(", "))
+    axis.set_xticks(range(len(groups.sizes(family))), groups.listed(family).split(", "))
     axis.set_xlabel("N")
     scale = ""
     if top > LONGEST_BAR:

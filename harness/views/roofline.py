@@ -8,6 +8,7 @@ of a point above the slanted roof stayed in a cache. (Williams, Waterman and Pat
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import atan2, degrees
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,6 @@ NO_SLOPE = "no copy among the ceilings: the matrix roof alone"
 ABOVE = "above 100%: bytes counted as memory's stayed in a cache"
 
 
-class NoRoof(ValueError):
-    """The ceilings were measured on another machine than the run; the message names both."""
-
-
 @dataclass(frozen=True)
 class Roof:
     """The roof of one dtype and precision: TFLOP/s of a matrix product, TB/s of a copy."""
@@ -41,15 +38,13 @@ class Roof:
 
     def at(self, x: float) -> float | None:
         """The bound in TFLOP/s at intensity `x`, FLOP/byte: min(matrix, bandwidth x), or None."""
-        bounds = [self.matrix, self.bandwidth * x if self.bandwidth is not None else None]
+        bounds = [self.matrix, self.bandwidth and self.bandwidth * x]
         return min((bound for bound in bounds if bound is not None), default=None)
 
     @property
     def ridge(self) -> float | None:
         """The intensity, FLOP/byte, where the two roofs meet; kernels below it are memory-bound."""
-        if self.matrix is None or self.bandwidth is None:
-            return None
-        return self.matrix / self.bandwidth
+        return self.matrix / self.bandwidth if self.matrix and self.bandwidth else None
 
     def missing(self, kind: str) -> list[str]:
         """Say which part of the roof of `kind` the ceilings lack."""
@@ -95,8 +90,7 @@ def place(cell: Record) -> Point | None:
         return None
     if cell["device"] == "cuda" and cell["memory_meter"] == "process-rss":
         return None
-    x = intensity(cell["flops"], cell["hbm_bytes"])
-    return Point(cell, x, tflops(cell) or 0.0)
+    return Point(cell, intensity(cell["flops"], cell["hbm_bytes"]), tflops(cell) or 0.0)
 
 
 def kind_of(cell: Record) -> str:
@@ -129,13 +123,6 @@ def panels(cells: Sequence[Record], ceilings: Sequence[Record]) -> list[Panel]:
     ]
 
 
-def same_machine(env: Record, ceilings_env: Record) -> None:
-    """Raise NoRoof unless both files were measured on the same device."""
-    for field in ("device", "device_name"):
-        if env[field] != ceilings_env[field]:
-            raise NoRoof(f"measured on {ceilings_env[field]}, the run on {env[field]}")
-
-
 def share(point: Point, roof: Roof) -> float | None:
     """The point's share of its roof, such as 0.5; None where a part of the roof is unknown."""
     bound = roof.at(point.x)
@@ -161,15 +148,12 @@ def show(env: Record, found: Sequence[Panel], console: Console) -> None:
 def table_of(env: Record, group: Sequence[Point], roof: Roof, notes: Sequence[str]) -> Table:
     """A table of the points of one group, one row each."""
     headers = ("#", "stage", "N", "FLOP/byte", "rate", "% of the roof", "roof")
-    names = titles(env)
-    rows = [
-        [
-            str(point.cell["stage"]), names[point.stage], str(point.cell["nk"]),
-            significant(point.x), show_rate(point.y, "TFLOP/s"), show_share(share(point, roof)),
-            "-" if roof.ridge is None else "memory" if point.x < roof.ridge else "matrix",
-        ]
-        for point in group
-    ]  # fmt: skip
+    names, rows = titles(env), []
+    for point in group:
+        who = [str(point.cell["stage"]), names[point.stage], str(point.cell["nk"])]
+        rate = [significant(point.x), show_rate(point.y, "TFLOP/s"), show_share(share(point, roof))]
+        lower = "-" if roof.ridge is None else "memory" if point.x < roof.ridge else "matrix"
+        rows.append([*who, *rate, lower])
     columns = [Column(header, left=header in ("stage", "roof")) for header in headers]
     return Table(columns, rows, title([point.cell for point in group], any_n=True), notes, gap=2)
 
@@ -202,12 +186,9 @@ def draw(env: Record, found: Sequence[Panel], folder: Path, dark: bool = False) 
             scale = UNITS[panel.device][1]
             for dash, group in enumerate(panel.groups):
                 for stage, mark in style.items():
-                    own = [point for point in group if point.stage == stage]
-                    axis.plot(
-                        [point.x for point in own], [scale * point.y for point in own],
-                        color=mark.colour, marker=mark.marker, markersize=6, linewidth=1.4,
-                        linestyle=DASHES[dash % len(DASHES)],
-                    )  # fmt: skip
+                    own = [(point.x, scale * point.y) for point in group if point.stage == stage]
+                    line = mark.line | {"linestyle": DASHES[dash % len(DASHES)]}
+                    axis.plot(*zip(*own), markersize=6, linewidth=1.4, **line)
             draw_names(axis, panel, look)
     return path
 
@@ -288,11 +269,7 @@ def draw_names(axis: Any, panel: Panel, look: Look) -> None:
 
 def by_weight(panel: Panel) -> list[Point]:
     """The points of a panel: first and last of each stage's line, then those between."""
-    lines = [
-        [point for point in group if point.stage == stage]
-        for group in panel.groups
-        for stage in sorted({point.stage for point in group})
-    ]
+    lines = [list(line) for group in panel.groups for _, line in groupby(group, lambda x: x.stage)]
     ends = [point for line in lines for point in line[:1] + line[1:][-1:]]
     return ends + [point for line in lines for point in line[1:-1]]
 

@@ -44,12 +44,15 @@ def make_page() -> Console:
     return console
 
 
-def as_text(shown: RenderableType, width: int = NARROW) -> str:
-    """What a terminal of `width` columns shows, without colours and blanks at the ends of lines."""
-    out = io.StringIO()
-    # in a notebook rich would show it at once, as an output of its own, and write nothing
-    Page(file=out, width=width, color_system=None, force_jupyter=False).print(shown)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+class Shown:
+    """What rich can print, as text."""
+
+    def text(self, width: int = NARROW) -> str:
+        """What a terminal of `width` columns shows; no colours, no blanks at the ends of lines."""
+        out = io.StringIO()
+        # in a notebook rich would show it at once, as an output of its own, and write nothing
+        Page(file=out, width=width, color_system=None, force_jupyter=False).print(self)
+        return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
+class Table(Shown):
     """Rows of text under `columns`, with a title above and notes below.
 
     Where not all columns fit and it `repeats` the first few, the others follow in further tables.
@@ -88,16 +91,17 @@ class Table:
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         yield from laid_out([self], options.max_width)
 
-    def text(self, width: int = NARROW) -> str:
-        """The table as a terminal of `width` columns shows it, without colours."""
-        return as_text(self, width)
+    @property
+    def lines(self) -> list[Sequence[Cell]]:
+        """The headers, then the rows."""
+        return [[column.header for column in self.columns], *self.rows]
 
     def markdown(self) -> str:
         """The title, the rows, and the notes, one paragraph each."""
         title = [f"**{self.title}**", ""] if self.title else []
         notes = [line for note in self.notes for line in ("", note.strip())]
         marks = "".join("---|" if column.left else "---:|" for column in self.columns)
-        header, *rows = map(markdown_row, [[column.header for column in self.columns], *self.rows])
+        header, *rows = map(markdown_row, self.lines)
         return "\n".join([*title, header, f"|{marks}", *rows, *notes])
 
     def html(self) -> str:
@@ -109,27 +113,22 @@ class Table:
             return f"<tr>{''.join(cells)}</tr>"
 
         title = [f"<p><b>{escape(self.title)}</b></p>"] if self.title else []
-        header = line("th", [column.header for column in self.columns])
         notes = [f"<p>{escape(note)}</p>" for note in self.notes]
-        body = [line("td", row) for row in self.rows]
-        return "\n".join([*title, "<table>", header, *body, "</table>", *notes])
+        rows = [line("td" if i else "th", row) for i, row in enumerate(self.lines)]
+        return "\n".join([*title, "<table>", *rows, "</table>", *notes])
 
     def parts(self, page: int) -> list["Table"]:
         """The table, or where it `repeats` columns as many as a page of that width asks for."""
-        widths = [
-            max(len(row[i]) for row in [[c.header for c in self.columns], *self.rows])
-            for i in range(len(self.columns))
-        ]
+        widths = [max(map(len, texts)) for texts in zip(*self.lines, strict=True)]
         first, rest = widths[: self.repeats], widths[self.repeats :]
         room = page - sum(first) - self.gap * (len(first) - 1)
-        each = max(1, room // (max(rest, default=0) + self.gap)) if first else len(rest)
-        starts = range(self.repeats, len(widths), max(1, each))
-        if len(starts) < 2:
+        each = max(1, room // (max(rest, default=0) + self.gap))
+        if not first or len(rest) <= each:
             return [self]
         columns = [*self.columns[: self.repeats]]
         columns += [replace(column, width=max(rest)) for column in self.columns[self.repeats :]]
         found = []
-        for start in starts:
+        for start in range(self.repeats, len(widths), each):
             chosen = [*range(self.repeats), *range(start, min(start + each, len(widths)))]
             rows = [[row[i] for i in chosen] for row in self.rows]
             found.append(Table([columns[i] for i in chosen], rows, gap=self.gap))
@@ -164,7 +163,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Tables:
+class Tables(Shown):
     """Tables below each other with one legend; those with equally many columns share widths."""
 
     tables: Sequence[Table]
@@ -174,10 +173,6 @@ class Tables:
         yield from laid_out(self.tables, options.max_width, [Text("")])
         if self.legend:
             yield Text(self.legend, style="dim")
-
-    def text(self, width: int = NARROW) -> str:
-        """The tables as a terminal of `width` columns shows them, without colours."""
-        return as_text(self, width)
 
     def markdown(self) -> str:
         """The tables and the legend in Markdown."""
@@ -210,10 +205,10 @@ def laid_out(
 def layout(tables: Sequence[Table], page: int) -> dict[int, int]:
     """The width of each column that fits on a page of `page` characters, for all `tables`."""
     columns, gap = tables[0].columns, tables[0].gap
-    rows = [row for table in tables for row in ([c.header for c in table.columns], *table.rows)]
-    widths = {i: max(len(row[i]) for row in rows) for i in range(len(columns))}
+    widths = {}
     for i, column in enumerate(columns):
-        widths[i] = max(column.width, min(widths[i], column.most or widths[i]))
+        widest = max(len(row[i]) for table in tables for row in table.lines)
+        widths[i] = max(column.width, min(widest, column.most or widest))
     least = {i: min(widths[i], columns[i].least or widths[i]) for i in widths}
 
     def excess() -> int:
@@ -234,18 +229,15 @@ def unshown(
 
     None where the page is wide enough.
     """
-    lacking: dict[str, None] = {}
-    cut: dict[str, None] = {}
+    found: dict[str, dict[str, None]] = {"left out": {}, "cut": {}}
     for table, shown in zip(tables, widths):
         for i, column in enumerate(table.columns):
-            widest = max(len(row[i]) for row in [*table.rows, [""] * len(table.columns)])
+            widest = max((len(row[i]) for row in table.rows), default=0)
             if i not in shown:
-                lacking[column.header] = None
+                found["left out"][column.header] = None
             elif not column.wraps and shown[i] < min(widest, column.most or widest):
-                cut[column.header] = None
-    said = [f"{how}: {', '.join(names)}" for how, names in (("left out", lacking), ("cut", cut))
-            if names]  # fmt: skip
-    if said:
+                found["cut"][column.header] = None
+    if said := [f"{how}: {', '.join(names)}" for how, names in found.items() if names]:
         text = f"To fit {page} columns, {'; '.join(said)}. A wider window shows all."
         yield Text(text, style="dim")
 

@@ -68,48 +68,33 @@ def refuse(what: str, value: object, expected: str) -> ValueError:
 
 @dataclass(frozen=True)
 class Stage:
-    """What a stage says of itself, once, in its own file. Only the first four have no default.
+    """What a stage says of itself, once, in its own file. Only the first four have no default."""
 
-    number        its place on the ladder (ours 0-99, peers from 100)
-    name          a short identifier; records are keyed by (number, name)
-    title         what a table shows
-    idea          the one idea, in a sentence
-    still_hurts   what the next stage mends
-    needs         of 'triton', 'gluon' (its lower level), 'extension' (ours, in C++), 'cuda',
-                  'flash-attn-4' or another of machine.PACKAGES
-    capability    the least CUDA compute capability, such as (9, 0)
-    only_major    the one major CUDA compute capability it is made for, such as 9
-    devices       where it computes
-    dtypes        dtypes of q, k, v that it gets right
-    options       of 'causal', 'seqlens_k', 'gqa', 'paged'
-    gradients     whether out.backward() fills q.grad, k.grad and v.grad
-    few_queries   made for few query rows (decoding): compared unasked only where Nq < Nk
-    exact_up_to   the largest Nk at which it is exact; None: at any
-    rounds_scores whether scores are rounded to q's dtype: where they are large (peaky input), it is
-                  inexact in half precision
-    worth_up_to   device -> the largest N that the tour gives it; a missing device: any N
-    files         the others of its files, in the order in which to read them, from its own folder
-    traffic       what crosses memory at the least: 'fused' (q, k, v and o, once each) or
-                  'three-kernel' (S and P too, written and read)
-    """
-
-    number: int
-    name: str
-    title: str
-    idea: str
-    still_hurts: str = ""
+    number: int  # its place on the ladder: ours 0-99, peers from 100
+    name: str  # a short identifier; records are keyed by (number, name)
+    title: str  # what a table shows
+    idea: str  # the one idea, in a sentence
+    still_hurts: str = ""  # what the next stage mends
+    # of 'triton', 'gluon' (its lower level), 'extension' (ours, in C++), 'cuda', 'flash-attn-4' or
+    # another of machine.PACKAGES
     needs: tuple[str, ...] = ()
-    capability: tuple[int, int] | None = None
-    only_major: int | None = None
-    devices: tuple[str, ...] = DEVICES
-    dtypes: tuple[str, ...] = DTYPES
-    options: tuple[str, ...] = ()
-    gradients: bool = False
+    capability: tuple[int, int] | None = None  # the least CUDA compute capability, such as (9, 0)
+    only_major: int | None = None  # the one major CUDA compute capability it is made for, such as 9
+    devices: tuple[str, ...] = DEVICES  # where it computes
+    dtypes: tuple[str, ...] = DTYPES  # of q, k and v, that it gets right
+    options: tuple[str, ...] = ()  # of 'causal', 'seqlens_k', 'gqa', 'paged'
+    gradients: bool = False  # whether out.backward() fills q.grad, k.grad and v.grad
+    # whether it is made for few query rows (decoding): compared unasked only where Nq < Nk
     few_queries: bool = False
-    exact_up_to: int | None = None
+    exact_up_to: int | None = None  # the largest Nk at which it is exact; None: at any
+    # whether scores are rounded to q's dtype: where they are large (peaky input), it is inexact in
+    # half precision
     rounds_scores: bool = False
+    # device -> the largest N that the tour gives it; a missing device: any N
     worth_up_to: Mapping[str, int] = field(default_factory=dict)
-    files: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # its others, from its own folder, in the order to read them in
+    # what crosses memory at the least: 'fused' (q, k, v and o, once each) or 'three-kernel' (S and
+    # P too, written and read)
     traffic: str = "fused"
 
     def __post_init__(self) -> None:

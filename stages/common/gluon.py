@@ -1,15 +1,7 @@
 """Gluon under one set of names, whichever version of Triton is installed (3.6 to 3.9).
 
-    here          3.6                             3.7             from 3.8
-    barrier       gl.thread_barrier               gl.barrier      gl.barrier
-    async_load    tma.async_copy_global_to_shared the same        tma.async_load
-    async_store   tma.async_copy_shared_to_global the same        tma.async_store
-    reduce_add    the builder's, without a name   the same        tma.async_atomic_add
-    reinterpret   a tile's _reinterpret           the same        the same, or without underscore
-    aggregate     triton.language.core._aggregate the same        the same, or without underscore
-
 `mbarrier.expect` takes its count of bytes by position: the parameter's name changed. Where there is
-no Gluon, or one without some of them, the names stand for nothing, so that files can be imported
+no Gluon, or one without some of these names, they stand for nothing, so that files can be imported
 (stages/common/machine.py says why then).
 """
 
@@ -38,9 +30,11 @@ try:
     tma, mbarrier = hopper.tma, hopper.mbarrier
     fence_async_shared, store_wait = hopper.fence_async_shared, tma.store_wait
     warpgroup_mma, warpgroup_mma_wait = hopper.warpgroup_mma, hopper.warpgroup_mma_wait
-    barrier = first_of(gl, "barrier", "thread_barrier")
+    barrier = first_of(gl, "barrier", "thread_barrier")  # the second in 3.6
+    # the second up to 3.7
     async_load = first_of(tma, "async_load", "async_copy_global_to_shared")
     async_store = first_of(tma, "async_store", "async_copy_shared_to_global")
+    # the second up to 3.7, and in some versions after it
     reinterpret = first_of(gl.shared_memory_descriptor, "reinterpret", "_reinterpret")
     make_aggregate = first_of(triton.language.core, "aggregate", "_aggregate")
 
@@ -61,7 +55,7 @@ try:
             cls.__init__ = gluon.constexpr_function(__init__)  # type: ignore[misc]
         return make_aggregate(cls)
 
-    if hasattr(tma, "async_atomic_add"):
+    if hasattr(tma, "async_atomic_add"):  # from 3.8 on; before it only the builder can
         reduce_add = tma.async_atomic_add
     else:
 
@@ -73,22 +67,7 @@ try:
             _semantic.builder.create_async_tma_reduce(kind, desc.handle, place, tile.handle)
 except (ImportError, AttributeError) as error:
     missing = str(error)  # what this Triton's Gluon lacks
-
-    class NoGluon(NoTriton):
-        """Stands in for `gluon`, and for the names of its language."""
-
-        @staticmethod
-        def constexpr_function(fn: Any) -> Any:
-            return fn
-
-        @staticmethod
-        def constexpr(x: Any) -> Any:
-            return x
-
-        def __call__(self, fn: Any) -> Any:  # as the decorator `aggregate`
-            return fn
-
-    gluon = gl = mbarrier = TensorDescriptor = driver = NoGluon()
+    gluon = gl = mbarrier = TensorDescriptor = driver = NoTriton()
     aggregate = gluon  # type: ignore[assignment]
     barrier = async_load = async_store = store_wait = fence_async_shared = gl
     warpgroup_mma = warpgroup_mma_wait = reduce_add = reinterpret = gl

@@ -45,16 +45,6 @@ def transformed(x: Tensor) -> bool:
     return is_functorch_wrapped_tensor(x) or forward_ad.unpack_dual(x).tangent is not None
 
 
-def check_untransformed(stage: Stage, name: str, x: Tensor) -> None:
-    """Raise ValueError where `x` is transformed.
-
-    A stage that carries gradients is a part of torch's graph, and torch refuses for itself.
-    """
-    if not stage.gradients and transformed(x):
-        plain = f"a plain one: stage {stage.number} computes outside torch; use stage 3"
-        raise wrong(name, "a tensor inside torch.func (grad, vmap, jvp) or forward_ad", plain)
-
-
 def check_inputs(
     stage: Stage,
     q: Tensor,
@@ -71,7 +61,10 @@ def check_inputs(
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_plain(name, x, "a torch.Tensor of shape (B, H, N, d)")
-        check_untransformed(stage, name, x)
+        # a stage that carries gradients is a part of torch's graph, where torch itself refuses
+        if not stage.gradients and transformed(x):
+            plain = f"a plain one: stage {stage.number} computes outside torch; use stage 3"
+            raise wrong(name, "a tensor inside torch.func (grad, vmap, jvp) or forward_ad", plain)
         check_layout(stage, name, x)
     if q.shape[3] > MAX_HEAD_DIM:
         raise wrong("q", f"head dimension d = {q.shape[3]}", f"1 to {MAX_HEAD_DIM}")

@@ -4,18 +4,14 @@ import contextlib
 import importlib.util
 import os
 import platform
-import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
 
 import torch
+from torch.torch_version import TorchVersion
 
 EXTENSION = "ladder_value_graph"
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
 # by platform.system()
 NO_TRITON = {
     "Linux": "no triton here: run `pip install triton`",
@@ -23,12 +19,6 @@ NO_TRITON = {
     "Windows": "no triton: there are no wheels of it for Windows; another project's, made of the "
     "same source, come with `pip install triton-windows`",
 }
-
-
-def version_tuple(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: '2.13.0+cpu' -> (2, 13, 0)."""
-    match = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in match.group().split(".")) if match else ()
 
 
 def has_module(name: str) -> bool:
@@ -87,7 +77,7 @@ def why_no_triton(device: str) -> str | None:
     import numpy
     import triton
 
-    if version_tuple(triton.__version__) < (3, 7) and version_tuple(numpy.__version__) >= (2, 4):
+    if TorchVersion(triton.__version__) < "3.7" and TorchVersion(numpy.__version__) >= "2.4":
         return (
             f"Triton {triton.__version__}'s interpreter fails with NumPy {numpy.__version__}: "
             "take triton >= 3.7 or numpy < 2.4"
@@ -104,7 +94,7 @@ def why_no_gluon() -> str | None:
     """Why Gluon kernels can't be compiled by the Triton that is here, or None where they can."""
     import triton
 
-    if version_tuple(triton.__version__) < (3, 6):
+    if TorchVersion(triton.__version__) < "3.6":
         return f"Triton {triton.__version__} has no Gluon, or another one: take triton >= 3.6"
     from stages.common.gluon import missing
 

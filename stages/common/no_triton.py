@@ -4,7 +4,7 @@ from typing import Any
 
 
 class NoTriton:
-    """Stands in for `triton` and `triton.language` where there is no wheel of it.
+    """Stands in for `triton` and `triton.language` where there is no wheel of it, and for Gluon.
 
     It lets a stage's file be imported: decorators return the function as it is, types are empty.
     The kernels are never called, since `attend` has raised before.
@@ -13,6 +13,8 @@ class NoTriton:
     @staticmethod
     def jit(fn: Any = None, **options: Any) -> Any:
         return fn if fn is not None else lambda fn: fn
+
+    constexpr = constexpr_function = __call__ = jit  # `aggregate` is called as a decorator
 
     def __getattr__(self, name: str) -> Any:
         return None

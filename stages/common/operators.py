@@ -26,15 +26,20 @@ INPUTS = "Tensor q, Tensor k, Tensor v, bool causal, Tensor? seqlens_k"
 class Passes(NamedTuple):
     """The passes of a stage as functions of tensors, which know nothing of torch's graph.
 
-    forward   (q, k, v, causal, seqlens_k) -> o, lse
+    forward   (q, k, v, causal, seqlens_k, lse) -> o; it fills lse
     backward  (q, k, v, o, lse, do, causal, seqlens_k, wanted) -> dq, dk, dv; None where not wanted
 
     Both take checked arguments. The node of torch's graph and the operators call them.
     """
 
     stage: Stage
-    forward: Callable[..., tuple[Tensor, Tensor]]
+    forward: Callable[..., Tensor]
     backward: Callable[..., tuple[Tensor | None, Tensor | None, Tensor | None]]
+
+    def forward_with_lse(self, q: Tensor, *inputs: Any) -> tuple[Tensor, Tensor]:
+        """The output, and lse (B, H, Nq) float32 in base 2."""
+        lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+        return self.forward(q, *inputs, lse=lse), lse
 
 
 def attend_operator(name: str, attend: Callable[..., Tensor]) -> Any:
@@ -53,7 +58,7 @@ def training_operator(name: str, passes: Passes) -> Any:
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
         q, k, v, causal, seqlens_k = inputs
         check_inputs(passes.stage, q, k, v, causal=causal, seqlens_k=seqlens_k)
-        return passes.forward(*inputs)
+        return passes.forward_with_lse(*inputs)
 
     def like_forward(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
         return q.new_empty(q.shape), q.new_empty(q.shape[:3], dtype=torch.float32)
@@ -139,23 +144,19 @@ def register(passes: Passes | None = None) -> Callable[[Function], Function]:
                     return training(q, k, v, causal, seqlens_k)[0]
             return plain(q, k, v, causal, seqlens_k)
 
-        return outside(attend, traced, passes is not None)
+        return untraced(attend, traced, passes is not None)
 
     return decorate
 
 
-def untraced(function: Function) -> Function:
+def untraced(
+    function: Function, traced: Callable[..., Any] | None = None, trains: bool = False
+) -> Function:
     """Decorate a function that computes outside torch: torch.compile calls it as it is.
 
     make_fx and torch.jit.trace would keep its answer as a constant: they get a ValueError.
+    Where `traced` takes the arguments, all three call that in its place.
     """
-    return outside(function)
-
-
-def outside(
-    function: Function, traced: Callable[..., Any] | None = None, trains: bool = False
-) -> Function:
-    """`function`; while torch traces, `traced` in its place, where that takes the arguments."""
     disabled: list[Function] = []  # torch.compiler.disable takes a second to import, once
 
     @functools.wraps(function)

@@ -46,7 +46,8 @@ def choose(
     """
     config = candidates[0]
     if like.device.type == "cuda" and len(candidates) > 1:
-        key = (kernel, like.device.index, like.dtype, kind, *map(bucket, sizes))
+        buckets = ((n - 1).bit_length() for n in sizes)
+        key = (kernel, like.device.index, like.dtype, kind, *buckets)
         if key not in chosen and not torch.cuda.is_current_stream_capturing():
             with torch.cuda.device(like.device):
                 times = time_each(candidates, launch)
@@ -55,11 +56,6 @@ def choose(
         config = chosen.get(key, config)
     latest[kernel.__name__] = config
     return config
-
-
-def bucket(n: int) -> int:
-    """The power of two that is at least `n`: sizes that share a choice."""
-    return 1 << (n - 1).bit_length()
 
 
 def time_each(candidates: Sequence[Config], launch: Launch) -> dict[int, float]:

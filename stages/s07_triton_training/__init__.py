@@ -24,6 +24,7 @@ Read on in kernels.py, then come back for the two passes and the node of torch's
 Still hurts: with few query rows, or one head, most of the GPU is idle. Stage 8 goes on.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,53 +58,16 @@ STAGE = Stage(
 )
 
 
-def forward_with_lse(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, seqlens_k: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Compute the output for checked arguments, and lse (B, H, Nq) float32 in base 2."""
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    return flash2_forward(q, k, v, causal, seqlens_k, lse=lse), lse
-
-
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # dq, dk, dv
-
-
-def backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    do: Tensor,
-    causal: bool,
-    seqlens_k: Tensor | None,
-    wanted: tuple[bool, bool, bool] = (True, True, True),
-) -> Gradients:
-    """Compute dq, dk, dv from do (B, H, Nq, d) and the forward pass; None where not `wanted`.
-
-    lse (B, H, Nq) float32 in base 2, as stage 6's `forward` fills it.
-    """
-    Nq, Nk = q.shape[2], k.shape[2]
-    if do.stride(-1) != 1:  # such as the expanded gradient of a sum: one number for all
-        do = do.contiguous()
-    if causal and Nq > Nk:  # the first rows see no key: nothing counts there, not even a NaN in do
-        blind = Nq - Nk
-        q, o, do = (x[:, :, blind:] for x in (q, o, do))
-        lse = lse[:, :, blind:].contiguous()  # the kernels take no stride for it
-        dq, dk, dv = backward(q, k, v, o, lse, do, causal, seqlens_k, wanted)
-        return dq if dq is None else torch.nn.functional.pad(dq, (0, 0, blind, 0)), dk, dv
-    if seqlens_k is not None:
-        seqlens_k = seqlens_k.contiguous()  # nor for these
-    q, k, v, do = (loadable(x) for x in (q, k, v, do))
-    with launching(do):
-        return launch(q, k, v, o, lse, do, causal, seqlens_k, wanted)
 
 
 def launch(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool,
     seqlens_k: Tensor | None, wanted: tuple[bool, bool, bool],
 ) -> Gradients:  # fmt: skip
-    """Launch the kernels of `backward`. Where one of dk and dv is wanted, both are computed."""
+    """Launch the kernels: dq, dk, dv. Where one of dk and dv is wanted, both are computed."""
+    q, k, v, do = (loadable(x) for x in (q, k, v, do))
+    lse = lse.contiguous()  # the kernels take no stride for it
     B, H, Nq, d = q.shape
     Hk, Nk = k.shape[1:3]
     scale = d**-0.5
@@ -154,7 +118,31 @@ def launch(
     return dq, dk if wanted[1] else None, dv if wanted[2] else None
 
 
-PASSES = operators.Passes(STAGE, forward_with_lse, backward)
+def backward(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool,
+    seqlens_k: Tensor | None, wanted: tuple[bool, bool, bool] = (True, True, True),
+    launch: Callable[..., Gradients] = launch,
+) -> Gradients:  # fmt: skip
+    """Compute dq, dk, dv from do (B, H, Nq, d) and the forward pass; None where not `wanted`.
+
+    lse (B, H, Nq) float32 in base 2, as stage 6's `forward` fills it. Stage 9 has another `launch`.
+    """
+    Nq, Nk = q.shape[2], k.shape[2]
+    if do.stride(-1) != 1:  # such as the expanded gradient of a sum: one number for all
+        do = do.contiguous()
+    if causal and Nq > Nk:  # the first rows see no key: nothing counts there, not even a NaN in do
+        blind = Nq - Nk
+        q, o, do = (x[:, :, blind:] for x in (q, o, do))
+        lse = lse[:, :, blind:]
+        dq, dk, dv = backward(q, k, v, o, lse, do, causal, seqlens_k, wanted, launch)
+        return dq if dq is None else torch.nn.functional.pad(dq, (0, 0, blind, 0)), dk, dv
+    if seqlens_k is not None:
+        seqlens_k = seqlens_k.contiguous()  # no kernel takes a stride for it
+    with launching(do):
+        return launch(q, k, v, o, lse, do, causal, seqlens_k, wanted)
+
+
+PASSES = operators.Passes(STAGE, flash2_forward, backward)
 
 
 class Attention(torch.autograd.Function):
@@ -163,7 +151,7 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, passes: operators.Passes, *inputs: Any) -> Tensor:
         q, k, v, causal, seqlens_k = inputs
-        o, lse = passes.forward(q, k, v, causal, seqlens_k)
+        o, lse = passes.forward_with_lse(q, k, v, causal, seqlens_k)
         ctx.save_for_backward(q, k, v, o, lse, seqlens_k)
         ctx.passes, ctx.causal = passes, causal
         return o

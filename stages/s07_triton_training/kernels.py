@@ -65,18 +65,14 @@ def walk_q_tiles(
         do_ptrs = do_ptr + do_offs
         in_range = start_m + offs_m < Nq  # (BLOCK_M,)
         # rows past the last are read as zeros: do = delta = 0 makes what they give 0
-        if EVEN_M and EVEN_D:
-            q = tl.load(q_ptrs)  # (BLOCK_M, BLOCK_D)
-            do = tl.load(do_ptrs)  # (BLOCK_M, BLOCK_D)
-        else:
-            q = tl.load(q_ptrs, mask=in_range[:, None] & in_d, other=0.0)
-            do = tl.load(do_ptrs, mask=in_range[:, None] & in_d, other=0.0)
-        if EVEN_M:
-            lse = tl.load(lse_ptr + offs_m)  # (BLOCK_M,)
-            delta = tl.load(delta_ptr + offs_m)  # (BLOCK_M,)
-        else:
-            lse = tl.load(lse_ptr + offs_m, mask=in_range, other=0.0)
-            delta = tl.load(delta_ptr + offs_m, mask=in_range, other=0.0)
+        q_mask = in_range[:, None] & in_d
+        # (BLOCK_M, BLOCK_D)
+        q = tl.load(q_ptrs) if EVEN_M and EVEN_D else tl.load(q_ptrs, mask=q_mask, other=0.0)
+        do = tl.load(do_ptrs) if EVEN_M and EVEN_D else tl.load(do_ptrs, mask=q_mask, other=0.0)
+        # (BLOCK_M,)
+        lse_ptrs, delta_ptrs = lse_ptr + offs_m, delta_ptr + offs_m
+        lse = tl.load(lse_ptrs) if EVEN_M else tl.load(lse_ptrs, mask=in_range, other=0.0)
+        delta = tl.load(delta_ptrs) if EVEN_M else tl.load(delta_ptrs, mask=in_range, other=0.0)
         # all transposed, keys down and queries across: p and ds are then left operands as they are
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # (BLOCK_N, BLOCK_M)
         # dp - delta: a product is a sum, and this one starts from -delta
@@ -126,9 +122,7 @@ def dk_dv_kernel(
     offs_n = keys.to(tl.int64)
     offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,)
 
-    Nk_valid = Nk
-    if HAS_SEQLENS:
-        Nk_valid = tl.minimum(tl.maximum(tl.load(seqlens_ptr + b), 0), Nk)
+    Nk_valid = tl.minimum(tl.maximum(tl.load(seqlens_ptr + b), 0), Nk) if HAS_SEQLENS else Nk
     shift = Nk - Nq  # row i sees keys up to i + shift
     first, full = 0, 0  # rows from `first` on see some of these keys, from `full` on all of them
     if CAUSAL:
@@ -199,16 +193,10 @@ def walk_kv_tiles(
         k_ptrs = k_ptr + k_offs
         v_ptrs = v_ptr + v_offs
         valid = start_n + offs_n < Nk_valid  # (BLOCK_N,)
-        if MASKED:
-            kv_mask = valid[:, None] & in_d
-            k = tl.load(k_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
-            v = tl.load(v_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
-        elif EVEN_D:
-            k = tl.load(k_ptrs)
-            v = tl.load(v_ptrs)
-        else:
-            k = tl.load(k_ptrs, mask=in_d, other=0.0)
-            v = tl.load(v_ptrs, mask=in_d, other=0.0)
+        kv_mask = valid[:, None] & in_d if MASKED else in_d
+        # (BLOCK_N, BLOCK_D)
+        k = tl.load(k_ptrs, mask=kv_mask, other=0.0) if MASKED or not EVEN_D else tl.load(k_ptrs)
+        v = tl.load(v_ptrs, mask=kv_mask, other=0.0) if MASKED or not EVEN_D else tl.load(v_ptrs)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
         p = tl.exp2(s * qk_scale - lse[:, None])
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
@@ -251,9 +239,7 @@ def dq_kernel(
     offs_m = rows.to(tl.int64)
     offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,)
 
-    Nk_valid = Nk
-    if HAS_SEQLENS:
-        Nk_valid = tl.minimum(tl.maximum(tl.load(seqlens_ptr + b), 0), Nk)
+    Nk_valid = tl.minimum(tl.maximum(tl.load(seqlens_ptr + b), 0), Nk) if HAS_SEQLENS else Nk
     shift = Nk - Nq
     full, end = Nk_valid, Nk_valid
     if CAUSAL:

@@ -232,15 +232,6 @@ def launch_configs(d: int, dtype: torch.dtype, precision: str) -> dict[str, dict
     }
 
 
-def refuse_gradients(**tensors: Tensor) -> None:
-    """Raise ValueError where torch would want a gradient: the merge has no backward pass."""
-    for name, x in tensors.items():
-        if torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad:
-            way = "call it under torch.no_grad(), or train with stage 7"
-            only = f"none: stage {STAGE.number} is forward only; {way}"
-            raise wrong(name, "requires_grad=True", only)
-
-
 @operators.register()
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, seqlens_k: Tensor | None = None
@@ -253,7 +244,11 @@ def attend(
     StageUnavailable where there is no Triton.
     """
     check_inputs(STAGE, q, k, v, causal=causal, seqlens_k=seqlens_k)
-    refuse_gradients(q=q, k=k, v=v)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if operators.wanted_of(x):  # the merge has no backward pass
+            way = "call it under torch.no_grad(), or train with stage 7"
+            only = f"none: stage {STAGE.number} is forward only; {way}"
+            raise wrong(name, "requires_grad=True", only)
     return forward(q, k, v, causal, seqlens_k)
 
 
@@ -277,7 +272,6 @@ def attend_paged(
     cache.check_queries(q, len(sequences))
     one = cache.k[:1].expand(len(sequences), -1, -1, -1)  # the shape of a page for each entry
     check_inputs(STAGE, q, one, one, causal=causal)
-    refuse_gradients(q=q)
     return forward(
         q, cache.k, cache.v, causal, cache.lengths, table=cache.table, rows=rows, longest=longest
     )

@@ -45,16 +45,10 @@ def visit_tiles(
             v_ptrs = v_ptr + tile
             pages = tl.load(table_ptrs + (start_n + BLOCK_N) // PAGE_SIZE)
         # what no row sees is never read: it may be NaN, and 0 * NaN is NaN
-        if MASKED:
-            kv_mask = (start_n + offs_n < last)[:, None] & in_d
-            k = tl.load(k_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
-            v = tl.load(v_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
-        elif EVEN_D:
-            k = tl.load(k_ptrs)
-            v = tl.load(v_ptrs)
-        else:
-            k = tl.load(k_ptrs, mask=in_d, other=0.0)
-            v = tl.load(v_ptrs, mask=in_d, other=0.0)
+        kv_mask = (start_n + offs_n < last)[:, None] & in_d if MASKED else in_d
+        # (BLOCK_N, BLOCK_D)
+        k = tl.load(k_ptrs, mask=kv_mask, other=0.0) if MASKED or not EVEN_D else tl.load(k_ptrs)
+        v = tl.load(v_ptrs, mask=kv_mask, other=0.0) if MASKED or not EVEN_D else tl.load(v_ptrs)
         s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
         if MASKED:
             s = tl.where((start_n + offs_n)[None, :] < seen[:, None], s, float("-inf"))
@@ -96,9 +90,7 @@ def split_kernel(
     if PAGE_SIZE:  # batch entry b is a sequence of the cache, with a row of its page table
         entry = tl.load(rows_ptr + b).to(tl.int64)
         table_ptr += entry * stride_table
-    Nk_valid = Nk
-    if HAS_SEQLENS:
-        Nk_valid = tl.minimum(tl.maximum(tl.load(seqlens_ptr + entry), 0), Nk)
+    Nk_valid = tl.minimum(tl.maximum(tl.load(seqlens_ptr + entry), 0), Nk) if HAS_SEQLENS else Nk
     full, last = Nk_valid, Nk_valid  # keys that all rows see, and that any row sees
     seen = tl.full((BLOCK_M,), 0, tl.int32) + Nk_valid
     if CAUSAL:

@@ -10,13 +10,8 @@
                            | P0 |       |     P1      |       |     P2      |     softmax of S
     consumer 1  the same for the next 64 rows: its products run during consumer 0's softmax
 
-    Q, K, V     pipelines of slots in shared memory
-                full:  consumers wait until the copy engine has written a tile
-                empty: the producer waits until every consumer's products have read it
-    scheduler   full:  consumers wait for the producer to say which work tile is next
-                empty: the producer waits until all have read that
-
-The rest of the stage, in this order:
+Tiles pass from the producer to the consumers through pipelines of slots in shared memory, and so
+does the number of the next work tile. The rest of the stage, in this order:
 
     first.py       the smallest kernel that is right, by itself: begin here
     pipeline.py    how roles hand tiles to each other: acquire, load, wait, release
@@ -35,7 +30,7 @@ Shah et al. 2024, https://arxiv.org/abs/2407.08608, sections 3.1 and 3.2.
 Still hurts: one GPU is all it uses.
 """
 
-import torch
+from torch import Tensor
 
 from stages.common import operators
 from stages.common.inputs import autocast
@@ -60,31 +55,14 @@ STAGE = Stage(
 )
 
 
-def forward_with_lse(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    causal: bool,
-    seqlens_k: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the output for checked arguments, and lse (B, H, Nq) float32 in base 2."""
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    return launch.forward(q, k, v, causal, seqlens_k, lse=lse), lse
-
-
-PASSES = operators.Passes(STAGE, forward_with_lse, launch.backward)
+PASSES = operators.Passes(STAGE, launch.forward, launch.backward)
 check = launch.checks(STAGE)
 
 
 @operators.register(PASSES)
 def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool = False,
-    seqlens_k: torch.Tensor | None = None,
-) -> torch.Tensor:
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, seqlens_k: Tensor | None = None
+) -> Tensor:
     """Exact attention that trains, on a Hopper GPU.
 
     q (B, H, Nq, d), k and v (B, Hk, Nk, d) with Hk dividing H, float16, bfloat16 or float32;
@@ -96,7 +74,6 @@ def attend(
     """
     q, k, v = autocast(q, k, v)
     check(q, k, v, causal, seqlens_k)
-    wanted = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    if wanted or any(map(transformed, (q, k, v))):
+    if operators.wanted_of(q, k, v) or any(map(transformed, (q, k, v))):
         return Attention.apply(PASSES, q, k, v, causal, seqlens_k)
     return launch.forward(q, k, v, causal, seqlens_k)

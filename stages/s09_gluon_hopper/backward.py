@@ -41,22 +41,10 @@ from stages.common.gluon import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from stages.common.no_triton import tl, triton
 
-from .pipeline import (
-    EmptyBarriers,
-    make_empty_barriers,
-    make_mbarriers,
-    make_pipeline,
-    named_barrier,
-)
+from .pipeline import Pipeline, make_mbarriers, make_pipeline, named_barrier
 from .schedule import Problem, make_scheduler
-
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # the file imports all the same
-    from stages.common.no_triton import no_triton as tl
-    from stages.common.no_triton import no_triton as triton
 
 # Numbers of named barriers. K's and V's pipelines have one slot, that of queries two.
 K_EMPTY, V_EMPTY, QUERIES_EMPTY = gl.constexpr(5), gl.constexpr(6), gl.constexpr(7)
@@ -65,36 +53,33 @@ DS_STORED = gl.constexpr(15)  # both consumers have written their part of dS
 
 @aggregate
 class QueryPipeline:
-    """As Pipeline: in each slot a tile of Q with its lse and -delta, and one of dO."""
+    """Two pipelines in step, of which `q` has the empty barriers; with a tile of Q its rows."""
 
-    q: gl.shared_memory_descriptor  # (slots, 1, 1, BLOCK_M, BLOCK_D)
-    do: gl.shared_memory_descriptor  # (slots, 1, 1, BLOCK_M, BLOCK_D)
-    rows: gl.shared_memory_descriptor  # (slots, 1, 1, 2, BLOCK_M) float32
-    q_full: gl.shared_memory_descriptor  # (slots, 1) mbarriers: consumers wait for the copy engine
-    do_full: gl.shared_memory_descriptor
-    empty: EmptyBarriers
+    q: Pipeline  # tiles (slots, 1, 1, BLOCK_M, BLOCK_D)
+    do: Pipeline
+    rows: gl.shared_memory_descriptor  # (slots, 1, 1, 2, BLOCK_M) float32: lse and -delta
 
     @gluon.jit
     def producer_load(self, q_desc, do_desc, rows_desc, b, h, start_m, count):
-        slot = count % self.q.shape[0]
-        self.empty.wait(count)
-        full = self.q_full.index(slot)
+        slot = count % self.rows.shape[0]
+        self.q.producer_acquire(count)
+        full = self.q.full.index(slot)
         mbarrier.expect(full, q_desc.block_type.nbytes + rows_desc.block_type.nbytes)
-        async_load(q_desc, [b, h, start_m, 0], full, self.q.index(slot))
+        async_load(q_desc, [b, h, start_m, 0], full, self.q.tiles.index(slot))
         async_load(rows_desc, [b, h, 0, start_m], full, self.rows.index(slot))
-        full = self.do_full.index(slot)
+        full = self.do.full.index(slot)
         mbarrier.expect(full, do_desc.block_type.nbytes)
-        async_load(do_desc, [b, h, start_m, 0], full, self.do.index(slot))
+        async_load(do_desc, [b, h, start_m, 0], full, self.do.tiles.index(slot))
 
     @gluon.jit
     def consumer_wait(self, count):
         """The tiles (BLOCK_M, BLOCK_D) of Q and dO, as soon as they are there."""
-        slots: gl.constexpr = self.q.shape[0]
-        shape: gl.constexpr = [self.q.shape[3], self.q.shape[4]]
+        slots: gl.constexpr = self.rows.shape[0]
+        shape: gl.constexpr = [self.q.tiles.shape[3], self.q.tiles.shape[4]]
         slot = count % slots
-        mbarrier.wait(self.q_full.index(slot), (count // slots) & 1)
-        mbarrier.wait(self.do_full.index(slot), (count // slots) & 1)
-        return self.q.index(slot).reshape(shape), self.do.index(slot).reshape(shape)
+        mbarrier.wait(self.q.full.index(slot), (count // slots) & 1)
+        mbarrier.wait(self.do.full.index(slot), (count // slots) & 1)
+        return self.q.tiles.index(slot).reshape(shape), self.do.tiles.index(slot).reshape(shape)
 
     @gluon.jit
     def row(self, count, which: gl.constexpr, S: gl.constexpr):
@@ -103,26 +88,6 @@ class QueryPipeline:
         slots: gl.constexpr = self.rows.shape[0]
         rows = reinterpret(self.rows, gl.float32, [2 * slots, self.rows.shape[4]], plain)
         return rows.index(2 * (count % slots) + which).load(gl.SliceLayout(0, S))
-
-    @gluon.jit
-    def consumer_release(self, count):
-        self.empty.arrive(count)
-
-    @gluon.jit
-    def keep_alive(self):
-        self.q_full._keep_alive()
-        self.do_full._keep_alive()
-
-
-@gluon.jit
-def make_query_pipeline(q_desc, rows_desc, slots: gl.constexpr):
-    BLOCK_M: gl.constexpr = q_desc.block_shape[2]
-    shape: gl.constexpr = [slots, 1, 1, BLOCK_M, q_desc.block_shape[3]]
-    q = gl.allocate_shared_memory(q_desc.dtype, shape, q_desc.layout)
-    do = gl.allocate_shared_memory(q_desc.dtype, shape, q_desc.layout)
-    rows = gl.allocate_shared_memory(gl.float32, [slots, 1, 1, 2, BLOCK_M], rows_desc.layout)
-    q_full, do_full = make_mbarriers(slots, 1), make_mbarriers(slots, 1)
-    return QueryPipeline(q, do, rows, q_full, do_full, make_empty_barriers(QUERIES_EMPTY, slots, 2))
 
 
 @gluon.jit
@@ -188,7 +153,7 @@ def mainloop(
     problem = scheduler.problem
     BLOCK_M: gl.constexpr = problem.BLOCK_M
     BLOCK_D: gl.constexpr = k_all.shape[1]
-    dtype: gl.constexpr = queries.q.dtype
+    dtype: gl.constexpr = queries.q.tiles.dtype
     A: gl.constexpr = gl.DotOperandLayout(0, dv.type.layout, 2)
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     Q: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
@@ -218,14 +183,12 @@ def mainloop(
             # the warp that started the last reduce-add waits until the copy engine has read it,
             # and the other warps wait for that warp at the barrier
             store_wait(0)
-            if BLOCK_D == 128:
+            if BLOCK_D == 128:  # this consumer's half of dQ: of its columns
                 named_barrier("bar.sync", DS_STORED, 256)
-            else:  # measured: slower at 128, faster at 64
+                ds_rows, k_columns = ds_all.permute([1, 0]), k_all.slice(64 * c, 64, 1)
+            else:  # or of its rows. An mbarrier was measured: slower at 128, faster at 64
                 mbarrier.arrive(ds_full.index(q_count % 2))
                 mbarrier.wait(ds_full.index(q_count % 2), (q_count // 2) & 1)
-            if BLOCK_D == 128:  # this consumer's half of dQ: of its columns
-                ds_rows, k_columns = ds_all.permute([1, 0]), k_all.slice(64 * c, 64, 1)
-            else:  # or of its rows
                 ds_rows, k_columns = ds_all.slice(64 * c, 64, 1).permute([1, 0]), k_all
             tile = head * gl.cdiv(problem.Nq, BLOCK_M) + i
             # (64, 64)
@@ -237,7 +200,7 @@ def mainloop(
         else:
             dk = warpgroup_mma(gl.convert_layout(ds, A), q, dk, is_async=True)
             dv, dk = warpgroup_mma_wait(0, deps=[dv, dk])
-        queries.consumer_release(q_count)
+        queries.q.consumer_release(q_count)
         q_count += 1
     return dk, dv, q_count
 
@@ -335,7 +298,10 @@ def backward_kernel(
         seqlens_ptr if HAS_SEQLENS else counter_ptr, H, H // Hk, Nq, Nk,
         CAUSAL, HAS_SEQLENS, EDGE, 0, False, DQ, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    queries = make_query_pipeline(q_desc, rows_desc, STAGES)
+    q_pipe = make_pipeline(q_desc, STAGES, 2, QUERIES_EMPTY)
+    do_pipe = make_pipeline(do_desc, STAGES, 2, QUERIES_EMPTY)
+    rows = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, 2, BLOCK_M], rows_desc.layout)
+    queries = QueryPipeline(q_pipe, do_pipe, rows)
     k_pipe = make_pipeline(k_desc, 1, 2, K_EMPTY)
     v_pipe = make_pipeline(v_desc, 1, 2, V_EMPTY)
     scheduler = make_scheduler(problem, gl.cdiv(Nk, BLOCK_N), heads, section, tiles, 2)
@@ -358,7 +324,8 @@ def backward_kernel(
         [(consumer, (common, 0)), (consumer, (common, 1)), (producer, load)],
         [4, 1], [CONSUMER_REGS, PRODUCER_REGS],
     )  # fmt: skip
-    queries.keep_alive()
+    q_pipe.keep_alive()
+    do_pipe.keep_alive()
     k_pipe.keep_alive()
     v_pipe.keep_alive()
     scheduler.keep_alive()

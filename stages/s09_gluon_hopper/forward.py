@@ -327,31 +327,20 @@ def attention_kernel(
     v_pipe = make_pipeline(v_desc, 3, CONSUMERS, V_EMPTY)
     scheduler = make_scheduler(problem, blocks, heads, section, tiles, CONSUMERS)
     q0 = make_pipeline(q_desc, 2, 1, Q_EMPTY)
-    q1 = q0
-    if CONSUMERS > 1:
-        q1 = make_pipeline(q_desc, 2, 1, Q_EMPTY + 2)
-    q2 = q1
-    if CONSUMERS > 2:
-        q2 = make_pipeline(q_desc, 2, 1, Q_EMPTY + 4)
+    q1 = make_pipeline(q_desc, 2, 1, Q_EMPTY + 2) if CONSUMERS > 1 else q0
+    q2 = make_pipeline(q_desc, 2, 1, Q_EMPTY + 4) if CONSUMERS > 2 else q1
     fence_async_shared()  # the copy engine arrives at these barriers
     barrier()
     common = (o_desc, lse_ptr, k_pipe, v_pipe, scheduler, qk_scale)
     load = (q_desc, k_desc, v_desc, counter_ptr, (q0, q1, q2), k_pipe, v_pipe, scheduler)
     first, second, third = (common, q0, 0), (common, q1, 1), (common, q2, 2)
     # the first role has the kernel's own four warps; then warps and registers of the others
-    C: gl.constexpr = CONSUMER_REGS
-    P: gl.constexpr = PRODUCER_REGS
-    if CONSUMERS == 1:
-        gl.warp_specialize([(consumer, first), (producer, load)], [1], [P])
-    elif CONSUMERS == 2:
-        gl.warp_specialize(
-            [(consumer, first), (consumer, second), (producer, load)], [4, 1], [C, P]
-        )
-    else:
-        gl.warp_specialize(
-            [(consumer, first), (consumer, second), (consumer, third), (producer, load)],
-            [4, 4, 1], [C, C, P],
-        )  # fmt: skip
+    left_out: gl.constexpr = 3 - CONSUMERS
+    gl.warp_specialize(
+        [(consumer, first), (consumer, second), (consumer, third)][:CONSUMERS] + [(producer, load)],  # noqa: RUF005
+        [4, 4, 1][left_out:],
+        [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS][left_out:],
+    )
     q0.keep_alive()
     q1.keep_alive()
     q2.keep_alive()

@@ -5,15 +5,16 @@ of the input, the forward pass's compiled kernel, the copy engine's descriptors.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from stages import s07_triton_training as s07
 from stages.common.gluon import TensorDescriptor, driver, gl
 from stages.common.kernels import LOG2_E
-from stages.common.machine import launching
 from stages.contract import Stage, check_inputs
 from stages.s06_triton_flash2 import forward as flash2_forward
 
@@ -31,17 +32,10 @@ class Launch:
     again to find the compiled kernel, which takes longer than the launch.
     """
 
-    def __init__(
-        self,
-        kernel: Any,
-        grid: int,
-        sizes: tuple[Any, ...],
-        switches: tuple[Any, ...],
-        **options: Any,
-    ) -> None:
+    def __init__(self, kernel: Any, grid: int, rest: Sequence[Any], **options: Any) -> None:
         self.kernel = kernel
         self.grid = (grid, 1, 1)
-        self.rest = (*sizes, *switches)  # after the tensors, as in the kernel's signature
+        self.rest = rest  # what follows the tensors in the kernel's signature
         self.options = options  # of the compiler
         self.run: Callable[..., None] | None = None
 
@@ -58,17 +52,11 @@ def checks(stage: Stage) -> Callable[..., None]:
     passed: set[Any] = set()
 
     def kind(x: Any) -> Any:
-        if type(x) is torch.Tensor and not x.is_nested:
+        if type(x) is Tensor and not x.is_nested:
             return x.shape, x.dtype, x.device, x.layout
         return None if x is None else object()  # which is like no other
 
-    def check(
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        causal: bool,
-        seqlens_k: torch.Tensor | None,
-    ) -> None:
+    def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, seqlens_k: Tensor | None) -> None:
         asked = kind(q), kind(k), kind(v), kind(seqlens_k), causal is True, causal is False
         if asked not in passed:
             check_inputs(stage, q, k, v, causal=causal, seqlens_k=seqlens_k)
@@ -77,17 +65,6 @@ def checks(stage: Stage) -> Callable[..., None]:
             passed.add(asked)
 
     return check
-
-
-class Address:
-    """Stands in for a tensor in a descriptor that is kept: it keeps no memory alive."""
-
-    def __init__(self, pointer: int, dtype: torch.dtype) -> None:
-        self.pointer = pointer
-        self.dtype = dtype
-
-    def data_ptr(self) -> int:
-        return self.pointer
 
 
 @functools.lru_cache(maxsize=MOST_KEPT)
@@ -113,10 +90,12 @@ def descriptor(
         return None
     layout = gl.NVMMASharedLayout(128, 16, rank=4)
     block = [1, 1, rows, BLOCK_D]
-    return TensorDescriptor(Address(pointer, dtype), list(shape), [*steps, 1], block, layout)
+    # stands in for the tensor: what is kept here keeps no memory alive
+    address = SimpleNamespace(data_ptr=lambda: pointer, dtype=dtype)
+    return TensorDescriptor(address, list(shape), [*steps, 1], block, layout)
 
 
-def described(x: torch.Tensor, rows: int, BLOCK_D: int) -> tuple[torch.Tensor, Any]:
+def described(x: Tensor, rows: int, BLOCK_D: int) -> tuple[Tensor, Any]:
     """Return `x` and its descriptor; a copy where the copy engine can't read `x` itself."""
     found = descriptor(x.data_ptr(), x.dtype, x.shape, x.stride(), rows, BLOCK_D)
     if found is None or x.is_neg():
@@ -124,7 +103,7 @@ def described(x: torch.Tensor, rows: int, BLOCK_D: int) -> tuple[torch.Tensor, A
     return x, found
 
 
-def padded(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+def padded(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Return an uninitialised tensor (B, H, N, d) with rows a multiple of 16 bytes apart."""
     *outer, d = shape
     width = -(-d // 8) * 8
@@ -132,10 +111,10 @@ def padded(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
     return x if width == d else x[..., :d]
 
 
-counters: dict[tuple[int, int], torch.Tensor] = {}
+counters: dict[tuple[int, int], Tensor] = {}
 
 
-def counter_of(device: torch.device) -> torch.Tensor:
+def counter_of(device: torch.device) -> Tensor:
     """The tile counter (1,) int32, 0 between launches.
 
     One tensor for each stream, since their launches overlap; torch has a few dozen. A CUDA graph
@@ -216,19 +195,19 @@ def forward_launch(
     switches = (causal, has_seqlens, masked, has_lse, *config[:-2])
     grid = min(config.ctas * multiprocessors(device), tiles)
     options = {"num_warps": 4, "maxnreg": config.maxnreg}
-    launch = Launch(attention_kernel, grid, sizes, switches, **options)
+    launch = Launch(attention_kernel, grid, (*sizes, *switches), **options)
     return launch, BLOCK_N, 64 if d <= 64 else 128
 
 
 def forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     causal: bool,
-    seqlens_k: torch.Tensor | None,
-    lse: torch.Tensor | None = None,
+    seqlens_k: Tensor | None,
+    lse: Tensor | None = None,
     config: Config | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Compute the output for checked arguments; `lse` is filled if given.
 
     lse (B, H, Nq) float32 is in base 2, as stage 6's. float32 and d > 128 go to stage 6's kernel.
@@ -252,14 +231,14 @@ def forward(
     return o.contiguous()
 
 
-def float32_descriptor(x: torch.Tensor, block: list[int]) -> Any:
+def float32_descriptor(x: Tensor, block: list[int]) -> Any:
     layout = gl.NVMMASharedLayout(0, 32, rank=x.dim())
     return TensorDescriptor(x, list(x.shape), list(x.stride()), block, layout)
 
 
 def launch_backward(
-    tensors: tuple[torch.Tensor, ...], causal: bool, seqlens_k: torch.Tensor | None, DQ: bool
-) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
+    tensors: tuple[Tensor, ...], causal: bool, seqlens_k: Tensor | None, DQ: bool
+) -> tuple[Tensor | None, Tensor, Tensor]:
     """Launch the three kernels on q, k, v, o, lse, do: dq (None without DQ), dk, dv, contiguous."""
     q, k, v, o, lse, do = tensors
     B, H, Nq, d = q.shape
@@ -281,8 +260,6 @@ def launch_backward(
     v, v_desc = described(v, BLOCK_N, BLOCK_D)
     rows_desc = float32_descriptor(rows, [1, 1, 2, BLOCK_M])
     sums_desc = float32_descriptor(sums.view(-1, 256), [16, 256])
-    if seqlens_k is not None:
-        seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
     preprocess_kernel[(blocks, H, B)](
         o, do, lse, rows, sums, *o.stride(), *do.stride(), *lse.stride(), Nq, padded_rows, d,
         ZERO=DQ, BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D,
@@ -305,34 +282,26 @@ def launch_backward(
     return dq, dk, dv
 
 
-def backward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, lse: torch.Tensor,
-    do: torch.Tensor, causal: bool, seqlens_k: torch.Tensor | None,
-    wanted: tuple[bool, bool, bool] = (True, True, True),
-) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
-    """Compute dq, dk, dv from do (B, H, Nq, d) and the forward pass; None where not `wanted`.
+def launch_for(
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, causal: bool,
+    seqlens_k: Tensor | None, wanted: tuple[bool, bool, bool],
+) -> s07.Gradients:  # fmt: skip
+    """Launch this stage's kernels, or stage 7's: dq, dk, dv; None where not `wanted`.
 
-    lse (B, H, Nq) float32 in base 2. float32 and d > 128 go to stage 7's kernels, and so does all
-    where only dq is wanted. CTAs add to dq in no fixed order: its last bits may differ from run to
-    run, those of dk and dv don't. Under torch.use_deterministic_algorithms(True) dq is stage 7's,
-    too, and has the same bits at every run.
+    float32 and d > 128 go to stage 7's kernels, and so does all where only dq is wanted. CTAs add
+    to dq in no fixed order: its last bits may differ from run to run, those of dk and dv don't.
+    Under torch.use_deterministic_algorithms(True) dq is stage 7's, too, and has the same bits at
+    every run.
     """
-    Nq, Nk = q.shape[2], k.shape[2]
-    if do.stride(-1) != 1:  # such as the expanded gradient of a sum: one number for all
-        do = do.contiguous()
-    # keys are counted in int32
-    if q.dtype == torch.float32 or q.shape[3] > 128 or Nk >= 1 << 30 or not any(wanted[1:]):
-        lse = lse.contiguous()  # stage 7's kernels take no stride for it
-        return s07.backward(q, k, v, o, lse, do, causal, seqlens_k, wanted)
-    if causal and Nq > Nk:  # the first rows see no key: nothing counts there, not even a NaN in do
-        blind = Nq - Nk
-        q, o, lse, do = (x[:, :, blind:] for x in (q, o, lse, do))
-        dq, dk, dv = backward(q, k, v, o, lse, do, causal, seqlens_k, wanted)
-        return dq if dq is None else torch.nn.functional.pad(dq, (0, 0, blind, 0)), dk, dv
-    again = wanted[0] and torch.are_deterministic_algorithms_enabled()
     tensors = q, k, v, o, lse, do
-    with launching(do):
-        dq, dk, dv = launch_backward(tensors, causal, seqlens_k, wanted[0] and not again)
+    # keys are counted in int32
+    if q.dtype == torch.float32 or q.shape[3] > 128 or k.shape[2] >= 1 << 30 or not any(wanted[1:]):
+        return s07.launch(*tensors, causal, seqlens_k, wanted)
+    again = wanted[0] and torch.are_deterministic_algorithms_enabled()
+    dq, dk, dv = launch_backward(tensors, causal, seqlens_k, wanted[0] and not again)
     if again:
-        dq = backward(*tensors, causal, seqlens_k, (True, False, False))[0]
+        dq = s07.launch(*tensors, causal, seqlens_k, (True, False, False))[0]
     return dq, dk if wanted[1] else None, dv if wanted[2] else None
+
+
+backward = functools.partial(s07.backward, launch=launch_for)

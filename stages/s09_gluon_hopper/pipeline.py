@@ -31,31 +31,6 @@ def named_barrier(what: gl.constexpr, number, threads: gl.constexpr, pred=True):
     gl.inline_asm_elementwise(text, "=r,r,r,r", operands, gl.int32, False, 1)
 
 
-@aggregate
-class EmptyBarriers:
-    """Named barriers, one for each slot of a pipeline: the producer waits for consumers."""
-
-    first: gl.constexpr  # the number of the first slot's; the others follow
-    slots: gl.constexpr
-    threads: gl.constexpr  # of all consumers and the producer
-
-    @gluon.jit
-    def wait(self, count):
-        """Producer: wait until the slot has been released; in the first round it is empty."""
-        number = count % self.slots + self.first
-        named_barrier("bar.sync", number, self.threads, count >= self.slots)
-
-    @gluon.jit
-    def arrive(self, count, pred=True):
-        """Consumer: release the slot, if pred."""
-        named_barrier("bar.arrive", count % self.slots + self.first, self.threads, pred)
-
-
-@gluon.jit
-def make_empty_barriers(first: gl.constexpr, slots: gl.constexpr, consumers: gl.constexpr):
-    return EmptyBarriers(first, slots, 128 * consumers + 32)
-
-
 @gluon.jit
 def make_mbarriers(number: gl.constexpr, arrivals: gl.constexpr):
     """`number` mbarriers, each of which opens at its `arrivals`-th arrival."""
@@ -71,12 +46,19 @@ class Pipeline:
 
     tiles: gl.shared_memory_descriptor  # (slots, 1, 1, rows, BLOCK_D)
     full: gl.shared_memory_descriptor  # (slots, 1) mbarriers: consumers wait for the copy engine
-    empty: EmptyBarriers
+    first_empty: gl.constexpr  # the number of the first slot's named barrier; the others follow
+    threads: gl.constexpr  # of all consumers and the producer, which meet there
+
+    @gluon.jit
+    def producer_acquire(self, count):
+        """Wait until the slot has been released; in the first round it is empty."""
+        slots: gl.constexpr = self.tiles.shape[0]
+        named_barrier("bar.sync", count % slots + self.first_empty, self.threads, count >= slots)
 
     @gluon.jit
     def producer_load(self, desc, coordinates, count):
         slot = count % self.tiles.shape[0]
-        self.empty.wait(count)
+        self.producer_acquire(count)
         mbarrier.expect(self.full.index(slot), desc.block_type.nbytes)
         async_load(desc, coordinates, self.full.index(slot), self.tiles.index(slot))
 
@@ -91,7 +73,9 @@ class Pipeline:
 
     @gluon.jit
     def consumer_release(self, count, pred=True):
-        self.empty.arrive(count, pred)
+        """Say that this consumer is done with the tile, if pred."""
+        number = count % self.tiles.shape[0] + self.first_empty
+        named_barrier("bar.arrive", number, self.threads, pred)
 
     @gluon.jit
     def keep_alive(self):
@@ -104,5 +88,4 @@ def make_pipeline(desc, slots: gl.constexpr, consumers: gl.constexpr, first_empt
     """A pipeline of `slots` tiles; first_empty: the number of its first named barrier."""
     shape: gl.constexpr = [slots, 1, 1, desc.block_shape[2], desc.block_shape[3]]
     tiles = gl.allocate_shared_memory(desc.dtype, shape, desc.layout)
-    empty = make_empty_barriers(first_empty, slots, consumers)
-    return Pipeline(tiles, make_mbarriers(slots, 1), empty)
+    return Pipeline(tiles, make_mbarriers(slots, 1), first_empty, 128 * consumers + 32)

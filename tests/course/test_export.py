@@ -8,9 +8,10 @@ import sys
 
 import pytest
 import typer
-from ladder_command import environ, installed
+from ladder_command import environ, in_turn, installed
+from test_lab import solution
 
-from course.lab import handout, labs
+from course.lab import gaps, handout, labs
 from harness.problems.problem import PEERS_FROM, YARDSTICK
 from harness.records import checkout
 from harness.records.code import built_in_files, label, number_of
@@ -119,8 +120,43 @@ def test_a_copy_has_nothing_of_the_upper_stages_but_the_stub(last, copies):
         path for path in (copy / "tests").rglob("test_*.py") if path.name != "test_handout.py"
     ]
     assert (copy / "csrc").exists() == (last >= 2)
-    for path in copy.glob("notebooks/*_to_*.ipynb"):
-        assert {int(x) for x in path.stem.split("_to_")} <= handout.stages_in(copy)
+    for path in copy.glob("notebooks/*_to_*.*"):
+        assert {int(x) for x in path.stem.split("_to_")} <= here
+    # nor any line of a gap, but what a stage below has too, or is too short to tell anything
+    below = "".join(solution(stage)[1] for stage in here if stage < 9)
+    files = [path for path in copy.rglob("*") if path.is_file()]
+    texts = {path: path.read_bytes() for path in files}
+    for stage in {*range(9)} - here:
+        for gap in gaps.find(solution(stage)[1], "small"):
+            line = gap.lines[0].strip()
+            if len(line) >= 25 and line not in below:
+                assert [path for path in texts if line.encode() in texts[path]] == [], line
+    for size in gaps.KINDS if last < 8 else ():
+        for name, text in labs.stubs(last + 1, size).items():
+            stub = copy / "stubs" / f"{last + 1}-{size}" / name
+            assert stub.read_text(encoding="utf-8") == text
+
+
+def test_a_copy_has_the_questions_of_the_next_stage_and_its_hints(copies, monkeypatch):
+    page = (copies(4) / "docs/walkthrough/5-triton-online.md").read_text()
+    assert "## Predict" in page and "How many numbers per row" in page
+    assert "Why they are exact" not in page and "So it is multiplied by" not in page
+    whole = {numpy: list(labs.hints(5, 2, numpy)) for numpy in (False, True)}
+    monkeypatch.setattr(labs, "STUBS", copies(4) / "stubs")
+    monkeypatch.setattr(labs, "source", lambda stage, numpy=False: copies(4) / "taken out.py")
+    for numpy, hints in whole.items():
+        assert list(labs.hints(5, 2, numpy)) == hints
+        with pytest.raises(labs.NoLab, match="level 3"):
+            list(labs.hints(5, 3, numpy))
+    with pytest.raises(labs.NoLab, match="neither its file nor a stub"):
+        list(labs.hints(6, 1))
+
+
+def test_a_copy_is_made_once(tmp_path):
+    asked = ("lab", "export", tmp_path / "copy", "--stages", "0-1")
+    assert in_turn(*asked).returncode == 0
+    done = in_turn(*asked)
+    assert done.returncode == 2 and "already" in done.stderr
 
 
 @pytest.mark.slow

@@ -219,24 +219,23 @@ def test_each_verdict_has_its_row_and_costs_no_other(tmp_path):
         assert bool(failed) == (name != "passed")
     summary = (out.parent / "grades-class.md").read_text(encoding="utf-8")
     assert summary.rstrip() in done.stdout and "| wrong scale | 1 |" in summary
-    for name in ("passed", "failed"):
-        assert in_turn(*asked, "--only", name, "--gradescope", scope).returncode == 0
-        told = json.loads(scope.read_text(encoding="utf-8"))
-        assert sum(test["score"] for test in told["tests"]) == told["score"]
-        assert told["score"] == float(rows[name]["points"])
-        assert ("failed" in {test["status"] for test in told["tests"]}) == (name == "failed")
-        assert all(test["max_score"] in (2, 5) for test in told["tests"])
-    # what is there is kept, with points of another kind; one can be graded again
+    # what is there is kept, with points of another kind; one can be graded again, and by Gradescope
     points.write_text("default = 1\n", encoding="utf-8")
     done = in_turn(*asked)
     assert done.stdout.count("(kept)") == len(KINDS)
     assert rows_of(out)["passed"]["points"] == str(full // 2 - 1)
-    (folder / "failed.py").write_text(RAW, encoding="utf-8")
-    done = in_turn(*asked, "--only", "failed")
-    assert done.stdout.count("(kept)") == 0
-    again = rows_of(out)
-    assert again["failed"]["verdict"] == "passed" and again.keys() == rows.keys()
-    assert again["failed"]["seed"] == rows["failed"]["seed"]
+    for text, verdict in ((KINDS["failed"], "failed"), (RAW, "passed")):
+        (folder / "failed.py").write_text(text, encoding="utf-8")
+        done = in_turn(*asked, "--only", "failed", "--gradescope", scope)
+        assert done.stdout.count("(kept)") == 0
+        again = rows_of(out)
+        assert again["failed"]["verdict"] == verdict and again.keys() == rows.keys()
+        assert again["failed"]["seed"] == rows["failed"]["seed"]
+        told = json.loads(scope.read_text(encoding="utf-8"))
+        assert sum(test["score"] for test in told["tests"]) == told["score"]
+        assert told["score"] == float(again["failed"]["points"])
+        assert ("failed" in {test["status"] for test in told["tests"]}) == (verdict == "failed")
+        assert all(test["max_score"] == 1 for test in told["tests"])
 
 
 @pytest.mark.slow
@@ -301,7 +300,7 @@ def test_what_can_not_be_graded_costs_nobody_points(tmp_path, options, said):
     assert not (tmp_path / "grades.csv").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.timing
 def test_speed_gives_points_only_for_a_fast_and_right_submission(tmp_path):
     text = labs.source(3).read_text(encoding="utf-8")
     slow = text.replace(
@@ -329,9 +328,6 @@ def test_speed_is_one_more_check(tmp_path):
     assert row.with_speed("cheated").worth(points).points == 0
     with pytest.raises(grade.NotGraded, match="from 4 on"):
         grade.read_points(1, path)
-    path.write_text("[speed]\npoints = 4\nm = 512\n", encoding="utf-8")
-    with pytest.raises(grade.NotGraded, match="'m'"):
-        grade.read_points(5, path)
 
 
 @pytest.mark.parametrize("size", gaps.KINDS)
@@ -383,7 +379,7 @@ def test_an_empty_gap_is_no_mistake_where_another_line_does_its_work(name, tmp_p
     assert len(told) == (verdict == "failed")
 
 
-TWELVE = {  # of stage 1, then of stage 5
+SUBMITTED = {  # of stage 1, then of stage 5
     "right": RAW,
     "without scale": KINDS["failed"],
     "scaled by the keys": edited("len(x) ** -0.5", "len(k_head) ** -0.5"),
@@ -393,7 +389,6 @@ TWELVE = {  # of stage 1, then of stage 5
     "half written": KINDS["not_written"],
     "crashes": KINDS["crashed"],
     "no rescale": S5.replace(PAST, ""),
-    "l set": S5.replace("l_i = l_i * alpha +", "l_i ="),
     "one tile": S5.replace("BLOCK_N = 64 ", "BLOCK_N = 1024 "),
     "no max": S5.replace("m_new = tl.maximum(m_i, tl.max(s, 1))", "m_new = m_i * 0"),
 }
@@ -401,9 +396,9 @@ TWELVE = {  # of stage 1, then of stage 5
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", TWELVE)
+@pytest.mark.parametrize("name", SUBMITTED)
 def test_the_points_of_a_submission_do_not_hang_on_the_seed(name, tmp_path):
-    path = write(tmp_path, mine=TWELVE[name]) / "mine.py"
+    path = write(tmp_path, mine=SUBMITTED[name]) / "mine.py"
     stage = of_stage(path)
     worth = grade.read_points(stage, None)[0]
     first, second = (

@@ -11,7 +11,6 @@ from ladder_command import ROOT, in_turn
 from course.lab import checks, cpp, gaps, labs
 from course.lessons import side_by_side
 from harness.isolation.roster import BadStage, read_stages
-from harness.records.environment import own_files
 
 STAGES = [*range(9), "numpy"]
 SIZES = list(gaps.KINDS)
@@ -159,26 +158,6 @@ def test_a_filled_cpp_folder_passes_and_a_wrong_one_fails(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_printed_fits_80_columns_but_for_code(tmp_path):
-    for level in (1, 2):
-        assert any(len(line) > 80 for hint in labs.hints(5, level) for line in hint.splitlines())
-        lines = in_turn("lab", "hint", 5, "--level", level).stdout.splitlines()
-        assert max(map(len, lines)) <= 80
-    shown = in_turn("lab", "hint", 7, "--level", 3).stdout
-    [third] = [gap for gap in labs.hints(7, 3) if gap.startswith("store")]
-    assert third.splitlines()[-1] in shown
-    path = tmp_path / "mine.py"
-    text = solution(1)[1]
-    path.write_text(
-        text.replace("m_i = max(s)", "raise OSError('same dtype ' * 9)"), encoding="utf-8"
-    )
-    found = checks.check(path)
-    assert min(len(found.case[0]), len(found.diagnosis)) > 80
-    lines = in_turn("lab", "check", path).stdout.splitlines()
-    assert "stage 1: crashed" in "\n".join(lines) and max(map(len, lines)) <= 80
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("other", ["../solved", "/proc/self/cwd/csrc", ROOT / "csrc"])
 def test_cpp_of_another_folder_is_no_submission(other, tmp_path, monkeypatch):
     if cpp.compiler() is None or (sys.platform != "linux" and "/proc" in str(other)):
@@ -190,55 +169,6 @@ def test_cpp_of_another_folder_is_no_submission(other, tmp_path, monkeypatch):
     header.write_text(f'struct Mine {{}};\n#include "{other}/value_graph.hpp"\n', encoding="utf-8")
     found = checks.check(tmp_path / "mine")
     assert found.verdict == "cheated" and "another folder" in found.diagnosis
-
-
-@pytest.mark.slow
-def test_a_copy_to_hand_out_tells_nothing_of_the_upper_stages(tmp_path):
-    copy = tmp_path / "copy"
-    assert in_turn("lab", "export", copy, "--stages", "0-4").returncode == 0
-    names = {path.name for path in (copy / "stages").glob("s*.py")}
-    assert names == {path.name for path in own_files("stages/s0[0-4]*.py")}
-    parts = {path.name for path in (copy / "stages" / "common").glob("*.py")}
-    # what the kernels of the upper stages share is not in it
-    assert {"contract.py", "machine.py"} <= parts and "kernels.py" not in parts
-    assert not [*(copy / "stages").glob("s*/")]
-    files = [path for path in copy.rglob("*") if path.is_file()]
-    below = "".join(solution(stage)[1] for stage in range(5))
-    for stage in range(5, 9):
-        for gap in gaps.find(solution(stage)[1], "small"):
-            line = gap.lines[0].strip()
-            told = [path for path in files if line.encode() in path.read_bytes()]
-            # what a page says, or a stage below has too, or what is too short to tell anything
-            assert len(line) < 25 or line in below or not told, (line, told)
-    page = (copy / "docs/walkthrough/5-triton-online.md").read_text()
-    assert "## Predict" in page and "How many numbers per row" in page
-    assert "Why they are exact" not in page and "So it is multiplied by" not in page
-    assert not (copy / "notebooks" / "04_to_05.py").exists()
-    assert (copy / "notebooks" / "03_to_04.py").exists()
-    for size in SIZES:
-        stub = copy / "stubs" / f"5-{size}" / solution(5)[0]
-        assert stub.read_text(encoding="utf-8") == labs.stubs(5, size)[solution(5)[0]]
-    done = in_turn("lab", "export", copy, "--stages", "0-4")
-    assert done.returncode == 2 and "already" in done.stderr
-    linked = 0
-    for page in (*copy.rglob("*.md"), *copy.glob("notebooks/*.py")):
-        for path in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-            linked += (page.parent / path).exists() or pytest.fail(f"{page}: no {path}")
-    assert linked
-
-
-@pytest.mark.slow
-def test_a_copy_without_the_stage_has_hints_for_the_gaps_of_its_stub(tmp_path, monkeypatch):
-    assert in_turn("lab", "export", tmp_path / "copy", "--stages", "0-4").returncode == 0
-    whole = {numpy: list(labs.hints(5, 2, numpy)) for numpy in (False, True)}
-    monkeypatch.setattr(labs, "STUBS", tmp_path / "copy" / "stubs")
-    monkeypatch.setattr(labs, "source", lambda stage, numpy=False: tmp_path / "taken out.py")
-    for numpy, hints in whole.items():
-        assert list(labs.hints(5, 2, numpy)) == hints
-        with pytest.raises(labs.NoLab, match="level 3"):
-            list(labs.hints(5, 3, numpy))
-    with pytest.raises(labs.NoLab, match="neither its file nor a stub"):
-        list(labs.hints(6, 1))
 
 
 def test_a_file_with_a_stages_number_and_name_runs_beside_it_as_yours(tmp_path):

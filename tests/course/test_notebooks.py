@@ -1,35 +1,26 @@
 """The notebooks: each runs on this machine, and what is committed is what its script makes."""
 
-import base64
 import contextlib
 import importlib.metadata
 import importlib.util
-import io
-import os
 import re
 import shlex
 import socket
 import statistics
-import subprocess
-import sys
 import threading
 import tomllib
 from functools import lru_cache
-from html import unescape
 from multiprocessing.connection import Listener
 from pathlib import Path
 from types import SimpleNamespace
 
+import build_notebooks as tool
 import nbformat
-import numpy as np
 import pytest
 from ladder_command import in_turn
-from PIL import Image
 
 from course import notebook as nb
-from course.lessons.side_by_side import BLANK, WIDTH, braces, changed, extent, fingerprint, folded
-from course.tracing import trace_plots
-from course.tracing.trace import make_trace
+from course.lessons.side_by_side import BLANK, braces, changed, extent, fingerprint, folded
 from harness.records.environment import own_files
 from harness.records.jsonl import read
 
@@ -39,10 +30,6 @@ MOST_BYTES = 400_000
 CELLS = range(10, 26)
 PAIRS = [*((n, n + 1) for n in range(7)), (6, 8), (6, 9)]  # forward, 7 and 8 walk tiles as 6 does
 STEPS = ["00_overview", *(f"{a:02d}_to_{b:02d}" for a, b in PAIRS), "primer"]
-
-spec = importlib.util.spec_from_file_location("tool", ROOT / "tools" / "build_notebooks.py")
-tool = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tool)
 
 script = lru_cache(tool.from_script)
 no_triton = importlib.util.find_spec("triton") is None
@@ -102,49 +89,6 @@ def check_outputs(notebook):
                 assert data["text/plain"].strip() and not data["text/plain"].startswith("\n")
             if "image/png" in output.get("data", ()):  # words for who doesn't see it
                 assert len(output.metadata["image/png"]["alt"].split()) > 10
-
-
-def test_a_picture_reads_on_light_and_on_dark():
-    """Clear ground, and letters of a middle tone; its words go where a viewer looks for them."""
-    shown = nb.plot(nb.recorded("cpu/tour.jsonl").only(d=16), "memory")
-    data, about = shown._repr_mimebundle_()
-    assert about["image/png"]["alt"] == data["text/plain"] == repr(shown)
-    assert all(f"{stage} " in repr(shown) for stage in range(8))
-    with Image.open(io.BytesIO(base64.b64decode(data["image/png"]))) as image:
-        pixels = np.asarray(image.convert("RGBA")).reshape(-1, 4)
-    assert (pixels[:, 3] == 0).mean() > 0.5
-    drawn = pixels[pixels[:, 3] > 250][:, :3].astype(int)
-    assert len(drawn) > 1000
-    assert drawn.max(1).min() > 80, "black, or nearly"
-    assert drawn.min(1).max() < 190, "white, or nearly"
-
-
-def test_a_moving_picture_has_no_ground_and_has_words():
-    made = make_trace(n=4, d=2, tile=2, row=0)
-    steps, truth = made.steps(), made.truth()
-    shown = nb.moving(lambda path, look: trace_plots.moving(steps, truth, path, look), "a < b")
-    words, data = re.fullmatch(
-        r'<img alt="([^"]*)" src="data:image/webp;base64,([^"]*)">', shown.html
-    ).groups()
-    assert unescape(words) == "a < b" == repr(shown)
-    with Image.open(io.BytesIO(base64.b64decode(data))) as image:
-        assert image.n_frames == 2 * len(steps)
-        for index in range(image.n_frames):
-            image.seek(index)
-            assert (np.asarray(image.convert("RGBA"))[..., 3] == 0).mean() > 0.5
-
-
-@pytest.mark.parametrize("pair", [(0, 1), (3, 4), (4, 5), (5, 6), (6, 7), (6, 8)])
-def test_code_side_by_side_is_monospaced_and_not_cut(pair):
-    html = nb.side_by_side(*pair).html
-    blocks = re.findall(r"<pre style=\"([^\"]*)\">(.*?)</pre>", html, re.DOTALL)
-    assert blocks and len(blocks) == html.count("<pre")
-    for style, code in blocks:
-        fonts = re.search(r"font-family:([^;]*);", style)[1]
-        assert fonts.split(",")[-1] == "monospace"
-        for line in re.sub(r"<[^>]+>", "", code).splitlines():
-            assert len(unescape(line)) <= WIDTH + 7
-    assert "overflow-x:auto" in html.split("<table")[0]
 
 
 def test_there_is_a_notebook_for_each_step():
@@ -288,53 +232,16 @@ def test_the_judges_command_in_the_words_is_executed_as_it_stands(command):
     assert set(shlex.split(command)) <= set(shlex.split(line))
 
 
-# the first cell
-
-
-def first_cell(name):
-    return code_cells(script(name))[0].source
-
-
-def test_the_first_cell_is_everywhere_the_same():
-    assert len({first_cell(name) for name in STEPS}) == 1
-
-
-def test_where_the_project_is_the_first_cell_is_an_import():
-    names = {}
-    exec(first_cell(STEPS[0]), names)
-    assert names["nb"] is nb
-
-
-def test_the_first_cells_help_names_what_the_project_has():
-    extra = re.search(r"%pip install -e \"\.\.\[(\w+)\]\"", first_cell(STEPS[0]))[1]
-    text = (ROOT / "pyproject.toml").read_text()
-    assert extra in tomllib.loads(text)["project"]["optional-dependencies"]
-
-
 # what executes them
 
 
-@pytest.mark.slow
-def test_nbconvert_executes_by_this_python(tmp_path):
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("import sys; sys.prefix")])
-    nbformat.write(notebook, tmp_path / "a.ipynb")
-    words = [
-        "-m",
-        "jupyter",
-        "nbconvert",
-        "--to",
-        "notebook",
-        "--execute",
-        "a.ipynb",
-        "--output",
-        "b.ipynb",
-    ]
-    bare = {**os.environ, "PATH": os.defpath}  # the environment is not activated
-    subprocess.run(
-        [sys.executable, *words], cwd=tmp_path, env=bare, check=True, capture_output=True
-    )
-    (output,) = nbformat.read(tmp_path / "b.ipynb", 4).cells[0].outputs
-    assert output.data["text/plain"] == repr(sys.prefix)
+def test_the_first_cell_is_everywhere_the_same_and_names_what_the_project_has():
+    (first,) = {code_cells(script(name))[0].source for name in STEPS}
+    extra = re.search(r"%pip install -e \"\.\.\[(\w+)\]\"", first)[1]
+    text = (ROOT / "pyproject.toml").read_text()
+    assert extra in tomllib.loads(text)["project"]["optional-dependencies"]
+    exec(first, names := {})  # where the project is, it is an import
+    assert names["nb"] is nb
 
 
 # the views
@@ -402,9 +309,7 @@ def test_side_by_side_marks_each_changed_line_and_no_other():
 
 def test_a_folded_line_loses_nothing():
     for line in nb.code(7).lines:
-        pieces = folded(line)
-        assert "".join("".join(pieces).split()) == "".join(line.split())
-        assert all(len(piece) <= 74 for piece in pieces)
+        assert "".join("".join(folded(line)).split()) == "".join(line.split())
 
 
 def test_a_function_is_found_whole_and_what_is_not_there_is_said():

@@ -4,11 +4,10 @@ from itertools import product
 
 import pytest
 import torch
-from test_masks_and_gradients import verdict
-from test_on_a_gpu import canaries, problem
+from on_a_gpu import assert_exact, captured, peak_of, problem
+from stage_checks import guarded_outputs
 
 import stages
-from harness.measures.memory import measure_peak
 from harness.problems.inputs import make_inputs
 
 pytestmark = pytest.mark.gpu
@@ -38,14 +37,12 @@ def parts(problem):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("inputs", ["normal", "peaky"])
 def test_parts_are_exact(shape, dtype, inputs):
-    precision = "ieee" if dtype == "float32" else dtype
     lengths = tuple(shape[3] * b // shape[0] for b in range(shape[0]))  # the first sees no key
     for nq, causal, seqlens_k in product((1, 8), (False, True), (None, lengths)):
         masks = {"causal": causal, "seqlens_k": seqlens_k}
-        each = asked(shape, nq, dtype=dtype, precision=precision, inputs=inputs, **masks)
+        each = asked(shape, nq, dtype=dtype, inputs=inputs, **masks)
         assert parts(each) > 1
-        found = verdict(split, each)
-        assert found["exact"], (nq, masks, found["why"])
+        assert_exact(split, each)
 
 
 def test_runs_are_the_same_bit_for_bit_on_two_streams_at_once():
@@ -68,9 +65,7 @@ def test_runs_are_the_same_bit_for_bit_on_two_streams_at_once():
 def test_a_graph_of_parts_and_merge_replays_on_other_numbers():
     q, k, v = make_inputs(asked(CACHED[1], 2, dtype="float16"))
     split.attend(q, k, v)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        o = split.attend(q, k, v)
+    graph, o = captured(lambda: split.attend(q, k, v))
     for x in (q, k, v):
         x.copy_(torch.randn_like(x))
     graph.replay()
@@ -80,10 +75,10 @@ def test_a_graph_of_parts_and_merge_replays_on_other_numbers():
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_parts_are_written_whole_and_nothing_else_is(dtype):
     for shape in CACHED[:3]:
-        each = asked(shape, 1, dtype=dtype, precision="ieee" if dtype == "float32" else dtype)
+        each = asked(shape, 1, dtype=dtype)
         tensors, splits = make_inputs(each), parts(each)
         b, h, d = each.b, each.h, each.d
-        with canaries() as made:
+        with guarded_outputs(whole=True) as made:
             split.attend(*tensors)
         assert sorted(made) == sorted([(b, h, 1, d), (b, h, 1, splits, d), (b, h, 1, splits, 2)])
 
@@ -93,6 +88,5 @@ def test_parts_are_written_whole_and_nothing_else_is(dtype):
 def test_the_parts_take_no_more_memory_than_k_and_v(shape, nq):
     each = asked(shape, nq, dtype="bfloat16")
     q, k, v = make_inputs(each)
-    split.attend(q, k, v)
-    _, peak, _ = measure_peak(lambda: split.attend(q, k, v), "cuda")
+    peak = peak_of(lambda: split.attend(q, k, v))
     assert peak <= q.nbytes + k.nbytes + v.nbytes + 3 * 512  # the allocator's own rounding

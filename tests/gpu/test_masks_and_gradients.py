@@ -5,102 +5,61 @@ from itertools import product
 
 import pytest
 import torch
-from test_on_a_gpu import KINDS, problem
+from on_a_gpu import (
+    KINDS,
+    MASKS,
+    assert_exact,
+    assert_masked_exact,
+    assert_same,
+    call_of,
+    captured,
+    peak_of,
+    problem,
+    verdict,
+)
+from stage_checks import everything
 
 import stages
-from harness.isolation.call import bind, prepare
-from harness.measures.accuracy import judge_outputs, set_precision
 from harness.measures.memory import measure_peak
-from harness.measures.oracle import make_oracles
 from harness.peers import p100_sdpa_flash
-from harness.problems.directions import make_output_gradient
 from harness.problems.inputs import make_inputs
 from stages.common import tuner
 
 pytestmark = pytest.mark.gpu
 
 FLASH2, TRAINING, SPLIT = (stages.by_number(number) for number in (6, 7, 8))
-# nq, nk, hk of 4 heads, causal, seqlens_k of 2 batch entries
-MASKS = [
-    (130, 130, 4, True, None),
-    (257, 129, 2, True, None),  # the first rows see nothing
-    (65, 300, 1, True, None),
-    (100, 200, 2, False, (0, 137)),
-    (300, 300, 4, True, (300, 77)),
-    (1, 500, 1, True, (3, 500)),
-    (512, 512, 4, True, None),
-]
-
-
-def verdict(stage, asked):
-    """What the harness's judge says of a stage's answer to a problem."""
-    if asked.dtype == "float32":
-        set_precision(asked.precision)
-    try:
-        oracles = make_oracles(asked)
-        dO = None if asked.direction == "fwd" else make_output_gradient(asked)
-        outputs = prepare(bind(stage.attend, asked), asked.direction, *make_inputs(asked), dO)()
-        return judge_outputs([o.double() for o in outputs], oracles)
-    finally:
-        set_precision("ieee")
 
 
 @pytest.mark.parametrize(("dtype", "precision"), KINDS)
 @pytest.mark.parametrize("inputs", ["normal", "peaky"])
 @pytest.mark.parametrize("d", [40, 64, 128])
 def test_masked_outputs_and_gradients_are_exact(inputs, dtype, precision, d):
-    for nq, nk, hk, causal, seqlens_k in MASKS:
-        for stage, direction in ((FLASH2, "fwd"), (SPLIT, "fwd"), (TRAINING, "train")):
-            asked = problem(
-                inputs=inputs, dtype=dtype, precision=precision, d=d, b=2, h=4, hk=hk, nq=nq, nk=nk,
-                causal=causal, seqlens_k=seqlens_k, direction=direction,
-            )  # fmt: skip
-            found = verdict(stage, asked)
-            assert found["exact"], (stage.STAGE.number, asked, found["why"])
+    fields = {"inputs": inputs, "dtype": dtype, "precision": precision, "d": d}
+    for stage, direction in ((FLASH2, "fwd"), (SPLIT, "fwd"), (TRAINING, "train")):
+        assert_masked_exact(stage, MASKS, direction=direction, **fields)
 
 
 @pytest.mark.parametrize("index", range(3))
 @pytest.mark.parametrize("d", [64, 128, 256])
 def test_every_candidate_is_exact(index, d, pick):
     pick(index)
-    for dtype in ("float16", "float32"):
-        precision = "tf32" if dtype == "float32" else dtype
-        for causal in (False, True):
-            asked = problem(
-                dtype=dtype, precision=precision, d=d, nq=400, nk=400, causal=causal,
-                direction="train",
-            )  # fmt: skip
-            found = verdict(TRAINING, asked)
-            assert found["exact"], (asked, found["why"])
+    for (dtype, precision), causal in product(KINDS[1:3], (False, True)):
+        fields = {"dtype": dtype, "precision": precision, "d": d, "causal": causal}
+        assert_exact(TRAINING, problem(nq=400, nk=400, direction="train", **fields))
 
 
 @pytest.mark.parametrize("d", [1, 16, 59, 256])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_gradients_of_other_head_dimensions_are_exact(d, dtype):
-    precision = "ieee" if dtype == "float32" else dtype
     for causal in (False, True):
-        asked = problem(
-            dtype=dtype, precision=precision, d=d, nq=150, nk=210, causal=causal, direction="train"
-        )
-        found = verdict(TRAINING, asked)
-        assert found["exact"], (asked, found["why"])
+        fields = {"dtype": dtype, "d": d, "causal": causal}
+        assert_exact(TRAINING, problem(nq=150, nk=210, direction="train", **fields))
 
 
 def test_ieee_outputs_and_gradients_are_within_1e_5_of_float64():
     for d, causal in product((64, 128), (False, True)):
         asked = problem(d=d, nq=1024, nk=1024, causal=causal, direction="train")
         assert verdict(TRAINING, asked)["err_f64_rel"] <= 1e-5
-
-
-def test_runs_are_the_same_bit_for_bit_gradients_too():
-    asked = problem(dtype="float16", nq=500, nk=700, h=4, hk=2, causal=True, direction="train")
-    call = prepare(
-        bind(TRAINING.attend, asked), "train", *make_inputs(asked), make_output_gradient(asked)
-    )
-    first = call()
-    for _ in range(10):
-        for got, want in zip(call(), first, strict=True):
-            assert torch.equal(got, want)
 
 
 def near_and_far(n=130, d=64):
@@ -114,15 +73,10 @@ def near_and_far(n=130, d=64):
     return near, views
 
 
-def test_gradients_at_offsets_beyond_32_bits_are_those_of_near_tensors():
+@pytest.mark.parametrize("number", [7, 9])
+def test_gradients_at_offsets_beyond_32_bits_are_those_of_near_tensors(stage):
     near, views = near_and_far()
-    answers = []
-    for q, k, v, dO in (views, near):
-        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-        o = TRAINING.attend(*leaves, causal=True)
-        answers.append((o.detach(), *torch.autograd.grad(o, leaves, dO)))
-    for got, want in zip(*answers, strict=True):
-        assert torch.equal(got, want)
+    assert_same(everything(stage, *views, causal=True), everything(stage, *near, causal=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -148,18 +102,13 @@ def test_nan_in_hidden_tiles_changes_no_output():
         for b, length in enumerate(lengths.tolist()):
             x[b, :, length:] = float("nan")
     poisoned = FLASH2.attend_with_lse(q, k, v, causal=True, seqlens_k=lengths)
-    for got, want in zip(poisoned, clean, strict=True):
-        assert torch.equal(got, want)
+    assert_same(poisoned, clean)
 
 
 def test_a_training_step_holds_what_it_must_and_nothing_else():
     """o, dq, dk, dv, lse twice and delta: no tensor of N x N, and no other one of float32."""
     asked = problem(dtype="float16", h=8, hk=8, nq=2048, nk=2048, direction="train")
-    call = prepare(
-        bind(TRAINING.attend, asked), "train", *make_inputs(asked), make_output_gradient(asked)
-    )
-    call()
-    _, peak, _ = measure_peak(call, "cuda")
+    peak = peak_of(call_of(TRAINING, asked))
     rows = asked.b * asked.h * asked.nq
     assert peak <= 4 * 2 * rows * asked.d + 3 * 4 * rows + 4 * 512  # a block is rounded to 512
 
@@ -169,14 +118,7 @@ def test_a_training_step_holds_no_more_than_sdpa_does(causal):
     """Its flash backend's peak, and a twentieth."""
     asked = problem(dtype="float16", h=16, hk=16, nq=4096, nk=4096, causal=causal)
     asked = replace(asked, direction="train")
-    peaks = []
-    for stage in (TRAINING, p100_sdpa_flash):
-        call = prepare(
-            bind(stage.attend, asked), "train", *make_inputs(asked), make_output_gradient(asked)
-        )
-        call()
-        peaks.append(measure_peak(call, "cuda")[1])
-        del call
+    peaks = [peak_of(call_of(stage, asked)) for stage in (TRAINING, p100_sdpa_flash)]
     assert peaks[0] <= 1.05 * peaks[1]
 
 
@@ -207,9 +149,7 @@ def test_a_kind_of_call_is_tuned_once_and_nothing_is_left_on_disk(monkeypatch, t
 def test_a_cuda_graph_captures_what_is_not_tuned_yet():
     q, k, v = (torch.randn(1, 1, 70, 48, device="cuda").half() for _ in range(3))
     want = FLASH2.forward(q, k, v, False, None, config=FLASH2.launch_config(48, q.dtype, "ieee"))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        o = FLASH2.attend(q, k, v)
+    graph, o = captured(lambda: FLASH2.attend(q, k, v))
     o.zero_()
     graph.replay()
     assert torch.equal(o, want)

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from test_masks_and_gradients import MASKS, verdict
-from test_on_a_gpu import canaries, everything, problem
+from on_a_gpu import MASKS, assert_masked_exact, assert_same, captured, launches
+from stage_checks import everything, guarded_outputs
 
 import stages
 
@@ -36,13 +36,8 @@ def test_each_configuration_is_exact(most, name, dtype, inputs, monkeypatch):
     """Head dimensions up to `most`, padded where they are less; outputs and gradients."""
     monkeypatch.setattr(STAGE.launch, "plan", lambda *problem: getattr(STAGE.launch, name))
     for d in (most, most - 16, most - 23, 1):
-        for nq, nk, hk, causal, seqlens_k in RAGGED + MASKS + WHOLE + FEW_ROWS + MOVED:
-            asked = problem(
-                inputs=inputs, dtype=dtype, d=d, b=2, h=4, hk=hk, nq=nq, nk=nk,
-                causal=causal, seqlens_k=seqlens_k, direction="train",
-            )  # fmt: skip
-            found = verdict(STAGE, asked)
-            assert found["exact"], (asked, found["why"])
+        masks = RAGGED + MASKS + WHOLE + FEW_ROWS + MOVED
+        assert_masked_exact(STAGE, masks, inputs=inputs, dtype=dtype, d=d, direction="train")
 
 
 @pytest.mark.parametrize(("d", "name"), CONFIGS)
@@ -75,14 +70,12 @@ def test_what_is_past_a_length_changes_no_output_of_many_tiles(d, causal):
         first = lse.clone() if first is None else first
         assert torch.equal(lse, first)
     assert not lse.isnan().any()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = STAGE.launch.forward(q, k, v, causal, lengths)
+    graph, o = captured(lambda: STAGE.launch.forward(q, k, v, causal, lengths))
     for _ in range(3):
-        captured.fill_(math.nan)
+        o.fill_(math.nan)
         graph.replay()
         torch.cuda.synchronize()
-        assert torch.equal(captured, plain)
+        assert torch.equal(o, plain)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -90,18 +83,15 @@ def test_what_is_past_a_length_changes_no_output_of_many_tiles(d, causal):
 def test_launches_are_the_same_bit_for_bit(d, name, causal):
     """A race lost whole tiles in a few of hundreds of launches: outputs begin as NaN, all heads."""
     q, k, v = (torch.randn(8, 2048 // d, 1024, d, device="cuda").bfloat16() for _ in range(3))
-    config, empty, first = getattr(STAGE.launch, name), torch.empty, None
-    lse = torch.empty(q.shape[:3], device="cuda")
-    for _ in range(200):
-        lse.fill_(math.nan)
-        torch.empty = lambda *size, **kwargs: empty(*size, **kwargs).fill_(math.nan)
-        try:
-            o = STAGE.launch.forward(q, k, v, causal, None, lse=lse, config=config)
-        finally:
-            torch.empty = empty
-        first = first or (o, lse.clone())
-        assert torch.equal(o, first[0])
-        assert torch.equal(lse, first[1])
+    config, first = getattr(STAGE.launch, name), None
+
+    def launch():
+        lse = torch.empty(q.shape[:3], device="cuda")
+        return STAGE.launch.forward(q, k, v, causal, None, lse=lse, config=config), lse
+
+    for found in launches(launch):
+        first = first or found
+        assert_same(found, first)
     assert torch.isfinite(first[0]).all()
     assert torch.isfinite(first[1]).all()
 
@@ -122,8 +112,7 @@ def test_strides_do_not_matter(d):
     want = everything(STAGE, *tensors)
     for laid in zip(*map(views, tensors), strict=True):
         # dq too: two tiles of keys give the same sums in either order
-        for got, expected in zip(everything(STAGE, *laid), want, strict=True):
-            assert torch.equal(got, expected)
+        assert_same(everything(STAGE, *laid), want)
     q, k, v, _ = tensors
     alike = [x[:1, :1].expand_as(x) for x in (q, k, v)]
     assert torch.equal(STAGE.attend(*alike), STAGE.attend(*(x.contiguous() for x in alike)))
@@ -140,7 +129,7 @@ def test_nothing_is_written_outside_what_is_allocated(n, d):
     """Nor left out: the output, lse and its rows with delta, dq's sums and all gradients."""
     for dtype in (torch.float16, torch.bfloat16):
         tensors = [torch.randn(2, 3, n, d, device="cuda").to(dtype) for _ in range(4)]
-        with canaries() as asked:
+        with guarded_outputs(whole=True) as asked:
             everything(STAGE, *tensors)
         assert asked.count((2, 3, n, d)) == 4
         assert len(asked) == 7
@@ -149,19 +138,16 @@ def test_nothing_is_written_outside_what_is_allocated(n, d):
 def test_streams_and_graphs_share_no_counter():
     inputs = [[torch.randn(4, 16, 1024, 64, device="cuda").half() for _ in range(3)] for _ in "ab"]
     want = [STAGE.attend(*x, causal=True) for x in inputs]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = STAGE.attend(*inputs[0], causal=True)
+    graph, o = captured(lambda: STAGE.attend(*inputs[0], causal=True))
     other = torch.cuda.Stream()
     for _ in range(20):
-        captured.fill_(math.nan)
+        o.fill_(math.nan)
         other.wait_stream(torch.cuda.current_stream())
         graph.replay()
         with torch.cuda.stream(other):
             beside = STAGE.attend(*inputs[1], causal=True)
         torch.cuda.synchronize()
-        assert torch.equal(captured, want[0])
-        assert torch.equal(beside, want[1])
+        assert_same((o, beside), want)
 
 
 def test_kept_descriptors_keep_no_memory():

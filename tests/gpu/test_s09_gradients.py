@@ -4,11 +4,17 @@ import math
 
 import pytest
 import torch
-from test_masks_and_gradients import MASKS, near_and_far, verdict
-from test_on_a_gpu import problem
+from on_a_gpu import (
+    MASKS,
+    assert_masked_exact,
+    assert_same,
+    captured,
+    launches,
+    peak_of,
+)
+from stage_checks import everything
 
 import stages
-from harness.measures.memory import measure_peak
 from stages.s09_gluon_hopper import launch as hopper_launch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("on_hopper")]
@@ -29,38 +35,28 @@ LENGTHS = [
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("d", [8, 39, 64, 100, 128])
 def test_gradients_are_exact(d, dtype, inputs):
-    for nq, nk, hk, causal, seqlens_k in UNMASKED + CAUSAL + MASKS + LENGTHS:
-        asked = problem(
-            inputs=inputs, dtype=dtype, d=d, b=2, h=4, hk=hk, nq=nq, nk=nk,
-            causal=causal, seqlens_k=seqlens_k, direction="train",
-        )  # fmt: skip
-        found = verdict(STAGE, asked)
-        assert found["exact"], (asked, found["why"])
+    masks = UNMASKED + CAUSAL + MASKS + LENGTHS
+    assert_masked_exact(STAGE, masks, inputs=inputs, dtype=dtype, d=d, direction="train")
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("d", [64, 128])
-def test_launches_agree(d, causal, monkeypatch):
+def test_launches_agree(d, causal):
     """Outputs begin as NaN: what no CTA writes stays so. dq may differ in its last bits."""
     q, k, v, do = (torch.randn(8, 2048 // d, 1024, d, device="cuda").bfloat16() for _ in range(4))
     lse = torch.empty(q.shape[:3], device="cuda")
     o = hopper_launch.forward(q, k, v, causal, None, lse=lse)
-    empty, first = torch.empty, None
-    for launch in range(200):
-        monkeypatch.setattr(torch, "empty", lambda *size, **to: empty(*size, **to).fill_(math.nan))
-        got = hopper_launch.backward(q, k, v, o, lse, do, causal, None)
-        monkeypatch.setattr(torch, "empty", empty)
+    first = None
+    for got in launches(lambda: hopper_launch.backward(q, k, v, o, lse, do, causal, None)):
         first = first or got
         # keys are summed by one CTA each: the same bits; dq by several, in any order
-        assert torch.equal(got[1], first[1]), launch
-        assert torch.equal(got[2], first[2]), launch
-        assert distance(got[0], first[0]) <= torch.finfo(q.dtype).eps, launch
+        assert_same(got[1:], first[1:])
+        assert distance(got[0], first[0]) <= torch.finfo(q.dtype).eps
 
 
 def gradients(q, k, v, do, **options):
     """dq, dk and dv, by way of attend."""
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    return torch.autograd.grad(STAGE.attend(*leaves, **options), leaves, do)
+    return everything(STAGE, q, k, v, do, **options)[1:]
 
 
 def distance(x, y):
@@ -74,8 +70,7 @@ def test_dq_is_added_to_zeros_at_every_call(d):
     q, k, v, do = (torch.randn(2, 4, 256, d, device="cuda").half() for _ in range(4))
     first = gradients(q, k, v, do)  # sums of two tiles of keys have the same bits in any order
     for _ in range(20):
-        for got, want in zip(gradients(q, k, v, do), first, strict=True):
-            assert torch.equal(got, want)
+        assert_same(gradients(q, k, v, do), first)
 
 
 def test_what_no_row_sees_and_rows_that_see_nothing_change_nothing():
@@ -87,8 +82,7 @@ def test_what_no_row_sees_and_rows_that_see_nothing_change_nothing():
         k[b, :, length:], v[b, :, length:] = math.nan, math.inf
     do[0], do[1, :, :44], q[1, :, :44] = math.nan, math.nan, math.nan
     dq, dk, dv = gradients(q, k, v, do, **options)
-    for got, want in zip((dq, dk, dv), plain, strict=True):
-        assert torch.equal(got, want)
+    assert_same((dq, dk, dv), plain)
     assert not dq[0].any()
     assert not dq[1, :, :44].any()
     for x in (dk, dv):
@@ -103,16 +97,7 @@ def test_an_output_gradient_may_have_any_strides(d):
     one = torch.ones((), device="cuda", dtype=q.dtype).expand(do.shape)  # as of a sum
     laid = torch.empty(150, 2, 4, d, device="cuda", dtype=q.dtype).permute(1, 2, 0, 3).copy_(do)
     for x in (one, laid, do.mT.contiguous().mT):
-        want = gradients(q, k, v, x.contiguous())
-        for got, expected in zip(gradients(q, k, v, x), want, strict=True):
-            assert torch.equal(got, expected)
-
-
-def test_gradients_at_offsets_beyond_32_bits_are_those_of_near_tensors():
-    near, views = near_and_far()
-    want = gradients(*near, causal=True)
-    for got, expected in zip(gradients(*views, causal=True), want, strict=True):
-        assert torch.equal(got, expected)
+        assert_same(gradients(q, k, v, x), gradients(q, k, v, x.contiguous()))
 
 
 @pytest.mark.parametrize("only", range(3))
@@ -142,17 +127,13 @@ def test_gradients_come_through_torch_compile_and_a_graph_of_cuda():
         return STAGE.attend(q, k, v, causal=True)
 
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-    for got, expected in zip(torch.autograd.grad(model(*leaves), leaves, do), want, strict=True):
-        assert torch.equal(got, expected)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = gradients(q, k, v, do, causal=True)
+    assert_same(torch.autograd.grad(model(*leaves), leaves, do), want)
+    graph, found = captured(lambda: gradients(q, k, v, do, causal=True))
     for _ in range(5):
-        for x in captured:
+        for x in found:
             x.fill_(math.nan)
         graph.replay()
-        for got, expected in zip(captured, want, strict=True):
-            assert torch.equal(got, expected)
+        assert_same(found, want)
 
 
 @pytest.mark.parametrize("d", [39, 64])
@@ -161,20 +142,16 @@ def test_a_graph_of_cuda_may_hold_copies(d):
     wide = [torch.randn(1, 2, 130, 2 * d, device="cuda").half() for _ in range(4)]
     q, k, v, do = (x[..., ::2] for x in wide)
     want = gradients(q, k, v, do)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = gradients(q, k, v, do)
+    graph, found = captured(lambda: gradients(q, k, v, do))
     graph.replay()
-    for got, expected in zip(captured, want, strict=True):
-        assert torch.equal(got, expected)
+    assert_same(found, want)
 
 
 def test_a_backward_pass_holds_little_more_than_dq_s_sums():
     q, k, v, do = (torch.randn(1, 8, 2048, 128, device="cuda").half() for _ in range(4))
     leaves = [x.requires_grad_() for x in (q, k, v)]
     o = STAGE.attend(*leaves)
-    torch.autograd.grad(o, leaves, do, retain_graph=True)
-    _, peak, _ = measure_peak(lambda: torch.autograd.grad(o, leaves, do, retain_graph=True), "cuda")
+    peak = peak_of(lambda: torch.autograd.grad(o, leaves, do, retain_graph=True))
     rows = q.numel() // 128
     assert peak <= 4 * q.numel() + 3 * 2 * q.numel() + 8 * rows + 5 * 512
 
@@ -192,5 +169,4 @@ def test_dq_is_the_same_where_torch_asks_for_that(d):
     finally:
         torch.use_deterministic_algorithms(False)
     for other in others:
-        for x, y in zip(other, first, strict=True):
-            assert torch.equal(x, y)
+        assert_same(other, first)

@@ -19,6 +19,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 
 import psutil
+import pytest
 import torch
 from stage_files import Table
 
@@ -135,6 +136,15 @@ class Turns:
         self.process.kill()
         self.process.wait()
         self.folder.cleanup()
+
+
+def run_here(capsys, *arguments):
+    """`ladder ARGUMENTS` in the test's own process: exit code, stdout and stderr."""
+    from ladder import app
+
+    with pytest.raises(SystemExit) as ended:
+        app.main([str(argument) for argument in arguments])
+    return ended.value.code, *capsys.readouterr()
 
 
 TURNS = []  # the process of `in_turn`, where one was started

@@ -4,7 +4,7 @@ import json
 
 from harness.problems.problem import Problem
 from harness.records.schema import check_record
-from harness.runs.ceilings import Ceiling
+from harness.runs.ceilings import Ceiling, Done
 
 
 def make_cell(stage=3, name="torch_three_gemm", **changes):
@@ -60,7 +60,7 @@ def make_ceiling(what="matmul", time_ms=2.0, **changes):
     """A valid ceiling record of a GPU."""
     dtype = {"dtype": "float16", "precision": "float16"} if what == "matmul" else {}
     fields = {"device": "cuda", "size": 1000, **dtype, **changes}
-    record = Ceiling(what, **fields).record(time_ms, 0.1, 9)
+    record = Ceiling(what, **fields).record(Done(time_ms, 0.1, 9))
     check_record(record)
     return record
 

@@ -11,7 +11,7 @@ NAMES = {3: "torch_three_gemm", 6: "triton_flash2", 7: "triton_training", 100: "
 TITLES = {"torch_three_gemm": "torch, three GEMMs", "triton_flash2": "Triton Flash 2",
           "triton_training": "Triton, training", "sdpa_flash": "SDPA, flash",
           "flex_attention": "FlexAttention", "sdpa_math": "SDPA, math"}  # fmt: skip
-# TFLOP/s made up for each contestant, so that times follow
+# TFLOP/s made up for each stage, so that times follow
 RATES = {3: 80.0, 6: 550.0, 7: 500.0, 100: 400.0, 103: 520.0, 104: 8.0}
 WORK = {"fwd": 1.0, "bwd": 0.7, "train": 0.8}  # of the rate, in each direction
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pty
 import re
 import shlex
 import signal
@@ -14,8 +13,9 @@ from multiprocessing import forkserver, resource_tracker
 
 import psutil
 import pytest
-from ladder_command import PATIENCE, ROOT, Started, command, environ, in_turn, one_process
+from ladder_command import PATIENCE, Started, command, environ, in_turn, one_process
 from made_up import make_cell, make_env, write_run
+from rich.console import Console
 
 from harness import ending
 from harness.isolation.child import Child
@@ -116,8 +116,9 @@ def test_a_terminal_without_utf_8_shows_what_it_can(tmp_path, changes):
             done = run(*options.split(), cwd=tmp_path)
             assert (done.returncode, done.stderr) == (0, "") and done.stdout
             assert "show" not in options or re.search(r"na(\?|\\xef)ve \? \?", done.stdout)
-        done = run("readme", "--check", cwd=tmp_path)
-        assert done.returncode in (0, 1) and "Traceback" not in done.stderr
+        if changes is C_LOCALE:
+            done = run("readme", "--check", cwd=tmp_path)
+            assert done.returncode in (0, 1) and "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
@@ -137,7 +138,7 @@ def test_a_stage_prints_and_is_read_in_utf_8_whatever_the_locale(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wait", [0, 0.5, 0.9, 1.3, 1.7, 2.2, 3.2])
+@pytest.mark.parametrize("wait", [0, 0.5, 1.1, 1.7, 3.2])
 def test_a_ctrl_c_at_once_is_no_traceback(tmp_path, wait):
     """A terminal's Ctrl-C: all that is started hears it, too.
 
@@ -155,7 +156,7 @@ def test_a_ctrl_c_at_once_is_no_traceback(tmp_path, wait):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wait", [0, 1.0, 2.4, 5])
+@pytest.mark.parametrize("wait", [0, 1.5, 4])
 @pytest.mark.parametrize(
     ("number", "whom"),
     [(signal.SIGTERM, "command"), (signal.SIGTERM, "all"), (signal.SIGTERM, "twice"),
@@ -280,34 +281,17 @@ def test_a_ctrl_c_in_the_middle_of_an_import_is_no_traceback():
     assert app.exit_code(raised.value) == 130
 
 
-def on_terminal(columns, *arguments):
-    """What `ladder ARGUMENTS` shows on a terminal of so many columns."""
-    ours, theirs = pty.openpty()
-    env = environ(COLUMNS=str(columns), TERM="xterm", NO_COLOR="1")
-    with subprocess.Popen(command(*arguments), cwd=ROOT, env=env, stdout=theirs,
-                          stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL) as ran:  # fmt: skip
-        os.close(theirs)
-        shown = b""
-        while chunk := read(ours):
-            shown += chunk
-    os.close(ours)
-    assert ran.returncode == 0, shown
-    return shown.decode()
-
-
-def read(terminal):
-    try:
-        return os.read(terminal, 1 << 16)
-    except OSError:  # Linux: nobody has the other end open any more
-        return b""
-
-
-@pytest.mark.parametrize("columns", [20, *slowly(39, 8, 1)])
-def test_no_figure_is_cut_on_a_narrow_terminal(tmp_path, columns):
+@pytest.mark.parametrize("columns", [20, 39, 8, 1])
+def test_no_figure_is_cut_on_a_narrow_terminal(tmp_path, columns, monkeypatch, capsys):
     times = {3: 12.345678, 5: 0.0123456, 6: 123.456}
     cells = [make_cell(number, f"stage{number}", time_ms=ms) for number, ms in times.items()]
     path = write_run(tmp_path / "run.jsonl", make_env(cells), cells)
-    shown = on_terminal(columns, "show", path)
+    monkeypatch.setattr(Console, "is_terminal", True)
+    for name, value in (("COLUMNS", str(columns)), ("TERM", "xterm"), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit, match="0"):
+        app.main(["show", str(path)])
+    shown = capsys.readouterr().out
     for figure in ("12.3 ms", "12.3 us", "123 ms"):
         assert figure in shown, shown
     assert not re.search(r"\d…", shown)

@@ -1,4 +1,4 @@
-"""`ladder list` and `ladder diff`: the stages in a line each, and the lesson between two."""
+"""`ladder diff`: the lesson between two stages."""
 
 import difflib
 import itertools
@@ -8,21 +8,8 @@ import pytest
 from ladder_command import ROOT, in_turn
 from rich.console import Console
 
-from harness.records.code import built_in_files, files_of, first_file, label, number_of
+from harness.records.code import files_of, first_file, label
 from ladder import pages
-
-
-def test_list_names_every_stage_and_its_idea():
-    done = in_turn("list")
-    assert done.returncode == 0 and done.stderr == ""
-    lines = done.stdout.splitlines()
-    assert max(map(len, lines)) <= 100
-    text = " ".join(done.stdout.split())
-    for path in built_in_files():
-        number = number_of(path)
-        assert any(re.match(rf" *{number} ", line) for line in lines), number
-    for words in ("torch, three GEMMs", "fuse:", "running max"):
-        assert words in text
 
 
 def test_diff_4_5_is_the_lesson():

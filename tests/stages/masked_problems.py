@@ -1,22 +1,38 @@
-"""Problems with every mask of the contract, made by hypothesis, and tiles small enough for them.
+"""The problems that all stages are asked: any size, mask, length, layout and dtype, from a seed.
 
-An interpreted tile costs the same at any size, so small ones show more of what tiles can do: the
-kernels have to be right in whatever tiles they are launched with.
+And tiles small enough for them: an interpreted tile costs the same at any size, so small ones show
+more of what tiles can do: the kernels have to be right in whatever tiles they are launched with.
 """
 
 import math
 import mmap
+import random
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from unittest.mock import patch
 
+import pytest
 import torch
-from hypothesis import strategies as st
-from stage_checks import hidden_keys, in_nan, normal, options_of
+from stage_checks import (
+    bearable,
+    device_of,
+    gradients,
+    guarded_outputs,
+    hidden_keys,
+    in_nan,
+    most_keys,
+    options_of,
+    without_collector,
+)
 
+from harness.problems.directions import make_output_gradient
+from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
 from stages import s06_triton_flash2, s07_triton_training
+from stages.common.contract import why_not_dtype
 
 TILES = ((16, 16), (16, 32), (32, 16), (64, 16), (16, 64))  # BLOCK_M, BLOCK_N
+TILED = (6, 7, 8)  # stages that can be asked in such tiles
 MOST_TILES = 24  # of (16, 16), in a problem
 
 # nq, nk, d, the stride of a row, that of a column: the last element lies past 2^31. "tiles": so do
@@ -27,42 +43,134 @@ FAR = {
     "columns": (40, 70, 20, 1, (1 << 31) // 19 + 64),
 }
 
-sizes = st.one_of(st.sampled_from([1, 15, 16, 17, 31, 32, 33]), st.integers(1, 50))
-orders = st.permutations(range(4)).map(tuple)
-steps = st.tuples(*[st.sampled_from([1, 1, 2])] * 4)
-layouts = st.tuples(orders, steps)
+SIZES = (1, 2, 7, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 127, 200)
+HALF = ("float16", "bfloat16")
+DIMS = (1, 5, 8, 16, 17, 32, 40, 59, 64, 200, 256)
+SPLITS = (1, 2, 3, 7, 18)  # more parts than tiles, too, and than are merged at once
+EXAMPLES = [seed if seed < 5 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(24)]
 
 
-def interpreted_tiles(problem):
-    """How many 16 x 16 tiles of scores there are."""
-    return problem.b * problem.h * math.ceil(problem.nq / 16) * math.ceil(problem.nk / 16)
+@dataclass(frozen=True)
+class Case:
+    """A problem for a stage, how its tensors lie, and in which tiles and parts it is asked."""
+
+    problem: Problem
+    layouts: tuple  # of q, k, v and dO: the order of the axes, and the step along each
+    tile: tuple[int, int]
+    splits: int
+
+    def tensors(self):
+        """q, k, v, dO, in a storage of NaN, each in its layout."""
+        made = *make_inputs(self.problem), make_output_gradient(self.problem)
+        return tuple(in_nan(x, *at) for x, at in zip(made, self.layouts, strict=True))
 
 
-@st.composite
-def any_problem(draw):
-    """A problem of any options."""
-    b, hk, group = draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.integers(1, 3))
-    nq, nk, d = draw(sizes), draw(sizes), draw(st.sampled_from([1, 5, 16, 17, 32, 40]))
-    length = st.one_of(st.sampled_from([0, nk, nk // 16 * 16]), st.integers(0, nk))
-    return Problem(
-        inputs="normal", seed=draw(st.integers(0, 2**32 - 1)), b=b, h=hk * group, hk=hk, nq=nq,
-        nk=nk, d=d, dtype=draw(st.sampled_from(["float32", "float16"])), precision="ieee",
-        causal=draw(st.booleans()), seqlens_k=draw(st.none() | st.tuples(*[length] * b)),
-        device="cpu",
-    )  # fmt: skip
-
-
-problems = any_problem().filter(lambda problem: interpreted_tiles(problem) <= MOST_TILES)
-
-
-def tensors(problem, laid=(None,) * 4):
-    """q, k, v, dO ~ N(0, 1) of a problem, in a storage of NaN, each in its layout."""
-    dtype = getattr(torch, problem.dtype)
+def can_bear(stage, problem):
+    """Whether this takes `stage` no longer than a test should; it does no more than it is for."""
     shape = (problem.b, problem.h, problem.nq, problem.nk, problem.d)
-    q, k, v, dO = normal(shape, problem.seed, dtype, problem.device)
-    k, v = (x[:, : problem.hk] for x in (k, v))
-    layouts = (layout or () for layout in laid)
-    return tuple(in_nan(x, *layout) for x, layout in zip((q, k, v, dO), layouts, strict=True))
+    if problem.nk != most_keys(stage, problem.nk):
+        return False
+    if stage.STAGE.number not in TILED or stage.STAGE.mode(problem.device) != "interpreted":
+        return bearable(stage, problem.device, shape)
+    tiles = problem.b * problem.h * math.ceil(problem.nq / 16) * math.ceil(problem.nk / 16)
+    return tiles <= MOST_TILES
+
+
+def make_case(stage, seed, where=lambda problem: True, **fixed):
+    """The case of `stage` that `seed` makes: sizes that it can bear, options and dtypes it takes.
+
+    `fixed` are fields of the problem that don't vary.
+    """
+    number, device = stage.STAGE.number, device_of(stage)
+    drawn = random.Random(f"{number} {seed}")
+    dtypes = [
+        name
+        for name in ("float32", "float64", *HALF)
+        if not why_not_dtype(stage.STAGE, name, device)
+    ]
+    takes = stage.STAGE.options
+    for _ in range(10_000):
+        inputs = drawn.choice(["normal", "peaky", "real"])
+        most = 2 if inputs == "real" else 3  # it has one d, and heads that share no keys
+        b, hk = drawn.randint(1, most), drawn.randint(1, 2)
+        nk, dtype = drawn.choice(SIZES), drawn.choice(dtypes)
+        some = [0, nk, nk // 16 * 16, drawn.randint(0, nk)]
+        lengths = tuple(drawn.choice(some) for _ in range(b))
+        fields = {
+            "inputs": inputs, "seed": drawn.randrange(2**31),
+            "b": b, "h": hk * (drawn.randint(1, 3) if "gqa" in takes else 1), "hk": hk,
+            "nq": drawn.choice(SIZES), "nk": nk, "d": drawn.choice(DIMS), "dtype": dtype,
+            "precision": "ieee" if dtype == "float32" else dtype,
+            "causal": "causal" in takes and drawn.random() < 0.5,
+            "seqlens_k": lengths if "seqlens_k" in takes and drawn.random() < 0.5 else None,
+            "direction": "train" if stage.STAGE.gradients else "fwd", "device": device,
+        } | fixed  # fmt: skip
+        if fields["inputs"] == "real":
+            fields |= {"d": 32, "h": fields["hk"]}
+        problem = Problem(**fields)
+        layouts = tuple(
+            (tuple(drawn.sample(range(4), 4)), tuple(drawn.choice([1, 1, 2]) for _ in range(4)))
+            for _ in range(4)
+        )
+        case = Case(problem, layouts, drawn.choice(TILES), drawn.choice(SPLITS))
+        if can_bear(stage, problem) and where(problem):
+            return case
+    raise AssertionError(f"no such problem that stage {number} can bear")
+
+
+# inputs, b, h, hk, nq, nk, d, causal, seqlens_k, the tile, and the parts: tiles begin and end one
+# key or row before and after what a mask lets be seen, and right there; blocks within a group
+BORDERS = [
+    ("normal", 1, 1, 1, 70, 5, 8, False, None, (64, 16), 1),  # delta's own tiles have 64 rows
+    ("normal", 2, 1, 1, 17, 33, 8, True, (0, 20), (32, 16), 1),
+    ("normal", 1, 1, 1, 33, 50, 8, True, None, (16, 16), 2),
+    ("normal", 1, 1, 1, 33, 47, 16, True, None, (16, 16), 5),
+    ("normal", 1, 4, 2, 40, 9, 16, True, None, (16, 16), 1),
+    ("normal", 2, 2, 1, 32, 40, 8, False, (33, 16), (16, 16), 2),
+    # more parts than are merged at once, and a max that rises in the last of them
+    ("peaky", 1, 1, 1, 2, 280, 64, False, None, (16, 16), 18),
+    ("normal", 1, 3, 1, 7, 100, 8, False, None, (32, 16), 2),
+]
+
+
+def border_case(stage, index):
+    """The case of BORDERS[index], laid out in some way; dO so that kernels read it as it lies."""
+    *sizes, causal, seqlens_k, tile, splits = BORDERS[index]
+    fields = dict(zip(("inputs", "b", "h", "hk", "nq", "nk", "d"), sizes, strict=True))
+    case = make_case(
+        stage, index, dtype="float32", precision="ieee", causal=causal,
+        seqlens_k=seqlens_k, **fields,
+    )  # fmt: skip
+    layouts = *case.layouts[:3], ((2, 0, 1, 3), (1, 1, 2, 1))  # with neighbouring columns
+    return replace(case, layouts=layouts, tile=tile, splits=splits)
+
+
+def ask(stage, case, tensors, lse=True):
+    """{"o": ..., and "lse" and "dq", "dk", "dv" where the stage has them} of a case's tensors."""
+    (*qkv, dO), options = tensors, options_of(case.problem)
+    tiled = [stage] if hasattr(stage, "candidates") else []
+    with in_tiles(case.tile, *tiled), guarded_outputs(), without_collector():
+        if stage.STAGE.gradients:
+            return dict(zip(("o", "dq", "dk", "dv"), gradients(stage, *qkv, dO, **options)))
+        if stage.STAGE.number == 6 and lse:
+            return dict(zip(("o", "lse"), stage.attend_with_lse(*qkv, **options)))
+        if stage.STAGE.number == 8:
+            return in_parts(stage, *qkv, case, lse, **options)
+        return {"o": stage.attend(*qkv, **options)}
+
+
+def in_parts(stage, q, k, v, case, lse, causal=False, seqlens_k=None):
+    """o and, if asked for, the lse in base e, of stage 8, in the parts and the tiles of a case."""
+    found = torch.full(q.shape[:3], math.nan, device=q.device) if lse else None
+    config = a_tile(*case.tile, q.shape[3])
+    o = stage.forward(q, k, v, causal, seqlens_k, found, splits=case.splits, config=config)
+    return {"o": o, "lse": found * math.log(2)} if lse else {"o": o}
+
+
+def a_tile(M, N, d=16):
+    """A launch configuration of stage 8, of BLOCK_M x BLOCK_N."""
+    BLOCK_D = max(16, 1 << (d - 1).bit_length())
+    return {"BLOCK_M": M, "BLOCK_N": N, "BLOCK_D": BLOCK_D, "num_warps": 4, "num_stages": 2}
 
 
 def masks(problem):

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from masked_problems import in_tiles
+from masked_problems import a_tile, in_tiles
 from stage_checks import (
     FAKES,
     assert_close,
@@ -121,6 +121,9 @@ def test_what_is_hidden_may_hold_anything(stage, case, bad):
         with tiles_of(stage, tile):
             if stage.STAGE.gradients:
                 return gradients(stage, q, k, v, dO, **options)
+            if hasattr(stage, "attend_paged"):  # in one part, or in several
+                chosen = {"splits": 1 + case % 2 * 2, "config": a_tile(*tile)}
+                return (stage.forward(q, k, v, causal, options.get("seqlens_k"), **chosen),)
             return (stage.attend(q, k, v, **options),)
 
     clean = answers(q, k, v, dO)

@@ -64,7 +64,7 @@ def a_problem(name, d):
 def truth_of(problem):
     """q, k, v, dO of a problem, its options, and what is true of it, with bounds.
 
-    k and v are NaN past the lengths.
+    k and v are NaN past the lengths, q and dO where a row sees no key.
     """
     shape = problem.b, problem.h, problem.nq, problem.nk, problem.d
     q, k, v, dO = normal(shape, problem.seed, getattr(torch, problem.dtype))
@@ -76,6 +76,8 @@ def truth_of(problem):
     k, v = k.clone(), v.clone()
     for b, length in enumerate(problem.seqlens_k or ()):
         k[b, :, length:], v[b, :, length:] = math.nan, math.nan
+    blind = hidden.all(-1)[..., None]
+    q, dO = q.masked_fill(blind, math.nan), dO.masked_fill(blind, math.nan)
     options = problem.causal, options_of(problem).get("seqlens_k")
     return (q, k, v, dO), options, (o, lse, *grads), bounds
 

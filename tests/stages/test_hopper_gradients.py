@@ -4,7 +4,6 @@ What the copy engine and the matrix unit do is tested on a Hopper GPU (tests/gpu
 kernel compiles in test_cubins.py.
 """
 
-import math
 import sys
 import weakref
 
@@ -48,27 +47,6 @@ def registers(tile):
 
 
 @pytest.mark.parametrize(("d", "BLOCK_D", "BLOCK_M"), SIZES)
-def test_rows_are_preprocessed_and_sums_start_at_zero(d, BLOCK_D, BLOCK_M):
-    B, H, Nq = 2, 2, BLOCK_M + 22
-    padded = 2 * BLOCK_M
-    o, _, _, do = (x.transpose(1, 2) for x in normal((B, Nq, H, 1, d), 0, torch.float16))
-    lse = normal((B, H, Nq, 1, 1), 1)[0][..., 0]
-    lse[1] = float("-inf")  # rows that see no key
-    rows = torch.full((B, H, 2, padded), float("nan"))
-    sums = torch.full((B, H, padded, BLOCK_D), float("nan"))
-    hopper_launch.preprocess_kernel[(2, H, B)](
-        o, do, lse, rows, sums, *o.stride(), *do.stride(), *lse.stride(), Nq, padded, d,
-        ZERO=True, BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D,
-    )  # fmt: skip
-    assert (sums == 0).all()
-    assert torch.equal(rows[0, :, 0, :Nq], lse[0])
-    assert (rows[1, :, 0] == float("inf")).all()  # 2^(s - inf) = 0
-    assert (rows[:, :, 0, Nq:] == float("inf")).all()
-    torch.testing.assert_close(rows[:, :, 1, :Nq], -(o.float() * do.float()).sum(-1))
-    assert (rows[:, :, 1, Nq:] == 0).all()
-
-
-@pytest.mark.parametrize(("d", "BLOCK_D", "BLOCK_M"), SIZES)
 def test_sums_come_back_in_order(d, BLOCK_D, BLOCK_M):
     H, Nq = 2, BLOCK_M + 22
     padded = 2 * BLOCK_M
@@ -100,27 +78,6 @@ def test_what_this_kernel_is_not_for_goes_to_stage_7(d, dtype, wanted):
         assert (x is None and y is None) or torch.equal(x, y)
 
 
-def test_rows_that_see_no_key_are_left_out(monkeypatch):
-    """More queries than keys under a causal mask: the first rows see nothing, whatever do says."""
-    q, k, v, do = normal((1, 2, 7, 5, 8), 0, torch.float16)
-    o = normal((1, 2, 7, 5, 8), 1, torch.float16)[0]
-    do[:, :, :2] = float("nan")
-    lse = torch.zeros((1, 2, 7))
-
-    def launch(tensors, causal, seqlens_k, DQ):
-        q, k, v, o, lse, do = tensors
-        assert not do.isnan().any()
-        assert [x.shape[2] for x in (q, o, do, lse)] == [5] * 4
-        return q, k, v
-
-    monkeypatch.setattr(hopper_launch, "launch_backward", launch)
-    dq, dk, dv = hopper_launch.backward(q, k, v, o, lse, do, True, None, (True, False, True))
-    assert (dq[:, :, :2] == 0).all()
-    assert torch.equal(dq[:, :, 2:], q[:, :, 2:])
-    assert dk is None
-    assert torch.equal(dv, v)
-
-
 class Launched:
     """Stands in for the three kernels: notes what each is launched with, by name."""
 
@@ -146,56 +103,6 @@ class Launched:
 
     def note(self, name, given):
         self.calls[name] = given
-
-
-@pytest.mark.parametrize("DQ", [True, False])
-@pytest.mark.parametrize(("d", "causal", "lengths"), [(128, False, None), (40, True, (3, 9))])
-def test_what_is_launched_are_the_kernels_arguments(d, causal, lengths, DQ, monkeypatch):
-    q, k, v, do = normal((2, 4, 300, 200, d), 0, torch.float16)
-    k, v = k[:, :2], v[:, :2]
-    lse = torch.zeros((2, 4, 300))
-    seqlens_k = None if lengths is None else torch.tensor(lengths, dtype=torch.int32)
-    launched = Launched(monkeypatch)
-    dq, dk, dv = hopper_launch.launch_backward((q, k, v, v, lse, do), causal, seqlens_k, DQ)
-    prepare, *rest = launched.calls.values()
-    assert [*launched.calls] == [*launched.names][: 3 if DQ else 2]  # in this order
-    for name, got in launched.calls.items():
-        assert set(got) - {"grid", "num_warps"} == launched.names[name], name
-    walk = rest[0]
-    rows, columns = (128, 64) if d == 40 else (64, 128)
-    assert walk["grid"] == (3,)
-    sizes = {"H": 4, "Hk": 2, "Nq": 300, "Nk": 200, "d": d, "heads": 4, "tiles": 8}
-    assert {name: walk[name] for name in sizes} == sizes
-    assert walk["dk_ptr"] is dk
-    assert walk["dv_ptr"] is dv
-    blocks = -(-300 // rows)
-    assert prepare["grid"] == (blocks, 4, 2)
-    assert prepare["rows_ptr"].shape == (2, 4, 2, blocks * rows)
-    assert walk["rows_desc"].base is prepare["rows_ptr"]
-    assert walk["rows_desc"].block_shape == [1, 1, 2, rows]
-    sums = prepare["sums_ptr"]
-    assert walk["sums_desc"].base.data_ptr() == sums.data_ptr()
-    assert prepare["ZERO"] == walk["DQ"] == DQ
-    if DQ:
-        finish = rest[1]
-        assert finish["dq_ptr"] is dq
-        assert finish["grid"] == prepare["grid"]
-        assert finish["sums_ptr"] is sums
-        assert sums.shape == (2, 4, blocks * rows, columns)
-        assert walk["sums_desc"].shape == [sums.numel() // 256, 256]
-    else:
-        assert dq is None
-        assert sums.numel() == 64 * 64  # nothing is added there
-    assert walk["counter_ptr"] is launched.counter
-    assert (walk["seqlens_ptr"] is None) == (lengths is None) == (not walk["HAS_SEQLENS"])
-    assert walk["CAUSAL"] is causal
-    assert walk["EDGE"]
-    assert walk["scale"] * math.log2(math.e) == pytest.approx(walk["qk_scale"])
-    tensors = {"q": q, "k": k, "v": v, "do": do}
-    for name, x in tensors.items():
-        found = walk[f"{name}_desc"]
-        assert found.shape == list(x.shape), name
-        assert found.block_shape == [1, 1, rows if name in ("q", "do") else 128, columns], name
 
 
 @pytest.mark.parametrize(

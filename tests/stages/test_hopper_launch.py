@@ -34,7 +34,7 @@ class Kernel:
 
 def test_a_kernel_is_looked_for_at_the_first_call_only():
     kernel = Kernel()
-    launch = Launch(kernel, 132, (1, 2), (True,), num_warps=4)
+    launch = Launch(kernel, 132, (1, 2, True), num_warps=4)
     for tensors in ("ab", "cd", "ef"):
         launch(*tensors)
     args = [(*tensors, 1, 2, True) for tensors in ("ab", "cd", "ef")]

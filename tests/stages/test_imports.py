@@ -1,6 +1,5 @@
 """Stages import on every machine, load from anywhere, and say what they miss; each in a process."""
 
-import ast
 import hashlib
 import importlib.util
 import json
@@ -14,10 +13,8 @@ import torch
 
 import stages
 from harness.records.code import STAGES, behind, built_in_files
-from harness.records.environment import own_files
 
 ROOT = Path(__file__).parents[2]
-ABOVE = {"harness", "attention_ladder", "course", "ladder"}
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(
     not HAS_TRITON and sys.platform != "linux", reason="no wheel of triton for this machine"
@@ -223,30 +220,6 @@ print(json.dumps([*untouched, os.environ.get("TRITON_INTERPRET")]))
 def test_other_peoples_processes_are_left_as_they_are(number, interpret, run):
     """Until they ask for a stage in Triton, which is then interpreted here, without a GPU."""
     assert run(BESIDE_OTHERS.format(number=number)) == [True, True, interpret]
-
-
-def imported(tree):
-    """The names of all modules that a file imports, wherever in it, by statement or by call."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            yield node.module
-        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            function = node.func
-            name = getattr(function, "attr", getattr(function, "id", ""))
-            if name in ("import_module", "__import__", "find_spec"):
-                yield node.args[0].value
-
-
-def imports_what_is_above(path):
-    names = imported(ast.parse(path.read_text(encoding="utf-8")))
-    return not {name.split(".")[0] for name in names}.isdisjoint(ABOVE)
-
-
-@pytest.mark.parametrize("path", own_files("stages/**/*.py"), ids=lambda path: path.name)
-def test_nothing_in_stages_imports_what_is_above_them(path):
-    assert not imports_what_is_above(path)
 
 
 # ---- files of others

@@ -1,8 +1,10 @@
 """The paged cache against plain lists of keys and values, and against the contiguous kernel."""
 
 import math
+import re
 import sys
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -212,39 +214,65 @@ def test_neighbours_are_not_written_to():
 # ---- what it refuses
 
 
-def bad_tokens():
+def refusals():
+    """What is asked of a cache of "a" and "b", and what it says: {case: (call, message)}."""
     k, v = tokens(3)
-    float64 = k.double()
-    meta = torch.zeros(HK, 3, D, device="meta")
-    wants = k.clone().requires_grad_()
-    return {
-        "a list": ([1.0], v, "k: got list, expected a torch.Tensor"),
-        "rank 2": (k[0], v, "k: got shape (3, 8), expected (Hk, n, d) = (2, n, 8)"),
-        "heads": (k[:1], v[:1], "k: got shape (1, 3, 8), expected (Hk, n, d) = (2, n, 8)"),
-        "d": (k, v[:, :, :7], "v: got shape (2, 3, 7), expected (Hk, n, d) = (2, n, 8)"),
-        "n": (k, v[:, :2], "v: got 2 tokens, expected k's 3"),
-        "dtype": (k, v.half(), "v: got dtype float16, expected the cache's float32"),
-        "float64": (float64, float64, "k: got dtype float64, expected the cache's float32"),
-        "device": (k, meta, "v: got a tensor on meta"),
-        "gradient": (wants, v, "k: got requires_grad=True, expected none"),
+    bad_tokens = {
+        "k a list": ([1.0], v, "k: got list, expected a torch.Tensor"),
+        "k of rank 2": (k[0], v, "k: got shape (3, 8), expected (Hk, n, d) = (2, n, 8)"),
+        "k's heads": (k[:1], v[:1], "k: got shape (1, 3, 8), expected (Hk, n, d) = (2, n, 8)"),
+        "v's d": (k, v[:, :, :7], "v: got shape (2, 3, 7), expected (Hk, n, d) = (2, n, 8)"),
+        "v's n": (k, v[:, :2], "v: got 2 tokens, expected k's 3"),
+        "v's dtype": (k, v.half(), "v: got dtype float16, expected the cache's float32"),
+        "float64": (k.double(), v.double(), "k: got dtype float64, expected the cache's float32"),
+        "v's device": (k, v.to("meta"), "v: got a tensor on meta"),
+        "k's gradient": (k.clone().requires_grad_(), v, "k: got requires_grad=True, expected none"),
     }
+    q = queries(2)
+    bad_queries = {
+        "q of rank 3": (q[0], "q: got shape (4, 1, 8), expected a torch.Tensor (B, H, Nq, d)"),
+        "q a list": ([1.0], "q: got list, expected a torch.Tensor"),
+        "q's batch": (q[:1], "q: got batch B = 1, expected one for each of 2"),
+        "q's d": (queries(2, d=9), "q: got head dimension d = 9, expected the cache's 8"),
+        "q's heads": (q[:, :3], "q: got 3 heads, expected a multiple of the cache's 2"),
+        "q's rows": (q[:, :, :0], "q: got shape (2, 4, 0, 8), expected N to be at least 1"),
+        "q's dtype": (q.half(), "q: got dtype float16, expected the cache's float32"),
+        "q's device": (q.to("meta"), "q: got a tensor on meta"),
+        "q's gradient": (q.clone().requires_grad_(), "q: got requires_grad=True, expected none"),
+    }
+    made = {
+        f"{case}, {name}": (partial(PagedCache.append, sequence=name, k=x, v=y), says)
+        for case, (x, y, says) in bad_tokens.items()
+        for name in ("a", "new")
+    }
+    for case, (x, says) in bad_queries.items():
+        made[case] = lambda cache, x=x: stage.attend_paged(x, cache, ["a", "b"]), says
+    for names in ("ab", 3, None, {"a"}, []):
+        ask = lambda cache, names=names: stage.attend_paged(q, cache, names)  # noqa: E731
+        made[f"sequences {names}"] = ask, "sequences: got "
+    for name in ("unknown", "freed", ["a"]):
+        ask = lambda cache, name=name: stage.attend_paged(q, cache, ["a", name])  # noqa: E731
+        made[f"asked for {name}"] = ask, "sequence: got ... doesn't hold"
+        made[f"free {name}"] = partial(PagedCache.free, sequence=name), made[f"asked for {name}"][1]
+    made["no hash"] = (
+        lambda cache: cache.append([1], k, v), "sequence: got a list, expected",
+    )  # fmt: skip
+    made["no cache"] = (
+        lambda cache: stage.attend_paged(q, {}, ["a"]), "cache: got dict, expected a PagedCache",
+    )  # fmt: skip
+    return made
 
 
-@pytest.mark.parametrize("case", bad_tokens() if has_module("triton") else ())
-@pytest.mark.parametrize("sequence", ["known", "new"])
-def test_bad_tokens_change_nothing(case, sequence):
-    k, v, message = bad_tokens()[case]
+@pytest.mark.parametrize("case", refusals() if has_module("triton") else ())
+def test_what_is_refused_changes_nothing(case):
+    call, says = refusals()[case]
     cache = cache_of()
-    cache.append("known", *tokens(5))
-    with unchanged(cache), pytest.raises(ValueError) as error:
-        cache.append(sequence, k, v)
-    assert str(error.value).startswith(message)
-
-
-def test_what_has_no_hash_names_no_sequence():
-    cache = cache_of()
-    with unchanged(cache), pytest.raises(ValueError, match=r"^sequence: got a list, expected"):
-        cache.append([1], *tokens(5))
+    for name in ("a", "b", "freed"):
+        cache.append(name, *tokens(5))
+    cache.free("freed")
+    says = ".*".join(map(re.escape, says.split("...")))
+    with unchanged(cache), pytest.raises(ValueError, match=f"^{says}"):
+        call(cache)
 
 
 def test_rows_run_out():
@@ -269,61 +297,6 @@ def test_a_launch_that_fails_changes_nothing(monkeypatch):
     for name in "ab":
         with unchanged(cache), pytest.raises(RuntimeError, match="out of memory"):
             cache.append(name, *tokens(40))
-
-
-@pytest.mark.parametrize("sequence", ["unknown", "freed", ["a"]], ids=str)
-def test_an_unknown_sequence(sequence):
-    cache = cache_of()
-    for name in ("a", "freed"):
-        cache.append(name, *tokens(5))
-    cache.free("freed")
-    calls = (
-        lambda: cache.free(sequence),
-        lambda: stage.attend_paged(queries(2), cache, ["a", sequence]),
-    )
-    for call in calls:
-        with unchanged(cache), pytest.raises(ValueError, match=r"^sequence: got .* doesn't hold"):
-            call()
-
-
-def bad_queries():
-    q = queries(2)
-    return {
-        "rank": (q[0], "q: got shape (4, 1, 8), expected a torch.Tensor (B, H, Nq, d)"),
-        "a list": ([1.0], "q: got list, expected a torch.Tensor"),
-        "batch": (q[:1], "q: got batch B = 1, expected one for each of 2"),
-        "d": (queries(2, d=9), "q: got head dimension d = 9, expected the cache's 8"),
-        "heads": (q[:, :3], "q: got 3 heads, expected a multiple of the cache's 2"),
-        "rows": (q[:, :, :0], "q: got shape (2, 4, 0, 8), expected N to be at least 1"),
-        "dtype": (q.half(), "q: got dtype float16, expected the cache's float32"),
-        "device": (q.to("meta"), "q: got a tensor on meta"),
-        "gradient": (q.clone().requires_grad_(), "q: got requires_grad=True, expected none"),
-    }
-
-
-@pytest.mark.parametrize("case", bad_queries() if has_module("triton") else ())
-def test_bad_queries(case):
-    q, message = bad_queries()[case]
-    cache = cache_of()
-    for name in "ab":
-        cache.append(name, *tokens(5))
-    with unchanged(cache), pytest.raises(ValueError) as error:
-        stage.attend_paged(q, cache, ["a", "b"])
-    assert str(error.value).startswith(message)
-
-
-@pytest.mark.parametrize("sequences", ["ab", 3, None, {"a"}, []], ids=str)
-def test_bad_lists_of_sequences(sequences):
-    cache = cache_of()
-    for name in "ab":
-        cache.append(name, *tokens(5))
-    with pytest.raises(ValueError, match=r"^sequences: got "):
-        stage.attend_paged(queries(2), cache, sequences)
-
-
-def test_no_cache():
-    with pytest.raises(ValueError, match=r"^cache: got dict, expected a PagedCache"):
-        stage.attend_paged(queries(1), {}, ["a"])
 
 
 @pytest.mark.parametrize(

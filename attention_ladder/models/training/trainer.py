@@ -17,7 +17,7 @@ from harness.records.jsonl import Writer
 from harness.records.schema import FAILURES, Record
 from harness.records.values import Count
 from harness.runs.comparison import compare_alone
-from harness.runs.plan import Comparison, Limits
+from harness.runs.plan import Cell, Limits
 from harness.runs.process import Outcome
 
 STEP_LIMIT = 300.0  # seconds between two messages: a step, or all that the first one compiles
@@ -146,8 +146,7 @@ class Training(Session):
             self.plan.problem, b=1, dtype="float32", precision="ieee",
             causal=not self.trainee.by_rows, direction="train",
         )  # fmt: skip
-        alone = Comparison(problem, [self.trainee.info], self.limits, alone=True)
-        outcome = compare_alone(alone)
+        outcome = compare_alone(Cell(self.trainee.info, problem), self.limits)
         self.checking = outcome.printed
         return outcome if outcome.status in FAILURES else None
 

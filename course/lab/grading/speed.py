@@ -14,7 +14,7 @@ from harness.isolation.scratch import scratch
 from harness.problems import cost
 from harness.problems.problem import DTYPES, Problem
 from harness.runs.comparison import compare
-from harness.runs.plan import Comparison, Limits
+from harness.runs.plan import Cell, Comparison, Limits
 
 NAME = "speed"  # of the check
 SLOW = "too slow"
@@ -94,11 +94,12 @@ def timed(path: Path, stage: int, asked: Speed, seed: int, device: str) -> str:
         "ieee" if asked.dtype == "float32" else asked.dtype, False, None, device,
     )  # fmt: skip
     stages = [ours, replace(mine, name=YOURS, exact_up_to=None)]
+    cells, limits = [Cell(stage, problem, paired=True) for stage in stages], Limits(rounds=20)
     with Judge(problem) as judge:
-        reference, found = compare(Comparison(problem, stages, Limits(rounds=20)), judge)
+        reference, found = compare(Comparison(cells, limits), judge)
     if reference.status != "ok" or found.status in MAYBE_MACHINE:
         with Judge(problem) as judge:
-            [alone] = compare(Comparison(problem, [ours], Limits(rounds=20)), judge)
+            [alone] = compare(Comparison(cells[:1], limits), judge)
         if alone.status != "ok":
             said = f"our own stage, timed by itself, ends as {alone.status}: {alone.reason}"
             raise checks.Unchecked(f"[speed] can't be judged on this machine: {said}")

@@ -4,9 +4,8 @@ import pytest
 
 from harness.isolation.measured_stage import serve
 from harness.isolation.messages import (
+    Asked,
     Checked,
-    Counted,
-    CountTiles,
     Finish,
     Finished,
     Keep,
@@ -58,13 +57,11 @@ def calls_made(folder, seconds):
     path = folder / f"s{seconds}.py"
     path.write_text(STAGE.format(seconds=seconds))
     [stage] = describe_files([path])
-    order = Order(
-        PROBLEM, [PROBLEM], [str(path)], [stage.sha256], [str(folder / f"out{seconds}")],
-        alone=True, strided=True, graph=False, memory=1 << 30,
-    )  # fmt: skip
+    asked = Asked(str(path), stage.sha256, PROBLEM, str(folder / f"out{seconds}"))
+    order = Order(PROBLEM, [asked], alone=True, strided=True, graph=False, memory=1 << 30)
     asked = [
-        (Start(), Checked), *((Turn(0, **vars(plan)), Sampled) for plan in PLANS),
-        (Finish(0, clock_calls=3, launches=4), Finished), (CountTiles(0), Counted),
+        (Start(), Checked), *((Turn(**vars(plan)), Sampled) for plan in PLANS),
+        (Finish(0, clock_calls=3, launches=4), Finished),
     ]  # fmt: skip
     with Session(serve, order) as session:
         for index, (message, answer) in enumerate(asked):

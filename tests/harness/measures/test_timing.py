@@ -107,11 +107,11 @@ def test_of_the_rows_of_launches_the_fastest_counts(gpu, monkeypatch):
     monkeypatch.setattr(timing, "time_launches", lambda call, launches: next(rows))
     monkeypatch.setattr(timing, "sm_clock_mhz", lambda call, calls: 1980)
     ours = MeasuredStage.__new__(MeasuredStage)
-    ours.device = "cuda"
-    ours.prepared = ours.call_again = lambda given: None
-    ours.watched = lambda given: SimpleNamespace(call=None, change=(1, 2))
-    finished = ours.finish(None, Finish(stage=0, clock_calls=3, launches=20))
-    assert finished == Finished(1980, 0.03, [1, 2]) and next(rows, None) is None
+    ours.device, ours.order = "cuda", SimpleNamespace(alone=True)
+    ours.call_again = ours.call = lambda: None
+    ours.timed = SimpleNamespace(call=None, change=(1, 2))
+    finished = ours.finish(Finish(stage=0, clock_calls=3, launches=20))
+    assert finished == Finished(1980, 0.03, [1, 2], None) and next(rows, None) is None
 
 
 @pytest.mark.parametrize("replayed", [True, False])

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up import problem
 
+from course.report.sources import source_intensity
 from harness.isolation.roster import read_stages
 from harness.problems.cost import (
     THREE_KERNELS_BACKWARD,
@@ -21,7 +22,6 @@ from harness.problems.cost import (
     intensity,
     kernel_bytes,
     score_bytes,
-    source_intensity,
     three_kernel_bytes,
     visible_pairs,
 )

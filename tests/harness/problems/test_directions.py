@@ -10,7 +10,7 @@ from harness.isolation.call import BadGradient, prepare
 from harness.isolation.changes import AGAIN, ask_again
 from harness.problems.directions import OUTPUTS, make_output_gradient
 from harness.problems.inputs import make_inputs
-from harness.records.schema import DIRECTIONS
+from harness.problems.problem import DIRECTIONS
 
 stage3 = stages.by_number(3).attend
 

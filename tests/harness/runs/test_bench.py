@@ -1,4 +1,4 @@
-"""`ladder bench`: who is timed, against whom, and what becomes of contestants that misbehave."""
+"""`ladder bench`: who is timed, against whom, and what becomes of stages that misbehave."""
 
 import re
 import signal
@@ -24,6 +24,7 @@ from harness.runs import comparison as engine
 from harness.runs import plan, process
 from harness.runs.comparison import make_record
 from harness.runs.plan import (
+    Cell,
     Comparison,
     Limits,
     Sizes,
@@ -98,7 +99,7 @@ def hold(folder, *paths, problem=PROBLEM, limits=LIMITS, printed=None, judge=Jud
     stages = describe_files([Path(path) for path in paths])
     where = folder / "outputs"
     where.mkdir(exist_ok=True)
-    comparison = Comparison(problem, stages, limits)
+    comparison = Comparison([Cell(stage, problem, paired=True) for stage in stages], limits)
     with judge(problem) as judging:
         outcomes = engine.compare(comparison, judging)
     if printed is not None:
@@ -113,7 +114,7 @@ def hold(folder, *paths, problem=PROBLEM, limits=LIMITS, printed=None, judge=Jud
             assert record["samples"] == 0 and record["rounds_ms"] is None
         if record["status"] != "ok":
             assert record["reason"]
-    assert list(where.glob("out*")) == []  # no later contestant finds an answer
+    assert list(where.glob("out*")) == []  # no later stage finds an answer
     return {record["name"]: record for record in records}
 
 
@@ -183,7 +184,7 @@ def test_a_run_holds_them_too_by_itself_and_in_turns(tmp_path, make_stage, direc
     assert shared[0] == shared[1] == cells["ours", True]["samples"]
 
 
-def test_each_round_is_run_and_the_order_of_the_contestants_changes():
+def test_each_round_is_run_and_the_order_of_the_stages_changes():
     order = []
     timings = timing.alternate(
         [lambda: order.append(0), lambda: order.append(1), lambda: order.append(2)],
@@ -243,7 +244,7 @@ def test_stages_that_fail_in_any_way_fail_alone_and_are_never_timed(tmp_path, ma
 
 @pytest.mark.slow
 @pytest.mark.parametrize("direction", ["bwd", "train"])
-def test_a_contestant_that_writes_its_input_harms_nobody(tmp_path, make_stage, direction):
+def test_a_stage_that_writes_its_input_harms_nobody(tmp_path, make_stage, direction):
     """Calls that were prepared before it read where it wrote: the inputs are themselves again."""
     writer = make_stage("writer", "o = stage3(q, k, v)\nv.data.mul_(3)\nreturn o")
     problem = replace(PROBLEM, direction=direction)
@@ -252,7 +253,7 @@ def test_a_contestant_that_writes_its_input_harms_nobody(tmp_path, make_stage, d
 
 
 @pytest.mark.parametrize("call", [1, 6])
-def test_a_contestant_that_ends_its_process_fails_alone(tmp_path, make_stage, call):
+def test_a_stage_that_ends_its_process_fails_alone(tmp_path, make_stage, call):
     """At its first call, and in the middle of the rounds."""
     deadly = make_stage("deadly", f"if calls >= {call}:\n    ctypes.string_at(0)\n{RIGHT}")
     quick = make_stage("quick", number=110)
@@ -273,14 +274,14 @@ if {{!r}} in os.environ['IN_HERE']:\n    ctypes.string_at(0)\n{RIGHT}"
     assert "sound alone, but of all in one process: killed by SIGSEGV" in records["cain"]["reason"]
 
 
-def test_a_contestant_that_hangs_fails_alone(tmp_path):
+def test_a_stage_that_hangs_fails_alone(tmp_path):
     hangs = written(tmp_path, "hangs")[0]
     records = hold(tmp_path, hangs, STAGE3, limits=replace(LIMITS, budget=1.0))
     assert found(records) == {"hangs": "timeout", "torch_three_gemm": "ok"}
     assert "budget of 1 s" in records["hangs"]["reason"]
 
 
-def test_a_contestant_too_slow_for_the_rounds_is_named_beforehand(tmp_path, make_stage):
+def test_a_stage_too_slow_for_the_rounds_is_named_beforehand(tmp_path, make_stage):
     slow = make_stage("slow", f"time.sleep(0.05)\n{RIGHT}")
     limits = replace(LIMITS, rounds=100, budget=5.0)
     records = hold(tmp_path, slow, STAGE3, limits=limits)
@@ -290,7 +291,7 @@ def test_a_contestant_too_slow_for_the_rounds_is_named_beforehand(tmp_path, make
 
 
 @pytest.mark.parametrize("name", ["talks_forged", "talks_garbage"])
-def test_a_contestant_that_writes_to_the_harness_fails_alone(tmp_path, name):
+def test_a_stage_that_writes_to_the_harness_fails_alone(tmp_path, name):
     records = hold(tmp_path, STAGE3, *written(tmp_path, name), limits=replace(LIMITS, budget=3.0))
     assert records["torch_three_gemm"]["status"] == "ok"
     assert records[name]["status"] in ("crashed", "timeout")
@@ -319,7 +320,7 @@ if calls <= 2:  # its check, and its first call to warm up
 {RIGHT}"""
 
 
-def test_no_contestant_is_told_of_what_another_did(tmp_path, make_stage):
+def test_no_stage_is_told_of_what_another_did(tmp_path, make_stage):
     """Neither that it was interpreted, nor by what it sets in their process."""
     meddles, looks = make_stage("meddles", MEDDLES), make_stage("looks", LOOKS)
     peer = PEERS / "p104_sdpa_math.py"
@@ -348,7 +349,7 @@ def test_other_directions_are_checked_and_counted(tmp_path, make_stage, directio
 
 
 def test_the_share_of_skipped_tiles_is_recorded_where_a_stage_counts_it(tmp_path, make_stage):
-    """One that raises, gives no share or takes the process with it keeps its time all the same."""
+    """One that raises or gives no share keeps its time all the same."""
     ratio = "def skip_ratio(q, k, v, *, causal=False, seqlens_k=None):\n    return {}"
     answers = {"causal": "0.25 if causal else 0.5", "absurd": "7.0", "raises": "1 / 0"}
     paths = [make_stage(name, more=ratio.format(answer)) for name, answer in answers.items()]
@@ -359,10 +360,10 @@ def test_the_share_of_skipped_tiles_is_recorded_where_a_stage_counts_it(tmp_path
     assert shares == {"causal": 0.25, "absurd": None, "raises": None, "torch_three_gemm": None}
     deadly = make_stage("deadly", more=ratio.format("ctypes.string_at(0)"))
     records = hold(tmp_path, deadly, STAGE3)
-    assert found(records) == {"deadly": "ok", "torch_three_gemm": "ok"}
+    assert found(records) == {"deadly": "crashed", "torch_three_gemm": "ok"}
 
 
-def test_without_an_oracle_no_contestant_is_timed(tmp_path, make_stage):
+def test_without_an_oracle_no_stage_is_timed(tmp_path, make_stage):
     class Blind(Judge):
         def open(self):
             raise NoVerdict("out-of-memory", "can't be checked: too large")
@@ -374,7 +375,7 @@ def test_without_an_oracle_no_contestant_is_timed(tmp_path, make_stage):
     assert not right.with_suffix(".calls").exists()
 
 
-def test_what_a_contestant_prints_is_shown(tmp_path, make_stage):
+def test_what_a_stage_prints_is_shown(tmp_path, make_stage):
     printed = []
     hold(tmp_path, make_stage("chatty", f"print('hello', calls)\n{RIGHT}"), printed=printed)
     assert "hello 1\n" in "".join(printed)
@@ -437,15 +438,17 @@ def test_what_is_made_for_this_generation_of_gpus_competes_forward_and_backward(
 def test_the_usual_compete_where_they_fit_and_those_asked_for_everywhere():
     problems = [PROBLEM, replace(PROBLEM, causal=True), replace(PROBLEM, direction="train")]
     some = [stage for stage in LADDER if stage.number in (3, 5, 6, 7, 101)]
-    assert [numbers(c.stages) for c in plan_comparisons(some, problems, ())] == [
-        [3, 5, 6, 7],
-        [3, 6, 7],
-        [3, 7],
-    ]
-    everywhere = plan_comparisons(some, problems, [stage.path for stage in some])
-    assert [numbers(c.stages) for c in everywhere] == [[3, 5, 6, 7, 101]] * 3
+
+    def planned(named):
+        cells = plan_comparisons(some, problems, named)
+        return [(c.problem, numbers(c.stages)) for c in plan.group(cells, LIMITS)]
+
+    usual = [[3, 5, 6, 7], [3, 6, 7], [3, 7]]
+    assert planned(()) == [*zip(problems, usual, strict=True)]
+    everywhere = planned([stage.path for stage in some])
+    assert everywhere == [(problem, [3, 5, 6, 7, 101]) for problem in problems]
     assert plan_comparisons([LADDER[2]], problems[1:], ()) == []
-    # one that declares itself wrong there is no contestant unless it is asked for
+    # one that declares itself wrong there takes no part unless it is asked for
     assert numbers(usual_stages(LADDER[:2], [PROBLEM])) == [3]
     assert plan_comparisons(LADDER[1:2], [PROBLEM], ()) == []
 
@@ -578,7 +581,7 @@ def test_hopeless_is_what_takes_long_at_a_fast_rate(make_stage):
     def reason(stage, calls, device="cpu"):
         problem = replace(PROBLEM, device=device)
         limits = Limits(warmup=1, rounds=calls - 1)
-        return plan.why_too_long([Comparison(problem, [stranger, stage], limits)])
+        return plan.why_too_long([Cell(each, problem) for each in (stranger, stage)], limits)
 
     most = int(plan.PATIENCE * plan.THREAD_RATE / flops)
     assert reason(native, most) is None
@@ -590,7 +593,7 @@ def test_hopeless_is_what_takes_long_at_a_fast_rate(make_stage):
 
 @pytest.mark.slow
 def test_each_step_is_said_when_it_begins(tmp_path, make_stage):
-    """A contestant that hangs is named before its budget is over."""
+    """A stage that hangs is named before its budget is over."""
     slow = make_stage("sleeper", "time.sleep(600)")
     with Started("bench", *QUICK, "--causal", "off", "--stages", "3", "--stage", slow,
                  "--inputs", "normal", "--out",
@@ -680,7 +683,7 @@ def everyone():
      replace(PROBLEM, dtype="bfloat16", precision="bfloat16", causal=True)],
     ids=lambda asked: f"{asked.dtype}-{asked.direction}-{asked.hk}-{asked.causal}",
 )  # fmt: skip
-def test_the_math_backend_is_a_contestant_on_a_cpu_too(tmp_path, everyone, asked):
+def test_the_math_backend_is_a_stage_on_a_cpu_too(tmp_path, everyone, asked):
     """There without being asked for, and right; its ratio stands in the others' records."""
     pair = ("torch_three_gemm", "sdpa_math")
     paths = [stage.path for stage in usual_stages(everyone, [asked]) if stage.name in pair]

@@ -1,4 +1,4 @@
-"""The decode suite: its plan, contestants that read from a paged cache, and its tables."""
+"""The decode suite: its plan, stages that read from a paged cache, and its tables."""
 
 import inspect
 import json
@@ -93,14 +93,14 @@ def hold(folder, paths, problem=TINY, page_sizes=(None, 16, 64), stages=None):
     stages = describe_files([Path(path) for path in paths]) if stages is None else stages
     problems = [replace(problem, page_size=size) for size in page_sizes]
     asked = [stage.path for stage in stages]
-    [comparison] = plan.plan_comparisons(stages, problems, asked, LIMITS)
+    [comparison] = plan.group(plan.plan_comparisons(stages, problems, asked), LIMITS)
     with Judge(comparison.problem) as judge:
         outcomes = compare(comparison, judge)
     records = [make_record(outcome, paired=True) for outcome in outcomes]
     for record in records:
         check_record(record)
     found = {(record["name"], record["page_size"]): record for record in records}
-    planned = [(entry["name"], entry["page_size"]) for entry in comparison.to_json()]
+    planned = [(cell.stage.name, cell.problem.page_size) for cell in comparison.cells]
     assert list(found) == planned
     return found
 
@@ -141,9 +141,9 @@ def test_the_masks_are_measured_on_shapes_that_have_pages_too():
         assert {(p.causal, p.seqlens_k is not None) for p in alike} == ways and len(alike) == 4
         assert {p.seqlens_k for p in alike} == {None, (shape[3],) * shape[0]}
     able = [replace(s, unavailable={"cuda": None}) for s in describe_files(stage_files(3, 6, 8))]
-    plans = plan.plan_comparisons(able, problems, [], LIMITS, suites.SUITES["decode-masks"].takes)
-    assert len(plans) == len(problems)
-    assert {stage.number for each in plans for stage in each.stages} == {8}
+    plans = plan.plan_comparisons(able, problems, [], suites.SUITES["decode-masks"].takes)
+    assert {cell.problem for cell in plans} == set(problems)
+    assert {cell.stage.number for cell in plans} == {8}
 
 
 def test_odd_problems_are_measured_beside_the_even_one():
@@ -177,19 +177,19 @@ def test_nq_chooses_among_the_problems_of_the_suite():
     assert set().union(*parts[:3]) == set(parts[3])
 
 
-def test_a_page_size_is_a_contestant_and_not_another_comparison():
+def test_a_page_size_is_a_stage_and_not_another_comparison():
     stages = describe_files(stage_files(3, 8))
     problems = [replace(TINY, page_size=size) for size in (None, 16, 64)]
     problems += [replace(TINY, nq=1)]
-    first, second = plan.plan_comparisons(stages, problems, [], LIMITS)
+    first, second = plan.group(plan.plan_comparisons(stages, problems, []), LIMITS)
     assert first.problem == TINY and second.problem == replace(TINY, nq=1)
-    assert [(stage.number, p.page_size) for stage, p in first.stages_asked()] == [
+    assert [(cell.stage.number, cell.problem.page_size) for cell in first.cells] == [
         (3, None), (8, None), (8, 16), (8, 64)
     ]  # fmt: skip
-    assert [stage.number for stage, _ in second.stages_asked()] == [3, 8]
+    assert [stage.number for stage in second.stages] == [3, 8]
 
 
-def test_the_contestants_of_the_suite_by_default():
+def test_the_stages_of_the_suite_by_default():
     """Stage 6 beside stage 8, and the tuned peer, which other suites go without."""
     every = describe_files(stage_files(3, 6, 8) + peer_files())
     whole = [replace(TINY, nq=nq) for nq in (1, 150)]
@@ -199,20 +199,23 @@ def test_the_contestants_of_the_suite_by_default():
     asked = [replace(p, device="cuda") for p in suites.SUITES["decode"].problems(TINY)]
     numbers = {6, 8, 100, 101, 102, 103, 106, 108}
     able = [replace(s, unavailable={"cuda": None}) for s in every if s.number in {3, 104} | numbers]
-    for each in plan.plan_comparisons(able, asked, [], LIMITS, suites.decodes):
+    planned = plan.plan_comparisons(able, asked, [], suites.decodes)
+    assert {cell.stage.number for cell in planned if cell.problem.page_size} <= {8, 108}
+    for each in plan.group([cell for cell in planned if not cell.problem.page_size], LIMITS):
         compiled = {103, 106} if each.problem.nq in (2, 4, 16) else set()
         assert {stage.number for stage in each.stages} == numbers - compiled
-        assert {stage.number for stage, _ in each.paged} <= {8, 108}
 
 
 def test_a_plan_is_read_again_as_it_was_written_pages_too():
     every = describe_files(stage_files(3, 8))
     asked = [replace(TINY, page_size=size) for size in (None, 16, 64)]
     asked += [replace(TINY, inputs="normal", b=2, seqlens_k=(5, 150))]
-    planned = plan.plan_comparisons(every, asked, [stage.path for stage in every], LIMITS)
-    entries = json.loads(json.dumps([entry for each in planned for entry in each.to_json()]))
+    cells = plan.plan_comparisons(every, asked, [stage.path for stage in every])
+    entries = json.loads(json.dumps([cell.to_json() for cell in cells]))
     known = {(stage.number, stage.name): stage for stage in every}
-    assert len(planned) == 2 and plan.read_comparisons(entries, known, LIMITS) == planned
+    assert plan.read_cells(entries, known) == cells
+    planned = plan.group(cells, LIMITS)
+    assert len(planned) == 2
     assert plan.unfinished(planned, entries) == []
     paged = [entry for entry in entries if entry["page_size"] == 64]
     for entry in paged:
@@ -245,14 +248,15 @@ def test_a_tuned_peer_is_in_no_table_of_a_source():
 
 
 def test_what_is_read_from_pages_takes_its_time(monkeypatch, make_own):
-    """One contestant in one piece and two in pages: three are waited for."""
+    """One stage in one piece and two in pages: three are waited for."""
     once = cost.flops(TINY) * (LIMITS.warmup + LIMITS.rounds) / plan.THREAD_RATE
     [own] = describe_files([make_own()])
     for sizes, times in (((), 1), ((16, 64), 3)):
-        comparison = plan.Comparison(TINY, [own], LIMITS, paged=[(own, size) for size in sizes])
+        problems = [replace(TINY, page_size=size) for size in (None, *sizes)]
+        cells = [plan.Cell(own, problem, paired=True) for problem in problems]
         for patience, late in ((times + 0.5, False), (times - 0.5, True)):
             monkeypatch.setattr(plan, "PATIENCE", patience * once)
-            assert bool(plan.why_too_long([comparison])) == late
+            assert bool(plan.why_too_long(cells, LIMITS)) == late
 
 
 def test_one_head_in_half_precision_has_stage_8_in_table_4_2():
@@ -265,7 +269,7 @@ def test_one_head_in_half_precision_has_stage_8_in_table_4_2():
     assert {c.problem for c in eight} < alone
 
 
-# ---- contestants with pages
+# ---- stages with pages
 
 
 def test_stage_8_reads_from_pages_in_the_interpreter(tmp_path):
@@ -464,7 +468,7 @@ def test_the_table_has_rates_the_best_peer_the_share_and_what_pages_cost():
     assert {row["of read"] for row in rows_of(records)} == {"-"}
 
 
-def test_a_contestant_without_a_time_is_in_no_ratio():
+def test_a_stage_without_a_time_is_in_no_ratio():
     records = [
         made(*OURS, None, status="wrong", reason="max error", samples=0),
         made(*CUDNN, None, status="skipped", reason="takes no such", samples=0),

@@ -80,7 +80,7 @@ def test_the_rounds_of_a_bench_take_both(tmp_path):
     for record in records:
         assert (record["b"], record["h"], record["hk"], record["nk"]) == (2, 4, 2, 16)
         assert record["seqlens_k"] == [5, 16] and record["status"] == "ok"
-    # who takes no lengths is no contestant unless asked for
+    # who takes no lengths takes no part unless asked for
     assert {r["stage"] for r in records} == {3, 6, 7}
     text = " ".join(done.stdout.split())
     assert "hk = 2, float32" in text and "padded: 5, 16 valid keys" in text

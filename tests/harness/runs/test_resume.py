@@ -14,7 +14,7 @@ from harness.records.jsonl import read
 from harness.records.schema import key
 
 SMALL = ("run", "--stages", "1,3", "--n", "8,16", "--budget", "20")
-# four comparisons of two contestants
+# four comparisons of two stages
 PAIRS = ("bench", "--stages", "2,3", "--n", "8", "--mode", "fwd,train", "--inputs", "all",
          "--causal", "off", "--warmup", "1", "--repeat", "3", "--device", "cpu")  # fmt: skip
 

@@ -271,7 +271,7 @@ def test_every_format_holds_what_the_records_hold(tmp_path):
     tables = [line for line in lines if line.startswith("|")]
     assert len(tables) == 2 * 2 + len(cells)
     for line in tables:
-        assert line.count("|") - line.count("\\|") == len(cell_tables.HEADERS) + 1
+        assert line.count("|") - line.count("\\|") == len(cell_tables.COLUMNS) + 1
     assert "**N = 512, d = 64, float32, normal input, cpu**" in lines
     assert [cell.strip() for cell in tables[3].split("|")[1:4]] == [
         "3", "torch, three GEMMs", "500\N{NO-BREAK SPACE}us"
