@@ -1,13 +1,14 @@
 """Compare the machine code of every stage in Triton with what another checkout's compiles to.
 
     git worktree add ../before COMMIT
-    python tools/same_code.py ../before
+    python tools/same_code.py ../before [--note]
 
 Needs Triton, but no GPU. For each kernel of stages 4 to 9 and each configuration below, a line says
 whether the instructions (the cubins' .text sections) and the shared memory are the same, bit for
 bit: if so, an edit between the two changed neither the speed nor the results. Names of files,
 kernels and variables don't count. The exit code is 1 where something differs or is in one of the
-two only.
+two only. With --note the records under results/ that have the code of a stage before are given its
+code of now, where all of its kernels are the same: the pages don't call them edited since.
 """
 
 import argparse
@@ -126,9 +127,41 @@ def compiled_by(checkout: Path) -> dict[str, str]:
     return dict(json.loads(line) for line in done.stdout.splitlines())
 
 
+def codes_of(checkout: Path) -> dict[int, str]:
+    """The digest of the code behind each stage in a checkout (harness/records/code.py)."""
+    asked = "import json; from harness.records import code as c; print(json.dumps("
+    asked += "{c.number_of(x): c.code_of(c.number_of(x)) for x in c.built_in_files()}))"
+    done = subprocess.run(
+        [sys.executable, "-S", "-P", "-c", asked], stdout=subprocess.PIPE, text=True, check=True,
+        cwd=checkout, env=os.environ | {"PYTHONPATH": str(checkout)},
+    )  # fmt: skip
+    return {int(number): code for number, code in json.loads(done.stdout).items()}
+
+
+def note(before: dict[int, str], now: dict[int, str], same: set[int], results: Path) -> list[str]:
+    """Give the records in `results` the code of now for the stages that are the `same`.
+
+    Returns the names of the files that are changed.
+    """
+    changed = []
+    for path in sorted(results.glob("*/*.jsonl")):
+        first, *rest = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        env = json.loads(first)
+        for stage in env.get("rungs", []):
+            number = stage["stage"]
+            if number in same and stage.get("code") == before.get(number):
+                stage["code"] = now[number]
+        line = json.dumps(env, allow_nan=False) + "\n"
+        if line != first:
+            path.write_text("".join([line, *rest]), encoding="utf-8")
+            changed.append(f"{path.parent.name}/{path.name}")
+    return changed
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("before", type=Path, nargs="?", help="a checkout of the other commit")
+    parser.add_argument("--note", action="store_true", help="write it into results/")
     parser.add_argument("--digests", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.digests:
@@ -140,4 +173,14 @@ if __name__ == "__main__":
     for what in dict.fromkeys((*now, *before)):
         same = "same" if before.get(what) == now.get(what) else "DIFFERS"
         print(f"{what:60} {same if what in before and what in now else 'in one only'}")
+    if given.note:
+        own_jobs = {9: [*PLACES], **{int(stage[1:3]): [stage] for stage in TRITON}}
+        alike = {what for what in {*before, *now} if before.get(what) == now.get(what)}
+        noted = {
+            number
+            for number, own in own_jobs.items()
+            if all(what in alike for what in {*before, *now} if what.split()[0] in own)
+        }
+        codes = codes_of(given.before.resolve()), codes_of(ROOT)
+        print(*note(*codes, noted, ROOT / "results"), sep="\n")
     sys.exit(before != now)

@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from made_up import write_run
-from made_up_bench import cells_of, make_bench, make_bench_env
+from made_up import cells_of, make_bench, make_bench_env, write_run
 
 from course import suites
 from course.report import hopper, sources, text

@@ -52,7 +52,7 @@ def command(*arguments):
     return [sys.executable, "-m", "harness", *map(str, arguments)]
 
 
-def ladder(*arguments, cwd=ROOT, env=None):
+def ladder(*arguments, cwd=ROOT, env=None, timeout=PATIENCE):
     """`ladder ARGUMENTS`, finished: returncode, stdout and stderr as text."""
     return subprocess.run(
         command(*arguments),
@@ -60,7 +60,7 @@ def ladder(*arguments, cwd=ROOT, env=None):
         env=env or environ(),
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=timeout,
         stdin=subprocess.DEVNULL,
     )
 
@@ -168,6 +168,19 @@ def in_turn(*arguments, cwd=ROOT, briefly=True):
         raise
 
 
+def measured(folder, *arguments, code=0, **options):
+    """`ladder ARGUMENTS`, as `in_turn`, its records in `folder`/run.jsonl; and those, `by_name`.
+
+    It must end with the exit code `code`, whatever stages do.
+    """
+    out = folder / "run.jsonl"
+    for written in (out, out.with_suffix(".csv")):
+        written.unlink(missing_ok=True)
+    done = in_turn(*arguments, "--out", out, **options)
+    assert done.returncode == code and "Traceback" not in done.stderr, (done.stdout, done.stderr)
+    return done, by_name(out)
+
+
 def without_gpu(*arguments, cwd=ROOT):
     """`ladder ARGUMENTS` as on a machine without a GPU."""
     if torch.cuda.is_available():
@@ -187,8 +200,7 @@ def one_process(env):
 
 def fakes(*names):
     """--stage options for stages of fakes.toml, in files that are there until the process ends."""
-    folder = fakes_folder()
-    return [text for name in names for text in ("--stage", str(FAKES.write(folder, name)))]
+    return FAKES.options(fakes_folder(), *names)
 
 
 @lru_cache

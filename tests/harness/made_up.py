@@ -2,9 +2,11 @@
 
 import json
 
+from harness.problems import cost
 from harness.problems.problem import Problem
 from harness.records.schema import check_record
 from harness.runs.ceilings import Ceiling, Done
+from harness.views import cell_tables
 
 
 def make_cell(stage=3, name="torch_three_gemm", **changes):
@@ -79,3 +81,80 @@ def scores(q, k):
     """(b, h, nq, nk) scaled scores in float64, grouped heads told apart."""
     k = k.double().repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     return q.double() @ k.mT * q.shape[-1] ** -0.5
+
+
+# ---- comparisons on a GPU, and the tables that are made of them
+
+NAMES = {3: "torch_three_gemm", 6: "triton_flash2", 7: "triton_training", 100: "sdpa_flash",
+         103: "flex_attention", 104: "sdpa_math"}  # fmt: skip
+TITLES = {"torch_three_gemm": "torch, three GEMMs", "triton_flash2": "Triton Flash 2",
+          "triton_training": "Triton, training", "sdpa_flash": "SDPA, flash",
+          "flex_attention": "FlexAttention", "sdpa_math": "SDPA, math"}  # fmt: skip
+# TFLOP/s made up for each stage, so that times follow
+RATES = {3: 80.0, 6: 550.0, 7: 500.0, 100: 400.0, 103: 520.0, 104: 8.0}
+WORK = {"fwd": 1.0, "bwd": 0.7, "train": 0.8}  # of the rate, in each direction
+
+
+def make_bench(stage=6, n=4096, **changes):
+    """A cell of a comparison on a GPU, its time made up from RATES."""
+    problem = {
+        "inputs": "normal", "seed": 1, "b": max(1, 16384 // n), "h": 32, "hk": 32, "nq": n,
+        "nk": n, "d": 64, "dtype": "float16", "precision": "float16", "causal": False,
+        "seqlens_k": None, "device": "cuda", "direction": "fwd", "page_size": None,
+    }  # fmt: skip
+    problem |= {name: changes.pop(name) for name in list(changes) if name in problem}
+    made = Problem.from_json(problem)
+    measured = {
+        "mode": "compiled" if stage in (6, 7) else "native", "samples": 30, "first_call_ms": 2000.0,
+        "time_ms": cost.flops(made) / (RATES[stage] * WORK[made.direction]) / 1e9,
+        "sm_clock_mhz": 1980, "peak_bytes": 64 << 20, "memory_meter": "cuda-allocator",
+        "flops": cost.flops(made), "hbm_bytes": cost.hbm_bytes(made),
+        "skip_ratio": 0.5 if stage == 6 and made.causal else None,
+    }  # fmt: skip
+    return make_cell(stage, NAMES[stage], paired=True, **{**problem, **measured, **changes})
+
+
+def fell(stage, status, reason, **fields):
+    """A cell of a stage that was not timed."""
+    measured = ("time_ms", "time_iqr_ms", "skip_ratio", "peak_bytes", "memory_meter",
+                "first_call_ms", "sm_clock_mhz")  # fmt: skip
+    nothing = dict.fromkeys(measured)
+    return make_bench(stage, **{**nothing, **fields}, status=status, reason=reason, samples=0)
+
+
+SIZES = (512, 1024, 2048, 4096, 8192, 16384)
+
+
+def make_run(stages=(3, 6, 100, 103), sizes=SIZES, directions=("fwd",), **fields):
+    """A record each; stage 3 runs out of memory at the largest N."""
+    records = []
+    for direction in directions:
+        for causal in (False, True):
+            for n in sizes:
+                for stage in stages:
+                    where = {"n": n, "direction": direction, "causal": causal, **fields}
+                    if (stage, n) == (3, 16384):
+                        out = "OutOfMemoryError: CUDA out of memory"
+                        records.append(fell(stage, "out-of-memory", out, **where))
+                    else:
+                        records.append(make_bench(stage, **where))
+    return records
+
+
+def make_bench_env(records, **changes):
+    arguments = {"suite": changes.pop("suite", None), "graph": changes.pop("graph", False)}
+    return make_env(
+        records, TITLES, device="cuda", device_name="NVIDIA H200", driver="580.1", triton="3.6.0",
+        arguments=arguments, **changes,
+    )  # fmt: skip
+
+
+def text_of(env, records, ceilings=(), width=80):
+    """The tables as lines of text."""
+    return cell_tables.page(env, records, ceilings).text(width).splitlines()
+
+
+def cells_of(text):
+    """The cells of each row of the first table of a text."""
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[x.strip() for x in row.replace("\xa0", " ").strip("|").split("|")] for row in rows]

@@ -6,8 +6,7 @@ import statistics
 
 import pytest
 import torch
-from made_up import make_cell
-from made_up_bench import cells_of
+from made_up import cells_of, make_cell
 
 import stages
 from attention_ladder.models.training import curves

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from ladder_command import PATIENCE, ROOT, RUN, by_name, environ, fakes, in_turn
+from ladder_command import PATIENCE, ROOT, RUN, YARDSTICK, environ, fakes, measured
 
 from harness.isolation import fork_server
 from harness.isolation.child import Child, say
@@ -91,36 +91,24 @@ def test_the_fork_server_imports_without_the_collector_and_each_child_has_it():
 
 def test_each_cell_has_a_process_of_its_own_and_no_stage_meets_another(tmp_path):
     """What a stage leaves in its process, or in torch, is gone for the next one."""
-    spoiler = tmp_path / "spoiler.py"
-    spoiler.write_text(
-        "import os\nimport torch\nimport stages\nfrom stages.contract import Stage\n"
-        'STAGE = Stage(number=2, name="spoiler", title="spoiler", idea="spoils torch")\n'
-        "calls = []\n\n\n"
-        "def attend(q, k, v):\n"
-        "    o = stages.by_number(3).attend(q, k, v)\n"
-        "    calls.append(1)\n"
-        '    print("process", os.getpid(), flush=True) if len(calls) == 2 else None\n'
-        "    stages.by_number(3).attend = torch.softmax = lambda *a, **b: 1 / 0\n"
-        "    return o\n"
-    )
-    out = tmp_path / "run.jsonl"
-    done = in_turn(*RUN, "--stages", 3, "--n", "20,32", "--stage", spoiler, "--out", out)
-    cells = by_name(out)
-    assert [cell["status"] for cell in cells["torch_three_gemm"]] == ["ok", "ok"]
-    assert [cell["status"] for cell in cells["spoiler"]] == ["crashed", "crashed"]
-    assert "ZeroDivisionError" in cells["spoiler"][0]["reason"], done.stderr
+    asked = (*RUN, "--stages", 3, "--n", "20,32", *fakes("spoils"))
+    _, cells = measured(tmp_path, *asked, code=1)
+    assert [cell["status"] for cell in cells[YARDSTICK]] == ["ok", "ok"]
+    assert [cell["status"] for cell in cells["spoils"]] == ["crashed", "crashed"]
+    assert "ZeroDivisionError" in cells["spoils"][0]["reason"]
 
 
 def test_paired_cells_hold_their_own_times_and_only_right_stages_compete(tmp_path):
-    out = tmp_path / "run.jsonl"
-    arguments = ("--stages", "1,3", "--n", 8, "--paired", *fakes("ignores_v", "naps"))
-    done = in_turn(*RUN, *arguments, "--out", out)
-    assert done.returncode == 1, done.stderr
-    cells = by_name(out)
-    for name in ("raw_python", "torch_three_gemm", "naps"):
+    names = ("raw_python", YARDSTICK, "naps")
+    asked = (*RUN, "--stages", "1,3", "--n", 8, "--paired", *fakes("ignores_v", "naps"))
+    _, cells = measured(tmp_path, *asked, code=1)
+    for name in names:
         assert [cell["paired"] for cell in cells[name]] == [False, True]
         assert [cell["status"] for cell in cells[name]] == ["ok", "ok"]
-        assert cells[name][1]["time_ms"] > 0 and cells[name][1]["samples"] >= 5
+        assert cells[name][0]["rounds_ms"] is None  # it took turns with nobody
+        assert cells[name][1]["time_ms"] > 0
+    [samples] = {cells[name][1]["samples"] for name in names}
+    assert {len(cells[name][1]["rounds_ms"]) for name in names} == {samples} and samples >= 5
     assert cells["naps"][1]["time_ms"] > 15
     wrong, turn = cells["ignores_v"]
     assert (wrong["status"], turn["status"]) == ("wrong", "skipped")

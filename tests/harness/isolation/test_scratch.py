@@ -42,7 +42,6 @@ def test_a_long_name_of_the_folder_leaves_room_for_a_socket(long):
 
 def test_where_there_is_no_room_at_all_it_says_so(long, monkeypatch):
     monkeypatch.setattr(scratch, "SHORT", (str(long),))
-    long.chmod(0o500)
     real = tempfile.mkdtemp
 
     def full(prefix, dir):
@@ -50,7 +49,6 @@ def test_where_there_is_no_room_at_all_it_says_so(long, monkeypatch):
             raise OSError(28, "No space left on device")
         return real(prefix=prefix)
 
-    long.chmod(0o700)
     monkeypatch.setattr(scratch.tempfile, "mkdtemp", full)
     with pytest.raises(OSError, match=f"its {len(str(long))} characters") as raised:
         scratch.short_folder()

@@ -31,13 +31,30 @@ def here(tmp_path):
     return folder
 
 
-def ladder(here, *arguments, path=str(ROOT)):
-    """What comes of `ladder ARGUMENTS`, started as pip's script starts it; and what it imported."""
+SCRIPT = """
+import sys
+from harness.__main__ import main
+
+if __name__ == "__main__":
+    for sys.argv[1:] in {commands}:
+        try:
+            main()
+        except SystemExit as end:
+            if end.code:
+                raise
+"""
+
+
+def ladder(here, *commands, path=str(ROOT)):
+    """What comes of each of `ladder COMMANDS`, and what it imported from `here`.
+
+    One process, started as pip's script starts it, carries them out.
+    """
     script = here.parent / "ladder"
-    lines = "from harness.__main__ import main", "if __name__ == '__main__':", "    main()"
-    script.write_text("\n".join(lines), encoding="utf-8")
+    texts = [[*map(str, command)] for command in commands]
+    script.write_text(SCRIPT.format(commands=texts), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, script, *map(str, arguments)], cwd=here, env=environ(PYTHONPATH=path),
+        [sys.executable, script], cwd=here, env=environ(PYTHONPATH=path),
         capture_output=True, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     found = here.parent / "imported"
@@ -45,29 +62,26 @@ def ladder(here, *arguments, path=str(ROOT)):
 
 
 CPU = ("--device", "cpu")
+SMALL = ("run", "--stages", "0,3", "--n", 8, "--d", 4, *CPU)
+COMMANDS = [
+    (*SMALL, "--stage", RAW),
+    ("bench", "--stages", "0,3", "--n", 8, "--d", 4, "--causal", "on", *CPU),
+    ("train", "--stage", 3, "--steps", 1, *CPU),
+    ("generate", "--stage", 3, "--tokens", 4, "--context", 16, *CPU),
+    ("doctor",), ("list",), ("lab", "check", RAW), ("lab", "grade", RAW, "--stage", 1),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "commands",
     [
-        ("run", "--stages", "0,3", "--n", 8, "--d", 4, *CPU),
-        *(
-            pytest.param(given, marks=pytest.mark.slow)
-            for given in [
-                ("run", "--stages", "3", "--stage", RAW, "--n", 8, "--d", 4, *CPU),
-                ("bench", "--stages", "0,3", "--n", 8, "--d", 4, "--causal", "on", *CPU),
-                ("train", "--stage", 3, "--steps", 1, *CPU),
-                ("generate", "--stage", 3, "--tokens", 4, "--context", 16, *CPU),
-                ("doctor",),
-                ("list",),
-                ("lab", "check", RAW),
-                ("lab", "grade", RAW, "--stage", 1),
-            ]
-        ),
+        [SMALL],
+        *(pytest.param(part, marks=pytest.mark.slow) for part in (COMMANDS[:3], COMMANDS[3:])),
     ],
+    ids=lambda commands: "-".join(command[0] for command in commands),
 )
-def test_no_name_in_the_current_folder_has_the_place_of_a_module(here, arguments):
-    done, imported = ladder(here, *arguments)
+def test_no_name_in_the_current_folder_has_the_place_of_a_module(here, commands):
+    done, imported = ladder(here, *commands)
     assert (done.returncode, imported) == (0, []), done
 
 
@@ -82,7 +96,7 @@ def test_nor_where_pythonpath_has_the_current_folder(here, path):
     for name in {*started} & {*NAMES}:  # what is imported before our first line
         (here / f"{name}.py").unlink()
     path = path or os.pathsep.join([str(here), str(ROOT)])
-    done, imported = ladder(here, "run", "--stages", 3, "--n", 8, "--d", 4, *CPU, path=path)
+    done, imported = ladder(here, SMALL, path=path)
     assert (done.returncode, imported) == (0, []), done
 
 
@@ -95,7 +109,7 @@ def test_a_submission_may_have_any_name(here):
     for file in here.iterdir():
         if file.stem not in ("math", "torch", "types", "copy"):
             file.unlink()
-    done, imported = ladder(here, "lab", "grade", ".", "--stage", 1)
+    done, imported = ladder(here, ("lab", "grade", ".", "--stage", 1))
     said = [line for line in done.stdout.splitlines() if ": passed, 9 of 9" in line]
     assert (done.returncode, len(said)) == (0, 3), done
     assert "copy: crashed" in done.stdout and imported == []  # it was watched, and is ended

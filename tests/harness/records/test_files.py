@@ -7,11 +7,10 @@ import threading
 from datetime import datetime
 
 import pytest
-from ladder_command import in_turn
+from ladder_command import FAKES, measured
 from made_up import make_env
 
 from harness.records import files
-from harness.records.jsonl import read
 from ladder import measuring
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="links, pipes and modes")
@@ -115,26 +114,12 @@ def test_two_runs_that_begin_in_the_same_second_have_a_file_each(tmp_path, monke
     assert names == [f"20260101-000000{end}.jsonl" for end in ("", "-2", "-3")]
 
 
-# as somebody's editor may, while the command runs
-REWRITTEN = """
-from pathlib import Path
-from stages.contract import Stage
-
-STAGE = Stage(number=90, name="mine", title="mine", idea="is edited each time it is loaded")
-with Path(__file__).open("a") as file:
-    file.write("# edited\\n")
-
-
-def attend(q, k, v):
-    return v
-"""
-
-
 def test_no_record_is_of_another_file_than_it_names(tmp_path):
-    (tmp_path / "mine.py").write_text(REWRITTEN, encoding="utf-8")
-    in_turn("run", "--stages", 3, "--stage", "mine.py", "--inputs", "normal", "--n", 8, "--d", 4,
-            "--device", "cpu", "--out", "o.jsonl", cwd=tmp_path)  # fmt: skip
-    [record] = [record for record in read(tmp_path / "o.jsonl")[1] if record["name"] == "mine"]
+    """As when somebody edits a stage while the command runs."""
+    mine = FAKES.write(tmp_path, "edits_itself")
+    asked = ("run", "--stages", 3, "--stage", mine, "--inputs", "normal", "--n", 8, "--d", 4)
+    _, cells = measured(tmp_path, *asked, "--device", "cpu", code=1)
+    [record] = cells["edits_itself"]
     assert record["status"] == "crashed" and "changed after this command began" in record["reason"]
 
 

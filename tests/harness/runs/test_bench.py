@@ -1,15 +1,15 @@
 """`ladder bench`: who is timed, against whom, and what becomes of stages that misbehave."""
 
-import re
-import signal
 import statistics
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import held
 import pytest
 import torch
-from ladder_command import FAKES, Started, in_turn
+from ladder_command import FAKES, in_turn, measured
+from made_up import problem
 
 from course.suites import SUITES
 from course.suites import names as suite_names
@@ -17,15 +17,11 @@ from harness.isolation.judge import Judge, NoVerdict
 from harness.isolation.roster import StageInfo, describe_files, read_stages
 from harness.measures import timing
 from harness.problems import cost
-from harness.problems.problem import Problem
 from harness.records import jsonl
 from harness.records.code import PEERS, built_in_files
-from harness.runs import comparison as engine
 from harness.runs import plan, process
-from harness.runs.comparison import make_record
 from harness.runs.plan import (
     Cell,
-    Comparison,
     Limits,
     Sizes,
     make_problems,
@@ -34,10 +30,7 @@ from harness.runs.plan import (
     usual_stages,
 )
 
-PROBLEM = Problem(
-    inputs="normal", seed=1, b=2, h=2, hk=2, nq=32, nk=32, d=16, dtype="float32", precision="ieee",
-    causal=False, seqlens_k=None, device="cpu",
-)  # fmt: skip
+PROBLEM = problem(b=2, h=2, hk=2, nq=32, nk=32, d=16)
 LIMITS = Limits(budget=30.0, memory=1 << 30, warmup=2, rounds=6)
 STAGE3, TRITON = (
     next(path for path in built_in_files() if path.name.startswith(name))
@@ -94,28 +87,10 @@ def calls_of(path):
     return path.with_suffix(".calls").stat().st_size
 
 
-def hold(folder, *paths, problem=PROBLEM, limits=LIMITS, printed=None, judge=Judge):
-    """name -> record of a contest between the stages in `paths`; each holds to the schema."""
-    stages = describe_files([Path(path) for path in paths])
-    where = folder / "outputs"
-    where.mkdir(exist_ok=True)
-    comparison = Comparison([Cell(stage, problem, paired=True) for stage in stages], limits)
-    with judge(problem) as judging:
-        outcomes = engine.compare(comparison, judging)
-    if printed is not None:
-        printed += [outcome.printed for outcome in outcomes]
-    records = [make_record(outcome, paired=True) for outcome in outcomes]
-    for record in records:
-        jsonl.dump_line(record)
-        timed = record["time_ms"] is not None
-        assert timed == (record["status"] == "ok" and record["mode"] != "interpreted")
-        assert timed == (record["samples"] == limits.rounds)
-        if not timed:
-            assert record["samples"] == 0 and record["rounds_ms"] is None
-        if record["status"] != "ok":
-            assert record["reason"]
-    assert list(where.glob("out*")) == []  # no later stage finds an answer
-    return {record["name"]: record for record in records}
+def hold(*paths, problem=PROBLEM, limits=LIMITS, **more):
+    """name -> record of a comparison between the stages in `paths`."""
+    records = held.hold(*paths, problem=problem, limits=limits, **more)
+    return {name: record for (name, _), record in records.items()}
 
 
 def found(records):
@@ -123,13 +98,13 @@ def found(records):
 
 
 @pytest.mark.slow
-def test_ratios_are_of_the_medians_of_one_process(tmp_path, make_stage):
+def test_ratios_are_of_the_medians_of_one_process(make_stage):
     process = "import os\nprint('process', os.getpid(), flush=True)\n"
     own = make_stage("own", process + RIGHT)
     peers = [make_stage("quick", process + RIGHT, 110),
              make_stage("slow", f"{process}time.sleep(0.004)\n{RIGHT}", 111)]  # fmt: skip
     printed = []
-    records = hold(tmp_path, STAGE3, own, *peers, printed=printed)
+    records = hold(STAGE3, own, *peers, printed=printed)
     assert set(found(records).values()) == {"ok"}
     times = {name: record["time_ms"] for name, record in records.items()}
     assert times["slow"] >= 4
@@ -151,37 +126,20 @@ tuner.choose(SimpleNamespace(__name__="{kernel}"), candidates, None, q, ("ieee",
 """
 
 
-def test_a_record_holds_its_rounds_and_its_own_launch_configurations(tmp_path, make_stage):
-    ours, other = (
-        make_stage(name, TUNES.format(kernel=kernel, m=m) + RIGHT)
-        for name, kernel, m in (("ours", "a_kernel", 32), ("other", "b_kernel", 64))
-    )
-    records = hold(tmp_path, ours, STAGE3, other)
-    assert {name: record["launch_configs"] for name, record in records.items()} == {
-        "ours": {"a_kernel": {"BLOCK_M": 32, "num_warps": 4}}, "torch_three_gemm": None,
-        "other": {"b_kernel": {"BLOCK_M": 64, "num_warps": 4}},
-    }  # fmt: skip
+@pytest.mark.parametrize("direction", ["fwd", pytest.param("train", marks=pytest.mark.slow)])
+def test_a_record_holds_its_rounds_and_its_own_launch_configurations(make_stage, direction):
+    """In turns, and of a stage alone."""
+    names = {"ours": 32, "other": 64}
+    stages = [make_stage(name, TUNES.format(kernel=name, m=m) + RIGHT) for name, m in names.items()]
+    asked = replace(PROBLEM, direction=direction)
+    records = hold(stages[0], STAGE3, stages[1], problem=asked)
     for record in records.values():
         assert len(record["rounds_ms"]) == record["samples"] == 6
         assert statistics.median(record["rounds_ms"]) == pytest.approx(record["time_ms"], rel=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("direction", ["fwd", "train"])
-def test_a_run_holds_them_too_by_itself_and_in_turns(tmp_path, make_stage, direction):
-    ours = make_stage("ours", TUNES.format(kernel="a_kernel", m=32) + RIGHT)
-    out = tmp_path / "run.jsonl"
-    options = ("--stage", ours, "--n", 32, "--d", 16, "--direction", direction, "--paired")
-    done = in_turn("run", "--stages", 3, *options, "--out", out)
-    assert done.returncode == 0, done.stderr
-    cells = {(cell["name"], cell["paired"]): cell for cell in jsonl.read(out)[1]}
-    for paired in (False, True):
-        assert cells["torch_three_gemm", paired]["launch_configs"] is None
-        configs = {"a_kernel": {"BLOCK_M": 32, "num_warps": 4}}
-        assert cells["ours", paired]["launch_configs"] == configs
-    assert cells["ours", False]["rounds_ms"] is None  # it took turns with nobody
-    shared = [len(cells[name, True]["rounds_ms"]) for name in ("ours", "torch_three_gemm")]
-    assert shared[0] == shared[1] == cells["ours", True]["samples"]
+    assert records.pop("torch_three_gemm")["launch_configs"] is None
+    for name, record in (*records.items(), *hold(stages[0], problem=asked).items()):
+        own = {"BLOCK_M": names[name], "num_warps": 4}
+        assert record["launch_configs"] == {name: own}
 
 
 def test_each_round_is_run_and_the_order_of_the_stages_changes():
@@ -225,12 +183,12 @@ FAIL_ALONE = {
 }  # fmt: skip
 
 
-def test_stages_that_fail_in_any_way_fail_alone_and_are_never_timed(tmp_path, make_stage):
+def test_stages_that_fail_in_any_way_fail_alone_and_are_never_timed(make_stage):
     """The others are as if they had not been there, and have as many rounds as they were asked."""
     paths = [make_stage(name, body) for name, (body, *_) in FAIL_ALONE.items()]
     peer = make_stage("peer", "raise ValueError('no such shape')", 110)
     right = make_stage("right")
-    records = hold(tmp_path, *paths, peer, right, STAGE3)
+    records = hold(*paths, peer, right, STAGE3)
     assert found(records) == {
         "right": "ok", "torch_three_gemm": "ok", "peer": "skipped",
         **{name: status for name, (_, status, _, _) in FAIL_ALONE.items()},
@@ -244,61 +202,61 @@ def test_stages_that_fail_in_any_way_fail_alone_and_are_never_timed(tmp_path, ma
 
 @pytest.mark.slow
 @pytest.mark.parametrize("direction", ["bwd", "train"])
-def test_a_stage_that_writes_its_input_harms_nobody(tmp_path, make_stage, direction):
+def test_a_stage_that_writes_its_input_harms_nobody(make_stage, direction):
     """Calls that were prepared before it read where it wrote: the inputs are themselves again."""
     writer = make_stage("writer", "o = stage3(q, k, v)\nv.data.mul_(3)\nreturn o")
     problem = replace(PROBLEM, direction=direction)
-    records = hold(tmp_path, STAGE3, writer, make_stage("right"), problem=problem)
+    records = hold(STAGE3, writer, make_stage("right"), problem=problem)
     assert found(records) == {"torch_three_gemm": "ok", "writer": "wrong", "right": "ok"}
 
 
 @pytest.mark.parametrize("call", [1, 6])
-def test_a_stage_that_ends_its_process_fails_alone(tmp_path, make_stage, call):
+def test_a_stage_that_ends_its_process_fails_alone(make_stage, call):
     """At its first call, and in the middle of the rounds."""
     deadly = make_stage("deadly", f"if calls >= {call}:\n    ctypes.string_at(0)\n{RIGHT}")
     quick = make_stage("quick", number=110)
-    records = hold(tmp_path, STAGE3, deadly, quick)
+    records = hold(STAGE3, deadly, quick)
     assert found(records) == {"torch_three_gemm": "ok", "deadly": "crashed", "quick": "ok"}
     assert records["deadly"]["reason"] == "killed by SIGSEGV"
     assert len(records["torch_three_gemm"]["rounds_ms"]) == LIMITS.rounds
 
 
-def test_two_that_can_not_be_together_are_both_out(tmp_path, make_stage):
+def test_two_that_can_not_be_together_are_both_out(make_stage):
     """Each is sound alone; nothing was measured of all together, so nothing is claimed."""
     body = f"import os\nos.environ['IN_HERE'] = os.environ.get('IN_HERE', '') + {{!r}}\n\
 if {{!r}} in os.environ['IN_HERE']:\n    ctypes.string_at(0)\n{RIGHT}"
     cain = make_stage("cain", body.format("c", "a"))
     abel = make_stage("abel", body.format("a", "c"))
-    records = hold(tmp_path, cain, abel)
+    records = hold(cain, abel)
     assert found(records) == {"cain": "crashed", "abel": "crashed"}
     assert "sound alone, but of all in one process: killed by SIGSEGV" in records["cain"]["reason"]
 
 
 def test_a_stage_that_hangs_fails_alone(tmp_path):
     hangs = written(tmp_path, "hangs")[0]
-    records = hold(tmp_path, hangs, STAGE3, limits=replace(LIMITS, budget=1.0))
+    records = hold(hangs, STAGE3, limits=replace(LIMITS, budget=1.0))
     assert found(records) == {"hangs": "timeout", "torch_three_gemm": "ok"}
     assert "budget of 1 s" in records["hangs"]["reason"]
 
 
-def test_a_stage_too_slow_for_the_rounds_is_named_beforehand(tmp_path, make_stage):
-    slow = make_stage("slow", f"time.sleep(0.05)\n{RIGHT}")
-    limits = replace(LIMITS, rounds=100, budget=5.0)
-    records = hold(tmp_path, slow, STAGE3, limits=limits)
+def test_a_stage_too_slow_for_the_rounds_is_named_beforehand(make_stage):
+    slow = make_stage("slow", f"time.sleep(0.5)\n{RIGHT}")
+    limits = replace(LIMITS, rounds=100, budget=40.0)
+    records = hold(slow, STAGE3, limits=limits)
     assert found(records) == {"slow": "timeout", "torch_three_gemm": "ok"}
-    assert "102 calls do not fit in its budget of 5 s" in records["slow"]["reason"]
+    assert "102 calls do not fit in its budget of 40 s" in records["slow"]["reason"]
     assert calls_of(slow) == 2  # its check, and one warm-up call
 
 
-@pytest.mark.parametrize("name", ["talks_forged", "talks_garbage"])
-def test_a_stage_that_writes_to_the_harness_fails_alone(tmp_path, name):
-    records = hold(tmp_path, STAGE3, *written(tmp_path, name), limits=replace(LIMITS, budget=3.0))
-    assert records["torch_three_gemm"]["status"] == "ok"
-    assert records[name]["status"] in ("crashed", "timeout")
+def test_stages_that_write_to_the_harness_fail_alone(tmp_path):
+    talkers = written(tmp_path, "talks_forged", "talks_garbage")
+    records = hold(STAGE3, *talkers, limits=replace(LIMITS, budget=3.0))
+    assert records.pop("torch_three_gemm")["status"] == "ok"
+    assert {*found(records).values()} <= {"crashed", "timeout"}
 
 
 def test_the_interpreted_are_checked_and_the_inexact_are_not_timed(tmp_path):
-    records = hold(tmp_path, TRITON, *written(tmp_path, "modest", "claims_too_much"), STAGE3)
+    records = hold(TRITON, *written(tmp_path, "modest", "claims_too_much"), STAGE3)
     interpreted = records.pop("triton_online")
     assert (interpreted["status"], interpreted["mode"]) == ("ok", "interpreted")
     assert interpreted["reason"] == process.INTERPRETED and interpreted["time_ms"] is None
@@ -320,11 +278,11 @@ if calls <= 2:  # its check, and its first call to warm up
 {RIGHT}"""
 
 
-def test_no_stage_is_told_of_what_another_did(tmp_path, make_stage):
+def test_no_stage_is_told_of_what_another_did(make_stage):
     """Neither that it was interpreted, nor by what it sets in their process."""
     meddles, looks = make_stage("meddles", MEDDLES), make_stage("looks", LOOKS)
     peer = PEERS / "p104_sdpa_math.py"
-    records = hold(tmp_path, TRITON, meddles, looks, peer, STAGE3)
+    records = hold(TRITON, meddles, looks, peer, STAGE3)
     assert set(found(records).values()) == {"ok"}, [each["reason"] for each in records.values()]
     modes = {name: record["mode"] for name, record in records.items()}
     native = dict.fromkeys(("meddles", "looks", "sdpa_math", "torch_three_gemm"), "native")
@@ -333,13 +291,13 @@ def test_no_stage_is_told_of_what_another_did(tmp_path, make_stage):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("direction", "products"), [("bwd", 5), ("train", 7)])
-def test_other_directions_are_checked_and_counted(tmp_path, make_stage, direction, products):
+def test_other_directions_are_checked_and_counted(make_stage, direction, products):
     """The work of a direction is that of its products; who is forward only is skipped."""
     wrong = "return stage3(q, k, v) + 0.001 * (v - v.detach())"  # right forward, wrong backward
     paths = [make_stage("forward", gradients=False), make_stage("twisted", wrong),
              make_stage("quick", number=110)]  # fmt: skip
     problem = replace(PROBLEM, direction=direction)
-    records = hold(tmp_path, STAGE3, *paths, problem=problem)
+    records = hold(STAGE3, *paths, problem=problem)
     assert found(records) == {"torch_three_gemm": "ok", "forward": "skipped", "twisted": "wrong",
                               "quick": "ok"}  # fmt: skip
     assert "no gradients" in records["forward"]["reason"] and "dv" in records["twisted"]["reason"]
@@ -348,36 +306,36 @@ def test_other_directions_are_checked_and_counted(tmp_path, make_stage, directio
     assert len(record["rounds_ms"]) == LIMITS.rounds
 
 
-def test_the_share_of_skipped_tiles_is_recorded_where_a_stage_counts_it(tmp_path, make_stage):
+def test_the_share_of_skipped_tiles_is_recorded_where_a_stage_counts_it(make_stage):
     """One that raises or gives no share keeps its time all the same."""
     ratio = "def skip_ratio(q, k, v, *, causal=False, seqlens_k=None):\n    return {}"
     answers = {"causal": "0.25 if causal else 0.5", "absurd": "7.0", "raises": "1 / 0"}
     paths = [make_stage(name, more=ratio.format(answer)) for name, answer in answers.items()]
     problem = replace(PROBLEM, causal=True)
-    records = hold(tmp_path, *paths, STAGE3, problem=problem)
+    records = hold(*paths, STAGE3, problem=problem)
     assert set(found(records).values()) == {"ok"}
     shares = {name: record["skip_ratio"] for name, record in records.items()}
     assert shares == {"causal": 0.25, "absurd": None, "raises": None, "torch_three_gemm": None}
     deadly = make_stage("deadly", more=ratio.format("ctypes.string_at(0)"))
-    records = hold(tmp_path, deadly, STAGE3)
+    records = hold(deadly, STAGE3)
     assert found(records) == {"deadly": "crashed", "torch_three_gemm": "ok"}
 
 
-def test_without_an_oracle_no_stage_is_timed(tmp_path, make_stage):
+def test_without_an_oracle_no_stage_is_timed(make_stage):
     class Blind(Judge):
         def open(self):
             raise NoVerdict("out-of-memory", "can't be checked: too large")
 
     right = make_stage("right")
-    records = hold(tmp_path, right, STAGE3, judge=Blind)
+    records = hold(right, STAGE3, judge=Blind)
     assert set(found(records).values()) == {"out-of-memory"}
     assert {record["reason"] for record in records.values()} == {"can't be checked: too large"}
     assert not right.with_suffix(".calls").exists()
 
 
-def test_what_a_stage_prints_is_shown(tmp_path, make_stage):
+def test_what_a_stage_prints_is_shown(make_stage):
     printed = []
-    hold(tmp_path, make_stage("chatty", f"print('hello', calls)\n{RIGHT}"), printed=printed)
+    hold(make_stage("chatty", f"print('hello', calls)\n{RIGHT}"), printed=printed)
     assert "hello 1\n" in "".join(printed)
 
 
@@ -538,37 +496,9 @@ def test_the_command_records_shows_and_writes_csv(tmp_path, make_stage):
 
 def test_the_exit_code_is_1_where_one_of_ours_is_wrong(tmp_path, make_stage):
     wrong = make_stage("off", "return 1.001 * stage3(q, k, v)")
-    out = tmp_path / "bench.jsonl"
-    done = in_turn(
-        "bench", *QUICK, "--causal", "off", "--stages", "3", "--stage", wrong, "--out", out
-    )
-    assert done.returncode == 1
+    asked = ("bench", *QUICK, "--causal", "off", "--stages", "3", "--stage", wrong)
+    done, _ = measured(tmp_path, *asked, code=1)
     assert "wrong #90 at 16: max error" in " ".join(done.stdout.split())
-    assert {r["name"]: r["status"] for r in jsonl.read(out)[1]} == {
-        "torch_three_gemm": "ok", "off": "wrong",
-    }  # fmt: skip
-
-
-@pytest.mark.slow
-def test_a_run_broken_off_keeps_what_was_measured(tmp_path, make_stage):
-    slow = make_stage("slow", f"time.sleep(0.05)\n{RIGHT}")
-    out = tmp_path / "bench.jsonl"
-    arguments = ("--device", "cpu", "--n", ",".join(map(str, range(8, 60))), "--stage", slow,
-                 "--stages", "3", "--out", out)  # fmt: skip
-    with Started("bench", *arguments, log=tmp_path / "log") as run:
-        run.wait_for(lambda: out.exists() and out.read_bytes().count(b"\n") >= 3, "a contest")
-        run.process.send_signal(signal.SIGINT)
-        assert run.process.wait(60) == 130
-        assert run.wait_until_gone() == []
-        text = run.text()
-    env, records = jsonl.read(out)
-    assert len(records) >= 2 and len(records) % 2 == 0
-    total = len(env["plan"]) // 2
-    left = f"{total - len(records) // 2} of {total} comparisons left"
-    assert re.search(
-        rf"interrupted, {left}: \S*ladder bench --resume {out}", " ".join(text.split())
-    )
-    assert out.with_suffix(".csv").read_text().count("\n") == 1 + len(records)
 
 
 def test_hopeless_is_what_takes_long_at_a_fast_rate(make_stage):
@@ -591,38 +521,14 @@ def test_hopeless_is_what_takes_long_at_a_fast_rate(make_stage):
     assert reason(interpreted, 12 * most) is None  # it is called once
 
 
-@pytest.mark.slow
-def test_each_step_is_said_when_it_begins(tmp_path, make_stage):
-    """A stage that hangs is named before its budget is over."""
-    slow = make_stage("sleeper", "time.sleep(600)")
-    with Started("bench", *QUICK, "--causal", "off", "--stages", "3", "--stage", slow,
-                 "--inputs", "normal", "--out",
-                 tmp_path / "bench.jsonl", log=tmp_path / "log") as run:  # fmt: skip
-        run.wait_for(lambda: "90 sleeper is called" in run.text(), "the sleeper's name")
-        assert "[1/2] 0 s: fwd d = 16, N = 16: the stages load" in run.text()
-        assert ": 3 torch_three_gemm is called ..." in run.text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [("--d 48 --hidden 64", "--d: got 48, expected a divisor of 64, the size"),
-     ("--n 512 --tokens 256 --h 3", "--n: got 512, expected at most the 256 tokens"),
-     ("--suite 004 --b 2", "--b: a suite's problems are its own")],
-)  # fmt: skip
-def test_bad_problems_are_refused_before_stages_are_loaded(
-    tmp_path, monkeypatch, capsys, arguments, why
-):
+def test_bad_problems_are_refused_before_stages_are_loaded(monkeypatch, capsys):
     from ladder import app, bench
 
     monkeypatch.setattr(bench, "stages_and_device", lambda *_: pytest.fail("too late"))
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(SystemExit) as ended:
-        app.main(["bench", *arguments.split()])
-    said = capsys.readouterr()
-    assert ended.value.code == 2
-    assert said.err.startswith(f"ladder: {why}") and said.err.count("\n") == 1 and said.out == ""
-    assert list(tmp_path.iterdir()) == []
+        app.main(["bench", "--n", "512", "--tokens", "256", "--h", "3"])
+    assert ended.value.code == 2 and "--n: got 512, expected at most" in capsys.readouterr().err
 
 
 # ---- the peers that share a module
@@ -683,11 +589,11 @@ def everyone():
      replace(PROBLEM, dtype="bfloat16", precision="bfloat16", causal=True)],
     ids=lambda asked: f"{asked.dtype}-{asked.direction}-{asked.hk}-{asked.causal}",
 )  # fmt: skip
-def test_the_math_backend_is_a_stage_on_a_cpu_too(tmp_path, everyone, asked):
-    """There without being asked for, and right; its ratio stands in the others' records."""
+def test_the_math_backend_takes_part_on_a_cpu_too(everyone, asked):
+    """There without being asked for, and right."""
     pair = ("torch_three_gemm", "sdpa_math")
     paths = [stage.path for stage in usual_stages(everyone, [asked]) if stage.name in pair]
-    records = hold(tmp_path, *paths, problem=asked)
+    records = hold(*paths, problem=asked)
     assert found(records) == dict.fromkeys(pair, "ok"), records
 
 

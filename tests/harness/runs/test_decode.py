@@ -5,33 +5,38 @@ import json
 import sys
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from types import SimpleNamespace
 
+import held
 import pytest
 import torch
-from made_up_bench import cells_of
+from made_up import (
+    cells_of,
+    make_bench,
+    make_bench_env,
+    make_cell,
+    make_env,
+    make_run,
+    problem,
+    text_of,
+    write_run,
+)
 
 import stages
 from course import suites
-from harness.isolation.judge import Judge
+from course.report import comparisons, sources, text
 from harness.isolation.roster import describe_files, read_stages
 from harness.problems import cost
-from harness.problems.problem import Problem
 from harness.records import environment
 from harness.records.code import PEERS, peer_files, read_declared
-from harness.records.schema import BadRecord, check_record
+from harness.records.schema import check_record
 from harness.runs import plan
-from harness.runs.comparison import compare, make_record
-from harness.views import cell_tables
+from harness.views import cell_tables, plots
 from ladder import bench
 from stages.common import machine
 from stages.contract import StageUnavailable
 
-TINY = Problem(
-    inputs="peaky", seed=1, b=2, h=4, hk=2, nq=2, nk=150, d=16, dtype="float32", precision="ieee",
-    causal=False, seqlens_k=None, device="cpu",
-)  # fmt: skip
+TINY = problem(inputs="peaky", b=2, h=4, hk=2, nq=2, nk=150, d=16)
 LIMITS = plan.Limits(budget=60.0, memory=2 << 30, warmup=1, rounds=3)
 
 # a stage without kernels, whose cache copies k and v page by page
@@ -88,21 +93,9 @@ def stage_files(*numbers):
     return [stage.path for stage in read_stages() if stage.number in numbers]
 
 
-def hold(folder, paths, problem=TINY, page_sizes=(None, 16, 64), stages=None):
-    """(name, page size) -> record of one comparison, planned as the command plans it."""
-    stages = describe_files([Path(path) for path in paths]) if stages is None else stages
-    problems = [replace(problem, page_size=size) for size in page_sizes]
-    asked = [stage.path for stage in stages]
-    [comparison] = plan.group(plan.plan_comparisons(stages, problems, asked), LIMITS)
-    with Judge(comparison.problem) as judge:
-        outcomes = compare(comparison, judge)
-    records = [make_record(outcome, paired=True) for outcome in outcomes]
-    for record in records:
-        check_record(record)
-    found = {(record["name"], record["page_size"]): record for record in records}
-    planned = [(cell.stage.name, cell.problem.page_size) for cell in comparison.cells]
-    assert list(found) == planned
-    return found
+def hold(*paths, problem=TINY, page_sizes=(None, 16, 64)):
+    """(name, page size) -> record of one comparison."""
+    return held.hold(*paths, problem=problem, limits=LIMITS, page_sizes=page_sizes)
 
 
 # ---- the plan
@@ -225,8 +218,6 @@ def test_a_plan_is_read_again_as_it_was_written_pages_too():
 
 def test_the_versions_of_what_peers_are_made_of_are_kept_and_shown(monkeypatch):
     """Under a table only of those that it may have; under one of an older record, none."""
-    from course.report import text
-
     titles = {read_declared(path)["title"] for path in peer_files()}
     assert titles >= {*environment.PEER_PACKAGES.values()}
     assert {*environment.PEER_PACKAGES} == {*machine.PACKAGES}
@@ -272,8 +263,8 @@ def test_one_head_in_half_precision_has_stage_8_in_table_4_2():
 # ---- stages with pages
 
 
-def test_stage_8_reads_from_pages_in_the_interpreter(tmp_path):
-    records = hold(tmp_path, stage_files(3, 8))
+def test_stage_8_reads_from_pages_in_the_interpreter():
+    records = hold(*stage_files(3, 8))
     split = "triton_split_kv"
     for size in (None, 16, 64):
         record = records[split, size]
@@ -289,10 +280,10 @@ def test_stage_8_reads_from_pages_in_the_interpreter(tmp_path):
     assert moved == {4 * 16 * 2 * (2 * 4 * 2 + 2 * 2 * 150)} == {cost.hbm_bytes(TINY)}
 
 
-def test_pages_are_timed_in_turns_with_the_keys_in_one_piece(tmp_path, make_own):
-    records = hold(tmp_path, [make_own()])
+def test_pages_are_timed_in_turns_with_the_keys_in_one_piece(make_own):
+    records = hold(make_own())
     assert {record["status"] for record in records.values()} == {"ok"}
-    assert {len(record["rounds_ms"]) for record in records.values()} == {3}
+    assert {record["samples"] for record in records.values()} == {3}
 
 
 @pytest.mark.parametrize(
@@ -302,43 +293,20 @@ def test_pages_are_timed_in_turns_with_the_keys_in_one_piece(tmp_path, make_own)
       "    return cache.o", "after v changed"),
      ("q.neg_()", "changed its input q")],
 )  # fmt: skip
-def test_pages_read_wrong_are_found_out(tmp_path, make_own, body, why):
+def test_pages_read_wrong_are_found_out(make_own, body, why):
     """In a wrong order; an answer remembered while the cache was filled anew; q written to."""
-    records = hold(tmp_path, [make_own(body)])
+    records = hold(make_own(body))
     for size in (16, 64):
         assert records["own", size]["status"] == "wrong"
         assert why in records["own", size]["reason"]
     assert records["own", None]["status"] == "ok"
 
 
-def test_the_pages_of_a_sequence_lie_in_no_order(tmp_path, make_own):
+def test_the_pages_of_a_sequence_lie_in_no_order(make_own):
     """A stage that takes the pages in the order in which a new cache hands them out is wrong."""
     body = "k = torch.stack([cache.k.flip(0).transpose(0, 1).flatten(1, 2)[:, :150]])"
-    problem = replace(TINY, b=1)
-    record = hold(tmp_path, [make_own(body)], problem)["own", 16]
+    record = hold(make_own(body), problem=replace(TINY, b=1))["own", 16]
     assert record["status"] == "wrong" and "changed" not in record["reason"]  # at its first call
-
-
-# ---- the records
-
-
-def test_older_records_have_no_page_size_and_no_bytes(tmp_path, make_own):
-    from made_up import make_env, write_run
-
-    from harness.records.jsonl import read
-
-    record = hold(tmp_path, [make_own()])["own", 16]
-    assert (record["page_size"], type(record["hbm_bytes"])) == (16, int)
-    since = {"page_size", "hbm_bytes", "paired", "err_stage3_max", "err_stage3_rel", "skip_ratio"}
-    older = {name: x for name, x in record.items() if name not in since} | {"kind": "bench"}
-    path = write_run(tmp_path / "run.jsonl", make_env([record]), [older, record])
-    first, second = read(path)[1]
-    assert first["page_size"] is first["hbm_bytes"] is None
-    assert second == record
-    with pytest.raises(BadRecord, match="page_size"):
-        check_record({**record, "page_size": "16"})
-    plain = {name: x for name, x in TINY.to_json().items() if name != "page_size"}
-    assert Problem.from_json(plain) == TINY
 
 
 # ---- the tables
@@ -346,13 +314,19 @@ def test_older_records_have_no_page_size_and_no_bytes(tmp_path, make_own):
 
 def made(stage, name, time_ms, page_size=None, **changes):
     """A bench record of the suite with that time."""
-    from made_up_bench import make_bench
-
     big = {"b": 64, "h": 32, "hk": 8, "nq": 1, "nk": 8192, "d": 128, "dtype": "bfloat16"}
     fields = {**big, "precision": "bfloat16", "page_size": page_size, **changes}
     record = make_bench(6, **fields) | {"stage": stage, "name": name, "time_ms": time_ms}
     check_record(record)
     return record
+
+
+def load_anywhere(name, monkeypatch):
+    """A peer that takes float32 on a CPU."""
+    peer = stages.load(PEERS / name)
+    anywhere = replace(peer.STAGE, devices=("cpu",), needs=(), dtypes=("float32",), capability=None)
+    monkeypatch.setattr(peer, "STAGE", anywhere)
+    return peer
 
 
 class FakeWrapper:
@@ -390,9 +364,7 @@ def test_flashinfer_is_given_rows_and_pages_as_it_reads_them(monkeypatch, Nq, ca
     fake = SimpleNamespace(**dict.fromkeys(names, FakeWrapper))
     monkeypatch.setitem(sys.modules, "flashinfer", fake)
     FakeWrapper.planned = 0
-    peer = stages.load(PEERS / "p108_flashinfer.py")
-    anywhere = replace(peer.STAGE, devices=("cpu",), needs=(), dtypes=("float32",), capability=None)
-    monkeypatch.setattr(peer, "STAGE", anywhere)
+    peer = load_anywhere("p108_flashinfer.py", monkeypatch)
     q, k, v = (torch.randn(2, H, n, 16) for H, n in ((4, Nq), (2, 40), (2, 40)))
     expected = stages.by_number(3).attend(q, k, v, causal=causal)
     assert torch.equal(peer.attend(q, k, v, causal=causal), expected)
@@ -422,9 +394,7 @@ def test_flash_attention_3_is_given_rows_before_heads_and_its_refusal_is_said(mo
 
     fake = SimpleNamespace(flash_attn_func=flash_attn_func)
     monkeypatch.setitem(sys.modules, "fa3_fwd_interface", fake)
-    peer = stages.load(PEERS / "p107_flash_attention_3.py")
-    anywhere = replace(peer.STAGE, devices=("cpu",), needs=(), dtypes=("float32",), capability=None)
-    monkeypatch.setattr(peer, "STAGE", anywhere)
+    peer = load_anywhere("p107_flash_attention_3.py", monkeypatch)
     q, k, v = (torch.randn(2, H, n, 16) for H, n in ((4, 5), (2, 7), (2, 7)))
     expected = stages.by_number(3).attend(q, k, v, causal=True)
     assert torch.equal(peer.attend(q, k, v, causal=True), expected)
@@ -482,10 +452,6 @@ def test_a_stage_without_a_time_is_in_no_ratio():
 
 
 def test_the_page_of_a_run_shows_few_rows_apart_from_the_others(tmp_path):
-    from made_up_bench import make_bench_env, make_run, text_of
-
-    from harness.views import plots
-
     why = "takes no paged cache"
     skipped = made(*CUDNN, None, 16, status="skipped", reason=why, samples=0)
     few = [made(*OURS, 0.5), made(*CUDNN, 0.55), skipped]
@@ -499,34 +465,31 @@ def test_the_page_of_a_run_shows_few_rows_apart_from_the_others(tmp_path):
     assert plots.plot(env, few, tmp_path) == []
 
 
-def test_the_docs_have_the_table_once_it_is_measured(tmp_path, monkeypatch):
-    from made_up import write_run
-    from made_up_bench import make_bench_env
-
-    from course.report import comparisons, text
-
+@pytest.fixture
+def save(tmp_path, monkeypatch):
+    """Write records made up here to a file where the pages look for those of the GPU."""
     monkeypatch.setattr(text, "GPU", tmp_path)
-    assert comparisons.decoding().startswith("Not measured yet")
+    for page in (comparisons.decoding, comparisons.parts, comparisons.masks):
+        assert page().startswith("Not measured yet")
+
+    def write(name, records, **env):
+        write_run(tmp_path / name, make_bench_env(records, **env), records)
+
+    return write
+
+
+def test_the_docs_have_the_table_once_it_is_measured(save):
     records = [made(*OURS, 0.5), made(*CUDNN, 0.55)]
-    env = make_bench_env(records)
-    write_run(tmp_path / "decode.jsonl", env, records)
-    write_run(tmp_path / "ceilings.jsonl", env, [])
+    save("ceilings.jsonl", [])
+    save("decode.jsonl", records)
     assert "| 64, 32, 8, 8192, 128 | 1 |" in comparisons.decoding()
     assert "not measured" not in comparisons.decoding()
     more = [made(*OURS, 0.5, page_size, nq=nq) for nq in (1, 2, 8) for page_size in (None, 16)]
-    (tmp_path / "decode.jsonl").unlink()
-    write_run(tmp_path / "decode.jsonl", make_bench_env(records, plan=more), records)
+    save("decode.jsonl", records, plan=more)
     assert "Of 3 problems 2 are not measured: a run was cut off." in comparisons.decoding()
 
 
-def test_the_docs_lay_the_model_beside_what_was_measured(tmp_path, monkeypatch):
-    from made_up import write_run
-    from made_up_bench import make_bench_env
-
-    from course.report import comparisons, text
-
-    monkeypatch.setattr(text, "GPU", tmp_path)
-    assert comparisons.parts().startswith("Not measured yet")
+def test_the_docs_lay_the_model_beside_what_was_measured(save):
     one, large = {"b": 1}, {"b": 64}
     # of 8 programs the model makes 16 parts, of 512 one: "at most 8" is parts_8's time, or its own
     times = {1: 0.9, 4: 0.3, 8: 0.15, 16: 0.1, 24: 0.125}
@@ -540,7 +503,7 @@ def test_the_docs_lay_the_model_beside_what_was_measured(tmp_path, monkeypatch):
     for who, ms in ((OURS, 0.2), ((80, "parts_1"), 0.5), ((88, "parts_8"), 0.3)):
         records.append(made(*who, ms, b=1, hk=32))  # 32 programs: four parts
     records.append(made(95, "query_heads", 0.2, b=1, hk=32))
-    write_run(tmp_path / "splits.jsonl", make_bench_env(records), records)
+    save("splits.jsonl", records)
     header, small, large, four = cells_of(comparisons.parts())
     assert four[2:] == ["4", "200 us", "8", "1.00x", "2.50x", "1.00x", "1.00x"]
     ratios = header.index("model")
@@ -550,14 +513,7 @@ def test_the_docs_lay_the_model_beside_what_was_measured(tmp_path, monkeypatch):
     assert large[ratios:] == ["1.00x"] * 4
 
 
-def test_the_docs_say_what_masks_cost(tmp_path, monkeypatch):
-    from made_up import write_run
-    from made_up_bench import make_bench_env
-
-    from course.report import comparisons, text
-
-    monkeypatch.setattr(text, "GPU", tmp_path)
-    assert comparisons.masks().startswith("Not measured yet")
+def test_the_docs_say_what_masks_cost(save):
     records = [
         made(*OURS, ms, b=b, nq=8, causal=causal, seqlens_k=lengths)
         for b in (1, 2)
@@ -566,7 +522,7 @@ def test_the_docs_say_what_masks_cost(tmp_path, monkeypatch):
             (True, [8192] * b, 0.2),
         )
     ]  # fmt: skip
-    write_run(tmp_path / "masks.jsonl", make_bench_env(records), records)
+    save("masks.jsonl", records)
     assert cells_of(comparisons.masks())[1:] == [
         ["1, 32, 8, 8192, 128", "8", "100 us", "~0.80x", "~1.00x", "~0.50x"],
         ["2, 32, 8, 8192, 128", "8", "100 us", "~0.40x", "~1.00x", "~0.50x"],
@@ -577,10 +533,6 @@ def test_the_docs_say_what_masks_cost(tmp_path, monkeypatch):
 
 
 def test_table_4_2_shows_stage_8_once_it_is_measured(tmp_path, monkeypatch):
-    from made_up import make_cell, make_env, write_run
-
-    from course.report import sources, text
-
     at = {"dtype": "float16", "precision": "float16", "paired": True, "device": "cuda"}
     cells = [
         make_cell(stage, f"s{stage}", n=n, time_ms=ms * n, rounds_ms=None, **at)
@@ -589,7 +541,7 @@ def test_table_4_2_shows_stage_8_once_it_is_measured(tmp_path, monkeypatch):
     ]
     rows = sources.split(cells).splitlines()[2:]
     assert len(rows) == 5
-    first = [text.strip() for text in rows[0].strip("|").split("|")]
+    first = [cell.strip() for cell in rows[0].strip("|").split("|")]
     assert first[:4] == ["1024", "61.4", "41", "20.5"]
     assert first[4].startswith("**3") and first[5].startswith("**2")
     # and in the table, from a run of its own

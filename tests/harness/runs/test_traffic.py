@@ -95,17 +95,3 @@ def test_the_table_adds_a_stages_kernels_up():
     assert three.split()[-8:] == ["6", "GB", "2", "GB", "2.15", "4", "GB", "2.00"]
     assert next(line for line in lines if line.startswith("5 ")).split()[-1] == "1.00"
     assert max(map(len, lines)) <= 100
-
-
-def test_the_picture_is_drawn(tmp_path):
-    records = [
-        io_record("gemm", 3, "torch_three_gemm"),
-        io_record("softmax", 3, "torch_three_gemm"),
-        io_record("attention_kernel"),
-    ]
-    machine.plot_traffic(ENV, records, tmp_path / "io.png")
-    assert (tmp_path / "io.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_its_records_say_their_problem_as_cells_do():
-    assert set(PROBLEM) <= io_record("k").keys()

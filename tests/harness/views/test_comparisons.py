@@ -2,12 +2,8 @@
 
 import math
 
-import matplotlib
 import pytest
-
-matplotlib.use("Agg")
-from made_up import write_run
-from made_up_bench import (
+from made_up import (
     RATES,
     SIZES,
     WORK,
@@ -16,6 +12,7 @@ from made_up_bench import (
     make_bench_env,
     make_run,
     text_of,
+    write_run,
 )
 
 from harness.views import cell_tables, plots, ratios
@@ -190,7 +187,6 @@ def test_the_interpreted_and_the_wrong_are_in_no_plot(tmp_path, figures):
     assert "GFLOP/s" in figures["tflops.png"].axes[0].get_ylabel()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("directions", [("fwd", "bwd", "train"), ("fwd", "train")])
 def test_the_breakdown_of_training(tmp_path, figures, directions):
     """Backward as measured; where it wasn't, training less forward. The newest stage's is 1."""

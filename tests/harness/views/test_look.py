@@ -2,7 +2,6 @@
 
 import pytest
 from matplotlib.colors import to_hex
-from saved_figures import remember
 
 from course.report import pages
 from course.report.profile import DOING, UNITS, WAITS
@@ -44,18 +43,6 @@ def test_marks_and_a_notebooks_ink_stand_out_from_light_and_dark(ground):
         assert (b + 0.05) / (a + 0.05) >= (4 if colour == EITHER.ink else 3), colour
 
 
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory):
-    """name of the file -> figure, of all that README and docs show from records."""
-    found = {}
-    folder = tmp_path_factory.mktemp("figures")
-    with pytest.MonkeyPatch.context() as patch:
-        remember(patch, found, drawn=False)
-        written = pages.draw(folder)
-    assert {path.name for path in written} == {path.name for path in folder.iterdir()}
-    return found
-
-
 def entries(figure):
     """number -> handle, of the legend's entries that begin with a stage's number."""
     return {
@@ -66,8 +53,7 @@ def entries(figure):
     }
 
 
-@pytest.mark.slow
-def test_a_stage_has_its_mark_in_every_picture(drawn):
+def a_stage_has_its_mark_in_every_picture(drawn):
     seen = {}
     for name, figure in drawn.items():
         for number, handle in entries(figure).items():
@@ -84,7 +70,7 @@ def test_a_stage_has_its_mark_in_every_picture(drawn):
     assert set(range(8)) <= seen.keys() and len(seen[5]) > 6
 
 
-def test_every_picture_is_there_for_light_pages_and_dark(drawn):
+def every_picture_is_there_for_light_pages_and_dark(drawn):
     light = {name for name in drawn if "-dark" not in name}
     assert {name.replace(".png", "-dark.png") for name in light} == drawn.keys() - light
     for name, figure in drawn.items():
@@ -97,8 +83,7 @@ def placed(name, kind, has):
     return {record["stage"] for record in records if has(record)}
 
 
-@pytest.mark.parametrize("measure", ["time", "memory", "error"])
-def test_every_stage_and_peer_of_the_records_is_drawn(drawn, measure):
+def every_stage_and_peer_of_the_records_is_drawn(drawn, measure):
     """Those of the tour, and those that only the table beside it has, with many heads."""
     other, heads = ("table-4.3.jsonl", 1) if measure == "error" else ("table-4.2.jsonl", 32)
 
@@ -111,7 +96,7 @@ def test_every_stage_and_peer_of_the_records_is_drawn(drawn, measure):
     assert entries(drawn[f"{measure}.png"]).keys() == wanted
 
 
-def test_the_roofline_and_the_traffic_have_every_stage_of_theirs(drawn):
+def the_roofline_and_the_traffic_have_every_stage_of_theirs(drawn):
     wanted = placed("tour.jsonl", "cell", lambda r: roofline.place(r) and r["nk"] >= 1024)
     assert {3, 5, 6, 7} <= wanted <= entries(drawn["roofline.png"]).keys()
     labels = {
@@ -122,7 +107,7 @@ def test_the_roofline_and_the_traffic_have_every_stage_of_theirs(drawn):
     assert labels == placed("io.jsonl", "io", lambda r: True)
 
 
-def test_the_profile_has_each_share_of_both_kernels(drawn):
+def the_profile_has_each_share_of_both_kernels(drawn):
     _, records = read(pages.GPU / "hopper-io.jsonl", "io")
     panels = zip(drawn["profile.png"].axes, ("waits", "units"), (WAITS, UNITS), strict=True)
     for axis, what, names in panels:
@@ -132,7 +117,7 @@ def test_the_profile_has_each_share_of_both_kernels(drawn):
             assert [bar.get_width() for bar in bars] == [100 * record[what][n] for n in names]
 
 
-def test_the_timeline_has_each_span_of_both_kernels_in_its_consumer_s_row(drawn):
+def the_timeline_has_each_span_of_both_kernels_in_its_consumer_s_row(drawn):
     _, records = read(pages.GPU / "hopper-timeline.jsonl", "timeline")
     for axis, record in zip(drawn["timeline.png"].axes, records, strict=True):
         rows = [int(text.get_text().split()[1]) for text in axis.get_yticklabels()]
@@ -156,8 +141,24 @@ def test_the_timeline_has_each_span_of_both_kernels_in_its_consumer_s_row(drawn)
         )
 
 
-def test_unlike_problems_have_panels_of_their_own(drawn):
+def unlike_problems_have_panels_of_their_own(drawn):
     titles = [axis.get_title() for axis in drawn["time.png"].axes if axis.get_visible()]
     assert len(titles) == len(set(titles)) == 6
     titles = [axis.get_title() for axis in drawn["roofline.png"].axes if axis.get_visible()]
     assert len(titles) == len(set(titles)) == 4
+
+
+@pytest.mark.slow
+def test_the_pictures_show_what_the_records_hold(tmp_path, figures):
+    """Those of README and docs, in one test, since all are drawn for it."""
+    written = {path.name for path in pages.draw(tmp_path)}
+    assert written == {path.name for path in tmp_path.iterdir()} == figures.keys()
+    drawn = dict(figures)  # name of the file -> figure
+    every_picture_is_there_for_light_pages_and_dark(drawn)
+    a_stage_has_its_mark_in_every_picture(drawn)
+    for measure in ("time", "memory", "error"):
+        every_stage_and_peer_of_the_records_is_drawn(drawn, measure)
+    the_roofline_and_the_traffic_have_every_stage_of_theirs(drawn)
+    the_profile_has_each_share_of_both_kernels(drawn)
+    the_timeline_has_each_span_of_both_kernels_in_its_consumer_s_row(drawn)
+    unlike_problems_have_panels_of_their_own(drawn)

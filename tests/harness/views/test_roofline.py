@@ -1,9 +1,6 @@
 """The roofline, from records made up by hand."""
 
-import matplotlib
 import pytest
-
-matplotlib.use("Agg")
 from ladder_command import in_turn
 from made_up import make_ceiling, make_cell, make_env, write_run
 
@@ -139,7 +136,6 @@ def test_the_picture_is_the_records(tmp_path, figures):
     found = panels(cells, gpu_ceilings())
     path = roofline.draw(gpu_env(cells), found, tmp_path / "plots")
     assert path == tmp_path / "plots" / "roofline.png"
-    assert path.read_bytes().startswith(b"\x89PNG")
     half, single = figures["roofline.png"].axes
     for axis in (half, single):
         assert axis.get_xscale() == axis.get_yscale() == "log"
