@@ -29,7 +29,7 @@ STAGE = Stage(
     exact_up_to=64,
 )
 
-BLOCK_M, BLOCK_N = 512, 64  # query rows, and keys per tile
+BLOCK_M, BLOCK_N = 1024, 64  # query rows, and keys per tile
 
 
 def attend_block(

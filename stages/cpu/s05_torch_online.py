@@ -31,7 +31,7 @@ STAGE = Stage(
     devices=("cpu",),
 )
 
-BLOCK_M, BLOCK_N = 512, 256  # query rows, and keys per tile
+BLOCK_M, BLOCK_N = 1024, 64  # query rows, and keys per tile
 
 
 def attend_block(
