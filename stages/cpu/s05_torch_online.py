@@ -39,9 +39,9 @@ def attend_block(
 ) -> None:
     """One block of one head: q (rows, d), k and v (Nk, d) -> o (rows, d), of whatever dtype."""
     (rows, d), Nk = q.shape, len(k)
-    m_i = torch.full((rows,), torch.finfo(q.dtype).min, dtype=q.dtype)  # -inf - -inf is NaN
-    l_i = torch.zeros(rows, dtype=q.dtype)  # running sum of exp(s - m_i)
-    acc = torch.zeros(rows, d, dtype=q.dtype)
+    m_i = q.new_full((rows,), torch.finfo(q.dtype).min)  # -inf - -inf is NaN
+    l_i = q.new_zeros(rows)  # running sum of exp(s - m_i)
+    acc = q.new_zeros(rows, d)
 
     # exercise tiles: q (rows, d), k and v (Nk, d) -> acc (rows, d), divided by the row sums
     for start_n in range(0, Nk, BLOCK_N):
@@ -81,7 +81,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     check_inputs(STAGE, q, k, v)
     B, H, Nq, d = q.shape
     wide = torch.promote_types(q.dtype, torch.float32)
-    o = torch.empty((B, H, Nq, d), dtype=q.dtype)
+    o = q.new_empty((B, H, Nq, d))
     for b in range(B):
         for h in range(H):
             k_head, v_head = k[b, h].to(wide), v[b, h].to(wide)  # (Nk, d)

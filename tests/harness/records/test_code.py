@@ -26,7 +26,7 @@ def copied(tmp_path, monkeypatch):
 
 def codes():
     """number -> the digest of what is behind it, of every stage and peer."""
-    files = [*code.built_in_files(), *code.peer_files()]
+    files = [*code.built_in_files(), *code.twin_files(), *code.peer_files()]
     return {code.read_declared(path)["number"]: code.code_of(path) for path in files}
 
 
