@@ -79,7 +79,8 @@ def stages_and_device(
     reason = why_no_cuda(stages)
     if device == "cuda" and reason:
         raise UserError(f"--device: got cuda, but {reason}")
-    return stages, device or ("cpu" if reason else "cuda")
+    device = device or ("cpu" if reason else "cuda")
+    return [stage for stage in stages if device == "cpu" or not stage.twin], device
 
 
 def why_no_cuda(stages: Sequence[StageInfo]) -> str | None:

@@ -1,12 +1,13 @@
 """The lines below a tour: the fastest stage, where one broke, what was skipped."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 
 from harness.problems.problem import PEERS_FROM
 from harness.records.schema import FAILURES, Record
 from harness.records.units import show_time
-from harness.views.groups import by_problem, grouped, labels, numbers, stage_of, title
-from harness.views.ratios import comparable, show_error, show_ratio, times_faster
+from harness.views.groups import Stage, by_problem, grouped, labels, numbers, stage_of, title
+from harness.views.ratios import comparable, show_error, show_peak, show_ratio, times_faster
 
 
 def closing(env: Record, cells: Sequence[Record]) -> list[str]:
@@ -31,15 +32,16 @@ def fastest(env: Record, cells: Sequence[Record]) -> str:
     first, *others = sorted(largest, key=lambda cell: cell["time_ms"])
     names = labels(env)
     said = f"Fastest exact stage: {names[stage_of(first)]}, {show_time(first['time_ms'])}"
+    said += f" and {show_peak(first)}"
     if others:
         ratio = show_ratio(times_faster(others[0], first), paired=False)
-        said += f", {ratio} as fast as {names[stage_of(others[0])]}"
+        said += f", {ratio} as fast as {names[stage_of(others[0])]} ({show_peak(others[0])})"
     interpreted = {
-        cell["stage"]
+        stage_of(cell)
         for cell in cells
         if cell["mode"] == "interpreted" and cell["status"] != "skipped"  # which ran in no mode
     }
-    apart = f" (interpreted, so not compared: {numbers(interpreted)})" if interpreted else ""
+    apart = f" (interpreted, so not compared: {called(env, interpreted)})" if interpreted else ""
     return f"{said}; at {title([first])}{apart}."
 
 
@@ -72,18 +74,28 @@ def skipped(env: Record, cells: Sequence[Record]) -> str:
         f"{numbers({cell['stage'] for cell in same})} ({same[0]['reason']})"
         for same in grouped(out, lambda cell: cell["reason"])
     ]
-    largest: dict[int, int] = {}
+    largest: dict[Stage, int] = {}
     for cell in env["plan"]:
         if cell["stage"] < PEERS_FROM:
-            largest[cell["stage"]] = max(cell["nk"], largest.get(cell["stage"], 0))
+            largest[stage_of(cell)] = max(cell["nk"], largest.get(stage_of(cell), 0))
     top = max(largest.values(), default=0)
-    special = {stage["stage"] for stage in env["rungs"] if stage.get("few_queries")}
+    special = {stage_of(stage) for stage in env["rungs"] if stage.get("few_queries")}
     for few, why in ((False, "too slow here"), (True, "made for few query rows")):
-        left_out: dict[int, set[int]] = {}
+        left_out: dict[int, set[Stage]] = {}
         for stage, n in largest.items():
             if n < top and (stage in special) == few:
                 left_out.setdefault(n, set()).add(stage)
         if left_out:
-            bounds = ", ".join(f"{numbers(group)} above N = {n}" for n, group in left_out.items())
-            parts.append(f"{bounds} ({why})")
+            bounds = (f"{called(env, group)} above N = {n}" for n, group in left_out.items())
+            parts.append(f"{', '.join(bounds)} ({why})")
     return f"Skipped: {'; '.join(parts) or 'nothing'}."
+
+
+def called(env: Record, stages: Collection[Stage]) -> str:
+    """'stages 4, 6'; of a number that another stage of the run has, too, with the title."""
+    every = labels(env)
+    several = Counter(number for number, _ in every)
+    if not any(several[number] > 1 for number, _ in stages):
+        return numbers({number for number, _ in stages})
+    parts = (every[each] if several[each[0]] > 1 else str(each[0]) for each in sorted(stages))
+    return f"stages {', '.join(parts)}"

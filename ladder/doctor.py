@@ -16,7 +16,7 @@ from rich.text import Text
 from harness.isolation.roster import BadStage, StageInfo, describe_files, read_stages
 from harness.problems.problem import DEVICES, PEERS_FROM, YARDSTICK
 from harness.records import checkout, environment
-from harness.records.code import built_in_files, peer_files, read_declared
+from harness.records.code import built_in_files, label, peer_files, read_declared, twin_files
 from harness.records.units import clean
 from harness.views.table import NO_BREAK, Cell, Column, Table, make_page
 from ladder.arguments import prepare_children
@@ -34,7 +34,7 @@ PACKAGES = ("torch", "triton", "numpy", "matplotlib", "rich", "typer", "psutil")
 def list_command() -> int:
     """List the stages: number, name and idea."""
     rows = []
-    for path in [*built_in_files(), *peer_files()]:
+    for path in [*sorted([*built_in_files(), *twin_files()], key=label), *peer_files()]:
         try:
             stage = read_declared(path)
         except (SyntaxError, ValueError):  # not declared by literals: import the file

@@ -23,7 +23,9 @@ LABS = 8  # the last stage that has a lab
 WIDTH = 80  # columns of what is printed
 
 Stage = Annotated[int, typer.Argument(help="the stage's number", metavar="STAGE")]
-Numpy = Annotated[bool, option("stage 5 in NumPy, where there is no Triton", None, "--numpy")]
+Twin = Annotated[
+    bool, option("stage 5 in torch, for a CPU; so it is where there is no Triton", None, "--cpu")
+]
 
 lab = typer.Typer(
     cls=Groups,
@@ -53,7 +55,7 @@ def start_command(
         str, option("small: gaps of one line; large: one for the whole loop",
                     options.one_of("small", "large")),
     ] = "small",
-    numpy: Numpy = False,
+    twin: Twin = False,
 ) -> int:  # fmt: skip
     """Write a stub: a stage's file without the parts that you write."""
     from course.lab import labs
@@ -61,7 +63,8 @@ def start_command(
     said = labs.about()[known(stage)]
     path = to or Path(f"mine_{stage}" if labs.handed_in(stage) else f"mine_{stage}.py")
     try:
-        labs.start(stage, path, size, numpy)
+        twin = twin or labs.in_torch(stage)
+        labs.start(stage, path, size, twin)
     except labs.NoLab as error:
         raise UserError(str(error)) from None
     where = path / labs.handed_in(stage)[0] if labs.handed_in(stage) else path
@@ -70,7 +73,7 @@ def start_command(
     of = ", ".join(f"{part} {minutes}" for part, minutes in parts.items())
     print(f"about {sum(parts.values())} minutes, an estimate: {of}")
     print("look for 'not written yet'")
-    print(f"\n  edit {where}\n  ladder lab hint {stage}{' --numpy' * numpy} --level 1")
+    print(f"\n  edit {where}\n  ladder lab hint {stage}{' --cpu' * twin} --level 1")
     print(f"  ladder lab check {path}")
     return 0
 
@@ -79,13 +82,13 @@ def hint_command(
     stage: Stage,
     level: Annotated[int, option("1: a question, 2: the idea, 3: nearly the line",
                                  options.whole(1, 3))] = 1,
-    numpy: Numpy = False,
+    twin: Twin = False,
 ) -> int:  # fmt: skip
     """Give a hint for each gap, from a question to nearly the line."""
     from course.lab import labs
 
     try:
-        for text in labs.hints(known(stage), level, numpy):
+        for text in labs.hints(known(stage), level, twin or labs.in_torch(stage)):
             for at, line in enumerate(text.splitlines()):
                 code = at > 0 and level == 3
                 print(line if code else wrapped(line, "    "))
@@ -198,7 +201,7 @@ def grade_command(
     budget: Annotated[float, option("seconds for a check", options.seconds)] = 30.0,
     memory: Annotated[str, option("of a submission", options.size)] = "2G",
     jobs: Annotated[int, option("submissions at a time", options.whole(1))] = 1,
-    numpy: Numpy = False,
+    twin: Twin = False,
 ) -> int:  # fmt: skip
     """Grade a folder of submissions: a table, and a report for each student.
 
@@ -230,7 +233,7 @@ def grade_command(
             end_children()
         backward = any(each.problem.direction != "fwd" for each in checks.checks(stage, 0))
         prepare_children("cpu", backward)  # interpreted, so that it is the same on every machine
-        grade.refuse(stage, numpy)
+        grade.refuse(stage, twin)
         others = {"--junit": junit, "--gradescope": gradescope, "--gradebook": filled}
         for name, file in others.items():
             check_writable(file, name)  # now, not when all are graded
@@ -251,12 +254,12 @@ def grade_command(
 
         with alone(others):
             with table.alone():
-                grade.grade_all(chosen, table, stage, seed, numpy, limits, tell, anew, jobs)
+                grade.grade_all(chosen, table, stage, seed, twin, limits, tell, anew, jobs)
                 if fast is not None:
                     on_a_gpu(seen)
                     for row in table.time(chosen, fast, seed, anew):
                         print(f"{row.submission}: speed: {row.checks['speed']}", flush=True)
-                table.compare(found.submissions, numpy)
+                table.compare(found.submissions, twin)
             for line in found.left if only is None else ():
                 print(f"not graded: {line}", file=sys.stderr)
             for (
@@ -298,7 +301,7 @@ def autograder_command(
     seed: Annotated[int | None, option("of all inputs; the stage's number by default")] = None,
     budget: Annotated[float, option("seconds for a check", options.seconds)] = 30.0,
     memory: Annotated[str, option("of a submission", options.size)] = "2G",
-    numpy: Numpy = False,
+    twin: Twin = False,
 ) -> int:
     """Write an autograder for Gradescope, and the workflow that runs it in GitHub Classroom."""
     from course.lab import labs
@@ -308,9 +311,9 @@ def autograder_command(
     try:
         if grade.read_points(stage, points)[1] is not None:
             raise grade.NotGraded(f"{points}: [speed]: an autograder has no GPU; leave it away")
-        labs.source(stage, numpy)  # or there is no NumPy twin
+        labs.source(stage, twin)  # or it has no twin
         fixed = stage if seed is None else seed
-        settings = autograder.Settings(stage, fixed, budget, memory, numpy)
+        settings = autograder.Settings(stage, fixed, budget, memory, twin)
         with files.whole(to) as draft:
             autograder.write(draft, settings, points)
         classroom = to.with_name("classroom.yml")

@@ -11,6 +11,7 @@ from ladder.options import UserError
 # command -> an option's old name -> its name
 RENAMED = {
     "run": {"--direction": "--mode"},
+    "lab": {"--numpy": "--cpu"},
     "bench": {"--impl": "--stages", "--plots": "--plot"},
 }
 WITH_SHOW = ("bench", "train", "generate")  # with --show, each is a command of ladder/hidden.py

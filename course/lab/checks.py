@@ -19,7 +19,7 @@ from typing import Any
 from course.lab import cpp, explain, gaps
 from course.lab.grading import calls
 from course.lab.grading.calls import LIMITS
-from course.lab.labs import ROOT
+from course.lab.labs import ROOT, TWIN
 from harness.isolation.roster import BadStage, StageInfo, describe_files
 from harness.isolation.scratch import scratch
 from harness.problems.problem import Problem
@@ -37,7 +37,7 @@ SHOWN = 5  # how many of the last lines that a submission printed are shown
 WARNED = re.compile(r"^.*[/\\](\S+:\d+: \w*Warning: .*)\n  .*$", re.M)
 FAILED = {"wrong": "failed", "wrong-by-design": "failed", "skipped": "failed"}
 
-TWIN = "no Triton kernel in it; the NumPy twin of stage 5 is graded with --numpy"
+NO_KERNEL = "no Triton kernel in it; stage 5 in torch is graded with --cpu"
 
 
 class Unchecked(Exception):
@@ -122,18 +122,16 @@ def seeds(each: Check) -> list[int]:
     return [int.from_bytes(digest[:5], "big") for digest in digests]
 
 
-def rules(stage: int, numpy: bool, home: Path | None = None) -> dict[str, Any]:
-    """Return what a submission may do (grading/guard.py); `numpy`: without kernels of its own.
+def rules(stage: int, twin: bool, home: Path | None = None) -> dict[str, Any]:
+    """Return what a submission may do (grading/guard.py); `twin`: in torch, for a CPU.
 
     `home`: what it was copied from; in that folder it may not look for an answer.
     """
     none: dict[str, Any] = {"least": 2, "launches": False}
     none |= {"kernels": [], "imports": [], "stages": []}
-    of_stage = none | TABLE["rules"][str(stage)]
-    if numpy:
-        of_stage |= {"kernels": []}
+    of_stage = none | TABLE["rules"]["cpu" if twin else str(stage)]
     of_stage["home"] = home and str(home)
-    of_stage["scale"] = TABLE["torch"]["scale"]
+    of_stage |= {kind: TABLE["torch"][kind] for kind in ("carry", "scale")}
     of_stage["torch"] = [name for kind in of_stage["torch"] for name in TABLE["torch"][kind]]
     return of_stage
 
@@ -141,14 +139,14 @@ def rules(stage: int, numpy: bool, home: Path | None = None) -> dict[str, Any]:
 def check(
     path: Path, stage: int | None = None, seed: int | None = None,
     tell: Callable[[Mark], None] = lambda mark: None, limits: calls.Limits = calls.USUAL,
-    numpy: bool | None = None, only: Collection[str] | None = None,
+    twin: bool | None = None, only: Collection[str] | None = None,
 ) -> Result:  # fmt: skip
     """Check the submission in `path`, a stage's file (for stage 2 a folder), as stage `stage`.
 
     None: the stage that its STAGE names. `seed` is the seed of all inputs; None: a secret one.
-    `tell` is called with each mark. `numpy`: whether stage 5 must be in NumPy; None: if the file
-    has no kernels. A file that crashes or hangs fails alone. Raises BadStage where there is no such
-    file, or it names no stage that has a lab; Unchecked where this machine can't run it.
+    `tell` is called with each mark. `twin`: whether stage 5 must be in torch, for a CPU; None: if
+    the file has no kernels. A file that crashes or hangs fails alone. Raises BadStage where there
+    is no such file, or it names no stage that has a lab; Unchecked where this machine can't run it.
 
     The files are read once, and a copy is checked: they may be changed, or uploaded, meanwhile.
     `only`: the names of the checks to make, by default all.
@@ -157,7 +155,7 @@ def check(
         raise BadStage(f"{path.name}: a folder; expected one .py file for stage {stage}")
     with tempfile.TemporaryDirectory(dir=scratch()) as name:
         copy, sha256 = copied(path, Path(name))
-        result = checked(copy, stage, seed, tell, limits, numpy, path.resolve(), only)
+        result = checked(copy, stage, seed, tell, limits, twin, path.resolve(), only)
     return replace(result, sha256=sha256)
 
 
@@ -183,7 +181,7 @@ def digest(path: Path) -> str:
 
 def checked(
     path: Path, stage: int | None, seed: int | None, tell: Callable[[Mark], None],
-    limits: calls.Limits, numpy: bool | None, home: Path, only: Collection[str] | None,
+    limits: calls.Limits, twin: bool | None, home: Path, only: Collection[str] | None,
 ) -> Result:  # fmt: skip
     """Check the copy `path` of the submission `home`."""
     files = cpp.files(path)
@@ -196,7 +194,7 @@ def checked(
     ]
     if missing:
         return Result(number, "not-written", (), gaps.NOT_WRITTEN, missing)
-    found = attempted(path, number, seed, tell, limits, numpy, home, only)
+    found = attempted(path, number, seed, tell, limits, twin, home, only)
     lines = [*found.case]
     if found.verdict not in ("passed", "cheated"):
         lines += [
@@ -232,14 +230,15 @@ def placeless(texts: Sequence[str], path: Path, home: Path) -> list[str]:
 
 def attempted(
     path: Path, number: int, seed: int | None, tell: Callable[[Mark], None], limits: calls.Limits,
-    numpy: bool | None, home: Path, only: Collection[str] | None,
+    twin: bool | None, home: Path, only: Collection[str] | None,
 ) -> Result:  # fmt: skip
     """Load a submission and return the result of its checks; as `checked`."""
     with tempfile.TemporaryDirectory(dir=scratch()) as name:
         folder = Path(name)
         try:
             file = cpp.build(path, folder, home) if path.is_dir() else path
-            watch = functools.partial(calls.loading, rules(number, True, home))
+            may = {**rules(number, False, home), "kernels": []}  # none runs yet
+            watch = functools.partial(calls.loading, may)
             [info] = describe_files([file], LOAD, limits.memory, watch)
             failed = info.failed
         except (BadStage, cpp.NotBuilt) as error:
@@ -252,7 +251,7 @@ def attempted(
             return Result(number, found.status, (), known or found.reason, case)
         asked = list(checks(number, secrets.randbits(40) if seed is None else seed))
         asked = [each for each in asked if only is None or each.name in only]
-        return judged(info, number, asked, folder, tell, limits, numpy, home)
+        return judged(info, number, asked, folder, tell, limits, twin, home)
 
 
 def bytes_of(file: Path) -> bytes:
@@ -288,20 +287,20 @@ def declared(path: Path) -> int:
 
 def judged(
     info: StageInfo, number: int, asked: Sequence[Check], folder: Path,
-    tell: Callable[[Mark], None], limits: calls.Limits = calls.USUAL, numpy: bool | None = None,
+    tell: Callable[[Mark], None], limits: calls.Limits = calls.USUAL, twin: bool | None = None,
     home: Path | None = None,
 ) -> Result:  # fmt: skip
     """Return the marks of a stage that could be loaded, and the cause of its first failure."""
     reason = info.unavailable["cpu"]
     needs = (
-        {"triton"} if number >= 4 and not numpy else set()
+        {"triton"} if number >= 4 and not twin else set()
     )  # what the lab needs, whatever the file says
     if reason and "cpu" in info.devices and needs >= {*info.needs}:
         raise Unchecked(f"stage {number} can't be checked here: {reason}")
-    twin = number == 5 and "triton" not in info.needs
-    if twin and numpy is False:
-        return Result(number, "failed", (), TWIN)
-    may = rules(number, twin, home)
+    plain = number == TWIN and "triton" not in info.needs
+    if plain and twin is False:
+        return Result(number, "failed", (), NO_KERNEL)
+    may = rules(number, plain, home)
     marks: list[Mark] = []
     for each in asked:
         if marks and marks[-1].status == "timeout":

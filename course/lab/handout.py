@@ -13,7 +13,7 @@ from string import Template
 
 from course.lab import gaps
 from course.lab.cpp import STAGE_2
-from course.lab.labs import HERE, NUMPY, ROOT, STUBS, NoLab, about, handed_in, place, stubs
+from course.lab.labs import HERE, ROOT, STUBS, TWIN, NoLab, about, handed_in, place, stubs
 from harness.problems.problem import PEERS_FROM, YARDSTICK
 from harness.records.code import files_of
 from harness.records.environment import tracked
@@ -53,7 +53,7 @@ def belongs(name: str, last: int) -> bool:
 
     Stage 3 is in each: all others are judged by it. Of docs/figures, what its pages show.
     """
-    upper = re.match(r"(?:stages/s|notebooks/\d\d_to_|docs/walkthrough/)(\d+)", name)
+    upper = re.match(r"(?:stages/(?:cpu/)?s|notebooks/\d\d_to_|docs/walkthrough/)(\d+)", name)
     if upper:
         lower = re.match(r"notebooks/(\d\d)_to", name)
         number = int(upper[1])
@@ -67,8 +67,6 @@ def belongs(name: str, last: int) -> bool:
         return name.removeprefix("tests/").removesuffix(".py") in TESTS
     if name.startswith("csrc/"):
         return last >= 2
-    if name == NUMPY.relative_to(ROOT).as_posix():
-        return last >= 5
     if name.startswith("course/emulator/"):  # of what stage 9 is written for
         return last >= 8
     if name == TEMPLATE.relative_to(ROOT).as_posix():
@@ -105,9 +103,9 @@ def export(to: Path, last: int) -> None:
         rules = lines_of(ROOT / "CMakeLists.txt")[:2]
         (to / "CMakeLists.txt").write_text("\n".join(rules) + "\n", encoding="utf-8")
     for size in gaps.KINDS if following else ():  # a later stub would give this one away
-        for numpy in (False, True)[: 1 + (following == 5)]:
-            for name, stub in stubs(last + 1, size, numpy).items():
-                write(to / STUBS.name / place(last + 1, size, numpy) / name, stub)
+        for twin in (False, True)[: 1 + (following == TWIN)]:
+            for name, stub in stubs(last + 1, size, twin).items():
+                write(to / STUBS.name / place(last + 1, size, twin) / name, stub)
     shown = {name for name in kept if name.startswith(ANSWER)}
     above = {x for name in {*names} - {*kept} if name.startswith(ANSWER)
              for x in lines_of(ROOT / name)}  # fmt: skip
@@ -215,7 +213,7 @@ def command_here(command: str, there: Collection[int], following: int | None) ->
     labs = {*there, following}
     for number in map(int, LAB.findall(command)):
         if number not in labs:
-            if following is None or "--numpy" in command:
+            if following is None or "--cpu" in command:
                 return None
             command = LAB.sub(str(following), command).replace(".py", ".py" * (following != 2))
     dead = False

@@ -24,6 +24,7 @@ from harness.records.code import (
     label,
     peer_files,
     read_declared,
+    twin_files,
 )
 from harness.records.values import Count, check, rules
 
@@ -110,6 +111,11 @@ class StageInfo(Stage):
         """Whether its file is one of the ladder's stages or peers."""
         return any(folder in self.path.resolve().parents for folder in OURS)
 
+    @property
+    def twin(self) -> bool:
+        """Whether it is one of the ladder's stages, written once more for a CPU."""
+        return self.path in twin_files()
+
     def to_json(self) -> dict[str, Any]:
         """The stage's entry in an env line, which is all that tables and plots need. No path."""
         return {
@@ -179,7 +185,7 @@ def read_stages(
     have the same number and name.
     """
     load = min(START_LIMIT, max(LEAST_LOAD, load))
-    built_in = built_in_files()
+    built_in = [*built_in_files(), *twin_files()]
     described = describe_files([*built_in, *peer_files()])
     stages, peers = described[: len(built_in)], described[len(built_in) :]
     stages += [peer for peer in peers if absent or None in peer.unavailable.values()]

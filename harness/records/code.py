@@ -24,6 +24,19 @@ def built_in_files() -> list[Path]:
     return sorted(found, key=label)
 
 
+def twin_files() -> list[Path]:
+    """The files of the stages that are written once more for a CPU, by number."""
+    return sorted(STAGES.glob("cpu/s[0-9][0-9]_*.py"), key=label)
+
+
+def twin_file(stage: int) -> Path:
+    """The file of a stage that is written once more for a CPU; KeyError where there is none."""
+    for path in twin_files():
+        if number_of(path) == stage:
+            return path
+    raise KeyError(stage)
+
+
 def peer_files() -> list[Path]:
     """The files of the peers, by number."""
     return sorted(PEERS.glob("p[0-9]*_*.py"))
@@ -41,8 +54,8 @@ def number_of(path: Path) -> int:
 
 def part_of(path: Path) -> str:
     """The stage that a file in stages/, or in a folder there, is a part of: 's07', or ''."""
-    inside = path.relative_to(STAGES).parts if STAGES in path.parents else ("",)
-    return inside[0][:3] if inside[0][1:3].isdigit() else ""
+    inside = path.relative_to(STAGES).parts if STAGES in path.parents else ()
+    return next((part[:3] for part in inside if part[1:3].isdigit()), "")
 
 
 def first_file(stage: int | Path) -> Path:

@@ -21,6 +21,7 @@ CORE_RATE, GPU_RATE = 2e11, 1e14
 # interpreter, where a stage is called once and not timed
 THREAD_RATE, INTERPRETED_RATE = 2e11, 2e9
 PATIENCE: Final = 600.0  # seconds: a run that takes longer even at those rates is refused
+CPU_SIZES: Final = (1024, 2048, 4096)
 GPU_SIZES: Final = (1024, 2048, 4096, 8192, 16384)
 SMALL_N, SMALL_D = 64, 16  # the largest N, and the d, of the small part of the tour
 Takes = Callable[[StageInfo, Problem], bool]  # whether a stage is measured on a problem
@@ -225,15 +226,16 @@ def plan_grid(
 def plan_tour(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
     """Plan the tour: small problems for all stages, larger ones and real input for faster stages.
 
-    On a GPU there is one more part, up to N = 16384, with the peers. A stage is measured up to the
-    N that it declares worth running, and one made for few query rows in the small part only; a
-    user's own stage also with peaky input. `base` gives seed, dtype and device.
+    There is one more part, with the peers: on a CPU up to N = 4096, on a GPU up to 16384. A stage
+    is measured up to the N that it declares worth running, and one made for few query rows in the
+    small part only; a user's own stage also with peaky input. `base` gives seed, dtype and device.
     """
     sizes = [("normal", n, SMALL_D) for n in (8, 16, 32, SMALL_N)]
     sizes += [("normal", n, 64) for n in (64, 128, 256, 512, 1024)]
     sizes += [("real", n, REAL_D) for n in (128, 256, 512)]
-    if base.device == "cuda":
-        sizes += [("normal", n, d) for d in (64, 128) for n in GPU_SIZES if (n, d) != (1024, 64)]
+    larger = GPU_SIZES if base.device == "cuda" else CPU_SIZES
+    ds = (64, 128) if base.device == "cuda" else (64,)
+    sizes += [("normal", n, d) for d in ds for n in larger if (n, d) != (1024, 64)]
     cells = []
     for inputs, n, d in sizes:
         problem = replace(base, inputs=inputs, nq=n, nk=n, d=d)
@@ -252,9 +254,9 @@ def plan_tour(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
 
 
 def peer_joins(peer: StageInfo, problem: Problem) -> bool:
-    """Whether a peer has a row: on a GPU, for the larger problems that it can compute."""
-    large = problem.device == "cuda" and problem.nk >= GPU_SIZES[0]
-    return large and peer.why_skip(problem) is None
+    """Whether a peer has a row: for the larger problems that it can compute; on a CPU, fused."""
+    joins = problem.device == "cuda" or peer.traffic == "fused"
+    return joins and problem.nk >= GPU_SIZES[0] and peer.why_skip(problem) is None
 
 
 # ---- comparisons
@@ -332,7 +334,9 @@ def usual_stages(stages: Sequence[StageInfo], problems: Sequence[Problem]) -> li
                 if (p.direction != "fwd") == trains
             )
         ]
-        chosen |= {max(able, key=lambda stage: stage.number).path} if able else set()
+        compiled = [s for s in able if "interpreted" not in (s.modes[p.device] for p in problems)]
+        newest = max(compiled or able, key=lambda stage: stage.number, default=None)
+        chosen |= {newest.path} if newest else set()
     few = any(problem.nq < problem.nk for problem in problems)
     return [
         stage

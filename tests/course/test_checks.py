@@ -14,17 +14,17 @@ from course.lab.grading import calls, grade
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, 1, 3, 4, 5, 6, 7, 8, "numpy"])  # 2: test_lab.py builds one
+@pytest.mark.parametrize("stage", [0, 1, 3, 4, 5, 6, 7, 8, "cpu"])  # 2: test_lab.py builds one
 def test_a_right_stage_passes_the_checks_that_show_mistakes(stage, monkeypatch, tmp_path):
-    number, numpy = (5, True) if stage == "numpy" else (stage, False)
-    [text] = labs.solution(number, numpy).values()
+    number, twin = (5, True) if stage == "cpu" else (stage, False)
+    [text] = labs.solution(number, twin).values()
     path = tmp_path / "right.py"
     path.write_text(text, encoding="utf-8")
-    if not numpy:
+    if not twin:
         of_stage(labs.source(number))
     shows = {check for of, _, check, _ in MISTAKES.values() if of == stage}
     of_some(monkeypatch, "a few keys", "batch, heads and strides", "gradients", *shows)
-    row, result = grade.grade(path, number, None, numpy, calls.Limits())
+    row, result = grade.grade(path, number, None, twin, calls.Limits())
     assert row.verdict == "passed" and {*row.checks} >= shows, result
 
 

@@ -141,13 +141,13 @@ def test_a_copy_has_the_questions_of_the_next_stage_and_its_hints(copies, monkey
     page = (copies(4) / "docs/walkthrough/5-triton-online.md").read_text()
     assert "## Predict" in page and "How many numbers per row" in page
     assert "Why they are exact" not in page and "So it is multiplied by" not in page
-    whole = {numpy: list(labs.hints(5, 2, numpy)) for numpy in (False, True)}
+    whole = {twin: list(labs.hints(5, 2, twin)) for twin in (False, True)}
     monkeypatch.setattr(labs, "STUBS", copies(4) / "stubs")
-    monkeypatch.setattr(labs, "source", lambda stage, numpy=False: copies(4) / "taken out.py")
-    for numpy, hints in whole.items():
-        assert list(labs.hints(5, 2, numpy)) == hints
+    monkeypatch.setattr(labs, "source", lambda stage, twin=False: copies(4) / "taken out.py")
+    for twin, hints in whole.items():
+        assert list(labs.hints(5, 2, twin)) == hints
         with pytest.raises(labs.NoLab, match="level 3"):
-            list(labs.hints(5, 3, numpy))
+            list(labs.hints(5, 3, twin))
     with pytest.raises(labs.NoLab, match="neither its file nor a stub"):
         list(labs.hints(6, 1))
 

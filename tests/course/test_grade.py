@@ -141,12 +141,12 @@ def test_an_honest_variant_passes(name, expected, tmp_path, monkeypatch):
     assert row.verdict == "passed" and {*row.checks.values()} == {"ok"}, result
 
 
-def test_the_numpy_twin_is_graded_only_where_it_is_asked_for(monkeypatch):
+def test_the_twin_is_graded_only_where_it_is_asked_for(monkeypatch):
     of_some(monkeypatch, "a few keys")
-    twin = labs.source(5, numpy=True)
+    twin = labs.source(5, twin=True)
     assert grade.grade(twin, 5, None, True, calls.Limits())[0].verdict == "passed"
     row, _ = grade.grade(twin, 5, None, False, calls.Limits())
-    assert row.verdict == "failed" and "--numpy" in row.diagnosis
+    assert row.verdict == "failed" and "--cpu" in row.diagnosis
 
 
 def write(folder, **texts):
@@ -334,7 +334,7 @@ def test_speed_is_one_more_check(tmp_path):
 def test_an_empty_stub_is_not_written_and_no_traceback(tmp_path, size):
     for stage in (0, 1, 3, 4, 5):
         path = tmp_path / f"stub{stage}.py"
-        labs.start(stage, path, size, numpy=False)
+        labs.start(stage, path, size, twin=False)
         row, result = grade.grade(path, stage, 1, False, calls.Limits())
         assert (row.verdict, row.diagnosis) == ("not-written", gaps.NOT_WRITTEN)
         text = reports.report(row, result, {"a few keys": 1.0})

@@ -350,13 +350,13 @@ def test_a_likeness_of_cpp_is_blind_to_names(tmp_path):
 def test_an_autograder_has_tracked_files_its_settings_and_a_workflow(tmp_path):
     (tmp_path / "p.toml").write_text("default = 2\n", encoding="utf-8")
     asked = ("lab", "autograder", "--stage", 5, "--to", tmp_path / "a.zip", "--points")
-    done = in_turn(*asked, tmp_path / "p.toml", "--seed", 7, "--budget", 9, "--numpy")
+    done = in_turn(*asked, tmp_path / "p.toml", "--seed", 7, "--budget", 9, "--cpu")
     assert done.returncode == 0, done
     with zipfile.ZipFile(tmp_path / "a.zip") as made:
         names = made.namelist()
         told = json.loads(made.read("settings.json"))
         modes = {name: made.getinfo(name).external_attr >> 16 & 0o777 for name in names}
-    assert told["options"] == ["--stage=5", "--seed=7", "--budget=9", "--memory=2G", "--numpy"]
+    assert told["options"] == ["--stage=5", "--seed=7", "--budget=9", "--memory=2G", "--cpu"]
     assert modes["setup.sh"] == modes["run_autograder"] == 0o755 and "points.toml" in names
     ours = {name.removeprefix("ladder/") for name in names if name.startswith("ladder/")}
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)

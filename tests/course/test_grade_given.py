@@ -104,7 +104,7 @@ def test_two_submissions_of_one_name_are_refused(tmp_path):
 @pytest.mark.parametrize(
     "other",
     [
-        {"numpy": True},
+        {"twin": True},
         {"limits": calls.Limits(seconds=60.0)},
         {"limits": calls.Limits(memory=1 << 30)},
         {"seed": 2},
@@ -112,7 +112,7 @@ def test_two_submissions_of_one_name_are_refused(tmp_path):
 )
 def test_other_options_grade_again_and_equal_ones_do_not(other, tmp_path):
     given = submissions.submissions(write(tmp_path, a=""), 5, tmp_path).submissions
-    usual = {"seed": 1, "numpy": False, "limits": calls.Limits()}
+    usual = {"seed": 1, "twin": False, "limits": calls.Limits()}
     kept = []
     for options in (usual, usual, usual | other, usual | other, usual):
         table = grade.Table(tmp_path / "grades.csv", {}, 5)
@@ -314,15 +314,15 @@ def test_speed_with_other_keys_or_values_names_those_expected(table, said, tmp_p
     assert "Speed()" not in str(told.value) and "__init__" not in str(told.value)
 
 
-def test_a_stage_without_a_numpy_twin_says_so(tmp_path):
+def test_a_stage_without_a_twin_says_so(tmp_path):
     folder = write(tmp_path / "all", a="")
-    refused(graded(folder, "--numpy"), "--numpy", "only stage 5")
+    refused(graded(folder, "--cpu"), "--cpu", "only stage 5")
 
 
-@pytest.mark.parametrize("numpy", [False, True])
-def test_a_report_names_the_hints_of_the_lab_that_was_graded(tmp_path, numpy):
+@pytest.mark.parametrize("twin", [False, True])
+def test_a_report_names_the_hints_of_the_lab_that_was_graded(tmp_path, twin):
     path = tmp_path / "mine.py"
-    labs.start(5, path, "small", numpy)
-    row, result = grade.grade(path, 5, 1, numpy, calls.Limits())
+    labs.start(5, path, "small", twin)
+    row, result = grade.grade(path, 5, 1, twin, calls.Limits())
     text = reports.report(row, result, {"a few keys": 1.0})
-    assert ("`ladder lab hint 5 --numpy --level 1`" in text) == numpy
+    assert ("`ladder lab hint 5 --cpu --level 1`" in text) == twin

@@ -12,13 +12,13 @@ from course.lab import checks, cpp, gaps, labs
 from course.lessons import side_by_side
 from harness.isolation.roster import BadStage, read_stages
 
-STAGES = [*range(9), "numpy"]
+STAGES = [*range(9), "cpu"]
 SIZES = list(gaps.KINDS)
 
 
 def solution(stage):
     """The name and the text of the file with a stage's gaps."""
-    found = labs.solution(5, numpy=True) if stage == "numpy" else labs.solution(stage)
+    found = labs.solution(5, twin=True) if stage == "cpu" else labs.solution(stage)
     return next(iter(found.items()))
 
 
@@ -27,7 +27,7 @@ def solution(stage):
 def test_a_stub_filled_with_the_solution_is_the_stage(stage, size):
     name, text = solution(stage)
     found = gaps.find(text, size)
-    stub = labs.stubs(5 if stage == "numpy" else stage, size, stage == "numpy")[name]
+    stub = labs.stubs(5 if stage == "cpu" else stage, size, stage == "cpu")[name]
     assert found and all(gap.says for gap in found)
     for gap in found:
         line = gap.lines[0]
@@ -43,11 +43,11 @@ def test_a_stub_filled_with_the_solution_is_the_stage(stage, size):
         compile(stub, name, "exec")
 
 
-@pytest.mark.parametrize("stage", [5, "numpy"])
+@pytest.mark.parametrize("stage", [5, "cpu"])
 @pytest.mark.parametrize("size", SIZES)
 def test_a_stubs_docstring_does_not_tell_what_is_to_be_written(stage, size):
     name, text = solution(stage)
-    stub = labs.stubs(5, size, stage == "numpy")[name]
+    stub = labs.stubs(5, size, stage == "cpu")[name]
     header, stage_header = (ast.get_docstring(ast.parse(x)) for x in (stub, text))
     assert "alpha" in stage_header and gaps.UNTOLD in header
     assert not {"m_new", "alpha", "exp", "acc / l_i"} & {*re.findall(r"acc / l_i|\w+", header)}
@@ -73,9 +73,9 @@ def test_a_gap_that_holds_no_code_is_not_written(left):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_gap_has_hints_that_come_nearer_to_the_line(stage):
-    number, numpy = (5, True) if stage == "numpy" else (stage, False)
+    number, twin = (5, True) if stage == "cpu" else (stage, False)
     found = gaps.find(solution(stage)[1], "small")
-    levels = [list(labs.hints(number, level, numpy)) for level in (1, 2, 3)]
+    levels = [list(labs.hints(number, level, twin)) for level in (1, 2, 3)]
     for gap, question, idea, nearly in zip(found, *levels, strict=True):
         assert "?" in question and question != idea
         assert gaps.BLANK in nearly and not {line.strip() for line in gap.lines} & {
@@ -84,8 +84,8 @@ def test_every_gap_has_hints_that_come_nearer_to_the_line(stage):
     said = labs.about()[number]
     assert said["goal"] and said["minutes"].keys() == set(SIZES)
     hinted = {x for x in said if isinstance(said[x], list)} - {"files"}
-    # the NumPy twin has no ragged tile to mask
-    assert hinted - {gap.name for gap in found} == ({"tail"} if numpy else set())
+    # the twin in torch has no ragged tile to mask
+    assert hinted - {gap.name for gap in found} == ({"tail"} if twin else set())
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -102,11 +102,11 @@ def test_a_stub_is_written_once_and_checks_as_not_written(size, tmp_path):
         assert f"stage {stage}: not-written" in done.stdout and "Traceback" not in done.stdout
 
 
-def test_the_numpy_twin_needs_no_triton(tmp_path):
+def test_the_twin_needs_no_triton(tmp_path):
     to = tmp_path / "mine.py"
-    assert in_turn("lab", "start", 5, "--numpy", "--to", to).returncode == 0
+    assert in_turn("lab", "start", 5, "--cpu", "--to", to).returncode == 0
     assert "triton" not in to.read_text(encoding="utf-8").lower().replace("without triton", "")
-    done = in_turn("lab", "start", 4, "--numpy", "--to", tmp_path / "other.py")
+    done = in_turn("lab", "start", 4, "--cpu", "--to", tmp_path / "other.py")
     assert done.returncode == 2 and "only stage 5" in done.stderr
 
 

@@ -30,8 +30,8 @@ S5 = "s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale"
 @functools.cache
 def described(stage):
     """What a solution says of itself."""
-    number, numpy = (5, True) if stage == "numpy" else (stage, False)
-    [info] = describe_files([labs.source(number, numpy)])
+    number, twin = (5, True) if stage == "cpu" else (stage, False)
+    [info] = describe_files([labs.source(number, twin)])
     return info
 
 
@@ -49,7 +49,7 @@ def prepared(stage, edits, name, folder, info=None, seed=1):
     if stage in range(4, 9):
         pytest.importorskip("triton", reason="no wheel of triton")
     path = write(stage, edits, folder)
-    number = 5 if stage == "numpy" else stage
+    number = 5 if stage == "cpu" else stage
     [asked] = [each for each in checks.checks(number, seed) if each.name == name]
     asked = replace(asked, calls=(asked.calls[0], asked.calls[0]))
     return number, asked, info or replace(described(stage), path=path)
@@ -78,7 +78,7 @@ def test_the_check_of_a_mistake_fails_it_whatever_the_seed(name, tmp_path):
     stage, edits, shows, _ = MISTAKES[name]
     for seed in (2, 3):
         number, asked, info = prepared(stage, edits, shows, tmp_path, seed=seed)
-        rules = checks.rules(number, stage == "numpy")
+        rules = checks.rules(number, stage == "cpu")
         mark = checks.one(info, asked, rules, checks.calls.USUAL)
         assert not mark.passed, seed
 
@@ -152,11 +152,12 @@ def test_the_line_of_an_error_in_a_backward_pass_is_shown(tmp_path):
 
 
 def test_of_a_warning_the_words_are_shown_and_not_its_folder(tmp_path):
-    edit = ("np.exp(m_i - m_new)", "np.exp(m_new - m_i)")
-    found = judged("numpy", (edit,), "a few keys", tmp_path)
+    warns = "import warnings; warnings.warn('is it so?', RuntimeWarning)"
+    edit = ("alpha = torch.exp(m_i - m_new)", f"alpha = torch.exp(m_new - m_i); {warns}")
+    found = judged("cpu", (edit,), "a few keys", tmp_path)
     warned = [x for x in found.case if "Warning" in x]
     assert warned and all(x.startswith("it printed: mine.py:") for x in warned)
-    assert not any("alpha = np.exp" in x for x in found.case)
+    assert not any("alpha = torch.exp" in x for x in found.case)
 
 
 def test_the_line_that_failed_is_shown_and_its_own_words_explain_nothing(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import typer
 from ladder_command import ROOT, command, environ, in_turn, ladder, one_process
 
-from harness.records.code import built_in_files, label, peer_files
+from harness.records.code import built_in_files, label, peer_files, twin_files
 from ladder import app, doctor, help
 
 EVERY = typer.main.get_command(app.app).commands
@@ -124,7 +124,8 @@ def test_list_holds_every_stage_and_peer_and_ones_own(monkeypatch, tmp_path, cap
     assert doctor.list_command() == 0
     lines = capsys.readouterr().out.splitlines()
     numbers = [int(found[1]) for line in lines if (found := re.match(r" *(\d+) ", line))]
-    files = [*built_in_files(), mine, *peer_files()]
+    ours = sorted([*built_in_files(), *twin_files()], key=label)
+    files = [*ours, mine, *peer_files()]
     assert numbers == [int(re.match(r"[sp](\d+)_", label(path))[1]) for path in files]
     assert any(re.match(r" *90 +my stage +mine alone", line) for line in lines)
 

@@ -10,11 +10,12 @@ import torch
 
 import stages
 from harness.problems.problem import YARDSTICK
-from harness.records.code import built_in_files
+from harness.records.code import built_in_files, twin_files
 from stages.common.contract import why_not
 from stages.common.machine import has_module
 
-FAKES = [stages.load(path) for path in built_in_files()]
+FAKES = [stages.load(path) for path in [*built_in_files(), *twin_files()]]
+TWINS = [stage for stage in FAKES if stage.__name__.startswith("stages.cpu.")]
 MARGIN = 1 << 17  # elements around a tensor: further than a wrong stride or mask reaches here
 UNTOUCHED = 1.625  # a number of every dtype that no kernel writes
 

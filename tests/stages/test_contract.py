@@ -10,6 +10,7 @@ import pytest
 import torch
 from stage_checks import (
     FAKES,
+    TWINS,
     attend,
     device_of,
     every_stage,
@@ -19,7 +20,7 @@ from stage_checks import (
 )
 
 import stages
-from harness.records.code import built_in_files, files_of, label
+from harness.records.code import built_in_files, files_of, label, twin_files
 from stages.common import machine
 from stages.common.contract import NEEDS, Stage, StageUnavailable, why_not
 from stages.common.inputs import check_inputs, input_precision
@@ -140,12 +141,14 @@ def test_mode():
 
 
 def test_the_built_in_stages_go_by_their_files():
-    numbers = [stage.STAGE.number for stage in FAKES]
+    ours = [stage for stage in FAKES if stage not in TWINS]
+    numbers = [stage.STAGE.number for stage in ours]
     assert numbers == sorted(set(numbers))
     assert numbers[:8] == [0, 1, 2, 3, 4, 5, 6, 7]
-    for path, stage in zip(built_in_files(), FAKES, strict=True):
+    assert {twin.STAGE.number for twin in TWINS} <= {*numbers}
+    for path, stage in zip([*built_in_files(), *twin_files()], [*ours, *TWINS], strict=True):
         assert label(path).removesuffix(".py") == f"s{stage.STAGE.number:02d}_{stage.STAGE.name}"
-        assert stages.by_number(stage.STAGE.number) is stage
+        assert (stages.by_number(stage.STAGE.number) is stage) == (stage in ours)
     with pytest.raises(KeyError):
         stages.by_number(99)
 

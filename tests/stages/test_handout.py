@@ -92,7 +92,7 @@ def with_stubs():
 @pytest.mark.parametrize("size", ["small", "large"])
 def test_an_untouched_stub_is_found_not_written(stage, size, tmp_path):
     to = tmp_path / ("mine" if stage == 2 else "mine.py")
-    labs.start(stage, to, size, numpy=False)
+    labs.start(stage, to, size, twin=False)
     assert checks.check(to).verdict == "not-written"
     assert list(labs.hints(stage, 1)) and list(labs.hints(stage, 2))
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from stage_checks import (
     FAKES,
+    TWINS,
     attend,
     device_of,
     every_stage,
@@ -105,10 +106,11 @@ RECORDERS = {
 @every_stage
 @pytest.mark.parametrize("recorder", RECORDERS)
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # of sizes that it keeps
 def test_a_recorded_call_is_computed_anew_or_refused(stage, recorder):
     """Never a constant: the answer to what it was recorded with."""
     q, k, v = tensors(stage)
-    if "triton" not in stage.STAGE.needs and not is_yardstick(stage):
+    if "triton" not in stage.STAGE.needs and not is_yardstick(stage) and stage not in TWINS:
         with pytest.raises(ValueError, match="would keep its answer as a constant"):
             RECORDERS[recorder](lambda q, k, v: stage.attend(q, k, v), (q, k, v))
         return

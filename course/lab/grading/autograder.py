@@ -30,7 +30,7 @@ class Settings:
     seed: int
     budget: float
     memory: str
-    numpy: bool
+    twin: bool
 
     @property
     def files(self) -> list[str]:
@@ -44,7 +44,7 @@ class Settings:
     def options(self) -> list[str]:
         """Return the options of `ladder lab grade`."""
         given = [f"--stage={self.stage}", f"--seed={self.seed}", f"--budget={self.budget:g}"]
-        return [*given, f"--memory={self.memory}", *(["--numpy"] if self.numpy else [])]
+        return [*given, f"--memory={self.memory}", *(["--cpu"] if self.twin else [])]
 
 
 def write(to: Path, settings: Settings, points: Path | None) -> None:

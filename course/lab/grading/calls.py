@@ -32,6 +32,7 @@ from harness.problems.problem import ITEMSIZE, Problem
 LIMITS = {
     "reads": "it reads {got:.3g} elements for each of q, k and v, as in more than one pass",
     "tile": "it loads {got:.0%} of the keys at once, as in one tile",
+    "scores": "it makes a tensor of {got:.0%} of all scores, as if S were whole",
     "masked": "it masks {got:.0%} of all scores, as if no tile were seen whole",
     "visits": "it reads {got:.0%} of what it reads without a mask",
 }

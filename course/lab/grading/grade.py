@@ -100,9 +100,9 @@ def read_points(stage: int, path: Path | None) -> tuple[dict[str, float], Speed 
     return points, speed
 
 
-def refuse(stage: int, numpy: bool) -> None:
+def refuse(stage: int, twin: bool) -> None:
     """Raise NotGraded where this machine can't run a stage's lab: that is no student's fault."""
-    source = labs.source(stage, numpy)
+    source = labs.source(stage, twin)
     if labs.handed_in(stage):  # compiled for each submission
         if cpp.compiler() is None:
             raise NotGraded(
@@ -113,11 +113,12 @@ def refuse(stage: int, numpy: bool) -> None:
         return
     [info] = describe_files([source])
     if reason := info.unavailable["cpu"]:
-        raise NotGraded(f"stage {stage} can't be graded here: {reason}")
+        other = "; in torch it is graded with --cpu" if stage == labs.TWIN else ""
+        raise NotGraded(f"stage {stage} can't be graded here: {reason}{other}")
 
 
 def grade(
-    path: Path, stage: int, seed: int, numpy: bool, limits: Limits, name: str = "",
+    path: Path, stage: int, seed: int, twin: bool, limits: Limits, name: str = "",
     tell: Callable[[checks.Mark], None] = lambda mark: None,
 ) -> tuple[Row, checks.Result]:  # fmt: skip
     """Grade one submission: its row, and what its report says. It can harm no other's row.
@@ -126,7 +127,7 @@ def grade(
     """
     begun = time.monotonic()
     try:
-        result = checks.check(path, stage, seed, tell, limits=limits, numpy=numpy)
+        result = checks.check(path, stage, seed, tell, limits=limits, twin=twin)
     except BadStage as error:
         result = checks.Result(stage, "crashed", (), str(error))
     except (checks.Unchecked, NoVerdict) as error:
@@ -137,7 +138,7 @@ def grade(
         name or name_of(path.name), stage, 0, 0, result.verdict,
         clean(result.diagnosis)[:LONGEST], seed, environment.own_version(), result.sha256,
         round(time.monotonic() - begun, 1), {mark.check.name: mark.status for mark in result.marks},
-        options_of(numpy, limits),
+        options_of(twin, limits),
     )  # fmt: skip
     return row, result
 
@@ -148,13 +149,13 @@ def unable(stage: int, error: OSError) -> str:
     return f"stage {stage} can't be graded on this machine: {why}"
 
 
-def options_of(numpy: bool, limits: Limits) -> str:
+def options_of(twin: bool, limits: Limits) -> str:
     """Return the options that can change a result, as the command takes them."""
-    return f"--budget {limits.seconds:g} --memory {limits.memory}{' --numpy' * numpy}"
+    return f"--budget {limits.seconds:g} --memory {limits.memory}{' --cpu' * twin}"
 
 
 def grade_all(
-    submissions: Sequence[Submission], table: "Table", stage: int, seed: int, numpy: bool,
+    submissions: Sequence[Submission], table: "Table", stage: int, seed: int, twin: bool,
     limits: Limits, tell: Callable[[Row, checks.Result | None], None], anew: bool, jobs: int = 1,
 ) -> None:  # fmt: skip
     """Grade all, and write each row when it is there. Rows of equal files and options are kept.
@@ -168,23 +169,23 @@ def grade_all(
     for each in submissions:
         old = table.rows.get(each.name)
         if old and not anew and (old.sha256, old.version, old.seed, old.options) == (
-            checks.digest(each.path), environment.own_version(), seed, options_of(numpy, limits),
+            checks.digest(each.path), environment.own_version(), seed, options_of(twin, limits),
         ):  # fmt: skip
             tell(old, None)
         else:
             left.append(each)
-    machine = Machine(stage, seed, numpy, limits)
+    machine = Machine(stage, seed, twin, limits)
     if jobs > 1 and len(left) > 1:
         machine.prove()
         alone = []
-        for each, made in side_by_side(left, stage, seed, numpy, limits, jobs):
+        for each, made in side_by_side(left, stage, seed, twin, limits, jobs):
             if made is None or may_be_the_machines(made[1]):
                 alone.append(each)  # the others may have taken its time or memory
             else:
                 tell(table.put(made[0]), made[1])
         left = sorted(alone, key=left.index)
     for each in left:
-        row, result = grade(each.path, stage, seed, numpy, limits, each.name)
+        row, result = grade(each.path, stage, seed, twin, limits, each.name)
         try:
             machine.believe(result)
         except OSError as error:
@@ -193,7 +194,7 @@ def grade_all(
 
 
 def side_by_side(
-    submissions: Sequence[Submission], stage: int, seed: int, numpy: bool, limits: Limits, jobs: int
+    submissions: Sequence[Submission], stage: int, seed: int, twin: bool, limits: Limits, jobs: int
 ) -> Iterator[tuple[Submission, tuple[Row, checks.Result] | None]]:
     """Yield each submission with its row and result, in the order of their ends; None if it failed.
 
@@ -215,7 +216,7 @@ def side_by_side(
                 return
             made = None
             with suppress(Exception):  # grading it alone, later, says what is wrong
-                made = grade(each.path, stage, seed, numpy, limits, each.name, go_on)
+                made = grade(each.path, stage, seed, twin, limits, each.name, go_on)
             done.put((each, made))
 
     for each in submissions:
@@ -299,10 +300,10 @@ class Table:
                 status = speed.judged(each.path, self.stage, asked, seed, sha256=row.sha256)
                 yield self.put(row.with_speed(status))
 
-    def compare(self, submissions: Sequence[Submission], numpy: bool) -> None:
+    def compare(self, submissions: Sequence[Submission], twin: bool) -> None:
         """Fill in how alike the submissions are, and write the rows."""
         paths = {each.name: each.path for each in submissions}
-        for name, like in likenesses(paths, self.stage, numpy).items():
+        for name, like in likenesses(paths, self.stage, twin).items():
             if row := self.rows.get(name):
                 self.rows[name] = replace(
                     row, like_ours=like.ours, like_another=like.another, another=like.name

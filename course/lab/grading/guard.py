@@ -26,7 +26,7 @@ import torch
 
 from course.lab.grading.endings import EXIT, FORBIDDEN, REFUSED
 from course.lab.grading.work import Work
-from course.lab.labs import NUMPY, ROOT
+from course.lab.labs import ROOT
 from harness.records.code import STAGES, part_of
 
 OURS = ("harness", "attention_ladder", "course", "ladder")  # packages
@@ -168,10 +168,9 @@ class Guard:
         path, own = Path(name), Path(self.path)
         at = path.parent.parent if path.parent.name == "__pycache__" else path.parent
         ours = part_of(path)
-        solution = ours or (at == NUMPY.parent and path.name.startswith(NUMPY.stem))
         itself = (at, path.name.partition(".")[0]) == (own.parent, own.stem)
-        if solution and not itself and ours not in self.rules["stages"]:
-            self.gains(f"it loads {ours or path.name}, and is to do that work itself")
+        if ours and not itself and ours not in self.rules["stages"]:
+            self.gains(f"it loads {ours}, and is to do that work itself")
         if name == self.path or (name.startswith("<") and "importlib" not in name):
             return
         its_own = self.mine(frame, standard)  # which it has compiled

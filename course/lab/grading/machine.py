@@ -42,8 +42,8 @@ def may_be_the_machines(result: checks.Result) -> bool:
 class Machine:
     """This machine, and by which checks it has been shown to grade our own solution rightly."""
 
-    def __init__(self, stage: int, seed: int, numpy: bool, limits: Limits) -> None:
-        self.stage, self.seed, self.numpy, self.limits = stage, seed, numpy, limits
+    def __init__(self, stage: int, seed: int, twin: bool, limits: Limits) -> None:
+        self.stage, self.seed, self.twin, self.limits = stage, seed, twin, limits
         self.names = [check.name for check in checks.checks(stage, seed)]
         self.shown: set[str] = set()
 
@@ -70,7 +70,7 @@ class Machine:
 
     def prove(self, only: Collection[str] | None = None) -> None:
         """Grade our own solution, by all checks or `only` some. Raises NotGraded where it fails."""
-        solution = labs.solution(self.stage, self.numpy)
+        solution = labs.solution(self.stage, self.twin)
         if not solution:  # a copy that was handed out lacks it
             return
         with tempfile.TemporaryDirectory(dir=scratch()) as name:
@@ -80,7 +80,7 @@ class Machine:
                 path.write_text(text, encoding="utf-8")
             path = Path(name) if folder else path
             result = checks.check(
-                path, self.stage, self.seed, limits=self.limits, numpy=self.numpy, only=only
+                path, self.stage, self.seed, limits=self.limits, twin=self.twin, only=only
             )
         if result.verdict != "passed":
             raise NotGraded(self.why(result))

@@ -35,17 +35,17 @@ class Likeness:
     name: str = ""
 
 
-def likenesses(files: Mapping[str, Path], stage: int, numpy: bool) -> dict[str, Likeness]:
+def likenesses(files: Mapping[str, Path], stage: int, twin: bool) -> dict[str, Likeness]:
     """Return how alike the submissions `files` are, by their names.
 
     What the stub gives (the one with small gaps) is left out. A submission that adds nothing to it,
     or can't be read, is like none.
     """
     try:
-        given = code_of(labs.stubs(stage, "small", numpy).values(), stage)
+        given = code_of(labs.stubs(stage, "small", twin).values(), stage)
     except labs.NoLab:
         given = frozenset()
-    ours = own(code_of(labs.solution(stage, numpy).values(), stage), given)
+    ours = own(code_of(labs.solution(stage, twin).values(), stage), given)
     codes = {name: own(read(path, stage), given) for name, path in files.items()}
     best: dict[str, tuple[int, str]] = {}
     for one, other in combinations(codes, 2):

@@ -54,6 +54,7 @@ class Work:
         self.operations = self.stores = self.scaled = 0
         # elements: read, at most at once, with those that a load's mask leaves out, by tl.where
         self.read = self.widest = self.loaded = self.masked = 0
+        self.scores = 0  # elements of the largest tensor that torch has computed
         self.seen = Counter[str]()  # operations that the mode has seen since the last `recorded`
         self.made_from: dict[int, set[int]] = {}  # a storage -> those that its numbers come from
         self.stored: list[int] = []  # an address of each store by one of its own kernels
@@ -68,7 +69,7 @@ class Work:
     def watching(self) -> Iterator[None]:
         """Watch while the submission's own code runs."""
         self.operations = self.stores = self.scaled = 0
-        self.read = self.widest = self.loaded = self.masked = 0
+        self.read = self.widest = self.loaded = self.masked = self.scores = 0
         for noted in (self.made_from, self.sizes, self.stored):
             noted.clear()
         with self.operator, self.function:
@@ -114,7 +115,10 @@ class Work:
         least = self.rules["least"]
         if not self.allowed(name) and any(x.numel() >= least for x in watched):
             self.end(f"torch's {name} does work that is the submission's own")
-        if name.strip("_") in self.rules["scale"] and computes:
+        if not self.rules["kernels"]:
+            self.torch_computes(name, numbers, new)
+        scales = name.strip("_") in self.rules["scale"] and "*" not in self.rules["torch"]
+        if scales and computes:
             self.scaled += sum(x.numel() for x in new if x.numel() >= least)
             if self.scaled > SCALED * self.given:
                 self.end(
@@ -132,6 +136,16 @@ class Work:
             return
         for x in [*new, *(numbers[:1] if name.endswith("_") else ())]:  # in place
             self.made_from.setdefault(self.place(x), set()).update(sources)
+
+    def torch_computes(
+        self, name: str, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]
+    ) -> None:
+        """Note what an operation reads and makes, where torch computes in place of kernels."""
+        if name.strip("_") not in self.rules["carry"]:
+            self.scores = max([self.scores, *(x.numel() for x in made if inexact(x))])
+        if name.endswith(PRODUCTS):
+            self.read += sum(x.numel() for x in given)
+            self.widest = max([self.widest, *(x.numel() for x in given)])
 
     def holds_numbers(self, x: torch.Tensor) -> bool:
         """Whether `x` holds real or complex numbers, or integers that were made from such."""
@@ -171,11 +185,12 @@ class Work:
         return ""
 
     def measured(self, problem: Problem) -> dict[str, float]:
-        """Return what the kernels did in a call for `problem`, in the units of checks.toml."""
+        """Return what the kernels, or torch, did for `problem`, in the units of checks.toml."""
         heads, keys = problem.b * problem.h, problem.nk * problem.d
         return {
             "reads": self.read / (heads * (problem.nq * problem.d + 2 * keys)),
             "tile": self.widest / keys,
+            "scores": self.scores / (heads * problem.nq * problem.nk),
             "masked": self.masked / (heads * problem.nq * problem.nk),
         }
 

@@ -3,9 +3,9 @@
 import pytest
 
 import stages
-from harness.records.code import built_in_files, peer_files, read_declared
+from harness.records.code import built_in_files, peer_files, read_declared, twin_files
 
-FILES = [*built_in_files(), *peer_files()]
+FILES = [*built_in_files(), *twin_files(), *peer_files()]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

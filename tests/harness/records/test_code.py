@@ -10,6 +10,7 @@ from harness.records.jsonl import read
 
 # stage -> the stages and peers whose results its files compute
 CONCERNED = {n: {n} for n in range(6)} | {6: {6, 7, 9}, 7: {7, 9}, 8: {8}, 9: {9}}
+CONCERNED |= {twin: {twin} for twin in ("cpu 4", "cpu 5")}  # written once more for a CPU
 ALSO = {"paged_cache.py": {108}}  # a peer reads the same pages
 ALONE = "first.py"  # a stage's smallest version, a row of its own
 
@@ -25,17 +26,23 @@ def copied(tmp_path, monkeypatch):
 
 
 def codes():
-    """number -> the digest of what is behind it, of every stage and peer."""
+    """number -> the digest of what is behind it, of every stage and peer; "cpu 4" of a twin."""
     files = [*code.built_in_files(), *code.peer_files()]
-    return {code.read_declared(path)["number"]: code.code_of(path) for path in files}
+    found = {code.read_declared(path)["number"]: code.code_of(path) for path in files}
+    return found | {f"cpu {code.number_of(path)}": code.code_of(path) for path in code.twin_files()}
+
+
+def files_of(stage):
+    """The files of a stage in CONCERNED."""
+    return code.files_of(code.twin_file(int(stage[4:])) if isinstance(stage, str) else stage)
 
 
 def test_every_file_in_stages_belongs_to_one_stage_or_is_shared():
-    files = [path for number in CONCERNED for path in code.files_of(number)]
+    files = [path for stage in CONCERNED for path in files_of(stage)]
     assert len(files) == len(set(files))
     assert all(code.part_of(path) for path in files if code.STAGES in path.parents)
     others = {*code.STAGES.rglob("*.py")} - {*files}
-    shared = {code.STAGES / "__init__.py", code.STAGES / "contract.py"}
+    shared = {code.STAGES / name for name in ("__init__.py", "contract.py", "cpu/__init__.py")}
     assert others - shared == {*code.STAGES.glob("common/*.py")}
 
 
@@ -51,9 +58,9 @@ def test_a_folders_first_file_comes_first_and_csrc_is_stage_2s():
         code.files_of(99)
 
 
-@pytest.mark.parametrize("number", CONCERNED)
-def test_an_edit_of_any_file_of_a_stage_marks_exactly_what_it_concerns(number, copied):
-    for path in code.files_of(number):
+@pytest.mark.parametrize("stage", CONCERNED)
+def test_an_edit_of_any_file_of_a_stage_marks_exactly_what_it_concerns(stage, copied):
+    for path in files_of(stage):
         before, whole = codes(), path.read_bytes()
         alone = code.code_of(path) if path.name == ALONE else ""
         comment = b"# a comment\n" if path.suffix == ".py" else b""
@@ -62,7 +69,7 @@ def test_an_edit_of_any_file_of_a_stage_marks_exactly_what_it_concerns(number, c
         path.write_bytes(whole + b"edited = 1;\n")
         after = codes()
         marked = {n for n in after if after[n] != before[n]}
-        own = set() if path.name == ALONE else CONCERNED[number]
+        own = set() if path.name == ALONE else CONCERNED[stage]
         assert marked == own | ALSO.get(path.name, set()), path.name
         assert path.name != ALONE or code.code_of(path) != alone
         path.write_bytes(whole)
