@@ -40,6 +40,28 @@ def first_table() -> str:
     return text.part("stage | time | peak | max err | status", body, note, env)
 
 
+def on_a_cpu() -> str:
+    """README's second table: what runs natively on a CPU, at the tour's largest N."""
+    env, cells = read(text.CPU / "tour.jsonl")
+    largest = max(cell["nk"] for cell in cells)
+    shown = [c for c in cells if c["nk"] == largest and c["time_ms"] is not None]
+    three = next(cell for cell in shown if groups.stage_of(cell) == groups.THREE)
+    labels = groups.labels(env)
+    body = [
+        [
+            labels[groups.stage_of(cell)],
+            show_time(cell["time_ms"]),
+            ratios.show_ratio(ratios.times_faster(three, cell), paired=False)
+            if ratios.comparable(cell) and cell is not three
+            else "-",
+            ratios.show_peak(cell), cell["status"],
+        ]
+        for cell in sorted(shown, key=groups.stage_of)
+    ]  # fmt: skip
+    note = f"{groups.title([three])}; one core; not in turns."
+    return text.part("stage | time | over #3 | peak | status", body, note, env)
+
+
 def gains() -> tuple[dict[int, str], list[Record]]:
     """Each stage's gain over the last stage before it that is comparable; and the env lines.
 

@@ -21,6 +21,7 @@ README = ROOT / "README.md"
 # name of a part -> the function that makes it; markers in a page say which parts it has
 PARTS: dict[str, Callable[[], str]] = {
     "first-table": front.first_table,
+    "on-a-cpu": front.on_a_cpu,
     "ladder": front.ladder,
     "top": front.top,
     # docs/use.md
