@@ -66,13 +66,14 @@ def check_together(context: typer.Context) -> None:
 
 def stages_and_device(
     device: str | None, own: Sequence[Path] = (), load: float = START_LIMIT,
-    memory: int | None = None, gradients: bool = False,
+    memory: int | None = None, gradients: bool = False, twins: bool = False,
 ) -> tuple[list[StageInfo], str]:  # fmt: skip
     """Read all stages, with those in the files `own`, and choose the device to measure on.
 
     `load` and `memory`: the limits for loading each of `own` (`read_stages`). Where `device` is
     None, it is 'cuda' if the yardstick runs there, else 'cpu'. `gradients`: whether some will be
-    computed. Raises UserError where it is 'cuda' and the yardstick can't run there.
+    computed. `twins`: on a CPU, with the stages that are written once more for one. Raises
+    UserError where it is 'cuda' and the yardstick can't run there.
     """
     prepare_children(device, gradients)
     stages = read_stages(own, load, memory)
@@ -80,7 +81,7 @@ def stages_and_device(
     if device == "cuda" and reason:
         raise UserError(f"--device: got cuda, but {reason}")
     device = device or ("cpu" if reason else "cuda")
-    return [stage for stage in stages if device == "cpu" or not stage.twin], device
+    return [stage for stage in stages if not stage.twin or (twins and device == "cpu")], device
 
 
 def why_no_cuda(stages: Sequence[StageInfo]) -> str | None:

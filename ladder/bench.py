@@ -114,7 +114,7 @@ def new_bench(given: Record, own: Sequence[Path], out: Path | None, view: View) 
     check_problems(given)
     memory = plan.default_memory()
     stages, device = stages_and_device(
-        given["device"], own, given["budget"], memory, wants_gradients(given)
+        given["device"], own, given["budget"], memory, wants_gradients(given), twins=True
     )
     if given["graph"] and device != "cuda":
         raise UserError("--graph: got a CPU, expected a GPU: CUDA graphs are replayed there")

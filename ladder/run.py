@@ -127,7 +127,7 @@ def new_run(given: Record, own: Sequence[Path], out: Path | None, expect: Path |
     # bad arguments are reported before the stages are loaded, which takes seconds
     make_cells(given, [], given["device"] or "cpu")
     stages, device = stages_and_device(
-        given["device"], own, limits.budget, limits.memory, wants_gradients(given)
+        given["device"], own, limits.budget, limits.memory, wants_gradients(given), twins=True
     )
     if given["stages"] is not None:
         chosen = choose(stages, given["stages"].split(","), "--stages", own)

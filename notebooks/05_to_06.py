@@ -104,8 +104,8 @@ nb.side_by_side(nb.code(5, "attention_kernel"), nb.code(6, "visit_tiles"), conte
 
 # %%
 kernel = nb.code(6, "attention_kernel").lines
-start = next(i for i, line in enumerate(kernel) if line.strip() == "Nk_valid = Nk")
-print("\n".join(kernel[start : start + 9]))
+start = next(i for i, line in enumerate(kernel) if line.strip().startswith("Nk_valid = "))
+print("\n".join(kernel[start : start + 7]))
 
 # %% [markdown]
 # ## Measure

@@ -334,7 +334,12 @@ def usual_stages(stages: Sequence[StageInfo], problems: Sequence[Problem]) -> li
                 if (p.direction != "fwd") == trains
             )
         ]
-        compiled = [s for s in able if "interpreted" not in (s.modes[p.device] for p in problems)]
+        compiled = [
+            stage
+            for stage in able
+            if stage.number != YARDSTICK
+            and "interpreted" not in (stage.modes[problem.device] for problem in problems)
+        ]
         newest = max(compiled or able, key=lambda stage: stage.number, default=None)
         chosen |= {newest.path} if newest else set()
     few = any(problem.nq < problem.nk for problem in problems)

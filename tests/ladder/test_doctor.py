@@ -66,7 +66,8 @@ def test_a_reason_is_said_once(monkeypatch):
     assert text.count(why) == 1 and max(map(len, text.splitlines())) <= 80
     assert all(why in row for row in rows(text).values())
     alone = "needs compute capability 9.x; this GPU has 8.0"
-    poor[9] = replace(poor[9], unavailable={"cpu": None, "cuda": alone})
+    at = next(i for i, stage in enumerate(poor) if stage.number == 9)
+    poor[at] = replace(poor[at], unavailable={"cpu": None, "cuda": alone})
     doctor.show(poor, Console(file=out, width=200))
     assert alone in rows(out.getvalue())[9]
 

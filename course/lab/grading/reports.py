@@ -30,7 +30,7 @@ def report(row: Row, result: Result, points: Mapping[str, float]) -> str:
         if row.verdict == "cheated":
             lines += ["", "Points are given when the answers come from your own code alone."]
         else:
-            twin = " --numpy" if "--numpy" in row.options else ""
+            twin = " --cpu" if "--cpu" in row.options else ""
             hint = f"`ladder lab hint {row.stage}{twin} --level 1` asks a question for each gap"
             lines += ["", f"{hint}; `ladder lab check FILE` runs these checks on your machine."]
     lines += ["", f"Made by attention-ladder {row.version}, seed {row.seed}."]
