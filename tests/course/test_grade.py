@@ -149,6 +149,50 @@ def test_the_twin_is_graded_only_where_it_is_asked_for(monkeypatch):
     assert row.verdict == "failed" and "--cpu" in row.diagnosis
 
 
+IN_TORCH = """import torch
+from stages.contract import Stage, check_inputs
+STAGE = Stage(number=5, name="mine", title="mine", idea="mine", devices=("cpu",))
+def attend(q, k, v):
+    check_inputs(STAGE, q, k, v)
+    k, tiles = k.transpose(-2, -1) * q.shape[-1] ** -0.5, range(0, k.shape[2], 64)  # k: allowed
+"""
+REFUSED = {  # stage 5 in torch -> what its diagnosis begins with
+    "    return torch.softmax(q @ k, -1) @ v\n": "one tile has all the keys",
+    "    p = torch.softmax(torch.cat([q @ k[..., n : n + 64] for n in tiles], -1), -1)\n"
+    "    return sum(p[..., n : n + 64] @ v[:, :, n : n + 64] for n in tiles)\n": "S is made whole",
+    "    return torch.nn.functional.scaled_dot_product_attention(q, k.mT, v, scale=1)\n":
+    "not allowed: torch's scaled_dot_product_attention",
+}  # fmt: skip
+
+
+ONLINE = """    m, l, acc = -torch.inf, 0.0, 0.0
+    for n in tiles:
+        s = q @ k[..., n : n + 64]
+        new = s.amax(-1, keepdim=True).clamp(min=m)
+        alpha, p = (torch.as_tensor(m) - new).exp(), (s - new).exp()
+        l, acc = l * alpha + p.sum(-1, keepdim=True), acc * alpha + p @ v[:, :, n : n + 64]
+        m = new
+    return acc / l
+"""
+
+
+def test_in_torch_the_keys_may_be_scaled_first(tmp_path, monkeypatch):
+    of_some(monkeypatch, "one pass, tile by tile", "many keys")
+    path = tmp_path / "mine.py"
+    path.write_text(IN_TORCH + ONLINE, encoding="utf-8")
+    row, result = grade.grade(path, 5, None, True, calls.Limits())
+    assert row.verdict == "passed", result
+
+
+@pytest.mark.parametrize("body", REFUSED, ids=["one product", "put together", "fused"])
+def test_in_torch_a_whole_s_is_refused_however_it_is_made(body, tmp_path, monkeypatch):
+    of_some(monkeypatch, "one pass, tile by tile")
+    path = tmp_path / "mine.py"
+    path.write_text(IN_TORCH + body, encoding="utf-8")
+    row, _ = grade.grade(path, 5, None, True, calls.Limits())
+    assert row.verdict in ("failed", "cheated") and row.diagnosis.startswith(REFUSED[body])
+
+
 def write(folder, **texts):
     folder.mkdir(exist_ok=True)
     for name, text in texts.items():

@@ -5,6 +5,7 @@ tensor classes of its own, in TorchScript, by leaving the mode. Torch's record o
 those, too, but by their names only: what ran and was hidden from the mode is found by comparing.
 """
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,7 +55,7 @@ class Work:
         self.operations = self.stores = self.scaled = 0
         # elements: read, at most at once, with those that a load's mask leaves out, by tl.where
         self.read = self.widest = self.loaded = self.masked = 0
-        self.scores = 0  # elements of the largest tensor that torch has computed
+        self.computed = set[tuple[int, ...]]()  # shapes of what torch has computed, no kernel
         self.seen = Counter[str]()  # operations that the mode has seen since the last `recorded`
         self.made_from: dict[int, set[int]] = {}  # a storage -> those that its numbers come from
         self.stored: list[int] = []  # an address of each store by one of its own kernels
@@ -69,8 +70,8 @@ class Work:
     def watching(self) -> Iterator[None]:
         """Watch while the submission's own code runs."""
         self.operations = self.stores = self.scaled = 0
-        self.read = self.widest = self.loaded = self.masked = self.scores = 0
-        for noted in (self.made_from, self.sizes, self.stored):
+        self.read = self.widest = self.loaded = self.masked = 0
+        for noted in (self.made_from, self.sizes, self.stored, self.computed):
             noted.clear()
         with self.operator, self.function:
             yield
@@ -142,7 +143,7 @@ class Work:
     ) -> None:
         """Note what an operation reads and makes, where torch computes in place of kernels."""
         if name.strip("_") not in self.rules["carry"]:
-            self.scores = max([self.scores, *(x.numel() for x in made if inexact(x))])
+            self.computed.update(tuple(x.shape) for x in made if inexact(x))
         if name.endswith(PRODUCTS):
             self.read += sum(x.numel() for x in given)
             self.widest = max([self.widest, *(x.numel() for x in given)])
@@ -187,10 +188,13 @@ class Work:
     def measured(self, problem: Problem) -> dict[str, float]:
         """Return what the kernels, or torch, did for `problem`, in the units of checks.toml."""
         heads, keys = problem.b * problem.h, problem.nk * problem.d
+        rows = heads * problem.nq
+        # of tensors with a number for each row and some keys; tiles of k and v have others
+        widths = [n for x in self.computed for n in x[-2:] if math.prod(x) == n * rows]
         return {
             "reads": self.read / (heads * (problem.nq * problem.d + 2 * keys)),
             "tile": self.widest / keys,
-            "scores": self.scores / (heads * problem.nq * problem.nk),
+            "scores": max(widths, default=0) / problem.nk,
             "masked": self.masked / (heads * problem.nq * problem.nk),
         }
 
