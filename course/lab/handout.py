@@ -32,7 +32,7 @@ TESTS = ("conftest", "stages/conftest", "stages/stage_checks", "stages/test_hand
 RECORDS = "results/"  # notebooks show them
 ANSWERS = "results/cpu/pitfalls"  # this record holds lines of stages
 FIRST_ON_A_GPU = 5
-ANSWER = ("stages/", "csrc/")  # where the stages' own code is
+CODE = ("stages/", "csrc/")  # where the stages' own code is
 TRAIN_TEXT = "harness/data/train_text.txt"  # this project's own sources, as a text to learn
 # a link's words, file and heading
 LINK = re.compile(r"\[([^][]*)\]\(([^)#:\s]+\.(?:md|py|ipynb)|(?=#))(?:#([^)\s]*))?\)")
@@ -106,8 +106,8 @@ def export(to: Path, last: int) -> None:
         for twin in (False, True)[: 1 + (following == TWIN)]:
             for name, stub in stubs(last + 1, size, twin).items():
                 write(to / STUBS.name / place(last + 1, size, twin) / name, stub)
-    shown = {name for name in kept if name.startswith(ANSWER)}
-    above = {x for name in {*names} - {*kept} if name.startswith(ANSWER)
+    shown = {name for name in kept if name.startswith(CODE)}
+    above = {x for name in {*names} - {*kept} if name.startswith(CODE)
              for x in lines_of(ROOT / name)}  # fmt: skip
     here = {line for name in shown for line in lines_of(ROOT / name)}
     text = [line for line in lines_of(ROOT / TRAIN_TEXT) if line in here or line not in above]

@@ -45,20 +45,15 @@ def on_a_cpu() -> str:
     env, cells = read(text.CPU / "tour.jsonl")
     largest = max(cell["nk"] for cell in cells)
     shown = [c for c in cells if c["nk"] == largest and c["time_ms"] is not None]
-    three = next(cell for cell in shown if groups.stage_of(cell) == groups.THREE)
     labels = groups.labels(env)
+    rows = [
+        cell_tables.row(shown, cell, labels[groups.stage_of(cell)])
+        for cell in cell_tables.rows_of(shown)
+    ]
     body = [
-        [
-            labels[groups.stage_of(cell)],
-            show_time(cell["time_ms"]),
-            ratios.show_ratio(ratios.times_faster(three, cell), paired=False)
-            if ratios.comparable(cell) and cell is not three
-            else "-",
-            ratios.show_peak(cell), cell["status"],
-        ]
-        for cell in sorted(shown, key=groups.stage_of)
-    ]  # fmt: skip
-    note = f"{groups.title([three])}; one core; not in turns."
+        [label, time, over_3, peak, status] for _, label, time, _, over_3, peak, *_, status in rows
+    ]
+    note = f"{groups.title(shown)}; one core; not in turns."
     return text.part("stage | time | over #3 | peak | status", body, note, env)
 
 

@@ -31,10 +31,7 @@ def twin_files() -> list[Path]:
 
 def twin_file(stage: int) -> Path:
     """The file of a stage that is written once more for a CPU; KeyError where there is none."""
-    for path in twin_files():
-        if number_of(path) == stage:
-            return path
-    raise KeyError(stage)
+    return {number_of(path): path for path in twin_files()}[stage]
 
 
 def peer_files() -> list[Path]:
