@@ -19,6 +19,7 @@ import torch
 
 from stages.common import operators
 from stages.common.machine import launching
+from stages.common.products import dot, is_lost
 from stages.contract import Stage, check_inputs, input_precision
 
 try:
@@ -44,6 +45,42 @@ BLOCK_N = 64  # keys per tile
 
 
 @triton.jit
+def visit_tiles(
+    q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd, Nk, d, scale,
+    PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Softmax in each tile of keys by itself; q (BLOCK_M, BLOCK_D) -> the same shape, float32."""
+    BLOCK_M: tl.constexpr = q.shape[0]
+    BLOCK_D: tl.constexpr = q.shape[1]
+    offs_n = tl.arange(0, BLOCK_N).to(tl.int64)  # (BLOCK_N,)
+    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,)
+    k_ptrs = k_ptr + offs_n[:, None] * stride_kn + offs_d[None, :] * stride_kd  # (BLOCK_N, BLOCK_D)
+    v_ptrs = v_ptr + offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd  # (BLOCK_N, BLOCK_D)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+
+    # exercise tiles: q (BLOCK_M, BLOCK_D), pointers to k and v -> acc (BLOCK_M, BLOCK_D)
+    for start_n in range(0, Nk, BLOCK_N):
+        in_range = start_n + offs_n < Nk  # (BLOCK_N,)
+        kv_mask = in_range[:, None] & (offs_d[None, :] < d)
+        k = tl.load(k_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
+        v = tl.load(v_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
+        # step s: scaled scores; q (BLOCK_M, BLOCK_D), k (BLOCK_N, BLOCK_D) -> (BLOCK_M, BLOCK_N)
+        s = dot(q, tl.trans(k), PRECISION) * scale  # (BLOCK_M, BLOCK_N)
+        # step tail: keys past the last weigh nothing; s, in_range -> (BLOCK_M, BLOCK_N)
+        s = tl.where(in_range[None, :], s, float("-inf"))
+        # step p: exponentials under the max, none above 1; s -> (BLOCK_M, BLOCK_N)
+        p = tl.exp(s - tl.max(s, 1)[:, None])  # (BLOCK_M, BLOCK_N)
+        # step weights: each row divided by its sum; p -> (BLOCK_M, BLOCK_N)
+        p = p / tl.sum(p, 1)[:, None]
+        # step acc: this tile's share of the output; p, v (BLOCK_N, BLOCK_D) -> (BLOCK_M, BLOCK_D)
+        acc += dot(p.to(v.dtype), v, PRECISION)  # (BLOCK_M, BLOCK_D)
+        k_ptrs += BLOCK_N * stride_kn
+        v_ptrs += BLOCK_N * stride_vn
+    # end of tiles
+    return acc
+
+
+@triton.jit
 def attention_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr,
     stride_qb, stride_qh, stride_qm, stride_qd,
@@ -56,7 +93,6 @@ def attention_kernel(
     # int64: a pointer offset passes 2^31 in a large tensor, and int32 would wrap silently
     b, h = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
-    offs_n = tl.arange(0, BLOCK_N).to(tl.int64)  # (BLOCK_N,)
     offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,), a power of two: d is zero-padded
     q_ptr += b * stride_qb + h * stride_qh
     k_ptr += b * stride_kb + h * stride_kh
@@ -66,29 +102,16 @@ def attention_kernel(
     q_mask = (offs_m[:, None] < Nq) & (offs_d[None, :] < d)
     q_ptrs = q_ptr + offs_m[:, None] * stride_qm + offs_d[None, :] * stride_qd
     q = tl.load(q_ptrs, mask=q_mask, other=0.0)  # (BLOCK_M, BLOCK_D)
-    k_ptrs = k_ptr + offs_n[:, None] * stride_kn + offs_d[None, :] * stride_kd  # (BLOCK_N, BLOCK_D)
-    v_ptrs = v_ptr + offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd  # (BLOCK_N, BLOCK_D)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-
-    # exercise tiles: q (BLOCK_M, BLOCK_D), pointers to k and v -> acc (BLOCK_M, BLOCK_D)
-    for start_n in range(0, Nk, BLOCK_N):
-        in_range = start_n + offs_n < Nk  # (BLOCK_N,)
-        kv_mask = in_range[:, None] & (offs_d[None, :] < d)
-        k = tl.load(k_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
-        v = tl.load(v_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
-        # step s: scaled scores; q (BLOCK_M, BLOCK_D), k (BLOCK_N, BLOCK_D) -> (BLOCK_M, BLOCK_N)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale  # (BLOCK_M, BLOCK_N)
-        # step tail: keys past the last weigh nothing; s, in_range -> (BLOCK_M, BLOCK_N)
-        s = tl.where(in_range[None, :], s, float("-inf"))
-        # step p: exponentials under the max, none above 1; s -> (BLOCK_M, BLOCK_N)
-        p = tl.exp(s - tl.max(s, 1)[:, None])  # (BLOCK_M, BLOCK_N)
-        # step weights: each row divided by its sum; p -> (BLOCK_M, BLOCK_N)
-        p = p / tl.sum(p, 1)[:, None]
-        # step acc: this tile's share of the output; p, v (BLOCK_N, BLOCK_D) -> (BLOCK_M, BLOCK_D)
-        acc += tl.dot(p.to(v.dtype), v, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)
-        k_ptrs += BLOCK_N * stride_kn
-        v_ptrs += BLOCK_N * stride_vn
-    # end of tiles
+    acc = visit_tiles(
+        q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd, Nk, d, scale,
+        PRECISION, BLOCK_N,
+    )  # fmt: skip
+    if PRECISION == "bf16x6":
+        if is_lost(acc):  # once more, for numbers that three bfloat16 can't hold
+            acc = visit_tiles(
+                q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd, Nk, d, scale,
+                "ieee", BLOCK_N,
+            )  # fmt: skip
 
     o_ptrs = o_ptr + offs_m[:, None] * stride_om + offs_d[None, :] * stride_od
     tl.store(o_ptrs, acc.to(o_ptr.dtype.element_ty), mask=q_mask)
@@ -107,6 +130,8 @@ def launch_config(d: int, dtype: torch.dtype, precision: str) -> dict[str, int]:
         BLOCK_M, num_warps, num_stages = ((128, 8, 3), (64, 4, 3), (64, 8, 2))[size]
     elif precision == "tf32":
         BLOCK_M, num_warps, num_stages = ((128, 8, 3), (64, 8, 2), (16, 4, 2))[size]
+    elif precision == "bf16x6":
+        BLOCK_M, num_warps, num_stages = ((128, 4, 1), (128, 8, 1), (64, 8, 1))[size]
     else:
         BLOCK_M, num_warps, num_stages = ((32, 8, 3), (32, 16, 2), (16, 16, 2))[size]
     return {

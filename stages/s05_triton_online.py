@@ -23,6 +23,7 @@ import torch
 
 from stages.common import operators
 from stages.common.machine import launching
+from stages.common.products import dot, is_lost
 from stages.contract import Stage, check_inputs, input_precision
 
 try:
@@ -47,28 +48,15 @@ BLOCK_N = 64  # keys per tile
 
 
 @triton.jit
-def attention_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr,
-    stride_qb, stride_qh, stride_qm, stride_qd,
-    stride_kb, stride_kh, stride_kn, stride_kd,
-    stride_vb, stride_vh, stride_vn, stride_vd,
-    stride_ob, stride_oh, stride_om, stride_od,
-    Nq, Nk, d, scale,
-    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+def visit_tiles(
+    q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd, Nk, d, scale,
+    PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    # int64: a pointer offset passes 2^31 in a large tensor, and int32 would wrap silently
-    b, h = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
-    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
+    """The online softmax over all tiles of keys; q (BLOCK_M, BLOCK_D) -> the same shape, float32."""
+    BLOCK_M: tl.constexpr = q.shape[0]
+    BLOCK_D: tl.constexpr = q.shape[1]
     offs_n = tl.arange(0, BLOCK_N).to(tl.int64)  # (BLOCK_N,)
-    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,), a power of two: d is zero-padded
-    q_ptr += b * stride_qb + h * stride_qh
-    k_ptr += b * stride_kb + h * stride_kh
-    v_ptr += b * stride_vb + h * stride_vh
-    o_ptr += b * stride_ob + h * stride_oh
-
-    q_mask = (offs_m[:, None] < Nq) & (offs_d[None, :] < d)
-    q_ptrs = q_ptr + offs_m[:, None] * stride_qm + offs_d[None, :] * stride_qd
-    q = tl.load(q_ptrs, mask=q_mask, other=0.0)  # (BLOCK_M, BLOCK_D)
+    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,)
     k_ptrs = k_ptr + offs_n[:, None] * stride_kn + offs_d[None, :] * stride_kd  # (BLOCK_N, BLOCK_D)
     v_ptrs = v_ptr + offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd  # (BLOCK_N, BLOCK_D)
     m_i = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)  # -inf - -inf is NaN
@@ -82,7 +70,7 @@ def attention_kernel(
         k = tl.load(k_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
         v = tl.load(v_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
         # step s: scaled scores; q (BLOCK_M, BLOCK_D), k (BLOCK_N, BLOCK_D) -> (BLOCK_M, BLOCK_N)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale  # (BLOCK_M, BLOCK_N)
+        s = dot(q, tl.trans(k), PRECISION) * scale  # (BLOCK_M, BLOCK_N)
         # step tail: keys past the last weigh nothing; s, in_range -> (BLOCK_M, BLOCK_N)
         s = tl.where(in_range[None, :], s, float("-inf"))
         # step m_new: each row's max so far; m_i (BLOCK_M,), s (BLOCK_M, BLOCK_N) -> (BLOCK_M,)
@@ -96,7 +84,7 @@ def attention_kernel(
         # step past: acc under the new max; acc (BLOCK_M, BLOCK_D), alpha (BLOCK_M,)
         acc = acc * alpha[:, None]
         # step acc: this tile's share of the output; p, v (BLOCK_N, BLOCK_D) -> (BLOCK_M, BLOCK_D)
-        acc += tl.dot(p.to(v.dtype), v, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)
+        acc += dot(p.to(v.dtype), v, PRECISION)  # (BLOCK_M, BLOCK_D)
         # step m_i: the max that the next tile begins with; m_new -> (BLOCK_M,)
         m_i = m_new
         k_ptrs += BLOCK_N * stride_kn
@@ -105,6 +93,42 @@ def attention_kernel(
     # step o: the output; acc (BLOCK_M, BLOCK_D), l_i (BLOCK_M,) -> (BLOCK_M, BLOCK_D)
     acc = acc / l_i[:, None]
     # end of tiles
+    return acc
+
+
+@triton.jit
+def attention_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr,
+    stride_qb, stride_qh, stride_qm, stride_qd,
+    stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_vb, stride_vh, stride_vn, stride_vd,
+    stride_ob, stride_oh, stride_om, stride_od,
+    Nq, Nk, d, scale,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    # int64: a pointer offset passes 2^31 in a large tensor, and int32 would wrap silently
+    b, h = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
+    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,), a power of two: d is zero-padded
+    q_ptr += b * stride_qb + h * stride_qh
+    k_ptr += b * stride_kb + h * stride_kh
+    v_ptr += b * stride_vb + h * stride_vh
+    o_ptr += b * stride_ob + h * stride_oh
+
+    q_mask = (offs_m[:, None] < Nq) & (offs_d[None, :] < d)
+    q_ptrs = q_ptr + offs_m[:, None] * stride_qm + offs_d[None, :] * stride_qd
+    q = tl.load(q_ptrs, mask=q_mask, other=0.0)  # (BLOCK_M, BLOCK_D)
+    acc = visit_tiles(
+        q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd, Nk, d, scale,
+        PRECISION, BLOCK_N,
+    )  # fmt: skip
+    if PRECISION == "bf16x6":
+        if is_lost(acc):  # once more, for numbers that three bfloat16 can't hold
+            acc = visit_tiles(
+                q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd, Nk, d, scale,
+                "ieee", BLOCK_N,
+            )  # fmt: skip
+
     o_ptrs = o_ptr + offs_m[:, None] * stride_om + offs_d[None, :] * stride_od
     tl.store(o_ptrs, acc.to(o_ptr.dtype.element_ty), mask=q_mask)
 
@@ -122,6 +146,8 @@ def launch_config(d: int, dtype: torch.dtype, precision: str) -> dict[str, int]:
         BLOCK_M, num_warps, num_stages = ((128, 8, 3), (64, 4, 3), (64, 8, 2))[size]
     elif precision == "tf32":
         BLOCK_M, num_warps, num_stages = ((128, 8, 3), (64, 8, 2), (16, 4, 2))[size]
+    elif precision == "bf16x6":
+        BLOCK_M, num_warps, num_stages = ((128, 4, 1), (128, 8, 1), (64, 8, 1))[size]
     else:
         BLOCK_M, num_warps, num_stages = ((32, 8, 3), (32, 16, 2), (16, 16, 2))[size]
     return {

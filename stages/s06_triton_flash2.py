@@ -31,6 +31,7 @@ from stages.common import operators, tuner
 from stages.common.kernels import LOG2_E, as_config, loadable, of_size, round_to_tf32
 from stages.common.machine import launching
 from stages.common.no_triton import tl, triton
+from stages.common.products import dot, is_lost
 from stages.contract import Stage, check_inputs, input_precision
 
 STAGE = Stage(
@@ -82,7 +83,7 @@ def visit_tiles(
         # (BLOCK_N, BLOCK_D)
         k = tl.load(k_ptrs, mask=kv_mask, other=0.0) if MASKED or not EVEN_D else tl.load(k_ptrs)
         v = tl.load(v_ptrs, mask=kv_mask, other=0.0) if MASKED or not EVEN_D else tl.load(v_ptrs)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
+        s = dot(q, tl.trans(k), PRECISION)  # (BLOCK_M, BLOCK_N)
         if MASKED:
             # step visible: keys that are valid; valid (BLOCK_N,) -> (1, BLOCK_N)
             visible = valid[None, :]
@@ -98,12 +99,39 @@ def visit_tiles(
         acc = acc * alpha[:, None]
         if PRECISION == "tf32":
             p = round_to_tf32(p)
-        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)
+        acc = dot(p.to(v.dtype), v, PRECISION, acc)  # (BLOCK_M, BLOCK_D)
         m_i = m_new
         visited += 1
         k_ptr += BLOCK_N * stride_kn
         v_ptr += BLOCK_N * stride_vn
     # end of tiles
+    return acc, l_i, m_i, visited
+
+
+@triton.jit
+def visit_all(
+    q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
+    full, end, rows, Nk_valid, shift, d, qk_scale,
+    CAUSAL: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The tiles in [0, full) without a mask, then those in [full, end) under one."""
+    BLOCK_M: tl.constexpr = q.shape[0]
+    BLOCK_D: tl.constexpr = q.shape[1]
+    # running max of s * qk_scale: the lowest float32, where -inf - -inf would be NaN
+    m_i = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
+    l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of 2^(s * qk_scale - m_i)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    visited = 0
+    acc, l_i, m_i, visited = visit_tiles(
+        acc, l_i, m_i, visited, q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
+        0, full, rows, Nk_valid, shift, d, qk_scale,
+        False, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+    acc, l_i, m_i, visited = visit_tiles(
+        acc, l_i, m_i, visited, q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
+        full, end, rows, Nk_valid, shift, d, qk_scale,
+        True, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
     return acc, l_i, m_i, visited
 
 
@@ -147,31 +175,29 @@ def attention_kernel(
     q_ptrs = q_ptr + b * stride_qb + h * stride_qh
     q_ptrs += offs_m[:, None] * stride_qm + offs_d[None, :] * stride_qd
     q = tl.load(q_ptrs, mask=q_mask, other=0.0)  # (BLOCK_M, BLOCK_D)
-    SCALED: tl.constexpr = q.dtype == tl.float32 and PRECISION == "ieee"
+    SCALED: tl.constexpr = q.dtype == tl.float32 and PRECISION != "tf32"
     if SCALED:  # then nothing is rounded between a score and its exponent
         q *= qk_scale
         qk_scale = 1.0
     k_ptr += b * stride_kb + h_k * stride_kh
     v_ptr += b * stride_vb + h_k * stride_vh
 
-    # running max of s * qk_scale: the lowest float32, where -inf - -inf would be NaN
-    m_i = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
-    l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of 2^(s * qk_scale - m_i)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-    visited = 0
-    acc, l_i, m_i, visited = visit_tiles(
-        acc, l_i, m_i, visited, q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
-        0, full, rows, Nk_valid, shift, d, qk_scale,
-        False, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
-    )  # fmt: skip
-    acc, l_i, m_i, visited = visit_tiles(
-        acc, l_i, m_i, visited, q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
-        full, end, rows, Nk_valid, shift, d, qk_scale,
-        True, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
-    )  # fmt: skip
     seen = tl.full((BLOCK_M,), 0, tl.int32) + Nk_valid  # how many keys each row sees
     if CAUSAL:
         seen = tl.minimum(rows + shift + 1, Nk_valid)
+    acc, l_i, m_i, visited = visit_all(
+        q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
+        full, end, rows, Nk_valid, shift, d, qk_scale,
+        CAUSAL, EVEN_D, PRECISION, BLOCK_N,
+    )  # fmt: skip
+    if PRECISION == "bf16x6":
+        # once more, for numbers that three bfloat16 can't hold
+        if is_lost(acc / tl.where(seen > 0, l_i, 1.0)[:, None]):
+            acc, l_i, m_i, visited = visit_all(
+                q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
+                full, end, rows, Nk_valid, shift, d, qk_scale,
+                CAUSAL, EVEN_D, "ieee", BLOCK_N,
+            )  # fmt: skip
     if not SCALED:
         l_i = nan_where_large(l_i, m_i)
     l_i = tl.where(seen > 0, l_i, 1.0)  # a row that sees no key: o = 0 / 1
@@ -202,6 +228,7 @@ TILES: dict[str, tuple[list[tuple[int, int, int, int]], ...]] = {
         [(64, 64, 8, 2), (64, 32, 4, 2), (128, 32, 8, 2)],
         [(16, 64, 4, 2), (32, 32, 4, 2)],
     ),
+    "bf16x6": ([(128, 64, 4, 1), (64, 64, 4, 1)], [(128, 64, 8, 1), (64, 64, 4, 1)], [(64, 32, 8, 1)]),
     "ieee": (
         [(32, 64, 8, 3), (32, 32, 4, 3)],
         [(32, 64, 8, 2), (32, 64, 16, 1)],

@@ -91,15 +91,15 @@ def compile_for(
 ) -> dict[str, Any]:
     """Compile a stage's kernel for capability `sm`, as a launch on contiguous tensors would.
 
-    `dtype` 'tf32' is float32 with its dots in TF32; `flags` is one of FLAGS.
+    `dtype` 'tf32' or 'bf16x6' is float32, multiplied so; `flags` is one of FLAGS.
     """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     precision = "ieee"
-    if dtype == "tf32":
-        dtype, precision = "float32", "tf32"
+    if dtype in ("tf32", "bf16x6"):
+        dtype, precision = "float32", dtype
     config = launch_config(stage, name, d, dtype, precision, *more)
     options = {key: config.pop(key) for key in ("num_warps", "num_stages")}
     kernel = kernels(stage)[name]

@@ -143,17 +143,20 @@ def check_seqlens(seqlens_k: Tensor, batch: int, keys: int, device: torch.device
 
 
 def input_precision(x: Tensor) -> str:
-    """'ieee' or 'tf32': how a kernel multiplies float32 `x`, as torch's own switch has it.
+    """How a kernel multiplies float32 `x`: as accurately as torch's own switch promises.
 
-    Reads torch.backends.cuda.matmul.fp32_precision (allow_tf32 in older torch). On a CPU, and for
-    any other dtype, it is 'ieee'.
+    'tf32' where torch.backends.cuda.matmul.fp32_precision (allow_tf32 in older torch) allows it.
+    Where that says 'ieee', which promises float32's accuracy and no unit: 'bf16x6' on a GPU that
+    multiplies bfloat16 (stages/common/products.py), else 'ieee'. On a CPU, and for any other dtype,
+    'ieee'.
     """
     if x.device.type != "cuda" or x.dtype != torch.float32:
         return "ieee"
     switch = torch.backends.cuda.matmul
-    if hasattr(switch, "fp32_precision"):
-        return "tf32" if switch.fp32_precision == "tf32" else "ieee"
-    return "tf32" if switch.allow_tf32 else "ieee"
+    new = hasattr(switch, "fp32_precision")
+    if switch.fp32_precision == "tf32" if new else switch.allow_tf32:
+        return "tf32"
+    return "bf16x6" if torch.cuda.get_device_capability(x.device) >= (8, 0) else "ieee"
 
 
 def autocast(*tensors: Any) -> list[Any]:

@@ -7,6 +7,7 @@ import torch
 
 from stages.common.kernels import as_config, of_size, round_to_tf32
 from stages.common.no_triton import tl, triton
+from stages.common.products import dot, is_lost
 
 
 @triton.jit
@@ -74,10 +75,10 @@ def walk_q_tiles(
         lse = tl.load(lse_ptrs) if EVEN_M else tl.load(lse_ptrs, mask=in_range, other=0.0)
         delta = tl.load(delta_ptrs) if EVEN_M else tl.load(delta_ptrs, mask=in_range, other=0.0)
         # all transposed, keys down and queries across: p and ds are then left operands as they are
-        s = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # (BLOCK_N, BLOCK_M)
+        s = dot(k, tl.trans(q), PRECISION)  # (BLOCK_N, BLOCK_M)
         # dp - delta: a product is a sum, and this one starts from -delta
         dp_less_delta = tl.broadcast_to(-delta[None, :], s.shape)
-        dp_less_delta = tl.dot(v, tl.trans(do), dp_less_delta, input_precision=PRECISION)
+        dp_less_delta = dot(v, tl.trans(do), PRECISION, dp_less_delta)
         # step p: P again; s (BLOCK_N, BLOCK_M), lse (BLOCK_M,) -> (BLOCK_N, BLOCK_M)
         p = tl.exp2(s * qk_scale - lse[None, :])
         if MASKED:
@@ -87,16 +88,52 @@ def walk_q_tiles(
         if PRECISION == "tf32":
             p_dv = round_to_tf32(p)
         # step dv: p^T do added; p_dv (BLOCK_N, BLOCK_M), do (BLOCK_M, BLOCK_D) -> like v
-        dv = tl.dot(p_dv.to(do.dtype), do, dv, input_precision=PRECISION)  # (BLOCK_N, BLOCK_D)
+        dv = dot(p_dv.to(do.dtype), do, PRECISION, dv)  # (BLOCK_N, BLOCK_D)
         # step ds: p (dp - delta); both (BLOCK_N, BLOCK_M) -> (BLOCK_N, BLOCK_M)
         ds = p * dp_less_delta
         # step dk: ds^T q added; ds (BLOCK_N, BLOCK_M), q (BLOCK_M, BLOCK_D) -> like k
-        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)  # (BLOCK_N, BLOCK_D)
+        dk = dot(ds.to(q.dtype), q, PRECISION, dk)  # (BLOCK_N, BLOCK_D)
         q_ptr += BLOCK_M * stride_qm
         do_ptr += BLOCK_M * stride_dom
         lse_ptr += BLOCK_M
         delta_ptr += BLOCK_M
     # end of keys
+    return dk, dv
+
+
+@triton.jit
+def walk_heads(
+    k, v, q_ptr, do_ptr, lse_ptr, delta_ptr,
+    stride_qb, stride_qh, stride_qm, stride_qd, stride_dob, stride_doh, stride_dom, stride_dod,
+    first, full, end, keys, group, Nq, shift, d, qk_scale,
+    CAUSAL: tl.constexpr, EVEN_M: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of a block of keys: the rows of all query heads that share its head."""
+    BLOCK_N: tl.constexpr = k.shape[0]
+    BLOCK_D: tl.constexpr = k.shape[1]
+    b, h_k = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
+    dk = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
+    dv = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
+
+    for g in range(group):
+        h = h_k * group + g
+        row = (b * tl.num_programs(1) * group + h) * Nq
+        q_head = q_ptr + b * stride_qb + h * stride_qh
+        do_head = do_ptr + b * stride_dob + h * stride_doh
+        if CAUSAL:
+            dk, dv = walk_q_tiles(
+                dk, dv, k, v, q_head, do_head, lse_ptr + row, delta_ptr + row,
+                stride_qm, stride_qd, stride_dom, stride_dod, first, tl.minimum(full, end),
+                keys, Nq, shift, d, qk_scale,
+                True, EVEN_M, EVEN_D, PRECISION, BLOCK_M, BLOCK_D,
+            )  # fmt: skip
+        dk, dv = walk_q_tiles(
+            dk, dv, k, v, q_head, do_head, lse_ptr + row, delta_ptr + row,
+            stride_qm, stride_qd, stride_dom, stride_dod, full, end,
+            keys, Nq, shift, d, qk_scale,
+            False, EVEN_M, EVEN_D, PRECISION, BLOCK_M, BLOCK_D,
+        )  # fmt: skip
     return dk, dv
 
 
@@ -138,27 +175,21 @@ def dk_dv_kernel(
     v_ptrs = v_ptr + b * stride_vb + h_k * stride_vh
     v_ptrs += offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd
     v = tl.load(v_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
-    dk = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
-    dv = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
-
-    for g in range(group):
-        h = h_k * group + g
-        row = (b * tl.num_programs(1) * group + h) * Nq
-        q_head = q_ptr + b * stride_qb + h * stride_qh
-        do_head = do_ptr + b * stride_dob + h * stride_doh
-        if CAUSAL:
-            dk, dv = walk_q_tiles(
-                dk, dv, k, v, q_head, do_head, lse_ptr + row, delta_ptr + row,
-                stride_qm, stride_qd, stride_dom, stride_dod, first, tl.minimum(full, end),
-                keys, Nq, shift, d, qk_scale,
-                True, EVEN_M, EVEN_D, PRECISION, BLOCK_M, BLOCK_D,
+    dk, dv = walk_heads(
+        k, v, q_ptr, do_ptr, lse_ptr, delta_ptr,
+        stride_qb, stride_qh, stride_qm, stride_qd, stride_dob, stride_doh, stride_dom, stride_dod,
+        first, full, end, keys, group, Nq, shift, d, qk_scale,
+        CAUSAL, EVEN_M, EVEN_D, PRECISION, BLOCK_M,
+    )  # fmt: skip
+    if PRECISION == "bf16x6":
+        if is_lost(dk) | is_lost(dv):  # once more, for numbers that three bfloat16 can't hold
+            dk, dv = walk_heads(
+                k, v, q_ptr, do_ptr, lse_ptr, delta_ptr,
+                stride_qb, stride_qh, stride_qm, stride_qd,
+                stride_dob, stride_doh, stride_dom, stride_dod,
+                first, full, end, keys, group, Nq, shift, d, qk_scale,
+                CAUSAL, EVEN_M, EVEN_D, "ieee", BLOCK_M,
             )  # fmt: skip
-        dk, dv = walk_q_tiles(
-            dk, dv, k, v, q_head, do_head, lse_ptr + row, delta_ptr + row,
-            stride_qm, stride_qd, stride_dom, stride_dod, full, end,
-            keys, Nq, shift, d, qk_scale,
-            False, EVEN_M, EVEN_D, PRECISION, BLOCK_M, BLOCK_D,
-        )  # fmt: skip
 
     # the rows of keys past the valid ones were computed with k = v = 0, whatever that gave
     valid = offs_n[:, None] < Nk_valid
@@ -197,9 +228,9 @@ def walk_kv_tiles(
         # (BLOCK_N, BLOCK_D)
         k = tl.load(k_ptrs, mask=kv_mask, other=0.0) if MASKED or not EVEN_D else tl.load(k_ptrs)
         v = tl.load(v_ptrs, mask=kv_mask, other=0.0) if MASKED or not EVEN_D else tl.load(v_ptrs)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
+        s = dot(q, tl.trans(k), PRECISION)  # (BLOCK_M, BLOCK_N)
         p = tl.exp2(s * qk_scale - lse[:, None])
-        dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
+        dp = dot(do, tl.trans(v), PRECISION)  # (BLOCK_M, BLOCK_N)
         if MASKED:
             visible = valid[None, :]
             if CAUSAL:
@@ -208,10 +239,33 @@ def walk_kv_tiles(
         # step ds_row: p (dp - delta); p, dp (BLOCK_M, BLOCK_N), delta (BLOCK_M,)
         ds = p * (dp - delta[:, None])
         # step dq: ds k added; ds (BLOCK_M, BLOCK_N), k (BLOCK_N, BLOCK_D) -> like q
-        dq = tl.dot(ds.to(k.dtype), k, dq, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)
+        dq = dot(ds.to(k.dtype), k, PRECISION, dq)  # (BLOCK_M, BLOCK_D)
         k_ptr += BLOCK_N * stride_kn
         v_ptr += BLOCK_N * stride_vn
     # end of rows
+    return dq
+
+
+@triton.jit
+def walk_keys(
+    q, do, lse, delta, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
+    full, end, rows, Nk_valid, shift, d, qk_scale,
+    CAUSAL: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """dq of a block of rows: the keys in [0, full) without a mask, those in [full, end) under one."""
+    BLOCK_M: tl.constexpr = q.shape[0]
+    BLOCK_D: tl.constexpr = q.shape[1]
+    dq = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    dq = walk_kv_tiles(
+        dq, q, do, lse, delta, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
+        0, full, rows, Nk_valid, shift, d, qk_scale,
+        False, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+    dq = walk_kv_tiles(
+        dq, q, do, lse, delta, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
+        full, end, rows, Nk_valid, shift, d, qk_scale,
+        True, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
     return dq
 
 
@@ -260,17 +314,18 @@ def dq_kernel(
     k_ptr += b * stride_kb + h_k * stride_kh
     v_ptr += b * stride_vb + h_k * stride_vh
 
-    dq = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-    dq = walk_kv_tiles(
-        dq, q, do, lse, delta, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
-        0, full, rows, Nk_valid, shift, d, qk_scale,
-        False, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
-    )  # fmt: skip
-    dq = walk_kv_tiles(
-        dq, q, do, lse, delta, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
+    dq = walk_keys(
+        q, do, lse, delta, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
         full, end, rows, Nk_valid, shift, d, qk_scale,
-        True, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
+        CAUSAL, EVEN_D, PRECISION, BLOCK_N,
     )  # fmt: skip
+    if PRECISION == "bf16x6":
+        if is_lost(dq):
+            dq = walk_keys(
+                q, do, lse, delta, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
+                full, end, rows, Nk_valid, shift, d, qk_scale,
+                CAUSAL, EVEN_D, "ieee", BLOCK_N,
+            )  # fmt: skip
 
     dq_ptrs = dq_ptr + b * stride_dqb + h * stride_dqh
     dq_ptrs += offs_m[:, None] * stride_dqm + offs_d[None, :] * stride_dqd
@@ -288,6 +343,7 @@ TILES: dict[str, dict[str, tuple[list[tuple[int, int, int, int]], ...]]] = {
             [(32, 64, 8, 1), (32, 64, 8, 2), (64, 64, 8, 1)],
         ),
         "tf32": ([(32, 32, 8, 2), (32, 64, 4, 2)], [(32, 32, 8, 1)], [(16, 16, 8, 1)]),
+        "bf16x6": ([(32, 64, 4, 1)], [(32, 64, 8, 1)], [(16, 32, 8, 1)]),
         "ieee": ([(32, 32, 8, 2), (32, 32, 4, 2)], [(16, 32, 8, 1)], [(16, 16, 8, 1)]),
     },
     "dq_kernel": {
@@ -297,6 +353,7 @@ TILES: dict[str, dict[str, tuple[list[tuple[int, int, int, int]], ...]]] = {
             [(64, 32, 8, 1), (64, 32, 8, 2), (64, 64, 8, 1)],
         ),
         "tf32": ([(64, 32, 4, 2), (32, 32, 4, 2)], [(32, 32, 8, 1)], [(16, 16, 8, 1)]),
+        "bf16x6": ([(64, 64, 4, 1)], [(128, 32, 8, 1)], [(32, 32, 8, 1)]),
         "ieee": ([(32, 32, 8, 2), (32, 32, 4, 2)], [(32, 16, 8, 1)], [(16, 16, 8, 1)]),
     },
 }

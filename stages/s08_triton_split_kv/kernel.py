@@ -2,6 +2,7 @@
 
 from stages.common.kernels import round_to_tf32
 from stages.common.no_triton import tl, triton
+from stages.common.products import dot, is_lost
 
 
 @triton.jit
@@ -49,7 +50,7 @@ def visit_tiles(
         # (BLOCK_N, BLOCK_D)
         k = tl.load(k_ptrs, mask=kv_mask, other=0.0) if MASKED or not EVEN_D else tl.load(k_ptrs)
         v = tl.load(v_ptrs, mask=kv_mask, other=0.0) if MASKED or not EVEN_D else tl.load(v_ptrs)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # (BLOCK_M, BLOCK_N)
+        s = dot(q, tl.trans(k), PRECISION)  # (BLOCK_M, BLOCK_N)
         if MASKED:
             s = tl.where((start_n + offs_n)[None, :] < seen[:, None], s, float("-inf"))
         m_new = tl.maximum(m_i, tl.max(s, 1))  # (BLOCK_M,)
@@ -59,8 +60,41 @@ def visit_tiles(
         acc = acc * alpha[:, None]
         if PRECISION == "tf32":
             p = round_to_tf32(p)
-        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)
+        acc = dot(p.to(v.dtype), v, PRECISION, acc)  # (BLOCK_M, BLOCK_D)
         m_i = m_new
+    return acc, l_i, m_i
+
+
+@triton.jit
+def visit_all(
+    q, k_ptr, v_ptr, table_ptr,
+    stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd,
+    start, full, end, seen, last, d, qk_scale,
+    PAGE_SIZE: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The tiles of keys in [start, end): those below `full` without a mask, the rest under one."""
+    BLOCK_M: tl.constexpr = q.shape[0]
+    BLOCK_D: tl.constexpr = q.shape[1]
+    # running max of s: the lowest float32, where -inf - -inf would be NaN
+    m_i = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
+    l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of 2^((s - m_i) * qk_scale)
+    if BLOCK_M == 16:  # all warps share these rows: to sum over them at each tile makes them wait
+        l_i = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)  # column by column, until the end
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    acc, l_i, m_i = visit_tiles(
+        acc, l_i, m_i, q, k_ptr, v_ptr, table_ptr,
+        stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd,
+        start, tl.minimum(full, end), seen, last, d, qk_scale,
+        False, PAGE_SIZE, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+    acc, l_i, m_i = visit_tiles(
+        acc, l_i, m_i, q, k_ptr, v_ptr, table_ptr,
+        stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd,
+        tl.maximum(start, full), end, seen, last, d, qk_scale,
+        True, PAGE_SIZE, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+    if BLOCK_M == 16:
+        l_i = tl.sum(l_i, 1)
     return acc, l_i, m_i
 
 
@@ -118,26 +152,21 @@ def split_kernel(
         k_ptr += b * stride_kb
         v_ptr += b * stride_vb
 
-    # running max of s: the lowest float32, where -inf - -inf would be NaN
-    m_i = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
-    l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of 2^((s - m_i) * qk_scale)
-    if BLOCK_M == 16:  # all warps share these rows: to sum over them at each tile makes them wait
-        l_i = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)  # column by column, until the end
-    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-    acc, l_i, m_i = visit_tiles(
-        acc, l_i, m_i, q, k_ptr, v_ptr, table_ptr,
+    acc, l_i, m_i = visit_all(
+        q, k_ptr, v_ptr, table_ptr,
         stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd,
-        start, tl.minimum(full, end), seen, last, d, qk_scale,
-        False, PAGE_SIZE, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
+        start, full, end, seen, last, d, qk_scale,
+        PAGE_SIZE, EVEN_D, PRECISION, BLOCK_N,
     )  # fmt: skip
-    acc, l_i, m_i = visit_tiles(
-        acc, l_i, m_i, q, k_ptr, v_ptr, table_ptr,
-        stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd,
-        tl.maximum(start, full), end, seen, last, d, qk_scale,
-        True, PAGE_SIZE, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
-    )  # fmt: skip
-    if BLOCK_M == 16:
-        l_i = tl.sum(l_i, 1)
+    if PRECISION == "bf16x6":
+        # once more, for numbers that three bfloat16 can't hold
+        if is_lost(acc / tl.where(seen > start, l_i, 1.0)[:, None]):
+            acc, l_i, m_i = visit_all(
+                q, k_ptr, v_ptr, table_ptr,
+                stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd,
+                start, full, end, seen, last, d, qk_scale,
+                PAGE_SIZE, EVEN_D, "ieee", BLOCK_N,
+            )  # fmt: skip
     m_i = tl.where(seen > 0, m_i, float("-inf"))  # tells the merge that a row sees no key
     row = (b * heads + offs_h) * Nq + offs_m  # (BLOCK_M,), of all query rows
     if SPLIT:
