@@ -19,7 +19,7 @@ import torch
 
 from stages.common import operators
 from stages.common.machine import launching
-from stages.common.products import dot, is_lost
+from stages.common.products import dot, is_finite
 from stages.contract import Stage, check_inputs, input_precision
 
 try:
@@ -45,15 +45,33 @@ BLOCK_N = 64  # keys per tile
 
 
 @triton.jit
-def visit_tiles(
-    q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd, Nk, d, scale,
-    PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
+def attention_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr,
+    stride_qb, stride_qh, stride_qm, stride_qd,
+    stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_vb, stride_vh, stride_vn, stride_vd,
+    stride_ob, stride_oh, stride_om, stride_od,
+    Nq, Nk, d, scale,
+    PRECISION: tl.constexpr, REDO: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Softmax in each tile of keys by itself; q (BLOCK_M, BLOCK_D) -> the same shape, float32."""
-    BLOCK_M: tl.constexpr = q.shape[0]
-    BLOCK_D: tl.constexpr = q.shape[1]
+    # int64: a pointer offset passes 2^31 in a large tensor, and int32 would wrap silently
+    b, h = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
     offs_n = tl.arange(0, BLOCK_N).to(tl.int64)  # (BLOCK_N,)
-    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,)
+    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,), a power of two: d is zero-padded
+    q_ptr += b * stride_qb + h * stride_qh
+    k_ptr += b * stride_kb + h * stride_kh
+    v_ptr += b * stride_vb + h * stride_vh
+    o_ptr += b * stride_ob + h * stride_oh
+
+    q_mask = (offs_m[:, None] < Nq) & (offs_d[None, :] < d)
+    if REDO:
+        done = o_ptr + offs_m[:, None] * stride_om + offs_d[None, :] * stride_od
+        if is_finite(done, q_mask):
+            return
+    q_ptrs = q_ptr + offs_m[:, None] * stride_qm + offs_d[None, :] * stride_qd
+    q = tl.load(q_ptrs, mask=q_mask, other=0.0)  # (BLOCK_M, BLOCK_D)
     k_ptrs = k_ptr + offs_n[:, None] * stride_kn + offs_d[None, :] * stride_kd  # (BLOCK_N, BLOCK_D)
     v_ptrs = v_ptr + offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd  # (BLOCK_N, BLOCK_D)
     acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
@@ -77,41 +95,6 @@ def visit_tiles(
         k_ptrs += BLOCK_N * stride_kn
         v_ptrs += BLOCK_N * stride_vn
     # end of tiles
-    return acc
-
-
-@triton.jit
-def attention_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr,
-    stride_qb, stride_qh, stride_qm, stride_qd,
-    stride_kb, stride_kh, stride_kn, stride_kd,
-    stride_vb, stride_vh, stride_vn, stride_vd,
-    stride_ob, stride_oh, stride_om, stride_od,
-    Nq, Nk, d, scale,
-    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    # int64: a pointer offset passes 2^31 in a large tensor, and int32 would wrap silently
-    b, h = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
-    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # (BLOCK_M,)
-    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,), a power of two: d is zero-padded
-    q_ptr += b * stride_qb + h * stride_qh
-    k_ptr += b * stride_kb + h * stride_kh
-    v_ptr += b * stride_vb + h * stride_vh
-    o_ptr += b * stride_ob + h * stride_oh
-
-    q_mask = (offs_m[:, None] < Nq) & (offs_d[None, :] < d)
-    q_ptrs = q_ptr + offs_m[:, None] * stride_qm + offs_d[None, :] * stride_qd
-    q = tl.load(q_ptrs, mask=q_mask, other=0.0)  # (BLOCK_M, BLOCK_D)
-    acc = visit_tiles(
-        q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd, Nk, d, scale,
-        PRECISION, BLOCK_N,
-    )  # fmt: skip
-    if PRECISION == "bf16x6":
-        if is_lost(acc):  # once more, for numbers that three bfloat16 can't hold
-            acc = visit_tiles(
-                q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd, Nk, d, scale,
-                "ieee", BLOCK_N,
-            )  # fmt: skip
 
     o_ptrs = o_ptr + offs_m[:, None] * stride_om + offs_d[None, :] * stride_od
     tl.store(o_ptrs, acc.to(o_ptr.dtype.element_ty), mask=q_mask)
@@ -160,11 +143,17 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     k, v = (x if x.stride(2) * BLOCK_N < 1 << 31 else x.contiguous() for x in (k, v))
     o = torch.empty((B, H, Nq, d), dtype=q.dtype, device=q.device)
     precision = input_precision(q)
-    config = launch_config(d, q.dtype, precision)
-    grid = (triton.cdiv(Nq, config["BLOCK_M"]), H, B)
-    with launching(q):
+
+    def launch(precision: str, redo: bool) -> None:
+        config = launch_config(d, q.dtype, precision)
+        grid = (triton.cdiv(Nq, config["BLOCK_M"]), H, B)
         attention_kernel[grid](
             q, k, v, o, *q.stride(), *k.stride(), *v.stride(), *o.stride(),
-            Nq, Nk, d, d**-0.5, PRECISION=precision, **config,
+            Nq, Nk, d, d**-0.5, PRECISION=precision, REDO=redo, **config,
         )  # fmt: skip
+
+    with launching(q):
+        launch(precision, redo=False)
+        if precision == "bf16x6":
+            launch("ieee", redo=True)
     return o

@@ -31,7 +31,7 @@ from stages.common import operators, tuner
 from stages.common.kernels import LOG2_E, as_config, loadable, of_size, round_to_tf32
 from stages.common.machine import launching
 from stages.common.no_triton import tl, triton
-from stages.common.products import dot, is_lost
+from stages.common.products import dot, is_finite
 from stages.contract import Stage, check_inputs, input_precision
 
 STAGE = Stage(
@@ -109,33 +109,6 @@ def visit_tiles(
 
 
 @triton.jit
-def visit_all(
-    q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
-    full, end, rows, Nk_valid, shift, d, qk_scale,
-    CAUSAL: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """The tiles in [0, full) without a mask, then those in [full, end) under one."""
-    BLOCK_M: tl.constexpr = q.shape[0]
-    BLOCK_D: tl.constexpr = q.shape[1]
-    # running max of s * qk_scale: the lowest float32, where -inf - -inf would be NaN
-    m_i = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
-    l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of 2^(s * qk_scale - m_i)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-    visited = 0
-    acc, l_i, m_i, visited = visit_tiles(
-        acc, l_i, m_i, visited, q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
-        0, full, rows, Nk_valid, shift, d, qk_scale,
-        False, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
-    )  # fmt: skip
-    acc, l_i, m_i, visited = visit_tiles(
-        acc, l_i, m_i, visited, q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
-        full, end, rows, Nk_valid, shift, d, qk_scale,
-        True, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
-    )  # fmt: skip
-    return acc, l_i, m_i, visited
-
-
-@triton.jit
 def attention_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, seqlens_ptr, skipped_ptr,
     stride_qb, stride_qh, stride_qm, stride_qd,
@@ -144,7 +117,7 @@ def attention_kernel(
     stride_ob, stride_oh, stride_om, stride_od,
     group, Nq, Nk, d, qk_scale,
     CAUSAL: tl.constexpr, HAS_SEQLENS: tl.constexpr, LSE: tl.constexpr, COUNT: tl.constexpr,
-    EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN_D: tl.constexpr, PRECISION: tl.constexpr, REDO: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     block, blocks = tl.program_id(0), tl.num_programs(0)
@@ -172,6 +145,11 @@ def attention_kernel(
     # end of bounds
 
     q_mask = (offs_m[:, None] < Nq) & (offs_d[None, :] < d)
+    if REDO:
+        done = o_ptr + b * stride_ob + h * stride_oh
+        done += offs_m[:, None] * stride_om + offs_d[None, :] * stride_od
+        if is_finite(done, q_mask):
+            return
     q_ptrs = q_ptr + b * stride_qb + h * stride_qh
     q_ptrs += offs_m[:, None] * stride_qm + offs_d[None, :] * stride_qd
     q = tl.load(q_ptrs, mask=q_mask, other=0.0)  # (BLOCK_M, BLOCK_D)
@@ -182,22 +160,24 @@ def attention_kernel(
     k_ptr += b * stride_kb + h_k * stride_kh
     v_ptr += b * stride_vb + h_k * stride_vh
 
+    # running max of s * qk_scale: the lowest float32, where -inf - -inf would be NaN
+    m_i = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
+    l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of 2^(s * qk_scale - m_i)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    visited = 0
+    acc, l_i, m_i, visited = visit_tiles(
+        acc, l_i, m_i, visited, q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
+        0, full, rows, Nk_valid, shift, d, qk_scale,
+        False, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+    acc, l_i, m_i, visited = visit_tiles(
+        acc, l_i, m_i, visited, q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
+        full, end, rows, Nk_valid, shift, d, qk_scale,
+        True, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
     seen = tl.full((BLOCK_M,), 0, tl.int32) + Nk_valid  # how many keys each row sees
     if CAUSAL:
         seen = tl.minimum(rows + shift + 1, Nk_valid)
-    acc, l_i, m_i, visited = visit_all(
-        q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
-        full, end, rows, Nk_valid, shift, d, qk_scale,
-        CAUSAL, EVEN_D, PRECISION, BLOCK_N,
-    )  # fmt: skip
-    if PRECISION == "bf16x6":
-        # once more, for numbers that three bfloat16 can't hold
-        if is_lost(acc / tl.where(seen > 0, l_i, 1.0)[:, None]):
-            acc, l_i, m_i, visited = visit_all(
-                q, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
-                full, end, rows, Nk_valid, shift, d, qk_scale,
-                CAUSAL, EVEN_D, "ieee", BLOCK_N,
-            )  # fmt: skip
     if not SCALED:
         l_i = nan_where_large(l_i, m_i)
     l_i = tl.where(seen > 0, l_i, 1.0)  # a row that sees no key: o = 0 / 1
@@ -228,7 +208,11 @@ TILES: dict[str, tuple[list[tuple[int, int, int, int]], ...]] = {
         [(64, 64, 8, 2), (64, 32, 4, 2), (128, 32, 8, 2)],
         [(16, 64, 4, 2), (32, 32, 4, 2)],
     ),
-    "bf16x6": ([(128, 64, 4, 1), (64, 64, 4, 1)], [(128, 64, 8, 1), (64, 64, 4, 1)], [(64, 32, 8, 1)]),
+    "bf16x6": (
+        [(128, 64, 4, 1), (64, 64, 4, 1)],
+        [(128, 64, 8, 1), (64, 64, 4, 1)],
+        [(64, 32, 8, 1)],
+    ),
     "ieee": (
         [(32, 64, 8, 3), (32, 32, 4, 3)],
         [(32, 64, 8, 2), (32, 64, 16, 1)],
@@ -274,7 +258,7 @@ def forward(
     if seqlens_k is not None:
         seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
 
-    def launch(config: tuner.Config) -> None:
+    def launch(config: tuner.Config, precision: str = precision, redo: bool = False) -> None:
         grid = (triton.cdiv(Nq, config["BLOCK_M"]), H, B)
         attention_kernel[grid](
             q, k, v, o, lse, seqlens_k, skipped,
@@ -282,7 +266,7 @@ def forward(
             H // Hk, Nq, Nk, d, d**-0.5 * LOG2_E,
             CAUSAL=causal, HAS_SEQLENS=seqlens_k is not None,
             LSE=lse is not None, COUNT=skipped is not None,
-            EVEN_D=d == config["BLOCK_D"], PRECISION=precision, **config,
+            EVEN_D=d == config["BLOCK_D"], PRECISION=precision, REDO=redo, **config,
         )  # fmt: skip
 
     with launching(q):
@@ -292,6 +276,8 @@ def forward(
                 kind=(precision, d, causal), sizes=(B * H, Nq, Nk),
             )  # fmt: skip
         launch(config)
+        if precision == "bf16x6":
+            launch(launch_config(d, q.dtype, "ieee"), "ieee", redo=True)
     return o
 
 

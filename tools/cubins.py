@@ -56,13 +56,13 @@ POINTERS = FLOAT32 | INT32
 FLAGS: dict[str, dict[str, Any]] = {
     "plain": {
         "CAUSAL": False, "HAS_SEQLENS": False, "LSE": False, "COUNT": False, "EVEN_M": True,
-        "SPLIT": True, "PAGE_SIZE": 0, "PDL": False,
+        "SPLIT": True, "PAGE_SIZE": 0, "PDL": False, "REDO": False,
         "group": 1, "lse_ptr": None, "seqlens_ptr": None, "skipped_ptr": None,
         "table_ptr": None, "rows_ptr": None,
     },
     "masked": {
         "CAUSAL": True, "HAS_SEQLENS": True, "LSE": True, "COUNT": True, "EVEN_M": False,
-        "SPLIT": False, "PAGE_SIZE": 16, "PDL": False,
+        "SPLIT": False, "PAGE_SIZE": 16, "PDL": False, "REDO": True,
     },
 }  # fmt: skip
 

@@ -13,8 +13,9 @@ The matrix unit multiplies bfloat16 exactly and adds in float32, and is so much 
 units that multiply float32 that six of its products take less time than one of theirs.
 
 Bfloat16 has no bits below 2^-133, where float32 goes on to 2^-149: so all numbers are multiplied by
-2^16 first. Past bfloat16's largest, `high` is infinite then, and `low` NaN: a result that needed
-such a number is NaN, and a kernel computes it once more in float32 (`is_lost`).
+2^16 first. Past bfloat16's largest, `high` is infinite then, and `low` NaN: an output that needed
+such a number isn't finite. A second launch, `REDO`, in 'ieee', computes those blocks of the output
+that aren't, and leaves the rest as it is.
 
 After "Leveraging the bfloat16 artificial intelligence datatype for higher-precision computations",
 Henry, Tang, Heinecke 2019, https://arxiv.org/abs/1904.06376.
@@ -58,11 +59,11 @@ def dot(a, b, PRECISION: tl.constexpr, acc=None):
         ab = tl.dot(a_high, b_high, ab)
         ab *= 2.3283064365386963e-10  # 2^-32
         return ab if acc is None else acc + ab
-    else:
-        return tl.dot(a, b, acc, input_precision=PRECISION)
+    return tl.dot(a, b, acc, input_precision=PRECISION)
 
 
 @triton.jit
-def is_lost(x):
-    """Whether some of `x`, computed of six products, isn't finite: then 'ieee' may say what it is."""
-    return tl.min((tl.abs(x) < float("inf")).to(tl.int32)) == 0
+def is_finite(ptrs, mask):
+    """Whether all numbers at `ptrs`, where `mask` is set, are finite."""
+    x = tl.load(ptrs, mask=mask, other=0.0)
+    return tl.min((tl.abs(x) < float("inf")).to(tl.int32)) == 1

@@ -88,33 +88,41 @@ def launch(
         dk = torch.empty(k.shape, dtype=k.dtype, device=k.device)
         dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
 
-        def launch_keys(config: tuner.Config) -> None:
+        def launch_keys(
+            config: tuner.Config, precision: str = precision, redo: bool = False
+        ) -> None:
             dk_dv_kernel[(triton.cdiv(Nk, config["BLOCK_N"]), Hk, B)](
                 q, k, v, do, lse, delta, dk, dv, seqlens_k,
                 *q.stride(), *k.stride(), *v.stride(), *do.stride(), *dk.stride(), *dv.stride(),
                 H // Hk, Nq, Nk, d, scale, scale * LOG2_E,
                 CAUSAL=causal, HAS_SEQLENS=seqlens_k is not None,
                 EVEN_M=Nq % config["BLOCK_M"] == 0, EVEN_D=d == BLOCK_D,
-                PRECISION=precision, **config,
+                PRECISION=precision, REDO=redo, **config,
             )  # fmt: skip
 
         # its grid is of key heads, each with the queries of all heads that share it
         sizes = B * Hk, H // Hk * Nq, Nk
         launch_keys(tuner.choose(dk_dv_kernel, for_keys, launch_keys, q, kind, sizes))
+        if precision == "bf16x6":
+            launch_keys(launch_configs(d, q.dtype, "ieee")["dk_dv_kernel"], "ieee", redo=True)
     if wanted[0]:
         dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
-        def launch_rows(config: tuner.Config) -> None:
+        def launch_rows(
+            config: tuner.Config, precision: str = precision, redo: bool = False
+        ) -> None:
             dq_kernel[(triton.cdiv(Nq, config["BLOCK_M"]), H, B)](
                 q, k, v, do, lse, delta, dq, seqlens_k,
                 *q.stride(), *k.stride(), *v.stride(), *do.stride(), *dq.stride(),
                 H // Hk, Nq, Nk, d, scale, scale * LOG2_E,
                 CAUSAL=causal, HAS_SEQLENS=seqlens_k is not None, EVEN_D=d == BLOCK_D,
-                PRECISION=precision, **config,
+                PRECISION=precision, REDO=redo, **config,
             )  # fmt: skip
 
         sizes = B * H, Nq, Nk
         launch_rows(tuner.choose(dq_kernel, for_rows, launch_rows, q, kind, sizes))
+        if precision == "bf16x6":
+            launch_rows(launch_configs(d, q.dtype, "ieee")["dq_kernel"], "ieee", redo=True)
     return dq, dk if wanted[1] else None, dv if wanted[2] else None
 
 

@@ -7,7 +7,7 @@ import torch
 
 from stages.common.kernels import as_config, of_size, round_to_tf32
 from stages.common.no_triton import tl, triton
-from stages.common.products import dot, is_lost
+from stages.common.products import dot, is_finite
 
 
 @triton.jit
@@ -102,17 +102,51 @@ def walk_q_tiles(
 
 
 @triton.jit
-def walk_heads(
-    k, v, q_ptr, do_ptr, lse_ptr, delta_ptr,
-    stride_qb, stride_qh, stride_qm, stride_qd, stride_dob, stride_doh, stride_dom, stride_dod,
-    first, full, end, keys, group, Nq, shift, d, qk_scale,
-    CAUSAL: tl.constexpr, EVEN_M: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+def dk_dv_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, seqlens_ptr,
+    stride_qb, stride_qh, stride_qm, stride_qd,
+    stride_kb, stride_kh, stride_kn, stride_kd,
+    stride_vb, stride_vh, stride_vn, stride_vd,
+    stride_dob, stride_doh, stride_dom, stride_dod,
+    stride_dkb, stride_dkh, stride_dkn, stride_dkd,
+    stride_dvb, stride_dvh, stride_dvn, stride_dvd,
+    group, Nq, Nk, d, scale, qk_scale,
+    CAUSAL: tl.constexpr, HAS_SEQLENS: tl.constexpr, EVEN_M: tl.constexpr, EVEN_D: tl.constexpr,
+    PRECISION: tl.constexpr, REDO: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of a block of keys: the rows of all query heads that share its head."""
-    BLOCK_N: tl.constexpr = k.shape[0]
-    BLOCK_D: tl.constexpr = k.shape[1]
+    """Kernel A: dk and dv of BLOCK_N keys of one key head, over all query heads that share it."""
+    # int64: a pointer offset passes 2^31 in a large tensor, and int32 would wrap silently
     b, h_k = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
+    start_n = tl.program_id(0) * BLOCK_N  # under a causal mask the first has the most to do
+    keys = start_n + tl.arange(0, BLOCK_N)  # (BLOCK_N,)
+    offs_n = keys.to(tl.int64)
+    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,)
+
+    Nk_valid = tl.minimum(tl.maximum(tl.load(seqlens_ptr + b), 0), Nk) if HAS_SEQLENS else Nk
+    shift = Nk - Nq  # row i sees keys up to i + shift
+    first, full = 0, 0  # rows from `first` on see some of these keys, from `full` on all of them
+    if CAUSAL:
+        first = tl.minimum(tl.maximum(start_n - shift, 0), Nq) // BLOCK_M * BLOCK_M
+        full = tl.maximum(start_n + BLOCK_N - 1 - shift, 0)
+        full = tl.minimum(tl.cdiv(full, BLOCK_M) * BLOCK_M, tl.cdiv(Nq, BLOCK_M) * BLOCK_M)
+    end = tl.where(start_n < Nk_valid, Nq, 0)  # keys past the valid ones: nothing to do
+
+    if REDO:
+        in_k = (offs_n[:, None] < Nk) & (offs_d[None, :] < d)
+        dk_done = dk_ptr + b * stride_dkb + h_k * stride_dkh
+        dk_done += offs_n[:, None] * stride_dkn + offs_d[None, :] * stride_dkd
+        dv_done = dv_ptr + b * stride_dvb + h_k * stride_dvh
+        dv_done += offs_n[:, None] * stride_dvn + offs_d[None, :] * stride_dvd
+        if is_finite(dk_done, in_k) & is_finite(dv_done, in_k):
+            return
+    kv_mask = (offs_n[:, None] < Nk_valid) & (offs_d[None, :] < d)
+    k_ptrs = k_ptr + b * stride_kb + h_k * stride_kh
+    k_ptrs += offs_n[:, None] * stride_kn + offs_d[None, :] * stride_kd
+    k = tl.load(k_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
+    v_ptrs = v_ptr + b * stride_vb + h_k * stride_vh
+    v_ptrs += offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd
+    v = tl.load(v_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
     dk = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
 
@@ -134,62 +168,6 @@ def walk_heads(
             keys, Nq, shift, d, qk_scale,
             False, EVEN_M, EVEN_D, PRECISION, BLOCK_M, BLOCK_D,
         )  # fmt: skip
-    return dk, dv
-
-
-@triton.jit
-def dk_dv_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, seqlens_ptr,
-    stride_qb, stride_qh, stride_qm, stride_qd,
-    stride_kb, stride_kh, stride_kn, stride_kd,
-    stride_vb, stride_vh, stride_vn, stride_vd,
-    stride_dob, stride_doh, stride_dom, stride_dod,
-    stride_dkb, stride_dkh, stride_dkn, stride_dkd,
-    stride_dvb, stride_dvh, stride_dvn, stride_dvd,
-    group, Nq, Nk, d, scale, qk_scale,
-    CAUSAL: tl.constexpr, HAS_SEQLENS: tl.constexpr, EVEN_M: tl.constexpr, EVEN_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Kernel A: dk and dv of BLOCK_N keys of one key head, over all query heads that share it."""
-    # int64: a pointer offset passes 2^31 in a large tensor, and int32 would wrap silently
-    b, h_k = tl.program_id(2).to(tl.int64), tl.program_id(1).to(tl.int64)
-    start_n = tl.program_id(0) * BLOCK_N  # under a causal mask the first has the most to do
-    keys = start_n + tl.arange(0, BLOCK_N)  # (BLOCK_N,)
-    offs_n = keys.to(tl.int64)
-    offs_d = tl.arange(0, BLOCK_D).to(tl.int64)  # (BLOCK_D,)
-
-    Nk_valid = tl.minimum(tl.maximum(tl.load(seqlens_ptr + b), 0), Nk) if HAS_SEQLENS else Nk
-    shift = Nk - Nq  # row i sees keys up to i + shift
-    first, full = 0, 0  # rows from `first` on see some of these keys, from `full` on all of them
-    if CAUSAL:
-        first = tl.minimum(tl.maximum(start_n - shift, 0), Nq) // BLOCK_M * BLOCK_M
-        full = tl.maximum(start_n + BLOCK_N - 1 - shift, 0)
-        full = tl.minimum(tl.cdiv(full, BLOCK_M) * BLOCK_M, tl.cdiv(Nq, BLOCK_M) * BLOCK_M)
-    end = tl.where(start_n < Nk_valid, Nq, 0)  # keys past the valid ones: nothing to do
-
-    kv_mask = (offs_n[:, None] < Nk_valid) & (offs_d[None, :] < d)
-    k_ptrs = k_ptr + b * stride_kb + h_k * stride_kh
-    k_ptrs += offs_n[:, None] * stride_kn + offs_d[None, :] * stride_kd
-    k = tl.load(k_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
-    v_ptrs = v_ptr + b * stride_vb + h_k * stride_vh
-    v_ptrs += offs_n[:, None] * stride_vn + offs_d[None, :] * stride_vd
-    v = tl.load(v_ptrs, mask=kv_mask, other=0.0)  # (BLOCK_N, BLOCK_D)
-    dk, dv = walk_heads(
-        k, v, q_ptr, do_ptr, lse_ptr, delta_ptr,
-        stride_qb, stride_qh, stride_qm, stride_qd, stride_dob, stride_doh, stride_dom, stride_dod,
-        first, full, end, keys, group, Nq, shift, d, qk_scale,
-        CAUSAL, EVEN_M, EVEN_D, PRECISION, BLOCK_M,
-    )  # fmt: skip
-    if PRECISION == "bf16x6":
-        if is_lost(dk) | is_lost(dv):  # once more, for numbers that three bfloat16 can't hold
-            dk, dv = walk_heads(
-                k, v, q_ptr, do_ptr, lse_ptr, delta_ptr,
-                stride_qb, stride_qh, stride_qm, stride_qd,
-                stride_dob, stride_doh, stride_dom, stride_dod,
-                first, full, end, keys, group, Nq, shift, d, qk_scale,
-                CAUSAL, EVEN_M, EVEN_D, "ieee", BLOCK_M,
-            )  # fmt: skip
 
     # the rows of keys past the valid ones were computed with k = v = 0, whatever that gave
     valid = offs_n[:, None] < Nk_valid
@@ -247,29 +225,6 @@ def walk_kv_tiles(
 
 
 @triton.jit
-def walk_keys(
-    q, do, lse, delta, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
-    full, end, rows, Nk_valid, shift, d, qk_scale,
-    CAUSAL: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """dq of a block of rows: the keys in [0, full) without a mask, those in [full, end) under one."""
-    BLOCK_M: tl.constexpr = q.shape[0]
-    BLOCK_D: tl.constexpr = q.shape[1]
-    dq = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-    dq = walk_kv_tiles(
-        dq, q, do, lse, delta, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
-        0, full, rows, Nk_valid, shift, d, qk_scale,
-        False, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
-    )  # fmt: skip
-    dq = walk_kv_tiles(
-        dq, q, do, lse, delta, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
-        full, end, rows, Nk_valid, shift, d, qk_scale,
-        True, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
-    )  # fmt: skip
-    return dq
-
-
-@triton.jit
 def dq_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, seqlens_ptr,
     stride_qb, stride_qh, stride_qm, stride_qd,
@@ -279,7 +234,7 @@ def dq_kernel(
     stride_dqb, stride_dqh, stride_dqm, stride_dqd,
     group, Nq, Nk, d, scale, qk_scale,
     CAUSAL: tl.constexpr, HAS_SEQLENS: tl.constexpr, EVEN_D: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, REDO: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Kernel B: dq of BLOCK_M rows of one head; the walk is stage 6's."""
@@ -302,6 +257,11 @@ def dq_kernel(
     full = full // BLOCK_N * BLOCK_N
 
     q_mask = (offs_m[:, None] < Nq) & (offs_d[None, :] < d)
+    if REDO:
+        done = dq_ptr + b * stride_dqb + h * stride_dqh
+        done += offs_m[:, None] * stride_dqm + offs_d[None, :] * stride_dqd
+        if is_finite(done, q_mask):
+            return
     q_ptrs = q_ptr + b * stride_qb + h * stride_qh
     q_ptrs += offs_m[:, None] * stride_qm + offs_d[None, :] * stride_qd
     q = tl.load(q_ptrs, mask=q_mask, other=0.0)  # (BLOCK_M, BLOCK_D)
@@ -314,18 +274,17 @@ def dq_kernel(
     k_ptr += b * stride_kb + h_k * stride_kh
     v_ptr += b * stride_vb + h_k * stride_vh
 
-    dq = walk_keys(
-        q, do, lse, delta, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
-        full, end, rows, Nk_valid, shift, d, qk_scale,
-        CAUSAL, EVEN_D, PRECISION, BLOCK_N,
+    dq = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    dq = walk_kv_tiles(
+        dq, q, do, lse, delta, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
+        0, full, rows, Nk_valid, shift, d, qk_scale,
+        False, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
-    if PRECISION == "bf16x6":
-        if is_lost(dq):
-            dq = walk_keys(
-                q, do, lse, delta, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
-                full, end, rows, Nk_valid, shift, d, qk_scale,
-                CAUSAL, EVEN_D, "ieee", BLOCK_N,
-            )  # fmt: skip
+    dq = walk_kv_tiles(
+        dq, q, do, lse, delta, k_ptr, v_ptr, stride_kn, stride_kd, stride_vn, stride_vd,
+        full, end, rows, Nk_valid, shift, d, qk_scale,
+        True, CAUSAL, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
 
     dq_ptrs = dq_ptr + b * stride_dqb + h * stride_dqh
     dq_ptrs += offs_m[:, None] * stride_dqm + offs_d[None, :] * stride_dqd

@@ -201,17 +201,22 @@ def forward(
     if splits > 1:  # a buffer for each call: one for all would be written by two streams at once
         parts = torch.empty((B, H, Nq, splits, d), dtype=torch.float32, device=q.device)
         stats = torch.empty((B, H, Nq, splits, 2), dtype=torch.float32, device=q.device)
-    blocks = -(-Nq * (H // Hk) // config["BLOCK_M"])
     qk_scale = d**-0.5 * LOG2_E
-    with launching(q):
+
+    def launch(config: dict[str, int], precision: str, splits: int, redo: bool) -> None:
+        blocks = -(-Nq * (H // Hk) // config["BLOCK_M"])
         split_kernel[(blocks * splits, Hk, B)](
             q, k, v, o, lse, parts, stats, seqlens_k, table, rows,
             *q.stride(), *k.stride(), *v.stride(), *o.stride(),
             0 if table is None else table.stride(0), H // Hk, Nq, Nk, d, qk_scale, splits,
             CAUSAL=causal and Nq > 1, HAS_SEQLENS=seqlens_k is not None, LSE=lse is not None,
             SPLIT=splits > 1, PAGE_SIZE=page_size, EVEN_D=d == config["BLOCK_D"],
-            PRECISION=input_precision(q), **config,
+            PRECISION=precision, REDO=redo, **config,
         )  # fmt: skip
+
+    with launching(q):
+        precision = input_precision(q)
+        launch(config, precision, splits, redo=False)
         if splits > 1:
             # from Hopper on, a kernel may be launched while the one before it ends (1 us saved)
             early = q.device.type == "cuda" and torch.cuda.get_device_capability(q.device) >= (9, 0)
@@ -220,6 +225,9 @@ def forward(
                 LSE=lse is not None, PDL=early, **merge_config(splits, d),
                 **({"launch_pdl": True} if early else {}),
             )  # fmt: skip
+        if precision == "bf16x6":
+            whole = launch_config(d, q.dtype, "ieee", Nq * H // Hk, several=True)
+            launch(whole, "ieee", splits=1, redo=True)
     return o
 
 

@@ -2,7 +2,7 @@
 
 from stages.common.kernels import round_to_tf32
 from stages.common.no_triton import tl, triton
-from stages.common.products import dot, is_lost
+from stages.common.products import dot, is_finite
 
 
 @triton.jit
@@ -65,39 +65,6 @@ def visit_tiles(
     return acc, l_i, m_i
 
 
-@triton.jit
-def visit_all(
-    q, k_ptr, v_ptr, table_ptr,
-    stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd,
-    start, full, end, seen, last, d, qk_scale,
-    PAGE_SIZE: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """The tiles of keys in [start, end): those below `full` without a mask, the rest under one."""
-    BLOCK_M: tl.constexpr = q.shape[0]
-    BLOCK_D: tl.constexpr = q.shape[1]
-    # running max of s: the lowest float32, where -inf - -inf would be NaN
-    m_i = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
-    l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of 2^((s - m_i) * qk_scale)
-    if BLOCK_M == 16:  # all warps share these rows: to sum over them at each tile makes them wait
-        l_i = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)  # column by column, until the end
-    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-    acc, l_i, m_i = visit_tiles(
-        acc, l_i, m_i, q, k_ptr, v_ptr, table_ptr,
-        stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd,
-        start, tl.minimum(full, end), seen, last, d, qk_scale,
-        False, PAGE_SIZE, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
-    )  # fmt: skip
-    acc, l_i, m_i = visit_tiles(
-        acc, l_i, m_i, q, k_ptr, v_ptr, table_ptr,
-        stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd,
-        tl.maximum(start, full), end, seen, last, d, qk_scale,
-        True, PAGE_SIZE, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
-    )  # fmt: skip
-    if BLOCK_M == 16:
-        l_i = tl.sum(l_i, 1)
-    return acc, l_i, m_i
-
-
 @triton.jit(do_not_specialize=["group", "Nq", "Nk", "splits"])
 def split_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, parts_ptr, stats_ptr, seqlens_ptr, table_ptr, rows_ptr,
@@ -107,7 +74,7 @@ def split_kernel(
     stride_ob, stride_oh, stride_om, stride_od,
     stride_table, group, Nq, Nk, d, qk_scale, splits,
     CAUSAL: tl.constexpr, HAS_SEQLENS: tl.constexpr, LSE: tl.constexpr, SPLIT: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, EVEN_D: tl.constexpr, PRECISION: tl.constexpr, REDO: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     block, split = tl.program_id(0) // splits, tl.program_id(0) % splits
@@ -143,6 +110,11 @@ def split_kernel(
     end = start + (tiles // splits + tl.where(split < tiles % splits, 1, 0)) * BLOCK_N
 
     q_mask = in_rows[:, None] & (offs_d[None, :] < d)
+    if REDO:
+        done = o_ptr + b * stride_ob + (offs_h * stride_oh)[:, None]
+        done += (offs_m.to(tl.int64) * stride_om)[:, None] + offs_d[None, :] * stride_od
+        if is_finite(done, q_mask):
+            return
     q_ptrs = q_ptr + b * stride_qb + (offs_h * stride_qh)[:, None]
     q_ptrs += (offs_m.to(tl.int64) * stride_qm)[:, None] + offs_d[None, :].to(tl.int64) * stride_qd
     q = tl.load(q_ptrs, mask=q_mask, other=0.0)  # (BLOCK_M, BLOCK_D)
@@ -152,21 +124,26 @@ def split_kernel(
         k_ptr += b * stride_kb
         v_ptr += b * stride_vb
 
-    acc, l_i, m_i = visit_all(
-        q, k_ptr, v_ptr, table_ptr,
+    # running max of s: the lowest float32, where -inf - -inf would be NaN
+    m_i = tl.full((BLOCK_M,), -3.4028234663852886e38, dtype=tl.float32)
+    l_i = tl.zeros((BLOCK_M,), dtype=tl.float32)  # running sum of 2^((s - m_i) * qk_scale)
+    if BLOCK_M == 16:  # all warps share these rows: to sum over them at each tile makes them wait
+        l_i = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)  # column by column, until the end
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    acc, l_i, m_i = visit_tiles(
+        acc, l_i, m_i, q, k_ptr, v_ptr, table_ptr,
         stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd,
-        start, full, end, seen, last, d, qk_scale,
-        PAGE_SIZE, EVEN_D, PRECISION, BLOCK_N,
+        start, tl.minimum(full, end), seen, last, d, qk_scale,
+        False, PAGE_SIZE, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
-    if PRECISION == "bf16x6":
-        # once more, for numbers that three bfloat16 can't hold
-        if is_lost(acc / tl.where(seen > start, l_i, 1.0)[:, None]):
-            acc, l_i, m_i = visit_all(
-                q, k_ptr, v_ptr, table_ptr,
-                stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd,
-                start, full, end, seen, last, d, qk_scale,
-                PAGE_SIZE, EVEN_D, "ieee", BLOCK_N,
-            )  # fmt: skip
+    acc, l_i, m_i = visit_tiles(
+        acc, l_i, m_i, q, k_ptr, v_ptr, table_ptr,
+        stride_kb, stride_kn, stride_kd, stride_vb, stride_vn, stride_vd,
+        tl.maximum(start, full), end, seen, last, d, qk_scale,
+        True, PAGE_SIZE, EVEN_D, PRECISION, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+    if BLOCK_M == 16:
+        l_i = tl.sum(l_i, 1)
     m_i = tl.where(seen > 0, m_i, float("-inf"))  # tells the merge that a row sees no key
     row = (b * heads + offs_h) * Nq + offs_m  # (BLOCK_M,), of all query rows
     if SPLIT:
