@@ -129,7 +129,7 @@ def launch_config(d: int, dtype: torch.dtype, precision: str) -> dict[str, int]:
     elif precision == "tf32":
         BLOCK_M, num_warps, num_stages = ((128, 8, 3), (64, 8, 2), (16, 4, 2))[size]
     elif precision == "bf16x6":
-        BLOCK_M, num_warps, num_stages = ((128, 4, 1), (128, 8, 1), (64, 8, 1))[size]
+        BLOCK_M, num_warps, num_stages = ((128, 4, 1), (128, 8, 1), (32, 8, 1))[size]
     else:
         BLOCK_M, num_warps, num_stages = ((32, 8, 3), (32, 16, 2), (16, 16, 2))[size]
     return {
