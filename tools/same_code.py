@@ -167,7 +167,8 @@ def note(
         for stage in env.get("rungs", []):
             number = stage["stage"]
             dtypes = dtypes_of([cell for cell in cells if cell.get("stage") == number])
-            if dtypes <= same.get(number, set()) and stage.get("code") == before.get(number):
+            known = number in same and stage.get("code") == before.get(number)
+            if known and dtypes <= same[number]:
                 stage["code"] = now[number]
         line = json.dumps(env, allow_nan=False) + "\n"
         if line != first:
