@@ -33,8 +33,9 @@ def card_of(device: torch.device) -> Card:
     if device.type != "cuda":
         return H200
     card = torch.cuda.get_device_properties(device)
-    capability = card.major, card.minor
-    return Card(capability, card.shared_memory_per_block_optin, card.multi_processor_count)
+    # an older torch tells only of what a program may have without asking for more
+    shared = getattr(card, "shared_memory_per_block_optin", card.shared_memory_per_block)
+    return Card((card.major, card.minor), shared, card.multi_processor_count)
 
 
 class Walk(NamedTuple):
