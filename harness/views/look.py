@@ -185,16 +185,15 @@ def draw_lines(
         points = found.get(stage)
         if not points:
             continue
-        down = 0 if aside else index / max(1, len(style) - 1)
-        size = 8.5 - 3.0 * down
-        place: dict[str, Any] = {"markersize": size}
+        down = index / max(1, len(style) - 1)
+        place: dict[str, Any] = {"markersize": 8.5 if aside else 8.5 - 3.0 * down}
         if stage in aside:
             right = ScaledTranslation(aside[stage] / 72, 0, axis.figure.dpi_scale_trans)
             place["transform"] = axis.transData + right
         axis.plot(
             [x for x, _, _ in points], [y for _, y, _ in points], label=labels[stage],
             markevery=[i for i, (_, _, ok) in enumerate(points) if ok],
-            linewidth=2.8 - 1.4 * down, **place, **mark.line,
+            linewidth=1.4 if aside else 2.8 - 1.4 * down, **place, **mark.line,
         )  # fmt: skip
         for x, y in [(x, y) for x, y, ok in points if not ok]:
             axis.plot(

@@ -275,8 +275,11 @@ def draw_roofs(axis: Any, panel: Panel, look: Look) -> None:
         if each.matrix is not None:
             ends = [each.ridge or low, high]
             axis.plot(ends, [scale * each.matrix] * 2, linestyle=dash, **line)
-            text = f"{kind} products {show_rate(each.matrix, 'TFLOP/s')}"
-            axis.annotate(text, (high, scale * each.matrix), xytext=(-4, 4), ha="right", **words)
+            text = f"{kind.split()[-1]} products {show_rate(each.matrix, 'TFLOP/s')}"
+            # the points are right below the highest roof: a lower one is named at its left end
+            start = (high, -4, "right") if each is roof else (ends[0], 16, "left")
+            place = {"xytext": (start[1], 4), "ha": start[2]}
+            axis.annotate(text, (start[0], scale * each.matrix), **place, **words)
 
 
 def draw_numbers(axis: Any, panel: Panel, look: Look) -> None:
@@ -289,18 +292,18 @@ def draw_numbers(axis: Any, panel: Panel, look: Look) -> None:
     words = {"textcoords": "offset points", "fontsize": 9, "path_effects": halo(look)}
     for stage, points in found.items():
         x, y, _ = max(points, key=lambda point: point[1])
-        axis.annotate(str(stage[0]), (x, y), xytext=(shift[stage], 6), ha="center", **words)
+        axis.annotate(str(stage[0]), (x, y), xytext=(shift[stage], 7), ha="center", **words)
     for near in side_by_side(panel):
         x, y, _ = min((point for stage in near for point in found[stage]), key=lambda each: each[1])
         if len(near) > 1:
             said = f"side by side: all have {x:.4g} FLOP/byte"
             axis.annotate(said, (x, y), xytext=(0, -10), ha="center", va="top", **words)
         for stage in near:
-            kinds = {kind_of(p.cell): p for p in panel.points if p.stage == stage}
-            if len(kinds) > 1:
+            kinds = [kind_of(p.cell).split()[-1] for p in panel.points if p.stage == stage]
+            if len(set(kinds)) > 1:
                 for kind, (x, y, _) in zip(kinds, found[stage], strict=True):
                     place = {"xytext": (shift[stage] - 7, 0), "ha": "right", "va": "center"}
-                    axis.annotate(kind.split()[-1], (x, y), **place, **words)
+                    axis.annotate(kind, (x, y), **place, **words)
                 break
 
 
@@ -331,6 +334,6 @@ def draw_names(axis: Any, panel: Panel, look: Look) -> None:
 
 def by_weight(panel: Panel) -> list[Point]:
     """The points of a panel: first and last of each stage's line, then those between."""
-    lines = [list(line) for group in panel.groups for _, line in groupby(group, lambda x: x.stage)]
+    lines = [list(line) for _, line in groupby(panel.points, lambda point: point.stage)]
     ends = [point for line in lines for point in line[:1] + line[1:][-1:]]
     return ends + [point for line in lines for point in line[1:-1]]
