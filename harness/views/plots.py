@@ -20,7 +20,16 @@ from harness.records.schema import Record
 from harness.views import groups
 from harness.views.groups import Stage
 from harness.views.look import (
-    HOLLOW, LIGHT, Look, Style, draw_lines, legend, marks, n_axis, note_below, picture,
+    HOLLOW,
+    LIGHT,
+    Look,
+    Style,
+    draw_lines,
+    legend,
+    marks,
+    n_axis,
+    note_below,
+    picture,
 )  # fmt: skip
 from harness.views.ratios import UNITS, comparable, leaders, rate, times_faster
 from harness.views.roofline import roof_of

@@ -20,7 +20,17 @@ from harness.records.schema import Record
 from harness.records.units import show_rate, significant
 from harness.views.groups import Stage, families, labels, sizes, stage_of, title, titles
 from harness.views.look import (
-    DARK, DASHES, HOLLOW, LIGHT, Look, draw_lines, halo, legend, marks, note_below, picture,
+    DARK,
+    DASHES,
+    HOLLOW,
+    LIGHT,
+    Look,
+    draw_lines,
+    halo,
+    legend,
+    marks,
+    note_below,
+    picture,
 )  # fmt: skip
 from harness.views.ratios import UNITS, tflops
 from harness.views.table import Column, Table
@@ -32,7 +42,7 @@ BY_DESIGN = "wrong-by-design"  # the status of stage 4 where N is more than a ti
 ABOVE = "above 100%: bytes counted as memory's stayed in a cache"
 # products that stand for one of float32 -> their dtype and precision, and how many they are
 SPLIT = {"bf16x6": ("bfloat16", "bfloat16", 6), "tf32x3": ("float32", "tf32", 3)}
-ASIDE = 19.0  # points of type between two stages of the same intensity, which are drawn side by side
+ASIDE = 19.0  # points of type between two stages of one intensity, which are drawn side by side
 
 
 @dataclass(frozen=True)
@@ -100,7 +110,8 @@ class Panel:
 def place(cell: Record) -> Point | None:
     """The point of a cell that was timed alone, not interpreted, in a forward pass; or None.
 
-    It is ok, or wrong by design. A CPU stage in a run on a GPU has no point: the ceilings are the GPU's.
+    It is ok, or wrong by design. A CPU stage in a run on a GPU has no point: the ceilings are the
+    GPU's.
     """
     right = cell["status"] in ("ok", BY_DESIGN)
     if not right or cell["mode"] == "interpreted" or cell["paired"]:
@@ -209,10 +220,10 @@ def draw(env: Record, found: Sequence[Panel], folder: Path, dark: bool = False) 
 
 def by_stage(panel: Panel) -> dict[Stage, list[tuple[float, float, bool]]]:
     """The points of each stage, by number: FLOP/byte, the rate in the device's unit, whether ok."""
-    scale, found = UNITS[panel.device][1], {}
+    found: dict[Stage, list[tuple[float, float, bool]]] = {}
     for each in panel.points:
-        point = each.x, scale * each.y, each.cell["status"] == "ok"
-        found.setdefault(each.stage, []).append(point)
+        y = UNITS[panel.device][1] * each.y
+        found.setdefault(each.stage, []).append((each.x, y, each.cell["status"] == "ok"))
     return found
 
 
