@@ -5,7 +5,8 @@ Read `walk_q_tiles` first: the five products of a tile. `walk_kv_tiles` has thre
 
 import torch
 
-from stages.common.kernels import as_config, of_size, round_to_tf32
+from stages.common.fit import DK_DV, DQ, H200, Card, fit_each
+from stages.common.kernels import round_to_tf32
 from stages.common.no_triton import tl, triton
 from stages.common.products import dot, is_finite
 
@@ -326,11 +327,18 @@ TILES: dict[str, dict[str, tuple[list[tuple[int, int, int, int]], ...]]] = {
 }
 
 
-def candidates(kernel: str, d: int, dtype: torch.dtype, precision: str) -> list[dict[str, int]]:
+WALKS = {"dk_dv_kernel": DK_DV, "dq_kernel": DQ}
+
+
+def candidates(
+    kernel: str, d: int, dtype: torch.dtype, precision: str, card: Card = H200
+) -> list[dict[str, int]]:
     """Return launch configurations to try for one of the two kernels, the safest first."""
-    return [as_config(tile, d) for tile in of_size(TILES[kernel], d, dtype, precision)]
+    return fit_each(TILES[kernel], WALKS[kernel], d, dtype, precision, card)
 
 
-def launch_configs(d: int, dtype: torch.dtype, precision: str) -> dict[str, dict[str, int]]:
+def launch_configs(
+    d: int, dtype: torch.dtype, precision: str, card: Card = H200
+) -> dict[str, dict[str, int]]:
     """kernel -> the configuration that runs untuned: the first of its candidates."""
-    return {kernel: candidates(kernel, d, dtype, precision)[0] for kernel in TILES}
+    return {kernel: candidates(kernel, d, dtype, precision, card)[0] for kernel in TILES}
