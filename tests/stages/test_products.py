@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 SIZE = 16
 LARGEST = 2.0**111  # of a number: its `high` is finite
 LARGEST_PRODUCT = 2.0**95  # 2^32 times it is finite
-# the three that are left out, 2^-8 2^-17 of |a b| twice and 2^-17 2^-17, and the sum's last rounding
+# what is left out, 2^-8 2^-17 of |a b| twice and 2^-17 2^-17 once, and the last rounding of the sum
 BOUND = 2.0**-24 * (1 + 2.0**-10) + 2.0**-24 * (1 + 2.0**-6)
 
 numbers = st.lists(st.floats(width=32), min_size=SIZE, max_size=SIZE)
