@@ -22,6 +22,7 @@ unsupported, and one head alone fills few multiprocessors. Stage 6 goes on.
 import torch
 
 from stages.common import operators
+from stages.common.fit import FORWARD, H200, Card, card_of, fit_each
 from stages.common.machine import launching
 from stages.common.products import dot, is_finite
 from stages.contract import Stage, check_inputs, input_precision
@@ -115,30 +116,24 @@ def attention_kernel(
     tl.store(o_ptrs, acc.to(o_ptr.dtype.element_ty), mask=q_mask)
 
 
-def launch_config(d: int, dtype: torch.dtype, precision: str) -> dict[str, int]:
+# BLOCK_M, BLOCK_N, num_warps, num_stages for a BLOCK_D of up to 64, of 128, of 256: measured on one
+# H200 among a few dozen. Float32 in IEEE runs on no matrix unit and its operands sit in registers,
+# so its tiles are small.
+TILES = {
+    "half": ([(128, BLOCK_N, 8, 3)], [(64, BLOCK_N, 4, 3)], [(64, BLOCK_N, 8, 2)]),
+    "tf32": ([(128, BLOCK_N, 8, 3)], [(64, BLOCK_N, 8, 2)], [(16, BLOCK_N, 4, 2)]),
+    "bf16x6": ([(128, BLOCK_N, 4, 1)], [(128, BLOCK_N, 8, 1)], [(32, BLOCK_N, 8, 1)]),
+    "ieee": ([(32, BLOCK_N, 8, 3)], [(32, BLOCK_N, 16, 2)], [(16, BLOCK_N, 16, 2)]),
+}
+
+
+def launch_config(d: int, dtype: torch.dtype, precision: str, card: Card = H200) -> dict[str, int]:
     """BLOCK_M, BLOCK_N, BLOCK_D, num_warps and num_stages for a head dimension and a dtype.
 
-    Measured on one H200 among a few dozen. Float32 in IEEE runs on no matrix unit and its operands
-    sit in registers, so its tiles are small. Each choice fits the shared memory of an A100 and an
-    H100, and up to d = 128 all values find room in registers (tests/stages/test_cubins.py).
+    Smaller ones where the card has no room for them (stages/common/fit.py). Up to d = 128 all
+    values find room in registers (tests/stages/test_cubins.py).
     """
-    BLOCK_D = max(16, 1 << (d - 1).bit_length())  # tl.dot refuses an inner dimension under 16
-    size = 0 if BLOCK_D <= 64 else 1 if BLOCK_D == 128 else 2
-    if dtype != torch.float32:
-        BLOCK_M, num_warps, num_stages = ((128, 8, 3), (64, 4, 3), (64, 8, 2))[size]
-    elif precision == "tf32":
-        BLOCK_M, num_warps, num_stages = ((128, 8, 3), (64, 8, 2), (16, 4, 2))[size]
-    elif precision == "bf16x6":
-        BLOCK_M, num_warps, num_stages = ((128, 4, 1), (128, 8, 1), (32, 8, 1))[size]
-    else:
-        BLOCK_M, num_warps, num_stages = ((32, 8, 3), (32, 16, 2), (16, 16, 2))[size]
-    return {
-        "BLOCK_M": BLOCK_M,
-        "BLOCK_N": BLOCK_N,
-        "BLOCK_D": BLOCK_D,
-        "num_warps": num_warps,
-        "num_stages": num_stages,
-    }
+    return fit_each(TILES, FORWARD, d, dtype, precision, card)[0]
 
 
 @operators.register()
@@ -160,7 +155,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     precision = input_precision(q)
 
     def launch(precision: str, redo: bool) -> None:
-        config = launch_config(d, q.dtype, precision)
+        config = launch_config(d, q.dtype, precision, card_of(q.device))
         grid = (triton.cdiv(Nq, config["BLOCK_M"]), H, B)
         attention_kernel[grid](
             q, k, v, o, *q.stride(), *k.stride(), *v.stride(), *o.stride(),

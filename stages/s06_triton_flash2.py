@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from stages.common import operators, tuner
-from stages.common.kernels import LOG2_E, as_config, loadable, of_size, round_to_tf32
+from stages.common.fit import FORWARD, H200, Card, card_of, fit_each
+from stages.common.kernels import LOG2_E, loadable, round_to_tf32
 from stages.common.machine import launching
 from stages.common.no_triton import tl, triton
 from stages.common.products import dot, is_finite
@@ -209,8 +210,8 @@ TILES: dict[str, tuple[list[tuple[int, int, int, int]], ...]] = {
         [(16, 64, 4, 2), (32, 32, 4, 2)],
     ),
     "bf16x6": (
-        [(128, 64, 4, 1), (128, 64, 8, 2), (128, 32, 4, 1)],
-        [(128, 64, 8, 1), (128, 32, 8, 2), (64, 32, 4, 1)],
+        [(128, 64, 4, 1), (128, 128, 8, 1), (64, 64, 4, 1)],
+        [(128, 64, 8, 1), (64, 64, 4, 1)],
         [(32, 32, 4, 1), (64, 32, 8, 1)],
     ),
     "ieee": (
@@ -221,19 +222,19 @@ TILES: dict[str, tuple[list[tuple[int, int, int, int]], ...]] = {
 }
 
 
-def candidates(d: int, dtype: torch.dtype, precision: str) -> list[tuner.Config]:
+def candidates(d: int, dtype: torch.dtype, precision: str, card: Card = H200) -> list[tuner.Config]:
     """Return launch configurations to try for a head dimension and a dtype, the safest first.
 
-    BLOCK_M, BLOCK_N, BLOCK_D, num_warps and num_stages. The first is what runs untuned (in the
-    interpreter, or while a CUDA graph is captured): it fits the shared memory of an A100 and
-    an H100, and up to d = 128, without masks, all values find room in registers.
+    BLOCK_M, BLOCK_N, BLOCK_D, num_warps and num_stages, smaller where `card` has no room for them
+    (stages/common/fit.py). The first is what runs untuned (in the interpreter, or while a CUDA
+    graph is captured): up to d = 128, without masks, all values find room in registers.
     """
-    return [as_config(tile, d) for tile in of_size(TILES, d, dtype, precision)]
+    return fit_each(TILES, FORWARD, d, dtype, precision, card)
 
 
-def launch_config(d: int, dtype: torch.dtype, precision: str) -> tuner.Config:
+def launch_config(d: int, dtype: torch.dtype, precision: str, card: Card = H200) -> tuner.Config:
     """Return the configuration that runs untuned: the first of the candidates."""
-    return candidates(d, dtype, precision)[0]
+    return candidates(d, dtype, precision, card)[0]
 
 
 def forward(
@@ -253,7 +254,7 @@ def forward(
     B, H, Nq, d = q.shape
     Hk, Nk = k.shape[1:3]
     o = torch.empty((B, H, Nq, d), dtype=q.dtype, device=q.device)
-    precision = input_precision(q)
+    precision, card = input_precision(q), card_of(q.device)
     q, k, v = loadable(q), loadable(k), loadable(v)
     if seqlens_k is not None:
         seqlens_k = seqlens_k.contiguous()  # the kernel takes no stride for it
@@ -272,12 +273,12 @@ def forward(
     with launching(q):
         if config is None:
             config = tuner.choose(
-                attention_kernel, candidates(d, q.dtype, precision), launch, q,
+                attention_kernel, candidates(d, q.dtype, precision, card), launch, q,
                 kind=(precision, d, causal), sizes=(B * H, Nq, Nk),
             )  # fmt: skip
         launch(config)
         if precision == "bf16x6":
-            launch(launch_config(d, q.dtype, "ieee"), "ieee", redo=True)
+            launch(launch_config(d, q.dtype, "ieee", card), "ieee", redo=True)
     return o
 
 
@@ -316,12 +317,13 @@ def skipped_blocks(
     """Return how many KV tiles each q block never visited, counted by the kernel as it runs.
 
     (B, H, ceil(Nq / BLOCK_M)) int32, of ceil(Nk / BLOCK_N) tiles each, in the untuned
-    configuration (`launch_config`), so that the count is the same on every machine. Raises as
+    configuration (`launch_config`), so that the count is the same on all cards that have room for
+    it. Raises as
     `attend` does.
     """
     check_inputs(STAGE, q, k, v, causal=causal, seqlens_k=seqlens_k)
     B, H, Nq, d = q.shape
-    config = launch_config(d, q.dtype, input_precision(q))
+    config = launch_config(d, q.dtype, input_precision(q), card_of(q.device))
     shape = (B, H, triton.cdiv(Nq, config["BLOCK_M"]))
     skipped = torch.empty(shape, dtype=torch.int32, device=q.device)
     forward(q, k, v, causal, seqlens_k, skipped=skipped, config=config)
@@ -336,5 +338,5 @@ def skip_ratio(
     Raises as `attend` does.
     """
     skipped = skipped_blocks(q, k, v, causal=causal, seqlens_k=seqlens_k)
-    config = launch_config(q.shape[3], q.dtype, input_precision(q))
+    config = launch_config(q.shape[3], q.dtype, input_precision(q), card_of(q.device))
     return skipped.double().mean().item() / triton.cdiv(k.shape[2], config["BLOCK_N"])

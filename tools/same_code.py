@@ -8,7 +8,8 @@ whether the instructions (the cubins' .text sections) and the shared memory are 
 bit: if so, an edit between the two changed neither the speed nor the results. Names of files,
 kernels and variables don't count. The exit code is 1 where something differs or is in one of the
 two only. With --note the records under results/ that have the code of a stage before are given its
-code of now, where all of its kernels are the same: the pages don't call them edited since.
+code of now, where all of its kernels are the same for the dtypes of the record, float32 in each way
+of multiplying it apart: the pages don't call them edited since.
 """
 
 import argparse
@@ -35,6 +36,7 @@ FORWARD = {
     (64, "THREE_CTAS"): ("causal", "masked"),
 }
 BACKWARD = ("plain", "keys", "causal", "lengths", "masked")
+FLOAT32 = ("float32", "tf32", "bf16x6")  # 'float32' is that of a CPU, and of old GPUs
 TRITON = ("s04_triton_lite", "s05_triton_online", "s06_triton_flash2", "s07_triton_training",
           "s08_triton_split_kv")  # fmt: skip
 
@@ -60,7 +62,7 @@ def jobs() -> Iterator[tuple[str, tuple[Any, ...]]]:
     for d in (64, 128):
         yield from (("backward", (d, "bfloat16", "", flags)) for flags in BACKWARD)
     for stage in TRITON:
-        for d, dtype in ((64, "float16"), (128, "float16"), (64, "float32"), (64, "tf32")):
+        for d, dtype in ((64, "float16"), (128, "float16"), *((64, how) for how in FLOAT32)):
             yield from ((stage, (d, dtype, 90, flags)) for flags in ("plain", "masked"))
 
 
@@ -138,18 +140,35 @@ def codes_of(checkout: Path) -> dict[int, str]:
     return {int(number): code for number, code in json.loads(done.stdout).items()}
 
 
-def note(before: dict[int, str], now: dict[int, str], same: set[int], results: Path) -> list[str]:
-    """Give the records in `results` the code of now for the stages that are the `same`.
+def dtypes_of(cells: list[dict[str, Any]]) -> set[str]:
+    """The dtypes of a stage's cells as `jobs` names them: all of 16 bits are 'float16'."""
+    found = set()
+    for cell in cells:
+        dtype = cell.get("dtype") or "float16"
+        if dtype == "float32" and cell["device"] == "cuda":
+            dtype = "tf32" if cell["precision"] == "tf32" else "bf16x6"
+        found.add("float16" if dtype == "bfloat16" else dtype)
+    return found
 
-    Returns the names of the files that are changed.
+
+def note(
+    before: dict[int, str], now: dict[int, str], same: dict[int, set[str]], results: Path
+) -> list[str]:
+    """Give the records in `results` the code of now for the stages that are the same.
+
+    `same` has the dtypes in which each stage is (`dtypes_of`). Returns the names of the files that
+    are changed.
     """
     changed = []
     for path in sorted(results.glob("*/*.jsonl")):
         first, *rest = path.read_text(encoding="utf-8").splitlines(keepends=True)
         env = json.loads(first)
+        cells = [json.loads(line) for line in rest]
         for stage in env.get("rungs", []):
             number = stage["stage"]
-            if number in same and stage.get("code") == before.get(number):
+            dtypes = dtypes_of([cell for cell in cells if cell.get("stage") == number])
+            known = number in same and stage.get("code") == before.get(number)
+            if known and dtypes <= same[number]:
                 stage["code"] = now[number]
         line = json.dumps(env, allow_nan=False) + "\n"
         if line != first:
@@ -174,13 +193,19 @@ if __name__ == "__main__":
         same = "same" if before.get(what) == now.get(what) else "DIFFERS"
         print(f"{what:60} {same if what in before and what in now else 'in one only'}")
     if given.note:
-        own_jobs = {9: [*PLACES], **{int(stage[1:3]): [stage] for stage in TRITON}}
-        alike = {what for what in {*before, *now} if before.get(what) == now.get(what)}
-        noted = {
-            number
-            for number, own in own_jobs.items()
-            if all(what in alike for what in {*before, *now} if what.split()[0] in own)
-        }
+        # what computes a stage's results: its kernels, and those that it launches of other stages
+        kernels_of = {int(stage[1:3]): {stage} for stage in TRITON}
+        kernels_of[7] |= kernels_of[6]
+        kernels_of[9] = {*PLACES} | kernels_of[7]
+        noted: dict[int, set[str]] = {}
+        for number, own in kernels_of.items():
+            of_dtype: dict[str, list[bool]] = {}
+            for what in {*before, *now}:
+                which, *about = what.split()
+                if which in own:
+                    dtype = "float16" if "bfloat16" in about else about[2]
+                    of_dtype.setdefault(dtype, []).append(before.get(what) == now.get(what))
+            noted[number] = {dtype for dtype, same in of_dtype.items() if all(same)}
         codes = codes_of(given.before.resolve()), codes_of(ROOT)
         print(*note(*codes, noted, ROOT / "results"), sep="\n")
     sys.exit(before != now)

@@ -12,7 +12,10 @@ from pathlib import Path
 from attention_ladder.models import views
 from course.report import comparisons, course, front, hopper, profile, sources
 from course.report.text import CPU, DOCS, GPU, ROOT, SIZES, as_shown
+from harness.problems.cost import hbm_bytes
+from harness.problems.problem import YARDSTICK, Problem
 from harness.records.jsonl import read
+from harness.records.schema import Record
 from harness.views import machine, plots, roofline
 from harness.views.look import DARK, LOOKS
 
@@ -127,6 +130,40 @@ def markers(name: str) -> tuple[str, str]:
     return f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
 
 
+def under_roofs() -> tuple[list[Record], list[Record]]:
+    """The stages, from env lines, and the cells of the roofline: one size, in two dtypes.
+
+    In float32 with its own products ('ieee', of an older commit), then with those of 16 bits.
+    """
+    files = [GPU / f"roofline-{name}.jsonl" for name in ("float16", "ieee", "float32")]
+    runs = [read(path) for path in files if path.exists()] or older()
+    return [stage for env, _ in runs for stage in env["rungs"]], [c for _, own in runs for c in own]
+
+
+def older() -> list[tuple[Record, list[Record]]]:
+    """What other files have of that size, until there are files of the roofline's own.
+
+    Those of `ladder bench` counted stage 3's bytes as if it were fused.
+    """
+    size = {"h": 32, "nk": 4096, "d": 64, "causal": False}
+    runs = []
+    for name, precision, numbers in (
+        ("bench-steps", "float16", (5,)),
+        ("hopper-float16", "float16", (3, 6, 9, 101, 105)),
+        ("table-4.2", "ieee", (3, 5, 102)),
+    ):
+        env, cells = read(GPU / f"{name}.jsonl")
+        found = {}
+        for cell in cells:
+            wanted = size | {"precision": precision}
+            if wanted.items() <= cell.items() and cell["stage"] in numbers:
+                traffic = "three-kernel" if cell["stage"] == YARDSTICK else "fused"
+                moved = hbm_bytes(Problem.from_json(cell), traffic)
+                found[cell["stage"]] = cell | {"paired": False, "hbm_bytes": moved}
+        runs.append((env, list(found.values())))
+    return runs
+
+
 def draw(folder: Path) -> list[Path]:
     """Draw the pictures of README and docs into `folder`, for light pages and for dark ones."""
     env, cells = read(GPU / "table-4.2.jsonl")
@@ -139,9 +176,8 @@ def draw(folder: Path) -> list[Path]:
     tf32 = [cell for cell in error_cells if cell["precision"] == "tf32"]
     every = {"rungs": [stage for each in (env, tour_env, error_env) for stage in each["rungs"]]}
     _, ceilings = read(GPU / "ceilings.jsonl", "ceiling")
-    # no smaller N than the others have: tiny calls, which only launch, would shrink the roof
-    one_head = [c for c in tour if c["d"] == 64 and c["nk"] >= min(each["nk"] for each in many)]
-    roofs = [panel for each in (many, one_head) for panel in roofline.panels(each, ceilings)]
+    rungs, cells = under_roofs()
+    roofs = roofline.panels(cells, ceilings)
     io_env, io = read(GPU / "io.jsonl", "io")
     hopper_env, walks = read(GPU / "hopper-io.jsonl", "io")
     timeline_env, timeline = read(GPU / "hopper-timeline.jsonl", "timeline")
@@ -152,7 +188,7 @@ def draw(folder: Path) -> list[Path]:
         for measure, shown in (("time", tour + many), ("memory", tour + many), ("error", errors)):
             path = folder / f"{measure}{look.suffix}.png"
             written.append(plots.plot_one(every, shown, measure, path, look=look))
-        written.append(roofline.draw(every, roofs, folder, dark=look is DARK))
+        written.append(roofline.draw({"rungs": rungs}, roofs, folder, dark=look is DARK))
         for name, files in (
             ("bench-004", {"tflops": "rate"}),
             ("bench-001-train", {

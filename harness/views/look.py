@@ -16,6 +16,7 @@ from harness.problems.problem import PEERS_FROM
 from harness.records.files import whole
 
 DPI = 110
+HOLLOW = "hollow: wrong by design"
 NOTHING = "none"  # matplotlib's word for a colour that isn't drawn
 
 # One for each of stages 0 to 10, then again from the first. Each has a contrast of 3 or more to
@@ -168,6 +169,39 @@ def picture(
             figure.savefig(draft)
 
 
+def draw_lines(
+    axis: Any, found: Mapping[tuple[int, str], Sequence[tuple[float, float, bool]]],
+    labels: Mapping[tuple[int, str], str], style: Style, look: Look,
+    aside: Mapping[tuple[int, str], float] = {},
+) -> None:  # fmt: skip
+    """Draw one line per stage of `style` through its points (x, y, ok); not ok is hollow.
+
+    The first lines are the widest, so that they stay visible under those drawn on top of them.
+    `aside`: how far right of its points a stage is drawn, in points of type.
+    """
+    from matplotlib.transforms import ScaledTranslation
+
+    for index, (stage, mark) in enumerate(style.items()):
+        points = found.get(stage)
+        if not points:
+            continue
+        down = index / max(1, len(style) - 1)
+        place: dict[str, Any] = {"markersize": 8.5 if aside else 8.5 - 3.0 * down}
+        if stage in aside:
+            right = ScaledTranslation(aside[stage] / 72, 0, axis.figure.dpi_scale_trans)
+            place["transform"] = axis.transData + right
+        axis.plot(
+            [x for x, _, _ in points], [y for _, y, _ in points], label=labels[stage],
+            markevery=[i for i, (_, _, ok) in enumerate(points) if ok],
+            linewidth=1.4 if aside else 2.8 - 1.4 * down, **place, **mark.line,
+        )  # fmt: skip
+        for x, y in [(x, y) for x, y, ok in points if not ok]:
+            axis.plot(
+                x, y, color=mark.colour, marker=mark.marker, linestyle="none",
+                markerfacecolor=look.ground, **place,
+            )  # fmt: skip
+
+
 def n_axis(axis: Any, sizes: Iterable[int], label: str = "N") -> None:
     """Set a logarithmic N axis with a tick for each of `sizes` that has room, and a grid."""
     shown: list[int] = []
@@ -197,7 +231,8 @@ def legend(figure: Any, axes: Sequence[Any]) -> None:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     ordered = sorted(handles, key=lambda label: int(label.split()[0]))
-    place = {"loc": "outside lower center", "ncols": min(4, len(ordered))}
+    columns = min(4, len(ordered), int(figure.get_figwidth() / 1.9))
+    place = {"loc": "outside lower center", "ncols": columns}
     shown = figure.legend([handles[label] for label in ordered], ordered, fontsize=9, **place)
     for text in shown.get_texts():
         text.set_parse_math(False)  # a stage's title is no formula

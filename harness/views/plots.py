@@ -19,12 +19,23 @@ from harness.problems.problem import DIRECTIONS, PEERS_FROM
 from harness.records.schema import Record
 from harness.views import groups
 from harness.views.groups import Stage
-from harness.views.look import LIGHT, Look, Style, legend, marks, n_axis, note_below, picture
+from harness.views.look import (
+    HOLLOW,
+    LIGHT,
+    Look,
+    Style,
+    draw_lines,
+    legend,
+    marks,
+    n_axis,
+    note_below,
+    picture,
+)  # fmt: skip
 from harness.views.ratios import UNITS, comparable, leaders, rate, times_faster
 from harness.views.roofline import roof_of
 
 Cells = Sequence[Record]
-Points = list[tuple[int, float, bool]]  # N, value, whether it is right
+Points = list[tuple[float, float, bool]]  # N, value, whether it is right
 
 # the name of a plot's file -> what it shows
 ALONE = {"time": "time", "memory": "memory", "error": "error"}
@@ -130,31 +141,6 @@ def by_stage(family: Cells, what: str) -> dict[Stage, Points]:
     return found
 
 
-def draw_lines(
-    axis: Any, found: Mapping[Stage, Points], labels: Mapping[Stage, str], style: Style, look: Look
-) -> None:
-    """Draw one line per stage of `style` through its points (x, y, ok); not ok is hollow.
-
-    The first lines are the widest, so that they stay visible under those drawn on top of them.
-    """
-    for index, (stage, mark) in enumerate(style.items()):
-        points = found.get(stage)
-        if not points:
-            continue
-        down = index / max(1, len(style) - 1)
-        size = 8.5 - 3.0 * down
-        axis.plot(
-            [x for x, _, _ in points], [y for _, y, _ in points], label=labels[stage],
-            markevery=[i for i, (_, _, ok) in enumerate(points) if ok],
-            linewidth=2.8 - 1.4 * down, markersize=size, **mark.line,
-        )  # fmt: skip
-        for x, y in [(x, y) for x, y, ok in points if not ok]:
-            axis.plot(
-                x, y, color=mark.colour, marker=mark.marker, markersize=size, linestyle="none",
-                markerfacecolor=look.ground,
-            )  # fmt: skip
-
-
 def in_words(env: Record, cells: Cells, what: str) -> str:
     """The plot in words, as alternative text: both ends of every line, panel by panel."""
     names = groups.labels(env)
@@ -184,7 +170,7 @@ def notes(family: Cells, what: str) -> list[str]:
     said = {
         "interpreted stages: no speed, not shown": what in ("time", "rate", "speedup")
         and any(cell["mode"] == "interpreted" and cell["status"] == "ok" for cell in family),
-        "hollow: wrong by design": not all(ok for _, _, ok in points),
+        HOLLOW: not all(ok for _, _, ok in points),
         "resident set: below 1 MB it tells little": what == "memory"
         and any(cell["memory_meter"] == "process-rss" for cell in family),
     }

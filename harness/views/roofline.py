@@ -1,8 +1,8 @@
 """Roofline plots, made from records alone: a run's cells and the ceilings of its machine.
 
-One panel per dtype and precision. A point is one stage on one problem: its x is the arithmetic
+One panel per family of problems. A point is one stage on one problem: its x is the arithmetic
 intensity, counted flops over counted hbm_bytes (harness/problems/cost.py), its y flops over time.
-The slanted roof is the copy bandwidth times the intensity, the flat one the matrix rate. The bytes
+The slanted roof is the copy bandwidth times the intensity, a flat one the matrix rate. The bytes
 of a point above the slanted roof stayed in a cache. (Williams, Waterman and Patterson 2009.)
 """
 
@@ -18,15 +18,31 @@ from rich.console import Console
 from harness.problems.cost import intensity
 from harness.records.schema import Record
 from harness.records.units import show_rate, significant
-from harness.views.groups import Stage, families, labels, stage_of, title, titles
-from harness.views.look import DARK, DASHES, LIGHT, Look, halo, legend, marks, note_below, picture
+from harness.views.groups import Stage, families, labels, sizes, stage_of, title, titles
+from harness.views.look import (
+    DARK,
+    DASHES,
+    HOLLOW,
+    LIGHT,
+    Look,
+    draw_lines,
+    halo,
+    legend,
+    marks,
+    note_below,
+    picture,
+)  # fmt: skip
 from harness.views.ratios import UNITS, tflops
 from harness.views.table import Column, Table
 
 STAGE_THREADS = {"cpu": 1, "cuda": None}  # a CPU stage is timed with one (measures/timing.py)
 NO_ROOF = "no matrix rate for {} among the ceilings: the bandwidth roof alone"
 NO_SLOPE = "no copy among the ceilings: the matrix roof alone"
+BY_DESIGN = "wrong-by-design"  # the status of stage 4 where N is more than a tile
 ABOVE = "above 100%: bytes counted as memory's stayed in a cache"
+# products that stand for one of float32 -> their dtype and precision, and how many they are
+SPLIT = {"bf16x6": ("bfloat16", "bfloat16", 6), "tf32x3": ("float32", "tf32", 3)}
+ASIDE = 19.0  # points of type between two stages of one intensity, which are drawn side by side
 
 
 @dataclass(frozen=True)
@@ -67,24 +83,38 @@ class Point:
 
 @dataclass(frozen=True)
 class Panel:
-    """One dtype and precision: its roof, and its points, grouped by problems that differ in N."""
+    """Problems that differ in N alone: their roofs, by kind of products, and their points."""
 
-    kind: str
     device: str
-    roof: Roof
-    groups: list[list[Point]]
+    roofs: dict[str, Roof]
+    points: list[Point]
 
     @property
-    def points(self) -> list[Point]:
-        return [point for group in self.groups for point in group]
+    def cells(self) -> list[Record]:
+        return [point.cell for point in self.points]
+
+    @property
+    def one_size(self) -> bool:
+        """Whether all have the same N, so that fused kernels have the same intensity."""
+        return len(sizes(self.cells)) == 1
+
+    def roof(self, point: Point) -> Roof:
+        return self.roofs[kind_of(point.cell)]
+
+    @property
+    def top(self) -> Roof:
+        """The highest of the roofs."""
+        return max(self.roofs.values(), key=lambda roof: roof.matrix or 0)
 
 
 def place(cell: Record) -> Point | None:
-    """The point of a cell that is ok, timed alone, not interpreted, and a forward pass; or None.
+    """The point of a cell that was timed alone, not interpreted, in a forward pass; or None.
 
-    A CPU stage in a run on a GPU has no point: the ceilings are the GPU's.
+    It is ok, or wrong by design. A CPU stage in a run on a GPU has no point: the ceilings are the
+    GPU's.
     """
-    if cell["status"] != "ok" or cell["mode"] == "interpreted" or cell["paired"]:
+    right = cell["status"] in ("ok", BY_DESIGN)
+    if not right or cell["mode"] == "interpreted" or cell["paired"]:
         return None
     if not cell["time_ms"] or not cell["flops"] or cell["direction"] != "fwd":
         return None
@@ -94,33 +124,34 @@ def place(cell: Record) -> Point | None:
 
 
 def kind_of(cell: Record) -> str:
-    """The dtype, and the precision of its products: 'float32 ieee', 'float16'."""
-    same = cell["precision"] == cell["dtype"]
-    return str(cell["dtype"]) if same else f"{cell['dtype']} {cell['precision']}"
+    """The dtype, and how its products are made: 'float32 ieee', 'float32 bf16x6', 'float16'."""
+    made = cell.get("products")
+    how = made if made in SPLIT else cell["precision"]
+    return str(cell["dtype"]) if how == cell["dtype"] else f"{cell['dtype']} {how}"
 
 
 def roof_of(cell: Record, ceilings: Sequence[Record]) -> Roof:
-    """The roof of a cell's dtype, precision, device and threads among the ceilings."""
+    """The roof of a cell's products, device and threads among the ceilings."""
     device = cell["device"]
     own = [c for c in ceilings if (c["device"], c["threads"]) == (device, STAGE_THREADS[device])]
-    kind = ("matmul", cell["dtype"], cell["precision"])
-    matrix = [c["value"] for c in own if (c["what"], c["dtype"], c["precision"]) == kind]
+    usual = cell["dtype"], cell["precision"], 1
+    dtype, precision, parts = SPLIT.get(str(cell.get("products")), usual)
+    kind = ("matmul", dtype, precision)
+    matrix = [c["value"] / parts for c in own if (c["what"], c["dtype"], c["precision"]) == kind]
     copy = [c["value"] for c in own if c["what"] == "copy"]
     return Roof(max(matrix, default=None), max(copy, default=None))
 
 
 def panels(cells: Sequence[Record], ceilings: Sequence[Record]) -> list[Panel]:
     """The panels of a run, in the order of the cells; points by stage, then by N."""
-    found: dict[str, list[list[Point]]] = {}
+    found = []
     for family in families(cells):
-        group = [point for cell in family if (point := place(cell)) is not None]
-        if group:
-            group.sort(key=lambda point: (point.stage, point.cell["nk"], point.cell["nq"]))
-            found.setdefault(kind_of(family[0]), []).append(group)
-    return [
-        Panel(kind, groups[0][0].cell["device"], roof_of(groups[0][0].cell, ceilings), groups)
-        for kind, groups in found.items()
-    ]
+        points = [point for cell in family if (point := place(cell)) is not None]
+        if points:
+            points.sort(key=lambda point: (point.stage, point.cell["nk"], point.cell["nq"]))
+            roofs = {kind_of(point.cell): roof_of(point.cell, ceilings) for point in points}
+            found.append(Panel(family[0]["device"], roofs, points))
+    return found
 
 
 def share(point: Point, roof: Roof) -> float | None:
@@ -130,32 +161,34 @@ def share(point: Point, roof: Roof) -> float | None:
 
 
 def show(env: Record, found: Sequence[Panel], console: Console) -> None:
-    """Print the points as text: one table per group, and the roof below those of a panel."""
+    """Print the points as text: one table per panel, and its roofs below."""
     for panel in found:
-        roof = panel.roof
-        parts = [show_rate(roof.matrix, "TFLOP/s")] if roof.matrix is not None else []
-        parts += [show_rate(roof.bandwidth, "TB/s")] if roof.bandwidth is not None else []
-        parts += [f"they meet at {significant(roof.ridge)} FLOP/byte"] if roof.ridge else []
-        lines = [f"roof of {panel.kind}: {', '.join(parts)}"] if parts else []
-        lines += roof.missing(panel.kind)
-        if any((share(point, roof) or 0) > 1 for point in panel.points):
+        lines = []
+        for kind, roof in panel.roofs.items():
+            parts = [show_rate(roof.matrix, "TFLOP/s")] if roof.matrix is not None else []
+            parts += [show_rate(roof.bandwidth, "TB/s")] if roof.bandwidth is not None else []
+            parts += [f"they meet at {significant(roof.ridge)} FLOP/byte"] if roof.ridge else []
+            lines += [f"roof of {kind}: {', '.join(parts)}"] if parts else []
+            lines += roof.missing(kind)
+        if any((share(point, panel.roof(point)) or 0) > 1 for point in panel.points):
             lines.append(ABOVE)
-        for group in panel.groups:
-            console.print(table_of(env, group, roof, lines if group is panel.groups[-1] else ()))
+        console.print(table_of(env, panel, lines))
         console.print()
 
 
-def table_of(env: Record, group: Sequence[Point], roof: Roof, notes: Sequence[str]) -> Table:
-    """A table of the points of one group, one row each."""
+def table_of(env: Record, panel: Panel, notes: Sequence[str]) -> Table:
+    """A table of the points of one panel, one row each."""
     headers = ("#", "stage", "N", "FLOP/byte", "rate", "% of the roof", "roof")
     names, rows = titles(env), []
-    for point in group:
-        who = [str(point.cell["stage"]), names[point.stage], str(point.cell["nk"])]
+    for point in panel.points:
+        roof, wrong = panel.roof(point), point.cell["status"] == BY_DESIGN
+        name = names[point.stage] + f" ({BY_DESIGN})" * wrong
+        who = [str(point.cell["stage"]), name, str(point.cell["nk"])]
         rate = [significant(point.x), show_rate(point.y, "TFLOP/s"), show_share(share(point, roof))]
         lower = "-" if roof.ridge is None else "memory" if point.x < roof.ridge else "matrix"
         rows.append([*who, *rate, lower])
     columns = [Column(header, left=header in ("stage", "roof")) for header in headers]
-    return Table(columns, rows, title([point.cell for point in group], any_n=True), notes, gap=2)
+    return Table(columns, rows, title(panel.cells, any_n=True), notes, gap=2)
 
 
 def show_share(part: float | None) -> str:
@@ -166,68 +199,81 @@ def show_share(part: float | None) -> str:
 def draw(env: Record, found: Sequence[Panel], folder: Path, dark: bool = False) -> Path:
     """Write roofline.png into `folder`, or roofline-dark.png where it is to be `dark`.
 
-    One colour and marker per stage, one dash per family of problems, N beside the points. Raises
-    ImportError where matplotlib is missing.
+    One colour and marker per stage. Where a panel has several N, they are at the points; where it
+    has one, the stages' numbers. Raises ImportError where matplotlib is missing.
     """
     look = DARK if dark else LIGHT
-    names = labels(env)
     style = marks(point.stage for panel in found for point in panel.points)
     path = folder / f"roofline{look.suffix}.png"
-    with picture(path, look, len(found), 2, 5.4, 4.6) as (figure, axes):
+    with picture(path, look, len(found), 2 if len(found) > 2 else 1, 5.2, 4.0) as (figure, axes):
         for axis, panel in zip(axes, found, strict=True):
-            frame(axis, panel, look)
-        for stage, mark in style.items():
-            axes[0].plot([], [], color=mark.colour, marker=mark.marker, label=names[stage])
-        legend(figure, axes[:1])
+            frame(axis, panel)
+            draw_lines(axis, by_stage(panel), labels(env), style, look, aside(panel))
+        legend(figure, axes)
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # the code below needs final positions
         for axis, panel in zip(axes, found, strict=True):
-            draw_roof(axis, panel, look)
-            scale = UNITS[panel.device][1]
-            for dash, group in enumerate(panel.groups):
-                for stage, mark in style.items():
-                    own = [(point.x, scale * point.y) for point in group if point.stage == stage]
-                    line = mark.line | {"linestyle": DASHES[dash % len(DASHES)]}
-                    axis.plot(*zip(*own), markersize=6, linewidth=1.4, **line)
-            draw_names(axis, panel, look)
+            draw_roofs(axis, panel, look)
+            draw_numbers(axis, panel, look) if panel.one_size else draw_names(axis, panel, look)
     return path
 
 
-def frame(axis: Any, panel: Panel, look: Look) -> None:
-    """Set scales, title, labels with units, a note on missing roofs, a legend of the dashes."""
-    from matplotlib.lines import Line2D
+def by_stage(panel: Panel) -> dict[Stage, list[tuple[float, float, bool]]]:
+    """The points of each stage, by number: FLOP/byte, the rate in the device's unit, whether ok."""
+    found: dict[Stage, list[tuple[float, float, bool]]] = {}
+    for each in panel.points:
+        y = UNITS[panel.device][1] * each.y
+        found.setdefault(each.stage, []).append((each.x, y, each.cell["status"] == "ok"))
+    return found
 
-    (unit, scale), roof = UNITS[panel.device], panel.roof
+
+def side_by_side(panel: Panel) -> list[list[Stage]]:
+    """The stages of a panel with one N, those of one intensity together.
+
+    Fused kernels have the same at the same N, and often nearly the same rate.
+    """
+    found: dict[str, list[Stage]] = {}
+    for stage, points in by_stage(panel).items():
+        found.setdefault(significant(points[0][0]), []).append(stage)
+    return list(found.values()) if panel.one_size else []
+
+
+def aside(panel: Panel) -> dict[Stage, float]:
+    """How far beside its place each stage is drawn, in points of type."""
+    return {
+        stage: ASIDE * (index - (len(near) - 1) / 2)
+        for near in side_by_side(panel)
+        for index, stage in enumerate(near)
+    }
+
+
+def frame(axis: Any, panel: Panel) -> None:
+    """Set scales, title, labels with units, notes on missing roofs and hollow marks."""
+    (unit, scale), roof = UNITS[panel.device], panel.top
     xs, ys = ([getattr(point, way) for point in panel.points] for way in "xy")
     axis.set(
         xscale="log", yscale="log",
         # room for the points, the ridge and text; a slanted roof without a flat one may run out
-        xlim=(min(*xs, roof.ridge or xs[0]) / 4, max(*xs, roof.ridge or 0) * 3),
-        ylim=(scale * min(ys) / 3, scale * max(*ys, roof.matrix or 0) * 3),
+        xlim=(min(*xs, roof.ridge or xs[0]) / 3, max(*xs, roof.ridge or 0) * 8),
+        ylim=(scale * min(ys) / 2, scale * max(*ys, roof.matrix or 0) * 2),
         xlabel="arithmetic intensity (FLOP per HBM byte, counted)", ylabel=f"achieved ({unit})",
     )  # fmt: skip
     axis.grid(True, which="major")
-    shared, apart = differences(
-        [title([point.cell for point in group], any_n=True) for group in panel.groups]
-    )
-    axis.set_title(f"{shared}; N at the points", fontsize=9)
-    if len(panel.groups) > 1:
-        handles = [
-            Line2D([], [], color=look.ink, linestyle=DASHES[dash % len(DASHES)], label=label)
-            for dash, label in enumerate(apart)
-        ]
-        axis.legend(handles=handles, loc="lower right", fontsize=7, frameon=False, handlelength=3)
-    note_below(axis, roof.missing(panel.kind))
+    said = title(panel.cells, any_n=not panel.one_size)
+    axis.set_title(said if panel.one_size else f"{said}; N at the points", fontsize=9)
+    notes = [note for kind, each in panel.roofs.items() for note in each.missing(kind)]
+    wrong = any(cell["status"] == BY_DESIGN for cell in panel.cells)
+    note_below(axis, [*dict.fromkeys(notes), *[HOLLOW] * wrong])
 
 
-def draw_roof(axis: Any, panel: Panel, look: Look) -> None:
-    """Draw the known roofs up to where they meet, each with its value."""
-    roof, scale = panel.roof, UNITS[panel.device][1]
+def draw_roofs(axis: Any, panel: Panel, look: Look) -> None:
+    """Draw the known roofs up to where they meet, each with its value; the first one's solid."""
+    roof, scale = panel.top, UNITS[panel.device][1]
     low, high = axis.get_xlim()
     (x0, y0), (x1, y1) = axis.transData.transform([(1.0, 1.0), (10.0, 10.0)])
     slant = degrees(atan2(y1 - y0, x1 - x0))  # of y = c x on logarithmic scales
     line: dict[str, Any] = {"color": look.ink, "linewidth": 2.2, "solid_capstyle": "round"}
-    words: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "va": "bottom"}
+    words: dict[str, Any] = {"textcoords": "offset points", "fontsize": 9, "va": "bottom"}
     if roof.bandwidth is not None:
         rate, ends = scale * roof.bandwidth, [low, roof.ridge or high]
         axis.plot(ends, [rate * x for x in ends], **line)
@@ -236,10 +282,40 @@ def draw_roof(axis: Any, panel: Panel, look: Look) -> None:
         text = f"copy {show_rate(roof.bandwidth, 'TB/s')}"
         axis.annotate(text, (left, rate * left), xytext=(-2, 5), rotation=slant,
                       rotation_mode="anchor", **words)  # fmt: skip
-    if roof.matrix is not None:
-        axis.plot([roof.ridge or low, high], [scale * roof.matrix] * 2, **line)
-        text = f"{panel.kind} products {show_rate(roof.matrix, 'TFLOP/s')}"
-        axis.annotate(text, (high, scale * roof.matrix), xytext=(-4, 4), ha="right", **words)
+    for dash, (kind, each) in zip(DASHES, panel.roofs.items()):
+        if each.matrix is not None:
+            ends = [each.ridge or low, high]
+            axis.plot(ends, [scale * each.matrix] * 2, linestyle=dash, **line)
+            text = f"{kind.split()[-1]} products {show_rate(each.matrix, 'TFLOP/s')}"
+            # the points are right below the highest roof: a lower one is named at its left end
+            start = (high, -4, "right") if each is roof else (ends[0], 16, "left")
+            place = {"xytext": (start[1], 4), "ha": start[2]}
+            axis.annotate(text, (start[0], scale * each.matrix), **place, **words)
+
+
+def draw_numbers(axis: Any, panel: Panel, look: Look) -> None:
+    """Write each stage's number above its mark, and what those side by side have in common.
+
+    That is their intensity, below them; and, left of the first that has points of several kinds of
+    products, which kind each of these is.
+    """
+    shift, found = aside(panel), by_stage(panel)
+    words = {"textcoords": "offset points", "fontsize": 9, "path_effects": halo(look)}
+    for stage, points in found.items():
+        x, y, _ = max(points, key=lambda point: point[1])
+        axis.annotate(str(stage[0]), (x, y), xytext=(shift[stage], 7), ha="center", **words)
+    for near in side_by_side(panel):
+        x, y, _ = min((point for stage in near for point in found[stage]), key=lambda each: each[1])
+        if len(near) > 1:
+            said = f"side by side: all have {x:.4g} FLOP/byte"
+            axis.annotate(said, (x, y), xytext=(0, -10), ha="center", va="top", **words)
+        for stage in near:
+            kinds = [kind_of(p.cell).split()[-1] for p in panel.points if p.stage == stage]
+            if len(set(kinds)) > 1:
+                for kind, (x, y, _) in zip(kinds, found[stage], strict=True):
+                    place = {"xytext": (shift[stage] - 7, 0), "ha": "right", "va": "center"}
+                    axis.annotate(kind, (x, y), **place, **words)
+                break
 
 
 def draw_names(axis: Any, panel: Panel, look: Look) -> None:
@@ -269,14 +345,6 @@ def draw_names(axis: Any, panel: Panel, look: Look) -> None:
 
 def by_weight(panel: Panel) -> list[Point]:
     """The points of a panel: first and last of each stage's line, then those between."""
-    lines = [list(line) for group in panel.groups for _, line in groupby(group, lambda x: x.stage)]
+    lines = [list(line) for _, line in groupby(panel.points, lambda point: point.stage)]
     ends = [point for line in lines for point in line[:1] + line[1:][-1:]]
     return ends + [point for line in lines for point in line[1:-1]]
-
-
-def differences(labels: Sequence[str]) -> tuple[str, list[str]]:
-    """Split comma-separated titles into the parts that all share, and the rest of each."""
-    parts = [label.split(", ") for label in labels]
-    shared = [part for part in parts[0] if all(part in other for other in parts)]
-    apart = [", ".join(part for part in own if part not in shared) for own in parts]
-    return ", ".join(shared), apart

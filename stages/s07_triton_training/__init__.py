@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from stages.common import operators, tuner
+from stages.common.fit import card_of
 from stages.common.inputs import autocast
 from stages.common.kernels import LOG2_E, loadable
 from stages.common.machine import launching
@@ -71,13 +72,13 @@ def launch(
     B, H, Nq, d = q.shape
     Hk, Nk = k.shape[1:3]
     scale = d**-0.5
-    precision = input_precision(q)
+    precision, card = input_precision(q), card_of(q.device)
     kind = precision, d, causal
     delta, checked = (
         torch.empty((B, H, Nq), dtype=torch.float32, device=q.device) for _ in range(2)
     )
-    for_keys = candidates("dk_dv_kernel", d, q.dtype, precision)
-    for_rows = candidates("dq_kernel", d, q.dtype, precision)
+    for_keys = candidates("dk_dv_kernel", d, q.dtype, precision, card)
+    for_rows = candidates("dq_kernel", d, q.dtype, precision, card)
     BLOCK_D = for_rows[0]["BLOCK_D"]
     delta_kernel[(triton.cdiv(Nq, 64), H, B)](
         o, do, lse, delta, checked, *o.stride(), *do.stride(), Nq, d, BLOCK_M=64, BLOCK_D=BLOCK_D
@@ -104,7 +105,8 @@ def launch(
         sizes = B * Hk, H // Hk * Nq, Nk
         launch_keys(tuner.choose(dk_dv_kernel, for_keys, launch_keys, q, kind, sizes))
         if precision == "bf16x6":
-            launch_keys(launch_configs(d, q.dtype, "ieee")["dk_dv_kernel"], "ieee", redo=True)
+            config = candidates("dk_dv_kernel", d, q.dtype, "ieee", card)[0]
+            launch_keys(config, "ieee", redo=True)
     if wanted[0]:
         dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
@@ -122,7 +124,8 @@ def launch(
         sizes = B * H, Nq, Nk
         launch_rows(tuner.choose(dq_kernel, for_rows, launch_rows, q, kind, sizes))
         if precision == "bf16x6":
-            launch_rows(launch_configs(d, q.dtype, "ieee")["dq_kernel"], "ieee", redo=True)
+            config = candidates("dq_kernel", d, q.dtype, "ieee", card)[0]
+            launch_rows(config, "ieee", redo=True)
     return dq, dk if wanted[1] else None, dv if wanted[2] else None
 
 

@@ -5,7 +5,8 @@ Read `walk_q_tiles` first: the five products of a tile. `walk_kv_tiles` has thre
 
 import torch
 
-from stages.common.kernels import as_config, of_size, round_to_tf32
+from stages.common.fit import DK_DV, DQ, H200, Card, fit_each
+from stages.common.kernels import round_to_tf32
 from stages.common.no_triton import tl, triton
 from stages.common.products import dot, is_finite
 
@@ -303,8 +304,8 @@ TILES: dict[str, dict[str, tuple[list[tuple[int, int, int, int]], ...]]] = {
         ),
         "tf32": ([(32, 32, 8, 2), (32, 64, 4, 2)], [(32, 32, 8, 1)], [(16, 16, 8, 1)]),
         "bf16x6": (
-            [(32, 64, 4, 1), (32, 128, 8, 1)],
-            [(32, 64, 8, 1), (32, 128, 8, 1), (16, 64, 4, 1)],
+            [(64, 128, 8, 1), (64, 64, 4, 1)],
+            [(16, 64, 4, 1), (32, 128, 8, 1)],
             [(16, 32, 8, 1)],
         ),
         "ieee": ([(32, 32, 8, 2), (32, 32, 4, 2)], [(16, 32, 8, 1)], [(16, 16, 8, 1)]),
@@ -317,7 +318,7 @@ TILES: dict[str, dict[str, tuple[list[tuple[int, int, int, int]], ...]]] = {
         ),
         "tf32": ([(64, 32, 4, 2), (32, 32, 4, 2)], [(32, 32, 8, 1)], [(16, 16, 8, 1)]),
         "bf16x6": (
-            [(64, 64, 4, 1), (128, 64, 8, 1)],
+            [(128, 64, 8, 1), (64, 64, 4, 1)],
             [(64, 32, 4, 1), (128, 32, 8, 1)],
             [(32, 32, 8, 1)],
         ),
@@ -326,11 +327,18 @@ TILES: dict[str, dict[str, tuple[list[tuple[int, int, int, int]], ...]]] = {
 }
 
 
-def candidates(kernel: str, d: int, dtype: torch.dtype, precision: str) -> list[dict[str, int]]:
+WALKS = {"dk_dv_kernel": DK_DV, "dq_kernel": DQ}
+
+
+def candidates(
+    kernel: str, d: int, dtype: torch.dtype, precision: str, card: Card = H200
+) -> list[dict[str, int]]:
     """Return launch configurations to try for one of the two kernels, the safest first."""
-    return [as_config(tile, d) for tile in of_size(TILES[kernel], d, dtype, precision)]
+    return fit_each(TILES[kernel], WALKS[kernel], d, dtype, precision, card)
 
 
-def launch_configs(d: int, dtype: torch.dtype, precision: str) -> dict[str, dict[str, int]]:
+def launch_configs(
+    d: int, dtype: torch.dtype, precision: str, card: Card = H200
+) -> dict[str, dict[str, int]]:
     """kernel -> the configuration that runs untuned: the first of its candidates."""
-    return {kernel: candidates(kernel, d, dtype, precision)[0] for kernel in TILES}
+    return {kernel: candidates(kernel, d, dtype, precision, card)[0] for kernel in TILES}

@@ -31,7 +31,8 @@ from torch import Tensor
 
 from stages.common import operators
 from stages.common.contract import wrong
-from stages.common.kernels import LOG2_E, as_config, loadable, of_size, padded_dim
+from stages.common.fit import FORWARD, H200, Card, card_of, fit, kind_of, of_size, padded_dim
+from stages.common.kernels import LOG2_E, loadable
 from stages.common.machine import launching
 from stages.contract import Stage, check_inputs, input_precision
 
@@ -71,7 +72,7 @@ TILES: dict[str, tuple[Tiles, ...]] = {
     ),
     "ieee": ({16: (64, 4, 2)}, {16: (64, 8, 2)}, {16: (32, 8, 2)}),
 }
-# where it has several, and where the first ones don't fit: these fit 99 KB
+# where it has several
 OF_SEVERAL: dict[str, tuple[Tiles, ...]] = TILES | {
     "half": (
         {16: (128, 4, 3), 32: (128, 4, 3), 64: (128, 4, 3), 128: (64, 8, 3)},
@@ -79,20 +80,27 @@ OF_SEVERAL: dict[str, tuple[Tiles, ...]] = TILES | {
         {16: (64, 4, 2), 32: (64, 4, 2)},
     ),
 }
-SHARED_OF_FIRST = 166_912  # bytes: what a program may have on sm_80, and the first choices fit
 MOST_ROWS = 64  # of a block, where there are more than 128 in all
 
 
 def launch_config(
-    d: int, dtype: torch.dtype, precision: str, rows: int = 1, several: bool = False
+    d: int,
+    dtype: torch.dtype,
+    precision: str,
+    rows: int = 1,
+    several: bool = False,
+    card: Card = H200,
 ) -> dict[str, int]:
     """BLOCK_M, BLOCK_N, BLOCK_D, num_warps and num_stages for `rows` packed rows of a key head.
 
-    several  whether a multiprocessor has more than one program, or little shared memory
+    Smaller ones where `card` has no room for them (stages/common/fit.py).
+
+    several  whether a multiprocessor has more than one program
     """
-    tiles = of_size(OF_SEVERAL if several else TILES, d, dtype, precision)
+    kind = kind_of(dtype, precision, card)
+    tiles = of_size(OF_SEVERAL if several else TILES, d, kind)
     BLOCK_M = min((m for m in tiles if m >= rows), default=min(MOST_ROWS, max(tiles)))
-    return as_config((BLOCK_M, *tiles[BLOCK_M]), d)
+    return fit((BLOCK_M, *tiles[BLOCK_M]), d, FORWARD, kind, card)
 
 
 # The cost model's constants. The unit is the time in which a multiprocessor gets a tile while all
@@ -125,18 +133,6 @@ def choose_splits(programs: int, tiles: int, sms: int, most: int) -> int:
     return min(range(1, max(1, min(tiles, most, -(-4 * sms // programs))) + 1), key=cost)
 
 
-SMS_TO_INTERPRET = 132  # an H200's: in the interpreter the keys are split as they are there
-
-
-def multiprocessors(device: torch.device) -> tuple[int, bool]:
-    """Return how many there are, and whether the first choices of TILES fit their shared memory."""
-    if device.type != "cuda":
-        return SMS_TO_INTERPRET, True
-    card = torch.cuda.get_device_properties(device)
-    shared = getattr(card, "shared_memory_per_block_optin", 0)
-    return card.multi_processor_count, shared >= SHARED_OF_FIRST
-
-
 def plan(
     q: Tensor,
     Hk: int,
@@ -151,8 +147,9 @@ def plan(
     """
     B, H, Nq, d = q.shape
     precision, rows = input_precision(q), Nq * H // Hk
-    sms, roomy = multiprocessors(q.device)
-    first = config or launch_config(d, q.dtype, precision, rows)
+    card = card_of(q.device)
+    sms = card.multiprocessors
+    first = config or launch_config(d, q.dtype, precision, rows, card=card)
     programs = B * Hk * -(-rows // first["BLOCK_M"])
     if splits is None:
         tiles = max(1, -(-Nk // first["BLOCK_N"]))
@@ -160,8 +157,8 @@ def plan(
         # finding the page of a short row takes as long as reading it: two programs hide it
         busy = 2 * sms if paged and d <= 64 else sms
         splits = choose_splits(programs, tiles, busy, kv_bytes // part_bytes)
-    several = programs * splits > sms or not roomy
-    return splits, config or launch_config(d, q.dtype, precision, rows, several)
+    several = programs * splits > sms
+    return splits, config or launch_config(d, q.dtype, precision, rows, several, card)
 
 
 def forward(
@@ -226,7 +223,8 @@ def forward(
                 **({"launch_pdl": True} if early else {}),
             )  # fmt: skip
         if precision == "bf16x6":
-            whole = launch_config(d, q.dtype, "ieee", Nq * H // Hk, several=True)
+            card = card_of(q.device)
+            whole = launch_config(d, q.dtype, "ieee", Nq * H // Hk, several=True, card=card)
             launch(whole, "ieee", splits=1, redo=True)
     return o
 
@@ -237,10 +235,12 @@ def merge_config(splits: int, d: int) -> dict[str, int]:
     return {"BLOCK_S": BLOCK_S, "BLOCK_D": padded_dim(d), "num_warps": 1}
 
 
-def launch_configs(d: int, dtype: torch.dtype, precision: str) -> dict[str, dict[str, int]]:
+def launch_configs(
+    d: int, dtype: torch.dtype, precision: str, card: Card = H200
+) -> dict[str, dict[str, int]]:
     """kernel -> the configuration for one row and many parts."""
     return {
-        "split_kernel": launch_config(d, dtype, precision),
+        "split_kernel": launch_config(d, dtype, precision, card=card),
         "merge_kernel": merge_config(16, d) | {"num_stages": 1},
     }
 

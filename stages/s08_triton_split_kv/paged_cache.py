@@ -23,8 +23,8 @@ from stages.common.contract import (
     why_not_dtype,
     wrong,
 )
+from stages.common.fit import padded_dim
 from stages.common.inputs import check_plain, dtype_name
-from stages.common.kernels import padded_dim
 from stages.common.machine import launching
 from stages.common.no_triton import tl, triton
 

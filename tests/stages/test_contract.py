@@ -21,8 +21,8 @@ from stage_checks import (
 
 import stages
 from harness.records.code import built_in_files, files_of, label, twin_files
-from stages.common import machine
-from stages.common.contract import NEEDS, Stage, StageUnavailable, why_not
+from stages.common import inputs, machine
+from stages.common.contract import NEEDS, Stage, StageUnavailable, why_not, why_not_dtype
 from stages.common.inputs import check_inputs, input_precision
 
 SHAPE = (2, 2, 3, 4, 8)
@@ -278,6 +278,18 @@ def test_interpreted_or_compiled_not_both(monkeypatch, device, interpret, gpu, r
     assert got is None if reason is None else reason in got
 
 
+@for_each([stage for stage in FAKES if "bfloat16" in stage.STAGE.dtypes])
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0)])
+def test_bfloat16_is_refused_where_triton_can_not_multiply_it(stage, capability, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    reason = why_not_dtype(stage.STAGE, "bfloat16", "cuda")
+    assert (reason is None) == (capability == (8, 0) or "triton" not in stage.STAGE.needs)
+    for words in ("from compute capability 8.0", "has 7.5", "use float16 or float32"):
+        assert reason is None or words in reason
+    assert why_not_dtype(stage.STAGE, "float32", "cuda") is None
+
+
 INTERPRETED = [
     stage
     for stage in FAKES
@@ -289,20 +301,28 @@ INTERPRETED = [
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "switch", "precision"),
+    ("device", "dtype", "switch", "capability", "precision"),
     [
-        ("cuda", torch.float32, "ieee", "ieee"),
-        ("cuda", torch.float32, "tf32", "tf32"),
-        ("cuda", torch.float16, "tf32", "ieee"),
-        ("cpu", torch.float32, "tf32", "ieee"),
+        ("cuda", torch.float32, "ieee", (8, 0), "bf16x6"),
+        ("cuda", torch.float32, "tf32", (8, 0), "tf32"),
+        ("cuda", torch.float32, "ieee", (7, 5), "ieee"),
+        ("cuda", torch.float32, "tf32", (7, 5), "ieee"),
+        ("cuda", torch.float16, "tf32", (8, 0), "ieee"),
+        ("cpu", torch.float32, "tf32", (8, 0), "ieee"),
     ],
 )
 @pytest.mark.parametrize("torch_is", ["new", "old"])
-def test_input_precision_follows_torch(monkeypatch, torch_is, device, dtype, switch, precision):
+def test_input_precision_follows_torch_and_the_card(
+    monkeypatch, torch_is, device, dtype, switch, capability, precision
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     state = {"fp32_precision": switch} if torch_is == "new" else {"allow_tf32": switch == "tf32"}
     monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(**state))
+    monkeypatch.setattr(inputs, "asked_for", set())
     x = SimpleNamespace(device=torch.device(device), dtype=dtype)
     assert input_precision(x) == precision
+    # what records call the products, where there is a choice
+    assert inputs.asked_for == ({precision} - {"ieee"})
 
 
 def kernels_with_products(stage):
@@ -315,13 +335,14 @@ def kernels_with_products(stage):
 
 
 @for_each(INTERPRETED)
-@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "bf16x6"])
 def test_triton_stages_state_their_precision(stage, monkeypatch, precision):
     tensors = normal(SHAPE, 0, device=device_of(stage))
     # tl.dot's own default on a GPU is TF32; the interpreter knows one precision, and can't tell
     texts = [path.read_text(encoding="utf-8") for path in files_of(stage.STAGE.number)]
-    dots = re.findall(r"tl\.dot\(.*", "".join(texts))
-    assert dots and all("input_precision=PRECISION" in dot for dot in dots)
+    dots = re.findall(r"\bdot\(.*", "".join(texts))
+    assert dots and all(re.search(r", PRECISION[,)]", dot) for dot in dots)
+    assert "tl.dot(" not in "".join(texts).replace("`tl.dot(", "")
     launched = []
 
     class Kernel:
@@ -329,7 +350,9 @@ def test_triton_stages_state_their_precision(stage, monkeypatch, precision):
             self.name = self.__name__ = name
 
         def __getitem__(self, grid):
-            return lambda *args, **kwargs: launched.append((self.name, kwargs["PRECISION"]))
+            return lambda *args, **options: launched.append(
+                (self.name, options["PRECISION"], options["REDO"])
+            )
 
     expected = set()
     for module in INTERPRETED:  # one stage may launch another's kernels
@@ -342,5 +365,9 @@ def test_triton_stages_state_their_precision(stage, monkeypatch, precision):
         gradients(stage, *tensors)
     else:
         attend(stage, *tensors[:3])
-    assert expected <= {name for name, _ in launched}
-    assert {said for _, said in launched} == {precision}
+    assert expected <= {name for name, *_ in launched}
+    assert {said for _, said, redo in launched if not redo} == {precision}
+    # what six products can't hold is computed once more by each kernel
+    redone = [(name, said) for name, said, redo in launched if redo]
+    again = [(name, "ieee") for name, _, redo in launched if not redo]
+    assert redone == (again if precision == "bf16x6" else [])

@@ -7,15 +7,39 @@ import same_code
 
 def test_only_records_with_the_code_of_before_are_noted(tmp_path):
     (tmp_path / "gpu").mkdir()
-    rest = '{"kind": "cell", "x": 1.50}\n'
+    rest = '{"kind": "cell", "stage": 6, "dtype": "float16", "x": 1.50}\n'
     for name, codes in {"same": "ab", "older": "xb", "none": ""}.items():
         stages = [{"stage": 6 + i, "code": code} for i, code in enumerate(codes)]
         env = {"kind": "env", "rungs": stages}
         (tmp_path / "gpu" / f"{name}.jsonl").write_text(json.dumps(env) + "\n" + rest)
-    changed = same_code.note({6: "a", 7: "b"}, {6: "A", 7: "B"}, {6}, tmp_path)
+    changed = same_code.note({6: "a", 7: "b"}, {6: "A", 7: "B"}, {6: {"float16"}}, tmp_path)
     assert changed == ["gpu/same.jsonl"]
     first, *others = (tmp_path / "gpu" / "same.jsonl").read_text().splitlines(keepends=True)
     assert [stage["code"] for stage in json.loads(first)["rungs"]] == ["A", "b"]
     assert others == [rest]
     older, *_ = (tmp_path / "gpu" / "older.jsonl").read_text().splitlines()
     assert [stage["code"] for stage in json.loads(older)["rungs"]] == ["x", "b"]
+
+
+def test_a_record_is_noted_where_its_own_dtypes_came_out_the_same(tmp_path):
+    """Float32 of a GPU in IEEE is six products, that of a CPU isn't."""
+    (tmp_path / "some").mkdir()
+    cells = {
+        "half": ("bfloat16", "bfloat16", "cuda"), "cpu": ("float32", "ieee", "cpu"),
+        "tf32": ("float32", "tf32", "cuda"), "split": ("float32", "ieee", "cuda"),
+    }  # fmt: skip
+    for name, (dtype, precision, device) in cells.items():
+        cell = {"stage": 6, "dtype": dtype, "precision": precision, "device": device}
+        lines = (
+            {"rungs": [{"stage": 6, "code": "a"}]},
+            cell,
+            cell | {"stage": 3, "dtype": "float64"},
+        )
+        (tmp_path / "some" / f"{name}.jsonl").write_text(
+            "".join(json.dumps(x) + "\n" for x in lines)
+        )
+    same = {6: {"float16", "float32"}}
+    assert same_code.note({6: "a"}, {6: "A"}, same, tmp_path) == [
+        "some/cpu.jsonl",
+        "some/half.jsonl",
+    ]

@@ -1,10 +1,13 @@
 """The roofline, from records made up by hand."""
 
+from math import hypot
+
 import pytest
 from ladder_command import in_turn
 from made_up import make_ceiling, make_cell, make_env, write_run
 
 from harness.views import roofline
+from harness.views.look import DPI
 from harness.views.roofline import Panel, Point, Roof, panels, place, roof_of, share
 
 # 100 TFLOP/s and 4 TB/s: they meet at 25 FLOP/byte
@@ -63,7 +66,7 @@ def test_a_point_is_flops_over_bytes_and_over_time():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"status": "wrong"}, {"status": "wrong-by-design"}, {"mode": "interpreted"}, {"paired": True},
+    [{"status": "wrong"}, {"mode": "interpreted"}, {"paired": True},
      {"status": "skipped", "time_ms": None}, {"time_ms": None}, {"direction": "train"},
      {"device": "cuda", "memory_meter": "process-rss"}, {"flops": 0}],
 )  # fmt: skip
@@ -100,7 +103,19 @@ def test_the_roof_is_of_the_cell_s_own_dtype_precision_device_and_threads():
     assert roof_of(make_cell(), ceilings[:4]) == Roof(None, None)
 
 
-def test_each_dtype_and_precision_has_a_panel():
+def with_products(cell, made):
+    return cell | {"products": made}
+
+
+def test_products_that_stand_for_one_lower_the_roof_of_theirs():
+    ceilings = [ceiling(60.0, dtype="bfloat16", precision="bfloat16"), *gpu_ceilings()]
+    cell = make_cell(**GPU)
+    assert roof_of(with_products(cell, "bf16x6"), ceilings) == Roof(10.0, 4.0)
+    for usual in (cell, with_products(cell, "ieee"), with_products(cell, None)):
+        assert roof_of(usual, ceilings) == Roof(50.0, 4.0)
+
+
+def test_each_family_has_a_panel():
     cells = [
         *gpu_run(),
         make_cell(3, "three", n=1024, d=128, **GPU, **HALF),
@@ -109,14 +124,14 @@ def test_each_dtype_and_precision_has_a_panel():
                   status="wrong"),
     ]  # fmt: skip
     found = panels(cells, gpu_ceilings())
-    assert [panel.kind for panel in found] == ["float16", "float32 ieee", "float32 tf32"]
-    assert [panel.roof.matrix for panel in found] == [100.0, 50.0, None]
-    assert {panel.roof.bandwidth for panel in found} == {4.0}
-    half = found[0]
-    shown = [[(p.stage[0], p.cell["nk"], p.cell["d"]) for p in group] for group in half.groups]
-    assert shown == [
-        [(3, 1024, 64), (3, 4096, 64), (5, 1024, 64), (5, 4096, 64)], [(3, 1024, 128)],
+    assert [[*panel.roofs] for panel in found] == [
+        ["float16"], ["float32 ieee"], ["float16"], ["float32 tf32"],
     ]  # fmt: skip
+    assert [panel.top.matrix for panel in found] == [100.0, 50.0, 100.0, None]
+    assert {panel.top.bandwidth for panel in found} == {4.0}
+    shown = [[(p.stage[0], p.cell["nk"], p.cell["d"]) for p in panel.points] for panel in found]
+    four = [(3, 1024, 64), (3, 4096, 64), (5, 1024, 64), (5, 4096, 64)]
+    assert shown == [four, four, [(3, 1024, 128)], [(3, 1024, 64)]]
     assert panels([make_cell(status="wrong")], gpu_ceilings()) == []
 
 
@@ -132,7 +147,7 @@ def drawn_lines(axis):
 
 
 def test_the_picture_is_the_records(tmp_path, figures):
-    cells = [*gpu_run(), make_cell(3, "three", n=1024, d=128, **GPU, **HALF)]
+    cells = gpu_run()
     found = panels(cells, gpu_ceilings())
     path = roofline.draw(gpu_env(cells), found, tmp_path / "plots")
     assert path == tmp_path / "plots" / "roofline.png"
@@ -144,13 +159,34 @@ def test_the_picture_is_the_records(tmp_path, figures):
     three = lines.pop(((10.0, 10.0), (20.48, 20.48)))  # 10.24 GFLOP in half a ms
     online = lines.pop(((1024.0, 4096.0), (25.0 * 1024, 25.0 * 1024)))
     assert three[0] != online[0] and three[1] != online[1]  # told apart in grey too
-    other = place(cells[-1])
-    thick = lines.pop(((other.x,), (other.y,)))
-    assert thick[:2] == three[:2] and thick[2] != three[2]  # the same stage, another family
     low, high = half.get_xlim()
     assert set(lines) == {((low, 25.0), (4.0 * low, 100.0)), ((25.0, high), (100.0, 100.0))}
     labels = [text.get_text() for text in figures["roofline.png"].legends[0].get_texts()]
     assert labels == ["3 three", "5 online"]
+
+
+def test_each_stage_of_the_legend_is_visible(tmp_path, figures, pixels_of):
+    """At one N all fused kernels have one intensity, and here one rate."""
+    fused = {"flops": 2 * 10**12, "hbm_bytes": 10**9, "time_ms": 40.0}
+    cells = [make_cell(3, "three", n=4096, **GPU, flops=10**10, hbm_bytes=10**9, time_ms=1.0)]
+    cells += [make_cell(n, f"stage{n}", n=4096, **GPU, **fused) for n in (4, *range(5, 10), 102)]
+    cells[1]["status"] = "wrong-by-design"
+    faster = [with_products(c | {"time_ms": 8.0}, "bf16x6") for c in cells if 4 < c["stage"] < 100]
+    ceilings = [ceiling(2400.0, dtype="bfloat16", precision="bfloat16"), *gpu_ceilings()]
+    [panel] = panels([*cells, *faster], ceilings)
+    assert {kind: roof.matrix for kind, roof in panel.roofs.items()} == {
+        "float32 ieee": 50.0, "float32 bf16x6": 400.0,
+    }  # fmt: skip
+    roofline.draw(gpu_env(cells), [panel], tmp_path)
+    marks = pixels_of(figures["roofline.png"])
+    assert len(marks) == 8 and all(marks.values())
+    # stage 4's line draws no mark: a hollow one is on it
+    assert [len(marks[f"{n} stage{n}"]) for n in range(4, 10)] == [1, 2, 2, 2, 2, 2]
+    hollow = [x for x in figures["roofline.png"].axes[0].get_lines() if x.get_markevery() == []]
+    assert [x.get_label() for x in hollow] == ["4 stage4"]
+    every = [spot for spots in marks.values() for spot in spots]
+    for index, (x, y) in enumerate(every):  # none covers another: marks are less than 9 points wide
+        assert all(hypot(x - u, y - v) > 9 * DPI / 72 for u, v in every[:index])
 
 
 def test_a_cpu_is_drawn_in_gflops(tmp_path, figures):
@@ -233,6 +269,6 @@ def test_bad_arguments_are_one_line(tmp_path, arguments, why):
 
 
 def test_the_ends_of_a_line_are_named_first():
-    group = [Point(make_cell(n=n), float(n), 1.0) for n in (1, 2, 3, 4)]
-    panel = Panel("float32 ieee", "cpu", Roof(None, None), [group, group[:1]])
+    three = [Point(make_cell(n=n), float(n), 1.0) for n in (1, 2, 3, 4)]
+    panel = Panel("cpu", {}, [*three, Point(make_cell(5, "online", n=1), 1.0, 1.0)])
     assert [point.cell["nk"] for point in roofline.by_weight(panel)] == [1, 4, 1, 2, 3]
