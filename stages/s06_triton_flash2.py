@@ -146,7 +146,7 @@ def attention_kernel(
     # end of bounds
 
     q_mask = (offs_m[:, None] < Nq) & (offs_d[None, :] < d)
-    if REDO:
+    if REDO:  # only blocks whose numbers six products couldn't hold (stages/common/products.py)
         done = o_ptr + b * stride_ob + h * stride_oh
         done += offs_m[:, None] * stride_om + offs_d[None, :] * stride_od
         if is_finite(done, q_mask):

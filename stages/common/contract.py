@@ -206,6 +206,14 @@ def why_not_dtype(stage: Stage, dtype: str, device: str) -> str | None:
             "bfloat16 is refused in Triton's interpreter, whose tl.dot is silently wrong in it; "
             "use float16 or float32"
         )
+    if dtype == "bfloat16" and stage.mode(device) == "compiled" and not machine.why_no_gpu():
+        have = torch.cuda.get_device_capability()
+        if have < (8, 0):
+            got = ".".join(map(str, have))
+            return (
+                f"Triton multiplies bfloat16 from compute capability 8.0 on; this GPU has {got}: "
+                "use float16 or float32"
+            )
     return None
 
 

@@ -149,18 +149,18 @@ def input_precision(x: Tensor) -> str:
     """How a kernel multiplies float32 `x`: as accurately as torch's own switch promises.
 
     'tf32' where torch.backends.cuda.matmul.fp32_precision (allow_tf32 in older torch) allows it.
-    Where that says 'ieee', which promises float32's accuracy and no unit: 'bf16x6' on a GPU that
-    multiplies bfloat16 (stages/common/products.py), else 'ieee'. On a CPU, and for any other dtype,
+    Where that says 'ieee', which promises float32's accuracy and no unit: 'bf16x6'
+    (stages/common/products.py). On a GPU that has neither, on a CPU, and for any other dtype:
     'ieee'.
     """
     if x.device.type != "cuda" or x.dtype != torch.float32:
         return "ieee"
+    if torch.cuda.get_device_capability(x.device) < (8, 0):
+        return "ieee"  # which has neither TF32 nor bfloat16
     switch = torch.backends.cuda.matmul
     new = hasattr(switch, "fp32_precision")
-    if switch.fp32_precision == "tf32" if new else switch.allow_tf32:
-        precision = "tf32"
-    else:
-        precision = "bf16x6" if torch.cuda.get_device_capability(x.device) >= (8, 0) else "ieee"
+    allowed = switch.fp32_precision == "tf32" if new else switch.allow_tf32
+    precision = "tf32" if allowed else "bf16x6"
     asked_for.add(precision)
     return precision
 

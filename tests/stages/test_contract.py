@@ -22,7 +22,7 @@ from stage_checks import (
 import stages
 from harness.records.code import built_in_files, files_of, label, twin_files
 from stages.common import inputs, machine
-from stages.common.contract import NEEDS, Stage, StageUnavailable, why_not
+from stages.common.contract import NEEDS, Stage, StageUnavailable, why_not, why_not_dtype
 from stages.common.inputs import check_inputs, input_precision
 
 SHAPE = (2, 2, 3, 4, 8)
@@ -278,6 +278,18 @@ def test_interpreted_or_compiled_not_both(monkeypatch, device, interpret, gpu, r
     assert got is None if reason is None else reason in got
 
 
+@for_each([stage for stage in FAKES if "bfloat16" in stage.STAGE.dtypes])
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0)])
+def test_bfloat16_is_refused_where_triton_can_not_multiply_it(stage, capability, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    reason = why_not_dtype(stage.STAGE, "bfloat16", "cuda")
+    assert (reason is None) == (capability == (8, 0) or "triton" not in stage.STAGE.needs)
+    for words in ("from compute capability 8.0", "has 7.5", "use float16 or float32"):
+        assert reason is None or words in reason
+    assert why_not_dtype(stage.STAGE, "float32", "cuda") is None
+
+
 INTERPRETED = [
     stage
     for stage in FAKES
@@ -292,25 +304,25 @@ INTERPRETED = [
     ("device", "dtype", "switch", "capability", "precision"),
     [
         ("cuda", torch.float32, "ieee", (8, 0), "bf16x6"),
-        ("cuda", torch.float32, "ieee", (12, 0), "bf16x6"),
+        ("cuda", torch.float32, "tf32", (8, 0), "tf32"),
         ("cuda", torch.float32, "ieee", (7, 5), "ieee"),
-        ("cuda", torch.float32, "tf32", (9, 0), "tf32"),
-        ("cuda", torch.float16, "tf32", (9, 0), "ieee"),
-        ("cpu", torch.float32, "tf32", None, "ieee"),
+        ("cuda", torch.float32, "tf32", (7, 5), "ieee"),
+        ("cuda", torch.float16, "tf32", (8, 0), "ieee"),
+        ("cpu", torch.float32, "tf32", (8, 0), "ieee"),
     ],
 )
 @pytest.mark.parametrize("torch_is", ["new", "old"])
-def test_input_precision_follows_torch(
+def test_input_precision_follows_torch_and_the_card(
     monkeypatch, torch_is, device, dtype, switch, capability, precision
 ):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     state = {"fp32_precision": switch} if torch_is == "new" else {"allow_tf32": switch == "tf32"}
     monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(**state))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(inputs, "asked_for", set())
     x = SimpleNamespace(device=torch.device(device), dtype=dtype)
     assert input_precision(x) == precision
-    noted = (device, dtype) == ("cuda", torch.float32)  # what records call the products
-    assert inputs.asked_for == ({precision} if noted else set())
+    # what records call the products, where there is a choice
+    assert inputs.asked_for == ({precision} - {"ieee"})
 
 
 def kernels_with_products(stage):
