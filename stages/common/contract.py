@@ -14,6 +14,9 @@ row that sees no key. It changes no output and no gradient. Under a causal mask 
 the last row: a v that isn't finite may reach the rows before it, since 0 * NaN is NaN (so it is in
 torch's and FlashAttention's kernels, too), and a k that isn't their gradients.
 
+Float32 is multiplied as accurately as torch's own switch for a GPU promises: 'ieee' promises the
+accuracy of float32, whatever unit computes it (stages/common/products.py).
+
 Scores (scale q k^T) may be as large as float32 holds, not scaled and in base 2, too; in stage 3, as
 q's dtype holds. So may the sum of a row's |v|, which is divided last; beyond that an output is NaN
 or infinite. Scores of -inf count for nothing; a row that sees no other is NaN. In 16 bits and TF32
