@@ -157,10 +157,10 @@ def test_wrong_arguments_raise_the_stage_s_own_error():
         ({"k": k.half()}, "k: got dtype float16"), ({"causal": 1}, "causal: got 1"),
         ({"seqlens_k": torch.ones(2)}, "seqlens_k: got float32"),
     ]  # fmt: skip
-    for given, said in wrong:
+    for changed, said in wrong:
         for function in (attention_ladder.attend, attention_ladder.choose):
             with pytest.raises(ValueError, match=said):
-                function(**{"q": q, "k": k, "v": v, **given})
+                function(**{"q": q, "k": k, "v": v, **changed})
     with pytest.raises(ValueError, match="stage: got 77, expected one of 0, 1, "):
         attention_ladder.stage(77)
 
