@@ -229,7 +229,7 @@ def plan_tour(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
 
     There is one more part, with the peers: on a CPU up to N = 4096, on a GPU up to 16384. A stage
     is measured up to the N that it declares worth running, and one made for few query rows in the
-    small part only, as is, on a CPU, one that splits the keys to fill a GPU; a user's own stage also
+    small part only (on a CPU also one that splits the keys to fill a GPU); a user's own stage also
     with peaky input. `base` gives seed, dtype and device.
     """
     sizes = [("normal", n, SMALL_D) for n in (8, 16, 32, SMALL_N)]
