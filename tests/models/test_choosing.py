@@ -102,8 +102,15 @@ def test_what_the_rule_looks_at(monkeypatch):
 
 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
-@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 8), st.integers(1, 9000),
-       st.integers(1, 9000), st.sampled_from([16, 64, 128, 256]), st.sampled_from([16, 132]))
+@given(
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(1, 8),
+    st.integers(1, 9000),
+    st.integers(1, 9000),
+    st.sampled_from([16, 64, 128, 256]),
+    st.sampled_from([16, 132]),
+)
 @example(1, 1, 1, 4096, 4096, 64, 132)
 @example(1, 44, 1, 192, 192, 64, 132)
 def test_stage_8_is_chosen_for_float32_only_where_it_splits_the_keys(b, hk, group, nq, nk, d, sms):
