@@ -27,7 +27,11 @@ from machine_code import (
 )
 
 TYPES = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
-SHARED_LIMIT = {80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448}  # bytes a program
+# sm -> bytes of shared memory that a program may have there
+SHARED_LIMIT = {
+    75: 65_536, 80: 166_912, 86: 101_376, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376,
+}  # fmt: skip
+OPTIONS = "num_warps", "num_stages", "maxnreg"  # of a launch: no arguments of a kernel
 
 
 def dump(cubin: bytes, what: str) -> str:
@@ -74,17 +78,24 @@ def kernels(stage: str) -> dict[str, Any]:
     return {name: kernel for name, kernel in vars(module).items() if name.endswith("_kernel")}
 
 
+def card_of(sm: int) -> Any:
+    """A card of capability `sm`, as the stages' launch configurations ask for it."""
+    from stages.common.fit import Card
+
+    return Card(divmod(sm, 10), SHARED_LIMIT[sm], 132)
+
+
 def launch_config(
-    stage: str, kernel: str, d: int, dtype: str, precision: str, *more: int
+    stage: str, kernel: str, d: int, dtype: str, precision: str, sm: int, *more: int
 ) -> dict[str, int]:
-    """The configuration that `kernel` runs in untuned; `more` for the stage's launch_config."""
+    """The configuration that `kernel` runs in untuned on `sm`; `more` for stage's launch_config."""
     import torch
 
-    module = import_module(f"stages.{stage}")
+    module, card = import_module(f"stages.{stage}"), card_of(sm)
     arguments = d, getattr(torch, dtype), precision
     if hasattr(module, "launch_configs") and not more:
-        return dict(module.launch_configs(*arguments)[kernel])
-    return dict(module.launch_config(*arguments, *more))
+        return dict(module.launch_configs(*arguments, card)[kernel])
+    return dict(module.launch_config(*arguments, *more, card=card))
 
 
 def compile_for(
@@ -101,8 +112,9 @@ def compile_for(
     precision = "ieee"
     if dtype in ("tf32", "bf16x6"):
         dtype, precision = "float32", dtype
-    config = launch_config(stage, name, d, dtype, precision, *more)
-    options = {key: config.pop(key) for key in ("num_warps", "num_stages")}
+    config = launch_config(stage, name, d, dtype, precision, sm, *more)
+    said = {"config": dict(config)}
+    options = {key: config.pop(key) for key in OPTIONS if key in config}
     kernel = kernels(stage)[name]
     constants = {"PRECISION": precision, "EVEN_D": d == config["BLOCK_D"], **config, **FLAGS[flags]}
     if "delta_ptr" in kernel.arg_names:
@@ -126,12 +138,13 @@ def compile_for(
     compiled = triton.compile(source, target=GPUTarget("cuda", sm, 32), options=options)
     return {
         "stage": stage, "kernel": name, "d": d, "dtype": dtype, "precision": precision, "sm": sm,
-        "flags": flags, "shared": compiled.metadata.shared,
+        "flags": flags, "shared": compiled.metadata.shared, "tmem": compiled.metadata.tmem_size,
         "cubin_bytes": len(compiled.asm["cubin"]),
         "ptx_target": re.findall(r"\.target (\w+)", compiled.asm["ptx"])[0],
-        # at one size: to disassemble takes as long as to compile
-        "exponents": exponents(dump(compiled.asm["cubin"], "--dump-sass")) if d == 64 else None,
-        **resources(compiled.asm["cubin"]),
+        # at one size, for one card: to disassemble takes as long as to compile
+        "exponents": exponents(dump(compiled.asm["cubin"], "--dump-sass"))
+        if d == 64 and (dtype == "float32" or sm == 80) else None,
+        **said, **resources(compiled.asm["cubin"]),
     }  # fmt: skip
 
 

@@ -94,6 +94,21 @@ def shared_needed(config: Config, walk: Walk, kind: str, card: Card) -> int:
     return tiles + max(kept * walked, transposed) * number + 2048  # sums of rows, lse, delta
 
 
+def without_spills(config: Config, walk: Walk, card: Card) -> Config:
+    """A configuration in 16 bits whose values find room in registers, up to d = 128 without masks.
+
+    Those of the tables do on the cards that they were chosen for. Elsewhere 4 warps become 8 where
+    each thread would hold 96 values of s, of the output and of a walked tile; and in the forward
+    pass it may have all registers there are, which ptxas saves where more programs could run then.
+    """
+    if card.capability in ((8, 0), (9, 0)):
+        return config
+    kept, walked, BLOCK_D = config[walk.keeps], config[walk.walks], config["BLOCK_D"]
+    held = kept * walked + kept * BLOCK_D + walked * BLOCK_D // 2  # two of 16 bits in a register
+    warps = 8 if held >= 96 * 128 else config["num_warps"]
+    return config | {"num_warps": warps} | ({"maxnreg": 255} if walk is FORWARD else {})
+
+
 def fit(tile: Sequence[int], d: int, walk: Walk, kind: str, card: Card) -> Config:
     """The launch configuration of BLOCK_M, BLOCK_N, num_warps and num_stages, made to fit `card`.
 
@@ -110,7 +125,7 @@ def fit(tile: Sequence[int], d: int, walk: Walk, kind: str, card: Card) -> Confi
             continue
         rows = walk.keeps if config[walk.keeps] >= config[walk.walks] else walk.walks
         config = config | {rows: config[rows] // 2}
-    return config
+    return without_spills(config, walk, card) if kind == "half" else config
 
 
 def fit_each(

@@ -115,7 +115,7 @@ def test_a_stage_needs_four_fields_only():
         ],
         *[
             (name, x, "True or False")
-            for name in ("gradients", "few_queries", "rounds_scores")
+            for name in ("gradients", "few_queries", "splits_keys", "rounds_scores")
             for x in (1, None, "no")
         ],
         *[("traffic", x, "one of fused, three-kernel") for x in ("", None, ["fused"])],

@@ -4,62 +4,93 @@ What doesn't fit a GPU's shared memory still compiles, and only its launch would
 still runs, slowly. So the numbers are read from the cubins (cubins.py, a process of its own, since
 kernels are interpreted in this one).
 
-`make gluon` compiles Hopper's stage under other versions of Triton, too ($LADDER_TRITON is a folder
-that has one).
+`make cubins` compiles all that `jobs` chooses from ($LADDER_CUBINS is set): half an hour. `make
+gluon` compiles Hopper's stage under other versions of Triton, too ($LADDER_TRITON is a folder that
+has one).
 """
 
 import importlib.util
 import os
 import sys
-from itertools import product
+from itertools import count, product
 
 import machine_code
 import pytest
-from cubins import SHARED_LIMIT, kernels
+import torch
+from cubins import SHARED_LIMIT, card_of, kernels
 from stage_checks import FAKES, stage_id
 
 import stages
 from harness.records.code import first_file
+from stages.common.fit import DK_DV, DQ, FORWARD, kind_of, shared_needed
 from stages.s09_gluon_hopper.launch import BACKWARD
 
 TRITON = [stage for stage in FAKES if "triton" in stage.STAGE.needs]
 STAGES = [stage_id(stage) for stage in TRITON if "gluon" not in stage.STAGE.needs]
 GLUON = [stage_id(stage) for stage in TRITON if "gluon" in stage.STAGE.needs]
 OTHER_TRITON = os.environ.get("LADDER_TRITON")
+WHOLE = "LADDER_CUBINS" in os.environ
+CARDS = tuple(SHARED_LIMIT)
 SIZES = (16, 64, 128, 256)
-DTYPES = ("float32", "tf32", "float16", "bfloat16")
+DTYPES = ("float16", "float32", "tf32", "bf16x6", "bfloat16")
+ROWS = ((1, False), (200, True), (40, False), (20, True))  # packed rows of stage 8, and `several`
 
 
-def flags_to_compile(kernel, d, dtype, sm):
-    """With which flags `kernel` is compiled at a size and a dtype: 'plain', 'masked', both, none.
+def dtypes_of(sm):
+    """What a card multiplies: before sm_80 Triton knows no bfloat16, and TF32 is float32."""
+    return DTYPES if sm >= 80 else DTYPES[:2]
 
-    Compiling takes seconds where masks are. float16 has the largest tiles: it is compiled for both
-    GPUs, and for sm_90 with masks, too, at d = 128, where they leave the fewest registers. Other
-    dtypes are compiled for one of them, sm_80 at d = 64 with masks, sm_90 above; bfloat16, whose
-    code is that of float16, at one size, and TF32, which differs from float32 in its dots, without
-    masks. With masks a kernel takes no more shared memory, which is checked where both are there.
+
+def flags_of(kernel, d, dtype):
+    """'plain', and 'masked' where a kernel has masks; 'redo' is float32's after split products."""
+    masks = ("masked",) if "CAUSAL" in kernel.arg_names else ()
+    redo = ("redo",) if dtype == "float32" and "REDO" in kernel.arg_names else ()
+    return ("plain", *masks, *redo)
+
+
+def chosen(nth, stage, kernel, d, dtype, sm):
+    """With which flags CI compiles the nth kernel at a size and a dtype for a card: most with none.
+
+    float16 has the largest tiles: up to d = 128 it is compiled for all cards, of which 86 and 89
+    take turns, since their limits are the same, as do stages 4 and 5, since their tiles are; and at
+    128 with masks, which leave the fewest registers, for sm_90. All else is compiled for one card,
+    another for each kernel: bfloat16, whose code is that of float16, at one size, and float32 with
+    masks, or after split products.
     """
-    has_masks = "CAUSAL" in kernel.arg_names
+    flags = flags_of(kernel, d, dtype)
+    size, at = SIZES.index(d), CARDS.index(sm)
+    if dtype == "float16" and d in (64, 128):
+        lite, twin = stage < "s06", sm in (86, 89)
+        if (lite and (nth + at) % 2) or (twin and not lite and (nth + at + size) % 2):
+            return ()
+        return flags[:2] if (d, sm) == (128, 90) else flags[:1]
+    have = [card for card in CARDS if dtype in dtypes_of(card)]
+    if sm != have[(nth + 2 * size + DTYPES.index(dtype)) % len(have)]:
+        return ()
     if dtype == "float16":
-        if d == 16:
-            return () if has_masks or sm == 80 else ("plain",)
-        return ("plain", "masked") if has_masks and (d, sm) == (128, 90) else ("plain",)
-    if d == 16 or sm != (80 if d == 64 else 90) or (dtype == "bfloat16" and d != 64):
+        return flags[:1]
+    if d == 16 or (dtype == "bfloat16" and d != 64):
         return ()
-    if has_masks and (d == 128 or (d, dtype) == (64, "tf32")):
-        return ()
-    return ("masked",) if has_masks and d == 64 else ("plain",)
+    return flags[-1:] if dtype in ("float32", "bfloat16") and d <= 128 else flags[:1]
 
 
 def jobs():
-    """(stage, kernel, d, dtype, sm, flags) to compile."""
+    """(stage, kernel, d, dtype, sm, flags) to compile, for stage 8's split also ROWS' rows."""
+    nth = count()
     for stage in STAGES:
         for name, kernel in kernels(stage).items():
             if name == "delta_kernel":
                 continue  # no tiles to speak of
-            for d, dtype, sm in product(SIZES, DTYPES, (80, 90)):
-                for flags in flags_to_compile(kernel, d, dtype, sm):
-                    yield stage, name, d, dtype, sm, flags
+            own = next(nth)
+            for turn, (d, dtype, sm) in enumerate(product(SIZES, DTYPES, CARDS)):
+                if dtype not in dtypes_of(sm):
+                    continue
+                choose = flags_of(kernel, d, dtype) if WHOLE else None
+                more = [()] if name != "split_kernel" else ROWS if WHOLE else [ROWS[turn % 4]]
+                if choose is None:
+                    choose = chosen(own, stage, kernel, d, dtype, sm)
+                for flags, rows in product(choose, more):
+                    yield stage, name, d, dtype, sm, flags, *rows
 
 
 JOBS = list(jobs())
@@ -72,15 +103,25 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_every_stage_in_triton_has_kernels_to_compile_for_both():
+def test_every_card_size_and_dtype_is_compiled_for():
+    """Each card with each size and each dtype, and every kernel for each."""
     assert STAGES, "no stage needs triton: these tests test nothing"
     assert {job[0] for job in JOBS} == set(STAGES)
+    pairs = {(sm, dtype) for sm in CARDS for dtype in dtypes_of(sm)}
+    assert {(job[4], job[3]) for job in JOBS} == pairs
+    assert {(job[4], job[2]) for job in JOBS} >= set(product(CARDS, SIZES[1:]))
     for stage, name in {job[:2] for job in JOBS}:
-        rest = {job[2:5] for job in JOBS if job[:2] == (stage, name)}
-        assert {dtype for _, dtype, _ in rest} == set(DTYPES)
-        assert {(d, sm) for d, _, sm in rest} >= {(d, sm) for d in SIZES[1:] for sm in (80, 90)}
-    masked = {(job[:2], job[4]) for job in JOBS if job[5] == "masked"}
-    assert masked == {(job[:2], sm) for job in JOBS if job[5] == "masked" for sm in (80, 90)}
+        d, dtype, sm = (
+            set(each) for each in zip(*(job[2:5] for job in JOBS if job[:2] == (stage, name)))
+        )
+        assert (d, dtype, sm) == (set(SIZES), set(DTYPES), set(CARDS)), (stage, name)
+    # none of the cards is without float16 at d = 64 and 128, where nothing may spill
+    for name in {job[1] for job in JOBS}:
+        half = {
+            (d, sm) for _, kernel, d, dtype, sm, *_ in JOBS if (kernel, dtype) == (name, "float16")
+        }
+        twins = {(d, {86: 89}.get(sm, sm)) for d, sm in half}
+        assert twins >= set(product((64, 128), set(CARDS) - {86})), name
 
 
 def fused(stage, name, dtype):
@@ -112,24 +153,27 @@ def test_a_score_is_rounded_before_its_max_is_subtracted_unless_large_ones_are_r
 @pytest.mark.slow
 @pytest.mark.parametrize(("info", "kernel"), dict.fromkeys(job[:2] for job in JOBS))
 def test_every_kernel_is_compiled_and_fits(info, kernel, compiler):
-    faults, plain = [], {}
+    faults = []
     asked = [job for job in JOBS if job[:2] == (info, kernel)]
     for job, report in zip(asked, compiler.answers(*asked), strict=True):
-        stage, name, d, dtype, sm, flags = job
+        stage, name, d, dtype, sm, flags = job[:6]
         said = [report[field] for field in ("stage", "kernel", "d", "sm", "flags")]
         assert said == [stage, name, d, sm, flags]
         assert dtype in (report["dtype"], report["precision"])
-        limit = SHARED_LIMIT[sm]
-        least = 0 if name == "merge_kernel" else 1  # which multiplies no matrices
-        if not least <= report["shared"] <= limit:
+        card, limit = card_of(sm), SHARED_LIMIT[sm]
+        if name != "merge_kernel":  # which multiplies no matrices
+            walk = {"dk_dv_kernel": DK_DV, "dq_kernel": DQ}.get(name, FORWARD)
+            kind = kind_of(getattr(torch, report["dtype"]), report["precision"], card)
+            limit = min(limit, shared_needed(report["config"], walk, kind, card))
+            assert report["shared"] > 0
+        if report["shared"] > limit:
             faults.append(f"{job}: {report['shared']} bytes of shared memory, at most {limit} fit")
-        if flags == "plain":
-            plain[job[:-1]] = report["shared"]
-        elif report["shared"] > plain.get(job[:-1], limit):
-            faults.append(f"{job}: more shared memory than without masks")
+        if report["tmem"] > 512:
+            faults.append(f"{job}: {report['tmem']} columns of tensor memory, at most 512 fit")
         # masks cost registers: what is held to none is the way without, which has the most to do
         allowed = SPILLED.get((stage, name, d, dtype, sm), 0)
-        if flags == "plain" and d <= 128 and report["STACK"] + report["LOCAL"] > allowed:
+        held = flags == "plain" and d <= 128 and dtype != "bf16x6" and sm >= 80
+        if held and report["STACK"] + report["LOCAL"] > allowed:
             spilled = f"{report['STACK']} + {report['LOCAL']} bytes a thread"
             faults.append(f"{job}: {spilled} on the stack and in local memory, expected none")
         # sm_90a: that of the wgmma instructions, which sm_90 itself has not
