@@ -153,10 +153,11 @@ def number_for(*call: Any) -> int:
 
 
 @constant
-def multiprocessors(index: int | None) -> int:
+def multiprocessors(index: int) -> int:
     """How many a GPU has; 0 where float32 isn't multiplied as bfloat16, in blocks of ROWS."""
     device = torch.device("cuda", index)
-    if input_precision(SimpleNamespace(device=device, dtype=torch.float32)) != "bf16x6":
+    tensor: Any = SimpleNamespace(device=device, dtype=torch.float32)
+    if input_precision(tensor) != "bf16x6":
         return 0
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
