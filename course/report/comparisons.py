@@ -81,6 +81,33 @@ def pairs_of(cells: Sequence[Record], stage: int, peer: str, sizes: Sequence[int
     return found
 
 
+def float32(name: str, stages: Sequence[int]) -> str:
+    """A table of times in float32 by d and N: stage 3, `stages` and SDPA; the last over both.
+
+    And the largest errors to float64 of stage 3, of the last of `stages` and of SDPA.
+    """
+    env, cells = read(text.GPU / f"{name}.jsonl")
+    body = []
+    for d, n in dict.fromkeys((cell["d"], cell["nk"]) for cell in cells):
+        found = [text.find(cells, stage=number, d=d, nk=n) for number in (3, *stages, 102)]
+        three, *_, ours, peer = found
+        shown = (cell["status"] if cell["time_ms"] is None else f"{significant(cell['time_ms'])} ms"
+                 for cell in found)  # fmt: skip
+        over = (
+            ratios.show_speedup(ours, other) if ratios.comparable(other) else "-"
+            for other in (three, peer)
+        )  # fmt: skip
+        errors = ("-" if cell["err_f64_max"] is None else f"{cell['err_f64_max']:.1e}"
+                  for cell in (three, ours, peer))  # fmt: skip
+        body.append([f"d = {d}, N = {n}", *shown, *over, ", ".join(errors)])
+    [*_, last] = stages
+    header = " | ".join(["size", *(f"#{number}" for number in (3, *stages)), "SDPA efficient"])
+    header += f" | #{last} over #3 | over SDPA | max err of #3, #{last}, SDPA"
+    heads = sorted({cell["h"] for cell in cells}, reverse=True)
+    note = f"float32, switch at 'ieee', B = 1, H = {' or '.join(map(str, heads))}; no mask; paired."
+    return text.part(header, body, note, env)
+
+
 def training_memory(ds: Sequence[int] = (64, 128)) -> str:
     """A table of the peak memory of a training step, with stage 3, stage 7 and the peers."""
     env, cells = read(text.GPU / "bench-train.jsonl")

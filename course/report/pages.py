@@ -12,8 +12,6 @@ from pathlib import Path
 from attention_ladder.models import views
 from course.report import comparisons, course, front, hopper, profile, sources
 from course.report.text import CPU, DOCS, GPU, ROOT, SIZES, as_shown
-from harness.problems.cost import hbm_bytes
-from harness.problems.problem import YARDSTICK, Problem
 from harness.records.jsonl import read
 from harness.records.schema import Record
 from harness.views import machine, plots, roofline
@@ -33,6 +31,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "steps": partial(as_shown, CPU / "steps.jsonl"),
     "forward": partial(comparisons.race, "bench-004", "fwd", 6, SIZES),
     "training": partial(comparisons.race, "bench-train", "train", 7, SIZES[1:]),
+    "float32": partial(comparisons.float32, "float32", (5, 8, 6)),
+    "float32-one-head": partial(comparisons.float32, "float32-one-head", (5, 6, 8)),
+    "float32-backward": partial(comparisons.float32, "float32-backward", (7,)),
     "training-memory": comparisons.training_memory,
     "decode": comparisons.decoding,
     "flashinfer": comparisons.flashinfer,
@@ -135,33 +136,9 @@ def under_roofs() -> tuple[list[Record], list[Record]]:
 
     In float32 with its own products ('ieee', of an older commit), then with those of 16 bits.
     """
-    files = [GPU / f"roofline-{name}.jsonl" for name in ("float16", "ieee", "float32")]
-    runs = [read(path) for path in files if path.exists()] or older()
+    files = (GPU / f"roofline-{name}.jsonl" for name in ("float16", "ieee", "float32"))
+    runs = [read(path) for path in files]
     return [stage for env, _ in runs for stage in env["rungs"]], [c for _, own in runs for c in own]
-
-
-def older() -> list[tuple[Record, list[Record]]]:
-    """What other files have of that size, until there are files of the roofline's own.
-
-    Those of `ladder bench` counted stage 3's bytes as if it were fused.
-    """
-    size = {"h": 32, "nk": 4096, "d": 64, "causal": False}
-    runs = []
-    for name, precision, numbers in (
-        ("bench-steps", "float16", (5,)),
-        ("hopper-float16", "float16", (3, 6, 9, 101, 105)),
-        ("table-4.2", "ieee", (3, 5, 102)),
-    ):
-        env, cells = read(GPU / f"{name}.jsonl")
-        found = {}
-        for cell in cells:
-            wanted = size | {"precision": precision}
-            if wanted.items() <= cell.items() and cell["stage"] in numbers:
-                traffic = "three-kernel" if cell["stage"] == YARDSTICK else "fused"
-                moved = hbm_bytes(Problem.from_json(cell), traffic)
-                found[cell["stage"]] = cell | {"paired": False, "hbm_bytes": moved}
-        runs.append((env, list(found.values())))
-    return runs
 
 
 def draw(folder: Path) -> list[Path]:
