@@ -9,7 +9,7 @@ from harness.records import code
 from harness.records.jsonl import read
 
 # stage -> the stages and peers whose results its files compute
-CONCERNED = {n: {n} for n in range(6)} | {6: {6, 7, 9}, 7: {7, 9}, 8: {8}, 9: {9}}
+CONCERNED = {n: {n} for n in range(6)} | {6: {6, 7, 9}, 7: {7, 9}, 8: {8, 9}, 9: {9}}
 CONCERNED |= {twin: {twin} for twin in ("cpu 4", "cpu 5")}  # written once more for a CPU
 ALSO = {"paged_cache.py": {108}}  # a peer reads the same pages
 ALONE = "first.py"  # a stage's smallest version, a row of its own
