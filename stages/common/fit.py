@@ -118,6 +118,9 @@ def fit(tile: Sequence[int], d: int, walk: Walk, kind: str, card: Card) -> Confi
     """
     names = "BLOCK_M", "BLOCK_N", "num_warps", "num_stages"
     config = dict(zip(names, tile, strict=True), BLOCK_D=padded_dim(d))
+    if kind == "bf16x6" and (10, 0) <= card.capability < (12, 0):
+        # products of 64 rows and more end in tensor memory, six of them in more than there is
+        config[walk.keeps] = min(config[walk.keeps], 32)
     while (needed := shared_needed(config, walk, kind, card)) > card.shared:
         fewer = config | {"num_stages": config["num_stages"] - 1}
         if fewer["num_stages"] and shared_needed(fewer, walk, kind, card) < needed:
