@@ -228,8 +228,7 @@ def here(cpu: Any, gpu: Any) -> Any:
 def full_load() -> dict[str, Any]:
     """Return options of `measure` that load a GPU: float16 and 32 heads. None on a CPU.
 
-    One head in float32 leaves most multiprocessors idle and the matrix units unused: what is slow
-    then is no kernel's fault.
+    One head leaves most multiprocessors idle: what is slow then is no kernel's fault.
     """
     return here(cpu={}, gpu={"dtype": "float16", "h": 32})
 

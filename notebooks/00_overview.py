@@ -111,9 +111,8 @@ print(tour.said)
 nb.plot(tour, "time")
 
 # %% [markdown]
-# One head leaves most of such a card idle, and float32 in IEEE runs on no matrix unit: here the
-# library is hard to beat. In float16 with many heads the fused kernels win; all contestants in
-# turns:
+# One head leaves most of such a card idle: here the library is hard to beat. In float16 with many
+# heads the fused kernels win; all contestants in turns:
 
 # %%
 bench = nb.recorded("h200/hopper-float16.jsonl")

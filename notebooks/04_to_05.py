@@ -184,6 +184,50 @@ body = [
 nb.rows(("N", "float32 as", "#3: max error", "#4 Lite", "#5 Online"), body, note=table_4_3.said)
 
 # %% [markdown]
+# ## Float32 on the matrix unit
+#
+# A GPU's matrix unit takes no float32 with all its bits. It takes bfloat16, which has 8 of the 24
+# bits and the same exponent. So three of them hold one float32, the next one what the last one left
+# over, and a product of two has nine parts. From compute capability 8.0 on, stages 4 to 9 compute
+# six of them ([how](../stages/common/products.py)). Torch can show on a CPU what that costs.
+#
+# **Predict:** how large are the nine, compared with the product of both numbers? What error is left
+# with the largest one alone, with the three largest, with six? And what is float32's own error?
+
+# %%
+import torch
+
+
+def split(x):
+    """Three bfloat16, whose sum is float32 `x`."""
+    high = x.bfloat16()
+    middle = (x - high).bfloat16()
+    return high, middle, (x - high - middle).bfloat16()
+
+
+a, b = torch.randn((2, 128, 128), generator=torch.Generator().manual_seed(0))
+truth = a.double() @ b.double()
+pairs = [(i + j, x, y) for i, x in enumerate(split(a)) for j, y in enumerate(split(b))]
+pairs.sort(key=lambda pair: pair[0])  # the largest first: of size 2^0, 2^-8, 2^-8, 2^-16, ...
+
+
+def error(count, dtype):
+    """The largest error with so many of the nine, multiplied and added up in `dtype`."""
+    ab = sum(x.to(dtype) @ y.to(dtype) for _, x, y in reversed(pairs[:count]))
+    return f"{(ab - truth).abs().max().item():.1e}"
+
+
+body = [(n, error(n, torch.float64), error(n, torch.float32)) for n in (1, 3, 6, 9)]
+body.append(("plain float32", "-", f"{(a @ b - truth).abs().max().item():.1e}"))
+nb.rows(("products", "error, computed in float64", "in float32"), body)
+
+# %% [markdown]
+# The first column has what is left out, and nothing else: nine are all there is. The second one has
+# the rounding of sums in float32, too, which hides what is left out from six on: three more would
+# be work for nothing. (A product of two bfloat16 has 16 bits. A float32 has 8 more, and so the sum
+# rounds less than that of plain float32.) [Stage 5's
+# page](../docs/walkthrough/5-triton-online.md) has what a kernel needs besides.
+#
 # ## Now you
 #
 # The next cell prints stage 5's kernel with those lines blanked. In the cell after it, replace each
@@ -290,5 +334,19 @@ run
 #
 # `sum(step.bytes_loaded for step in steps)`, all of $K$ and $V$ once, in both stages. The
 # correction costs arithmetic, on numbers that are in registers already, and not one byte.
+#
+# </details>
+#
+# **4.** Which of the nine products may go? Try it: `del pairs[4]` below `pairs.sort` leaves out one
+# of the six. And why not three float16, which have 11 bits each? Put `.half()` in place of
+# `.bfloat16()`; then multiply `a` by 1e6 before `truth` is computed.
+#
+# <details><summary>Answer</summary>
+#
+# Count high as 0, middle as 1, low as 2: those may go whose pieces add up to 3 or more. They are
+# $2^{-24}$ of the whole or less, below the last bit of a float32. Without any other one the error
+# is hundreds of times as large, or more; with three it is some $2^{-16}$. Float16 has more bits,
+# but a shorter exponent: low pieces lose bits below its smallest number, so that even nine products
+# are not exact, and numbers beyond 65504 are infinite. Bfloat16 has float32's exponent.
 #
 # </details>

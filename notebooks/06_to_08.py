@@ -106,7 +106,7 @@ def cost(splits, programs, tiles=64):
 body = []
 for programs in (8, 32, 128):
     best = min(range(1, 65), key=lambda splits: cost(splits, programs))
-    assert best == stage_8.choose_splits(programs, 64, SMS, most=64)
+    assert best == stage_8.choose_splits(programs, 64, SMS)
     figures = [f"{cost(splits, programs):.1f}" for splits in (1, 4, 16, 64)]
     body.append((programs, *figures, best, f"{best * programs} of {SMS}"))
 header = ("programs", "1 part", "4", "16", "64", "the cheapest", "programs then")

@@ -67,7 +67,7 @@ def attention_kernel(
     o_ptr += b * stride_ob + h * stride_oh
 
     q_mask = (offs_m[:, None] < Nq) & (offs_d[None, :] < d)
-    if REDO:
+    if REDO:  # the second launch: what is finite stays as it is (stages/common/products.py)
         done = o_ptr + offs_m[:, None] * stride_om + offs_d[None, :] * stride_od
         if is_finite(done, q_mask):
             return
@@ -102,8 +102,8 @@ def attention_kernel(
 
 
 # BLOCK_M, BLOCK_N, num_warps, num_stages for a BLOCK_D of up to 64, of 128, of 256: measured on one
-# H200 among a few dozen. Float32 in IEEE runs on no matrix unit and its operands sit in registers,
-# so its tiles are small.
+# H200 among a few dozen. 'ieee' runs on no matrix unit and its operands sit in registers, so its
+# tiles are small.
 TILES = {
     "half": ([(128, BLOCK_N, 8, 3)], [(64, BLOCK_N, 4, 3)], [(64, BLOCK_N, 8, 2)]),
     "tf32": ([(128, BLOCK_N, 8, 3)], [(64, BLOCK_N, 8, 2)], [(16, BLOCK_N, 4, 2)]),

@@ -146,7 +146,7 @@ def attention_kernel(
     # end of bounds
 
     q_mask = (offs_m[:, None] < Nq) & (offs_d[None, :] < d)
-    if REDO:
+    if REDO:  # the second launch: what is finite stays as it is (stages/common/products.py)
         done = o_ptr + b * stride_ob + h * stride_oh
         done += offs_m[:, None] * stride_om + offs_d[None, :] * stride_od
         if is_finite(done, q_mask):
@@ -196,8 +196,7 @@ def attention_kernel(
 
 
 # BLOCK_M, BLOCK_N, num_warps, num_stages for a BLOCK_D of up to 64, of 128, of 256: the best of a
-# search on one H200. IEEE float32 runs on no matrix unit and its operands sit in registers: small
-# tiles.
+# search on one H200. 'ieee' runs on no matrix unit and its operands sit in registers: small tiles.
 TILES: dict[str, tuple[list[tuple[int, int, int, int]], ...]] = {
     "half": (
         [(128, 64, 8, 3), (64, 64, 4, 3), (64, 128, 4, 3)],

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from course.lessons import figures_lite, figures_memory, figures_tiling
+from course.lessons import figures_lite, figures_memory, figures_products, figures_tiling
 from course.tracing import trace_plots
 from course.tracing.trace import example
 from harness.records.code import digest
@@ -85,12 +85,14 @@ def trace_moving(look: Look, _: Path, path: Path, comment: str) -> Path:
 LOOK, INPUTS = ("harness/views/look", "harness/records/files"), "harness/problems/inputs"
 MEMORY = ("course/lessons/cited", "course/lessons/figures_memory", *LOOK)
 TILING = ("course/lessons/figures_tiling", *LOOK)
+PRODUCTS = ("course/lessons/figures_products", *LOOK)
 LITE = (INPUTS, "course/lessons/figures_lite", "course/tracing/trace", *LOOK)
 TRACE = (INPUTS, "course/tracing/trace", "course/tracing/trace_plots", *LOOK)
 
 PICTURES = (
     Picture("memory-hierarchy", "png", MEMORY, as_png(memory_hierarchy), ceilings=True),
     Picture("tiling", "png", TILING, as_png(lambda look, _: figures_tiling.figure(look))),
+    Picture("products", "png", PRODUCTS, as_png(lambda look, _: figures_products.figure(look))),
     Picture("lite-breaks", "png", LITE, as_png(lite_breaks)),
     Picture("trace", "png", TRACE, as_png(trace_still)),
     Picture("trace", "gif", TRACE, trace_moving),

@@ -25,6 +25,7 @@ from harness.isolation.call import (
     blame,
     launch_configs,
     prepare_for,
+    products,
     start_afresh,
     warm_up,
     was_interpreted,
@@ -107,7 +108,13 @@ class MeasuredStage:
             outputs = None
             self.check_strided(strided)
         return Checked(
-            first_ms, call_ms, peak, meter, launch_configs(), interpreted=was_interpreted()
+            first_ms,
+            call_ms,
+            peak,
+            meter,
+            launch_configs(),
+            products(),
+            interpreted=was_interpreted(),
         )
 
     def check_strided(self, given: Given) -> None:

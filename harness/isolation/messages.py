@@ -30,7 +30,7 @@ from typing import Any, Literal
 from harness.isolation.child import hear, say
 from harness.measures.samples import Plan
 from harness.problems.problem import Problem
-from harness.records.schema import Configs, Meter
+from harness.records.schema import Configs, Meter, Products
 from harness.records.values import Count, Time
 
 
@@ -104,6 +104,7 @@ class Checked:
     peak_bytes: Count | None
     memory_meter: Meter | None
     launch_configs: Configs | None
+    products: Products | None
     interpreted: bool
 
 

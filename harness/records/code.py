@@ -97,11 +97,15 @@ def read_declared(path: Path) -> dict[str, Any]:
     return {name: ast.literal_eval(value) for name, value in found.items()}
 
 
+# what kernels are computed with, and launched in
+COMMON = tuple(f"stages.common.{name}" for name in ("kernels", "products", "fit"))
+
+
 def behind(stage: int | Path) -> list[Path]:
     """All files that compute a stage's results: its first, what it imports, what isn't in Python.
 
-    Of stages/common/ only kernels.py: the rest checks input, launches, and computes nothing. A file
-    of a folder that no other imports, such as a smaller version of a stage, is behind itself only.
+    Of stages/common/ only COMMON: the rest checks input, launches, and computes nothing. A file of
+    a folder that no other imports, such as a smaller version of a stage, is behind itself only.
     """
     found: list[Path] = []
     first, *others = files_of(stage)
@@ -125,7 +129,7 @@ def imported(path: Path) -> Iterator[Path]:
         if own := isinstance(node, ast.ImportFrom) and node.level:
             folder = path.parents[node.level - 1]
         for name in names:
-            if own or name.startswith(("stages.s", "stages.common.kernels", "harness.peers.")):
+            if own or name.startswith(("stages.s", "harness.peers.", *COMMON)):
                 place = folder / name.replace(".", "/")
                 yield from (x for x in (place.with_suffix(".py"), place / FIRST) if x.is_file())
 

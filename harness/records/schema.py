@@ -32,6 +32,8 @@ Precision = Literal["ieee", "tf32", "float16", "bfloat16", "float32", "float64"]
 Mode = Literal["native", "interpreted", "compiled"]
 Status = Literal["ok", "wrong", "wrong-by-design", "skipped", "crashed", "timeout", "out-of-memory"]
 Meter = Literal["cuda-allocator", "process-rss"]
+# 'bf16x6': six products of bfloat16 for one (stages/common/products.py)
+Products = Literal["bf16x6", "tf32", "ieee"]
 Configs = dict[str, dict[str, int]]  # kernel -> its launch configuration
 Record = dict[str, Any]
 
@@ -148,6 +150,7 @@ class Cell(Planned, Tried):
     launch_ms: Time | None = None  # Python's for a call, on a GPU: harness/measures/timing.py
     # kernel -> the configuration that the tuner launched it with; null where nothing was tuned
     launch_configs: Configs | None = None
+    products: Products | None = None  # how a kernel of ours multiplied float32 on a GPU
     skip_ratio: float | None = None  # share of (q block, KV tile) pairs never visited
 
 

@@ -32,7 +32,7 @@ from harness.runs.process import (
 )
 
 # fields of a record and of a message (harness/isolation/messages.py)
-CHECKED: Final = ("first_call_ms", "peak_bytes", "memory_meter")
+CHECKED: Final = ("first_call_ms", "peak_bytes", "memory_meter", "products")
 
 ALONE_SECONDS: Final = 0.2  # of sampling a stage alone
 TURN_SECONDS: Final = 0.3  # of sampling each of several, where no rounds are given

@@ -14,6 +14,9 @@ row that sees no key. It changes no output and no gradient. Under a causal mask 
 the last row: a v that isn't finite may reach the rows before it, since 0 * NaN is NaN (so it is in
 torch's and FlashAttention's kernels, too), and a k that isn't their gradients.
 
+Float32 is multiplied as accurately as torch's own switch for a GPU promises: 'ieee' promises the
+accuracy of float32, whatever unit computes it (stages/common/products.py).
+
 Scores (scale q k^T) may be as large as float32 holds, not scaled and in base 2, too; in stage 3, as
 q's dtype holds. So may the sum of a row's |v|, which is divided last; beyond that an output is NaN
 or infinite. Scores of -inf count for nothing; a row that sees no other is NaN. In 16 bits and TF32
@@ -86,6 +89,7 @@ class Stage:
     gradients: bool = False  # whether out.backward() fills q.grad, k.grad and v.grad
     # whether it is made for few query rows (decoding): compared unasked only where Nq < Nk
     few_queries: bool = False
+    splits_keys: bool = False  # whether it splits the keys where rows are too few to fill a GPU
     exact_up_to: int | None = None  # the largest Nk at which it is exact; None: at any
     # whether scores are rounded to q's dtype: where they are large (peaky input), it is inexact in
     # half precision
@@ -120,7 +124,7 @@ class Stage:
                     raise refuse(what, each, some)
         if not isinstance(self.files, tuple) or not all(isinstance(x, str) for x in self.files):
             raise refuse("files", self.files, "a tuple of names, such as ('kernels.py',)")
-        for what in ("gradients", "few_queries", "rounds_scores"):
+        for what in ("gradients", "few_queries", "splits_keys", "rounds_scores"):
             if not isinstance(getattr(self, what), bool):
                 raise refuse(what, getattr(self, what), "True or False")
         if not (self.only_major is None or is_whole(self.only_major)):

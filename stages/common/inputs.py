@@ -142,6 +142,9 @@ def check_seqlens(seqlens_k: Tensor, batch: int, keys: int, device: torch.device
         raise wrong("seqlens_k", seqlens_k.tolist(), each)
 
 
+asked_for: set[str] = set()  # what `input_precision` gave for float32 on a GPU: for records
+
+
 def input_precision(x: Tensor) -> str:
     """How a kernel multiplies float32 `x`: as accurately as torch's own switch promises.
 
@@ -157,7 +160,9 @@ def input_precision(x: Tensor) -> str:
     switch = torch.backends.cuda.matmul
     new = hasattr(switch, "fp32_precision")
     allowed = switch.fp32_precision == "tf32" if new else switch.allow_tf32
-    return "tf32" if allowed else "bf16x6"
+    precision = "tf32" if allowed else "bf16x6"
+    asked_for.add(precision)
+    return precision
 
 
 def autocast(*tensors: Any) -> list[Any]:

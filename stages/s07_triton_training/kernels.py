@@ -133,7 +133,7 @@ def dk_dv_kernel(
         full = tl.minimum(tl.cdiv(full, BLOCK_M) * BLOCK_M, tl.cdiv(Nq, BLOCK_M) * BLOCK_M)
     end = tl.where(start_n < Nk_valid, Nq, 0)  # keys past the valid ones: nothing to do
 
-    if REDO:
+    if REDO:  # the second launch: what is finite stays as it is (stages/common/products.py)
         in_k = (offs_n[:, None] < Nk) & (offs_d[None, :] < d)
         dk_done = dk_ptr + b * stride_dkb + h_k * stride_dkh
         dk_done += offs_n[:, None] * stride_dkn + offs_d[None, :] * stride_dkd
@@ -258,7 +258,7 @@ def dq_kernel(
     full = full // BLOCK_N * BLOCK_N
 
     q_mask = (offs_m[:, None] < Nq) & (offs_d[None, :] < d)
-    if REDO:
+    if REDO:  # the second launch: what is finite stays as it is (stages/common/products.py)
         done = dq_ptr + b * stride_dqb + h * stride_dqh
         done += offs_m[:, None] * stride_dqm + offs_d[None, :] * stride_dqd
         if is_finite(done, q_mask):
@@ -305,7 +305,7 @@ TILES: dict[str, dict[str, tuple[list[tuple[int, int, int, int]], ...]]] = {
         "tf32": ([(32, 32, 8, 2), (32, 64, 4, 2)], [(32, 32, 8, 1)], [(16, 16, 8, 1)]),
         "bf16x6": (
             [(64, 128, 8, 1), (64, 64, 4, 1)],
-            [(16, 64, 4, 1), (32, 128, 8, 1)],
+            [(32, 128, 8, 1), (16, 64, 4, 1)],
             [(16, 32, 8, 1)],
         ),
         "ieee": ([(32, 32, 8, 2), (32, 32, 4, 2)], [(16, 32, 8, 1)], [(16, 16, 8, 1)]),
@@ -319,7 +319,7 @@ TILES: dict[str, dict[str, tuple[list[tuple[int, int, int, int]], ...]]] = {
         "tf32": ([(64, 32, 4, 2), (32, 32, 4, 2)], [(32, 32, 8, 1)], [(16, 16, 8, 1)]),
         "bf16x6": (
             [(128, 64, 8, 1), (64, 64, 4, 1)],
-            [(64, 32, 4, 1), (128, 32, 8, 1)],
+            [(128, 32, 8, 1), (64, 32, 4, 1)],
             [(32, 32, 8, 1)],
         ),
         "ieee": ([(32, 32, 8, 2), (32, 32, 4, 2)], [(32, 16, 8, 1)], [(16, 16, 8, 1)]),

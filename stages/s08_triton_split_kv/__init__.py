@@ -17,9 +17,10 @@ With one part, o is written at once and nothing is merged. The same kernel reads
 keys and values (paged_cache.py), where a table says in which page each PAGE_SIZE keys lie.
 
 Cost: stage 6's FLOPs; q, k, v and o cross the bus once, and d + 2 floats per row and part twice.
-Extra memory: those parts, never more than k and v take.
+Extra memory: those parts, of so many rows as a few programs per multiprocessor have: some 10 MB.
 What it bought: one query row reads the cache as fast as the memory can be read, whatever the
-number of heads (split-KV: FlashDecoding, Dao et al. 2023; pages: PagedAttention, Kwon et al. 2023).
+number of heads, and one head's rows fill the GPU, however few they are (split-KV: FlashDecoding,
+Dao et al. 2023; pages: PagedAttention, Kwon et al. 2023).
 Still hurts: loads and math take turns. Stage 9 goes on.
 """
 
@@ -32,7 +33,7 @@ from torch import Tensor
 from stages.common import operators
 from stages.common.contract import wrong
 from stages.common.fit import FORWARD, H200, Card, card_of, fit, kind_of, of_size, padded_dim
-from stages.common.kernels import LOG2_E, loadable
+from stages.common.kernels import LARGEST_TILE, LOG2_E, loadable
 from stages.common.machine import launching
 from stages.contract import Stage, check_inputs, input_precision
 
@@ -43,12 +44,12 @@ STAGE = Stage(
     number=8,
     name="triton_split_kv",
     title="Triton split-KV",
-    idea="split the keys too, merge the parts: decoding from a paged cache",
+    idea="split the keys too, merge the parts: one head, or decoding from a paged cache",
     still_hurts="loads and math take turns",
     needs=("triton",),
     dtypes=("float16", "bfloat16", "float32"),
     options=("causal", "seqlens_k", "gqa", "paged"),
-    few_queries=True,
+    splits_keys=True,
     worth_up_to={"cpu": 1024},
     files=("kernel.py", "paged_cache.py"),
 )
@@ -109,28 +110,33 @@ ALONE = 0.55  # a tile's time where the memory is idle otherwise
 WAVE = 8.0  # a wave of programs: to start, to fill the pipeline, to end
 MERGE = 1.5  # the second kernel
 PART = 0.02  # a part, to be merged
+# Where a key head has more rows than a tile, its tiles come from the cache, and the time is that of
+# the products: the unit is a tile's. A multiprocessor has two programs: neither slows the other.
+COMPUTED = {"alone": 1.0, "wave": 2.0}
 
 
 @functools.lru_cache(maxsize=4096)
-def choose_splits(programs: int, tiles: int, sms: int, most: int) -> int:
-    """Return the number of parts, 1 to `most`, that the cost model finds the cheapest.
+def choose_splits(
+    programs: int, tiles: int, places: int, alone: float = ALONE, wave: float = WAVE
+) -> int:
+    """Return the number of parts that the cost model finds the cheapest, at most one per tile.
 
     programs  how many there are without a split: the blocks of rows of all key heads
     tiles     of keys, the most that a row sees
-    sms       the GPU's multiprocessors
+    places    how many programs run at once: one for each multiprocessor, or two
 
     cost = tiles per part x (waves, or what is read at once) + waves x WAVE, and the merge's. A
-    wave is one program for each multiprocessor. The choice uses no timing and no value of a tensor:
-    the same shape gives the same bits on the same GPU.
+    wave is one program for each place. The choice uses no timing and no value of a tensor: the same
+    shape gives the same bits on the same GPU.
     """
 
     def cost(splits: int) -> float:
-        waves = -(-programs * splits // sms)
-        each = -(-tiles // splits) * max(programs * splits / sms, ALONE * waves)
-        return each + WAVE * waves + (MERGE + PART * splits if splits > 1 else 0.0)
+        waves = -(-programs * splits // places)
+        each = -(-tiles // splits) * max(programs * splits / places, alone * waves)
+        return each + wave * waves + (MERGE + PART * splits if splits > 1 else 0.0)
 
-    # beyond four programs per multiprocessor, more only cost time
-    return min(range(1, max(1, min(tiles, most, -(-4 * sms // programs))) + 1), key=cost)
+    # beyond four programs per place, more only cost time
+    return min(range(1, min(tiles, -(-4 * places // programs)) + 1), key=cost)
 
 
 def plan(
@@ -153,10 +159,10 @@ def plan(
     programs = B * Hk * -(-rows // first["BLOCK_M"])
     if splits is None:
         tiles = max(1, -(-Nk // first["BLOCK_N"]))
-        kv_bytes, part_bytes = 2 * B * Hk * Nk * d * q.element_size(), 4 * B * H * Nq * (d + 2)
+        computed = rows > LARGEST_TILE
         # finding the page of a short row takes as long as reading it: two programs hide it
-        busy = 2 * sms if paged and d <= 64 else sms
-        splits = choose_splits(programs, tiles, busy, kv_bytes // part_bytes)
+        places = 2 * sms if computed or (paged and d <= 64) else sms
+        splits = choose_splits(programs, tiles, places, **(COMPUTED if computed else {}))
     several = programs * splits > sms
     return splits, config or launch_config(d, q.dtype, precision, rows, several, card)
 

@@ -110,7 +110,7 @@ def split_kernel(
     end = start + (tiles // splits + tl.where(split < tiles % splits, 1, 0)) * BLOCK_N
 
     q_mask = in_rows[:, None] & (offs_d[None, :] < d)
-    if REDO:
+    if REDO:  # the second launch: what is finite stays as it is (stages/common/products.py)
         done = o_ptr + b * stride_ob + (offs_h * stride_oh)[:, None]
         done += (offs_m.to(tl.int64) * stride_om)[:, None] + offs_d[None, :] * stride_od
         if is_finite(done, q_mask):

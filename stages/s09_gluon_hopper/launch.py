@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from stages import s07_triton_training as s07
+from stages import s08_triton_split_kv as s08
 from stages.common.gluon import TensorDescriptor, driver, gl
 from stages.common.kernels import LOG2_E
 from stages.contract import Stage, check_inputs
@@ -211,7 +212,8 @@ def forward(
 ) -> Tensor:
     """Compute the output for checked arguments; `lse` is filled if given.
 
-    lse (B, H, Nq) float32 is in base 2, as stage 6's. float32 and d > 128 go to stage 6's kernel.
+    lse (B, H, Nq) float32 is in base 2, as stage 6's. float32 and d > 128 go to stage 6's kernel,
+    float32 to stage 8's where that splits the keys.
     """
     has_seqlens, has_lse = seqlens_k is not None, lse is not None
     config = config or plan(q.shape[3], causal, k.shape[2])
@@ -219,6 +221,11 @@ def forward(
         q.shape, k.shape, q.dtype, q.device, causal, has_seqlens, has_lse, config
     )
     if found is None:
+        if q.dtype == torch.float32:
+            splits, tiles = s08.plan(q, *k.shape[1:3])
+            if splits > 1:
+                chosen = {"splits": splits, "config": tiles}
+                return s08.forward(q, k, v, causal, seqlens_k, lse, **chosen)
         return flash2_forward(q, k, v, causal, seqlens_k, lse=lse)
     launch, BLOCK_N, BLOCK_D = found
     q, q_desc = described(q, 64, BLOCK_D)

@@ -1,6 +1,7 @@
 """The pictures that explain: what they show is so, and those committed are new."""
 
 import ast
+import re
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from ladder_command import PACKAGES, ROOT, run_here
 from made_up import make_ceiling, make_env
 from PIL import Image
 
-from course.lessons import figures, figures_lite, figures_memory, figures_tiling
+from course.lessons import figures, figures_lite, figures_memory, figures_products, figures_tiling
 from course.tracing import trace, trace_plots
 from course.tracing.trace import example
 from harness.records.jsonl import read
@@ -61,6 +62,20 @@ def test_tiles_are_what_brute_force_says(case):
         part = seen[rows, start : start + case.block_n]
         want = "full" if part.all() else "masked" if part.any() else "never"
         assert kind == want, (block, tile)
+
+
+# split products
+
+
+def test_the_products_that_count_are_those_that_the_kernels_compute():
+    text = (ROOT / "stages" / "common" / "products.py").read_text()
+    computed = re.findall(r"tl\.dot\(a_(\w+), b_(\w+)", text)
+    names = figures_products.PIECES
+    shown = {(a, b) for i, a in enumerate(names) for j, b in enumerate(names)
+             if figures_products.kept(i, j)}  # fmt: skip
+    assert set(computed) == shown and len(computed) == len(shown)
+    *smaller, largest = [figures_products.power(*map(names.index, pair)) for pair in computed]
+    assert smaller == sorted(smaller) and max(smaller) < largest  # the smallest are summed first
 
 
 # where Lite breaks
@@ -214,7 +229,8 @@ def test_a_picture_names_every_module_that_decides_what_is_drawn():
     """The modules' imports, followed; a module left out would change the picture unseen."""
     makers = {
         "memory-hierarchy": "lessons/figures_memory", "tiling": "lessons/figures_tiling",
-        "lite-breaks": "lessons/figures_lite", "trace": "tracing/trace_plots",
+        "products": "lessons/figures_products", "lite-breaks": "lessons/figures_lite",
+        "trace": "tracing/trace_plots",
     }  # fmt: skip
     for picture in figures.PICTURES:
         found, left = set(), [f"course/{makers[picture.name]}"]

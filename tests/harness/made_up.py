@@ -23,7 +23,8 @@ def make_cell(stage=3, name="torch_three_gemm", **changes):
         "err_stage3_max": 1e-7, "err_stage3_rel": 2e-7, "err_f64_max": 3e-7, "err_f64_rel": 4e-7,
         "flops": 4194304, "hbm_bytes": 131072, "direction": "fwd", "paired": False,
         "page_size": None,
-        "rounds_ms": None, "launch_ms": None, "launch_configs": None, "skip_ratio": None,
+        "rounds_ms": None, "launch_ms": None, "launch_configs": None, "products": None,
+        "skip_ratio": None,
     }  # fmt: skip
     assert changes.keys() <= cell.keys(), "a field that no record has"
     cell |= changes

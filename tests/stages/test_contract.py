@@ -21,7 +21,7 @@ from stage_checks import (
 
 import stages
 from harness.records.code import built_in_files, files_of, label, twin_files
-from stages.common import machine
+from stages.common import inputs, machine
 from stages.common.contract import NEEDS, Stage, StageUnavailable, why_not, why_not_dtype
 from stages.common.inputs import check_inputs, input_precision
 
@@ -115,7 +115,7 @@ def test_a_stage_needs_four_fields_only():
         ],
         *[
             (name, x, "True or False")
-            for name in ("gradients", "few_queries", "rounds_scores")
+            for name in ("gradients", "few_queries", "splits_keys", "rounds_scores")
             for x in (1, None, "no")
         ],
         *[("traffic", x, "one of fused, three-kernel") for x in ("", None, ["fused"])],
@@ -318,8 +318,11 @@ def test_input_precision_follows_torch_and_the_card(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     state = {"fp32_precision": switch} if torch_is == "new" else {"allow_tf32": switch == "tf32"}
     monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(**state))
+    monkeypatch.setattr(inputs, "asked_for", set())
     x = SimpleNamespace(device=torch.device(device), dtype=dtype)
     assert input_precision(x) == precision
+    # what records call the products, where there is a choice
+    assert inputs.asked_for == ({precision} - {"ieee"})
 
 
 def kernels_with_products(stage):
@@ -332,13 +335,14 @@ def kernels_with_products(stage):
 
 
 @for_each(INTERPRETED)
-@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+@pytest.mark.parametrize("precision", ["ieee", "tf32", "bf16x6"])
 def test_triton_stages_state_their_precision(stage, monkeypatch, precision):
     tensors = normal(SHAPE, 0, device=device_of(stage))
     # tl.dot's own default on a GPU is TF32; the interpreter knows one precision, and can't tell
     texts = [path.read_text(encoding="utf-8") for path in files_of(stage.STAGE.number)]
-    dots = re.findall(r"tl\.dot\(.*", "".join(texts))
-    assert dots and all("input_precision=PRECISION" in dot for dot in dots)
+    dots = re.findall(r"\bdot\(.*", "".join(texts))
+    assert dots and all(re.search(r", PRECISION[,)]", dot) for dot in dots)
+    assert "tl.dot(" not in "".join(texts).replace("`tl.dot(", "")
     launched = []
 
     class Kernel:
@@ -346,7 +350,9 @@ def test_triton_stages_state_their_precision(stage, monkeypatch, precision):
             self.name = self.__name__ = name
 
         def __getitem__(self, grid):
-            return lambda *args, **kwargs: launched.append((self.name, kwargs["PRECISION"]))
+            return lambda *args, **options: launched.append(
+                (self.name, options["PRECISION"], options["REDO"])
+            )
 
     expected = set()
     for module in INTERPRETED:  # one stage may launch another's kernels
@@ -359,5 +365,9 @@ def test_triton_stages_state_their_precision(stage, monkeypatch, precision):
         gradients(stage, *tensors)
     else:
         attend(stage, *tensors[:3])
-    assert expected <= {name for name, _ in launched}
-    assert {said for _, said in launched} == {precision}
+    assert expected <= {name for name, *_ in launched}
+    assert {said for _, said, redo in launched if not redo} == {precision}
+    # what six products can't hold is computed once more by each kernel
+    redone = [(name, said) for name, said, redo in launched if redo]
+    again = [(name, "ieee") for name, _, redo in launched if not redo]
+    assert redone == (again if precision == "bf16x6" else [])

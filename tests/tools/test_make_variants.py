@@ -96,8 +96,8 @@ def test_the_variants_of_stage_8_differ_in_the_number_of_parts_alone(tmp_path):
     assert {name: chosen[name] for name in OF_8[:-1]} == {
         name: min(64, int(name.removeprefix("parts_"))) for name in OF_8[:-1]
     }
-    assert chosen["query_heads"] == shipped.choose_splits(32, 64, 132, 1 << 30)
-    assert chosen["query_heads"] != shipped.choose_splits(8, 64, 132, 1 << 30)
+    assert chosen["query_heads"] == shipped.choose_splits(32, 64, 132)
+    assert chosen["query_heads"] != shipped.choose_splits(8, 64, 132)
     q, k, v = (torch.randn(1, heads, n, 16) for heads, n in ((4, 2), (2, 700), (2, 700)))
     for name in ("parts_3", "query_heads"):
         module = found[name]

@@ -126,6 +126,9 @@ def test_the_fastest_is_found_at_one_problem_among_exact_rows_alone():
         assert "1 raw_python, 1 ms" in line
         assert ("(interpreted, so not compared: stage 5)" in line) == ("mode" in changes)
     assert "5 rival, 10 us" in ended(*small, make_cell(5, "rival", **sized(64, **faster)))[0]
+    fused = [make_cell(n, "fused", **sized(64, time_ms=0.01 * n)) for n in (6, 7)]
+    assert "~33x as fast as 3 torch_three_gemm" in ended(*small, *fused)[0]
+    assert "~1.7x as fast as 6 fused" in ended(*fused, small[1] | {"time_ms": 0.035})[0]
     assert "none" in ended(make_cell(5, "rival", **sized(64, status="wrong")))[0]
 
 
