@@ -8,9 +8,11 @@ have 166,912, an RTX 40's 101,376 and a T4's 65,536. `fit` makes a configuration
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+
+from stages.common.inputs import dtype_name, input_precision
 
 Config = dict[str, int]  # BLOCK_M, BLOCK_N, BLOCK_D, num_warps, num_stages
 Choice = TypeVar("Choice")
@@ -143,3 +145,33 @@ def fit_each(
     kind = kind_of(dtype, precision, card)
     configs = [fit(tile, d, walk, kind, card) for tile in of_size(tiles, d, kind)]
     return [config for at, config in enumerate(configs) if config not in configs[:at]]
+
+
+def told(stage: Any) -> dict[str, str]:
+    """How the kernels of a stage's module run on the GPU that is here, for people.
+
+    'card': what that is; 'float16' and 'float32': how they multiply it, and BLOCK_M x BLOCK_N at
+    d = 64, 128 and 256. {} without a GPU, and for a stage without launch configurations.
+    """
+    configs = getattr(stage, "launch_configs", None)
+    if configs is None and hasattr(stage, "launch_config"):
+        configs = lambda *asked: {"": stage.launch_config(*asked)}  # noqa: E731
+    if configs is None or not torch.cuda.is_available():
+        return {}
+    card = card_of(torch.device("cuda", torch.cuda.current_device()))
+    capability = ".".join(map(str, card.capability))
+    room = (
+        f"{card.multiprocessors} multiprocessors, {card.shared:,} bytes of shared memory a program"
+    )
+    said = {"card": f"compute capability {capability}, {room}"}
+    for dtype in (torch.float16, torch.float32):
+        precision = input_precision(torch.empty(0, dtype=dtype, device="cuda"))
+        tiles: dict[str, list[str]] = {}
+        for d in (64, 128, 256):
+            for kernel, config in configs(d, dtype, precision, card).items():
+                if "BLOCK_M" in config:
+                    size = f"{config['BLOCK_M']}x{config['BLOCK_N']}"
+                    tiles.setdefault(kernel.removesuffix("_kernel"), []).append(size)
+        sizes = "; ".join(f"{kernel} {' '.join(each)}".strip() for kernel, each in tiles.items())
+        said[dtype_name(dtype)] = f"{kind_of(dtype, precision, card)}: {sizes}"
+    return said

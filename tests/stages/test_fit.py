@@ -76,6 +76,29 @@ def test_a_card_is_what_torch_says_of_it(monkeypatch):
 
 
 @for_each(FITTED)
+@pytest.mark.parametrize(("sm", "kinds"), [(75, ("ieee", "ieee")), (89, ("half", "bf16x6"))])
+def test_a_stage_says_how_it_runs_on_the_card(stage, sm, kinds, monkeypatch):
+    assert fit.told(stages.by_number(3)) == {}
+    card = card_of(sm)
+    monkeypatch.setattr(fit, "card_of", lambda device: card)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: card.capability)
+    empty = lambda _, dtype, device: SimpleNamespace(dtype=dtype, device=torch.device(device))  # noqa: E731
+    monkeypatch.setattr(torch, "empty", empty)
+    said = fit.told(stage)
+    assert f"{sm / 10}, " in said["card"] and f"{card.shared:,} bytes" in said["card"]
+    for dtype, kind in zip((torch.float16, torch.float32), kinds, strict=True):
+        text = said[str(dtype).removeprefix("torch.")]
+        assert text.startswith(f"{kind}: ")
+        precision = "ieee" if dtype == torch.float16 else kind
+        for d in (64, 128, 256):
+            if stage.STAGE.number != 7:
+                config = stage.launch_config(d, dtype, precision, card=card)
+                assert f"{config['BLOCK_M']}x{config['BLOCK_N']}" in text
+
+
+@for_each(FITTED)
 @pytest.mark.parametrize("sm", [75, 89])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_small_tiles_are_right(stage, sm, dtype, monkeypatch):
