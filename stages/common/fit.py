@@ -111,7 +111,8 @@ def without_spills(config: Config, walk: Walk, card: Card) -> Config:
     return config | {"num_warps": warps} | ({"maxnreg": 255} if walk is FORWARD else {})
 
 
-def fit(tile: Sequence[int], d: int, walk: Walk, kind: str, card: Card) -> Config:
+@functools.cache  # each call of a stage asks
+def fit(tile: tuple[int, ...], d: int, walk: Walk, kind: str, card: Card) -> Config:
     """The launch configuration of BLOCK_M, BLOCK_N, num_warps and num_stages, made to fit `card`.
 
     As long as it takes too much: a stage less, if that takes less; else half of the larger of
@@ -134,7 +135,7 @@ def fit(tile: Sequence[int], d: int, walk: Walk, kind: str, card: Card) -> Confi
 
 
 def fit_each(
-    tiles: Mapping[str, Sequence[Sequence[Sequence[int]]]],
+    tiles: Mapping[str, Sequence[Sequence[tuple[int, ...]]]],
     walk: Walk,
     d: int,
     dtype: torch.dtype,
@@ -143,7 +144,7 @@ def fit_each(
 ) -> list[Config]:
     """The launch configurations that a table has for a head dimension and a dtype, each once."""
     kind = kind_of(dtype, precision, card)
-    configs = [fit(tile, d, walk, kind, card) for tile in of_size(tiles, d, kind)]
+    configs = [dict(fit(tile, d, walk, kind, card)) for tile in of_size(tiles, d, kind)]
     return [config for at, config in enumerate(configs) if config not in configs[:at]]
 
 
