@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -40,7 +40,7 @@ with environment_kept():
     import stages
     from stages import s03_torch_three_gemm as s03
     from stages.common.contract import MAX_GRID, Stage, most_on_an_axis, why_not, why_not_dtype
-    from stages.common.inputs import check_inputs, dtype_name, transformed
+    from stages.common.inputs import check_inputs, dtype_name, input_precision, transformed
 
 
 def constant(function: Function) -> Function:
@@ -54,6 +54,7 @@ def constant(function: Function) -> Function:
 
 
 FEW = 16  # query rows up to which stage 8 was measured, ahead of stage 6
+ROWS, LEAST = 64, 192  # of a block in stage 8's float32 kernel; beyond which it splits the keys
 # the first that takes a call is chosen; and what it is chosen for
 ORDER = {
     8: "few query rows: it splits the keys, too",
@@ -85,6 +86,7 @@ class Call(NamedTuple):
     options     of 'causal', 'seqlens_k' and 'gqa', those that the call needs
     gradients   whether torch records the call for a backward pass
     few         whether it has at most FEW query rows, and more keys
+    idle        whether stage 8 splits its keys for float32 rows that are too few to fill the GPU
     d           its head dimension
     many        whether it has more batch entries, or heads, than a CUDA grid's axis holds
     transformed whether torch.func or forward_ad is at work
@@ -95,6 +97,7 @@ class Call(NamedTuple):
     options: tuple[str, ...] = ()
     gradients: bool = False
     few: bool = False
+    idle: bool = False
     d: int = 64
     many: bool = False
     transformed: bool = False
@@ -128,12 +131,12 @@ def why_passed_over(number: int, call: Call) -> str | None:
             return f"takes no {option}"
     if call.gradients and not declared.gradients:
         return "carries no gradients, and they are wanted"
-    if declared.few_queries and not call.few:
-        return f"made for few query rows: at most {FEW}, and more keys"
+    if declared.splits_keys and not (call.few or call.idle):
+        return f"made for few query rows: at most {FEW}, or float32 that leaves the GPU idle"
     if call.many and most_on_an_axis(declared):
         return f"takes at most {MAX_GRID} batch entries, and as many heads"
     if number == 9 and (call.dtype == "float32" or call.d > 128):
-        return "hands float32 and d > 128 on to the kernels of stages 6 and 7"
+        return "hands float32 and d > 128 on to the kernels of stages 6 to 8"
     if call.transformed and "triton" in declared.needs:
         return "torch.func and forward_ad transform torch's own operations only"
     return None
@@ -147,6 +150,25 @@ def number_for(*call: Any) -> int:
     """
     taking = (number for number in ORDER if why_passed_over(number, Call(*call)) is None)
     return next(taking, 3)
+
+
+@constant
+def multiprocessors(index: int) -> int:
+    """How many a GPU has; 0 where float32 isn't multiplied as bfloat16, in blocks of ROWS."""
+    device = torch.device("cuda", index)
+    tensor: Any = SimpleNamespace(device=device, dtype=torch.float32)
+    if input_precision(tensor) != "bf16x6":
+        return 0
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def leaves_idle(q: Any, k: Any) -> bool:
+    """Whether the blocks of rows of float32 q are too few for its GPU, and keys enough to split."""
+    if q.device.type != "cuda" or q.dtype != torch.float32 or q.shape[3] > 128:
+        return False
+    blocks = q.shape[0] * q.shape[1] * -(-q.shape[2] // ROWS)
+    enough = q.shape[2] > LEAST and k.shape[2] > LEAST
+    return bool(enough and blocks <= multiprocessors(q.device.index))
 
 
 def call_of(q: Any, k: Any, v: Any, causal: bool, seqlens_k: Tensor | None) -> Call | None:
@@ -164,6 +186,7 @@ def call_of(q: Any, k: Any, v: Any, causal: bool, seqlens_k: Tensor | None) -> C
         options=tuple(name for name, needs in needed if needs),
         gradients=torch.is_grad_enabled() and any(x.requires_grad for x in tensors),
         few=q.shape[2] <= FEW and q.shape[2] < k.shape[2],
+        idle=leaves_idle(q, k),
         d=q.shape[3],
         many=max(q.shape[0], q.shape[1]) > MAX_GRID,
         transformed=not torch.compiler.is_compiling() and any(map(transformed, tensors)),

@@ -84,15 +84,14 @@ def only(*numbers: int) -> Takes:
 
 
 def like_for_like(stage: StageInfo, problem: Problem) -> bool:
-    """Table 4.2: 3 and 5; 8 where one head leaves most of a GPU idle; peers at the same precision.
+    """Table 4.2: 3 and 5; 8 for one head, which leaves most of a GPU idle; peers at that precision.
 
     No fused peer follows torch's TF32 switch, so that the one that takes float32 computes the same
     with it and without. SDPA's math backend follows it, but it is torch's own products, as stage 3
     is, and is measured in IEEE only.
     """
     if stage.number < PEERS_FROM:
-        idle = problem.h == 1 and problem.dtype == "float16"
-        return stage.number in (3, 5, 8)[: 2 + idle]
+        return stage.number in ((3, 5, 8) if problem.h == 1 else (3, 5))
     able = stage.why_skip(problem) is None and not stage.few_queries
     return able and problem.precision != "tf32"
 

@@ -82,18 +82,20 @@ def table_4_2() -> str:
         envs.append(one_head_env)
     else:
         one_head = cells
-    if any(cell["stage"] == 8 for cell in one_head):
-        parts.append(f"**Keys split too, fp16, one head** (paired)\n\n{split(one_head)}")
+    for kind, precision in kinds.items():  # older records have stage 8 in fp16 only
+        if any(cell["stage"] == 8 and cell["precision"] == precision for cell in one_head):
+            table = split(one_head, precision)
+            parts.append(f"**Keys split too, {kind}, one head** (paired)\n\n{table}")
     parts.append(f"**Against the peers, fp16, 32 heads** (paired, ms)\n\n{peers(env, cells)}")
     parts.append(f"**Peak memory above the inputs, one head, float32**\n\n{memory(cells)}")
     return "\n\n".join([*parts, text.machine(*envs)])
 
 
-def split(cells: Sequence[Record]) -> str:
+def split(cells: Sequence[Record], precision: str) -> str:
     """A table of stages 3, 5 and 8 where one head leaves most of the GPU idle."""
     body = []
     for n in text.ALL_SIZES:
-        at = {"nk": n, "h": 1, "precision": "float16"}
+        at = {"nk": n, "h": 1, "precision": precision}
         three, eight = text.both(cells, 3, 8, paired=True, **at)
         five = text.find(cells, stage=5, paired=True, **at)
         factors = (f"**{text.factor(cells, old, 8, **at)}**" for old in (3, 5))

@@ -12,11 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from harness.isolation.child import one_line
 from harness.problems.directions import OUTPUTS
 from harness.problems.problem import Problem
+from harness.records.schema import Products
 
 if TYPE_CHECKING:  # the parent imports this, and no torch
     import torch
@@ -256,11 +257,11 @@ def launch_configs() -> dict[str, dict[str, int]] | None:
     return dict(tuner.latest) or None
 
 
-def products() -> str | None:
+def products() -> Products | None:
     """How a kernel of ours multiplied float32 since `start_afresh`; None where none did."""
     from stages.common import inputs
 
-    return next(iter(inputs.asked_for), None)
+    return cast("Products | None", next(iter(inputs.asked_for), None))
 
 
 def was_interpreted() -> bool:

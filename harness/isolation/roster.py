@@ -77,6 +77,7 @@ class Stage:
     unavailable: Annotated[dict[str, str | None], DEVICES]  # device -> why it can't run there
     # device -> dtype -> why it won't take it
     refused: Annotated[dict[str, Annotated[dict[str, str | None], DTYPES]], DEVICES]
+    splits_keys: bool = False
     at_most: Count | None = None  # the largest number of batch entries, and of heads
     only_major: Count | None = None  # the one major compute capability that it is made for
     here: dict[str, str] = field(

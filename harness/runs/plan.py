@@ -24,6 +24,7 @@ PATIENCE: Final = 600.0  # seconds: a run that takes longer even at those rates 
 CPU_SIZES: Final = (1024, 2048, 4096)
 GPU_SIZES: Final = (1024, 2048, 4096, 8192, 16384)
 SMALL_N, SMALL_D = 64, 16  # the largest N, and the d, of the small part of the tour
+ROWS, MULTIPROCESSORS = 64, 132  # of a block in a fused kernel; of an H200
 Takes = Callable[[StageInfo, Problem], bool]  # whether a stage is measured on a problem
 
 
@@ -228,7 +229,8 @@ def plan_tour(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
 
     There is one more part, with the peers: on a CPU up to N = 4096, on a GPU up to 16384. A stage
     is measured up to the N that it declares worth running, and one made for few query rows in the
-    small part only; a user's own stage also with peaky input. `base` gives seed, dtype and device.
+    small part only (on a CPU also one that splits the keys to fill a GPU); a user's own stage also
+    with peaky input. `base` gives seed, dtype and device.
     """
     sizes = [("normal", n, SMALL_D) for n in (8, 16, 32, SMALL_N)]
     sizes += [("normal", n, 64) for n in (64, 128, 256, 512, 1024)]
@@ -237,6 +239,7 @@ def plan_tour(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
     ds = (64, 128) if base.device == "cuda" else (64,)
     sizes += [("normal", n, d) for d in ds for n in larger if (n, d) != (1024, 64)]
     cells = []
+    on_a_cpu = base.device == "cpu"
     for inputs, n, d in sizes:
         problem = replace(base, inputs=inputs, nq=n, nk=n, d=d)
         # a stage that is only worth running in the small part skips the rest
@@ -247,7 +250,7 @@ def plan_tour(stages: Sequence[StageInfo], base: Problem) -> list[Cell]:
             for variant in (problem, replace(problem, inputs="peaky"))
             if (variant is problem or (inputs == "normal" and not stage.ours))
             and least <= stage.worth_up_to.get(problem.device, least)
-            and (n <= SMALL_N or not stage.few_queries)
+            and (n <= SMALL_N or not (stage.few_queries or (stage.splits_keys and on_a_cpu)))
             and (stage.number < PEERS_FROM or peer_joins(stage, problem))
         ]
     return cells
@@ -309,9 +312,16 @@ def make_problems(
     return problems
 
 
+def few_rows(problem: Problem) -> bool:
+    """Whether query rows are fewer than keys, or their blocks too few to fill a GPU."""
+    blocks = problem.b * problem.h * -(-problem.nq // ROWS)
+    return problem.nq < problem.nk or blocks < MULTIPROCESSORS
+
+
 def fits(stage: StageInfo, problem: Problem) -> bool:
-    """Whether a stage can compute the problem and declares itself exact on it."""
-    return stage.why_skip(problem) is None and stage.exact(problem)
+    """Whether a stage can compute the problem, and declares itself exact on it and made for it."""
+    made_for = few_rows(problem) if stage.splits_keys else True
+    return made_for and stage.why_skip(problem) is None and stage.exact(problem)
 
 
 def usual_stages(stages: Sequence[StageInfo], problems: Sequence[Problem]) -> list[StageInfo]:
@@ -319,15 +329,20 @@ def usual_stages(stages: Sequence[StageInfo], problems: Sequence[Problem]) -> li
 
     For forward passes that is the newest of those that are forward-only or made for this generation
     of GPUs, otherwise the newest that carries gradients. Stages made for few query rows are
-    included only where there are fewer queries than keys.
+    included only where there are fewer queries than keys; those that split the keys join the newest
+    where rows are too few to fill a GPU.
     """
     ours = [stage for stage in stages if stage.number < PEERS_FROM]
+    splitting = [stage for stage in ours if stage.splits_keys]
+    on_a_gpu = [problem for problem in problems if problem.device == "cuda"]
     chosen = {stage.path for stage in stages if stage.number == YARDSTICK}
+    chosen |= {stage.path for stage in splitting if any(fits(stage, p) for p in on_a_gpu)}
     for trains in {problem.direction != "fwd" for problem in problems}:
         able = [
             stage
             for stage in ours
-            if (stage.gradients if trains else not stage.gradients or stage.only_major is not None)
+            if stage not in splitting
+            and (stage.gradients if trains else not stage.gradients or stage.only_major is not None)
             and any(
                 fits(stage, p) and (not stage.few_queries or p.nq < p.nk)
                 for p in problems

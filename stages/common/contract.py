@@ -89,7 +89,8 @@ class Stage:
     gradients: bool = False  # whether out.backward() fills q.grad, k.grad and v.grad
     # whether it is made for few query rows (decoding): compared unasked only where Nq < Nk
     few_queries: bool = False
-    splits_keys: bool = False  # whether it splits the keys where rows are too few to fill a GPU
+    # whether it splits the keys where rows are too few to fill a GPU: compared unasked only there
+    splits_keys: bool = False
     exact_up_to: int | None = None  # the largest Nk at which it is exact; None: at any
     # whether scores are rounded to q's dtype: where they are large (peaky input), it is inexact in
     # half precision

@@ -224,8 +224,7 @@ def forward(
         if q.dtype == torch.float32:
             splits, tiles = s08.plan(q, *k.shape[1:3])
             if splits > 1:
-                chosen = {"splits": splits, "config": tiles}
-                return s08.forward(q, k, v, causal, seqlens_k, lse, **chosen)
+                return s08.forward(q, k, v, causal, seqlens_k, lse, splits=splits, config=tiles)
         return flash2_forward(q, k, v, causal, seqlens_k, lse=lse)
     launch, BLOCK_N, BLOCK_D = found
     q, q_desc = described(q, 64, BLOCK_D)

@@ -1,15 +1,21 @@
 """The facade for other projects: which stage is chosen, and a call by it."""
 
 import os
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 import attention_ladder
 import stages
 from attention_ladder import choosing
 from attention_ladder.choosing import Call
 from harness.records.code import built_in_files
+from stages import s08_triton_split_kv as split_kv
+from stages.common.fit import H200
 
 HALF = Call("cuda", "float16")
 MASKED = HALF._replace(options=("causal", "seqlens_k", "gqa"))
@@ -38,7 +44,10 @@ def card(major):
         (9, HALF._replace(dtype="float64"), 3),
         (9, HALF._replace(d=128), 9),
         (9, HALF._replace(d=129), 6),
-        (9, HALF._replace(dtype="float32", gradients=True), 7),
+        (9, HALF._replace(dtype="float32"), 6),
+        (9, HALF._replace(dtype="float32", idle=True), 8),
+        (8, HALF._replace(dtype="float32", idle=True), 8),
+        (9, HALF._replace(dtype="float32", idle=True, gradients=True), 7),
         (10, HALF, 6),
         (8, HALF, 6),
         (8, MASKED, 6),
@@ -92,6 +101,37 @@ def test_what_the_rule_looks_at(monkeypatch):
     assert said[0].transformed
 
 
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(1, 8),
+    st.integers(1, 9000),
+    st.integers(1, 9000),
+    st.sampled_from([16, 64, 128, 256]),
+    st.sampled_from([16, 132]),
+)
+@example(1, 1, 1, 4096, 4096, 64, 132)
+@example(1, 44, 1, 192, 192, 64, 132)
+def test_stage_8_is_chosen_for_float32_only_where_it_splits_the_keys(b, hk, group, nq, nk, d, sms):
+    """And for one head, at any N from 256 on whose blocks leave multiprocessors idle."""
+    card = H200._replace(multiprocessors=sms)
+    q = SimpleNamespace(
+        shape=(b, hk * group, nq, d), dtype=torch.float32, device=torch.device("cuda", 0)
+    )
+    k = SimpleNamespace(shape=(b, hk, nk, d))
+    with (
+        patch.object(split_kv, "input_precision", lambda q: "bf16x6"),
+        patch.object(split_kv, "card_of", lambda device: card),
+        patch.object(choosing, "multiprocessors", lambda index: sms),
+    ):
+        splits = split_kv.plan(q, hk, nk)[0]
+        chosen = choosing.leaves_idle(q, k)
+    assert splits > 1 or not chosen
+    if b == hk == group == 1 and min(nq, nk) >= 256 and d <= 128:
+        assert chosen == (nq <= 64 * sms)
+
+
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"seqlens_k": (9, 5)}])
 def test_it_gives_the_stage_s_own_answer_and_gradients(options):
     if "seqlens_k" in options:
@@ -124,10 +164,10 @@ def test_wrong_arguments_raise_the_stage_s_own_error():
         ({"k": k.half()}, "k: got dtype float16"), ({"causal": 1}, "causal: got 1"),
         ({"seqlens_k": torch.ones(2)}, "seqlens_k: got float32"),
     ]  # fmt: skip
-    for given, said in wrong:
+    for changed, said in wrong:
         for function in (attention_ladder.attend, attention_ladder.choose):
             with pytest.raises(ValueError, match=said):
-                function(**{"q": q, "k": k, "v": v, **given})
+                function(**{"q": q, "k": k, "v": v, **changed})
     with pytest.raises(ValueError, match="stage: got 77, expected one of 0, 1, "):
         attention_ladder.stage(77)
 

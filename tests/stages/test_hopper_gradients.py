@@ -13,6 +13,7 @@ from stage_checks import normal
 
 import stages
 from stages import s07_triton_training as s07
+from stages import s08_triton_split_kv as s08
 from stages.common.machine import has_module
 from stages.s06_triton_flash2 import forward as s06_forward
 from stages.s09_gluon_hopper import launch as hopper_launch
@@ -76,6 +77,20 @@ def test_what_this_kernel_is_not_for_goes_to_stage_7(d, dtype, wanted):
     want = s07.backward(q, k, v, o, lse.contiguous(), do, True, None, wanted)
     for x, y in zip(got, want, strict=True):
         assert (x is None and y is None) or torch.equal(x, y)
+
+
+@pytest.mark.parametrize(
+    ("h", "n", "d", "dtype", "number"),
+    [(1, 200, 16, torch.float32, 8), (1, 64, 16, torch.float32, 6), (1, 200, 136, torch.half, 6)],
+)
+def test_a_forward_pass_that_this_kernel_is_not_for_goes_to_stage_8_or_6(h, n, d, dtype, number):
+    """To stage 8 where one head in float32 is split over its keys."""
+    q, k, v, _ = normal((1, h, n, n, d), 0, dtype)
+    got, want = torch.empty(2, 1, h, n)
+    o = hopper_launch.forward(q, k, v, True, None, lse=got)
+    other = {6: s06_forward, 8: s08.forward}[number]
+    assert torch.equal(o, other(q, k, v, True, None, lse=want)) and torch.equal(got, want)
+    assert (s08.plan(q, h, n)[0] > 1) == (number == 8) or dtype == torch.half
 
 
 class Launched:

@@ -101,12 +101,13 @@ def test_few_keys_are_not_split(programs):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("N", [64, 128, 1024, 2048, 4096, 8192, 16384])
 def test_one_head_fills_the_gpu_and_many_heads_are_not_split(N, dtype):
-    """Two programs for each of 132 multiprocessors, or one where each has one tile of keys."""
+    """About two programs for each of 132 multiprocessors, where there are tiles for so many."""
     with patch.object(stage, "input_precision", lambda q: "bf16x6"):
         one, many_heads = (torch.empty(1, h, N, 64, dtype=dtype, device="meta") for h in (1, 32))
         splits, config = stage.plan(one, 1, N)
         programs = -(-N // config["BLOCK_M"]) * splits
-        assert splits == 1 if N <= 128 else 128 <= programs <= 264
+        few_tiles = N // config["BLOCK_N"] <= 8  # in float16 at N = 1024
+        assert splits == 1 if N <= 128 else programs == (128 if few_tiles else 256)
         if N >= 1024:
             assert stage.plan(many_heads, 32, N)[0] == 1
 

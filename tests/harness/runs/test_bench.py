@@ -393,6 +393,21 @@ def test_what_is_made_for_this_generation_of_gpus_competes_forward_and_backward(
     assert numbers(usual_stages([*ladder, elsewhere], both)) == [3, 6, 7, 100, 101]
 
 
+@pytest.mark.parametrize(
+    ("h", "nq", "nk", "fills"),
+    [(1, 8192, 8192, False), (1, 8448, 8448, True), (32, 64, 64, False), (32, 320, 320, True),
+     (32, 320, 321, False)],
+)  # fmt: skip
+def test_what_splits_the_keys_joins_the_newest_where_rows_fill_no_gpu(h, nq, nk, fills):
+    ladder = [replace(make_fake(n), splits_keys=n == 8) for n in (3, 6, 8, 100)]
+    problem = replace(PROBLEM, device="cuda", b=1, h=h, hk=h, nq=nq, nk=nk)
+    many = replace(problem, h=64, hk=64, nq=512, nk=512)
+    assert numbers(usual_stages(ladder, [problem, many])) == [3, 6, *[8] * (not fills), 100]
+    cells = plan_comparisons(ladder, [problem, many], ())
+    assert [cell.problem for cell in cells if cell.stage.number == 8] == [problem] * (not fills)
+    assert 8 not in numbers(usual_stages(ladder, [replace(problem, device="cpu")]))
+
+
 def test_the_usual_compete_where_they_fit_and_those_asked_for_everywhere():
     problems = [PROBLEM, replace(PROBLEM, causal=True), replace(PROBLEM, direction="train")]
     some = [stage for stage in LADDER if stage.number in (3, 5, 6, 7, 101)]

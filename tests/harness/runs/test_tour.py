@@ -8,7 +8,10 @@ import pytest
 from ladder_command import environ, in_turn
 from made_up import make_cell, make_env
 
-from harness.isolation.roster import read_stages
+from harness.isolation.roster import describe_files, read_stages
+from harness.problems.problem import Problem
+from harness.records.code import STAGES
+from harness.runs.plan import plan_tour
 from ladder.closing import closing
 from ladder.run import DEFAULTS, make_cells
 
@@ -52,6 +55,14 @@ def test_the_tour_is_the_designs(planned):
     names = {c["name"] for c in planned if c["nk"] > 1024 and c["stage"] in (4, 5)}
     assert names == {"torch_lite", "torch_online"}
     assert len(planned) == len({json.dumps(cell) for cell in planned})
+
+
+@pytest.mark.parametrize(("device", "up_to"), [("cpu", 64), ("cuda", 16384)])
+def test_stage_8_takes_the_whole_tour_of_a_gpu_and_the_small_part_of_a_cpus(device, up_to):
+    """A tour has one head, which it splits; interpreted, the parts take long."""
+    [stage] = describe_files([STAGES / "s08_triton_split_kv"])
+    base = Problem("normal", 0, 1, 1, 1, 1, 1, 1, "float32", "ieee", False, None, device)
+    assert max(cell.problem.nk for cell in plan_tour([stage], base)) == up_to
 
 
 def test_the_tour_is_one_seed_and_plain_otherwise(planned):
