@@ -3,7 +3,8 @@
 # TORCH=cpu takes PyTorch's small build without CUDA. PYTHON=python3.12 takes another Python.
 # Other words: make test-all (the slow tests, too), make build (the extension again), make clean;
 # not in a handout
-# make lint, make gluon (stage 9 under other versions of Triton).
+# make lint, make gluon (stage 9 under other versions of Triton), make cubins (stages 4 to 8 for
+# every card, in every size and dtype).
 # end
 
 PYTHON ?= python3
@@ -32,7 +33,7 @@ TYPED = $(filter-out tests/% notebooks/%,$(TRACKED))
 TRITONS := 3.6.0 3.8.0 3.9.0
 # end
 
-.PHONY: ladder test test-all lint gluon build clean
+.PHONY: ladder test test-all lint gluon cubins build clean
 
 ladder: $(VENV)/ladder.stamp
 	@$(BIN)/python -m harness run
@@ -53,6 +54,9 @@ lint: $(VENV)/test.stamp
 	@$(BIN)/python -c 'from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True, no_logo=True))'
 
 # no GPU needed: the tests read the machine code
+cubins: $(VENV)/test.stamp
+	LADDER_CUBINS=all $(PYTEST) tests/stages/test_cubins.py -k every_kernel
+
 gluon: $(VENV)/test.stamp $(TRITONS:%=build/triton/%)
 	@for version in $(TRITONS); do echo "Triton $$version"; LADDER_TRITON=build/triton/$$version \
 	$(BIN)/python -m pytest -q tests/stages/test_cubins.py -k hopper || exit 1; done

@@ -28,6 +28,11 @@ TUNER = (
     "each kind, in each process. They take the first that is within 2% of the fastest. Nothing is "
     "kept on disk; a file of choices that an older version left in ~/.cache is not read."
 )
+PRODUCTS = (
+    "half: 16 bits on the matrix unit. bf16x6: float32 as six products of bfloat16. tf32: as "
+    "torch's switch allows. ieee: on no matrix unit; Triton knows none before compute capability "
+    "8.0, nor bfloat16. Sizes are those of an H200, smaller where they don't fit."
+)
 PACKAGES = ("torch", "triton", "numpy", "matplotlib", "rich", "typer", "psutil")
 
 
@@ -107,7 +112,25 @@ def show(stages: Sequence[StageInfo], console: Console) -> None:
         Text(f"From {PEERS_FROM} on: peers, others' kernels to compare with.", style="dim")
     )
     console.print()
+    show_card(stages, console)
     console.print(Text(TUNER))
+
+
+def show_card(stages: Sequence[StageInfo], console: Console) -> None:
+    """Print what the GPU is and how the stages in Triton run on it; nothing without one."""
+    tiled = [stage for stage in stages if stage.here]
+    if not tiled:
+        return
+    said = f"This GPU: {tiled[0].here['card']}. Products of each dtype, and BLOCK_M x BLOCK_N"
+    console.print(Text(f"{said} at d = 64, 128, 256:"))
+    dtypes = ("float16", "float32")
+    columns = [Column("#"), *(Column(dtype, left=True, wraps=True) for dtype in dtypes)]
+    rows: list[list[Cell]] = [
+        [str(stage.number), *(stage.here[dtype] for dtype in dtypes)] for stage in tiled
+    ]
+    console.print(Table(columns, rows, gap=2))
+    console.print(Text(PRODUCTS))
+    console.print()
 
 
 def ability(stage: StageInfo, device: str, shared: Sequence[str] = ()) -> Text:

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Annotated, Any
@@ -80,6 +80,9 @@ class Stage:
     splits_keys: bool = False
     at_most: Count | None = None  # the largest number of batch entries, and of heads
     only_major: Count | None = None  # the one major compute capability that it is made for
+    here: dict[str, str] = field(
+        default_factory=dict
+    )  # how it runs on the GPU (stages/common/fit.py)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,13 +259,15 @@ def describe(
     try:
         import stages
         from stages.common.contract import most_on_an_axis, why_not, why_not_dtype
+        from stages.common.fit import told
     except ImportError as error:
         say(connection, "bad", reason=f"nothing runs without {error.name}: {error}")
         return
     for path in paths:
         try:
             with watch(connection, path):
-                stage = stages.load(path, alone=watch is not unwatched).STAGE
+                module = stages.load(path, alone=watch is not unwatched)
+                stage = module.STAGE
                 fields = asdict(stage)
                 fields.pop("files")
                 fields |= {
@@ -276,6 +281,7 @@ def describe(
                         for device in DEVICES
                     },
                     "at_most": most_on_an_axis(stage),
+                    "here": told(module) if STAGES.resolve() in Path(path).parents else {},
                 }
             say(connection, "stage", **fields)
         except BaseException as error:

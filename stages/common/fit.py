@@ -8,9 +8,11 @@ have 166,912, an RTX 40's 101,376 and a T4's 65,536. `fit` makes a configuration
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+
+from stages.common.inputs import dtype_name, input_precision
 
 Config = dict[str, int]  # BLOCK_M, BLOCK_N, BLOCK_D, num_warps, num_stages
 Choice = TypeVar("Choice")
@@ -109,7 +111,8 @@ def without_spills(config: Config, walk: Walk, card: Card) -> Config:
     return config | {"num_warps": warps} | ({"maxnreg": 255} if walk is FORWARD else {})
 
 
-def fit(tile: Sequence[int], d: int, walk: Walk, kind: str, card: Card) -> Config:
+@functools.cache  # each call of a stage asks
+def fit(tile: tuple[int, ...], d: int, walk: Walk, kind: str, card: Card) -> Config:
     """The launch configuration of BLOCK_M, BLOCK_N, num_warps and num_stages, made to fit `card`.
 
     As long as it takes too much: a stage less, if that takes less; else half of the larger of
@@ -118,6 +121,9 @@ def fit(tile: Sequence[int], d: int, walk: Walk, kind: str, card: Card) -> Confi
     """
     names = "BLOCK_M", "BLOCK_N", "num_warps", "num_stages"
     config = dict(zip(names, tile, strict=True), BLOCK_D=padded_dim(d))
+    if kind == "bf16x6" and (10, 0) <= card.capability < (12, 0):
+        # products of 64 rows and more end in tensor memory, six of them in more than there is
+        config[walk.keeps] = min(config[walk.keeps], 32)
     while (needed := shared_needed(config, walk, kind, card)) > card.shared:
         fewer = config | {"num_stages": config["num_stages"] - 1}
         if fewer["num_stages"] and shared_needed(fewer, walk, kind, card) < needed:
@@ -129,7 +135,7 @@ def fit(tile: Sequence[int], d: int, walk: Walk, kind: str, card: Card) -> Confi
 
 
 def fit_each(
-    tiles: Mapping[str, Sequence[Sequence[Sequence[int]]]],
+    tiles: Mapping[str, Sequence[Sequence[tuple[int, ...]]]],
     walk: Walk,
     d: int,
     dtype: torch.dtype,
@@ -138,5 +144,35 @@ def fit_each(
 ) -> list[Config]:
     """The launch configurations that a table has for a head dimension and a dtype, each once."""
     kind = kind_of(dtype, precision, card)
-    configs = [fit(tile, d, walk, kind, card) for tile in of_size(tiles, d, kind)]
+    configs = [dict(fit(tile, d, walk, kind, card)) for tile in of_size(tiles, d, kind)]
     return [config for at, config in enumerate(configs) if config not in configs[:at]]
+
+
+def told(stage: Any) -> dict[str, str]:
+    """How the kernels of a stage's module run on the GPU that is here, for people.
+
+    'card': what that is; 'float16' and 'float32': how they multiply it, and BLOCK_M x BLOCK_N at
+    d = 64, 128 and 256. {} without a GPU, and for a stage without launch configurations.
+    """
+    configs = getattr(stage, "launch_configs", None)
+    if configs is None and hasattr(stage, "launch_config"):
+        configs = lambda *asked: {"": stage.launch_config(*asked)}  # noqa: E731
+    if configs is None or not torch.cuda.is_available():
+        return {}
+    card = card_of(torch.device("cuda", torch.cuda.current_device()))
+    capability = ".".join(map(str, card.capability))
+    room = (
+        f"{card.multiprocessors} multiprocessors, {card.shared:,} bytes of shared memory a program"
+    )
+    said = {"card": f"compute capability {capability}, {room}"}
+    for dtype in (torch.float16, torch.float32):
+        precision = input_precision(torch.empty(0, dtype=dtype, device="cuda"))
+        tiles: dict[str, list[str]] = {}
+        for d in (64, 128, 256):
+            for kernel, config in configs(d, dtype, precision, card).items():
+                if "BLOCK_M" in config:
+                    size = f"{config['BLOCK_M']}x{config['BLOCK_N']}"
+                    tiles.setdefault(kernel.removesuffix("_kernel"), []).append(size)
+        sizes = "; ".join(f"{kernel} {' '.join(each)}".strip() for kernel, each in tiles.items())
+        said[dtype_name(dtype)] = f"{kind_of(dtype, precision, card)}: {sizes}"
+    return said

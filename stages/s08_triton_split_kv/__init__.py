@@ -101,7 +101,7 @@ def launch_config(
     kind = kind_of(dtype, precision, card)
     tiles = of_size(OF_SEVERAL if several else TILES, d, kind)
     BLOCK_M = min((m for m in tiles if m >= rows), default=min(MOST_ROWS, max(tiles)))
-    return fit((BLOCK_M, *tiles[BLOCK_M]), d, FORWARD, kind, card)
+    return dict(fit((BLOCK_M, *tiles[BLOCK_M]), d, FORWARD, kind, card))
 
 
 # The cost model's constants. The unit is the time in which a multiprocessor gets a tile while all

@@ -72,6 +72,19 @@ def test_a_reason_is_said_once(monkeypatch):
     assert alone in rows(out.getvalue())[9]
 
 
+def test_it_says_what_the_gpu_is_and_how_stages_run_on_it():
+    stages, out = read_stages(absent=True), io.StringIO()
+    doctor.show(stages, Console(file=out, width=200))
+    assert "This GPU" not in out.getvalue()
+    here = {"card": "compute capability 8.9", "float16": "half: 64x32", "float32": "bf16x6: 32x16"}
+    at = next(i for i, stage in enumerate(stages) if stage.number == 6)
+    stages[at] = replace(stages[at], here=here)
+    doctor.show(stages, Console(file=out, width=200))
+    said = out.getvalue().partition("This GPU: compute capability 8.9.")[2]
+    assert rows(said)[6].split() == ["6", "half:", "64x32", "bf16x6:", "32x16"]
+    assert all(f"{kind}: " in said for kind in ("half", "bf16x6", "tf32", "ieee"))
+
+
 def test_the_rule_that_it_tells_is_the_tuner_s():
     assert f"within {tuner.AS_FAST - 1:.0%} of the fastest" in doctor.TUNER
 
