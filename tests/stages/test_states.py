@@ -36,16 +36,18 @@ STORE = """\
 """
 RETURN = ("    return o\n", '    return o, states, config["BLOCK_N"]\n')
 
-GRID, LAST = "    grid = (", "        v_ptrs += BLOCK_N * stride_vn\n"
+# untuned, so that one configuration writes the states
+CONFIG = f"    config = launch_config(d, q.dtype, precision)\n{ALLOCATE}"
+LAUNCH, LAST = "    def launch(precision", "        v_ptrs += BLOCK_N * stride_vn\n"
 ONE_KERNEL = (
     ("    Nq, Nk, d, scale,\n", "    Nq, Nk, d, scale, states_ptr,\n"),
     ("d**-0.5, PRECISION", "d**-0.5, states, PRECISION"),
-    (GRID, ALLOCATE + GRID),
+    (LAUNCH, CONFIG + LAUNCH),
     RETURN,
 )
 
 # stage 6's loop is a function of its own; without masks or with, it is called for either part
-LAUNCH, VISITED = "    def launch(config: tuner.Config) -> None:\n", "        visited += 1\n"
+TUNED, VISITED = "    def launch(config: tuner.Config", "        visited += 1\n"
 NAMES = """\
         offs_m, offs_d = rows, tl.arange(0, BLOCK_D)
         q_mask = (rows[:, None] < Nq) & (offs_d[None, :] < d)
@@ -59,8 +61,7 @@ SPLIT_LOOP = (
     (VISITED, VISITED + NAMES + STORE.format(m_i=LN_2, l_i="l_i")),
     ("    group, Nq, Nk, d, qk_scale,\n", "    group, Nq, Nk, d, qk_scale, states_ptr,\n"),
     ("d**-0.5 * LOG2_E,\n", "d**-0.5 * LOG2_E, states,\n"),
-    # untuned, so that one configuration writes the states
-    (LAUNCH, f"    config = launch_config(d, q.dtype, precision)\n{ALLOCATE}{LAUNCH}"),
+    (TUNED, CONFIG + TUNED),
     RETURN,
 )
 
