@@ -387,17 +387,17 @@ def test_an_empty_stub_is_not_written_and_no_traceback(tmp_path, size):
 
 S5, S1 = (labs.source(stage).read_text(encoding="utf-8") for stage in (5, 1))
 PAST = "        acc = acc * alpha[:, None]\n"
-ACC = "        acc += tl.dot("
+ACC = "        acc += dot("
 TAIL = '        s = tl.where(in_range[None, :], s, float("-inf"))\n'
-SCALED = "input_precision=PRECISION) * scale  # (BLOCK_M, BLOCK_N)\n"
+SCALED = "PRECISION) * scale  # (BLOCK_M, BLOCK_N)\n"
 RAISES = '        raise NotImplementedError("not written yet: past")\n'
 STEPS = [line for line in S1.splitlines() if line.lstrip().startswith("# step")]
 LINES = [line for line in S1.splitlines() if line not in STEPS[1:]]
 LAST = next(at for at, line in enumerate(LINES) if "# end of" in line)
 ELSEWHERE = {  # work of a gap that stands in another one
-    "one line for two": (S5.replace(PAST, "").replace(ACC, f"{PAST[:-1]} + tl.dot("), "passed"),
+    "one line for two": (S5.replace(PAST, "").replace(ACC, f"{PAST[:-1]} + dot("), "passed"),
     "a comment": (
-        S5.replace(PAST, "        # below\n").replace(ACC, f"{PAST[:-1]} + tl.dot("), "passed",
+        S5.replace(PAST, "        # below\n").replace(ACC, f"{PAST[:-1]} + dot("), "passed",
     ),
     "tail within s": (
         S5.replace(TAIL, "").replace(SCALED, f"{SCALED}{TAIL}"), "passed",

@@ -24,7 +24,7 @@ MISTAKES = {
     for name, (begins, *edits) in mistakes.items()
 }
 NAMED = [name for name in MISTAKES if MISTAKES[name][3]]
-S5 = "s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale"
+S5 = "s = dot(q, tl.trans(k), PRECISION) * scale"
 
 
 @functools.cache
@@ -86,7 +86,7 @@ def test_the_check_of_a_mistake_fails_it_whatever_the_seed(name, tmp_path):
 def test_the_first_tile_that_differs_is_named(tmp_path):
     found = judged(*MISTAKES["no rescale of l"][:3], tmp_path)
     assert any("first tile that differs: keys 64 to 127, after which l_i" in x for x in found.case)
-    edit = ("dk = tl.dot(ds.to(q.dtype), q, dk,", "dk = tl.dot(ds.to(q.dtype), q, dk * 0,")
+    edit = ("ds.to(q.dtype), q, PRECISION, dk)", "ds.to(q.dtype), q, PRECISION, dk * 0)")
     found = judged(7, (edit,), "gradients under a mask", tmp_path)
     assert any(x.startswith("wrong: dk; right: o, dq, dv. Look at the ds") for x in found.case)
     assert "first tile that differs: rows 32 to 63, after which dk" in found.diagnosis
@@ -123,7 +123,7 @@ def test_of_the_first_tile_the_first_wrong_state_says_where_to_look(edit, look, 
 
 
 def test_clearing_columns_past_d_masks_no_score(tmp_path):
-    product = "        s = tl.dot(q, tl.trans(k), input_precision=PRECISION)"
+    product = "        s = dot(q, tl.trans(k), PRECISION)"
     cleared = "        k = tl.where(in_d, k, 0.0)\n        v = tl.where(in_d, v, 0.0)\n"
     found = judged(6, ((product, cleared + product),), "tiles that need no mask", tmp_path)
     assert found.verdict == "passed", found
