@@ -21,7 +21,7 @@ from stages.common import operators
 from stages.common.fit import FORWARD, H200, Card, card_of, fit_each
 from stages.common.machine import launching
 from stages.common.products import dot, is_finite
-from stages.contract import Stage, check_inputs, input_precision
+from stages.contract import Stage, StageUnavailable, check_inputs, input_precision
 
 try:
     import triton
@@ -127,7 +127,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
     q (B, H, Nq, d), k and v (B, H, Nk, d), float16, bfloat16 or float32 -> (B, H, Nq, d).
     Raises ValueError on input that breaks the contract (stages/contract.py), StageUnavailable
-    where there is no Triton.
+    where there is no Triton, or no room for all keys of one tile.
     """
     check_inputs(STAGE, q, k, v)
     B, H, Nq, d = q.shape
@@ -141,6 +141,9 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
     def launch(precision: str, redo: bool) -> None:
         config = launch_config(d, q.dtype, precision, card_of(q.device))
+        if config["BLOCK_N"] < Nk <= BLOCK_N:  # it would be wrong where it is said to be exact
+            room = f"this GPU has no room for a tile of {Nk} keys at d = {d}"
+            raise StageUnavailable(f"stage {STAGE.number} ({STAGE.name}) can't run here: {room}")
         grid = (triton.cdiv(Nq, config["BLOCK_M"]), H, B)
         attention_kernel[grid](
             q, k, v, o, *q.stride(), *k.stride(), *v.stride(), *o.stride(),

@@ -265,7 +265,7 @@ def forward(
             *q.stride(), *k.stride(), *v.stride(), *o.stride(),
             H // Hk, Nq, Nk, d, d**-0.5 * LOG2_E,
             CAUSAL=causal, HAS_SEQLENS=seqlens_k is not None,
-            LSE=lse is not None, COUNT=skipped is not None,
+            LSE=lse is not None, COUNT=skipped is not None and not redo,
             EVEN_D=d == config["BLOCK_D"], PRECISION=precision, REDO=redo, **config,
         )  # fmt: skip
 

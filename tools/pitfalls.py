@@ -67,10 +67,10 @@ class Pitfall:
     problem: Problem = NORMAL
 
 
-SCORES = "s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale"
+SCORES = "s = dot(q, tl.trans(k), PRECISION) * scale"
 SUM_P = "l_i = l_i * alpha + tl.sum(p, 1)"
 RESCALE = "        acc = acc * alpha[:, None]\n"
-ADD = "        acc += tl.dot(p.to(v.dtype), v, input_precision=PRECISION)  # (BLOCK_M, BLOCK_D)\n"
+ADD = "        acc += dot(p.to(v.dtype), v, PRECISION)  # (BLOCK_M, BLOCK_D)\n"
 MASK_S = '        s = tl.where(in_range[None, :], s, float("-inf"))\n'
 SAVED = "ctx.save_for_backward(q, k, v, o, lse, seqlens_k)"
 MAX_IN_BASE_2 = "(q @ k.mT).amax(-1).float() * q.shape[-1] ** -0.5 * LOG2_E"
@@ -92,7 +92,7 @@ PITFALLS: dict[str, Pitfall] = {
         "A float16 score of some hundreds is rounded to a multiple of a quarter or a half, and "
         "exp makes a factor of what is off. tl.dot adds up in float32: leave it at that.",
         5,
-        ((SCORES, SCORES.replace("=PRECISION)", "=PRECISION).to(tl.float16)")),), SHARP,
+        ((SCORES, SCORES.replace("PRECISION)", "PRECISION).to(tl.float16)")),), SHARP,
     ),
     "sums in float16": Pitfall(
         "003",
@@ -101,7 +101,7 @@ PITFALLS: dict[str, Pitfall] = {
         5,
         (
             (RESCALE, "        acc = (acc * alpha[:, None]).to(tl.float16)\n"),
-            (ADD, ADD.replace("=PRECISION)", "=PRECISION).to(tl.float16)")),
+            (ADD, ADD.replace("PRECISION)", "PRECISION).to(tl.float16)")),
             (SUM_P, "l_i = (l_i * alpha + tl.sum(p, 1)).to(tl.float16)"),
         ),
         LONG,
@@ -123,7 +123,7 @@ PITFALLS: dict[str, Pitfall] = {
         5,
         (
             ("in_range[None, :], s", "in_range[:, None], s"),
-            ('"BLOCK_M": BLOCK_M', '"BLOCK_M": BLOCK_N'),
+            ("precision, card)[0]", 'precision, card)[0] | {"BLOCK_M": BLOCK_N}'),
         ),
         RAGGED,
     ),
@@ -219,8 +219,10 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
             warnings.simplefilter("ignore")  # of NaN and overflow: they are the point
             outputs = ask(load_wrong(name, folder), problem)
     except Exception as error:
-        # the interpreter wraps what was raised
-        record["raised"] = str(error.__cause__ or error).strip().splitlines()[-1]
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # the interpreter wraps what each kernel raised
+            cause = cause.__cause__
+        record["raised"] = str(cause).strip().splitlines()[-1]
         return record
     verdict = judge_outputs(outputs, oracles)
     record["exact"], record["reason"] = verdict["exact"], verdict["why"]

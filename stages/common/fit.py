@@ -35,8 +35,11 @@ def card_of(device: torch.device) -> Card:
     if device.type != "cuda":
         return H200
     card = torch.cuda.get_device_properties(device)
-    # an older torch tells only of what a program may have without asking for more
-    shared = getattr(card, "shared_memory_per_block_optin", card.shared_memory_per_block)
+    shared = getattr(card, "shared_memory_per_block_optin", None)
+    if shared is None:  # torch 2.6 doesn't tell
+        from triton.runtime import driver
+
+        shared = driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
     return Card((card.major, card.minor), shared, card.multi_processor_count)
 
 

@@ -15,7 +15,8 @@ units that multiply float32 that six of its products take less time than one of 
 Bfloat16 has no bits below 2^-133, where float32 goes on to 2^-149: so all numbers are multiplied by
 2^16 first. Past bfloat16's largest, `high` is infinite then, and `low` NaN: an output that needed
 such a number isn't finite. A second launch, `REDO`, in 'ieee', computes those blocks of the output
-that aren't, and leaves the rest as it is.
+that aren't, and leaves the rest as it is. One case stays unnoticed: a score whose first terms sum
+to less than -2^95 is -inf and weighs nothing, though its other terms may bring it back.
 
 After "Leveraging the bfloat16 artificial intelligence datatype for higher-precision computations",
 Henry, Tang, Heinecke 2019, https://arxiv.org/abs/1904.06376.

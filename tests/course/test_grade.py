@@ -389,7 +389,7 @@ S5, S1 = (labs.source(stage).read_text(encoding="utf-8") for stage in (5, 1))
 PAST = "        acc = acc * alpha[:, None]\n"
 ACC = "        acc += dot("
 TAIL = '        s = tl.where(in_range[None, :], s, float("-inf"))\n'
-SCALED = "tl.trans(k), PRECISION) * scale  # (BLOCK_M, BLOCK_N)\n"
+SCALED = "PRECISION) * scale  # (BLOCK_M, BLOCK_N)\n"
 RAISES = '        raise NotImplementedError("not written yet: past")\n'
 STEPS = [line for line in S1.splitlines() if line.lstrip().startswith("# step")]
 LINES = [line for line in S1.splitlines() if line not in STEPS[1:]]

@@ -86,7 +86,7 @@ def test_the_check_of_a_mistake_fails_it_whatever_the_seed(name, tmp_path):
 def test_the_first_tile_that_differs_is_named(tmp_path):
     found = judged(*MISTAKES["no rescale of l"][:3], tmp_path)
     assert any("first tile that differs: keys 64 to 127, after which l_i" in x for x in found.case)
-    edit = ("q, PRECISION, dk)", "q, PRECISION, dk * 0)")
+    edit = ("ds.to(q.dtype), q, PRECISION, dk)", "ds.to(q.dtype), q, PRECISION, dk * 0)")
     found = judged(7, (edit,), "gradients under a mask", tmp_path)
     assert any(x.startswith("wrong: dk; right: o, dq, dv. Look at the ds") for x in found.case)
     assert "first tile that differs: rows 32 to 63, after which dk" in found.diagnosis

@@ -18,6 +18,7 @@ from stage_checks import (
     normal,
     rounding,
     true_gradients,
+    truth,
 )
 
 import stages
@@ -65,13 +66,16 @@ def test_every_tile_is_made_to_fit_every_card(card):
 
 
 def test_a_card_is_what_torch_says_of_it(monkeypatch):
-    """An RTX 40, and how an older torch knows it; without one, an H200."""
-    said = {"major": 8, "minor": 9, "multi_processor_count": 128, "shared_memory_per_block": 49_152}
-    device = torch.device("cuda:0")
-    for more, shared in (({"shared_memory_per_block_optin": 101_376}, 101_376), ({}, 49_152)):
+    """An RTX 40, also where torch 2.6 doesn't say what memory it has; without one, an H200."""
+    said = {"major": 8, "minor": 9, "multi_processor_count": 128}
+    device = torch.device("cuda:1")
+    utils = SimpleNamespace(get_device_properties=[{}, {"max_shared_mem": 101_376}].__getitem__)
+    driver = SimpleNamespace(active=SimpleNamespace(utils=utils))
+    monkeypatch.setattr("triton.runtime.driver", driver)
+    for more in ({"shared_memory_per_block_optin": 101_376}, {}):
         properties = SimpleNamespace(**said, **more)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, it=properties: it)
-        assert fit.card_of.__wrapped__(device) == ((8, 9), shared, 128)
+        assert fit.card_of.__wrapped__(device) == ((8, 9), 101_376, 128)
     assert fit.card_of(torch.device("cpu")) == H200
 
 
@@ -119,3 +123,17 @@ def test_small_tiles_are_right(stage, sm, dtype, monkeypatch):
     for name, *each in zip(("o", "dq", "dk", "dv"), got, want, bounds, strict=False):
         assert_close(*each, name)
     assert asked
+
+
+@pytest.mark.parametrize(
+    ("keys", "dtype", "d"), [(33, torch.float16, 128), (64, torch.float32, 256)]
+)
+def test_stage_4_refuses_keys_that_should_be_in_one_tile_and_are_not(keys, dtype, d, monkeypatch):
+    """A T4's tiles have 32 keys, or 16: up to 64 it would be wrong where it is declared exact."""
+    stage = stages.by_number(4)
+    monkeypatch.setattr(stage, "card_of", lambda device: card_of(75))
+    q, k, v, _ = normal((1, 1, 1, keys, d), 0, dtype)
+    with pytest.raises(stages.common.contract.StageUnavailable, match=f"{keys} keys at d = {d}"):
+        stage.attend(q, k, v)
+    k, v = k[:, :, :16], v[:, :, :16]
+    assert_close(stage.attend(q, k, v), truth(q, k, v), rounding(q, k, v))

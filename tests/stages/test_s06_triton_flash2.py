@@ -77,6 +77,21 @@ def test_skipped_blocks_count_in_the_tiles_of_the_launch_configuration():
     assert torch.equal(skipped, skipped_by_definition(hidden, 2, tile))
 
 
+def test_a_second_launch_of_other_blocks_counts_nothing(monkeypatch):
+    """Its blocks of rows are smaller: their counts would lie past the end of `skipped`."""
+    launched = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *_, REDO, COUNT, **options: launched.append((REDO, COUNT, grid))
+
+    monkeypatch.setattr(stage, "attention_kernel", Kernel())
+    monkeypatch.setattr(stage, "input_precision", lambda x: "bf16x6")
+    q, k, v, _ = normal((1, 1, 128, 64, 8), 0)
+    assert stage.skipped_blocks(q, k, v).shape == (1, 1, 1)
+    assert launched == [(False, True, (1, 1, 1)), (True, False, (4, 1, 1))]
+
+
 @pytest.mark.parametrize("seed", EXAMPLES)
 def test_what_a_block_skips_is_never_read(seed):
     """A tile of NaN, and NaN beyond seqlens_k: not a bit of what doesn't see it changes."""

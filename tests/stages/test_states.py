@@ -21,6 +21,8 @@ from course.edits import write_changed
 from course.tracing import merge, trace
 from harness.problems.inputs import make_inputs
 from harness.problems.problem import Problem
+from stages.common.fit import card_of
+from stages.common.inputs import input_precision
 
 ALLOCATE = """\
     shape = (B * H, triton.cdiv(Nk, config["BLOCK_N"]), Nq, 2 + d)
@@ -37,17 +39,17 @@ STORE = """\
 RETURN = ("    return o\n", '    return o, states, config["BLOCK_N"]\n')
 
 # untuned, so that one configuration writes the states
-CONFIG = f"    config = launch_config(d, q.dtype, precision)\n{ALLOCATE}"
-LAUNCH, LAST = "    def launch(precision", "        v_ptrs += BLOCK_N * stride_vn\n"
+CONFIG = "    config = launch_config(d, q.dtype, precision, card_of(q.device))\n"
+LAUNCHING, LAST = "    def launch(precision", "        v_ptrs += BLOCK_N * stride_vn\n"
 ONE_KERNEL = (
     ("    Nq, Nk, d, scale,\n", "    Nq, Nk, d, scale, states_ptr,\n"),
     ("d**-0.5, PRECISION", "d**-0.5, states, PRECISION"),
-    (LAUNCH, CONFIG + LAUNCH),
+    (LAUNCHING, CONFIG + ALLOCATE + LAUNCHING),
     RETURN,
 )
 
 # stage 6's loop is a function of its own; without masks or with, it is called for either part
-TUNED, VISITED = "    def launch(config: tuner.Config", "        visited += 1\n"
+LAUNCH, VISITED = "    def launch(config: tuner.Config, precision", "        visited += 1\n"
 NAMES = """\
         offs_m, offs_d = rows, tl.arange(0, BLOCK_D)
         q_mask = (rows[:, None] < Nq) & (offs_d[None, :] < d)
@@ -61,7 +63,7 @@ SPLIT_LOOP = (
     (VISITED, VISITED + NAMES + STORE.format(m_i=LN_2, l_i="l_i")),
     ("    group, Nq, Nk, d, qk_scale,\n", "    group, Nq, Nk, d, qk_scale, states_ptr,\n"),
     ("d**-0.5 * LOG2_E,\n", "d**-0.5 * LOG2_E, states,\n"),
-    (TUNED, CONFIG + TUNED),
+    (LAUNCH, CONFIG + ALLOCATE + LAUNCH),
     RETURN,
 )
 
@@ -127,7 +129,8 @@ def check_online(stage, asked):
     E, v_max = relative_rounding(q, k), v.abs().max().item()
     steps = reference(q, k, v, tile, seen)
     assert len(states) == math.ceil(asked.nk / tile) >= len(steps)
-    block = stage.launch_config(asked.d, q.dtype, "ieee")["BLOCK_M"]
+    config = stage.launch_config(asked.d, q.dtype, input_precision(q), card_of(q.device))
+    block = config["BLOCK_M"]
     furthest = [seen[..., i : i + block].max(-1) for i in range(0, asked.nq, block)]
     furthest = np.stack([furthest[i // block] for i in range(asked.nq)], -1)  # (B, H, Nq)
     for index, state in enumerate(states):

@@ -43,3 +43,19 @@ def test_a_record_is_noted_where_its_own_dtypes_came_out_the_same(tmp_path):
         "some/cpu.jsonl",
         "some/half.jsonl",
     ]
+
+
+def test_a_stage_is_the_same_where_all_kernels_that_it_launches_are():
+    """Stage 9 hands float32 to the kernels of stages 6 to 8."""
+    before = dict.fromkeys(
+        (f"{stage} a_kernel 64 {dtype} 90 plain" for stage in same_code.TRITON
+         for dtype in ("float16", "bf16x6")), "a"
+    ) | {"forward 64 bfloat16 THREE_CTAS causal": "a"}  # fmt: skip
+    both, half = {"float16", "bf16x6"}, {"float16"}
+    assert same_code.same_dtypes(before, before) == dict.fromkeys(range(4, 10), both)
+    for changed, others in ((6, (7, 9)), (7, (9,)), (8, (9,))):
+        now = before | {f"{same_code.TRITON[changed - 4]} a_kernel 64 bf16x6 90 plain": "b"}
+        found = same_code.same_dtypes(before, now)
+        assert {number for number in found if found[number] == half} == {changed, *others}
+    now = before | {f"{same_code.TRITON[4]} a_kernel 64 float16 90 plain": "b"}
+    assert same_code.same_dtypes(before, now)[9] == both  # which it never hands on
