@@ -99,7 +99,10 @@ def digests() -> None:
                     return
         raise SystemExit(f"same_code: no configuration {config or 'CONFIGS'} of stage 9's {which}")
 
+    split = Path("stages/common/products.py").exists()  # an older checkout has no such products
     for which, given in jobs():
+        if "bf16x6" in given and not split:
+            continue
         # delta_kernel has no configuration
         names = [""] if which in PLACES else [*{*cubins.kernels(which)} - {"delta_kernel"}]
         for name in sorted(names):
@@ -145,8 +148,8 @@ def dtypes_of(cells: list[dict[str, Any]]) -> set[str]:
     found = set()
     for cell in cells:
         dtype = cell.get("dtype") or "float16"
-        if dtype == "float32" and cell["device"] == "cuda":
-            dtype = "tf32" if cell["precision"] == "tf32" else "bf16x6"
+        if dtype == "float32" and cell.get("device") == "cuda":
+            dtype = "tf32" if cell.get("precision") == "tf32" else "bf16x6"
         found.add("float16" if dtype == "bfloat16" else dtype)
     return found
 
