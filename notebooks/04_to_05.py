@@ -171,8 +171,8 @@ display(run)
 nb.plot(run, "error")
 
 # %% [markdown]
-# The same on a GPU, from the project's records, up to 1024 keys. In TF32, which keeps 11 of the
-# 24 bits of each factor, both stages lose some digits at 64 already; the *mistake* is another matter.
+# The same on a GPU, from the project's records, up to 1024 keys. In TF32, which keeps 11 of the 24
+# bits of each factor, both stages lose some digits at 64 already; the *mistake* is another matter.
 
 # %%
 table_4_3 = nb.recorded("h200/table-4.3.jsonl")
@@ -187,8 +187,8 @@ nb.rows(("N", "float32 as", "#3: max error", "#4 Lite", "#5 Online"), body, note
 # ## Float32 on the matrix unit
 #
 # A GPU's matrix unit takes no float32 with all its bits. It takes bfloat16, which has 8 of the 24
-# bits and the same exponent. So three bfloat16 hold one float32: high, middle and low, each the part
-# that those before it left over. A product of two float32 has nine parts then. From compute
+# bits and the same exponent. So three bfloat16 hold one float32: high, middle and low, each the
+# part that those before it left over. A product of two float32 has nine parts then. From compute
 # capability 8.0 on, stages 4 to 9 compute six of them ([how](../stages/common/products.py)). Torch
 # can show on a CPU what error that leaves.
 #
