@@ -433,7 +433,7 @@ SUBMITTED = {  # of stage 1, then of stage 5
     "half written": KINDS["not_written"],
     "crashes": KINDS["crashed"],
     "no rescale": S5.replace(PAST, ""),
-    "one tile": S5.replace("BLOCK_N = 64 ", "BLOCK_N = 1024 "),
+    "one tile": S5.replace("        grid = (", '        config["BLOCK_N"] = 1024\n        grid = ('),
     "no max": S5.replace("m_new = tl.maximum(m_i, tl.max(s, 1))", "m_new = m_i * 0"),
 }
 
