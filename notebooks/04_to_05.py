@@ -171,8 +171,8 @@ display(run)
 nb.plot(run, "error")
 
 # %% [markdown]
-# The same on a GPU, from the project's records, up to 1024 keys. In TF32, which keeps ten bits of
-# each factor, both stages lose some digits at 64 already; the *mistake* is another matter.
+# The same on a GPU, from the project's records, up to 1024 keys. In TF32, which keeps 11 of the 24
+# bits of each factor, both stages lose some digits at 64 already; the *mistake* is another matter.
 
 # %%
 table_4_3 = nb.recorded("h200/table-4.3.jsonl")
@@ -187,9 +187,10 @@ nb.rows(("N", "float32 as", "#3: max error", "#4 Lite", "#5 Online"), body, note
 # ## Float32 on the matrix unit
 #
 # A GPU's matrix unit takes no float32 with all its bits. It takes bfloat16, which has 8 of the 24
-# bits and the same exponent. So three of them hold one float32, the next one what the last one left
-# over, and a product of two has nine parts. From compute capability 8.0 on, stages 4 to 9 compute
-# six of them ([how](../stages/common/products.py)). Torch can show on a CPU what that costs.
+# bits and the same exponent. So three bfloat16 hold one float32: high, middle and low, each the
+# part that those before it left over. A product of two float32 has nine parts then. From compute
+# capability 8.0 on, stages 4 to 9 compute six of them ([how](../stages/common/products.py)). Torch
+# can show on a CPU what error that leaves.
 #
 # **Predict:** how large are the nine, compared with the product of both numbers? What error is left
 # with the largest one alone, with the three largest, with six? And what is float32's own error?
@@ -226,7 +227,8 @@ nb.rows(("products", "error, computed in float64", "in float32"), body)
 # the rounding of sums in float32, too, which hides what is left out from six on: three more would
 # be work for nothing. (A product of two bfloat16 has 16 bits. A float32 has 8 more, and so the sum
 # rounds less than that of plain float32.) [Stage 5's
-# page](../docs/walkthrough/5-triton-online.md) has what a kernel needs besides.
+# page](../docs/walkthrough/5-triton-online.md#float32-on-the-matrix-unit) has what a kernel needs
+# besides.
 #
 # ## Now you
 #

@@ -13,6 +13,9 @@ extra memory: none.
 What it bought: S and P never leave the chip, so memory is O(N) and one launch does it all.
 Still hurts: every tile's weights sum to 1, so T tiles' weights sum to T. It is right only while
 one tile holds all the keys (Nk <= 64): fast and wrong above, on purpose. Stage 5 mends it.
+
+At a first reading take `dot` for tl.dot and pass over REDO, a second launch: both are about float32
+on a GPU, which the walkthrough explains at stage 5 (stages/common/products.py).
 """
 
 import torch
@@ -102,8 +105,8 @@ def attention_kernel(
 
 
 # BLOCK_M, BLOCK_N, num_warps, num_stages for a BLOCK_D of up to 64, of 128, of 256: measured on one
-# H200 among a few dozen. 'ieee' runs on no matrix unit and its operands sit in registers, so its
-# tiles are small.
+# H200 among a few dozen. 'half' is for 16 bits, the others for float32 (stages/common/products.py).
+# 'ieee' runs on no matrix unit and its operands sit in registers, so its tiles are small.
 TILES = {
     "half": ([(128, BLOCK_N, 8, 3)], [(64, BLOCK_N, 4, 3)], [(64, BLOCK_N, 8, 2)]),
     "tf32": ([(128, BLOCK_N, 8, 3)], [(64, BLOCK_N, 8, 2)], [(16, BLOCK_N, 4, 2)]),
@@ -115,8 +118,8 @@ TILES = {
 def launch_config(d: int, dtype: torch.dtype, precision: str, card: Card = H200) -> dict[str, int]:
     """BLOCK_M, BLOCK_N, BLOCK_D, num_warps and num_stages for a head dimension and a dtype.
 
-    Smaller ones where the card has no room for them (stages/common/fit.py). Up to d = 128 all
-    values find room in registers (tests/stages/test_cubins.py).
+    Smaller ones where the card has no room for them (stages/common/fit.py). From sm_80 on, up to
+    d = 128, nothing spills except in 'bf16x6' (tests/stages/test_cubins.py).
     """
     return fit_each(TILES, FORWARD, d, dtype, precision, card)[0]
 
@@ -152,6 +155,6 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
     with launching(q):
         launch(precision, redo=False)
-        if precision == "bf16x6":
+        if precision == "bf16x6":  # what came out infinite or NaN, once more
             launch("ieee", redo=True)
     return o

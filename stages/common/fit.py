@@ -1,9 +1,10 @@
 """Launch configurations that fit the card: the table's own where it can, else smaller ones.
 
 Tiles were chosen on an H200, whose programs may have 232,448 bytes of shared memory. An A100's may
-have 166,912, an RTX 40's 101,376 and a T4's 65,536. `fit` makes a configuration smaller until what
-`shared_needed` says of it fits, which is never less than what Triton takes
-(tests/stages/test_cubins.py compiles for seven kinds of cards, and compares).
+have 166,912, an RTX 40's 101,376 and a T4's 65,536. `fit` makes a configuration smaller until it
+fits by `shared_needed`, an estimate that is never below what Triton takes
+(tests/stages/test_cubins.py compiles for seven kinds of cards, and compares). Smaller is all they
+are: on no other card was the fastest searched for.
 """
 
 import functools
@@ -48,9 +49,9 @@ class Walk(NamedTuple):
     """Which tiles a program keeps, and which two it walks; both are BLOCK_D wide."""
 
     keeps: str  # BLOCK_M or BLOCK_N: the rows of a tile that is kept
-    kept: int  # how many are
-    walks: str  # the rows of a tile that is walked
-    twice: int  # how many of the two are multiplied twice, once transposed
+    kept: int  # how many tiles are kept
+    walks: str  # the rows of a tile that is walked: the other of BLOCK_M and BLOCK_N
+    twice: int  # how many of the two walked tiles are multiplied twice, once transposed
 
 
 FORWARD = Walk("BLOCK_M", 1, "BLOCK_N", 0)  # q; k and v
@@ -101,11 +102,11 @@ def shared_needed(config: Config, walk: Walk, kind: str, card: Card) -> int:
 
 
 def without_spills(config: Config, walk: Walk, card: Card) -> Config:
-    """A configuration in 16 bits whose values find room in registers, up to d = 128 without masks.
+    """A configuration in 16 bits that spills nothing, up to d = 128 and without masks.
 
-    Those of the tables do on the cards that they were chosen for. Elsewhere 4 warps become 8 where
-    each thread would hold 96 values of s, of the output and of a walked tile; and in the forward
-    pass it may have all registers there are, which ptxas saves where more programs could run then.
+    Those of the tables spill nothing on sm_80 and sm_90. On other cards 4 warps become 8 where each
+    thread would hold 96 values of s, of the output and of a walked tile. In the forward pass a
+    thread may have all 255 registers there: ptxas would take fewer, to have more programs at once.
     """
     if card.capability in ((8, 0), (9, 0)):
         return config
@@ -119,9 +120,9 @@ def without_spills(config: Config, walk: Walk, card: Card) -> Config:
 def fit(tile: tuple[int, ...], d: int, walk: Walk, kind: str, card: Card) -> Config:
     """The launch configuration of BLOCK_M, BLOCK_N, num_warps and num_stages, made to fit `card`.
 
-    As long as it takes too much: a stage less, if that takes less; else half of the larger of
-    BLOCK_M and BLOCK_N, where they are equal of the one that is kept. tl.dot sums over the rows of
-    the other one, and refuses fewer than 16.
+    As long as it takes too much, it has one stage less, if that saves anything; else the larger of
+    BLOCK_M and BLOCK_N is halved. If they are equal, that is the kept tile's, since tl.dot sums
+    over the walked one's rows and refuses fewer than 16.
     """
     names = "BLOCK_M", "BLOCK_N", "num_warps", "num_stages"
     config = dict(zip(names, tile, strict=True), BLOCK_D=padded_dim(d))

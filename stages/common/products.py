@@ -9,14 +9,13 @@ one float32, and a product of two has nine parts, of which the three smallest ar
         + a.high b.low    + a.middle b.middle + a.low b.high                   2^-16
       ( + a.middle b.low  + a.low b.middle    + a.low b.low                    2^-24: left out )
 
-The matrix unit multiplies bfloat16 exactly and adds in float32, and is so much faster than the
-units that multiply float32 that six of its products take less time than one of theirs.
+The matrix unit multiplies bfloat16 exactly and adds in float32. On an H200 it is so much faster
+than the units that multiply float32 that six of its products take less time than one of theirs.
 
 Bfloat16 has no bits below 2^-133, where float32 goes on to 2^-149: so all numbers are multiplied by
-2^16 first. Past bfloat16's largest, `high` is infinite then, and `low` NaN: an output that needed
-such a number isn't finite. A second launch, `REDO`, in 'ieee', computes those blocks of the output
-that aren't, and leaves the rest as it is. One case stays unnoticed: a score whose first terms sum
-to less than -2^95 is -inf and weighs nothing, though its other terms may bring it back.
+2^16 first. A number that is then past bfloat16's largest has an infinite `high` and NaN as `low`,
+and an output that needs it isn't finite. So the kernels are launched twice: the second time with
+REDO and in 'ieee', they compute the blocks of the output that aren't finite, and leave the others.
 
 After "Leveraging the bfloat16 artificial intelligence datatype for higher-precision computations",
 Henry, Tang, Heinecke 2019, https://arxiv.org/abs/1904.06376.
@@ -27,7 +26,7 @@ from stages.common.no_triton import tl, triton
 
 @triton.jit
 def round_to_bfloat16(x):
-    """Float32 `x` rounded to bfloat16's 8 bits. A GPU has few units that convert single numbers."""
+    """Float32 `x` rounded to bfloat16's 8 bits, by integers: a GPU has few units that convert."""
     return ((x.to(tl.int32, bitcast=True) + 0x8000) & -0x10000).to(tl.float32, bitcast=True)
 
 
