@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from stages.common.inputs import dtype_name, input_precision
+from stages.common.machine import has_module
 
 Config = dict[str, int]  # BLOCK_M, BLOCK_N, BLOCK_D, num_warps, num_stages
 Choice = TypeVar("Choice")
@@ -156,12 +157,12 @@ def told(stage: Any) -> dict[str, str]:
     """How the kernels of a stage's module run on the GPU that is here, for people.
 
     'card': what that is; 'float16' and 'float32': how they multiply it, and BLOCK_M x BLOCK_N at
-    d = 64, 128 and 256. {} without a GPU, and for a stage without launch configurations.
+    d = 64, 128 and 256. {} without a GPU or Triton, and for a stage without launch configurations.
     """
     configs = getattr(stage, "launch_configs", None)
     if configs is None and hasattr(stage, "launch_config"):
         configs = lambda *asked: {"": stage.launch_config(*asked)}  # noqa: E731
-    if configs is None or not torch.cuda.is_available():
+    if configs is None or not torch.cuda.is_available() or not has_module("triton"):
         return {}
     card = card_of(torch.device("cuda", torch.cuda.current_device()))
     capability = ".".join(map(str, card.capability))

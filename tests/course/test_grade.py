@@ -388,6 +388,7 @@ def test_an_empty_stub_is_not_written_and_no_traceback(tmp_path, size):
 S5, S1 = (labs.source(stage).read_text(encoding="utf-8") for stage in (5, 1))
 PAST = "        acc = acc * alpha[:, None]\n"
 ACC = "        acc += dot("
+GRID = "        grid = ("
 TAIL = '        s = tl.where(in_range[None, :], s, float("-inf"))\n'
 SCALED = "PRECISION) * scale  # (BLOCK_M, BLOCK_N)\n"
 RAISES = '        raise NotImplementedError("not written yet: past")\n'
@@ -433,7 +434,7 @@ SUBMITTED = {  # of stage 1, then of stage 5
     "half written": KINDS["not_written"],
     "crashes": KINDS["crashed"],
     "no rescale": S5.replace(PAST, ""),
-    "one tile": S5.replace("redo, **config,", "redo, **(config | {'BLOCK_N': 1024}),"),
+    "one tile": S5.replace(GRID, f"        config['BLOCK_N'] = 1024\n{GRID}"),
     "no max": S5.replace("m_new = tl.maximum(m_i, tl.max(s, 1))", "m_new = m_i * 0"),
 }
 

@@ -100,6 +100,8 @@ def test_a_stage_says_how_it_runs_on_the_card(stage, sm, kinds, monkeypatch):
             if stage.STAGE.number != 7:
                 config = stage.launch_config(d, dtype, precision, card=card)
                 assert f"{config['BLOCK_M']}x{config['BLOCK_N']}" in text
+    monkeypatch.setattr(fit, "has_module", lambda name: False)
+    assert fit.told(stage) == {}
 
 
 @for_each(FITTED)
