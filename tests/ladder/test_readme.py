@@ -268,7 +268,7 @@ SAID = [
     ("source-tables.md", "stage 5 beats stage 3 by more than the source's factors at every N",
      lambda: all(over_three(n, h=32, precision="float16") > slow / fast
                  for n, (slow, fast, *_) in sources.SOURCE_4_2.items())),
-    ("source-tables.md", "In **TF32** with 32 heads it wins",
+    ("source-tables.md", "In **TF32** with 32 heads stage 5 wins",
      lambda: all(over_three(n, h=32, precision="tf32") > 1 for n in text.ALL_SIZES)),
     ("source-tables.md", "With **one head** it is slower in every precision until N is large",
      lambda: all(over_three(n, h=1, precision=p) < 1 for n in (1024, 2048)
