@@ -117,9 +117,12 @@ nb.picture(
 #
 # [Stage 5's page](../docs/walkthrough/5-triton-online.md#the-recurrences) has the recurrences and
 # the proof. In the kernel the max so far $m$ is `m_i`, the sum so far $\ell$ is `l_i`, the weighted
-# sum of rows of V is `acc`, and the correction is `alpha`. Tile by tile:
+# sum of rows of V is `acc`, and the correction is `alpha`. Tile by tile, then moving (`ladder trace
+# --n 9 --tile 4 --row 3 --d 4` prints it in full):
 
 # %%
+from IPython.display import display
+
 body = []
 for step in steps:
     so_far = trace.attention(small.q, small.k[: step.stop], small.v[: step.stop])
@@ -129,12 +132,8 @@ for step in steps:
     body.append((trace_plots.title(step), *texts, f"{step.lite_weight:.0f}"))
     assert np.allclose(step.o, so_far, rtol=1e-5, atol=1e-6)
 header = ("tile", "max s", "m_i", "alpha", "l_i", "Online: error", "Lite: error", "Lite's weights")
-nb.rows(header, body, note="Errors are against exact attention over the keys so far, in float64.")
-
-# %% [markdown]
-# The same walk, moving (`ladder trace --n 9 --tile 4 --row 3 --d 4` prints it in full):
-
-# %%
+note = "Errors are against exact attention over the keys so far, in float64."
+display(nb.rows(header, body, note=note))
 nb.moving(
     lambda path, look: trace_plots.moving(steps, truth, path, look),
     "The same walk in six frames, the end first: each tile's scores come, then the weights and "
@@ -163,8 +162,6 @@ nb.side_by_side(nb.code(4, "attention_kernel"), nb.code(5, "attention_kernel"))
 # errors are against float64.)
 
 # %%
-from IPython.display import display
-
 sizes = nb.here(cpu="64,65,256", gpu="64,65,128,256,1024,4096")
 run = nb.measure(stages="3,4,5", n=sizes, d=64)
 display(run)

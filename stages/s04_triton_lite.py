@@ -13,18 +13,19 @@ extra memory: none.
 What it bought: S and P never leave the chip, so memory is O(N) and one launch does it all.
 Still hurts: every tile's weights sum to 1, so T tiles' weights sum to T. It is right only while
 one tile holds all the keys (Nk <= 64): fast and wrong above, on purpose. Stage 5 mends it.
-
-At a first reading take `dot` for tl.dot and pass over REDO, a second launch: both are about float32
-on a GPU, which the walkthrough explains at stage 5 (stages/common/products.py).
 """
 
 import torch
 
 from stages.common import operators
 from stages.common.fit import FORWARD, H200, Card, card_of, fit_each
+from stages.common.inputs import unavailable
 from stages.common.machine import launching
+
+# at a first reading take `dot` for tl.dot and pass over REDO, a second launch: both are about
+# float32 on a GPU, which the walkthrough explains at stage 5
 from stages.common.products import dot, is_finite
-from stages.contract import Stage, StageUnavailable, check_inputs, input_precision
+from stages.contract import Stage, check_inputs, input_precision
 
 try:
     import triton
@@ -130,7 +131,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
     q (B, H, Nq, d), k and v (B, H, Nk, d), float16, bfloat16 or float32 -> (B, H, Nq, d).
     Raises ValueError on input that breaks the contract (stages/contract.py), StageUnavailable
-    where there is no Triton, or no room for all keys of one tile.
+    where it can't run.
     """
     check_inputs(STAGE, q, k, v)
     B, H, Nq, d = q.shape
@@ -145,8 +146,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     def launch(precision: str, redo: bool) -> None:
         config = launch_config(d, q.dtype, precision, card_of(q.device))
         if config["BLOCK_N"] < Nk <= BLOCK_N:  # it would be wrong where it is said to be exact
-            room = f"this GPU has no room for a tile of {Nk} keys at d = {d}"
-            raise StageUnavailable(f"stage {STAGE.number} ({STAGE.name}) can't run here: {room}")
+            raise unavailable(STAGE, f"this GPU has no room for a tile of {Nk} keys at d = {d}")
         grid = (triton.cdiv(Nq, config["BLOCK_M"]), H, B)
         attention_kernel[grid](
             q, k, v, o, *q.stride(), *k.stride(), *v.stride(), *o.stride(),

@@ -2,7 +2,7 @@
 
     one program: BLOCK_M query rows of one head
     q  stays on the chip; m_i = lowest, l_i = 0, acc = 0
-    for each tile of BLOCK_N keys:
+    for each tile of 64 keys:
         s = q k^T * scale                (BLOCK_M, BLOCK_N), never leaves the chip
         m_new = max(m_i, max s)
         alpha = exp(m_i - m_new)         what the past is worth under the new max
@@ -24,6 +24,9 @@ import torch
 from stages.common import operators
 from stages.common.fit import FORWARD, H200, Card, card_of, fit_each
 from stages.common.machine import launching
+
+# at a first reading take `dot` for tl.dot and pass over REDO, a second launch: both are about
+# float32 on a GPU, which the walkthrough explains at stage 5
 from stages.common.products import dot, is_finite
 from stages.contract import Stage, check_inputs, input_precision
 
@@ -142,7 +145,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
     q (B, H, Nq, d), k and v (B, H, Nk, d), float16, bfloat16 or float32 -> (B, H, Nq, d).
     Raises ValueError on input that breaks the contract (stages/contract.py), StageUnavailable
-    where there is no Triton.
+    where it can't run.
     """
     check_inputs(STAGE, q, k, v)
     B, H, Nq, d = q.shape

@@ -45,6 +45,11 @@ def transformed(x: Tensor) -> bool:
     return is_functorch_wrapped_tensor(x) or forward_ad.unpack_dual(x).tangent is not None
 
 
+def unavailable(stage: Stage, reason: str) -> StageUnavailable:
+    """The error for a stage that can't run here."""
+    return StageUnavailable(f"stage {stage.number} ({stage.name}) can't run here: {reason}")
+
+
 def check_inputs(
     stage: Stage,
     q: Tensor,
@@ -84,7 +89,7 @@ def check_inputs(
     if reason := why_not_dtype(stage, dtype_name(q.dtype), q.device.type):
         raise ValueError(f"q: got dtype {dtype_name(q.dtype)}: {reason}")
     if reason := why_not(stage, q.device.type):
-        raise StageUnavailable(f"stage {stage.number} ({stage.name}) can't run here: {reason}")
+        raise unavailable(stage, reason)
 
 
 def check_layout(stage: Stage, name: str, x: Tensor) -> None:

@@ -70,7 +70,7 @@ def test_diff_of_whole_files():
     lines = done.stdout.splitlines()
     added = [line[1:] for line in lines[2:] if line.startswith("+")]
     removed = [line[1:] for line in lines[2:] if line.startswith("-")]
-    assert 11 < len(added) + len(removed) <= 72
+    assert 11 < len(added) + len(removed) <= 60
     for name in ("m_i", "l_i", "alpha"):
         assert any(re.search(rf"\b{name}\b", line) for line in added), name
     assert any("acc" in line and "alpha" in line for line in added)
