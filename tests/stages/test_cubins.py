@@ -279,8 +279,11 @@ def test_products_of_the_backward_pass_on_hopper_run_by_themselves(d, compiler):
             assert loop["HGMMA"] == steps, (job, loops)
         config = BACKWARD[d]
         assert {config["CONSUMER_REGS"], config["PRODUCER_REGS"]} <= set(report["budgets"]), job
-        if d == 128 and not OTHER_TRITON:  # each consumer's loop without masks
-            assert sum(loop["spills"] <= 1 for loop in loops) >= 2, (job, loops)
+        if not OTHER_TRITON:  # another may spill more
+            spilled = [loop["spills"] for loop in loops]
+            assert sorted(spilled)[:2] == [0, 0], (job, loops)  # each consumer's without masks
+            assert max(spilled) <= 2, (job, loops)
+            assert not any(loop["R2UR"] for loop in loops), (job, loops)
 
 
 def test_a_register_that_one_of_two_ways_sets_is_found():
