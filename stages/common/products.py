@@ -59,9 +59,8 @@ def dot(a, b, PRECISION: tl.constexpr, acc=None):
         ab = tl.dot(a_middle, b_high, ab)
         ab = tl.dot(a_high, b_middle, ab)
         ab = tl.dot(a_high, b_high, ab)
-        if acc is None:
-            return ab * 2.3283064365386963e-10 + ab * 0.0  # 2^-32 of it; NaN if it is infinite
-        return acc + ab * 2.3283064365386963e-10
+        lowered = ab * 2.3283064365386963e-10  # 2^-32 of it
+        return lowered + ab * 0.0 if acc is None else acc + lowered  # + NaN where it is infinite
     return tl.dot(a, b, acc, input_precision=PRECISION)
 
 
