@@ -13,6 +13,9 @@ from torch import distributed
 
 from stages.contract import Stage
 
+# its name from torch 2.13 on
+all_gather = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
+
 
 def declare(number: int, name: str, title: str, on_gpus: bool = False, **more: Any) -> Stage:
     """What a peer here says of itself. `on_gpus`: it runs on nothing else."""
@@ -43,7 +46,7 @@ def join(parts: torch.Tensor, zigzag: bool) -> torch.Tensor:
 def gather(x: torch.Tensor) -> torch.Tensor:
     """Gather the parts x (B, H, n, d) of all ranks: (W, B, H, n, d)."""
     parts = x.new_empty((distributed.get_world_size(), *x.shape))
-    distributed.all_gather_into_tensor(parts, x.contiguous())
+    all_gather(parts.flatten(0, 1), x.contiguous())
     return parts
 
 
