@@ -24,6 +24,7 @@ LEGEND = (
     "rank can send to the next at a time. peak: of a rank, above its inputs."
 )
 DRAWN = ("ring", "ring_in_turn", "ring_in_order", "gather", "ulysses")
+HATCHES = {"send": "//"}
 HEIGHTS = {"send": 0.3, "compute": 0.0, "merge": 0.0}  # of a bar above its row
 
 # ---- a cluster, on paper: data sheets, and assumptions that say so
@@ -104,7 +105,7 @@ def cluster_table(problem: Problem) -> Table:
 
 
 def ulysses_up_to(problem: Problem, machine: Machine) -> str:
-    """The most rows of each GPU, among ROWS, at which Ulysses is faster than a ring; 'any', 'none'."""
+    """The most rows of each GPU, among ROWS, at which Ulysses is faster; or 'any', 'none'."""
     if problem.hk % problem.world:
         return "-"
     found = 0
@@ -138,7 +139,7 @@ def plot(env: Record, cells: Sequence[Record], folder: Path, look: Look = LIGHT)
                     low = row - 0.35 + HEIGHTS[span.what]
                     axis.broken_barh(
                         [bar], (low, 0.3), facecolor=colours[span.what], edgecolor=look.ground,
-                        hatch="//" if span.what == "send" else "",
+                        hatch=HATCHES.get(span.what),
                     )  # fmt: skip
                 if ratios.comparable(cell):
                     axis.plot([cell["time_ms"]] * 2, [row - 0.4, row + 0.4], color=look.ink)
@@ -146,7 +147,13 @@ def plot(env: Record, cells: Sequence[Record], folder: Path, look: Look = LIGHT)
             axis.set_yticks(range(len(drawn)), labels, fontsize=8)
             axis.invert_yaxis()
             axis.set_xlabel("ms, by the cost model; line: measured", fontsize=8)
-            axis.set_title(groups.title(group), fontsize=7.5)
-        handles = [Patch(facecolor=colour, label=what) for what, colour in colours.items()]
+            first = group[0]
+            masked = ", causal" * first["causal"]
+            said = f"{first['direction']}, N = {first['nk']}, {first['world']} ranks{masked}"
+            axis.set_title(said, fontsize=9)
+        handles = [
+            Patch(facecolor=colour, edgecolor=look.ground, hatch=HATCHES.get(what), label=what)
+            for what, colour in colours.items()
+        ]
         figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9)
     return [path]
