@@ -1,4 +1,4 @@
-"""Several ranks measured as one stage: what is right, what fails, and what a rank's failure costs."""
+"""Several ranks measured as one stage: what is right, what fails, and what a failure costs."""
 
 import re
 from pathlib import Path
