@@ -1,4 +1,4 @@
-"""`ladder ring` on a CPU: several processes compute one attention and are checked, with no speed."""
+"""`ladder ring` on a CPU: several processes compute one attention, checked and without a speed."""
 
 import json
 import subprocess
