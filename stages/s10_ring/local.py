@@ -11,10 +11,11 @@ On a GPU this is stage 9 or stage 7, whose kernels round o once, to q's dtype. E
 float64, it is written in torch, in blocks of rows: nothing Nq x Nk is ever in memory.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +23,8 @@ from torch import Tensor
 from stages import s03_torch_three_gemm as s03
 from stages.common.contract import why_not, why_not_dtype
 from stages.common.inputs import dtype_name
-from stages.common.kernels import LOG2_E
 
+LOG2_E = math.log2(math.e)
 BLOCK = 1 << 24  # scores of a block of rows
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
