@@ -55,7 +55,7 @@ def budget(stage, device):
 
     Half of the tour's largest cell of d = 16, for a stage that is worth running up to small N only.
     """
-    return min(16 * 192**2, 8 * stage.STAGE.worth_up_to.get(device, 384) ** 2)
+    return min(16 * 192**2, 8 * (stage.STAGE.worth_up_to.get(device) or 384) ** 2)
 
 
 def most_keys(stage, wanted):
