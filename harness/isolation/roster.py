@@ -39,6 +39,7 @@ OPTIONS = {
     "gqa": " (grouped heads: fewer heads of k and v than of q)",
     "seqlens_k": " (valid key lengths)",
     "paged": " cache (it has no attend_paged)",
+    "world": " (several processes, each with a part of the sequence)",
 }
 
 

@@ -56,7 +56,7 @@ STAGE = Stage(
     name="ring",
     title="ring attention",
     idea="keys and values travel round a ring of GPUs, and hide behind the products",
-    options=("causal", "seqlens_k", "gqa"),
+    options=("causal", "seqlens_k", "gqa", "world"),
     gradients=True,
     # alone it is another stage: no row of the tour; `ladder ring` measures it
     worth_up_to={"cpu": 0, "cuda": 0},
