@@ -42,6 +42,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stages import s03_torch_three_gemm as s03
+from stages.common import operators
 from stages.common.contract import wrong
 from stages.common.inputs import autocast, dtype_name
 from stages.contract import FirstDerivative, Stage, check_inputs
@@ -198,6 +199,14 @@ def alone(q: Tensor, k: Tensor, v: Tensor, causal: bool, seqlens_k: Tensor | Non
     return out
 
 
+@operators.untraced
+def over_ranks(q: Tensor, k: Tensor, v: Tensor, seqlens_k: Tensor | None, **asked: Any) -> Tensor:
+    """Ring attention over the ranks of a group; arguments as `make_plan`'s."""
+    plan = make_plan(STAGE, q, k, v, seqlens_k=seqlens_k, **asked)
+    out: Tensor = Ring.apply(plan, q, k, v, seqlens_k)
+    return out
+
+
 def ring(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, seqlens_k: Tensor | None = None,
     group: dist.ProcessGroup | None = None, zigzag: bool = True, overlap: bool = True,
@@ -215,10 +224,10 @@ def ring(
     if world_of(group) == 1:
         check_inputs(STAGE, q, k, v, causal=causal, seqlens_k=seqlens_k)
         return alone(q, k, v, causal, seqlens_k)
-    whole: Any = group or dist.group.WORLD
-    plan = make_plan(STAGE, q, k, v, causal, seqlens_k, whole, zigzag, overlap, copies)
-    out: Tensor = Ring.apply(plan, q, k, v, seqlens_k)
-    return out
+    return over_ranks(
+        q, k, v, seqlens_k, causal=causal, group=group or dist.group.WORLD, zigzag=zigzag,
+        overlap=overlap, copies=copies,
+    )  # fmt: skip
 
 
 def attend(

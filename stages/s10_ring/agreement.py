@@ -66,7 +66,7 @@ class Plan(NamedTuple):
 
 
 def make_plan(
-    stage: Stage, q: Tensor, k: Tensor, v: Tensor, causal: bool, seqlens_k: Tensor | None,
+    stage: Stage, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, seqlens_k: Tensor | None,
     group: dist.ProcessGroup, zigzag: bool, overlap: bool, copies: str | None,
 ) -> Plan:  # fmt: skip
     """Agree with the other ranks on one call. Raises the same ValueError on all of them."""
