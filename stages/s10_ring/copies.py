@@ -84,8 +84,8 @@ class ByGroup:
             before, after = (self.rank - 1) % self.world, (self.rank + 1) % self.world
             raise RuntimeError(
                 f"ring attention: rank {self.rank} lost rank {before}, which it receives from, or "
-                f"rank {after}, which it sends to: one of them has ended, or was silent for "
-                f"{timeout_of(self.group)} ({failed})"
+                f"rank {after}, which it sends to: it has ended, or was silent for "
+                f"{timeout_of(self.group).total_seconds():g} s ({failed})"
             ) from failed
         return self.incoming
 

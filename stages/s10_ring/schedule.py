@@ -22,6 +22,7 @@ all rows and half the keys: as many pairs. With contiguous chunks rank 0 is done
 while rank W - 1 goes on for W - 1 whole hops.
 """
 
+import itertools
 from typing import NamedTuple
 
 Span = tuple[int, int]  # positions in the whole sequence: from, and up to but without
@@ -47,9 +48,14 @@ class Hop(NamedTuple):
 
 
 def spans(n: int, world: int, zigzag: bool) -> list[tuple[Span, ...]]:
-    """For each rank the spans of a sequence of `n` that it holds, in the order it holds them in."""
+    """For each rank the spans of a sequence of `n` that it holds, in the order it holds them in.
+
+    No rank has more than one position more than another, and none has none, if n >= world.
+    """
     count = 2 * world if zigzag else world
-    chunk = [(c * n // count, (c + 1) * n // count) for c in range(count)]
+    least, more = divmod(n, count)  # the first `more` chunks are longer by one
+    start = [c * least + min(c, more) for c in range(count + 1)]
+    chunk = [*itertools.pairwise(start)]
     if zigzag:
         return [(chunk[r], chunk[count - 1 - r]) for r in range(world)]
     return [(each,) for each in chunk]

@@ -14,9 +14,7 @@ from stage_checks import (
     true_gradients,
 )
 
-every_node = for_each(
-    [stage for stage in FAKES if stage.STAGE.gradients and not in_torch(stage)]
-)
+every_node = for_each([stage for stage in FAKES if stage.STAGE.gradients and not in_torch(stage)])
 
 
 def leaves(stage, shape=(1, 2, 5, 9, 8)):
