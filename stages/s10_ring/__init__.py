@@ -1,37 +1,36 @@
-"""Stage 10, ring attention: keys and values travel round a ring of GPUs, queries stay.
+"""Stage 10, ring attention: queries stay, keys and values travel round a ring of GPUs.
 
-    W ranks, one GPU each; rank r holds a part of the sequence: its q, k and v. At hop s
+W ranks, a GPU each. Rank r holds its part of the sequence: rows of q, k and v. Its queries have to
+meet all keys, so at hop s = 0, 1, ..., W - 1 it
 
-        K and V of rank r - s are here; computed with them: a block of attention, o_s and lse_s
-        meanwhile they are sent on to rank r + 1, and those of the next hop come from rank r - 1
-        (o, lse) and (o_s, lse_s) are merged, in float32
+    has K and V of rank r - s, sends them on to rank r + 1, and meanwhile
+    computes its queries' attention to them: o_s, lse_s           a rectangle or a triangle
+    merges that into what it has: (o, lse)                        in float32
 
-    time ->
-    rank 0   compute K0 | merge | compute K2 | merge | compute K1 | merge, o
-             K0 to 1, K2 from 2 | K2 to 1, K1 from 2 |                           W = 3
+    W = 3, time ->
+    rank 0   compute K0 |merge| compute K2 |merge| compute K1 |merge| o
+    rank 1   compute K1 |merge| compute K0 |merge| compute K2 |merge| o
+    rank 2   compute K2 |merge| compute K1 |merge| compute K0 |merge| o
+    links    all K, V one on        all K, V one on
 
-    backward: the same way round once more, with lse and o of all keys (local.py); dK and dV travel
-    one hop behind the K and V they belong to, in float32, each rank adds its share, and a last hop
-    brings them home
+The backward pass goes round once more, with the o and lse of all keys (local.py). dK and dV travel,
+too, one hop behind the K and V they belong to: each rank adds its share, and after W hops they are
+home. Read the rest of the stage in this order:
 
-After W - 1 hops each rank has seen all keys, and has never held more than two parts of them. Under
-a causal mask a rank that holds the first W-th of the sequence would be done after its own block and
-wait for the rank that holds the last: with zigzag each holds an early and a late chunk, and all
-have as much to do at each hop.
+    schedule.py      who holds what, and which block of attention each hop is; why zigzag
+    copies.py        how tensors get to the next rank: post, compute, wait
+    merge.py         how results over different keys become one; merge_kernel.py is its kernel
+    local.py         attention on one rank: stage 9, 7 or 3, as functions of plain tensors
+    agreement.py     what ranks tell each other before they send, so that none waits in vain
+    this file        then come back for the loops of both passes
 
-    schedule.py   who holds what, and which block of attention a hop is: read it first
-    copies.py     how tensors get to the next rank: post, then wait
-    merge.py      how two results over different keys become one
-    local.py      attention on one rank: stages 9, 7 or 3, as functions of plain tensors
-    agreement.py  what ranks tell each other before they send, so that none waits in vain
-    this file     the loops of both passes
-
-Cost, for each rank: 1 / W of the FLOPs; 2 B Hk Nk d (W - 1) / W elements sent in the forward pass;
-in the backward pass as many, and twice as many bytes again per element of 16 bits for dK and dV in
-float32, W hops of them. Memory above q, k, v and o: two parts of K and V, o in float32, one hop's
-o; in the backward pass dq in float32, and two parts of dK and dV. None of it grows with W.
-What it bought: a sequence that one GPU can't hold, in little more than 1 / W of the time (Ring
-Attention with Blockwise Transformers, Liu et al. 2023, https://arxiv.org/abs/2310.01889).
+Cost, per rank: 1 / W of the FLOPs. Sent: 2 B Hk Nk d (W - 1) / W elements in each pass, and in the
+backward pass 2 B Hk Nk d of float32. Memory above q, k, v and o, for parts of S = B Hk Nk d / W and
+R = B H Nq d / W elements of e bytes: received 4 S e at the most, o between hops 4 R, one hop's R e;
+in the backward pass received 4 S (e + 4), dq 4 R, one hop's gradients 4 (R + 2 S). With W = 2 less:
+received 2 S e, and o as the kernel gives it. Nothing grows with W, while S and R shrink.
+What it bought: a sequence that one GPU can't hold, or 1 / W of the time (Ring Attention with
+Blockwise Transformers, Liu et al. 2023, https://arxiv.org/abs/2310.01889).
 """
 
 import os
@@ -62,14 +61,9 @@ STAGE = Stage(
     # alone it is another stage: no row of the tour; `ladder ring` measures it
     worth_up_to={"cpu": 0, "cuda": 0},
     files=(
-        "schedule.py",
-        "copies.py",
-        "merge.py",
-        "merge_kernel.py",
-        "local.py",
-        "agreement.py",
+        "schedule.py", "copies.py", "merge.py", "merge_kernel.py", "local.py", "agreement.py",
     ),
-)
+)  # fmt: skip
 
 
 def valid(seqlens_k: Tensor | None, held: tuple[Span, ...]) -> Tensor | None:

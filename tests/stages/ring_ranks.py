@@ -28,9 +28,9 @@ class RankFailed(Exception):
 
 
 class Ranks:
-    """`world` processes, in a process group (gloo) each."""
+    """`world` processes in a process group; with NCCL, a GPU each."""
 
-    def __init__(self, world):
+    def __init__(self, world, backend="gloo"):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["stages.s10_ring", "harness.problems.inputs"])
         # kept by this process, so that it outlives every rank
@@ -40,7 +40,7 @@ class Ranks:
         self.processes, self.links = [], []
         for rank in range(world):
             link, theirs = context.Pipe()
-            given = theirs, rank, world, self.store.port
+            given = theirs, rank, world, self.store.port, backend
             self.processes.append(context.Process(target=serve, args=given, daemon=True))
             self.processes[-1].start()
             theirs.close()
@@ -74,11 +74,13 @@ class Ranks:
             process.join()
 
 
-def serve(link, rank, world, port):
+def serve(link, rank, world, port, backend):
     """A rank: answers one task after the other."""
     torch.set_num_threads(1)
+    if "nccl" in backend:
+        torch.cuda.set_device(rank)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=TIMEOUT)
     for members in range(1, world):  # groups of the first ranks
         GROUPS[members] = dist.new_group(range(members), timeout=TIMEOUT)
     GROUPS[world] = dist.group.WORLD
@@ -113,12 +115,13 @@ def run(problem, world, options):
 
     options  of `ring`; `stage`, the folder of another one; `dtype`, instead of the problem's
     """
-    stage, dtype = options.get("stage"), options.get("dtype")
-    options = {name: options[name] for name in ("zigzag", "overlap") if name in options}
+    options = dict(options)
+    stage, dtype = options.pop("stage", None), options.pop("dtype", None)
     ring, group = s10_ring if stage is None else stages.load(stage), GROUPS[world]
     zigzag, trains = options.get("zigzag", True), problem.direction == "train"
     if problem.seqlens_k is not None:
-        options["seqlens_k"] = torch.tensor(problem.seqlens_k, dtype=torch.int32)
+        lengths = torch.tensor(problem.seqlens_k, dtype=torch.int32, device=problem.device)
+        options["seqlens_k"] = lengths
     *inputs, dO = parts_of(problem, ring, group, zigzag, dtype)
     leaves = [x.clone().requires_grad_(trains) for x in inputs]
     o = ring.ring(*leaves, causal=problem.causal, group=group, **options)
@@ -128,7 +131,7 @@ def run(problem, world, options):
     assert all(map(torch.equal, leaves, inputs)), "an input was written to"
     in_order = problem.causal and zigzag
     whole = (ring.unshard(x, causal=in_order, group=group) for x in found)
-    return [x.detach().double().numpy() for x in whole]
+    return [x.detach().double().cpu().numpy() for x in whole]
 
 
 def attends(problem):
@@ -222,3 +225,51 @@ def ends(problem, when):
         copies.ByGroup.post = post
     # a rank that has got all it needs has an output of the first call
     return [s10_ring.attend(q, k, v, causal=True).shape for _ in range(2)]
+
+
+# ---- on GPUs
+
+
+def chosen(problem):
+    """How K and V travel where nobody says how."""
+    q, k, v, _ = parts_of(problem, s10_ring, None, True)
+    return s10_ring.make_plan(
+        s10_ring.STAGE, q, k, v, causal=problem.causal, seqlens_k=None, group=dist.group.WORLD,
+        zigzag=True, overlap=True, copies=None,
+    ).copies  # fmt: skip
+
+
+def repeats(problem, how, launches):
+    """How often o, dk and dv differ from those of the first launch, beside copies between GPUs."""
+    *leaves, dO = parts_of(problem, s10_ring, dist.group.WORLD, True)
+    leaves = [x.clone().requires_grad_() for x in leaves]
+    noise, stream = torch.empty(1 << 26, dtype=torch.uint8, device="cuda"), torch.cuda.Stream()
+    elsewhere = noise.to(f"cuda:{1 - dist.get_rank()}")
+    first, differ = None, [0, 0, 0]
+    for _ in range(launches):
+        with torch.cuda.stream(stream):
+            elsewhere.copy_(noise, non_blocking=True)
+            noise.copy_(elsewhere, non_blocking=True)
+        o = s10_ring.ring(*leaves, causal=problem.causal, copies=how)
+        _, dk, dv = torch.autograd.grad(o, leaves, dO)
+        found = [x.detach().clone() for x in (o, dk, dv)]
+        first = first or found
+        for i, (x, y) in enumerate(zip(found, first, strict=True)):
+            differ[i] += not torch.equal(x, y)
+    return differ
+
+
+def merges_alike():
+    """Whether the kernel merges as torch's operations do, but for rounding."""
+    from stages.s10_ring import merge_kernel
+    from stages.s10_ring.merge import merge
+
+    generator = torch.Generator().manual_seed(0)
+    o, part = torch.randn(2, 2, 3, 300, 72, generator=generator)
+    lse, part_lse = torch.randn(2, 2, 3, 300, generator=generator) * 20
+    kernel = [x.cuda() for x in (o, lse, part, part_lse)]
+    merge(o, lse, part, part_lse)
+    merge_kernel.launch(*kernel)
+    u = torch.finfo(torch.float32).eps
+    same = (kernel[0].cpu() - o).abs().max() <= 64 * u * 20 * o.abs().max()
+    return bool(same and (kernel[1].cpu() - lse).abs().max() <= 4 * u * lse.abs().max())
