@@ -113,6 +113,7 @@ def title(cells: Sequence[Record], any_n: bool = False) -> str:
         "causal" if first["causal"] else "",
         "" if first["seqlens_k"] is None else "padded",
         "" if first["direction"] == "fwd" else first["direction"],
+        "" if first["world"] == 1 else f"{first['world']} ranks",
         first["device"],
     )
     return ", ".join(filter(None, parts))

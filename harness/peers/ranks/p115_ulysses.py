@@ -4,12 +4,12 @@ DeepSpeed Ulysses (Jacobs et al. 2023), https://arxiv.org/abs/2309.14509.
 """
 
 import torch
-from stages.s10_ring import alone
 from torch import distributed
 
 from harness.peers.ranks.parts import Exchange, declare
 from harness.peers.ranks.parts import shard_in_order as shard
 from harness.peers.ranks.parts import unshard_in_order as unshard
+from stages.s10_ring import alone
 
 __all__ = ["STAGE", "attend", "shard", "unshard"]
 
@@ -35,4 +35,5 @@ def attend(
     world = distributed.get_world_size()
     if k.shape[1] % world:
         raise ValueError(f"k: got {k.shape[1]} heads, expected a multiple of the {world} ranks")
-    return to_rows(alone(*map(to_heads, (q, k, v)), causal, None))
+    q, k, v = (to_heads(x) for x in (q, k, v))
+    return to_rows(alone(q, k, v, causal, None))

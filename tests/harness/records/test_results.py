@@ -33,6 +33,9 @@ def test_the_schema_has_the_statuses_of_the_design():
         "launch_configs",
         "products",
         "skip_ratio",
+        "x_one_gpu",
+        "link_gb_s",
+        "link_us",
     } == LATER
     assert set(get_args(schema.Status)) == {
         "ok", "wrong", "wrong-by-design", "skipped", "crashed", "timeout", "out-of-memory"
