@@ -72,8 +72,9 @@ PICTURE = re.compile(
 )
 MOST_WORDS = {"docs/hopper.md": 1800, "docs/lecturer.md": 1800}  # by hand
 MOST_ON_A_PAGE = {"docs/hopper.md": 3400}  # with what is generated
-MOST_IN_ALL = 25_000  # by hand
-# stage 10 came when that was full, and is all that the project says of several GPUs
+# By hand. Several GPUs came when 25,000 was full: 200 are for their terms in the glossary, and the
+# page of stage 10 is counted apart
+MOST_IN_ALL = 25_200
 APART = {"docs/walkthrough/10-ring.md": 500}
 
 
