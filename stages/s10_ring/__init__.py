@@ -266,7 +266,8 @@ def unshard(x: Tensor, *, causal: bool, group: dist.ProcessGroup | None = None) 
         return x
     members: Any = group or dist.group.WORLD
     kind = f"{(*x.shape[:-2], x.shape[-1])} of {dtype_name(x.dtype)}"
-    told = agree(members, {"x": kind, "causal": causal}, {"x": x.shape[-2]})
+    shared = {"call": "unshard", "x": kind, "causal": causal}
+    told = agree(members, shared, {"x": x.shape[-2]})
     lengths = [each["x"] for each in told]
     whole = x.new_empty((*x.shape[:-2], sum(lengths), x.shape[-1]))
     for rank, held in enumerate(cut_as_told("x", told, causal)):

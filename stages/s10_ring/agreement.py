@@ -84,6 +84,7 @@ def make_plan(
         if seqlens_k is not None:
             check_seqlens(seqlens_k, q.shape[0], torch.iinfo(torch.int32).max, q.device)
         shared = {
+            "call": "attend",
             "q": f"(B, H, d) = {(*q.shape[:2], q.shape[3])}, {dtype_name(q.dtype)}",
             "device": q.device.type,
             "k": f"{k.shape[1]} heads",
@@ -145,7 +146,7 @@ def agree(
         if found:
             raise ValueError(f"rank {r} of {world}: {found}")
     for name in shared:
-        values = [each[name] for _, each, _ in told]
+        values = [each.get(name) for _, each, _ in told]
         if any(value != values[0] for value in values):
             by_rank = ", ".join(f"{value} on rank {r}" for r, value in enumerate(values))
             raise wrong(name, by_rank, "the same on all ranks")

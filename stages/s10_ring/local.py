@@ -49,6 +49,7 @@ def best(q: Tensor) -> Local:
 
 @functools.cache
 def best_of(device: str, dtype: torch.dtype) -> Local:
+    """The best stage for tensors on `device`, 'cpu' or 'cuda'."""
     if device == "cuda":
         from stages import s07_triton_training as s07
         from stages import s09_gluon_hopper as s09
@@ -56,10 +57,17 @@ def best_of(device: str, dtype: torch.dtype) -> Local:
         for stage, launch in ((s09, s09.launch.launch_for), (s07, s07.launch)):
             missing = why_not(stage.STAGE, device)
             if not missing and not why_not_dtype(stage.STAGE, dtype_name(dtype), device):
-                in_float32 = functools.partial(launch, wide=True)
-                backward = functools.partial(s07.backward, launch=in_float32)
-                return Local(stage, stage.PASSES.forward_with_lse, backward)
+                return in_triton(stage, launch)
     return Local(s03, torch_forward, torch_backward)
+
+
+def in_triton(stage: ModuleType, launch: Callable[..., Gradients]) -> Local:
+    """Stage 7 or 9; `launch` is what its backward pass launches."""
+    from stages import s07_triton_training as s07
+
+    in_float32 = functools.partial(launch, wide=True)
+    backward = functools.partial(s07.backward, launch=in_float32)
+    return Local(stage, stage.PASSES.forward_with_lse, backward)
 
 
 def row_blocks(

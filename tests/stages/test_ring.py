@@ -16,11 +16,13 @@ import torch
 from ring_ranks import RankFailed, Ranks
 from stage_checks import attend, normal
 
+import stages
 from course.edits import write_changed
 from harness.measures.accuracy import explain
 from harness.measures.oracle import make_oracles
 from harness.problems.problem import Problem
 from stages import s10_ring
+from stages.common.machine import has_module
 from stages.s10_ring.merge import merge
 from stages.s10_ring.schedule import hop, length, spans
 
@@ -209,6 +211,29 @@ def test_the_error_does_not_grow_with_the_ranks(ranks, causal):
         check(ranks, asked, world)
 
 
+@pytest.mark.skipif(not has_module("triton"), reason="no triton")
+@CAUSAL
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_kernels_are_given_the_lse_and_the_output_of_all_keys(ranks, dtype, causal):
+    """Stage 7's, as on a GPU; their float32 gradients are summed."""
+    lengths = {"seqlens_k": (20, 0)} if not causal else {}
+    asked = problem(24, dtype=dtype, causal=causal, h=2, hk=1, **lengths)
+    check(ranks, asked, 2, interpreted=True)
+    check(ranks, asked, 3, interpreted=True)
+
+
+@pytest.mark.skipif(not has_module("triton"), reason="no triton")
+def test_gradients_that_are_left_in_float32_round_to_those_of_stage_7():
+    s07 = stages.by_number(7)
+    q, k, v, dO = normal((1, 2, 20, 33, 16), 0, torch.float16)
+    o, lse = s07.PASSES.forward_with_lse(q, k, v, True, None)
+    every = True, True, True
+    narrow = s07.launch(q, k, v, o, lse, dO, True, None, every)
+    wide = s07.launch(q, k, v, o, lse, dO, True, None, every, wide=True)
+    assert all(x.dtype == torch.float32 for x in wide)
+    assert all(torch.equal(x.half(), y) for x, y in zip(wide, narrow, strict=True))
+
+
 def test_attend_takes_all_ranks(ranks):
     assert ranks.all(ring_ranks.attends, problem(24)) == [True] * 4
 
@@ -236,6 +261,7 @@ REFUSED = {  # what is wrong -> on which ranks, what all say
     "copies": ([0, 1], "rank 0 of 3: copies: got 'nvlink'"),
     "zigzag": ([1], "rank 1 of 3: zigzag: got 1, expected True or False"),
     "lengths": ([0, 1, 2], r"seqlens_k: got \[25, 1\], expected each in 0..24, the number of all"),
+    "another call": ([1], "call: got attend on rank 0, unshard on rank 1, attend on rank 2"),
     "other lengths": ([0], r"seqlens_k: got \[24, 1\] on rank 0, None on rank 1"),
 }
 
