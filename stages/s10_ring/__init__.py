@@ -1,41 +1,40 @@
-"""Stage 10, ring attention: keys and values travel round a ring of GPUs, queries stay.
+"""Stage 10, ring attention: queries stay, keys and values travel round a ring of GPUs.
 
-    W ranks, one GPU each; rank r holds a part of the sequence: its q, k and v. At hop s
+W ranks, a GPU each. Rank r holds its part of the sequence: rows of q, k and v. Its queries have to
+meet all keys, so at hop s = 0, 1, ..., W - 1 it
 
-        K and V of rank r - s are here; computed with them: a block of attention, o_s and lse_s
-        meanwhile they are sent on to rank r + 1, and those of the next hop come from rank r - 1
-        (o, lse) and (o_s, lse_s) are merged, in float32
+    has K and V of rank r - s, sends them on to rank r + 1, and meanwhile
+    computes its queries' attention to them: o_s, lse_s           a rectangle or a triangle
+    merges that into what it has: (o, lse)                        in float32
 
-    time ->
-    rank 0   compute K0 | merge | compute K2 | merge | compute K1 | merge, o
-             K0 to 1, K2 from 2 | K2 to 1, K1 from 2 |                           W = 3
+    W = 3, time ->
+    rank 0   compute K0 |merge| compute K2 |merge| compute K1 |merge| o
+    rank 1   compute K1 |merge| compute K0 |merge| compute K2 |merge| o
+    rank 2   compute K2 |merge| compute K1 |merge| compute K0 |merge| o
+    links    all K, V one on        all K, V one on
 
-    backward: the same way round once more, with lse and o of all keys (local.py); dK and dV travel
-    one hop behind the K and V they belong to, in float32, each rank adds its share, and a last hop
-    brings them home
+The backward pass goes round once more, with the o and lse of all keys (local.py). dK and dV travel,
+too, one hop behind the K and V they belong to: each rank adds its share, and after W hops they are
+home. Read the rest of the stage in this order:
 
-After W - 1 hops each rank has seen all keys, and has never held more than two parts of them. Under
-a causal mask a rank that holds the first W-th of the sequence would be done after its own block and
-wait for the rank that holds the last: with zigzag each holds an early and a late chunk, and all
-have as much to do at each hop.
+    schedule.py      who holds what, and which block of attention each hop is; why zigzag
+    copies.py        how tensors get to the next rank: post, compute, wait
+    merge.py         how results over different keys become one; merge_kernel.py is its kernel
+    local.py         attention on one rank: stage 9, 7 or 3, as functions of plain tensors
+    agreement.py     what ranks tell each other before they send, so that none waits in vain
+    this file        then come back for the loops of both passes
 
-    schedule.py   who holds what, and which block of attention a hop is: read it first
-    copies.py     how tensors get to the next rank: post, then wait
-    merge.py      how two results over different keys become one
-    local.py      attention on one rank: stages 9, 7 or 3, as functions of plain tensors
-    agreement.py  what ranks tell each other before they send, so that none waits in vain
-    this file     the loops of both passes
-
-Cost, for each rank: 1 / W of the FLOPs; 2 B Hk Nk d (W - 1) / W elements sent in the forward pass;
-in the backward pass as many, and twice as many bytes again per element of 16 bits for dK and dV in
-float32, W hops of them. Memory above q, k, v and o: two parts of K and V, o in float32, one hop's
-o; in the backward pass dq in float32, and two parts of dK and dV. None of it grows with W.
-What it bought: a sequence that one GPU can't hold, in little more than 1 / W of the time (Ring
-Attention with Blockwise Transformers, Liu et al. 2023, https://arxiv.org/abs/2310.01889).
+Cost, per rank: 1 / W of the FLOPs. Sent: 2 B Hk Nk d (W - 1) / W elements in each pass, and in the
+backward pass 2 B Hk Nk d of float32. Memory above q, k, v and o, for parts of S = B Hk Nk d / W and
+R = B H Nq d / W elements of e bytes: received 4 S e at the most, o between hops 4 R, one hop's R e;
+in the backward pass received 4 S (e + 4), dq 4 R, one hop's gradients 4 (R + 2 S). With W = 2 less:
+received 2 S e, and o as the kernel gives it. Nothing grows with W, while S and R shrink.
+What it bought: a sequence that one GPU can't hold, or 1 / W of the time (Ring Attention with
+Blockwise Transformers, Liu et al. 2023, https://arxiv.org/abs/2310.01889).
 """
 
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,15 +42,14 @@ from torch import Tensor
 
 from stages import s03_torch_three_gemm as s03
 from stages.common import operators
-from stages.common.contract import StageUnavailable, wrong
-from stages.common.inputs import autocast, check_seqlens, dtype_name
+from stages.common.contract import wrong
+from stages.common.inputs import autocast, dtype_name
 from stages.contract import FirstDerivative, Stage, check_inputs
 
-from . import copies as ways
-from .agreement import agree
-from .local import Local, best, wide
+from .agreement import Plan, agree, cut_as_told, make_plan
+from .local import best, wide
 from .merge import merge
-from .schedule import Hop, Span, hop, length, spans
+from .schedule import Span, spans
 
 STAGE = Stage(
     number=10,
@@ -62,44 +60,10 @@ STAGE = Stage(
     gradients=True,
     # alone it is another stage: no row of the tour; `ladder ring` measures it
     worth_up_to={"cpu": 0, "cuda": 0},
-    files=("schedule.py", "copies.py", "merge.py", "local.py", "agreement.py"),
-)
-
-Parts = list[tuple[Span, ...]]  # by rank
-
-
-class Plan(NamedTuple):
-    """What all ranks have agreed on for one call."""
-
-    group: dist.ProcessGroup
-    rank: int
-    q_spans: Parts
-    k_spans: Parts
-    causal: bool
-    overlap: bool
-    copies: str  # 'engine' or 'group'
-    wanted: tuple[bool, bool, bool]  # of which of q, k and v there will be gradients
-    local: Local
-
-    @property
-    def world(self) -> int:
-        return len(self.k_spans)
-
-    def hop(self, step: int) -> Hop:
-        return hop(self.rank, step, self.q_spans, self.k_spans, self.causal)
-
-    def exchange(self, k: Tensor) -> ways.Exchange:
-        """A way for K and V and, where there are gradients, for dK and dV in float32."""
-        longest = max(map(length, self.k_spans))
-        widths = [k.element_size()] * 2
-        if any(self.wanted):
-            widths += [wide(k.dtype).itemsize] * 2
-        most = k.numel() // k.shape[2] * longest
-        return ways.make_exchange(self.copies, self.group, k.device, most, widths)
-
-    def shape_of(self, step: int, k: Tensor) -> tuple[int, ...]:
-        """The shape of the keys that this rank has at hop `step`."""
-        return (*k.shape[:2], length(self.k_spans[(self.rank - step) % self.world]), k.shape[3])
+    files=(
+        "schedule.py", "copies.py", "merge.py", "merge_kernel.py", "local.py", "agreement.py",
+    ),
+)  # fmt: skip
 
 
 def valid(seqlens_k: Tensor | None, held: tuple[Span, ...]) -> Tensor | None:
@@ -118,76 +82,70 @@ def forward(
     exchange = plan.exchange(k)
     k, v = k.contiguous(), v.contiguous()
     for step in range(plan.world):
-        last = step == plan.world - 1
-        if not last:
-            exchange.post([k, v], [plan.shape_of(step + 1, k)] * 2)
-            if not plan.overlap:
-                arrived = exchange.wait()
+        more = step + 1 < plan.world
+        if more:
+            exchange.post([k, v], [plan.shape(step + 1, k)] * 2)
         now = plan.hop(step)
+        rows, keys = now.rows, now.keys
         if not now.empty:
-            rows, keys = now.rows, now.keys
             part, part_lse = plan.local.forward(
                 q[:, :, rows], k[:, :, keys], v[:, :, keys], now.causal, valid(seqlens_k, now.spans)
             )
-            if step == 0:  # all rows; float32 unless the next merge is the last
-                o, lse = part if plan.world == 2 else part.to(wide(part.dtype)), part_lse
-            else:
-                merge(o[:, :, rows], lse[:, :, rows], part, part_lse)
-        if not last:
-            k, v = exchange.wait() if plan.overlap else arrived
+        if step == 0:  # its own keys, which all rows see
+            # merged once, it is rounded once; merged more often, it has to stay in float32
+            o, lse = part if plan.world == 2 else part.to(wide(part.dtype)), part_lse
+        elif not now.empty:
+            merge(o[:, :, rows], lse[:, :, rows], part, part_lse)
+        if more:
+            k, v = exchange.wait()
     return o.to(q.dtype), lse
 
 
 def backward(
     plan: Plan, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor,
     seqlens_k: Tensor | None,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Return dq, dk, dv of this rank's part; None where not wanted. o and lse are of all keys."""
     exchange, keys_wanted = plan.exchange(k), any(plan.wanted[1:])
-    wanted = plan.wanted[0], keys_wanted, keys_wanted
     dtypes = q.dtype, k.dtype, v.dtype
     k, v = k.contiguous(), v.contiguous()
-    dq: Tensor | None = None
-    sums: list[Tensor] = []  # dK and dV of the last hop's keys, by all ranks that had them so far
+    dq: list[Tensor] = []  # one tensor, or none if it isn't wanted
+    dkv: list[Tensor] = []  # dK and dV of a hop's keys: the sums of the ranks that had them so far
     for step in range(plan.world):
-        last = step == plan.world - 1
-        # K and V go on to the next hop, dK and dV to this one
-        held = [] if last else [k, v]
-        shapes = [plan.shape_of(step + 1, k)] * len(held) + [plan.shape_of(step, k)] * len(sums)
-        arrived: list[Tensor] = []
+        # K and V go on to the next hop; dK and dV of the last hop's keys follow them to this one
+        ahead = [k, v] if step + 1 < plan.world else []
+        shapes = [plan.shape(step + 1, k)] * len(ahead) + [plan.shape(step, k)] * len(dkv)
         if shapes:
-            exchange.post(held + sums, shapes)
-            if not plan.overlap:
-                arrived = exchange.wait()
-        now, share = plan.hop(step), [None, None]
+            exchange.post(ahead + dkv, shapes)
+        now = plan.hop(step)
+        rows, keys = now.rows, now.keys
+        share: list[Tensor] = []  # of dQ, dK and dV, those that are wanted
         if not now.empty:
-            rows, keys = now.rows, now.keys
-            dq_rows, *share = plan.local.backward(
+            found = plan.local.backward(
                 q[:, :, rows], k[:, :, keys], v[:, :, keys], o[:, :, rows], lse[:, :, rows],
-                do[:, :, rows], now.causal, valid(seqlens_k, now.spans), wanted,
+                do[:, :, rows], now.causal, valid(seqlens_k, now.spans),
+                (plan.wanted[0], keys_wanted, keys_wanted),
             )  # fmt: skip
-            if step == 0:
-                dq = dq_rows  # the first hop has all rows
-            elif dq is not None:
-                dq[:, :, rows] += dq_rows
-        if shapes and plan.overlap:
-            arrived = exchange.wait()
-        if not last:
+            share = [x for x in found if x is not None]
+        arrived = exchange.wait() if shapes else []
+        if ahead:
             k, v = arrived[:2]
-        sums = arrived[len(held) :] if step else share if keys_wanted else []
-        for total, x in zip(sums, share, strict=False):
-            if step and x is not None:
-                total[:, :, now.keys] += x
-    if keys_wanted:  # home
-        exchange.post(sums, [plan.shape_of(plan.world, k)] * 2)
-        sums = exchange.wait()
-    # copied, since these may lie where the next call receives
-    found = (
-        x.to(dtype, copy=True)
-        for x, dtype in zip([dq, *sums], dtypes, strict=False)
-        if x is not None
+        if step == 0:  # all rows and its own keys: the first of all shares
+            dq, dkv = share[: plan.wanted[0]], share[plan.wanted[0] :]
+            continue
+        dkv = arrived[len(ahead) :]
+        places = [rows] * len(dq) + [keys] * len(dkv)
+        for total, place, x in zip(dq + dkv, places, share, strict=bool(share)):
+            total[:, :, place] += x
+    if dkv:
+        exchange.post(dkv, [plan.shape(plan.world, k)] * 2)  # home
+        dkv = exchange.wait()
+    totals: list[Tensor | None] = [*dq, None][:1] + [*dkv, None, None][:2]
+    # copied, since the next call may receive where these lie
+    return tuple(
+        x.to(dtype, copy=True) if x is not None and want else None
+        for x, dtype, want in zip(totals, dtypes, plan.wanted, strict=True)
     )
-    return tuple(x if want else None for x, want in zip(found, plan.wanted))
 
 
 class Ring(torch.autograd.Function):
@@ -206,7 +164,8 @@ class Ring(torch.autograd.Function):
         *kept, seqlens_k = ctx.saved_tensors  # q, k, v, o, lse
 
         def run(do: Tensor, *kept: Tensor) -> Any:
-            return backward(ctx.plan, *kept, do, seqlens_k)
+            q, k, v, o, lse = kept
+            return backward(ctx.plan, q, k, v, o, lse, do, seqlens_k)
 
         return None, *FirstDerivative.apply(STAGE, run, do, *kept), None
 
@@ -224,62 +183,6 @@ def world_of(group: dist.ProcessGroup | None) -> int:
     return 1
 
 
-def check(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, seqlens_k: Tensor | None, keys: int | None = None
-) -> None:
-    """Raise ValueError or StageUnavailable for what this rank can't compute, by itself."""
-    check_inputs(STAGE, q, k, v, causal=causal)
-    check_inputs(best(q).stage.STAGE, q, k, v, causal=causal)
-
-
-def make_plan(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, seqlens_k: Tensor | None,
-    group: dist.ProcessGroup | None, zigzag: bool, overlap: bool, copies: str | None,
-) -> Plan:  # fmt: skip
-    """Agree with the other ranks on this call. Raises the same ValueError on all of them."""
-    group = group or dist.group.WORLD
-    assert group is not None  # there is one, since there are several ranks
-    error, shared, own = "", {}, {}
-    try:
-        check_inputs(STAGE, q, k, v, causal=causal)
-        check_inputs(best(q).stage.STAGE, q, k, v, causal=causal)
-        for name, x in (("zigzag", zigzag), ("overlap", overlap)):
-            if not isinstance(x, bool):
-                raise wrong(name, repr(x), "True or False")
-        if copies not in (None, "engine", "group"):
-            raise wrong("copies", repr(copies), "'engine', 'group' or None")
-        if seqlens_k is not None:
-            check_seqlens(seqlens_k, q.shape[0], 2**31 - 1, q.device)
-        shared = {
-            "q": f"(B, H, d) = {(*q.shape[:2], q.shape[3])} of {dtype_name(q.dtype)}",
-            "k": f"{k.shape[1]} heads",
-            "device": q.device.type,
-            "causal": causal, "zigzag": zigzag, "overlap": overlap, "copies": copies,
-            "seqlens_k": seqlens_k if seqlens_k is None or q.is_cuda else seqlens_k.tolist(),
-            "requires_grad": [operators.wanted_of(x) for x in (q, k, v)],
-        }  # fmt: skip
-        own = {"Nq": q.shape[2], "Nk": k.shape[2]} | ways.reach(q.device)
-    except (ValueError, StageUnavailable) as found:
-        error = str(found)
-    told = agree(group, shared, own, error)
-    zigzag = zigzag and causal
-    parts = []
-    for name, what in (("q", "Nq"), ("k", "Nk")):
-        got = [each[what] for each in told]
-        held = spans(sum(got), len(told), zigzag)
-        if got != [*map(length, held)]:
-            wants = f"{[*map(length, held)]}, as shard cuts {sum(got)}"
-            raise wrong(name, f"{got} rows on ranks 0 to {len(told) - 1}", wants)
-        parts.append(held)
-    if causal and parts[0] != parts[1]:
-        rows = [sum(map(length, held)) for held in parts]
-        raise wrong("causal", f"True for {rows[0]} queries and {rows[1]} keys", "as many of both")
-    return Plan(
-        group, dist.get_rank(group), *parts, causal, overlap, ways.choose(copies, told),
-        tuple(shared["requires_grad"]), best(q),
-    )  # fmt: skip
-
-
 def alone(q: Tensor, k: Tensor, v: Tensor, causal: bool, seqlens_k: Tensor | None) -> Tensor:
     """Attention by the best stage for it; stage 3 computes half precision in float32."""
     stage = best(q).stage
@@ -287,6 +190,14 @@ def alone(q: Tensor, k: Tensor, v: Tensor, causal: bool, seqlens_k: Tensor | Non
         q, k, v, dtype = (*(x.to(wide(x.dtype)) for x in (q, k, v)), q.dtype)
         return s03.attend(q, k, v, causal=causal, seqlens_k=seqlens_k).to(dtype)
     out: Tensor = stage.attend(q, k, v, causal=causal, seqlens_k=seqlens_k)
+    return out
+
+
+@operators.untraced
+def over_ranks(q: Tensor, k: Tensor, v: Tensor, seqlens_k: Tensor | None, **asked: Any) -> Tensor:
+    """Ring attention over the ranks of a group; arguments as `make_plan`'s."""
+    plan = make_plan(STAGE, q, k, v, seqlens_k=seqlens_k, **asked)
+    out: Tensor = Ring.apply(plan, q, k, v, seqlens_k)
     return out
 
 
@@ -307,8 +218,10 @@ def ring(
     if world_of(group) == 1:
         check_inputs(STAGE, q, k, v, causal=causal, seqlens_k=seqlens_k)
         return alone(q, k, v, causal, seqlens_k)
-    plan = make_plan(q, k, v, causal, seqlens_k, group, zigzag, overlap, copies)
-    return Ring.apply(plan, q, k, v, seqlens_k)
+    return over_ranks(
+        q, k, v, seqlens_k, causal=causal, group=group or dist.group.WORLD, zigzag=zigzag,
+        overlap=overlap, copies=copies,
+    )  # fmt: skip
 
 
 def attend(
@@ -351,23 +264,18 @@ def unshard(x: Tensor, *, causal: bool, group: dist.ProcessGroup | None = None) 
     world = world_of(group)
     if world == 1:
         return x
-    group = group or dist.group.WORLD
-    assert group is not None
-    shape = [*x.shape[:-2], x.shape[-1]]
-    told = agree(
-        group, {"x": f"{shape} of {dtype_name(x.dtype)}", "causal": causal}, {"N": x.shape[-2]}
-    )
-    lengths = [each["N"] for each in told]
-    held = spans(sum(lengths), world, causal)
-    if lengths != [*map(length, held)]:
-        raise wrong("x", f"{lengths} rows", f"{[*map(length, held)]}, as shard cuts {sum(lengths)}")
-    padded = x.new_zeros((*x.shape[:-2], max(lengths), x.shape[-1]))
-    padded[..., : x.shape[-2], :] = x.detach()
-    parts = [torch.empty_like(padded) for _ in range(world)]
-    dist.all_gather(parts, padded, group=group)
+    members: Any = group or dist.group.WORLD
+    kind = f"{(*x.shape[:-2], x.shape[-1])} of {dtype_name(x.dtype)}"
+    shared = {"call": "unshard", "x": kind, "causal": causal}
+    told = agree(members, shared, {"x": x.shape[-2]})
+    lengths = [each["x"] for each in told]
     whole = x.new_empty((*x.shape[:-2], sum(lengths), x.shape[-1]))
-    for part, spans_of in zip(parts, held, strict=True):
-        for start, end in spans_of:
+    for rank, held in enumerate(cut_as_told("x", told, causal)):
+        part = x.detach().contiguous()
+        if rank != dist.get_rank(group):
+            part = x.new_empty((*x.shape[:-2], lengths[rank], x.shape[-1]))
+        dist.broadcast(part, group_src=rank, group=group)
+        for start, end in held:
             whole[..., start:end, :] = part[..., : end - start, :]
             part = part[..., end - start :, :]
     return whole

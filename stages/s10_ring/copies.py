@@ -20,17 +20,20 @@ again: exchange t + 2 is posted after barrier t + 1, which each rank reaches whe
 with, and copied on, what came in exchange t. One barrier per exchange covers both.
 """
 
+import functools
 import os
 import socket
 from collections.abc import Sequence
-from math import prod
+from datetime import timedelta
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import _get_process_group_store
 
-from .agreement import timeout_of
+from stages.common.contract import wrong
 
 Shapes = Sequence[tuple[int, ...]]
 ALIGNED = 256  # bytes, of each tensor in a slot
@@ -44,6 +47,13 @@ class Exchange(Protocol):
 
     def wait(self) -> list[Tensor]:
         """Return what came, as soon as it can be read; what was sent may be written then."""
+
+
+def timeout_of(group: dist.ProcessGroup) -> timedelta:
+    """How long a rank waits for the others: what init_process_group was given as `timeout`."""
+    store: Any = _get_process_group_store(group)
+    found: timedelta = store.timeout
+    return found
 
 
 class ByGroup:
@@ -74,9 +84,23 @@ class ByGroup:
             before, after = (self.rank - 1) % self.world, (self.rank + 1) % self.world
             raise RuntimeError(
                 f"ring attention: rank {self.rank} lost rank {before}, which it receives from, or "
-                f"rank {after}, which it sends to: one of them has ended, or was silent for "
-                f"{timeout_of(self.group)} ({failed})"
+                f"rank {after}, which it sends to: it has ended, or was silent for "
+                f"{timeout_of(self.group).total_seconds():g} s ({failed})"
             ) from failed
+        return self.incoming
+
+
+class AtOnce:
+    """Exchanges that are over before anything else is computed, to see what overlap is worth."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+
+    def post(self, outgoing: Sequence[Tensor], shapes: Shapes) -> None:
+        self.exchange.post(outgoing, shapes)
+        self.incoming = self.exchange.wait()
+
+    def wait(self) -> list[Tensor]:
         return self.incoming
 
 
@@ -121,11 +145,10 @@ class ByEngine:
         return found
 
     def post(self, outgoing: Sequence[Tensor], shapes: Shapes) -> None:
+        places = self.slot(self.after, outgoing, [x.shape for x in outgoing])
         self.side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.side):
-            for x, place in zip(
-                outgoing, self.slot(self.after, outgoing, [x.shape for x in outgoing]), strict=True
-            ):
+            for x, place in zip(outgoing, places, strict=True):
                 place.copy_(x, non_blocking=True)
         self.incoming = self.slot(dist.get_rank(self.group), outgoing, shapes)
 
@@ -136,39 +159,39 @@ class ByEngine:
         return self.incoming
 
 
-engines: dict[tuple[str, torch.device], ByEngine] = {}
+engines: "WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, ByEngine]]" = WeakKeyDictionary()
 
 
-def reach(device: torch.device) -> dict[str, Any]:
-    """What the other ranks must know of this rank's GPU, to see whether engines can be used."""
-    if device.type != "cuda" or torch.version.cuda is None:
-        return {"host": "", "gpu": ""}
-    others = [x for x in range(torch.cuda.device_count()) if x != device.index]
-    if not others or not all(torch.cuda.can_device_access_peer(device.index, x) for x in others):
-        return {"host": socket.gethostname(), "gpu": ""}
-    uuid = torch.cuda.get_device_properties(device).uuid
-    return {"host": socket.gethostname(), "gpu": str(uuid)}
+@functools.cache
+def reach(device: torch.device) -> dict[str, str]:
+    """What the others must know of this rank's GPU: its host, and its name if it reaches all."""
+    gpu = ""
+    if device.type == "cuda" and torch.version.cuda is not None:
+        others = [x for x in range(torch.cuda.device_count()) if x != device.index]
+        if others and all(torch.cuda.can_device_access_peer(device.index, x) for x in others):
+            gpu = str(torch.cuda.get_device_properties(device).uuid)
+    return {"host": socket.gethostname(), "gpu": gpu}
 
 
 def choose(copies: str | None, told: Sequence[dict[str, Any]]) -> str:
-    """'engine' or 'group', by what all ranks told of `reach`. Raises ValueError as all others do."""
-    gpus = {each["gpu"] for each in told}
-    possible = len({each["host"] for each in told}) == 1 and len(gpus - {""}) == len(told)
+    """'engine' or 'group', by what all ranks told of `reach`; or a ValueError, on all of them."""
+    gpus = {each["gpu"] for each in told} - {""}
+    possible = len(gpus) == len(told) and len({each["host"] for each in told}) == 1
     if copies == "engine" and not possible:
-        raise ValueError(
-            "copies: got 'engine', expected 'group' or None: an engine copies between GPUs of one "
-            "host that reach each other's memory, one for each rank"
-        )
+        few = "'group' or None: an engine copies between GPUs of one host that reach each other's"
+        raise wrong("copies", "'engine'", f"{few} memory, one for each rank")
     return copies or ("engine" if possible else "group")
 
 
 def make_exchange(
-    copies: str, group: dist.ProcessGroup, device: torch.device, most: int, widths: Sequence[int]
-) -> Exchange:
-    """An Exchange of tensors of up to `most` elements, of `widths` bytes each; all ranks call."""
-    if copies == "group":
-        return ByGroup(group)
-    key = group.group_name, device
-    if key not in engines:
-        engines[key] = ByEngine(group, device)
-    return engines[key].reserve(most, widths)
+    copies: str, overlap: bool, group: dist.ProcessGroup, device: torch.device, most: int,
+    widths: Sequence[int],
+) -> Exchange:  # fmt: skip
+    """An Exchange of tensors of up to `most` elements, of `widths` bytes each. All ranks call."""
+    exchange: Exchange = ByGroup(group)
+    if copies == "engine":
+        kept = engines.setdefault(group, {})
+        if device not in kept:
+            kept[device] = ByEngine(group, device)
+        exchange = kept[device].reserve(most, widths)
+    return exchange if overlap else AtOnce(exchange)

@@ -11,10 +11,11 @@ On a GPU this is stage 9 or stage 7, whose kernels round o once, to q's dtype. E
 float64, it is written in torch, in blocks of rows: nothing Nq x Nk is ever in memory.
 """
 
+import functools
+import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +23,8 @@ from torch import Tensor
 from stages import s03_torch_three_gemm as s03
 from stages.common.contract import why_not, why_not_dtype
 from stages.common.inputs import dtype_name
-from stages.common.kernels import LOG2_E
 
+LOG2_E = math.log2(math.e)
 BLOCK = 1 << 24  # scores of a block of rows
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -43,17 +44,30 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def best(q: Tensor) -> Local:
     """The best stage for `q` on this machine: 9, 7 or 3."""
-    if q.is_cuda:
+    return best_of(q.device.type, q.dtype)
+
+
+@functools.cache
+def best_of(device: str, dtype: torch.dtype) -> Local:
+    """The best stage for tensors on `device`, 'cpu' or 'cuda'."""
+    if device == "cuda":
         from stages import s07_triton_training as s07
         from stages import s09_gluon_hopper as s09
 
-        launches = (s09, s09.launch.launch_for), (s07, s07.launch)
-        for stage, launch in launches:
-            missing = why_not(stage.STAGE, "cuda")
-            if not missing and not why_not_dtype(stage.STAGE, dtype_name(q.dtype), "cuda"):
-                backward = partial(s07.backward, launch=partial(launch, wide=True))
-                return Local(stage, stage.PASSES.forward_with_lse, backward)
+        for stage, launch in ((s09, s09.launch.launch_for), (s07, s07.launch)):
+            missing = why_not(stage.STAGE, device)
+            if not missing and not why_not_dtype(stage.STAGE, dtype_name(dtype), device):
+                return in_triton(stage, launch)
     return Local(s03, torch_forward, torch_backward)
+
+
+def in_triton(stage: ModuleType, launch: Callable[..., Gradients]) -> Local:
+    """Stage 7 or 9; `launch` is what its backward pass launches."""
+    from stages import s07_triton_training as s07
+
+    in_float32 = functools.partial(launch, wide=True)
+    backward = functools.partial(s07.backward, launch=in_float32)
+    return Local(stage, stage.PASSES.forward_with_lse, backward)
 
 
 def row_blocks(
@@ -116,6 +130,4 @@ def torch_backward(
         dq[:, :, rows] = (ds @ k_all) * scale
         dk += (ds.mT @ q_rows) * scale
     dk, dv = (x.unflatten(1, (Hk, -1)).sum(2) for x in (dk, dv))  # over the heads of a group
-    found = zip((dq, dk, dv), wanted, strict=True)
-    dq_, dk_, dv_ = (x if want else None for x, want in found)
-    return dq_, dk_, dv_
+    return dq if wanted[0] else None, dk if wanted[1] else None, dv if wanted[2] else None

@@ -6,8 +6,12 @@
     lse = m + log2(w + part_w)
 
 lse is in base 2: the log2 of a row's sum of exp(s). A hop whose keys a row doesn't see has lse =
--inf there, and counts for nothing; a row that saw none at all keeps o = 0 and lse = -inf. So stage 8
-merges splits, whose sums aren't divided yet (FlashAttention-2, Dao 2023, section 2.3).
+-inf there and counts for nothing, and so does one whose scores are all -inf; a row that saw none
+keeps o = 0 and lse = -inf. Stage 8 merges splits so, before they are divided by their sums.
+
+o stays in float32 between hops: rounded to 16 bits after each, it would lose as much again at every
+hop. The parts come from kernels that round each once, and a weighted mean of roundings is no larger
+than the largest of them.
 """
 
 import torch
@@ -15,18 +19,27 @@ from torch import Tensor
 
 
 def merge(o: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Merge `part` into `o`, both (B, H, N, d), and their lse (B, H, N), in place.
+    """Merge `part` into `o`, both (B, H, N, d), and part_lse into lse (B, H, N), in place.
 
-    Computed in float32, or in float64 where lse is; rounded to o's dtype at the end.
+    Computed in lse's dtype, float32 or float64, and rounded to o's at the end.
     """
+    if o.is_cuda and lse.dtype == torch.float32:
+        from .merge_kernel import launch, there
+
+        if there:
+            return launch(o, lse, part, part_lse)
     m = torch.maximum(lse, part_lse)
     m = m.masked_fill(m == -torch.inf, 0.0)  # -inf - -inf would be NaN
     w, part_w = torch.exp2(lse - m), torch.exp2(part_lse - m)  # (B, H, N)
-    total = w + part_w
-    blind = total == 0
-    share, part_share = (x / total.masked_fill(blind, 1.0) for x in (w, part_w))
-    # a share of 0 counts for nothing, whatever the part holds
-    merged = (o * share[..., None]).masked_fill(share[..., None] == 0, 0.0)
-    merged += (part * part_share[..., None]).masked_fill(part_share[..., None] == 0, 0.0)
-    o.copy_(merged)
+    total = w + part_w  # 0 where the row has seen nothing, else 1 to 2
     lse.copy_(m + torch.log2(total))
+    total = total.masked_fill(total == 0, 1.0)
+    merged = weighted(w / total, o) + weighted(part_w / total, part)
+    o.copy_(merged)
+    return None
+
+
+def weighted(share: Tensor, o: Tensor) -> Tensor:
+    """share (B, H, N) times o (B, H, N, d); 0 where the share is, whatever o is there."""
+    share = share[..., None]
+    return (share * o).masked_fill(share == 0, 0.0)

@@ -1,27 +1,30 @@
 """Which rank holds which part of the sequence, and what it has to compute at each hop.
 
-Plain Python: no tensor, no process. The sequence is cut into chunks whose lengths differ by 1 at
-most, and rank r of W holds
+Plain Python: no tensor, no process. The sequence is cut into chunks, and rank r of W holds
 
-    contiguous  chunk r of W
-    zigzag      chunks r and 2W - 1 - r of 2W, one after the other: an early and a late one
+    contiguous   chunk r of W
+    zigzag       chunks r and 2W - 1 - r of 2W, one after the other: an early and a late one
 
-At hop s it has the keys of rank r - s, its owner. Under a causal mask a chunk of queries sees all
-of an earlier chunk of keys, a triangle of its own, and nothing of a later one. Zigzag makes of that
-one block per hop, and two thirds as much as without a mask is the most that anybody waits for:
+Under a causal mask a chunk of queries sees all of an earlier chunk of keys, a triangle of its own
+and nothing of a later one. With contiguous chunks rank 0 has its triangle and then nothing, while
+rank W - 1 has a whole square at each further hop: all wait for it. With zigzag, here for W = 2
+(x: seen, t: a triangle of it),
 
-    W = 2, zigzag; x seen       keys of rank 0    keys of rank 1
-                                chunk 0   3       chunk 1   2
-    queries of rank 0  chunk 0     \\      .             .   .
-                             3     x      \\             x   x      rows: the later half
-    queries of rank 1  chunk 1     x      .             \\   .      keys: the earlier half
-                             2     x      .             x   \\
+                               keys of rank 0      keys of rank 1
+                               chunk 0  chunk 3    chunk 1  chunk 2
+    queries of rank 0  chunk 0    t        .          .        .
+                       chunk 3    x        t          x        x
+    queries of rank 1  chunk 1    x        .          t        .
+                       chunk 2    x        .          x        t
 
-Rank 0 computes a triangle, then a rectangle of half the rows and all keys; rank 1 a triangle, then
-all rows and half the keys: as many pairs. With contiguous chunks rank 0 is done after its triangle,
-while rank W - 1 goes on for W - 1 whole hops.
+each rank has one triangle over both of its chunks, and then at each hop half a square: all rows and
+the early chunk's keys, or the late chunk's rows and all keys. Each is one call of an ordinary
+attention, and all ranks have the same work. Zigzag is from 2024,
+https://github.com/zhuzilin/ring-flash-attention/issues/2; Striped Attention (Brandon et al. 2023,
+https://arxiv.org/abs/2311.09431) balances by single positions.
 """
 
+import itertools
 from typing import NamedTuple
 
 Span = tuple[int, int]  # positions in the whole sequence: from, and up to but without
@@ -47,9 +50,14 @@ class Hop(NamedTuple):
 
 
 def spans(n: int, world: int, zigzag: bool) -> list[tuple[Span, ...]]:
-    """For each rank the spans of a sequence of `n` that it holds, in the order it holds them in."""
+    """For each rank the spans of a sequence of `n` that it holds, in the order it holds them in.
+
+    No rank has more than one position more than another, and none has none, if n >= world.
+    """
     count = 2 * world if zigzag else world
-    chunk = [(c * n // count, (c + 1) * n // count) for c in range(count)]
+    least, more = divmod(n, count)  # the first `more` chunks are longer by one
+    start = [c * least + min(c, more) for c in range(count + 1)]
+    chunk = [*itertools.pairwise(start)]
     if zigzag:
         return [(chunk[r], chunk[count - 1 - r]) for r in range(world)]
     return [(each,) for each in chunk]
