@@ -151,15 +151,16 @@ def hidden_from(problem: Problem, machine: Machine) -> float:
 def peak_bytes(problem: Problem, copies: str = "group") -> int:
     """The most memory that stage 10 takes on a rank, above its inputs and with its outputs, bytes.
 
-    Forward: o, the part of a hop, and received K and V, of which two parts at most are there. With
-    more than two ranks o is summed in float32. A backward pass adds dq, dk and dv and their sums
-    in float32; what it needs is larger than what the forward pass needs, and they do not add up.
+    Forward: received K and V, of two hops at the most; o so far, in float32 where more than two
+    ranks merge; o of one hop; two lse. Backward: o, received K and V, dK and dV of two hops, dq and
+    one hop's gradients in float32. What copy engines receive is no part of the allocator's memory.
     """
     q, kv = part_bytes(problem)
-    wide = GRADIENT_SIZE / ITEMSIZE[problem.dtype]
-    received = 0.0 if copies == "engine" else min(problem.world - 1, 2) * kv
-    forward = q + q + received + (q * wide if problem.world > 2 else 0.0)
-    if problem.direction == "fwd":
-        return round(forward)
-    sums = q * wide * 2 + kv * wide * (1 if copies == "engine" else 3)
-    return round(max(forward, q + received + sums + q + kv))
+    size = ITEMSIZE[problem.dtype]
+    wide, gradients = q / size * GRADIENT_SIZE, kv / size * GRADIENT_SIZE
+    lse = wide / problem.d
+    by_group = copies == "group"
+    received = by_group * min(problem.world - 1, 2) * kv
+    forward = received + (wide if problem.world > 2 else q) + q + 2 * lse
+    backward = q + lse + received + by_group * 2 * gradients + wide + (wide + gradients)
+    return round(forward if problem.direction == "fwd" else max(forward, backward))
