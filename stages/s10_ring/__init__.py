@@ -49,7 +49,7 @@ from stages.contract import FirstDerivative, Stage, check_inputs
 from .agreement import Plan, agree, cut_as_told, make_plan
 from .local import best, wide
 from .merge import merge
-from .schedule import Span, spans
+from .schedule import Hop, Span, spans
 
 STAGE = Stage(
     number=10,
@@ -70,9 +70,8 @@ def valid(seqlens_k: Tensor | None, held: tuple[Span, ...]) -> Tensor | None:
     """How many keys of some spans are valid, (B,): always the first ones, since spans ascend."""
     if seqlens_k is None:
         return None
-    return torch.stack([(seqlens_k - start).clamp(0, end - start) for start, end in held]).sum(
-        0, dtype=torch.int32
-    )
+    each = [(seqlens_k - start).clamp(0, end - start) for start, end in held]
+    return torch.stack(each).sum(0, dtype=torch.int32)
 
 
 def forward(
@@ -81,21 +80,22 @@ def forward(
     """Return o (B, H, Nq, d) in q's dtype, and lse (B, H, Nq) in base 2, over all ranks' keys."""
     exchange = plan.exchange(k)
     k, v = k.contiguous(), v.contiguous()
+
+    def attention(now: Hop) -> tuple[Tensor, Tensor]:
+        """o and lse of the hop's rows, over its keys."""
+        k_seen, v_seen, lengths = k[:, :, now.keys], v[:, :, now.keys], valid(seqlens_k, now.spans)
+        return plan.local.forward(q[:, :, now.rows], k_seen, v_seen, now.causal, lengths)
+
     for step in range(plan.world):
-        more = step + 1 < plan.world
+        now, more = plan.hop(step), step + 1 < plan.world
         if more:
             exchange.post([k, v], [plan.shape(step + 1, k)] * 2)
-        now = plan.hop(step)
-        rows, keys = now.rows, now.keys
-        if not now.empty:
-            part, part_lse = plan.local.forward(
-                q[:, :, rows], k[:, :, keys], v[:, :, keys], now.causal, valid(seqlens_k, now.spans)
-            )
         if step == 0:  # its own keys, which all rows see
-            # merged once, it is rounded once; merged more often, it has to stay in float32
-            o, lse = part if plan.world == 2 else part.to(wide(part.dtype)), part_lse
+            o, lse = attention(now)
+            if plan.world > 2:  # merged once, o is rounded once; merged more often, it is float32
+                o = o.to(wide(o.dtype))
         elif not now.empty:
-            merge(o[:, :, rows], lse[:, :, rows], part, part_lse)
+            merge(o[:, :, now.rows], lse[:, :, now.rows], *attention(now))
         if more:
             k, v = exchange.wait()
     return o.to(q.dtype), lse
@@ -106,46 +106,55 @@ def backward(
     seqlens_k: Tensor | None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Return dq, dk, dv of this rank's part; None where not wanted. o and lse are of all keys."""
-    exchange, keys_wanted = plan.exchange(k), any(plan.wanted[1:])
-    dtypes = q.dtype, k.dtype, v.dtype
+    exchange, inputs = plan.exchange(k), (q, k, v)
     k, v = k.contiguous(), v.contiguous()
-    dq: list[Tensor] = []  # one tensor, or none if it isn't wanted
-    dkv: list[Tensor] = []  # dK and dV of a hop's keys: the sums of the ranks that had them so far
+    wants_q, wants_kv = plan.wanted[0], any(plan.wanted[1:])
+
+    def share(now: Hop) -> tuple[list[Tensor], list[Tensor]]:
+        """What the hop adds: [dq] of its rows, [dk, dv] of its keys; [] where not wanted."""
+        k_seen, v_seen, lengths = k[:, :, now.keys], v[:, :, now.keys], valid(seqlens_k, now.spans)
+        of_rows = (x[:, :, now.rows] for x in (o, lse, do))
+        dq, dk, dv = plan.local.backward(
+            q[:, :, now.rows], k_seen, v_seen, *of_rows, now.causal, lengths,
+            (wants_q, wants_kv, wants_kv),
+        )  # fmt: skip
+        return [dq] if wants_q else [], [dk, dv] if wants_kv else []
+
+    dq: list[Tensor] = []
+    dkv: list[Tensor] = []  # of a hop's keys: the sums of all ranks that have had them so far
     for step in range(plan.world):
         # K and V go on to the next hop; dK and dV of the last hop's keys follow them to this one
-        ahead = [k, v] if step + 1 < plan.world else []
+        now, ahead = plan.hop(step), [k, v] if step + 1 < plan.world else []
         shapes = [plan.shape(step + 1, k)] * len(ahead) + [plan.shape(step, k)] * len(dkv)
         if shapes:
             exchange.post(ahead + dkv, shapes)
-        now = plan.hop(step)
-        rows, keys = now.rows, now.keys
-        share: list[Tensor] = []  # of dQ, dK and dV, those that are wanted
-        if not now.empty:
-            found = plan.local.backward(
-                q[:, :, rows], k[:, :, keys], v[:, :, keys], o[:, :, rows], lse[:, :, rows],
-                do[:, :, rows], now.causal, valid(seqlens_k, now.spans),
-                (plan.wanted[0], keys_wanted, keys_wanted),
-            )  # fmt: skip
-            share = [x for x in found if x is not None]
+        dq_share, dkv_share = ([], []) if now.empty else share(now)
         arrived = exchange.wait() if shapes else []
         if ahead:
             k, v = arrived[:2]
-        if step == 0:  # all rows and its own keys: the first of all shares
-            dq, dkv = share[: plan.wanted[0]], share[plan.wanted[0] :]
-            continue
-        dkv = arrived[len(ahead) :]
-        places = [rows] * len(dq) + [keys] * len(dkv)
-        for total, place, x in zip(dq + dkv, places, share, strict=bool(share)):
-            total[:, :, place] += x
+        if step == 0:  # all rows, and its own keys: the first of all shares
+            dq, dkv = dq_share, dkv_share
+        else:
+            dkv = arrived[len(ahead) :]
+            add(dq, now.rows, dq_share)
+            add(dkv, now.keys, dkv_share)
+        del dq_share, dkv_share  # before the next hop's are made
     if dkv:
-        exchange.post(dkv, [plan.shape(plan.world, k)] * 2)  # home
-        dkv = exchange.wait()
-    totals: list[Tensor | None] = [*dq, None][:1] + [*dkv, None, None][:2]
+        exchange.post(dkv, [plan.shape(plan.world, k)] * 2)
+        dkv = exchange.wait()  # home
+    none: list[Any] = [None, None]
+    sums = (dq or none[:1]) + (dkv or none)
     # copied, since the next call may receive where these lie
     return tuple(
-        x.to(dtype, copy=True) if x is not None and want else None
-        for x, dtype, want in zip(totals, dtypes, plan.wanted, strict=True)
+        total.to(x.dtype, copy=True) if want and total is not None else None
+        for total, x, want in zip(sums, inputs, plan.wanted, strict=True)
     )
+
+
+def add(totals: list[Tensor], place: slice, shares: list[Tensor]) -> None:
+    """Add to some rows or keys of (B, H, N, d) each."""
+    for total, x in zip(totals, shares, strict=False):  # no shares of a hop that sees nothing
+        total[:, :, place] += x
 
 
 class Ring(torch.autograd.Function):
@@ -173,7 +182,9 @@ class Ring(torch.autograd.Function):
 def world_of(group: dist.ProcessGroup | None) -> int:
     """How many ranks there are; 1 without a process group."""
     if dist.is_available() and dist.is_initialized():
-        return dist.get_world_size(group)
+        if (world := dist.get_world_size(group)) < 1:
+            raise wrong("group", "one that this process is not in", "one of its own, or None")
+        return world
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started > 1:  # each rank would see its own keys only, and nothing would say so
         raise RuntimeError(

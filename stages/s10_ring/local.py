@@ -15,7 +15,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ class Local(NamedTuple):
 
     stage: ModuleType
     forward: Callable[..., tuple[Tensor, Tensor]]
-    backward: Callable[..., Gradients]
+    backward: Callable[..., Any]  # Gradients
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
