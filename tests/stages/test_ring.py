@@ -211,6 +211,20 @@ def test_the_error_does_not_grow_with_the_ranks(ranks, causal):
         check(ranks, asked, world)
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_copy_engine_gives_the_bits_of_the_group(ranks, world, late, tmp_path):
+    """On memory that is made up; tests/gpu/test_ring_on_gpus.py has the real one."""
+    asked = [
+        problem(24), problem(37, hk=2, dtype="float16"), problem(24, causal=False, direction="fwd"),
+        problem(70, causal=False), problem(24),
+    ]  # fmt: skip
+    found = ranks.one(ring_ranks.run_by_engine, asked, world, str(tmp_path), late, ranks=world)
+    for each, outputs in zip(asked, found, strict=True):
+        same = ranks.one(ring_ranks.run, each, world, {}, ranks=world)
+        assert all((x == y).all() for x, y in zip(outputs, same, strict=True))
+
+
 @pytest.mark.skipif(not has_module("triton"), reason="no triton")
 @CAUSAL
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
