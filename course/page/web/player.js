@@ -1,0 +1,3 @@
+export function mount(element) {
+  element.append("…");
+}

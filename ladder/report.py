@@ -1,0 +1,28 @@
+"""`ladder report`: the lesson and the records of files as one HTML page."""
+
+from pathlib import Path
+
+from harness.records import checkout, files
+from harness.records.environment import ROOT, own_files
+from ladder import options
+from ladder.measuring import open_results, writing
+
+RESULTS = ROOT / "results"
+
+
+def report_command(
+    file: options.Reported = None, out: options.Report = Path("report.html")
+) -> int:
+    """Make one HTML page: the lesson to play with, and records to look at."""
+    if not file:
+        checkout.need("ladder report", ", or name FILES")
+    given = file or own_files("**/*.jsonl", RESULTS)
+    records = {path: open_results(path, kind=None) for path in given}  # of foreign files, say so
+    from course.page import ladder_data, page
+
+    data = ladder_data.collect()
+    # the sections of records: data |= records.collect(records)
+    with writing(out):
+        files.write(out, page.make(data))
+    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB, {len(records)} files of records")
+    return 0
