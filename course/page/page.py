@@ -32,7 +32,7 @@ def make(data: Mapping[str, Any]) -> str:
     modules = json.dumps({"imports": imports()})
     parts = {
         "policy": policy(modules, START),
-        "style": colours([stage["number"] for stage in data["stages"]]) + text("style.css"),
+        "style": colours([stage["number"] for stage in data["stages"]]) + styles(),
         "modules": modules,
         "start": START,
         # "</script>" in a text would end the element
@@ -47,6 +47,12 @@ def make(data: Mapping[str, Any]) -> str:
 def text(name: str) -> str:
     """The text of a file in web/."""
     return (WEB / name).read_text(encoding="utf-8")
+
+
+def styles() -> str:
+    """The style sheets, the shell's first."""
+    names = (path.name for path in sorted(WEB.glob("*.css"), reverse=True))
+    return "".join(map(text, names))
 
 
 def imports() -> dict[str, str]:

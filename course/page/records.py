@@ -5,16 +5,16 @@ Each row keeps the whole record but for its rounds, the line that it is in, and 
 machine, software, arguments, commit and date. Numbers have six digits.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from course.report import text
 from harness.problems.problem import PEERS_FROM
-from harness.records.jsonl import read
 from harness.records.schema import PROBLEM, BadRecord, Record
-from harness.records.units import fixed, show_rate, show_time, significant
+from harness.records.units import show_rate, show_time, significant
 from harness.views import groups, plots, ratios, roofline
 from harness.views.groups import Stage
 from harness.views.look import marks
@@ -23,6 +23,7 @@ SHOWN = "cell", "ceiling"  # the kinds of records that the page shows
 CHARTS = "time", "rate", "memory", "error"
 LEFT_OUT = {"kind", "stage", "name", "paired", "rounds_ms", *PROBLEM}  # of a record in its row
 DIGITS = 6
+BEFORE = "before"  # the name of the stage before, among those that a row is compared with
 LEAST = 3  # stages and peers under a roof that is shown
 
 
@@ -34,25 +35,30 @@ class Run:
     env: Record
     records: list[Record]
 
-    @property
-    def kind(self) -> str:
-        return str(self.records[0]["kind"]) if self.records else ""
 
+def collect(read: Mapping[Path, tuple[Record, list[Record]]]) -> dict[str, Any]:
+    """What the page shows of records that were `read` from files, under the key 'records'.
 
-def read_run(path: Path) -> Run:
-    """Read a file of records. Raises OSError, or BadRecord where it is none, or was cut off."""
-    run = Run(path, *read(path, None))
-    if not path.read_bytes().endswith(b"\n"):
+    Raises BadRecord where a file was cut off, holds nothing, or no file holds a cell.
+    """
+    runs = [Run(path, *found) for path, found in read.items()]
+    for run in runs:
         line = len(run.records) + 2
-        raise BadRecord(f"{path}: line {line} was cut off: finish the run by --resume, or delete "
-                        "that line")  # fmt: skip
-    if not run.records:
-        raise BadRecord(f"{path}: no record in it: nothing was measured to its end")
-    return run
+        if not run.path.read_bytes().endswith(b"\n"):
+            what = "finish the run with --resume, or delete the line"
+            raise BadRecord(f"{run.path}: line {line} was cut off: {what}")
+        if not run.records:
+            raise BadRecord(f"{run.path}: no record in it: nothing was measured to its end")
+    found = {kind: [run for run in runs if run.records[0]["kind"] == kind] for kind in SHOWN}
+    if not found["cell"]:
+        kinds = ", ".join(sorted({run.records[0]["kind"] for run in runs}))
+        raise BadRecord(f"got records of the kind {kinds}, expected some of the kind cell: what "
+                        "`ladder run` and `ladder bench` write")  # fmt: skip
+    return {"records": as_json(found["cell"], found["ceiling"])}
 
 
-def as_json(runs: Sequence[Run]) -> dict[str, Any]:
-    """What the page shows of `runs`, those with cells first; ready for json.dumps.
+def as_json(measured: Sequence[Run], ceilings: Sequence[Run] = ()) -> dict[str, Any]:
+    """What the page shows of runs of cells, and of the ceilings of their machines.
 
     runs       one object per file
     problems   one object per table: what was measured together, of one problem
@@ -61,8 +67,6 @@ def as_json(runs: Sequence[Run]) -> dict[str, Any]:
     charts     families of problems with their points, as places in `rows`, by what is shown
     roofs      problems with their roofs and points, FLOP/byte and TFLOP/s
     """
-    measured = [run for run in runs if run.kind == "cell"]
-    ceilings = [run for run in runs if run.kind == "ceiling"]
     here = text.codes()
     found: dict[str, Any] = {"runs": [], "problems": [], "rows": [], "charts": []}
     rows: list[dict[str, Any]] = []
@@ -70,7 +74,7 @@ def as_json(runs: Sequence[Run]) -> dict[str, Any]:
     for number, run in enumerate(measured):
         found["runs"].append(about(run, here))
         line = {id(record): index for index, record in enumerate(run.records, start=2)}
-        stages = groups.stages_of(run.records)
+        stages, labels = groups.stages_of(run.records), groups.labels(run.env)
         for group in tables_of(run.records):
             found["problems"].append({"run": number, **problem(group)})
             for cell in group:
@@ -79,7 +83,7 @@ def as_json(runs: Sequence[Run]) -> dict[str, Any]:
                     "problem": len(found["problems"]) - 1,
                     "who": stages.index(groups.stage_of(cell)), "line": line[id(cell)],
                     **{name: rounded(x) for name, x in cell.items() if name not in LEFT_OUT},
-                    **texts(group, cell),
+                    **texts(group, cell, labels),
                 })  # fmt: skip
         found["charts"] += charts(run.records, number, place)
     fields = list(rows[0]) if rows else []
@@ -105,7 +109,7 @@ def about(run: Run, here: Mapping[Stage, str]) -> dict[str, Any]:
         "commit": env["commit"], "date": env["date"],
         "missing": max(0, len(env["plan"]) - len(run.records)),
         "stages": [
-            {"number": number, "title": titles[number, name], "colour": style[number, name].colour,
+            {"number": number, "name": name, "title": titles[number, name], "colour": style[number, name].colour,
              "edited": number in edited}
             for number, name in style
         ],
@@ -116,18 +120,10 @@ def command(arguments: Mapping[str, Any]) -> str:
     """The command line that was recorded: every argument, also those of the time's defaults."""
     words = ["ladder", str(arguments.get("command", "run"))]
     for name, value in arguments.items():
-        each = value if isinstance(value, list) else [value]
-        if name != "command":
-            words += [f"--{name}" + ("" if x is True else f" {quoted(x)}")
-                      for x in each if x is not None and x is not False]  # fmt: skip
-    return " ".join(words)
-
-
-def quoted(value: object) -> str:
-    """A value as a shell takes it."""
-    import shlex
-
-    return shlex.quote(str(value))
+        for each in value if isinstance(value, list) else [value]:
+            if name != "command" and each not in (None, False):
+                words += [f"--{name}"] if each is True else [f"--{name}", str(each)]
+    return shlex.join(words)
 
 
 def rounded(value: Any) -> Any:
@@ -159,14 +155,16 @@ def problem(group: Sequence[Record]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def texts(group: Sequence[Record], cell: Record) -> dict[str, Any]:
-    """The texts of a cell's row. `over`: how many times as fast as other cells of its table.
+def texts(
+    group: Sequence[Record], cell: Record, labels: Mapping[Stage, str]
+) -> dict[str, Any]:
+    """The texts of a cell's row, and whether its time may be compared.
 
-    Those are the stage before, stage 3 and each peer; '' as ratios.rivals says.
+    `over`: how many times as fast it is as the stage before it, stage 3 and each peer.
     """
     before, three = ratios.rivals(group, cell)
-    rivals = {"stage before": before, "stage 3": three}
-    rivals |= {other["name"]: other for other in ratios.others(group, cell)
+    rivals = {BEFORE: before} | ({labels[groups.THREE]: three} if three else {})
+    rivals |= {labels[groups.stage_of(other)]: other for other in ratios.others(group, cell)
                if other["stage"] >= PEERS_FROM}  # fmt: skip
     unit, scale = ratios.UNITS[cell["device"]]
     fast = ratios.comparable(cell)
