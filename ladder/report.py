@@ -10,10 +10,8 @@ from ladder.measuring import open_results, writing
 RESULTS = ROOT / "results"
 
 
-def report_command(
-    file: options.Reported = None, out: options.Report = Path("report.html")
-) -> int:
-    """Make one HTML page: the lesson to play with, and records to look at."""
+def report_command(file: options.Reported = None, out: options.Report = Path("report.html")) -> int:
+    """Make one HTML page: the lesson, to play with, and the records."""
     if not file:
         checkout.need("ladder report", ", or name FILES")
     given = file or own_files("**/*.jsonl", RESULTS)

@@ -66,7 +66,7 @@ def imports() -> dict[str, str]:
 
 
 def policy(*scripts: str) -> str:
-    """The Content-Security-Policy: these inline scripts, what is inside the page, and no request."""
+    """The Content-Security-Policy: these inline scripts, what is in the page, and no request."""
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     allowed = " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in digests)
     return (
