@@ -1,7 +1,7 @@
 // Time, rate, memory and error against N: one family of problems at a time.
 
 import { choice, make } from "./dom.js";
-import { addLabels, asTable, d3, draw, interact, legend, marksOf, onWidth, Plot, seriesOf } from "./plotting.js";
+import { addLabels, asTable, d3, draw, interact, legend, marksOf, onWidth, Plot, seriesOf, ticksOf } from "./plotting.js";
 import { load } from "./records.js";
 
 const SHOWS = { time: "time", rate: "rate", memory: "peak memory", error: "error" };
@@ -16,7 +16,7 @@ const LEAST = 1.15; // between two ticks of N
 /** A tick of the axis with its unit: values are in ms, MB, the unit of rates, or plain. */
 function tick(what, value) {
   const steps = {
-    time: [[1e3, "s"], [1, "ms"], [1e-3, "µs"]],
+    time: [[1e3, "s"], [1, "ms"], [1e-3, "us"]],
     memory: [[1024, "GB"], [1, "MB"], [1 / 1024, "KB"]],
   }[what];
   if (!steps) return what === "error" ? value.toExponential(0) : `${+value.toPrecision(6)}`;
@@ -26,7 +26,8 @@ function tick(what, value) {
 
 export function mount(element, data) {
   const { charts, rows } = load(data);
-  const state = { what: "time", chart: richest(charts, rows), hidden: new Set() };
+  const ours = new Set(data.stages.filter(({ number }) => number < 100).map(({ name }) => name));
+  const state = { what: "time", chart: richest(charts, rows, ours), hidden: new Set() };
   const problem = make("select", { id: "chart-problem", onchange: () => redraw({ chart: charts[problem.value] }) });
   const what = choice("show", SHOWS, state.what, (value) => redraw({ what: value }));
   const figure = make("figure", { class: "chart" });
@@ -43,7 +44,7 @@ export function mount(element, data) {
   element.append(
     make("p", {}, "Hover over a point for its value, or focus the chart and use the arrow keys; Enter opens the record. ",
       "A hollow point is wrong by design."),
-    make("form", { class: "filters", "aria-label": "What the chart shows", onsubmit: (e) => e.preventDefault() },
+    make("form", { class: "controls", "aria-label": "What the chart shows", onsubmit: (e) => e.preventDefault() },
       what.element, make("div", { class: "choice wide" }, make("label", { for: problem.id }, "problems"), problem)),
     figure,
   );
@@ -52,9 +53,9 @@ export function mount(element, data) {
 }
 
 /** The family with the most stages of ours, then with the widest range of N. */
-function richest(charts, rows) {
+function richest(charts, rows, ours) {
   const weight = ({ points }) => {
-    const own = (points.time ?? []).map(([place]) => rows[place]).filter(({ who }) => who.number < 100);
+    const own = (points.time ?? []).map(([place]) => rows[place]).filter(({ who }) => ours.has(who.name));
     const [low, high] = d3.extent(own, ({ problem }) => problem.nk);
     return new Set(own.map(({ label }) => label)).size * 100 + (own.length ? Math.log2(high / low) : 0);
   };
@@ -79,16 +80,18 @@ function drawChart(figure, rows, { what, chart, hidden }, redraw) {
     (kept, n) => (kept.length && n < LEAST * kept.at(-1) ? kept : [...kept, n]), []);
   const height = wide ? 440 : 380;
   const margin = { marginLeft: 62, marginRight: wide ? 190 : 44, marginTop: 34, marginBottom: 48 };
+  const range = d3.extent(points, ({ y }) => y);
+  const levels = ticksOf([range[0] / 1.5, range[1] * 1.5], what === "memory" ? 16 : 10);
   const label = what === "rate" ? `${AXES.rate} ${chart.unit}` : AXES[what];
   const name = `${label} against N, ${chart.title}`;
   const svg = draw(name, {
     width, height, ...margin,
     x: { type: "log", base: 2, label: null, domain: d3.extent(points, ({ x }) => x) },
-    y: { type: "log", label: null, domain: d3.extent(points, ({ y }) => y), nice: true },
+    y: { type: "log", label: null, domain: [range[0] / 1.5, range[1] * 1.5] },
     marks: [
-      Plot.gridY({ ticks: 6 }),
+      Plot.gridY(levels),
       Plot.axisX(ticks, { tickFormat: String, label: "N (keys)", labelAnchor: "center", labelArrow: "none", tickSize: 4 }),
-      Plot.axisY({ ticks: 6, tickFormat: (y) => tick(what, y), label, labelArrow: "up", tickSize: 0 }),
+      Plot.axisY(levels, { tickFormat: (y) => tick(what, y), label, labelArrow: "up", tickSize: 0 }),
       ...marksOf(series),
     ],
   });

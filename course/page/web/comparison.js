@@ -87,10 +87,10 @@ export function mount(element, data) {
     make("p", {}, "Each block is one problem, measured in one run; a click on a stage opens its record. ",
       "Only right results are compared. ", make("b", {}, "~"), " marks a ratio of times that were not taken in turns; ",
       "brackets hold the quartiles of ratios that were. ", make("b", {}, "†"), ": the code was edited since."),
-    make("form", { class: "filters", "aria-label": "Filters of the table", onsubmit: (e) => e.preventDefault() },
+    make("form", { class: "controls", "aria-label": "Filters of the table", onsubmit: (e) => e.preventDefault() },
       ...filters.map(([, made]) => made.element), names.length ? over.element : "", reset),
     parts.count,
-    make("div", { class: "scrolls", tabindex: 0, role: "region", "aria-label": "Table of records" }, parts.table),
+    make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of records" }, parts.table),
     parts.more,
   );
   draw();
@@ -123,7 +123,8 @@ function drawAll(parts, problems, state, draw) {
     : "No record passes all of these filters.";
   parts.head.replaceChildren(...COLUMNS.map((column) => header(column, state, draw)));
   for (const body of [...parts.table.tBodies]) body.remove();
-  const most = [...found].sort((a, b) => fair(b).length - fair(a).length);
+  // those that compare the most stages come first, of these what was timed in turns
+  const most = [...found].sort((a, b) => fair(b).length - fair(a).length || b.paired - a.paired);
   parts.table.append(...most.slice(0, state.shown).map((problem) => block(problem, state)));
   const left = found.length - state.shown;
   parts.more.hidden = left <= 0;

@@ -13,9 +13,23 @@ import "./vendor/plot.umd.min.js";
 
 export const { d3, Plot } = globalThis;
 
+/** A polygon for d3, its corners at these distances in turn; the first one is turned by `angle`. */
+function polygon(corners, radii, angle = 0) {
+  const draw = (context, size) => {
+    for (let i = 0; i < corners; i++) {
+      const [turn, radius] = [angle + (2 * Math.PI * i) / corners, Math.sqrt(size / 2) * radii[i % radii.length]];
+      context[i ? "lineTo" : "moveTo"](radius * Math.sin(turn), -radius * Math.cos(turn));
+    }
+    context.closePath();
+  };
+  return { draw };
+}
+
+// of stages 0 to 9, as in docs' figures; peers take them again, in other colours
 const SYMBOLS = [
-  d3.symbolCircle, d3.symbolSquare, d3.symbolTriangle, d3.symbolDiamond, d3.symbolStar,
-  d3.symbolCross, d3.symbolWye,
+  polygon(6, [0.9]), polygon(5, [1]), polygon(10, [1.15, 0.5]), d3.symbolCircle, polygon(4, [1.05], Math.PI / 4),
+  polygon(3, [1.1]), polygon(4, [1.05]), polygon(3, [1.1], Math.PI), d3.symbolCross,
+  polygon(8, [1.25, 0.5], Math.PI / 4),
 ];
 // a line's dash says how a stage ran: modes are apart in the legend, too
 const DASHES = { compiled: "", native: "6 4", interpreted: "1 4" };
@@ -53,6 +67,15 @@ export function draw(name, options) {
   return svg;
 }
 
+/** Round numbers for the ticks of a logarithmic axis: powers of `base`; if those are few, more. */
+export function ticksOf([low, high], base = 10) {
+  const powers = d3.range(Math.floor(Math.log(low) / Math.log(base)), Math.log(high) / Math.log(base) + 1, 1);
+  const inside = (steps) => powers.flatMap((power) => steps.map((step) => step * base ** power))
+    .filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
+  const few = inside([1]);
+  return few.length > 2 ? few : inside(base === 10 ? [1, 2, 5] : [1, base / 4]);
+}
+
 /** Texts beside lines' ends; those too close are moved apart. `texts`: [{x, y, words, colour}]. */
 export function addLabels(svg, texts, bottom, gap = 16) {
   for (const own of d3.group(texts, ({ x }) => Math.round(x)).values()) {
@@ -65,7 +88,7 @@ export function addLabels(svg, texts, bottom, gap = 16) {
   for (const { x, y, at, words } of texts) {
     const line = `M${x + 8},${y}L${x + 18},${at}`;
     svg.append(make("path", { d: line, class: "leader" }),
-      make("text", { x: x + 21, y: at, dy: "0.35em", class: "name" }, words));
+      make("text", { x: x + 21, y: at, dy: "0.35em", class: "name", "text-anchor": "start" }, words));
   }
 }
 
@@ -91,6 +114,7 @@ export function interact(host, svg, series, describe) {
     marks[index].focus();
   };
   marks.forEach((mark, index) => {
+    mark.classList.add("point");
     mark.setAttribute("role", "button");
     mark.setAttribute("tabindex", index ? -1 : 0);
     mark.setAttribute("aria-label", [points[index].row.label, ...describe(points[index])].join(", "));
@@ -170,7 +194,7 @@ export function asTable(header, rows) {
     make(i ? tag : "th", { scope: i ? (tag === "th" ? "col" : false) : tag === "th" ? "col" : "row" }, text)));
   const table = make("table", { class: "plain" }, make("thead", {}, line("th", header)),
     make("tbody", {}, ...rows.map((texts) => line("td", texts))));
-  const box = make("div", { class: "scrolls", tabindex: 0, role: "region", "aria-label": "Values of the chart" }, table);
+  const box = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Values of the chart" }, table);
   return make("details", {}, make("summary", {}, "The same as a table"), box);
 }
 

@@ -2,7 +2,7 @@
 // allow. One problem at a time; 16 bits and float32 beside each other.
 
 import { choice, make } from "./dom.js";
-import { asTable, d3, draw, interact, marksOf, onWidth, Plot, seriesOf } from "./plotting.js";
+import { asTable, d3, draw, interact, legend, marksOf, onWidth, Plot, seriesOf, ticksOf } from "./plotting.js";
 import { load } from "./records.js";
 
 const WIDTHS = { "16 bits": (roof) => roof.dtype.endsWith("16"), float32: (roof) => roof.dtype === "float32" };
@@ -23,29 +23,34 @@ export function mount(element, data) {
   );
   for (const [name, own] of figures) {
     const figure = make("figure", { class: "chart" });
-    const show = (place) => drawRoof(figure, rows, own[place]);
+    const hidden = new Set();
     let shown = 0;
+    const show = (place) => drawRoof(figure, rows, own[place], hidden, (key) => {
+      show(place);
+      figure.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus();
+    });
     const pick = choice(`${name}: problem`, Object.fromEntries(own.map(({ title }, i) => [i, title])), 0, (value) => {
       shown = value;
       show(value);
     });
-    grid.append(make("div", {}, make("form", { class: "filters", onsubmit: (e) => e.preventDefault() }, pick.element), figure));
+    grid.append(make("div", {}, make("form", { class: "controls", onsubmit: (e) => e.preventDefault() }, pick.element), figure));
     show(0);
     onWidth(figure, () => show(shown));
   }
 }
 
-function drawRoof(figure, rows, roof) {
+function drawRoof(figure, rows, roof, hidden, redraw) {
   const points = roof.points.map(([place, x, y, kind, share]) => ({ x, y, kind, share, row: rows[place] }));
-  const series = seriesOf(points);
+  const all = seriesOf(points);
+  const series = all.filter(({ key }) => !hidden.has(key));
   const width = Math.max(280, figure.clientWidth);
   const step = width > 440 ? 21 : 16; // between stages side by side
-  const near = d3.rollup(series, (own) => own.map(({ key }) => key), ({ points: [{ x }] }) => x.toPrecision(3));
-  const keys = new Map(series.flatMap(({ key, points: own }) => own.map((point) => [point, key])));
-  const shift = (point) => {
-    const beside = near.get(series.find(({ key }) => key === keys.get(point)).points[0].x.toPrecision(3));
-    return step * (beside.indexOf(keys.get(point)) - (beside.length - 1) / 2);
-  };
+  const shifts = new Map();
+  for (const beside of d3.group(series, ({ points: [{ x }] }) => x.toPrecision(3)).values()) {
+    beside.forEach(({ points: own }, i) => own.forEach((point) =>
+      shifts.set(point, step * (i - (beside.length - 1) / 2))));
+  }
+  const shift = (point) => shifts.get(point);
   const slope = roof.slope?.[0];
   const top = d3.max(roof.levels, ([level]) => level);
   const ridge = slope && top ? top / slope : undefined;
@@ -65,9 +70,9 @@ function drawRoof(figure, rows, roof) {
     x: { type: "log", domain, label: null },
     y: { type: "log", domain: range, label: null },
     marks: [
-      Plot.gridY({ ticks: 5 }), Plot.gridX({ ticks: 5 }),
-      Plot.axisX({ ticks: 5, tickFormat: "~s", label: "FLOP per byte of memory, counted", labelAnchor: "center", labelArrow: "none", tickSize: 4 }),
-      Plot.axisY({ ticks: 5, tickFormat: "~s", label: `achieved ${roof.unit}`, labelArrow: "up", tickSize: 0 }),
+      Plot.gridY(ticksOf(range)), Plot.gridX(ticksOf(domain)),
+      Plot.axisX(ticksOf(domain), { tickFormat: String, label: "FLOP per byte of memory, counted", labelAnchor: "center", labelArrow: "none", tickSize: 4 }),
+      Plot.axisY(ticksOf(range), { tickFormat: String, label: `achieved ${roof.unit}`, labelArrow: "up", tickSize: 0 }),
       ...roofs, ...marksOf(series, shift),
     ],
   });
@@ -75,10 +80,7 @@ function drawRoof(figure, rows, roof) {
   const host = make("div", { class: "plot" }, svg);
   const said = (point) => [`${point.kind} products: ${+point.y.toPrecision(3)} ${roof.unit}`,
     `${point.share} of its roof at ${+point.x.toPrecision(4)} FLOP/byte`, point.row.status === "ok" ? point.row.mode : point.row.status];
-  const names = series.map(({ label: name, row }) => make("li", { style: `--colour:${row.who.colour}` },
-    make("span", { class: "swatch", "aria-hidden": "true" }), name));
-  figure.replaceChildren(host,
-    make("ul", { class: "names" }, ...names),
+  figure.replaceChildren(host, legend(all, hidden, redraw),
     make("figcaption", {}, `${roof.title}. ${roof.machine}. Hollow: wrong by design.`),
     asTable(["stage", "products", "FLOP/byte", roof.unit, "of its roof"], points.map((point) =>
       [point.row.label, point.kind, `${+point.x.toPrecision(4)}`, `${+point.y.toPrecision(3)}`, point.share])));
@@ -88,7 +90,7 @@ function drawRoof(figure, rows, roof) {
 /** Write the roofs' values along them, and each stage's number above its highest mark. */
 function label(svg, roof, series, { slope, top, shift, domain, range }) {
   const [x, y] = ["x", "y"].map((name) => svg.scale(name).apply);
-  const write = (words, attributes) => svg.append(make("text", { class: "name", ...attributes }, words));
+  const write = (words, attributes) => svg.append(make("text", { class: "name", "text-anchor": "start", ...attributes }, words));
   for (const [level, words] of roof.levels) {
     const low = level < top && slope;
     const place = low ? { x: x(level / slope) + 10 } : { x: x(domain[1]), "text-anchor": "end" };

@@ -4,6 +4,7 @@
 import { choice, make } from "./dom.js";
 
 const CONTEXT = 3; // equal lines around each change
+const FOLDED = 5; // so many or more are folded
 const PARTS = { kernel: "kernels (all code where there is none)", whole: "whole files" };
 
 export function mount(element, data) {
@@ -36,7 +37,7 @@ export function mount(element, data) {
     listing.replaceChildren(...pieces(blocks, gaps, left, right, both));
   };
   element.append(
-    make("form", { class: "filters", "aria-label": "Which stages", onsubmit: (e) => e.preventDefault() },
+    make("form", { class: "controls", "aria-label": "Which stages", onsubmit: (e) => e.preventDefault() },
       picks.old.element, picks.new.element, part.element, swap),
     summary, ideas, listing,
   );
@@ -72,7 +73,7 @@ function pieces(blocks, gaps, left, right, stages) {
       lines("span", right, j + from, j + to, stages[1]), "equal");
     const head = i + j ? CONTEXT : 0;
     const tail = i + size < left.length || j + size < right.length ? CONTEXT : 0;
-    if (!gaps.length || size <= head + tail + 1) return [both(0, size)];
+    if (!gaps.length || size < head + tail + FOLDED) return [both(0, size)];
     const folded = make("button", { type: "button", class: "fold", onclick: () => folded.replaceWith(both(head, size - tail)) },
       `${size - head - tail} equal lines`);
     return [head ? both(0, head) : "", folded, tail ? both(size - tail, size) : ""];
