@@ -1,6 +1,7 @@
 // Starts the page: the theme's button, the list of sections, and each section's module.
 
 import { make } from "./dom.js";
+import { start } from "./predict.js";
 
 const root = document.documentElement;
 const data = JSON.parse(document.getElementById("data").textContent);
@@ -19,6 +20,7 @@ function startTheme(button) {
 }
 
 startTheme(document.getElementById("theme"));
+document.querySelectorAll(".predict").forEach(start);
 for (const section of sections) {
   const heading = section.querySelector("h2");
   heading.id = `${section.id}-heading`;

@@ -1,0 +1,21 @@
+// A section's state in the address: #SECTION?name=value&..., so that a link shows an example.
+
+/** The values that the address has for a section, a URLSearchParams; null where it has none. */
+export function read(section) {
+  const [name, ...query] = location.hash.slice(1).split("?");
+  return name === section && query.length ? new URLSearchParams(query.join("?")) : null;
+}
+
+let waiting;
+
+/** Put a section's state into the address, soon: browsers refuse too many changes in a second. */
+export function write(section, values) {
+  clearTimeout(waiting);
+  const query = new URLSearchParams(values).toString().replaceAll("%2C", ",");
+  waiting = setTimeout(() => history.replaceState(null, "", `#${section}?${query}`), 150);
+}
+
+/** Call `change` when the reader goes to another address, by a link or back. */
+export function follow(change) {
+  addEventListener("hashchange", change);
+}
