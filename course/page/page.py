@@ -35,8 +35,8 @@ def make(data: Mapping[str, Any]) -> str:
         "style": colours([stage["number"] for stage in data["stages"]]) + styles(),
         "modules": modules,
         "start": START,
-        # "</script>" in a text would end the element
-        "data": json.dumps(data, allow_nan=False, separators=(",", ":")).replace("</", "<\\/"),
+        # "</script>" in a text would end the element, "<!--<script>" would keep it open
+        "data": json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
     }
     page, *others = re.split(r"<!-- put (\w+) here -->", text("index.html"))
     return page + "".join(

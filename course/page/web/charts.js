@@ -47,6 +47,8 @@ export function mount(element, data) {
     make("form", { class: "controls", "aria-label": "What the chart shows", onsubmit: (e) => e.preventDefault() },
       what.element, make("div", { class: "choice wide" }, make("label", { for: problem.id }, "problems"), problem)),
     figure,
+    ...data.libraries.map(({ title, version, licence, terms }) => make("details", { class: "small" },
+      make("summary", {}, `Drawn with ${title} ${version}, ${licence} licence`), make("p", {}, terms))),
   );
   redraw();
   onWidth(figure, () => redraw());
