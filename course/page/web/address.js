@@ -6,6 +6,19 @@ export function read(section) {
   return name === section && query.length ? new URLSearchParams(query.join("?")) : null;
 }
 
+/**
+ * Numbers of a section's state: {name: [usual, least, most]} gives {name: number}.
+ *
+ * What the address doesn't have, or what is no number from least to most, is as usual.
+ */
+export function numbers(section, limits) {
+  const found = read(section);
+  return Object.fromEntries(Object.entries(limits).map(([name, [usual, least, most]]) => {
+    const x = found?.get(name) ? Number(found.get(name)) : NaN;
+    return [name, x >= least && x <= most ? x : usual];
+  }));
+}
+
 let waiting;
 
 /** Put a section's state into the address, soon: browsers refuse too many changes in a second. */

@@ -109,7 +109,7 @@ function drawChart(figure, rows, { what, chart, hidden }, redraw) {
   })]);
   const notes = chart.notes[what].filter((note) => !note.startsWith("hollow"));
   const said = `${chart.run.machine}, ${chart.run.date.slice(0, 10)}, ${chart.run.file}`;
-  const host = make("div", { class: "plot" }, svg);
+  const host = make("div", { class: "drawing" }, svg);
   figure.replaceChildren(
     host, legend(all, hidden, redraw),
     make("figcaption", {}, [chart.title, said, ...notes].join(". "), "."),

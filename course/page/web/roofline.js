@@ -77,7 +77,7 @@ function drawRoof(figure, rows, roof, hidden, redraw) {
     ],
   });
   label(svg, roof, series, { slope, top, shift, domain, range });
-  const host = make("div", { class: "plot" }, svg);
+  const host = make("div", { class: "drawing" }, svg);
   const said = (point) => [`${point.kind} products: ${+point.y.toPrecision(3)} ${roof.unit}`,
     `${point.share} of its roof at ${+point.x.toPrecision(4)} FLOP/byte`, point.row.status === "ok" ? point.row.mode : point.row.status];
   figure.replaceChildren(host, legend(all, hidden, redraw),

@@ -1,0 +1,270 @@
+"""The page of `ladder report` in a browser: it can be played, edited, broken, linked and read."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser import DARK, LIGHT, Page, started
+from ladder_command import ROOT
+
+from course.lessons import figures_tiling
+from course.tracing import trace
+from ladder.report import report_command
+
+FIRST = [0.5, 1, 2, -0.5, 3, 1, 0, 1.5], [2, 8, 4, 6, 9, 1, 3, 7]  # scores, values
+TILE = 2
+SECTIONS = ("player", "lite", "masks", "splits", "pieces", "timeline")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    file = tmp_path_factory.mktemp("page") / "a report.html"
+    report_command([ROOT / "results" / "cpu" / "tour.jsonl"], file)
+    with started() as driver:
+        yield Page(driver, file)
+
+
+def shown(page):
+    """The table of outputs: name -> output, what the weights sum to, error; NaN where none is."""
+    rows = {}
+    for row in page.all(".outputs tbody tr"):
+        name, *cells = (each.text for each in row.find_elements("css selector", "th, td"))
+        rows[name] = [number(cell) for cell in cells]
+    return rows
+
+
+def number(text):
+    text = text.replace("−", "-").replace(" ", "")
+    if found := re.fullmatch(r"(?:(-?[\d.]+)·)?10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)", text):
+        digits = found[2].translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789"))
+        return float(found[1] or 1) * 10.0 ** int(digits)
+    return float("nan") if text in ("–", "NaN") else float(text)
+
+
+def expected(s, v, tile):
+    """Exact, Online and Lite over all keys, by course/tracing."""
+    q, k, v = np.ones(1), np.array(s, float)[:, None], np.array(v, float)[:, None]
+    last = trace.walk(q, k, v, tile)[-1]
+    return {"Exact": trace.attention(q, k, v)[0], "Online": last.o[0], "Lite": last.lite[0]}
+
+
+def assert_outputs(page, s, v, tile):
+    """The page shows what Python computes, as far as its four decimals go."""
+    rows = shown(page)
+    for name, want in expected(s, v, tile).items():
+        assert abs(rows[name][0] - want) <= 0.6e-4, (name, rows[name], want)
+    assert rows["Online"][1] == 1 and rows["Lite"][1] == -(-len(s) // tile)
+
+
+def test_it_opens_without_an_error_and_can_ask_for_nothing(page):
+    page.errors(), page.requests()
+    page.open()
+    assert page.errors() == []
+    asked = [url for url in page.requests() if not url.startswith(("data:", "about:"))]
+    assert asked == [page.file.as_uri()]
+    assert [each.get_attribute("id") for each in page.all("section")][: len(SECTIONS)] == [*SECTIONS]
+    assert all(page.text(f"#{name} .mount") for name in SECTIONS)
+    stopped = page.driver.execute_async_script(
+        "const done = arguments[0];"
+        "document.addEventListener('securitypolicyviolation', (event) => done(event.blockedURI));"
+        "fetch('http://127.0.0.1:9/').catch(() => {});"
+    )
+    assert stopped.startswith("http://127.0.0.1:9")
+    page.errors()  # of this request
+
+
+def test_it_steps_forth_and_back_to_what_python_computes(page):
+    page.open()
+    assert "Nothing is read" in page.text(".said")
+    for tile in range(4):
+        page.button("Step", "#player")
+        so_far = TILE * (tile + 1)
+        assert_outputs(page, FIRST[0][:so_far], FIRST[1][:so_far], TILE)
+    assert "alpha = exp(0) = 1" in page.text(".said")  # the max stays in the last tile
+    page.button("Back", "#player")
+    assert_outputs(page, FIRST[0][:6], FIRST[1][:6], TILE)
+    page.button("Start", "#player")
+    assert "Nothing is read" in page.text(".said")
+
+
+def test_it_plays_until_it_is_paused(page):
+    page.open()
+    page.button("Play", "#player")
+    page.until("document.querySelector('.said').textContent.startsWith('Tile 0')")
+    page.button("Pause", "#player")
+    assert [each.text for each in page.all("#player .main")] == ["Play"]
+
+
+def test_a_reader_edits_scores_values_keys_and_tiles(page):
+    page.open("#player?step=4")
+    s, v = ([*x] for x in FIRST)
+    s[6] = 4.25
+    field = page.find("input[aria-label='score of key 6']")
+    field.clear()
+    field.send_keys("4.25")
+    assert_outputs(page, s, v, TILE)
+    v[0] = -3
+    page.put(page.find("input[aria-label='value of key 0']"), -3)
+    assert_outputs(page, s, v, TILE)
+    page.button("Add a key", "#player")
+    page.button("End", "#player")
+    assert_outputs(page, [*s, 2], [*v, 5], TILE)
+    page.button("Remove the last key", "#player")
+    page.put(page.labelled("Keys per tile"), 3)
+    page.put(page.labelled("Sharpness: scores times"), 2)
+    page.button("End", "#player")
+    assert_outputs(page, [2 * x for x in s], v, 3)
+    before = shown(page)
+    field.clear()  # no number: nothing changes, and the field says so
+    assert field.get_attribute("aria-invalid") and shown(page) == before
+    assert page.errors() == []
+
+
+@pytest.mark.parametrize("mistake", ["rescale", "tail", "zero"])
+def test_a_mistake_is_named_and_shown(page, mistake):
+    page.open("#player?step=4")
+    page.put(page.labelled("Break Online"), mistake)
+    note = page.text("#player .note")
+    if mistake == "rescale":
+        assert "in place of" in note and "no rescale" in note
+    else:  # eight keys in tiles of two have no tail, and a score above 0
+        assert "don't show it" in note
+        page.button("Show an example that does", "#player")
+        assert "in place of" in page.text("#player .note")
+    page.button("End", "#player")
+    error = shown(page)["Online, broken"][2]
+    assert not abs(error) < 0.1
+
+
+def test_the_address_holds_the_example(page):
+    page.open("#player?s=1,2,3,4,5&v=5,4,3,2,1&tile=2&step=3")
+    page.put(page.find("input[aria-label='score of key 1']"), 7.5)
+    page.put(page.labelled("Break Online"), "rescale")
+    page.until("/s=1,7.5,3,4,5&.*step=3.*break=rescale/.test(location.hash)")
+    before = page.text("#player .mount"), shown(page)
+    page.driver.refresh()
+    page.until("document.documentElement.dataset.ready === 'true'")
+    assert (page.text("#player .mount"), shown(page)) == before
+    page.put(page.labelled("Queries Nq"), 40)
+    page.until("location.hash.startsWith('#masks?nq=40&')")
+
+
+def test_a_malformed_address_is_said_and_shows_the_first_example(page):
+    page.open("#player?s=1,two&tile=99&step=4")
+    note = page.text("#player .note")
+    assert '"1,two"' in note and "99" in note and page.errors() == []
+    assert_outputs(page, *FIRST, TILE)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_the_theme_is_the_systems_until_the_button_switches_it(page, theme):
+    def dark():
+        ground = page.js("return getComputedStyle(document.body).backgroundColor")
+        return sum(map(int, re.findall(r"\d+", ground))) < 300
+
+    page.open(theme=theme)
+    button = page.find("#theme")
+    for want in (theme == DARK, theme != DARK, theme == DARK):
+        assert dark() == want and button.get_attribute("aria-pressed") == str(want).lower()
+        button.click()
+
+
+@pytest.mark.parametrize("width", [360, 1440])
+def test_nothing_is_wider_than_the_page(page, width):
+    """A ragged tail and many keys, too: a wide table scrolls in its own box."""
+    page.open("#player?step=2", width=width)
+    for _ in range(9):
+        page.button("Add a key", "#player")
+    page.put(page.labelled("Break Online"), "tail")
+    wide = page.js(
+        "const clipped = (e) => e && (e.matches('.scroll, .top nav, svg') || clipped(e.parentElement));"
+        "return [...document.querySelectorAll('body *')].filter((e) => !clipped(e.parentElement) &&"
+        " e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 99));"
+    )
+    assert wide == []
+    assert page.js("return document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_nothing_moves_for_a_reader_who_wants_less_motion(page):
+    moving = (
+        "return [...document.querySelectorAll('*')].filter((e) => { const s = getComputedStyle(e);"
+        "return s.transitionDuration !== '0s' || s.animationDuration !== '0s' ||"
+        " s.scrollBehavior === 'smooth'; }).length"
+    )
+    assert page.open("#player?step=2").js(moving) > 0
+    assert page.open("#player?step=2", motion="reduce").js(moving) == 0
+
+
+def test_the_keyboard_reaches_and_moves_every_control(page):
+    from selenium.webdriver.common.keys import Keys
+
+    page.open("#player?step=1")
+    controls = "a[href], button:enabled, input, select, summary, [tabindex='0']"
+    count = page.js(
+        "let n = 0; for (const e of document.querySelectorAll(arguments[0]))"
+        " if (e.checkVisibility()) e.dataset.nth = n++;"
+        "return n", controls,
+    )  # fmt: skip
+    reached, hidden = [], []
+    for _ in range(count + 1):
+        page.driver.switch_to.active_element.send_keys(Keys.TAB)
+        nth, outline = page.js(
+            "const e = document.activeElement;"
+            "return [e.dataset.nth, getComputedStyle(e).outlineStyle]"
+        )
+        if nth is None:  # the browser's own controls follow
+            break
+        reached.append(int(nth))
+        if outline == "none":
+            hidden.append(nth)
+    assert reached == [*range(count)] and hidden == []
+    slider = page.labelled("Step", "#player")
+    slider.send_keys(Keys.ARROW_RIGHT)
+    assert page.text(".said").startswith("Tile 1")
+    play = page.find("#player .main")
+    play.send_keys(Keys.ENTER)
+    assert play.text == "Pause"
+
+
+def test_the_explorables_say_what_python_computes(page):
+    page.open("#masks?nq=48&nk=64&m=16&n=8")
+    kinds = figures_tiling.kinds(figures_tiling.Case(48, 64, True, 16, 8))
+    count = {kind: int((kinds == kind).sum()) for kind in ("never", "masked", "full")}
+    said = page.text("#masks [aria-live]")
+    assert f"{count['never']} of {kinds.size} tiles" in said
+    assert f"{count['masked']} need the mask, {count['full']} don’t" in said
+
+    said = page.text("#splits [aria-live]")
+    assert "16 programs" in said and "116 of 132 multiprocessors are idle" in said
+    page.put(page.labelled("Key heads", "#splits"), 64)
+    assert "1,024 programs" in page.text("#splits [aria-live]")
+
+    assert "Lite’s weight of the last key, number 651" in page.text("#lite .figures")
+    page.put(page.labelled("Keys N", "#lite"), 64)
+    assert "One tile holds all 64 keys" in page.text("#lite [aria-live]")
+
+    page.button("1 product", "#pieces")
+    one = page.text("#pieces [aria-live] b")
+    page.button("9 products", "#pieces")
+    assert number(one) > 1e-5 and page.text("#pieces [aria-live] b") == "0"
+
+    page.button("1", "#player .predict")
+    assert page.text("#player .why").startswith("It is 4.")
+    assert page.errors() == []
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+@pytest.mark.parametrize("width", [360, 1440])
+def test_axe_finds_nothing(page, theme, width):
+    axe = pytest.importorskip("axe_core_python", reason="axe-core-python is not installed")
+    page.open("#player?step=2&break=rescale", width=width, theme=theme)
+    page.button("1", "#splits .predict")  # its answer is hidden before
+    page.js((Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8"))
+    found = page.driver.execute_async_script(
+        "const done = arguments[0]; axe.run(document, {resultTypes: ['violations']}).then(done);"
+    )
+    said = [f"{each['id']}: {node['html'][:120]} {node['failureSummary']}"
+            for each in found["violations"] for node in each["nodes"]]  # fmt: skip
+    assert not said, "\n".join(said)
+    assert len(found["passes"]) > 10
