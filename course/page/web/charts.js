@@ -1,7 +1,7 @@
 // Time, rate, memory and error against N: one family of problems at a time.
 
 import { choice, make } from "./dom.js";
-import { addLabels, asTable, d3, draw, interact, legend, marksOf, onWidth, Plot, seriesOf, ticksOf } from "./plotting.js";
+import { addLabels, asTable, d3, draw, GRID, interact, legend, marksOf, onWidth, Plot, seriesOf, ticksOf } from "./plotting.js";
 import { load } from "./records.js";
 
 const SHOWS = { time: "time", rate: "rate", memory: "peak memory", error: "error" };
@@ -91,7 +91,7 @@ function drawChart(figure, rows, { what, chart, hidden }, redraw) {
     x: { type: "log", base: 2, label: null, domain: d3.extent(points, ({ x }) => x) },
     y: { type: "log", label: null, domain: [range[0] / 1.5, range[1] * 1.5] },
     marks: [
-      Plot.gridY(levels),
+      Plot.gridY(levels, GRID),
       Plot.axisX(ticks, { tickFormat: String, label: "N (keys)", labelAnchor: "center", labelArrow: "none", tickSize: 4 }),
       Plot.axisY(levels, { tickFormat: (y) => tick(what, y), label, labelArrow: "up", tickSize: 0 }),
       ...marksOf(series),

@@ -12,6 +12,7 @@ import "./vendor/d3.min.js";
 import "./vendor/plot.umd.min.js";
 
 export const { d3, Plot } = globalThis;
+export const GRID = { stroke: "var(--line)", strokeOpacity: 1 };
 
 /** A polygon for d3, its corners at these distances in turn; the first one is turned by `angle`. */
 function polygon(corners, radii, angle = 0) {
@@ -64,6 +65,10 @@ export function draw(name, options) {
   const svg = Plot.plot({ style: { background: "none", fontFamily: "inherit", fontSize: "13px" }, ...options });
   svg.setAttribute("role", "group"); // role img would hide the points
   svg.setAttribute("aria-label", name);
+  for (const group of svg.querySelectorAll("g[aria-label]:not([aria-label=dot])")) {
+    group.removeAttribute("aria-label"); // a group without a role may have none
+    group.setAttribute("aria-hidden", "true"); // the points, and the table, say the same
+  }
   return svg;
 }
 
@@ -183,7 +188,7 @@ export function legend(series, hidden, redraw) {
   };
   const lists = Object.entries(MODES).map(([mode, words]) => {
     const own = series.filter(({ row }) => row.mode === mode);
-    return own.length ? make("div", {}, make("h4", {}, words), make("ul", {}, ...own.map(entry))) : "";
+    return own.length ? make("div", {}, make("h3", {}, words), make("ul", {}, ...own.map(entry))) : "";
   });
   return make("div", { class: "legend" }, ...lists);
 }

@@ -2,7 +2,7 @@
 // allow. One problem at a time; 16 bits and float32 beside each other.
 
 import { choice, make } from "./dom.js";
-import { asTable, d3, draw, interact, legend, marksOf, onWidth, Plot, seriesOf, ticksOf } from "./plotting.js";
+import { asTable, d3, draw, GRID, interact, legend, marksOf, onWidth, Plot, seriesOf, ticksOf } from "./plotting.js";
 import { load } from "./records.js";
 
 const WIDTHS = { "16 bits": (roof) => roof.dtype.endsWith("16"), float32: (roof) => roof.dtype === "float32" };
@@ -70,7 +70,7 @@ function drawRoof(figure, rows, roof, hidden, redraw) {
     x: { type: "log", domain, label: null },
     y: { type: "log", domain: range, label: null },
     marks: [
-      Plot.gridY(ticksOf(range)), Plot.gridX(ticksOf(domain)),
+      Plot.gridY(ticksOf(range), GRID), Plot.gridX(ticksOf(domain), GRID),
       Plot.axisX(ticksOf(domain), { tickFormat: String, label: "FLOP per byte of memory, counted", labelAnchor: "center", labelArrow: "none", tickSize: 4 }),
       Plot.axisY(ticksOf(range), { tickFormat: String, label: `achieved ${roof.unit}`, labelArrow: "up", tickSize: 0 }),
       ...roofs, ...marksOf(series, shift),
