@@ -113,7 +113,7 @@ function drawChart(figure, rows, { what, chart, hidden }, redraw) {
   figure.replaceChildren(
     host, legend(all, hidden, redraw),
     make("figcaption", {}, [chart.title, said, ...notes].join(". "), "."),
-    asTable(["stage", ...ns.map((n) => `N = ${n}`)], table),
+    asTable(name, ["stage", ...ns.map((n) => `N = ${n}`)], table),
   );
   interact(host, svg, series, (point) => [`N = ${point.x}: ${value(point)}`,
     point.row.mode + (point.row.status === "ok" ? "" : `, ${point.row.status}`)]);

@@ -193,13 +193,13 @@ export function legend(series, hidden, redraw) {
   return make("div", { class: "legend" }, ...lists);
 }
 
-/** A table of the same values, folded: `rows` of texts below a `header`. */
-export function asTable(header, rows) {
+/** A table of a chart's values, folded: `rows` of texts below a `header`. */
+export function asTable(name, header, rows) {
   const line = (tag, texts) => make("tr", {}, ...texts.map((text, i) =>
     make(i ? tag : "th", { scope: i ? (tag === "th" ? "col" : false) : tag === "th" ? "col" : "row" }, text)));
   const table = make("table", { class: "plain" }, make("thead", {}, line("th", header)),
     make("tbody", {}, ...rows.map((texts) => line("td", texts))));
-  const box = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Values of the chart" }, table);
+  const box = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Values: ${name}` }, table);
   return make("details", {}, make("summary", {}, "The same as a table"), box);
 }
 

@@ -40,7 +40,7 @@ export function openRecord(row) {
   const close = make("button", { type: "button", onclick: () => dialog.close() }, "Close");
   const heading = make("h3", { id: "record-title" }, row.label);
   dialog.replaceChildren(
-    make("header", {}, heading, close),
+    make("div", { class: "head" }, heading, close),
     make("p", { class: "soft" }, problem.title),
     make("p", {}, ...[row.status, WORDS[row.status], WORDS[row.mode], row.reason].filter(Boolean).join("; ")),
     list({

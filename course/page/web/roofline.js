@@ -82,7 +82,7 @@ function drawRoof(figure, rows, roof, hidden, redraw) {
     `${point.share} of its roof at ${+point.x.toPrecision(4)} FLOP/byte`, point.row.status === "ok" ? point.row.mode : point.row.status];
   figure.replaceChildren(host, legend(all, hidden, redraw),
     make("figcaption", {}, `${roof.title}. ${roof.machine}. Hollow: wrong by design.`),
-    asTable(["stage", "products", "FLOP/byte", roof.unit, "of its roof"], points.map((point) =>
+    asTable(`roofline, ${roof.title}`, ["stage", "products", "FLOP/byte", roof.unit, "of its roof"], points.map((point) =>
       [point.row.label, point.kind, `${+point.x.toPrecision(4)}`, `${+point.y.toPrecision(3)}`, point.share])));
   interact(host, svg, series, said);
 }
