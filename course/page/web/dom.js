@@ -1,6 +1,6 @@
 // Small helpers to make elements and to write numbers.
 
-const SVG = new Set(["svg", "g", "rect", "line", "path", "circle", "text", "polyline", "polygon"]);
+const SVG = new Set(["svg", "g", "rect", "line", "path", "circle", "text", "polyline", "polygon", "pattern"]);
 
 /** Make an element with attributes and children; on... attributes are listeners. */
 export function make(tag, attributes = {}, ...children) {

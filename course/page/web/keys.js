@@ -84,7 +84,7 @@ export class Keys {
       make("tbody", {},
         row(header("Score s", "dashed: m_i, the largest so far"), (i) => this.score(i)),
         row(header("", "type another"), input("s", "score")),
-        row(header("Value v", "what the key has to say"), input("v", "value")),
+        row(header("Value v", "what is averaged"), input("v", "value")),
         ...Object.entries(ROWS).map(([name, { title, explained, stage }]) =>
           row(header(title, explained, stage), () => this.weight(name, stage)))),
     );
@@ -96,7 +96,7 @@ export class Keys {
     const number = make("span", { class: "explained" });
     this.cells.bars[i] = { bar, number };
     this.cells.lines[i] = line;
-    return make("td", {}, make("div", { class: "bar high" }, bar, line), number);
+    return make("td", { class: "score" }, make("div", { class: "bar high" }, bar, line), number);
   }
 
   input(name, i, label) {
@@ -128,6 +128,13 @@ export class Keys {
     return make("td", {}, make("div", { class: "bar" }, bar), number);
   }
 
+  /** Bring a tile's first cell into the box, which is wider than a phone. */
+  scrollTo(cell) {
+    const [box, header] = [this.element, this.table.querySelector("th[scope=row]").offsetWidth];
+    const [left, right] = [cell.offsetLeft - header, cell.offsetLeft + 2 * cell.offsetWidth];
+    if (left < box.scrollLeft || right > box.scrollLeft + box.clientWidth) box.scrollLeft = left;
+  }
+
   /** Show the weights after a step, or none before the first; truth: as `exact` returns it. */
   display(now, truth) {
     const of = now && {
@@ -145,6 +152,7 @@ export class Keys {
         number.textContent = known ? show(x, 2) : "";
       });
     }
+    if (now) this.scrollTo(this.cells.columns[now.start][0]);
     const seen = now ? now.start + this.cells.p.length : 0;
     this.cells.columns.forEach((column, i) => {
       const past_end = now && now.stop === this.cells.s.length;

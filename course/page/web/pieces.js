@@ -6,7 +6,7 @@ import { make, show } from "./dom.js";
 const COUNTS = [1, 3, 6, 9];
 
 export function mount(element) {
-  const state = { a: Math.PI, b: Math.E, kept: 6 };
+  const state = { a: 3.14159265, b: 2.71828183, kept: 6 };
   const bits = make("div");
   const grid = make("table", { class: "products" });
   const errors = make("div");
