@@ -30,6 +30,11 @@ function power(x) {
   return `${+digits === 1 ? "" : `${+digits} · `}10${raised}`;
 }
 
+/** A box in which what is wider than the page scrolls, by keyboard too. */
+export function scrolling(label, ...children) {
+  return make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, ...children);
+}
+
 let count = 0;
 
 /** A labelled slider with its value beside it: {element, input, set(value)}. `say` writes a value. */

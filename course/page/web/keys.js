@@ -1,6 +1,6 @@
 // The player's table: a column for each key, its tile above it, and how much it weighs.
 
-import { make, show } from "./dom.js";
+import { make, scrolling, show } from "./dom.js";
 import { LARGEST } from "./example.js";
 
 const ROWS = {
@@ -15,9 +15,7 @@ export class Keys {
   constructor(edit) {
     this.edit = edit;
     this.table = make("table", { class: "keys" });
-    this.element = make("div", {
-      class: "scroll", tabindex: 0, role: "region", "aria-label": "The keys, tile by tile",
-    }, this.table);
+    this.element = scrolling("The keys, tile by tile", this.table);
   }
 
   /** Make the columns for an example with the sharpened scores s; keeps what is there if it fits. */

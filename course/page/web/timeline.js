@@ -1,6 +1,6 @@
 // A tile's timeline on a Hopper GPU: softmax and products in turn, or at the same time.
 
-import { make } from "./dom.js";
+import { make, scrolling } from "./dom.js";
 
 const [WIDTH, LANE, LEFT] = [1000, 44, 110];
 const TITLES = {
@@ -28,7 +28,7 @@ function drawn({ stage, tile_cycles, shown_cycles, spans, cycles }) {
   const consumers = [...new Set(spans.map((each) => each.consumer))];
   const across = (x) => LEFT + ((WIDTH - LEFT) * x) / 14000;
   return make("div", {}, make("h3", {}, TITLES[stage] ?? `Stage ${stage}`),
-    make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Timeline of stage ${stage}` },
+    scrolling(`Timeline of stage ${stage}`,
       make("svg", { class: "timeline", viewBox: `0 0 ${WIDTH} ${LANE * consumers.length + 22}`, "aria-hidden": "true" },
         ...consumers.map((consumer, i) => make("text", { x: 0, y: LANE * i + 24 }, `consumer ${consumer}`)),
         ...spans.map(({ consumer, part, start, end }) => make("rect", {
