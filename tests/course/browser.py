@@ -71,18 +71,23 @@ class Page:
         return self.js("return document.querySelector(arguments[0]).textContent", selector)
 
     def button(self, text, within="main"):
-        """Press the button with that text."""
-        found = [each for each in self.all(f"{within} button") if each.text == text]
+        """Press the button with that text, as a finger would: nothing may cover it."""
+        found = self.js(
+            "const found = [...document.querySelectorAll(`${arguments[1]} button`)]"
+            ".filter((e) => e.textContent === arguments[0] && e.checkVisibility());"
+            "found[0]?.scrollIntoView({block: 'center', behavior: 'instant'}); return found",
+            text, within,
+        )  # fmt: skip
         assert len(found) == 1, f"{len(found)} buttons {text!r} in {within}"
-        self.js("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", found[0])
         found[0].click()
 
     def labelled(self, label, within="main"):
         """The control with a label that begins so."""
-        for each in self.all(f"{within} label"):
-            if each.text.startswith(label):
-                return self.find(f"#{each.get_attribute('for')}")
-        raise AssertionError(f"no label {label!r} in {within}")
+        return self.js(
+            "const [label, within] = arguments;"
+            "return [...document.querySelectorAll(`${within} label`)]"
+            ".find((e) => e.textContent.startsWith(label)).control", label, within,
+        )  # fmt: skip
 
     def put(self, control, value):
         """Give a control a value, as if the reader had."""

@@ -1,6 +1,6 @@
 // Small helpers to make elements and to write numbers.
 
-const SVG = new Set(["svg", "g", "rect", "line", "path", "circle", "text", "polyline", "polygon"]);
+const SVG = new Set(["svg", "g", "rect", "line", "path", "circle", "text", "polyline", "polygon", "pattern"]);
 
 /** Make an element with attributes and children; on... attributes are listeners. */
 export function make(tag, attributes = {}, ...children) {
@@ -28,6 +28,11 @@ function power(x) {
   const [digits, exponent] = x.toExponential(1).split("e");
   const raised = [...String(+exponent)].map((c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[c])).join("");
   return `${+digits === 1 ? "" : `${+digits} · `}10${raised}`;
+}
+
+/** A box in which what is wider than the page scrolls, by keyboard too. */
+export function scrolling(label, ...children) {
+  return make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, ...children);
 }
 
 let count = 0;

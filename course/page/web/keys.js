@@ -1,6 +1,6 @@
 // The player's table: a column for each key, its tile above it, and how much it weighs.
 
-import { make, show } from "./dom.js";
+import { make, scrolling, show } from "./dom.js";
 import { LARGEST } from "./example.js";
 
 const ROWS = {
@@ -15,9 +15,7 @@ export class Keys {
   constructor(edit) {
     this.edit = edit;
     this.table = make("table", { class: "keys" });
-    this.element = make("div", {
-      class: "scroll", tabindex: 0, role: "region", "aria-label": "The keys, tile by tile",
-    }, this.table);
+    this.element = scrolling("The keys, tile by tile", this.table);
   }
 
   /** Make the columns for an example with the sharpened scores s; keeps what is there if it fits. */
@@ -84,7 +82,7 @@ export class Keys {
       make("tbody", {},
         row(header("Score s", "dashed: m_i, the largest so far"), (i) => this.score(i)),
         row(header("", "type another"), input("s", "score")),
-        row(header("Value v", "what the key has to say"), input("v", "value")),
+        row(header("Value v", "what is averaged"), input("v", "value")),
         ...Object.entries(ROWS).map(([name, { title, explained, stage }]) =>
           row(header(title, explained, stage), () => this.weight(name, stage)))),
     );
@@ -96,7 +94,7 @@ export class Keys {
     const number = make("span", { class: "explained" });
     this.cells.bars[i] = { bar, number };
     this.cells.lines[i] = line;
-    return make("td", {}, make("div", { class: "bar high" }, bar, line), number);
+    return make("td", { class: "score" }, make("div", { class: "bar high" }, bar, line), number);
   }
 
   input(name, i, label) {
@@ -128,6 +126,13 @@ export class Keys {
     return make("td", {}, make("div", { class: "bar" }, bar), number);
   }
 
+  /** Bring a tile's first cell into the box, which is wider than a phone. */
+  scrollTo(cell) {
+    const [box, header] = [this.element, this.table.querySelector("th[scope=row]").offsetWidth];
+    const [left, right] = [cell.offsetLeft - header, cell.offsetLeft + 2 * cell.offsetWidth];
+    if (left < box.scrollLeft || right > box.scrollLeft + box.clientWidth) box.scrollLeft = left;
+  }
+
   /** Show the weights after a step, or none before the first; truth: as `exact` returns it. */
   display(now, truth) {
     const of = now && {
@@ -145,6 +150,7 @@ export class Keys {
         number.textContent = known ? show(x, 2) : "";
       });
     }
+    if (now) this.scrollTo(this.cells.columns[now.start][0]);
     const seen = now ? now.start + this.cells.p.length : 0;
     this.cells.columns.forEach((column, i) => {
       const past_end = now && now.stop === this.cells.s.length;

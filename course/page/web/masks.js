@@ -55,6 +55,13 @@ export function mount(element) {
 
 const keys = (count) => (count === 1 ? "1 key" : `${count} keys`);
 
+/** The filling of a tile with a mask, distinct also in grey. */
+function hatch() {
+  return make("pattern",
+    { id: "hatch", width: 8, height: 8, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
+    make("rect", { class: "stripe", width: 3.5, height: 8 }));
+}
+
 function drawn(found, { nq, nk, m, n }) {
   const unit = SIZE / Math.max(nq, nk);
   const tiles = found.flatMap((row, block) => row.map((kind, tile) => {
@@ -69,5 +76,5 @@ function drawn(found, { nq, nk, m, n }) {
   });
   return make("svg", { viewBox: `-2 -22 ${SIZE + 4} ${nq * unit + 26}`, "aria-hidden": "true" },
     make("text", { class: "soft", x: 0, y: -8 }, "keys →   queries ↓"),
-    ...tiles, make("polyline", { class: "border", points: border.join(" ") }));
+    hatch(), ...tiles, make("polyline", { class: "border", points: border.join(" ") }));
 }

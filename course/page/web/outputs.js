@@ -2,7 +2,7 @@
 
 import { make, show } from "./dom.js";
 
-const [WIDTH, LEFT, RIGHT, LANE, TOP] = [460, 56, 52, 32, 28];
+const [WIDTH, LEFT, RIGHT, LANE, TOP] = [460, 66, 58, 34, 28];
 
 /** The outputs after example.step steps; truth: as `exact` returns it, of the keys so far. */
 export function outputs({ step, v, mistake, s }, steps, truth) {

@@ -1,12 +1,12 @@
 // The three bfloat16 of a float32, which of the nine products of two are kept, and the error.
 
 import { LARGEST, ORDER, PIECES, SMALLEST, error, split, written } from "./bfloat16.js";
-import { make, show } from "./dom.js";
+import { make, scrolling, show } from "./dom.js";
 
 const COUNTS = [1, 3, 6, 9];
 
 export function mount(element) {
-  const state = { a: Math.PI, b: Math.E, kept: 6 };
+  const state = { a: 3.14159265, b: 2.71828183, kept: 6 };
   const bits = make("div");
   const grid = make("table", { class: "products" });
   const errors = make("div");
@@ -38,9 +38,9 @@ export function mount(element) {
     make("div", { class: "controls" }, number("a"), number("b")), note,
     make("div", { class: "two" },
       make("div", {}, make("h3", {}, "a and its pieces, in bits"),
-        make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "The bits of a" }, bits)),
+        scrolling("The bits of a", bits)),
       make("div", {}, make("h3", {}, "Products that are kept"), counts,
-        make("div", { class: "scroll" }, grid), errors)),
+        scrolling("The nine products", grid), errors)),
   );
 
   function display() {

@@ -1,9 +1,13 @@
 // A tile's timeline on a Hopper GPU: softmax and products in turn, or at the same time.
 
-import { make } from "./dom.js";
+import { make, scrolling } from "./dom.js";
 
 const [WIDTH, LANE, LEFT] = [1000, 44, 110];
-const TITLES = { 91: "In turn: each group of warps waits for its own products", 9: "Stage 9: one group’s softmax runs while the other’s products do" };
+const TITLES = {
+  91: "In turn: a tile’s scores start when the tile before is done",
+  9: "Stage 9: the next tile’s scores start first",
+};
+const KINDS = { products: "multiplies", softmax: "exponentiates" };
 
 export function mount(element, { timeline }) {
   if (!timeline) {
@@ -12,25 +16,26 @@ export function mount(element, { timeline }) {
   }
   element.append(
     make("ul", { class: "legend" },
-      make("li", {}, make("span", { class: "swatch products" }), "products, on the matrix unit"),
-      make("li", {}, make("span", { class: "swatch softmax" }), "softmax, on the other units")),
+      make("li", {}, make("span", { class: "swatch multiplies" }), "products, on the matrix unit"),
+      make("li", {}, make("span", { class: "swatch exponentiates" }), "softmax, on the other units")),
     ...timeline.records.map(drawn),
-    make("p", { class: "small soft" }, `Measured on one ${timeline.device}, in cycles of a multiprocessor; the ` +
-      `scale is the same in both. White: a group of warps waits.`));
+    make("p", { class: "small soft" }, `Measured on one ${timeline.device}: cycles of ` +
+      "a multiprocessor, medians over many tiles; bfloat16, no mask, d = 64, N = 16384. Between the " +
+      "bars lie the correction of acc, the conversion of P, and the marks’ own time."));
 }
 
 function drawn({ stage, tile_cycles, shown_cycles, spans, cycles }) {
   const consumers = [...new Set(spans.map((each) => each.consumer))];
   const across = (x) => LEFT + ((WIDTH - LEFT) * x) / 14000;
   return make("div", {}, make("h3", {}, TITLES[stage] ?? `Stage ${stage}`),
-    make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Timeline of stage ${stage}` },
+    scrolling(`Timeline of stage ${stage}`,
       make("svg", { class: "timeline", viewBox: `0 0 ${WIDTH} ${LANE * consumers.length + 22}`, "aria-hidden": "true" },
-        ...consumers.map((consumer, i) => make("text", { x: 0, y: LANE * i + 24 }, `warps, group ${consumer}`)),
+        ...consumers.map((consumer, i) => make("text", { x: 0, y: LANE * i + 24 }, `consumer ${consumer}`)),
         ...spans.map(({ consumer, part, start, end }) => make("rect", {
-          class: part, x: across(start), width: Math.max(1, across(end) - across(start)),
+          class: KINDS[part], x: across(start), width: Math.max(1, across(end) - across(start)),
           y: LANE * consumers.indexOf(consumer) + 4, height: LANE - 12,
         })),
         ...[0, 4000, 8000, 12000].map((x) => make("text", { class: "soft", x: across(x), y: LANE * consumers.length + 16, "text-anchor": "middle" }, x.toLocaleString("en"))))),
-    make("p", { class: "small" }, `A tile takes ${tile_cycles.toLocaleString("en")} cycles: its products ` +
-      `${cycles.products.toLocaleString("en")}, its softmax ${cycles.softmax.toLocaleString("en")}. `));
+    make("p", { class: "small" }, `A tile takes ${tile_cycles.toLocaleString("en")} cycles: ` +
+      `products ${cycles.products.toLocaleString("en")}, softmax ${cycles.softmax.toLocaleString("en")}.`));
 }
