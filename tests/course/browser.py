@@ -104,7 +104,9 @@ class Page:
 
     def requests(self):
         """The URLs that were asked for since the last call."""
-        log = (json.loads(each["message"])["message"] for each in self.driver.get_log("performance"))
+        log = (
+            json.loads(each["message"])["message"] for each in self.driver.get_log("performance")
+        )
         return [
             each["params"]["request"]["url"]
             for each in log if each["method"] == "Network.requestWillBeSent"

@@ -49,7 +49,9 @@ def test_the_player_computes_what_ladder_trace_does(capsys, inputs):
     generator = np.random.default_rng(38)
     cases = []
     for n, tile in SIZES:
-        d, row, seed = (int(generator.integers(low, high)) for low, high in ((1, 5), (0, n), (0, 99)))
+        d, row, seed = (
+            int(generator.integers(low, high)) for low, high in ((1, 5), (0, n), (0, 99))
+        )
         asked = {"n": n, "d": d, "tile": tile, "row": row, "seed": seed, "inputs": inputs}
         options = [word for name, x in asked.items() for word in (f"--{name}", str(x))]
         code, out, _ = run_here(capsys, "trace", "--format", "json", *options)
@@ -185,7 +187,14 @@ def test_three_bfloat16_hold_a_float32():
 
 
 def test_an_example_survives_the_address():
-    state = {"s": [1.5, -2, 0], "v": [1, 0.1, 7], "tile": 2, "sharp": 0.5, "mistake": "tail", "step": 2}
+    state = {
+        "s": [1.5, -2, 0],
+        "v": [1, 0.1, 7],
+        "tile": 2,
+        "sharp": 0.5,
+        "mistake": "tail",
+        "step": 2,
+    }
     call = "example.fromAddress(new URLSearchParams(example.toAddress(data)))"
     assert in_node(["example"], call, state) == {"example": state, "problems": []}
 
