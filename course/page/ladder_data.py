@@ -1,6 +1,8 @@
 """What the page's lesson shows of the ladder itself: its stages, and figures of its code."""
 
 import ast
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from harness.records.code import built_in_files, first_file, peer_files, read_declared
@@ -9,7 +11,7 @@ from harness.records.jsonl import read
 
 SPLIT_KV = 8  # the stage that splits keys
 COMMON = ROOT / "stages" / "common"
-H200_MULTIPROCESSORS = 132
+H200_MULTIPROCESSORS = 132  # stages/common/fit.py has it, too, and imports torch
 TIMELINE = ROOT / "results" / "h200" / "hopper-timeline.jsonl"
 
 
@@ -44,16 +46,14 @@ def splits() -> dict[str, Any] | None:
     }
 
 
-def constants(path: Any) -> dict[str, Any]:
+def constants(path: Path) -> dict[str, Any]:
     """The literals that a Python file assigns to names, by name."""
     found = {}
     for node in ast.parse(path.read_bytes()).body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-        if isinstance(target, ast.Name) and isinstance(node, (ast.Assign, ast.AnnAssign)):
-            try:
-                found[target.id] = ast.literal_eval(node.value)  # type: ignore[arg-type]
-            except ValueError:
-                continue
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            with suppress(ValueError):  # no literal
+                found[ast.unparse(target)] = ast.literal_eval(node.value)
     return found
 
 

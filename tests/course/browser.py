@@ -71,15 +71,18 @@ class Page:
         return self.js("return document.querySelector(arguments[0]).textContent", selector)
 
     def button(self, text, within="main"):
-        """Press the button with that text, as a finger would: nothing may cover it."""
+        """Press the button with that text."""
         found = self.js(
-            "const found = [...document.querySelectorAll(`${arguments[1]} button`)]"
-            ".filter((e) => e.textContent === arguments[0] && e.checkVisibility());"
-            "found[0]?.scrollIntoView({block: 'center', behavior: 'instant'}); return found",
-            text, within,
+            "return [...document.querySelectorAll(`${arguments[1]} button`)]"
+            ".filter((e) => e.textContent === arguments[0] && e.checkVisibility())", text, within,
         )  # fmt: skip
         assert len(found) == 1, f"{len(found)} buttons {text!r} in {within}"
-        found[0].click()
+        self.press(found[0])
+
+    def press(self, element):
+        """Press an element as a finger would: nothing may cover it."""
+        self.js("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", element)
+        element.click()
 
     def labelled(self, label, within="main"):
         """The control with a label that begins so."""
@@ -104,7 +107,9 @@ class Page:
 
     def requests(self):
         """The URLs that were asked for since the last call."""
-        log = (json.loads(each["message"])["message"] for each in self.driver.get_log("performance"))
+        log = (
+            json.loads(each["message"])["message"] for each in self.driver.get_log("performance")
+        )
         return [
             each["params"]["request"]["url"]
             for each in log if each["method"] == "Network.requestWillBeSent"

@@ -37,7 +37,7 @@ def bounds(n, step, v, lite):
     An exp differs by less than 4 roundings, a sum of n terms by n of the sum of their sizes.
     """
     past = (n + 8) * EPS
-    sizes = {name: 1.0 for name in ("p", "alpha", "lite_p")} | {"m_i": 0.0, "l_i": step["l_i"]}
+    sizes = dict.fromkeys(("p", "alpha", "lite_p"), 1.0) | {"m_i": 0.0, "l_i": step["l_i"]}
     sizes |= {"acc": step["l_i"] * np.abs(v).max(), "o": np.abs(v).max()}
     sizes |= {"lite": lite * np.abs(v).max(), "lite_weight": lite}
     return {name: past * size for name, size in sizes.items()}
@@ -49,22 +49,22 @@ def test_the_player_computes_what_ladder_trace_does(capsys, inputs):
     generator = np.random.default_rng(38)
     cases = []
     for n, tile in SIZES:
-        d, row, seed = (int(generator.integers(low, high)) for low, high in ((1, 5), (0, n), (0, 99)))
+        d, row, seed = (
+            int(generator.integers(low, high)) for low, high in ((1, 5), (0, n), (0, 99))
+        )
         asked = {"n": n, "d": d, "tile": tile, "row": row, "seed": seed, "inputs": inputs}
         options = [word for name, x in asked.items() for word in (f"--{name}", str(x))]
         code, out, _ = run_here(capsys, "trace", "--format", "json", *options)
         assert code == 0
         v = trace.make_trace(n, d, tile, row, inputs=inputs, seed=seed).v
         cases.append((json.loads(out), v))
-    given = [
-        {"s": [x for step in traced["tiles"] for x in step["s"]], "v": v.T.tolist(), "tile": traced["tile"]}
-        for traced, v in cases
-    ]  # fmt: skip
-    found = in_node(
-        ["softmax"],
-        "data.map(({s, v, tile}) => v.map((one) => [softmax.walk(s, one, tile), softmax.exact(s, one)]))",
-        given,
-    )
+    given = []
+    for traced, v in cases:
+        s = [x for step in traced["tiles"] for x in step["s"]]
+        given.append({"s": s, "v": v.T.tolist(), "tile": traced["tile"]})
+    both = "[softmax.walk(s, one, tile), softmax.exact(s, one)]"
+    call = f"data.map(({{s, v, tile}}) => v.map((one) => {both}))"
+    found = in_node(["softmax"], call, given)
     compared = 0
     for (traced, v), columns in zip(cases, found, strict=True):
         for c, (steps, exact) in enumerate(columns):
@@ -185,7 +185,14 @@ def test_three_bfloat16_hold_a_float32():
 
 
 def test_an_example_survives_the_address():
-    state = {"s": [1.5, -2, 0], "v": [1, 0.1, 7], "tile": 2, "sharp": 0.5, "mistake": "tail", "step": 2}
+    state = {
+        "s": [1.5, -2, 0],
+        "v": [1, 0.1, 7],
+        "tile": 2,
+        "sharp": 0.5,
+        "mistake": "tail",
+        "step": 2,
+    }
     call = "example.fromAddress(new URLSearchParams(example.toAddress(data)))"
     assert in_node(["example"], call, state) == {"example": state, "problems": []}
 

@@ -6,19 +6,6 @@ export function read(section) {
   return name === section && query.length ? new URLSearchParams(query.join("?")) : null;
 }
 
-/**
- * Numbers of a section's state: {name: [usual, least, most]} gives {name: number}.
- *
- * What the address doesn't have, or what is no number from least to most, is as usual.
- */
-export function numbers(section, limits) {
-  const found = read(section);
-  return Object.fromEntries(Object.entries(limits).map(([name, [usual, least, most]]) => {
-    const x = found?.get(name) ? Number(found.get(name)) : NaN;
-    return [name, x >= least && x <= most ? x : usual];
-  }));
-}
-
 let waiting;
 
 /** Put a section's state into the address, soon: browsers refuse too many changes in a second. */
@@ -31,4 +18,33 @@ export function write(section, values) {
 /** Call `change` when the reader goes to another address, by a link or back. */
 export function follow(change) {
   addEventListener("hashchange", change);
+}
+
+/**
+ * A section's numbers, which the address holds: {state, change(values)}.
+ *
+ * limits: {name: [usual, least, most]}; what is no number from least to most in the address is as
+ * usual. `display()` is called after every change but the first.
+ */
+export function kept(section, limits, display) {
+  const state = {};
+  const load = () => {
+    const found = read(section);
+    for (const [name, [usual, least, most]] of Object.entries(limits)) {
+      const x = found?.get(name) ? Number(found.get(name)) : NaN;
+      state[name] = x >= least && x <= most ? x : usual;
+    }
+  };
+  const change = (values) => {
+    Object.assign(state, values);
+    display();
+    write(section, state);
+  };
+  load();
+  follow(() => {
+    if (!read(section)) return; // the address is about another section now
+    load();
+    display();
+  });
+  return { state, change };
 }

@@ -1,6 +1,6 @@
 // Where Lite breaks: its error against the number of keys and against how sharp the scores are.
 
-import { follow, numbers, write } from "./address.js";
+import { kept } from "./address.js";
 import { make, show, slider } from "./dom.js";
 import { draw, liteErrors, onlineError } from "./errors.js";
 import { plot } from "./plot.js";
@@ -11,13 +11,8 @@ const LIMITS = { n: [65, 1, MOST], sharp: [0, -2, 2] }; // the sharpness is 10^s
 const SHARPNESS = Array.from({ length: 41 }, (_, i) => -2 + i / 10);
 
 export function mount(element) {
-  let state = numbers("lite", LIMITS);
+  const { state, change } = kept("lite", LIMITS, display);
   const drawn = draw(ROWS, MOST);
-  const change = (changes, save = true) => {
-    state = { ...state, ...changes };
-    display();
-    if (save) write("lite", state);
-  };
   const n = slider("Keys N", { min: 1, max: MOST, value: state.n, input: (x) => change({ n: x }) });
   const sharp = slider("Sharpness: the scores’ standard deviation", {
     min: -2, max: 2, step: 0.1, value: state.sharp, say: (x) => show(10 ** x, 2),
@@ -63,7 +58,6 @@ export function mount(element) {
   }
 
   display();
-  follow(() => change(numbers("lite", LIMITS), false));
 }
 
 function sentence(n) {

@@ -1,6 +1,6 @@
 // Which tiles a causal mask skips: queries downwards, keys to the right.
 
-import { follow, numbers, write } from "./address.js";
+import { kept } from "./address.js";
 import { make, slider } from "./dom.js";
 import { FULL, MASKED, NEVER, kinds, seenBy } from "./tiles.js";
 
@@ -14,14 +14,10 @@ const WORDS = {
 const SIZE = 520;
 
 export function mount(element) {
-  let state = numbers("masks", LIMITS);
+  const { state, change } = kept("masks", LIMITS, display);
   const sliders = Object.entries(NAMES).map(([name, label]) => [name, slider(label, {
     min: LIMITS[name][1], max: LIMITS[name][2], value: state[name],
-    input: (x) => {
-      state[name] = x;
-      display();
-      write("masks", state);
-    },
+    input: (x) => change({ [name]: x }),
   })]);
   const picture = make("div", { class: "tiles" });
   const said = make("p", { "aria-live": "polite" });
@@ -47,10 +43,6 @@ export function mount(element) {
   }
 
   display();
-  follow(() => {
-    state = numbers("masks", LIMITS);
-    display();
-  });
 }
 
 const keys = (count) => (count === 1 ? "1 key" : `${count} keys`);

@@ -9,7 +9,6 @@ export function mount(element) {
   const state = { a: 3.14159265, b: 2.71828183, kept: 6 };
   const bits = make("div");
   const grid = make("table", { class: "products" });
-  const errors = make("div");
   const number = (name) => {
     const input = make("input", {
       type: "text", inputmode: "decimal", size: 14, id: `pieces-${name}`, value: state[name],
@@ -33,14 +32,16 @@ export function mount(element) {
         state.kept = count;
         display();
       },
-    }, `${count} product${count > 1 ? "s" : ""}`)));
+    }, `${count} product${count > 1 ? "s" : ""}`, make("span", { class: "explained" }))));
   element.append(
     make("div", { class: "controls" }, number("a"), number("b")), note,
     make("div", { class: "two" },
       make("div", {}, make("h3", {}, "a and its pieces, in bits"),
         scrolling("The bits of a", bits)),
       make("div", {}, make("h3", {}, "Products that are kept"), counts,
-        scrolling("The nine products", grid), errors)),
+        scrolling("The nine products", grid),
+        make("p", { class: "small soft" },
+          "Errors are relative to the product a b. Float32 itself rounds it by up to 2⁻²⁴ ≈ 6 · 10⁻⁸."))),
   );
 
   function display() {
@@ -54,16 +55,13 @@ export function mount(element) {
       make("tbody", {}, ...PIECES.map((name, i) => make("tr", {},
         make("th", { scope: "row" }, `a ${name}`),
         ...PIECES.map((_, j) => make("td", { class: kept.has(`${i},${j}`) ? "kept" : "left" },
-          make("span", { class: "number" }, show(of_a[i] * of_b[j])),
+          make("span", { class: "number" }, show(of_a[i] * of_b[j], 5)),
           make("span", { class: "explained" }, kept.has(`${i},${j}`) ? "kept" : "left out")))))));
     for (const each of counts.children) {
-      each.setAttribute("aria-pressed", Number(each.dataset.count) === state.kept);
+      const count = Number(each.dataset.count);
+      each.setAttribute("aria-pressed", count === state.kept);
+      each.lastChild.textContent = `error ${show(error(a, b, count))}`;
     }
-    const off = error(a, b, state.kept);
-    errors.replaceChildren(make("p", { "aria-live": "polite" },
-      `The relative error of a b is `, make("b", {}, show(off)), ". ",
-      off === 0 ? "All nine products hold every bit." : `Float32 itself rounds by up to 2⁻²⁴ = 6 · 10⁻⁸. ` +
-        (state.kept === 6 ? "Six products are as accurate as that." : "Six products come near that.")));
   }
 
   display();

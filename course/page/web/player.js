@@ -40,7 +40,7 @@ export function mount(element) {
   const result = make("div");
 
   const tile = slider("Keys per tile", {
-    min: 1, max: 1, value: 1, input: (x) => change({ tile: x, step: 0 }),
+    min: 1, max: 1, value: 1, input: (x) => change({ tile: x }),
   });
   const sharp = slider("Sharpness: scores times", {
     min: 0, max: SHARPEST, step: 0.25, value: 1, input: (x) => change({ sharp: x }),
@@ -48,12 +48,11 @@ export function mount(element) {
   const broken = choice("Break Online:", BREAKS, "", (x) => change({ mistake: x }));
   const add = button("Add a key", () => {
     const { s, v } = example;
-    change({ s: [...s, 2], v: [...v, 5], step: Math.min(example.step, steps.length) });
+    change({ s: [...s, 2], v: [...v, 5] });
   });
   const remove = button("Remove the last key", () => {
     const { s, v, tile } = example;
-    const less = s.length - 1;
-    change({ s: s.slice(0, -1), v: v.slice(0, -1), tile: Math.min(tile, less), step: 0 });
+    change({ s: s.slice(0, -1), v: v.slice(0, -1), tile: Math.min(tile, s.length - 1) });
   });
   const reset = button("Back to the first example", () => change(structuredClone(FIRST)));
 
@@ -78,9 +77,13 @@ export function mount(element) {
     change({ [name]: changed });
   }
 
+  /** Change the example; what was read of it is read again, or all if nothing was. */
   function change(changes) {
     stop();
+    const read = steps[example.step - 1]?.stop ?? example.s.length;
+    const all = read === example.s.length;
     example = { ...example, ...changes };
+    if (!("step" in changes)) example.step = all ? Infinity : Math.ceil(read / example.tile);
     compute();
     save();
   }

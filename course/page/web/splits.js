@@ -1,6 +1,6 @@
 // How keys are split over programs: an H200's multiprocessors with and without stage 8's split.
 
-import { follow, numbers, write } from "./address.js";
+import { kept } from "./address.js";
 import { choice, make, slider } from "./dom.js";
 import { plan } from "./split_plan.js";
 
@@ -12,12 +12,7 @@ export function mount(element, { splits: rule }) {
     element.append(make("p", { class: "note" }, "This copy of the ladder has no stage 8."));
     return;
   }
-  let state = numbers("splits", LIMITS);
-  const change = (changes) => {
-    state = { ...state, ...changes };
-    display();
-    write("splits", state);
-  };
+  const { state, change } = kept("splits", LIMITS, display);
   const kind = choice("Queries", { 0: "a whole text: N of them", 1: "decoding: one new token" },
     state.decode, (x) => change({ decode: Number(x) }));
   const batch = slider("Batch B", { min: 1, max: 64, value: state.b, input: (x) => change({ b: x }) });
@@ -71,10 +66,6 @@ export function mount(element, { splits: rule }) {
   }
 
   display();
-  follow(() => {
-    state = numbers("splits", LIMITS);
-    display();
-  });
 }
 
 function counted(programs) {
