@@ -240,7 +240,7 @@ def roof(panel: roofline.Panel, place: Mapping[int, int]) -> dict[str, Any]:
         "flops": first["flops"], "weight": min(len(ours), 5),
         "slope": None if slope is None else [scale * slope, f"copy {show_rate(slope, 'TB/s')}"],
         "levels": [
-            [scale * each.matrix, f"{kind.split()[-1]} products {show_rate(each.matrix, 'TFLOP/s')}"]
+            [scale * each.matrix, f"{kind.split()[-1]} {show_rate(each.matrix, 'TFLOP/s')}"]
             for kind, each in kinds if each.matrix is not None
         ],
         "points": [

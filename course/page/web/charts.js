@@ -36,10 +36,7 @@ export function mount(element, data) {
     Object.assign(state, changes);
     if (!state.chart.points[state.what]) state.chart = charts.find(({ points }) => points[state.what]) ?? state.chart;
     fill(problem, charts, state);
-    drawChart(figure, rows, state, (key) => {
-      redraw();
-      figure.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus();
-    });
+    drawChart(figure, rows, state, redraw);
   };
   element.append(
     make("p", {}, "Hover over a point for its value, or focus the chart and use the arrow keys; Enter opens the record. ",
@@ -111,7 +108,7 @@ function drawChart(figure, rows, { what, chart, hidden }, redraw) {
   const said = `${chart.run.machine}, ${chart.run.date.slice(0, 10)}, ${chart.run.file}`;
   const host = make("div", { class: "drawing" }, svg);
   figure.replaceChildren(
-    host, legend(all, hidden, redraw),
+    host, legend(figure, all, hidden, redraw),
     make("figcaption", {}, [chart.title, said, ...notes].join(". "), "."),
     asTable(name, ["stage", ...ns.map((n) => `N = ${n}`)], table),
   );

@@ -1,6 +1,7 @@
 // The comparison table: one block per problem, sorted within it, since times of two problems have
 // nothing to say to each other. Interpreted rows stand below the others and are never ranked.
 
+import { follow, read, write } from "./address.js";
 import { choice, make } from "./dom.js";
 import { load, openRecord } from "./records.js";
 
@@ -16,7 +17,7 @@ const FILTERS = {
 };
 const DIRECTIONS = { fwd: "forward", bwd: "backward", train: "forward and backward" };
 const ALL = "";
-// what a reader sees first, where there is so much that something must be chosen
+const SECTION = "comparison";
 const START = { direction: "fwd", kind: "float16", mask: "none", n: "16384" };
 const MUCH = 24;
 const PAGE = 6; // problems that are shown at a time
@@ -38,12 +39,16 @@ const COLUMNS = [
 export function mount(element, data) {
   const { problems } = load(data);
   const state = { filters: {}, sort: "stage", down: false, rival: "3 torch, three GEMMs", shown: PAGE };
-  for (const key of Object.keys(FILTERS)) state.filters[key] = ALL;
-  if (problems.length > MUCH) {
-    for (const [key, value] of Object.entries(START)) {
+  /** Filter by the address, or else by START where there is so much that something must be chosen. */
+  const choose = () => {
+    const wanted = read(SECTION) ?? new URLSearchParams(problems.length > MUCH ? START : {});
+    for (const key of Object.keys(FILTERS)) {
+      state.filters[key] = ALL;
+      const value = wanted.get(key);
       if (values(key, matching(problems, state.filters)).includes(value)) state.filters[key] = value;
     }
-  }
+  };
+  choose();
 
   const draw = (changes = {}) => {
     Object.assign(state, { shown: PAGE }, changes);
@@ -52,10 +57,10 @@ export function mount(element, data) {
   const filters = Object.keys(FILTERS).map((key) => {
     const options = { [ALL]: "all" };
     for (const value of values(key, problems)) options[`=${value}`] = DIRECTIONS[value] ?? value;
-    const chosen = state.filters[key] === ALL ? ALL : `=${state.filters[key]}`;
-    const made = choice(FILTERS[key][0], options, chosen, (value) => {
+    const made = choice(FILTERS[key][0], options, state.filters[key] && `=${state.filters[key]}`, (value) => {
       state.filters[key] = value.slice(1);
       draw();
+      write(SECTION, Object.fromEntries(Object.entries(state.filters).filter(([, chosen]) => chosen !== ALL)));
     });
     return [key, made];
   });
@@ -93,6 +98,12 @@ export function mount(element, data) {
     make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of records" }, parts.table),
     parts.more,
   );
+  follow(() => {
+    if (!read(SECTION)) return; // the address is about another section now
+    choose();
+    for (const [key, made] of filters) made.input.value = state.filters[key] && `=${state.filters[key]}`;
+    draw();
+  });
   draw();
 }
 

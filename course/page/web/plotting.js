@@ -66,7 +66,6 @@ export function draw(name, options) {
   svg.setAttribute("role", "group"); // role img would hide the points
   svg.setAttribute("aria-label", name);
   for (const group of svg.querySelectorAll("g[aria-label]:not([aria-label=dot])")) {
-    group.removeAttribute("aria-label"); // a group without a role may have none
     group.setAttribute("aria-hidden", "true"); // the points, and the table, say the same
   }
   return svg;
@@ -172,7 +171,7 @@ function nearest(marks, { clientX, clientY }) {
 }
 
 /** A legend by mode; each entry shows or hides its line. `hidden`: the keys of hidden series. */
-export function legend(series, hidden, redraw) {
+export function legend(figure, series, hidden, redraw) {
   const entry = ({ key, label, row }) => {
     const { colour } = row.who;
     const glyph = make("svg", { width: 36, height: 14, viewBox: "-18 -7 36 14", "aria-hidden": "true" },
@@ -180,7 +179,8 @@ export function legend(series, hidden, redraw) {
       make("path", { d: d3.symbol(symbolOf(row.who), 60)(), fill: colour }));
     const toggle = () => {
       if (!hidden.delete(key)) hidden.add(key);
-      redraw(key);
+      redraw();
+      figure.querySelector(`[data-key="${CSS.escape(key)}"]`).focus(); // the legend was made again
     };
     return make("li", {}, make("button", {
       type: "button", "aria-pressed": String(!hidden.has(key)), "data-key": key, onclick: toggle,

@@ -25,17 +25,14 @@ export function mount(element, data) {
     const figure = make("figure", { class: "chart" });
     const hidden = new Set();
     let shown = 0;
-    const show = (place) => drawRoof(figure, rows, own[place], hidden, (key) => {
-      show(place);
-      figure.querySelector(`[data-key="${CSS.escape(key)}"]`)?.focus();
-    });
+    const show = () => drawRoof(figure, rows, own[shown], hidden, show);
     const pick = choice(`${name}: problem`, Object.fromEntries(own.map(({ title }, i) => [i, title])), 0, (value) => {
       shown = value;
-      show(value);
+      show();
     });
     grid.append(make("div", {}, make("form", { class: "controls", onsubmit: (e) => e.preventDefault() }, pick.element), figure));
-    show(0);
-    onWidth(figure, () => show(shown));
+    show();
+    onWidth(figure, show);
   }
 }
 
@@ -80,7 +77,7 @@ function drawRoof(figure, rows, roof, hidden, redraw) {
   const host = make("div", { class: "drawing" }, svg);
   const said = (point) => [`${point.kind} products: ${+point.y.toPrecision(3)} ${roof.unit}`,
     `${point.share} of its roof at ${+point.x.toPrecision(4)} FLOP/byte`, point.row.status === "ok" ? point.row.mode : point.row.status];
-  figure.replaceChildren(host, legend(all, hidden, redraw),
+  figure.replaceChildren(host, legend(figure, all, hidden, redraw),
     make("figcaption", {}, `${roof.title}. ${roof.machine}. Hollow: wrong by design.`),
     asTable(`roofline, ${roof.title}`, ["stage", "products", "FLOP/byte", roof.unit, "of its roof"], points.map((point) =>
       [point.row.label, point.kind, `${+point.x.toPrecision(4)}`, `${+point.y.toPrecision(3)}`, point.share])));
@@ -93,7 +90,7 @@ function label(svg, roof, series, { slope, top, shift, domain, range }) {
   const write = (words, attributes) => svg.append(make("text", { class: "name", "text-anchor": "start", ...attributes }, words));
   for (const [level, words] of roof.levels) {
     const low = level < top && slope;
-    const place = low ? { x: x(level / slope) + 10 } : { x: x(domain[1]), "text-anchor": "end" };
+    const place = low ? { x: x(level / slope) + 30 } : { x: x(domain[1]), "text-anchor": "end" };
     write(words, { ...place, y: y(level) - 7 });
   }
   if (slope) {

@@ -1,8 +1,11 @@
 // Two stages' code beside each other. Lines come coloured from course/page/listings.py, which also
 // matches them; what is equal between two changes can be unfolded.
 
+import { follow, read, write } from "./address.js";
 import { choice, make } from "./dom.js";
 
+const SECTION = "side-by-side";
+const START = { left: "4", right: "5", part: "kernel" };
 const CONTEXT = 3; // equal lines around each change
 const FOLDED = 5; // so many or more are folded
 const PARTS = { kernel: "kernels (all code where there is none)", whole: "whole files" };
@@ -10,23 +13,31 @@ const PARTS = { kernel: "kernels (all code where there is none)", whole: "whole 
 export function mount(element, data) {
   const { stages, same } = data.listings;
   const names = Object.fromEntries(stages.map(({ number, title }) => [number, `${number} ${title}`]));
-  const has = (number) => number in names;
-  const numbers = Object.keys(names);
-  const state = { old: has(4) ? "4" : numbers[0], new: has(5) ? "5" : numbers.at(-1), part: "kernel" };
-  const pick = (key, words) => choice(words, names, state[key], (value) => redraw({ [key]: value }));
-  const picks = { old: pick("old", "left"), new: pick("new", "right") };
-  const part = choice("show", PARTS, state.part, (value) => redraw({ part: value }));
-  const swap = make("button", { type: "button", onclick: () => {
-    [picks.old.input.value, picks.new.input.value] = [state.new, state.old];
-    redraw({ old: state.new, new: state.old });
-  } }, "Swap");
+  const options = { left: names, right: names, part: PARTS };
+  const state = {};
+  const load = () => {
+    const wanted = read(SECTION);
+    for (const [key, known] of Object.entries(options)) {
+      const found = [wanted?.get(key), START[key]].find((each) => each in known);
+      state[key] = found ?? Object.keys(known)[0];
+    }
+  };
+  load();
+  const picks = ["left", "right", "part"].map((key) =>
+    choice(key === "part" ? "show" : key, options[key], state[key], (value) => change({ [key]: value })));
+  const swap = make("button", { type: "button", onclick: () => change({ left: state.right, right: state.left }) }, "Swap");
   const summary = make("p", { class: "count", role: "status" });
   const ideas = make("div", { class: "pair ideas" });
   const listing = make("div", { class: "listing", tabindex: 0, role: "region", "aria-label": "Two stages' code" });
 
-  const redraw = (changes = {}) => {
+  const change = (changes) => {
     Object.assign(state, changes);
-    const both = [state.old, state.new].map((number) => stages.find((each) => each.number === +number));
+    redraw();
+    write(SECTION, state);
+  };
+  const redraw = () => {
+    ["left", "right", "part"].forEach((key, i) => { picks[i].input.value = state[key]; });
+    const both = [state.left, state.right].map((number) => stages.find((each) => each.number === +number));
     const [left, right] = both.map((stage) => stage[state.part]);
     const blocks = shared(same[state.part], state, left.length);
     const gaps = between(blocks, left.length, right.length);
@@ -37,16 +48,22 @@ export function mount(element, data) {
     listing.replaceChildren(...pieces(blocks, gaps, left, right, both));
   };
   element.append(
+    make("p", {}, "What goes is marked −, what comes +. The comments say why a line is as it is."),
     make("form", { class: "controls", "aria-label": "Which stages", onsubmit: (e) => e.preventDefault() },
-      picks.old.element, picks.new.element, part.element, swap),
+      ...picks.map(({ element: each }) => each), swap),
     summary, ideas, listing,
   );
   redraw();
+  follow(() => {
+    if (!read(SECTION)) return; // the address is about another section now
+    load();
+    redraw();
+  });
 }
 
 /** The blocks of equal lines of two stages: [place left, place right, length]. */
 function shared(same, state, length) {
-  const [a, b] = [+state.old, +state.new];
+  const [a, b] = [+state.left, +state.right];
   if (a === b) return [[0, 0, length]];
   return a < b ? same[`${a} ${b}`] : same[`${b} ${a}`].map(([i, j, size]) => [j, i, size]);
 }
