@@ -139,8 +139,14 @@ def test_a_mistake_is_named_and_shown(page, mistake):
         page.button("Show an example that does", "#player")
         assert "in place of" in page.text("#player .note")
     page.button("End", "#player")
-    error = shown(page)["Online, broken"][2]
-    assert not abs(error) < 0.1
+    rows = shown(page)
+    s, v = (
+        [float(field.get_attribute("value")) for field in page.all(f"input[aria-label^='{name}']")]
+        for name in ("score", "value")
+    )
+    want = expected(s, v, 1)["Exact"]
+    assert abs(rows["Exact"][0] - want) <= 0.6e-4
+    assert not abs(rows["Online, broken"][0] - want) < 0.1
 
 
 def test_the_address_holds_the_example(page):
