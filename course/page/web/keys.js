@@ -147,7 +147,7 @@ export class Keys {
         const known = x !== undefined;
         bar.style.height = `${known && x > 0 ? Math.min(100 * x, 100) : 0}%`;
         bar.classList.toggle("over", x > 1.0001); // no weight is larger than 1
-        number.textContent = known ? show(x, 2) : "";
+        number.textContent = !known ? "" : x > 0 && x < 0.005 ? "≈ 0" : show(x, 2);
       });
     }
     if (now) this.scrollTo(this.cells.columns[now.start][0]);

@@ -40,4 +40,4 @@ for (const section of sections) {
 }
 root.dataset.ready = "true";
 // what was mounted has moved the section that the address names
-if (location.hash) document.getElementById(location.hash.slice(1).split("?")[0])?.scrollIntoView();
+document.getElementById(location.hash.slice(1).split("?")[0])?.scrollIntoView({ behavior: "instant" });

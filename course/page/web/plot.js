@@ -3,7 +3,7 @@
 import { make, show } from "./dom.js";
 import { nice } from "./outputs.js";
 
-const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [460, 250, 44, 14, 14, 30];
+const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [460, 250, 44, 22, 14, 30];
 
 /** `x`: [least, most]; `say` writes a tick; `drag(x)` is called while the reader drags. */
 export function plot({ title, x: [least, most], ticks, say = String, drag }) {

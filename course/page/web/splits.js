@@ -16,7 +16,7 @@ export function mount(element, { splits: rule }) {
   const kind = choice("Queries", { 0: "a whole text: N of them", 1: "decoding: one new token" },
     state.decode, (x) => change({ decode: Number(x) }));
   const batch = slider("Batch B", { min: 1, max: 64, value: state.b, input: (x) => change({ b: x }) });
-  const heads = slider("Key heads", { min: 1, max: 64, value: state.h, input: (x) => change({ h: x }) });
+  const heads = slider("Heads", { min: 1, max: 64, value: state.h, input: (x) => change({ h: x }) });
   const keys = slider("Keys N", {
     min: 6, max: 17, value: state.n, say: (x) => (2 ** x).toLocaleString("en"), input: (x) => change({ n: x }),
   });
