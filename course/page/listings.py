@@ -26,15 +26,18 @@ def collect() -> dict[str, Any]:
 
     stages   number, title, idea, the names of its `files`; `whole`: [file, line, HTML] of all its
              lines, `kernel`: of its kernels' lines
-    same     'whole' and 'kernel' -> 'a b', a < b -> blocks [index in a, index in b, length]
+    opcodes  'whole' and 'kernel' -> 'a b', a < b -> [equal, from, to in a, from, to in b]
     """
     numbers = [*map(number_of, built_in_files())]
-    parts = {"whole": {n: whole(n) for n in numbers}, "kernel": {n: diff.kernel(n) for n in numbers}}
+    parts = {
+        "whole": {n: whole(n) for n in numbers},
+        "kernel": {n: diff.kernel(n) for n in numbers},
+    }
     return {"listings": {
         "stages": [about(number, {name: of[number] for name, of in parts.items()})
                    for number in numbers],
-        "same": {name: {f"{a} {b}": matching(of[a], of[b]) for a, b in combinations(numbers, 2)}
-                 for name, of in parts.items()},
+        "opcodes": {name: {f"{a} {b}": opcodes(of[a], of[b]) for a, b in combinations(numbers, 2)}
+                    for name, of in parts.items()},
     }}  # fmt: skip
 
 
@@ -70,8 +73,8 @@ def coloured(path: Path) -> list[str]:
     return lines
 
 
-def matching(old: Sequence[diff.Placed], new: Sequence[diff.Placed]) -> list[list[int]]:
-    """The blocks of equal lines, in order."""
+def opcodes(old: Sequence[diff.Placed], new: Sequence[diff.Placed]) -> list[list[int]]:
+    """What is equal in both, and what lies between, in order; 1 for equal, else 0."""
     a, b = ([text for *_, text in lines] for lines in (old, new))
-    found = difflib.SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks()
-    return [list(block) for block in found if block.size]
+    found = difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+    return [[int(tag == "equal"), *places] for tag, *places in found]

@@ -23,7 +23,6 @@ SHOWN = "cell", "ceiling"  # the kinds of records that the page shows
 CHARTS = "time", "rate", "memory", "error"
 LEFT_OUT = {"kind", "stage", "name", "paired", "rounds_ms", *PROBLEM}  # of a record in its row
 DIGITS = 6
-BEFORE = "before"  # the name of the stage before, among those that a row is compared with
 LEAST = 3  # stages and peers under a roof that is shown
 
 
@@ -103,15 +102,15 @@ def about(run: Run, here: Mapping[Stage, str]) -> dict[str, Any]:
     return {
         # no folder of the machine that the page is made on
         "file": run.path.relative_to(text.ROOT).as_posix() if inside else run.path.name,
-        "machine": env["device_name"], "cores": env["cores"], "cpu": env["cpu"],
+        "machine": env["device_name"], "cores": env["cores"],
         "software": software | (env.get("versions") or {}),
         "command": command(env["arguments"]),
         "commit": env["commit"], "date": env["date"],
         "missing": max(0, len(env["plan"]) - len(run.records)),
         "stages": [
-            {"number": number, "name": name, "title": titles[number, name], "colour": style[number, name].colour,
-             "edited": number in edited}
-            for number, name in style
+            {"number": number, "name": name, "title": titles[number, name],
+             "colour": mark.colour, "edited": number in edited}
+            for (number, name), mark in style.items()
         ],
     }  # fmt: skip
 
@@ -144,30 +143,32 @@ def tables_of(cells: Sequence[Record]) -> list[list[Record]]:
 def problem(group: Sequence[Record]) -> dict[str, Any]:
     """What the cells of a table have in common."""
     first = group[0]
-    pages = f", pages of {first['page_size']}" if first["page_size"] else ""
     mask = {(False, False): "none", (True, False): "causal", (False, True): "key lengths",
             (True, True): "causal and key lengths"}  # fmt: skip
     return {
         **{name: first[name] for name in PROBLEM if name != "causal"},
-        "paired": first["paired"], "title": groups.title(group) + pages,
+        "paired": first["paired"], "title": title(group),
         "kind": roofline.kind_of(first | {"products": None}),
         "mask": mask[first["causal"], first["seqlens_k"] is not None],
     }  # fmt: skip
 
 
-def texts(
-    group: Sequence[Record], cell: Record, labels: Mapping[Stage, str]
-) -> dict[str, Any]:
+def title(group: Sequence[Record], any_n: bool = False) -> str:
+    """What the problems of a table, or a chart, have in common, in one line."""
+    pages = group[0]["page_size"]
+    return groups.title(group, any_n) + (f", pages of {pages}" if pages else "")
+
+
+def texts(group: Sequence[Record], cell: Record, labels: Mapping[Stage, str]) -> dict[str, Any]:
     """The texts of a cell's row, and whether its time may be compared.
 
     `over`: how many times as fast it is as the stage before it, stage 3 and each peer.
     """
     before, three = ratios.rivals(group, cell)
-    rivals = {BEFORE: before} | ({labels[groups.THREE]: three} if three else {})
+    rivals = {"before": before} | ({labels[groups.THREE]: three} if three else {})
     rivals |= {labels[groups.stage_of(other)]: other for other in ratios.others(group, cell)
                if other["stage"] >= PEERS_FROM}  # fmt: skip
-    unit, scale = ratios.UNITS[cell["device"]]
-    fast = ratios.comparable(cell)
+    unit, fast = ratios.UNITS[cell["device"]][0], ratios.comparable(cell)
     return {
         "fair": fast,
         "time": show_time(cell["time_ms"]),
@@ -187,22 +188,20 @@ def charts(cells: Sequence[Record], run: int, place: Mapping[int, int]) -> list[
 
     `points`: what is shown -> [place in `rows`, value in ms, MB or the device's unit of rates].
     """
-    found: list[dict[str, Any]] = []
-    places: dict[str, dict[str, Any]] = {}
+    found: dict[int, dict[str, Any]] = {}
     for what in CHARTS:
         for family in plots.panels(cells, what):
-            title = groups.title(family, any_n=True)
-            if title not in places:
-                unit = ratios.UNITS[family[0]["device"]][0]
-                places[title] = {"run": run, "title": title, "unit": unit, "points": {}, "notes": {}}
-                found.append(places[title])
+            unit = ratios.UNITS[family[0]["device"]][0]
+            # a family begins with the same cell, whatever is shown
+            chart = found.setdefault(id(family[0]), {
+                "run": run, "title": title(family, any_n=True), "unit": unit,
+                "points": {}, "notes": {},
+            })  # fmt: skip
             shown = sorted(family, key=lambda cell: (groups.stage_of(cell), cell["nk"]))
             values = ((cell, plots.value_of(cell, family, what)) for cell in shown)
-            places[title]["points"][what] = [
-                [place[id(cell)], rounded(value)] for cell, value in values if value
-            ]
-            places[title]["notes"][what] = plots.notes(family, what)
-    return found
+            chart["points"][what] = [[place[id(c)], rounded(value)] for c, value in values if value]
+            chart["notes"][what] = plots.notes(family, what)
+    return [*found.values()]
 
 
 def roofs(
@@ -216,10 +215,12 @@ def roofs(
     """
     found = []
     for machine in dict.fromkeys(run.env["device_name"] for run in ceilings):
-        own = [each for run in ceilings if run.env["device_name"] == machine for each in run.records]
-        runs = [run for run in measured if run.env["device_name"] == machine]
-        runs.sort(key=lambda run: str(run.env["date"]))
-        for group in groups.by_problem([cell for run in runs for cell in run.records]):
+        runs = sorted(measured, key=lambda run: str(run.env["date"]))
+        cells, own = (
+            [each for run in some if run.env["device_name"] == machine for each in run.records]
+            for some in (runs, ceilings)
+        )
+        for group in groups.by_problem(cells):
             latest = {(groups.stage_of(cell), roofline.kind_of(cell)): cell
                       for cell in group if roofline.place(cell)}  # fmt: skip
             for panel in roofline.panels([*latest.values()], own):
@@ -232,7 +233,6 @@ def roof(panel: roofline.Panel, place: Mapping[int, int]) -> dict[str, Any]:
     """A panel's roofs and points; rates in the device's unit, and as texts."""
     unit, scale = ratios.UNITS[panel.device]
     first = panel.points[0].cell
-    kinds = [(kind, each) for kind, each in panel.roofs.items() if each.matrix is not None]
     slope = panel.top.bandwidth
     ours = {point.stage for point in panel.points if point.stage[0] < PEERS_FROM}
     return {
@@ -241,7 +241,7 @@ def roof(panel: roofline.Panel, place: Mapping[int, int]) -> dict[str, Any]:
         "slope": None if slope is None else [scale * slope, f"copy {show_rate(slope, 'TB/s')}"],
         "levels": [
             [scale * each.matrix, f"{kind.split()[-1]} {show_rate(each.matrix, 'TFLOP/s')}"]
-            for kind, each in kinds if each.matrix is not None
+            for kind, each in panel.roofs.items() if each.matrix is not None
         ],
         "points": [
             [place[id(point.cell)], rounded(point.x), rounded(scale * point.y),

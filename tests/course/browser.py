@@ -1,14 +1,13 @@
 """A headless Chromium that shows the page of `ladder report`, where there is one."""
 
 import json
-import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
+import picture_of_page
 import pytest
+from picture_of_page import CHROMIUM, DRIVER
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
 LIGHT, DARK = "light", "dark"
 PATIENCE = 20  # seconds; a safety net, no test is decided by it
 
@@ -18,14 +17,8 @@ def started():
     """A driver of a new browser; the test is skipped where there is no browser."""
     if CHROMIUM is None or DRIVER is None:
         pytest.skip("no browser: chromium and chromedriver are not on the PATH")
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for argument in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    service = webdriver.ChromeService(executable_path=DRIVER)
-    with webdriver.Chrome(options=options, service=service) as driver:
+    pytest.importorskip("selenium", reason="selenium is not installed")
+    with picture_of_page.started(CHROMIUM, DRIVER) as driver:
         yield driver
 
 

@@ -9,11 +9,9 @@ import pytest
 from ladder_command import in_turn
 from made_up import fell, make_bench, make_ceiling, make_cell, make_env, write_run
 
-from course.page import listings, page, records, vendored
-from harness.records.code import built_in_files, files_of, number_of
+from course.page import drift, listings, page, records, vendored
+from harness.records.code import built_in_files, digest, files_of, number_of
 from harness.records.jsonl import read
-from harness.records.schema import BadRecord
-from harness.views import ratios
 
 LITE, THREE = (4, "triton_lite"), (3, "torch_three_gemm")
 HOSTILE = "</script><img src=x onerror=alert(1)><!--<script>"
@@ -200,8 +198,8 @@ def test_a_listing_has_every_line_of_every_file_of_a_stage(code):
         texts = [path.read_text().splitlines() for path in files]
         for file, number, coloured in stage["whole"]:
             assert plain(coloured) == texts[file][number - 1]
-        exercises = [line for line in sum(texts, []) if listings.diff.MARKER.match(line)]
-        assert len(stage["whole"]) == sum(map(len, texts)) - len(exercises)
+        left_out = [line for lines in texts for line in lines if listings.diff.MARKER.match(line)]
+        assert len(stage["whole"]) == sum(map(len, texts)) - len(left_out)
     assert any(name.endswith(".cpp") for name in code["stages"][2]["files"])
 
 
@@ -210,18 +208,47 @@ def plain(coloured):
 
 
 @pytest.mark.parametrize("part", ["whole", "kernel"])
-def test_what_is_said_to_match_is_equal_and_what_lies_between_differs(code, part):
+def test_what_is_said_to_be_equal_is_and_every_line_is_somewhere(code, part):
     stages = {each["number"]: each[part] for each in code["stages"]}
-    for pair, blocks in code["same"][part].items():
+    for pair, opcodes in code["opcodes"][part].items():
         a, b = (stages[int(number)] for number in pair.split())
         i = j = 0
-        for start, other, size in blocks:
-            assert start >= i and other >= j and size > 0
-            assert not (start > i and other > j and a[i][2] == b[j][2])
-            assert [line[2] for line in a[start : start + size]] == [
-                line[2] for line in b[other : other + size]
-            ]
-            i, j = start + size, other + size
+        for equal, i1, i2, j1, j2 in opcodes:
+            assert (i1, j1) == (i, j)
+            left, right = ([line[2] for line in lines] for lines in (a[i1:i2], b[j1:j2]))
+            assert left == right if equal else left[:1] != right[:1]
+            i, j = i2, j2
+        assert (i, j) == (len(a), len(b))
+
+
+# ---- the committed page
+
+
+def test_the_committed_page_is_made_from_what_is_here():
+    assert not drift.is_stale(), "run `ladder readme`"
+    assert drift.PAGE.stat().st_size < 5e6
+
+
+def test_a_change_of_a_record_a_style_a_stage_or_a_module_makes_the_page_stale(
+    tmp_path, monkeypatch
+):
+    told = {*drift.texts()}
+    assert told >= {*drift.sources(), *page.WEB.rglob("*.js"), *page.WEB.glob("*.css")}
+    assert told >= {path for first in built_in_files() for path in files_of(first)}
+    before = drift.made_from()
+    path = tmp_path / "page.html"
+    monkeypatch.setattr(drift, "PAGE", path)
+    assert drift.is_stale()  # it is missing
+    path.write_text(before)
+    assert not drift.is_stale()
+    changed = tmp_path / drift.sources()[0].name
+    changed.write_bytes(drift.sources()[0].read_bytes().replace(b"ok", b"OK", 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(drift, "texts", lambda: iter([changed, *sorted(told)[1:]]))
+        assert drift.is_stale()
+    with monkeypatch.context() as patch:
+        patch.setattr(drift, "digest", lambda text: digest(text + "\nanother = 1"))
+        assert drift.is_stale()
 
 
 # ---- libraries of others

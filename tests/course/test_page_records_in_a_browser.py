@@ -197,7 +197,9 @@ def test_modes_are_apart_and_no_interpreted_time_is_drawn(page):
     chart(page, "error", "results/cpu/tour.jsonl", "d = 64")
     headings = [each.text for each in page.all("#charts .legend h3")]
     assert headings[-1] == "Interpreted, no speed"
-    hollow = page.js("return document.querySelectorAll('#charts .point[fill=\"var(--ground)\"]').length")
+    hollow = page.js(
+        "return document.querySelectorAll('#charts .point[fill=\"var(--ground)\"]').length"
+    )
     assert hollow > 0  # Lite is wrong by design
     before = len(page.all("#charts .point"))
     entry = page.all("#charts .legend button")[0]
@@ -217,7 +219,9 @@ def test_the_roofline_has_every_stage_that_has_a_place_under_it(page):
         assert sorted(shown) == sorted(f"{c['stage']} {titles[c['stage']]}" for c in cells)
 
 
-@pytest.mark.parametrize(("old", "new", "part"), [(4, 5, "kernel"), (2, 3, "whole"), (9, 6, "kernel")])
+@pytest.mark.parametrize(
+    ("old", "new", "part"), [(4, 5, "kernel"), (2, 3, "whole"), (9, 6, "kernel")]
+)
 def test_any_two_stages_stand_side_by_side(page, old, new, part):
     for label, value in (("left", old), ("right", new), ("show", part)):
         page.put(page.labelled(label, "#side-by-side"), value)
@@ -227,13 +231,17 @@ def test_any_two_stages_stand_side_by_side(page, old, new, part):
         line for line in diff.whole(stage) if not diff.MARKER.match(line[2])]}[part]  # fmt: skip
     shown = page.js(
         "return [1, 2].map((n) => [...document.querySelectorAll("
-        "`#side-by-side .listing pre:nth-child(${n}) .line`)].map((line) => [line.tagName, line.textContent]))"
+        "`#side-by-side .listing pre:nth-child(${n}) .line`)]"
+        ".map((line) => [line.tagName, line.textContent]))"
     )
     for stage, tag, lines in ((old, "DEL", shown[0]), (new, "INS", shown[1])):
         assert [text.rstrip() for _, text in lines] == [text.rstrip() for *_, text in of(stage)]
         assert {name for name, _ in lines} <= {"SPAN", tag}
     equal = [[text for name, text in side if name == "SPAN"] for side in shown]
     assert equal[0] == equal[1]
+    goes, comes = (sum(name == tag for name, _ in side)
+                   for side, tag in zip(shown, ("DEL", "INS"), strict=True))  # fmt: skip
+    assert page.text("#side-by-side .count") == f"{comes} lines come, {goes} go."
     page.until(f"location.hash === '#side-by-side?left={old}&right={new}&part={part}'")
     if part == "whole":
         files = page.text("#side-by-side .listing")

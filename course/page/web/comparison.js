@@ -37,7 +37,7 @@ const COLUMNS = [
 ];
 
 export function mount(element, data) {
-  const { problems } = load(data);
+  const { problems, rows } = load(data);
   const state = { filters: {}, sort: "stage", down: false, rival: "3 torch, three GEMMs", shown: PAGE };
   /** Filter by the address, or else by START where there is so much that something must be chosen. */
   const choose = () => {
@@ -64,11 +64,8 @@ export function mount(element, data) {
     });
     return [key, made];
   });
-  const rivals = {};
-  for (const { rows } of problems) {
-    for (const row of rows) for (const name in row.over) if (name !== "before") rivals[name] = name;
-  }
-  const names = Object.keys(rivals).sort((a, b) => Number.parseInt(a) - Number.parseInt(b));
+  const names = [...new Set(rows.flatMap(({ over }) => Object.keys(over)))].filter((name) => name !== "before")
+    .sort((a, b) => Number.parseInt(a) - Number.parseInt(b));
   state.rival = names.includes(state.rival) ? state.rival : (names[0] ?? "");
   const over = choice("compare with", Object.fromEntries(names.map((name) => [name, name])), state.rival,
     (rival) => draw({ rival }));

@@ -34,7 +34,7 @@ let dialog;
 /** Show one record: what was measured, where, by which command. */
 export function openRecord(row) {
   dialog ??= document.body.appendChild(
-    make("dialog", { class: "record", "aria-labelledby": "record-title", onclick: closeOutside }),
+    make("dialog", { class: "record", "aria-labelledby": "record-title", onclick: (event) => event.target === dialog && dialog.close() }),
   );
   const { run, problem } = row;
   const close = make("button", { type: "button", onclick: () => dialog.close() }, "Close");
@@ -64,10 +64,6 @@ export function openRecord(row) {
   );
   dialog.showModal();
   dialog.scrollTop = 0;
-}
-
-function closeOutside(event) {
-  if (event.target === dialog) dialog.close();
 }
 
 function list(entries) {

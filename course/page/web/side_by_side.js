@@ -11,7 +11,7 @@ const FOLDED = 5; // so many or more are folded
 const PARTS = { kernel: "kernels (all code where there is none)", whole: "whole files" };
 
 export function mount(element, data) {
-  const { stages, same } = data.listings;
+  const { stages } = data.listings;
   const names = Object.fromEntries(stages.map(({ number, title }) => [number, `${number} ${title}`]));
   const options = { left: names, right: names, part: PARTS };
   const state = {};
@@ -38,14 +38,14 @@ export function mount(element, data) {
   const redraw = () => {
     ["left", "right", "part"].forEach((key, i) => { picks[i].input.value = state[key]; });
     const both = [state.left, state.right].map((number) => stages.find((each) => each.number === +number));
-    const [left, right] = both.map((stage) => stage[state.part]);
-    const blocks = shared(same[state.part], state, left.length);
-    const gaps = between(blocks, left.length, right.length);
-    const [goes, comes] = [0, 1].map((side) => gaps.reduce((sum, gap) => sum + gap[side][1] - gap[side][0], 0));
-    summary.textContent = gaps.length ? `${comes} lines come, ${goes} go.` : "The same lines.";
+    const listings = both.map((stage) => stage[state.part]);
+    const steps = opcodes(data.listings.opcodes[state.part], state, listings[0].length);
+    const changes = steps.filter(([equal]) => !equal);
+    const [goes, comes] = [1, 3].map((at) => changes.reduce((sum, step) => sum + step[at + 1] - step[at], 0));
+    summary.textContent = changes.length ? `${comes} lines come, ${goes} go.` : "The same lines.";
     ideas.replaceChildren(...both.map((stage) => make("div", {},
       make("b", {}, names[stage.number]), make("div", {}, stage.idea), make("code", {}, stage.place))));
-    listing.replaceChildren(...pieces(blocks, gaps, left, right, both));
+    listing.replaceChildren(...steps.flatMap((step, i) => piece(step, i > 0, i < steps.length - 1, listings, both)));
   };
   element.append(
     make("p", {}, "What goes is marked −, what comes +. The comments say why a line is as it is."),
@@ -61,41 +61,22 @@ export function mount(element, data) {
   });
 }
 
-/** The blocks of equal lines of two stages: [place left, place right, length]. */
-function shared(same, state, length) {
-  const [a, b] = [+state.left, +state.right];
-  if (a === b) return [[0, 0, length]];
-  return a < b ? same[`${a} ${b}`] : same[`${b} ${a}`].map(([i, j, size]) => [j, i, size]);
+/** How the left stage becomes the right one: [equal or not, from, to on the left, from, to on the right]. */
+function opcodes(known, { left, right }, length) {
+  if (left === right) return [[1, 0, length, 0, length]];
+  return known[`${left} ${right}`] ?? known[`${right} ${left}`].map(([equal, i1, i2, j1, j2]) => [equal, j1, j2, i1, i2]);
 }
 
-/** What lies between the blocks: [[from, to] left, [from, to] right]. */
-function between(blocks, left, right) {
-  const gaps = [];
-  let [i, j] = [0, 0];
-  for (const [a, b, size] of [...blocks, [left, right, 0]]) {
-    if (a > i || b > j) gaps.push([[i, a], [j, b]]);
-    [i, j] = [a + size, b + size];
-  }
-  return gaps;
-}
-
-function pieces(blocks, gaps, left, right, stages) {
-  const found = [
-    ...gaps.map(([old, fresh]) => ({ at: old[0] + fresh[0], element: () => [pair(
-      lines("del", left, ...old, stages[0]), lines("ins", right, ...fresh, stages[1]), "changed")] })),
-    ...blocks.map(([i, j, size]) => ({ at: i + j, element: () => equal(i, j, size) })),
-  ];
-  const equal = (i, j, size) => {
-    const both = (from, to) => pair(lines("span", left, i + from, i + to, stages[0]),
-      lines("span", right, j + from, j + to, stages[1]), "equal");
-    const head = i + j ? CONTEXT : 0;
-    const tail = i + size < left.length || j + size < right.length ? CONTEXT : 0;
-    if (!gaps.length || size < head + tail + FOLDED) return [both(0, size)];
-    const folded = make("button", { type: "button", class: "fold", onclick: () => folded.replaceWith(both(head, size - tail)) },
-      `${size - head - tail} equal lines`);
-    return [head ? both(0, head) : "", folded, tail ? both(size - tail, size) : ""];
-  };
-  return found.sort((a, b) => a.at - b.at).flatMap(({ element }) => element());
+/** The elements of one step; of many equal lines those next to a change `before` or `after` them. */
+function piece([equal, i1, i2, j1, j2], before, after, [left, right], [old, fresh]) {
+  if (!equal) return [pair(lines("del", left, i1, i2, old), lines("ins", right, j1, j2, fresh), "changed")];
+  const part = (from, to) => pair(lines("span", left, i1 + from, i1 + to, old),
+    lines("span", right, j1 + from, j1 + to, fresh), "equal");
+  const [size, head, tail] = [i2 - i1, before ? CONTEXT : 0, after ? CONTEXT : 0];
+  if (size < head + tail + FOLDED || !(before || after)) return [part(0, size)];
+  const folded = make("button", { type: "button", class: "fold", onclick: () => folded.replaceWith(part(head, size - tail)) },
+    `${size - head - tail} equal lines`);
+  return [part(0, head), folded, part(size - tail, size)];
 }
 
 const pair = (left, right, kind) => make("div", { class: `pair ${kind}` }, left, right);
