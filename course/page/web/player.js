@@ -168,7 +168,8 @@ export function mount(element) {
     if (!values) return;
     const found = fromAddress(values);
     complain(...(found.problems.length
-      ? [`The address holds no whole example. ${found.problems.join(" ")} What is wrong is shown as in the first example.`]
+      ? [`The address holds no whole example. ${found.problems.join(" ")} What is wrong there is ` +
+          "shown as in the first example."]
       : []));
     stop();
     example = found.example;
