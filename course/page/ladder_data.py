@@ -62,7 +62,7 @@ def timeline() -> dict[str, Any] | None:
     if not TIMELINE.is_file():
         return None
     env, records = read(TIMELINE, "timeline")
-    fields = ("stage", "cycles", "tile_cycles", "shown_cycles", "spans", "d", "dtype", "nk")
+    fields = ("stage", "cycles", "tile_cycles", "spans")
     return {
         "device": env["device_name"],
         "records": [{field: record[field] for field in fields} for record in records],

@@ -78,23 +78,24 @@ def test_it_opens_without_an_error_and_can_ask_for_nothing(page):
 
 def test_it_steps_forth_and_back_to_what_python_computes(page):
     page.open()
-    assert "Nothing is read" in page.text(".said")
+    assert shown(page)["Online"][0] is None
     for tile in range(4):
         page.button("Step", "#player")
         so_far = TILE * (tile + 1)
         assert_outputs(page, FIRST[0][:so_far], FIRST[1][:so_far], TILE)
-    assert "alpha = exp(0) = 1" in page.text(".said")  # the max stays in the last tile
+    m_i, alpha, *_ = (each.text for each in page.all(".carried output"))
+    assert (m_i, alpha) == ("3", "1")  # the max stays in the last tile
     page.button("Back", "#player")
     assert_outputs(page, FIRST[0][:6], FIRST[1][:6], TILE)
     page.button("Start", "#player")
-    assert "Nothing is read" in page.text(".said")
+    assert shown(page)["Online"][0] is None
 
 
 @pytest.mark.slow
 def test_it_plays_until_it_is_paused(page):
     page.open()
     page.button("Play", "#player")
-    page.until("document.querySelector('.said').textContent.startsWith('Tile 0')")
+    page.until("document.querySelector('#player .transport input').value === '1'")
     page.button("Pause", "#player")
     assert [each.text for each in page.all("#player .main")] == ["Play"]
 
@@ -124,6 +125,8 @@ def test_a_reader_edits_scores_values_keys_and_tiles(page):
         Keys.CONTROL + "a", Keys.DELETE
     )  # no number: nothing changes, and the field says so
     assert field.get_attribute("aria-invalid") and shown(page) == before
+    field.send_keys(Keys.TAB)
+    assert field.get_attribute("value") == "4.25" and "4.25" in page.text("#player .note")
     assert page.errors() == []
 
 
@@ -131,13 +134,11 @@ def test_a_reader_edits_scores_values_keys_and_tiles(page):
 def test_a_mistake_is_named_and_shown(page, mistake):
     page.open("#player?step=4")
     page.put(page.labelled("Break Online"), mistake)
-    note = page.text("#player .note")
-    if mistake == "rescale":
-        assert "in place of" in note and "no rescale" in note
-    else:  # eight keys in tiles of two have no tail, and a score above 0
-        assert "don't show it" in note
-        page.button("Show an example that does", "#player")
-        assert "in place of" in page.text("#player .note")
+    begins = {"rescale": "no rescale: acc", "tail": "ragged tail unmasked", "zero": "no max"}
+    assert page.text("#player .note strong").startswith(begins[mistake])
+    if mistake != "rescale":  # eight keys in tiles of two have no tail, and a score above 0
+        page.button("Show an example that does", "#player .note")
+    assert page.all("#player .note button") == []
     page.button("End", "#player")
     rows = shown(page)
     s, v = (
@@ -228,7 +229,7 @@ def test_the_keyboard_reaches_and_moves_every_control(page):
     assert "none" not in [outline for _, outline in page.js("return window.reached")]
     slider = page.labelled("Step", "#player")
     slider.send_keys(Keys.ARROW_RIGHT)
-    assert page.text(".said").startswith("Tile 1")
+    assert slider.get_attribute("value") == "2"
     play = page.find("#player .main")
     play.send_keys(Keys.ENTER)
     assert play.text == "Pause"
@@ -238,18 +239,22 @@ def test_the_explorables_say_what_python_computes(page):
     page.open("#masks?nq=48&nk=64&m=16&n=8")
     kinds = figures_tiling.kinds(figures_tiling.Case(48, 64, True, 16, 8))
     count = {kind: int((kinds == kind).sum()) for kind in ("never", "masked", "full")}
-    said = page.text("#masks [aria-live]")
-    assert f"{count['never']} of {kinds.size} tiles" in said
-    assert f"{count['masked']} need the mask, {count['full']} don" in said
+    assert {kind: len(page.all(f"#masks svg .{kind}")) for kind in count} == count
 
-    said = page.text("#splits [aria-live]")
-    assert "16 programs" in said and "116 of 132 multiprocessors are idle" in said
+    def busy():
+        return [
+            len(each.find_elements("css selector", ".busy")) for each in page.all("#splits svg")
+        ]
+
+    assert busy() == [16, 128]  # stage 8 makes 8 parts of each
     page.put(page.labelled("Heads", "#splits"), 64)
-    assert "1,024 programs" in page.text("#splits [aria-live]")
+    assert busy() == [132, 132]
 
-    assert "weight of the last key, number 651" in page.text("#lite .figures")
+    weights, last, _, error, online = (each.text for each in page.all("#lite .figures dd"))
+    assert (weights, last) == ("2", "1") and number(error) > 1 > 1e-5 > number(online)
     page.put(page.labelled("Keys N", "#lite"), 64)
-    assert "One tile holds all 64 keys" in page.text("#lite [aria-live]")
+    weights, _, _, error, _ = (each.text for each in page.all("#lite .figures dd"))
+    assert (weights, error) == ("1", "0")
 
     errors = [
         number(each.text.split("error ")[1]) for each in page.all("#pieces [data-count] .explained")

@@ -11,9 +11,12 @@ const ROWS = {
 };
 
 export class Keys {
-  /** `edit(name, index, value)` is called with "s" or "v" and a number that the reader gave. */
-  constructor(edit) {
-    this.edit = edit;
+  /**
+   * `edit(name, index, value)` is called with "s" or "v" and a number that the reader gave;
+   * `refuse(words)` where it was none.
+   */
+  constructor(edit, refuse) {
+    Object.assign(this, { edit, refuse });
     this.table = make("table", { class: "keys" });
     this.element = scrolling("The keys, tile by tile", this.table);
   }
@@ -103,15 +106,17 @@ export class Keys {
       oninput: () => {
         const fits = input.value !== "" && input.checkValidity();
         if (fits) input.removeAttribute("aria-invalid");
-        else input.setAttribute("aria-invalid", "true");
-        if (fits) this.edit(name, i, Number(input.value));
-        else input.reportValidity();
-        this.given = fits ? input.value : this.given;
+        else input.setAttribute("aria-invalid", "true"); // "-" on the way to "-2" is, too
+        if (!fits) return;
+        this.given = input.value;
+        this.edit(name, i, Number(input.value));
       },
       onfocus: () => { this.given = input.value; },
-      onblur: () => { // what is no number has changed nothing
-        if (input.getAttribute("aria-invalid")) input.value = this.given;
+      onblur: () => {
+        if (!input.hasAttribute("aria-invalid")) return;
         input.removeAttribute("aria-invalid");
+        this.refuse(`The ${label} must be a number from −${LARGEST} to ${LARGEST}. It stays ${this.given}.`);
+        input.value = this.given;
       },
     });
     this.cells[name].push(input);
@@ -151,14 +156,13 @@ export class Keys {
       });
     }
     if (now) this.scrollTo(this.cells.columns[now.start][0]);
-    const seen = now ? now.start + this.cells.p.length : 0;
+    const begin = now?.start ?? 0;
+    const end = now ? begin + now.p.length + now.past_end.length : 0;
     this.cells.columns.forEach((column, i) => {
-      const past_end = now && now.stop === this.cells.s.length;
-      const isNow = now && i >= now.start && (i < now.stop || past_end);
-      column.forEach((cell) => cell.classList.toggle("now", Boolean(isNow)));
+      column.forEach((cell) => cell.classList.toggle("now", i >= begin && i < end));
       const line = this.cells.lines[i];
-      line.style.display = now && i < Math.max(now.stop, isNow ? seen : 0) ? "" : "none";
-      if (now) line.style.bottom = `${this.height(Math.min(Math.max(now.m_i, this.low), this.high))}%`;
+      line.style.display = i < end ? "" : "none";
+      if (now) line.style.bottom = `${this.height(now.m_i)}%`;
     });
   }
 }

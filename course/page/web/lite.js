@@ -64,7 +64,11 @@ function sentence(n) {
   const tiles = Math.ceil(n / TILE);
   const alone = n - (tiles - 1) * TILE;
   if (tiles === 1) return `One tile holds all ${n} keys: Lite is right.`;
-  if (n === 65) return "2 tiles: the 65th key is alone in the second, so its weight is 1 whatever its score. Sharpness changes nothing here; with more keys it does.";
-  const keys = alone === 1 ? "one key, whose weight is 1 whatever its score" : `${alone} keys, whose weights sum to 1`;
+  if (n === TILE + 1) {
+    return "2 tiles: the 65th key is alone in the second, so its weight is 1 whatever its score. " +
+      "Sharpness changes nothing here; with more keys it does.";
+  }
+  const keys = alone === 1
+    ? "one key, whose weight is 1 whatever its score" : `${alone} keys, whose weights sum to 1`;
   return `${tiles} tiles: the last one has ${keys}.`;
 }

@@ -5,7 +5,9 @@ import { make, slider } from "./dom.js";
 import { FULL, MASKED, NEVER, kinds, seenBy } from "./tiles.js";
 
 const LIMITS = { nq: [64, 1, 128], nk: [64, 1, 128], m: [16, 1, 64], n: [8, 1, 64] };
-const NAMES = { nq: "Queries Nq", nk: "Keys Nk", m: "BLOCK_M: queries of a program", n: "BLOCK_N: keys of a tile" };
+const NAMES = {
+  nq: "Queries Nq", nk: "Keys Nk", m: "BLOCK_M: queries of a program", n: "BLOCK_N: keys of a tile",
+};
 const WORDS = {
   [FULL]: "visited without a mask: every query sees every key",
   [MASKED]: "visited with a mask: some pairs are hidden",

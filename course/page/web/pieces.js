@@ -16,7 +16,8 @@ export function mount(element) {
       oninput: () => {
         const x = Math.fround(input.value.trim() === "" ? NaN : Number(input.value));
         const fits = Math.abs(x) >= SMALLEST && Math.abs(x) <= LARGEST;
-        note.textContent = fits ? "" : `Got “${input.value}”, expected a number, not 0, of a size from 10⁻²⁰ to 10²⁰.`;
+        note.textContent = fits ? ""
+          : `Got “${input.value}”, expected a number of a size from 10⁻²⁰ to 10²⁰.`;
         input.setAttribute("aria-invalid", !fits);
         if (fits) state[name] = x;
         display();

@@ -35,7 +35,7 @@ export function mount(element) {
   const said = make("p", { class: "said", "aria-live": "polite" });
   const problems = make("div", { role: "status" });
   const diagnosis = make("div", { "aria-live": "polite" });
-  const keys = new Keys(edit);
+  const keys = new Keys(edit, complain);
   const state = make("div", { class: "panel" });
   const result = make("div");
 
@@ -77,9 +77,14 @@ export function mount(element) {
     change({ [name]: changed });
   }
 
+  function complain(...words) {
+    problems.replaceChildren(...words.map((each) => make("p", { class: "note" }, each)));
+  }
+
   /** Change the example; what was read of it is read again, or all if nothing was. */
   function change(changes) {
     stop();
+    complain();
     const read = steps[example.step - 1]?.stop ?? example.s.length;
     const all = read === example.s.length;
     example = { ...example, ...changes };
@@ -162,10 +167,9 @@ export function mount(element) {
     const values = read("player");
     if (!values) return;
     const found = fromAddress(values);
-    problems.replaceChildren(...(found.problems.length
-      ? [make("p", { class: "note" },
-          `The address holds something else than an example. ${found.problems.join(" ")} ` +
-            "The rest is shown, with the first example's for what is missing.")]
+    complain(...(found.problems.length
+      ? [`The address holds no whole example. ${found.problems.join(" ")} What is wrong there is ` +
+          "shown as in the first example."]
       : []));
     stop();
     example = found.example;

@@ -34,7 +34,8 @@ export function mount(element, { splits: rule }) {
   function display() {
     const { b, h, decode } = state;
     const n = 2 ** state.n;
-    const { block_m, programs, tiles, splits } = plan({ batch: b, heads: h, rows: decode ? 1 : n, keys: n }, rule);
+    const shape = { batch: b, heads: h, rows: decode ? 1 : n, keys: n };
+    const { block_m, programs, tiles, splits } = plan(shape, rule);
     kind.input.value = state.decode;
     for (const [each, x] of [[batch, b], [heads, h], [keys, state.n]]) each.set(x);
     const blocks = decode ? "1 row of queries is one block"

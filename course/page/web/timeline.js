@@ -24,18 +24,23 @@ export function mount(element, { timeline }) {
       "bars lie the correction of acc, the conversion of P, and the marks’ own time."));
 }
 
-function drawn({ stage, tile_cycles, shown_cycles, spans, cycles }) {
+function drawn({ stage, tile_cycles, spans, cycles }) {
   const consumers = [...new Set(spans.map((each) => each.consumer))];
   const across = (x) => LEFT + ((WIDTH - LEFT) * x) / 14000;
+  const bottom = LANE * consumers.length;
+  const bars = spans.map(({ consumer, part, start, end }) => make("rect", {
+    class: KINDS[part], x: across(start), width: Math.max(1, across(end) - across(start)),
+    y: LANE * consumers.indexOf(consumer) + 4, height: LANE - 12,
+  }));
+  const names = consumers.map((each, i) => make("text", { x: 0, y: LANE * i + 24 }, `consumer ${each}`));
+  const ticks = [0, 4000, 8000, 12000].map((x) => make("text",
+    { class: "soft", x: across(x), y: bottom + 16, "text-anchor": "middle" }, grouped(x)));
   return make("div", {}, make("h3", {}, TITLES[stage] ?? `Stage ${stage}`),
     scrolling(`Timeline of stage ${stage}`,
-      make("svg", { class: "timeline", viewBox: `0 0 ${WIDTH} ${LANE * consumers.length + 22}`, "aria-hidden": "true" },
-        ...consumers.map((consumer, i) => make("text", { x: 0, y: LANE * i + 24 }, `consumer ${consumer}`)),
-        ...spans.map(({ consumer, part, start, end }) => make("rect", {
-          class: KINDS[part], x: across(start), width: Math.max(1, across(end) - across(start)),
-          y: LANE * consumers.indexOf(consumer) + 4, height: LANE - 12,
-        })),
-        ...[0, 4000, 8000, 12000].map((x) => make("text", { class: "soft", x: across(x), y: LANE * consumers.length + 16, "text-anchor": "middle" }, x.toLocaleString("en"))))),
-    make("p", { class: "small" }, `A tile takes ${tile_cycles.toLocaleString("en")} cycles: ` +
-      `products ${cycles.products.toLocaleString("en")}, softmax ${cycles.softmax.toLocaleString("en")}.`));
+      make("svg", { class: "timeline", viewBox: `0 0 ${WIDTH} ${bottom + 22}`, "aria-hidden": "true" },
+        ...names, ...bars, ...ticks)),
+    make("p", { class: "small" }, `A tile takes ${grouped(tile_cycles)} cycles: ` +
+      `products ${grouped(cycles.products)}, softmax ${grouped(cycles.softmax)}.`));
 }
+
+const grouped = (x) => x.toLocaleString("en");
