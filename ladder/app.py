@@ -33,6 +33,7 @@ from ladder.lab import lab
 from ladder.model import model_command
 from ladder.options import UserError
 from ladder.pages import diff_command, figures_command, readme_command
+from ladder.report import report_command
 from ladder.ring import ring_command
 from ladder.run import run_command
 from ladder.show import show_command
@@ -235,6 +236,12 @@ COMMANDS = (
     ),
     (PAGES, readme_command, "ladder readme", "ladder readme --check"),
     (PAGES, figures_command, "ladder figures --out docs/figures", "ladder figures --check"),
+    (
+        PAGES,
+        report_command,
+        "ladder report --out report.html",
+        "ladder report runs/FILE.jsonl --out report.html",
+    ),
 )
 for heading, carry_out, *lines in COMMANDS:
     name = carry_out.__name__.removesuffix("_command")

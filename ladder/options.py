@@ -332,6 +332,11 @@ Figures = Annotated[Path | None, option("the folder for them; docs/figures by de
 FigureCeilings = Annotated[
     Path | None, option("what `ladder ceilings` wrote; the H200's committed record by default")
 ]
+Reported = Annotated[
+    list[Path] | None,
+    typer.Argument(help="files of records, JSONL; all of results/ by default", show_default=False),
+]
+Report = Annotated[Path, option("the page's file; what is there is replaced", None, "--out")]
 CheckFigures = Annotated[
     bool, option("draw nothing; exit code 1 where a picture is stale", None, "--check")
 ]

@@ -7,6 +7,7 @@ import typer
 from rich.text import Text
 
 from course.lessons import diff as diff_view
+from course.page import drift
 from course.report import pages
 from harness.records import checkout, files
 from harness.records.code import built_in_files, number_of
@@ -15,6 +16,7 @@ from harness.views.table import Page, make_page
 from ladder import options
 from ladder.measuring import writing
 from ladder.options import UserError
+from ladder.report import report_command
 
 
 def diff_command(
@@ -46,7 +48,7 @@ def diff_command(
 
 
 def readme_command(check: options.CheckPages = False) -> int:
-    """Make README's and the docs' tables again from results/."""
+    """Make README's and the docs' tables, and the page, again from results/."""
     checkout.need("ladder readme")
     made = {}
     for page in pages.PAGES:
@@ -57,15 +59,18 @@ def readme_command(check: options.CheckPages = False) -> int:
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             raise UserError(f"readme: results/ is not what {page.name} shows: {error}") from error
     stale = [page for page, text in made.items() if text != page.read_text()]
+    old_report = drift.is_stale()
     if check:
-        for page in stale:
+        for page in (*stale, *([drift.PAGE] if old_report else [])):
             name = page.relative_to(pages.ROOT)
             print(f"{name} differs from results/: run `ladder readme`", file=sys.stderr)
-        return int(bool(stale))
+        return int(bool(stale) or old_report)
     for page in stale:
         files.write(page, made[page])
     for path in pages.draw(pages.ROOT / "docs" / "figures"):
         print(path.relative_to(pages.ROOT))
+    if old_report:
+        report_command(out=drift.PAGE)
     return 0
 
 

@@ -45,7 +45,7 @@ INLINE = re.compile(r"( \(`|`)((?:\.venv/bin/)?ladder [^`]*)(`\)?)")
 # in a call: the stages to run or compare, and the stage of a lab
 NAMED = re.compile(r"(--stages?) (\d[\w,]*)|(?<=ladder )diff (\d) (\d)")
 LAB = re.compile(r"(?<=lab start )\d|(?<=lab hint )\d|(?<=mine_)\d(?=\.py)")
-NEEDS_ALL = re.compile(r"ladder (lab export|readme|figures)\b")  # a copy can't do these
+NEEDS_ALL = re.compile(r"ladder (lab export|readme|figures|report)\b")  # a copy can't do these
 
 
 def belongs(name: str, last: int) -> bool:

@@ -81,22 +81,29 @@ def as_shown(path: Path, **fields: object) -> str:
     return Tables([*made], note).markdown() + f"\n\n{machine(env)}"
 
 
-def edited_since(env: Record) -> set[int]:
-    """The stages of a run whose code was edited after they were measured.
-
-    A peer counts, and a stage whose record doesn't say what its code was.
-    """
-    files = {}
+def codes() -> dict[groups.Stage, str]:
+    """The digest of the code of each stage and peer as it is here, by number and name."""
+    found = {}
     for path in [x for first in (*built_in_files(), *peer_files()) for x in files_of(first)]:
         if path.suffix == ".py" and (about := declared(path)):
-            files[tuple(ast.literal_eval(about[name]) for name in ("number", "name"))] = path
+            number, name = (ast.literal_eval(about[each]) for each in ("number", "name"))
+            found[number, name] = code_of(path)
+    return found
+
+
+def edited_since(env: Record, here: Mapping[groups.Stage, str] | None = None) -> set[int]:
+    """The stages of a run whose code was edited after they were measured.
+
+    A peer counts, and a stage whose record doesn't say what its code was. `here`: from `codes`.
+    """
+    here = codes() if here is None else here
     planned = {cell["stage"] for cell in env["plan"]}  # a suite may measure only some of the stages
     edited = set()
     for stage in env["rungs"]:
-        file = files.get((stage["stage"], stage["name"]))
+        code = here.get((stage["stage"], stage["name"]))
         # `ladder train` has some of SDPA's backends, without a file
-        shown = file and "sha256" in stage and (not planned or stage["stage"] in planned)
-        if file and shown and stage.get("code") != code_of(file):
+        shown = code and "sha256" in stage and (not planned or stage["stage"] in planned)
+        if shown and stage.get("code") != code:
             edited.add(stage["stage"])
     return edited
 

@@ -124,23 +124,28 @@ def by_stage(family: Cells, what: str) -> dict[Stage, Points]:
     Left out: what has no value, and 0, since axes are logarithmic. 'speedup' has points for peers:
     how many times as fast as the peer the newest stage is.
     """
-    newest = leaders(family)[0]
     found: dict[Stage, Points] = {}
     for cell in sorted(family, key=lambda cell: (groups.stage_of(cell), cell["nk"])):
-        value, right = None, cell["status"] == "ok"
-        if what in ("memory", "error"):
-            scale, field = (1 << 20, "peak_bytes") if what == "memory" else (1, "err_f64_max")
-            if right or cell["status"] == "wrong-by-design":
-                value = (cell[field] or 0) / scale
-        elif comparable(cell) and what == "speedup":
-            ours = groups.find(family, newest, cell["nk"])
-            if ours and comparable(ours) and cell["stage"] >= PEERS_FROM:
-                value = times_faster(cell, ours)
-        elif comparable(cell):
-            value = cell["time_ms"] if what == "time" else rate(cell)
         points = found.setdefault(groups.stage_of(cell), [])
-        points += [(cell["nk"], value, right)] if value else []
+        if value := value_of(cell, family, what):
+            points.append((cell["nk"], value, cell["status"] == "ok"))
     return found
+
+
+def value_of(cell: Record, family: Cells, what: str) -> float | None:
+    """The value of a cell in a plot of its family; None or 0 where it has no point there."""
+    if what in ("memory", "error"):
+        if cell["status"] not in ("ok", "wrong-by-design"):
+            return None
+        scale, field = (1 << 20, "peak_bytes") if what == "memory" else (1, "err_f64_max")
+        return float((cell[field] or 0) / scale)
+    if not comparable(cell):
+        return None
+    if what == "speedup":
+        ours = groups.find(family, leaders(family)[0], cell["nk"])
+        other = ours is not None and comparable(ours) and cell["stage"] >= PEERS_FROM
+        return times_faster(cell, ours) if ours and other else None
+    return float(cell["time_ms"]) if what == "time" else rate(cell)
 
 
 def in_words(env: Record, cells: Cells, what: str) -> str:

@@ -21,7 +21,7 @@ def wheel(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "words",
-    ["readme", "readme --check", "figures", "figures --check", "figures --out pictures"],
+    ["readme", "readme --check", "figures", "figures --check", "figures --out pictures", "report"],
 )
 def test_what_needs_a_checkout_says_so(wheel, words):
     env, away = wheel

@@ -1,0 +1,69 @@
+"""What the page's lesson shows of the ladder itself: its stages, and figures of its code."""
+
+import ast
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from harness.records.code import built_in_files, first_file, peer_files, read_declared
+from harness.records.environment import ROOT
+from harness.records.jsonl import read
+
+SPLIT_KV = 8  # the stage that splits keys
+COMMON = ROOT / "stages" / "common"
+H200_MULTIPROCESSORS = 132  # stages/common/fit.py has it, too, and imports torch
+TIMELINE = ROOT / "results" / "h200" / "hopper-timeline.jsonl"
+
+
+def collect() -> dict[str, Any]:
+    """The data of the lesson's modules, by key; all of it JSON can hold."""
+    return {"stages": stages(), "splits": splits(), "timeline": timeline()}
+
+
+def stages() -> list[dict[str, Any]]:
+    """Number, name, title and idea of each stage and peer, as its file declares them."""
+    declared = map(read_declared, [*built_in_files(), *peer_files()])
+    fields = ("number", "name", "title", "idea")
+    return [{field: each.get(field) for field in fields} for each in declared]
+
+
+def splits() -> dict[str, Any] | None:
+    """Figures of stage 8's rule for the number of parts: d up to 64, 16 bits, one H200.
+
+    Read from its source, so that no torch is imported. None in a copy without the stage.
+    """
+    if all(each["number"] != SPLIT_KV for each in stages()):
+        return None
+    stage = constants(first_file(SPLIT_KV))
+    tiles = stage["TILES"]["half"][0]
+    return {
+        "multiprocessors": H200_MULTIPROCESSORS,
+        "tiles": {block_m: block_n for block_m, (block_n, *_) in tiles.items()},
+        "most_rows": stage["MOST_ROWS"],
+        "largest_tile": constants(COMMON / "kernels.py")["LARGEST_TILE"],
+        "costs": {name.lower(): stage[name] for name in ("ALONE", "WAVE", "MERGE", "PART")},
+        "computed": stage["COMPUTED"],
+    }
+
+
+def constants(path: Path) -> dict[str, Any]:
+    """The literals that a Python file assigns to names, by name."""
+    found = {}
+    for node in ast.parse(path.read_bytes()).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            with suppress(ValueError):  # no literal
+                found[ast.unparse(target)] = ast.literal_eval(node.value)
+    return found
+
+
+def timeline() -> dict[str, Any] | None:
+    """The committed timeline of a Hopper tile: a record for each stage; None without the file."""
+    if not TIMELINE.is_file():
+        return None
+    env, records = read(TIMELINE, "timeline")
+    fields = ("stage", "cycles", "tile_cycles", "spans")
+    return {
+        "device": env["device_name"],
+        "records": [{field: record[field] for field in fields} for record in records],
+    }

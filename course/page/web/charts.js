@@ -1,0 +1,117 @@
+// Time, rate, memory and error against N: one family of problems at a time.
+
+import { choice, make } from "./dom.js";
+import { addLabels, asTable, d3, draw, GRID, interact, legend, marksOf, onWidth, Plot, seriesOf, ticksOf } from "./plotting.js";
+import { load } from "./records.js";
+
+const SHOWS = { time: "time", rate: "rate", memory: "peak memory", error: "error" };
+const AXES = {
+  time: "time of a call", rate: "achieved", memory: "peak memory above the inputs",
+  error: "largest error against float64",
+};
+const TEXTS = { time: "time", rate: "rate", memory: "peak", error: "error" }; // of a row
+const WIDE = 640;
+const LEAST = 1.15; // between two ticks of N
+
+/** A tick of the axis with its unit: values are in ms, MB, the unit of rates, or plain. */
+function tick(what, value) {
+  const steps = {
+    time: [[1e3, "s"], [1, "ms"], [1e-3, "us"]],
+    memory: [[1024, "GB"], [1, "MB"], [1 / 1024, "KB"]],
+  }[what];
+  if (!steps) return what === "error" ? value.toExponential(0) : `${+value.toPrecision(6)}`;
+  const [scale, unit] = steps.find(([size]) => value >= size * 0.999) ?? steps.at(-1);
+  return `${+(value / scale).toPrecision(3)} ${unit}`;
+}
+
+export function mount(element, data) {
+  const { charts, rows } = load(data);
+  const ours = new Set(data.stages.filter(({ number }) => number < 100).map(({ name }) => name));
+  const state = { what: "time", chart: richest(charts, rows, ours), hidden: new Set() };
+  const problem = make("select", { id: "chart-problem", onchange: () => redraw({ chart: charts[problem.value] }) });
+  const what = choice("show", SHOWS, state.what, (value) => redraw({ what: value }));
+  const figure = make("figure", { class: "chart" });
+
+  const redraw = (changes = {}) => {
+    Object.assign(state, changes);
+    if (!state.chart.points[state.what]) state.chart = charts.find(({ points }) => points[state.what]) ?? state.chart;
+    fill(problem, charts, state);
+    drawChart(figure, rows, state, redraw);
+  };
+  element.append(
+    make("p", {}, "Hover over a point for its value, or focus the chart and use the arrow keys; Enter opens the record. ",
+      "A hollow point is wrong by design."),
+    make("form", { class: "controls", "aria-label": "What the chart shows", onsubmit: (e) => e.preventDefault() },
+      what.element, make("div", { class: "choice wide" }, make("label", { for: problem.id }, "problems"), problem)),
+    figure,
+    ...data.libraries.map(({ title, version, licence, terms }) => make("details", { class: "small" },
+      make("summary", {}, `Drawn with ${title} ${version}, ${licence} licence`), make("p", {}, terms))),
+  );
+  redraw();
+  onWidth(figure, () => redraw());
+}
+
+/** The family with the most stages of ours, then with the widest range of N. */
+function richest(charts, rows, ours) {
+  const weight = ({ points }) => {
+    const own = (points.time ?? []).map(([place]) => rows[place]).filter(({ who }) => ours.has(who.name));
+    const [low, high] = d3.extent(own, ({ problem }) => problem.nk);
+    return new Set(own.map(({ label }) => label)).size * 100 + (own.length ? Math.log2(high / low) : 0);
+  };
+  return d3.greatest(charts, weight);
+}
+
+function fill(select, charts, state) {
+  const shown = charts.filter(({ points }) => points[state.what]);
+  const groups = d3.group(shown, ({ run }) => `${run.machine}: ${run.file}`);
+  select.replaceChildren(...[...groups].map(([label, own]) => make("optgroup", { label },
+    ...own.map((chart) => make("option", { value: charts.indexOf(chart) }, chart.title)))));
+  select.value = charts.indexOf(state.chart);
+}
+
+function drawChart(figure, rows, { what, chart, hidden }, redraw) {
+  const points = (chart.points[what] ?? []).map(([place, y]) => ({ x: rows[place].problem.nk, y, row: rows[place] }));
+  const all = seriesOf(points);
+  const series = all.filter(({ key }) => !hidden.has(key));
+  const width = Math.max(280, figure.clientWidth);
+  const wide = width > WIDE;
+  const ticks = d3.sort(new Set(points.map(({ x }) => x))).reduce(
+    (kept, n) => (kept.length && n < LEAST * kept.at(-1) ? kept : [...kept, n]), []);
+  const height = wide ? 440 : 380;
+  const margin = { marginLeft: 62, marginRight: wide ? 190 : 44, marginTop: 34, marginBottom: 48 };
+  const range = d3.extent(points, ({ y }) => y);
+  const levels = ticksOf([range[0] / 1.5, range[1] * 1.5], what === "memory" ? 16 : 10);
+  const label = what === "rate" ? `${AXES.rate} ${chart.unit}` : AXES[what];
+  const name = `${label} against N, ${chart.title}`;
+  const svg = draw(name, {
+    width, height, ...margin,
+    x: { type: "log", base: 2, label: null, domain: d3.extent(points, ({ x }) => x) },
+    y: { type: "log", label: null, domain: [range[0] / 1.5, range[1] * 1.5] },
+    marks: [
+      Plot.gridY(levels, GRID),
+      Plot.axisX(ticks, { tickFormat: String, label: "N (keys)", labelAnchor: "center", labelArrow: "none", tickSize: 4 }),
+      Plot.axisY(levels, { tickFormat: (y) => tick(what, y), label, labelArrow: "up", tickSize: 0 }),
+      ...marksOf(series),
+    ],
+  });
+  const [x, y] = [svg.scale("x"), svg.scale("y")];
+  addLabels(svg, series.map(({ row, points: own }) => ({
+    x: x.apply(own.at(-1).x), y: y.apply(own.at(-1).y), words: wide ? row.label : String(row.who.number),
+  })), height - margin.marginBottom);
+  const value = ({ row }) => row[TEXTS[what]];
+  const ns = d3.sort(new Set(points.map((point) => point.x)));
+  const table = all.map(({ key, points: own }) => [key, ...ns.map((n) => {
+    const point = own.find((each) => each.x === n);
+    return point ? value(point) : "";
+  })]);
+  const notes = chart.notes[what].filter((note) => !note.startsWith("hollow"));
+  const said = `${chart.run.machine}, ${chart.run.date.slice(0, 10)}, ${chart.run.file}`;
+  const host = make("div", { class: "drawing" }, svg);
+  figure.replaceChildren(
+    host, legend(figure, all, hidden, redraw),
+    make("figcaption", {}, [chart.title, said, ...notes].join(". "), "."),
+    asTable(name, ["stage", ...ns.map((n) => `N = ${n}`)], table),
+  );
+  interact(host, svg, series, (point) => [`N = ${point.x}: ${value(point)}`,
+    point.row.mode + (point.row.status === "ok" ? "" : `, ${point.row.status}`)]);
+}

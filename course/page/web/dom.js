@@ -1,0 +1,70 @@
+// Small helpers to make elements and to write numbers.
+
+const SVG = new Set(["svg", "g", "rect", "line", "path", "circle", "text", "polyline", "polygon", "pattern"]);
+
+/** Make an element with attributes and children; on... attributes are listeners. */
+export function make(tag, attributes = {}, ...children) {
+  const element = SVG.has(tag)
+    ? document.createElementNS("http://www.w3.org/2000/svg", tag)
+    : document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") element.addEventListener(name.slice(2), value);
+    else if (value !== undefined && value !== false) element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+/** Write a number for people: three decimals, or an exponent where those don't suffice. */
+export function show(x, decimals = 3) {
+  if (Number.isNaN(x)) return "NaN";
+  if (!Number.isFinite(x)) return x > 0 ? "∞" : "−∞";
+  if (x === 0) return "0";
+  const small = Math.abs(x) < 10 ** -decimals || Math.abs(x) >= 1e5;
+  return (small ? power(x) : String(+x.toFixed(decimals))).replace("-", "−");
+}
+
+function power(x) {
+  const [digits, exponent] = x.toExponential(1).split("e");
+  const raised = [...String(+exponent)].map((c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[c])).join("");
+  return `${+digits === 1 ? "" : `${+digits} · `}10${raised}`;
+}
+
+/** A box in which what is wider than the page scrolls, by keyboard too. */
+export function scrolling(label, ...children) {
+  return make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, ...children);
+}
+
+let count = 0;
+
+/** A labelled slider with its value beside it: {element, input, set(value)}. `say` writes a value. */
+export function slider(label, { min, max, step = 1, value, say = String, input }) {
+  const id = `slider-${count++}`;
+  const output = make("output", { for: id });
+  const range = make("input", { id, type: "range", min, max, step });
+  const display = () => {
+    output.textContent = say(+range.value);
+    range.setAttribute("aria-valuetext", output.textContent);
+  };
+  const set = (next) => {
+    range.value = next;
+    display();
+  };
+  range.addEventListener("input", () => {
+    display();
+    input(+range.value);
+  });
+  set(value);
+  const element = make("div", { class: "slider" }, make("label", { for: id }, label), range, output);
+  return { element, input: range, set };
+}
+
+/** A labelled choice: {element, input}. `options` maps a value to its words. */
+export function choice(label, options, value, change) {
+  const id = `choice-${count++}`;
+  const items = Object.entries(options).map(([key, words]) => make("option", { value: key }, words));
+  const select = make("select", { id, onchange: () => change(select.value) }, ...items);
+  select.value = value;
+  const element = make("div", { class: "choice" }, make("label", { for: id }, label), select);
+  return { element, input: select };
+}

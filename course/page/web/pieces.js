@@ -1,0 +1,79 @@
+// The three bfloat16 of a float32, which of the nine products of two are kept, and the error.
+
+import { LARGEST, ORDER, PIECES, SMALLEST, error, split, written } from "./bfloat16.js";
+import { make, scrolling, show } from "./dom.js";
+
+const COUNTS = [1, 3, 6, 9];
+
+export function mount(element) {
+  const state = { a: 3.14159265, b: 2.71828183, kept: 6 };
+  const bits = make("div");
+  const grid = make("table", { class: "products" });
+  const number = (name) => {
+    const input = make("input", {
+      type: "text", inputmode: "decimal", size: 14, id: `pieces-${name}`, value: state[name],
+      "aria-describedby": "pieces-note",
+      oninput: () => {
+        const x = Math.fround(input.value.trim() === "" ? NaN : Number(input.value));
+        const fits = Math.abs(x) >= SMALLEST && Math.abs(x) <= LARGEST;
+        note.textContent = fits ? ""
+          : `Got “${input.value}”, expected a number of a size from 10⁻²⁰ to 10²⁰.`;
+        input.setAttribute("aria-invalid", !fits);
+        if (fits) state[name] = x;
+        display();
+      },
+    });
+    return make("div", { class: "choice" }, make("label", { for: input.id }, `Number ${name}`), input);
+  };
+  const note = make("p", { id: "pieces-note", role: "status", class: "small" });
+  const counts = make("div", { class: "buttons", role: "group", "aria-label": "How many products are kept" },
+    ...COUNTS.map((count) => make("button", {
+      type: "button", "data-count": count,
+      onclick: () => {
+        state.kept = count;
+        display();
+      },
+    }, `${count} product${count > 1 ? "s" : ""}`, make("span", { class: "explained" }))));
+  element.append(
+    make("div", { class: "controls" }, number("a"), number("b")), note,
+    make("div", { class: "two" },
+      make("div", {}, make("h3", {}, "a and its pieces, in bits"),
+        scrolling("The bits of a", bits)),
+      make("div", {}, make("h3", {}, "Products that are kept"), counts,
+        scrolling("The nine products", grid),
+        make("p", { class: "small soft" },
+          "Errors are relative to the product a b. Float32 itself rounds it by up to 2⁻²⁴ ≈ 6 · 10⁻⁸."))),
+  );
+
+  function display() {
+    const [a, b] = [Math.fround(state.a), Math.fround(state.b)];
+    const [of_a, of_b] = [split(a), split(b)];
+    bits.replaceChildren(...[["float32", a], ...PIECES.map((name, i) => [name, of_a[i]])].map(line));
+    const kept = new Set(ORDER.slice(0, state.kept).map(String));
+    grid.replaceChildren(
+      make("thead", {}, make("tr", {}, make("td"),
+        ...PIECES.map((name) => make("th", { scope: "col" }, `b ${name}`)))),
+      make("tbody", {}, ...PIECES.map((name, i) => make("tr", {},
+        make("th", { scope: "row" }, `a ${name}`),
+        ...PIECES.map((_, j) => make("td", { class: kept.has(`${i},${j}`) ? "kept" : "left" },
+          make("span", { class: "number" }, show(of_a[i] * of_b[j], 5)),
+          make("span", { class: "explained" }, kept.has(`${i},${j}`) ? "kept" : "left out")))))));
+    for (const each of counts.children) {
+      const count = Number(each.dataset.count);
+      each.setAttribute("aria-pressed", count === state.kept);
+      each.lastChild.textContent = `error ${show(error(a, b, count))}`;
+    }
+  }
+
+  display();
+}
+
+/** A number's sign, exponent and fraction, with the bits that a bfloat16 has in colour. */
+function line([name, x], row) {
+  const text = written(x);
+  const part = (from, to, kind) => make("span", { class: kind }, text.slice(from, to));
+  return make("div", { class: "bits" },
+    make("span", { class: "name" }, name), part(0, 1, "sign"), part(1, 9, "exponent"),
+    part(9, 16, "fraction"), part(16, 32, row ? "empty" : "fraction"),
+    make("span", { class: "explained" }, `${show(x, 7)}`));
+}

@@ -1,0 +1,96 @@
+// Two stages' code beside each other. Lines come coloured from course/page/listings.py, which also
+// matches them; what is equal between two changes can be unfolded.
+
+import { follow, read, write } from "./address.js";
+import { choice, make } from "./dom.js";
+
+const SECTION = "side-by-side";
+const START = { left: "4", right: "5", part: "kernel" };
+const CONTEXT = 3; // equal lines around each change
+const FOLDED = 5; // so many or more are folded
+const PARTS = { kernel: "kernels (all code where there is none)", whole: "whole files" };
+
+export function mount(element, data) {
+  const { stages } = data.listings;
+  const names = Object.fromEntries(stages.map(({ number, title }) => [number, `${number} ${title}`]));
+  const options = { left: names, right: names, part: PARTS };
+  const state = {};
+  const load = () => {
+    const wanted = read(SECTION);
+    for (const [key, known] of Object.entries(options)) {
+      const found = [wanted?.get(key), START[key]].find((each) => each in known);
+      state[key] = found ?? Object.keys(known)[0];
+    }
+  };
+  load();
+  const picks = ["left", "right", "part"].map((key) =>
+    choice(key === "part" ? "show" : key, options[key], state[key], (value) => change({ [key]: value })));
+  const swap = make("button", { type: "button", onclick: () => change({ left: state.right, right: state.left }) }, "Swap");
+  const summary = make("p", { class: "count", role: "status" });
+  const ideas = make("div", { class: "pair ideas" });
+  const listing = make("div", { class: "listing", tabindex: 0, role: "region", "aria-label": "Two stages' code" });
+
+  const change = (changes) => {
+    Object.assign(state, changes);
+    redraw();
+    write(SECTION, state);
+  };
+  const redraw = () => {
+    ["left", "right", "part"].forEach((key, i) => { picks[i].input.value = state[key]; });
+    const both = [state.left, state.right].map((number) => stages.find((each) => each.number === +number));
+    const listings = both.map((stage) => stage[state.part]);
+    const steps = opcodes(data.listings.opcodes[state.part], state, listings[0].length);
+    const changes = steps.filter(([equal]) => !equal);
+    const [goes, comes] = [1, 3].map((at) => changes.reduce((sum, step) => sum + step[at + 1] - step[at], 0));
+    summary.textContent = changes.length ? `${comes} lines come, ${goes} go.` : "The same lines.";
+    ideas.replaceChildren(...both.map((stage) => make("div", {},
+      make("b", {}, names[stage.number]), make("div", {}, stage.idea), make("code", {}, stage.place))));
+    listing.replaceChildren(...steps.flatMap((step, i) => piece(step, i > 0, i < steps.length - 1, listings, both)));
+  };
+  element.append(
+    make("p", {}, "What goes is marked −, what comes +. The comments say why a line is as it is."),
+    make("form", { class: "controls", "aria-label": "Which stages", onsubmit: (e) => e.preventDefault() },
+      ...picks.map(({ element: each }) => each), swap),
+    summary, ideas, listing,
+  );
+  redraw();
+  follow(() => {
+    if (!read(SECTION)) return; // the address is about another section now
+    load();
+    redraw();
+  });
+}
+
+/** How the left stage becomes the right one: [equal or not, from, to on the left, from, to on the right]. */
+function opcodes(known, { left, right }, length) {
+  if (left === right) return [[1, 0, length, 0, length]];
+  return known[`${left} ${right}`] ?? known[`${right} ${left}`].map(([equal, i1, i2, j1, j2]) => [equal, j1, j2, i1, i2]);
+}
+
+/** The elements of one step; of many equal lines those next to a change `before` or `after` them. */
+function piece([equal, i1, i2, j1, j2], before, after, [left, right], [old, fresh]) {
+  if (!equal) return [pair(lines("del", left, i1, i2, old), lines("ins", right, j1, j2, fresh), "changed")];
+  const part = (from, to) => pair(lines("span", left, i1 + from, i1 + to, old),
+    lines("span", right, j1 + from, j1 + to, fresh), "equal");
+  const [size, head, tail] = [i2 - i1, before ? CONTEXT : 0, after ? CONTEXT : 0];
+  if (size < head + tail + FOLDED || !(before || after)) return [part(0, size)];
+  const folded = make("button", { type: "button", class: "fold", onclick: () => folded.replaceWith(part(head, size - tail)) },
+    `${size - head - tail} equal lines`);
+  return [part(0, head), folded, part(size - tail, size)];
+}
+
+const pair = (left, right, kind) => make("div", { class: `pair ${kind}` }, left, right);
+
+/** One column: lines with their numbers, and a file's name where the next file begins. */
+function lines(tag, all, from, to, stage) {
+  const column = make("pre", {});
+  for (let place = from; place < to; place++) {
+    const [file, number, html] = all[place];
+    const begins = stage.files.length > 1 && file !== all[place - 1]?.[0];
+    if (begins) column.append(make("span", { class: "file" }, stage.files[file]));
+    const line = make(tag, { class: "line", "data-line": html ? number : "" });
+    line.innerHTML = html || " "; // made, and escaped, by listings.py
+    column.append(line);
+  }
+  return column;
+}

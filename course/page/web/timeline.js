@@ -1,0 +1,46 @@
+// A tile's timeline on a Hopper GPU: softmax and products in turn, or at the same time.
+
+import { make, scrolling } from "./dom.js";
+
+const [WIDTH, LANE, LEFT] = [1000, 44, 110];
+const TITLES = {
+  91: "In turn: a tile’s scores start when the tile before is done",
+  9: "Stage 9: the next tile’s scores start first",
+};
+const KINDS = { products: "multiplies", softmax: "exponentiates" };
+
+export function mount(element, { timeline }) {
+  if (!timeline) {
+    element.append(make("p", { class: "note" }, "There is no record of a timeline here."));
+    return;
+  }
+  element.append(
+    make("ul", { class: "legend" },
+      make("li", {}, make("span", { class: "swatch multiplies" }), "products, on the matrix unit"),
+      make("li", {}, make("span", { class: "swatch exponentiates" }), "softmax, on the other units")),
+    ...timeline.records.map(drawn),
+    make("p", { class: "small soft" }, `Measured on one ${timeline.device}: cycles of ` +
+      "a multiprocessor, medians over many tiles; bfloat16, no mask, d = 64, N = 16384. Between the " +
+      "bars lie the correction of acc, the conversion of P, and the marks’ own time."));
+}
+
+function drawn({ stage, tile_cycles, spans, cycles }) {
+  const consumers = [...new Set(spans.map((each) => each.consumer))];
+  const across = (x) => LEFT + ((WIDTH - LEFT) * x) / 14000;
+  const bottom = LANE * consumers.length;
+  const bars = spans.map(({ consumer, part, start, end }) => make("rect", {
+    class: KINDS[part], x: across(start), width: Math.max(1, across(end) - across(start)),
+    y: LANE * consumers.indexOf(consumer) + 4, height: LANE - 12,
+  }));
+  const names = consumers.map((each, i) => make("text", { x: 0, y: LANE * i + 24 }, `consumer ${each}`));
+  const ticks = [0, 4000, 8000, 12000].map((x) => make("text",
+    { class: "soft", x: across(x), y: bottom + 16, "text-anchor": "middle" }, grouped(x)));
+  return make("div", {}, make("h3", {}, TITLES[stage] ?? `Stage ${stage}`),
+    scrolling(`Timeline of stage ${stage}`,
+      make("svg", { class: "timeline", viewBox: `0 0 ${WIDTH} ${bottom + 22}`, "aria-hidden": "true" },
+        ...names, ...bars, ...ticks)),
+    make("p", { class: "small" }, `A tile takes ${grouped(tile_cycles)} cycles: ` +
+      `products ${grouped(cycles.products)}, softmax ${grouped(cycles.softmax)}.`));
+}
+
+const grouped = (x) => x.toLocaleString("en");

@@ -1,0 +1,24 @@
+"""`ladder report`: the lesson and the records of files as one HTML page."""
+
+from pathlib import Path
+
+from harness.records import checkout, files
+from ladder import options
+from ladder.measuring import open_results, writing
+
+
+def report_command(file: options.Reported = None, out: options.Report = Path("report.html")) -> int:
+    """Make one HTML page: the lesson, to play with, and the records."""
+    if not file:
+        checkout.need("ladder report", ", or name FILES")
+    from course.page import drift, ladder_data, listings, page, vendored
+    from course.page import records as shown
+
+    given = file or drift.sources()
+    records = {path: open_results(path, kind=None) for path in given}  # of foreign files, say so
+    data = ladder_data.collect() | shown.collect(records) | listings.collect()
+    data |= vendored.collect() | {"made_from": "" if file else drift.made_from()}
+    with writing(out):
+        files.write(out, page.make(data))
+    print(f"{out}: {out.stat().st_size / 1e6:.1f} MB, {len(records)} files of records")
+    return 0

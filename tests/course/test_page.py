@@ -1,0 +1,287 @@
+"""The page of `ladder report` in a browser: it can be played, edited, broken, linked and read."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser import DARK, LIGHT, Page, started
+from ladder_command import ROOT
+
+from course.lessons import figures_tiling
+from course.tracing import trace
+from ladder.report import report_command
+
+FIRST = [0.5, 1, 2, -0.5, 3, 1, 0, 1.5], [2, 8, 4, 6, 9, 1, 3, 7]  # scores, values
+TILE = 2
+SECTIONS = ("player", "lite", "masks", "splits", "pieces", "timeline")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    file = tmp_path_factory.mktemp("page") / "a report.html"
+    report_command([ROOT / "results" / "cpu" / "tour.jsonl"], file)
+    with started() as driver:
+        yield Page(driver, file)
+
+
+def shown(page):
+    """The table of outputs: name -> output, what the weights sum to, error; None where none is."""
+    rows = page.js(
+        "return [...document.querySelectorAll('.outputs tbody tr')]"
+        ".map((row) => [...row.cells].map((cell) => cell.textContent))"
+    )
+    return {name: [number(cell) for cell in cells] for name, *cells in rows}
+
+
+def number(text):
+    text = text.replace("\N{MINUS SIGN}", "-").replace(" ", "")
+    if found := re.fullmatch(r"(?:(-?[\d.]+)·)?10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)", text):
+        digits = found[2].translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789"))
+        return float(found[1] or 1) * 10.0 ** int(digits)
+    return None if text == "\N{EN DASH}" else float(text)
+
+
+def expected(s, v, tile):
+    """Exact, Online and Lite over all keys, by course/tracing."""
+    q, k, v = np.ones(1), np.array(s, float)[:, None], np.array(v, float)[:, None]
+    last = trace.walk(q, k, v, tile)[-1]
+    return {"Exact": trace.attention(q, k, v)[0], "Online": last.o[0], "Lite": last.lite[0]}
+
+
+def assert_outputs(page, s, v, tile):
+    """The page shows what Python computes, as far as its four decimals go."""
+    rows = shown(page)
+    for name, want in expected(s, v, tile).items():
+        assert abs(rows[name][0] - want) <= 0.6e-4, (name, rows[name], want)
+    assert rows["Online"][1] == 1 and rows["Lite"][1] == -(-len(s) // tile)
+
+
+def test_it_opens_without_an_error_and_can_ask_for_nothing(page):
+    page.errors(), page.requests()
+    page.open()
+    assert page.errors() == []
+    asked = [url for url in page.requests() if not url.startswith(("data:", "about:"))]
+    assert asked == [page.file.as_uri()]
+    assert [each.get_attribute("id") for each in page.all("section")][: len(SECTIONS)] == [
+        *SECTIONS
+    ]
+    assert all(page.text(f"#{name} .mount") for name in SECTIONS)
+    stopped = page.driver.execute_async_script(
+        "const done = arguments[0];"
+        "document.addEventListener('securitypolicyviolation', (event) => done(event.blockedURI));"
+        "fetch('http://127.0.0.1:9/').catch(() => {});"
+    )
+    assert stopped.startswith("http://127.0.0.1:9")
+    page.errors()  # of this request
+
+
+def test_it_steps_forth_and_back_to_what_python_computes(page):
+    page.open()
+    assert shown(page)["Online"][0] is None
+    for tile in range(4):
+        page.button("Step", "#player")
+        so_far = TILE * (tile + 1)
+        assert_outputs(page, FIRST[0][:so_far], FIRST[1][:so_far], TILE)
+    m_i, alpha, *_ = (each.text for each in page.all(".carried output"))
+    assert (m_i, alpha) == ("3", "1")  # the max stays in the last tile
+    page.button("Back", "#player")
+    assert_outputs(page, FIRST[0][:6], FIRST[1][:6], TILE)
+    page.button("Start", "#player")
+    assert shown(page)["Online"][0] is None
+
+
+@pytest.mark.slow
+def test_it_plays_until_it_is_paused(page):
+    page.open()
+    page.button("Play", "#player")
+    page.until("document.querySelector('#player .transport input').value === '1'")
+    page.button("Pause", "#player")
+    assert [each.text for each in page.all("#player .main")] == ["Play"]
+
+
+def test_a_reader_edits_scores_values_keys_and_tiles(page):
+    from selenium.webdriver.common.keys import Keys
+
+    page.open("#player?step=4")
+    s, v = ([*x] for x in FIRST)
+    s[6] = 4.25
+    field = page.find("input[aria-label='score of key 6']")
+    field.clear()
+    field.send_keys("4.25")
+    assert_outputs(page, s, v, TILE)
+    v[0] = -3
+    page.put(page.find("input[aria-label='value of key 0']"), -3)
+    assert_outputs(page, s, v, TILE)
+    page.button("Add a key", "#player")
+    assert_outputs(page, [*s, 2], [*v, 5], TILE)
+    page.button("Remove the last key", "#player")
+    page.put(page.labelled("Keys per tile"), 3)
+    page.put(page.labelled("Sharpness: scores times"), 2)
+    assert_outputs(page, [2 * x for x in s], v, 3)
+    before = shown(page)
+    field = page.find("input[aria-label='score of key 6']")  # the table is a new one
+    field.send_keys(
+        Keys.CONTROL + "a", Keys.DELETE
+    )  # no number: nothing changes, and the field says so
+    assert field.get_attribute("aria-invalid") and shown(page) == before
+    field.send_keys(Keys.TAB)
+    assert field.get_attribute("value") == "4.25" and "4.25" in page.text("#player .note")
+    assert page.errors() == []
+
+
+@pytest.mark.parametrize("mistake", ["rescale", "tail", "zero"])
+def test_a_mistake_is_named_and_shown(page, mistake):
+    page.open("#player?step=4")
+    page.put(page.labelled("Break Online"), mistake)
+    begins = {"rescale": "no rescale: acc", "tail": "ragged tail unmasked", "zero": "no max"}
+    assert page.text("#player .note strong").startswith(begins[mistake])
+    if mistake != "rescale":  # eight keys in tiles of two have no tail, and a score above 0
+        page.button("Show an example that does", "#player .note")
+    assert page.all("#player .note button") == []
+    page.button("End", "#player")
+    rows = shown(page)
+    s, v = (
+        [float(field.get_attribute("value")) for field in page.all(f"input[aria-label^='{name}']")]
+        for name in ("score", "value")
+    )
+    want = expected(s, v, 1)["Exact"]
+    assert abs(rows["Exact"][0] - want) <= 0.6e-4
+    assert not abs(rows["Online, broken"][0] - want) < 0.1
+
+
+def test_the_address_holds_the_example(page):
+    page.open("#player?s=1,2,3,4,5&v=5,4,3,2,1&tile=2&step=3")
+    page.put(page.find("input[aria-label='score of key 1']"), 7.5)
+    page.put(page.labelled("Break Online"), "rescale")
+    page.until("/s=1,7.5,3,4,5&.*step=3.*break=rescale/.test(location.hash)")
+    before = page.text("#player .mount"), shown(page)
+    page.driver.refresh()
+    page.until("document.documentElement.dataset.ready === 'true'")
+    assert (page.text("#player .mount"), shown(page)) == before
+    page.put(page.labelled("Queries Nq"), 40)
+    page.until("location.hash.startsWith('#masks?nq=40&')")
+
+
+def test_a_malformed_address_is_said_and_shows_the_first_example(page):
+    page.open("#player?s=1,two&tile=99&step=4")
+    note = page.text("#player .note")
+    assert '"1,two"' in note and "99" in note and page.errors() == []
+    assert_outputs(page, *FIRST, TILE)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_the_theme_is_the_systems_until_the_button_switches_it(page, theme):
+    def dark():
+        ground = page.js("return getComputedStyle(document.body).backgroundColor")
+        return sum(map(int, re.findall(r"\d+", ground))) < 300
+
+    page.open(theme=theme)
+    button = page.find("#theme")
+    for want in (theme == DARK, theme != DARK, theme == DARK):
+        assert dark() == want and button.get_attribute("aria-pressed") == str(want).lower()
+        button.click()
+
+
+@pytest.mark.parametrize("width", [360, 1440])
+def test_nothing_is_wider_than_the_page(page, width):
+    """A ragged tail and many keys, too: a wide table scrolls in its own box."""
+    page.open("#player?step=2", width=width)
+    for _ in range(9):
+        page.button("Add a key", "#player")
+    page.put(page.labelled("Break Online"), "tail")
+    wide = page.js(
+        "const clipped = (e) => e && (e.matches('.scroll, .top nav, svg')"
+        " || clipped(e.parentElement));"
+        "return [...document.querySelectorAll('body *')].filter((e) => !clipped(e.parentElement) &&"
+        " e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 99));"
+    )
+    assert wide == []
+    assert page.js("return document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_nothing_moves_for_a_reader_who_wants_less_motion(page):
+    moving = (
+        "return [...document.querySelectorAll('*')].filter((e) => { const s = getComputedStyle(e);"
+        "return s.transitionDuration !== '0s' || s.animationDuration !== '0s' ||"
+        " s.scrollBehavior === 'smooth'; }).length"
+    )
+    assert page.open("#player?step=2").js(moving) > 0
+    assert page.open("#player?step=2", motion="reduce").js(moving) == 0
+
+
+def test_the_keyboard_reaches_and_moves_every_control(page):
+    from selenium.webdriver.common.keys import Keys
+
+    page.open("#player?step=1")
+    controls = "a[href], button:enabled, input, select, summary, [tabindex='0']"
+    count = page.js(
+        "let n = 0; for (const e of document.querySelectorAll(arguments[0]))"
+        " if (e.checkVisibility()) e.dataset.nth = n++;"
+        "return n", controls,
+    )  # fmt: skip
+    page.js(
+        "window.reached = []; document.addEventListener('focusin', ({target}) => window.reached"
+        ".push([Number(target.dataset.nth), getComputedStyle(target).outlineStyle]))"
+    )
+    page.find("body").send_keys(Keys.TAB * count)
+    assert [nth for nth, _ in page.js("return window.reached")] == [*range(count)]
+    assert "none" not in [outline for _, outline in page.js("return window.reached")]
+    slider = page.labelled("Step", "#player")
+    slider.send_keys(Keys.ARROW_RIGHT)
+    assert slider.get_attribute("value") == "2"
+    play = page.find("#player .main")
+    play.send_keys(Keys.ENTER)
+    assert play.text == "Pause"
+
+
+def test_the_explorables_say_what_python_computes(page):
+    page.open("#masks?nq=48&nk=64&m=16&n=8")
+    kinds = figures_tiling.kinds(figures_tiling.Case(48, 64, True, 16, 8))
+    count = {kind: int((kinds == kind).sum()) for kind in ("never", "masked", "full")}
+    assert {kind: len(page.all(f"#masks svg .{kind}")) for kind in count} == count
+
+    def busy():
+        return [
+            len(each.find_elements("css selector", ".busy")) for each in page.all("#splits svg")
+        ]
+
+    assert busy() == [16, 128]  # stage 8 makes 8 parts of each
+    page.put(page.labelled("Heads", "#splits"), 64)
+    assert busy() == [132, 132]
+
+    weights, last, _, error, online = (each.text for each in page.all("#lite .figures dd"))
+    assert (weights, last) == ("2", "1") and number(error) > 1 > 1e-5 > number(online)
+    page.put(page.labelled("Keys N", "#lite"), 64)
+    weights, _, _, error, _ = (each.text for each in page.all("#lite .figures dd"))
+    assert (weights, error) == ("1", "0")
+
+    errors = [
+        number(each.text.split("error ")[1]) for each in page.all("#pieces [data-count] .explained")
+    ]
+    assert errors[0] > 1e-4 > errors[1] > 1e-8 > errors[2] > errors[3] == 0
+    page.press(page.find("#pieces [data-count='1']"))
+    assert page.js("return document.querySelectorAll('#pieces td.kept').length") == 1
+
+    page.button("1", "#player .predict")
+    assert page.find("#player .why").text.startswith("It is 4.")  # what is hidden has no text
+    assert page.errors() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [360, 1440])
+def test_axe_finds_nothing(page, width):
+    """Every rule in light colours; in dark ones that of contrast, as nothing else is different."""
+    axe = pytest.importorskip("axe_core_python", reason="axe-core-python is not installed")
+    script = (Path(axe.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+    for theme, rules in ((LIGHT, {}), (DARK, {"runOnly": ["color-contrast"]})):
+        page.open("#player?step=2&break=rescale", width=width, theme=theme)
+        page.button("1", "#splits .predict")  # its answer is hidden before
+        page.js(script)
+        found = page.driver.execute_async_script(
+            "const [rules, done] = arguments; axe.run(document, rules).then(done);", rules
+        )
+        said = [f"{each['id']}: {node['html'][:120]} {node['failureSummary']}"
+                for each in found["violations"] for node in each["nodes"]]  # fmt: skip
+        assert not said, "\n".join(said)
+        assert found["passes"]
