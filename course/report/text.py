@@ -6,7 +6,14 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from harness.records.code import built_in_files, code_of, declared, files_of, peer_files
+from harness.records.code import (
+    built_in_files,
+    code_of,
+    declared,
+    files_of,
+    peer_files,
+    rank_peer_files,
+)
 from harness.records.jsonl import read
 from harness.records.schema import Record
 from harness.views import cell_tables, groups, ratios
@@ -90,6 +97,9 @@ def edited_since(env: Record) -> set[int]:
     for path in [x for first in (*built_in_files(), *peer_files()) for x in files_of(first)]:
         if path.suffix == ".py" and (about := declared(path)):
             files[tuple(ast.literal_eval(about[name]) for name in ("number", "name"))] = path
+    for path in rank_peer_files():  # they have the numbers and names of their files
+        number, _, name = path.stem[1:].partition("_")
+        files[int(number), name] = path
     planned = {cell["stage"] for cell in env["plan"]}  # a suite may measure only some of the stages
     edited = set()
     for stage in env["rungs"]:
