@@ -68,9 +68,10 @@ class Ranks:
     def receive(self, *kinds: type, seconds: float, late: str) -> Any:
         """Wait for the next message of each rank; returns one with the largest figures of all.
 
-        Out where all ranks refuse the problem, or say that they can't run here. Raises ChildFailed, which names the rank, where one
-        ends, reports an error, or sends nothing within `seconds`. The others have PATIENCE more:
-        those that waited for that rank may give up when the time is over, and aren't blamed.
+        Out where all ranks refuse the problem, or say that they can't run here. Raises ChildFailed,
+        which names the rank, where one ends, reports an error, or sends nothing within `seconds`.
+        The others have PATIENCE more: those that waited for that rank may give up when the time is
+        over, and aren't blamed.
         """
         answers: dict[int, Any] = {}
         failed: list[int] = []  # ranks that reported an error in time, the first one first
