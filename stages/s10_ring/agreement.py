@@ -60,9 +60,10 @@ class Plan(NamedTuple):
     def exchange(self, k: Tensor) -> ways.Exchange:
         """How K and V travel and, where there will be gradients, dK and dV in float32."""
         most = k[:, :, 0].numel() * max(map(length, self.k_spans))
-        trains = any(self.wanted)
-        widths = [k.element_size()] * 2 + [wide(k.dtype).itemsize] * 2 * trains
-        return ways.make_exchange(self.copies, self.overlap, self.group, k.device, most, widths)
+        needed = 2 * ways.aligned(most * k.element_size())
+        if any(self.wanted):  # in whole, or in two halves
+            needed += 2 * ways.aligned(most * wide(k.dtype).itemsize) + 2 * ways.ALIGNED
+        return ways.make_exchange(self.copies, self.overlap, self.group, k.device, needed)
 
 
 def make_plan(
