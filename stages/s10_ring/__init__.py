@@ -15,7 +15,8 @@ meet all keys, so at hop s = 0, 1, ..., W - 1 it
 
 The backward pass goes round once more, with the o and lse of all keys (local.py). dK and dV travel,
 too, one hop behind the K and V they belong to: each rank adds its share, and after W hops they are
-home. Read the rest of the stage in this order:
+home. Nothing is computed during that last exchange, so the last hop is done in two halves, and the
+first half's sums go home while the second is computed. Read the rest of the stage in this order:
 
     schedule.py      who holds what, and which block of attention each hop is; why zigzag
     copies.py        how tensors get to the next rank: post, compute, wait
@@ -28,7 +29,8 @@ Cost, per rank: 1 / W of the FLOPs. Sent: 2 B Hk Nk d (W - 1) / W elements in ea
 backward pass 2 B Hk Nk d of float32. Memory above q, k, v and o, for parts of S = B Hk Nk d / W and
 R = B H Nq d / W elements of e bytes: received 4 S e at the most, o between hops 4 R, one hop's R e;
 in the backward pass received 4 S (e + 4), dq 4 R, one hop's gradients 4 (R + 2 S). With W = 2 less:
-received 2 S e, and o as the kernel gives it. Nothing grows with W, while S and R shrink.
+received 2 S e, and o as the kernel gives it. Copy engines receive in slots that are kept between
+calls, 6 S e or 6 S (e + 4). Nothing grows with W, while S and R shrink.
 What it bought: a sequence that one GPU can't hold, or 1 / W of the time (Ring Attention with
 Blockwise Transformers, Liu et al. 2023, https://arxiv.org/abs/2310.01889).
 """
