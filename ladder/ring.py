@@ -14,7 +14,7 @@ from harness.runs import plan
 from harness.views import rings
 from harness.views.table import make_page
 from ladder import bench, measuring, options, problems, resuming
-from ladder.arguments import stages_and_device, wants_gradients
+from ladder.arguments import choose, stages_and_device, wants_gradients
 
 # defaults: device -> problems that take such a machine minutes, or show that all is right
 USUAL: dict[str, dict[str, Any]] = {
@@ -34,6 +34,7 @@ def ring_command(
     b: options.B = 1,
     h: options.RingH = None,
     hk: options.Hk = None,
+    stages: options.RingStages = None,
     stage: options.StageFiles = None,
     warmup: options.Warmup = 3,
     repeat: options.Repeat = 20,
@@ -60,11 +61,12 @@ def ring_command(
     make_problems(given, device or "cuda")  # before the stages are loaded, which takes seconds
     own, memory = stage or [], plan.default_memory()
     everyone, device = stages_and_device(device, own, budget, memory, wants_gradients(given))
-    stages = [each for each in everyone if "world" in each.options] + read_rank_peers()
+    able = [each for each in everyone if "world" in each.options] + read_rank_peers()
+    chosen = choose(able, stages.split(","), "--stages", own, named=True) if stages else able
     wanted = make_problems(given, device)
-    cells = [plan.Cell(each, problem, paired=True) for problem in wanted for each in stages]
-    kept = {**given, "command": "ring", "stage": [s.name for s in stages if s.path in own]}
-    described, planned = ([each.to_json() for each in group] for group in (stages, cells))
+    cells = [plan.Cell(each, problem, paired=True) for problem in wanted for each in chosen]
+    kept = {**given, "command": "ring", "stage": [s.name for s in chosen if s.path in own]}
+    described, planned = ([each.to_json() for each in group] for group in (chosen, cells))
     with measuring.begin("ring-", out, device, kept, described, planned) as writer:
         limits = make_limits({**given, "device": device})
         return bench.measure(cells, limits, [], writer, view)

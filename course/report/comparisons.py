@@ -199,6 +199,12 @@ def flashinfer() -> str:
     return text.part(header, body, note, env)
 
 
+def ring() -> str:
+    """The tables of several GPUs, where they were measured."""
+    file = text.ROOT / "results" / "h200-x2" / "ring.jsonl"
+    return text.as_shown(file) if file.exists() else NOT_MEASURED
+
+
 def decode_problems(envs: Sequence[Record]) -> int:
     """How many rows the plans of decode suites have."""
     return len(groups.shapes([entry for env in envs for entry in env["plan"]]))

@@ -94,6 +94,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "causal-tiles": course.causal_tiles,
     "backward-bytes": course.backward_bytes,
     "pitfalls-001": partial(course.pitfalls, "001"),
+    # docs/ring.md
+    "ring": comparisons.ring,
+    "cluster": course.cluster,
 }
 
 

@@ -88,7 +88,7 @@ def cluster_table(problem: Problem) -> Table:
             each = [replace(problem, world=world, causal=causal) for causal in (False, True)]
             hidden = [ring_cost.hidden_from(one, machine) for one in each]
             rows.append([
-                name, str(world), *(f"{n:.0f}" for n in hidden), f"{world * hidden[1]:.3g}",
+                name, str(world), *(significant(n, 2) for n in [*hidden, world * hidden[1]]),
                 *(ulysses_up_to(one, machine) for one in each),
             ])  # fmt: skip
     said = ", ".join(f"{name} {link / 1e9:.0f} GB/s" for name, (link, _) in LINKS.items())
