@@ -319,9 +319,9 @@ def unshard(x: Tensor, *, causal: bool, group: dist.ProcessGroup | None = None) 
     whole = x.new_empty((*x.shape[:-2], sum(lengths), x.shape[-1]))
     for rank, held in enumerate(cut_as_told("x", told, causal)):
         part = x.detach().contiguous()
-        if rank != dist.get_rank(group):
+        if rank != dist.get_rank(members):
             part = x.new_empty((*x.shape[:-2], lengths[rank], x.shape[-1]))
-        dist.broadcast(part, group_src=rank, group=group)
+        dist.broadcast(part, group_src=rank, group=members)
         for start, end in held:
             whole[..., start:end, :] = part[..., : end - start, :]
             part = part[..., end - start :, :]

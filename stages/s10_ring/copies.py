@@ -26,6 +26,7 @@ import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from math import prod
+from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -118,24 +119,25 @@ class ByEngine:
     """Exchanges by the GPUs' copy engines. One for each group: its slots are kept between calls."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        self.group, self.device = group, device
-        self.after = (dist.get_rank(group) + 1) % group.size()
+        # not the group itself, which would never be forgotten then
+        self.rank, self.device = dist.get_rank(group), device
+        self.after = (self.rank + 1) % group.size()
         self.side = torch.cuda.Stream(device)
         self.patience = int(timeout_of(group).total_seconds() * 1000)  # ms
         self.turn = self.capacity = 0
 
-    def reserve(self, needed: int) -> "ByEngine":
+    def reserve(self, group: dist.ProcessGroup, needed: int) -> "ByEngine":
         """Have slots of `needed` bytes, the same number on all ranks, all of which call this.
 
         What was there before is given back: every exchange has been waited for.
         """
         if needed > self.capacity:
-            # its barrier would use it, and machines differ in whether it works
+            # multicast, which the barrier would use, doesn't work on every machine
             os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
             from torch.distributed import _symmetric_memory as symmetric
 
             self.memory = symmetric.empty(SLOTS * needed, dtype=torch.uint8, device=self.device)
-            self.handle = symmetric.rendezvous(self.memory, self.group)
+            self.handle = symmetric.rendezvous(self.memory, group)
             self.capacity = needed
         return self
 
@@ -157,7 +159,7 @@ class ByEngine:
         with torch.cuda.stream(self.side):
             for x, place in zip(outgoing, places, strict=True):
                 place.copy_(x, non_blocking=True)
-        self.incoming = self.slot(dist.get_rank(self.group), outgoing, shapes)
+        self.incoming = self.slot(self.rank, outgoing, shapes)
 
     def wait(self) -> list[Tensor]:
         torch.cuda.current_stream(self.device).wait_stream(self.side)
@@ -172,12 +174,14 @@ engines: "WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, ByEngine]]" = 
 @functools.cache
 def reach(device: torch.device) -> dict[str, str]:
     """What the others must know of this rank's GPU: its host, and its name if it reaches all."""
-    gpu = ""
-    if device.type == "cuda" and torch.version.cuda is not None:
-        others = [x for x in range(torch.cuda.device_count()) if x != device.index]
-        if others and all(torch.cuda.can_device_access_peer(device.index, x) for x in others):
-            gpu = str(torch.cuda.get_device_properties(device).uuid)
-    return {"host": socket.gethostname(), "gpu": gpu}
+    if device.type != "cuda" or torch.version.cuda is None:
+        return {"host": "", "gpu": ""}
+    booted = Path("/proc/sys/kernel/random/boot_id")  # hosts may have the same name
+    host = socket.gethostname() + (booted.read_text() if booted.exists() else "")
+    others = [x for x in range(torch.cuda.device_count()) if x != device.index]
+    reached = [torch.cuda.can_device_access_peer(device.index, x) for x in others]
+    name = str(torch.cuda.get_device_properties(device).uuid)
+    return {"host": host, "gpu": name if reached and all(reached) else ""}
 
 
 def choose(copies: str | None, told: Sequence[dict[str, Any]]) -> str:
@@ -199,5 +203,5 @@ def make_exchange(
         kept = engines.setdefault(group, {})
         if device not in kept:
             kept[device] = ByEngine(group, device)
-        exchange = kept[device].reserve(needed)
+        exchange = kept[device].reserve(group, needed)
     return exchange if overlap else AtOnce(exchange)
