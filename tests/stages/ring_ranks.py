@@ -10,6 +10,7 @@ import weakref
 from datetime import timedelta
 from unittest.mock import patch
 
+import fake_engine
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_process_group_store
@@ -145,6 +146,12 @@ def run(problem, world, options):
     return [x.detach().double().cpu().numpy() for x in whole]
 
 
+def run_by_engine(problems, world, folder, late):
+    """What `run` gives of each problem, in turn, by a copy engine that is made up."""
+    with fake_engine.engine(folder, late):
+        return [run(each, world, {"copies": "engine"}) for each in problems]
+
+
 def attends(problem):
     """Whether attend, which is given no group, computes what the ring of all ranks does."""
     q, k, v, _ = parts_of(problem, s10_ring, None, True)
@@ -153,14 +160,15 @@ def attends(problem):
 
 
 def most_held(problem, world):
-    """pass -> how many received tensors there are at once, the most."""
+    """pass -> how much of what was received there is at once, the most, in parts of keys."""
     plain, alive, most = copies.ByGroup.post, weakref.WeakSet(), {}
     now = ["forward"]
 
     def post(self, *arguments):
         plain(self, *arguments)
         alive.update(self.incoming)
-        most[now[0]] = max(most.get(now[0], 0), len(alive))
+        held = sum(x.numel() for x in alive) / leaves[1].numel()
+        most[now[0]] = max(most.get(now[0], 0), held)
 
     copies.ByGroup.post = post
     try:

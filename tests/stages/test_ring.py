@@ -211,9 +211,23 @@ def test_the_error_does_not_grow_with_the_ranks(ranks, causal):
         check(ranks, asked, world)
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["early", "late"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_copy_engine_gives_the_bits_of_the_group(ranks, world, late, tmp_path):
+    """On memory that is made up; tests/gpu/test_ring_on_gpus.py has the real one."""
+    asked = [
+        problem(24), problem(37, hk=2, dtype="float16"), problem(24, causal=False, direction="fwd"),
+        problem(70, causal=False), problem(24),
+    ]  # fmt: skip
+    found = ranks.one(ring_ranks.run_by_engine, asked, world, str(tmp_path), late, ranks=world)
+    for each, outputs in zip(asked, found, strict=True):
+        same = ranks.one(ring_ranks.run, each, world, {}, ranks=world)
+        assert all((x == y).all() for x, y in zip(outputs, same, strict=True))
+
+
 @pytest.mark.skipif(not has_module("triton"), reason="no triton")
 @CAUSAL
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_kernels_are_given_the_lse_and_the_output_of_all_keys(ranks, dtype, causal):
     """Stage 7's, as on a GPU; their float32 gradients are summed."""
     lengths = {"seqlens_k": (20, 0)} if not causal else {}
@@ -302,7 +316,7 @@ def test_processes_without_a_group_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(("when", "words"), [
-    ("before", r"no answer from rank .*1\b.*: it has ended"),
+    pytest.param("before", r"no answer from rank .*1\b.*: it has ended", marks=pytest.mark.slow),
     ("amid", "rank 2 lost rank 1, which it receives from"),
 ])  # fmt: skip
 def test_a_rank_that_ends_ends_the_others_which_name_it(when, words):
