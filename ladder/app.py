@@ -220,7 +220,7 @@ COMMANDS = (
         ring_command,
         "ladder ring --world 2                  # needs two GPUs",
         "ladder ring --world 3 --device cpu     # checks, and shows no speed",
-        "ladder ring --predict --n 1 --h 128",
+        "ladder ring --predict --h 128",
     ),
     (MEASURE, train_command, "ladder train --stage 3", "ladder train --stage mine.py"),
     (MEASURE, generate_command, "ladder generate --stage 3", "ladder generate --prompt 'def '"),

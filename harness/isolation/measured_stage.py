@@ -279,7 +279,8 @@ def outcome_of(work: Callable[[], object], stage: MeasuredStage) -> object:
         failed = error.with_traceback(None)
     stage.call = stage.timed = stage.take = None
     gc.collect()
-    if stage.problem.device == "cuda":
+    # a rank that failed alone would wait for the others here; all are ended then
+    if stage.problem.device == "cuda" and stage.problem.world == 1:
         try:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()

@@ -68,9 +68,10 @@ class Ranks:
     def receive(self, *kinds: type, seconds: float, late: str) -> Any:
         """Wait for the next message of each rank; returns one with the largest figures of all.
 
-        Out where all ranks refuse the problem. Raises ChildFailed, which names the rank, where one
-        ends, reports an error, or sends nothing within `seconds`. The others have PATIENCE more:
-        those that waited for that rank may give up when the time is over, and aren't blamed.
+        Out where all ranks refuse the problem, or say that they can't run here. Raises ChildFailed,
+        which names the rank, where one ends, reports an error, or sends nothing within `seconds`.
+        The others have PATIENCE more: those that waited for that rank may give up when the time is
+        over, and aren't blamed.
         """
         answers: dict[int, Any] = {}
         failed: list[int] = []  # ranks that reported an error in time, the first one first
@@ -85,14 +86,16 @@ class Ranks:
                     failed.append(rank)
                     until = min(until, time.monotonic() + PATIENCE)
         silent = self.silent(answers)
-        if not silent and not any(isinstance(answer, Out) for answer in answers.values()):
+        outs = {rank: answer for rank, answer in answers.items() if isinstance(answer, Out)}
+        if not silent and not outs:
             return largest([*answers.values()])
-        if len(failed) == len(answers) and all(answer.refused for answer in answers.values()):
+        alike = all(out.refused or out.status == "skipped" for out in outs.values())
+        if len(outs) == len(self.sessions) and alike:
             return answers[0]
         self.end()
         if failed or not silent:
-            first = failed[0] if failed else 0
-            raise ChildFailed(answers[first].status, f"rank {first}: {answers[first].reason}")
+            first = (failed or [*outs])[0]
+            raise ChildFailed(outs[first].status, f"rank {first}: {outs[first].reason}")
         who = f"rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent))}"
         raise ChildFailed("timeout", f"{who}: {late}")
 

@@ -15,7 +15,8 @@ meet all keys, so at hop s = 0, 1, ..., W - 1 it
 
 The backward pass goes round once more, with the o and lse of all keys (local.py). dK and dV travel,
 too, one hop behind the K and V they belong to: each rank adds its share, and after W hops they are
-home. Read the rest of the stage in this order:
+home. Nothing is computed during that last exchange, so the last hop is done in two halves, and the
+first half's sums go home while the second is computed. Read the rest of the stage in this order:
 
     schedule.py      who holds what, and which block of attention each hop is; why zigzag
     copies.py        how tensors get to the next rank: post, compute, wait
@@ -28,11 +29,13 @@ Cost, per rank: 1 / W of the FLOPs. Sent: 2 B Hk Nk d (W - 1) / W elements in ea
 backward pass 2 B Hk Nk d of float32. Memory above q, k, v and o, for parts of S = B Hk Nk d / W and
 R = B H Nq d / W elements of e bytes: received 4 S e at the most, o between hops 4 R, one hop's R e;
 in the backward pass received 4 S (e + 4), dq 4 R, one hop's gradients 4 (R + 2 S). With W = 2 less:
-received 2 S e, and o as the kernel gives it. Nothing grows with W, while S and R shrink.
+received 2 S e, and o as the kernel gives it. Copy engines receive in slots that are kept between
+calls, 6 S e or 6 S (e + 4). Nothing grows with W, while S and R shrink.
 What it bought: a sequence that one GPU can't hold, or 1 / W of the time (Ring Attention with
 Blockwise Transformers, Liu et al. 2023, https://arxiv.org/abs/2310.01889).
 """
 
+import itertools
 import os
 from typing import Any
 
@@ -101,60 +104,93 @@ def forward(
     return o.to(q.dtype), lse
 
 
+Piece = tuple[slice, slice, slice]  # some batch entries, heads of q, heads of k
+ALL = slice(None)
+
+
+def halves(B: int, H: int, Hk: int) -> list[Piece]:
+    """Two halves of the batch, or of a single entry's heads; one piece where it has only one."""
+    if B > 1:
+        return [(each, ALL, ALL) for each in (slice(0, B // 2), slice(B // 2, B))]
+    group, cuts = H // Hk, (0, Hk // 2, Hk)
+    pairs = [(a, b) for a, b in itertools.pairwise(cuts) if a < b]
+    return [(ALL, slice(a * group, b * group), slice(a, b)) for a, b in pairs]
+
+
 def backward(
     plan: Plan, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor,
     seqlens_k: Tensor | None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Return dq, dk, dv of this rank's part; None where not wanted. o and lse are of all keys."""
-    exchange, inputs = plan.exchange(k), (q, k, v)
+    exchange, last, own = plan.exchange(k), plan.world - 1, (k, v)
     k, v = k.contiguous(), v.contiguous()
     wants_q, wants_kv = plan.wanted[0], any(plan.wanted[1:])
 
-    def share(now: Hop) -> tuple[list[Tensor], list[Tensor]]:
+    def share(now: Hop, piece: Piece = (ALL, ALL, ALL)) -> tuple[list[Tensor], list[Tensor]]:
         """What the hop adds: [dq] of its rows, [dk, dv] of its keys; [] where not wanted."""
-        k_seen, v_seen, lengths = k[:, :, now.keys], v[:, :, now.keys], valid(seqlens_k, now.spans)
-        of_rows = (x[:, :, now.rows] for x in (o, lse, do))
+        if now.empty:
+            return [], []
+        b, h, h_k = piece
+        lengths = None if seqlens_k is None else valid(seqlens_k[b], now.spans)
         dq, dk, dv = plan.local.backward(
-            q[:, :, now.rows], k_seen, v_seen, *of_rows, now.causal, lengths,
+            q[b, h, now.rows], k[b, h_k, now.keys], v[b, h_k, now.keys], o[b, h, now.rows],
+            lse[b, h, now.rows], do[b, h, now.rows], now.causal, lengths,
             (wants_q, wants_kv, wants_kv),
         )  # fmt: skip
         return [dq] if wants_q else [], [dk, dv] if wants_kv else []
 
     dq: list[Tensor] = []
     dkv: list[Tensor] = []  # of a hop's keys: the sums of all ranks that have had them so far
-    for step in range(plan.world):
+    for step in range(last):
         # K and V go on to the next hop; dK and dV of the last hop's keys follow them to this one
-        now, ahead = plan.hop(step), [k, v] if step + 1 < plan.world else []
-        shapes = [plan.shape(step + 1, k)] * len(ahead) + [plan.shape(step, k)] * len(dkv)
-        if shapes:
-            exchange.post(ahead + dkv, shapes)
-        dq_share, dkv_share = ([], []) if now.empty else share(now)
-        arrived = exchange.wait() if shapes else []
-        if ahead:
-            k, v = arrived[:2]
+        now, following = plan.hop(step), [plan.shape(step, k)] * len(dkv)
+        exchange.post([k, v, *dkv], [plan.shape(step + 1, k)] * 2 + following)
+        dq_share, dkv_share = share(now)
+        k, v, *arrived = exchange.wait()
         if step == 0:  # all rows, and its own keys: the first of all shares
             dq, dkv = dq_share, dkv_share
         else:
-            dkv = arrived[len(ahead) :]
-            add(dq, now.rows, dq_share)
-            add(dkv, now.keys, dkv_share)
+            dkv = arrived
+            add(dq, (ALL, ALL, now.rows), dq_share)
+            add(dkv, (ALL, ALL, now.keys), dkv_share)
         del dq_share, dkv_share  # before the next hop's are made
-    if dkv:
-        exchange.post(dkv, [plan.shape(plan.world, k)] * 2)
-        dkv = exchange.wait()  # home
+    # The last hop in two pieces: the sums of the first go home while the second is computed
+    now = plan.hop(last)
+    found = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in own[: len(dkv)]]
+    before: list[Tensor] = []  # the sums of the piece before, and where they belong
+    places: list[Tensor] = []
+    pieces = halves(q.shape[0], q.shape[1], k.shape[1])
+    sums = [[x[b, h_k] for x in dkv] for b, _, h_k in pieces]
+    for piece, held in zip(pieces, sums, strict=True):
+        b, h, h_k = piece
+        if held:
+            shapes = [k[b, h_k].shape] * 2 + [x.shape for x in places]
+            exchange.post(held + before, shapes)
+        dq_share, dkv_share = share(now, piece)
+        if held:
+            before, home = (each := exchange.wait())[:2], each[2:]
+            keep(places, home)
+            places = [x[b, h_k] for x in found]
+        add(dq, (b, h, now.rows), dq_share)
+        add(before, (ALL, ALL, now.keys), dkv_share)
+    if before:
+        exchange.post(before, [x.shape for x in places])
+        keep(places, exchange.wait())
     none: list[Any] = [None, None]
-    sums = (dq or none[:1]) + (dkv or none)
-    # copied, since the next call may receive where these lie
-    return tuple(
-        total.to(x.dtype, copy=True) if want and total is not None else None
-        for total, x, want in zip(sums, inputs, plan.wanted, strict=True)
-    )
+    totals = ([x.to(q.dtype) for x in dq] or none[:1]) + (found or none)
+    return tuple(x if want else None for x, want in zip(totals, plan.wanted, strict=True))
 
 
-def add(totals: list[Tensor], place: slice, shares: list[Tensor]) -> None:
-    """Add to some rows or keys of (B, H, N, d) each."""
+def add(totals: list[Tensor], place: Piece, shares: list[Tensor]) -> None:
+    """Add to some batch entries, heads and rows or keys of (B, H, N, d) each."""
     for total, x in zip(totals, shares, strict=False):  # no shares of a hop that sees nothing
-        total[:, :, place] += x
+        total[place] += x
+
+
+def keep(places: list[Tensor], arrived: list[Tensor]) -> None:
+    """Copy what arrived: the next exchanges receive where it lies."""
+    for place, x in zip(places, arrived, strict=True):
+        place.copy_(x)
 
 
 class Ring(torch.autograd.Function):
@@ -283,9 +319,9 @@ def unshard(x: Tensor, *, causal: bool, group: dist.ProcessGroup | None = None) 
     whole = x.new_empty((*x.shape[:-2], sum(lengths), x.shape[-1]))
     for rank, held in enumerate(cut_as_told("x", told, causal)):
         part = x.detach().contiguous()
-        if rank != dist.get_rank(group):
+        if rank != dist.get_rank(members):
             part = x.new_empty((*x.shape[:-2], lengths[rank], x.shape[-1]))
-        dist.broadcast(part, group_src=rank, group=group)
+        dist.broadcast(part, group_src=rank, group=members)
         for start, end in held:
             whole[..., start:end, :] = part[..., : end - start, :]
             part = part[..., end - start :, :]

@@ -3,7 +3,8 @@
 A rank that sends what its neighbour doesn't expect makes both wait for ever, or gives a wrong
 number. So each call begins with one message per rank through the group's store, the small server
 that torch.distributed's processes met at. That passes through CPUs alone, so that no rank waits for
-its GPU: three or four round trips, which a GPU that still has work doesn't notice. Each rank then
+its GPU: three or four round trips, which a GPU that still has work doesn't notice. They can't be
+left out for what was agreed on before: another rank may call for something else now. Each rank then
 decides by the same list of messages, and what one rank finds wrong is raised by all.
 """
 
@@ -60,9 +61,10 @@ class Plan(NamedTuple):
     def exchange(self, k: Tensor) -> ways.Exchange:
         """How K and V travel and, where there will be gradients, dK and dV in float32."""
         most = k[:, :, 0].numel() * max(map(length, self.k_spans))
-        trains = any(self.wanted)
-        widths = [k.element_size()] * 2 + [wide(k.dtype).itemsize] * 2 * trains
-        return ways.make_exchange(self.copies, self.overlap, self.group, k.device, most, widths)
+        needed = 2 * ways.aligned(most * k.element_size())
+        if any(self.wanted):  # in whole, or in two halves
+            needed += 2 * ways.aligned(most * wide(k.dtype).itemsize) + 2 * ways.ALIGNED
+        return ways.make_exchange(self.copies, self.overlap, self.group, k.device, needed)
 
 
 def make_plan(

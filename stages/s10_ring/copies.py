@@ -9,15 +9,15 @@ CPUs. NCCL's copies are kernels: stage 9 leaves them no multiprocessor, so that 
 it ends.
 
 ByEngine has the GPU's copy engines write into the memory of the next rank's GPU, which needs no
-multiprocessor; where all GPUs are in one host and reach each other's memory. Two slots to receive
-in, s = 0, 1, 0, ...; of exchange t
+multiprocessor; where all GPUs are in one host and reach each other's memory. Each rank has three
+slots to receive in. Of exchange t = 0, 1, 2, ...
 
-    post    the side stream waits for all that was computed, then copies into slot t % 2 of the next
+    post    the side stream waits for all that was computed, then copies into slot t % 3 of the next
     wait    this stream waits for the copy; then all ranks meet at a barrier on their GPUs
 
-After the barrier all copies of exchange t have arrived. And a slot is free when it is written
-again: exchange t + 2 is posted after barrier t + 1, which each rank reaches when it has computed
-with, and copied on, what came in exchange t. One barrier per exchange covers both.
+After barrier t all copies of exchange t have arrived. And what came with it may be read, and copied
+on, until barrier t + 2: exchange t + 3, which is posted after that, writes over it. So one barrier
+per exchange covers both.
 """
 
 import functools
@@ -25,6 +25,8 @@ import os
 import socket
 from collections.abc import Sequence
 from datetime import timedelta
+from math import prod
+from pathlib import Path
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -37,6 +39,12 @@ from stages.common.contract import wrong
 
 Shapes = Sequence[tuple[int, ...]]
 ALIGNED = 256  # bytes, of each tensor in a slot
+SLOTS = 3
+
+
+def aligned(size: int) -> int:
+    """The bytes that a tensor of `size` bytes takes in a slot."""
+    return -(-size // ALIGNED) * ALIGNED
 
 
 class Exchange(Protocol):
@@ -46,7 +54,10 @@ class Exchange(Protocol):
         """Start sending to the next rank, and receiving tensors of `shapes` and the same dtypes."""
 
     def wait(self) -> list[Tensor]:
-        """Return what came, as soon as it can be read; what was sent may be written then."""
+        """Return what came, as soon as it can be read: until two more exchanges are over.
+
+        What was sent may be written then.
+        """
 
 
 def timeout_of(group: dist.ProcessGroup) -> timedelta:
@@ -108,40 +119,38 @@ class ByEngine:
     """Exchanges by the GPUs' copy engines. One for each group: its slots are kept between calls."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        self.group, self.device = group, device
-        self.after = (dist.get_rank(group) + 1) % group.size()
+        # not the group itself, which would never be forgotten then
+        self.rank, self.device = dist.get_rank(group), device
+        self.after = (self.rank + 1) % group.size()
         self.side = torch.cuda.Stream(device)
         self.patience = int(timeout_of(group).total_seconds() * 1000)  # ms
-        self.turn = self.capacity = self.most = 0
+        self.turn = self.capacity = 0
 
-    def reserve(self, most: int, widths: Sequence[int]) -> "ByEngine":
-        """Have room for tensors of up to `most` elements, of `widths` bytes each. All ranks call.
+    def reserve(self, group: dist.ProcessGroup, needed: int) -> "ByEngine":
+        """Have slots of `needed` bytes, the same number on all ranks, all of which call this.
 
         What was there before is given back: every exchange has been waited for.
         """
-        self.most = most
-        needed = sum(self.bytes(width) for width in widths)
         if needed > self.capacity:
-            # its barrier would use it, and machines differ in whether it works
+            # multicast, which the barrier would use, doesn't work on every machine
             os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
             from torch.distributed import _symmetric_memory as symmetric
 
-            memory = symmetric.empty(2 * needed, dtype=torch.uint8, device=self.device)
-            self.handle = symmetric.rendezvous(memory, self.group)
-            self.memory, self.capacity = memory, needed
+            self.memory = symmetric.empty(SLOTS * needed, dtype=torch.uint8, device=self.device)
+            self.handle = symmetric.rendezvous(self.memory, group)
+            self.capacity = needed
         return self
 
-    def bytes(self, width: int) -> int:
-        """The place that a tensor has in a slot: by the longest part, the same on all ranks."""
-        return -(-self.most * width // ALIGNED) * ALIGNED
-
     def slot(self, rank: int, like: Sequence[Tensor], shapes: Shapes) -> list[Tensor]:
-        """Tensors of `shapes` in the current slot of `rank`, with the dtypes of `like`."""
-        start, found = self.turn % 2 * self.capacity, []
+        """Tensors of `shapes` in the current slot of `rank`, with the dtypes of `like`.
+
+        Sender and receiver name the same shapes, and so the same places.
+        """
+        start, found = self.turn % SLOTS * self.capacity, []
         for x, shape in zip(like, shapes, strict=True):
             width = x.element_size()
             found.append(self.handle.get_buffer(rank, shape, x.dtype, start // width))
-            start += self.bytes(width)
+            start += aligned(prod(shape) * width)
         return found
 
     def post(self, outgoing: Sequence[Tensor], shapes: Shapes) -> None:
@@ -150,7 +159,7 @@ class ByEngine:
         with torch.cuda.stream(self.side):
             for x, place in zip(outgoing, places, strict=True):
                 place.copy_(x, non_blocking=True)
-        self.incoming = self.slot(dist.get_rank(self.group), outgoing, shapes)
+        self.incoming = self.slot(self.rank, outgoing, shapes)
 
     def wait(self) -> list[Tensor]:
         torch.cuda.current_stream(self.device).wait_stream(self.side)
@@ -165,12 +174,14 @@ engines: "WeakKeyDictionary[dist.ProcessGroup, dict[torch.device, ByEngine]]" = 
 @functools.cache
 def reach(device: torch.device) -> dict[str, str]:
     """What the others must know of this rank's GPU: its host, and its name if it reaches all."""
-    gpu = ""
-    if device.type == "cuda" and torch.version.cuda is not None:
-        others = [x for x in range(torch.cuda.device_count()) if x != device.index]
-        if others and all(torch.cuda.can_device_access_peer(device.index, x) for x in others):
-            gpu = str(torch.cuda.get_device_properties(device).uuid)
-    return {"host": socket.gethostname(), "gpu": gpu}
+    if device.type != "cuda" or torch.version.cuda is None:
+        return {"host": "", "gpu": ""}
+    booted = Path("/proc/sys/kernel/random/boot_id")  # hosts may have the same name
+    host = socket.gethostname() + (booted.read_text() if booted.exists() else "")
+    others = [x for x in range(torch.cuda.device_count()) if x != device.index]
+    reached = [torch.cuda.can_device_access_peer(device.index, x) for x in others]
+    name = str(torch.cuda.get_device_properties(device).uuid)
+    return {"host": host, "gpu": name if reached and all(reached) else ""}
 
 
 def choose(copies: str | None, told: Sequence[dict[str, Any]]) -> str:
@@ -184,14 +195,13 @@ def choose(copies: str | None, told: Sequence[dict[str, Any]]) -> str:
 
 
 def make_exchange(
-    copies: str, overlap: bool, group: dist.ProcessGroup, device: torch.device, most: int,
-    widths: Sequence[int],
-) -> Exchange:  # fmt: skip
-    """An Exchange of tensors of up to `most` elements, of `widths` bytes each. All ranks call."""
+    copies: str, overlap: bool, group: dist.ProcessGroup, device: torch.device, needed: int
+) -> Exchange:
+    """An Exchange of up to `needed` bytes at once, as `aligned` counts them. All ranks call."""
     exchange: Exchange = ByGroup(group)
     if copies == "engine":
         kept = engines.setdefault(group, {})
         if device not in kept:
             kept[device] = ByEngine(group, device)
-        exchange = kept[device].reserve(most, widths)
+        exchange = kept[device].reserve(group, needed)
     return exchange if overlap else AtOnce(exchange)

@@ -97,7 +97,7 @@ def commands(command, *words):
 # options that take any text, or the name of a file or a peer
 FREE = {"--stage", "--out", "--resume", "--expect", "--plot", "--ceilings", "--save", "--load",
         "--prompt", "--text", "--weights", "--roofline", "--show", "--plots", "--to", "--points",
-        "--gradebook", "--column", "--junit", "--gradescope", "--only", "bench --stages",
+        "--gradebook", "--column", "--junit", "--gradescope", "--only", "bench --stages", "ring --stages",
         "lab export --stages"}  # fmt: skip
 
 

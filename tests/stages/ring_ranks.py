@@ -160,14 +160,15 @@ def attends(problem):
 
 
 def most_held(problem, world):
-    """pass -> how many received tensors there are at once, the most."""
+    """pass -> how much of what was received there is at once, the most, in parts of keys."""
     plain, alive, most = copies.ByGroup.post, weakref.WeakSet(), {}
     now = ["forward"]
 
     def post(self, *arguments):
         plain(self, *arguments)
         alive.update(self.incoming)
-        most[now[0]] = max(most.get(now[0], 0), len(alive))
+        held = sum(x.numel() for x in alive) / leaves[1].numel()
+        most[now[0]] = max(most.get(now[0], 0), held)
 
     copies.ByGroup.post = post
     try:

@@ -227,7 +227,7 @@ def test_the_copy_engine_gives_the_bits_of_the_group(ranks, world, late, tmp_pat
 
 @pytest.mark.skipif(not has_module("triton"), reason="no triton")
 @CAUSAL
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_kernels_are_given_the_lse_and_the_output_of_all_keys(ranks, dtype, causal):
     """Stage 7's, as on a GPU; their float32 gradients are summed."""
     lengths = {"seqlens_k": (20, 0)} if not causal else {}
@@ -316,7 +316,7 @@ def test_processes_without_a_group_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(("when", "words"), [
-    ("before", r"no answer from rank .*1\b.*: it has ended"),
+    pytest.param("before", r"no answer from rank .*1\b.*: it has ended", marks=pytest.mark.slow),
     ("amid", "rank 2 lost rank 1, which it receives from"),
 ])  # fmt: skip
 def test_a_rank_that_ends_ends_the_others_which_name_it(when, words):

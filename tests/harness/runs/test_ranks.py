@@ -8,9 +8,10 @@ from made_up import make_cell, problem
 from stage_files import Table
 
 from harness.isolation import ranks
+from harness.isolation.child import ChildFailed
 from harness.isolation.fork_server import server_pid
 from harness.isolation.judge import Judge
-from harness.isolation.messages import Checked
+from harness.isolation.messages import Checked, Out
 from harness.isolation.processes import descendants
 from harness.isolation.roster import describe_files
 from harness.measures.samples import Sampled
@@ -20,7 +21,7 @@ from harness.runs.comparison import compare, make_record, note_one_gpu
 from harness.runs.plan import Cell, Comparison, Limits
 
 STAGES = Table(Path(__file__).parents[1] / "ranks.toml")
-BUDGET = 3.0  # seconds of a call: only the stage that hangs takes them
+BUDGET = 4.0  # seconds of a call: only the stage that hangs takes them
 
 
 def outcomes(folder, names, given):
@@ -37,7 +38,7 @@ def failed(tmp_path_factory):
     """The outcomes of all of ranks.toml but `counts` on three ranks, in one comparison."""
     names = [name for name in STAGES.entries if name != "counts"]
     given = problem(h=2, nq=48, nk=48, d=8, causal=True, world=3)
-    patience, ranks.PATIENCE = ranks.PATIENCE, 1.0
+    patience, ranks.PATIENCE = ranks.PATIENCE, 3.0
     yield outcomes(tmp_path_factory.mktemp("ranks"), names, given)
     ranks.PATIENCE = patience
 
@@ -48,7 +49,7 @@ ENDS = {
     "one_number": ("wrong", "max error"),
     "dies": ("crashed", "^rank 2: its process ended .exit code 3."),
     "dies_in_turns": ("crashed", "^rank [12]: its process ended .exit code 3."),
-    "hangs": ("timeout", "^rank 1: took more than its budget of 3 s"),
+    "hangs": ("timeout", "^rank 1: took more than its budget of 4 s"),
     "no_memory": ("out-of-memory", "^rank 1: MemoryError: no room"),
     "refuses": ("skipped", "^ValueError: N: got another one"),
     "stale": ("wrong", "after v changed is not the new v's"),
@@ -77,6 +78,49 @@ def test_the_bytes_are_those_that_stage_10_sends(tmp_path, direction):
     first = outcome.printed.split("call")[1]  # the first rank's; the link is measured after it
     sent = [int(size) for size in re.findall(r"sent (\d+)\.", first)]
     assert sum(sent[: sent.index(ranks.LINK_BYTES["cpu"])]) == sent_bytes(given, "ring")
+
+
+class Saying:
+    """A session whose child says one thing, or nothing; `ended` is whether it was ended."""
+
+    def __init__(self, message):
+        self.message, self.ended = message, False
+
+    def next_message(self, *_):
+        return self.message
+
+    def end(self):
+        self.ended = True
+
+
+CHECKED = Checked(1.0, 2.0, None, None, None, None, interpreted=False)
+REFUSED = Out("crashed", "no", refused=True)
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds", "reason"),
+    [([CHECKED, Out("crashed", "so", refused=False)], 9.0, "rank 1: so"),
+     # its time was over: it had waited for another, which was only late
+     ([CHECKED, Out("crashed", "so", refused=False)], 0.0, "rank 1: so"),
+     ([Out("crashed", "gave up", refused=False), None], 0.0, "rank 1: late"),
+     ([None, None], 0.0, "ranks 0, 1: late"),
+     ([REFUSED, CHECKED], 9.0, "rank 0: no")],
+)  # fmt: skip
+def test_who_is_named_where_ranks_answer_differently(monkeypatch, said, seconds, reason):
+    monkeypatch.setattr(ranks, "PATIENCE", 0.1)
+    together = ranks.Ranks(print, [], 0, 0.0)
+    together.sessions = [Saying(message) for message in said]
+    with pytest.raises(ChildFailed, match=f"^{reason}$"):
+        together.receive(Checked, Out, seconds=seconds, late="late")
+    assert all(session.ended for session in together.sessions)
+
+
+def test_what_all_ranks_refuse_ends_none():
+    for message in (REFUSED, Out("skipped", "no", refused=False)):
+        together = ranks.Ranks(print, [], 0, 0.0)
+        together.sessions = [Saying(message), Saying(message)]
+        assert together.receive(Out, seconds=9.0, late="late") == message
+        assert not together.sessions[0].ended
 
 
 def test_the_slowest_rank_and_the_largest_peak_count():
