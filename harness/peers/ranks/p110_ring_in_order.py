@@ -2,11 +2,10 @@
 
 from functools import partial
 
-from stages.s10_ring import ring
-
 from harness.peers.ranks.parts import declare
 from harness.peers.ranks.parts import shard_in_order as shard
 from harness.peers.ranks.parts import unshard_in_order as unshard
+from stages.s10_ring import ring
 
 __all__ = ["STAGE", "attend", "shard", "unshard"]
 

@@ -2,9 +2,8 @@
 
 from functools import partial
 
-from stages.s10_ring import ring, shard, unshard
-
 from harness.peers.ranks.parts import declare
+from stages.s10_ring import ring, shard, unshard
 
 __all__ = ["STAGE", "attend", "shard", "unshard"]
 

@@ -1,10 +1,10 @@
 """Peer of several ranks: all of K and V gathered first, then the attention of one GPU."""
 
 import torch
-from stages.s10_ring import alone
 from torch import distributed
 
 from harness.peers.ranks.parts import Gather, declare, shard, unshard
+from stages.s10_ring import alone
 
 __all__ = ["STAGE", "attend", "shard", "unshard"]
 

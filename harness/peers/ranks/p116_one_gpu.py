@@ -1,10 +1,10 @@
 """Peer of several ranks: the first one has the whole sequence, with stage 10's kernels."""
 
 import torch
-from stages.s10_ring import alone
 from torch import distributed
 
 from harness.peers.ranks.parts import declare
+from stages.s10_ring import alone
 
 STAGE = declare(116, "one_gpu", "one GPU, whole sequence")
 
