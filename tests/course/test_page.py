@@ -230,6 +230,11 @@ def test_the_keyboard_reaches_and_moves_every_control(page):
     slider = page.labelled("Step", "#player")
     slider.send_keys(Keys.ARROW_RIGHT)
     assert slider.get_attribute("value") == "2"
+    step = page.all("#player .transport button")[3]
+    for _ in range(4):  # the last two do nothing, and the focus stays
+        step.send_keys(Keys.ENTER)
+    assert slider.get_attribute("value") == "4"
+    assert page.js("return document.activeElement === arguments[0]", step)
     play = page.find("#player .main")
     play.send_keys(Keys.ENTER)
     assert play.text == "Pause"

@@ -81,7 +81,7 @@ export class Keys {
       make("thead", {},
         make("tr", {}, make("td"), ...tiles),
         row(make("th", { scope: "row" }, "key"), (i) =>
-          make("th", { scope: "col" }, i < n ? i : make("span", { class: "explained" }, "none")))),
+          make("th", { scope: "col" }, i < n ? i : make("span", { class: "explained" }, "no key")))),
       make("tbody", {},
         row(header("Score s", "dashed: m_i, the largest so far"), (i) => this.score(i)),
         row(header("", "type another"), input("s", "score")),

@@ -105,8 +105,8 @@ export function mount(element) {
     tile.set(example.tile);
     sharp.set(example.sharp);
     broken.input.value = example.mistake;
-    add.disabled = example.s.length >= MOST_KEYS;
-    remove.disabled = example.s.length <= 1;
+    disable(example.s.length >= MOST_KEYS, add);
+    disable(example.s.length <= 1, remove);
     diagnosis.replaceChildren(...diagnose());
     display();
   }
@@ -123,8 +123,8 @@ export function mount(element) {
     const now = steps[step - 1];
     const truth = now && exact(s.slice(0, now.stop), v.slice(0, now.stop));
     place.set(step);
-    buttons.first.disabled = buttons.back.disabled = step === 0;
-    buttons.next.disabled = buttons.last.disabled = step === steps.length;
+    disable(step === 0, buttons.first, buttons.back);
+    disable(step === steps.length, buttons.next, buttons.last);
     said.textContent = narration(example, now, steps.length);
     keys.display(now, truth);
     state.replaceChildren(...carried(example, steps, s));
@@ -181,6 +181,12 @@ export function mount(element) {
   follow(fromHash);
 }
 
-function button(text, onclick) {
+function button(text, act) {
+  const onclick = ({ currentTarget }) => currentTarget.ariaDisabled === "true" || act();
   return make("button", { type: "button", onclick }, text);
+}
+
+/** Disable buttons, or enable them; they keep the focus, which one that is `disabled` would lose. */
+function disable(whether, ...buttons) {
+  for (const each of buttons) each.setAttribute("aria-disabled", whether);
 }
