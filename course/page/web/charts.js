@@ -19,7 +19,7 @@ function tick(what, value) {
     time: [[1e3, "s"], [1, "ms"], [1e-3, "us"]],
     memory: [[1024, "GB"], [1, "MB"], [1 / 1024, "KB"]],
   }[what];
-  if (!steps) return what === "error" ? value.toExponential(0) : `${+value.toPrecision(6)}`;
+  if (!steps) return what === "error" && value < 1e-2 ? value.toExponential(0) : `${+value.toPrecision(6)}`;
   const [scale, unit] = steps.find(([size]) => value >= size * 0.999) ?? steps.at(-1);
   return `${+(value / scale).toPrecision(3)} ${unit}`;
 }
@@ -79,14 +79,17 @@ function drawChart(figure, rows, { what, chart, hidden }, redraw) {
     (kept, n) => (kept.length && n < LEAST * kept.at(-1) ? kept : [...kept, n]), []);
   const height = wide ? 440 : 380;
   const margin = { marginLeft: 62, marginRight: wide ? 190 : 44, marginTop: 34, marginBottom: 48 };
-  const range = d3.extent(points, ({ y }) => y);
-  const levels = ticksOf([range[0] / 1.5, range[1] * 1.5], what === "memory" ? 16 : 10);
+  const [low, high] = d3.extent(points, ({ y }) => y);
+  // rates are compared by their lengths, from 0; the others span decades
+  const scale = what === "rate" ? { type: "linear", domain: [0, high * 1.08] }
+    : { type: "log", domain: [low / 1.5, high * 1.5] };
+  const levels = what === "rate" ? d3.ticks(0, high, 6) : ticksOf(scale.domain, what === "memory" ? 16 : 10);
   const label = what === "rate" ? `${AXES.rate} ${chart.unit}` : AXES[what];
   const name = `${label} against N, ${chart.title}`;
   const svg = draw(name, {
     width, height, ...margin,
     x: { type: "log", base: 2, label: null, domain: d3.extent(points, ({ x }) => x) },
-    y: { type: "log", label: null, domain: [range[0] / 1.5, range[1] * 1.5] },
+    y: { ...scale, label: null },
     marks: [
       Plot.gridY(levels, GRID),
       Plot.axisX(ticks, { tickFormat: String, label: "N (keys)", labelAnchor: "center", labelArrow: "none", tickSize: 4 }),
