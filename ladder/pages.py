@@ -48,7 +48,7 @@ def diff_command(
 
 
 def readme_command(check: options.CheckPages = False) -> int:
-    """Make README's and the docs' tables, and the page, again from results/."""
+    """Make README's and the docs' tables again from results/."""
     checkout.need("ladder readme")
     made = {}
     for page in pages.PAGES:

@@ -153,6 +153,23 @@ def test_a_hostile_record_is_shown_as_it_is(page):
     assert page.driver.title != "run" and not page.all("img")
 
 
+@pytest.mark.parametrize("interpreted", [False, True])
+def test_records_without_a_time_to_compare_are_shown_all_the_same(page, tmp_path, interpreted):
+    changes = {"mode": "interpreted", "samples": 1, "time_iqr_ms": None}
+    if not interpreted:
+        changes = {"status": "crashed", "reason": "a cause", "time_ms": None}
+    cells = [make_cell(5, "triton_online", **changes)]
+    path = write_run(tmp_path / "run.jsonl", make_env(cells), cells)
+    report_command([path], tmp_path / "report.html")
+    other = Page(page.driver, tmp_path / "report.html").open()
+    assert other.errors() == []
+    assert len(other.all("#charts .point")) == interpreted  # its memory, and no time
+    assert "time" not in [each.text for each in other.all("#charts option")]
+    assert other.text("#comparison .count") == "1 problem, 1 record"
+    assert not other.find("#comparison").text.count("compare with")
+    page.open()
+
+
 def chart(page, what, file="results/h200/table-4.2.jsonl", title=""):
     page.put(page.labelled("show", "#charts"), what)
     options = page.all("#chart-problem optgroup")

@@ -19,7 +19,7 @@ function tick(what, value) {
     time: [[1e3, "s"], [1, "ms"], [1e-3, "us"]],
     memory: [[1024, "GB"], [1, "MB"], [1 / 1024, "KB"]],
   }[what];
-  if (!steps) return what === "error" ? value.toExponential(0) : `${+value.toPrecision(6)}`;
+  if (!steps) return what === "error" && value < 1e-2 ? value.toExponential(0) : `${+value.toPrecision(6)}`;
   const [scale, unit] = steps.find(([size]) => value >= size * 0.999) ?? steps.at(-1);
   return `${+(value / scale).toPrecision(3)} ${unit}`;
 }
@@ -27,14 +27,19 @@ function tick(what, value) {
 export function mount(element, data) {
   const { charts, rows } = load(data);
   const ours = new Set(data.stages.filter(({ number }) => number < 100).map(({ name }) => name));
-  const state = { what: "time", chart: richest(charts, rows, ours), hidden: new Set() };
+  const shows = Object.entries(SHOWS).filter(([what]) => charts.some(({ points }) => points[what]));
+  if (!shows.length) {
+    element.append(make("p", { class: "note" }, "No record here has a point: none is right, or wrong by design."));
+    return;
+  }
+  const state = { what: shows[0][0], chart: richest(charts, rows, ours), hidden: new Set() };
   const problem = make("select", { id: "chart-problem", onchange: () => redraw({ chart: charts[problem.value] }) });
-  const what = choice("show", SHOWS, state.what, (value) => redraw({ what: value }));
+  const what = choice("show", Object.fromEntries(shows), state.what, (value) => redraw({ what: value }));
   const figure = make("figure", { class: "chart" });
 
   const redraw = (changes = {}) => {
     Object.assign(state, changes);
-    if (!state.chart.points[state.what]) state.chart = charts.find(({ points }) => points[state.what]) ?? state.chart;
+    if (!state.chart.points[state.what]) state.chart = charts.find(({ points }) => points[state.what]);
     fill(problem, charts, state);
     drawChart(figure, rows, state, redraw);
   };
@@ -70,7 +75,7 @@ function fill(select, charts, state) {
 }
 
 function drawChart(figure, rows, { what, chart, hidden }, redraw) {
-  const points = (chart.points[what] ?? []).map(([place, y]) => ({ x: rows[place].problem.nk, y, row: rows[place] }));
+  const points = chart.points[what].map(([place, y]) => ({ x: rows[place].problem.nk, y, row: rows[place] }));
   const all = seriesOf(points);
   const series = all.filter(({ key }) => !hidden.has(key));
   const width = Math.max(280, figure.clientWidth);
@@ -79,24 +84,29 @@ function drawChart(figure, rows, { what, chart, hidden }, redraw) {
     (kept, n) => (kept.length && n < LEAST * kept.at(-1) ? kept : [...kept, n]), []);
   const height = wide ? 440 : 380;
   const margin = { marginLeft: 62, marginRight: wide ? 190 : 44, marginTop: 34, marginBottom: 48 };
-  const range = d3.extent(points, ({ y }) => y);
-  const levels = ticksOf([range[0] / 1.5, range[1] * 1.5], what === "memory" ? 16 : 10);
+  const [first, last] = d3.extent(points, ({ x }) => x);
+  const [low, high] = d3.extent(points, ({ y }) => y);
+  // rates are compared by their lengths, from 0; the others span decades
+  const scale = what === "rate" ? { type: "linear", domain: [0, high * 1.08] }
+    : { type: "log", domain: [low / 1.5, high * 1.5] };
+  const levels = what === "rate" ? d3.ticks(0, high, 6) : ticksOf(scale.domain, what !== "memory" ? 10 : high / low > 1e4 ? 16 : 4);
   const label = what === "rate" ? `${AXES.rate} ${chart.unit}` : AXES[what];
   const name = `${label} against N, ${chart.title}`;
   const svg = draw(name, {
     width, height, ...margin,
-    x: { type: "log", base: 2, label: null, domain: d3.extent(points, ({ x }) => x) },
-    y: { type: "log", label: null, domain: [range[0] / 1.5, range[1] * 1.5] },
+    x: { type: "log", base: 2, label: null, domain: first < last ? [first, last] : [first / 2, 2 * last] },
+    y: { ...scale, label: null },
     marks: [
       Plot.gridY(levels, GRID),
       Plot.axisX(ticks, { tickFormat: String, label: "N (keys)", labelAnchor: "center", labelArrow: "none", tickSize: 4 }),
-      Plot.axisY(levels, { tickFormat: (y) => tick(what, y), label, labelArrow: "up", tickSize: 0 }),
+      Plot.axisY(levels, { text: (y) => tick(what, y), label, labelArrow: "up", tickSize: 0 }),
       ...marksOf(series),
     ],
   });
   const [x, y] = [svg.scale("x"), svg.scale("y")];
   addLabels(svg, series.map(({ row, points: own }) => ({
-    x: x.apply(own.at(-1).x), y: y.apply(own.at(-1).y), words: wide ? row.label : String(row.who.number),
+    x: x.apply(own.at(-1).x), y: y.apply(own.at(-1).y),
+    words: wide && own.at(-1).x === last ? row.label : String(row.who.number), // a name would cover lines
   })), height - margin.marginBottom);
   const value = ({ row }) => row[TEXTS[what]];
   const ns = d3.sort(new Set(points.map((point) => point.x)));

@@ -127,7 +127,7 @@ function drawAll(parts, problems, state, draw) {
   const found = matching(problems, state.filters);
   const rows = found.reduce((sum, problem) => sum + problem.rows.length, 0);
   parts.count.textContent = found.length
-    ? `${found.length} ${found.length === 1 ? "problem" : "problems"}, ${rows} records`
+    ? `${counted(found.length, "problem")}, ${counted(rows, "record")}`
     : "No record passes all of these filters.";
   parts.head.replaceChildren(...COLUMNS.map((column) => header(column, state, draw)));
   for (const body of [...parts.table.tBodies]) body.remove();
@@ -136,9 +136,10 @@ function drawAll(parts, problems, state, draw) {
   parts.table.append(...most.slice(0, state.shown).map((problem) => block(problem, state)));
   const left = found.length - state.shown;
   parts.more.hidden = left <= 0;
-  parts.more.textContent = `Show more: ${left} ${left === 1 ? "problem is" : "problems are"} left`;
+  parts.more.textContent = `Show more: ${counted(left, "problem")} left`;
 }
 
+const counted = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
 const fair = (problem) => problem.rows.filter((row) => row.fair);
 
 function header([key, words], state, draw) {

@@ -75,9 +75,9 @@ export function draw(name, options) {
 export function ticksOf([low, high], base = 10) {
   const powers = d3.range(Math.floor(Math.log(low) / Math.log(base)), Math.log(high) / Math.log(base) + 1, 1);
   const inside = (steps) => powers.flatMap((power) => steps.map((step) => step * base ** power))
-    .filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
+    .filter((tick) => tick >= low && tick <= high);
   const few = inside([1]);
-  return few.length > 2 ? few : inside(base === 10 ? [1, 2, 5] : [1, base / 4]);
+  return few.length > 2 ? few : inside(base === 10 ? [1, 2, 5] : [1, base / 2]);
 }
 
 /** Texts beside lines' ends; those too close are moved apart. `texts`: [{x, y, words, colour}]. */

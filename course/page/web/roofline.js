@@ -68,8 +68,8 @@ function drawRoof(figure, rows, roof, hidden, redraw) {
     y: { type: "log", domain: range, label: null },
     marks: [
       Plot.gridY(ticksOf(range), GRID), Plot.gridX(ticksOf(domain), GRID),
-      Plot.axisX(ticksOf(domain), { tickFormat: String, label: "FLOP per byte of memory, counted", labelAnchor: "center", labelArrow: "none", tickSize: 4 }),
-      Plot.axisY(ticksOf(range), { tickFormat: String, label: `achieved ${roof.unit}`, labelArrow: "up", tickSize: 0 }),
+      Plot.axisX(ticksOf(domain), { text: String, label: "FLOP per byte of memory, counted", labelAnchor: "center", labelArrow: "none", tickSize: 4 }),
+      Plot.axisY(ticksOf(range), { text: String, label: `achieved ${roof.unit}`, labelArrow: "up", tickSize: 0 }),
       ...roofs, ...marksOf(series, shift),
     ],
   });
