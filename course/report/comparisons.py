@@ -201,8 +201,7 @@ def flashinfer() -> str:
 
 def ring() -> str:
     """The tables of several GPUs, where they were measured."""
-    file = text.ROOT / "results" / "h200-x2" / "ring.jsonl"
-    return text.as_shown(file) if file.exists() else NOT_MEASURED
+    return text.as_shown(text.RING) if text.RING.exists() else NOT_MEASURED
 
 
 def decode_problems(envs: Sequence[Record]) -> int:
