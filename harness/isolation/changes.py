@@ -112,16 +112,17 @@ class Kept:
     """`call`, called by all ranks of a world with the same inputs; `kept` is what it returned last.
 
     An element that changes in one rank alone, as `Watched` has it, would need the judge to know
-    which row of the whole sequence that is.
+    which row of the whole sequence that is. Of rows of launches, too, the last outputs are kept:
+    there the ranks' copies could overtake each other.
     """
 
     def __init__(self, call: Callable[[], Any]) -> None:
-        self.call, self.change = call, None
+        self.inner, self.call, self.change = call, self, None
         self.kept: Sequence[Any] = ()
         self.returned: Sequence[Any] = ()
 
     def __call__(self) -> Any:
-        self.kept = self.call()
+        self.kept = self.inner()
         return self.kept
 
     def overwritten(self) -> bool:

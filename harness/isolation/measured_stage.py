@@ -183,8 +183,7 @@ class MeasuredStage:
         clock = launch_ms = None
         if self.device == "cuda":
             clock = sm_clock_mhz(self.call, asked.clock_calls)
-            # of several ranks, what comes of calls in a row is kept: copies may overtake each other
-            call = self.timed if self.problem.world > 1 else self.timed.call
+            call = self.timed.call
             launch_ms = min(time_launches(call, asked.launches) for _ in range(LAUNCH_ROWS))
         skip_ratio = None if self.order.alone else self.skip_ratio()
         self.call_again()

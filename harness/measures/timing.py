@@ -65,7 +65,7 @@ def sampler(call: Call, device: str, align: Call = int) -> Callable[[Plan], Samp
     return (cuda_sampler if device == "cuda" else cpu_sampler)(call, align)
 
 
-def cpu_sampler(call: Call, align: Call) -> Callable[[Plan], Sampled]:
+def cpu_sampler(call: Call, align: Call = int) -> Callable[[Plan], Sampled]:
     """Make a function that takes one sample of `call` on a CPU.
 
     Calls of which only one is a sample take long: torch's Timer would call each twice before it.
@@ -96,7 +96,7 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def cuda_sampler(call: Call, align: Call) -> Callable[[Plan], Sampled]:
+def cuda_sampler(call: Call, align: Call = int) -> Callable[[Plan], Sampled]:
     """Make a function that takes one sample of `call` between two events, the L2 cache flushed.
 
     The GPU is kept busy while Python launches `call`, so that the sample is the device's own time,

@@ -19,11 +19,13 @@ home. Nothing is computed during that last exchange, so the last hop is done in 
 first half's sums go home while the second is computed. Read the rest of the stage in this order:
 
     schedule.py      who holds what, and which block of attention each hop is; why zigzag
-    copies.py        how tensors get to the next rank: post, compute, wait
     merge.py         how results over different keys become one; merge_kernel.py is its kernel
+    this file        the loops: `forward` first; then `backward`
     local.py         attention on one rank: stage 9, 7 or 3, as functions of plain tensors
+    copies.py        how tensors get to the next rank: post, compute, wait
     agreement.py     what ranks tell each other before they send, so that none waits in vain
-    this file        then come back for the loops of both passes
+
+The first three are the idea, the others what it takes to be fast, and never to hang or be wrong.
 
 Cost, per rank: 1 / W of the FLOPs. Sent: 2 B Hk Nk d (W - 1) / W elements in each pass, and in the
 backward pass 2 B Hk Nk d of float32. Memory above q, k, v and o, for parts of S = B Hk Nk d / W and
@@ -35,8 +37,8 @@ What it bought: a sequence that one GPU can't hold, or 1 / W of the time (Ring A
 Blockwise Transformers, Liu et al. 2023, https://arxiv.org/abs/2310.01889).
 """
 
-import itertools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,6 +52,7 @@ from stages.common.inputs import autocast, dtype_name
 from stages.contract import FirstDerivative, Stage, check_inputs
 
 from .agreement import Plan, agree, cut_as_told, make_plan
+from .copies import Exchange
 from .local import best, wide
 from .merge import merge
 from .schedule import Hop, Span, spans
@@ -64,7 +67,7 @@ STAGE = Stage(
     # alone it is another stage: no row of the tour; `ladder ring` measures it
     worth_up_to={"cpu": 0, "cuda": 0},
     files=(
-        "schedule.py", "copies.py", "merge.py", "merge_kernel.py", "local.py", "agreement.py",
+        "schedule.py", "merge.py", "merge_kernel.py", "local.py", "copies.py", "agreement.py",
     ),
 )  # fmt: skip
 
@@ -105,16 +108,8 @@ def forward(
 
 
 Piece = tuple[slice, slice, slice]  # some batch entries, heads of q, heads of k
+Shares = tuple[list[Tensor], list[Tensor]]  # [dq] of a hop's rows and [dk, dv] of its keys, or []
 ALL = slice(None)
-
-
-def halves(B: int, H: int, Hk: int) -> list[Piece]:
-    """Two halves of the batch, or of a single entry's heads; one piece where it has only one."""
-    if B > 1:
-        return [(each, ALL, ALL) for each in (slice(0, B // 2), slice(B // 2, B))]
-    group, cuts = H // Hk, (0, Hk // 2, Hk)
-    pairs = [(a, b) for a, b in itertools.pairwise(cuts) if a < b]
-    return [(ALL, slice(a * group, b * group), slice(a, b)) for a, b in pairs]
 
 
 def backward(
@@ -122,12 +117,12 @@ def backward(
     seqlens_k: Tensor | None,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """Return dq, dk, dv of this rank's part; None where not wanted. o and lse are of all keys."""
-    exchange, last, own = plan.exchange(k), plan.world - 1, (k, v)
+    exchange, own = plan.exchange(k), (k, v)
     k, v = k.contiguous(), v.contiguous()
     wants_q, wants_kv = plan.wanted[0], any(plan.wanted[1:])
 
-    def share(now: Hop, piece: Piece = (ALL, ALL, ALL)) -> tuple[list[Tensor], list[Tensor]]:
-        """What the hop adds: [dq] of its rows, [dk, dv] of its keys; [] where not wanted."""
+    def share(now: Hop, piece: Piece = (ALL, ALL, ALL)) -> Shares:
+        """What the hop adds to the gradients, in float32."""
         if now.empty:
             return [], []
         b, h, h_k = piece
@@ -139,46 +134,64 @@ def backward(
         )  # fmt: skip
         return [dq] if wants_q else [], [dk, dv] if wants_kv else []
 
-    dq: list[Tensor] = []
-    dkv: list[Tensor] = []  # of a hop's keys: the sums of all ranks that have had them so far
-    for step in range(last):
-        # K and V go on to the next hop; dK and dV of the last hop's keys follow them to this one
-        now, following = plan.hop(step), [plan.shape(step, k)] * len(dkv)
-        exchange.post([k, v, *dkv], [plan.shape(step + 1, k)] * 2 + following)
-        dq_share, dkv_share = share(now)
-        k, v, *arrived = exchange.wait()
+    for step in range(plan.world - 1):
+        now = plan.hop(step)
         if step == 0:  # all rows, and its own keys: the first of all shares
-            dq, dkv = dq_share, dkv_share
-        else:
-            dkv = arrived
+            exchange.post([k, v], [plan.shape(1, k)] * 2)
+            dq, dkv = share(now)  # dkv: the sums of all ranks that have had these keys so far
+            k, v = exchange.wait()
+        else:  # K and V go on to the next hop; dK and dV of the last hop's keys follow to this one
+            following = [plan.shape(step, k)] * len(dkv)
+            exchange.post([k, v, *dkv], [plan.shape(step + 1, k)] * 2 + following)
+            dq_share, dkv_share = share(now)
+            k, v, *dkv = exchange.wait()
             add(dq, (ALL, ALL, now.rows), dq_share)
             add(dkv, (ALL, ALL, now.keys), dkv_share)
-        del dq_share, dkv_share  # before the next hop's are made
-    # The last hop in two pieces: the sums of the first go home while the second is computed
-    now = plan.hop(last)
-    found = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in own[: len(dkv)]]
-    before: list[Tensor] = []  # the sums of the piece before, and where they belong
-    places: list[Tensor] = []
-    pieces = halves(q.shape[0], q.shape[1], k.shape[1])
-    sums = [[x[b, h_k] for x in dkv] for b, _, h_k in pieces]
-    for piece, held in zip(pieces, sums, strict=True):
-        b, h, h_k = piece
-        if held:
-            shapes = [k[b, h_k].shape] * 2 + [x.shape for x in places]
-            exchange.post(held + before, shapes)
-        dq_share, dkv_share = share(now, piece)
-        if held:
-            before, home = (each := exchange.wait())[:2], each[2:]
-            keep(places, home)
-            places = [x[b, h_k] for x in found]
-        add(dq, (b, h, now.rows), dq_share)
-        add(before, (ALL, ALL, now.keys), dkv_share)
-    if before:
-        exchange.post(before, [x.shape for x in places])
-        keep(places, exchange.wait())
+            del dq_share, dkv_share  # before the next hop's are made
+    home = last_hop(plan, exchange, share, halves(q, k), dq, dkv, k, own)
     none: list[Any] = [None, None]
-    totals = ([x.to(q.dtype) for x in dq] or none[:1]) + (found or none)
+    totals = ([x.to(q.dtype) for x in dq] or none[:1]) + (home or none)
     return tuple(x if want else None for x, want in zip(totals, plan.wanted, strict=True))
+
+
+def halves(q: Tensor, k: Tensor) -> list[Piece]:
+    """Two halves of the batch, or of a single entry's heads; or all, if that is one head."""
+    (B, H), Hk = q.shape[:2], k.shape[1]
+    if B > 1:
+        return [(each, ALL, ALL) for each in (slice(0, B // 2), slice(B // 2, B))]
+    group, middle = H // Hk, Hk // 2
+    cuts = [(0, middle), (middle, Hk)] if middle else [(0, Hk)]
+    return [(ALL, slice(a * group, b * group), slice(a, b)) for a, b in cuts]
+
+
+def last_hop(
+    plan: Plan, exchange: Exchange, share: Callable[[Hop, Piece], Shares], pieces: list[Piece],
+    dq: list[Tensor], dkv: list[Tensor], k: Tensor, own: tuple[Tensor, Tensor],
+) -> list[Tensor]:  # fmt: skip
+    """Compute the last hop, with the keys `k`, and bring home dk and dv of the keys in `own`.
+
+    What one piece adds up to goes home while the next is computed.
+    """
+    now = plan.hop(plan.world - 1)
+    home = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in own[: len(dkv)]]
+    sums: list[Tensor] = []  # of the piece before, on their way home
+    places: list[Tensor] = []  # there
+    for b, h, h_k in pieces:
+        if dkv:
+            shapes = [k[b, h_k].shape] * 2 + [x.shape for x in places]
+            exchange.post([x[b, h_k] for x in dkv] + sums, shapes)
+        dq_share, dkv_share = share(now, (b, h, h_k))
+        if dkv:
+            arrived = exchange.wait()
+            sums = arrived[:2]
+            keep(places, arrived[2:])
+            places = [x[b, h_k] for x in home]
+        add(dq, (b, h, now.rows), dq_share)
+        add(sums, (ALL, ALL, now.keys), dkv_share)
+    if dkv:
+        exchange.post(sums, [x.shape for x in places])
+        keep(places, exchange.wait())
+    return home
 
 
 def add(totals: list[Tensor], place: Piece, shares: list[Tensor]) -> None:

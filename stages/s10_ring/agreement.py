@@ -4,7 +4,8 @@ A rank that sends what its neighbour doesn't expect makes both wait for ever, or
 number. So each call begins with one message per rank through the group's store, the small server
 that torch.distributed's processes met at. That passes through CPUs alone, so that no rank waits for
 its GPU: three or four round trips, which a GPU that still has work doesn't notice. They can't be
-left out for what was agreed on before: another rank may call for something else now. Each rank then
+left out for what was agreed on before: another rank may call for something else now. The store
+answers W ranks with W messages each, which is little for the GPUs of a few hosts. Each rank then
 decides by the same list of messages, and what one rank finds wrong is raised by all.
 """
 

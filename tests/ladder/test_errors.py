@@ -97,8 +97,8 @@ def commands(command, *words):
 # options that take any text, or the name of a file or a peer
 FREE = {"--stage", "--out", "--resume", "--expect", "--plot", "--ceilings", "--save", "--load",
         "--prompt", "--text", "--weights", "--roofline", "--show", "--plots", "--to", "--points",
-        "--gradebook", "--column", "--junit", "--gradescope", "--only", "bench --stages", "ring --stages",
-        "lab export --stages"}  # fmt: skip
+        "--gradebook", "--column", "--junit", "--gradescope", "--only", "bench --stages",
+        "ring --stages", "lab export --stages"}  # fmt: skip
 
 
 def test_every_option_refuses_a_value_that_it_can_not_read(capsys):
