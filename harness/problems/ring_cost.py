@@ -10,7 +10,7 @@ those of its q, with elements of e bytes; dK and dV travel in float32, D = 2 b h
                n^2 / 2 in zigzag, n^2 on the last rank in order
     ring       at each hop max(compute + merge, send), or their sum without overlap; forward it
                sends KV at all hops but the last; backward too, and D at all but the first, and D
-               home at the end, which nothing hides
+               home: a half while the second half of the last hop is computed, a half at the end
     gather     send (W - 1) KV, compute all; backward compute all, send (W - 1) KV
     Ulysses    send (W - 1) / W (2 Q + KV) in four exchanges, before and after computing all
 
@@ -103,20 +103,28 @@ def ring_pass(
     size, last = ITEMSIZE[problem.dtype], problem.world - 1
     gradients = kv / size * GRADIENT_SIZE if factor > 1 else 0.0
     each = 4 * problem.b * problem.h * problem.d * factor / machine.rate
-    merge = 3 * q / size * GRADIENT_SIZE / machine.hbm + machine.launch
-    for hop, seen in enumerate(pairs(problem, zigzag)):
-        sent = kv * (hop < last) + gradients * (hop > 0)
+    merge = 3 * q / size * GRADIENT_SIZE / machine.hbm
+    hops = [
+        (1.0, seen, kv * (hop < last) + gradients * (hop > 0))
+        for hop, seen in enumerate(pairs(problem, zigzag))
+    ]
+    home = gradients
+    if gradients and problem.b * problem.hk > 1:  # half of D goes home during the last hop
+        _, seen, sent = hops.pop()
+        hops += [(0.5, seen, sent / 2), (0.5, seen, sent / 2 + home / 2)]
+        home /= 2
+    for hop, (part, seen, sent) in enumerate(hops):
         arrived = now + (machine.latency + sent / machine.link if sent else 0.0)
         if sent:
             yield Span("send", now, arrived, sent)
-        computed = (now if overlap else arrived) + each * seen + machine.launch
-        yield Span("compute", computed - each * seen - machine.launch, computed)
+        computed = (now if overlap else arrived) + each * seen * part + machine.launch
+        yield Span("compute", computed - each * seen * part - machine.launch, computed)
         if hop:
-            yield Span("merge", computed, computed + merge)
-            computed += merge
+            yield Span("merge", computed, computed + merge * part + machine.launch)
+            computed += merge * part + machine.launch
         now = max(arrived, computed)
-    if gradients:
-        yield Span("send", now, now + machine.latency + gradients / machine.link, gradients)
+    if home:
+        yield Span("send", now, now + machine.latency + home / machine.link, home)
 
 
 def other_pass(
