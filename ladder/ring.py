@@ -15,6 +15,7 @@ from harness.views import rings
 from harness.views.table import make_page
 from ladder import bench, measuring, options, problems, resuming
 from ladder.arguments import choose, stages_and_device, wants_gradients
+from ladder.options import UserError
 
 # defaults: device -> problems that take such a machine minutes, or show that all is right
 USUAL: dict[str, dict[str, Any]] = {
@@ -62,6 +63,8 @@ def ring_command(
     own, memory = stage or [], plan.default_memory()
     everyone, device = stages_and_device(device, own, budget, memory, wants_gradients(given))
     able = [each for each in everyone if "world" in each.options] + read_rank_peers()
+    if not able:
+        raise UserError("ring: no stage here is for several ranks, as stage 10 is")
     chosen = choose(able, stages.split(","), "--stages", own, named=True) if stages else able
     wanted = make_problems(given, device)
     cells = [plan.Cell(each, problem, paired=True) for problem in wanted for each in chosen]

@@ -134,7 +134,12 @@ def new_run(given: Record, own: Sequence[Path], out: Path | None, expect: Path |
     else:
         # peers take part in suites and the tour, elsewhere only if named
         peers = describes_none(given)
-        chosen = [s for s in stages if peers or s.number < PEERS_FROM or s.path in own]
+        chosen = [
+            s for s in stages
+            if s.path in own
+            # a stage of several ranks is another stage here, where it is alone
+            or ((peers or s.number < PEERS_FROM) and "world" not in s.options)
+        ]  # fmt: skip
     cells = make_cells(given, chosen, device, own)
     if not cells:
         raise UserError("run: none of the stages takes part: leave --stages away")

@@ -45,7 +45,7 @@ INLINE = re.compile(r"( \(`|`)((?:\.venv/bin/)?ladder [^`]*)(`\)?)")
 # in a call: the stages to run or compare, and the stage of a lab
 NAMED = re.compile(r"(--stages?) (\d[\w,]*)|(?<=ladder )diff (\d) (\d)")
 LAB = re.compile(r"(?<=lab start )\d|(?<=lab hint )\d|(?<=mine_)\d(?=\.py)")
-NEEDS_ALL = re.compile(r"ladder (lab export|readme|figures|report)\b")  # a copy can't do these
+NEEDS_ALL = re.compile(r"ladder (lab export|readme|figures|report|ring)\b")  # a copy can't
 
 
 def belongs(name: str, last: int) -> bool:
@@ -67,6 +67,8 @@ def belongs(name: str, last: int) -> bool:
         return name.removeprefix("tests/").removesuffix(".py") in TESTS
     if name.startswith("csrc/"):
         return last >= 2
+    if name.startswith("harness/peers/ranks/"):  # they import stage 10
+        return last >= 10
     if name.startswith("course/emulator/"):  # of what stage 9 is written for
         return last >= 8
     if name == TEMPLATE.relative_to(ROOT).as_posix():

@@ -5,14 +5,16 @@ those of its q, with elements of e bytes; dK and dV travel in float32, D = 2 b h
 
     time       compute  4 b h d x pairs of a query and a key / rate + launch; backward 2.5 times
                send     latency + bytes / link
-               merge    3 x 4 b h n d / hbm: o in float32, read twice and written once
+               merge    M / hbm + launch: o read and written, that of the hop read. With two ranks
+                        M = 3 Q, with more o is in float32 between hops; backward dq, dk and dv are
+                        added up in float32
     pairs      without a mask n^2 at each of the W hops; causal n (n + 1) / 2 at the first, then
                n^2 / 2 in zigzag, n^2 on the last rank in order
     ring       at each hop max(compute + merge, send), or their sum without overlap; forward it
                sends KV at all hops but the last; backward too, and D at all but the first, and D
-               home at the end, which nothing hides
+               home: a half while the second half of the last hop is computed, a half at the end
     gather     send (W - 1) KV, compute all; backward compute all, send (W - 1) KV
-    Ulysses    send (W - 1) / W (2 Q + KV) in four exchanges, before and after computing all
+    Ulysses    send (W - 1) / W (2 Q + KV), some of it before and some after computing all
 
 A ring hides what it sends where n^2 4 b h d / rate >= latency + KV / link: from some n on, which
 doesn't depend on W. Ulysses sends less than a ring, by W, and hides nothing.
@@ -103,20 +105,30 @@ def ring_pass(
     size, last = ITEMSIZE[problem.dtype], problem.world - 1
     gradients = kv / size * GRADIENT_SIZE if factor > 1 else 0.0
     each = 4 * problem.b * problem.h * problem.d * factor / machine.rate
-    merge = 3 * q / size * GRADIENT_SIZE / machine.hbm + machine.launch
-    for hop, seen in enumerate(pairs(problem, zigzag)):
-        sent = kv * (hop < last) + gradients * (hop > 0)
+    wide = q / size * GRADIENT_SIZE
+    moved = 3 * (wide + gradients) if gradients else 2 * (wide if problem.world > 2 else q) + q
+    merge = moved / machine.hbm
+    hops = [
+        (1.0, seen, kv * (hop < last) + gradients * (hop > 0))
+        for hop, seen in enumerate(pairs(problem, zigzag))
+    ]
+    home = gradients
+    if gradients and problem.b * problem.hk > 1:  # half of D goes home during the last hop
+        _, seen, sent = hops.pop()
+        hops += [(0.5, seen, sent / 2), (0.5, seen, sent / 2 + home / 2)]
+        home /= 2
+    for hop, (part, seen, sent) in enumerate(hops):
         arrived = now + (machine.latency + sent / machine.link if sent else 0.0)
         if sent:
             yield Span("send", now, arrived, sent)
-        computed = (now if overlap else arrived) + each * seen + machine.launch
-        yield Span("compute", computed - each * seen - machine.launch, computed)
+        computed = (now if overlap else arrived) + each * seen * part + machine.launch
+        yield Span("compute", computed - each * seen * part - machine.launch, computed)
         if hop:
-            yield Span("merge", computed, computed + merge)
-            computed += merge
+            yield Span("merge", computed, computed + merge * part + machine.launch)
+            computed += merge * part + machine.launch
         now = max(arrived, computed)
-    if gradients:
-        yield Span("send", now, now + machine.latency + gradients / machine.link, gradients)
+    if home:
+        yield Span("send", now, now + machine.latency + home / machine.link, home)
 
 
 def other_pass(

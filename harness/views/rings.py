@@ -69,8 +69,9 @@ def table(env: Record, cells: Sequence[Record]) -> Table:
             f"{100 * share:.0f}%" if share else "-", ratios.show_peak(cell),
             ratios.show_error(cell["err_f64_max"]), cell["status"],
         ]))  # fmt: skip
-    memory = show_bytes(ring_cost.peak_bytes(Problem.from_json(cells[0])))
-    notes = [f"peak of the ring by the formula: {memory}"]
+    given = Problem.from_json(cells[0])
+    peaks = (show_bytes(ring_cost.peak_bytes(given, how)) for how in ("group", "engine"))
+    notes = [f"peak of a ring by the formula: {' by process group, '.join(peaks)} by copy engine"]
     if machine is not None:
         notes.append(f"link: {significant(machine.link / 1e9)} GB/s one way")
     return Table(COLUMNS, rows, groups.title(cells), [*notes, *groups.reasons(cells)])

@@ -46,13 +46,18 @@ def merge_kernel(
     tl.store(o_ptrs, o.to(o_ptr.dtype.element_ty), mask=mask)
 
 
+def launch_configs(d: int, *_: object) -> dict[str, dict[str, int]]:
+    """kernel -> its configuration, the same for each dtype, precision and card."""
+    BLOCK_D = padded_dim(d)
+    return {"merge_kernel": {"BLOCK_M": ELEMENTS // BLOCK_D, "BLOCK_D": BLOCK_D, "num_warps": 4}}
+
+
 def launch(o: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     """Merge as merge.merge does; all lse in float32."""
     B, H, N, d = o.shape
-    BLOCK_D = padded_dim(d)
-    BLOCK_M = max(1, ELEMENTS // BLOCK_D)
+    config = launch_configs(d)["merge_kernel"]
     with launching(o):
-        merge_kernel[(-(-N // BLOCK_M), H, B)](
+        merge_kernel[(-(-N // config["BLOCK_M"]), H, B)](
             o, lse, part, part_lse, *o.stride(), *lse.stride(), *part.stride(), *part_lse.stride(),
-            N, d, BLOCK_M=BLOCK_M, BLOCK_D=BLOCK_D, num_warps=4,
+            N, d, **config,
         )  # fmt: skip

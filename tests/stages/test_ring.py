@@ -171,6 +171,15 @@ def test_what_has_no_weight_may_be_anything(merging):
     assert (part == 1).all() and (none == 0).all()
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not has_module("triton"), reason="no triton")
+def test_the_kernel_is_compiled_without_spills(compiler):
+    kinds = itertools.product((16, 64, 128, 256), ("float32", "bfloat16"), (80, 90, 120))
+    jobs = [("s10_ring.merge_kernel", "merge_kernel", *kind, "masked") for kind in kinds]
+    for job, report in zip(jobs, compiler.answers(*jobs), strict=True):
+        assert report["STACK"] + report["LOCAL"] == 0 < report["REG"] <= 255, job
+
+
 # ---- right, on two to four ranks
 
 CASES = [

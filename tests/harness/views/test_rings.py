@@ -31,8 +31,8 @@ def test_a_row_has_what_was_measured_beside_what_the_model_says():
     made = cells()
     [table] = rings.tables(make_env(made), made)
     ring, *_, one, torch = ([str(text) for text in row] for row in table.rows)
-    # half of 6 ms, a merge of 128 MB in three passes at 3.35 TB/s, and three starts of kernels
-    assert ring[2:4] == ["3 ms", "2.00"] and ring[4] == "3.14 ms"
+    # half of 6 ms, a merge of 64 MB in three passes at 3.35 TB/s, and three starts of kernels
+    assert ring[2:4] == ["3 ms", "2.00"] and ring[4] == "3.08 ms"
     # 128 MB in 3 ms are 45 GB/s, of 250
     assert ring[5:7] == ["128 MB", "18%"]
     assert one[3:7] == ["1.00", "6 ms", "0 B", "-"] and torch[4:7] == ["-", "-", "-"]
