@@ -84,12 +84,19 @@ def files_of(stage: int | Path) -> list[Path]:
 
 def declared(path: Path) -> dict[str, ast.expr]:
     """The arguments of `STAGE = Stage(...)` in the file `path`, as expressions; {} without it."""
-    for node in ast.parse(path.read_bytes()).body:
-        if ast.unparse(node).startswith("STAGE = Stage(") and isinstance(node, ast.Assign):
-            call = node.value
-            if isinstance(call, ast.Call) and not call.args:
-                return {each.arg: each.value for each in call.keywords if each.arg}
+    for node in parsed(path.read_bytes()).body:
+        match node:
+            case ast.Assign(
+                [ast.Name("STAGE")], ast.Call(ast.Name("Stage"), args=[], keywords=keywords)
+            ):
+                return {each.arg: each.value for each in keywords if each.arg}
     return {}
+
+
+@functools.cache
+def parsed(text: bytes) -> ast.Module:
+    """The syntax tree of a file in Python, for all who ask: to be read only."""
+    return ast.parse(text)
 
 
 def read_declared(path: Path) -> dict[str, Any]:
@@ -125,9 +132,7 @@ def behind(stage: int | Path) -> list[Path]:
 
 def imported(path: Path) -> Iterator[Path]:
     """The files of stages and peers that the Python file `path` imports, anywhere in it."""
-    for node in ast.walk(ast.parse(path.read_bytes() if path.suffix == ".py" else "")):
-        if not isinstance(node, (ast.Import, ast.ImportFrom)):
-            continue
+    for node in imports(path.read_bytes() if path.suffix == ".py" else b""):
         names, folder = [name.name for name in node.names], ROOT
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{name}" for name in names)]
@@ -137,6 +142,12 @@ def imported(path: Path) -> Iterator[Path]:
             if own or name.startswith(("stages.s", "harness.peers.", *COMMON)):
                 place = folder / name.replace(".", "/")
                 yield from (x for x in (place.with_suffix(".py"), place / FIRST) if x.is_file())
+
+
+@functools.cache
+def imports(text: bytes) -> list[ast.Import | ast.ImportFrom]:
+    """The imports of a file in Python, anywhere in it."""
+    return [x for x in ast.walk(parsed(text)) if isinstance(x, (ast.Import, ast.ImportFrom))]
 
 
 def code_of(stage: int | Path) -> str:
