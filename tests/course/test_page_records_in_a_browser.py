@@ -140,6 +140,9 @@ def test_a_records_run_is_a_key_press_away(page):
     page.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
     assert dialog.get_attribute("open") is None
     assert page.js("return document.activeElement === arguments[0]", button)
+    page.js("arguments[0].click()", page.all(".records tbody td.peak")[0])
+    assert dialog.get_attribute("open") and dialog.text == said
+    page.button("Close", "dialog")
 
 
 def test_a_hostile_record_is_shown_as_it_is(page):

@@ -16,8 +16,9 @@ const FILTERS = {
   file: ["file", (problem) => problem.run.file],
 };
 const DIRECTIONS = { fwd: "forward", bwd: "backward", train: "forward and backward" };
-const ALL = "";
+const ALL = ""; // the others begin with "=": keys that are numbers would come before it
 const SECTION = "comparison";
+// what a reader sees first, if there are more than MUCH problems
 const START = { direction: "fwd", kind: "float16", mask: "none", n: "16384" };
 const MUCH = 24;
 const PAGE = 6; // problems that are shown at a time
@@ -86,7 +87,7 @@ export function mount(element, data) {
     make("thead", {}, parts.head),
   );
   element.append(
-    make("p", {}, "Each block is one problem, measured in one run; a click on a stage opens its record. ",
+    make("p", {}, "Each block is one problem, measured in one run; a click on a figure opens its record. ",
       "Only right results are compared. ", make("b", {}, "~"), " marks a ratio of times that were not taken in turns; ",
       "brackets hold the quartiles of ratios that were. ", make("b", {}, "†"), ": the code was edited since."),
     make("form", { class: "controls", "aria-label": "Filters of the table", onsubmit: (e) => e.preventDefault() },
@@ -177,14 +178,14 @@ function block(problem, state) {
 }
 
 function tableRow(row, best, state) {
-  const open = () => openRecord(row);
-  const who = make("button", { type: "button", onclick: open, style: `--colour:${row.who.colour}` },
+  // a click on it is one on its row, whose every figure opens the record
+  const who = make("button", { type: "button", style: `--colour:${row.who.colour}` },
     make("span", { class: "swatch", "aria-hidden": "true" }), make("b", {}, String(row.who.number)),
     " ", row.who.title);
   if (row.who.edited) who.append(make("abbr", { title: "its code was edited since" }, "†"));
   const bar = row.fair ? `--part:${(100 * row.flops) / row.time_ms / best}%;--colour:${row.who.colour}` : false;
   const cell = (key, ...words) => make("td", { class: key }, ...words);
-  return make("tr", { class: row.fair ? "fair" : "unfair" },
+  return make("tr", { class: row.fair ? "fair" : "unfair", onclick: () => openRecord(row) },
     make("th", { scope: "row", class: "stage" }, who),
     cell("time", row.time),
     make("td", { class: "rate", style: bar }, row.rate),
